@@ -1,0 +1,260 @@
+"""The command `gpfl`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+from rich.console import Console
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+
+import gpfl
+from gpfl import api, files, flags
+from gpfl import config as configs
+from gpfl.config import Given
+from gpfl.data import DATA
+from gpfl.engine import ENGINES
+from gpfl.errors import GpflError, did_you_mean
+from gpfl.methods import METHODS
+from gpfl.nets import NETS
+from gpfl.partition import SPLITS
+from gpfl.progress import Reporter
+from gpfl.report import figures, tables
+from gpfl.runs import RunFolder
+from gpfl.study.quickstart import quickstart as run_quickstart
+from gpfl.study.trials import Trials, resume_trials, run_trials
+
+app = typer.Typer(
+    name="gpfl",
+    help="Personalised federated learning: each client ends with a model of its own.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+console = Console()
+
+
+def version(wanted: bool) -> None:
+    """Prints the version and ends."""
+    if wanted:
+        console.print(f"gpfl {gpfl.__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def main_options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", callback=version, is_eager=True)] = False,
+) -> None:
+    """Personalised federated learning: each client ends with a model of its own."""
+
+
+@app.command()
+def quickstart(
+    out: Annotated[str, typer.Option(help="Folder for the results.", metavar="DIR")] = "",
+) -> None:
+    """Run GPFL, FedAvg and training alone on the digits, three seeds each, and draw the curves (under two minutes)."""
+    folder = free_folder(out, Path("runs") / "quickstart")
+    say("1,797 handwritten digits on 20 clients; each holds 4 of the 10 classes, in unequal numbers.")
+    with Reporter(console) as reporter:
+        rows = run_quickstart(folder, reporter.watch)
+    title = "Digits, 20 clients with 4 classes each: mean ± std over 3 seeds"
+    show(tables.rich_table(rows, title))
+    picture = folder / "curves.png"
+    figures.draw_curves(rows, picture, "Digits, 20 clients with 4 classes each, 3 seeds")
+    tables_path = folder / "table.md"
+    files.write_text(tables_path, tables.markdown(rows))
+    say(f"Curves: {picture}. Table: {tables_path}. Each client's model: {rows[0].folders[0] / 'models'}")
+    say("fedavg gives every client the same model; gpfl gives each its own. local sends nothing: what a method adds to it,")
+    say("exchange is worth on these data.")
+    say("Next: gpfl run --method gpfl --split dirichlet --beta 0.1")
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run or of trials.", metavar="DIR")],
+) -> None:
+    """Go on with a run that was cut off; its numbers are those of one that was not."""
+    if (folder / "trials.json").exists():
+        with Reporter(console) as reporter:
+            tell_trials(resume_trials(folder, reporter.watch), folder)
+        return
+    finished = RunFolder.open(folder).finished
+    with Reporter(console) as reporter:
+        result = api.resume(folder, watch=reporter.watch(str(folder)))
+    if finished:
+        say(f"The run in {folder} had finished.")
+    tell_run(result, folder)
+
+
+LISTS = ("methods", "data", "splits", "nets", "engines")
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(help=f"One of {', '.join(LISTS)}; all without it.", metavar="[WHAT]")] = "",
+) -> None:
+    """List the methods, data sets, splits, nets and engines there are."""
+    entries = {
+        "methods": {name: first_sentence(kind) for name, kind in METHODS.items()},
+        "data": {name: source.doc for name, source in DATA.items()},
+        "splits": {name: first_sentence(kind) for name, kind in SPLITS.items()},
+        "nets": {name: first_sentence(kind) for name, kind in NETS.items()},
+        "engines": {name: first_sentence(kind) for name, kind in ENGINES.items()},
+    }
+    if what and what not in entries:
+        raise GpflError(f"unknown list '{what}'; {did_you_mean(what, entries)}")
+    for kind in [what] if what else LISTS:
+        say(kind)
+        for name, words in entries[kind].items():
+            say(f"  {name:<14}{words}")
+
+
+def run(
+    config: str | None,
+    set_: tuple[str, ...],
+    federation: str | None,
+    seeds: str | None,
+    out: str | None,
+    **values: object,
+) -> None:
+    """Train one method on one federation, and keep the run in a folder."""
+    given = configs.read(Path(config)) if config else {}
+    given = flags.merge(given, flags.given_by_flags(values), flags.given_by_set(set_))
+    if federation is not None:
+        given["split"] = {"name": "manifest", "file": federation}
+    if seeds is not None:
+        run_seeds(given, seeds, out)
+        return
+    resolved = configs.resolve(given)
+    folder = Path(out) if out else free_folder("", Path("runs") / f"{resolved.data}-{resolved.method.name}")
+    with Reporter(console) as reporter:
+        result = api.begin(resolved, resolved.federation(), out=folder, watch=reporter.watch(resolved.method.name))
+    tell_run(result, folder)
+
+
+def run_seeds(given: Given, seeds: str, out: str | None) -> None:
+    """Runs trials."""
+    try:
+        numbers = [int(seed) for seed in seeds.split(",")]
+    except ValueError:
+        raise GpflError(f"--seeds is '{seeds}'; it must be whole numbers with commas between, such as 0,1,2") from None
+    if len(set(numbers)) != len(numbers) or min(numbers) < 0:
+        raise GpflError(f"--seeds is '{seeds}'; the seeds must differ and not be negative")
+    resolved = configs.resolve(given)
+    folder = Path(out) if out else free_folder("", Path("runs") / f"{resolved.data}-{resolved.method.name}-trials")
+    with Reporter(console) as reporter:
+        trials = run_trials(given, numbers, folder, reporter.watch)
+    tell_trials(trials, folder)
+
+
+def run_command() -> click.Command:
+    """Gives the command `run`, whose flags are the options of everything a run is made of."""
+    own: list[click.Parameter] = [
+        TyperArgument(param_decls=["config"], required=False, metavar="[CONFIG.toml]", help="A config; flags win over it."),
+        TyperOption(param_decls=["--out", "out"], metavar="DIR", help="Folder for the run; it must be new or empty."),
+        TyperOption(param_decls=["--seeds", "seeds"], metavar="N,N,…", help="Run one trial for each seed; report mean ± std."),
+        TyperOption(
+            param_decls=["--set", "set_"], multiple=True, metavar="SECTION.KEY=VALUE", help="Set any option of the config."
+        ),
+        TyperOption(
+            param_decls=["--federation", "federation"],
+            metavar="FILE",
+            help="Use the division of a saved manifest instead of a split.",
+            rich_help_panel="Federation",
+        ),
+    ]
+    names = [
+        name_flag("method", METHODS, "Method"),
+        name_flag("data", DATA, "Federation"),
+        name_flag("split", SPLITS, "Federation"),
+        name_flag("net", NETS, "Net"),
+    ]
+    return TyperCommand(
+        "run", callback=run, params=[*own, *names, *flags.config_flags()], help=run.__doc__, rich_markup_mode="rich"
+    )
+
+
+def name_flag(section: str, known: Iterable[str], panel: str) -> TyperOption:
+    """Gives the flag that names a method, data set, split or net."""
+    names = "|".join(known)
+    return TyperOption(
+        param_decls=[f"--{section}", f"{section}__name"], metavar=names, help=f"Name of the {section}.", rich_help_panel=panel
+    )
+
+
+# Words for the terminal.
+
+
+def say(text: str) -> None:
+    """Prints a line as it is."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def show(table: object) -> None:
+    """Prints a table; where output is not a terminal it may be as wide as it needs."""
+    if console.is_terminal:
+        console.print(table)
+    else:
+        Console(width=160).print(table)
+
+
+def tell_run(result: gpfl.Result, folder: Path) -> None:
+    """Prints the outcome of a run."""
+    s = result.summary
+    say(
+        f"{s['method']}: best accuracy {s['best_accuracy']:.2%} at round {s['best_round']}, last {s['last_accuracy']:.2%}, "
+        f"std over clients {s['std']:.2%}, {s['seconds']:.1f} s ({s['engine']} on {s['device']})."
+    )
+    if "validation_best_accuracy" in s:
+        say(f"At the best round on validation rows ({s['validation_best_round']}): {s['validation_best_accuracy']:.2%}.")
+    say(f"Run: {folder}. Each client's model (round {s['selected_round']}): {folder / 'models'}")
+
+
+def tell_trials(trials: Trials, folder: Path) -> None:
+    """Prints the outcome of trials."""
+    show(tables.rich_table([trials], f"{len(trials.summaries)} trials"))
+    say(f"Trials: {folder}")
+
+
+def first_sentence(kind: type) -> str:
+    """Gives the first line of a docstring."""
+    return (kind.__doc__ or "").strip().split("\n")[0]
+
+
+def free_folder(wanted: str, usual: Path) -> Path:
+    """Gives the folder that was asked for, or the usual one with the first number that is free."""
+    if wanted:
+        return Path(wanted)
+    number, folder = 1, usual
+    while folder.exists():
+        number += 1
+        folder = usual.with_name(f"{usual.name}-{number}")
+    return folder
+
+
+def command() -> click.Group:
+    """Gives the whole command."""
+    group = typer.main.get_command(app)
+    if not isinstance(group, TyperGroup):
+        raise TypeError("the app has several commands")
+    group.add_command(run_command())
+    return group
+
+
+def main() -> None:
+    """Runs the command; a user's mistake ends it with one line and exit code 2."""
+    try:
+        sys.exit(command().main(standalone_mode=False) or 0)
+    except click.ClickException as problem:
+        problem.show()
+        sys.exit(problem.exit_code)
+    except GpflError as problem:
+        Console(stderr=True).print(f"gpfl: {problem}", highlight=False, markup=False, soft_wrap=True)
+        sys.exit(2)
+    except (click.Abort, KeyboardInterrupt):
+        Console(stderr=True).print("gpfl: stopped; go on with gpfl resume DIR", highlight=False, markup=False)
+        sys.exit(130)

@@ -1,0 +1,224 @@
+"""Configurations: what a run is made of, gathered from defaults, protocol, file and flags, checked, and written down whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpfl import options, toml
+from gpfl.data import DATA
+from gpfl.errors import GpflError, did_you_mean
+from gpfl.federation import MANIFEST, Federation, divide, load_data
+from gpfl.method import Method
+from gpfl.methods import METHODS
+from gpfl.net import Architecture
+from gpfl.nets import NETS
+from gpfl.options import BY_NET, option
+from gpfl.partition import SPLITS, Split
+
+Given = dict[str, dict[str, object]]
+"""Values by section and key, as a TOML file holds them."""
+
+CUSTOM = "custom"
+"""The name of a net that was given in Python and cannot be built from a config."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a run is executed."""
+
+    seed: int = option(0, "seed of weights, cohorts and batches", least=0)
+    protocol: str = option(
+        "corrected",
+        "preset of options where paper and authors' code differ; options set by hand win over it",
+        choices=("corrected", "paper", "reference"),
+    )
+    engine: str = option("auto", "how rounds are executed", choices=("auto", "loop", "vmap"))
+    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    eval_every: int = option(1, "rounds between evaluations", least=1)
+    checkpoint_every: int = option(10, "rounds between checkpoints", least=1)
+    select: str = option(
+        "auto",
+        "round whose models are kept: the last, or the best on validation or test rows; auto: validation, if there is any",
+        choices=("auto", "last", "validation", "test"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """Local training, common to all methods."""
+
+    rounds: int = option(100, "rounds of training", symbol="T", least=1)
+    lr: float = option(BY_NET, "learning rate of plain SGD", symbol="η", typical="0.005 to 0.1", above=0.0)
+    batch_size: int = option(10, "rows in a batch", symbol="B", least=1)
+    epochs: int = option(1, "local epochs a round", symbol="E", least=1)
+    join: float | tuple[float, float] = option(
+        1.0, "share of clients that join a round, or a range it is drawn from", symbol="ρ", above=0.0, most=1.0
+    )
+    shuffle: bool = option(True, "new order of rows each round")
+    drop_last: bool = option(True, "leave out a last partial batch, unless it is a client's only one")
+    class_counts: str = option(
+        "all",
+        "rows counted for a client's label counts: all, or those in whole batches (authors' code)",
+        choices=("all", "used"),
+    )
+    batch_norm: str = option("local", "BatchNorm running statistics: kept local, or averaged", choices=("local", "average"))
+    patience: int = option(0, "stop after this many rounds without a better accuracy; 0 = never", least=0)
+
+
+PROTOCOLS: Mapping[str, Mapping[str, object]] = {
+    "corrected": {},
+    "paper": {},
+    "reference": {"shuffle": False, "drop_last": True, "class_counts": "used"},
+}
+"""What a protocol sets for every method; a method's own `protocols` add to it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A run, complete. `split` is None where a federation or its manifest was given, `net` where a module was."""
+
+    run: RunOptions
+    data: str
+    split: Split | None
+    manifest: str
+    net: Architecture | None
+    train: TrainOptions
+    method: Method
+
+    def to_toml(self) -> str:
+        """Gives the text of config.toml; running it again is running this."""
+        split = (
+            {"name": "manifest", "file": MANIFEST}
+            if self.split is None
+            else {"name": self.split.name, **options.values_of(self.split)}
+        )
+        net = {"name": CUSTOM} if self.net is None else {"name": name_of(self.net), **options.values_of(self.net)}
+        sections: dict[str, object] = {
+            "run": options.values_of(self.run),
+            "data": {"name": self.data},
+            "split": split,
+            "net": net,
+            "train": options.values_of(self.train),
+            "method": {"name": self.method.name, **options.values_of(self.method)},
+        }
+        return toml.dump(sections)
+
+    def federation(self) -> Federation:
+        """Gives the federation that the config describes."""
+        table = load_data(self.data)
+        if self.split is None:
+            return Federation.load(Path(self.manifest), table)
+        return divide(table, self.split)
+
+
+def name_of(net: Architecture) -> str:
+    """Gives the name of an architecture, or its class's where it is not a named one."""
+    return next((name for name, kind in NETS.items() if type(net) is kind), type(net).__name__)
+
+
+def read(path: Path) -> Given:
+    """Gives the sections of a config file; a manifest that it names lies relative to it."""
+    given: Given = {}
+    for section, values in toml.read(path).items():
+        if not isinstance(values, dict):
+            raise GpflError(f"{path}: '{section}' stands outside a section; the sections are {', '.join(SECTIONS)}")
+        given[section] = dict(values)
+    manifest = given.get("split", {}).get("file")
+    if isinstance(manifest, str):
+        given["split"]["file"] = str(path.parent / manifest)
+    return given
+
+
+SECTIONS = ("run", "data", "split", "net", "train", "method")
+
+
+def resolve(given: Given, *, federation: Federation | None = None, custom_net: bool = False) -> Config:
+    """Gives the config: what was given, then the protocol's presets, then the data's defaults, then our own."""
+    for section in given:
+        if section not in SECTIONS:
+            raise GpflError(f"unknown section '{section}'; {did_you_mean(section, SECTIONS)}")
+    run = options.build(RunOptions, given.get("run", {}), "run")
+    data = federation.table.name if federation else name_in(given, "data", "digits")
+    if federation is None and data not in DATA:
+        hint = "it was given in Python: give it again there" if data == "arrays" else did_you_mean(data, DATA)
+        raise GpflError(f"unknown data '{data}'; {hint}")
+    usual = DATA[data].defaults if data in DATA else {}
+    method = chosen_method(given, run.protocol)
+    net = None if custom_net else chosen_net(given, usual, federation)
+    train = options.build(
+        TrainOptions, {**usual.get("train", {}), **PROTOCOLS[run.protocol], **given.get("train", {})}, "train"
+    )
+    if isinstance(train.join, tuple) and train.join[0] > train.join[1]:
+        raise GpflError(f"train.join is {list(train.join)}; the lower share must come first")
+    split = None if federation else chosen_split(given, usual)
+    manifest = str(given.get("split", {}).get("file", "")) if split is None else ""
+    return Config(run=run, data=data, split=split, manifest=manifest, net=net, train=train, method=method)
+
+
+def name_in(given: Given, section: str, default: str) -> str:
+    """Gives the `name` of a section."""
+    name = given.get(section, {}).get("name", default)
+    extra = [key for key in given.get(section, {}) if key != "name"] if section == "data" else []
+    if extra:
+        raise GpflError(f"unknown key '{section}.{extra[0]}'; {did_you_mean(extra[0], ('name',))}")
+    if not isinstance(name, str):
+        raise GpflError(f"{section}.name is {name!r}; it must be text")
+    return name
+
+
+def without_name(values: Mapping[str, object]) -> dict[str, object]:
+    """Gives a section's options without its name."""
+    return {key: value for key, value in values.items() if key != "name"}
+
+
+def chosen_method(given: Given, protocol: str) -> Method:
+    """Gives the method of the section [method]."""
+    name = name_in(given, "method", "gpfl")
+    if name not in METHODS:
+        raise GpflError(f"unknown method '{name}'; {did_you_mean(name, METHODS)}")
+    preset = METHODS[name].protocols.get(protocol, {})
+    method = options.build(METHODS[name], {**preset, **without_name(given.get("method", {}))}, "method")
+    method.check()
+    return method
+
+
+def chosen_net(given: Given, usual: Mapping[str, Mapping[str, object]], federation: Federation | None) -> Architecture:
+    """Gives the net of the section [net], by default the data's, else one for the shape of its rows."""
+    fitting = "cnn4" if federation is not None and len(federation.table.shape) == 3 else "mlp"
+    name = name_in(given, "net", str(usual.get("net", {}).get("name", fitting)))
+    if name == CUSTOM:
+        raise GpflError("this run used a net given in Python; give it again: gpfl.resume(folder, net=…) or gpfl.fit(…, net=…)")
+    if name not in NETS:
+        raise GpflError(f"unknown net '{name}'; {did_you_mean(name, NETS)}")
+    values = {**fitting_defaults(usual, "net", name, NETS[name]), **without_name(given.get("net", {}))}
+    return options.build(NETS[name], values, "net")
+
+
+def chosen_split(given: Given, usual: Mapping[str, Mapping[str, object]]) -> Split | None:
+    """Gives the split of the section [split], or None where it names a manifest."""
+    name = name_in(given, "split", str(usual.get("split", {}).get("name", "pathological")))
+    if name == "manifest":
+        if not isinstance(given["split"].get("file"), str):
+            raise GpflError("split.name is 'manifest', so split.file must name the file")
+        return None
+    if name not in SPLITS:
+        raise GpflError(f"unknown split '{name}'; {did_you_mean(name, (*SPLITS, 'manifest'))}")
+    values = {**fitting_defaults(usual, "split", name, SPLITS[name]), **without_name(given.get("split", {}))}
+    for key in values:
+        owners = [kind for kind, record in SPLITS.items() if key in options.options_of(record)]
+        if owners and name not in owners:
+            raise GpflError(
+                f"split.{key} belongs to split '{owners[0]}', not to '{name}': use --split {owners[0]} or leave it out"
+            )
+    return options.build(SPLITS[name], values, "split")
+
+
+def fitting_defaults(usual: Mapping[str, Mapping[str, object]], section: str, name: str, record: type) -> dict[str, object]:
+    """Gives the data's defaults for a section, as far as the named record has them."""
+    values = usual.get(section, {})
+    known = options.options_of(record)
+    if name != values.get("name"):
+        known = {key: described for key, described in known.items() if key in options.options_of(Split)}
+    return {key: value for key, value in values.items() if key in known}

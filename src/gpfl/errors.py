@@ -1,0 +1,19 @@
+"""The one exception a user's mistake raises, and the suggestion that goes with it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class GpflError(Exception):
+    """A mistake in what the user gave: one line that names the thing, the value, the limit and the way out."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Gives the tail of an "unknown name" message: the closest known name, or all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean '{close[0]}'?"
+    return "known: " + ", ".join(names)

@@ -1,0 +1,224 @@
+"""Federations: a table and each client's rows of it, saved as a small manifest that gives another person the same split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gpfl import files, options, toml
+from gpfl.data import DATA
+from gpfl.data.table import ArrayLike, Rows, Table
+from gpfl.errors import GpflError, did_you_mean
+from gpfl.partition import SPLITS, Split
+from gpfl.randomness import generator
+
+Arrays: TypeAlias = tuple[ArrayLike, ArrayLike] | tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike]
+"""One client's (x, y), or (x_train, y_train, x_test, y_test)."""
+
+PARTS = ("train", "validation", "test")
+MANIFEST = "federation.toml"
+"""The name of the manifest in a run's folder."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The rows of one client."""
+
+    name: str
+    train: Rows
+    validation: Rows
+    test: Rows
+
+    def part(self, name: str) -> Rows:
+        """Gives the rows of one of PARTS."""
+        rows: Rows = getattr(self, name)
+        return rows
+
+
+class Federation:
+    """A table divided among clients."""
+
+    def __init__(self, table: Table, shards: Sequence[Shard], origin: Mapping[str, object] | None = None) -> None:
+        """`origin` says how the division was made; it is kept with the manifest."""
+        self.table, self.shards = table, tuple(shards)
+        self.origin = dict(origin or {})
+        if not self.shards:
+            raise GpflError("a federation needs at least one client")
+        for shard in self.shards:
+            check_shard(shard, len(table))
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+    def __repr__(self) -> str:
+        sizes = self.rows("train")
+        return (
+            f"Federation of {len(self)} clients on '{self.table.name}': {sizes.sum()} training rows "
+            f"({sizes.min()} to {sizes.max()} a client), {self.rows('test').sum()} test rows, {self.table.classes} classes"
+        )
+
+    def rows(self, part: str) -> npt.NDArray[np.int64]:
+        """Gives the number of rows of each client."""
+        return np.array([len(shard.part(part)) for shard in self.shards])
+
+    @property
+    def validates(self) -> bool:
+        """Tells whether clients hold validation rows."""
+        return bool(self.rows("validation").sum())
+
+    @cached_property
+    def label_counts(self) -> npt.NDArray[np.float32]:
+        """Training rows of each class on each client, (clients, classes)."""
+        return self.count_labels([shard.train for shard in self.shards])
+
+    def count_labels(self, rows: Sequence[Rows]) -> npt.NDArray[np.float32]:
+        """Gives the number of rows of each class, (clients, classes)."""
+        labels, classes = self.table.y.cpu().numpy(), self.table.classes
+        return np.stack([np.bincount(labels[part], minlength=classes) for part in rows]).astype(np.float32)
+
+    def to(self, device: torch.device) -> Federation:
+        """Gives the same federation with its table on `device`."""
+        return Federation(self.table.to(device), self.shards, self.origin)
+
+    def manifest(self) -> dict[str, object]:
+        """Gives the division as plain values: the table's name and content hash, and every client's row numbers."""
+        clients = [{"name": shard.name, **{part: shard.part(part).tolist() for part in PARTS}} for shard in self.shards]
+        table = {"name": self.table.name, "rows": len(self.table), "classes": self.table.classes, "sha256": self.table.digest}
+        return {"format": 1, "table": table, "origin": self.origin, "client": clients}
+
+    def save(self, path: str | Path) -> None:
+        """Writes the manifest (TOML)."""
+        files.write_text(Path(path), toml.dump(self.manifest()))
+
+    @classmethod
+    def load(cls, path: str | Path, table: Table | None = None) -> Federation:
+        """Gives the very same division again, on a table with the same content (by default the named data set)."""
+        path = Path(path)
+        content = toml.read(path)
+        try:
+            facts, clients = content["table"], content["client"]
+            if content["format"] != 1 or not isinstance(facts, dict) or not isinstance(clients, list):
+                raise KeyError("format")
+            name, digest = str(facts["name"]), str(facts["sha256"])
+            shards = [Shard(str(c["name"]), *(as_rows(c[part]) for part in PARTS)) for c in clients]
+        except (KeyError, TypeError, ValueError) as problem:
+            raise GpflError(f"{path} is not a federation manifest of format 1 (missing or wrong: {problem})") from None
+        if table is None:
+            table = load_data(name)
+        if table.digest != digest:
+            raise GpflError(
+                f"{path} divides a table with sha256 {digest[:12]}…, but the data '{table.name}' has {table.digest[:12]}…: "
+                "give the table it was made from"
+            )
+        origin = content.get("origin", {})
+        return cls(table, shards, origin if isinstance(origin, dict) else {})
+
+
+def federate(
+    data: str | Table | Sequence[Arrays] | Mapping[str, Arrays], *, split: str = "pathological", **settings: object
+) -> Federation:
+    """Gives a federation: a named data set or a table divided by a split, or arrays that lie with their clients already.
+
+    `settings` are the split's options, such as `clients=20, classes_per_client=4, seed=1` or `beta=0.1`. Clients that
+    bring (x, y) are divided into training and test rows; clients that bring (x_train, y_train, x_test, y_test) stay so.
+    """
+    if isinstance(data, (str, Table)):
+        if split not in SPLITS:
+            raise GpflError(f"unknown split '{split}'; {did_you_mean(split, SPLITS)}")
+        table = load_data(data) if isinstance(data, str) else data
+        return divide(table, options.build(SPLITS[split], settings, "split"))
+    return gather(data, options.build(Split, {**settings, "clients": len(data)}, "split"))
+
+
+def load_data(name: str) -> Table:
+    """Gives the table of a named data set."""
+    if name not in DATA:
+        raise GpflError(f"unknown data '{name}'; {did_you_mean(name, DATA)}")
+    return DATA[name].load()
+
+
+def divide(table: Table, split: Split) -> Federation:
+    """Gives the table divided by a split."""
+    labels = table.y.cpu().numpy()
+    assigned = split.assign(labels, table.classes, generator(split.seed, "split"))
+    shards = [cut(str(number), rows, split, number) for number, rows in enumerate(assigned)]
+    return Federation(table, shards, {"split": split.name, **options.values_of(split)})
+
+
+def gather(clients: Sequence[Arrays] | Mapping[str, Arrays], split: Split) -> Federation:
+    """Gives the federation of clients that bring their own arrays, joined into one table."""
+    named = dict(clients) if isinstance(clients, Mapping) else {str(n): arrays for n, arrays in enumerate(clients)}
+    pieces: list[Table] = []
+    shards: list[Shard] = []
+    start = 0
+    for number, (name, arrays) in enumerate(named.items()):
+        if len(arrays) not in (2, 4):
+            raise GpflError(f"client {name} brings {len(arrays)} arrays; give (x, y) or (x_train, y_train, x_test, y_test)")
+        tables = [Table(arrays[k], arrays[k + 1], name=f"client {name}") for k in range(0, len(arrays), 2)]
+        rows = [np.arange(start, start := start + len(table)) for table in tables]
+        if len(rows) == 1:
+            shards.append(cut(name, rows[0], split, number))
+        else:
+            train, validation = keep_back(rows[0], split, number)
+            shards.append(Shard(name, train, validation, rows[1]))
+        pieces += tables
+    if not pieces:
+        raise GpflError("a federation needs at least one client")
+    first = pieces[0]
+    for piece in pieces:
+        if (piece.shape, piece.x.dtype) != (first.shape, first.x.dtype):
+            raise GpflError(
+                f"{piece.name} has rows of shape {piece.shape} ({piece.x.dtype}), "
+                f"{first.name} of {first.shape} ({first.x.dtype}); they must agree"
+            )
+    table = Table(torch.cat([piece.x for piece in pieces]), torch.cat([piece.y for piece in pieces]))
+    return Federation(table, shards, {"split": "arrays", **options.values_of(split)})
+
+
+def cut(name: str, rows: Rows, split: Split, number: int) -> Shard:
+    """Gives a client's rows in random order, not stratified, as training, validation and test rows."""
+    shuffled = generator(split.seed, "split", number).permutation(rows)
+    kept = int((1 - split.test) * len(rows))
+    train, validation = keep_back(shuffled[:kept], split, number)
+    return Shard(name, train, validation, shuffled[kept:])
+
+
+def keep_back(rows: Rows, split: Split, number: int) -> tuple[Rows, Rows]:
+    """Gives training rows without and with the share that is kept for validation; at least one row, where a share is asked."""
+    if not split.validation:
+        return rows, rows[:0]
+    kept = max(1, round(split.validation * len(rows)))
+    chosen = generator(split.seed, "validation", number).permutation(len(rows))[:kept]
+    mask = np.zeros(len(rows), dtype=bool)
+    mask[chosen] = True
+    return rows[~mask], rows[mask]
+
+
+def as_rows(values: Sequence[int]) -> Rows:
+    """Gives row numbers as an array."""
+    rows = np.asarray(values, dtype=np.int64)
+    if rows.ndim != 1:
+        raise ValueError("row numbers")
+    return rows
+
+
+def check_shard(shard: Shard, total: int) -> None:
+    """Refuses a client that cannot train or cannot be tested, or that has rows outside the table or twice."""
+    for part, purpose in (("train", "training"), ("test", "test")):
+        if len(shard.part(part)) == 0:
+            raise GpflError(
+                f"client {shard.name} has no {purpose} rows ({len(shard.train)} training, {len(shard.test)} test): "
+                "give it more rows, leave it out, or change --clients or the share for --test"
+            )
+    rows = np.concatenate([shard.part(part) for part in PARTS])
+    if rows.min() < 0 or rows.max() >= total:
+        raise GpflError(f"client {shard.name} has row {int(rows.max())}; the table has rows 0 to {total - 1}")
+    if len(np.unique(rows)) != len(rows):
+        raise GpflError(f"client {shard.name} has a row twice; training, validation and test rows must be disjoint")

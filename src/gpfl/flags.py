@@ -1,0 +1,166 @@
+"""Flags: every option of runs, splits, nets, training and methods as a flag of the command, with its own words."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from collections.abc import Mapping
+
+import click
+from typer.core import TyperOption
+
+from gpfl import toml
+from gpfl.config import Given, RunOptions, TrainOptions
+from gpfl.errors import GpflError
+from gpfl.methods import METHODS
+from gpfl.nets import NETS
+from gpfl.options import Option, describe_type, options_of
+from gpfl.partition import SPLITS
+
+RECORDS: Mapping[str, Mapping[str, type]] = {
+    "method": METHODS,
+    "split": SPLITS,
+    "net": NETS,
+    "train": {"": TrainOptions},
+    "run": {"": RunOptions},
+}
+"""The records behind each section of a config, by name where there are several."""
+
+PANELS = {
+    "method": "Method",
+    "split": "Federation",
+    "net": "Net",
+    "train": "Training",
+    "run": "Run",
+}
+
+
+def flag_name(section: str, key: str) -> str:
+    """Gives an option's flag; a name that two sections have carries its section, except in [run]."""
+    others = [s for s in RECORDS if s != section and key in keys_of(s)]
+    prefix = f"{section}-" if others and section != "run" else ""
+    return prefix + key.replace("_", "-")
+
+
+def keys_of(section: str) -> list[str]:
+    """Gives all options of a section's records, each once."""
+    keys: dict[str, None] = {}
+    for record in RECORDS[section].values():
+        keys.update(dict.fromkeys(options_of(record)))
+    return list(keys)
+
+
+def config_flags(omit: tuple[str, ...] = ()) -> list[click.Option]:
+    """Gives a flag for every option, in panels by section; `omit` leaves out some of [run]."""
+    flags: list[click.Option] = []
+    for section in RECORDS:
+        for key in keys_of(section):
+            if section == "run" and key in omit:
+                continue
+            flags.append(make_flag(section, key))
+    return flags
+
+
+def make_flag(section: str, key: str) -> click.Option:
+    """Gives the flag of one option."""
+    owners = {name: record for name, record in RECORDS[section].items() if key in options_of(record)}
+    record = next(iter(owners.values()))
+    hint = typing.get_type_hints(record)[key]
+    name = flag_name(section, key)
+    boolean = hint is bool
+    return TyperOption(
+        param_decls=[f"--{name}/--no-{name}" if boolean else f"--{name}", f"{section}__{key}"],
+        type=bool if boolean else str,
+        is_flag=boolean,
+        default=None,
+        metavar=None if boolean else metavar(options_of(record)[key], hint),
+        help=words(owners, key, len(RECORDS[section])),
+        rich_help_panel=PANELS[section],
+    )
+
+
+def metavar(described: Option, hint: object) -> str:
+    """Gives the word that stands for the value."""
+    if described.choices:
+        return "|".join(described.choices)
+    return {"a whole number": "N", "a number": "X", "text": "TEXT"}.get(describe_type(hint), "X,X")
+
+
+def words(owners: Mapping[str, type], key: str, records: int) -> str:
+    """Gives the help of a flag: what it is for each record that has it, its symbol, default and usual range."""
+    texts: dict[str, list[str]] = {}
+    for name, record in owners.items():
+        texts.setdefault(describe(record, key), []).append(name)
+    if len(texts) == 1 and (len(owners) == records or "" in owners):
+        return next(iter(texts))
+    return " ".join(f"{', '.join(names)}: {text}." for text, names in texts.items())
+
+
+def describe(record: type, key: str) -> str:
+    """Gives what an option is, in one line."""
+    described = options_of(record)[key]
+    default = next(f.default for f in dataclasses.fields(record) if f.name == key)
+    shown = default_words(record, key, default)
+    facts = [part for part in (f"usual: {described.typical}" if described.typical else "", f"default: {shown}") if part]
+    symbol = f"{described.symbol}, " if described.symbol else ""
+    return f"{symbol}{described.doc} ({'; '.join(facts)})"
+
+
+def default_words(record: type, key: str, default: object) -> str:
+    """Gives a default in words."""
+    if isinstance(default, float) and math.isnan(default):
+        by_net = getattr(record, "by_net", {}).get(key)
+        if by_net:
+            return "by net: " + ", ".join(f"{net} {value:g}" for net, value in by_net.items()).replace("* ", "others ")
+        return "by net: " + ", ".join(f"{name} {kind.lr:g}" for name, kind in NETS.items())
+    if isinstance(default, tuple):
+        return ",".join(str(entry) for entry in default)
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def given_by_flags(values: Mapping[str, object]) -> Given:
+    """Gives the sections of a config from the flags that were set."""
+    given: Given = {}
+    for name, value in values.items():
+        section, _, key = name.partition("__")
+        if value is None or not key:
+            continue
+        given.setdefault(section, {})[key] = parse(section, key, value)
+    return given
+
+
+def parse(section: str, key: str, value: object) -> object:
+    """Gives a flag's text as a value; commas make a list where an option of that name takes one."""
+    if not isinstance(value, str):
+        return value
+    records = [record for record in RECORDS[section].values() if key in options_of(record)]
+    kinds = [describe_type(typing.get_type_hints(record)[key]) for record in records]
+    if kinds == ["text"] * len(kinds):
+        return value
+    listed = "," in value and any("a list" in kind for kind in kinds)
+    return toml.parse_value(f"[{value.strip('[]')}]" if listed else value)
+
+
+def given_by_set(assignments: tuple[str, ...]) -> Given:
+    """Gives the sections of a config from `--set section.key=value`."""
+    given: Given = {}
+    for text in assignments:
+        path, equals, value = text.partition("=")
+        section, dot, key = path.strip().partition(".")
+        if not equals or not dot or not key:
+            raise GpflError(f"--set {text} is not of the form section.key=value, such as method.lam=0.1")
+        given.setdefault(section, {})[key] = toml.parse_value(value.strip())
+    return given
+
+
+def merge(*layers: Given) -> Given:
+    """Gives several configs laid over each other, the last on top; a new name drops the options of the old one."""
+    merged: Given = {}
+    for layer in layers:
+        for section, values in layer.items():
+            below = merged.get(section, {})
+            if "name" in values and "name" in below and values["name"] != below["name"]:
+                below = {}
+            merged[section] = {**below, **values}
+    return merged

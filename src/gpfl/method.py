@@ -1,0 +1,195 @@
+"""The method interface: what a client shares, what it keeps, and the pure functions of one client's round.
+
+A method is written for one client. Engines run it for many: client after client, or vmapped over a stack of clients.
+The defaults of `Method` are FedAvg; a method says only where it differs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol, Self, cast
+
+import torch
+from torch import Tensor
+
+from gpfl import losses, tree
+from gpfl.net import Model, Net
+from gpfl.options import options_of
+from gpfl.tree import Tree
+
+Terms = dict[str, Tensor]
+"""The terms of an objective by name; their sum is what a step descends. "ce" is the plain cross-entropy."""
+
+
+class Batch(NamedTuple):
+    """Rows of one client: fixed width, mask 1 for a real row."""
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor
+
+
+class Client(NamedTuple):
+    """What a client knows besides its rows."""
+
+    rows: Tensor  # training rows, as a float
+    label_counts: Tensor  # (classes,) training rows of each class
+    round: Tensor  # rounds done before this one
+    rounds: Tensor  # rounds planned
+
+
+class Step(Protocol):
+    """One step of local training."""
+
+    def __call__(self, shared: Tree, work: Tree, batch: Batch, client: Client) -> tuple[Tree, Terms]:
+        """Gives the new state of the local round and the terms of the objective before the step."""
+
+
+class Phase(NamedTuple):
+    """Passes over a client's training rows; `batches` batches of rows make one step."""
+
+    step: Step
+    epochs: int = 1
+    batches: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """FedAvg's behaviour, and the interface of every method. Fields declared with `option` are its hyperparameters.
+
+    `shared` is what the server holds and sends: every function sees it as received, so anchors and frozen copies are
+    simply `shared`. `private` never leaves the client. `work` is the state of one local round.
+    """
+
+    name: ClassVar[str]
+    shares: ClassVar[tuple[str, ...]] = ("base", "head")
+    by_net: ClassVar[Mapping[str, Mapping[str, float]]] = {}
+    protocols: ClassVar[Mapping[str, Mapping[str, object]]] = {"paper": {}, "reference": {}}
+
+    net: Net = dataclasses.field(default=cast(Net, None), repr=False, compare=False)
+    lr: float = 0.005
+    epochs: int = 1
+    batch_norm: str = "local"
+
+    def bind(self, net: Net, *, lr: float, epochs: int, batch_norm: str = "local") -> Self:
+        """Gives the method for one net, options that depend on the net filled in."""
+        filled = {
+            name: values.get(net.name, values["*"]) for name, values in self.by_net.items() if math.isnan(getattr(self, name))
+        }
+        return dataclasses.replace(self, net=net, lr=lr, epochs=epochs, batch_norm=batch_norm, **filled)
+
+    def check(self) -> None:
+        """Raises GpflError where values that are each within their limits do not go together."""
+
+    @property
+    def shared_parts(self) -> tuple[str, ...]:
+        """The parts that travel, BatchNorm statistics among them if they are averaged."""
+        return (*self.shares, "stats") if self.batch_norm == "average" and self.shares else self.shares
+
+    # The server's and the client's state before round 0.
+
+    def init(self, seed: int) -> tuple[Tree, Tree]:
+        """Gives the shared state and the private state that every client starts from."""
+        return self.split(self.net.init(seed))
+
+    def split(self, state: Tree) -> tuple[Tree, Tree]:
+        """Gives the parts of a state that travel and those that stay."""
+        return tree.pick(state, self.shared_parts), tree.drop(state, self.shared_parts)
+
+    # One client's round: download, steps of each phase, upload.
+
+    def phases(self) -> tuple[Phase, ...]:
+        """Gives the passes of a local round."""
+        return (Phase(self.step, self.epochs),)
+
+    def download(self, shared: Tree, private: Tree, client: Client) -> Tree:
+        """Gives the state in which local training starts."""
+        return {**shared, **private}
+
+    def step(self, shared: Tree, work: Tree, batch: Batch, client: Client) -> tuple[Tree, Terms]:
+        """Gives the state after one batch: a step of SGD on all parts of the net."""
+        return self.descend(work, ("base", "head"), lambda model: self.loss(model, shared, batch, client))
+
+    def loss(self, model: Model, shared: Tree, batch: Batch, client: Client) -> Terms:
+        """Gives the terms of the local objective."""
+        return {"ce": losses.cross_entropy(self.logits(model, batch.x), batch.y, batch.mask)}
+
+    def upload(self, shared: Tree, work: Tree, private: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Gives what the client sends and what it keeps."""
+        return self.split(work)
+
+    # The server's part. It sees a weighted mean of uploads and nothing else, so that a round may be run in chunks,
+    # across machines or under secure summation, and give the same.
+
+    def weight(self, client: Client) -> Tensor:
+        """Gives the weight of a client in the mean of uploads: its number of training rows."""
+        return client.rows
+
+    def aggregate(self, shared: Tree, mean: Tree) -> Tree:
+        """Gives the new shared state from the old one and the mean of uploads."""
+        return {**shared, **mean}
+
+    # The model a client would use. Accuracy, fairness, pictures, export and deployment all judge this one.
+
+    def personal(self, shared: Tree, private: Tree, batch: Batch, client: Client) -> Tree:
+        """Gives the weights of the client's own model; `batch` is one of its training batches."""
+        return {**shared, **private}
+
+    def features(self, model: Model, x: Tensor) -> Tensor:
+        """Gives the features (rows, width) the decision is made from."""
+        return model("base", x)
+
+    def logits(self, model: Model, x: Tensor) -> Tensor:
+        """Gives the scores (rows, classes); the largest is the decision."""
+        return model("head", self.features(model, x))
+
+    # For subclasses.
+
+    def descend(
+        self,
+        work: Tree,
+        parts: tuple[str, ...],
+        objective: Callable[[Model], Terms],
+        *,
+        lr: float | None = None,
+        decay: Mapping[str, float] | None = None,
+    ) -> tuple[Tree, Terms]:
+        """Gives `work` after one step of SGD on `parts` down the sum of the objective's terms, and the terms.
+
+        `decay` adds weight decay to parts by name, on every tensor of them.
+        """
+        rate = self.lr if lr is None else lr
+        moving = tree.pick(work, parts)
+
+        def total(moving: Tree) -> tuple[Tensor, tuple[Terms, Tree]]:
+            model = Model(self.net, {**work, **moving}, training=True)
+            terms = objective(model)
+            return sum_of(terms), (terms, model.stats)
+
+        gradient, (terms, stats) = torch.func.grad(total, has_aux=True)(moving)
+        moved: Tree = {}
+        for part in moving:
+            pull = (decay or {}).get(part, 0.0)
+            moved[part] = tree.map_leaves(
+                lambda w, g, pull=pull: w - rate * (g + pull * w) if pull else w - rate * g,
+                tree.branch(moving, part),
+                tree.branch(gradient, part),
+            )
+        return {**work, **moved, **({"stats": stats} if stats else {})}, terms
+
+
+def sum_of(terms: Terms) -> Tensor:
+    """Gives the objective: the sum of its terms."""
+    values = list(terms.values())
+    total = values[0]
+    for value in values[1:]:
+        total = total + value
+    return total
+
+
+def hyperparameters(method: type[Method]) -> tuple[str, ...]:
+    """Gives the names of a method's own options."""
+    return tuple(options_of(method))

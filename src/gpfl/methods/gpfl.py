@@ -1,0 +1,184 @@
+"""GPFL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gpfl import losses, tree
+from gpfl.method import Batch, Client, Method, Terms
+from gpfl.net import Model
+from gpfl.options import BY_NET, option
+from gpfl.randomness import seeded, torch_generator
+from gpfl.tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPFL(Method):
+    """Features guided globally by category embeddings while each client learns its own task.
+
+    Zhang et al., GPFL: Simultaneously Learning Global and Personalized Feature Information for Personalized Federated
+    Learning, ICCV 2023. Shared: the feature extractor φ ("base"), the conditional valve CoV ("cov") and the
+    category embeddings GCE ("gce"); private: the head ψ. The valve turns features f into two routes, f^G under the
+    global context g and f^P under the personal context p_i:
+
+        L = CE(ψ(f^P), y) + CE(cos(f^G, C), y) + λ‖f^G − Ĉ_y‖ + μ(‖V‖ + ‖C‖),  Ĉ = C as received
+
+    Deviations, each an option: p_i is not divided by U again (`p_scale`), the magnitude term is one norm over the batch
+    (`mlg_norm`) and μ is weight decay (`reg`), because the published λ and μ belong to these forms.
+    """
+
+    name: ClassVar[str] = "gpfl"
+    shares: ClassVar[tuple[str, ...]] = ("base", "cov", "gce")
+    by_net: ClassVar[Mapping[str, Mapping[str, float]]] = {
+        "lam": {"resnet18": 1e-4, "fasttext": 1e-4, "*": 0.01},
+        "mu": {"resnet18": 0.0, "fasttext": 0.0, "harcnn": 1.0, "*": 0.1},
+    }
+    protocols: ClassVar[Mapping[str, Mapping[str, object]]] = {
+        "paper": {"p_scale": "mean", "cond_source": "global", "mlg_norm": "sample_mean", "reg": "norm"},
+        "reference": {"p_scale": "sum", "cond_source": "stale_local", "mlg_norm": "batch", "reg": "wd"},
+    }
+
+    lam: float = option(BY_NET, "weight of the magnitude-level guidance", symbol="λ", typical="1e-4 to 0.1", least=0.0)
+    mu: float = option(BY_NET, "decay of the valve and the embeddings", symbol="μ", typical="0 to 1", least=0.0)
+    p_scale: str = option(
+        "sum",
+        "personal context p_i: 'sum' = Σ_u α_u Ĉ_u (authors' code), 'mean' = the same divided by U (paper)",
+        choices=("sum", "mean"),
+    )
+    cond_source: str = option(
+        "global",
+        "embeddings behind g and p_i: 'global' = as received (paper), 'stale_local' = the client's own before (authors' code)",
+        choices=("global", "stale_local"),
+    )
+    mlg_norm: str = option(
+        "batch",
+        "magnitude term: 'batch' = one Frobenius norm (authors' code), 'sample_mean' = mean of row norms (paper; wants λ·√B)",
+        choices=("batch", "sample_mean"),
+    )
+    reg: str = option(
+        "wd", "μ term: 'wd' = weight decay (authors' code), 'norm' = μ(‖V‖₂ + ‖C‖₂) (paper)", choices=("wd", "norm")
+    )
+
+    def init(self, seed: int) -> tuple[Tree, Tree]:
+        """Gives the net's parts, a valve as torch initialises it, and embeddings from N(0, 1)."""
+        width, classes = self.net.width, self.net.classes
+        state = self.net.init(seed)
+        state["cov"] = new_valve(width, seed)
+        embeddings = torch.randn(classes, width, generator=torch_generator(seed, "embeddings"))
+        state["gce"] = {"weight": embeddings}
+        if self.cond_source == "stale_local":
+            state["before"] = {"weight": embeddings.clone()}
+            state["own"] = {"weight": torch.zeros_like(embeddings), "round": torch.zeros(())}
+        return self.split(state)
+
+    @property
+    def shared_parts(self) -> tuple[str, ...]:
+        """Stale contexts also need the embeddings of the round before."""
+        return (*super().shared_parts, "before") if self.cond_source == "stale_local" else super().shared_parts
+
+    def download(self, shared: Tree, private: Tree, client: Client) -> Tree:
+        """Gives received φ, V, C, own ψ, and the contexts of the round."""
+        g, p = self.contexts(shared, private, client)
+        return {**shared, **private, "context": {"g": g, "p": p}}
+
+    def loss(self, model: Model, shared: Tree, batch: Batch, client: Client) -> Terms:
+        """Gives L^P (eq. 10), L^alg (eq. 8), λL^mlg (eq. 9) and, under `reg="norm"`, the μ term (eq. 11)."""
+        frozen = embeddings_of(shared)  # Ĉ, (classes, width)
+        f = model("base", batch.x)  # (rows, width)
+        f_personal = valve(model["cov"], f, tree.leaf(model["context"], "p"))
+        f_global = valve(model["cov"], f, tree.leaf(model["context"], "g"))
+        distance = losses.batch_distance if self.mlg_norm == "batch" else losses.mean_distance
+        angles = losses.cosine_logits(f_global, embeddings_of(model.weights))  # (rows, classes)
+        terms = {
+            "ce": losses.cross_entropy(model("head", f_personal), batch.y, batch.mask),
+            "angle": losses.cross_entropy(angles, batch.y, batch.mask),
+            "magnitude": self.lam * distance(f_global, frozen[batch.y], batch.mask),
+        }
+        if self.reg == "norm":
+            terms["norm"] = self.mu * (norm(model["cov"]) + norm(model["gce"]))
+        return terms
+
+    def step(self, shared: Tree, work: Tree, batch: Batch, client: Client) -> tuple[Tree, Terms]:
+        """Gives all four parts moved together, decay on the valve and the embeddings alone."""
+        decay = {"cov": self.mu, "gce": self.mu} if self.reg == "wd" else None
+        parts = ("base", "head", "cov", "gce")
+        return self.descend(work, parts, lambda model: self.loss(model, shared, batch, client), decay=decay)
+
+    def upload(self, shared: Tree, work: Tree, private: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Gives φ, V and C to the server; the head stays."""
+        sent, kept = self.split(tree.drop(work, ("context",)))
+        if self.cond_source == "stale_local":
+            kept["own"] = {"weight": embeddings_of(work), "round": client.round + 1}
+            sent = tree.drop(sent, ("before",))
+        return sent, kept
+
+    def aggregate(self, shared: Tree, mean: Tree) -> Tree:
+        """Gives the means of φ, V and C."""
+        if self.cond_source == "stale_local":
+            return {**mean, "before": {"weight": embeddings_of(shared)}}
+        return mean
+
+    def personal(self, shared: Tree, private: Tree, batch: Batch, client: Client) -> Tree:
+        """Gives the personal route: received φ and V, own ψ, and p_i as a constant."""
+        _, p = self.contexts(shared, private, client)
+        own = tree.pick({**shared, **private}, ("base", "cov", "head", "stats"))
+        return {**own, "context": {"p": p}}
+
+    def features(self, model: Model, x: Tensor) -> Tensor:
+        """Gives f^P."""
+        return valve(model["cov"], model("base", x), tree.leaf(model["context"], "p"))
+
+    def contexts(self, shared: Tree, private: Tree, client: Client) -> tuple[Tensor, Tensor]:
+        """Gives g (eq. 5) and p_i (eq. 7), constants of a round.
+
+        Stale contexts are zero in round 0; a client that sat out the last round uses the embeddings delivered before it.
+        """
+        source = embeddings_of(shared)
+        if self.cond_source == "stale_local":
+            own = tree.branch(private, "own")
+            before = tree.leaf(tree.branch(shared, "before"), "weight")
+            source = torch.where(tree.leaf(own, "round") == client.round, tree.leaf(own, "weight"), before)
+        share = client.label_counts / client.label_counts.sum()  # α_i, (classes,)
+        p = share @ source
+        return source.mean(0), p / len(source) if self.p_scale == "mean" else p
+
+
+def new_valve(width: int, seed: int) -> Tree:
+    """Gives the weights V of a valve: two branches Linear → ReLU → LayerNorm, as torch initialises them."""
+    weights: Tree = {}
+    with seeded(seed, "valve"):
+        for name in ("gamma", "beta"):
+            for kind, layer in (("linear", nn.Linear(width, width)), ("norm", nn.LayerNorm(width))):
+                for parameter, value in layer.named_parameters():
+                    weights[f"{name}.{kind}.{parameter}"] = value.detach().clone()
+    return weights
+
+
+def valve(weights: Tree, f: Tensor, context: Tensor) -> Tensor:
+    """Gives ReLU((γ(c) + 1) ⊙ f + β(c)): a route through the valve under context c (eqs. 3 and 4)."""
+
+    def branch(name: str) -> Tensor:
+        part = {
+            kind: tree.leaf(weights, f"{name}.{kind}") for kind in ("linear.weight", "linear.bias", "norm.weight", "norm.bias")
+        }
+        hidden = F.relu(F.linear(context, part["linear.weight"], part["linear.bias"]))
+        return F.layer_norm(hidden, hidden.shape[-1:], part["norm.weight"], part["norm.bias"])  # (width,)
+
+    return F.relu((branch("gamma") + 1) * f + branch("beta"))  # (rows, width)
+
+
+def embeddings_of(state: Tree) -> Tensor:
+    """Gives the table C (classes, width) of a state."""
+    return tree.leaf(tree.branch(state, "gce"), "weight")
+
+
+def norm(part: Tree) -> Tensor:
+    """Gives the L2 norm of all tensors of a part together."""
+    length: Tensor = torch.linalg.vector_norm(torch.cat([t.flatten() for t in tree.leaves(part)]))
+    return length

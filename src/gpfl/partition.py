@@ -1,0 +1,162 @@
+"""Splits: which rows of a table go to which client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gpfl.data.table import Rows
+from gpfl.errors import GpflError
+from gpfl.options import option
+
+Labels = npt.NDArray[np.int64]
+DRAWS = 1000
+"""How often a Dirichlet split is drawn before it is called impossible."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """A way to divide a table among clients, and how each client's rows are divided into train, validation and test."""
+
+    name: ClassVar[str]
+
+    clients: int = option(20, "number of clients", symbol="N", least=1)
+    test: float = option(0.25, "share of each client's rows kept for testing", above=0.0, most=0.9)
+    validation: float = option(0.0, "share of each client's training rows kept for choosing a round", least=0.0, most=0.9)
+    seed: int = option(1, "seed of the split; trials with other seeds share one split", least=0)
+
+    def assign(self, labels: Labels, classes: int, draw: np.random.Generator) -> list[Rows]:
+        """Gives each client's rows: disjoint, and all of the table."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pathological(Split):
+    """Each client holds the rows of a few classes; neighbouring clients hold the same ones, in unequal numbers."""
+
+    name: ClassVar[str] = "pathological"
+
+    classes_per_client: int = option(2, "classes each client holds", least=1)
+    balanced: bool = option(False, "divide a class evenly among its clients")
+
+    def assign(self, labels: Labels, classes: int, draw: np.random.Generator) -> list[Rows]:
+        """Walks the classes; each goes to the next clients that still have room for one."""
+        self._check(classes)
+        takers = deal_classes(self.clients, classes, self.classes_per_client)
+        rows: list[list[Rows]] = [[] for _ in range(self.clients)]
+        for label in range(classes):
+            members = np.flatnonzero(labels == label)
+            sizes = self._sizes(len(members), len(takers[label]), classes, label, draw)
+            for client, part in zip(takers[label], np.split(members, np.cumsum(sizes)[:-1]), strict=True):
+                rows[client].append(part)
+        return [np.concatenate(parts) for parts in rows]
+
+    def _check(self, classes: int) -> None:
+        if self.classes_per_client > classes:
+            raise GpflError(
+                f"split.classes_per_client is {self.classes_per_client}; the data has {classes} classes: ask for at most that"
+            )
+        places = self.clients * self.classes_per_client
+        if places < classes:
+            raise GpflError(
+                f"{self.clients} clients × {self.classes_per_client} classes = {places} places for {classes} classes, "
+                "so some rows would belong to nobody: raise --clients or --classes-per-client"
+            )
+
+    def _sizes(self, count: int, takers: int, classes: int, label: int, draw: np.random.Generator) -> list[int]:
+        """Gives the rows each taker gets of a class of `count` rows: drawn in [max(q/10, 40/U), q), the last takes the rest."""
+        mean = count / takers
+        if self.balanced:
+            cuts = np.linspace(0, count, takers + 1).astype(int)
+            sizes = [int(size) for size in np.diff(cuts)]
+        else:
+            low, high = int(max(mean / 10, 40 / classes)), int(mean)
+            if low >= high and takers > 1:
+                raise GpflError(
+                    f"class {label} has {count} rows for {takers} clients, {mean:.1f} each; unequal shares need more than "
+                    f"{low}: lower --clients or --classes-per-client, or use --balanced"
+                )
+            sizes = [int(draw.integers(low, high)) for _ in range(takers - 1)]
+            sizes.append(count - sum(sizes))
+        if min(sizes) < 1:
+            raise GpflError(f"class {label} has {count} rows for {takers} clients: lower --clients or --classes-per-client")
+        return sizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dirichlet(Split):
+    """Each class is spread over the clients by shares from a symmetric Dirichlet distribution."""
+
+    name: ClassVar[str] = "dirichlet"
+
+    beta: float = option(
+        0.1, "concentration; the smaller, the more the clients differ", symbol="β", typical="0.01 to 5", above=0.0
+    )
+    cap: bool = option(True, "give no more classes to a client that holds its n/N rows (authors' code)")
+    min_rows: int = option(0, "fewest rows of a client; 0 = the smaller of 40 and half of n/N", least=0)
+
+    def assign(self, labels: Labels, classes: int, draw: np.random.Generator) -> list[Rows]:
+        """Draws all shares anew until the smallest client has enough rows."""
+        total = len(labels)
+        fewest = self.min_rows or max(1, min(40, total // self.clients // 2))
+        if fewest * self.clients > total:
+            raise GpflError(
+                f"{self.clients} clients × {fewest} rows = {fewest * self.clients}, but the table has {total} rows: "
+                "lower --clients or --min-rows"
+            )
+        members = [np.flatnonzero(labels == label) for label in range(classes)]
+        closest = 0
+        for _ in range(DRAWS):
+            rows = self._draw(members, total, draw)
+            smallest = min(len(part) for part in rows)
+            if smallest >= fewest:
+                return rows
+            closest = max(closest, smallest)
+        raise GpflError(
+            f"none of {DRAWS} draws with beta {self.beta:g} gave each of {self.clients} clients {fewest} rows "
+            f"(the best gave its smallest client {closest}): raise --beta, or lower --clients or --min-rows"
+        )
+
+    def _draw(self, members: list[Rows], total: int, draw: np.random.Generator) -> list[Rows]:
+        parts: list[list[Rows]] = [[] for _ in range(self.clients)]
+        held = np.zeros(self.clients, dtype=np.int64)
+        for rows in members:
+            shares = draw.dirichlet(np.full(self.clients, self.beta))
+            if self.cap:
+                shares = np.where(held < total / self.clients, shares, 0.0)
+            if shares.sum() == 0:  # all weight fell on clients that are full
+                shares = (held < total / self.clients).astype(float)
+            cuts = (np.cumsum(shares / shares.sum()) * len(rows)).astype(int)[:-1]
+            for client, part in enumerate(np.split(draw.permutation(rows), cuts)):
+                parts[client].append(part)
+                held[client] += len(part)
+        return [np.concatenate(part) for part in parts]
+
+
+SPLITS: dict[str, type[Split]] = {split.name: split for split in (Pathological, Dirichlet)}
+
+
+def deal_classes(clients: int, classes: int, per_client: int) -> list[list[int]]:
+    """Gives the clients of each class: the first that have room, but a client that needs every class left is served before.
+
+    The places are spread over the classes as evenly as they can be; where they divide, this is the authors' rule.
+    """
+    room = np.full(clients, per_client)
+    ends = [round_half_up(clients * per_client * (label + 1), classes) for label in range(classes)]
+    takers = []
+    for label in range(classes):
+        places = ends[label] - (ends[label - 1] if label else 0)
+        urgent = room >= classes - label
+        wanted = np.lexsort((np.arange(clients), ~urgent))
+        chosen = sorted(int(c) for c in wanted[room[wanted] > 0][:places])
+        room[chosen] -= 1
+        takers.append(chosen)
+    return takers
+
+
+def round_half_up(numerator: int, denominator: int) -> int:
+    """Gives the nearest whole number of a fraction, halves upwards."""
+    return (2 * numerator + denominator) // (2 * denominator)

@@ -1,0 +1,208 @@
+"""What a run gives: curves, numbers, and a model for each client, also for one that was not there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from gpfl import options, tree
+from gpfl.data.table import ArrayLike, Table, as_inputs, scale
+from gpfl.engine import Engine
+from gpfl.engine.base import one
+from gpfl.errors import GpflError
+from gpfl.federation import Federation
+from gpfl.method import Client, Method
+from gpfl.net import Model, Net
+from gpfl.rounds import local_round
+from gpfl.runs import Line, write_tensors
+from gpfl.simulate import Outcome
+from gpfl.tree import Tree
+
+BLOCK = 1024
+"""Rows predicted at once."""
+
+
+class ClientModel:
+    """One client's own model. Rows are given in the form the data has them: floats, or whole-numbered pixels."""
+
+    def __init__(self, method: Method, weights: Tree, name: str, shape: tuple[int, ...], white: int) -> None:
+        self.method, self.weights, self.name = method, weights, name
+        self.shape, self.white = shape, white
+
+    def __repr__(self) -> str:
+        net = self.method.net
+        return f"ClientModel '{self.name}' ({self.method.name}, {net.name}, {net.classes} classes)"
+
+    def logits(self, x: ArrayLike) -> npt.NDArray[np.float32]:
+        """Gives the scores (rows, classes)."""
+        rows = as_inputs(x, "x")
+        if tuple(rows.shape[1:]) != self.shape:
+            raise GpflError(f"x has rows of shape {tuple(rows.shape[1:])}; this model takes {self.shape}")
+        device = next(tree.leaves(self.weights)).device
+        model = Model(self.method.net, self.weights)
+        with torch.no_grad():
+            blocks = [self.method.logits(model, scale(part.to(device), self.white)) for part in torch.split(rows, BLOCK)]
+        return torch.cat(blocks).cpu().numpy()
+
+    def predict(self, x: ArrayLike) -> npt.NDArray[np.int64]:
+        """Gives the class of each row."""
+        classes: npt.NDArray[np.int64] = np.argmax(self.logits(x), axis=1)
+        return classes
+
+    def accuracy(self, x: ArrayLike, y: ArrayLike) -> float:
+        """Gives the share of rows that it classifies rightly."""
+        return float((self.predict(x) == np.asarray(y)).mean())
+
+    def module(self) -> nn.Module:
+        """Gives a plain module on the CPU with this client's weights: inputs as the net takes them in, scores out."""
+        return PersonalModule(self.method, tree.to(self.weights, torch.device("cpu"))).eval()
+
+    def save(self, path: str | Path) -> None:
+        """Writes the model as one safetensors file, which `gpfl.load_model` reads."""
+        net = self.method.net
+        facts = {
+            "client": self.name,
+            "method": {"name": self.method.name, **options.values_of(self.method)},
+            "net": {"name": net.name, **net.options},
+            "classes": net.classes,
+            "shape": self.shape,
+            "white": self.white,
+        }
+        write_tensors(Path(path), tree.flatten(self.weights), {"gpfl": json.dumps(facts)})
+
+
+class PersonalModule(nn.Module):
+    """A client's model as a module: the net's parts are submodules, what else the method needs are buffers."""
+
+    def __init__(self, method: Method, weights: Tree) -> None:
+        super().__init__()
+        self._method = method
+        stats = tree.branch(weights, "stats") if "stats" in weights else {}
+        for part in ("base", "head"):
+            module = method.net.copy_of(part)
+            state = {**tree.branch(weights, part), **(tree.branch(stats, part) if part in stats else {})}
+            module.load_state_dict(cast(dict[str, Tensor], state), strict=False)
+            self.add_module(part, module)
+        extra = tree.flatten(tree.drop(weights, ("base", "head", "stats")))
+        self._buffer_names = {path: path.replace(tree.SEPARATOR, "_").replace(".", "_") for path in extra}
+        for path, value in extra.items():
+            self.register_buffer(self._buffer_names[path], value.clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Gives the scores (rows, classes)."""
+        extra = tree.unflatten({path: self.get_buffer(name) for path, name in self._buffer_names.items()})
+        return self._method.logits(LiveModel(self._method.net, extra, self), x)
+
+
+class LiveModel(Model):
+    """A model whose parts are a module's own submodules, so that gradients, hooks and exporters see them."""
+
+    def __init__(self, net: Net, weights: Tree, owner: nn.Module) -> None:
+        super().__init__(net, weights)
+        self.owner = owner
+
+    def __call__(self, part: str, x: Tensor) -> Tensor:
+        """Gives the output of a part."""
+        out: Tensor = self.owner.get_submodule(part)(x)
+        return out
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    engine: Engine
+    outcome: Outcome
+
+    def __repr__(self) -> str:
+        s = self.summary
+        return f"Result of {s['method']} on {s['data']}: {self.accuracy:.2%} after round {s['selected_round']} of {s['rounds']}"
+
+    @property
+    def summary(self) -> dict[str, object]:
+        """The content of summary.json."""
+        return self.outcome.summary
+
+    @property
+    def history(self) -> list[Line]:
+        """The evaluated rounds, as in metrics.jsonl."""
+        return self.outcome.lines
+
+    @property
+    def accuracy(self) -> float:
+        """The test accuracy of the models in `clients`: of the last round, or of the one that validation rows selected."""
+        return cast(float, self.summary["selected_accuracy"])
+
+    @property
+    def best_accuracy(self) -> float:
+        """The best test accuracy of any round, as papers report it: chosen by looking at the test rows."""
+        return cast(float, self.summary["best_accuracy"])
+
+    @property
+    def federation(self) -> Federation:
+        """The federation it was trained on."""
+        return self.engine.federation
+
+    @cached_property
+    def clients(self) -> list[ClientModel]:
+        """Each client's own model."""
+        engine, state = self.engine, self.outcome.selected
+        facts = engine.facts(range(len(engine.federation)), state.round)
+        models = []
+        for place, shard in enumerate(engine.federation.shards):
+            rows = engine.adaptation_rows(place)
+            adapt = engine.federation.table.batch(rows[rows >= 0])
+            own = tree.take(state.private, place)
+            models.append(self._model(engine.method.personal(state.shared, own, adapt, one(facts, place)), shard.name))
+        return models
+
+    def export(self, folder: str | Path) -> list[Path]:
+        """Writes every client's model and gives the files."""
+        paths = []
+        for client in self.clients:
+            path = Path(folder) / f"client-{safe_name(client.name)}.safetensors"
+            client.save(path)
+            paths.append(path)
+        return paths
+
+    def welcome(self, x: ArrayLike, y: ArrayLike, *, rounds: int = 20, name: str = "new") -> ClientModel:
+        """Gives a client that was not in training its own model.
+
+        It starts from the shared state and the common private start, and runs `rounds` local rounds whose uploads
+        nobody averages: what is shared stays as the others made it, what is private becomes its own.
+        """
+        engine, state = self.engine, self.outcome.selected
+        device, known = engine.device, engine.federation.table
+        table = Table(x, y, classes=known.classes, name=name, white=known.white).to(device)
+        if table.shape != known.shape:
+            raise GpflError(f"client {name} has rows of shape {table.shape}; the federation has {known.shape}")
+        rows = np.arange(len(table))
+        counts = torch.bincount(table.y, minlength=table.classes).to(torch.float32)
+        method, schedule = engine.method, engine.schedule
+        private = tree.to(method.init(schedule.seed)[1], device)
+        for number in range(state.round, state.round + rounds + 1):
+            facts = (float(len(table)), counts, float(number), float(schedule.rounds))
+            client = Client(*(torch.as_tensor(value, device=device) for value in facts))
+            if number == state.round + rounds:
+                break
+            plan = schedule.plan(method.phases(), rows, number, len(engine.federation))
+            private = local_round(method, state.shared, private, table, plan, client).private
+        first = torch.from_numpy(schedule.batches(rows)[0]).to(device)
+        return self._model(method.personal(state.shared, private, table.batch(first[first >= 0]), client), name)
+
+    def _model(self, weights: Tree, name: str) -> ClientModel:
+        table = self.engine.federation.table
+        return ClientModel(self.engine.method, weights, name, table.shape, table.white)
+
+
+def safe_name(name: str) -> str:
+    """Gives a client's name as part of a file's name."""
+    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name)

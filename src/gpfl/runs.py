@@ -1,0 +1,185 @@
+"""The run folder: config.toml, federation.toml, metrics.jsonl, checkpoint, models and summary.json."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from gpfl import files, tree
+from gpfl.errors import GpflError
+from gpfl.federation import MANIFEST, Federation
+from gpfl.tree import Tree
+
+Line = dict[str, object]
+"""One evaluated round of metrics.jsonl."""
+
+
+COUNTERS = ("round", "bytes_up", "bytes_down")
+
+
+class State(NamedTuple):
+    """A run between two rounds: rounds done, the shared state, all clients' private state stacked, and the traffic so far."""
+
+    round: int
+    shared: Tree
+    private: Tree
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+class RunFolder:
+    """One run on disk. Everything but the metrics is replaced whole; metrics grow by a line and are cut back on resume."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @classmethod
+    def create(cls, path: str | Path, config: str, federation: Federation) -> RunFolder:
+        """Gives a new run's folder; one that holds anything is refused."""
+        folder = cls(path)
+        refuse_used(folder.path)
+        federation.save(folder.path / MANIFEST)
+        files.write_text(folder.path / "config.toml", config)
+        return folder
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """Gives the folder of a run that was begun."""
+        folder = cls(path)
+        if not (folder.path / "config.toml").is_file():
+            raise GpflError(f"{folder.path} holds no run (no config.toml): start one with gpfl run --out {folder.path}")
+        return folder
+
+    @property
+    def finished(self) -> bool:
+        """Tells whether the run has ended."""
+        return (self.path / "summary.json").is_file()
+
+    # Metrics.
+
+    def append(self, line: Line) -> None:
+        """Adds an evaluated round."""
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, allow_nan=False) + "\n")
+
+    def lines(self) -> list[Line]:
+        """Gives the evaluated rounds; a last line that was cut off in writing is left out."""
+        path = self.path / "metrics.jsonl"
+        if not path.exists():
+            return []
+        lines: list[Line] = []
+        for text in path.read_text(encoding="utf-8").splitlines():
+            try:
+                lines.append(json.loads(text))
+            except json.JSONDecodeError:
+                break
+        return lines
+
+    def cut_back(self, lines: list[Line]) -> None:
+        """Replaces the metrics by `lines`: rounds after the checkpoint are run again."""
+        files.write_text(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+
+    # Checkpoints.
+
+    def save_state(self, state: State, name: str = "checkpoint") -> None:
+        """Writes a state; the one before stays until this one is whole."""
+        content: Tree = {"shared": state.shared, "private": state.private}
+        facts = {name: str(getattr(state, name)) for name in COUNTERS}
+        write_tensors(self.path / f"{name}.safetensors", tree.flatten(content), facts)
+
+    def load_state(self, like: State, name: str = "checkpoint") -> State | None:
+        """Gives a saved state, checked against one of the same run; None where there is none."""
+        path = self.path / f"{name}.safetensors"
+        if not path.exists():
+            return None
+        flat, facts = read_tensors(path)
+        expected = tree.flatten({"shared": like.shared, "private": like.private})
+        if {key: t.shape for key, t in flat.items()} != {key: t.shape for key, t in expected.items()}:
+            raise GpflError(f"{path} does not belong to this run's method, net and clients: remove it to start the run over")
+        restored = tree.unflatten({key: flat[key].to(expected[key]) for key in expected})
+        counters = {name: int(facts[name]) for name in COUNTERS}
+        return State(shared=branch_or_empty(restored, "shared"), private=branch_or_empty(restored, "private"), **counters)
+
+    # Results.
+
+    def write_summary(self, summary: Mapping[str, object]) -> None:
+        """Writes summary.json; its presence says that the run has ended."""
+        files.write_text(self.path / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
+
+    def summary(self) -> dict[str, object]:
+        """Gives summary.json."""
+        return read_json(self.path / "summary.json")
+
+
+def refuse_used(path: Path) -> None:
+    """Refuses an output folder that cannot be made or that holds anything."""
+    if path.exists() and not path.is_dir():
+        raise GpflError(f"--out {path} is a file; choose a folder")
+    if path.is_dir() and any(path.iterdir()):
+        way = f"gpfl resume {path}, or choose another --out" if (path / "config.toml").exists() else "choose another --out"
+        raise GpflError(f"--out {path} is not empty and nothing is overwritten: {way}")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise GpflError(f"cannot make the folder {path}: {problem.strerror}; choose another --out") from None
+    if not os.access(path, os.W_OK):
+        raise GpflError(f"cannot write to the folder {path}; choose another --out")
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """Gives the content of a JSON file that holds an object."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise GpflError(f"cannot read {path}: {problem}") from None
+    if not isinstance(content, dict):
+        raise GpflError(f"{path} does not hold a JSON object")
+    return content
+
+
+def branch_or_empty(restored: Tree, key: str) -> Tree:
+    """Gives a branch; one that holds no tensor leaves no trace in a file."""
+    return tree.branch(restored, key) if key in restored else {}
+
+
+def checksum(flat: Mapping[str, Tensor]) -> str:
+    """Gives the crc32 of all tensors in the order of their names."""
+    total = 0
+    for key in sorted(flat):
+        total = zlib.crc32(flat[key].contiguous().numpy().data, zlib.crc32(key.encode(), total))
+    return f"{total:08x}"
+
+
+def write_tensors(path: Path, flat: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
+    """Writes tensors and facts about them as one safetensors file, atomically."""
+    content = {key: t.detach().cpu().contiguous() for key, t in flat.items()}
+    files.write_bytes(path, save(content, {**facts, "crc32": checksum(content)}))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Gives the tensors and facts of a file that `write_tensors` wrote, or says that it is damaged."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = dict(file.metadata() or {})
+            flat: dict[str, Tensor] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError, UnicodeDecodeError) as problem:
+        raise GpflError(f"{path} is damaged ({problem}): remove it to start over, or put a good copy in its place") from None
+    if facts.get("crc32") != checksum(flat):
+        raise GpflError(
+            f"{path} is damaged (its checksum does not match): remove it to start over, or put a good copy in its place"
+        )
+    return flat, facts
+
+
+def device_name(device: torch.device) -> str:
+    """Gives the device in words."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -1,0 +1,67 @@
+"""Schedules: who joins a round and which rows they train on in which order, pure functions of (seed, round, client)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpfl.data.table import Rows
+from gpfl.method import Phase
+from gpfl.randomness import generator
+
+Plan = list[Rows]
+"""For each phase the row numbers of every step, (steps, width); -1 pads a short batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Who trains when on what."""
+
+    seed: int
+    rounds: int
+    batch_size: int = 10
+    join: float | tuple[float, float] = 1.0
+    shuffle: bool = True
+    drop_last: bool = True
+
+    def cohort(self, round: int, clients: int) -> list[int]:
+        """Gives the clients of a round in ascending order: a fixed share, or a number drawn from the range of shares."""
+        draw = generator(self.seed, "cohort", round)
+        if isinstance(self.join, tuple):
+            low, high = (max(1, int(share * clients)) for share in self.join)
+            size = int(draw.integers(low, high, endpoint=True))
+        else:
+            size = max(1, int(self.join * clients))
+        if size == clients:
+            return list(range(clients))
+        return sorted(int(c) for c in draw.choice(clients, size, replace=False))
+
+    def plan(self, phases: Sequence[Phase], rows: Rows, round: int, client: int) -> Plan:
+        """Gives a client's steps. Every phase sees the same orders, so that phases added to a method leave the others alone."""
+        epochs = max(phase.epochs for phase in phases)
+        draw = generator(self.seed, "batches", round, client)
+        orders = [draw.permutation(rows) if self.shuffle else rows for _ in range(epochs)]
+        return [np.concatenate([self.batches(order, phase.batches) for order in orders[: phase.epochs]]) for phase in phases]
+
+    def batches(self, rows: Rows, per_step: int = 1) -> Rows:
+        """Gives rows in steps of `per_step` batches, (steps, width).
+
+        A last partial step is dropped, but a client's only batch is kept: it would never train otherwise. Steps of
+        several batches are never short.
+        """
+        width = self.batch_size * per_step
+        whole = len(rows) // width
+        steps = rows[: whole * width].reshape(whole, width)
+        short = rows[whole * width :]
+        if per_step > 1 or len(short) == 0 or (self.drop_last and whole):
+            return steps
+        padded = np.full((1, width), -1, dtype=np.int64)
+        padded[0, : len(short)] = short
+        return np.concatenate([steps, padded])
+
+    def used(self, rows: Rows) -> Rows:
+        """Gives the rows that an unshuffled pass trains on."""
+        steps = self.batches(rows).ravel()
+        return steps[steps >= 0]

@@ -1,0 +1,222 @@
+"""A run: rounds, evaluation at the start of each, checkpoints, and exact resumption."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NoReturn, Protocol, cast
+
+import torch
+
+from gpfl import tree
+from gpfl.config import RunOptions
+from gpfl.engine import Engine, Setting
+from gpfl.engine.base import Cohort
+from gpfl.errors import GpflError
+from gpfl.evaluate import Evaluation, best, mean_of_last
+from gpfl.runs import Line, RunFolder, State, device_name
+
+
+class Watch(Protocol):
+    """Someone who is told how a run goes."""
+
+    def line(self, line: Line, rounds: int) -> None:
+        """Is told of an evaluated round."""
+
+
+class Silent:
+    """Nobody watches."""
+
+    def line(self, line: Line, rounds: int) -> None:
+        """Says nothing."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished run: its last state, the state whose models are kept, every evaluated round and the summary."""
+
+    last: State
+    selected: State
+    lines: list[Line]
+    summary: dict[str, object]
+
+
+@dataclass
+class Simulation:
+    """Runs a setting from its last checkpoint to its end."""
+
+    setting: Setting
+    engine: Engine
+    options: RunOptions
+    patience: int = 0
+    folder: RunFolder | None = None
+    watch: Watch = field(default_factory=Silent)
+    facts: Mapping[str, object] = field(default_factory=dict)  # what the summary says besides the results
+    lines: list[Line] = field(default_factory=list)
+
+    def run(self) -> Outcome:
+        """Gives the finished run."""
+        state, selected = self._start()
+        rounds = self.setting.schedule.rounds
+        cohort: Cohort | None = None
+        self._clock = time.perf_counter()
+        while True:
+            due = state.round % self.options.eval_every == 0 or state.round == rounds
+            if due and not (self.lines and self.lines[-1]["round"] == state.round):
+                self._evaluate(state, cohort)
+                if self.selects != "last" and best(self.scores(self.selects)) == len(self.lines) - 1:
+                    selected = state
+            ended = state.round == rounds or self._out_of_patience()
+            if ended or state.round % self.options.checkpoint_every == 0:
+                self._save(state, selected)
+            if ended:
+                break
+            state, cohort = self._round(state)
+        selected = state if self.selects == "last" else selected
+        return Outcome(state, selected, self.lines, self._summary(selected))
+
+    def reopen(self) -> Outcome:
+        """Gives a run that has finished, from its folder."""
+        if self.folder is None:
+            raise GpflError("a run without a folder cannot be opened again")
+        state, selected = self._start()
+        summary = self.folder.summary()
+        return Outcome(state, state if self.selects == "last" else selected, self.lines, summary)
+
+    @property
+    def selects(self) -> str:
+        """What decides which round's models are kept: last, validation or test."""
+        if self.options.select != "auto":
+            return self.options.select
+        return "validation" if self.setting.federation.validates else "last"
+
+    def scores(self, part: str) -> list[float]:
+        """Gives the accuracies of all evaluated rounds on test or validation rows."""
+        return [number(line, "accuracy" if part == "test" else part) for line in self.lines]
+
+    def _start(self) -> tuple[State, State]:
+        """Gives the state to go on from and the state selected so far."""
+        device = self.setting.device
+        shared, private = self.setting.method.init(self.options.seed)
+        everyone = tree.repeat(private, len(self.setting.federation))
+        first = State(0, tree.to(shared, device), tree.to(everyone, device))
+        if self.folder is None:
+            return first, first
+        state = self.folder.load_state(first) or first
+        chosen = self.folder.load_state(first, "selected") if self.selects != "last" else None
+        saved = self.folder.lines() if state is not first else []
+        self.lines = [line for line in saved if number(line, "round") <= state.round]
+        self.folder.cut_back(self.lines)
+        return state, chosen or state
+
+    def _round(self, state: State) -> tuple[State, Cohort]:
+        """Gives the state after one more round."""
+        method, everyone = self.setting.method, len(self.setting.federation)
+        clients = self.setting.schedule.cohort(state.round, everyone)
+        index = torch.as_tensor(clients, device=self.setting.device)
+        cohort = self.engine.train(state.shared, tree.take(state.private, index), clients, state.round)
+        self._refuse_nan(cohort, clients, state.round)
+        private = cohort.private
+        if len(clients) < everyone:
+            # A state that may be kept as the selected one must not change under it.
+            private = state.private if self.selects == "last" else tree.map_leaves(torch.clone, state.private)
+            tree.put_(private, index, cohort.private)
+        up = state.bytes_up + len(clients) * tree.count_bytes(cohort.mean)
+        down = state.bytes_down + len(clients) * tree.count_bytes(state.shared)
+        return State(state.round + 1, method.aggregate(state.shared, cohort.mean), private, up, down), cohort
+
+    def _evaluate(self, state: State, cohort: Cohort | None) -> None:
+        """Adds the line of a round; `cohort` is the outcome of the round before it."""
+        test = self._judge(state, "test")
+        line: Line = {"round": state.round, "accuracy": test.accuracy, "loss": test.loss}
+        if self.setting.federation.validates:
+            line["validation"] = self._judge(state, "validation").accuracy
+        line |= {"mean": test.mean, "std": test.std, "cov": test.cov, "clients": test.clients.tolist()}
+        if cohort is not None:
+            line["train"] = {name: float(values.mean()) for name, values in cohort.terms.items()}
+            line["joined"] = len(next(iter(cohort.terms.values())))
+        now = time.perf_counter()
+        line |= {"bytes_up": state.bytes_up, "bytes_down": state.bytes_down, "seconds": round(now - self._clock, 4)}
+        self._clock = now
+        self.lines.append(line)
+        if self.folder:
+            self.folder.append(line)
+        self.watch.line(line, self.setting.schedule.rounds)
+
+    def _judge(self, state: State, part: str) -> Evaluation:
+        """Gives the scores on the rows of `part`, none of them NaN."""
+        scores = self.engine.evaluate(state.shared, state.private, state.round, part)
+        for place, loss in enumerate(scores.loss_sum):
+            if not math.isfinite(loss):
+                self._stop(f"the model of client {self._name(place)} has loss {loss} on its {part} rows", state.round)
+        return scores
+
+    def _refuse_nan(self, cohort: Cohort, clients: list[int], round: int) -> None:
+        """Stops the run where a client's training loss is not a number."""
+        for name, values in cohort.terms.items():
+            bad = (~torch.isfinite(values)).nonzero().flatten().tolist()
+            if bad:
+                place = bad[0]
+                self._stop(f"the loss of client {self._name(clients[place])} is {float(values[place])} (term '{name}')", round)
+
+    def _stop(self, what: str, round: int) -> NoReturn:
+        kept = ""
+        if self.folder:
+            checkpoint = self.folder.path / "checkpoint.safetensors"
+            kept = f"; the last good checkpoint is kept in {checkpoint}" if checkpoint.exists() else ""
+        raise GpflError(f"round {round}: {what}: lower --lr (now {self.setting.method.lr:g}) or check the data{kept}")
+
+    def _name(self, client: int) -> str:
+        return self.setting.federation.shards[client].name
+
+    def _out_of_patience(self) -> bool:
+        """Tells whether the accuracy (on validation rows, where there are some) has not risen for too long."""
+        if not self.patience or not self.lines:
+            return False
+        part = "validation" if self.setting.federation.validates else "test"
+        risen = number(self.lines[best(self.scores(part))], "round")
+        return number(self.lines[-1], "round") - risen >= self.patience
+
+    def _save(self, state: State, selected: State) -> None:
+        if self.folder:
+            if self.selects != "last":
+                self.folder.save_state(selected, "selected")
+            self.folder.save_state(state)
+
+    def _summary(self, selected: State) -> dict[str, object]:
+        """Gives the content of summary.json; accuracies are shares of one."""
+        test = self.scores("test")
+        top = self.lines[best(test)]
+        chosen = next((line for line in self.lines if line["round"] == selected.round), self.lines[-1])
+        last = self.lines[-1]
+        validation = {}
+        if self.setting.federation.validates:
+            line = self.lines[best(self.scores("validation"))]
+            validation = {"validation_best_round": line["round"], "validation_best_accuracy": line["accuracy"]}
+        return {
+            **self.facts,
+            "best_round": top["round"],
+            "best_accuracy": top["accuracy"],
+            "std": top["std"],
+            "cov": top["cov"],
+            "last_accuracy": last["accuracy"],
+            "last_ten_accuracy": mean_of_last(test),
+            **validation,
+            "selected_by": self.selects,
+            "selected_round": selected.round,
+            "selected_accuracy": chosen["accuracy"],
+            "rounds": last["round"],
+            "seconds": round(sum(number(line, "seconds") for line in self.lines), 3),
+            "bytes_up": last["bytes_up"],
+            "bytes_down": last["bytes_down"],
+            "engine": self.engine.name,
+            "device": device_name(self.setting.device),
+            "seed": self.options.seed,
+        }
+
+
+def number(line: Line, key: str) -> float:
+    """Gives a number of a line."""
+    return cast(float, line[key])

@@ -1,0 +1,125 @@
+"""Arithmetic on trees: nested dicts of tensors, the one form in which state is held, sent and saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias, Union
+
+import torch
+from torch import Tensor
+
+Tree: TypeAlias = dict[str, Union["Tree", Tensor]]
+
+SEPARATOR = "/"
+
+
+def map_leaves(function: Callable[..., Tensor], first: Tree, *others: Tree) -> Tree:
+    """Gives the tree of `function(leaf, …)` over trees of the same shape."""
+    out: Tree = {}
+    for key, value in first.items():
+        rest = [other[key] for other in others]
+        if isinstance(value, dict):
+            out[key] = map_leaves(function, value, *rest)  # type: ignore[arg-type]
+        else:
+            out[key] = function(value, *rest)
+    return out
+
+
+def leaves(tree: Tree) -> Iterator[Tensor]:
+    """Gives every tensor of the tree, in the order of its keys."""
+    for value in tree.values():
+        if isinstance(value, dict):
+            yield from leaves(value)
+        else:
+            yield value
+
+
+def branch(tree: Tree, key: str) -> Tree:
+    """Gives the subtree under `key`."""
+    value = tree[key]
+    if not isinstance(value, dict):
+        raise TypeError(f"'{key}' is a tensor, not a subtree")
+    return value
+
+
+def leaf(tree: Tree, key: str) -> Tensor:
+    """Gives the tensor under `key`."""
+    value = tree[key]
+    if isinstance(value, dict):
+        raise TypeError(f"'{key}' is a subtree, not a tensor")
+    return value
+
+
+def pick(tree: Tree, keys: Sequence[str]) -> Tree:
+    """Gives the part of the tree under those of `keys` that it has."""
+    return {key: tree[key] for key in keys if key in tree}
+
+
+def drop(tree: Tree, keys: Sequence[str]) -> Tree:
+    """Gives the tree without `keys`."""
+    return {key: value for key, value in tree.items() if key not in keys}
+
+
+def flatten(tree: Tree, prefix: str = "") -> dict[str, Tensor]:
+    """Gives one flat dict, paths joined by '/'; the form that safetensors takes."""
+    flat: dict[str, Tensor] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat.update(flatten(value, f"{prefix}{key}{SEPARATOR}"))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def unflatten(flat: dict[str, Tensor]) -> Tree:
+    """Gives the tree back that `flatten` made flat (branches without a tensor are gone)."""
+    out: Tree = {}
+    for path, value in flat.items():
+        *parents, name = path.split(SEPARATOR)
+        here = out
+        for parent in parents:
+            here = here.setdefault(parent, {})  # type: ignore[assignment]
+        here[name] = value
+    return out
+
+
+def repeat(tree: Tree, times: int) -> Tree:
+    """Gives `times` equal copies stacked on a new first axis."""
+    return map_leaves(lambda t: t.unsqueeze(0).repeat(times, *[1] * t.dim()), tree)
+
+
+def stack(trees: Sequence[Tree]) -> Tree:
+    """Gives the trees stacked on a new first axis."""
+    return map_leaves(lambda *ts: torch.stack(ts), trees[0], *trees[1:])
+
+
+def concatenate(trees: Sequence[Tree]) -> Tree:
+    """Gives stacked trees joined along their first axis."""
+    return trees[0] if len(trees) == 1 else map_leaves(lambda *ts: torch.cat(ts), trees[0], *trees[1:])
+
+
+def take(tree: Tree, index: int | slice | Tensor) -> Tree:
+    """Gives the entries `index` of every leaf's first axis."""
+    return map_leaves(lambda t: t[index], tree)
+
+
+def put_(tree: Tree, index: Tensor, values: Tree) -> None:
+    """Writes `values` over the entries `index` of the first axis, in place: private state can be larger than a copy allows."""
+    for target, source in zip(leaves(tree), leaves(values), strict=True):
+        target.index_copy_(0, index, source)
+
+
+def weighted_mean(stacked: Tree, weights: Tensor) -> Tree:
+    """Gives the mean over the first axis, with weights scaled to sum to one."""
+    shares = weights / weights.sum()
+    return map_leaves(lambda t: torch.tensordot(shares.to(t.dtype), t, dims=1), stacked)
+
+
+def count_bytes(tree: Tree) -> int:
+    """Gives the bytes that the tree takes on the wire."""
+    return sum(t.numel() * t.element_size() for t in leaves(tree))
+
+
+def to(tree: Tree, device: torch.device) -> Tree:
+    """Gives the tree on `device`."""
+    return map_leaves(lambda t: t.to(device), tree)
