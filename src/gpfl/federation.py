@@ -53,6 +53,7 @@ class Federation:
             raise GpflError("a federation needs at least one client")
         for shard in self.shards:
             check_shard(shard, len(table))
+        check_disjoint(self.shards, len(table))
 
     def __len__(self) -> int:
         return len(self.shards)
@@ -111,6 +112,10 @@ class Federation:
         except (KeyError, TypeError, ValueError) as problem:
             raise GpflError(f"{path} is not a federation manifest of format 1 (missing or wrong: {problem})") from None
         if table is None:
+            if name not in DATA:
+                raise GpflError(
+                    f"{path} divides the data '{name}', which were given in Python: give the federation again there"
+                )
             table = load_data(name)
         if table.digest != digest:
             raise GpflError(
@@ -122,7 +127,7 @@ class Federation:
 
 
 def federate(
-    data: str | Table | Sequence[Arrays] | Mapping[str, Arrays], *, split: str = "pathological", **settings: object
+    data: str | Table | Sequence[Arrays] | Mapping[str, Arrays], *, split: str | None = None, **settings: object
 ) -> Federation:
     """Gives a federation: a named data set or a table divided by a split, or arrays that lie with their clients already.
 
@@ -130,10 +135,15 @@ def federate(
     bring (x, y) are divided into training and test rows; clients that bring (x_train, y_train, x_test, y_test) stay so.
     """
     if isinstance(data, (str, Table)):
-        if split not in SPLITS:
-            raise GpflError(f"unknown split '{split}'; {did_you_mean(split, SPLITS)}")
+        name = split or "pathological"
+        if name not in SPLITS:
+            raise GpflError(f"unknown split '{name}'; {did_you_mean(name, SPLITS)}")
         table = load_data(data) if isinstance(data, str) else data
-        return divide(table, options.build(SPLITS[split], settings, "split"))
+        return divide(table, options.build(SPLITS[name], settings, "split"))
+    if split is not None:
+        raise GpflError(
+            f"split is '{split}', but these arrays lie with their clients already: leave split out, or give a Table"
+        )
     return gather(data, options.build(Split, {**settings, "clients": len(data)}, "split"))
 
 
@@ -184,8 +194,8 @@ def gather(clients: Sequence[Arrays] | Mapping[str, Arrays], split: Split) -> Fe
 
 def cut(name: str, rows: Rows, split: Split, number: int) -> Shard:
     """Gives a client's rows in random order, not stratified, as training, validation and test rows."""
-    shuffled = generator(split.seed, "split", number).permutation(rows)
-    kept = int((1 - split.test) * len(rows))
+    shuffled = generator(split.seed, "cut", number).permutation(rows)
+    kept = int((1 - split.test) * len(rows) + 1e-9)  # (1 - 0.8) * 5 is a little less than 1
     train, validation = keep_back(shuffled[:kept], split, number)
     return Shard(name, train, validation, shuffled[kept:])
 
@@ -203,10 +213,10 @@ def keep_back(rows: Rows, split: Split, number: int) -> tuple[Rows, Rows]:
 
 def as_rows(values: Sequence[int]) -> Rows:
     """Gives row numbers as an array."""
-    rows = np.asarray(values, dtype=np.int64)
-    if rows.ndim != 1:
+    rows = np.asarray(values)
+    if rows.ndim != 1 or (len(rows) and rows.dtype.kind != "i"):
         raise ValueError("row numbers")
-    return rows
+    return rows.astype(np.int64)
 
 
 def check_shard(shard: Shard, total: int) -> None:
@@ -218,7 +228,22 @@ def check_shard(shard: Shard, total: int) -> None:
                 "give it more rows, leave it out, or change --clients or the share for --test"
             )
     rows = np.concatenate([shard.part(part) for part in PARTS])
-    if rows.min() < 0 or rows.max() >= total:
-        raise GpflError(f"client {shard.name} has row {int(rows.max())}; the table has rows 0 to {total - 1}")
+    outside = rows[(rows < 0) | (rows >= total)]
+    if len(outside):
+        raise GpflError(f"client {shard.name} has row {int(outside[0])}; the table has rows 0 to {total - 1}")
     if len(np.unique(rows)) != len(rows):
         raise GpflError(f"client {shard.name} has a row twice; training, validation and test rows must be disjoint")
+
+
+def check_disjoint(shards: Sequence[Shard], total: int) -> None:
+    """Refuses a row that two clients hold: one's test row may be the other's training row."""
+    owner = np.full(total, -1)
+    for number, shard in enumerate(shards):
+        rows = np.concatenate([shard.part(part) for part in PARTS])
+        taken = rows[owner[rows] >= 0]
+        if len(taken):
+            first = shards[owner[taken[0]]].name
+            raise GpflError(
+                f"row {int(taken[0])} belongs to client {first} and to client {shard.name}; clients must be disjoint"
+            )
+        owner[rows] = number

@@ -22,6 +22,9 @@ from gpfl.tree import Tree
 Parts = dict[str, nn.Module]
 Shape = tuple[int, ...]
 
+MISFITS = (RuntimeError, ValueError, IndexError)
+"""What torch's layers raise for inputs of a shape that they cannot take."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
@@ -98,7 +101,7 @@ class Net:
         with torch.no_grad():
             try:
                 features = self._frozen["base"](example)
-            except RuntimeError as problem:
+            except MISFITS as problem:
                 raise GpflError(
                     f"net '{self.name}' cannot take inputs of shape {tuple(example.shape[1:])}: {first_line(problem)}"
                 ) from None
@@ -109,7 +112,7 @@ class Net:
                 )
             try:
                 logits = self._frozen["head"](features)
-            except RuntimeError as problem:
+            except MISFITS as problem:
                 raise GpflError(
                     f"the head of net '{self.name}' cannot take {features.shape[1]} features: {first_line(problem)}"
                 ) from None
@@ -127,13 +130,14 @@ class Model:
         self.net, self.weights, self.training = net, weights, training
         stats = weights.get("stats", {})
         self.stats: Tree = dict(stats) if isinstance(stats, dict) else {}
+        self.kept: Tree = {}  # what an objective wants back besides its terms
 
     def __getitem__(self, part: str) -> Tree:
         return tree.branch(self.weights, part)
 
-    def __call__(self, part: str, x: Tensor) -> Tensor:
-        """Gives the output of a part of the net."""
-        state: dict[str, Tensor] = dict(self[part])  # type: ignore[arg-type]
+    def __call__(self, part: str, x: Tensor, weights: Tree | None = None) -> Tensor:
+        """Gives the output of a part of the net, with the model's weights for it or with others."""
+        state: dict[str, Tensor] = dict(self[part] if weights is None else weights)  # type: ignore[arg-type]
         stats = tree.branch(self.stats, part) if part in self.stats else {}
         if self.training and stats:
             stats = tree.map_leaves(torch.clone, stats)  # BatchNorm writes into what it is given
@@ -168,7 +172,7 @@ def check_parts(parts: Parts) -> None:
         for name, layer in module.named_modules():
             where = f"{part}.{name}" if name else part
             rate = layer.p if isinstance(layer, _DropoutNd) else getattr(layer, "dropout", 0)
-            if isinstance(rate, float) and rate > 0:
+            if isinstance(rate, (int, float)) and rate > 0:
                 raise GpflError(f"layer '{where}' has dropout {rate:g}; runs must be repeatable per client: set it to 0")
             if isinstance(layer, _NormBase) and layer.track_running_stats and layer.momentum is None:
                 raise GpflError(f"layer '{where}' has momentum None; give it a number such as 0.1")
@@ -189,7 +193,7 @@ def split_module(module: nn.Module, head: str | None, example: Tensor) -> Parts:
         whole, base_, head_ = copy.deepcopy(module).eval(), copy.deepcopy(base).eval(), copy.deepcopy(parts["head"]).eval()
         try:
             same = torch.allclose(whole(example), head_(base_(example)), atol=1e-5)
-        except RuntimeError as problem:
+        except MISFITS as problem:
             raise GpflError(f"the net cannot be cut at '{name}': {first_line(problem)}; name its head: head='…'") from None
     if not same:
         raise GpflError(f"'{name}' is not the last thing the net does, so it cannot be its head; name another: head='…'")

@@ -11,9 +11,10 @@ import numpy.typing as npt
 from gpfl.data.table import Rows
 from gpfl.errors import GpflError
 from gpfl.options import option
+from gpfl.randomness import LARGEST_SEED
 
 Labels = npt.NDArray[np.int64]
-DRAWS = 1000
+DRAWS = 5000
 """How often a Dirichlet split is drawn before it is called impossible."""
 
 
@@ -26,7 +27,7 @@ class Split:
     clients: int = option(20, "number of clients", symbol="N", least=1)
     test: float = option(0.25, "share of each client's rows kept for testing", above=0.0, most=0.9)
     validation: float = option(0.0, "share of each client's training rows kept for choosing a round", least=0.0, most=0.9)
-    seed: int = option(1, "seed of the split; trials with other seeds share one split", least=0)
+    seed: int = option(1, "seed of the split; trials with other seeds share one split", least=0, most=LARGEST_SEED)
 
     def assign(self, labels: Labels, classes: int, draw: np.random.Generator) -> list[Rows]:
         """Gives each client's rows: disjoint, and all of the table."""
@@ -73,7 +74,7 @@ class Pathological(Split):
             cuts = np.linspace(0, count, takers + 1).astype(int)
             sizes = [int(size) for size in np.diff(cuts)]
         else:
-            low, high = int(max(mean / 10, 40 / classes)), int(mean)
+            low, high = max(1, int(max(mean / 10, 40 / classes))), int(mean)
             if low >= high and takers > 1:
                 raise GpflError(
                     f"class {label} has {count} rows for {takers} clients, {mean:.1f} each; unequal shares need more than "
@@ -107,32 +108,43 @@ class Dirichlet(Split):
                 f"{self.clients} clients × {fewest} rows = {fewest * self.clients}, but the table has {total} rows: "
                 "lower --clients or --min-rows"
             )
-        members = [np.flatnonzero(labels == label) for label in range(classes)]
+        counts = np.bincount(labels, minlength=classes)
         closest = 0
         for _ in range(DRAWS):
-            rows = self._draw(members, total, draw)
-            smallest = min(len(part) for part in rows)
+            sizes = self._draw_sizes(counts, draw)
+            smallest = int(sizes.sum(0).min())
             if smallest >= fewest:
-                return rows
+                return self._deal(labels, sizes, draw)
             closest = max(closest, smallest)
         raise GpflError(
             f"none of {DRAWS} draws with beta {self.beta:g} gave each of {self.clients} clients {fewest} rows "
             f"(the best gave its smallest client {closest}): raise --beta, or lower --clients or --min-rows"
         )
 
-    def _draw(self, members: list[Rows], total: int, draw: np.random.Generator) -> list[Rows]:
-        parts: list[list[Rows]] = [[] for _ in range(self.clients)]
+    def _draw_sizes(self, counts: Labels, draw: np.random.Generator) -> Labels:
+        """Gives the rows of each class that each client gets, (classes, clients)."""
+        sizes = np.zeros((len(counts), self.clients), dtype=np.int64)
         held = np.zeros(self.clients, dtype=np.int64)
-        for rows in members:
+        full = counts.sum() / self.clients
+        for label in np.flatnonzero(counts):
             shares = draw.dirichlet(np.full(self.clients, self.beta))
             if self.cap:
-                shares = np.where(held < total / self.clients, shares, 0.0)
+                shares = np.where(held < full, shares, 0.0)
             if shares.sum() == 0:  # all weight fell on clients that are full
-                shares = (held < total / self.clients).astype(float)
-            cuts = (np.cumsum(shares / shares.sum()) * len(rows)).astype(int)[:-1]
-            for client, part in enumerate(np.split(draw.permutation(rows), cuts)):
+                shares = (held < full).astype(float)
+            cuts = (np.cumsum(shares / shares.sum()) * counts[label]).astype(int)
+            cuts[-1] = counts[label]
+            sizes[label] = np.diff(cuts, prepend=0)
+            held += sizes[label]
+        return sizes
+
+    def _deal(self, labels: Labels, sizes: Labels, draw: np.random.Generator) -> list[Rows]:
+        """Gives each client its number of rows of each class, drawn at random."""
+        parts: list[list[Rows]] = [[] for _ in range(self.clients)]
+        for label, wanted in enumerate(sizes):
+            members = draw.permutation(np.flatnonzero(labels == label))
+            for client, part in enumerate(np.split(members, np.cumsum(wanted)[:-1])):
                 parts[client].append(part)
-                held[client] += len(part)
         return [np.concatenate(part) for part in parts]
 
 
@@ -142,7 +154,7 @@ SPLITS: dict[str, type[Split]] = {split.name: split for split in (Pathological, 
 def deal_classes(clients: int, classes: int, per_client: int) -> list[list[int]]:
     """Gives the clients of each class: the first that have room, but a client that needs every class left is served before.
 
-    The places are spread over the classes as evenly as they can be; where they divide, this is the authors' rule.
+    The places are spread over the classes as evenly as they can be; where the authors' rule fills every place, this is it.
     """
     room = np.full(clients, per_client)
     ends = [round_half_up(clients * per_client * (label + 1), classes) for label in range(classes)]

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 
-PURPOSES = ("split", "cohort", "batches", "weights", "validation", "embeddings", "valve", "subset")
+PURPOSES = ("split", "cut", "validation", "cohort", "batches", "weights", "embeddings", "valve", "contexts")
+LARGEST_SEED = 2**32 - 1
+"""A larger number would run over into the words that hold purpose and key."""
 
 
 def generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
     """Gives numpy's generator for one purpose, for example (seed, "batches", round, client)."""
-    return np.random.default_rng([seed, PURPOSES.index(purpose), *key])
+    if purpose not in PURPOSES:
+        raise ValueError(f"'{purpose}' is not in PURPOSES")
+    # numpy does not tell a trailing 0 from none, so the length of the key is part of it.
+    return np.random.default_rng([seed, zlib.crc32(purpose.encode()), len(key), *key])
 
 
 def torch_seed(seed: int, purpose: str, *key: int) -> int:

@@ -7,7 +7,7 @@ import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,6 +22,9 @@ from gpfl.tree import Tree
 Line = dict[str, object]
 """One evaluated round of metrics.jsonl."""
 
+
+ABOUT = "gpfl"
+"""The key of a safetensors file's metadata that holds the facts, as JSON: several keys would have no fixed order."""
 
 COUNTERS = ("round", "bytes_up", "bytes_down")
 
@@ -46,6 +49,7 @@ class RunFolder:
     def create(cls, path: str | Path, config: str, federation: Federation) -> RunFolder:
         """Gives a new run's folder; one that holds anything is refused."""
         folder = cls(path)
+        clear_stump(folder.path)
         refuse_used(folder.path)
         federation.save(folder.path / MANIFEST)
         files.write_text(folder.path / "config.toml", config)
@@ -68,8 +72,14 @@ class RunFolder:
 
     def append(self, line: Line) -> None:
         """Adds an evaluated round."""
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, allow_nan=False) + "\n")
+        path = self.path / "metrics.jsonl"
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line, allow_nan=False) + "\n")
+                file.flush()
+                os.fsync(file.fileno())  # a checkpoint must not outlive the rounds before it
+        except OSError as problem:
+            raise GpflError(f"cannot write {path}: {problem.strerror}; make room and gpfl resume {self.path}") from None
 
     def lines(self) -> list[Line]:
         """Gives the evaluated rounds; a last line that was cut off in writing is left out."""
@@ -77,11 +87,14 @@ class RunFolder:
         if not path.exists():
             return []
         lines: list[Line] = []
-        for text in path.read_text(encoding="utf-8").splitlines():
+        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                lines.append(json.loads(text))
+                line = json.loads(text)
             except json.JSONDecodeError:
                 break
+            if not isinstance(line, dict) or "round" not in line:
+                break
+            lines.append(line)
         return lines
 
     def cut_back(self, lines: list[Line]) -> None:
@@ -93,7 +106,7 @@ class RunFolder:
     def save_state(self, state: State, name: str = "checkpoint") -> None:
         """Writes a state; the one before stays until this one is whole."""
         content: Tree = {"shared": state.shared, "private": state.private}
-        facts = {name: str(getattr(state, name)) for name in COUNTERS}
+        facts = {name: getattr(state, name) for name in COUNTERS}
         write_tensors(self.path / f"{name}.safetensors", tree.flatten(content), facts)
 
     def load_state(self, like: State, name: str = "checkpoint") -> State | None:
@@ -106,7 +119,10 @@ class RunFolder:
         if {key: t.shape for key, t in flat.items()} != {key: t.shape for key, t in expected.items()}:
             raise GpflError(f"{path} does not belong to this run's method, net and clients: remove it to start the run over")
         restored = tree.unflatten({key: flat[key].to(expected[key]) for key in expected})
-        counters = {name: int(facts[name]) for name in COUNTERS}
+        try:
+            counters = {name: int(cast(int, facts[name])) for name in COUNTERS}
+        except (KeyError, ValueError, TypeError):
+            raise GpflError(f"{path} is not a checkpoint of gpfl: remove it to start the run over") from None
         return State(shared=branch_or_empty(restored, "shared"), private=branch_or_empty(restored, "private"), **counters)
 
     # Results.
@@ -122,17 +138,27 @@ class RunFolder:
 
 def refuse_used(path: Path) -> None:
     """Refuses an output folder that cannot be made or that holds anything."""
-    if path.exists() and not path.is_dir():
-        raise GpflError(f"--out {path} is a file; choose a folder")
-    if path.is_dir() and any(path.iterdir()):
-        way = f"gpfl resume {path}, or choose another --out" if (path / "config.toml").exists() else "choose another --out"
-        raise GpflError(f"--out {path} is not empty and nothing is overwritten: {way}")
     try:
+        if path.exists() and not path.is_dir():
+            raise GpflError(f"--out {path} is a file; choose a folder")
+        if path.is_dir() and any(path.iterdir()):
+            way = f"gpfl resume {path}, or choose another --out" if (path / "config.toml").exists() else "choose another --out"
+            raise GpflError(f"--out {path} is not empty and nothing is overwritten: {way}")
         path.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise GpflError(f"cannot make the folder {path}: {problem.strerror}; choose another --out") from None
     if not os.access(path, os.W_OK):
         raise GpflError(f"cannot write to the folder {path}; choose another --out")
+
+
+def clear_stump(path: Path) -> None:
+    """Removes what a run leaves that was killed before its config.toml was written, and nothing else."""
+    if not path.is_dir() or (path / "config.toml").exists():
+        return
+    left = list(path.iterdir())
+    if all(file.name == MANIFEST or file.name.startswith((f".{MANIFEST}.", ".config.toml.")) for file in left):
+        for file in left:
+            file.unlink()
 
 
 def read_json(path: Path) -> dict[str, object]:
@@ -151,29 +177,32 @@ def branch_or_empty(restored: Tree, key: str) -> Tree:
     return tree.branch(restored, key) if key in restored else {}
 
 
-def checksum(flat: Mapping[str, Tensor]) -> str:
-    """Gives the crc32 of all tensors in the order of their names."""
-    total = 0
+def checksum(flat: Mapping[str, Tensor], facts: Mapping[str, object]) -> str:
+    """Gives the crc32 of the facts and of all tensors with their types and shapes, in the order of their names."""
+    total = zlib.crc32(json.dumps(dict(facts), sort_keys=True).encode())
     for key in sorted(flat):
-        total = zlib.crc32(flat[key].contiguous().numpy().data, zlib.crc32(key.encode(), total))
+        total = zlib.crc32(f"{key} {flat[key].dtype} {tuple(flat[key].shape)}".encode(), total)
+        total = zlib.crc32(flat[key].contiguous().numpy().data, total)
     return f"{total:08x}"
 
 
-def write_tensors(path: Path, flat: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
-    """Writes tensors and facts about them as one safetensors file, atomically."""
+def write_tensors(path: Path, flat: Mapping[str, Tensor], facts: Mapping[str, object]) -> None:
+    """Writes tensors and facts about them as one safetensors file, atomically; equal content gives equal bytes."""
     content = {key: t.detach().cpu().contiguous() for key, t in flat.items()}
-    files.write_bytes(path, save(content, {**facts, "crc32": checksum(content)}))
+    about = json.dumps({**facts, "crc32": checksum(content, facts)}, sort_keys=True)
+    files.write_bytes(path, save(content, {ABOUT: about}))
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
     """Gives the tensors and facts of a file that `write_tensors` wrote, or says that it is damaged."""
     try:
         with safe_open(path, framework="pt") as file:
-            facts = dict(file.metadata() or {})
-            flat: dict[str, Tensor] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            facts: dict[str, object] = json.loads((file.metadata() or {}).get(ABOUT, "{}"))
+            # Clones lie where torch puts tensors: sums over unaligned memory differ in their last bits.
+            flat: dict[str, Tensor] = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, UnicodeDecodeError) as problem:
         raise GpflError(f"{path} is damaged ({problem}): remove it to start over, or put a good copy in its place") from None
-    if facts.get("crc32") != checksum(flat):
+    if facts.pop("crc32", "") != checksum(flat, facts):
         raise GpflError(
             f"{path} is damaged (its checksum does not match): remove it to start over, or put a good copy in its place"
         )

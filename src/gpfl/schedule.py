@@ -30,10 +30,10 @@ class Schedule:
         """Gives the clients of a round in ascending order: a fixed share, or a number drawn from the range of shares."""
         draw = generator(self.seed, "cohort", round)
         if isinstance(self.join, tuple):
-            low, high = (max(1, int(share * clients)) for share in self.join)
+            low, high = (part_of(share, clients) for share in self.join)
             size = int(draw.integers(low, high, endpoint=True))
         else:
-            size = max(1, int(self.join * clients))
+            size = part_of(self.join, clients)
         if size == clients:
             return list(range(clients))
         return sorted(int(c) for c in draw.choice(clients, size, replace=False))
@@ -61,7 +61,16 @@ class Schedule:
         padded[0, : len(short)] = short
         return np.concatenate([steps, padded])
 
+    def rows_needed(self, phases: Sequence[Phase]) -> int:
+        """Gives the fewest training rows with which a client has a step in every phase."""
+        return max(self.batch_size * phase.batches if phase.batches > 1 else 1 for phase in phases)
+
     def used(self, rows: Rows) -> Rows:
         """Gives the rows that an unshuffled pass trains on."""
         steps = self.batches(rows).ravel()
         return steps[steps >= 0]
+
+
+def part_of(share: float, clients: int) -> int:
+    """Gives the whole part of share × clients, at least one client; 0.29 × 100 is 29 though binary fractions say 28.99…."""
+    return max(1, int(share * clients + 1e-9))

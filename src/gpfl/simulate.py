@@ -59,6 +59,8 @@ class Simulation:
     def run(self) -> Outcome:
         """Gives the finished run."""
         state, selected = self._start()
+        if self.folder:
+            self.folder.cut_back(self.lines)
         rounds = self.setting.schedule.rounds
         cohort: Cohort | None = None
         self._clock = time.perf_counter()
@@ -82,6 +84,10 @@ class Simulation:
         if self.folder is None:
             raise GpflError("a run without a folder cannot be opened again")
         state, selected = self._start()
+        if not self.lines:
+            raise GpflError(
+                f"the run in {self.folder.path} has finished, but its checkpoint is gone: its models are in models/"
+            )
         summary = self.folder.summary()
         return Outcome(state, state if self.selects == "last" else selected, self.lines, summary)
 
@@ -105,16 +111,32 @@ class Simulation:
         if self.folder is None:
             return first, first
         state = self.folder.load_state(first) or first
-        chosen = self.folder.load_state(first, "selected") if self.selects != "last" else None
+        chosen = self.folder.load_state(first, "selected") if self.selects != "last" else state
+        if chosen is None:
+            state = chosen = first  # the round that was selected is lost, so the run starts over
         saved = self.folder.lines() if state is not first else []
         self.lines = [line for line in saved if number(line, "round") <= state.round]
-        self.folder.cut_back(self.lines)
-        return state, chosen or state
+        if state is not first:
+            self._refuse_gaps(state.round)
+        return state, chosen
 
-    def _round(self, state: State) -> tuple[State, Cohort]:
-        """Gives the state after one more round."""
+    def _refuse_gaps(self, done: int) -> None:
+        """Refuses metrics that lack an evaluated round up to round `done`."""
+        seen = {line["round"] for line in self.lines}
+        for missing in range(done + 1):
+            due = missing % self.options.eval_every == 0 or missing == self.setting.schedule.rounds
+            if due and missing not in seen and self.folder:
+                raise GpflError(
+                    f"{self.folder.path / 'metrics.jsonl'} is damaged (it lacks round {missing}): "
+                    "remove checkpoint.safetensors beside it to start the run over"
+                )
+
+    def _round(self, state: State) -> tuple[State, Cohort | None]:
+        """Gives the state after one more round; nothing moves where nobody of the cohort has rows enough to train."""
         method, everyone = self.setting.method, len(self.setting.federation)
-        clients = self.setting.schedule.cohort(state.round, everyone)
+        clients = [c for c in self.setting.schedule.cohort(state.round, everyone) if self.engine.trains(c)]
+        if not clients:
+            return state._replace(round=state.round + 1), None
         index = torch.as_tensor(clients, device=self.setting.device)
         cohort = self.engine.train(state.shared, tree.take(state.private, index), clients, state.round)
         self._refuse_nan(cohort, clients, state.round)
@@ -135,7 +157,7 @@ class Simulation:
             line["validation"] = self._judge(state, "validation").accuracy
         line |= {"mean": test.mean, "std": test.std, "cov": test.cov, "clients": test.clients.tolist()}
         if cohort is not None:
-            line["train"] = {name: float(values.mean()) for name, values in cohort.terms.items()}
+            line["train"] = {name: float(values.double().mean()) for name, values in cohort.terms.items()}
             line["joined"] = len(next(iter(cohort.terms.values())))
         now = time.perf_counter()
         line |= {"bytes_up": state.bytes_up, "bytes_down": state.bytes_down, "seconds": round(now - self._clock, 4)}
@@ -180,7 +202,8 @@ class Simulation:
         return number(self.lines[-1], "round") - risen >= self.patience
 
     def _save(self, state: State, selected: State) -> None:
-        if self.folder:
+        """Writes the checkpoint; a state with NaN in it is left out, the next loss or evaluation stops the run."""
+        if self.folder and tree.finite({"shared": state.shared, "private": state.private}):
             if self.selects != "last":
                 self.folder.save_state(selected, "selected")
             self.folder.save_state(state)
@@ -204,6 +227,7 @@ class Simulation:
             "last_accuracy": last["accuracy"],
             "last_ten_accuracy": mean_of_last(test),
             **validation,
+            "idle_clients": len(self.engine.idle),
             "selected_by": self.selects,
             "selected_round": selected.round,
             "selected_accuracy": chosen["accuracy"],

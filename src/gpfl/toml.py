@@ -28,16 +28,16 @@ def parse_value(text: str) -> object:
         return text
 
 
-def dump(content: Mapping[str, object]) -> str:
+def dump(content: Mapping[str, object], prefix: str = "") -> str:
     """Gives the text of a TOML document: plain values first, then sections, then lists of sections."""
     plain = {key: value for key, value in content.items() if not is_section(value) and not is_sections(value)}
     lines = [f"{key} = {value_text(value)}" for key, value in plain.items()]
     for key, value in content.items():
         if is_section(value):
-            lines += ["", f"[{key}]", dump(value).rstrip()]  # type: ignore[arg-type]
+            lines += ["", f"[{prefix}{key}]", dump(value, f"{prefix}{key}.").rstrip()]  # type: ignore[arg-type]
         elif is_sections(value):
             for entry in value:  # type: ignore[attr-defined]
-                lines += ["", f"[[{key}]]", dump(entry).rstrip()]
+                lines += ["", f"[[{prefix}{key}]]", dump(entry, f"{prefix}{key}.").rstrip()]
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
@@ -55,8 +55,10 @@ def value_text(value: object) -> str:
     """Gives a value as TOML writes it."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, (int, float)):
+    if isinstance(value, int):
         return repr(value)
+    if isinstance(value, float):
+        return repr(float(value))  # numpy's floats are floats too, with another repr
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, (list, tuple)):

@@ -88,6 +88,16 @@ def repeat(tree: Tree, times: int) -> Tree:
     return map_leaves(lambda t: t.unsqueeze(0).repeat(times, *[1] * t.dim()), tree)
 
 
+def copy(tree: Tree) -> Tree:
+    """Gives the same values in memory of their own."""
+    return map_leaves(torch.clone, tree)
+
+
+def lerp(a: Tree, b: Tree, share: Tensor) -> Tree:
+    """Gives (1 − share)·a + share·b."""
+    return map_leaves(lambda x, y: (1 - share) * x + share * y, a, b)
+
+
 def stack(trees: Sequence[Tree]) -> Tree:
     """Gives the trees stacked on a new first axis."""
     return map_leaves(lambda *ts: torch.stack(ts), trees[0], *trees[1:])
@@ -105,8 +115,11 @@ def take(tree: Tree, index: int | slice | Tensor) -> Tree:
 
 def put_(tree: Tree, index: Tensor, values: Tree) -> None:
     """Writes `values` over the entries `index` of the first axis, in place: private state can be larger than a copy allows."""
-    for target, source in zip(leaves(tree), leaves(values), strict=True):
-        target.index_copy_(0, index, source)
+    targets, sources = flatten(tree), flatten(values)
+    if targets.keys() != sources.keys():
+        raise KeyError(f"trees of different shape: {sorted(targets.keys() ^ sources.keys())}")
+    for path, target in targets.items():
+        target.index_copy_(0, index, sources[path])
 
 
 def weighted_mean(stacked: Tree, weights: Tensor) -> Tree:
@@ -118,6 +131,11 @@ def weighted_mean(stacked: Tree, weights: Tensor) -> Tree:
 def count_bytes(tree: Tree) -> int:
     """Gives the bytes that the tree takes on the wire."""
     return sum(t.numel() * t.element_size() for t in leaves(tree))
+
+
+def finite(tree: Tree) -> bool:
+    """Tells whether no leaf holds NaN or infinity."""
+    return all(bool(torch.isfinite(t).all()) for t in leaves(tree))
 
 
 def to(tree: Tree, device: torch.device) -> Tree:

@@ -20,13 +20,17 @@ Rows: TypeAlias = npt.NDArray[np.int64]
 
 
 class Table:
-    """Rows x and labels y. Pixels stay whole numbers from 0 to `white` and become floats in [-1, 1] when a batch is made."""
+    """Rows x and labels y. Pixels stay whole numbers from 0 to `white` and become floats in [-1, 1] when a batch is made.
+
+    `white` is 0 where rows are floats, which are taken as they are.
+    """
 
     def __init__(
         self, x: ArrayLike, y: ArrayLike, *, classes: int | None = None, name: str = "arrays", white: int = 255
     ) -> None:
-        self.name, self.white = name, white
+        self.name = name
         self.x = as_inputs(x, name)
+        self.white = 0 if self.x.is_floating_point() else white
         self.y, self.classes = as_labels(y, classes, name)
         if len(self.x) != len(self.y):
             raise GpflError(f"data '{name}' has {len(self.x)} rows and {len(self.y)} labels; there must be as many of both")
@@ -91,7 +95,7 @@ def scale(x: Tensor, white: int) -> Tensor:
 
 def as_inputs(x: ArrayLike, name: str) -> Tensor:
     """Gives rows as a float32 tensor, or uint8 where they are bytes; refuses NaN and infinity."""
-    rows = x if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(numeric(x, name)))
+    rows = x.detach() if isinstance(x, Tensor) else torch.from_numpy(plain(numeric(x, name)))
     if rows.dim() < 2:
         raise GpflError(f"data '{name}' has rows of no dimension (shape {tuple(rows.shape)}); give one vector or image a row")
     if rows.dtype == torch.uint8:
@@ -106,12 +110,27 @@ def as_inputs(x: ArrayLike, name: str) -> Tensor:
     return rows
 
 
+def inputs_like(x: ArrayLike, shape: tuple[int, ...], white: int, name: str) -> Tensor:
+    """Gives rows in the form of a table's: the same shape, and pixels where it has pixels."""
+    rows = as_inputs(x, name)
+    if tuple(rows.shape[1:]) != shape:
+        raise GpflError(f"{name} has rows of shape {tuple(rows.shape[1:])}; they must be of shape {shape}")
+    if rows.is_floating_point() == (not white):
+        return rows
+    if not white:
+        raise GpflError(f"{name} holds bytes; the model was trained on floats: give them scaled as its data were")
+    if not ((rows == rows.round()).all() and rows.min() >= 0 and rows.max() <= white):
+        raise GpflError(f"{name} holds other numbers than the whole ones from 0 to {white} that the model was trained on")
+    return rows.to(torch.uint8)
+
+
 def as_labels(y: ArrayLike, classes: int | None, name: str) -> tuple[Tensor, int]:
     """Gives labels as int64 and the number of classes; refuses labels outside 0 … classes-1."""
     labels = y.detach().cpu().numpy() if isinstance(y, Tensor) else numeric(y, name)
     if labels.ndim != 1:
         raise GpflError(f"data '{name}' has labels of shape {labels.shape}; give one whole number a row")
-    whole = labels.astype(np.int64)
+    with np.errstate(invalid="ignore"):  # NaN is no whole number, which is said below
+        whole = labels.astype(np.int64)
     if not np.array_equal(whole, labels):
         raise GpflError(f"data '{name}' has labels that are not whole numbers, such as {labels[whole != labels][0]}")
     count = classes if classes is not None else int(whole.max(initial=0)) + 1
@@ -120,6 +139,13 @@ def as_labels(y: ArrayLike, classes: int | None, name: str) -> tuple[Tensor, int
         row = int(np.flatnonzero(outside)[0])
         raise GpflError(f"data '{name}' has label {whole[row]} in row {row}; labels must be 0 to {count - 1}")
     return torch.from_numpy(np.ascontiguousarray(whole)), count
+
+
+def plain(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """Gives an array that torch can share: bytes or float32, in this machine's byte order, contiguous and writable."""
+    kind = np.uint8 if array.dtype == np.uint8 else np.float32
+    with np.errstate(over="ignore"):  # infinity is refused by name later
+        return np.require(array.astype(kind, copy=False), requirements=("C", "W"))
 
 
 def numeric(values: ArrayLike, name: str) -> npt.NDArray[np.generic]:

@@ -1,0 +1,119 @@
+"""The recorded federation of tests/oracles, and its comparison with a run of ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+import gpfl
+from gpfl import tree
+from gpfl.engine import ENGINES, Engine, Setting
+from gpfl.federation import Shard
+from gpfl.method import Method
+from gpfl.net import Net, from_architecture
+from gpfl.nets.cnn4 import CNN4
+from gpfl.schedule import Schedule
+from gpfl.tree import Tree
+
+FOLDER = Path(__file__).parent / "oracles"
+Arrays = dict[str, npt.NDArray[np.float32]]
+PARTS = ("base", "head", "gce", "cov")
+
+
+def recording(name: str) -> Arrays:
+    with np.load(FOLDER / f"{name}.npz", allow_pickle=False) as file:
+        return {key: file[key] for key in file.files}
+
+
+def federation() -> gpfl.Federation:
+    """The four clients, rows in the order of the file."""
+    data = recording("data")
+    xs, ys, shards, start = [], [], [], 0
+    none = np.zeros(0, dtype=np.int64)
+    for client in range(4):
+        rows = []
+        for part in ("train", "test"):
+            xs.append(data[f"client{client}/{part}/x"])
+            ys.append(data[f"client{client}/{part}/y"])
+            rows.append(np.arange(start, start := start + len(xs[-1])))
+        shards.append(Shard(str(client), rows[0], none, rows[1]))
+    table = gpfl.Table(np.concatenate(xs), np.concatenate(ys), classes=10, name="oracle")
+    return gpfl.Federation(table, shards)
+
+
+def net(clients: gpfl.Federation) -> Net:
+    example = clients.table.inputs(torch.arange(2))
+    return from_architecture(CNN4(channels=(4, 8), hidden=32), "cnn4", example, 10)
+
+
+def recorded_tree(arrays: Arrays, prefix: str = "") -> Tree:
+    """The arrays under a prefix as a tree {part: {name: tensor}}."""
+    out: Tree = {}
+    for key, value in arrays.items():
+        if key.startswith(prefix):
+            part, _, name = key.removeprefix(prefix).partition(".")
+            if part in PARTS:
+                tree.branch({**out, part: out.setdefault(part, {})}, part)[name] = torch.from_numpy(value)
+    return out
+
+
+def injected(state: Tree, start: Tree) -> Tree:
+    """A state whose net parts, at any depth, are the recorded initial ones."""
+    out: Tree = {}
+    for key, value in state.items():
+        if key in start and isinstance(value, dict) and set(value) == set(tree.branch(start, key)):
+            out[key] = tree.map_leaves(torch.clone, tree.branch(start, key))
+        elif isinstance(value, dict):
+            out[key] = injected(value, start)
+        else:
+            out[key] = value
+    return out
+
+
+class Replay:
+    """A run of a method on the recorded federation, from the recorded weights, round by round."""
+
+    def __init__(self, method: Method, engine: str) -> None:
+        self.federation = federation()
+        bound = method.bind(net(self.federation), lr=0.005, epochs=1)
+        setting = Setting(bound, self.federation, Schedule(seed=0, rounds=3, shuffle=False), class_counts="used")
+        self.method, self.engine = bound, ENGINES[engine](setting)
+        start = recorded_tree(recording("init"))
+        shared, private = bound.init(0)
+        self.round, self.shared = 0, injected(shared, start)
+        self.private = tree.repeat(injected(private, start), 4)
+
+    def advance(self) -> dict[str, torch.Tensor]:
+        """Runs a round and gives its terms."""
+        cohort = self.engine.train(self.shared, self.private, range(4), self.round)
+        self.shared, self.private = self.method.aggregate(self.shared, cohort.mean), cohort.private
+        self.round += 1
+        return cohort.terms
+
+    def correct(self) -> list[int]:
+        return self.engine.evaluate(self.shared, self.private, self.round, "test").correct.astype(int).tolist()
+
+    def logits(self, client: int = 0) -> torch.Tensor:
+        """The personal model's logits on a client's first ten test rows."""
+        rows = self.federation.shards[client].test[:10]
+        weights = personal_weights(self.engine, self.shared, self.private, self.round, client)
+        x = self.federation.table.inputs(torch.from_numpy(rows))
+        return self.method.logits(gpfl.net.Model(self.method.net, weights), x)
+
+
+def personal_weights(engine: Engine, shared: Tree, private: Tree, round: int, client: int) -> Tree:
+    from gpfl.engine.base import one
+
+    facts = one(engine.facts(range(len(engine.federation)), round), client)
+    adapt = engine.federation.table.batch(engine.adaptation_rows(client))
+    return engine.method.personal(shared, tree.take(private, client), adapt, facts)
+
+
+def gap(ours: Tree, theirs: Tree) -> float:
+    """The largest difference over all tensors that were recorded."""
+    mine, recorded = tree.flatten(ours), tree.flatten(theirs)
+    assert recorded
+    return max(float((mine[key] - recorded[key]).abs().max()) for key in recorded)
