@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from gpfl import tree
+from gpfl.tree import Tree
+
+MMD_WIDTHS = (10.0, 15.0, 20.0, 50.0)
+"""Widths a of the kernels exp(−d²/(2a)) that FedPHP sums."""
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
@@ -33,3 +41,31 @@ def batch_distance(a: Tensor, b: Tensor, mask: Tensor) -> Tensor:
 def mean_distance(a: Tensor, b: Tensor, mask: Tensor) -> Tensor:
     """Gives the mean over real rows of the L2 distance between the rows of `a` and `b`."""
     return masked_mean(torch.linalg.vector_norm(a - b, dim=-1), mask)
+
+
+def squared_distance(a: Tree, b: Tree) -> Tensor:
+    """Gives the squared L2 distance between two trees of weights."""
+    parts = tree.map_leaves(lambda x, y: (x - y).square().sum(), a, b)
+    return torch.stack(list(tree.leaves(parts))).sum()
+
+
+def balanced(logits: Tensor, label_counts: Tensor) -> Tensor:
+    """Gives the scores of the balanced softmax: log class counts added; classes without rows are all but ruled out."""
+    return logits + torch.log(label_counts.clamp_min(1e-12))
+
+
+def mmd2(a: Tensor, b: Tensor, mask: Tensor) -> Tensor:
+    """Gives the squared maximum mean discrepancy of two sets of rows, over all pairs of real rows, each with itself too."""
+    pairs = mask.unsqueeze(0) * mask.unsqueeze(1)
+
+    def mean_kernel(x: Tensor, y: Tensor) -> Tensor:
+        squares = (x.unsqueeze(1) - y.unsqueeze(0)).square().sum(-1)  # (rows, rows)
+        kernel = torch.stack([torch.exp(-squares / (2 * width)) for width in MMD_WIDTHS]).sum(0)
+        return (kernel * pairs).sum() / pairs.sum().clamp_min(1.0)
+
+    return mean_kernel(a, a) + mean_kernel(b, b) - 2 * mean_kernel(a, b)
+
+
+def mean_of(values: Sequence[Tensor]) -> Tensor:
+    """Gives the mean of some numbers."""
+    return torch.stack(list(values)).mean(0)

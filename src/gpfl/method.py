@@ -16,12 +16,17 @@ import torch
 from torch import Tensor
 
 from gpfl import losses, tree
+from gpfl.errors import GpflError
 from gpfl.net import Model, Net
 from gpfl.options import options_of
 from gpfl.tree import Tree
 
 Terms = dict[str, Tensor]
 """The terms of an objective by name; their sum is what a step descends. "ce" is the plain cross-entropy."""
+
+
+NET = ("base", "head")
+"""The parts of a net."""
 
 
 class Batch(NamedTuple):
@@ -39,6 +44,14 @@ class Client(NamedTuple):
     label_counts: Tensor  # (classes,) training rows of each class
     round: Tensor  # rounds done before this one
     rounds: Tensor  # rounds planned
+
+
+class Descent(NamedTuple):
+    """A step of SGD: the new state, the terms before the step, and what the objective kept."""
+
+    work: Tree
+    terms: Terms
+    kept: Tree
 
 
 class Step(Protocol):
@@ -65,9 +78,10 @@ class Method:
     """
 
     name: ClassVar[str]
-    shares: ClassVar[tuple[str, ...]] = ("base", "head")
+    shares: ClassVar[tuple[str, ...]] = NET  # the parts that travel
     by_net: ClassVar[Mapping[str, Mapping[str, float]]] = {}
-    protocols: ClassVar[Mapping[str, Mapping[str, object]]] = {"paper": {}, "reference": {}}
+    protocols: ClassVar[Mapping[str, Mapping[str, object]]] = {}
+    switched_off_by: ClassVar[Mapping[str, tuple[float, str]]] = {}  # option: the value, and what the method then is
 
     net: Net = dataclasses.field(default=cast(Net, None), repr=False, compare=False)
     lr: float = 0.005
@@ -81,8 +95,13 @@ class Method:
         }
         return dataclasses.replace(self, net=net, lr=lr, epochs=epochs, batch_norm=batch_norm, **filled)
 
-    def check(self) -> None:
-        """Raises GpflError where values that are each within their limits do not go together."""
+    def check(self, allow_noop: bool = False) -> None:
+        """Refuses a value that silently switches the method off, unless the person says that it is meant."""
+        for name, (value, reason) in self.switched_off_by.items():
+            if getattr(self, name) == value and not allow_noop:
+                raise GpflError(
+                    f"method.{name} is {value:g}: {reason}; choose another value, or say --allow-noop if it is meant"
+                )
 
     @property
     def shared_parts(self) -> tuple[str, ...]:
@@ -111,7 +130,8 @@ class Method:
 
     def step(self, shared: Tree, work: Tree, batch: Batch, client: Client) -> tuple[Tree, Terms]:
         """Gives the state after one batch: a step of SGD on all parts of the net."""
-        return self.descend(work, ("base", "head"), lambda model: self.loss(model, shared, batch, client))
+        work, terms, _ = self.descend(work, NET, lambda model: self.loss(model, shared, batch, client))
+        return work, terms
 
     def loss(self, model: Model, shared: Tree, batch: Batch, client: Client) -> Terms:
         """Gives the terms of the local objective."""
@@ -156,29 +176,30 @@ class Method:
         *,
         lr: float | None = None,
         decay: Mapping[str, float] | None = None,
-    ) -> tuple[Tree, Terms]:
-        """Gives `work` after one step of SGD on `parts` down the sum of the objective's terms, and the terms.
+    ) -> Descent:
+        """Gives `work` after one step of SGD on `parts` down the sum of the objective's terms.
 
-        `decay` adds weight decay to parts by name, on every tensor of them.
+        `decay` adds weight decay to parts by name, on every tensor of them. What the objective puts into `model.kept`
+        comes back with the terms.
         """
         rate = self.lr if lr is None else lr
         moving = tree.pick(work, parts)
 
-        def total(moving: Tree) -> tuple[Tensor, tuple[Terms, Tree]]:
+        def total(moving: Tree) -> tuple[Tensor, tuple[Terms, Tree, Tree]]:
             model = Model(self.net, {**work, **moving}, training=True)
             terms = objective(model)
-            return sum_of(terms), (terms, model.stats)
+            return sum_of(terms), (terms, model.stats, model.kept)
 
-        gradient, (terms, stats) = torch.func.grad(total, has_aux=True)(moving)
+        gradient, (terms, stats, kept) = torch.func.grad(total, has_aux=True)(moving)
         moved: Tree = {}
         for part in moving:
-            pull = (decay or {}).get(part, 0.0)
+            pull = (decay or {}).get(part)
             moved[part] = tree.map_leaves(
-                lambda w, g, pull=pull: w - rate * (g + pull * w) if pull else w - rate * g,
+                lambda w, g, pull=pull: w - rate * (g if pull is None else g + pull * w),
                 tree.branch(moving, part),
                 tree.branch(gradient, part),
             )
-        return {**work, **moved, **({"stats": stats} if stats else {})}, terms
+        return Descent({**work, **moved, **({"stats": stats} if stats else {})}, terms, kept)
 
 
 def sum_of(terms: Terms) -> Tensor:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import cast
+from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from gpfl import options, tree
-from gpfl.data.table import ArrayLike, Table, as_inputs, scale
+from gpfl.data.table import ArrayLike, Table, inputs_like, scale
 from gpfl.engine import Engine
 from gpfl.engine.base import one
 from gpfl.errors import GpflError
 from gpfl.federation import Federation
-from gpfl.method import Client, Method
+from gpfl.method import Method
 from gpfl.net import Model, Net
 from gpfl.rounds import local_round
 from gpfl.runs import Line, write_tensors
@@ -43,9 +43,7 @@ class ClientModel:
 
     def logits(self, x: ArrayLike) -> npt.NDArray[np.float32]:
         """Gives the scores (rows, classes)."""
-        rows = as_inputs(x, "x")
-        if tuple(rows.shape[1:]) != self.shape:
-            raise GpflError(f"x has rows of shape {tuple(rows.shape[1:])}; this model takes {self.shape}")
+        rows = inputs_like(x, self.shape, self.white, "x")
         device = next(tree.leaves(self.weights)).device
         model = Model(self.method.net, self.weights)
         with torch.no_grad():
@@ -76,7 +74,7 @@ class ClientModel:
             "shape": self.shape,
             "white": self.white,
         }
-        write_tensors(Path(path), tree.flatten(self.weights), {"gpfl": json.dumps(facts)})
+        write_tensors(Path(path), tree.flatten(self.weights), facts)
 
 
 class PersonalModule(nn.Module):
@@ -109,8 +107,10 @@ class LiveModel(Model):
         super().__init__(net, weights)
         self.owner = owner
 
-    def __call__(self, part: str, x: Tensor) -> Tensor:
+    def __call__(self, part: str, x: Tensor, weights: Tree | None = None) -> Tensor:
         """Gives the output of a part."""
+        if weights is not None:
+            return super().__call__(part, x, weights)
         out: Tensor = self.owner.get_submodule(part)(x)
         return out
 
@@ -179,23 +179,19 @@ class Result:
         It starts from the shared state and the common private start, and runs `rounds` local rounds whose uploads
         nobody averages: what is shared stays as the others made it, what is private becomes its own.
         """
+        if rounds < 0:
+            raise GpflError(f"rounds is {rounds}; it must be at least 0")
         engine, state = self.engine, self.outcome.selected
-        device, known = engine.device, engine.federation.table
-        table = Table(x, y, classes=known.classes, name=name, white=known.white).to(device)
-        if table.shape != known.shape:
-            raise GpflError(f"client {name} has rows of shape {table.shape}; the federation has {known.shape}")
+        method, schedule, known = engine.method, engine.schedule, engine.federation.table
+        inputs = inputs_like(x, known.shape, known.white, f"client {name}")
+        table = Table(inputs, y, classes=known.classes, name=f"client {name}", white=known.white).to(engine.device)
         rows = np.arange(len(table))
-        counts = torch.bincount(table.y, minlength=table.classes).to(torch.float32)
-        method, schedule = engine.method, engine.schedule
-        private = tree.to(method.init(schedule.seed)[1], device)
-        for number in range(state.round, state.round + rounds + 1):
-            facts = (float(len(table)), counts, float(number), float(schedule.rounds))
-            client = Client(*(torch.as_tensor(value, device=device) for value in facts))
-            if number == state.round + rounds:
-                break
+        private = tree.to(method.init(schedule.seed)[1], engine.device)
+        for number in range(state.round, state.round + rounds):
             plan = schedule.plan(method.phases(), rows, number, len(engine.federation))
-            private = local_round(method, state.shared, private, table, plan, client).private
-        first = torch.from_numpy(schedule.batches(rows)[0]).to(device)
+            private = local_round(method, state.shared, private, table, plan, engine.newcomer(table, number)).private
+        first = torch.from_numpy(schedule.batches(rows)[0]).to(engine.device)
+        client = engine.newcomer(table, state.round + rounds)
         return self._model(method.personal(state.shared, private, table.batch(first[first >= 0]), client), name)
 
     def _model(self, weights: Tree, name: str) -> ClientModel:
@@ -204,5 +200,5 @@ class Result:
 
 
 def safe_name(name: str) -> str:
-    """Gives a client's name as part of a file's name."""
-    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name)
+    """Gives a client's name as part of a file's name; other names give other files."""
+    return quote(name, safe="")

@@ -11,11 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpfl.data.table import Rows, Table
 from gpfl.evaluate import Evaluation
 from gpfl.federation import Federation
 from gpfl.method import Client, Method, Terms
+from gpfl.rounds import judge
 from gpfl.schedule import Plan, Schedule
 from gpfl.tree import Tree
+
+BLOCK = 1024
+"""Rows of one client evaluated at once."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +54,9 @@ class Engine(ABC):
     def __init__(self, setting: Setting) -> None:
         self.method, self.schedule = setting.method, setting.schedule
         self.federation, self.device = setting.federation, setting.device
-        shards = setting.federation.shards
-        if setting.class_counts == "used":
-            counts = self.federation.count_labels([self.schedule.used(shard.train) for shard in shards])
-        else:
-            counts = self.federation.label_counts
-        self._counts = torch.from_numpy(counts).to(self.device)
+        self.class_counts = setting.class_counts
+        counted = [self.counted(shard.train) for shard in setting.federation.shards]
+        self._counts = torch.from_numpy(self.federation.count_labels(counted)).to(self.device)
         self._rows = torch.from_numpy(self.federation.rows("train").astype(np.float32)).to(self.device)
 
     @abstractmethod
@@ -71,14 +73,48 @@ class Engine(ABC):
         same = torch.ones(len(clients), device=self.device)
         return Client(self._rows[index], self._counts[index], same * round, same * self.schedule.rounds)
 
+    def counted(self, rows: Rows) -> Rows:
+        """Gives the training rows that count for a client's label counts."""
+        return self.schedule.used(rows) if self.class_counts == "used" else rows
+
+    def newcomer(self, table: Table, round: int) -> Client:
+        """Gives what a client knows that is not of the federation and trains on all rows of a table of its own."""
+        labels = table.y[torch.from_numpy(self.counted(np.arange(len(table)))).to(self.device)]
+        counts = torch.bincount(labels, minlength=table.classes).to(torch.float32)
+        rows, now, planned = torch.tensor([len(table), round, self.schedule.rounds], dtype=torch.float32, device=self.device)
+        return Client(rows, counts, now, planned)
+
     def plan(self, client: int, round: int) -> Plan:
         """Gives the steps of a client's round."""
         return self.schedule.plan(self.method.phases(), self.federation.shards[client].train, round, client)
+
+    def trains(self, client: int) -> bool:
+        """Tells whether the client has rows enough to take part in the method."""
+        return len(self.federation.shards[client].train) >= self.rows_needed
+
+    @property
+    def rows_needed(self) -> int:
+        """The fewest training rows with which a client can take part."""
+        return self.schedule.rows_needed(self.method.phases())
+
+    @property
+    def idle(self) -> list[int]:
+        """The clients that can never take part: they keep their private state and are evaluated like the others."""
+        return [client for client in range(len(self.federation)) if not self.trains(client)]
 
     def adaptation_rows(self, client: int) -> Tensor:
         """Gives the rows of the batch a personal model may adapt to: the client's first, padded to the batch size."""
         rows = self.schedule.batches(self.federation.shards[client].train)[0]
         return torch.from_numpy(rows).to(self.device)
+
+    def judge_alone(self, shared: Tree, private: Tree, client: int, facts: Client, part: str) -> Tensor:
+        """Gives one client's (correct decisions, summed loss) on its rows of `part`."""
+        table = self.federation.table
+        rows = self.adaptation_rows(client)
+        adapt = table.batch(rows[rows >= 0])
+        blocks = torch.split(torch.from_numpy(self.federation.shards[client].part(part)).to(self.device), BLOCK)
+        scores = [judge(self.method, shared, private, adapt, facts, table.batch(block)) for block in blocks]
+        return torch.stack([torch.stack(score) for score in scores]).sum(0)
 
 
 def one(client: Client, place: int) -> Client:

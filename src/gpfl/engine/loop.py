@@ -11,11 +11,8 @@ import torch
 from gpfl import tree
 from gpfl.engine.base import Cohort, Engine, one
 from gpfl.evaluate import Evaluation
-from gpfl.rounds import judge, local_round
+from gpfl.rounds import local_round
 from gpfl.tree import Tree
-
-BLOCK = 1024
-"""Rows evaluated at once."""
 
 
 class Loop(Engine):
@@ -48,16 +45,11 @@ class Loop(Engine):
 
     def evaluate(self, shared: Tree, private: Tree, round: int, part: str) -> Evaluation:
         """Gives the scores, each client's rows in blocks."""
-        table, shards = self.federation.table, self.federation.shards
-        facts = self.facts(range(len(shards)), round)
-        scores = []
+        everyone = range(len(self.federation))
+        facts = self.facts(everyone, round)
         with torch.no_grad():
-            for place, shard in enumerate(shards):
-                own, client = tree.take(private, place), one(facts, place)
-                rows = self.adaptation_rows(place)
-                adapt = table.batch(rows[rows >= 0])
-                blocks = torch.split(torch.from_numpy(shard.part(part)).to(self.device), BLOCK)
-                parts = [judge(self.method, shared, own, adapt, client, table.batch(block)) for block in blocks]
-                scores.append(torch.stack([torch.stack([s.correct, s.loss]) for s in parts]).sum(0))
+            scores = [
+                self.judge_alone(shared, tree.take(private, client), client, one(facts, client), part) for client in everyone
+            ]
         correct, loss = torch.stack(scores).T.cpu().double().numpy()
         return Evaluation(correct, loss, self.federation.rows(part).astype(np.float64))

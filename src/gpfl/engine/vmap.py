@@ -108,30 +108,44 @@ class Vmap(Engine):
 
     def evaluate(self, shared: Tree, private: Tree, round: int, part: str) -> Evaluation:
         """Gives the scores, a block of rows of every client at a time; clients without rows left are cut off."""
-        table, shards = self.federation.table, self.federation.shards
         sizes = self.federation.rows(part)
-        order = np.argsort(-sizes, kind="stable")
-        index = torch.from_numpy(order).to(self.device)
-        private = tree.take(private, index)
-        facts = self.facts(order.tolist(), round)
-        adapt = table.batch(torch.stack([self.adaptation_rows(int(client)) for client in order]))
-        scored = vmap(self._judge(), in_dims=(None, 0, 0, 0, 0))
-        totals = torch.zeros(2, len(shards), device=self.device)
-        width = min(BLOCK, int(sizes.max()))
+        everyone = range(len(sizes))
+        short = [bool((self.adaptation_rows(client) < 0).any()) for client in everyone]
+        alone = [client for client in everyone if short[client] and self.method.net.keeps_statistics]
+        order = [client for client in np.argsort(-sizes, kind="stable").tolist() if client not in alone]
+        facts = self.facts(everyone, round)
+        totals = torch.zeros(len(sizes), 2, device=self.device)
         with torch.no_grad():
-            for start in range(0, int(sizes.max()), width):
-                active = int((sizes > start).sum())
-                rows = pad([shards[int(c)].part(part)[start : start + width] for c in order[:active]], width)
-                score = scored(
-                    shared,
-                    tree.take(private, slice(0, active)),
-                    Batch(*(field[:active] for field in adapt)),
-                    Client(*(field[:active] for field in facts)),
-                    table.batch(rows.to(self.device)),
-                )
-                totals[:, :active] += torch.stack([score.correct, score.loss])
-        correct, loss = totals[:, torch.argsort(index)].cpu().double().numpy()
+            if order:
+                totals[order] = self._judge_stack(shared, private, order, facts, part)
+            for client in alone:
+                own = tree.take(private, client)
+                totals[client] = self.judge_alone(shared, own, client, one(facts, client), part)
+        correct, loss = totals.T.cpu().double().numpy()
         return Evaluation(correct, loss, sizes.astype(np.float64))
+
+    def _judge_stack(self, shared: Tree, private: Tree, order: list[int], facts: Client, part: str) -> Tensor:
+        """Gives (correct decisions, summed loss) of the clients of `order`, most rows first."""
+        table = self.federation.table
+        rows = [self.federation.shards[client].part(part) for client in order]
+        index = torch.as_tensor(order, device=self.device)
+        private, facts = tree.take(private, index), Client(*(field[index] for field in facts))
+        adapt = table.batch(torch.stack([self.adaptation_rows(client) for client in order]))
+        scored = vmap(self._judge(), in_dims=(None, 0, 0, 0, 0))
+        totals = torch.zeros(len(order), 2, device=self.device)
+        width = min(BLOCK, len(rows[0]))
+        for start in range(0, len(rows[0]), width):
+            active = sum(len(own) > start for own in rows)
+            block = pad([own[start : start + width] for own in rows[:active]], width)
+            score = scored(
+                shared,
+                tree.take(private, slice(0, active)),
+                Batch(*(field[:active] for field in adapt)),
+                Client(*(field[:active] for field in facts)),
+                table.batch(block.to(self.device)),
+            )
+            totals[:active] += torch.stack(score, dim=1)
+        return totals
 
     def _judge(self) -> Callable[[Tree, Tree, Batch, Client, Batch], Score]:
         method = self.method

@@ -11,11 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gpfl import losses, tree
-from gpfl.method import Batch, Client, Method, Terms
+from gpfl.method import NET, Batch, Client, Method, Terms
 from gpfl.net import Model
 from gpfl.options import BY_NET, option
 from gpfl.randomness import seeded, torch_generator
 from gpfl.tree import Tree
+
+CONSTANTS_SEED = 0
+"""The seed of the constant contexts of the ablations: the same in every run and on every client."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,89 +67,124 @@ class GPFL(Method):
     reg: str = option(
         "wd", "μ term: 'wd' = weight decay (authors' code), 'norm' = μ(‖V‖₂ + ‖C‖₂) (paper)", choices=("wd", "norm")
     )
+    without: tuple[str, ...] = option(
+        (),
+        "ablations: 'pci' = constant contexts, 'cov' = no valve, 'mlg' = no magnitude loss, 'gce' = no embeddings; "
+        "'cov,gce' is FedPer",
+        choices=("pci", "cov", "mlg", "gce"),
+    )
 
-    def init(self, seed: int) -> tuple[Tree, Tree]:
-        """Gives the net's parts, a valve as torch initialises it, and embeddings from N(0, 1)."""
-        width, classes = self.net.width, self.net.classes
-        state = self.net.init(seed)
-        state["cov"] = new_valve(width, seed)
-        embeddings = torch.randn(classes, width, generator=torch_generator(seed, "embeddings"))
-        state["gce"] = {"weight": embeddings}
-        if self.cond_source == "stale_local":
-            state["before"] = {"weight": embeddings.clone()}
-            state["own"] = {"weight": torch.zeros_like(embeddings), "round": torch.zeros(())}
-        return self.split(state)
+    # What there is of it: the ablations leave parts out.
+
+    @property
+    def guidance(self) -> tuple[str, ...]:
+        """V and C, as far as they are there."""
+        return tuple(part for part in ("cov", "gce") if part not in self.without)
 
     @property
     def shared_parts(self) -> tuple[str, ...]:
-        """Stale contexts also need the embeddings of the round before."""
-        return (*super().shared_parts, "before") if self.cond_source == "stale_local" else super().shared_parts
+        """φ, V and C; stale contexts also need the embeddings of the round before."""
+        parts = tuple(part for part in super().shared_parts if part not in self.without)
+        return (*parts, "before") if self.stale else parts
+
+    @property
+    def constant(self) -> bool:
+        """Tells whether contexts are constants: p_i cannot be formed without embeddings."""
+        return "pci" in self.without or "gce" in self.without
+
+    @property
+    def stale(self) -> bool:
+        """Tells whether contexts come from the client's own embeddings."""
+        return self.cond_source == "stale_local" and "cov" not in self.without and not self.constant
+
+    def init(self, seed: int) -> tuple[Tree, Tree]:
+        """Gives the net's parts, a valve as torch initialises it, and embeddings from N(0, 1)."""
+        state = self.net.init(seed)
+        embeddings = torch.randn(self.net.classes, self.net.width, generator=torch_generator(seed, "embeddings"))
+        state["cov"], state["gce"] = new_valve(self.net.width, seed), {"weight": embeddings}
+        if self.stale:
+            state["before"] = {"weight": embeddings.clone()}
+            state["stale"] = {"weight": torch.zeros_like(embeddings), "round": torch.zeros(())}
+        if self.constant and "cov" not in self.without:
+            draw = torch_generator(CONSTANTS_SEED, "contexts")
+            state["constants"] = {name: torch.randn(self.net.width, generator=draw) for name in ("g", "p")}
+        return self.split(tree.drop(state, self.without))
+
+    # A client's round.
 
     def download(self, shared: Tree, private: Tree, client: Client) -> Tree:
         """Gives received φ, V, C, own ψ, and the contexts of the round."""
-        g, p = self.contexts(shared, private, client)
-        return {**shared, **private, "context": {"g": g, "p": p}}
+        return {**shared, **private, "context": self.contexts(shared, private, client)}
 
     def loss(self, model: Model, shared: Tree, batch: Batch, client: Client) -> Terms:
         """Gives L^P (eq. 10), L^alg (eq. 8), λL^mlg (eq. 9) and, under `reg="norm"`, the μ term (eq. 11)."""
-        frozen = embeddings_of(shared)  # Ĉ, (classes, width)
         f = model("base", batch.x)  # (rows, width)
-        f_personal = valve(model["cov"], f, tree.leaf(model["context"], "p"))
-        f_global = valve(model["cov"], f, tree.leaf(model["context"], "g"))
-        distance = losses.batch_distance if self.mlg_norm == "batch" else losses.mean_distance
-        angles = losses.cosine_logits(f_global, embeddings_of(model.weights))  # (rows, classes)
-        terms = {
-            "ce": losses.cross_entropy(model("head", f_personal), batch.y, batch.mask),
-            "angle": losses.cross_entropy(angles, batch.y, batch.mask),
-            "magnitude": self.lam * distance(f_global, frozen[batch.y], batch.mask),
-        }
+        personal = model("head", self.route(model, f, "p"))
+        terms = {"ce": losses.cross_entropy(personal, batch.y, batch.mask)}
+        if "gce" not in self.without:
+            f_global = self.route(model, f, "g")
+            angles = losses.cosine_logits(f_global, embeddings_of(model.weights))  # (rows, classes)
+            terms["angle"] = losses.cross_entropy(angles, batch.y, batch.mask)
+            if "mlg" not in self.without:
+                distance = losses.batch_distance if self.mlg_norm == "batch" else losses.mean_distance
+                frozen = embeddings_of(shared)  # Ĉ, (classes, width)
+                terms["magnitude"] = self.lam * distance(f_global, frozen[batch.y], batch.mask)
         if self.reg == "norm":
-            terms["norm"] = self.mu * (norm(model["cov"]) + norm(model["gce"]))
+            terms |= {f"norm_{part}": self.mu * norm(model[part]) for part in self.guidance}
         return terms
 
     def step(self, shared: Tree, work: Tree, batch: Batch, client: Client) -> tuple[Tree, Terms]:
-        """Gives all four parts moved together, decay on the valve and the embeddings alone."""
-        decay = {"cov": self.mu, "gce": self.mu} if self.reg == "wd" else None
-        parts = ("base", "head", "cov", "gce")
-        return self.descend(work, parts, lambda model: self.loss(model, shared, batch, client), decay=decay)
+        """Gives all parts moved together, decay on the valve and the embeddings alone."""
+        decay = dict.fromkeys(self.guidance, self.mu) if self.reg == "wd" else None
+        work, terms, _ = self.descend(
+            work, (*NET, *self.guidance), lambda model: self.loss(model, shared, batch, client), decay=decay
+        )
+        return work, terms
 
     def upload(self, shared: Tree, work: Tree, private: Tree, client: Client) -> tuple[Tree, Tree]:
         """Gives φ, V and C to the server; the head stays."""
         sent, kept = self.split(tree.drop(work, ("context",)))
-        if self.cond_source == "stale_local":
-            kept["own"] = {"weight": embeddings_of(work), "round": client.round + 1}
+        if self.stale:
+            kept["stale"] = {"weight": embeddings_of(work), "round": client.round + 1}
             sent = tree.drop(sent, ("before",))
         return sent, kept
 
     def aggregate(self, shared: Tree, mean: Tree) -> Tree:
         """Gives the means of φ, V and C."""
-        if self.cond_source == "stale_local":
-            return {**mean, "before": {"weight": embeddings_of(shared)}}
-        return mean
+        return {**mean, "before": {"weight": embeddings_of(shared)}} if self.stale else mean
+
+    # The client's model.
 
     def personal(self, shared: Tree, private: Tree, batch: Batch, client: Client) -> Tree:
         """Gives the personal route: received φ and V, own ψ, and p_i as a constant."""
-        _, p = self.contexts(shared, private, client)
         own = tree.pick({**shared, **private}, ("base", "cov", "head", "stats"))
-        return {**own, "context": {"p": p}}
+        context = self.contexts(shared, private, client)
+        return {**own, "context": tree.pick(context, ("p",))}
 
     def features(self, model: Model, x: Tensor) -> Tensor:
         """Gives f^P."""
-        return valve(model["cov"], model("base", x), tree.leaf(model["context"], "p"))
+        return self.route(model, model("base", x), "p")
 
-    def contexts(self, shared: Tree, private: Tree, client: Client) -> tuple[Tensor, Tensor]:
+    def route(self, model: Model, f: Tensor, context: str) -> Tensor:
+        """Gives features through the valve under a context; without a valve they pass as they are."""
+        return f if "cov" in self.without else valve(model["cov"], f, tree.leaf(model["context"], context))
+
+    def contexts(self, shared: Tree, private: Tree, client: Client) -> Tree:
         """Gives g (eq. 5) and p_i (eq. 7), constants of a round.
 
         Stale contexts are zero in round 0; a client that sat out the last round uses the embeddings delivered before it.
         """
+        if "cov" in self.without:
+            return {}
+        if self.constant:
+            return tree.branch(private, "constants")
         source = embeddings_of(shared)
-        if self.cond_source == "stale_local":
-            own = tree.branch(private, "own")
-            before = tree.leaf(tree.branch(shared, "before"), "weight")
+        if self.stale:
+            own, before = tree.branch(private, "stale"), tree.leaf(tree.branch(shared, "before"), "weight")
             source = torch.where(tree.leaf(own, "round") == client.round, tree.leaf(own, "weight"), before)
         share = client.label_counts / client.label_counts.sum()  # α_i, (classes,)
         p = share @ source
-        return source.mean(0), p / len(source) if self.p_scale == "mean" else p
+        return {"g": source.mean(0), "p": p / len(source) if self.p_scale == "mean" else p}
 
 
 def new_valve(width: int, seed: int) -> Tree:
@@ -164,11 +202,11 @@ def valve(weights: Tree, f: Tensor, context: Tensor) -> Tensor:
     """Gives ReLU((γ(c) + 1) ⊙ f + β(c)): a route through the valve under context c (eqs. 3 and 4)."""
 
     def branch(name: str) -> Tensor:
-        part = {
-            kind: tree.leaf(weights, f"{name}.{kind}") for kind in ("linear.weight", "linear.bias", "norm.weight", "norm.bias")
-        }
-        hidden = F.relu(F.linear(context, part["linear.weight"], part["linear.bias"]))
-        return F.layer_norm(hidden, hidden.shape[-1:], part["norm.weight"], part["norm.bias"])  # (width,)
+        w, b, gain, shift = (
+            tree.leaf(weights, f"{name}.{kind}") for kind in ("linear.weight", "linear.bias", "norm.weight", "norm.bias")
+        )
+        hidden = F.relu(F.linear(context, w, b))
+        return F.layer_norm(hidden, hidden.shape[-1:], gain, shift)  # (width,)
 
     return F.relu((branch("gamma") + 1) * f + branch("beta"))  # (rows, width)
 

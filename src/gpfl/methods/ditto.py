@@ -1,0 +1,61 @@
+"""Ditto."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gpfl import losses, tree
+from gpfl.method import NET, Batch, Client, Method, Phase, Terms
+from gpfl.net import Model
+from gpfl.options import option
+from gpfl.tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ditto(Method):
+    """FedAvg, and beside it a model of the client's own that is held near the global one.
+
+    Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021. Each round, first the own model:
+    v ← v − η(∇CE(v) + λ(v − w^t)), w^t as received; then FedAvg's training of w. No deviation in the updates.
+    """
+
+    name: ClassVar[str] = "ditto"
+    switched_off_by: ClassVar[Mapping[str, tuple[float, str]]] = {
+        "lam": (0.0, "Ditto's own models then never hear of the global one, which is local training")
+    }
+
+    lam: float = option(0.1, "pull of the own model to the global one", symbol="λ", typical="0.01 to 2", least=0.0)
+    own_epochs: int = option(1, "epochs of the own model a round", typical="1 to 5", least=1)
+
+    def init(self, seed: int) -> tuple[Tree, Tree]:
+        """Gives the global model; every client's own model starts equal to it."""
+        state = self.net.init(seed)
+        shared, private = self.split(state)
+        return shared, {**private, "own": tree.copy(state)}
+
+    def phases(self) -> tuple[Phase, ...]:
+        """Gives the passes on the own model, then those on the global one."""
+        return (Phase(self.own_step, self.own_epochs), Phase(self.global_step, self.epochs))
+
+    def own_step(self, shared: Tree, work: Tree, batch: Batch, client: Client) -> tuple[Tree, Terms]:
+        """Gives v after one step, the rest as it was."""
+        own, terms, _ = self.descend(tree.branch(work, "own"), NET, lambda model: self.near(model, shared, batch, client))
+        return {**work, "own": own}, terms
+
+    def global_step(self, shared: Tree, work: Tree, batch: Batch, client: Client) -> tuple[Tree, Terms]:
+        """Gives w after one step, v as it was."""
+        work, terms = self.step(shared, work, batch, client)
+        return work, {"global_ce": terms["ce"]}
+
+    def near(self, model: Model, shared: Tree, batch: Batch, client: Client) -> Terms:
+        """Gives the objective of v: cross-entropy and its distance to the model received."""
+        terms = self.loss(model, shared, batch, client)
+        distance = losses.squared_distance(tree.pick(model.weights, NET), tree.pick(shared, NET))
+        terms["proximal"] = self.lam / 2 * distance
+        return terms
+
+    def personal(self, shared: Tree, private: Tree, batch: Batch, client: Client) -> Tree:
+        """Gives v."""
+        return tree.branch(private, "own")

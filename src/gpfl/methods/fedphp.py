@@ -1,0 +1,83 @@
+"""FedPHP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from gpfl import losses, tree
+from gpfl.method import NET, Batch, Client, Method, Terms
+from gpfl.net import Model
+from gpfl.options import option
+from gpfl.tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedPHP(Method):
+    """A client's own model that inherits from round to round, its features held near another's.
+
+    Li et al., FedPHP: Federated Personalization with Inherited Private Models, ECML PKDD 2021.
+    L = (1−λ)CE + λ·MMD²(features, teacher's). The momentum grows with the planned rounds, m = μ·t/T. Two variants:
+
+    - mix (default; authors' code of the paper's time, and what the paper describes): a client starts from
+      (1−m)w + m·own, its teacher is the received w, and it is evaluated after mixing.
+    - inherit (the original): it starts from w, its teacher is its own model, which then becomes m·own + (1−m)·trained
+      and is evaluated.
+
+    The teacher runs in eval mode; the authors' code leaves it in training mode, which matters for BatchNorm alone.
+    """
+
+    name: ClassVar[str] = "fedphp"
+    switched_off_by: ClassVar[Mapping[str, tuple[float, str]]] = {
+        "lam": (1.0, "the cross-entropy then has weight 0 and no label is ever learned from")
+    }
+
+    mu: float = option(
+        0.9, "momentum of the own model in the last round", symbol="μ", typical="0.5 to 0.9", least=0.0, most=1.0
+    )
+    lam: float = option(0.01, "weight of the features' distance", symbol="λ", typical="0.01 to 0.1", least=0.0, most=1.0)
+    variant: str = option(
+        "mix", "'mix' = start from global and own mixed (authors' code), 'inherit' = original", choices=("mix", "inherit")
+    )
+
+    def init(self, seed: int) -> tuple[Tree, Tree]:
+        """Gives the global model; every client's own model starts equal to it."""
+        shared, private = super().init(seed)
+        return shared, {**private, "own": tree.copy(tree.pick(shared, NET))}
+
+    def momentum(self, client: Client) -> Tensor:
+        """Gives m of the round."""
+        return self.mu * (client.round / client.rounds).clamp_max(1.0)
+
+    def download(self, shared: Tree, private: Tree, client: Client) -> Tree:
+        """Gives the model that training starts from, and the teacher of the round."""
+        received, own = tree.pick(shared, NET), tree.branch(private, "own")
+        rest = tree.pick({**shared, **private}, ("stats",))
+        if self.variant == "mix":
+            return {**tree.lerp(received, own, self.momentum(client)), **rest, "teacher": {**received, **rest}}
+        return {**received, **rest, "teacher": {**own, **rest}}
+
+    def loss(self, model: Model, shared: Tree, batch: Batch, client: Client) -> Terms:
+        """Gives weighted cross-entropy and the distance of feature distributions."""
+        f = model("base", batch.x)
+        taught = Model(self.net, model["teacher"])("base", batch.x)
+        ce = losses.cross_entropy(model("head", f), batch.y, batch.mask)
+        return {"ce": (1 - self.lam) * ce, "mmd": self.lam * losses.mmd2(f, taught, batch.mask)}
+
+    def upload(self, shared: Tree, work: Tree, private: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Gives the trained model to the server; the own model becomes it, or takes it in."""
+        trained = tree.pick(work, NET)
+        sent, kept = self.split(tree.drop(work, ("teacher",)))
+        if self.variant == "inherit":
+            trained = tree.lerp(trained, tree.branch(private, "own"), self.momentum(client))
+        return sent, {**kept, "own": trained}
+
+    def personal(self, shared: Tree, private: Tree, batch: Batch, client: Client) -> Tree:
+        """Gives the own model, mixed with the global one as it would be at the start of this round."""
+        own = tree.branch(private, "own")
+        if self.variant == "mix":
+            own = tree.lerp(tree.pick(shared, NET), own, self.momentum(client))
+        return {**own, **tree.pick({**shared, **private}, ("stats",))}

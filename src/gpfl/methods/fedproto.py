@@ -1,0 +1,124 @@
+"""FedProto."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gpfl import losses, tree
+from gpfl.method import NET, Batch, Client, Method, Phase, Terms
+from gpfl.net import Model
+from gpfl.options import option
+from gpfl.tree import Tree
+
+UNSEEN = 20.0
+"""How far below the lowest seen class a class without a prototype scores; nothing is decided for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProto(Method):
+    """Whole models stay at home; clients share the mean feature of each class and pull theirs towards it.
+
+    Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022. L = CE + λ·MSE(f, c_y), the
+    second term only for classes that have a prototype. A row is given the class of the nearest prototype; before there
+    are any, the head decides. Deviations of the authors' code that are kept: prototypes are means of features seen during
+    training (`prototypes`), and clients count alike in the server's mean. A class that nobody sent this round keeps its
+    prototype.
+    """
+
+    name: ClassVar[str] = "fedproto"
+    shares: ClassVar[tuple[str, ...]] = ("prototypes",)
+    switched_off_by: ClassVar[Mapping[str, tuple[float, str]]] = {
+        "lam": (0.0, "without the pull to the prototypes every model is trained alone")
+    }
+
+    lam: float = option(1.0, "weight of the distance to the prototypes", symbol="λ", typical="0.1 to 10", least=0.0)
+    prototypes: str = option(
+        "running",
+        "features behind a client's prototypes: 'running' = as training sees them (authors' code), 'after' = when trained",
+        choices=("running", "after"),
+    )
+
+    def init(self, seed: int) -> tuple[Tree, Tree]:
+        """Gives no prototypes yet; every client's model starts alike."""
+        empty: Tree = {"mean": torch.zeros(self.net.classes, self.net.width), "seen": torch.zeros(self.net.classes)}
+        return {"prototypes": empty}, self.net.init(seed)
+
+    @property
+    def shared_parts(self) -> tuple[str, ...]:
+        """Prototypes alone: no weights travel, so there are no statistics to average."""
+        return self.shares
+
+    def phases(self) -> tuple[Phase, ...]:
+        """Gives training, and a pass that collects features where they are wanted of the trained model."""
+        train = Phase(self.step, self.epochs)
+        return (train, Phase(self.collect, 1)) if self.prototypes == "after" else (train,)
+
+    def download(self, shared: Tree, private: Tree, client: Client) -> Tree:
+        """Gives the own model and empty sums of features."""
+        empty = tree.map_leaves(torch.zeros_like, tree.branch(shared, "prototypes"))
+        return {**private, "sums": empty}
+
+    def step(self, shared: Tree, work: Tree, batch: Batch, client: Client) -> tuple[Tree, Terms]:
+        """Gives the model after one step; the features before it join the sums."""
+        work, terms, kept = self.descend(work, NET, lambda model: self.loss(model, shared, batch, client))
+        if self.prototypes == "running":
+            work = self.add(work, tree.leaf(kept, "features"), batch)
+        return work, terms
+
+    def loss(self, model: Model, shared: Tree, batch: Batch, client: Client) -> Terms:
+        """Gives cross-entropy and the mean squared distance to the prototype of each row's class."""
+        f = model("base", batch.x)  # (rows, width)
+        model.kept["features"] = f.detach()
+        known = tree.branch(shared, "prototypes")
+        mean, seen = tree.leaf(known, "mean"), tree.leaf(known, "seen")
+        distance = (f - mean[batch.y]).square().mean(-1) * seen[batch.y]  # (rows,)
+        return {
+            "ce": losses.cross_entropy(model("head", f), batch.y, batch.mask),
+            "prototype": self.lam * losses.masked_mean(distance, batch.mask),
+        }
+
+    def collect(self, shared: Tree, work: Tree, batch: Batch, client: Client) -> tuple[Tree, Terms]:
+        """Gives the sums with a batch's features of the model as it is."""
+        return self.add(work, Model(self.net, work)("base", batch.x), batch), {}
+
+    def add(self, work: Tree, features: Tensor, batch: Batch) -> Tree:
+        """Gives `work` with features added to the sum of their class."""
+        chosen = F.one_hot(batch.y, self.net.classes).to(features.dtype) * batch.mask.unsqueeze(-1)  # (rows, classes)
+        sums = tree.branch(work, "sums")
+        more: Tree = {"mean": chosen.T @ features, "seen": chosen.sum(0)}
+        return {**work, "sums": tree.map_leaves(torch.add, sums, more)}
+
+    def upload(self, shared: Tree, work: Tree, private: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Gives the client's prototypes, zero for classes it has not seen, and keeps the model."""
+        sums = tree.branch(work, "sums")
+        counts = tree.leaf(sums, "seen")
+        mean = tree.leaf(sums, "mean") / counts.clamp_min(1.0).unsqueeze(-1)
+        return {"prototypes": {"mean": mean, "seen": (counts > 0).to(mean.dtype)}}, tree.drop(work, ("sums",))
+
+    def weight(self, client: Client) -> Tensor:
+        """Gives every client the same weight."""
+        return torch.ones_like(client.rows)
+
+    def aggregate(self, shared: Tree, mean: Tree) -> Tree:
+        """Gives the mean prototype over the clients that hold the class; a class nobody sent stays as it was."""
+        old, new = tree.branch(shared, "prototypes"), tree.branch(mean, "prototypes")
+        holders = tree.leaf(new, "seen")  # share of clients that hold the class
+        fresh = tree.leaf(new, "mean") / holders.clamp_min(1e-12).unsqueeze(-1)
+        kept = torch.where((holders > 0).unsqueeze(-1), fresh, tree.leaf(old, "mean"))
+        return {"prototypes": {"mean": kept, "seen": torch.maximum(tree.leaf(old, "seen"), (holders > 0).to(kept.dtype))}}
+
+    def logits(self, model: Model, x: Tensor) -> Tensor:
+        """Gives minus the mean squared distance to each prototype, or the head's scores while there are none."""
+        f = self.features(model, x)
+        known = model["prototypes"]
+        mean, seen = tree.leaf(known, "mean"), tree.leaf(known, "seen") > 0
+        scores = -(f.unsqueeze(-2) - mean).square().mean(-1)  # (rows, classes)
+        lowest = torch.where(seen, scores, torch.inf).amin(-1, keepdim=True)
+        nearest = torch.where(seen, scores, lowest - UNSEEN)
+        return torch.where(seen.any(), nearest, model("head", f))

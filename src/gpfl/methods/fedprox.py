@@ -1,0 +1,35 @@
+"""FedProx."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gpfl import losses, tree
+from gpfl.method import NET, Batch, Client, Method, Terms
+from gpfl.net import Model
+from gpfl.options import option
+from gpfl.tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProx(Method):
+    """FedAvg with local training held near the global model.
+
+    Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020: L = CE(w) + μ/2 ‖w − w^t‖², w^t as received.
+    Deviation of the authors' code that is kept: no client does less work than others. Every client is evaluated with the
+    global model.
+    """
+
+    name: ClassVar[str] = "fedprox"
+    switched_off_by: ClassVar[Mapping[str, tuple[float, str]]] = {"mu": (0.0, "FedProx without its proximal term is FedAvg")}
+
+    mu: float = option(0.001, "weight of the proximal term", symbol="μ", typical="0.001 to 1", least=0.0)
+
+    def loss(self, model: Model, shared: Tree, batch: Batch, client: Client) -> Terms:
+        """Gives cross-entropy and the proximal term."""
+        terms = super().loss(model, shared, batch, client)
+        received = tree.pick(shared, NET)
+        terms["proximal"] = self.mu / 2 * losses.squared_distance(tree.pick(model.weights, NET), received)
+        return terms

@@ -1,0 +1,69 @@
+"""Per-FedAvg."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from torch import Tensor
+
+from gpfl import tree
+from gpfl.method import NET, Batch, Client, Method, Phase, Terms
+from gpfl.net import Net
+from gpfl.options import BY_NET, option
+from gpfl.tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerFedAvg(Method):
+    """A global model trained so that one step on a client's own rows makes it that client's model.
+
+    Fallah et al., Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach,
+    NeurIPS 2020, in its first-order form: w' = w − α∇L(w; first batch), then w ← w − β∇L(w'; second batch).
+    Deviation of the authors' code that is kept: β = η, and `passes` = 2 passes a round, so that there are as many outer
+    steps as FedAvg has steps. A client is evaluated after one step of rate α on its first training batch; nothing of it
+    is kept.
+    """
+
+    name: ClassVar[str] = "perfedavg"
+
+    alpha: float = option(BY_NET, "rate of the inner step, also of adaptation", symbol="α", typical="0.001 to 0.1", above=0.0)
+    beta: float = option(BY_NET, "rate of the outer step", symbol="β", typical="0.001 to 0.1", above=0.0)
+    passes: int = option(2, "passes over the rows in each local epoch", typical="1 or 2", least=1)
+
+    def bind(self, net: Net, *, lr: float, epochs: int, batch_norm: str = "local") -> Self:
+        """Gives the method for one net; α and β are the learning rate unless they were set."""
+        alpha, beta = (lr if math.isnan(rate) else rate for rate in (self.alpha, self.beta))
+        bound = super().bind(net, lr=lr, epochs=epochs, batch_norm=batch_norm)
+        return dataclasses.replace(bound, alpha=alpha, beta=beta)
+
+    def phases(self) -> tuple[Phase, ...]:
+        """Gives passes whose steps take two batches; a client with fewer rows cannot take part."""
+        return (Phase(self.step, self.epochs * self.passes, batches=2),)
+
+    def step(self, shared: Tree, work: Tree, batch: Batch, client: Client) -> tuple[Tree, Terms]:
+        """Gives w after the outer step, its gradient taken at w'."""
+        first, second = halves(batch)
+        inner, before, _ = self.descend(work, NET, lambda model: self.loss(model, shared, first, client), lr=self.alpha)
+        outer, after, _ = self.descend(inner, NET, lambda model: self.loss(model, shared, second, client), lr=self.beta)
+
+        def moved(w: Tensor, w_inner: Tensor, w_outer: Tensor) -> Tensor:
+            return w + (w_outer - w_inner)
+
+        weights = tree.map_leaves(moved, *(tree.pick(state, NET) for state in (work, inner, outer)))
+        return {**outer, **weights}, {"ce": before["ce"], "adapted_ce": after["ce"]}
+
+    def personal(self, shared: Tree, private: Tree, batch: Batch, client: Client) -> Tree:
+        """Gives the global model after one step on a batch of the client's training rows."""
+        own, _, _ = self.descend(
+            {**shared, **private}, NET, lambda model: self.loss(model, shared, batch, client), lr=self.alpha
+        )
+        return own
+
+
+def halves(batch: Batch) -> tuple[Batch, Batch]:
+    """Gives the first and the second half of a batch's rows."""
+    middle = batch.y.shape[0] // 2
+    return Batch(*(field[:middle] for field in batch)), Batch(*(field[middle:] for field in batch))

@@ -1,0 +1,102 @@
+"""pFedMe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from gpfl import losses, tree
+from gpfl.errors import GpflError
+from gpfl.method import NET, Batch, Client, Method, Terms
+from gpfl.net import Model, Net
+from gpfl.options import option
+from gpfl.tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class PFedMe(Method):
+    """A personal model θ_i near a local copy w_i of the global model, by a Moreau envelope.
+
+    T. Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020. For every batch: K steps
+    θ ← θ − η_p(∇L(θ) + λ(θ − w_i)), then w_i ← w_i − ηλ(w_i − θ). The server takes (1−β)w + β·mean.
+    Deviations of the authors' code that are kept: θ decays by 0.001 (`theta_decay`), and is carried from batch to batch.
+    Theirs then evaluates w_i by mistake (`eval_model="local_w"`); we evaluate θ_i.
+    """
+
+    name: ClassVar[str] = "pfedme"
+    protocols: ClassVar[Mapping[str, Mapping[str, object]]] = {"reference": {"eval_model": "local_w"}}
+    switched_off_by: ClassVar[Mapping[str, tuple[float, str]]] = {
+        "beta": (0.0, "the server would keep its first model for ever"),
+        "lam": (0.0, "the local model would never move"),
+    }
+
+    steps: int = option(5, "steps on each batch", symbol="K", typical="1 to 10", least=1)
+    lam: float = option(15.0, "pull of the personal model to the local one", symbol="λ", typical="5 to 30", least=0.0)
+    p_lr: float = option(0.01, "learning rate of the personal model", symbol="η_p", typical="0.005 to 0.1", above=0.0)
+    beta: float = option(1.0, "share of the mean in the new global model", symbol="β", typical="1 to 4", least=0.0)
+    theta_decay: float = option(0.001, "weight decay of the personal model (authors' code)", typical="0 or 0.001", least=0.0)
+    eval_model: str = option(
+        "theta",
+        "the client's model: 'theta' = θ_i, 'local_w' = w_i after training (authors' code)",
+        choices=("theta", "local_w"),
+    )
+
+    def bind(self, net: Net, *, lr: float, epochs: int, batch_norm: str = "local") -> Self:
+        """Gives the method for one net; rates under which its pull diverges are refused."""
+        for name, rate in (("the learning rate", lr), ("method.p_lr", self.p_lr)):
+            if rate * self.lam >= 2:
+                raise GpflError(
+                    f"method.lam is {self.lam:g} and {name} {rate:g}: their product {rate * self.lam:g} must stay below 2, "
+                    "or the pull overshoots more each step: lower one of them"
+                )
+        return super().bind(net, lr=lr, epochs=epochs, batch_norm=batch_norm)
+
+    def init(self, seed: int) -> tuple[Tree, Tree]:
+        """Gives the global model; every client's own model starts equal to it."""
+        shared, private = super().init(seed)
+        return shared, {**private, "own": tree.copy(tree.pick(shared, NET))}
+
+    def download(self, shared: Tree, private: Tree, client: Client) -> Tree:
+        """Gives w_i and θ, both the received model."""
+        received = tree.pick(shared, NET)
+        return {**shared, **tree.drop(private, ("own",)), "local": received}
+
+    def step(self, shared: Tree, work: Tree, batch: Batch, client: Client) -> tuple[Tree, Terms]:
+        """Gives θ after K steps on the batch, and w_i after one towards it."""
+        local = tree.branch(work, "local")
+        seen: list[Terms] = []
+        for _ in range(self.steps):
+            work, terms, _ = self.descend(
+                work,
+                NET,
+                lambda model: self.near(model, local, shared, batch, client),
+                lr=self.p_lr,
+                decay=dict.fromkeys(NET, self.theta_decay),
+            )
+            seen.append(terms)
+        theta = tree.pick(work, NET)
+        local = tree.map_leaves(lambda w, t: w - self.lr * self.lam * (w - t), local, theta)
+        means = {name: losses.mean_of([terms[name] for terms in seen]) for name in seen[0]}
+        return {**work, "local": local}, means
+
+    def near(self, model: Model, local: Tree, shared: Tree, batch: Batch, client: Client) -> Terms:
+        """Gives the objective of θ: cross-entropy and its distance to w_i."""
+        terms = self.loss(model, shared, batch, client)
+        terms["proximal"] = self.lam / 2 * losses.squared_distance(tree.pick(model.weights, NET), local)
+        return terms
+
+    def upload(self, shared: Tree, work: Tree, private: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Gives w_i to the server; the client keeps the model it would use."""
+        local, theta = tree.branch(work, "local"), tree.pick(work, NET)
+        sent, kept = self.split({**tree.drop(work, ("local",)), **local})
+        return sent, {**kept, "own": theta if self.eval_model == "theta" else local}
+
+    def aggregate(self, shared: Tree, mean: Tree) -> Tree:
+        """Gives (1 − β)w + β·mean; averaged BatchNorm statistics are the mean, since β > 1 could turn a variance negative."""
+        old, new = tree.pick(shared, NET), tree.pick(mean, NET)
+        return {**mean, **tree.map_leaves(lambda a, b: (1 - self.beta) * a + self.beta * b, old, new)}
+
+    def personal(self, shared: Tree, private: Tree, batch: Batch, client: Client) -> Tree:
+        """Gives the client's own model."""
+        return {**tree.branch(private, "own"), **tree.pick({**shared, **private}, ("stats",))}
