@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,7 @@ import gpfl
 from gpfl import config as configs
 from gpfl import options, tree
 from gpfl.config import Config, Given, RunOptions, TrainOptions
-from gpfl.engine import Setting, choose
+from gpfl.engine import Setting, choose, fitting_threads
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.federation import Federation
 from gpfl.method import Method
@@ -28,7 +27,8 @@ from gpfl.runs import RunFolder, read_tensors
 from gpfl.schedule import Schedule
 from gpfl.simulate import Silent, Simulation, Watch
 
-NetLike: TypeAlias = str | Architecture | nn.Module | Callable[[], nn.Module]
+CustomNet: TypeAlias = Architecture | nn.Module | Callable[[], nn.Module]
+NetLike: TypeAlias = str | CustomNet
 
 
 def fit(
@@ -54,7 +54,7 @@ def fit(
     if isinstance(net, Architecture):
         config = dataclasses.replace(config, net=net)
     if isinstance(method, Method):
-        method.check()
+        method.check(config.run.allow_noop)
         config = dataclasses.replace(config, method=method)
     module = net if not isinstance(net, (str, Architecture)) else None
     return begin(config, federation, module=module, head=head, out=out, watch=watch)
@@ -79,7 +79,7 @@ def resume(
     folder: str | Path,
     *,
     federation: Federation | None = None,
-    net: nn.Module | Callable[[], nn.Module] | None = None,
+    net: CustomNet | None = None,
     head: str | None = None,
     watch: Watch | None = None,
 ) -> Result:
@@ -95,7 +95,10 @@ def resume(
     elif federation.manifest() != Federation.load(manifest, federation.table).manifest():
         raise GpflError(f"the federation given is not the one of {opened.path}")
     config = configs.resolve(given, federation=federation, custom_net=net is not None)
-    config, setting = prepare(config, federation, net, head)
+    if isinstance(net, Architecture):
+        config = dataclasses.replace(config, net=net)
+    module = net if not isinstance(net, Architecture) else None
+    config, setting = prepare(config, federation, module, head)
     return execute(config, setting, opened, watch)
 
 
@@ -107,21 +110,25 @@ def load(folder: str | Path, **given: object) -> Result:
     return resume(folder, **given)  # type: ignore[arg-type]
 
 
-def load_model(path: str | Path, *, net: nn.Module | None = None, head: str | None = None) -> ClientModel:
+def load_model(path: str | Path, *, net: CustomNet | None = None, head: str | None = None) -> ClientModel:
     """Gives a client's model from its file; a net that was given in Python must be given again."""
     flat, facts = read_tensors(Path(path))
-    if "gpfl" not in facts:
+    if "client" not in facts:
         raise GpflError(f"{path} is not a client's model of gpfl")
-    about = json.loads(facts["gpfl"])
+    about = cast(dict[str, Any], facts)
     shape, classes = tuple(about["shape"]), int(about["classes"])
     example = torch.zeros(2, *shape)
     name, kind = about["net"].pop("name"), about["method"].pop("name")
-    if net is not None:
+    if isinstance(net, Architecture):
+        built = from_architecture(net, configs.name_of(net), example, classes)
+    elif net is not None:
         built = from_module(net, example, classes, head=head)
     elif name in NETS:
         built = from_architecture(options.build(NETS[name], about["net"], "net"), name, example, classes)
     else:
         raise GpflError(f"{path} was made with a net given in Python: gpfl.load_model(path, net=…)")
+    if kind not in METHODS:
+        raise GpflError(f"{path} was made with the method '{kind}', which is not one of gpfl's: {', '.join(METHODS)}")
     method = options.build(METHODS[kind], about["method"], "method").bind(built, lr=0.0, epochs=1)
     return ClientModel(method, tree.unflatten(flat), about["client"], shape, int(about["white"]))
 
@@ -152,6 +159,8 @@ def prepare(
     config: Config, federation: Federation, module: nn.Module | Callable[[], nn.Module] | None, head: str | None
 ) -> tuple[Config, Setting]:
     """Gives the config with everything filled in that depends on the net, and the setting to run."""
+    if config.run.select == "validation" and not federation.validates:
+        raise GpflError("run.select is 'validation', but no client has validation rows: set --validation, such as 0.1")
     device = find_device(config.run.device)
     example: Tensor = federation.table.inputs(torch.arange(min(2, len(federation.table))))
     classes = federation.table.classes
@@ -171,6 +180,12 @@ def prepare(
         shuffle=train.shuffle,
         drop_last=train.drop_last,
     )
+    most, needed = int(federation.rows("train").max()), schedule.rows_needed(method.phases())
+    if most < needed:
+        raise GpflError(
+            f"the largest client has {most} training rows; {method.name} needs {needed} at batch size {train.batch_size}: "
+            "lower --batch-size"
+        )
     setting = Setting(method, federation.to(device), schedule, train.class_counts)
     return dataclasses.replace(config, train=train, method=method), setting
 
@@ -190,7 +205,8 @@ def execute(config: Config, setting: Setting, folder: RunFolder | None, watch: W
     simulation = Simulation(setting, engine, config.run, config.train.patience, folder, watch or Silent(), facts)
     if folder is not None and folder.finished:
         return Result(engine, simulation.reopen())
-    result = Result(engine, simulation.run())
+    with fitting_threads(setting):
+        result = Result(engine, simulation.run())
     if folder is not None:
         result.export(folder.path / "models")
         folder.write_summary(result.summary)  # last: its presence says that all is there

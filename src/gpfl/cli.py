@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 import gpfl
-from gpfl import api, files, flags
+from gpfl import api, flags
 from gpfl import config as configs
 from gpfl.config import Given
 from gpfl.data import DATA
@@ -24,7 +24,8 @@ from gpfl.nets import NETS
 from gpfl.partition import SPLITS
 from gpfl.progress import Reporter
 from gpfl.report import figures, tables
-from gpfl.runs import RunFolder
+from gpfl.runs import RunFolder, refuse_used
+from gpfl.study import compare as studies
 from gpfl.study.quickstart import quickstart as run_quickstart
 from gpfl.study.trials import Trials, resume_trials, run_trials
 
@@ -58,6 +59,7 @@ def quickstart(
 ) -> None:
     """Run GPFL, FedAvg and training alone on the digits, three seeds each, and draw the curves (under two minutes)."""
     folder = free_folder(out, Path("runs") / "quickstart")
+    refuse_used(folder)
     say("1,797 handwritten digits on 20 clients; each holds 4 of the 10 classes, in unequal numbers.")
     with Reporter(console) as reporter:
         rows = run_quickstart(folder, reporter.watch)
@@ -65,9 +67,8 @@ def quickstart(
     show(tables.rich_table(rows, title))
     picture = folder / "curves.png"
     figures.draw_curves(rows, picture, "Digits, 20 clients with 4 classes each, 3 seeds")
-    tables_path = folder / "table.md"
-    files.write_text(tables_path, tables.markdown(rows))
-    say(f"Curves: {picture}. Table: {tables_path}. Each client's model: {rows[0].folders[0] / 'models'}")
+    tables.save(rows, folder)
+    say(f"Curves: {picture}. Table: {folder / 'table.md'}. Each client's model: {rows[0].folders[0] / 'models'}")
     say("fedavg gives every client the same model; gpfl gives each its own. local sends nothing: what a method adds to it,")
     say("exchange is worth on these data.")
     say("Next: gpfl run --method gpfl --split dirichlet --beta 0.1")
@@ -136,14 +137,20 @@ def run(
     tell_run(result, folder)
 
 
-def run_seeds(given: Given, seeds: str, out: str | None) -> None:
-    """Runs trials."""
+def parse_seeds(seeds: str) -> list[int]:
+    """Gives the seeds of a list such as 0,1,2."""
     try:
         numbers = [int(seed) for seed in seeds.split(",")]
     except ValueError:
         raise GpflError(f"--seeds is '{seeds}'; it must be whole numbers with commas between, such as 0,1,2") from None
     if len(set(numbers)) != len(numbers) or min(numbers) < 0:
         raise GpflError(f"--seeds is '{seeds}'; the seeds must differ and not be negative")
+    return numbers
+
+
+def run_seeds(given: Given, seeds: str, out: str | None) -> None:
+    """Runs trials."""
+    numbers = parse_seeds(seeds)
     resolved = configs.resolve(given)
     folder = Path(out) if out else free_folder("", Path("runs") / f"{resolved.data}-{resolved.method.name}-trials")
     with Reporter(console) as reporter:
@@ -151,31 +158,91 @@ def run_seeds(given: Given, seeds: str, out: str | None) -> None:
     tell_trials(trials, folder)
 
 
+def compare(
+    config: str | None,
+    methods: str,
+    set_: tuple[str, ...],
+    federation: str | None,
+    seeds: str,
+    out: str | None,
+    **values: object,
+) -> None:
+    """Train several methods on one federation and print one table; what the folder holds already is not run again."""
+    settings = flags.given_by_set(set_)
+    own = {name: settings.pop(name) for name in list(settings) if name in METHODS}
+    given = configs.read(Path(config)) if config else {}
+    given = flags.merge(given, flags.given_by_flags(values), settings)
+    if federation is not None:
+        given["split"] = {"name": "manifest", "file": str(Path(federation).resolve())}
+    entrants = studies.entrants(methods)
+    resolved = configs.resolve({**given, "method": dict(entrants[0].method)})
+    folder = Path(out) if out else free_folder("", Path("runs") / f"{resolved.data}-comparison")
+    numbers = parse_seeds(seeds)
+    with Reporter(console) as reporter:
+        rows = studies.compare(given, entrants, own, numbers, folder, reporter.watch)
+    trials = "1 seed" if len(numbers) == 1 else f"{len(numbers)} seeds, mean ± std over them"
+    show(tables.rich_table(rows, f"{resolved.data}, {len(entrants)} methods, {trials}"))
+    for idle in (row for row in rows if row.mean("idle_clients")):
+        say(f"{idle.method}: {idle.mean('idle_clients'):.0f} clients have too few training rows and never trained.")
+    paths = tables.save(rows, folder)
+    figures.draw_curves(rows, folder / "curves.png", f"{resolved.data}, {trials}")
+    say(f"Table: {', '.join(str(path) for path in paths)}. Curves: {folder / 'curves.png'}")
+
+
+def shared_parameters(config_help: str) -> list[click.Parameter]:
+    """Gives the parameters that `run` and `compare` have in common."""
+    return [
+        TyperArgument(param_decls=["config"], required=False, metavar="[CONFIG.toml]", help=config_help),
+        TyperOption(
+            param_decls=["--federation", "federation"],
+            metavar="FILE",
+            help="Use the division of a saved manifest instead of a split.",
+            rich_help_panel=flags.PANELS["split"],
+        ),
+        name_flag("data", DATA, flags.PANELS["split"]),
+        name_flag("split", SPLITS, flags.PANELS["split"]),
+        name_flag("net", NETS, flags.PANELS["net"]),
+    ]
+
+
 def run_command() -> click.Command:
     """Gives the command `run`, whose flags are the options of everything a run is made of."""
     own: list[click.Parameter] = [
-        TyperArgument(param_decls=["config"], required=False, metavar="[CONFIG.toml]", help="A config; flags win over it."),
         TyperOption(param_decls=["--out", "out"], metavar="DIR", help="Folder for the run; it must be new or empty."),
         TyperOption(param_decls=["--seeds", "seeds"], metavar="N,N,…", help="Run one trial for each seed; report mean ± std."),
         TyperOption(
             param_decls=["--set", "set_"], multiple=True, metavar="SECTION.KEY=VALUE", help="Set any option of the config."
         ),
+        name_flag("method", METHODS, flags.PANELS["method"]),
+    ]
+    params = [*own, *shared_parameters("A config; flags win over it."), *flags.config_flags()]
+    return TyperCommand("run", callback=run, params=params, help=run.__doc__, rich_markup_mode="rich")
+
+
+def compare_command() -> click.Command:
+    """Gives the command `compare`: the flags of `run` without those of single methods."""
+    own: list[click.Parameter] = [
         TyperOption(
-            param_decls=["--federation", "federation"],
-            metavar="FILE",
-            help="Use the division of a saved manifest instead of a split.",
-            rich_help_panel="Federation",
+            param_decls=["--methods", "methods"],
+            default="all",
+            show_default=True,
+            metavar="NAME,NAME,…",
+            help="Methods to compare: names, all, or ablations (GPFL and its five).",
+        ),
+        TyperOption(param_decls=["--out", "out"], metavar="DIR", help="Folder; trials that it holds are not run again."),
+        TyperOption(
+            param_decls=["--seeds", "seeds"], default="0,1,2", show_default=True, metavar="N,…", help="Seeds of the trials."
+        ),
+        TyperOption(
+            param_decls=["--set", "set_"],
+            multiple=True,
+            metavar="NAME.KEY=VALUE",
+            help="Set any option of the config, or of one method, such as fedprox.mu=0.01.",
         ),
     ]
-    names = [
-        name_flag("method", METHODS, "Method"),
-        name_flag("data", DATA, "Federation"),
-        name_flag("split", SPLITS, "Federation"),
-        name_flag("net", NETS, "Net"),
-    ]
-    return TyperCommand(
-        "run", callback=run, params=[*own, *names, *flags.config_flags()], help=run.__doc__, rich_markup_mode="rich"
-    )
+    shared = shared_parameters("A config for all methods; flags win over it.")
+    params = [*own, *shared, *flags.config_flags(("split", "net", "train", "run"), omit=("seed",))]
+    return TyperCommand("compare", callback=compare, params=params, help=compare.__doc__, rich_markup_mode="rich")
 
 
 def name_flag(section: str, known: Iterable[str], panel: str) -> TyperOption:
@@ -211,6 +278,11 @@ def tell_run(result: gpfl.Result, folder: Path) -> None:
     )
     if "validation_best_accuracy" in s:
         say(f"At the best round on validation rows ({s['validation_best_round']}): {s['validation_best_accuracy']:.2%}.")
+    if s["idle_clients"]:
+        say(
+            f"{s['idle_clients']} of {s['clients']} clients have fewer than the {result.engine.rows_needed} training rows that "
+            f"{s['method']} needs: they never trained, and count in the accuracy with the model the method gives them."
+        )
     say(f"Run: {folder}. Each client's model (round {s['selected_round']}): {folder / 'models'}")
 
 
@@ -242,6 +314,7 @@ def command() -> click.Group:
     if not isinstance(group, TyperGroup):
         raise TypeError("the app has several commands")
     group.add_command(run_command())
+    group.add_command(compare_command())
     return group
 
 
@@ -250,11 +323,25 @@ def main() -> None:
     try:
         sys.exit(command().main(standalone_mode=False) or 0)
     except click.ClickException as problem:
-        problem.show()
-        sys.exit(problem.exit_code)
+        if type(problem).__name__ == "NoArgsIsHelpError":  # click 8.2 on; its text is the help
+            problem.show()
+        else:
+            complain(one_suggestion(problem.format_message()))
+        sys.exit(2)
     except GpflError as problem:
-        Console(stderr=True).print(f"gpfl: {problem}", highlight=False, markup=False, soft_wrap=True)
+        complain(str(problem))
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
-        Console(stderr=True).print("gpfl: stopped; go on with gpfl resume DIR", highlight=False, markup=False)
+        complain("stopped; go on with gpfl resume DIR")
         sys.exit(130)
+
+
+def complain(text: str) -> None:
+    """Prints one line of complaint."""
+    Console(stderr=True).print(f"gpfl: {text}", highlight=False, markup=False, soft_wrap=True)
+
+
+def one_suggestion(text: str) -> str:
+    """Gives a message with its first suggestion alone: typer and click each add one."""
+    first, *suggestions = text.split(" Did you mean ")
+    return " Did you mean ".join([first, *suggestions[:1]]).strip()

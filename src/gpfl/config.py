@@ -16,6 +16,7 @@ from gpfl.net import Architecture
 from gpfl.nets import NETS
 from gpfl.options import BY_NET, option
 from gpfl.partition import SPLITS, Split
+from gpfl.randomness import LARGEST_SEED
 
 Given = dict[str, dict[str, object]]
 """Values by section and key, as a TOML file holds them."""
@@ -28,7 +29,7 @@ CUSTOM = "custom"
 class RunOptions:
     """How a run is executed."""
 
-    seed: int = option(0, "seed of weights, cohorts and batches", least=0)
+    seed: int = option(0, "seed of weights, cohorts and batches", least=0, most=LARGEST_SEED)
     protocol: str = option(
         "corrected",
         "preset of options where paper and authors' code differ; options set by hand win over it",
@@ -38,6 +39,7 @@ class RunOptions:
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     eval_every: int = option(1, "rounds between evaluations", least=1)
     checkpoint_every: int = option(10, "rounds between checkpoints", least=1)
+    allow_noop: bool = option(False, "accept a value that switches the method off, such as FedProx with μ = 0")
     select: str = option(
         "auto",
         "round whose models are kept: the last, or the best on validation or test rows; auto: validation, if there is any",
@@ -145,7 +147,7 @@ def resolve(given: Given, *, federation: Federation | None = None, custom_net: b
         hint = "it was given in Python: give it again there" if data == "arrays" else did_you_mean(data, DATA)
         raise GpflError(f"unknown data '{data}'; {hint}")
     usual = DATA[data].defaults if data in DATA else {}
-    method = chosen_method(given, run.protocol)
+    method = chosen_method(given, run)
     net = None if custom_net else chosen_net(given, usual, federation)
     train = options.build(
         TrainOptions, {**usual.get("train", {}), **PROTOCOLS[run.protocol], **given.get("train", {})}, "train"
@@ -173,14 +175,14 @@ def without_name(values: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in values.items() if key != "name"}
 
 
-def chosen_method(given: Given, protocol: str) -> Method:
+def chosen_method(given: Given, run: RunOptions) -> Method:
     """Gives the method of the section [method]."""
     name = name_in(given, "method", "gpfl")
     if name not in METHODS:
         raise GpflError(f"unknown method '{name}'; {did_you_mean(name, METHODS)}")
-    preset = METHODS[name].protocols.get(protocol, {})
+    preset = METHODS[name].protocols.get(run.protocol, {})
     method = options.build(METHODS[name], {**preset, **without_name(given.get("method", {}))}, "method")
-    method.check()
+    method.check(run.allow_noop)
     return method
 
 
@@ -191,7 +193,7 @@ def chosen_net(given: Given, usual: Mapping[str, Mapping[str, object]], federati
     if name == CUSTOM:
         raise GpflError("this run used a net given in Python; give it again: gpfl.resume(folder, net=…) or gpfl.fit(…, net=…)")
     if name not in NETS:
-        raise GpflError(f"unknown net '{name}'; {did_you_mean(name, NETS)}")
+        raise GpflError(f"unknown net '{name}'; {did_you_mean(name, NETS)}, or give it in Python: net=…")
     values = {**fitting_defaults(usual, "net", name, NETS[name]), **without_name(given.get("net", {}))}
     return options.build(NETS[name], values, "net")
 
@@ -202,6 +204,9 @@ def chosen_split(given: Given, usual: Mapping[str, Mapping[str, object]]) -> Spl
     if name == "manifest":
         if not isinstance(given["split"].get("file"), str):
             raise GpflError("split.name is 'manifest', so split.file must name the file")
+        extra = [key for key in given["split"] if key not in ("name", "file")]
+        if extra:
+            raise GpflError(f"split.{extra[0]} cannot be set: split.name is 'manifest', which says how the rows are divided")
         return None
     if name not in SPLITS:
         raise GpflError(f"unknown split '{name}'; {did_you_mean(name, (*SPLITS, 'manifest'))}")

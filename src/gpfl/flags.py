@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import click
 from typer.core import TyperOption
@@ -27,6 +27,9 @@ RECORDS: Mapping[str, Mapping[str, type]] = {
 }
 """The records behind each section of a config, by name where there are several."""
 
+PLAIN = ("run", "split", "train", "net", "method")
+"""Who has the plain flag where two sections have an option of one name: --seed is the run's, --beta the split's."""
+
 PANELS = {
     "method": "Method",
     "split": "Federation",
@@ -37,9 +40,9 @@ PANELS = {
 
 
 def flag_name(section: str, key: str) -> str:
-    """Gives an option's flag; a name that two sections have carries its section, except in [run]."""
-    others = [s for s in RECORDS if s != section and key in keys_of(s)]
-    prefix = f"{section}-" if others and section != "run" else ""
+    """Gives an option's flag; of two sections that have the name, the later of PLAIN carries its own before it."""
+    first = next(s for s in PLAIN if key in keys_of(s))
+    prefix = "" if section == first else f"{section}-"
     return prefix + key.replace("_", "-")
 
 
@@ -51,15 +54,9 @@ def keys_of(section: str) -> list[str]:
     return list(keys)
 
 
-def config_flags(omit: tuple[str, ...] = ()) -> list[click.Option]:
-    """Gives a flag for every option, in panels by section; `omit` leaves out some of [run]."""
-    flags: list[click.Option] = []
-    for section in RECORDS:
-        for key in keys_of(section):
-            if section == "run" and key in omit:
-                continue
-            flags.append(make_flag(section, key))
-    return flags
+def config_flags(sections: Iterable[str] = tuple(RECORDS), omit: tuple[str, ...] = ()) -> list[click.Option]:
+    """Gives a flag for every option of the sections, in panels; `omit` leaves out some of [run]."""
+    return [make_flag(section, key) for section in sections for key in keys_of(section) if section != "run" or key not in omit]
 
 
 def make_flag(section: str, key: str) -> click.Option:
@@ -113,9 +110,11 @@ def default_words(record: type, key: str, default: object) -> str:
         by_net = getattr(record, "by_net", {}).get(key)
         if by_net:
             return "by net: " + ", ".join(f"{net} {value:g}" for net, value in by_net.items()).replace("* ", "others ")
+        if key != "lr":
+            return "the learning rate"
         return "by net: " + ", ".join(f"{name} {kind.lr:g}" for name, kind in NETS.items())
     if isinstance(default, tuple):
-        return ",".join(str(entry) for entry in default)
+        return ",".join(str(entry) for entry in default) or "none"
     return f"{default:g}" if isinstance(default, float) else str(default)
 
 
@@ -134,12 +133,24 @@ def parse(section: str, key: str, value: object) -> object:
     """Gives a flag's text as a value; commas make a list where an option of that name takes one."""
     if not isinstance(value, str):
         return value
-    records = [record for record in RECORDS[section].values() if key in options_of(record)]
+    records = [record for record in RECORDS.get(section, {}).values() if key in options_of(record)]
     kinds = [describe_type(typing.get_type_hints(record)[key]) for record in records]
     if kinds == ["text"] * len(kinds):
         return value
-    listed = "," in value and any("a list" in kind for kind in kinds)
-    return toml.parse_value(f"[{value.strip('[]')}]" if listed else value)
+    if "," in value and any("a list" in kind for kind in kinds):
+        return [number(entry.strip()) for entry in value.strip("[] ").split(",")]
+    return number(value)
+
+
+def number(text: str) -> object:
+    """Gives a value as TOML reads it, or a number that TOML does not know, such as .5."""
+    value = toml.parse_value(text)
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return text
+    return value
 
 
 def given_by_set(assignments: tuple[str, ...]) -> Given:

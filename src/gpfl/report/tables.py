@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.table import Table as RichTable
 
+from gpfl import files
 from gpfl.study.trials import Trials
 
 HEADINGS = (
@@ -54,6 +59,44 @@ def markdown(rows: Sequence[Trials]) -> str:
     lines = ["| " + " | ".join(HEADINGS) + " |", "| --- |" + " ---: |" * (len(HEADINGS) - 1)]
     lines += ["| " + " | ".join(cells(trials)) + " |" for trials in rows]
     return "\n".join(lines) + "\n"
+
+
+def records(rows: Sequence[Trials]) -> list[dict[str, object]]:
+    """Gives the table as plain numbers, one record a method."""
+    keys = (
+        "best_accuracy",
+        "last_accuracy",
+        "last_ten_accuracy",
+        "std",
+        "cov",
+        "seconds",
+        "bytes_up",
+        "bytes_down",
+        "idle_clients",
+    )
+    return [
+        {
+            "method": trials.method,
+            "trials": len(trials.summaries),
+            **{key: trials.mean(key) for key in keys},
+            "best_accuracy_std": trials.std("best_accuracy"),
+            "last_accuracy_std": trials.std("last_accuracy"),
+        }
+        for trials in rows
+    ]
+
+
+def save(rows: Sequence[Trials], folder: Path) -> list[Path]:
+    """Writes the table as table.md, table.csv and table.json, and gives the files."""
+    content = records(rows)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(content[0]))
+    writer.writeheader()
+    writer.writerows(content)
+    files.write_text(folder / "table.md", markdown(rows))
+    files.write_text(folder / "table.csv", text.getvalue())
+    files.write_text(folder / "table.json", json.dumps(content, indent=2) + "\n")
+    return [folder / f"table.{kind}" for kind in ("md", "csv", "json")]
 
 
 def size(count: float) -> str:

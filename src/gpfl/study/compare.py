@@ -1,0 +1,66 @@
+"""Comparisons: several methods on one federation, each with the same seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpfl.config import Given
+from gpfl.errors import GpflError, did_you_mean
+from gpfl.methods import METHODS
+from gpfl.study.trials import Trials, Watcher, run_trials
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A method with settings of its own, under the name it has in the table."""
+
+    label: str
+    method: Mapping[str, object]
+
+    @property
+    def folder(self) -> str:
+        """The name of its folder."""
+        return self.label.replace(" ", "-").replace("+", "-")
+
+
+ABLATIONS = (("pci",), ("cov",), ("mlg",), ("gce",), ("cov", "gce"))
+"""The paper's five: without personal context, valve, magnitude loss, embeddings, and both of valve and embeddings."""
+
+
+def entrants(words: str) -> list[Entrant]:
+    """Gives the methods of a list such as "gpfl,fedrep", "all" or "ablations"."""
+    found: list[Entrant] = []
+    for word in (word.strip() for word in words.split(",")):
+        if word == "all":
+            found += [Entrant(name, {"name": name}) for name in METHODS]
+        elif word == "ablations":
+            found.append(Entrant("gpfl", {"name": "gpfl"}))
+            found += [
+                Entrant(f"gpfl without {'+'.join(parts)}", {"name": "gpfl", "without": list(parts)}) for parts in ABLATIONS
+            ]
+        elif word in METHODS:
+            found.append(Entrant(word, {"name": word}))
+        else:
+            raise GpflError(f"unknown method '{word}'; {did_you_mean(word, (*METHODS, 'all', 'ablations'))}")
+    return list({entrant.label: entrant for entrant in found}.values())
+
+
+def compare(
+    given: Given,
+    methods: Sequence[Entrant],
+    own: Mapping[str, Mapping[str, object]],
+    seeds: Sequence[int],
+    out: Path,
+    watcher: Watcher,
+) -> list[Trials]:
+    """Gives every method's trials, best mean accuracy first; what `out` holds already is not run again.
+
+    `own` holds settings of single methods by name.
+    """
+    rows = []
+    for entrant in methods:
+        section = {**entrant.method, **own.get(str(entrant.method["name"]), {})}
+        rows.append(run_trials({**given, "method": section}, seeds, out / entrant.folder, watcher, label=entrant.label))
+    return sorted(rows, key=lambda trials: -trials.mean("best_accuracy"))

@@ -1,0 +1,506 @@
+"""The command: what it prints, what it writes, and what it says about mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from conftest import toy_table
+from rich.console import Console
+
+import gpfl
+from gpfl import cli, flags
+from gpfl.data import DATA
+from gpfl.methods import METHODS
+from gpfl.options import options_of
+from gpfl.progress import PlainLines, Reporter
+from gpfl.runs import RunFolder
+
+SRC = Path(gpfl.__file__).parents[1]
+
+
+class Said(NamedTuple):
+    """How a call of the command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Said]
+
+
+@dataclass(frozen=True)
+class Toy:
+    """A data set of a hundred rows, so that a run takes no time."""
+
+    make: Callable[[], gpfl.Table] = lambda: toy_table(120)
+    doc: str = "blobs"
+    defaults: Mapping[str, Mapping[str, object]] = field(
+        default_factory=lambda: {
+            "split": {"name": "pathological", "clients": 4, "classes_per_client": 2, "balanced": True},
+            "net": {"name": "mlp"},
+            "train": {"rounds": 2, "lr": 0.1},
+        }
+    )
+
+    def load(self) -> gpfl.Table:
+        return self.make()
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command as `gpfl` runs it, in an empty folder, with a data set named toy beside the real ones."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(DATA, "toy", Toy())
+
+    def call(*arguments: object) -> Said:
+        monkeypatch.setattr(sys, "argv", ["gpfl", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        return Said(int(ended.value.code or 0), said.out, said.err)
+
+    return call
+
+
+def system(*arguments: str, folder: Path) -> Said:
+    """The command as another process."""
+    environment = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "gpfl", *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    return Said(done.returncode, done.stdout, done.stderr)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def config(folder: Path) -> dict[str, dict[str, object]]:
+    from gpfl import toml
+
+    return toml.read(folder / "config.toml")  # type: ignore[return-value]
+
+
+def without_time(folder: Path) -> list[dict[str, object]]:
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in RunFolder(folder).lines()]
+
+
+# Runs.
+
+
+def test_run_prints_plain_lines_and_keeps_the_run_where_it_is_told(command: Command) -> None:
+    said = command("run", "--data", "toy", "--out", "here")
+    assert said.code == 0
+    assert said.err == ""
+    lines = said.out.splitlines()
+    assert re.fullmatch(r"gpfl: round 0/2, accuracy \d+\.\d\d%, loss \d+\.\d{4}", lines[0])
+    assert re.fullmatch(r"gpfl: round 2/2, accuracy \d+\.\d\d%, loss \d+\.\d{4}", lines[1])
+    assert re.fullmatch(
+        r"gpfl: best accuracy \S+% at round \d, last \S+%, std over clients \S+%, \d+\.\d s \(vmap on cpu\)\.", lines[2]
+    )
+    assert lines[3] == "Run: here. Each client's model (round 2): here/models"
+    assert len(lines) == 4
+    assert "\x1b" not in said.out
+    assert {"config.toml", "summary.json", "metrics.jsonl", "models/client-3.safetensors"} <= content(Path("here")).keys()
+
+
+def test_run_without_out_takes_the_first_free_folder(command: Command) -> None:
+    for _ in range(2):
+        assert command("run", "--data", "toy", "--method", "local", "--rounds", 1).code == 0
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["toy-local", "toy-local-2"]
+
+
+def test_flags_reach_the_config(command: Command) -> None:
+    said = command(
+        *("run", "--data", "toy", "--method", "gpfl", "--split", "dirichlet", "--clients", 3, "--beta", 5, "--rounds", 1),
+        *("--seed", 7, "--split-seed", 2, "--lr", 0.05, "--hidden", "8,4", "--join", "0.5,1", "--no-shuffle", "--lam", "1e-3"),
+        *("--engine", "loop", "--validation", 0.2, "--out", "run"),
+    )
+    assert said.code == 0, said.err
+    written = config(Path("run"))
+    assert written["method"]["name"] == "gpfl"
+    assert written["method"]["lam"] == 0.001
+    assert written["split"] | {"name": "dirichlet", "clients": 3, "beta": 5.0, "seed": 2, "validation": 0.2} == written["split"]
+    assert written["train"] | {"rounds": 1, "lr": 0.05, "join": [0.5, 1.0], "shuffle": False} == written["train"]
+    assert written["run"] | {"seed": 7, "engine": "loop"} == written["run"]
+    assert written["net"] == {"name": "mlp", "hidden": [8, 4]}
+    assert "At the best round on validation rows" in said.out
+
+
+def test_set_wins_over_flags_and_flags_over_the_file(command: Command) -> None:
+    Path("my.toml").write_text(
+        '[data]\nname = "toy"\n[train]\nrounds = 3\nlr = 0.3\nepochs = 2\n[method]\nlam = 0.5\nmu = 0.5\n'
+    )
+    assert command("run", "my.toml", "--lr", 0.2, "--lam", 0.2, "--set", "method.lam=0.1", "--out", "run").code == 0
+    written = config(Path("run"))
+    assert (written["train"]["rounds"], written["train"]["lr"], written["train"]["epochs"]) == (3, 0.2, 2)
+    assert (written["method"]["lam"], written["method"]["mu"]) == (0.1, 0.5)
+
+
+def test_written_config_run_again_is_the_same_run(command: Command) -> None:
+    assert command("run", "--data", "toy", "--clients", 3, "--seed", 3, "--join", 0.5, "--out", "one").code == 0
+    assert command("run", "one/config.toml", "--out", "two").code == 0
+    assert without_time(Path("one")) == without_time(Path("two"))
+    assert Path("one/config.toml").read_bytes() == Path("two/config.toml").read_bytes()
+
+
+def test_another_method_by_flag_drops_the_options_of_the_files_method(command: Command) -> None:
+    assert command("run", "--data", "toy", "--out", "one").code == 0
+    said = command("run", "one/config.toml", "--method", "fedavg", "--out", "two")
+    assert said.code == 0, said.err
+    assert config(Path("two"))["method"] == {"name": "fedavg"}
+
+
+def test_federation_manifest_gives_the_same_split_to_another_run(command: Command) -> None:
+    assert command("run", "--data", "toy", "--split-seed", 9, "--rounds", 1, "--out", "one").code == 0
+    said = command("run", "--data", "toy", "--federation", "one/federation.toml", "--rounds", 1, "--out", "two")
+    assert said.code == 0, said.err
+    assert Path("one/federation.toml").read_bytes() == Path("two/federation.toml").read_bytes()
+    assert without_time(Path("one")) == without_time(Path("two"))
+    assert command("run", "two/config.toml", "--out", "three").code == 0
+    assert without_time(Path("three")) == without_time(Path("one"))
+
+
+def test_seeds_run_trials_on_one_split_and_report_mean_and_std(command: Command) -> None:
+    said = command("run", "--data", "toy", "--method", "local", "--seeds", "0,1,2", "--out", "trials")
+    assert said.code == 0, said.err
+    folders = [Path("trials") / f"seed-{seed}" for seed in (0, 1, 2)]
+    summaries = [RunFolder(folder).summary() for folder in folders]
+    best = np.array([summary["best_accuracy"] for summary in summaries])
+    assert [summary["seed"] for summary in summaries] == [0, 1, 2]
+    assert len({(folder / "federation.toml").read_bytes() for folder in folders}) == 1
+    assert f"{100 * best.mean():.2f} ± {100 * best.std():.2f} %" in said.out
+    trials = json.loads(Path("trials/trials.json").read_text())
+    assert trials["best_accuracy"] == {"mean": pytest.approx(best.mean()), "std": pytest.approx(best.std())}
+    alone = command("run", "--data", "toy", "--method", "local", "--seed", 1, "--out", "alone")
+    assert alone.code == 0
+    assert without_time(Path("alone")) == without_time(folders[1])
+
+
+def test_validation_rows_are_reported_beside_the_best_round(command: Command) -> None:
+    said = command("run", "--data", "toy", "--validation", 0.3, "--out", "run")
+    summary = RunFolder(Path("run")).summary()
+    words = f"At the best round on validation rows ({summary['validation_best_round']}): "
+    assert f"{words}{summary['validation_best_accuracy']:.2%}." in said.out
+
+
+# Resume.
+
+
+def unfinish(folder: Path) -> None:
+    """Takes a run of two rounds back to its first checkpoint, as a kill in the first round leaves it."""
+    (folder / "summary.json").unlink()
+    (folder / "checkpoint.safetensors").unlink()
+    lines = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_bytes(lines[0] + lines[1][:20])
+
+
+def test_resume_goes_on_with_a_run_and_opens_a_finished_one(command: Command) -> None:
+    assert command("run", "--data", "toy", "--out", "run").code == 0
+    whole = without_time(Path("run"))
+    unfinish(Path("run"))
+    said = command("resume", "run")
+    assert said.code == 0, said.err
+    assert without_time(Path("run")) == whole
+    before = content(Path("run"))
+    again = command("resume", "run")
+    assert again.code == 0
+    assert "The run in run had finished." in again.out
+    assert content(Path("run")) == before
+
+
+@pytest.mark.parametrize("stump", [False, True], ids=["cut in a round", "cut before the config"])
+def test_resume_goes_on_with_trials_where_they_were_cut_off(command: Command, stump: bool) -> None:
+    assert command("run", "--data", "toy", "--seeds", "0,1", "--out", "trials").code == 0
+    folders = [Path("trials/seed-0"), Path("trials/seed-1")]
+    whole = [without_time(folder) for folder in folders]
+    first = content(folders[0])
+    if stump:
+        for path in sorted(folders[1].rglob("*"), reverse=True):
+            if path.is_dir():
+                path.rmdir()
+            elif path.name != "federation.toml":
+                path.unlink()
+    else:
+        unfinish(folders[1])
+    said = command("resume", "trials")
+    assert said.code == 0, said.err
+    assert "2 trials" in said.out
+    assert [without_time(folder) for folder in folders] == whole
+    assert content(folders[0]) == first
+
+
+# Words.
+
+
+def test_list_names_everything_there_is(command: Command) -> None:
+    said = command("list")
+    assert said.code == 0
+    for name in ("gpfl", "fedavg", "local", "digits", "pathological", "dirichlet", "cnn4", "mlp", "loop", "vmap"):
+        assert re.search(rf"^  {name} +\S", said.out, re.M), name
+    assert all(re.search(rf"^  {name} +\S", said.out, re.M) for name in METHODS)
+
+
+def test_list_of_one_kind_is_that_kind_alone(command: Command) -> None:
+    said = command("list", "nets")
+    assert [line.split()[0] for line in said.out.splitlines()] == ["nets", "cnn4", "mlp"]
+
+
+@pytest.mark.parametrize("name", ["", "run", "resume", "list", "quickstart"])
+def test_help_renders(command: Command, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    said = command(*([name] if name else []), "--help")
+    assert said.code == 0
+    assert "Usage: gpfl" in said.out
+    assert said.err == ""
+
+
+def test_help_of_run_has_a_flag_for_every_option(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    help_ = command("run", "--help").out
+    wanted = ["--out", "--seeds", "--set", "--federation", "--method", "--data", "--split", "--net"]
+    for section, records in flags.RECORDS.items():
+        wanted += [f"--{flags.flag_name(section, key)}" for record in records.values() for key in options_of(record)]
+    missing = [flag for flag in wanted if not re.search(rf"{flag}\b", help_)]
+    assert len(wanted) > 30
+    assert missing == []
+
+
+def test_command_alone_shows_its_help(command: Command) -> None:
+    said = command()
+    assert "quickstart" in said.out + said.err
+
+
+def test_version_is_the_packages(command: Command) -> None:
+    assert command("--version").out == f"gpfl {gpfl.__version__}\n"
+
+
+def test_progress_is_one_live_line_on_a_terminal_and_plain_lines_elsewhere() -> None:
+    line = {"round": 1, "accuracy": 0.5, "loss": 1.0}
+    with Reporter(Console(force_terminal=True, width=100)) as reporter:
+        reporter.watch("gpfl").line(line, 2)
+        progress = reporter._progress
+        assert progress is not None
+        (task,) = progress.tasks
+        assert (task.completed, task.total, task.fields["words"]) == (1, 2, "accuracy 50.00%, best 50.00%")
+    with Reporter(Console(force_terminal=False)) as reporter:
+        assert isinstance(reporter.watch("gpfl"), PlainLines)
+
+
+def test_plain_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = PlainLines(Console(force_terminal=False), "gpfl")
+    for number in range(101):
+        lines.line({"round": number, "accuracy": number / 100, "loss": 1.0}, 100)
+    said = capsys.readouterr().out.splitlines()
+    assert said == ["gpfl: round 0/100, accuracy 0.00%, loss 1.0000", "gpfl: round 100/100, accuracy 100.00%, loss 1.0000"]
+
+
+# Bad input: exit code 2, one line, nothing written.
+
+
+def assert_refused(said: Said, *words: str) -> None:
+    assert said.code == 2
+    assert said.out == ""
+    assert said.err.startswith("gpfl: ")
+    assert said.err.count("\n") == 1
+    assert said.err.endswith("\n")
+    assert "Traceback" not in said.err
+    for word in words:
+        assert word in said.err
+
+
+MISTAKES: list[tuple[str, tuple[str, ...]]] = [
+    ("--method gpfll", ("unknown method 'gpfll'", "did you mean 'gpfl'?")),
+    ("--data digit", ("unknown data 'digit'", "did you mean 'digits'?")),
+    ("--split dirichlett", ("unknown split 'dirichlett'", "did you mean 'dirichlet'?")),
+    ("--net cnn5", ("unknown net 'cnn5'", "did you mean 'cnn4'?")),
+    ("--engine lopo", ("run.engine is 'lopo'", "did you mean 'loop'?")),
+    ("--set method.lamb=1", ("unknown key 'method.lamb'", "did you mean 'lam'?")),
+    ("--set train.round=3", ("unknown key 'train.round'", "did you mean 'rounds'?")),
+    ("--set trian.rounds=3", ("unknown section 'trian'", "did you mean 'train'?")),
+    ("--set rounds=3", ("--set rounds=3 is not of the form section.key=value",)),
+    ("--set train.rounds", ("is not of the form section.key=value",)),
+    ("--roundz 3", ("No such option '--roundz'", "Did you mean", "--rounds")),
+    ("--rounds", ("'--rounds' requires an argument",)),
+    ("--rounds many", ("train.rounds is 'many'; it must be a whole number",)),
+    ("--rounds 0", ("train.rounds is 0; it must be at least 1",)),
+    ("--lr -0.1", ("train.lr is -0.1; it must be above 0",)),
+    ("--lr nan", ("train.lr is nan",)),
+    ("--join 1.5", ("train.join is 1.5", "at most 1")),
+    ("--join 0", ("train.join is 0", "above 0")),
+    ("--seed -1", ("run.seed is -1; it must be at least 0",)),
+    ("--seeds 0,x", ("--seeds is '0,x'; it must be whole numbers",)),
+    ("--seeds 1,1", ("--seeds is '1,1'; the seeds must differ",)),
+    ("--method fedavg --lam 0.1", ("unknown key 'method.lam'; 'method' has no options",)),
+    ("--classes-per-client 4", ("split.classes_per_client is 4; the data has 3 classes",)),
+    ("--clients 1 --classes-per-client 2", ("1 clients × 2 classes = 2 places for 3 classes", "raise --clients")),
+    ("--clients 4000", ("lower --clients",)),
+    ("--split dirichlet --beta -1", ("split.beta is -1; it must be above 0",)),
+    ("--split dirichlet --beta 0.001 --min-rows 29", ("raise --beta, or lower --clients or --min-rows",)),
+    ("--split dirichlet --balanced", ("split.balanced belongs to split 'pathological'",)),
+    ("--clients 120 --classes-per-client 1", ("client 0 has no training rows (0 training, 1 test)", "--clients")),
+    ("--select validation", ("no client has validation rows: set --validation",)),
+    ("--device abacus", ("run.device is 'abacus', which cannot be used here",)),
+    ("--net cnn4", ("net 'cnn4' takes images", "use 'mlp'")),
+    ("--federation nowhere.toml", ("cannot read nowhere.toml",)),
+    ("--federation broken.toml", ("broken.toml is not a TOML file",)),
+    ("--federation empty.toml", ("empty.toml is not a federation manifest",)),
+    ("nowhere.toml", ("cannot read nowhere.toml",)),
+    ("broken.toml", ("broken.toml is not a TOML file",)),
+]
+
+
+@pytest.mark.parametrize(("given", "words"), MISTAKES, ids=[given for given, _ in MISTAKES])
+def test_mistake_is_one_line_with_exit_code_2_and_nothing_is_written(
+    command: Command, given: str, words: tuple[str, ...]
+) -> None:
+    Path("broken.toml").write_text("[run\nseed = ")
+    Path("empty.toml").write_text("")
+    before = content(Path())
+    data = () if "--data" in given else ("--data", "toy")
+    assert_refused(command("run", *data, *given.split()), *words)
+    assert content(Path()) == before
+    assert not Path("runs").exists()
+
+
+def test_unknown_command_and_list_are_one_line(command: Command) -> None:
+    said = command("rnu")
+    assert_refused(said, "No such command 'rnu'")
+    assert said.err.count("Did you mean") <= 1
+    assert_refused(command("list", "method"), "unknown list 'method'; did you mean 'methods'?")
+
+
+def broken_tables() -> dict[str, tuple[Callable[[], gpfl.Table], str]]:
+    x, y = np.zeros((40, 2), dtype=np.float32), np.arange(40) % 2
+    holed = x.copy()
+    holed[7, 1] = np.nan
+    return {
+        "nan": (lambda: gpfl.Table(holed, y, name="sick"), "data 'sick' has NaN or infinity in 1 of 40 rows, first in row 7"),
+        "labels": (lambda: gpfl.Table(x, y, classes=1, name="sick"), "data 'sick' has label 1 in row 1; labels must be 0 to 0"),
+        "negative": (lambda: gpfl.Table(x, -y, name="sick"), "has label -1 in row 1"),
+    }
+
+
+@pytest.mark.parametrize("kind", broken_tables())
+def test_broken_data_are_refused_before_anything_is_written(
+    command: Command, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    make, words = broken_tables()[kind]
+    monkeypatch.setitem(DATA, "sick", Toy(make))
+    assert_refused(command("run", "--data", "sick", "--out", "run"), words)
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize(("part", "words"), [("train", "has no training rows"), ("test", "has no test rows")])
+def test_manifest_with_a_client_that_lacks_rows_is_refused(command: Command, part: str, words: str) -> None:
+    assert command("run", "--data", "toy", "--rounds", 1, "--out", "run").code == 0
+    text = Path("run/federation.toml").read_text()
+    Path("bad.toml").write_text(re.sub(rf"^{part} = \[.*\]$", f"{part} = []", text, count=1, flags=re.M))
+    assert_refused(command("run", "--data", "toy", "--federation", "bad.toml", "--out", "two"), "client 0", words)
+    assert not Path("two").exists()
+
+
+def test_manifest_of_other_data_is_refused(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert command("run", "--data", "toy", "--rounds", 1, "--out", "run").code == 0
+    monkeypatch.setitem(DATA, "toy", Toy(lambda: toy_table(120, seed=5)))
+    said = command("run", "--data", "toy", "--federation", "run/federation.toml", "--out", "two")
+    assert_refused(said, "divides a table with sha256")
+    assert not Path("two").exists()
+
+
+@pytest.mark.parametrize("extra", [(), ("--seeds", "0,1")], ids=["run", "trials"])
+def test_used_folder_is_refused_and_left_as_it_is(command: Command, extra: tuple[str, ...]) -> None:
+    assert command("run", "--data", "toy", "--rounds", 1, "--out", "run").code == 0
+    before = content(Path("run"))
+    said = command("run", "--data", "toy", "--rounds", 2, "--out", "run", *extra)
+    assert_refused(said, "--out run is not empty and nothing is overwritten", "gpfl resume run")
+    assert content(Path("run")) == before
+
+
+def test_folder_that_cannot_be_made_is_refused(command: Command) -> None:
+    Path("file").write_text("mine")
+    assert_refused(command("run", "--data", "toy", "--out", "file"), "--out file is a file; choose a folder")
+    assert_refused(command("run", "--data", "toy", "--out", "file/below"), "cannot make the folder file/below")
+    assert Path("file").read_text() == "mine"
+
+
+def test_quickstart_refuses_a_used_folder(command: Command) -> None:
+    Path("mine").mkdir()
+    Path("mine/table.md").write_text("mine")
+    assert_refused(command("quickstart", "--out", "mine"), "--out mine is not empty and nothing is overwritten")
+    assert content(Path("mine")) == {"table.md": b"mine"}
+
+
+def test_resume_of_no_run_is_refused(command: Command) -> None:
+    assert_refused(command("resume", "nowhere"), "nowhere holds no run")
+    assert_refused(command("resume"), "Missing argument 'DIR'")
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "words"),
+    [
+        ("checkpoint.safetensors", lambda b: b[:-5], "checkpoint.safetensors is damaged"),
+        ("checkpoint.safetensors", lambda b: b[:-5] + b"wrong", "checkpoint.safetensors is damaged (its checksum"),
+        ("checkpoint.safetensors", lambda b: b"", "checkpoint.safetensors is damaged"),
+        ("config.toml", lambda b: b"[run", "config.toml is not a TOML file"),
+        ("config.toml", lambda b: b.replace(b"rounds", b"runds"), "unknown key 'train.runds'; did you mean 'rounds'?"),
+        ("federation.toml", lambda b: b[:100], "federation.toml is not a"),
+        ("federation.toml", lambda b: b.replace(b'sha256 = "', b'sha256 = "0'), "divides a table with sha256 0"),
+        ("metrics.jsonl", lambda b: b[: len(b) // 2], "metrics.jsonl is damaged (it lacks round"),
+    ],
+)
+def test_damaged_run_is_refused_and_left_as_it_is(
+    command: Command, name: str, damage: Callable[[bytes], bytes], words: str
+) -> None:
+    assert command("run", "--data", "toy", "--method", "local", "--rounds", 2, "--out", "run").code == 0
+    Path("run/summary.json").unlink()
+    path = Path("run") / name
+    path.write_bytes(damage(path.read_bytes()))
+    before = content(Path("run"))
+    assert_refused(command("resume", "run"), words)
+    assert content(Path("run")) == before
+
+
+def test_damaged_list_of_trials_is_refused(command: Command) -> None:
+    assert command("run", "--data", "toy", "--rounds", 1, "--seeds", "0,1", "--out", "trials").code == 0
+    Path("trials/trials.json").write_text('{"seeds": "all"}')
+    assert_refused(command("resume", "trials"), "trials.json does not list seeds")
+
+
+def test_nan_loss_ends_the_command_with_round_client_and_checkpoint_named(command: Command) -> None:
+    said = command("run", "--data", "toy", "--lr", "1e30", "--out", "run")
+    assert said.code == 2
+    assert re.match(r"gpfl: round \d: .* client \d .*: lower --lr \(now 1e\+30\)", said.err)
+    assert said.err.count("\n") == 1
+    assert "the last good checkpoint is kept in run/checkpoint.safetensors" in said.err
+    assert Path("run/checkpoint.safetensors").exists()
+    assert not Path("run/summary.json").exists()
+
+
+# The command as a person starts it.
+
+
+def test_installed_or_not_the_command_runs_as_a_module(tmp_path: Path) -> None:
+    said = system("run", "--rounds", "1", "--clients", "4", "--batch-size", "100", "--out", "run", folder=tmp_path)
+    assert said.code == 0, said.err
+    assert said.err == ""
+    assert "\x1b" not in said.out
+    assert [line.split(",")[0] for line in said.out.splitlines()[:2]] == ["gpfl: round 0/1", "gpfl: round 1/1"]
+    assert RunFolder(tmp_path / "run").finished
+
+
+def test_mistake_in_another_process_is_one_line_too(tmp_path: Path) -> None:
+    assert_refused(system("run", "--method", "fedavgg", folder=tmp_path), "did you mean 'fedavg'?")
+    assert list(tmp_path.iterdir()) == []
