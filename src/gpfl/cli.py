@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -69,9 +70,9 @@ def quickstart(
     figures.draw_curves(rows, picture, "Digits, 20 clients with 4 classes each, 3 seeds")
     tables.save(rows, folder)
     say(f"Curves: {picture}. Table: {folder / 'table.md'}. Each client's model: {rows[0].folders[0] / 'models'}")
-    say("fedavg gives every client the same model; gpfl gives each its own. local sends nothing: what a method adds to it,")
-    say("exchange is worth on these data.")
-    say("Next: gpfl run --method gpfl --split dirichlet --beta 0.1")
+    say("fedavg gives every client the same model, gpfl gives each its own; local exchanges nothing, so it shows what exchange")
+    say("is worth on these data.")
+    say(f"Next: {called_as()} run --method gpfl --split dirichlet --beta 0.1")
 
 
 @app.command()
@@ -295,6 +296,13 @@ def tell_trials(trials: Trials, folder: Path) -> None:
 def first_sentence(kind: type) -> str:
     """Gives the first line of a docstring."""
     return (kind.__doc__ or "").strip().split("\n")[0]
+
+
+def called_as() -> str:
+    """Gives the words that call this command again."""
+    if Path(sys.argv[0]).name == "__main__.py":
+        return "python -m gpfl"
+    return "gpfl" if shutil.which("gpfl") else sys.argv[0]
 
 
 def free_folder(wanted: str, usual: Path) -> Path:
