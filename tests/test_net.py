@@ -6,10 +6,14 @@ from torch import Tensor, nn
 
 from gpfl import tree
 from gpfl.errors import GpflError
-from gpfl.net import Model, Net, from_architecture, from_module
+from gpfl.form import Form
+from gpfl.net import Architecture, Model, Net, from_architecture, from_module
 from gpfl.nets import NETS
 from gpfl.nets.cnn4 import CNN4
+from gpfl.nets.fasttext import FastText
+from gpfl.nets.harcnn import HARCNN
 from gpfl.nets.mlp import MLP
+from gpfl.nets.resnet18 import ResNet18
 
 
 def example(*shape: int, rows: int = 2) -> Tensor:
@@ -96,7 +100,9 @@ def test_an_mlp_flattens_rows_of_any_shape_and_ends_in_its_last_width() -> None:
 
 @pytest.mark.parametrize("name", NETS)
 def test_a_named_net_draws_its_weights_from_the_seed_alone(name: str) -> None:
-    net = from_architecture(NETS[name](), name, example(1, 8, 8), 3)
+    forms = {"harcnn": Form((2, 1, 28)), "fasttext": Form((7,), "tokens", vocabulary=9)}
+    form = forms.get(name, Form((1, 8, 8)))
+    net = from_architecture(NETS[name]().fitted(form), name, form.example(), 3)
     first = tree.flatten(net.init(1))
     torch.manual_seed(99)
     assert all(torch.equal(t, first[path]) for path, t in tree.flatten(net.init(1)).items())
@@ -250,3 +256,58 @@ def test_only_nets_with_running_statistics_keep_them() -> None:
     plain = from_module(Normed(track_running_stats=False), example(6), 3)
     assert not plain.keeps_statistics
     assert "stats" not in plain.init(0)
+
+
+def parameters(architecture: Architecture, shape: tuple[int, ...], classes: int) -> int:
+    return sum(p.numel() for part in architecture.parts(shape, classes).values() for p in part.parameters())
+
+
+@pytest.mark.parametrize(
+    ("architecture", "shape", "classes", "width", "count"),
+    [
+        (ResNet18(), (3, 64, 64), 200, 512, 11_279_112),
+        (FastText(vocabulary=98_635), (200,), 4, 32, 3_157_508),
+        (MLP(hidden=(1000, 500, 100)), (5000,), 2, 100, 5_551_802),
+        (HARCNN(), (9, 1, 128), 6, 1664, 2_253_958),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Architecture) else str(value),
+)
+def test_backbones_of_the_paper_have_its_widths_and_parameters(architecture, shape, classes, width, count) -> None:
+    form = Form(shape, "tokens" if isinstance(architecture, FastText) else "floats")
+    net = from_architecture(architecture, "net", form.example(), classes)
+    assert net.width == width
+    assert parameters(architecture, shape, classes) == count
+
+
+def test_head_of_harcnn_is_the_whole_perceptron() -> None:
+    head = HARCNN().parts((9, 1, 128), 6)["head"]
+    assert sum(p.numel() for p in head.parameters()) == 2_232_838
+
+
+def test_resnet18_gives_what_its_layers_give_one_by_one() -> None:
+    base = ResNet18().parts((3, 32, 32), 5)["base"].eval()
+    x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    h = torch.relu(base.stem[1](base.stem[0](x)))
+    h = torch.nn.functional.max_pool2d(h, 3, 2, 1)
+    for stage in (base.stage1, base.stage2, base.stage3, base.stage4):
+        for block in stage:
+            inner = block.norm2(block.conv2(torch.relu(block.norm1(block.conv1(h)))))
+            h = torch.relu(inner + (block.shortcut(h) if len(block.shortcut) else h))
+    torch.testing.assert_close(base(x), h.mean((2, 3)))
+
+
+def test_fasttext_takes_the_mean_over_all_positions_and_pads_with_zeros() -> None:
+    architecture = FastText(hidden=4).fitted(Form((6,), "tokens", vocabulary=9))
+    base = architecture.parts((6,), 3)["base"]
+    words = torch.tensor([[3, 5, 0, 0, 0, 0]])
+    table = base.embedding.weight
+    assert not table[0].any()
+    torch.testing.assert_close(base(words), base.fc1((table[3] + table[5]) / 6).unsqueeze(0))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "shape"), [(ResNet18(), (5,)), (HARCNN(), (9, 1, 27)), (HARCNN(), (9, 128)), (FastText(), (200,))]
+)
+def test_net_for_other_rows_is_refused(architecture: Architecture, shape: tuple[int, ...]) -> None:
+    with pytest.raises(GpflError, match="takes"):
+        architecture.parts(shape, 3)

@@ -22,7 +22,7 @@ SOURCES = sorted(ROOT.rglob("*.py"))
 
 LAYERS = (
     ("errors", "randomness", "tree", "evaluate"),
-    ("options", "toml", "files", "losses"),
+    ("options", "toml", "files", "losses", "form"),
     ("net",),
     ("method", "nets"),
     ("methods", "data"),

@@ -18,6 +18,7 @@ from gpfl.config import Config, Given, RunOptions, TrainOptions
 from gpfl.engine import Setting, choose, fitting_threads
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.federation import Federation
+from gpfl.form import Form
 from gpfl.method import Method
 from gpfl.methods import METHODS
 from gpfl.net import Architecture, Net, from_architecture, from_module
@@ -116,8 +117,8 @@ def load_model(path: str | Path, *, net: CustomNet | None = None, head: str | No
     if "client" not in facts:
         raise GpflError(f"{path} is not a client's model of gpfl")
     about = cast(dict[str, Any], facts)
-    shape, classes = tuple(about["shape"]), int(about["classes"])
-    example = torch.zeros(2, *shape)
+    form = Form(**{**about["form"], "shape": tuple(about["form"]["shape"])})
+    classes, example = int(about["classes"]), form.example()
     name, kind = about["net"].pop("name"), about["method"].pop("name")
     if isinstance(net, Architecture):
         built = from_architecture(net, configs.name_of(net), example, classes)
@@ -130,7 +131,7 @@ def load_model(path: str | Path, *, net: CustomNet | None = None, head: str | No
     if kind not in METHODS:
         raise GpflError(f"{path} was made with the method '{kind}', which is not one of gpfl's: {', '.join(METHODS)}")
     method = options.build(METHODS[kind], about["method"], "method").bind(built, lr=0.0, epochs=1)
-    return ClientModel(method, tree.unflatten(flat), about["client"], shape, int(about["white"]))
+    return ClientModel(method, tree.unflatten(flat), about["client"], form)
 
 
 # Parts of the above.
@@ -166,7 +167,9 @@ def prepare(
     classes = federation.table.classes
     net: Net
     if config.net is not None:
-        net = from_architecture(config.net, configs.name_of(config.net), example, classes)
+        architecture = config.net.fitted(federation.table.form)
+        config = dataclasses.replace(config, net=architecture)
+        net = from_architecture(architecture, configs.name_of(architecture), example, classes)
     else:
         net = from_module(cast(nn.Module, module), example, classes, head=head)
     lr = net.lr if math.isnan(config.train.lr) else config.train.lr

@@ -14,8 +14,9 @@ import torch
 
 from gpfl import files, options, toml
 from gpfl.data import DATA
-from gpfl.data.table import ArrayLike, Rows, Table
+from gpfl.data.table import Rows, Table
 from gpfl.errors import GpflError, did_you_mean
+from gpfl.form import ArrayLike
 from gpfl.partition import SPLITS, Split
 from gpfl.randomness import generator
 

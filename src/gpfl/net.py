@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from gpfl import tree
 from gpfl.errors import GpflError
+from gpfl.form import Form
 from gpfl.options import Value, values_of
 from gpfl.randomness import seeded
 from gpfl.tree import Tree
@@ -31,6 +32,10 @@ class Architecture:
     """A named net as a record of its options; `parts` builds it for one shape of input and number of classes."""
 
     lr: ClassVar[float]
+
+    def fitted(self, form: Form) -> Self:
+        """Gives the net with the options filled in that depend on the form of the data."""
+        return self
 
     def parts(self, shape: Shape, classes: int) -> Parts:
         """Gives freshly initialised modules {"base": …, "head": …}."""

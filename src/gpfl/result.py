@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from gpfl import options, tree
-from gpfl.data.table import ArrayLike, Table, inputs_like, scale
+from gpfl.data.table import Table
 from gpfl.engine import Engine
 from gpfl.engine.base import one
 from gpfl.errors import GpflError
 from gpfl.federation import Federation
+from gpfl.form import ArrayLike, Form
 from gpfl.method import Method
 from gpfl.net import Model, Net
 from gpfl.rounds import local_round
@@ -33,9 +35,8 @@ BLOCK = 1024
 class ClientModel:
     """One client's own model. Rows are given in the form the data has them: floats, or whole-numbered pixels."""
 
-    def __init__(self, method: Method, weights: Tree, name: str, shape: tuple[int, ...], white: int) -> None:
-        self.method, self.weights, self.name = method, weights, name
-        self.shape, self.white = shape, white
+    def __init__(self, method: Method, weights: Tree, name: str, form: Form) -> None:
+        self.method, self.weights, self.name, self.form = method, weights, name, form
 
     def __repr__(self) -> str:
         net = self.method.net
@@ -43,11 +44,11 @@ class ClientModel:
 
     def logits(self, x: ArrayLike) -> npt.NDArray[np.float32]:
         """Gives the scores (rows, classes)."""
-        rows = inputs_like(x, self.shape, self.white, "x")
+        rows = self.form.read(x, "x")
         device = next(tree.leaves(self.weights)).device
         model = Model(self.method.net, self.weights)
         with torch.no_grad():
-            blocks = [self.method.logits(model, scale(part.to(device), self.white)) for part in torch.split(rows, BLOCK)]
+            blocks = [self.method.logits(model, self.form.to_net(part.to(device))) for part in torch.split(rows, BLOCK)]
         return torch.cat(blocks).cpu().numpy()
 
     def predict(self, x: ArrayLike) -> npt.NDArray[np.int64]:
@@ -71,8 +72,7 @@ class ClientModel:
             "method": {"name": self.method.name, **options.values_of(self.method)},
             "net": {"name": net.name, **net.options},
             "classes": net.classes,
-            "shape": self.shape,
-            "white": self.white,
+            "form": dataclasses.asdict(self.form),
         }
         write_tensors(Path(path), tree.flatten(self.weights), facts)
 
@@ -183,8 +183,16 @@ class Result:
             raise GpflError(f"rounds is {rounds}; it must be at least 0")
         engine, state = self.engine, self.outcome.selected
         method, schedule, known = engine.method, engine.schedule, engine.federation.table
-        inputs = inputs_like(x, known.shape, known.white, f"client {name}")
-        table = Table(inputs, y, classes=known.classes, name=f"client {name}", white=known.white).to(engine.device)
+        form = known.form
+        table = Table(
+            form.read(x, f"client {name}"),
+            y,
+            classes=known.classes,
+            name=f"client {name}",
+            kind=form.kind,
+            white=form.white,
+            vocabulary=form.vocabulary,
+        ).to(engine.device)
         rows = np.arange(len(table))
         private = tree.to(method.init(schedule.seed)[1], engine.device)
         for number in range(state.round, state.round + rounds):
@@ -195,8 +203,7 @@ class Result:
         return self._model(method.personal(state.shared, private, table.batch(first[first >= 0]), client), name)
 
     def _model(self, weights: Tree, name: str) -> ClientModel:
-        table = self.engine.federation.table
-        return ClientModel(self.engine.method, weights, name, table.shape, table.white)
+        return ClientModel(self.engine.method, weights, name, self.engine.federation.table.form)
 
 
 def safe_name(name: str) -> str:

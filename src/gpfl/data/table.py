@@ -1,9 +1,9 @@
-"""Tables: all rows of a data set with their labels, as the publisher stores them."""
+"""Tables: all rows of a data set with their labels, and the groups they were collected in."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Protocol, TypeAlias
 
@@ -13,29 +13,39 @@ import torch
 from torch import Tensor
 
 from gpfl.errors import GpflError
+from gpfl.form import ArrayLike, numeric, store
 from gpfl.method import Batch
 
-ArrayLike: TypeAlias = npt.ArrayLike | Tensor
 Rows: TypeAlias = npt.NDArray[np.int64]
 
 
 class Table:
-    """Rows x and labels y. Pixels stay whole numbers from 0 to `white` and become floats in [-1, 1] when a batch is made.
+    """Rows x and labels y, and for each row its group (a domain, a subject), where the publisher tells it.
 
-    `white` is 0 where rows are floats, which are taken as they are.
+    `kind` says what the numbers of x are (see `gpfl.form`); without it bytes are pixels and the rest floats.
     """
 
     def __init__(
-        self, x: ArrayLike, y: ArrayLike, *, classes: int | None = None, name: str = "arrays", white: int = 255
+        self,
+        x: ArrayLike,
+        y: ArrayLike,
+        *,
+        classes: int | None = None,
+        name: str = "arrays",
+        kind: str | None = None,
+        white: int = 255,
+        vocabulary: int = 0,
+        groups: ArrayLike | None = None,
+        group_names: Sequence[str] = (),
     ) -> None:
         self.name = name
-        self.x = as_inputs(x, name)
-        self.white = 0 if self.x.is_floating_point() else white
+        self.x, self.form = store(x, kind, white, vocabulary, name)
         self.y, self.classes = as_labels(y, classes, name)
         if len(self.x) != len(self.y):
             raise GpflError(f"data '{name}' has {len(self.x)} rows and {len(self.y)} labels; there must be as many of both")
         if len(self.x) == 0:
             raise GpflError(f"data '{name}' has no rows")
+        self.groups, self.group_names = as_groups(groups, group_names, len(self.y), name)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -43,20 +53,22 @@ class Table:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one row."""
-        return tuple(self.x.shape[1:])
+        return self.form.shape
 
     @cached_property
     def digest(self) -> str:
-        """The sha256 of the content: shape, type, rows and labels."""
+        """The sha256 of the content: form, rows, labels and groups."""
         x, y = self.x.cpu().contiguous(), self.y.cpu().contiguous()
-        content = hashlib.sha256(f"{tuple(x.shape)} {x.dtype} {self.classes} {self.white}".encode())
+        content = hashlib.sha256(f"{tuple(x.shape)} {x.dtype} {self.classes} {self.form}".encode())
         content.update(x.numpy().data)
         content.update(y.numpy().data)
+        if self.groups is not None:
+            content.update(np.ascontiguousarray(self.groups).data)
         return content.hexdigest()
 
     def inputs(self, rows: Tensor) -> Tensor:
         """Gives the inputs of rows (…,) as the net takes them."""
-        return scale(self.x[rows], self.white)
+        return self.form.to_net(self.x[rows])
 
     def batch(self, rows: Tensor) -> Batch:
         """Gives the batch of rows (…, width); a row number of -1 is padding."""
@@ -88,45 +100,9 @@ class Source(Protocol):
         """Gives the table."""
 
 
-def scale(x: Tensor, white: int) -> Tensor:
-    """Gives whole-numbered pixels as floats in [-1, 1]; floats stay as they are."""
-    return x if x.is_floating_point() else x.to(torch.float32) / (white / 2) - 1
-
-
-def as_inputs(x: ArrayLike, name: str) -> Tensor:
-    """Gives rows as a float32 tensor, or uint8 where they are bytes; refuses NaN and infinity."""
-    rows = x.detach() if isinstance(x, Tensor) else torch.from_numpy(plain(numeric(x, name)))
-    if rows.dim() < 2:
-        raise GpflError(f"data '{name}' has rows of no dimension (shape {tuple(rows.shape)}); give one vector or image a row")
-    if rows.dtype == torch.uint8:
-        return rows
-    rows = rows.to(torch.float32)
-    bad = ~torch.isfinite(rows.flatten(1)).all(1)
-    if bad.any():
-        raise GpflError(
-            f"data '{name}' has NaN or infinity in {int(bad.sum())} of {len(rows)} rows, first in row {int(bad.nonzero()[0])}: "
-            "remove or fill them"
-        )
-    return rows
-
-
-def inputs_like(x: ArrayLike, shape: tuple[int, ...], white: int, name: str) -> Tensor:
-    """Gives rows in the form of a table's: the same shape, and pixels where it has pixels."""
-    rows = as_inputs(x, name)
-    if tuple(rows.shape[1:]) != shape:
-        raise GpflError(f"{name} has rows of shape {tuple(rows.shape[1:])}; they must be of shape {shape}")
-    if rows.is_floating_point() == (not white):
-        return rows
-    if not white:
-        raise GpflError(f"{name} holds bytes; the model was trained on floats: give them scaled as its data were")
-    if not ((rows == rows.round()).all() and rows.min() >= 0 and rows.max() <= white):
-        raise GpflError(f"{name} holds other numbers than the whole ones from 0 to {white} that the model was trained on")
-    return rows.to(torch.uint8)
-
-
 def as_labels(y: ArrayLike, classes: int | None, name: str) -> tuple[Tensor, int]:
     """Gives labels as int64 and the number of classes; refuses labels outside 0 … classes-1."""
-    labels = y.detach().cpu().numpy() if isinstance(y, Tensor) else numeric(y, name)
+    labels = y.detach().cpu().numpy() if isinstance(y, Tensor) else numeric(y, f"data '{name}'")
     if labels.ndim != 1:
         raise GpflError(f"data '{name}' has labels of shape {labels.shape}; give one whole number a row")
     with np.errstate(invalid="ignore"):  # NaN is no whole number, which is said below
@@ -141,19 +117,14 @@ def as_labels(y: ArrayLike, classes: int | None, name: str) -> tuple[Tensor, int
     return torch.from_numpy(np.ascontiguousarray(whole)), count
 
 
-def plain(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    """Gives an array that torch can share: bytes or float32, in this machine's byte order, contiguous and writable."""
-    kind = np.uint8 if array.dtype == np.uint8 else np.float32
-    with np.errstate(over="ignore"):  # infinity is refused by name later
-        return np.require(array.astype(kind, copy=False), requirements=("C", "W"))
-
-
-def numeric(values: ArrayLike, name: str) -> npt.NDArray[np.generic]:
-    """Gives an array of numbers."""
-    try:
-        array = np.asarray(values)
-    except ValueError:
-        raise GpflError(f"data '{name}' has rows of unequal shape; give every row the same shape") from None
-    if array.dtype.kind not in "biuf":
-        raise GpflError(f"data '{name}' holds {array.dtype}, not numbers: encode text and categories as numbers first")
-    return array
+def as_groups(groups: ArrayLike | None, names: Sequence[str], rows: int, name: str) -> tuple[Rows | None, tuple[str, ...]]:
+    """Gives the group of each row as a number, and the groups' names."""
+    if groups is None:
+        return None, ()
+    numbers = np.asarray(groups).astype(np.int64)
+    if numbers.shape != (rows,):
+        raise GpflError(f"data '{name}' has {rows} rows and groups of shape {numbers.shape}; give one group a row")
+    named = tuple(names) or tuple(str(number) for number in range(int(numbers.max()) + 1))
+    if numbers.min() < 0 or numbers.max() >= len(named):
+        raise GpflError(f"data '{name}' has group {numbers.max()}; there are names for groups 0 to {len(named) - 1}")
+    return numbers, named
