@@ -21,6 +21,7 @@ import gpfl
 from gpfl import cli, flags
 from gpfl.data import DATA
 from gpfl.methods import METHODS
+from gpfl.nets import NETS
 from gpfl.options import options_of
 from gpfl.progress import PlainLines, Reporter
 from gpfl.runs import RunFolder
@@ -255,7 +256,7 @@ def test_list_names_everything_there_is(command: Command) -> None:
 
 def test_list_of_one_kind_is_that_kind_alone(command: Command) -> None:
     said = command("list", "nets")
-    assert [line.split()[0] for line in said.out.splitlines()] == ["nets", "cnn4", "mlp"]
+    assert [line.split()[0] for line in said.out.splitlines()] == ["nets", *NETS]
 
 
 @pytest.mark.parametrize("name", ["", "run", "resume", "list", "quickstart"])
