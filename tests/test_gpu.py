@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import toy_federation
+from torch import nn
 
 import gpfl
 from gpfl.methods import METHODS
@@ -32,3 +33,17 @@ def test_models_trained_on_a_gpu_are_used_on_the_cpu(tmp_path) -> None:
     assert (loaded.predict(x) == result.clients[0].predict(x)).all()
     assert result.clients[0].module()(x).device.type == "cpu"
     assert result.welcome(x, federation.table.y[rows], rounds=1).predict(x).shape == (len(rows),)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedrod", "gpfl"])
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_constants_of_a_net_go_to_the_gpu_with_it_and_come_back_in_modules(tmp_path, method: str, engine: str) -> None:
+    module = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3).cuda()).cuda()
+    module[0].requires_grad_(False)
+    module[2].bias.requires_grad_(False)
+    federation = toy_federation()
+    result = gpfl.fit(method, federation, net=module, rounds=2, lr=0.05, device="cuda", engine=engine, out=tmp_path / "run")
+    own, x = result.clients[0].module(), federation.table.x
+    assert torch.equal(own.base[0].weight, module[0].weight.cpu())
+    assert torch.allclose(own(x), torch.from_numpy(result.clients[0].logits(x)), atol=1e-5)
+    gpfl.load_model(tmp_path / "run" / "models" / "client-0.safetensors", net=module)

@@ -165,7 +165,8 @@ def test_a_head_that_is_not_the_last_thing_is_refused_though_shapes_fit(module: 
         (nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.5), nn.Linear(5, 3)), {}, "layer 'base.1' has dropout 0.5"),
         (nn.Sequential(nn.Linear(6, 5), nn.Dropout(1), nn.Linear(5, 3)), {}, "layer 'base.1' has dropout 1"),
         (Normed(momentum=None), {}, "layer 'base.norm' has momentum None"),
-        (nn.Sequential(nn.Linear(7, 3)), {}, "cannot be cut at '0'"),
+        (Normed(track_running_stats=False), {}, "layer 'base.norm' normalises by the batch at evaluation: set track_running"),
+        (nn.Sequential(nn.Linear(7, 3)), {}, "the net cannot take rows of shape (6,), as the data has them: mat1 and mat2"),
         (nn.Sequential(nn.BatchNorm2d(6), nn.Linear(6, 3)), {}, "expected 4D input (got 2D input)"),
         (
             nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Linear(3, 3)),
@@ -173,7 +174,7 @@ def test_a_head_that_is_not_the_last_thing_is_refused_though_shapes_fit(module: 
             "gives features of shape (2, 3); it must give one vector",
         ),
     ],
-    ids=["no such head", "no linear", "classes", "dropout", "whole dropout", "momentum", "input", "rank", "features"],
+    ids=["no such head", "no linear", "classes", "dropout", "only dropout", "momentum", "batch", "input", "rank", "features"],
 )
 def test_a_module_that_cannot_serve_is_refused(module: nn.Module, settings: dict[str, object], words: str) -> None:
     with pytest.raises(GpflError) as problem:
@@ -254,7 +255,7 @@ def test_a_frozen_model_uses_its_statistics_and_collects_none() -> None:
 
 def test_only_nets_with_running_statistics_keep_them() -> None:
     assert from_module(Normed(), example(6), 3).keeps_statistics
-    plain = from_module(Normed(track_running_stats=False), example(6), 3)
+    plain = from_module(small(), example(6), 3)
     assert not plain.keeps_statistics
     assert "stats" not in plain.init(0)
 

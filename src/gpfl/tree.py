@@ -83,6 +83,15 @@ def unflatten(flat: dict[str, Tensor]) -> Tree:
     return out
 
 
+def filled(like: Tree, flat: dict[str, Tensor], prefix: str = "") -> Tree:
+    """Gives the tree that has the branches of `like`, those without a tensor too, and the tensors of a flat dict."""
+    out: Tree = {}
+    for key, value in like.items():
+        path = f"{prefix}{key}"
+        out[key] = filled(value, flat, f"{path}{SEPARATOR}") if isinstance(value, dict) else flat[path]
+    return out
+
+
 def repeat(tree: Tree, times: int) -> Tree:
     """Gives `times` equal copies stacked on a new first axis."""
     return map_leaves(lambda t: t.unsqueeze(0).repeat(times, *[1] * t.dim()), tree)

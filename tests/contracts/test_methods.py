@@ -91,7 +91,11 @@ def gap(a: Tree, b: Tree) -> float:
 
 @variants
 @pytest.mark.parametrize("net", [small_net, batch_norm_net])
-@pytest.mark.parametrize("schedule", [{}, {"join": 0.5}, {"epochs": 2, "drop_last": False, "shuffle": False}], ids=str)
+@pytest.mark.parametrize(
+    "schedule",
+    [{}, {"join": 0.5}, {"epochs": 2, "drop_last": False, "shuffle": False}, {"batch_norm": "average"}],
+    ids=str,
+)
 def test_vmap_gives_what_loop_gives(variant: str, net, schedule) -> None:
     loop, vmap = (make_engine(variant, name, net, **schedule) for name in ("loop", "vmap"))
     one_by_one, together = run(loop, 3), run(vmap, 3)

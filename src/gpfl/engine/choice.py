@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,6 +14,9 @@ from gpfl.engine.base import Engine, Setting
 from gpfl.engine.loop import Loop
 from gpfl.engine.vmap import Vmap
 from gpfl.errors import GpflError, did_you_mean
+from gpfl.methods import METHODS
+from gpfl.modules import reason
+from gpfl.nets import NETS
 
 ENGINES: dict[str, type[Engine]] = {"loop": Loop, "vmap": Vmap}
 
@@ -21,8 +25,13 @@ def choose(name: str, setting: Setting) -> Engine:
     """Gives the named engine; `auto` takes the one measured to be faster for the device and the net."""
     if name == "auto":
         name = fastest(setting)
-    if name not in ENGINES:
+    elif name not in ENGINES:
         raise GpflError(f"unknown engine '{name}'; {did_you_mean(name, (*ENGINES, 'auto'))}")
+    elif name == "vmap" and (problem := obstacle(setting)):
+        method = setting.method
+        raise GpflError(
+            f"engine 'vmap' cannot run {method.name} with net '{method.net.name}' ({reason(problem)}): use --engine loop"
+        ) from problem
     return ENGINES[name](setting)
 
 
@@ -31,11 +40,30 @@ LARGE_IMAGE = 20 * 20
 
 
 def fastest(setting: Setting) -> str:
-    """Gives `loop` for one client, for recurrent layers, and for convolutions of large images on a CPU; else `vmap`."""
+    """Gives `loop` for one client, recurrent layers, convolutions of large images on a CPU, and what cannot be vmapped well;
+    else `vmap`.
+    """
     if len(setting.federation) == 1 or has_layer(setting, nn.RNNBase):
         return "loop"
     large = math.prod(setting.federation.table.shape[-2:]) > LARGE_IMAGE
-    return "loop" if setting.device.type == "cpu" and large and has_layer(setting, nn.modules.conv._ConvNd) else "vmap"
+    if setting.device.type == "cpu" and large and has_layer(setting, nn.modules.conv._ConvNd):
+        return "loop"
+    return "loop" if obstacle(setting, slow=True) else "vmap"
+
+
+def obstacle(setting: Setting, slow: bool = False) -> Exception | None:
+    """Gives what torch raises when a user's net or method is vmapped; with `slow` also where it would loop inside."""
+    if setting.method.net.name in NETS and type(setting.method) in METHODS.values():
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if slow:
+            warnings.filterwarnings("error", "There is a performance drop")
+        try:
+            Vmap(setting).rehearse()
+        except Exception as problem:  # anything may go wrong in a user's forward
+            return problem
+    return None
 
 
 def has_layer(setting: Setting, kind: type[nn.Module]) -> bool:

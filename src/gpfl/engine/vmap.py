@@ -34,6 +34,17 @@ class Vmap(Engine):
 
     name: ClassVar[str] = "vmap"
 
+    def rehearse(self) -> None:
+        """Runs a step of every phase and a judgement for a client and its double: what torch cannot vmap fails here."""
+        client = next(client for client in range(len(self.federation)) if self.trains(client))
+        shared, private = (tree.to(state, self.device) for state in self.method.init(self.schedule.seed))
+        private, facts = tree.repeat(private, 2), self.facts([client, client], 0)
+        first = [steps[:1] for steps in self.plan(client, 0)]
+        self._train_stack(shared, private, [first, first], facts, [0, 1])
+        batch = self.federation.table.batch(torch.stack([self.adaptation_rows(client)] * 2))
+        with torch.no_grad():
+            vmap(self._judge(), in_dims=(None, 0, 0, 0, 0))(shared, private, batch, facts, batch)
+
     def train(self, shared: Tree, private: Tree, clients: Sequence[int], round: int) -> Cohort:
         """Gives the cohort's round, results in the order of `clients`."""
         plans = [self.plan(client, round) for client in clients]
