@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -44,6 +45,14 @@ class Form:
         """Gives two rows of zeros as a net takes them."""
         return self.to_net(torch.zeros(2, *self.shape))
 
+    def probe(self) -> Tensor:
+        """Gives two rows of many values as a net takes them, everywhere the same: a model is known by its scores of them."""
+        numbers = torch.arange(2 * math.prod(self.shape)).reshape(2, *self.shape)
+        if self.kind == "floats":
+            return torch.sin(numbers + 1.0)
+        values = {"pixels": self.white + 1, "tokens": max(1, self.vocabulary)}.get(self.kind, 10)
+        return self.to_net(numbers % values)
+
     def read(self, x: ArrayLike, name: str) -> Tensor:
         """Gives rows that a user gave in this form, as a table would store them; other forms are refused."""
         rows = as_tensor(x, name)
@@ -53,12 +62,18 @@ class Form:
             if rows.dtype == torch.uint8:
                 raise GpflError(f"{name} holds bytes; the model was trained on floats: give them scaled as its data were")
             return finite(rows.to(torch.float32), name)
-        most = {"pixels": self.white, "tokens": self.vocabulary - 1}.get(self.kind)
-        outside = rows.numel() > 0 and (rows.min() < 0 or (most is not None and rows.max() > most))
-        if outside or not bool((rows == rows.floor()).all()):
-            limit = f"from 0 to {most}" if most is not None else "from 0 on"
-            raise GpflError(f"{name} holds other numbers than the whole ones {limit} that the model was trained on")
+        self.check(rows, name)
         return rows.to(torch.uint8 if self.kind == "pixels" else torch.int32)
+
+    def check(self, rows: Tensor, name: str) -> None:
+        """Refuses numbers that pixels, counts or tokens of this form cannot be."""
+        most = {"pixels": self.white, "tokens": self.vocabulary - 1}.get(self.kind)
+        if rows.dtype == torch.uint8 and (most is None or most >= 255):
+            return  # no byte is outside, so none is read
+        outside = rows.numel() > 0 and (rows.min() < 0 or (most is not None and rows.max() > most))
+        if outside or (rows.is_floating_point() and not bool((rows == rows.floor()).all())):
+            limit = f"from 0 to {most}" if most is not None else "from 0 on"
+            raise GpflError(f"{name} holds other numbers than the whole ones {limit} that its {self.kind} may be")
 
 
 def store(x: ArrayLike, kind: str | None, white: int, vocabulary: int, name: str) -> tuple[Tensor, Form]:
@@ -74,6 +89,7 @@ def store(x: ArrayLike, kind: str | None, white: int, vocabulary: int, name: str
         vocabulary = int(rows.max()) + 1 if rows.numel() else 0
     form = Form(shape, kind, white if kind == "pixels" else 0, vocabulary if kind == "tokens" else 0)
     if rows.dtype in (torch.uint8, torch.int16, torch.int32):  # small enough: shared with whoever holds it
+        form.check(rows, f"data '{name}'")
         return rows, form
     return form.read(rows, f"data '{name}'"), form
 
@@ -81,7 +97,9 @@ def store(x: ArrayLike, kind: str | None, white: int, vocabulary: int, name: str
 def as_tensor(x: ArrayLike, name: str) -> Tensor:
     """Gives rows as a tensor, bytes and small whole numbers in their own type, other numbers as float32."""
     if isinstance(x, Tensor):
-        rows = x.detach()
+        rows = x.detach().cpu()
+        if rows.is_complex():
+            raise GpflError(f"{name} holds complex numbers: give real ones")
     else:
         array = numeric(x, name)
         kept = array.dtype.newbyteorder("=") in (np.uint8, np.int16, np.int32, np.int64)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from gpfl.data.table import Rows
+from gpfl.data.table import Rows, Table
 from gpfl.errors import GpflError
 from gpfl.options import option
-from gpfl.randomness import LARGEST_SEED
+from gpfl.randomness import LARGEST_SEED, generator
 
 Labels = npt.NDArray[np.int64]
 DRAWS = 5000
@@ -25,12 +26,34 @@ class Split:
     name: ClassVar[str]
 
     clients: int = option(20, "number of clients", symbol="N", least=1)
+    of: int = option(0, "divide among this many clients and let only `clients` of them, chosen at random, take part", least=0)
     test: float = option(0.25, "share of each client's rows kept for testing", above=0.0, most=0.9)
     validation: float = option(0.0, "share of each client's training rows kept for choosing a round", least=0.0, most=0.9)
     seed: int = option(1, "seed of the split; trials with other seeds share one split", least=0, most=LARGEST_SEED)
 
-    def assign(self, labels: Labels, classes: int, draw: np.random.Generator) -> list[Rows]:
-        """Gives each client's rows: disjoint, and all of the table."""
+    def choose(self, table: Table) -> dict[str, Rows]:
+        """Gives the rows of the clients that take part: all, or a seeded choice of them that grows with its number."""
+        self.check()
+        whole = dataclasses.replace(self, clients=self.of, of=0) if self.of else self
+        assigned = whole.assign(table, generator(self.seed, "split"))
+        wanted = self.clients or len(assigned)
+        if wanted > len(assigned):
+            raise GpflError(f"split.clients is {wanted}; data '{table.name}' has {len(assigned)} groups: ask for at most that")
+        kept = set(generator(self.seed, "subset").permutation(len(assigned))[:wanted].tolist())
+        return {name: rows for place, (name, rows) in enumerate(assigned.items()) if place in kept}
+
+    def check(self) -> None:
+        """Refuses numbers that do not go together."""
+        if self.of and self.clients > self.of:
+            raise GpflError(f"split.clients is {self.clients} of split.of = {self.of}; it must not be more: lower --clients")
+
+    def assign(self, table: Table, draw: np.random.Generator) -> dict[str, Rows]:
+        """Gives each client's rows by its name: disjoint, and all of the table."""
+        parts = self.deal(table.y.cpu().numpy(), table.classes, draw)
+        return {str(number): rows for number, rows in enumerate(parts)}
+
+    def deal(self, labels: Labels, classes: int, draw: np.random.Generator) -> list[Rows]:
+        """Gives the rows of clients 0, 1, …; for splits that go by labels."""
         raise NotImplementedError
 
 
@@ -43,7 +66,7 @@ class Pathological(Split):
     classes_per_client: int = option(2, "classes each client holds", least=1)
     balanced: bool = option(False, "divide a class evenly among its clients")
 
-    def assign(self, labels: Labels, classes: int, draw: np.random.Generator) -> list[Rows]:
+    def deal(self, labels: Labels, classes: int, draw: np.random.Generator) -> list[Rows]:
         """Walks the classes; each goes to the next clients that still have room for one."""
         self._check(classes)
         takers = deal_classes(self.clients, classes, self.classes_per_client)
@@ -99,7 +122,7 @@ class Dirichlet(Split):
     cap: bool = option(True, "give no more classes to a client that holds its n/N rows (authors' code)")
     min_rows: int = option(0, "fewest rows of a client; 0 = the smaller of 40 and half of n/N", least=0)
 
-    def assign(self, labels: Labels, classes: int, draw: np.random.Generator) -> list[Rows]:
+    def deal(self, labels: Labels, classes: int, draw: np.random.Generator) -> list[Rows]:
         """Draws all shares anew until the smallest client has enough rows."""
         total = len(labels)
         fewest = self.min_rows or max(1, min(40, total // self.clients // 2))
@@ -114,7 +137,7 @@ class Dirichlet(Split):
             sizes = self._draw_sizes(counts, draw)
             smallest = int(sizes.sum(0).min())
             if smallest >= fewest:
-                return self._deal(labels, sizes, draw)
+                return self._rows(labels, sizes, draw)
             closest = max(closest, smallest)
         raise GpflError(
             f"none of {DRAWS} draws with beta {self.beta:g} gave each of {self.clients} clients {fewest} rows "
@@ -138,7 +161,7 @@ class Dirichlet(Split):
             held += sizes[label]
         return sizes
 
-    def _deal(self, labels: Labels, sizes: Labels, draw: np.random.Generator) -> list[Rows]:
+    def _rows(self, labels: Labels, sizes: Labels, draw: np.random.Generator) -> list[Rows]:
         """Gives each client its number of rows of each class, drawn at random."""
         parts: list[list[Rows]] = [[] for _ in range(self.clients)]
         for label, wanted in enumerate(sizes):
@@ -148,7 +171,28 @@ class Dirichlet(Split):
         return [np.concatenate(part) for part in parts]
 
 
-SPLITS: dict[str, type[Split]] = {split.name: split for split in (Pathological, Dirichlet)}
+@dataclass(frozen=True, kw_only=True)
+class Natural(Split):
+    """Each group of the table is a client: a domain, a subject, a site, as the data were collected."""
+
+    name: ClassVar[str] = "natural"
+
+    clients: int = option(0, "groups that take part, chosen at random; 0 = all", symbol="N", least=0)
+
+    def check(self) -> None:
+        """Refuses a number of clients to divide among: the groups are what they are."""
+        if self.of:
+            raise GpflError(f"split.of is {self.of}, but split 'natural' has the groups of the data: set --clients alone")
+
+    def assign(self, table: Table, draw: np.random.Generator) -> dict[str, Rows]:
+        """Gives the rows of every group that has some."""
+        if table.groups is None:
+            raise GpflError(f"data '{table.name}' does not tell the group of a row: use --split dirichlet or pathological")
+        parts = {name: np.flatnonzero(table.groups == number) for number, name in enumerate(table.group_names)}
+        return {name: rows for name, rows in parts.items() if len(rows)}
+
+
+SPLITS: dict[str, type[Split]] = {split.name: split for split in (Pathological, Dirichlet, Natural)}
 
 
 def deal_classes(clients: int, classes: int, per_client: int) -> list[list[int]]:

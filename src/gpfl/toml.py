@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ def read(path: Path) -> dict[str, object]:
     except OSError as problem:
         raise GpflError(f"cannot read {path}: {problem.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise GpflError(f"{path} is not a TOML file: {problem}") from None
+        raise GpflError(f"{path} is not a TOML file ({problem}): mend it, or put a good copy in its place") from None
 
 
 def parse_value(text: str) -> object:
@@ -31,7 +32,7 @@ def parse_value(text: str) -> object:
 def dump(content: Mapping[str, object], prefix: str = "") -> str:
     """Gives the text of a TOML document: plain values first, then sections, then lists of sections."""
     plain = {key: value for key, value in content.items() if not is_section(value) and not is_sections(value)}
-    lines = [f"{key} = {value_text(value)}" for key, value in plain.items()]
+    lines = [f"{key_text(key)} = {value_text(value)}" for key, value in plain.items()]
     for key, value in content.items():
         if is_section(value):
             lines += ["", f"[{prefix}{key}]", dump(value, f"{prefix}{key}.").rstrip()]  # type: ignore[arg-type]
@@ -49,6 +50,11 @@ def is_section(value: object) -> bool:
 def is_sections(value: object) -> bool:
     """Tells whether the value becomes a list of [[sections]]."""
     return isinstance(value, (list, tuple)) and len(value) > 0 and all(isinstance(entry, Mapping) for entry in value)
+
+
+def key_text(key: str) -> str:
+    """Gives a key as TOML writes it: bare where it may be, else quoted."""
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else value_text(key)
 
 
 def value_text(value: object) -> str:

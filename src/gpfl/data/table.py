@@ -17,6 +17,8 @@ from gpfl.form import ArrayLike, numeric, store
 from gpfl.method import Batch
 
 Rows: TypeAlias = npt.NDArray[np.int64]
+MOST_CLASSES = 100_000
+"""More are labels that were not numbered from 0: each class costs a score in every head."""
 
 
 class Table:
@@ -37,8 +39,10 @@ class Table:
         vocabulary: int = 0,
         groups: ArrayLike | None = None,
         group_names: Sequence[str] = (),
+        origin: Mapping[str, object] | None = None,
     ) -> None:
-        self.name = name
+        """`origin` says where the rows came from; it is kept with the manifest of every run on them."""
+        self.name, self.origin = name, dict(origin or {})
         self.x, self.form = store(x, kind, white, vocabulary, name)
         self.y, self.classes = as_labels(y, classes, name)
         if len(self.x) != len(self.y):
@@ -102,7 +106,7 @@ class Source(Protocol):
 
 def as_labels(y: ArrayLike, classes: int | None, name: str) -> tuple[Tensor, int]:
     """Gives labels as int64 and the number of classes; refuses labels outside 0 … classes-1."""
-    labels = y.detach().cpu().numpy() if isinstance(y, Tensor) else numeric(y, f"data '{name}'")
+    labels = y.detach().cpu().to(torch.float64).numpy() if isinstance(y, Tensor) else numeric(y, f"data '{name}'")
     if labels.ndim != 1:
         raise GpflError(f"data '{name}' has labels of shape {labels.shape}; give one whole number a row")
     with np.errstate(invalid="ignore"):  # NaN is no whole number, which is said below
@@ -110,6 +114,10 @@ def as_labels(y: ArrayLike, classes: int | None, name: str) -> tuple[Tensor, int
     if not np.array_equal(whole, labels):
         raise GpflError(f"data '{name}' has labels that are not whole numbers, such as {labels[whole != labels][0]}")
     count = classes if classes is not None else int(whole.max(initial=0)) + 1
+    if count > MOST_CLASSES:
+        raise GpflError(
+            f"data '{name}' has label {whole.max()}; labels must be below {MOST_CLASSES:,}: number the classes from 0"
+        )
     outside = (whole < 0) | (whole >= count)
     if outside.any():
         row = int(np.flatnonzero(outside)[0])

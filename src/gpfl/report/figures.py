@@ -10,6 +10,7 @@ from typing import cast
 import numpy as np
 
 from gpfl import files
+from gpfl.federation import Federation
 from gpfl.runs import RunFolder
 from gpfl.study.trials import Trials
 
@@ -48,7 +49,41 @@ def draw_curves(rows: Sequence[Trials], path: Path, title: str) -> None:
 
 def curves(trials: Trials) -> tuple[np.ndarray, np.ndarray]:
     """Gives rounds and accuracies in percent, (trials, rounds), over the rounds that all trials have."""
-    runs = [RunFolder(folder).lines() for folder in trials.folders]
+    runs = [RunFolder(folder).whole_curve() for folder in trials.folders]
     shortest = min(len(lines) for lines in runs)
     rounds = np.array([cast(int, line["round"]) for line in runs[0][:shortest]])
     return rounds, 100 * np.array([[cast(float, line["accuracy"]) for line in lines[:shortest]] for lines in runs])
+
+
+def draw_bubbles(federation: Federation, path: Path) -> None:
+    """Draws a disc for every client and class, its area by the number of rows, training and test together."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    clients, classes, areas = bubbles(federation)
+    tall = min(12.0, 2.5 + 0.25 * federation.table.classes)
+    figure = Figure(figsize=(min(14.0, 3.0 + 0.3 * len(federation)), tall), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set_facecolor("#eaeaf2")
+    axes.grid(color="white", linewidth=1, zorder=0)
+    axes.scatter(clients, classes, s=300 * areas / areas.max(), color="#c44e52", zorder=2, linewidth=0)
+    axes.set(xlabel="client", ylabel="class", title=f"{federation.table.name}: rows of each class on each client")
+    if len(federation) <= 30:
+        axes.set_xticks(
+            range(len(federation)), [shard.name for shard in federation.shards], rotation=90 if len(federation) > 12 else 0
+        )
+    if federation.table.classes <= 30:
+        axes.set_yticks(range(federation.table.classes))
+    axes.margins(0.05)
+    content = io.BytesIO()
+    figure.savefig(content, format=path.suffix[1:] or "png")
+    files.write_bytes(path, content.getvalue())
+
+
+def bubbles(federation: Federation) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Gives client, class and number of rows for every pair that has some."""
+    rows = [np.concatenate([shard.train, shard.validation, shard.test]) for shard in federation.shards]
+    counts = federation.count_labels(rows)
+    clients, classes = np.nonzero(counts)
+    return clients, classes, counts[clients, classes]

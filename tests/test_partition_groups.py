@@ -1,0 +1,158 @@
+"""Splits by the groups of a table, and N of M clients."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import toy_table
+
+import gpfl
+from gpfl import options
+from gpfl.errors import GpflError
+from gpfl.federation import divide
+from gpfl.partition import Dirichlet, Natural, Pathological, Split
+from gpfl.report import figures
+
+NAMES = ("books", "dvd", "electronics", "kitchen", "nobody", "music")
+GROUPS = np.array([5, 0, 1, 2, 3] * 24)
+ROWS = {name: np.flatnonzero(number == GROUPS).tolist() for number, name in enumerate(NAMES) if name != "nobody"}
+
+
+def grouped_table() -> gpfl.Table:
+    table = toy_table(120)
+    return gpfl.Table(table.x, table.y, name="reviews", groups=GROUPS, group_names=NAMES)
+
+
+def rows_of(split: Split, table: gpfl.Table) -> dict[str, list[int]]:
+    return {name: rows.tolist() for name, rows in split.choose(table).items()}
+
+
+def test_every_group_with_rows_is_a_client_under_its_own_name() -> None:
+    assert rows_of(Natural(), grouped_table()) == ROWS
+    federation = gpfl.federate(grouped_table(), split="natural")
+    assert [shard.name for shard in federation.shards] == list(ROWS)
+    for shard in federation.shards:
+        assert sorted([*shard.train, *shard.validation, *shard.test]) == ROWS[shard.name]
+
+
+def test_groups_without_names_are_called_by_their_numbers() -> None:
+    table = toy_table(120)
+    numbered = gpfl.Table(table.x, table.y, groups=GROUPS)
+    assert list(rows_of(Natural(), numbered)) == ["0", "1", "2", "3", "5"]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_choice_of_groups_grows_with_its_number(seed: int) -> None:
+    table = grouped_table()
+    chosen = [rows_of(Natural(clients=clients, seed=seed), table) for clients in (1, 2, 3, 4, 5)]
+    assert [len(rows) for rows in chosen] == [1, 2, 3, 4, 5]
+    for fewer, more in itertools.pairwise(chosen):
+        assert fewer.items() <= more.items()
+        assert list(fewer) == [name for name in more if name in fewer], "in the order of the table"
+    assert chosen[-1] == ROWS
+    assert chosen[1] == rows_of(Natural(clients=2, seed=seed), table)
+
+
+def test_another_seed_chooses_other_groups() -> None:
+    table = grouped_table()
+    assert len({tuple(rows_of(Natural(clients=2, seed=seed), table)) for seed in range(20)}) > 4
+
+
+def test_a_choice_is_recorded_in_the_manifest() -> None:
+    manifest = divide(grouped_table(), Natural(clients=2, seed=4)).manifest()
+    assert manifest["split"] == {"split": "natural", **options.values_of(Natural(clients=2, seed=4))}
+
+
+def test_more_clients_than_groups_are_refused_with_both_numbers() -> None:
+    with pytest.raises(GpflError, match=r"split\.clients is 6; data 'reviews' has 5 groups"):
+        Natural(clients=6).choose(grouped_table())
+
+
+def test_groups_cannot_be_divided_among_another_number() -> None:
+    with pytest.raises(GpflError, match=r"split\.of is 10"):
+        Natural(of=10).choose(grouped_table())
+
+
+def test_a_table_without_groups_is_refused_with_the_way_out() -> None:
+    with pytest.raises(GpflError, match="data 'toy' does not tell the group of a row: use --split"):
+        Natural().choose(toy_table())
+
+
+@pytest.mark.parametrize("groups", [[0, 1], np.zeros((4, 1))], ids=["too few", "a column"])
+def test_groups_must_be_one_a_row(groups: object) -> None:
+    with pytest.raises(GpflError, match="give one group a row"):
+        gpfl.Table(np.eye(4), [0, 1, 0, 1], groups=groups)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("groups", [[0, 1, 2, 1], [0, -1, 0, 1]], ids=["above", "below"])
+def test_a_group_without_a_name_is_refused(groups: list[int]) -> None:
+    with pytest.raises(GpflError, match="names for groups 0 to 1"):
+        gpfl.Table(np.eye(4), [0, 1, 0, 1], groups=groups, group_names=["a", "b"])
+
+
+def test_the_digest_tells_groups_apart() -> None:
+    x, y = np.eye(4), [0, 1, 0, 1]
+    tables = [gpfl.Table(x, y), gpfl.Table(x, y, groups=[0, 0, 1, 1]), gpfl.Table(x, y, groups=[0, 1, 0, 1])]
+    assert len({table.digest for table in tables}) == 3
+
+
+SPLITS = [
+    Dirichlet(of=10, clients=10, beta=5.0, min_rows=1),
+    Pathological(of=10, clients=10, classes_per_client=2, balanced=True),
+]
+
+
+@pytest.mark.parametrize("whole", SPLITS, ids=["dirichlet", "pathological"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_n_of_m_clients_are_those_of_the_whole_division_and_grow_with_their_number(whole: Split, seed: int) -> None:
+    table = toy_table(300)
+
+    def part(clients: int, of: int) -> dict[str, list[int]]:
+        values = {**options.values_of(whole), "clients": clients, "of": of, "seed": seed}
+        return rows_of(options.build(type(whole), values, "split"), table)
+
+    everybody = part(10, 0)
+    assert part(10, 10) == everybody
+    assert sorted(row for rows in everybody.values() for row in rows) == list(range(300))
+    chosen = [part(clients, 10) for clients in range(1, 11)]
+    for clients, (fewer, more) in enumerate(itertools.pairwise(chosen), start=1):
+        assert len(fewer) == clients
+        assert fewer.items() <= more.items(), "names and rows stay"
+        assert list(fewer) == sorted(fewer, key=int)
+
+
+def test_the_choice_of_n_goes_by_the_seed() -> None:
+    table = toy_table(300)
+    chosen = {tuple(rows_of(Pathological(clients=3, of=10, balanced=True, seed=seed), table)) for seed in range(20)}
+    assert len(chosen) > 10
+
+
+def test_n_of_m_is_part_of_a_federation_and_its_manifest(tmp_path: Path) -> None:
+    table = toy_table(300)
+    federation = gpfl.federate(table, split="dirichlet", clients=3, of=10, beta=5.0, min_rows=10)
+    assert len(federation) == 3
+    assert federation.origin["of"] == 10
+    federation.save(tmp_path / "split.toml")
+    again = gpfl.Federation.load(tmp_path / "split.toml", table)
+    assert [shard.name for shard in again.shards] == [shard.name for shard in federation.shards]
+
+
+@pytest.mark.parametrize("split", [Dirichlet(clients=11, of=10), Pathological(clients=11, of=10)])
+def test_more_than_m_clients_are_refused_with_both_numbers(split: Split) -> None:
+    with pytest.raises(GpflError, match=r"split.clients is 11 of split.of = 10; .* --clients"):
+        split.choose(toy_table(300))
+
+
+def test_the_picture_has_a_disc_for_every_client_and_class_with_rows(tmp_path: Path) -> None:
+    federation = gpfl.federate(grouped_table(), split="natural", validation=0.2)
+    clients, classes, areas = figures.bubbles(federation)
+    assert areas.sum() == 120
+    for number, rows in enumerate(ROWS.values()):
+        labels, counts = np.unique(federation.table.y.numpy()[rows], return_counts=True)
+        assert classes[clients == number].tolist() == labels.tolist()
+        assert areas[clients == number].tolist() == counts.tolist()
+    figures.draw_bubbles(federation, tmp_path / "bubbles.png")
+    assert (tmp_path / "bubbles.png").read_bytes().startswith(b"\x89PNG")
