@@ -1,12 +1,20 @@
-"""Small federations that tests share."""
+"""Small federations that tests share, and the command."""
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
 import gpfl
+from gpfl.data import DATA
+from gpfl.runs import RunFolder
 
 torch.set_num_threads(1)
 
@@ -32,3 +40,62 @@ def toy_federation(sizes: tuple[int, ...] = (41, 27, 33, 19), **settings: int) -
 @pytest.fixture
 def federation() -> gpfl.Federation:
     return toy_federation()
+
+
+# The command.
+
+
+class Said(NamedTuple):
+    """How a call of the command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Said]
+
+
+@dataclass(frozen=True)
+class Toy:
+    """A data set of a hundred rows, so that a run takes no time."""
+
+    make: Callable[[], gpfl.Table] = lambda: toy_table(120)
+    doc: str = "blobs"
+    defaults: Mapping[str, Mapping[str, object]] = field(
+        default_factory=lambda: {
+            "split": {"name": "pathological", "clients": 4, "classes_per_client": 2, "balanced": True},
+            "net": {"name": "mlp"},
+            "train": {"rounds": 2, "lr": 0.1},
+        }
+    )
+
+    def load(self) -> gpfl.Table:
+        return self.make()
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command as `gpfl` runs it, in an empty folder, with a data set named toy beside the real ones."""
+    from gpfl import cli  # here, so that tests without the command need not have what it needs
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(DATA, "toy", Toy())
+
+    def call(*arguments: object) -> Said:
+        monkeypatch.setattr(sys, "argv", ["gpfl", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        return Said(int(ended.value.code or 0), said.out, said.err)
+
+    return call
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def without_time(folder: Path) -> list[dict[str, object]]:
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in RunFolder(folder).lines()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -204,7 +206,7 @@ def test_run_folder_holds_all_that_is_promised(tmp_path: Path) -> None:
         ({"net": "cnn4"}, "net 'cnn4' takes images"),
         ({"net": nn.Linear(6, 3)}, "the net has no linear layer below its top"),
         ({"net": nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2))}, "the data has 3 classes"),
-        ({"net": nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))}, "the net cannot be cut at '1'"),
+        ({"net": nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))}, "the net cannot take rows of shape (6,)"),
         ({"net": nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5), nn.Linear(4, 3))}, "has dropout 0.5"),
         ({"net": small_net(), "head": "decision"}, "the net has no submodule 'decision'"),
         ({"net": lambda: 3}, "the function given as net returned int"),
@@ -221,6 +223,49 @@ def test_mistake_in_a_call_is_one_line_that_names_it_and_nothing_is_written(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("net", ["mlp", MLP(), None], ids=["name", "architecture", "none"])
+def test_head_without_a_module_that_could_have_it_is_refused(tmp_path: Path, net: object) -> None:
+    with pytest.raises(gpfl.GpflError, match="head is '0', but no module was given as net to look for it in"):
+        gpfl.fit("gpfl", toy_federation(), net=net, head="0", **FAST)  # type: ignore[arg-type]
+    gpfl.fit("fedavg", toy_federation(), net="mlp", out=tmp_path, **FAST)
+    again: list[Callable[[], object]] = [
+        lambda: gpfl.resume(tmp_path, federation=toy_federation(), head="0"),
+        lambda: gpfl.load(tmp_path, federation=toy_federation(), head="0"),
+        lambda: gpfl.load_model(tmp_path / "models" / "client-0.safetensors", head="0"),
+    ]
+    for call in again:
+        with pytest.raises(gpfl.GpflError, match="head is '0', but no module"):
+            call()
+
+
+@pytest.mark.parametrize("device", ["meta", "foo", "cuda:x", "CPU", ""])
+def test_only_devices_that_runs_are_made_for_are_taken(tmp_path: Path, device: str) -> None:
+    with pytest.raises(gpfl.GpflError, match=f"run.device is '{device}'; it must be auto, cpu, cuda, cuda:N or mps"):
+        gpfl.fit("fedavg", toy_federation(), net="mlp", device=device, out=tmp_path / "run", **FAST)
+    assert not (tmp_path / "run").exists()
+
+
+def test_numbers_of_numpy_are_settings(tmp_path: Path) -> None:
+    federation = toy_federation()
+    settings = {"rounds": np.int64(2), "lr": np.float32(0.5), "seed": np.uint32(3), "engine": "loop"}
+    mine = gpfl.fit("fedavg", federation, net="mlp", out=tmp_path, **settings)
+    assert same(mine, gpfl.fit("fedavg", federation, net="mlp", rounds=2, lr=0.5, seed=3, engine="loop"))
+    assert same(mine, gpfl.load(tmp_path, federation=federation))
+
+
+def test_edited_config_stops_resumption_of_a_run_in_python_too(tmp_path: Path) -> None:
+    federation = toy_federation()
+    gpfl.fit("fedavg", federation, net="mlp", out=tmp_path, **FAST)
+    path = tmp_path / "config.toml"
+    good = path.read_text()
+    path.write_text(good.replace("lr = 0.1", "lr = 0.2"))
+    assert path.read_text() != good
+    with pytest.raises(gpfl.GpflError, match=r"config.toml is not as it was when checkpoint.* restore it"):
+        gpfl.load(tmp_path, federation=federation)
+    path.write_text(good)
+    gpfl.load(tmp_path, federation=federation)
+
+
 X, Y = np.zeros((8, 2), dtype=np.float32), np.arange(8) % 2
 
 
@@ -234,7 +279,7 @@ X, Y = np.zeros((8, 2), dtype=np.float32), np.arange(8) % 2
         ([(X[:1], Y[:1])], "client 0 has no training rows (0 training, 1 test)"),
         ([(X, Y, X[:0], Y[:0])], "has no rows"),
         ([(X, Y), (X[:, :1], Y)], "they must agree"),
-        ([], "split.clients is 0; it must be at least 1"),
+        ([], "at least one client"),
     ],
 )
 def test_mistake_in_the_data_is_one_line_that_names_it(clients: list[tuple[np.ndarray, ...]], words: str) -> None:
@@ -317,5 +362,30 @@ def test_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
         gpfl.load_model(tmp_path / "checkpoint.safetensors")
     with pytest.raises(gpfl.GpflError, match="is damaged"):
         gpfl.load_model(tmp_path / "config.toml")
-    with pytest.raises(gpfl.GpflError, match=r"nowhere.safetensors"):
+    with pytest.raises(gpfl.GpflError, match=r"nowhere.safetensors is missing"):
         gpfl.load_model(tmp_path / "nowhere.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (METHODS["gpfl"](lam=-3.0), "method.lam"),
+        (METHODS["gpfl"](p_scale="foo"), "method.p_scale"),
+        (METHODS["fedprox"](mu=0.0), "is FedAvg"),
+        (3, "method is int"),
+    ],
+)
+def test_method_made_in_python_is_checked_like_one_in_a_config(method: object, words: str) -> None:
+    with pytest.raises(gpfl.GpflError, match=re.escape(words)):
+        gpfl.fit(method, toy_federation(), rounds=1)  # type: ignore[arg-type]
+
+
+def test_options_of_a_named_net_are_settings() -> None:
+    result = gpfl.fit("fedavg", toy_federation(), net="mlp", hidden=[5, 4], rounds=1)
+    assert result.engine.method.net.width == 4
+
+
+def test_named_data_is_divided_as_the_command_divides_it() -> None:
+    counts = gpfl.federate("digits").label_counts
+    assert counts.shape[0] == 20
+    assert (counts > 0).sum(1).max() == 4

@@ -2,77 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
-from conftest import toy_table
+from conftest import Command, Said, Toy, content, toy_table, without_time
 from rich.console import Console
 
 import gpfl
-from gpfl import cli, flags
+from gpfl import flags
 from gpfl.data import DATA
 from gpfl.methods import METHODS
 from gpfl.nets import NETS
 from gpfl.options import options_of
-from gpfl.progress import PlainLines, Reporter
+from gpfl.progress import LiveLine, PlainLines, Reporter
 from gpfl.runs import RunFolder
 
 SRC = Path(gpfl.__file__).parents[1]
-
-
-class Said(NamedTuple):
-    """How a call of the command ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Said]
-
-
-@dataclass(frozen=True)
-class Toy:
-    """A data set of a hundred rows, so that a run takes no time."""
-
-    make: Callable[[], gpfl.Table] = lambda: toy_table(120)
-    doc: str = "blobs"
-    defaults: Mapping[str, Mapping[str, object]] = field(
-        default_factory=lambda: {
-            "split": {"name": "pathological", "clients": 4, "classes_per_client": 2, "balanced": True},
-            "net": {"name": "mlp"},
-            "train": {"rounds": 2, "lr": 0.1},
-        }
-    )
-
-    def load(self) -> gpfl.Table:
-        return self.make()
-
-
-@pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """The command as `gpfl` runs it, in an empty folder, with a data set named toy beside the real ones."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(DATA, "toy", Toy())
-
-    def call(*arguments: object) -> Said:
-        monkeypatch.setattr(sys, "argv", ["gpfl", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr()
-        return Said(int(ended.value.code or 0), said.out, said.err)
-
-    return call
 
 
 def system(*arguments: str, folder: Path) -> Said:
@@ -84,18 +39,10 @@ def system(*arguments: str, folder: Path) -> Said:
     return Said(done.returncode, done.stdout, done.stderr)
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def config(folder: Path) -> dict[str, dict[str, object]]:
     from gpfl import toml
 
     return toml.read(folder / "config.toml")  # type: ignore[return-value]
-
-
-def without_time(folder: Path) -> list[dict[str, object]]:
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in RunFolder(folder).lines()]
 
 
 # Runs.
@@ -182,7 +129,7 @@ def test_seeds_run_trials_on_one_split_and_report_mean_and_std(command: Command)
     best = np.array([summary["best_accuracy"] for summary in summaries])
     assert [summary["seed"] for summary in summaries] == [0, 1, 2]
     assert len({(folder / "federation.toml").read_bytes() for folder in folders}) == 1
-    assert f"{100 * best.mean():.2f} ± {100 * best.std():.2f} %" in said.out
+    assert f"{100 * best.mean():.2f} ± {100 * best.std():.2f}" in said.out
     trials = json.loads(Path("trials/trials.json").read_text())
     assert trials["best_accuracy"] == {"mean": pytest.approx(best.mean()), "std": pytest.approx(best.std())}
     alone = command("run", "--data", "toy", "--method", "local", "--seed", 1, "--out", "alone")
@@ -259,7 +206,7 @@ def test_list_of_one_kind_is_that_kind_alone(command: Command) -> None:
     assert [line.split()[0] for line in said.out.splitlines()] == ["nets", *NETS]
 
 
-@pytest.mark.parametrize("name", ["", "run", "resume", "list", "quickstart"])
+@pytest.mark.parametrize("name", ["", "run", "resume", "list", "quickstart", "compare"])
 def test_help_renders(command: Command, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     said = command(*([name] if name else []), "--help")
@@ -300,6 +247,38 @@ def test_progress_is_one_live_line_on_a_terminal_and_plain_lines_elsewhere() -> 
         assert isinstance(reporter.watch("gpfl"), PlainLines)
 
 
+def test_live_line_draws_round_accuracy_and_the_best_so_far() -> None:
+    screen = io.StringIO()
+    with Reporter(Console(file=screen, force_terminal=True, width=120)) as reporter:
+        watch = reporter.watch("[bold]a[/b]")
+        assert isinstance(watch, LiveLine)
+        for number, accuracy in enumerate((0.25, 0.75, 0.5)):
+            watch.line({"round": number, "accuracy": accuracy, "loss": 1.0}, 2)
+    drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue()).splitlines()[-1]
+    assert "[bold]a[/b]" in drawn
+    assert "round 2/2" in drawn
+    assert "accuracy 50.00%, best 75.00%" in drawn
+
+
+def test_each_run_has_a_live_line_of_its_own() -> None:
+    with Reporter(Console(file=io.StringIO(), force_terminal=True, width=120)) as reporter:
+        for label in ("one", "two"):
+            reporter.watch(label).line({"round": 0, "accuracy": 0.5, "loss": 1.0}, 2)
+        assert reporter._progress is not None
+        assert [task.description for task in reporter._progress.tasks] == ["one", "two"]
+
+
+@pytest.mark.parametrize("name", ["a[bold]b", "a[/b]", "a:smile:b"])
+def test_folders_are_printed_as_they_are_named(command: Command, name: str) -> None:
+    assert command("run", "--data", "toy", "--method", "local", "--out", name).code == 0
+    unfinish(Path(name))
+    said = command("resume", name)
+    assert said.code == 0, said.err
+    assert said.out.splitlines()[0].startswith(f"{name}: round 0/2, ")
+    assert f"Run: {name}. " in said.out
+    assert_refused(command("resume", f"{name}!"), f"{name}! holds no run")
+
+
 def test_plain_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
     lines = PlainLines(Console(force_terminal=False), "gpfl")
     for number in range(101):
@@ -327,7 +306,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("--data digit", ("unknown data 'digit'", "did you mean 'digits'?")),
     ("--split dirichlett", ("unknown split 'dirichlett'", "did you mean 'dirichlet'?")),
     ("--net cnn5", ("unknown net 'cnn5'", "did you mean 'cnn4'?")),
-    ("--engine lopo", ("run.engine is 'lopo'", "did you mean 'loop'?")),
+    ("--engine lopo", ("run.engine (--engine) is 'lopo'", "did you mean 'loop'?")),
     ("--set method.lamb=1", ("unknown key 'method.lamb'", "did you mean 'lam'?")),
     ("--set train.round=3", ("unknown key 'train.round'", "did you mean 'rounds'?")),
     ("--set trian.rounds=3", ("unknown section 'trian'", "did you mean 'train'?")),
@@ -335,25 +314,38 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("--set train.rounds", ("is not of the form section.key=value",)),
     ("--roundz 3", ("No such option '--roundz'", "Did you mean", "--rounds")),
     ("--rounds", ("'--rounds' requires an argument",)),
-    ("--rounds many", ("train.rounds is 'many'; it must be a whole number",)),
-    ("--rounds 0", ("train.rounds is 0; it must be at least 1",)),
-    ("--lr -0.1", ("train.lr is -0.1; it must be above 0",)),
-    ("--lr nan", ("train.lr is nan",)),
-    ("--join 1.5", ("train.join is 1.5", "at most 1")),
-    ("--join 0", ("train.join is 0", "above 0")),
-    ("--seed -1", ("run.seed is -1; it must be at least 0",)),
+    ("--rounds many", ("train.rounds (--rounds) is 'many'; it must be a whole number",)),
+    ("--rounds 0", ("train.rounds (--rounds) is 0; it must be at least 1",)),
+    ("--lr -0.1", ("train.lr (--lr) is -0.1; it must be above 0",)),
+    ("--lr nan", ("train.lr (--lr) is nan",)),
+    ("--join 1.5", ("train.join (--join) is 1.5", "at most 1")),
+    ("--join 0", ("train.join (--join) is 0", "above 0")),
+    ("--seed -1", ("run.seed (--seed) is -1; it must be at least 0 and at most 4294967295",)),
+    ("--split-seed -1", ("split.seed (--split-seed) is -1",)),
+    ("--set train.lr=-1", ("train.lr (--lr) is -1; it must be above 0",)),
+    ("--seeds 0,4294967296", ("a seed must be at most 4294967295",)),
+    ("--seeds 0,1 --seed 4", ("--seed and --seeds were both given: leave one out",)),
+    ("--seeds 0,1 --set run.seed=4", ("--seed and --seeds were both given",)),
+    ("--federation f.toml --clients 3", ("--federation f.toml says how the rows are divided: leave out --clients",)),
+    ("--federation f.toml --split dirichlet", ("leave out --split",)),
+    ("--federation f.toml --beta 0.1", ("leave out --beta",)),
+    ("--federation f.toml --set split.seed=3", ("leave out --split-seed",)),
+    ("--out=", ("--out is empty; name a folder",)),
+    ("twice.toml", ("twice.toml: 'train' is a list of sections, [[train]]; write one section, [train]",)),
     ("--seeds 0,x", ("--seeds is '0,x'; it must be whole numbers",)),
     ("--seeds 1,1", ("--seeds is '1,1'; the seeds must differ",)),
     ("--method fedavg --lam 0.1", ("unknown key 'method.lam'; 'method' has no options",)),
-    ("--classes-per-client 4", ("split.classes_per_client is 4; the data has 3 classes",)),
+    ("--classes-per-client 4", ("split.classes_per_client (--classes-per-client) is 4; the data has 3 classes",)),
     ("--clients 1 --classes-per-client 2", ("1 clients × 2 classes = 2 places for 3 classes", "raise --clients")),
     ("--clients 4000", ("lower --clients",)),
-    ("--split dirichlet --beta -1", ("split.beta is -1; it must be above 0",)),
+    ("--split dirichlet --beta -1", ("split.beta (--beta) is -1; it must be above 0",)),
     ("--split dirichlet --beta 0.001 --min-rows 29", ("raise --beta, or lower --clients or --min-rows",)),
-    ("--split dirichlet --balanced", ("split.balanced belongs to split 'pathological'",)),
+    ("--split dirichlet --balanced", ("split.balanced (--balanced) belongs to split 'pathological'",)),
     ("--clients 120 --classes-per-client 1", ("client 0 has no training rows (0 training, 1 test)", "--clients")),
     ("--select validation", ("no client has validation rows: set --validation",)),
-    ("--device abacus", ("run.device is 'abacus', which cannot be used here",)),
+    ("--device abacus", ("run.device (--device) is 'abacus'; it must be auto, cpu, cuda, cuda:N or mps",)),
+    ("--device meta", ("run.device (--device) is 'meta'; it must be",)),
+    ("--device cuda:99", ("run.device (--device) is 'cuda:99', which cannot be used here",)),
     ("--net cnn4", ("net 'cnn4' takes images", "use 'mlp'")),
     ("--federation nowhere.toml", ("cannot read nowhere.toml",)),
     ("--federation broken.toml", ("broken.toml is not a TOML file",)),
@@ -369,6 +361,7 @@ def test_mistake_is_one_line_with_exit_code_2_and_nothing_is_written(
 ) -> None:
     Path("broken.toml").write_text("[run\nseed = ")
     Path("empty.toml").write_text("")
+    Path("twice.toml").write_text("[[train]]\nrounds = 1\n")
     before = content(Path())
     data = () if "--data" in given else ("--data", "toy")
     assert_refused(command("run", *data, *given.split()), *words)
@@ -445,7 +438,13 @@ def test_quickstart_refuses_a_used_folder(command: Command) -> None:
 
 
 def test_resume_of_no_run_is_refused(command: Command) -> None:
-    assert_refused(command("resume", "nowhere"), "nowhere holds no run")
+    assert_refused(command("resume", "nowhere"), "nowhere holds no run", "start one with gpfl run --out nowhere")
+    Path("notes").mkdir()
+    Path("notes/mine.txt").write_text("mine")
+    full = command("resume", "notes")
+    assert_refused(full, "notes holds no run (no config.toml); give the folder of a run")
+    assert "gpfl run" not in full.err
+    assert_refused(command("resume", "notes/mine.txt"), "notes/mine.txt is a file; give the folder of a run")
     assert_refused(command("resume"), "Missing argument 'DIR'")
 
 
@@ -455,7 +454,12 @@ def test_resume_of_no_run_is_refused(command: Command) -> None:
         ("checkpoint.safetensors", lambda b: b[:-5], "checkpoint.safetensors is damaged"),
         ("checkpoint.safetensors", lambda b: b[:-5] + b"wrong", "checkpoint.safetensors is damaged (its checksum"),
         ("checkpoint.safetensors", lambda b: b"", "checkpoint.safetensors is damaged"),
+        ("config.toml", lambda b: b"[run", "config.toml is not as the run wrote it: restore it, or start a new run"),
         ("config.toml", lambda b: b"[run", "config.toml is not a TOML file"),
+        ("config.toml", lambda b: b.replace(b"rounds = 2", b"rounds = 3"), "config.toml is not as it was when checkpoint"),
+        ("config.toml", lambda b: b.replace(b"lr = 0.1", b"lr = 0.2"), "restore it, or start a new run in another folder"),
+        ("config.toml", lambda b: b + b"\n", "config.toml is not as it was"),
+        ("federation.toml", lambda b: b"", "federation.toml is not as the run wrote it: restore it, or start a new run"),
         ("config.toml", lambda b: b.replace(b"rounds", b"runds"), "unknown key 'train.runds'; did you mean 'rounds'?"),
         ("federation.toml", lambda b: b[:100], "federation.toml is not a"),
         ("federation.toml", lambda b: b.replace(b'sha256 = "', b'sha256 = "0'), "divides a table with sha256 0"),
@@ -476,8 +480,67 @@ def test_damaged_run_is_refused_and_left_as_it_is(
 
 def test_damaged_list_of_trials_is_refused(command: Command) -> None:
     assert command("run", "--data", "toy", "--rounds", 1, "--seeds", "0,1", "--out", "trials").code == 0
-    Path("trials/trials.json").write_text('{"seeds": "all"}')
-    assert_refused(command("resume", "trials"), "trials.json does not list seeds")
+    path = Path("trials/trials.json")
+    for text in (
+        '{"method": "gpfl", "seeds": "all"}',
+        '{"method": "gpfl", "seeds": []}',
+        '{"method": "gpfl", "seeds": [true]}',
+    ):
+        path.write_text(text)
+        assert_refused(command("resume", "trials"), "trials.json does not list seeds", '"seeds": [0, 1, 2]')
+    path.write_text('{"method": 3, "seeds": [0]}')
+    assert_refused(command("resume", "trials"), "trials.json does not name the method")
+    path.write_text("[]")
+    assert_refused(command("resume", "trials"), "trials.json is damaged (it holds no JSON object)")
+    path.unlink()
+    assert_refused(command("resume", "trials"), "cannot read trials/trials.json (No such file or directory)")
+    path.mkdir()
+    assert_refused(command("resume", "trials"), "cannot read trials/trials.json (Is a directory)")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"best_accuracy": None}, "'best_accuracy' is None, not a number"),
+        ({"seconds": "1.0"}, "'seconds' is '1.0', not a number"),
+        ({"std": float("nan")}, "'std' is nan, not a number"),
+        ({"method": 3}, "'method' is 3, not text"),
+        ({"cov": ...}, "it lacks 'cov'"),
+    ],
+)
+@pytest.mark.parametrize("folder", ["run", "trials"])
+def test_damaged_summary_is_one_line_and_its_way_out_works(
+    command: Command, folder: str, change: dict[str, object], words: str
+) -> None:
+    seeds = ("--seeds", "0,1") if folder == "trials" else ()
+    assert command("run", "--data", "toy", "--rounds", 1, "--method", "local", *seeds, "--out", folder).code == 0
+    path = Path(folder, "seed-1" if seeds else "", "summary.json")
+    good = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in {**good, **change}.items() if value is not ...}))
+    said = command("resume", folder)
+    assert_refused(said, f"summary.json is damaged ({words}): remove it and gpfl resume {path.parent}")
+    path.unlink()
+    assert command("resume", folder).code == 0
+    assert json.loads(path.read_text()) == good
+
+
+@pytest.mark.parametrize("line", ['{"round": 1}', '{"round": 1, "accuracy": "high", "loss": 1.0}', "NaN", "3"])
+def test_damaged_metrics_of_a_finished_run_are_one_line(command: Command, line: str) -> None:
+    assert command("run", "--data", "toy", "--method", "local", "--out", "run").code == 0
+    path = Path("run/metrics.jsonl")
+    path.write_text(path.read_text().splitlines(keepends=True)[0] + line + "\n")
+    said = command("resume", "run")
+    assert_refused(said, "metrics.jsonl is damaged (it lacks round 1): remove summary.json and checkpoint.safetensors")
+    path.unlink()
+    path.mkdir()
+    assert_refused(command("resume", "run"), "cannot read run/metrics.jsonl: Is a directory")
+
+
+def test_line_without_the_validation_accuracy_is_damaged_where_there_are_such_rows(command: Command) -> None:
+    assert command("run", "--data", "toy", "--method", "local", "--validation", 0.3, "--out", "run").code == 0
+    path = Path("run/metrics.jsonl")
+    path.write_text(path.read_text().replace("validation", "elsewhere"))
+    assert_refused(command("resume", "run"), "metrics.jsonl is damaged (it lacks round 0)")
 
 
 def test_nan_loss_ends_the_command_with_round_client_and_checkpoint_named(command: Command) -> None:
@@ -500,6 +563,65 @@ def test_installed_or_not_the_command_runs_as_a_module(tmp_path: Path) -> None:
     assert "\x1b" not in said.out
     assert [line.split(",")[0] for line in said.out.splitlines()[:2]] == ["gpfl: round 0/1", "gpfl: round 1/1"]
     assert RunFolder(tmp_path / "run").finished
+
+
+def stopped_as_soon_as(written: Path, *arguments: str) -> Said:
+    """The command as another process that is sent Ctrl-C once a file has a line."""
+    # A shell without job control hands SIGINT down as ignored, so it is set anew.
+    start = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    start += "runpy.run_module('gpfl', None, '__main__', True)"
+    environment = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", start, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline and not (written.exists() and written.stat().st_size):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    return Said(process.returncode, out, err)
+
+
+def test_ctrl_c_ends_a_run_with_the_command_that_goes_on_with_it(command: Command) -> None:
+    given = ("run", "--clients", "2", "--classes-per-client", "5", "--hidden", "4", "--rounds", "100000", "--batch-size", "600")
+    said = stopped_as_soon_as(Path("my run/metrics.jsonl"), *given, "--out", "my run")
+    assert said.err == "gpfl: stopped; go on with python -m gpfl resume 'my run'\n"
+    assert said.code == 130
+    assert not RunFolder("my run").finished
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run", "--data", "toy", "--out", "run"), "gpfl: stopped\n"),
+        (("list",), "gpfl: stopped\n"),
+        (("quickstart", "--out", "quick"), "gpfl: stopped; go on with gpfl quickstart --out quick\n"),
+        (("compare", "--data", "toy", "--out", "all"), "gpfl: stopped; go on with gpfl compare --data toy --out all\n"),
+    ],
+)
+def test_ctrl_c_before_anything_is_written_advises_nothing_that_would_be_refused(
+    command: Command, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], words: str
+) -> None:
+    def stop(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gpfl.config.load_data", stop)
+    monkeypatch.setattr("gpfl.cli.first_sentence", stop)
+    said = command(*arguments)
+    assert (said.code, said.err) == (130, words)
+
+
+@pytest.mark.parametrize("seeds", [(), ("--seeds", "3,4")], ids=["run", "trials"])
+def test_ctrl_c_while_resuming_names_the_folder(
+    command: Command, monkeypatch: pytest.MonkeyPatch, seeds: tuple[str, ...]
+) -> None:
+    def stop(folder: RunFolder, line: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunFolder, "append", stop)
+    for arguments in (("run", "--data", "toy", *seeds, "--out", "here"), ("resume", "here")):
+        said = command(*arguments)
+        assert (said.code, said.err) == (130, "gpfl: stopped; go on with gpfl resume here\n")
 
 
 def test_mistake_in_another_process_is_one_line_too(tmp_path: Path) -> None:

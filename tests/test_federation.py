@@ -97,11 +97,11 @@ def test_own_test_rows_stay_when_training_rows_are_kept_for_validation() -> None
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ([(*client(5), client(5)[0])], "client 0 brings 3 arrays; give (x, y) or (x_train, y_train, x_test, y_test)"),
+        ([(*client(5), client(5)[0])], "client 0 does not bring (x, y) or (x_train, y_train, x_test, y_test), but 3 arrays"),
         ([client(8), (np.zeros((8, 3)), np.zeros(8))], "client 1 has rows of shape (3,)"),
         ([client(8), (np.zeros((8, 2), np.uint8), np.zeros(8))], "client 1 has rows of shape (2,) (torch.uint8)"),
         ({"bob": client(1)}, "client bob has no training rows (0 training, 1 test)"),
-        ([], "at least 1"),
+        ([], "at least one client"),
     ],
 )
 def test_arrays_that_make_no_federation_are_refused(data: object, words: str) -> None:

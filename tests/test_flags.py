@@ -112,3 +112,21 @@ def test_a_new_name_drops_the_options_of_the_old_one() -> None:
     file: Given = {"method": {"name": "gpfl", "lam": 1.0}}
     assert flags.merge(file, {"method": {"name": "fedavg"}}) == {"method": {"name": "fedavg"}}
     assert flags.merge(file, {"method": {"name": "gpfl"}}) == file
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("train.lr is -1; it must be above 0", "train.lr (--lr) is -1; it must be above 0"),
+        ("split.seed is -1", "split.seed (--split-seed) is -1"),
+        ("split.beta belongs to split 'dirichlet'", "split.beta (--beta) belongs to split 'dirichlet'"),
+        ("unknown key 'train.lr' is here", "unknown key 'train.lr' is here"),
+        ("--set train.lr is not of the form", "--set train.lr is not of the form"),
+        ("runs/train.lr is missing", "runs/train.lr is missing"),
+        ("run.toml is not a TOML file", "run.toml is not a TOML file"),
+        ("method.lam is -1", "method.lam is -1"),
+    ],
+)
+def test_a_message_about_an_option_names_its_flag(text: str, wanted: str) -> None:
+    assert flags.name_flags(text, ("run", "train", "split", "net")) == wanted
+    assert flags.name_flags("method.lam is -1", ("method",)) == "method.lam (--lam) is -1"

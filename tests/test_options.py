@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 from gpfl import options
@@ -18,6 +19,7 @@ class Recipe:
     widths: tuple[int, ...] = option((4,), "widths", least=1)
     pair: float | tuple[float, float] = option(1.0, "a share or a range", above=0.0, most=1.0)
     free: float = option(0.0, "any number")
+    seed: int = option(0, "a seed", least=0, most=2**32 - 1)
     loud: bool = option(False, "a switch")
     inner: int = 7
 
@@ -32,6 +34,17 @@ def test_a_whole_number_given_for_a_float_becomes_a_float() -> None:
     assert isinstance(options.build(Recipe, {"rate": 2}, "r").rate, float)
 
 
+def test_numbers_of_numpy_are_numbers_and_become_pythons_own() -> None:
+    made = options.build(
+        Recipe,
+        {"rate": np.float32(0.5), "count": np.int64(2), "widths": [np.uint8(3)], "pair": (np.float64(0.5), np.int32(1))},
+        "r",
+    )
+    assert made == Recipe(rate=0.5, count=2, widths=(3,), pair=(0.5, 1.0))
+    assert [type(value) for value in (made.rate, made.count, made.widths[0])] == [float, int, int]
+    assert options.build(Recipe, {"rate": np.int64(1)}, "r").rate == 1.0
+
+
 def test_one_number_stands_for_a_list_of_one_where_the_length_is_free() -> None:
     assert options.build(Recipe, {"widths": 8}, "r").widths == (8,)
 
@@ -42,6 +55,11 @@ def test_one_number_stands_for_a_list_of_one_where_the_length_is_free() -> None:
         ({"rate": -1.0}, "r.rate is -1.0; it must be above 0 and at most 2"),
         ({"rate": math.nan}, "r.rate is nan"),
         ({"free": math.inf}, "r.free is inf; it must be a finite number"),
+        ({"rate": np.float64(-1.0)}, "r.rate is -1.0; it must be above 0"),
+        ({"count": np.int64(0)}, "r.count is 0; it must be at least 1"),
+        ({"count": np.float64(2.0)}, "r.count is 2.0; it must be a whole number"),
+        ({"count": np.bool_(True)}, "it must be a whole number"),
+        ({"seed": 2**32}, "r.seed is 4294967296; it must be at least 0 and at most 4294967295"),
         ({"rate": True}, "r.rate is True; it must be a number"),
         ({"count": 0}, "r.count is 0; it must be at least 1"),
         ({"count": 1.5}, "r.count is 1.5; it must be a whole number"),
@@ -68,7 +86,7 @@ def test_fields_that_are_not_options_can_neither_be_set_nor_listed() -> None:
 
 
 def test_options_keep_the_order_of_their_declaration() -> None:
-    assert list(options.options_of(Recipe)) == ["rate", "count", "order", "widths", "pair", "free", "loud"]
+    assert list(options.options_of(Recipe)) == ["rate", "count", "order", "widths", "pair", "free", "seed", "loud"]
 
 
 def test_a_record_without_options_says_so() -> None:

@@ -10,7 +10,7 @@ LABELS = np.arange(3000) % 10
 
 
 def assigned(split: Split, labels: np.ndarray = LABELS, classes: int = 10, seed: int = 1) -> list[np.ndarray]:
-    return split.assign(labels, classes, np.random.default_rng(seed))
+    return split.deal(labels, classes, np.random.default_rng(seed))
 
 
 def classes_of(rows: list[np.ndarray], labels: np.ndarray = LABELS) -> list[list[int]]:

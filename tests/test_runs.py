@@ -16,6 +16,11 @@ from gpfl.tree import Tree, flatten
 CONFIG = '[run]\nseed = 0\n\n[data]\nname = "toy"\n'
 
 
+def line(round: int, **more: object) -> runs.Line:
+    """An evaluated round."""
+    return {**dict.fromkeys(runs.LINE_NUMBERS, 0.5), "round": round, **more}
+
+
 def example_state(round: int = 3) -> State:
     shared: Tree = {"base": {"weight": torch.arange(6.0).reshape(2, 3)}, "head": {"bias": torch.tensor([0.5])}}
     private: Tree = {"own": {"head": torch.linspace(0, 1, 8).reshape(4, 2)}}
@@ -81,6 +86,18 @@ def test_folder_that_may_not_be_looked_into_is_refused_in_one_line(
         RunFolder.create(tmp_path / "run", CONFIG, federation)
 
 
+def test_folder_without_a_name_is_refused(federation: gpfl.Federation) -> None:
+    with pytest.raises(gpfl.GpflError, match="out is empty; name a folder"):
+        RunFolder.create("", CONFIG, federation)
+
+
+def test_folder_of_several_methods_says_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "gpfl").mkdir()
+    (tmp_path / "gpfl" / "trials.json").write_text("{}")
+    with pytest.raises(gpfl.GpflError, match="holds trials of several methods: go on with the command that began them"):
+        RunFolder.open(tmp_path)
+
+
 def test_folder_without_a_config_is_not_a_run(tmp_path: Path) -> None:
     with pytest.raises(gpfl.GpflError, match=r"holds no run \(no config.toml\)"):
         RunFolder.open(tmp_path)
@@ -108,9 +125,9 @@ def test_stump_of_a_run_is_cleared_but_a_run_and_foreign_files_are_not(tmp_path:
 
 
 def test_lines_come_back_as_they_were_appended(folder: RunFolder) -> None:
-    lines = [{"round": k, "accuracy": k / 7, "clients": [0.1 * k, 1 / 3]} for k in range(3)]
-    for line in lines:
-        folder.append(line)
+    lines = [line(k, accuracy=k / 7, clients=[0.1 * k, 1 / 3]) for k in range(3)]
+    for entry in lines:
+        folder.append(entry)
     assert folder.lines() == lines
 
 
@@ -120,29 +137,44 @@ def test_no_metrics_are_no_lines(folder: RunFolder) -> None:
 
 @pytest.mark.parametrize("cut", [1, 10, 25])
 def test_torn_last_line_is_left_out(folder: RunFolder, cut: int) -> None:
-    folder.append({"round": 0, "accuracy": 0.5})
-    folder.append({"round": 1, "accuracy": 0.625})
+    folder.append(line(0))
+    folder.append(line(1))
     path = folder.path / "metrics.jsonl"
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) - 1 - cut])
-    assert folder.lines() == [{"round": 0, "accuracy": 0.5}]
+    assert folder.lines() == [line(0)]
 
 
-@pytest.mark.parametrize("garbage", [b"\x00\x00\x00\x00", b"\xff\xfe{", b"[1, 2]", b"17", b'{"accuracy": 1.0}'])
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        *(b"\x00\x00\x00\x00", b"\xff\xfe{", b"[1, 2]", b"17", b'{"accuracy": 1.0}', b'{"round": 1}'),
+        json.dumps(line(1, accuracy="high")).encode(),
+        json.dumps(line(1, loss=float("nan"))).encode(),
+        json.dumps(line(1, seconds=True)).encode(),
+    ],
+)
 def test_lines_end_where_the_file_is_garbage(folder: RunFolder, garbage: bytes) -> None:
-    folder.append({"round": 0})
+    folder.append(line(0))
     with (folder.path / "metrics.jsonl").open("ab") as file:
-        file.write(garbage + b"\n" + b'{"round": 2}\n')
-    assert folder.lines() == [{"round": 0}]
+        file.write(garbage + b"\n" + json.dumps(line(2)).encode() + b"\n")
+    assert folder.lines() == [line(0)]
+
+
+def test_line_must_hold_what_is_asked_for_besides(folder: RunFolder) -> None:
+    folder.append(line(0, validation=0.5))
+    folder.append(line(1))
+    assert len(folder.lines()) == 2
+    assert folder.lines(also=("validation",)) == [line(0, validation=0.5)]
 
 
 def test_cut_back_metrics_have_the_bytes_they_had_when_appended(folder: RunFolder) -> None:
-    lines = [{"round": k, "accuracy": k / 7, "train": {"ce": 1e-9}} for k in range(4)]
-    for line in lines[:2]:
-        folder.append(line)
+    lines = [line(k, accuracy=k / 7, train={"ce": 1e-9}) for k in range(4)]
+    for entry in lines[:2]:
+        folder.append(entry)
     wanted = (folder.path / "metrics.jsonl").read_bytes()
-    for line in lines[2:]:
-        folder.append(line)
+    for entry in lines[2:]:
+        folder.append(entry)
     folder.cut_back(folder.lines()[:2])
     assert (folder.path / "metrics.jsonl").read_bytes() == wanted
 
@@ -164,9 +196,19 @@ def test_metrics_that_cannot_be_written_are_a_users_error(folder: RunFolder) -> 
 
 def test_summary_marks_the_run_as_finished(folder: RunFolder) -> None:
     assert not folder.finished
-    folder.write_summary({"best_round": 2, "best_accuracy": 1 / 3})
+    summary = {**dict.fromkeys(runs.SUMMARY_NUMBERS, 1 / 3), **dict.fromkeys(runs.SUMMARY_TEXTS, "text"), "extra": None}
+    folder.write_summary(summary)
     assert folder.finished
-    assert folder.summary() == {"best_round": 2, "best_accuracy": 1 / 3}
+    assert folder.summary() == summary
+
+
+@pytest.mark.parametrize("key", [*runs.SUMMARY_NUMBERS, *runs.SUMMARY_TEXTS])
+def test_summary_without_what_every_summary_holds_is_damaged(folder: RunFolder, key: str) -> None:
+    summary = {**dict.fromkeys(runs.SUMMARY_NUMBERS, 1), **dict.fromkeys(runs.SUMMARY_TEXTS, "text")}
+    for wrong in ({name: value for name, value in summary.items() if name != key}, {**summary, key: None}):
+        folder.write_summary(wrong)
+        with pytest.raises(gpfl.GpflError, match=rf"summary.json is damaged \(.*'{key}'.*\): remove it and gpfl resume"):
+            folder.summary()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "\x00"])
@@ -232,6 +274,30 @@ def test_checkpoint_of_another_run_is_refused(folder: RunFolder) -> None:
     other = State(0, {"base": {"weight": torch.zeros(3, 3)}, "head": {"bias": torch.zeros(1)}}, {})
     with pytest.raises(gpfl.GpflError, match="does not belong to this run's method, net and clients"):
         folder.load_state(other)
+
+
+@pytest.mark.parametrize("name", ["config.toml", "federation.toml"])
+def test_checkpoint_under_another_config_or_federation_is_refused(folder: RunFolder, name: str) -> None:
+    folder.save_state(example_state())
+    path = folder.path / name
+    path.write_text(path.read_text() + "# mine\n")
+    assert folder.load_state(blank()) is not None  # what is being run stays what it was
+    with pytest.raises(gpfl.GpflError, match=rf"{name} is not as it was when checkpoint.safetensors was written: restore it"):
+        RunFolder(folder.path).load_state(blank())
+
+
+def test_run_may_go_on_on_another_device(tmp_path: Path, federation: gpfl.Federation) -> None:
+    folder = RunFolder.create(tmp_path / "run", '[run]\nseed = 0\ndevice = "cuda"\n', federation)
+    folder.save_state(example_state())
+    (folder.path / "config.toml").write_text('[run]\nseed = 0\ndevice = "cpu"\n')
+    assert RunFolder(folder.path).load_state(blank()) is not None
+
+
+def test_missing_tensors_are_called_missing(tmp_path: Path) -> None:
+    with pytest.raises(gpfl.GpflError, match=r"nowhere is missing; give the path"):
+        runs.read_tensors(tmp_path / "nowhere")
+    with pytest.raises(gpfl.GpflError, match=r"is a folder; give the path"):
+        runs.read_tensors(tmp_path)
 
 
 def test_tensors_that_are_no_checkpoint_are_refused(folder: RunFolder) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -15,18 +16,20 @@ import gpfl
 from gpfl import config as configs
 from gpfl import options, tree
 from gpfl.config import Config, Given, RunOptions, TrainOptions
-from gpfl.engine import Setting, choose, fitting_threads
+from gpfl.engine import Engine, Setting, choose, fitting_threads
 from gpfl.errors import GpflError, did_you_mean
-from gpfl.federation import Federation
+from gpfl.federation import MANIFEST, Federation
 from gpfl.form import Form
 from gpfl.method import Method
 from gpfl.methods import METHODS
+from gpfl.modules import CLOSE, same_scores
 from gpfl.net import Architecture, Net, from_architecture, from_module
 from gpfl.nets import NETS
 from gpfl.result import ClientModel, Result
 from gpfl.runs import RunFolder, read_tensors
 from gpfl.schedule import Schedule
 from gpfl.simulate import Silent, Simulation, Watch
+from gpfl.tree import Tree
 
 CustomNet: TypeAlias = Architecture | nn.Module | Callable[[], nn.Module]
 NetLike: TypeAlias = str | CustomNet
@@ -48,15 +51,15 @@ def fit(
     head, by default the last linear layer. `settings` are options of training, of the run and of the method, such as
     `rounds=50, seed=0, lr=0.01, engine="vmap", lam=0.1`. With `out` the run is kept in a folder.
     """
-    given = sort_settings(method, settings)
-    if isinstance(net, str):
-        given["net"] = {"name": net}
+    if not isinstance(federation, Federation):
+        raise GpflError(f"federation is {type(federation).__name__}; make one with gpfl.federate(…)")
+    refuse_head(net, head)
+    given = sort_settings(method, net, settings)
     config = configs.resolve(given, federation=federation, custom_net=net is not None and not isinstance(net, str))
     if isinstance(net, Architecture):
         config = dataclasses.replace(config, net=net)
     if isinstance(method, Method):
-        method.check(config.run.allow_noop)
-        config = dataclasses.replace(config, method=method)
+        config = dataclasses.replace(config, method=checked_method(method, config.run))
     module = net if not isinstance(net, (str, Architecture)) else None
     return begin(config, federation, module=module, head=head, out=out, watch=watch)
 
@@ -72,8 +75,9 @@ def begin(
 ) -> Result:
     """Gives the result of a new run."""
     config, setting = prepare(config, federation, module, head)
+    engine = choose(config.run.engine, setting)
     folder = RunFolder.create(out, config.to_toml(), federation) if out is not None else None
-    return execute(config, setting, folder, watch)
+    return execute(config, setting, engine, folder, watch)
 
 
 def resume(
@@ -89,36 +93,43 @@ def resume(
     Data and nets that were given in Python must be given again.
     """
     opened = RunFolder.open(folder)
-    given = configs.read(opened.path / "config.toml")
-    manifest = opened.path / "federation.toml"
-    if federation is None:
-        federation = Federation.load(manifest)
-    elif federation.manifest() != Federation.load(manifest, federation.table).manifest():
-        raise GpflError(f"the federation given is not the one of {opened.path}")
-    config = configs.resolve(given, federation=federation, custom_net=net is not None)
+    refuse_name(net)
+    refuse_head(net, head)
+    config, federation = reread(opened, federation, custom_net=net is not None)
     if isinstance(net, Architecture):
         config = dataclasses.replace(config, net=net)
     module = net if not isinstance(net, Architecture) else None
     config, setting = prepare(config, federation, module, head)
-    return execute(config, setting, opened, watch)
+    return execute(config, setting, choose(config.run.engine, setting), opened, watch)
 
 
-def load(folder: str | Path, **given: object) -> Result:
-    """Gives a finished run: its models, numbers and curves."""
+def load(
+    folder: str | Path,
+    *,
+    federation: Federation | None = None,
+    net: CustomNet | None = None,
+    head: str | None = None,
+) -> Result:
+    """Gives a finished run: its models, numbers and curves.
+
+    Data and nets that were given in Python must be given again.
+    """
     opened = RunFolder.open(folder)
     if not opened.finished:
         raise GpflError(f"the run in {opened.path} has not finished: gpfl resume {opened.path}")
-    return resume(folder, **given)  # type: ignore[arg-type]
+    return resume(folder, federation=federation, net=net, head=head)
 
 
 def load_model(path: str | Path, *, net: CustomNet | None = None, head: str | None = None) -> ClientModel:
     """Gives a client's model from its file; a net that was given in Python must be given again."""
+    refuse_name(net)
+    refuse_head(net, head)
     flat, facts = read_tensors(Path(path))
-    if "client" not in facts:
+    if not {"client", "probe"} <= facts.keys():
         raise GpflError(f"{path} is not a client's model of gpfl")
     about = cast(dict[str, Any], facts)
     form = Form(**{**about["form"], "shape": tuple(about["form"]["shape"])})
-    classes, example = int(about["classes"]), form.example()
+    classes, example = int(about["classes"]), form.probe()
     name, kind = about["net"].pop("name"), about["method"].pop("name")
     if isinstance(net, Architecture):
         built = from_architecture(net, configs.name_of(net), example, classes)
@@ -130,30 +141,81 @@ def load_model(path: str | Path, *, net: CustomNet | None = None, head: str | No
         raise GpflError(f"{path} was made with a net given in Python: gpfl.load_model(path, net=…)")
     if kind not in METHODS:
         raise GpflError(f"{path} was made with the method '{kind}', which is not one of gpfl's: {', '.join(METHODS)}")
+    weights: Tree = {**{branch: {} for branch in about["branches"]}, **tree.unflatten(flat)}
+    misfit = built.misfit(weights)
+    if misfit:
+        raise GpflError(f"{path} was made with another net: {misfit}; give the net that it was trained with")
     method = options.build(METHODS[kind], about["method"], "method").bind(built, lr=0.0, epochs=1)
-    return ClientModel(method, tree.unflatten(flat), about["client"], form)
+    model = ClientModel(method, weights, about["client"], form)
+    if not same_scores(torch.tensor(about["probe"]), torch.tensor(model.probe()), CLOSE):
+        raise GpflError(
+            f"{path} was made with another net: its weights fit, but the scores of a test row differ; "
+            "give the net that it was trained with, constants and activations too"
+        )
+    return model
 
 
 # Parts of the above.
 
 
-def sort_settings(method: str | Method, settings: dict[str, object]) -> Given:
+def reread(folder: RunFolder, given: Federation | None, custom_net: bool) -> tuple[Config, Federation]:
+    """Gives the config and the federation of a folder; what is wrong with a file that was changed comes with the way out."""
+    manifest = folder.path / MANIFEST
+    try:
+        sections = configs.read(folder.path / "config.toml")
+        federation = Federation.load(manifest, given.table if given else None)
+        if given is not None and given.manifest() != federation.manifest():
+            raise GpflError(f"the federation given is not the one of {folder.path}")
+        return configs.resolve(sections, federation=given or federation, custom_net=custom_net), given or federation
+    except GpflError as problem:
+        changed = folder.changed_files()
+        if not changed:
+            raise
+        raise GpflError(
+            f"{problem}; {folder.path / changed[0]} is not as the run wrote it: restore it, or start a new run"
+        ) from None
+
+
+def refuse_name(net: NetLike | None) -> None:
+    """Refuses the name of a net where only one that was given in Python is to be given again."""
+    if isinstance(net, str):
+        raise GpflError(f"net is the name '{net}'; only a net that was given in Python is given again: leave net out")
+
+
+def refuse_head(net: NetLike | None, head: str | None) -> None:
+    """Refuses the name of a head where no module was given that it could be in."""
+    if head is not None and (net is None or isinstance(net, (str, Architecture))):
+        raise GpflError(f"head is '{head}', but no module was given as net to look for it in: leave head out, or give net=…")
+
+
+def sort_settings(method: str | Method, net: NetLike | None, settings: dict[str, object]) -> Given:
     """Gives keyword settings by section."""
-    name = method if isinstance(method, str) else method.name
-    if name not in METHODS and isinstance(method, str):
-        raise GpflError(f"unknown method '{name}'; {did_you_mean(name, METHODS)}")
-    own = options.options_of(METHODS[name]) if isinstance(method, str) else {}
-    sections = {"run": options.options_of(RunOptions), "train": options.options_of(TrainOptions), "method": own}
-    given: Given = {section: {} for section in sections}
+    if not isinstance(method, (str, Method)):
+        raise GpflError(f"method is {type(method).__name__}; give a name ({', '.join(METHODS)}) or a Method")
+    if isinstance(method, str) and method not in METHODS:
+        raise GpflError(f"unknown method '{method}'; {did_you_mean(method, METHODS)}")
+    sections = {"run": options.options_of(RunOptions), "train": options.options_of(TrainOptions)}
+    given: Given = {"run": {}, "train": {}}
+    if isinstance(method, str):
+        sections["method"], given["method"] = options.options_of(METHODS[method]), {"name": method}
+    if isinstance(net, str):
+        sections["net"] = options.options_of(NETS[net]) if net in NETS else {}
+        given["net"] = {"name": net}
     for key, value in settings.items():
         owner = next((section for section, known in sections.items() if key in known), None)
         if owner is None:
             everything = [option for known in sections.values() for option in known]
             raise GpflError(f"unknown setting '{key}'; {did_you_mean(key, everything)}")
         given[owner][key] = value
-    if name in METHODS:
-        given["method"]["name"] = name
     return given
+
+
+def checked_method(method: Method, run: RunOptions) -> Method:
+    """Gives a method that was made in Python, its values checked as those of a config are."""
+    values = {key: value for key, value in options.values_of(method).items() if value == value}  # NaN is filled in by net
+    checked = options.build(type(method), values, "method")
+    checked.check(run.allow_noop)
+    return checked
 
 
 def prepare(
@@ -189,13 +251,14 @@ def prepare(
             f"the largest client has {most} training rows; {method.name} needs {needed} at batch size {train.batch_size}: "
             "lower --batch-size"
         )
+    for shard in federation.shards:
+        schedule.refuse_single_rows(method, len(shard.train), shard.name)
     setting = Setting(method, federation.to(device), schedule, train.class_counts)
     return dataclasses.replace(config, train=train, method=method), setting
 
 
-def execute(config: Config, setting: Setting, folder: RunFolder | None, watch: Watch | None) -> Result:
+def execute(config: Config, setting: Setting, engine: Engine, folder: RunFolder | None, watch: Watch | None) -> Result:
     """Gives the result of a run from where its folder stands."""
-    engine = choose(config.run.engine, setting)
     facts = {
         "method": config.method.name,
         "data": config.data,
@@ -218,6 +281,8 @@ def execute(config: Config, setting: Setting, folder: RunFolder | None, watch: W
 
 def find_device(name: str) -> torch.device:
     """Gives the device of that name; `auto` is the GPU if there is one."""
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?|mps", name):
+        raise GpflError(f"run.device is '{name}'; it must be auto, cpu, cuda, cuda:N or mps")
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -18,17 +20,19 @@ from gpfl import api, flags
 from gpfl import config as configs
 from gpfl.config import Given
 from gpfl.data import DATA
+from gpfl.data_command import data_app, show_command
 from gpfl.engine import ENGINES
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.methods import METHODS
 from gpfl.nets import NETS
 from gpfl.partition import SPLITS
 from gpfl.progress import Reporter
+from gpfl.randomness import LARGEST_SEED
 from gpfl.report import figures, tables
 from gpfl.runs import RunFolder, refuse_used
 from gpfl.study import compare as studies
-from gpfl.study.quickstart import quickstart as run_quickstart
-from gpfl.study.trials import Trials, resume_trials, run_trials
+from gpfl.study import quickstart as quick
+from gpfl.study.trials import Trials, holds_trials, resume_trials, run_trials
 
 app = typer.Typer(
     name="gpfl",
@@ -37,6 +41,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(data_app)
 console = Console()
 
 
@@ -56,19 +61,21 @@ def main_options(
 
 @app.command()
 def quickstart(
-    out: Annotated[str, typer.Option(help="Folder for the results.", metavar="DIR")] = "",
+    out: Annotated[str | None, typer.Option(help="Folder for the results; one cut off goes on.", metavar="DIR")] = None,
 ) -> None:
     """Run GPFL, FedAvg and training alone on the digits, three seeds each, and draw the curves (under two minutes)."""
-    folder = free_folder(out, Path("runs") / "quickstart")
-    refuse_used(folder)
+    folder = out_folder(out, Path("runs") / "quickstart")
+    if not quick.begun(folder):
+        refuse_used(folder)
     say("1,797 handwritten digits on 20 clients; each holds 4 of the 10 classes, in unequal numbers.")
-    with Reporter(console) as reporter:
-        rows = run_quickstart(folder, reporter.watch)
-    title = "Digits, 20 clients with 4 classes each: mean ± std over 3 seeds"
-    show(tables.rich_table(rows, title))
-    picture = folder / "curves.png"
-    figures.draw_curves(rows, picture, "Digits, 20 clients with 4 classes each, 3 seeds")
-    tables.save(rows, folder)
+    with stoppable(lambda: same_command(out, folder)):
+        with Reporter(console) as reporter:
+            rows = quick.quickstart(folder, reporter.watch)
+        title = "Digits, 20 clients with 4 classes each: mean ± std over 3 seeds"
+        show_rows(rows, title)
+        picture = folder / "curves.png"
+        figures.draw_curves(rows, picture, "Digits, 20 clients with 4 classes each, 3 seeds")
+        tables.save(rows, folder, title)
     say(f"Curves: {picture}. Table: {folder / 'table.md'}. Each client's model: {rows[0].folders[0] / 'models'}")
     say("fedavg gives every client the same model, gpfl gives each its own; local exchanges nothing, so it shows what exchange")
     say("is worth on these data.")
@@ -80,12 +87,13 @@ def resume(
     folder: Annotated[Path, typer.Argument(help="Folder of a run or of trials.", metavar="DIR")],
 ) -> None:
     """Go on with a run that was cut off; its numbers are those of one that was not."""
-    if (folder / "trials.json").exists():
-        with Reporter(console) as reporter:
-            tell_trials(resume_trials(folder, reporter.watch), folder)
+    if holds_trials(folder):
+        with stoppable(lambda: resumption(folder)), Reporter(console) as reporter:
+            trials = resume_trials(folder, reporter.watch)
+        tell_trials(trials, folder)
         return
     finished = RunFolder.open(folder).finished
-    with Reporter(console) as reporter:
+    with stoppable(lambda: resumption(folder)), Reporter(console) as reporter:
         result = api.resume(folder, watch=reporter.watch(str(folder)))
     if finished:
         say(f"The run in {folder} had finished.")
@@ -124,18 +132,37 @@ def run(
     **values: object,
 ) -> None:
     """Train one method on one federation, and keep the run in a folder."""
-    given = configs.read(Path(config)) if config else {}
-    given = flags.merge(given, flags.given_by_flags(values), flags.given_by_set(set_))
-    if federation is not None:
-        given["split"] = {"name": "manifest", "file": federation}
-    if seeds is not None:
-        run_seeds(given, seeds, out)
-        return
-    resolved = configs.resolve(given)
-    folder = Path(out) if out else free_folder("", Path("runs") / f"{resolved.data}-{resolved.method.name}")
-    with Reporter(console) as reporter:
-        result = api.begin(resolved, resolved.federation(), out=folder, watch=reporter.watch(resolved.method.name))
-    tell_run(result, folder)
+    by_hand = flags.merge(flags.given_by_flags(values), flags.given_by_set(set_))
+    if seeds is not None and "seed" in by_hand.get("run", {}):
+        raise GpflError("--seed and --seeds were both given: leave one out")
+    with speaking_of(flags.RECORDS):
+        given = layered(config, by_hand, federation)
+        numbers = parse_seeds(seeds) if seeds is not None else []
+        resolved = configs.resolve(given)
+        tail = "-trials" if numbers else ""
+        folder = out_folder(out, Path("runs") / f"{resolved.data}-{resolved.method.name}{tail}")
+        with stoppable(lambda: resumption(folder)), Reporter(console) as reporter:
+            if numbers:
+                trials = run_trials(given, numbers, folder, reporter.watch)
+            else:
+                watch = reporter.watch(resolved.method.name)
+                result = api.begin(resolved, resolved.federation(), out=folder, watch=watch)
+    if numbers:
+        tell_trials(trials, folder)
+    else:
+        tell_run(result, folder)
+
+
+def layered(config: str | None, by_hand: Given, federation: str | None) -> Given:
+    """Gives the config of a file with what was given by flags and --set over it; a manifest takes the place of a split."""
+    file = configs.read(Path(config)) if config is not None else {}
+    if federation is None:
+        return flags.merge(file, by_hand)
+    for key in by_hand.get("split", {}):
+        named = key in flags.keys_of("split")
+        flag = "--split" if key == "name" else f"--{flags.flag_name('split', key)}" if named else f"split.{key}"
+        raise GpflError(f"--federation {federation} says how the rows are divided: leave out {flag}")
+    return {**flags.merge(file, by_hand), "split": {"name": "manifest", "file": federation}}
 
 
 def parse_seeds(seeds: str) -> list[int]:
@@ -146,17 +173,9 @@ def parse_seeds(seeds: str) -> list[int]:
         raise GpflError(f"--seeds is '{seeds}'; it must be whole numbers with commas between, such as 0,1,2") from None
     if len(set(numbers)) != len(numbers) or min(numbers) < 0:
         raise GpflError(f"--seeds is '{seeds}'; the seeds must differ and not be negative")
+    if max(numbers) > LARGEST_SEED:
+        raise GpflError(f"--seeds is '{seeds}'; a seed must be at most {LARGEST_SEED}")
     return numbers
-
-
-def run_seeds(given: Given, seeds: str, out: str | None) -> None:
-    """Runs trials."""
-    numbers = parse_seeds(seeds)
-    resolved = configs.resolve(given)
-    folder = Path(out) if out else free_folder("", Path("runs") / f"{resolved.data}-{resolved.method.name}-trials")
-    with Reporter(console) as reporter:
-        trials = run_trials(given, numbers, folder, reporter.watch)
-    tell_trials(trials, folder)
 
 
 def compare(
@@ -171,22 +190,37 @@ def compare(
     """Train several methods on one federation and print one table; what the folder holds already is not run again."""
     settings = flags.given_by_set(set_)
     own = {name: settings.pop(name) for name in list(settings) if name in METHODS}
-    given = configs.read(Path(config)) if config else {}
-    given = flags.merge(given, flags.given_by_flags(values), settings)
-    if federation is not None:
-        given["split"] = {"name": "manifest", "file": str(Path(federation).resolve())}
-    entrants = studies.entrants(methods)
-    resolved = configs.resolve({**given, "method": dict(entrants[0].method)})
-    folder = Path(out) if out else free_folder("", Path("runs") / f"{resolved.data}-comparison")
-    numbers = parse_seeds(seeds)
-    with Reporter(console) as reporter:
-        rows = studies.compare(given, entrants, own, numbers, folder, reporter.watch)
-    trials = "1 seed" if len(numbers) == 1 else f"{len(numbers)} seeds, mean ± std over them"
-    show(tables.rich_table(rows, f"{resolved.data}, {len(entrants)} methods, {trials}"))
-    for idle in (row for row in rows if row.mean("idle_clients")):
-        say(f"{idle.method}: {idle.mean('idle_clients'):.0f} clients have too few training rows and never trained.")
-    paths = tables.save(rows, folder)
-    figures.draw_curves(rows, folder / "curves.png", f"{resolved.data}, {trials}")
+    entrants, numbers = studies.entrants(methods), parse_seeds(seeds)
+    refuse_unheard(settings, own, entrants)
+    with speaking_of(section for section in flags.RECORDS if section != "method"):
+        given = layered(config, flags.merge(flags.given_by_flags(values), settings), federation)
+        resolved = configs.resolve({**given, "method": dict(entrants[0].method)})
+        folder = out_folder(out, Path("runs") / f"{resolved.data}-comparison")
+        with stoppable(lambda: same_command(out, folder)):
+            with Reporter(console) as reporter:
+                rows = studies.compare(given, entrants, own, numbers, folder, reporter.watch)
+            tell_comparison(rows, resolved, folder)
+
+
+def refuse_unheard(settings: Given, own: Mapping[str, object], entrants: Iterable[studies.Entrant]) -> None:
+    """Refuses what a comparison would not listen to."""
+    for key in settings.get("method", {}):
+        raise GpflError(f"--set method.{key} does not say whose {key}: name the method, such as --set gpfl.{key}=…")
+    if "seed" in settings.get("run", {}):
+        raise GpflError("--set run.seed is not for comparisons: give --seeds")
+    for name in own:
+        if name not in {entrant.method["name"] for entrant in entrants}:
+            raise GpflError(f"--set {name}.… is for a method that is not compared: add {name} to --methods, or leave it out")
+
+
+def tell_comparison(rows: list[Trials], config: configs.Config, folder: Path) -> None:
+    """Prints the outcome of a comparison, and keeps it as a table and a figure."""
+    clients = rows[0].summaries[0]["clients"]
+    split = config.split.name if config.split else "as in a manifest"
+    title = f"{config.data}, {clients} clients ({split}), {config.train.rounds} rounds; mean ± std over seeds"
+    show_rows(rows, title)
+    paths = tables.save(rows, folder, title)
+    figures.draw_curves(rows, folder / "curves.png", title)
     say(f"Table: {', '.join(str(path) for path in paths)}. Curves: {folder / 'curves.png'}")
 
 
@@ -200,9 +234,9 @@ def shared_parameters(config_help: str) -> list[click.Parameter]:
             help="Use the division of a saved manifest instead of a split.",
             rich_help_panel=flags.PANELS["split"],
         ),
-        name_flag("data", DATA, flags.PANELS["split"]),
-        name_flag("split", SPLITS, flags.PANELS["split"]),
-        name_flag("net", NETS, flags.PANELS["net"]),
+        flags.name_flag("data", DATA, flags.PANELS["split"]),
+        flags.name_flag("split", SPLITS, flags.PANELS["split"]),
+        flags.name_flag("net", NETS, flags.PANELS["net"]),
     ]
 
 
@@ -214,7 +248,7 @@ def run_command() -> click.Command:
         TyperOption(
             param_decls=["--set", "set_"], multiple=True, metavar="SECTION.KEY=VALUE", help="Set any option of the config."
         ),
-        name_flag("method", METHODS, flags.PANELS["method"]),
+        flags.name_flag("method", METHODS, flags.PANELS["method"]),
     ]
     params = [*own, *shared_parameters("A config; flags win over it."), *flags.config_flags()]
     return TyperCommand("run", callback=run, params=params, help=run.__doc__, rich_markup_mode="rich")
@@ -246,28 +280,20 @@ def compare_command() -> click.Command:
     return TyperCommand("compare", callback=compare, params=params, help=compare.__doc__, rich_markup_mode="rich")
 
 
-def name_flag(section: str, known: Iterable[str], panel: str) -> TyperOption:
-    """Gives the flag that names a method, data set, split or net."""
-    names = "|".join(known)
-    return TyperOption(
-        param_decls=[f"--{section}", f"{section}__name"], metavar=names, help=f"Name of the {section}.", rich_help_panel=panel
-    )
-
-
 # Words for the terminal.
 
 
 def say(text: str) -> None:
     """Prints a line as it is."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
-def show(table: object) -> None:
-    """Prints a table; where output is not a terminal it may be as wide as it needs."""
-    if console.is_terminal:
-        console.print(table)
-    else:
-        Console(width=160).print(table)
+def show_rows(rows: list[Trials], title: str) -> None:
+    """Prints the table of methods and what must be known of it; where output is not a terminal it is as wide as it needs."""
+    wide = console if console.is_terminal else Console(width=160)
+    wide.print(tables.rich_table(rows, title, wide.width))
+    for note in tables.idle_notes(rows):
+        say(note)
 
 
 def tell_run(result: gpfl.Result, folder: Path) -> None:
@@ -280,16 +306,13 @@ def tell_run(result: gpfl.Result, folder: Path) -> None:
     if "validation_best_accuracy" in s:
         say(f"At the best round on validation rows ({s['validation_best_round']}): {s['validation_best_accuracy']:.2%}.")
     if s["idle_clients"]:
-        say(
-            f"{s['idle_clients']} of {s['clients']} clients have fewer than the {result.engine.rows_needed} training rows that "
-            f"{s['method']} needs: they never trained, and count in the accuracy with the model the method gives them."
-        )
+        say(tables.idle_note(s))
     say(f"Run: {folder}. Each client's model (round {s['selected_round']}): {folder / 'models'}")
 
 
 def tell_trials(trials: Trials, folder: Path) -> None:
     """Prints the outcome of trials."""
-    show(tables.rich_table([trials], f"{len(trials.summaries)} trials"))
+    show_rows([trials], f"{len(trials.summaries)} trials, mean ± std over them")
     say(f"Trials: {folder}")
 
 
@@ -305,15 +328,49 @@ def called_as() -> str:
     return "gpfl" if shutil.which("gpfl") else sys.argv[0]
 
 
-def free_folder(wanted: str, usual: Path) -> Path:
+def resumption(folder: Path) -> str:
+    """Gives the command that goes on with a run or with trials, as far as there is something to go on with."""
+    return f"{called_as()} resume {shlex.quote(str(folder))}" if (folder / "config.toml").is_file() else ""
+
+
+def same_command(out: str | None, folder: Path) -> str:
+    """Gives this very command, with the folder that it writes to."""
+    return f"{called_as()} {shlex.join([*sys.argv[1:], *(() if out else ('--out', str(folder)))])}"
+
+
+def out_folder(wanted: str | None, usual: Path) -> Path:
     """Gives the folder that was asked for, or the usual one with the first number that is free."""
-    if wanted:
+    if wanted is not None:
+        if not wanted.strip():
+            raise GpflError("--out is empty; name a folder")
         return Path(wanted)
     number, folder = 1, usual
     while folder.exists():
         number += 1
         folder = usual.with_name(f"{usual.name}-{number}")
     return folder
+
+
+class StoppedError(Exception):
+    """The person stopped the command; the text is the one that goes on with it, if there is one."""
+
+
+@contextmanager
+def stoppable(way: Callable[[], str]) -> Iterator[None]:
+    """Lets Ctrl-C end what is within, with the command that goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise StoppedError(way()) from None
+
+
+@contextmanager
+def speaking_of(sections: Iterable[str]) -> Iterator[None]:
+    """Lets complaints about options of these sections name their flags as well."""
+    try:
+        yield
+    except GpflError as problem:
+        raise GpflError(flags.name_flags(str(problem), sections)) from None
 
 
 def command() -> click.Group:
@@ -323,13 +380,16 @@ def command() -> click.Group:
         raise TypeError("the app has several commands")
     group.add_command(run_command())
     group.add_command(compare_command())
+    data = group.commands["data"]
+    if isinstance(data, TyperGroup):
+        data.add_command(show_command())
     return group
 
 
 def main() -> None:
-    """Runs the command; a user's mistake ends it with one line and exit code 2."""
+    """Runs the command; a user's mistake ends it with one line and exit code 2, Ctrl-C with one and 130."""
     try:
-        sys.exit(command().main(standalone_mode=False) or 0)
+        code = command().main(prog_name="gpfl", standalone_mode=False) or 0
     except click.ClickException as problem:
         if type(problem).__name__ == "NoArgsIsHelpError":  # click 8.2 on; its text is the help
             problem.show()
@@ -339,14 +399,19 @@ def main() -> None:
     except GpflError as problem:
         complain(str(problem))
         sys.exit(2)
-    except (click.Abort, KeyboardInterrupt):
-        complain("stopped; go on with gpfl resume DIR")
+    except StoppedError as stopped:
+        complain(f"stopped; go on with {stopped}" if str(stopped) else "stopped")
         sys.exit(130)
+    except (click.Abort, KeyboardInterrupt):
+        code = 130
+    if code == 130:  # typer's word for Ctrl-C where nothing of ours caught it
+        complain("stopped")
+    sys.exit(code)
 
 
 def complain(text: str) -> None:
     """Prints one line of complaint."""
-    Console(stderr=True).print(f"gpfl: {text}", highlight=False, markup=False, soft_wrap=True)
+    Console(stderr=True).print(f"gpfl: {text}", highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def one_suggestion(text: str) -> str:

@@ -36,7 +36,7 @@ class RunOptions:
         choices=("corrected", "paper", "reference"),
     )
     engine: str = option("auto", "how rounds are executed", choices=("auto", "loop", "vmap"))
-    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    device: str = option("auto", "auto, cpu, cuda, cuda:N or mps")
     eval_every: int = option(1, "rounds between evaluations", least=1)
     checkpoint_every: int = option(10, "rounds between checkpoints", least=1)
     allow_noop: bool = option(False, "accept a value that switches the method off, such as FedProx with μ = 0")
@@ -124,6 +124,8 @@ def read(path: Path) -> Given:
     """Gives the sections of a config file; a manifest that it names lies relative to it."""
     given: Given = {}
     for section, values in toml.read(path).items():
+        if toml.is_sections(values):
+            raise GpflError(f"{path}: '{section}' is a list of sections, [[{section}]]; write one section, [{section}]")
         if not isinstance(values, dict):
             raise GpflError(f"{path}: '{section}' stands outside a section; the sections are {', '.join(SECTIONS)}")
         given[section] = dict(values)

@@ -24,6 +24,7 @@ Arrays: TypeAlias = tuple[ArrayLike, ArrayLike] | tuple[ArrayLike, ArrayLike, Ar
 """One client's (x, y), or (x_train, y_train, x_test, y_test)."""
 
 PARTS = ("train", "validation", "test")
+LONGEST_NAME = 64
 MANIFEST = "federation.toml"
 """The name of the manifest in a run's folder."""
 
@@ -55,6 +56,7 @@ class Federation:
         for shard in self.shards:
             check_shard(shard, len(table))
         check_disjoint(self.shards, len(table))
+        check_names(self.shards)
 
     def __len__(self) -> int:
         return len(self.shards)
@@ -93,7 +95,8 @@ class Federation:
         """Gives the division as plain values: the table's name and content hash, and every client's row numbers."""
         clients = [{"name": shard.name, **{part: shard.part(part).tolist() for part in PARTS}} for shard in self.shards]
         table = {"name": self.table.name, "rows": len(self.table), "classes": self.table.classes, "sha256": self.table.digest}
-        return {"format": 1, "table": table, "origin": self.origin, "client": clients}
+        content = {"format": 1, "table": table, "split": self.origin, "client": clients}
+        return {**content, "source": self.table.origin} if self.table.origin else content
 
     def save(self, path: str | Path) -> None:
         """Writes the manifest (TOML)."""
@@ -123,7 +126,7 @@ class Federation:
                 f"{path} divides a table with sha256 {digest[:12]}…, but the data '{table.name}' has {table.digest[:12]}…: "
                 "give the table it was made from"
             )
-        origin = content.get("origin", {})
+        origin = content.get("split", {})
         return cls(table, shards, origin if isinstance(origin, dict) else {})
 
 
@@ -136,16 +139,27 @@ def federate(
     bring (x, y) are divided into training and test rows; clients that bring (x_train, y_train, x_test, y_test) stay so.
     """
     if isinstance(data, (str, Table)):
-        name = split or "pathological"
+        usual = usual_split(data) if isinstance(data, str) else {}
+        name = split or str(usual.get("name", "pathological"))
         if name not in SPLITS:
             raise GpflError(f"unknown split '{name}'; {did_you_mean(name, SPLITS)}")
         table = load_data(data) if isinstance(data, str) else data
-        return divide(table, options.build(SPLITS[name], settings, "split"))
-    if split is not None:
+        known = {key: value for key, value in usual.items() if name == usual["name"] and key != "name"}
+        return divide(table, options.build(SPLITS[name], {**known, **settings}, "split"))
+    if not isinstance(data, (list, tuple, Mapping)) or not data:
         raise GpflError(
-            f"split is '{split}', but these arrays lie with their clients already: leave split out, or give a Table"
+            f"data is {type(data).__name__}; give a name, a gpfl.Table, or the arrays of at least one client: [(x, y), …]"
         )
-    return gather(data, options.build(Split, {**settings, "clients": len(data)}, "split"))
+    for key, value in (("split", split), ("clients", settings.get("clients"))):
+        if value is not None:
+            raise GpflError(f"{key} is {value!r}, but these arrays lie with their clients: leave it out, or give a Table")
+    clients: Mapping[str, Arrays] = data if isinstance(data, Mapping) else {str(n): arrays for n, arrays in enumerate(data)}
+    return gather(clients, options.build(Split, {**settings, "clients": len(clients)}, "split"))
+
+
+def usual_split(name: str) -> Mapping[str, object]:
+    """Gives the split that a named data set is run with unless the user says otherwise."""
+    return DATA[name].defaults.get("split", {}) if name in DATA else {}
 
 
 def load_data(name: str) -> Table:
@@ -157,21 +171,19 @@ def load_data(name: str) -> Table:
 
 def divide(table: Table, split: Split) -> Federation:
     """Gives the table divided by a split."""
-    labels = table.y.cpu().numpy()
-    assigned = split.assign(labels, table.classes, generator(split.seed, "split"))
-    shards = [cut(str(number), rows, split, number) for number, rows in enumerate(assigned)]
+    shards = [cut(name, rows, split, number) for number, (name, rows) in enumerate(split.choose(table).items())]
     return Federation(table, shards, {"split": split.name, **options.values_of(split)})
 
 
-def gather(clients: Sequence[Arrays] | Mapping[str, Arrays], split: Split) -> Federation:
+def gather(clients: Mapping[str, Arrays], split: Split) -> Federation:
     """Gives the federation of clients that bring their own arrays, joined into one table."""
-    named = dict(clients) if isinstance(clients, Mapping) else {str(n): arrays for n, arrays in enumerate(clients)}
     pieces: list[Table] = []
     shards: list[Shard] = []
     start = 0
-    for number, (name, arrays) in enumerate(named.items()):
-        if len(arrays) not in (2, 4):
-            raise GpflError(f"client {name} brings {len(arrays)} arrays; give (x, y) or (x_train, y_train, x_test, y_test)")
+    for number, (key, arrays) in enumerate(clients.items()):
+        name = str(key)
+        if not isinstance(arrays, (tuple, list)) or len(arrays) not in (2, 4):
+            raise GpflError(f"client {name} does not bring (x, y) or (x_train, y_train, x_test, y_test), but {shown(arrays)}")
         tables = [Table(arrays[k], arrays[k + 1], name=f"client {name}") for k in range(0, len(arrays), 2)]
         rows = [np.arange(start, start := start + len(table)) for table in tables]
         if len(rows) == 1:
@@ -180,8 +192,6 @@ def gather(clients: Sequence[Arrays] | Mapping[str, Arrays], split: Split) -> Fe
             train, validation = keep_back(rows[0], split, number)
             shards.append(Shard(name, train, validation, rows[1]))
         pieces += tables
-    if not pieces:
-        raise GpflError("a federation needs at least one client")
     first = pieces[0]
     for piece in pieces:
         if (piece.shape, piece.x.dtype) != (first.shape, first.x.dtype):
@@ -226,7 +236,7 @@ def check_shard(shard: Shard, total: int) -> None:
         if len(shard.part(part)) == 0:
             raise GpflError(
                 f"client {shard.name} has no {purpose} rows ({len(shard.train)} training, {len(shard.test)} test): "
-                "give it more rows, leave it out, or change --clients or the share for --test"
+                "give it more rows, leave it out, or change --clients, --test or --validation"
             )
     rows = np.concatenate([shard.part(part) for part in PARTS])
     outside = rows[(rows < 0) | (rows >= total)]
@@ -234,6 +244,22 @@ def check_shard(shard: Shard, total: int) -> None:
         raise GpflError(f"client {shard.name} has row {int(outside[0])}; the table has rows 0 to {total - 1}")
     if len(np.unique(rows)) != len(rows):
         raise GpflError(f"client {shard.name} has a row twice; training, validation and test rows must be disjoint")
+
+
+def shown(arrays: object) -> str:
+    """Gives what a client brought, in a few words."""
+    return f"{len(arrays)} arrays" if isinstance(arrays, (tuple, list)) else type(arrays).__name__
+
+
+def check_names(shards: Sequence[Shard]) -> None:
+    """Refuses a name that two clients have, or that is too long to name a file."""
+    seen: set[str] = set()
+    for shard in shards:
+        if shard.name in seen:
+            raise GpflError(f"two clients are named '{shard.name}'; give each a name of its own")
+        if len(shard.name.encode()) > LONGEST_NAME:
+            raise GpflError(f"the client name '{shard.name[:20]}…' names a file and has over {LONGEST_NAME} bytes: shorten it")
+        seen.add(shard.name)
 
 
 def check_disjoint(shards: Sequence[Shard], total: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import typing
 from collections.abc import Iterable, Mapping
 
@@ -46,6 +47,16 @@ def flag_name(section: str, key: str) -> str:
     return prefix + key.replace("_", "-")
 
 
+def name_flags(text: str, sections: Iterable[str]) -> str:
+    """Gives a message with the flag of every option of these sections that it speaks of: "train.lr (--lr) is -1"."""
+    known = {f"{section}.{key}": flag_name(section, key) for section in sections for key in keys_of(section)}
+
+    def named(found: re.Match[str]) -> str:
+        return f"{found[0]} (--{known[found[0]]})" if found[0] in known else found[0]
+
+    return re.sub(r"(?<!--set )(?<![\w./'-])[a-z]+\.[a-z_]+(?= (?:is|belongs|cannot|=) )", named, text)
+
+
 def keys_of(section: str) -> list[str]:
     """Gives all options of a section's records, each once."""
     keys: dict[str, None] = {}
@@ -57,6 +68,12 @@ def keys_of(section: str) -> list[str]:
 def config_flags(sections: Iterable[str] = tuple(RECORDS), omit: tuple[str, ...] = ()) -> list[click.Option]:
     """Gives a flag for every option of the sections, in panels; `omit` leaves out some of [run]."""
     return [make_flag(section, key) for section in sections for key in keys_of(section) if section != "run" or key not in omit]
+
+
+def name_flag(section: str, known: Iterable[str], panel: str) -> TyperOption:
+    """Gives the flag that names a method, data set, split or net."""
+    words = f"Name of the {section}: {', '.join(known)}."
+    return TyperOption(param_decls=[f"--{section}", f"{section}__name"], metavar="NAME", help=words, rich_help_panel=panel)
 
 
 def make_flag(section: str, key: str) -> click.Option:

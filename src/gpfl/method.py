@@ -18,11 +18,10 @@ from torch import Tensor
 from gpfl import losses, tree
 from gpfl.errors import GpflError
 from gpfl.net import Model, Net
-from gpfl.options import options_of
 from gpfl.tree import Tree
 
 Terms = dict[str, Tensor]
-"""The terms of an objective by name; their sum is what a step descends. "ce" is the plain cross-entropy."""
+"""The terms of an objective by name; their sum is what a step descends. "ce" is the client's own cross-entropy, as weighted."""
 
 
 NET = ("base", "head")
@@ -100,7 +99,7 @@ class Method:
         for name, (value, reason) in self.switched_off_by.items():
             if getattr(self, name) == value and not allow_noop:
                 raise GpflError(
-                    f"method.{name} is {value:g}: {reason}; choose another value, or say --allow-noop if it is meant"
+                    f"method.{name} is {value:g}: {reason}; choose another, or say --allow-noop (allow_noop=True) to mean it"
                 )
 
     @property
@@ -209,8 +208,3 @@ def sum_of(terms: Terms) -> Tensor:
     for value in values[1:]:
         total = total + value
     return total
-
-
-def hyperparameters(method: type[Method]) -> tuple[str, ...]:
-    """Gives the names of a method's own options."""
-    return tuple(options_of(method))

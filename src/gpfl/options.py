@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -37,11 +38,11 @@ class Option:
             return "one of " + ", ".join(self.choices)
         parts = []
         if self.above is not None:
-            parts.append(f"above {self.above:g}")
+            parts.append(f"above {number_text(self.above)}")
         if self.least is not None:
-            parts.append(f"at least {self.least:g}")
+            parts.append(f"at least {number_text(self.least)}")
         if self.most is not None:
-            parts.append(f"at most {self.most:g}")
+            parts.append(f"at most {number_text(self.most)}")
         return " and ".join(parts)
 
     def admits(self, value: Value) -> bool:
@@ -108,14 +109,26 @@ def checked(raw: object, hint: object, described: Option, label: str) -> Value:
     """Gives `raw` as a value of the field's type and within its limits, or says what is wrong with it."""
     value = convert(raw, hint)
     if value is None:
-        raise GpflError(f"{label} is {raw!r}; it must be {describe_type(hint)}")
+        raise GpflError(f"{label} is {plain(raw)!r}; it must be {describe_type(hint)}")
     if not described.admits(value):
         limits = described.limits() or "a finite number"
         tail = ""
         if described.choices and isinstance(value, str):
             tail = f"; {did_you_mean(value, described.choices)}"
-        raise GpflError(f"{label} is {raw!r}; it must be {limits}{tail}")
+        raise GpflError(f"{label} is {plain(raw)!r}; it must be {limits}{tail}")
     return value
+
+
+def plain(raw: object) -> object:
+    """Gives a number of any kind, such as numpy's, as Python's own; all else as it is."""
+    if isinstance(raw, bool) or not isinstance(raw, numbers.Real):
+        return raw
+    return int(raw) if isinstance(raw, numbers.Integral) else float(raw)
+
+
+def number_text(number: float) -> str:
+    """Gives a number in words, a whole one with all its digits."""
+    return str(int(number)) if float(number).is_integer() else f"{number:g}"
 
 
 def convert(raw: object, hint: object) -> Value | None:
@@ -140,9 +153,9 @@ def convert(raw: object, hint: object) -> Value | None:
     if hint is bool:
         return raw if isinstance(raw, bool) else None
     if hint is int:
-        return raw if isinstance(raw, int) and not isinstance(raw, bool) else None
+        return int(raw) if isinstance(raw, numbers.Integral) and not isinstance(raw, bool) else None
     if hint is float:
-        return float(raw) if isinstance(raw, (int, float)) and not isinstance(raw, bool) else None
+        return float(raw) if isinstance(raw, numbers.Real) and not isinstance(raw, bool) else None
     return raw if isinstance(raw, str) else None
 
 

@@ -26,10 +26,10 @@ class Reporter:
     def __enter__(self) -> Self:
         if self.console.is_terminal:
             self._progress = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=24),
                 TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
-                TextColumn("{task.fields[words]}"),
+                TextColumn("{task.fields[words]}", markup=False),
                 TimeRemainingColumn(),
                 console=self.console,
             )
@@ -75,4 +75,5 @@ class PlainLines:
             return
         self._told = now
         scores = f"accuracy {number(line, 'accuracy'):.2%}, loss {number(line, 'loss'):.4f}"
-        self._console.print(f"{self._label}: round {line['round']}/{rounds}, {scores}", highlight=False, soft_wrap=True)
+        text = f"{self._label}: round {line['round']}/{rounds}, {scores}"
+        self._console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)

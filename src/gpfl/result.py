@@ -21,7 +21,7 @@ from gpfl.engine.base import one
 from gpfl.errors import GpflError
 from gpfl.federation import Federation
 from gpfl.form import ArrayLike, Form
-from gpfl.method import Method
+from gpfl.method import NET, Method
 from gpfl.net import Model, Net
 from gpfl.rounds import local_round
 from gpfl.runs import Line, write_tensors
@@ -58,11 +58,20 @@ class ClientModel:
 
     def accuracy(self, x: ArrayLike, y: ArrayLike) -> float:
         """Gives the share of rows that it classifies rightly."""
-        return float((self.predict(x) == np.asarray(y)).mean())
+        labels, decisions = np.asarray(y), self.predict(x)
+        if labels.shape != decisions.shape:
+            raise GpflError(f"x has {len(decisions)} rows, y has shape {labels.shape}; give one label a row")
+        return float((decisions == labels).mean())
 
     def module(self) -> nn.Module:
         """Gives a plain module on the CPU with this client's weights: inputs as the net takes them in, scores out."""
         return PersonalModule(self.method, tree.to(self.weights, torch.device("cpu"))).eval()
+
+    def probe(self) -> list[list[float]]:
+        """Gives the scores of the form's probe, by which `gpfl.load_model` knows a net that is not this model's."""
+        with torch.no_grad():
+            scores: list[list[float]] = self.module()(self.form.probe()).tolist()
+        return scores
 
     def save(self, path: str | Path) -> None:
         """Writes the model as one safetensors file, which `gpfl.load_model` reads."""
@@ -73,6 +82,8 @@ class ClientModel:
             "net": {"name": net.name, **net.options},
             "classes": net.classes,
             "form": dataclasses.asdict(self.form),
+            "branches": list(self.weights),
+            "probe": self.probe(),
         }
         write_tensors(Path(path), tree.flatten(self.weights), facts)
 
@@ -82,14 +93,20 @@ class PersonalModule(nn.Module):
 
     def __init__(self, method: Method, weights: Tree) -> None:
         super().__init__()
-        self._method = method
+        misfit = method.net.misfit(weights)
+        if misfit:
+            raise GpflError(f"the weights are not those of net '{method.net.name}': {misfit}")
         stats = tree.branch(weights, "stats") if "stats" in weights else {}
-        for part in ("base", "head"):
-            module = method.net.copy_of(part)
+        parts = {part: method.net.copy_of(part) for part in NET}
+        for part, module in parts.items():
             state = {**tree.branch(weights, part), **(tree.branch(stats, part) if part in stats else {})}
+            # The names are right; those that are missing are constants, which the copy has.
             module.load_state_dict(cast(dict[str, Tensor], state), strict=False)
             self.add_module(part, module)
-        extra = tree.flatten(tree.drop(weights, ("base", "head", "stats")))
+        self._method = dataclasses.replace(method, net=method.net.around(parts))
+        others = tree.drop(weights, (*NET, "stats"))
+        extra = tree.flatten(others)
+        self._branches = tuple(others)  # one without a tensor leaves no trace in buffers
         self._buffer_names = {path: path.replace(tree.SEPARATOR, "_").replace(".", "_") for path in extra}
         for path, value in extra.items():
             self.register_buffer(self._buffer_names[path], value.clone())
@@ -97,7 +114,8 @@ class PersonalModule(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Gives the scores (rows, classes)."""
         extra = tree.unflatten({path: self.get_buffer(name) for path, name in self._buffer_names.items()})
-        return self._method.logits(LiveModel(self._method.net, extra, self), x)
+        weights: Tree = {**{branch: {} for branch in self._branches}, **extra}
+        return self._method.logits(LiveModel(self._method.net, weights, self), x)
 
 
 class LiveModel(Model):
@@ -179,8 +197,8 @@ class Result:
         It starts from the shared state and the common private start, and runs `rounds` local rounds whose uploads
         nobody averages: what is shared stays as the others made it, what is private becomes its own.
         """
-        if rounds < 0:
-            raise GpflError(f"rounds is {rounds}; it must be at least 0")
+        if not isinstance(rounds, int) or rounds < 0:
+            raise GpflError(f"rounds is {rounds}; it must be a whole number, at least 0")
         engine, state = self.engine, self.outcome.selected
         method, schedule, known = engine.method, engine.schedule, engine.federation.table
         form = known.form
@@ -194,10 +212,16 @@ class Result:
             vocabulary=form.vocabulary,
         ).to(engine.device)
         rows = np.arange(len(table))
+        schedule.refuse_single_rows(method, len(rows), name)
         private = tree.to(method.init(schedule.seed)[1], engine.device)
         for number in range(state.round, state.round + rounds):
             plan = schedule.plan(method.phases(), rows, number, len(engine.federation))
-            private = local_round(method, state.shared, private, table, plan, engine.newcomer(table, number)).private
+            update = local_round(method, state.shared, private, table, plan, engine.newcomer(table, number))
+            if not all(bool(torch.isfinite(value)) for value in update.terms.values()):
+                raise GpflError(
+                    f"the loss of client {name} is not a number after {number - state.round} rounds: check the rows"
+                )
+            private = update.private
         first = torch.from_numpy(schedule.batches(rows)[0]).to(engine.device)
         client = engine.newcomer(table, state.round + rounds)
         return self._model(method.personal(state.shared, private, table.batch(first[first >= 0]), client), name)

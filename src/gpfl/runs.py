@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -28,6 +31,16 @@ ABOUT = "gpfl"
 
 COUNTERS = ("round", "bytes_up", "bytes_down")
 
+LINE_NUMBERS = ("round", "accuracy", "loss", "mean", "std", "cov", "bytes_up", "bytes_down", "seconds")
+"""What every line of metrics.jsonl holds."""
+
+SUMMARY_TEXTS = ("method", "engine", "device")
+SUMMARY_NUMBERS = (
+    *("best_round", "best_accuracy", "std", "cov", "last_accuracy", "last_ten_accuracy", "selected_round", "rounds"),
+    *("clients", "idle_clients", "rows_needed", "bytes_up", "bytes_down", "seconds", "seed"),
+)
+"""What every summary.json holds."""
+
 
 class State(NamedTuple):
     """A run between two rounds: rounds done, the shared state, all clients' private state stacked, and the traffic so far."""
@@ -48,6 +61,8 @@ class RunFolder:
     @classmethod
     def create(cls, path: str | Path, config: str, federation: Federation) -> RunFolder:
         """Gives a new run's folder; one that holds anything is refused."""
+        if path == "":
+            raise GpflError("out is empty; name a folder")
         folder = cls(path)
         clear_stump(folder.path)
         refuse_used(folder.path)
@@ -60,13 +75,24 @@ class RunFolder:
         """Gives the folder of a run that was begun."""
         folder = cls(path)
         if not (folder.path / "config.toml").is_file():
-            raise GpflError(f"{folder.path} holds no run (no config.toml): start one with gpfl run --out {folder.path}")
+            raise GpflError(f"{folder.path} {no_run(folder.path)}")
         return folder
 
     @property
     def finished(self) -> bool:
         """Tells whether the run has ended."""
         return (self.path / "summary.json").is_file()
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """The content of the files that say what the run is, as it was when it was begun or gone on with."""
+        return {name: digest(self.path / name) for name in ("config.toml", MANIFEST)}
+
+    @property
+    def start_over(self) -> str:
+        """The words that start the run over."""
+        state = "summary.json and checkpoint.safetensors" if self.finished else "checkpoint.safetensors"
+        return f"remove {state} beside it and gpfl resume {self.path} to run it anew"
 
     # Metrics.
 
@@ -81,20 +107,34 @@ class RunFolder:
         except OSError as problem:
             raise GpflError(f"cannot write {path}: {problem.strerror}; make room and gpfl resume {self.path}") from None
 
-    def lines(self) -> list[Line]:
-        """Gives the evaluated rounds; a last line that was cut off in writing is left out."""
+    def lines(self, also: Iterable[str] = ()) -> list[Line]:
+        """Gives the evaluated rounds up to the first line that is damaged: the last may have been cut off in writing.
+
+        `also` names numbers that a line must hold besides the usual ones.
+        """
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return []
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except OSError as problem:
+            raise GpflError(f"cannot read {path}: {problem.strerror}") from None
         lines: list[Line] = []
-        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        for row in text.splitlines():
             try:
-                line = json.loads(text)
-            except json.JSONDecodeError:
+                line = json.loads(row)
+            except ValueError:
                 break
-            if not isinstance(line, dict) or "round" not in line:
+            if not isinstance(line, dict) or fault(line, (*LINE_NUMBERS, *also)):
                 break
             lines.append(line)
+        return lines
+
+    def whole_curve(self) -> list[Line]:
+        """Gives the evaluated rounds of a finished run, all of them."""
+        lines, last = self.lines(), self.summary()["rounds"]
+        if not lines or lines[-1]["round"] != last:
+            raise GpflError(f"{self.path / 'metrics.jsonl'} is damaged (it does not reach round {last}): {self.start_over}")
         return lines
 
     def cut_back(self, lines: list[Line]) -> None:
@@ -106,7 +146,7 @@ class RunFolder:
     def save_state(self, state: State, name: str = "checkpoint") -> None:
         """Writes a state; the one before stays until this one is whole."""
         content: Tree = {"shared": state.shared, "private": state.private}
-        facts = {name: getattr(state, name) for name in COUNTERS}
+        facts = {**{name: getattr(state, name) for name in COUNTERS}, "files": self.digests}
         write_tensors(self.path / f"{name}.safetensors", tree.flatten(content), facts)
 
     def load_state(self, like: State, name: str = "checkpoint") -> State | None:
@@ -115,15 +155,33 @@ class RunFolder:
         if not path.exists():
             return None
         flat, facts = read_tensors(path)
-        expected = tree.flatten({"shared": like.shared, "private": like.private})
+        for changed in self.changed(facts):
+            raise GpflError(
+                f"{self.path / changed} is not as it was when {path.name} was written: restore it, "
+                "or start a new run in another folder"
+            )
+        content: Tree = {"shared": like.shared, "private": like.private}
+        expected = tree.flatten(content)
         if {key: t.shape for key, t in flat.items()} != {key: t.shape for key, t in expected.items()}:
             raise GpflError(f"{path} does not belong to this run's method, net and clients: remove it to start the run over")
-        restored = tree.unflatten({key: flat[key].to(expected[key]) for key in expected})
+        restored = tree.filled(content, {key: flat[key].to(expected[key]) for key in expected})
         try:
             counters = {name: int(cast(int, facts[name])) for name in COUNTERS}
         except (KeyError, ValueError, TypeError):
             raise GpflError(f"{path} is not a checkpoint of gpfl: remove it to start the run over") from None
-        return State(shared=branch_or_empty(restored, "shared"), private=branch_or_empty(restored, "private"), **counters)
+        return State(shared=tree.branch(restored, "shared"), private=tree.branch(restored, "private"), **counters)
+
+    def changed_files(self) -> list[str]:
+        """Gives the files that are not those the checkpoint was written under, as far as there is a good one."""
+        try:
+            return self.changed(read_tensors(self.path / "checkpoint.safetensors")[1])
+        except GpflError:
+            return []
+
+    def changed(self, facts: Mapping[str, object]) -> list[str]:
+        """Gives the files that are not those a checkpoint with these facts was written under."""
+        then = facts.get("files")
+        return [name for name, now in self.digests.items() if isinstance(then, dict) and then.get(name, now) != now]
 
     # Results.
 
@@ -133,7 +191,44 @@ class RunFolder:
 
     def summary(self) -> dict[str, object]:
         """Gives summary.json."""
-        return read_json(self.path / "summary.json")
+        path = self.path / "summary.json"
+        way = f"remove it and gpfl resume {self.path} to have it written anew"
+        content = read_json(path, way)
+        wrong = fault(content, SUMMARY_NUMBERS, SUMMARY_TEXTS)
+        if wrong:
+            raise GpflError(f"{path} is damaged ({wrong}): {way}")
+        return content
+
+
+def no_run(path: Path) -> str:
+    """Gives the end of the sentence about a folder that holds no run, with a way out that is open."""
+    if path.is_file():
+        return "is a file; give the folder of a run"
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return f"holds no run (no config.toml): start one with gpfl run --out {path}"
+    if any(path.glob("*/trials.json")):
+        return f"holds trials of several methods: go on with the command that began them and --out {path}"
+    return "holds no run (no config.toml); give the folder of a run"
+
+
+def digest(path: Path) -> str:
+    """Gives the sha256 of a text, but for the device: a run may go on on another machine."""
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except OSError:
+        return "missing"
+    return hashlib.sha256(b"".join(line for line in lines if not line.startswith(b"device = "))).hexdigest()
+
+
+def fault(content: Mapping[str, object], numbers: Iterable[str], texts: Iterable[str] = ()) -> str:
+    """Gives the first thing that is wrong with an object that must hold these numbers and texts; "" where nothing is."""
+    for key, kinds, words in (*((key, (int, float), "a number") for key in numbers), *((key, (str,), "text") for key in texts)):
+        value = content.get(key)
+        if key not in content:
+            return f"it lacks '{key}'"
+        if not isinstance(value, kinds) or isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
+            return f"'{key}' is {value!r}, not {words}"
+    return ""
 
 
 def refuse_used(path: Path) -> None:
@@ -152,29 +247,27 @@ def refuse_used(path: Path) -> None:
 
 
 def clear_stump(path: Path) -> None:
-    """Removes what a run leaves that was killed before its config.toml was written, and nothing else."""
+    """Removes what a run or trials leave that were killed before config.toml was written, and nothing else."""
     if not path.is_dir() or (path / "config.toml").exists():
         return
     left = list(path.iterdir())
-    if all(file.name == MANIFEST or file.name.startswith((f".{MANIFEST}.", ".config.toml.")) for file in left):
+    early = (MANIFEST, "trials.json", "config.toml")
+    if all(file.is_file() and (file.name in early or file.name.startswith(tuple(f".{n}." for n in early))) for file in left):
         for file in left:
             file.unlink()
 
 
-def read_json(path: Path) -> dict[str, object]:
-    """Gives the content of a JSON file that holds an object."""
+def read_json(path: Path, way: str) -> dict[str, object]:
+    """Gives the content of a JSON file that holds an object, or says that it is damaged and the way out."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
-        raise GpflError(f"cannot read {path}: {problem}") from None
+    except OSError as problem:
+        raise GpflError(f"cannot read {path} ({problem.strerror}): {way}") from None
+    except ValueError as problem:
+        raise GpflError(f"{path} is damaged ({problem}): {way}") from None
     if not isinstance(content, dict):
-        raise GpflError(f"{path} does not hold a JSON object")
+        raise GpflError(f"{path} is damaged (it holds no JSON object): {way}")
     return content
-
-
-def branch_or_empty(restored: Tree, key: str) -> Tree:
-    """Gives a branch; one that holds no tensor leaves no trace in a file."""
-    return tree.branch(restored, key) if key in restored else {}
 
 
 def checksum(flat: Mapping[str, Tensor], facts: Mapping[str, object]) -> str:
@@ -194,7 +287,9 @@ def write_tensors(path: Path, flat: Mapping[str, Tensor], facts: Mapping[str, ob
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
-    """Gives the tensors and facts of a file that `write_tensors` wrote, or says that it is damaged."""
+    """Gives the tensors and facts of a file that `write_tensors` wrote, or says that it is missing or damaged."""
+    if not path.is_file():
+        raise GpflError(f"{path} is {'a folder' if path.is_dir() else 'missing'}; give the path of a safetensors file")
     try:
         with safe_open(path, framework="pt") as file:
             facts: dict[str, object] = json.loads((file.metadata() or {}).get(ABOUT, "{}"))

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpfl.data.table import Rows
-from gpfl.method import Phase
+from gpfl.errors import GpflError
+from gpfl.method import Method, Phase
 from gpfl.randomness import generator
 
 Plan = list[Rows]
@@ -64,6 +65,22 @@ class Schedule:
     def rows_needed(self, phases: Sequence[Phase]) -> int:
         """Gives the fewest training rows with which a client has a step in every phase."""
         return max(self.batch_size * phase.batches if phase.batches > 1 else 1 for phase in phases)
+
+    def fewest_rows(self, rows: int, phases: Sequence[Phase]) -> int:
+        """Gives the rows of the smallest batch that a client with `rows` training rows is ever given."""
+        left = rows % self.batch_size
+        short = rows < self.batch_size or (not self.drop_last and any(phase.batches == 1 for phase in phases))
+        return left if left and short else min(rows, self.batch_size)
+
+    def refuse_single_rows(self, method: Method, rows: int, client: str) -> None:
+        """Refuses a client that comes to a batch of one row where the net's training pass cannot take one."""
+        if self.fewest_rows(rows, method.phases()) >= method.net.least_rows:
+            return
+        way = "raise --batch-size" if self.batch_size == 1 else "set drop_last or another --batch-size"
+        raise GpflError(
+            f"client {client} has {rows} training rows, which makes a batch of 1 at batch size {self.batch_size}; "
+            f"the BatchNorm of net '{method.net.name}' needs 2: {way if rows > 1 else 'give it more rows or leave it out'}"
+        )
 
     def used(self, rows: Rows) -> Rows:
         """Gives the rows that an unshuffled pass trains on."""

@@ -114,7 +114,8 @@ class Simulation:
         chosen = self.folder.load_state(first, "selected") if self.selects != "last" else state
         if chosen is None:
             state = chosen = first  # the round that was selected is lost, so the run starts over
-        saved = self.folder.lines() if state is not first else []
+        also = ("validation",) if self.setting.federation.validates else ()
+        saved = self.folder.lines(also) if state is not first else []
         self.lines = [line for line in saved if number(line, "round") <= state.round]
         if state is not first:
             self._refuse_gaps(state.round)
@@ -127,8 +128,7 @@ class Simulation:
             due = missing % self.options.eval_every == 0 or missing == self.setting.schedule.rounds
             if due and missing not in seen and self.folder:
                 raise GpflError(
-                    f"{self.folder.path / 'metrics.jsonl'} is damaged (it lacks round {missing}): "
-                    "remove checkpoint.safetensors beside it to start the run over"
+                    f"{self.folder.path / 'metrics.jsonl'} is damaged (it lacks round {missing}): {self.folder.start_over}"
                 )
 
     def _round(self, state: State) -> tuple[State, Cohort | None]:
@@ -228,6 +228,7 @@ class Simulation:
             "last_ten_accuracy": mean_of_last(test),
             **validation,
             "idle_clients": len(self.engine.idle),
+            "rows_needed": self.engine.rows_needed,
             "selected_by": self.selects,
             "selected_round": selected.round,
             "selected_accuracy": chosen["accuracy"],

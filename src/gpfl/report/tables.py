@@ -5,38 +5,33 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rich.box import HEAVY_HEAD, SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table as RichTable
 
 from gpfl import files
 from gpfl.study.trials import Trials
 
-HEADINGS = (
-    "method",
-    "accuracy, best round",
-    "accuracy, last round",
-    "std over clients",
-    "CoV",
-    "sent up",
-    "sent down",
-    "seconds",
-)
+HEADINGS = ("method", "accuracy, %", "last round, %", "std, %", "CoV", "up", "down", "seconds")
+WIDE = 105
+"""Columns of a terminal from which all of the table fits; below, the last round is left out."""
 
 
 def cells(trials: Trials) -> list[str]:
-    """Gives a method's row: percentages as mean ± std over trials, bytes and seconds of one trial."""
+    """Gives a method's row: mean ± std over trials where there are several, bytes of one trial."""
 
-    def percent(key: str) -> str:
-        spread = f" ± {100 * trials.std(key):.2f}" if len(trials.summaries) > 1 else ""
-        return f"{100 * trials.mean(key):.2f}{spread} %"
+    def spread(key: str, factor: float, digits: int) -> str:
+        tail = f" ± {factor * trials.std(key):.{digits}f}" if len(trials.summaries) > 1 else ""
+        return f"{factor * trials.mean(key):.{digits}f}{tail}"
 
     return [
         trials.method,
-        percent("best_accuracy"),
-        percent("last_accuracy"),
-        f"{100 * trials.mean('std'):.2f} %",
+        spread("best_accuracy", 100, 2),
+        spread("last_accuracy", 100, 2),
+        f"{100 * trials.mean('std'):.2f}",
         f"{trials.mean('cov'):.4f}",
         size(trials.mean("bytes_up")),
         size(trials.mean("bytes_down")),
@@ -44,56 +39,67 @@ def cells(trials: Trials) -> list[str]:
     ]
 
 
-def rich_table(rows: Sequence[Trials], title: str) -> RichTable:
-    """Gives the table for a terminal."""
-    table = RichTable(title=title, title_justify="left")
-    for place, heading in enumerate(HEADINGS):
-        table.add_column(heading, justify="left" if place == 0 else "right", no_wrap=place > 0)
+def rich_table(rows: Sequence[Trials], title: str, width: int = WIDE) -> RichTable:
+    """Gives the table for a terminal of so many columns."""
+    shown = [place for place, heading in enumerate(HEADINGS) if width >= WIDE or not heading.startswith("last")]
+    table = RichTable(title=escape(title), title_justify="left", box=HEAVY_HEAD)
+    if width < WIDE:
+        table.box, table.show_edge, table.pad_edge, table.padding = SIMPLE_HEAD, False, False, (0, 0)
+    for place in shown:
+        table.add_column(HEADINGS[place], justify="left" if place == 0 else "right", no_wrap=True)
     for trials in rows:
-        table.add_row(*cells(trials))
+        row = cells(trials)
+        table.add_row(*(escape(row[place]) for place in shown))
     return table
 
 
-def markdown(rows: Sequence[Trials]) -> str:
-    """Gives the table as Markdown."""
-    lines = ["| " + " | ".join(HEADINGS) + " |", "| --- |" + " ---: |" * (len(HEADINGS) - 1)]
+def markdown(rows: Sequence[Trials], title: str = "") -> str:
+    """Gives the table as Markdown, with its title before it and what must be known of it after it."""
+    lines = [f"{title}\n"] if title else []
+    lines += ["| " + " | ".join(HEADINGS) + " |", "| --- |" + " ---: |" * (len(HEADINGS) - 1)]
     lines += ["| " + " | ".join(cells(trials)) + " |" for trials in rows]
+    lines += [f"\n{note}" for note in idle_notes(rows)]
     return "\n".join(lines) + "\n"
 
 
-def records(rows: Sequence[Trials]) -> list[dict[str, object]]:
-    """Gives the table as plain numbers, one record a method."""
-    keys = (
-        "best_accuracy",
-        "last_accuracy",
-        "last_ten_accuracy",
-        "std",
-        "cov",
-        "seconds",
-        "bytes_up",
-        "bytes_down",
-        "idle_clients",
+def idle_notes(rows: Sequence[Trials]) -> list[str]:
+    """Gives a sentence for each method in which some clients could never take part."""
+    return [idle_note(trials.summaries[0]) for trials in rows if trials.mean("idle_clients")]
+
+
+def idle_note(summary: Mapping[str, object]) -> str:
+    """Gives the sentence about clients that have too few rows for a method."""
+    return (
+        f"{summary['method']}: {summary['idle_clients']} of {summary['clients']} clients have fewer than the "
+        f"{summary['rows_needed']} training rows it needs; they never trained, and count with the model the method gives them."
     )
+
+
+def records(rows: Sequence[Trials]) -> list[dict[str, object]]:
+    """Gives the table as plain numbers, one record a method: means over trials, and their standard deviations."""
+    spread = ("best_accuracy", "last_accuracy", "last_ten_accuracy", "std", "cov", "seconds")
+    counted = ("bytes_up", "bytes_down", "idle_clients")
     return [
         {
             "method": trials.method,
             "trials": len(trials.summaries),
-            **{key: trials.mean(key) for key in keys},
-            "best_accuracy_std": trials.std("best_accuracy"),
-            "last_accuracy_std": trials.std("last_accuracy"),
+            "seeds": " ".join(str(summary["seed"]) for summary in trials.summaries),
+            **{key: trials.mean(key) for key in spread},
+            **{f"{key}_std": trials.std(key) for key in spread},
+            **{key: round(trials.mean(key)) for key in counted},
         }
         for trials in rows
     ]
 
 
-def save(rows: Sequence[Trials], folder: Path) -> list[Path]:
+def save(rows: Sequence[Trials], folder: Path, title: str = "") -> list[Path]:
     """Writes the table as table.md, table.csv and table.json, and gives the files."""
     content = records(rows)
     text = io.StringIO()
     writer = csv.DictWriter(text, list(content[0]))
     writer.writeheader()
     writer.writerows(content)
-    files.write_text(folder / "table.md", markdown(rows))
+    files.write_text(folder / "table.md", markdown(rows, title))
     files.write_text(folder / "table.csv", text.getvalue())
     files.write_text(folder / "table.json", json.dumps(content, indent=2) + "\n")
     return [folder / f"table.{kind}" for kind in ("md", "csv", "json")]

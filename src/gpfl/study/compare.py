@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpfl.config import Given
+from gpfl import config as configs
+from gpfl.config import Given, resolve
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.methods import METHODS
-from gpfl.study.trials import Trials, Watcher, run_trials
+from gpfl.study.trials import NEGLIGIBLE, Trials, Watcher, check_trials, read_trials, run_trials
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class Entrant:
     """A method with settings of its own, under the name it has in the table."""
 
     label: str
-    method: Mapping[str, object]
+    method: Mapping[str, object] = field(hash=False)
 
     @property
     def folder(self) -> str:
@@ -59,8 +61,33 @@ def compare(
 
     `own` holds settings of single methods by name.
     """
-    rows = []
-    for entrant in methods:
-        section = {**entrant.method, **own.get(str(entrant.method["name"]), {})}
-        rows.append(run_trials({**given, "method": section}, seeds, out / entrant.folder, watcher, label=entrant.label))
-    return sorted(rows, key=lambda trials: -trials.mean("best_accuracy"))
+    sections = {
+        entrant: {**given, "method": {**own.get(str(entrant.method["name"]), {}), **entrant.method}} for entrant in methods
+    }
+    for entrant, section in sections.items():  # all are checked before the first is run
+        try:
+            check_trials(section, seeds, out / entrant.folder)
+        except GpflError as problem:
+            raise GpflError(f"{entrant.label}: {problem}") from None
+    for entrant, section in sections.items():
+        run_trials(section, seeds, out / entrant.folder, watcher, label=entrant.label)
+    return sorted(held(out, next(iter(sections.values()))), key=lambda trials: -trials.mean("best_accuracy"))
+
+
+def held(out: Path, given: Given) -> list[Trials]:
+    """Gives all trials that a folder holds and that were run like `given`, their methods aside."""
+    new = resolve(given)
+    common = {**tomllib.loads(new.to_toml()), "method": {}}
+    found = []
+    for folder in sorted(path.parent for path in out.glob("*/trials.json")):
+        config = configs.read(folder / "config.toml")
+        same = all(
+            config.get(section, {}).get(key) == value
+            for section, values in common.items()
+            for key, value in values.items()
+            if (section, key) not in NEGLIGIBLE and value == value  # NaN is filled in by net
+        )
+        trials = read_trials(folder)
+        if same and trials.summaries:
+            found.append(trials)
+    return found

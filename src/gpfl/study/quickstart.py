@@ -18,5 +18,11 @@ SETTING: Given = {
 
 
 def quickstart(out: Path, watcher: Watcher) -> list[Trials]:
-    """Gives the trials of the three methods, each in its own folder of `out`."""
-    return [run_trials({**SETTING, "method": {"name": name}}, SEEDS, out / name, watcher) for name in METHODS]
+    """Gives the trials of the three methods, each in its own folder of `out`; what it holds already is not run again."""
+    return [run_trials({**SETTING, "method": {"name": name}}, SEEDS, out / name, watcher, label=name) for name in METHODS]
+
+
+def begun(out: Path) -> bool:
+    """Tells whether a quickstart was begun in a folder: the first method has its trials there, or was about to."""
+    first = out / METHODS[0]
+    return (first / "trials.json").is_file() or (first.is_dir() and list(out.iterdir()) == [first])

@@ -11,13 +11,16 @@ from typing import cast
 
 import numpy as np
 
-from gpfl import api, files
+from gpfl import api, files, toml
 from gpfl import config as configs
-from gpfl.config import Given
+from gpfl.config import Config, Given
 from gpfl.errors import GpflError
-from gpfl.federation import MANIFEST
-from gpfl.runs import RunFolder, read_json, refuse_used
+from gpfl.federation import MANIFEST, Federation
+from gpfl.runs import RunFolder, clear_stump, read_json, refuse_used
 from gpfl.simulate import Watch
+
+NEGLIGIBLE = (*(("run", key) for key in ("seed", "engine", "device", "checkpoint_every")), ("split", "file"))
+"""Settings in which trials of one study may differ: they change no number, or are what trials differ in."""
 
 Watcher = Callable[[str], Watch]
 """Gives the watch of a run from its label."""
@@ -49,67 +52,101 @@ def run_trials(given: Given, seeds: Sequence[int], out: Path, watcher: Watcher, 
 
     With a `label`, as comparisons give it, `out` may hold trials of the same config; otherwise it must be new.
     """
+    config, federation = check_trials(given, seeds, out if label else None)
+    held: list[int] = []
+    if label and (out / "config.toml").exists():
+        _, held = read_plan(out)
+    else:
+        clear_stump(out)
+        refuse_used(out)
+        federation.save(out / MANIFEST)
+    plan = {"method": label or config.method.name, "seeds": [*held, *(seed for seed in seeds if seed not in held)]}
+    files.write_text(out / "trials.json", json.dumps(plan) + "\n")
+    if not (out / "config.toml").exists():
+        files.write_text(out / "config.toml", config.to_toml())  # last: its presence says that all is there to go on
+    return resume_trials(out, watcher, only=seeds)
+
+
+def check_trials(given: Given, seeds: Sequence[int], out: Path | None) -> tuple[Config, Federation]:
+    """Gives the config of trials, complete, and their federation; refuses what could not be run, or not in that folder."""
+    if not seeds:
+        raise GpflError("there is no seed; give at least one")
     config = configs.resolve(with_seed(given, seeds[0]))
     federation = config.federation()
     config, _ = api.prepare(config, federation, None, None)
-    held: list[int] = []
-    if label and (out / "config.toml").exists():
+    if out is not None and (out / "config.toml").exists():
         refuse_other_config(out, config.to_toml())
-        held = read_seeds(out)
-    else:
-        refuse_used(out)
-        federation.save(out / MANIFEST)
-        files.write_text(out / "config.toml", config.to_toml())
-    plan = {"method": label or config.method.name, "seeds": [*held, *(seed for seed in seeds if seed not in held)]}
-    files.write_text(out / "trials.json", json.dumps(plan) + "\n")
-    return resume_trials(out, watcher, only=seeds)
+        refuse_other_federation(out, federation)
+    return config, federation
 
 
 def refuse_other_config(out: Path, config: str) -> None:
     """Refuses a folder whose trials were run with other settings, and names the first that differs."""
-    old, new = (tomllib.loads(text) for text in ((out / "config.toml").read_text(encoding="utf-8"), config))
-    for section in new:
-        for key, value in new[section].items():
+    old = configs.read(out / "config.toml")
+    for section, values in tomllib.loads(config).items():
+        for key, value in values.items():
             before = old.get(section, {}).get(key)
-            if before != value and (section, key) != ("run", "seed"):
+            if before != value and (section, key) not in NEGLIGIBLE:
                 raise GpflError(
                     f"{out} holds trials with {section}.{key} = {before!r}, now it is {value!r}: choose another --out"
                 )
 
 
-def read_seeds(out: Path) -> list[int]:
-    """Gives the seeds of the trials in `out`."""
-    seeds = read_json(out / "trials.json").get("seeds")
-    if not isinstance(seeds, list) or not all(isinstance(seed, int) for seed in seeds):
-        raise GpflError(f"{out / 'trials.json'} does not list seeds")
-    return seeds
+def refuse_other_federation(out: Path, federation: Federation) -> None:
+    """Refuses a folder whose trials were run on another division."""
+    held = Federation.load(out / MANIFEST, federation.table).manifest()
+    if toml.dump(held) != toml.dump(federation.manifest()):
+        raise GpflError(f"{out} holds trials on another federation, {out / MANIFEST}: choose another --out")
+
+
+def holds_trials(out: Path) -> bool:
+    """Tells whether a folder is one of trials."""
+    return (out / "trials.json").exists() or any(out.glob("seed-*/config.toml"))
+
+
+def read_plan(out: Path) -> tuple[str, list[int]]:
+    """Gives the name and the seeds of the trials in `out`."""
+    path = out / "trials.json"
+    way = 'it must hold the method and the seeds, such as {"method": "gpfl", "seeds": [0, 1, 2]}'
+    content = read_json(path, way)
+    name, seeds = content.get("method"), content.get("seeds")
+    if not isinstance(name, str):
+        raise GpflError(f"{path} does not name the method: {way}")
+    if not isinstance(seeds, list) or not seeds or any(type(seed) is not int for seed in seeds):
+        raise GpflError(f"{path} does not list seeds: {way}")
+    return name, seeds
 
 
 def resume_trials(out: Path, watcher: Watcher, *, only: Sequence[int] | None = None) -> Trials:
     """Gives the trials of `out`: finished ones are read, others are gone on with or begun."""
-    seeds = read_seeds(out)
-    name = str(read_json(out / "trials.json").get("method", ""))
+    RunFolder.open(out)
+    name, seeds = read_plan(out)
     given = configs.read(out / "config.toml")
-    folders, summaries = [], []
     for seed in only or seeds:
         folder = RunFolder(out / f"seed-{seed}")
         label = f"{name} seed {seed}"
         if folder.finished:
-            summary = folder.summary()
-        elif (folder.path / "config.toml").exists():
-            summary = api.resume(folder.path, watch=watcher(label)).summary
+            continue
+        if (folder.path / "config.toml").exists():
+            api.resume(folder.path, watch=watcher(label))
         else:
             config = configs.resolve(with_seed(given, seed))
-            summary = api.begin(config, config.federation(), out=folder.path, watch=watcher(label)).summary
-        folders.append(folder.path)
-        summaries.append(summary)
-    trials = Trials(name, folders, summaries)
+            api.begin(config, config.federation(), out=folder.path, watch=watcher(label))
+    trials = read_trials(out)
     numbers = {
         key: {"mean": trials.mean(key), "std": trials.std(key)}
-        for key in ("best_accuracy", "last_accuracy", "std", "cov", "seconds")
+        for key in ("best_accuracy", "last_accuracy", "std", "cov", "seconds", "idle_clients")
     }
     files.write_text(out / "trials.json", json.dumps({"method": name, "seeds": seeds, **numbers}, indent=2) + "\n")
     return trials
+
+
+def read_trials(out: Path) -> Trials:
+    """Gives the trials of `out` that have finished."""
+    name, seeds = read_plan(out)
+    folders = [RunFolder(out / f"seed-{seed}") for seed in seeds]
+    finished = [folder for folder in folders if folder.finished]
+    return Trials(name, [folder.path for folder in finished], [folder.summary() for folder in finished])
 
 
 def with_seed(given: Given, seed: int) -> Given:

@@ -1,0 +1,161 @@
+"""Reports: the numbers of tables and the curves of figures, worked out by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+import gpfl
+from gpfl.report import figures, tables
+from gpfl.runs import LINE_NUMBERS, SUMMARY_NUMBERS, SUMMARY_TEXTS, RunFolder
+from gpfl.study.trials import Trials
+
+
+def summary(**numbers: float) -> dict[str, object]:
+    """A summary with these numbers, all others 0."""
+    return {**dict.fromkeys(SUMMARY_NUMBERS, 0), **dict.fromkeys(SUMMARY_TEXTS, "text"), **numbers}
+
+
+def two_trials() -> Trials:
+    first = summary(
+        best_accuracy=0.9,
+        last_accuracy=0.8,
+        std=0.1,
+        cov=0.125,
+        bytes_up=1500,
+        bytes_down=3_000_000,
+        seconds=1.5,
+        idle_clients=1,
+    )
+    second = summary(
+        best_accuracy=0.7,
+        last_accuracy=0.8,
+        std=0.3,
+        cov=0.375,
+        bytes_up=1700,
+        bytes_down=5_000_000,
+        seconds=2.5,
+        idle_clients=1,
+    )
+    return Trials("gpfl", [Path("a"), Path("b")], [first, second])
+
+
+# Tables.
+
+
+def test_cells_are_means_and_population_deviations_in_percent() -> None:
+    assert tables.cells(two_trials()) == [
+        *("gpfl", "80.00 ± 10.00", "80.00 ± 0.00", "20.00", "0.2500", "1.6 KB", "4.0 MB", "2.0")
+    ]
+
+
+def test_one_trial_has_no_deviation() -> None:
+    trials = two_trials()
+    alone = Trials("gpfl", trials.folders[:1], trials.summaries[:1])
+    assert tables.cells(alone) == ["gpfl", "90.00", "80.00", "10.00", "0.1250", "1.5 KB", "3.0 MB", "1.5"]
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        *((0, "0 B"), (999, "999 B"), (1000, "1.0 KB"), (1549, "1.5 KB"), (2_500_000, "2.5 MB"), (3e9, "3.0 GB")),
+        *((4e12, "4.0 TB"), (5e15, "5000.0 TB")),
+    ],
+)
+def test_bytes_are_told_in_a_unit_that_suits_them(count: float, words: str) -> None:
+    assert tables.size(count) == words
+
+
+def test_saved_tables_hold_the_same_numbers(tmp_path: Path) -> None:
+    other = Trials("local[b]", [Path("c")], [summary(best_accuracy=0.5)])
+    paths = tables.save([two_trials(), other], tmp_path, "the title")
+    assert [path.name for path in paths] == ["table.md", "table.csv", "table.json"]
+    records = json.loads((tmp_path / "table.json").read_text())
+    assert [record["method"] for record in records] == ["gpfl", "local[b]"]
+    assert records[0]["trials"] == 2
+    assert records[0]["best_accuracy"] == pytest.approx(0.8)
+    assert records[0]["best_accuracy_std"] == pytest.approx(0.1)
+    assert records[0]["idle_clients"] == 1
+    assert records[1]["best_accuracy_std"] == 0
+    with (tmp_path / "table.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [{key: str(value) for key, value in record.items()} for record in records] == rows
+    lines = (tmp_path / "table.md").read_text().splitlines()
+    assert lines[:2] == ["the title", ""]
+    assert lines[4] == "| " + " | ".join(tables.cells(two_trials())) + " |"
+    assert "1 of 0 clients have fewer than the 0 training rows" in lines[-1]
+
+
+def test_table_on_a_terminal_shows_names_as_they_are() -> None:
+    trials = Trials("a[bold]b", [Path("c")], [summary()])
+    screen = io.StringIO()
+    Console(width=160, file=screen).print(tables.rich_table([trials], "title [/b]"))
+    drawn = screen.getvalue()
+    assert "a[bold]b" in drawn
+    assert "title [/b]" in drawn
+
+
+@pytest.mark.parametrize(("width", "last"), [(79, False), (104, False), (105, True)])
+def test_table_fits_its_terminal_and_always_names_the_methods(width: int, last: bool) -> None:
+    screen = io.StringIO()
+    trials = Trials("gpfl without cov+gce", two_trials().folders, two_trials().summaries)
+    Console(width=width, file=screen).print(tables.rich_table([trials], "title", width))
+    drawn = screen.getvalue()
+    assert "gpfl without cov+gce" in drawn
+    assert "80.00 ± 10.00" in drawn
+    assert ("last round" in drawn) == last
+    assert "…" not in drawn
+
+
+# Figures.
+
+
+def finished(folder: Path, accuracies: dict[int, float]) -> Path:
+    """A finished run with these accuracies by round."""
+    folder.mkdir()
+    run = RunFolder(folder)
+    for number, accuracy in accuracies.items():
+        run.append({**dict.fromkeys(LINE_NUMBERS, 0), "round": number, "accuracy": accuracy})
+    run.write_summary(summary(rounds=max(accuracies)))
+    return folder
+
+
+def test_curves_are_percentages_over_the_rounds_that_all_trials_have(tmp_path: Path) -> None:
+    folders = [
+        finished(tmp_path / "a", {0: 0.1, 2: 0.5, 4: 0.75}),
+        finished(tmp_path / "b", {0: 0.2, 2: 0.25}),  # it lost patience
+    ]
+    rounds, accuracies = figures.curves(Trials("gpfl", folders, []))
+    assert rounds.tolist() == [0, 2]
+    assert np.allclose(accuracies, [[10, 50], [20, 25]])
+
+
+@pytest.mark.parametrize("lines", [0, 1])
+def test_curve_that_does_not_reach_its_last_round_is_refused(tmp_path: Path, lines: int) -> None:
+    folder = finished(tmp_path / "a", {0: 0.1, 1: 0.5})
+    path = folder / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+    with pytest.raises(
+        gpfl.GpflError, match=r"metrics.jsonl is damaged \(it does not reach round 1\): remove summary.json and"
+    ):
+        figures.curves(Trials("gpfl", [folder], []))
+
+
+def test_curves_are_drawn_as_a_picture_and_equal_curves_as_equal_bytes(tmp_path: Path) -> None:
+    rows = [
+        Trials("gpfl", [finished(tmp_path / "a", {0: 0.1, 1: 0.9}), finished(tmp_path / "b", {0: 0.2, 1: 0.8})], []),
+        Trials("local", [finished(tmp_path / "c", {0: 0.1, 1: 0.3})], []),
+    ]
+    for name in ("one.png", "two.png"):
+        figures.draw_curves(rows, tmp_path / name, "a title")
+    with Image.open(tmp_path / "one.png") as picture:
+        assert (picture.format, picture.size) == ("PNG", (1050, 600))
+        assert len(np.unique(np.asarray(picture.convert("RGB")).reshape(-1, 3), axis=0)) > 10
+    assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
