@@ -627,3 +627,46 @@ def test_ctrl_c_while_resuming_names_the_folder(
 def test_mistake_in_another_process_is_one_line_too(tmp_path: Path) -> None:
     assert_refused(system("run", "--method", "fedavgg", folder=tmp_path), "did you mean 'fedavg'?")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_data_sets_are_listed_with_what_is_here_and_their_licence(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPFL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("GPFL_DATA", str(tmp_path))
+    said = command("data", "list")
+    assert said.code == 0
+    for name in DATA:
+        assert name in said.out
+    assert "CC BY 4.0" in said.out
+
+
+def test_data_show_prints_sizes_and_draws_the_picture(command: Command, tmp_path: Path) -> None:
+    picture = tmp_path / "bubbles.png"
+    said = command("data", "show", "--data", "digits", "--clients", "5", "--classes-per-client", "3", "--out", str(picture))
+    assert said.code == 0, said.err
+    assert "Federation of 5 clients on 'digits'" in said.out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("get", "cifar10"), "did you mean 'cifar100'"),
+        (("get", "har", "--from", "nowhere"), "--from nowhere does not exist"),
+        (("get", "har", "--from", "."), "does not hold the files of 'har'"),
+        (("show", "--data", "digits", "--split", "natural"), "does not tell the group of a row"),
+    ],
+)
+def test_mistake_about_data_is_one_line(
+    command: Command, words: tuple[str, ...], part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPFL_CACHE", str(tmp_path / "cache"))
+    said = command("data", *words)
+    assert said.code == 2
+    assert part in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_data_inside_a_package_needs_no_getting(command: Command) -> None:
+    assert "nothing to get" in command("data", "get", "digits").out

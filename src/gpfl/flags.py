@@ -97,7 +97,7 @@ def make_flag(section: str, key: str) -> click.Option:
 def metavar(described: Option, hint: object) -> str:
     """Gives the word that stands for the value."""
     if described.choices:
-        return "|".join(described.choices)
+        return (",…|" if "a list" in describe_type(hint) else "|").join(described.choices)
     return {"a whole number": "N", "a number": "X", "text": "TEXT"}.get(describe_type(hint), "X,X")
 
 

@@ -29,7 +29,7 @@ def draw_curves(rows: Sequence[Trials], path: Path, title: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4), dpi=150, layout="constrained")
+    figure = Figure(figsize=(7 if len(rows) <= 5 else 8.5, 4), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for place, trials in enumerate(rows):
@@ -41,7 +41,10 @@ def draw_curves(rows: Sequence[Trials], path: Path, title: str) -> None:
     axes.set(xlabel="round", ylabel="test accuracy, %", title=title)
     axes.margins(x=0)
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right", title="method (last round)")
+    if len(rows) > 5:  # beside the curves, where it hides none
+        figure.legend(loc="outside right upper", title="method (last round)")
+    else:
+        axes.legend(loc="lower right", title="method (last round)")
     content = io.BytesIO()
     figure.savefig(content, format=path.suffix[1:])
     files.write_bytes(path, content.getvalue())
