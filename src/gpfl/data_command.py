@@ -123,7 +123,8 @@ class Downloads:
         return self
 
     def __exit__(self, *problem: object) -> None:
-        self._progress.stop()
+        if console.is_terminal:
+            self._progress.stop()
 
     def tell(self, name: str, here: int, total: int) -> None:
         """Shows how much of a file is here."""
