@@ -203,6 +203,13 @@ def test_comparison_again_runs_only_what_is_new(command: Command, begun: list[st
     assert local["seeds"] == "0 3 5"
 
 
+def test_comparison_says_that_it_leaves_the_method_of_a_config_aside(command: Command) -> None:
+    Path("config.toml").write_text('[data]\nname = "toy"\n[method]\nname = "fedprox"\nmu = 0.5\n')
+    said = command("compare", "config.toml", "--methods", "fedprox", "--seeds", "0", "--out", "all")
+    assert said.code == 0, said.err
+    assert "The section [method] of config.toml is left aside" in said.out
+
+
 def test_comparison_refuses_a_folder_of_another_config_and_names_the_key(command: Command) -> None:
     given = ("compare", "--data", "toy", "--methods", "local", "--seeds", "0", "--out", "all")
     assert command(*given).code == 0

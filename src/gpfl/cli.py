@@ -194,6 +194,8 @@ def compare(
     refuse_unheard(settings, own, entrants)
     with speaking_of(section for section in flags.RECORDS if section != "method"):
         given = layered(config, flags.merge(flags.given_by_flags(values), settings), federation)
+        if "method" in given:
+            say(f"The section [method] of {config} is left aside: a comparison has its methods from --methods and --set.")
         resolved = configs.resolve({**given, "method": dict(entrants[0].method)})
         folder = out_folder(out, Path("runs") / f"{resolved.data}-comparison")
         with stoppable(lambda: same_command(out, folder)):
