@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import toy_table
+from torch.utils.data import Dataset, TensorDataset
 
 import gpfl
 from gpfl import toml
@@ -97,7 +98,7 @@ def test_own_test_rows_stay_when_training_rows_are_kept_for_validation() -> None
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ([(*client(5), client(5)[0])], "client 0 does not bring (x, y) or (x_train, y_train, x_test, y_test), but 3 arrays"),
+        ([(*client(5), client(5)[0])], "client 0 brings 3 arrays; give (x, y) or (x_train, y_train, x_test, y_test)"),
         ([client(8), (np.zeros((8, 3)), np.zeros(8))], "client 1 has rows of shape (3,)"),
         ([client(8), (np.zeros((8, 2), np.uint8), np.zeros(8))], "client 1 has rows of shape (2,) (torch.uint8)"),
         ({"bob": client(1)}, "client bob has no training rows (0 training, 1 test)"),
@@ -208,3 +209,25 @@ def test_a_federation_says_its_sizes() -> None:
     assert (
         repr(federation) == "Federation of 2 clients on 'arrays': 18 training rows (6 to 12 a client), 6 test rows, 3 classes"
     )
+
+
+def test_clients_may_bring_torch_datasets(federation: gpfl.Federation) -> None:
+    x, y = federation.table.x, federation.table.y
+    arrays = gpfl.federate({"a": (x[:40], y[:40]), "b": (x[40:70], y[40:70], x[70:80], y[70:80])})
+    sets = gpfl.federate(
+        {"a": TensorDataset(x[:40], y[:40]), "b": (TensorDataset(x[40:70], y[40:70]), TensorDataset(x[70:80], y[70:80]))}
+    )
+    assert arrays.manifest() == sets.manifest()
+
+
+@pytest.mark.parametrize("items", [[], [(torch.zeros(2), 1), (torch.zeros(3), 0)], [torch.zeros(2)], [(torch.zeros(2), "cat")]])
+def test_dataset_that_is_no_table_is_refused(items: list[object]) -> None:
+    class Items(Dataset):
+        def __len__(self) -> int:
+            return len(items)
+
+        def __getitem__(self, place: int) -> object:
+            return items[place]
+
+    with pytest.raises(gpfl.GpflError, match="the dataset of client 0"):
+        gpfl.federate([Items()])

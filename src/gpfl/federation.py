@@ -11,6 +11,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
+from torch.utils.data import Dataset
 
 from gpfl import files, options, toml
 from gpfl.data import DATA
@@ -20,8 +22,13 @@ from gpfl.form import ArrayLike
 from gpfl.partition import SPLITS, Split
 from gpfl.randomness import generator
 
-Arrays: TypeAlias = tuple[ArrayLike, ArrayLike] | tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike]
-"""One client's (x, y), or (x_train, y_train, x_test, y_test)."""
+Samples: TypeAlias = Dataset[tuple[Tensor, int]]
+Arrays: TypeAlias = (
+    tuple[ArrayLike, ArrayLike] | tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike] | Samples | tuple[Samples, Samples]
+)
+"""One client's (x, y), (x_train, y_train, x_test, y_test), a torch Dataset of (x, y), or one for training and one for test."""
+
+WANTED = "give (x, y) or (x_train, y_train, x_test, y_test), or torch Datasets in their place"
 
 PARTS = ("train", "validation", "test")
 LONGEST_NAME = 64
@@ -180,10 +187,9 @@ def gather(clients: Mapping[str, Arrays], split: Split) -> Federation:
     pieces: list[Table] = []
     shards: list[Shard] = []
     start = 0
-    for number, (key, arrays) in enumerate(clients.items()):
+    for number, (key, brought) in enumerate(clients.items()):
         name = str(key)
-        if not isinstance(arrays, (tuple, list)) or len(arrays) not in (2, 4):
-            raise GpflError(f"client {name} does not bring (x, y) or (x_train, y_train, x_test, y_test), but {shown(arrays)}")
+        arrays = unpacked(brought, name)
         tables = [Table(arrays[k], arrays[k + 1], name=f"client {name}") for k in range(0, len(arrays), 2)]
         rows = [np.arange(start, start := start + len(table)) for table in tables]
         if len(rows) == 1:
@@ -246,9 +252,27 @@ def check_shard(shard: Shard, total: int) -> None:
         raise GpflError(f"client {shard.name} has a row twice; training, validation and test rows must be disjoint")
 
 
-def shown(arrays: object) -> str:
-    """Gives what a client brought, in a few words."""
-    return f"{len(arrays)} arrays" if isinstance(arrays, (tuple, list)) else type(arrays).__name__
+def unpacked(brought: object, name: str) -> Sequence[ArrayLike]:
+    """Gives what a client brought as two or four arrays, its torch Datasets read."""
+    parts = [brought] if isinstance(brought, Dataset) else brought
+    if not isinstance(parts, (tuple, list)):
+        raise GpflError(f"client {name} brings {type(parts).__name__}; {WANTED}")
+    if parts and all(isinstance(part, Dataset) for part in parts):
+        parts = [array for part in parts for array in read_dataset(part, name)]
+    if len(parts) not in (2, 4):
+        raise GpflError(f"client {name} brings {len(parts)} arrays; {WANTED}")
+    return parts
+
+
+def read_dataset(dataset: Dataset[tuple[Tensor, int]], name: str) -> tuple[Tensor, npt.NDArray[np.int64]]:
+    """Gives all rows and labels of a dataset whose items are (x, y)."""
+    items = [dataset[k] for k in range(len(dataset))]  # type: ignore[arg-type]
+    if not items or any(not isinstance(item, (tuple, list)) or len(item) != 2 for item in items):
+        raise GpflError(f"the dataset of client {name} must have at least one item, and each must be (x, y)")
+    try:
+        return torch.stack([torch.as_tensor(x) for x, _ in items]), np.array([int(y) for _, y in items])
+    except (RuntimeError, TypeError, ValueError) as problem:
+        raise GpflError(f"the dataset of client {name} does not fit one array ({str(problem).splitlines()[0]})") from None
 
 
 def check_names(shards: Sequence[Shard]) -> None:
