@@ -10,6 +10,7 @@ import torch
 from test_plain import CLASSES, LABELS, SCHEDULE, Ours, new_net, skewed_federation
 from torch import nn
 
+import gpfl
 from gpfl import tree
 from gpfl.config import RunOptions
 from gpfl.engine import ENGINES, Engine, Setting
@@ -193,6 +194,24 @@ def test_adaptation_of_perfedavg_leaves_weights_and_running_statistics_as_they_w
     adapted = machine.method.personal(shared, tree.take(private, 0), batch_of(machine, 0), facts_of(machine, 0))
     for part in ("base", "head", "stats"):
         assert gap(tree.branch(adapted, part), tree.branch({**shared, **tree.take(private, 0)}, part)) > 1e-3
+
+
+# FedPHP's momentum.
+
+
+@pytest.mark.parametrize(("round", "expected"), [(0, 0.0), (1, 0.2), (3, 0.6), (4, 0.6), (30, 0.6)])
+def test_momentum_of_fedphp_grows_to_mu_and_no_further(round: int, expected: float) -> None:
+    machine = machine_of(METHODS["fedphp"](mu=0.6))
+    assert machine.schedule.rounds == 3
+    assert float(machine.method.momentum(facts_of(machine, 0, round))) == pytest.approx(expected)
+
+
+def test_new_client_of_fedphp_keeps_its_own_model_whole_at_full_momentum_however_late_it_comes() -> None:
+    result = gpfl.fit("fedphp", skewed_federation(), net=new_net(), rounds=2, lr=0.1, mu=1.0, variant="inherit")
+    assert result.outcome.selected.round == 2  # the momentum has reached mu
+    x, y = result.federation.table.x[:30], result.federation.table.y[:30]
+    start, late = (result.welcome(x, y, rounds=rounds).logits(x) for rounds in (0, 5))
+    assert np.abs(late - start).max() < 1e-5
 
 
 # FedProto's prototypes.

@@ -61,10 +61,19 @@ def new_net() -> nn.Sequential:
 class Ours:
     """A run of the library."""
 
-    def __init__(self, method: Method, engine: str = "loop", epochs: int = 1) -> None:
-        federation = skewed_federation()
-        net = from_module(new_net(), federation.table.inputs(torch.arange(2)), CLASSES)
-        self.method = method.bind(net, lr=plain.LR, epochs=epochs)
+    def __init__(
+        self,
+        method: Method,
+        engine: str = "loop",
+        epochs: int = 1,
+        *,
+        federation: gpfl.Federation | None = None,
+        module: nn.Module | None = None,
+        batch_norm: str = "local",
+    ) -> None:
+        federation = federation or skewed_federation()
+        net = from_module(module or new_net(), federation.table.inputs(torch.arange(2)), CLASSES)
+        self.method = method.bind(net, lr=plain.LR, epochs=epochs, batch_norm=batch_norm)
         machine = ENGINES[engine](Setting(self.method, federation, SCHEDULE))
         shared, private = self.method.init(0)
         self.start = copy.deepcopy((shared, private))
