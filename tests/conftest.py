@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import gpfl
-from gpfl.data import DATA
+from gpfl.data import DATA, Source
 from gpfl.runs import RunFolder
 
 torch.set_num_threads(1)
@@ -56,21 +56,23 @@ class Said(NamedTuple):
 Command = Callable[..., Said]
 
 
-@dataclass(frozen=True)
-class Toy:
+@dataclass(frozen=True, kw_only=True)
+class Toy(Source):
     """A data set of a hundred rows, so that a run takes no time."""
 
     make: Callable[[], gpfl.Table] = lambda: toy_table(120)
+    name: str = "toy"
     doc: str = "blobs"
-    defaults: Mapping[str, Mapping[str, object]] = field(
-        default_factory=lambda: {
+
+    @property
+    def defaults(self) -> Mapping[str, Mapping[str, object]]:
+        return {
             "split": {"name": "pathological", "clients": 4, "classes_per_client": 2, "balanced": True},
             "net": {"name": "mlp"},
             "train": {"rounds": 2, "lr": 0.1},
         }
-    )
 
-    def load(self) -> gpfl.Table:
+    def read(self) -> gpfl.Table:
         return self.make()
 
 

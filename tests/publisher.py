@@ -40,7 +40,7 @@ def numbers_set(url: str = "http://127.0.0.1:9/", content: bytes = CONTENT, also
         files=(PublishedFile("numbers.txt", url + "numbers.txt", len(content), sha256=hashlib.sha256(content).hexdigest()),),
         licence="none",
         parse=parse_numbers,
-        defaults={},
+        settings={},
         also_in=also_in,
     )
 

@@ -298,7 +298,9 @@ def test_the_published_content_is_verified_with_and_without_leave(tmp_path: Path
 def test_the_manifest_of_a_federation_records_the_files_and_can_be_read_again(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(CONTENT)
     file = fetch.PublishedFile(name, "", 1, sha256="0" * 64)
-    table = Published("numbers", "", (file,), "", parse_numbers, {}).get(tmp_path, unverified=True)
+    table = Published(name="numbers", doc="", files=(file,), licence="", parse=parse_numbers, settings={}).get(
+        tmp_path, unverified=True
+    )
     federation = gpfl.federate(table, split="natural")
     source = {"files": [{"name": name, "sha256": hashlib.sha256(CONTENT).hexdigest()}], "verified": False}
     assert federation.manifest()["source"] == source

@@ -392,7 +392,7 @@ def test_broken_data_are_refused_before_anything_is_written(
     command: Command, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     make, words = broken_tables()[kind]
-    monkeypatch.setitem(DATA, "sick", Toy(make))
+    monkeypatch.setitem(DATA, "sick", Toy(make=make))
     assert_refused(command("run", "--data", "sick", "--out", "run"), words)
     assert not Path("run").exists()
 
@@ -408,7 +408,7 @@ def test_manifest_with_a_client_that_lacks_rows_is_refused(command: Command, par
 
 def test_manifest_of_other_data_is_refused(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     assert command("run", "--data", "toy", "--rounds", 1, "--out", "run").code == 0
-    monkeypatch.setitem(DATA, "toy", Toy(lambda: toy_table(120, seed=5)))
+    monkeypatch.setitem(DATA, "toy", Toy(make=lambda: toy_table(120, seed=5)))
     said = command("run", "--data", "toy", "--federation", "run/federation.toml", "--out", "two")
     assert_refused(said, "divides a table with sha256")
     assert not Path("two").exists()
@@ -596,7 +596,7 @@ def test_ctrl_c_ends_a_run_with_the_command_that_goes_on_with_it(command: Comman
         (("run", "--data", "toy", "--out", "run"), "gpfl: stopped\n"),
         (("list",), "gpfl: stopped\n"),
         (("quickstart", "--out", "quick"), "gpfl: stopped; go on with gpfl quickstart --out quick\n"),
-        (("compare", "--data", "toy", "--out", "all"), "gpfl: stopped; go on with gpfl compare --data toy --out all\n"),
+        (("compare", "--data", "toy", "--out", "all"), "gpfl: stopped\n"),
     ],
 )
 def test_ctrl_c_before_anything_is_written_advises_nothing_that_would_be_refused(
@@ -605,7 +605,7 @@ def test_ctrl_c_before_anything_is_written_advises_nothing_that_would_be_refused
     def stop(*given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gpfl.config.load_data", stop)
+    monkeypatch.setattr("gpfl.config.find_source", stop)
     monkeypatch.setattr("gpfl.cli.first_sentence", stop)
     said = command(*arguments)
     assert (said.code, said.err) == (130, words)

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from torch import nn
 import gpfl
 from gpfl import config, options
 from gpfl.config import Given, resolve
-from gpfl.data import DATA
+from gpfl.data import DATA, Source
 from gpfl.errors import GpflError
 from gpfl.methods.gpfl import GPFL
 from gpfl.net import Net, from_architecture
@@ -24,20 +24,22 @@ from gpfl.nets.mlp import MLP
 from gpfl.partition import Dirichlet, Pathological
 
 
-@dataclass(frozen=True)
-class Shelf:
+@dataclass(frozen=True, kw_only=True)
+class Shelf(Source):
     """A data set whose defaults go against a protocol's."""
 
+    name: str = "shelf"
     doc: str = "a toy"
-    defaults: Mapping[str, Mapping[str, object]] = field(
-        default_factory=lambda: {
+
+    @property
+    def defaults(self) -> Mapping[str, Mapping[str, object]]:
+        return {
             "train": {"shuffle": True, "rounds": 7, "lr": 0.3},
             "split": {"name": "dirichlet", "clients": 6, "beta": 2.0},
             "net": {"name": "mlp", "hidden": [9]},
         }
-    )
 
-    def load(self) -> gpfl.Table:
+    def read(self) -> gpfl.Table:
         return toy_table()
 
 

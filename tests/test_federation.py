@@ -12,7 +12,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 import gpfl
 from gpfl import toml
-from gpfl.federation import PARTS, Shard, cut
+from gpfl.data.table import PARTS, Rows
+from gpfl.federation import Shard
 from gpfl.partition import Split
 
 
@@ -23,6 +24,10 @@ def client(rows: int, seed: int = 0, labels: int = 3) -> tuple[np.ndarray, np.nd
 
 def all_rows(federation: gpfl.Federation) -> np.ndarray:
     return np.concatenate([shard.part(part) for shard in federation.shards for part in PARTS])
+
+
+def cut(name: str, rows: Rows, split: Split, number: int) -> Shard:
+    return Shard(name, *split.cut(toy_table(), rows, number))
 
 
 @pytest.mark.parametrize(("rows", "train"), [(4, 3), (5, 3), (6, 4), (7, 5), (40, 30), (43, 32)])

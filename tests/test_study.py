@@ -7,11 +7,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
-from conftest import Command, Said, content, without_time
+from conftest import Command, Said, Toy, content, without_time
 from PIL import Image
 
 import gpfl
+from gpfl.data import DATA
 from gpfl.methods import METHODS
 from gpfl.runs import RunFolder
 from gpfl.simulate import Outcome, Simulation
@@ -180,6 +182,18 @@ def test_comparison_is_sorted_and_kept_as_three_tables_and_a_picture(command: Co
     assert title in said.out
     assert rows[0] == title
     assert "all/table.md, all/table.csv, all/table.json. Curves: all/curves.png" in said.out
+
+
+def test_comparison_knows_its_trials_where_the_data_fill_in_an_option_of_the_net(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = np.random.default_rng(0).integers(0, 30, (120, 6))
+    table = lambda: gpfl.Table(words, np.arange(120) % 3, name="words", kind="tokens")  # noqa: E731
+    monkeypatch.setitem(DATA, "words", Toy(make=table, name="words"))
+    given = ("compare", "--data", "words", "--net", "fasttext", "--methods", "local,fedavg", "--seeds", "0", "--out", "all")
+    for _ in range(2):
+        assert command(*given).code == 0
+        assert sorted(labels("all")) == ["fedavg", "local"]
 
 
 def test_comparison_again_runs_only_what_is_new(command: Command, begun: list[str]) -> None:

@@ -16,7 +16,7 @@ import gpfl
 from gpfl import config as configs
 from gpfl import options, tree
 from gpfl.config import Config, Given, RunOptions, TrainOptions
-from gpfl.engine import Engine, Setting, choose, fitting_threads
+from gpfl.engine import Engine, Setting, choose, exactness, fitting_threads
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.federation import MANIFEST, Federation
 from gpfl.form import Form
@@ -163,7 +163,7 @@ def reread(folder: RunFolder, given: Federation | None, custom_net: bool) -> tup
     manifest = folder.path / MANIFEST
     try:
         sections = configs.read(folder.path / "config.toml")
-        federation = Federation.load(manifest, given.table if given else None)
+        federation = Federation.load(manifest, given.table if given else configs.table_of(sections))
         if given is not None and given.manifest() != federation.manifest():
             raise GpflError(f"the federation given is not the one of {folder.path}")
         return configs.resolve(sections, federation=given or federation, custom_net=custom_net), given or federation
@@ -253,7 +253,7 @@ def prepare(
         )
     for shard in federation.shards:
         schedule.refuse_single_rows(method, len(shard.train), shard.name)
-    setting = Setting(method, federation.to(device), schedule, train.class_counts)
+    setting = Setting(method, federation.to(device), schedule, train.class_counts, config.run.compile, config.run.precision)
     return dataclasses.replace(config, train=train, method=method), setting
 
 
@@ -271,7 +271,7 @@ def execute(config: Config, setting: Setting, engine: Engine, folder: RunFolder 
     simulation = Simulation(setting, engine, config.run, config.train.patience, folder, watch or Silent(), facts)
     if folder is not None and folder.finished:
         return Result(engine, simulation.reopen())
-    with fitting_threads(setting):
+    with fitting_threads(setting), exactness(setting):
         result = Result(engine, simulation.run())
     if folder is not None:
         result.export(folder.path / "models")

@@ -19,7 +19,7 @@ import gpfl
 from gpfl import api, flags
 from gpfl import config as configs
 from gpfl.config import Given
-from gpfl.data import DATA
+from gpfl.data import DATA, Own
 from gpfl.data_command import data_app, show_command
 from gpfl.engine import ENGINES
 from gpfl.errors import GpflError, did_you_mean
@@ -140,7 +140,8 @@ def run(
         numbers = parse_seeds(seeds) if seeds is not None else []
         resolved = configs.resolve(given)
         tail = "-trials" if numbers else ""
-        folder = out_folder(out, Path("runs") / f"{resolved.data}-{resolved.method.name}{tail}")
+        folder = out_folder(out, Path("runs") / f"{Path(resolved.data).stem}-{resolved.method.name}{tail}")
+        tell_data(resolved)
         with stoppable(lambda: resumption(folder)), Reporter(console) as reporter:
             if numbers:
                 trials = run_trials(given, numbers, folder, reporter.watch)
@@ -197,7 +198,8 @@ def compare(
         if "method" in given:
             say(f"The section [method] of {config} is left aside: a comparison has its methods from --methods and --set.")
         resolved = configs.resolve({**given, "method": dict(entrants[0].method)})
-        folder = out_folder(out, Path("runs") / f"{resolved.data}-comparison")
+        folder = out_folder(out, Path("runs") / f"{Path(resolved.data).stem}-comparison")
+        tell_data(resolved)
         with stoppable(lambda: same_command(out, folder)):
             with Reporter(console) as reporter:
                 rows = studies.compare(given, entrants, own, numbers, folder, reporter.watch)
@@ -236,7 +238,7 @@ def shared_parameters(config_help: str) -> list[click.Parameter]:
             help="Use the division of a saved manifest instead of a split.",
             rich_help_panel=flags.PANELS["split"],
         ),
-        flags.name_flag("data", DATA, flags.PANELS["split"]),
+        flags.name_flag("data", (*DATA, "or a file or folder of your own"), flags.PANELS["data"]),
         flags.name_flag("split", SPLITS, flags.PANELS["split"]),
         flags.name_flag("net", NETS, flags.PANELS["net"]),
     ]
@@ -278,7 +280,7 @@ def compare_command() -> click.Command:
         ),
     ]
     shared = shared_parameters("A config for all methods; flags win over it.")
-    params = [*own, *shared, *flags.config_flags(("split", "net", "train", "run"), omit=("seed",))]
+    params = [*own, *shared, *flags.config_flags(("data", "split", "net", "train", "run"), omit=("seed",))]
     return TyperCommand("compare", callback=compare, params=params, help=compare.__doc__, rich_markup_mode="rich")
 
 
@@ -296,6 +298,14 @@ def show_rows(rows: list[Trials], title: str) -> None:
     wide.print(tables.rich_table(rows, title, wide.width))
     for note in tables.idle_notes(rows):
         say(note)
+
+
+def tell_data(config: configs.Config) -> None:
+    """Prints what was found in a person's own files, to be checked before hours of training."""
+    if isinstance(config.source, Own):
+        federation = config.federation()
+        for words in (federation.table.words, *federation.oddities()):
+            say(words)
 
 
 def tell_run(result: gpfl.Result, folder: Path) -> None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpfl import options, toml
-from gpfl.data import DATA
+from gpfl.data import DATA, Source, Table, find_source
 from gpfl.errors import GpflError, did_you_mean
-from gpfl.federation import MANIFEST, Federation, divide, load_data
+from gpfl.federation import MANIFEST, Federation, divide, named_in
 from gpfl.method import Method
 from gpfl.methods import METHODS
 from gpfl.net import Architecture
@@ -35,7 +35,15 @@ class RunOptions:
         "preset of options where paper and authors' code differ; options set by hand win over it",
         choices=("corrected", "paper", "reference"),
     )
-    engine: str = option("auto", "how rounds are executed", choices=("auto", "loop", "vmap"))
+    engine: str = option("auto", "how rounds are executed", choices=("auto", "loop", "vmap", "workers"))
+    precision: str = option(
+        "float32", "arithmetic: exact float32, or with tf32 or bf16 products on a GPU", choices=("float32", "tf32", "bf16")
+    )
+    compile: str = option(
+        "auto",
+        "GPU: compile the steps of engine vmap, which takes half a minute; auto: where a run is long enough",
+        choices=("auto", "on", "off"),
+    )
     device: str = option("auto", "auto, cpu, cuda, cuda:N or mps")
     eval_every: int = option(1, "rounds between evaluations", least=1)
     checkpoint_every: int = option(10, "rounds between checkpoints", least=1)
@@ -79,10 +87,14 @@ PROTOCOLS: Mapping[str, Mapping[str, object]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A run, complete. `split` is None where a federation or its manifest was given, `net` where a module was."""
+    """A run, complete. `split` is None where a federation or its manifest was given, `net` where a module was.
+
+    `source` is None where arrays were given in Python; `data` is what they are called in any case.
+    """
 
     run: RunOptions
     data: str
+    source: Source | None
     split: Split | None
     manifest: str
     net: Architecture | None
@@ -99,7 +111,7 @@ class Config:
         net = {"name": CUSTOM} if self.net is None else {"name": name_of(self.net), **options.values_of(self.net)}
         sections: dict[str, object] = {
             "run": options.values_of(self.run),
-            "data": {"name": self.data},
+            "data": {"name": self.source.address, **options.values_of(self.source)} if self.source else {"name": self.data},
             "split": split,
             "net": net,
             "train": options.values_of(self.train),
@@ -109,7 +121,9 @@ class Config:
 
     def federation(self) -> Federation:
         """Gives the federation that the config describes."""
-        table = load_data(self.data)
+        if self.source is None:
+            raise GpflError(f"the data '{self.data}' were given in Python: give them again there")
+        table = self.source.load()
         if self.split is None:
             return Federation.load(Path(self.manifest), table)
         return divide(table, self.split)
@@ -121,7 +135,7 @@ def name_of(net: Architecture) -> str:
 
 
 def read(path: Path) -> Given:
-    """Gives the sections of a config file; a manifest that it names lies relative to it."""
+    """Gives the sections of a config file; a manifest or data that it names lie relative to it."""
     given: Given = {}
     for section, values in toml.read(path).items():
         if toml.is_sections(values):
@@ -129,9 +143,11 @@ def read(path: Path) -> Given:
         if not isinstance(values, dict):
             raise GpflError(f"{path}: '{section}' stands outside a section; the sections are {', '.join(SECTIONS)}")
         given[section] = dict(values)
-    manifest = given.get("split", {}).get("file")
+    manifest, data = given.get("split", {}).get("file"), given.get("data", {}).get("name")
     if isinstance(manifest, str):
         given["split"]["file"] = str(path.parent / manifest)
+    if isinstance(data, str) and data not in DATA and (path.parent / data).exists():
+        given["data"]["name"] = str(path.parent / data)
     return given
 
 
@@ -144,11 +160,9 @@ def resolve(given: Given, *, federation: Federation | None = None, custom_net: b
         if section not in SECTIONS:
             raise GpflError(f"unknown section '{section}'; {did_you_mean(section, SECTIONS)}")
     run = options.build(RunOptions, given.get("run", {}), "run")
-    data = federation.table.name if federation else name_in(given, "data", "digits")
-    if federation is None and data not in DATA:
-        hint = "it was given in Python: give it again there" if data == "arrays" else did_you_mean(data, DATA)
-        raise GpflError(f"unknown data '{data}'; {hint}")
-    usual = DATA[data].defaults if data in DATA else {}
+    source = federation.table.source if federation else chosen_source(given)
+    data = federation.table.name if federation else source.name if source else ""
+    usual = source.defaults if source else DATA[data].defaults if data in DATA else {}
     method = chosen_method(given, run)
     net = None if custom_net else chosen_net(given, usual, federation)
     train = options.build(
@@ -158,15 +172,28 @@ def resolve(given: Given, *, federation: Federation | None = None, custom_net: b
         raise GpflError(f"train.join is {list(train.join)}; the lower share must come first")
     split = None if federation else chosen_split(given, usual)
     manifest = str(given.get("split", {}).get("file", "")) if split is None else ""
-    return Config(run=run, data=data, split=split, manifest=manifest, net=net, train=train, method=method)
+    return Config(run=run, data=data, source=source, split=split, manifest=manifest, net=net, train=train, method=method)
+
+
+def chosen_source(given: Given) -> Source:
+    """Gives the data of the section [data]; a manifest names its own."""
+    manifest = given.get("split", {}).get("file")
+    usual = named_in(Path(manifest)) if isinstance(manifest, str) and not given.get("data") else "digits"
+    name = name_in(given, "data", usual)
+    if name == "arrays":
+        raise GpflError("unknown data 'arrays'; it was given in Python: give it again there")
+    return find_source(name, without_name(given.get("data", {})))
+
+
+def table_of(given: Given) -> Table | None:
+    """Gives the table of a run's own config; None where it was given in Python."""
+    name = name_in(given, "data", "digits")
+    return chosen_source(given).load() if name in DATA or Path(name).is_absolute() else None
 
 
 def name_in(given: Given, section: str, default: str) -> str:
     """Gives the `name` of a section."""
     name = given.get(section, {}).get("name", default)
-    extra = [key for key in given.get(section, {}) if key != "name"] if section == "data" else []
-    if extra:
-        raise GpflError(f"unknown key '{section}.{extra[0]}'; {did_you_mean(extra[0], ('name',))}")
     if not isinstance(name, str):
         raise GpflError(f"{section}.name is {name!r}; it must be text")
     return name

@@ -17,8 +17,8 @@ from typer.core import TyperCommand, TyperOption
 from gpfl import config as configs
 from gpfl import flags
 from gpfl.data import DATA, PUBLISHED, cache
+from gpfl.data.table import PARTS
 from gpfl.errors import GpflError, did_you_mean
-from gpfl.federation import PARTS
 from gpfl.partition import SPLITS
 from gpfl.report import figures, tables
 
@@ -71,12 +71,16 @@ def show(federation: str | None, out: str, **values: object) -> None:
     if federation is not None:
         given["split"] = {"name": "manifest", "file": federation}
     divided = configs.resolve(given).federation()
+    if divided.table.words:
+        say(divided.table.words)
     say(repr(divided))
     table = RichTable("client", "training", "validation", "test", "classes")
     for number, shard in enumerate(divided.shards):
         held = int((divided.label_counts[number] > 0).sum())
         table.add_row(escape(shard.name), *(str(len(shard.part(part))) for part in PARTS), str(held))
     (console if console.is_terminal else Console(width=160)).print(table)
+    for oddity in divided.oddities():
+        say(oddity)
     figures.draw_bubbles(divided, Path(out))
     say(f"Picture: {out}")
 
@@ -84,7 +88,7 @@ def show(federation: str | None, out: str, **values: object) -> None:
 def show_command() -> click.Command:
     """Gives the command `data show`, whose flags are those of splits."""
     params: list[click.Parameter] = [
-        flags.name_flag("data", DATA, flags.PANELS["split"]),
+        flags.name_flag("data", (*DATA, "or a file or folder of your own"), flags.PANELS["data"]),
         flags.name_flag("split", SPLITS, flags.PANELS["split"]),
         TyperOption(
             param_decls=["--federation", "federation"],
@@ -99,7 +103,7 @@ def show_command() -> click.Command:
             metavar="FILE",
             help="The picture: png, pdf or svg.",
         ),
-        *flags.config_flags(("split",)),
+        *flags.config_flags(("data", "split")),
     ]
     return TyperCommand("show", callback=show, params=params, help=show.__doc__, rich_markup_mode="rich")
 

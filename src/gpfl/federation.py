@@ -15,12 +15,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from gpfl import files, options, toml
-from gpfl.data import DATA
-from gpfl.data.table import Rows, Table
+from gpfl.data import DATA, find_source
+from gpfl.data.table import PARTS, Rows, Source, Table
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.form import ArrayLike
 from gpfl.partition import SPLITS, Split
-from gpfl.randomness import generator
 
 Samples: TypeAlias = Dataset[tuple[Tensor, int]]
 Arrays: TypeAlias = (
@@ -30,7 +29,6 @@ Arrays: TypeAlias = (
 
 WANTED = "give (x, y) or (x_train, y_train, x_test, y_test), or torch Datasets in their place"
 
-PARTS = ("train", "validation", "test")
 LONGEST_NAME = 64
 MANIFEST = "federation.toml"
 """The name of the manifest in a run's folder."""
@@ -94,6 +92,32 @@ class Federation:
         labels, classes = self.table.y.cpu().numpy(), self.table.classes
         return np.stack([np.bincount(labels[part], minlength=classes) for part in rows]).astype(np.float32)
 
+    def oddities(self) -> list[str]:
+        """Gives what a person should know of the division before training: labels that cannot be learnt from these rows."""
+        seen = self.label_counts > 0
+        tested = self.count_labels([shard.test for shard in self.shards])
+        said = []
+        nowhere = np.flatnonzero((tested.sum(0) > 0) & ~seen.any(0))
+        if len(nowhere):
+            names = ", ".join(str(self.class_name(label)) for label in nowhere[:5])
+            said.append(f"No client has training rows of {len(nowhere)} classes that have test rows: {names}.")
+        strange = np.where(seen, 0, tested).sum(1)
+        if strange.any():
+            who = self.shards[int(strange.argmax())].name
+            said.append(
+                f"{int(strange.sum()):,} test rows of {int((strange > 0).sum())} clients have a label that their client never "
+                f"trains on (most: client {who}, {int(strange.max())})."
+            )
+        single = np.flatnonzero(seen.sum(1) == 1)
+        if len(single):
+            said.append(f"{len(single)} clients train on one class only, such as client {self.shards[int(single[0])].name}.")
+        return said
+
+    def class_name(self, label: int) -> str:
+        """Gives the name of a class, where the data tell it, else its number."""
+        names = self.table.origin.get("classes")
+        return str(names[label]) if isinstance(names, list) else str(label)
+
     def to(self, device: torch.device) -> Federation:
         """Gives the same federation with its table on `device`."""
         return Federation(self.table.to(device), self.shards, self.origin)
@@ -125,9 +149,10 @@ class Federation:
         if table is None:
             if name not in DATA:
                 raise GpflError(
-                    f"{path} divides the data '{name}', which were given in Python: give the federation again there"
+                    f"{path} divides the data '{name}', which were given in Python, or lie in files of your own: "
+                    "give the federation again there, or name the files with --data"
                 )
-            table = load_data(name)
+            table = DATA[name].load()
         if table.digest != digest:
             raise GpflError(
                 f"{path} divides a table with sha256 {digest[:12]}…, but the data '{table.name}' has {table.digest[:12]}…: "
@@ -138,19 +163,23 @@ class Federation:
 
 
 def federate(
-    data: str | Table | Sequence[Arrays] | Mapping[str, Arrays], *, split: str | None = None, **settings: object
+    data: str | Path | Table | Sequence[Arrays] | Mapping[str, Arrays], *, split: str | None = None, **settings: object
 ) -> Federation:
-    """Gives a federation: a named data set or a table divided by a split, or arrays that lie with their clients already.
+    """Gives a federation: a named data set, your own files or a table, divided by a split, or arrays that lie with clients.
 
-    `settings` are the split's options, such as `clients=20, classes_per_client=4, seed=1` or `beta=0.1`. Clients that
-    bring (x, y) are divided into training and test rows; clients that bring (x_train, y_train, x_test, y_test) stay so.
+    `settings` are the split's options, such as `clients=20, classes_per_client=4, seed=1` or `beta=0.1`, and how data are
+    read: `federate("visits.csv", client="hospital", label="outcome")`. Clients that bring (x, y) are divided into training
+    and test rows; clients that bring (x_train, y_train, x_test, y_test) stay so.
     """
-    if isinstance(data, (str, Table)):
-        usual = usual_split(data) if isinstance(data, str) else {}
+    if isinstance(data, (str, Path, Table)):
+        usual: Mapping[str, object] = {}
+        if not isinstance(data, Table):
+            source, settings = reading(str(data), settings)
+            usual = source.defaults.get("split", {})
         name = split or str(usual.get("name", "pathological"))
         if name not in SPLITS:
             raise GpflError(f"unknown split '{name}'; {did_you_mean(name, SPLITS)}")
-        table = load_data(data) if isinstance(data, str) else data
+        table = data if isinstance(data, Table) else source.load()
         known = {key: value for key, value in usual.items() if name == usual["name"] and key != "name"}
         return divide(table, options.build(SPLITS[name], {**known, **settings}, "split"))
     if not isinstance(data, (list, tuple, Mapping)) or not data:
@@ -164,21 +193,23 @@ def federate(
     return gather(clients, options.build(Split, {**settings, "clients": len(clients)}, "split"))
 
 
-def usual_split(name: str) -> Mapping[str, object]:
-    """Gives the split that a named data set is run with unless the user says otherwise."""
-    return DATA[name].defaults.get("split", {}) if name in DATA else {}
+def named_in(manifest: Path) -> str:
+    """Gives the name of the data that a manifest divides."""
+    table = toml.read(manifest).get("table") if manifest.is_file() else None
+    return str(table.get("name", "digits")) if isinstance(table, dict) else "digits"
 
 
-def load_data(name: str) -> Table:
-    """Gives the table of a named data set."""
-    if name not in DATA:
-        raise GpflError(f"unknown data '{name}'; {did_you_mean(name, DATA)}")
-    return DATA[name].load()
+def reading(name: str, settings: Mapping[str, object]) -> tuple[Source, dict[str, object]]:
+    """Gives the data of that name, read as those of the settings say that are its own, and the other settings."""
+    own = options.options_of(type(find_source(name, {})))
+    source = find_source(name, {key: value for key, value in settings.items() if key in own})
+    return source, {key: value for key, value in settings.items() if key not in own}
 
 
 def divide(table: Table, split: Split) -> Federation:
     """Gives the table divided by a split."""
-    shards = [cut(name, rows, split, number) for number, (name, rows) in enumerate(split.choose(table).items())]
+    chosen = split.choose(table)
+    shards = [Shard(name, *split.cut(table, rows, number)) for number, (name, rows) in enumerate(chosen.items())]
     return Federation(table, shards, {"split": split.name, **options.values_of(split)})
 
 
@@ -193,9 +224,9 @@ def gather(clients: Mapping[str, Arrays], split: Split) -> Federation:
         tables = [Table(arrays[k], arrays[k + 1], name=f"client {name}") for k in range(0, len(arrays), 2)]
         rows = [np.arange(start, start := start + len(table)) for table in tables]
         if len(rows) == 1:
-            shards.append(cut(name, rows[0], split, number))
+            shards.append(Shard(name, *split.cut(tables[0], rows[0], number)))
         else:
-            train, validation = keep_back(rows[0], split, number)
+            train, validation = split.keep_back(rows[0], number)
             shards.append(Shard(name, train, validation, rows[1]))
         pieces += tables
     first = pieces[0]
@@ -207,25 +238,6 @@ def gather(clients: Mapping[str, Arrays], split: Split) -> Federation:
             )
     table = Table(torch.cat([piece.x for piece in pieces]), torch.cat([piece.y for piece in pieces]))
     return Federation(table, shards, {"split": "arrays", **options.values_of(split)})
-
-
-def cut(name: str, rows: Rows, split: Split, number: int) -> Shard:
-    """Gives a client's rows in random order, not stratified, as training, validation and test rows."""
-    shuffled = generator(split.seed, "cut", number).permutation(rows)
-    kept = int((1 - split.test) * len(rows) + 1e-9)  # (1 - 0.8) * 5 is a little less than 1
-    train, validation = keep_back(shuffled[:kept], split, number)
-    return Shard(name, train, validation, shuffled[kept:])
-
-
-def keep_back(rows: Rows, split: Split, number: int) -> tuple[Rows, Rows]:
-    """Gives training rows without and with the share that is kept for validation; at least one row, where a share is asked."""
-    if not split.validation:
-        return rows, rows[:0]
-    kept = max(1, round(split.validation * len(rows)))
-    chosen = generator(split.seed, "validation", number).permutation(len(rows))[:kept]
-    mask = np.zeros(len(rows), dtype=bool)
-    mask[chosen] = True
-    return rows[~mask], rows[mask]
 
 
 def as_rows(values: Sequence[int]) -> Rows:
@@ -242,7 +254,7 @@ def check_shard(shard: Shard, total: int) -> None:
         if len(shard.part(part)) == 0:
             raise GpflError(
                 f"client {shard.name} has no {purpose} rows ({len(shard.train)} training, {len(shard.test)} test): "
-                "give it more rows, leave it out, or change --clients, --test or --validation"
+                "give it more rows, leave it out (--split natural: --min-rows), or change --clients, --test or --validation"
             )
     rows = np.concatenate([shard.part(part) for part in PARTS])
     outside = rows[(rows < 0) | (rows >= total)]

@@ -13,6 +13,7 @@ from typer.core import TyperOption
 
 from gpfl import toml
 from gpfl.config import Given, RunOptions, TrainOptions
+from gpfl.data import DATA, FILES, Own
 from gpfl.errors import GpflError
 from gpfl.methods import METHODS
 from gpfl.nets import NETS
@@ -21,6 +22,7 @@ from gpfl.partition import SPLITS
 
 RECORDS: Mapping[str, Mapping[str, type]] = {
     "method": METHODS,
+    "data": {FILES: Own, **{name: type(source) for name, source in DATA.items() if options_of(type(source))}},
     "split": SPLITS,
     "net": NETS,
     "train": {"": TrainOptions},
@@ -28,11 +30,12 @@ RECORDS: Mapping[str, Mapping[str, type]] = {
 }
 """The records behind each section of a config, by name where there are several."""
 
-PLAIN = ("run", "split", "train", "net", "method")
+PLAIN = ("run", "data", "split", "train", "net", "method")
 """Who has the plain flag where two sections have an option of one name: --seed is the run's, --beta the split's."""
 
 PANELS = {
     "method": "Method",
+    "data": "Data",
     "split": "Federation",
     "net": "Net",
     "train": "Training",
@@ -132,7 +135,7 @@ def default_words(record: type, key: str, default: object) -> str:
         return "by net: " + ", ".join(f"{name} {kind.lr:g}" for name, kind in NETS.items())
     if isinstance(default, tuple):
         return ",".join(str(entry) for entry in default) or "none"
-    return f"{default:g}" if isinstance(default, float) else str(default)
+    return f"{default:g}" if isinstance(default, float) else str(default) or "none"
 
 
 def given_by_flags(values: Mapping[str, object]) -> Given:
@@ -154,6 +157,9 @@ def parse(section: str, key: str, value: object) -> object:
     kinds = [describe_type(typing.get_type_hints(record)[key]) for record in records]
     if kinds == ["text"] * len(kinds):
         return value
+    if all(kind == "a list, each entry text" for kind in kinds) and kinds:
+        read = {entry: toml.parse_value(entry) for entry in map(str.strip, value.strip("[] ").split(","))}
+        return [said if isinstance(said, str) else entry for entry, said in read.items()]  # a column may be named 2024
     if "," in value and any("a list" in kind for kind in kinds):
         return [number(entry.strip()) for entry in value.strip("[] ").split(",")]
     return number(value)

@@ -89,6 +89,17 @@ def values_of(record: object) -> dict[str, Value]:
 
 def build(record: type[T], given: Mapping[str, object], where: str) -> T:
     """Gives the dataclass made of `given`, or says which key or value of section `where` is wrong."""
+    return record(**checked_values(record, given, where))
+
+
+def changed(instance: T, given: Mapping[str, object], where: str) -> T:
+    """Gives an instance with the options of `given` in place of its own, checked as those of a new one are."""
+    values = checked_values(type(instance), given, where)
+    return dataclasses.replace(instance, **values) if values else instance  # type: ignore[type-var]
+
+
+def checked_values(record: type, given: Mapping[str, object], where: str) -> dict[str, Value]:
+    """Gives the values of `given` in the types of the record's options, all known and within their limits."""
     known = options_of(record)
     hints = typing.get_type_hints(record)
     values = {}
@@ -96,7 +107,7 @@ def build(record: type[T], given: Mapping[str, object], where: str) -> T:
         if key not in known:
             raise GpflError(f"unknown key '{where}.{key}'; {unknown_key_hint(key, known, where)}")
         values[key] = checked(raw, hints[key], known[key], f"{where}.{key}")
-    return record(**values)
+    return values
 
 
 def unknown_key_hint(key: str, known: Iterable[str], where: str) -> str:

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from gpfl.data.table import Rows, Table
+from gpfl.data.table import PARTS, Rows, Table
 from gpfl.errors import GpflError
 from gpfl.options import option
 from gpfl.randomness import LARGEST_SEED, generator
@@ -49,12 +49,36 @@ class Split:
 
     def assign(self, table: Table, draw: np.random.Generator) -> dict[str, Rows]:
         """Gives each client's rows by its name: disjoint, and all of the table."""
-        parts = self.deal(table.y.cpu().numpy(), table.classes, draw)
+        labels = table.y.cpu().numpy()
+        if table.parts is None:
+            parts = self.deal(labels, table.classes, draw)
+        else:  # training and test rows may lie in blocks: mixed, each client gets some of both
+            order = draw.permutation(len(labels))
+            parts = [order[rows] for rows in self.deal(labels[order], table.classes, draw)]
         return {str(number): rows for number, rows in enumerate(parts)}
 
     def deal(self, labels: Labels, classes: int, draw: np.random.Generator) -> list[Rows]:
         """Gives the rows of clients 0, 1, …; for splits that go by labels."""
         raise NotImplementedError
+
+    def cut(self, table: Table, rows: Rows, number: int) -> tuple[Rows, Rows, Rows]:
+        """Gives a client's training, validation and test rows: by the table's parts, else in random order, not stratified."""
+        if table.parts is not None:
+            train, validation, test = (rows[table.parts[rows] == place] for place in range(len(PARTS)))
+            return (train, validation, test) if len(validation) else (*self.keep_back(train, number), test)
+        shuffled = generator(self.seed, "cut", number).permutation(rows)
+        kept = int((1 - self.test) * len(rows) + 1e-9)  # (1 - 0.8) * 5 is a little less than 1
+        return *self.keep_back(shuffled[:kept], number), shuffled[kept:]
+
+    def keep_back(self, rows: Rows, number: int) -> tuple[Rows, Rows]:
+        """Gives training rows without and with the share kept for validation; at least one row, where a share is asked."""
+        if not self.validation:
+            return rows, rows[:0]
+        kept = max(1, round(self.validation * len(rows)))
+        chosen = generator(self.seed, "validation", number).permutation(len(rows))[:kept]
+        mask = np.zeros(len(rows), dtype=bool)
+        mask[chosen] = True
+        return rows[~mask], rows[mask]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +202,7 @@ class Natural(Split):
     name: ClassVar[str] = "natural"
 
     clients: int = option(0, "groups that take part, chosen at random; 0 = all", symbol="N", least=0)
+    min_rows: int = option(0, "leave out groups with fewer rows", least=0)
 
     def check(self) -> None:
         """Refuses a number of clients to divide among: the groups are what they are."""
@@ -189,7 +214,11 @@ class Natural(Split):
         if table.groups is None:
             raise GpflError(f"data '{table.name}' does not tell the group of a row: use --split dirichlet or pathological")
         parts = {name: np.flatnonzero(table.groups == number) for number, name in enumerate(table.group_names)}
-        return {name: rows for name, rows in parts.items() if len(rows)}
+        kept = {name: rows for name, rows in parts.items() if len(rows) >= max(1, self.min_rows)}
+        if not kept:
+            most = max(len(rows) for rows in parts.values())
+            raise GpflError(f"split.min_rows is {self.min_rows}; the largest group of data '{table.name}' has {most} rows")
+        return kept
 
 
 SPLITS: dict[str, type[Split]] = {split.name: split for split in (Pathological, Dirichlet, Natural)}

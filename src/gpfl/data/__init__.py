@@ -1,18 +1,51 @@
 """The named data sets."""
 
+from collections.abc import Mapping
+from pathlib import Path
+
+from gpfl import options
 from gpfl.data.agnews import AGNEWS
 from gpfl.data.amazon import AMAZON
 from gpfl.data.cifar100 import CIFAR100
 from gpfl.data.digits import Digits
 from gpfl.data.fmnist import FMNIST
 from gpfl.data.har import HAR
+from gpfl.data.own import Own
 from gpfl.data.published import Published
 from gpfl.data.table import Source, Table
 from gpfl.data.tiny import TINY
+from gpfl.errors import GpflError, did_you_mean
 
 PUBLISHED: dict[str, Published] = {source.name: source for source in (FMNIST, CIFAR100, TINY, AGNEWS, AMAZON, HAR)}
 """The six of the paper, which lie with their publishers."""
 
 DATA: dict[str, Source] = {"digits": Digits(), **PUBLISHED}
 
-__all__ = ["DATA", "PUBLISHED", "Published", "Source", "Table"]
+FILES = "files"
+"""The name that options of a person's own files go by."""
+
+
+def find_source(name: str, settings: Mapping[str, object]) -> Source:
+    """Gives the data of that name, or the file or folder at that path, read as `settings` say."""
+    if name in DATA:
+        return read_as(DATA[name], settings)
+    path = Path(name).expanduser()
+    if not name or not (path.exists() or len(path.parts) > 1 or path.suffix):
+        raise GpflError(f"unknown data '{name}'; {did_you_mean(name, DATA)} (or the path of a file or folder of your own)")
+    return read_as(Own(name=path.resolve().name, doc="your own files", path=path), settings)
+
+
+def read_as(source: Source, settings: Mapping[str, object]) -> Source:
+    """Gives the source with its options set; one that is another source's is refused by name."""
+    known = options.options_of(type(source))
+    others: dict[str, type] = {"your own files": Own, **{f"data '{name}'": type(other) for name, other in DATA.items()}}
+    for key in settings:
+        owner = next((name for name, kind in others.items() if key in options.options_of(kind)), None)
+        if key not in known and owner:
+            raise GpflError(f"data.{key} belongs to {owner}, not to '{source.name}': leave it out")
+        if key not in known:
+            raise GpflError(f"unknown key 'data.{key}'; {did_you_mean(key, (*known, 'name'))}")
+    return options.changed(source, settings, "data")
+
+
+__all__ = ["DATA", "FILES", "PUBLISHED", "Own", "Published", "Source", "Table", "find_source"]

@@ -79,7 +79,7 @@ AGNEWS = Published(
     ),
     licence="non-commercial research",
     parse=parse,
-    defaults={
+    settings={
         "split": {"name": "dirichlet", "clients": 20, "beta": 1.0},
         "net": {"name": "fasttext"},
         "train": {"rounds": 2000, "patience": 100},

@@ -88,7 +88,7 @@ AMAZON = Published(
     files=tuple(file(domain, k, part) for domain in DOMAINS for k, part in enumerate(("train", "test"))),
     licence="none stated; cite Blitzer et al. 2007",
     parse=parse,
-    defaults={
+    settings={
         "split": {"name": "natural"},
         "net": {"name": "mlp", "hidden": [1000, 500, 100]},
         "train": {"rounds": 2000, "patience": 100},

@@ -169,5 +169,9 @@ def locked(name: str) -> Iterator[None]:
 
 
 def has(name: str) -> bool:
-    """Tells whether a table was parsed before."""
-    return (table_folder(name) / "table.json").exists()
+    """Tells whether a table was parsed before, in the format of today."""
+    try:
+        facts = json.loads((table_folder(name) / "table.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(facts, dict) and facts.get("format") == FORMAT

@@ -45,7 +45,7 @@ CIFAR100 = Published(
     ),
     licence="none stated; cite Krizhevsky 2009",
     parse=parse,
-    defaults={
+    settings={
         "split": {"name": "dirichlet", "clients": 20, "beta": 0.1},
         "net": {"name": "cnn4"},
         "train": {"rounds": 2000, "patience": 100},

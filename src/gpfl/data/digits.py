@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from gpfl.data.table import Table
+from gpfl.data.table import Source, Table
 
 
-@dataclass(frozen=True)
-class Digits:
+@dataclass(frozen=True, kw_only=True)
+class Digits(Source):
     """1,797 images of 8×8 pixels in 17 shades, ten classes of about 180 (UCI optical recognition of handwritten digits)."""
 
+    name: str = "digits"
     doc: str = "1,797 handwritten digits, 8×8 (inside scikit-learn, no download)"
-    defaults: Mapping[str, Mapping[str, object]] = field(
-        default_factory=lambda: {
+
+    @property
+    def defaults(self) -> Mapping[str, Mapping[str, object]]:
+        """Twenty clients with four classes each, and a small net."""
+        return {
             "split": {"name": "pathological", "clients": 20, "classes_per_client": 4},
             "net": {"name": "mlp"},
             "train": {"rounds": 40, "lr": 0.05},
         }
-    )
 
-    def load(self) -> Table:
+    def read(self) -> Table:
         """Gives the table."""
         from sklearn.datasets import load_digits
 

@@ -86,7 +86,7 @@ FMNIST = Published(
     ),
     licence="MIT",
     parse=parse,
-    defaults={
+    settings={
         "split": {"name": "dirichlet", "clients": 20, "beta": 0.1},
         "net": {"name": "cnn4"},
         "train": {"rounds": 2000, "patience": 100},

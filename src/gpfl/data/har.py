@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,9 @@ from gpfl.data import archive
 from gpfl.data.cache import Array, Parsed
 from gpfl.data.fetch import PublishedFile
 from gpfl.data.published import Published
+from gpfl.data.table import Table
 from gpfl.errors import GpflError
+from gpfl.options import option
 
 NAME = "human+activity+recognition+using+smartphones.zip"
 INNER = "UCI HAR Dataset.zip"
@@ -74,7 +77,25 @@ def read_whole(members: zipfile.ZipFile, name: str, label: str) -> npt.NDArray[n
     return values.astype(np.int64)
 
 
-HAR = Published(
+@dataclass(frozen=True, kw_only=True)
+class Har(Published):
+    """UCI HAR, in one of two layouts."""
+
+    layout: str = option(
+        "channels",
+        "9 channels of 128 steps, or interleaved as in the authors' code: 128 steps of 9 values in a row, cut into 9 lines",
+        choices=("channels", "interleaved"),
+    )
+
+    def read(self) -> Table:
+        """Gives the table in the layout that was asked for."""
+        table = super().read()
+        if self.layout == "interleaved":
+            table.x = table.x.squeeze(2).transpose(1, 2).reshape(table.x.shape)
+        return table
+
+
+HAR = Har(
     name="har",
     doc="UCI HAR: 10,299 windows of phone sensors, 9×128, 6 activities, 30 people",
     files=(
@@ -87,5 +108,5 @@ HAR = Published(
     ),
     licence="CC BY 4.0",
     parse=parse,
-    defaults={"split": {"name": "natural"}, "net": {"name": "harcnn"}, "train": {"rounds": 2000, "patience": 100}},
+    settings={"split": {"name": "natural"}, "net": {"name": "harcnn"}, "train": {"rounds": 2000, "patience": 100}},
 )

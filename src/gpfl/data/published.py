@@ -10,30 +10,33 @@ from pathlib import Path
 from gpfl.data import cache, fetch
 from gpfl.data.cache import Origin, Parsed
 from gpfl.data.fetch import PublishedFile, Tell
-from gpfl.data.table import Table
+from gpfl.data.table import Source, Table
 from gpfl.errors import GpflError
 
 Parse = Callable[[Mapping[str, Path]], Parsed]
 
 
-@dataclass(frozen=True)
-class Published:
+@dataclass(frozen=True, kw_only=True)
+class Published(Source):
     """A data set that lies with its publisher."""
 
-    name: str
-    doc: str
     files: tuple[PublishedFile, ...]
     licence: str
     parse: Parse
-    defaults: Mapping[str, Mapping[str, object]]
+    settings: Mapping[str, Mapping[str, object]]  # the paper's
     also_in: tuple[Path, ...] = ()  # folders of system packages that hold the same content
+
+    @property
+    def defaults(self) -> Mapping[str, Mapping[str, object]]:
+        """The paper's settings."""
+        return self.settings
 
     @property
     def size(self) -> int:
         """Bytes to download."""
         return sum(file.size for file in self.files)
 
-    def load(self) -> Table:
+    def read(self) -> Table:
         """Gives the table: parsed before, or parsed now from files that are here, or downloaded."""
         return cache.load(self.name) or self.get()
 
@@ -67,8 +70,12 @@ class Published:
                 raise GpflError(f"{source} does not hold the files of '{self.name}': {wanted}")
             return found
         places = [*self.also_in]
-        if os.environ.get("GPFL_DATA"):
-            places = [Path(os.environ["GPFL_DATA"]) / self.name, Path(os.environ["GPFL_DATA"]), *places]
+        named = os.environ.get("GPFL_DATA")
+        if named:
+            root = Path(named)
+            if root.is_file():  # that file is its own set's, not that of any other
+                root = root.parent if root.name in {file.name for file in self.files} else root / "elsewhere"
+            places = [root / self.name, root, *places]
         return next((found for place in places if (found := self.files_in(place)) is not None), None)
 
     def files_in(self, place: Path) -> dict[str, Path] | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +19,13 @@ from gpfl.form import ArrayLike, numeric, store
 from gpfl.method import Batch
 
 Rows: TypeAlias = npt.NDArray[np.int64]
+PARTS = ("train", "validation", "test")
 MOST_CLASSES = 100_000
 """More are labels that were not numbered from 0: each class costs a score in every head."""
 
 
 class Table:
-    """Rows x and labels y, and for each row its group (a domain, a subject), where the publisher tells it.
+    """Rows x and labels y, and for each row its group (a domain, a subject) and its part, where the publisher tells them.
 
     `kind` says what the numbers of x are (see `gpfl.form`); without it bytes are pixels and the rest floats.
     """
@@ -39,10 +42,13 @@ class Table:
         vocabulary: int = 0,
         groups: ArrayLike | None = None,
         group_names: Sequence[str] = (),
+        parts: ArrayLike | None = None,
         origin: Mapping[str, object] | None = None,
     ) -> None:
-        """`origin` says where the rows came from; it is kept with the manifest of every run on them."""
+        """`parts` are places in PARTS; `origin` says where rows came from, and is kept with the manifest of every run."""
         self.name, self.origin = name, dict(origin or {})
+        self.source: Source | None = None  # what loads this table again
+        self.words = ""  # what was found in a person's own files
         self.x, self.form = store(x, kind, white, vocabulary, name)
         self.y, self.classes = as_labels(y, classes, name)
         if len(self.x) != len(self.y):
@@ -50,6 +56,7 @@ class Table:
         if len(self.x) == 0:
             raise GpflError(f"data '{name}' has no rows")
         self.groups, self.group_names = as_groups(groups, group_names, len(self.y), name)
+        self.parts = as_parts(parts, len(self.y), name)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -68,6 +75,8 @@ class Table:
         content.update(y.numpy().data)
         if self.groups is not None:
             content.update(np.ascontiguousarray(self.groups).data)
+        if self.parts is not None:
+            content.update(np.ascontiguousarray(self.parts).data)
         return content.hexdigest()
 
     def inputs(self, rows: Tensor) -> Tensor:
@@ -83,25 +92,45 @@ class Table:
         """Gives the same table on `device`."""
         if self.x.device == device:
             return self
+        return self.over(self.x.to(device), self.y.to(device))
+
+    def over(self, x: Tensor, y: Tensor) -> Table:
+        """Gives the same table with its rows and labels in other memory."""
         moved = object.__new__(Table)
         moved.__dict__.update(self.__dict__)
-        moved.x, moved.y = self.x.to(device), self.y.to(device)
+        moved.x, moved.y = x, y
         return moved
 
 
-class Source(Protocol):
-    """A named data set: how to load it, and the settings it is run with unless the user says otherwise."""
+@dataclass(frozen=True, kw_only=True)
+class Source(ABC):
+    """Data: how to load them, and the settings they are run with unless the user says otherwise.
+
+    Fields declared with `option` are how they are read: keys of the section [data].
+    """
+
+    name: str
+    doc: str  # one line for `gpfl list`
 
     @property
-    def doc(self) -> str:
-        """One line for `gpfl list`."""
+    def address(self) -> str:
+        """The name that a config calls them by."""
+        return self.name
 
     @property
+    @abstractmethod
     def defaults(self) -> Mapping[str, Mapping[str, object]]:
         """Values by section and key of a config."""
 
-    def load(self) -> Table:
+    @abstractmethod
+    def read(self) -> Table:
         """Gives the table."""
+
+    def load(self) -> Table:
+        """Gives the table, which knows where it came from."""
+        table = self.read()
+        table.source = self
+        return table
 
 
 def as_labels(y: ArrayLike, classes: int | None, name: str) -> tuple[Tensor, int]:
@@ -136,3 +165,13 @@ def as_groups(groups: ArrayLike | None, names: Sequence[str], rows: int, name: s
     if numbers.min() < 0 or numbers.max() >= len(named):
         raise GpflError(f"data '{name}' has group {numbers.max()}; there are names for groups 0 to {len(named) - 1}")
     return numbers, named
+
+
+def as_parts(parts: ArrayLike | None, rows: int, name: str) -> Rows | None:
+    """Gives the part of each row as its place in PARTS."""
+    if parts is None:
+        return None
+    places = np.asarray(parts).astype(np.int64)
+    if places.shape != (rows,) or (rows and (places.min() < 0 or places.max() >= len(PARTS))):
+        raise GpflError(f"data '{name}' must say 0 (train), 1 (validation) or 2 (test) for each of its {rows} rows")
+    return places

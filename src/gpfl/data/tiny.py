@@ -62,7 +62,7 @@ TINY = Published(
     files=(PublishedFile(NAME, f"http://cs231n.stanford.edu/{NAME}", 248_100_043, md5="90528d7ca1a48142e341f4ef8d21d0de"),),
     licence="non-commercial (ImageNet terms)",
     parse=parse,
-    defaults={
+    settings={
         "split": {"name": "dirichlet", "clients": 20, "beta": 0.1},
         "net": {"name": "cnn4"},
         "train": {"rounds": 2000, "patience": 100},

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpfl import config as configs
-from gpfl.config import Given, resolve
+from gpfl.config import Config, Given
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.methods import METHODS
 from gpfl.study.trials import NEGLIGIBLE, Trials, Watcher, check_trials, read_trials, run_trials
@@ -64,20 +64,20 @@ def compare(
     sections = {
         entrant: {**given, "method": {**own.get(str(entrant.method["name"]), {}), **entrant.method}} for entrant in methods
     }
+    complete = []
     for entrant, section in sections.items():  # all are checked before the first is run
         try:
-            check_trials(section, seeds, out / entrant.folder)
+            complete.append(check_trials(section, seeds, out / entrant.folder)[0])
         except GpflError as problem:
             raise GpflError(f"{entrant.label}: {problem}") from None
     for entrant, section in sections.items():
         run_trials(section, seeds, out / entrant.folder, watcher, label=entrant.label)
-    return sorted(held(out, next(iter(sections.values()))), key=lambda trials: -trials.mean("best_accuracy"))
+    return sorted(held(out, complete[0]), key=lambda trials: -trials.mean("best_accuracy"))
 
 
-def held(out: Path, given: Given) -> list[Trials]:
-    """Gives all trials that a folder holds and that were run like `given`, their methods aside."""
-    new = resolve(given)
-    common = {**tomllib.loads(new.to_toml()), "method": {}}
+def held(out: Path, like: Config) -> list[Trials]:
+    """Gives all trials that a folder holds and that were run like a complete config, their methods aside."""
+    common = {**tomllib.loads(like.to_toml()), "method": {}}
     found = []
     for folder in sorted(path.parent for path in out.glob("*/trials.json")):
         config = configs.read(folder / "config.toml")
@@ -85,7 +85,7 @@ def held(out: Path, given: Given) -> list[Trials]:
             config.get(section, {}).get(key) == value
             for section, values in common.items()
             for key, value in values.items()
-            if (section, key) not in NEGLIGIBLE and value == value  # NaN is filled in by net
+            if (section, key) not in NEGLIGIBLE
         )
         trials = read_trials(folder)
         if same and trials.summaries:
