@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import subprocess
@@ -17,8 +18,8 @@ from publisher import CONTENT, numbers_set, parse_numbers
 import gpfl
 from gpfl import toml
 from gpfl.data import cache, fetch
-from gpfl.data.cache import Origin, Parsed
-from gpfl.data.published import Published
+from gpfl.data.cache import Held, Origin, Parsed
+from gpfl.data.published import Published, caveat
 from gpfl.errors import GpflError
 
 PARSED = Parsed(np.arange(24, dtype=np.uint8).reshape(6, 1, 2, 2), np.arange(6) % 3, 3, kind="pixels")
@@ -53,10 +54,10 @@ def test_the_cache_lies_where_the_user_says(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("parsed", [PARSED, GROUPED, TOKENS], ids=["pixels", "floats", "tokens"])
 def test_what_was_saved_is_opened(parsed: Parsed, folder: Path) -> None:
-    assert not cache.has("toy")
+    assert cache.held("toy") is None
     assert cache.load("toy") is None
     cache.save("toy", parsed, Origin([{"name": "a", "sha256": "b"}], verified=False))
-    assert cache.has("toy")
+    assert cache.held("toy") == Held(len(parsed.y), verified=False)
     table = opened("toy")
     assert np.array_equal(table.x.numpy(), parsed.x)
     assert table.x.numpy().dtype == parsed.x.dtype
@@ -117,11 +118,11 @@ def damage_facts(**facts: object) -> object:
 
 
 DAMAGES = {
-    "no json": lambda table: (table / "table.json").write_text('{"format": 1'),
+    "no json": lambda table: (table / "table.json").write_text('{"format": 2'),
     "empty json": lambda table: (table / "table.json").write_text(""),
     "not UTF-8": lambda table: (table / "table.json").write_bytes(b"\xff\xfe"),
     "a list": lambda table: (table / "table.json").write_text("[1]"),
-    "facts missing": lambda table: (table / "table.json").write_text('{"format": 1}'),
+    "facts missing": lambda table: (table / "table.json").write_text(json.dumps({"format": cache.FORMAT})),
     "too few classes": damage_facts(classes=1),
     "classes no number": damage_facts(classes="many"),
     "unknown kind": damage_facts(kind="smells"),
@@ -140,13 +141,31 @@ DAMAGES = {
 def test_a_damaged_table_says_so_in_a_line_with_the_way_out(damage: object, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "numbers.txt").write_bytes(CONTENT)
     published = numbers_set()
-    whole = published.get(tmp_path).digest
+    published.get(tmp_path)
     damage(folder / "numbers")  # type: ignore[operator]
-    with pytest.raises(GpflError, match="gpfl data get numbers --again") as problem:
+    with pytest.raises(GpflError, match=r": gpfl data get numbers$") as problem:
         published.load()
     assert "\n" not in str(problem.value)
     assert str(folder / "numbers") in str(problem.value)
-    assert numbers_set(also_in=(tmp_path,)).get(again=True).digest == whole
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_getting_a_damaged_table_parses_the_files_that_are_here(damage: object, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "numbers.txt").write_bytes(CONTENT)
+    published = numbers_set(also_in=(tmp_path,))
+    whole = published.get().digest
+    damage(folder / "numbers")  # type: ignore[operator]
+    assert published.get().digest == whole
+    assert published.load().digest == whole
+
+
+@pytest.mark.parametrize("part", ["x", "y", "groups"])
+def test_a_table_that_was_cut_off_is_not_taken_for_a_whole_one(part: str, folder: Path) -> None:
+    cache.save("toy", GROUPED, Origin())
+    path = folder / "toy" / f"{part}.npy"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(GpflError, match=r"is damaged .*: gpfl data get toy$"):
+        cache.held("toy")
 
 
 def test_a_table_of_an_older_format_is_parsed_anew(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,6 +174,7 @@ def test_a_table_of_an_older_format_is_parsed_anew(folder: Path, tmp_path: Path,
     published.get()
     monkeypatch.setattr(cache, "FORMAT", cache.FORMAT + 1)
     assert cache.load("numbers") is None
+    assert cache.held("numbers") is None
     assert len(published.load()) == 20
     assert json.loads((folder / "numbers" / "table.json").read_text())["format"] == cache.FORMAT
 
@@ -237,7 +257,7 @@ def test_files_are_taken_from_the_nearest_place(tmp_path: Path, monkeypatch: pyt
     def taken() -> float:
         return float(published.get(unverified=True, again=True).x[0, 0])
 
-    def download(file: fetch.PublishedFile, folder: Path, tell: fetch.Tell) -> Path:
+    def download(file: fetch.PublishedFile, folder: Path, tell: fetch.Tell, bring: str) -> Path:
         return place(folder, 1) / file.name
 
     monkeypatch.setattr(fetch, "download", download)
@@ -257,6 +277,18 @@ def test_files_are_taken_from_the_nearest_place(tmp_path: Path, monkeypatch: pyt
     assert published.get().x[0, 0] == 6, "here already"
     assert published.load().x[0, 0] == 6
     assert taken() == 4, "parsed anew"
+
+
+@pytest.mark.parametrize("name", gpfl.data.PUBLISHED)
+def test_folders_of_common_layouts_are_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    published = dataclasses.replace(gpfl.data.PUBLISHED[name], also_in=())
+    monkeypatch.setenv("GPFL_DATA", str(tmp_path))
+    assert published.find(None) is None
+    for folder in reversed((name, *published.folders)):  # the nearest last: it wins
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        for file in published.files:
+            (tmp_path / folder / file.name).touch()
+        assert published.find(None) == {file.name: tmp_path / folder / file.name for file in published.files}
 
 
 def test_a_set_of_several_files_needs_them_all_in_one_place(tmp_path: Path) -> None:
@@ -284,6 +316,9 @@ def test_other_content_is_taken_only_when_the_user_says_so_and_remembered(folder
         published.get(tmp_path)
     assert "\n" not in str(problem.value)
     assert not folder.exists()
+    (tmp_path / "of mine").mkdir()
+    with pytest.raises(GpflError, match=rf"--from '{tmp_path}/of mine/numbers.txt' --unverified"):
+        published.get(place(tmp_path / "of mine", 1))
     for table in (published.get(tmp_path, unverified=True), published.load()):
         assert table.origin == {"files": [{"name": path.name, "sha256": fetch.digest(path)}], "verified": False}
 
@@ -292,6 +327,33 @@ def test_the_published_content_is_verified_with_and_without_leave(tmp_path: Path
     (tmp_path / "numbers.txt").write_bytes(CONTENT)
     for unverified in (False, True):
         assert numbers_set().get(tmp_path, unverified=unverified).origin["verified"] is True
+
+
+@pytest.mark.parametrize(
+    ("published", "content", "words"),
+    [
+        (0, CONTENT, ""),
+        (20, CONTENT, ""),
+        (0, b"1 2 3 4 5 6 7 8", "numbers comes from files whose checksum is not the published one."),
+        (30, CONTENT, "numbers has 20 of the 30 published rows."),
+        (
+            *(30, b"1 2 3 4 5 6 7 8"),
+            "numbers has 8 of the 30 published rows and comes from files whose checksum is not the published one.",
+        ),
+    ],
+    ids=["unknown", "whole", "unverified", "partial", "both"],
+)
+def test_what_nobody_vouches_for_is_said_in_a_line(published: int, content: bytes, words: str, tmp_path: Path) -> None:
+    numbers = dataclasses.replace(numbers_set(), rows=published)
+    (tmp_path / "numbers.txt").write_bytes(content)
+    table = numbers.get(tmp_path, unverified=True)
+    assert caveat(table) == caveat(numbers.load()) == words
+    assert caveat(table.over(table.x.clone(), table.y.clone())) == words, "in other memory it is the same table"
+
+
+def test_tables_that_nobody_published_have_no_caveat() -> None:
+    assert caveat(gpfl.Table(np.eye(2), [0, 1], name="fmnist")) == ""
+    assert caveat(gpfl.federate("digits").table) == ""
 
 
 @pytest.mark.parametrize("name", ["numbers.txt", *(known.files[0].name for known in gpfl.data.PUBLISHED.values())])

@@ -6,13 +6,16 @@ import dataclasses
 import gzip
 import hashlib
 import socket
+import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from publisher import CONTENT, Publisher, numbers_set, serving
 
-from gpfl.data import fetch
+from gpfl.data import PUBLISHED, fetch
 from gpfl.data.fetch import PublishedFile
 from gpfl.errors import GpflError
 
@@ -69,7 +72,9 @@ def test_a_download_that_was_damaged_later_is_fetched_anew(publisher: Publisher,
 def test_a_broken_download_goes_on_where_it_stopped(publisher: Publisher, tmp_path: Path) -> None:
     file = published(publisher)
     publisher.breaks_after = 1000
-    assert "broke off" in refusal(file, tmp_path)
+    text = refusal(file, tmp_path)
+    assert "broke off" in text
+    assert text.endswith(": try again to go on, or bring the file: gpfl data get NAME --from FILE")
     assert (tmp_path / f"{NAME}.part").read_bytes() == LONG[:1000]
     publisher.breaks_after = None
     told: list[tuple[str, int, int]] = []
@@ -118,7 +123,36 @@ def test_a_server_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
         file = PublishedFile(NAME, f"http://127.0.0.1:{taken.getsockname()[1]}/{NAME}", 10, sha256="0" * 64)
         text = refusal(file, tmp_path)
     assert "refused" in text
-    assert "--from" in text
+    assert text.startswith("cannot reach 127.0.0.1 (")
+    assert text.endswith("; bring the file: gpfl data get NAME --from FILE")
+    assert "try again" not in text
+
+
+def test_a_host_that_nobody_knows_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*anything: object, **more: object) -> None:
+        raise urllib.error.URLError(socket.gaierror(-2, "Name or service not known"))
+
+    monkeypatch.setattr(urllib.request, "urlopen", unknown)
+    text = refusal(PublishedFile(NAME, f"https://nowhere.invalid/{NAME}", 10, sha256="0" * 64), tmp_path)
+    assert text.startswith("cannot reach nowhere.invalid (Name or service not known) for https://nowhere.invalid/numbers.txt; ")
+
+
+def test_a_server_that_hangs_up_without_a_word_was_not_reached(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=lambda: server.accept()[0].close())
+        thread.start()
+        file = PublishedFile(NAME, f"http://127.0.0.1:{server.getsockname()[1]}/{NAME}", 10, sha256="0" * 64)
+        text = refusal(file, tmp_path)
+        thread.join()
+    assert text.startswith("cannot reach 127.0.0.1 (")
+
+
+def test_the_way_without_a_network_is_a_command_that_can_be_given(tmp_path: Path) -> None:
+    ways = {name: published.bring for name, published in PUBLISHED.items()}
+    assert ways["cifar100"] == "bring the file: gpfl data get cifar100 --from cifar-100-binary.tar.gz"
+    assert ways["amazon"] == "bring its 8 files: gpfl data get amazon --from FOLDER"
+    with pytest.raises(GpflError, match=r"cannot reach .*; bring the file: gpfl data get numbers --from numbers.txt$"):
+        numbers_set("http://127.0.0.1:9/").load()
 
 
 @pytest.mark.parametrize("tells_length", [True, False])

@@ -30,6 +30,17 @@ def test_an_option_of_two_sections_is_named_after_its_own_except_in_run() -> Non
     assert flags.flag_name("train", "batch_size") == "batch-size"
 
 
+def test_flags_of_lists_may_be_given_several_times() -> None:
+    several = {flag.name for flag in flags.config_flags() if flag.multiple}
+    assert {"data__ignore", "method__without", "net__hidden"} <= several
+    assert "train__lr" not in several
+    given = flags.given_by_flags(
+        {"data__ignore": ("a,b", '"c, d"', "2024"), "net__hidden": ("64", "32,16"), "method__without": ()}
+    )
+    assert given == {"data": {"ignore": ["a", "b", "c, d", "2024"]}, "net": {"hidden": [64, 32, 16]}}
+    assert flags.given_by_flags({"net__hidden": ("64",)}) == {"net": {"hidden": 64}}, "one number may be one width"
+
+
 def test_flags_of_the_run_can_be_left_out() -> None:
     names = {flag.name for flag in flags.config_flags(omit=("seed",))}
     assert "run__seed" not in names

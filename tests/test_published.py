@@ -187,7 +187,12 @@ def relabelled(label: int) -> bytes:
 
 
 BAD_TARS: dict[str, tuple[Sequence[tuple[tarfile.TarInfo, bytes]], str]] = {
-    "member missing": ([GOOD_TAR[0]], f"does not hold {TEST}"),
+    "member missing": ([GOOD_TAR[0]], f"does not hold {TEST}; it holds {TRAIN}: get it again"),
+    "other members": (
+        [plain("cifar-100-python/meta", b"1"), plain("a\nb", b"2"), plain("c" * 99, b"3"), plain("d", b"4"), plain("e", b"5")],
+        f"does not hold {TRAIN}; it holds cifar-100-python/meta, {'c' * 60}, d: get it again",
+    ),
+    "no members": ([], f"does not hold {TRAIN}: get it again"),
     "a symbolic link": ([GOOD_TAR[0], link(TEST, "/etc/passwd")], f"does not hold {TEST}"),
     "a hard link": ([GOOD_TAR[0], link(TEST, TRAIN, tarfile.LNKTYPE)], f"does not hold {TEST}"),
     "a folder": ([GOOD_TAR[0], link(TEST, "", tarfile.DIRTYPE)], f"does not hold {TEST}"),
@@ -221,6 +226,20 @@ def test_bad_tar_archives_are_refused(bad: str, tmp_path: Path, monkeypatch: pyt
 def test_damaged_tar_archives_are_refused(damage: Damage, tmp_path: Path) -> None:
     damage(write_tar(tmp_path, *GOOD_TAR) / cifar100.NAME)
     assert_says(refusal("cifar100", tmp_path, cifar100.NAME), "is damaged or of another format")
+
+
+def test_the_pickled_cifar_is_refused_with_the_name_of_the_binary_one(tmp_path: Path) -> None:
+    pickled = tmp_path / "cifar-100-python.tar.gz"
+    write_tar(tmp_path, *GOOD_TAR).joinpath(cifar100.NAME).rename(pickled)
+    words = f"{pickled} holds pickles, which are not read: the binary version is wanted, {cifar100.NAME}"
+    for source in (pickled, tmp_path):
+        with pytest.raises(GpflError) as problem:
+            PUBLISHED["cifar100"].get(source)
+        assert str(problem.value) == words
+    write_tar(tmp_path, *GOOD_TAR)
+    assert len(get("cifar100", tmp_path)) == 6, "the right one beside it is taken"
+    with pytest.raises(GpflError, match="the binary version is wanted"):
+        PUBLISHED["cifar100"].get(pickled)
 
 
 # the zip of Tiny-ImageNet's JPEG images

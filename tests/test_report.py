@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 from rich.console import Console
 
@@ -146,6 +149,149 @@ def test_curve_that_does_not_reach_its_last_round_is_refused(tmp_path: Path, lin
         gpfl.GpflError, match=r"metrics.jsonl is damaged \(it does not reach round 1\): remove summary.json and"
     ):
         figures.curves(Trials("gpfl", [folder], []))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("x.txt", "the picture 'x.txt' ends in .txt; it must end in .png, .pdf or .svg"),
+        ("x", "the picture 'x' has no ending; it must end in .png, .pdf or .svg"),
+        (".png", "the picture '.png' has no ending; it must end in .png, .pdf or .svg"),
+        ("folder.png", "the picture 'folder.png' is a folder: name a file"),
+    ],
+)
+def test_picture_of_no_known_format_is_refused_before_anything_is_read(
+    name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder.png").mkdir()
+    nowhere = Trials("gpfl", [tmp_path / "nowhere"], [])
+    for draw in (
+        lambda: figures.draw_curves([nowhere], Path(name), "title"),
+        lambda: figures.draw_bubbles(None, Path(name)),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(gpfl.GpflError) as problem:
+            draw()
+        assert str(problem.value) == words
+
+
+@pytest.mark.parametrize(
+    ("name", "start"), [("a.png", b"\x89PNG"), ("a.PNG", b"\x89PNG"), ("a.pdf", b"%PDF"), ("a.svg", b"<?xml")]
+)
+def test_format_goes_by_the_ending(name: str, start: bytes, tmp_path: Path) -> None:
+    figures.draw_curves(
+        [Trials("gpfl", [finished(tmp_path / "a", {0: 0.1, 1: 0.9})], [])], tmp_path / name, "all $ in $ all, 北京"
+    )
+    figures.draw_bubbles(named(["a"], ["b"]), tmp_path / f"bubbles.{name}")
+    for path in (tmp_path / name, tmp_path / f"bubbles.{name}"):
+        assert path.read_bytes().startswith(start)
+
+
+def named(clients: Sequence[str], classes: Sequence[str], name: str = "toy") -> gpfl.Federation:
+    """A federation whose clients and classes have these names; every client has eight rows of every class."""
+    labels = np.tile(np.repeat(np.arange(len(classes)), 8), len(clients))
+    groups = np.repeat(np.arange(len(clients)), 8 * len(classes))
+    table = gpfl.Table(
+        *(np.zeros((len(labels), 1)), labels), name=name, groups=groups, group_names=clients, origin={"classes": list(classes)}
+    )
+    return gpfl.federate(table, split="natural")
+
+
+def drawn(federation: gpfl.Federation, monkeypatch: pytest.MonkeyPatch) -> Figure:
+    """The picture of a federation, laid out as it is saved."""
+    kept: list[Figure] = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: kept.append(figure))
+    figures.draw_bubbles(federation, Path("a.png"))
+    kept[0].draw_without_rendering()
+    return kept[0]
+
+
+LONG = [f"Regional hospital of the district number {k}" for k in range(14)]
+CROWDS = {
+    "two clients": (["north", "south"], ["good", "bad"], "toy"),
+    "one client of one class": (["north"], ["good"], "toy"),
+    "long names": (
+        LONG,
+        ["recovered", "readmitted within thirty days"],
+        "a file of a rather long name that somebody chose.csv",
+    ),
+    "long class names alone": (["a", "b"], LONG[:5], "x" * 40),
+    "forty clients": ([f"client {k}" for k in range(40)], ["good", "bad"], "toy"),
+    "many clients": ([str(k) for k in range(200)], ["good", "bad"], "toy"),
+    "many classes": (["a", "b"], [str(k) for k in range(150)], "toy"),
+    "other scripts": (["北京市第一医院", "上海", "الرياض"], ["$x$", "_a^b$", "是"], "医院.csv"),
+    "odd letters": (["a\tb", "c\nd", "#0"], ["\\frac{", "{"], "$\\frac{$"),
+}
+
+
+@pytest.mark.parametrize("crowd", CROWDS)
+def test_nothing_of_the_picture_is_cut_off(crowd: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clients, classes, name = CROWDS[crowd]
+    figure = drawn(named(clients, classes, name), monkeypatch)
+    (axes,) = figure.axes
+    width, height = figure.canvas.get_width_height(physical=True)
+    legend = figure.legends[0].get_window_extent()
+    for box in (axes.title.get_window_extent(), axes.xaxis.get_tightbbox(), axes.yaxis.get_tightbbox(), legend):
+        assert box.x0 >= -1
+        assert box.y0 >= -1
+        assert box.x1 <= width + 1
+        assert box.y1 <= height + 1
+    assert not legend.overlaps(axes.title.get_window_extent())
+    if len(clients) <= figures.MOST_TICKS:
+        across = [text.get_window_extent() for text in axes.get_xticklabels()]
+        assert len(across) == len(clients)
+        assert not any(one.overlaps(other) for one, other in itertools.pairwise(across))
+
+
+@pytest.mark.parametrize("crowd", CROWDS)
+def test_discs_lie_within_the_border(crowd: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clients, classes, name = CROWDS[crowd]
+    figure = drawn(named(clients, classes, name), monkeypatch)
+    (axes,) = figure.axes
+    discs = axes.collections[0]
+    radius = np.sqrt(discs.get_sizes().max()) / 2 * figure.dpi / 72
+    centres = axes.transData.transform(discs.get_offsets())
+    inside = axes.get_window_extent()
+    assert (centres - radius).min(0)[0] >= inside.x0
+    assert (centres - radius).min(0)[1] >= inside.y0
+    assert (centres + radius).max(0)[0] <= inside.x1
+    assert (centres + radius).max(0)[1] <= inside.y1
+
+
+def test_clients_and_classes_stand_at_the_axes_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    (axes,) = drawn(named(["north", LONG[0]], ["bad", "$good$"]), monkeypatch).axes
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["north", "Regional ho…ict number 0"]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["bad", "$good$"]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("client", "class")
+
+
+def test_names_without_a_font_are_told_by_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "SCRIPTS", ())
+    (axes,) = drawn(named(["north", "北京"], ["bad", "good"], "医院"), monkeypatch).axes
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["north", "#1"]
+    assert axes.get_xlabel() == "client (#: no font here has its letters)"
+    assert axes.get_ylabel() == "class"
+    assert axes.get_title().startswith("??: ")
+
+
+def test_fonts_of_other_scripts_are_taken_where_they_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "SCRIPTS", ("No Such Font", "DejaVu Serif"))
+    assert figures.Letters().fonts == ["DejaVu Sans", "DejaVu Serif"]
+
+
+@pytest.mark.parametrize(("most", "shown"), [(1, [1]), (9, [5, 1]), (180, [100, 20, 5]), (2000, [2000, 500, 100]), (3, [2])])
+def test_key_has_round_numbers_of_rows(most: int, shown: list[int]) -> None:
+    assert figures.round_numbers(most) == shown
+
+
+def test_areas_go_by_rows_and_a_single_row_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = np.repeat([0, 1, 2], [40_000, 10_000, 4])
+    table = gpfl.Table(np.zeros((len(labels), 1)), labels, groups=np.zeros(len(labels)), group_names=["a"])
+    figure = drawn(gpfl.federate(table, split="natural"), monkeypatch)
+    large, quarter, tiny = figure.axes[0].collections[0].get_sizes()
+    assert large == pytest.approx(4 * quarter)
+    assert tiny == 1
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["20,000", "5,000", "1,000"]
 
 
 def test_curves_are_drawn_as_a_picture_and_equal_curves_as_equal_bytes(tmp_path: Path) -> None:

@@ -12,15 +12,14 @@ from typing import Annotated
 
 import click
 import typer
-from rich.console import Console
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 import gpfl
 from gpfl import api, flags
 from gpfl import config as configs
 from gpfl.config import Given
-from gpfl.data import DATA, Own
-from gpfl.data_command import data_app, show_command
+from gpfl.data import DATA
+from gpfl.data_command import data_app, refuse_splits, show_command
 from gpfl.engine import ENGINES
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.methods import METHODS
@@ -28,11 +27,13 @@ from gpfl.nets import NETS
 from gpfl.partition import SPLITS
 from gpfl.progress import Reporter
 from gpfl.randomness import LARGEST_SEED
+from gpfl.ranks import ranks
 from gpfl.report import figures, tables
 from gpfl.runs import RunFolder, refuse_used
 from gpfl.study import compare as studies
 from gpfl.study import quickstart as quick
 from gpfl.study.trials import Trials, holds_trials, resume_trials, run_trials
+from gpfl.terminal import complain, console, say, show_rows, tell_data, tell_run, tell_trials
 
 app = typer.Typer(
     name="gpfl",
@@ -42,7 +43,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data_app)
-console = Console()
 
 
 def version(wanted: bool) -> None:
@@ -156,13 +156,12 @@ def run(
 
 def layered(config: str | None, by_hand: Given, federation: str | None) -> Given:
     """Gives the config of a file with what was given by flags and --set over it; a manifest takes the place of a split."""
+    if config is not None:
+        configs.refuse_data(config, str(click.get_current_context().info_name))
     file = configs.read(Path(config)) if config is not None else {}
     if federation is None:
         return flags.merge(file, by_hand)
-    for key in by_hand.get("split", {}):
-        named = key in flags.keys_of("split")
-        flag = "--split" if key == "name" else f"--{flags.flag_name('split', key)}" if named else f"split.{key}"
-        raise GpflError(f"--federation {federation} says how the rows are divided: leave out {flag}")
+    refuse_splits(by_hand, federation)
     return {**flags.merge(file, by_hand), "split": {"name": "manifest", "file": federation}}
 
 
@@ -284,50 +283,6 @@ def compare_command() -> click.Command:
     return TyperCommand("compare", callback=compare, params=params, help=compare.__doc__, rich_markup_mode="rich")
 
 
-# Words for the terminal.
-
-
-def say(text: str) -> None:
-    """Prints a line as it is."""
-    console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
-
-
-def show_rows(rows: list[Trials], title: str) -> None:
-    """Prints the table of methods and what must be known of it; where output is not a terminal it is as wide as it needs."""
-    wide = console if console.is_terminal else Console(width=160)
-    wide.print(tables.rich_table(rows, title, wide.width))
-    for note in tables.idle_notes(rows):
-        say(note)
-
-
-def tell_data(config: configs.Config) -> None:
-    """Prints what was found in a person's own files, to be checked before hours of training."""
-    if isinstance(config.source, Own):
-        federation = config.federation()
-        for words in (federation.table.words, *federation.oddities()):
-            say(words)
-
-
-def tell_run(result: gpfl.Result, folder: Path) -> None:
-    """Prints the outcome of a run."""
-    s = result.summary
-    say(
-        f"{s['method']}: best accuracy {s['best_accuracy']:.2%} at round {s['best_round']}, last {s['last_accuracy']:.2%}, "
-        f"std over clients {s['std']:.2%}, {s['seconds']:.1f} s ({s['engine']} on {s['device']})."
-    )
-    if "validation_best_accuracy" in s:
-        say(f"At the best round on validation rows ({s['validation_best_round']}): {s['validation_best_accuracy']:.2%}.")
-    if s["idle_clients"]:
-        say(tables.idle_note(s))
-    say(f"Run: {folder}. Each client's model (round {s['selected_round']}): {folder / 'models'}")
-
-
-def tell_trials(trials: Trials, folder: Path) -> None:
-    """Prints the outcome of trials."""
-    show_rows([trials], f"{len(trials.summaries)} trials, mean ± std over them")
-    say(f"Trials: {folder}")
-
-
 def first_sentence(kind: type) -> str:
     """Gives the first line of a docstring."""
     return (kind.__doc__ or "").strip().split("\n")[0]
@@ -351,7 +306,7 @@ def same_command(out: str | None, folder: Path) -> str:
 
 
 def out_folder(wanted: str | None, usual: Path) -> Path:
-    """Gives the folder that was asked for, or the usual one with the first number that is free."""
+    """Gives the folder that was asked for, or the usual one with the first number that is free; all ranks the same."""
     if wanted is not None:
         if not wanted.strip():
             raise GpflError("--out is empty; name a folder")
@@ -360,7 +315,7 @@ def out_folder(wanted: str | None, usual: Path) -> Path:
     while folder.exists():
         number += 1
         folder = usual.with_name(f"{usual.name}-{number}")
-    return folder
+    return ranks().agree(folder)
 
 
 class StoppedError(Exception):
@@ -419,11 +374,6 @@ def main() -> None:
     if code == 130:  # typer's word for Ctrl-C where nothing of ours caught it
         complain("stopped")
     sys.exit(code)
-
-
-def complain(text: str) -> None:
-    """Prints one line of complaint."""
-    Console(stderr=True).print(f"gpfl: {text}", highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def one_suggestion(text: str) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpfl import options, toml
 from gpfl.data import DATA, Source, Table, find_source
+from gpfl.data.own.layout import FILES
 from gpfl.errors import GpflError, did_you_mean
-from gpfl.federation import MANIFEST, Federation, divide, named_in
+from gpfl.federation import MANIFEST, Federation, divide, named_in, read_in
 from gpfl.method import Method
 from gpfl.methods import METHODS
 from gpfl.net import Architecture
@@ -151,6 +153,22 @@ def read(path: Path) -> Given:
     return given
 
 
+def refuse_data(config: str, command: str) -> None:
+    """Refuses data, a method or a run's folder where a config should be, with the command that may be meant."""
+    path, quoted = Path(config), shlex.quote(config)
+    if path.suffix.lower() == ".toml" and not path.is_dir():
+        return
+    flag = ""
+    if config in METHODS and not path.exists():
+        flag = "--method"
+    elif config in DATA or path.suffix.lower() in FILES or path.is_dir():
+        flag = "--data"
+    if (path / "config.toml").is_file():
+        raise GpflError(f"{config} is the folder of a run, not a config: did you mean `gpfl resume {quoted}`?")
+    if flag:
+        raise GpflError(f"{config} is not a config (.toml): did you mean `gpfl {command} {flag} {quoted}`?")
+
+
 SECTIONS = ("run", "data", "split", "net", "train", "method")
 
 
@@ -176,13 +194,15 @@ def resolve(given: Given, *, federation: Federation | None = None, custom_net: b
 
 
 def chosen_source(given: Given) -> Source:
-    """Gives the data of the section [data]; a manifest names its own."""
+    """Gives the data of the section [data]; a manifest names its own, or says how own files were read."""
     manifest = given.get("split", {}).get("file")
-    usual = named_in(Path(manifest)) if isinstance(manifest, str) and not given.get("data") else "digits"
+    divided = Path(manifest) if isinstance(manifest, str) else None
+    usual = named_in(divided) if divided and "name" not in given.get("data", {}) else "digits"
     name = name_in(given, "data", usual)
     if name == "arrays":
         raise GpflError("unknown data 'arrays'; it was given in Python: give it again there")
-    return find_source(name, without_name(given.get("data", {})))
+    read_before = read_in(divided) if divided and name not in DATA else {}
+    return find_source(name, {**read_before, **without_name(given.get("data", {}))})
 
 
 def table_of(given: Given) -> Table | None:

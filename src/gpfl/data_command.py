@@ -5,25 +5,27 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import click
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
 from rich.table import Table as RichTable
 from typer.core import TyperCommand, TyperOption
 
 from gpfl import config as configs
 from gpfl import flags
-from gpfl.data import DATA, PUBLISHED, cache
+from gpfl.config import Given
+from gpfl.data import DATA, PUBLISHED, Published, cache
 from gpfl.data.table import PARTS
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.partition import SPLITS
 from gpfl.report import figures, tables
+from gpfl.terminal import console, say, tell_caveat, wide
 
 data_app = typer.Typer(name="data", help="Get, list and show data sets.", no_args_is_help=True)
-console = Console()
 
 
 @data_app.command()
@@ -47,42 +49,75 @@ def get(
         raise GpflError(f"--from {source} does not exist")
     with Downloads() as downloads:
         table = PUBLISHED[name].get(source, unverified=unverified, again=again, tell=downloads.tell)
-    checked = "" if table.origin.get("verified", True) else " from files whose checksum is not the published one"
-    say(f"{name}: {len(table):,} rows of shape {table.shape}, {table.classes} classes{checked}, in {cache.table_folder(name)}")
+    say(f"{name}: {len(table):,} rows of shape {table.shape}, {table.classes} classes, in {cache.table_folder(name)}")
+    tell_caveat(table)
 
 
 @data_app.command("list")
 def list_() -> None:
     """List data sets: what is here, what would be downloaded, licences."""
-    table = RichTable("name", "what", "here", "download", "licence")
+    table = RichTable("name", "what", "here", Column("download", overflow="fold"), "licence")
     for name, source in DATA.items():
         if name in PUBLISHED:
             published = PUBLISHED[name]
-            here = "parsed" if cache.has(name) else "files" if published.find(None) else "no"
-            table.add_row(name, source.doc, here, tables.size(published.size), published.licence)
+            table.add_row(name, source.doc, what_is_here(published), download_words(published), published.licence)
         else:
             table.add_row(name, source.doc, "yes", "none", "CC BY 4.0")
-    (console if console.is_terminal else Console(width=160)).print(table)
+    wide().print(table)
+
+
+def what_is_here(published: Published) -> str:
+    """Gives what this machine has of a data set, in words."""
+    try:
+        held = cache.held(published.name)
+    except GpflError:
+        return f"damaged: gpfl data get {published.name}"
+    if held is None:
+        return "files, not parsed yet" if published.find(None) else "no"
+    of = f" of {published.rows:,}" if published.rows not in (0, held.rows) else ""
+    return f"parsed, {held.rows:,}{of} rows, {'verified' if held.verified else 'unverified'}"
+
+
+def download_words(published: Published) -> str:
+    """Gives what would be downloaded, and from where."""
+    hosts = ", ".join(dict.fromkeys(urlsplit(file.url).hostname or file.url for file in published.files))
+    files = f"{len(published.files)} files, " if len(published.files) > 1 else ""
+    return f"{files}{tables.size(published.size)} from {hosts}"
 
 
 def show(federation: str | None, out: str, **values: object) -> None:
     """Print each client's rows and draw the picture of classes on clients."""
+    picture = Path(out)
+    figures.check_picture(picture)
     given = flags.given_by_flags(values)
     if federation is not None:
+        refuse_splits(given, federation)
         given["split"] = {"name": "manifest", "file": federation}
-    divided = configs.resolve(given).federation()
-    if divided.table.words:
-        say(divided.table.words)
+    config = configs.resolve(given)
+    if config.source is not None:  # said before the rows are divided, which may fail
+        found = config.source.load()
+        tell_caveat(found)
+        if found.words:
+            say(found.words)
+    divided = config.federation()
     say(repr(divided))
     table = RichTable("client", "training", "validation", "test", "classes")
     for number, shard in enumerate(divided.shards):
         held = int((divided.label_counts[number] > 0).sum())
         table.add_row(escape(shard.name), *(str(len(shard.part(part))) for part in PARTS), str(held))
-    (console if console.is_terminal else Console(width=160)).print(table)
+    wide().print(table)
     for oddity in divided.oddities():
         say(oddity)
-    figures.draw_bubbles(divided, Path(out))
+    figures.draw_bubbles(divided, picture)
     say(f"Picture: {out}")
+
+
+def refuse_splits(given: Given, federation: str) -> None:
+    """Refuses flags that would divide rows which a manifest divides."""
+    for key in given.get("split", {}):
+        named = key in flags.keys_of("split")
+        flag = "--split" if key == "name" else f"--{flags.flag_name('split', key)}" if named else f"split.{key}"
+        raise GpflError(f"--federation {federation} says how the rows are divided: leave out {flag}")
 
 
 def show_command() -> click.Command:
@@ -137,8 +172,3 @@ class Downloads:
             if not console.is_terminal:
                 print(f"downloading {name}", file=sys.stderr)
         self._progress.update(self._tasks[name], completed=here)
-
-
-def say(text: str) -> None:
-    """Prints a line as it is."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The one exception a user's mistake raises, and the suggestion that goes with it."""
+"""The one exception a user's mistake raises, and words that messages share."""
 
 from __future__ import annotations
 
@@ -17,3 +17,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if close:
         return f"did you mean '{close[0]}'?"
     return "known: " + ", ".join(names)
+
+
+def counted(number: int, noun: str) -> str:
+    """Gives a number with its noun: "1 class", "2 classes", "1,200 rows"."""
+    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{ending}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from gpfl import files, options, toml
-from gpfl.data import DATA, find_source
+from gpfl.data import DATA, Own, find_source
 from gpfl.data.table import PARTS, Rows, Source, Table
-from gpfl.errors import GpflError, did_you_mean
+from gpfl.errors import GpflError, counted, did_you_mean
 from gpfl.form import ArrayLike
 from gpfl.partition import SPLITS, Split
 
@@ -58,6 +58,7 @@ class Federation:
         self.origin = dict(origin or {})
         if not self.shards:
             raise GpflError("a federation needs at least one client")
+        check_filled(self.shards, "give every client both, or leave such clients out")
         for shard in self.shards:
             check_shard(shard, len(table))
         check_disjoint(self.shards, len(table))
@@ -69,7 +70,7 @@ class Federation:
     def __repr__(self) -> str:
         sizes = self.rows("train")
         return (
-            f"Federation of {len(self)} clients on '{self.table.name}': {sizes.sum()} training rows "
+            f"Federation of {counted(len(self), 'client')} on '{self.table.name}': {sizes.sum()} training rows "
             f"({sizes.min()} to {sizes.max()} a client), {self.rows('test').sum()} test rows, {self.table.classes} classes"
         )
 
@@ -96,22 +97,39 @@ class Federation:
         """Gives what a person should know of the division before training: labels that cannot be learnt from these rows."""
         seen = self.label_counts > 0
         tested = self.count_labels([shard.test for shard in self.shards])
-        said = []
+        said = self.left_out()
         nowhere = np.flatnonzero((tested.sum(0) > 0) & ~seen.any(0))
         if len(nowhere):
             names = ", ".join(str(self.class_name(label)) for label in nowhere[:5])
-            said.append(f"No client has training rows of {len(nowhere)} classes that have test rows: {names}.")
+            have = "has" if len(nowhere) == 1 else "have"
+            said.append(f"No client has training rows of {counted(len(nowhere), 'class')} that {have} test rows: {names}.")
         strange = np.where(seen, 0, tested).sum(1)
         if strange.any():
-            who = self.shards[int(strange.argmax())].name
+            rows, who = int(strange.sum()), self.shards[int(strange.argmax())].name
+            have, their = ("has", "its") if rows == 1 else ("have", "their")
             said.append(
-                f"{int(strange.sum()):,} test rows of {int((strange > 0).sum())} clients have a label that their client never "
-                f"trains on (most: client {who}, {int(strange.max())})."
+                f"{counted(rows, 'test row')} of {counted(int((strange > 0).sum()), 'client')} {have} a label that {their} "
+                f"client never trains on (most: client {who}, {int(strange.max()):,})."
             )
         single = np.flatnonzero(seen.sum(1) == 1)
         if len(single):
-            said.append(f"{len(single)} clients train on one class only, such as client {self.shards[int(single[0])].name}.")
+            train, such_as = ("trains", ":") if len(single) == 1 else ("train", ", such as")
+            who = self.shards[int(single[0])].name
+            said.append(f"{counted(len(single), 'client')} {train} on one class only{such_as} client {who}.")
         return said
+
+    def left_out(self) -> list[str]:
+        """Gives the groups of the data that have too few rows to be clients, in a line, if there are such."""
+        fewest, groups = self.origin.get("min_rows"), self.table.groups
+        if self.origin.get("split") != "natural" or groups is None or not isinstance(fewest, int):
+            return []
+        sizes = np.bincount(groups, minlength=len(self.table.group_names))
+        small = [name for name, size in zip(self.table.group_names, sizes, strict=True) if 0 < size < fewest]
+        if not small:
+            return []
+        names = ", ".join(small[:5]) + (", …" if len(small) > 5 else "")
+        have, are = ("has", "is") if len(small) == 1 else ("have", "are")
+        return [f"{counted(len(small), 'client')} {have} fewer than {counted(fewest, 'row')} and {are} left out: {names}."]
 
     def class_name(self, label: int) -> str:
         """Gives the name of a class, where the data tell it, else its number."""
@@ -148,10 +166,7 @@ class Federation:
             raise GpflError(f"{path} is not a federation manifest of format 1 (missing or wrong: {problem})") from None
         if table is None:
             if name not in DATA:
-                raise GpflError(
-                    f"{path} divides the data '{name}', which were given in Python, or lie in files of your own: "
-                    "give the federation again there, or name the files with --data"
-                )
+                raise unnamed(path, name, content)
             table = DATA[name].load()
         if table.digest != digest:
             raise GpflError(
@@ -180,6 +195,7 @@ def federate(
         if name not in SPLITS:
             raise GpflError(f"unknown split '{name}'; {did_you_mean(name, SPLITS)}")
         table = data if isinstance(data, Table) else source.load()
+        refuse_unknown(settings, {} if isinstance(data, Table) else options.options_of(type(source)))
         known = {key: value for key, value in usual.items() if name == usual["name"] and key != "name"}
         return divide(table, options.build(SPLITS[name], {**known, **settings}, "split"))
     if not isinstance(data, (list, tuple, Mapping)) or not data:
@@ -194,9 +210,36 @@ def federate(
 
 
 def named_in(manifest: Path) -> str:
-    """Gives the name of the data that a manifest divides."""
-    table = toml.read(manifest).get("table") if manifest.is_file() else None
-    return str(table.get("name", "digits")) if isinstance(table, dict) else "digits"
+    """Gives the name of the data that a manifest divides; refuses such as no name leads to."""
+    content = toml.read(manifest) if manifest.is_file() else {}
+    table = content.get("table")
+    name = str(table.get("name", "digits")) if isinstance(table, dict) else "digits"
+    if name not in DATA:
+        raise unnamed(manifest, name, content)
+    return name
+
+
+def read_in(manifest: Path) -> dict[str, object]:
+    """Gives how the files of a manifest of own data were read: options of `Own`."""
+    source = toml.read(manifest).get("source") if manifest.is_file() else None
+    return {key: source[key] for key in options.options_of(Own) if key in source} if isinstance(source, dict) else {}
+
+
+def unnamed(manifest: Path, name: str, content: Mapping[str, object]) -> GpflError:
+    """Gives the complaint that a manifest divides data which its name does not lead to."""
+    source = content.get("source")
+    if isinstance(source, dict) and "classes" in source:
+        return GpflError(f"{manifest} divides '{name}', files of your own: name the file or folder with --data")
+    return GpflError(f"{manifest} divides the data '{name}', which were given in Python: give them again there")
+
+
+def refuse_unknown(settings: Mapping[str, object], reading: Iterable[str]) -> None:
+    """Refuses a setting that is no option of any split; the options of reading were taken out before, and may be meant."""
+    splits = {key for split in SPLITS.values() for key in options.options_of(split)}
+    for key in settings:
+        close = did_you_mean(key, {*splits, *reading})
+        if key not in splits and any(f"'{other}'" in close for other in reading):
+            raise GpflError(f"unknown setting '{key}'; {close}")
 
 
 def reading(name: str, settings: Mapping[str, object]) -> tuple[Source, dict[str, object]]:
@@ -210,6 +253,8 @@ def divide(table: Table, split: Split) -> Federation:
     """Gives the table divided by a split."""
     chosen = split.choose(table)
     shards = [Shard(name, *split.cut(table, rows, number)) for number, (name, rows) in enumerate(chosen.items())]
+    few = [len(chosen[shard.name]) for shard in lacking(shards)]
+    check_filled(shards, split.way_out(table, [len(rows) for rows in chosen.values()], few) if few else "")
     return Federation(table, shards, {"split": split.name, **options.values_of(split)})
 
 
@@ -248,14 +293,25 @@ def as_rows(values: Sequence[int]) -> Rows:
     return rows.astype(np.int64)
 
 
+def lacking(shards: Sequence[Shard]) -> list[Shard]:
+    """Gives the clients that cannot train or cannot be tested."""
+    return [shard for shard in shards if not len(shard.train) or not len(shard.test)]
+
+
+def check_filled(shards: Sequence[Shard], way: str) -> None:
+    """Refuses clients without training or test rows, all in one line with the way out."""
+    bad = lacking(shards)
+    if bad:
+        first = bad[0]
+        purpose = "test" if len(first.train) else "training"
+        others = f", and {counted(len(bad) - 1, 'other client')} of {len(shards):,} lack some as well" if len(bad) > 1 else ""
+        raise GpflError(
+            f"client {first.name} has no {purpose} rows ({len(first.train)} training, {len(first.test)} test){others}: {way}"
+        )
+
+
 def check_shard(shard: Shard, total: int) -> None:
-    """Refuses a client that cannot train or cannot be tested, or that has rows outside the table or twice."""
-    for part, purpose in (("train", "training"), ("test", "test")):
-        if len(shard.part(part)) == 0:
-            raise GpflError(
-                f"client {shard.name} has no {purpose} rows ({len(shard.train)} training, {len(shard.test)} test): "
-                "give it more rows, leave it out (--split natural: --min-rows), or change --clients, --test or --validation"
-            )
+    """Refuses a client that has rows outside the table or twice."""
     rows = np.concatenate([shard.part(part) for part in PARTS])
     outside = rows[(rows < 0) | (rows >= total)]
     if len(outside):
@@ -278,7 +334,11 @@ def unpacked(brought: object, name: str) -> Sequence[ArrayLike]:
 
 def read_dataset(dataset: Dataset[tuple[Tensor, int]], name: str) -> tuple[Tensor, npt.NDArray[np.int64]]:
     """Gives all rows and labels of a dataset whose items are (x, y)."""
-    items = [dataset[k] for k in range(len(dataset))]  # type: ignore[arg-type]
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise GpflError(
+            f"the dataset of client {name} has no length: give one with len() and items by number, or arrays (x, y)"
+        )
+    items = [dataset[k] for k in range(len(dataset))]
     if not items or any(not isinstance(item, (tuple, list)) or len(item) != 2 for item in items):
         raise GpflError(f"the dataset of client {name} must have at least one item, and each must be (x, y)")
     try:

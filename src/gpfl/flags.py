@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import math
 import re
@@ -90,6 +91,7 @@ def make_flag(section: str, key: str) -> click.Option:
         param_decls=[f"--{name}/--no-{name}" if boolean else f"--{name}", f"{section}__{key}"],
         type=bool if boolean else str,
         is_flag=boolean,
+        multiple=any(is_list(record, key) for record in owners.values()),
         default=None,
         metavar=None if boolean else metavar(options_of(record)[key], hint),
         help=words(owners, key, len(RECORDS[section])),
@@ -97,11 +99,19 @@ def make_flag(section: str, key: str) -> click.Option:
     )
 
 
+def is_list(record: type, key: str) -> bool:
+    """Tells whether an option takes a list of any length; its flag may then be given several times."""
+    hint = typing.get_type_hints(record)[key]
+    return typing.get_origin(hint) is tuple and typing.get_args(hint)[-1] is Ellipsis
+
+
 def metavar(described: Option, hint: object) -> str:
     """Gives the word that stands for the value."""
     if described.choices:
         return (",…|" if "a list" in describe_type(hint) else "|").join(described.choices)
-    return {"a whole number": "N", "a number": "X", "text": "TEXT"}.get(describe_type(hint), "X,X")
+    return {"a whole number": "N", "a number": "X", "text": "TEXT", "a list, each entry text": "NAME,…"}.get(
+        describe_type(hint), "X,X"
+    )
 
 
 def words(owners: Mapping[str, type], key: str, records: int) -> str:
@@ -143,14 +153,19 @@ def given_by_flags(values: Mapping[str, object]) -> Given:
     given: Given = {}
     for name, value in values.items():
         section, _, key = name.partition("__")
-        if value is None or not key:
+        if value is None or value == () or not key:
             continue
         given.setdefault(section, {})[key] = parse(section, key, value)
     return given
 
 
 def parse(section: str, key: str, value: object) -> object:
-    """Gives a flag's text as a value; commas make a list where an option of that name takes one."""
+    """Gives a flag's text as a value; commas make a list where an option of that name takes one, and several texts one list."""
+    if isinstance(value, tuple):
+        lists = [parse(section, key, text) for text in value]
+        return (
+            lists[0] if len(lists) == 1 else [entry for part in lists for entry in (part if isinstance(part, list) else [part])]
+        )
     if not isinstance(value, str):
         return value
     records = [record for record in RECORDS.get(section, {}).values() if key in options_of(record)]
@@ -158,11 +173,18 @@ def parse(section: str, key: str, value: object) -> object:
     if kinds == ["text"] * len(kinds):
         return value
     if all(kind == "a list, each entry text" for kind in kinds) and kinds:
-        read = {entry: toml.parse_value(entry) for entry in map(str.strip, value.strip("[] ").split(","))}
-        return [said if isinstance(said, str) else entry for entry, said in read.items()]  # a column may be named 2024
+        return texts(value)
     if "," in value and any("a list" in kind for kind in kinds):
         return [number(entry.strip()) for entry in value.strip("[] ").split(",")]
     return number(value)
+
+
+def texts(value: str) -> list[str]:
+    """Gives the texts of a list with commas between, such as a line of a CSV file; brackets around it may be there."""
+    value = value.strip()
+    if value.startswith("[") and value.endswith("]"):
+        value = value[1:-1]
+    return [text.strip() for line in csv.reader([value], skipinitialspace=True) for text in line]
 
 
 def number(text: str) -> object:

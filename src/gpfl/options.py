@@ -125,7 +125,8 @@ def checked(raw: object, hint: object, described: Option, label: str) -> Value:
         limits = described.limits() or "a finite number"
         tail = ""
         if described.choices and isinstance(value, str):
-            tail = f"; {did_you_mean(value, described.choices)}"
+            suggestion = did_you_mean(value, described.choices)
+            tail = "" if suggestion.startswith("known:") else f"; {suggestion}"  # the limits name them all
         raise GpflError(f"{label} is {plain(raw)!r}; it must be {limits}{tail}")
     return value
 

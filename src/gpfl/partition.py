@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpfl.data.table import PARTS, Rows, Table
-from gpfl.errors import GpflError
+from gpfl.errors import GpflError, counted
 from gpfl.options import option
 from gpfl.randomness import LARGEST_SEED, generator
 
@@ -34,6 +35,10 @@ class Split:
     def choose(self, table: Table) -> dict[str, Rows]:
         """Gives the rows of the clients that take part: all, or a seeded choice of them that grows with its number."""
         self.check()
+        if table.parts is not None and self.test != Split.test:
+            raise GpflError(
+                f"split.test is {self.test:g}, but data '{table.name}' tells which rows are for testing: leave it out"
+            )
         whole = dataclasses.replace(self, clients=self.of, of=0) if self.of else self
         assigned = whole.assign(table, generator(self.seed, "split"))
         wanted = self.clients or len(assigned)
@@ -69,6 +74,10 @@ class Split:
         shuffled = generator(self.seed, "cut", number).permutation(rows)
         kept = int((1 - self.test) * len(rows) + 1e-9)  # (1 - 0.8) * 5 is a little less than 1
         return *self.keep_back(shuffled[:kept], number), shuffled[kept:]
+
+    def way_out(self, table: Table, rows: Sequence[int], few: Sequence[int]) -> str:
+        """Gives what helps where some clients lack training or test rows, of the numbers of rows of all and of those."""
+        return "lower --clients, or change --test or --validation"
 
     def keep_back(self, rows: Rows, number: int) -> tuple[Rows, Rows]:
         """Gives training rows without and with the share kept for validation; at least one row, where a share is asked."""
@@ -219,6 +228,16 @@ class Natural(Split):
             most = max(len(rows) for rows in parts.values())
             raise GpflError(f"split.min_rows is {self.min_rows}; the largest group of data '{table.name}' has {most} rows")
         return kept
+
+    def way_out(self, table: Table, rows: Sequence[int], few: Sequence[int]) -> str:
+        """Gives the number of rows from which all clients have enough, and asks whether these are the clients."""
+        fewest = max(few) + 1
+        left = sum(count < fewest for count in rows)
+        column = table.origin.get("client")
+        ask = f"; is '{column}' the column of clients?" if column else ""
+        if left == len(rows):
+            return f"give clients more rows{ask}"
+        return f"--min-rows {fewest} leaves out {left:,} of {counted(len(rows), 'client')}{ask}"
 
 
 SPLITS: dict[str, type[Split]] = {split.name: split for split in (Pathological, Dirichlet, Natural)}

@@ -1,5 +1,6 @@
 """The named data sets."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,8 +31,10 @@ def find_source(name: str, settings: Mapping[str, object]) -> Source:
     if name in DATA:
         return read_as(DATA[name], settings)
     path = Path(name).expanduser()
-    if not name or not (path.exists() or len(path.parts) > 1 or path.suffix):
+    if not name or not (path.exists() or os.sep in name or path.suffix):
         raise GpflError(f"unknown data '{name}'; {did_you_mean(name, DATA)} (or the path of a file or folder of your own)")
+    if not path.exists():
+        raise GpflError(f"there is no file or folder {name}")
     return read_as(Own(name=path.resolve().name, doc="your own files", path=path), settings)
 
 

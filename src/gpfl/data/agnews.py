@@ -78,6 +78,8 @@ AGNEWS = Published(
         ),
     ),
     licence="non-commercial research",
+    rows=127_600,
+    folders=("ag_news", "ag-news", "ag_news_csv", "AG_NEWS", "AGNews"),
     parse=parse,
     settings={
         "split": {"name": "dirichlet", "clients": 20, "beta": 1.0},

@@ -87,6 +87,8 @@ AMAZON = Published(
     doc="Amazon Review: 27,677 reviews as counts of 5,000 words, good or bad, 4 domains",
     files=tuple(file(domain, k, part) for domain in DOMAINS for k, part in enumerate(("train", "test"))),
     licence="none stated; cite Blitzer et al. 2007",
+    rows=27_677,
+    folders=("amazon_review", "amazon-review", "amazon_reviews", "AmazonReview"),
     parse=parse,
     settings={
         "split": {"name": "natural"},

@@ -50,19 +50,23 @@ def read_gzip(path: Path, most: int) -> bytes:
 def tar_members(path: Path, names: tuple[str, ...], most: int) -> dict[str, bytes]:
     """Gives the named members of a tar.gz archive, each a plain file of at most `most` bytes."""
     found: dict[str, bytes] = {}
+    seen: list[str] = []
     with (
         readable(path),
         BoundedGzip(path, len(names) * most + HEADERS) as inside,
         tarfile.open(fileobj=inside, mode="r:") as archive,
     ):
         for member in archive:
+            if member.isfile() and len(seen) < 3 and member.name.isprintable():
+                seen.append(member.name[:60])
             if member.name in names and member.isfile() and member.name not in found:
                 content = archive.extractfile(member)
                 if content is not None:
                     found[member.name] = limited(content, most, f"{member.name} in {path}")
     missing = [name for name in names if name not in found]
     if missing:
-        raise GpflError(f"{path} does not hold {missing[0]}: get it again")
+        instead = f"; it holds {', '.join(seen)}" if seen else ""
+        raise GpflError(f"{path} does not hold {missing[0]}{instead}: get it again")
     return found
 
 

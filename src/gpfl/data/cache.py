@@ -19,7 +19,7 @@ from gpfl.data.table import Rows, Table
 from gpfl.errors import GpflError
 
 Array = npt.NDArray[np.generic]
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,14 @@ class Parsed:
     vocabulary: int = 0
     groups: Rows | None = None
     group_names: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a parsed table holds, as far as its headers tell."""
+
+    rows: int
+    verified: bool
 
 
 @dataclass(frozen=True)
@@ -122,29 +130,48 @@ def put_in_place(draft: Path, target: Path) -> None:
 
 def load(name: str) -> Table | None:
     """Gives a parsed table, memory-mapped; None where there is none."""
-    folder = table_folder(name)
+    with naming_damage(name):
+        found = opened(table_folder(name))
+        return as_table(name, *found) if found else None
+
+
+def held(name: str) -> Held | None:
+    """Gives what a parsed table holds without reading its rows; None where there is none. One that was cut off is refused."""
+    with naming_damage(name):
+        found = opened(table_folder(name))
+        return Held(len(found[0].y), found[1]["verified"] is True) if found else None
+
+
+def opened(folder: Path) -> tuple[Parsed, dict[str, object]] | None:
+    """Gives the mapped arrays of a table and its origin; None where there is none in the format of today."""
     if not (folder / "table.json").exists():
         return None
+    facts = json.loads((folder / "table.json").read_text(encoding="utf-8"))
+    if facts["format"] != FORMAT:
+        return None
+    # Copy-on-write: torch wants arrays it could write to; nothing ever reaches the file.
+    x, y = (np.lib.format.open_memmap(folder / f"{part}.npy", mode="c") for part in ("x", "y"))
+    groups = folder / "groups.npy"
+    parsed = Parsed(
+        x,
+        y,
+        classes=int(facts["classes"]),
+        kind=facts["kind"],
+        white=int(facts["white"]),
+        vocabulary=int(facts["vocabulary"]),
+        groups=np.lib.format.open_memmap(groups, mode="c") if groups.exists() else None,
+        group_names=facts["group_names"],
+    )
+    return parsed, dict(facts["origin"])
+
+
+@contextmanager
+def naming_damage(name: str) -> Iterator[None]:
+    """Says of a table that does not open which one it is, and the way out."""
     try:
-        facts = json.loads((folder / "table.json").read_text(encoding="utf-8"))
-        if facts["format"] != FORMAT:
-            return None
-        # Copy-on-write: torch wants arrays it could write to; nothing ever reaches the file.
-        x, y = (np.lib.format.open_memmap(folder / f"{part}.npy", mode="c") for part in ("x", "y"))
-        groups = folder / "groups.npy"
-        parsed = Parsed(
-            x,
-            y,
-            classes=int(facts["classes"]),
-            kind=facts["kind"],
-            white=int(facts["white"]),
-            vocabulary=int(facts["vocabulary"]),
-            groups=np.lib.format.open_memmap(groups, mode="c") if groups.exists() else None,
-            group_names=facts["group_names"],
-        )
-        return as_table(name, parsed, facts["origin"])
+        yield
     except (OSError, ValueError, KeyError, TypeError, GpflError) as problem:
-        raise GpflError(f"the parsed table in {folder} is damaged ({problem}): gpfl data get {name} --again") from None
+        raise GpflError(f"the parsed table in {table_folder(name)} is damaged ({problem}): gpfl data get {name}") from None
 
 
 @contextmanager
@@ -166,12 +193,3 @@ def locked(name: str) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def has(name: str) -> bool:
-    """Tells whether a table was parsed before, in the format of today."""
-    try:
-        facts = json.loads((table_folder(name) / "table.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(facts, dict) and facts.get("format") == FORMAT

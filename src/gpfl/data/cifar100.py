@@ -44,7 +44,10 @@ CIFAR100 = Published(
         ),
     ),
     licence="none stated; cite Krizhevsky 2009",
+    rows=60_000,
+    folders=("cifar-100", "cifar_100", "CIFAR100", "Cifar100"),
     parse=parse,
+    mistaken={"cifar-100-python.tar.gz": f"holds pickles, which are not read: the binary version is wanted, {NAME}"},
     settings={
         "split": {"name": "dirichlet", "clients": 20, "beta": 0.1},
         "net": {"name": "cnn4"},

@@ -7,6 +7,7 @@ import hashlib
 import http.client
 import ssl
 import urllib.error
+import urllib.parse
 import urllib.request
 import zlib
 from collections.abc import Callable
@@ -17,6 +18,9 @@ from typing import IO
 from gpfl.errors import GpflError
 
 CHUNK = 1 << 20
+BROKEN = (urllib.error.URLError, http.client.HTTPException, ssl.SSLError, TimeoutError, ConnectionError)
+"""What a connection raises that cannot be made, or ends too early."""
+BRING = "bring the file: gpfl data get NAME --from FILE"
 Tell = Callable[[str, int, int], None]
 """Is told a file's name, the bytes that are here, and the bytes it has in all (0 where nobody knows)."""
 
@@ -36,6 +40,10 @@ class PublishedFile:
     def checksum(self) -> tuple[str, str]:
         """The kind of checksum and its value."""
         return ("sha256", self.sha256) if self.sha256 else ("md5", self.md5)
+
+
+class UnreachedError(Exception):
+    """Nobody answered; the text says why."""
 
 
 def silent(name: str, here: int, total: int) -> None:
@@ -70,20 +78,22 @@ def is_published(path: Path, file: PublishedFile) -> bool:
         return False
 
 
-def download(file: PublishedFile, folder: Path, tell: Tell = silent) -> Path:
-    """Gives the downloaded file; a download that broke off goes on where it stopped."""
+def download(file: PublishedFile, folder: Path, tell: Tell = silent, bring: str = BRING) -> Path:
+    """Gives the downloaded file; a download that broke off goes on where it stopped. `bring` says the way without one."""
     target, part = folder / file.name, folder / f"{file.name}.part"
     if target.exists() and is_published(target, file):
         return target
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        receive(file, part, tell)
+        receive(file, part, tell, bring)
     except urllib.error.HTTPError as problem:
         problem.close()
-        raise GpflError(f"{file.url} answered {problem.code} {problem.reason}: try again later, {way_out(file)}") from None
-    except (urllib.error.URLError, http.client.HTTPException, ssl.SSLError, TimeoutError, ConnectionError) as problem:
-        reason = getattr(problem, "reason", problem)
-        raise GpflError(f"the download of {file.url} broke off ({reason}): try again to go on, {way_out(file)}") from None
+        raise GpflError(f"{file.url} answered {problem.code} {problem.reason}: try again later, or {bring}") from None
+    except UnreachedError as problem:
+        host = urllib.parse.urlsplit(file.url).hostname
+        raise GpflError(f"cannot reach {host} ({problem}) for {file.url}; {bring}") from None
+    except BROKEN as problem:
+        raise GpflError(f"the download of {file.url} broke off ({why(problem)}): try again to go on, or {bring}") from None
     except OSError as problem:
         raise GpflError(f"cannot write {part}: {problem.strerror}") from None
     if not is_published(part, file):
@@ -92,13 +102,13 @@ def download(file: PublishedFile, folder: Path, tell: Tell = silent) -> Path:
         part.unlink()
         raise GpflError(
             f"{file.url} does not hold the published file ({kind} {found[:12]}…, published {expected[:12]}…); "
-            f"the download was thrown away: try again later, {way_out(file)}"
+            f"the download was thrown away: try again later, or {bring}"
         )
     part.replace(target)
     return target
 
 
-def receive(file: PublishedFile, part: Path, tell: Tell) -> None:
+def receive(file: PublishedFile, part: Path, tell: Tell, bring: str) -> None:
     """Writes what is still missing of a file behind what is here."""
     here = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(file.url, headers={"User-Agent": "gpfl", **({"Range": f"bytes={here}-"} if here else {})})
@@ -109,6 +119,8 @@ def receive(file: PublishedFile, part: Path, tell: Tell) -> None:
             problem.close()
             return
         raise
+    except BROKEN as problem:
+        raise UnreachedError(why(problem)) from None
     with answer:
         if here and answer.status != 206:  # the server sends it all again
             here = 0
@@ -125,12 +137,13 @@ def receive(file: PublishedFile, part: Path, tell: Tell) -> None:
             part.unlink()
             raise GpflError(
                 f"{file.url} sends more than {limit:,} bytes, the published file has {file.size:,}; "
-                f"the download was thrown away: try again later, {way_out(file)}"
+                f"the download was thrown away: try again later, or {bring}"
             )
         if here < total:
             raise http.client.IncompleteRead(b"", total - here)
 
 
-def way_out(file: PublishedFile) -> str:
-    """Gives the other way to a file."""
-    return f"or download {file.name} yourself and give it with --from"
+def why(problem: Exception) -> str:
+    """Gives what went wrong with a connection, in the system's own words."""
+    reason = getattr(problem, "reason", problem)
+    return getattr(reason, "strerror", None) or str(reason) or type(reason).__name__

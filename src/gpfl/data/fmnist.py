@@ -85,6 +85,8 @@ FMNIST = Published(
         ),
     ),
     licence="MIT",
+    rows=70_000,
+    folders=("fashion_mnist", "fashion-mnist", "fashionmnist", "FashionMNIST", "FashionMNIST/raw"),
     parse=parse,
     settings={
         "split": {"name": "dirichlet", "clients": 20, "beta": 0.1},

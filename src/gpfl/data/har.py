@@ -107,6 +107,8 @@ HAR = Har(
         ),
     ),
     licence="CC BY 4.0",
+    rows=10_299,
+    folders=("uci_har", "uci-har", "UCI_HAR", "HAR"),
     parse=parse,
     settings={"split": {"name": "natural"}, "net": {"name": "harcnn"}, "train": {"rounds": 2000, "patience": 100}},
 )

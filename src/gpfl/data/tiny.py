@@ -61,6 +61,8 @@ TINY = Published(
     doc="Tiny-ImageNet: 100,000 photographs, 64×64 colour, 200 classes",
     files=(PublishedFile(NAME, f"http://cs231n.stanford.edu/{NAME}", 248_100_043, md5="90528d7ca1a48142e341f4ef8d21d0de"),),
     licence="non-commercial (ImageNet terms)",
+    rows=100_000,
+    folders=("tiny_imagenet", "tiny-imagenet", "tiny-imagenet-200", "TinyImagenet"),
     parse=parse,
     settings={
         "split": {"name": "dirichlet", "clients": 20, "beta": 0.1},

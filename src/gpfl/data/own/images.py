@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
-from gpfl.data.own.encode import Gathered, checked_parts
-from gpfl.data.own.layout import IMAGES, Piece, by_name
+from gpfl.data.own.gathered import Gathered
+from gpfl.data.own.layout import Piece, class_folders, image_files
+from gpfl.data.own.told import checked_parts
 from gpfl.errors import GpflError
 
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "PPM", "TIFF")
+TURNED = ("JPEG", "TIFF", "WEBP")
+"""Formats that cameras write; a PNG would have to be decoded to be asked."""
+ORIENTATION = 0x0112
+"""The tag that says how a camera was held."""
+SIDEWAYS = (5, 6, 7, 8)
 GREY = ("1", "L")
 COLOUR = ("RGB", "RGBA", "P", "LA", "PA", "CMYK", "YCbCr", "RGBX")
 
@@ -34,29 +42,38 @@ def gather_images(pieces: Sequence[Piece], side: int) -> Gathered:
     parts = checked_parts(np.array([piece.part for piece, _, _ in found])) if parted == {True} else None
     words = f"{'grey' if grey else 'colour'} images of {width}×{height}" + (", resized" if side else "")
     clients = np.array([piece.client for piece, _, _ in found]) if told else None
-    return Gathered(x, np.array([label for _, label, _ in found]), clients, parts, words)
-
-
-def class_folders(piece: Piece) -> list[Path]:
-    """Gives a piece's folders of classes."""
-    return sorted((e for e in piece.path.iterdir() if e.is_dir() and not e.name.startswith((".", "_"))), key=by_name)
-
-
-def image_files(folder: Path) -> list[Path]:
-    """Gives the images of a class, by name."""
-    return sorted((entry for entry in folder.iterdir() if entry.suffix.lower() in IMAGES), key=by_name)
+    labels = np.array([label for _, label, _ in found])
+    return Gathered(x, labels, clients, parts, words, recipe={"image_size": side})
 
 
 def look(file: Path) -> tuple[str, tuple[int, int]]:
-    """Gives an image's mode and size without decoding it."""
+    """Gives an image's mode and size, as it is to be looked at, without decoding it."""
     try:
-        with Image.open(file, formats=FORMATS) as image:
-            mode, size = image.mode, image.size
+        with quiet(), Image.open(file, formats=FORMATS) as image:
+            mode, size = image.mode, image.size[::-1] if orientation(image) in SIDEWAYS else image.size
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+        raise GpflError(
+            f"{file} has over {Image.MAX_IMAGE_PIXELS or 0:,} pixels, more than is safe to decode: shrink it"
+        ) from None
     except Exception as problem:  # damaged bytes may raise anything
         raise GpflError(f"{file} is not an image ({problem}): remove or replace it") from None
     if mode not in GREY + COLOUR:
         raise GpflError(f"{file} has pixels of mode {mode}, deeper than 8 bits: save it with 8 bits a channel")
     return mode, size
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps Pillow's warnings from the terminal; the one about images too large to decode becomes an error."""
+    with warnings.catch_warnings(action="ignore"):
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        yield
+
+
+def orientation(image: Image.Image) -> int:
+    """Gives how a camera was held, from 1, upright, to 8."""
+    held = image.getexif().get(ORIENTATION, 1) if image.format in TURNED else 1
+    return held if isinstance(held, int) else 1
 
 
 def one_size(sizes: Sequence[tuple[int, int]], files: Sequence[Path]) -> tuple[int, int]:
@@ -73,8 +90,9 @@ def one_size(sizes: Sequence[tuple[int, int]], files: Sequence[Path]) -> tuple[i
 def decode(file: Path, grey: bool, size: tuple[int, int]) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     """Gives the bytes of an image in the wanted size."""
     try:
-        with Image.open(file, formats=FORMATS) as image:
-            plain = image.convert("L" if grey else "RGB")
+        with quiet(), Image.open(file, formats=FORMATS) as image:
+            upright = ImageOps.exif_transpose(image) if orientation(image) > 1 else image
+            plain = upright.convert("L" if grey else "RGB")
             return np.asarray(plain if plain.size == size else plain.resize(size, Image.Resampling.BILINEAR))
     except Exception as problem:  # damaged bytes may raise anything
         raise GpflError(f"{file} is damaged ({problem}): remove or replace it") from None

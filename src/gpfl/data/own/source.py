@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
-from gpfl.data.own.encode import Columned, Gathered, gather, number_classes, number_values, shortened
+from gpfl.data.own.encode import gather
+from gpfl.data.own.gathered import Columned, Gathered, case_remarks
 from gpfl.data.own.images import gather_images
-from gpfl.data.own.layout import find_pieces
+from gpfl.data.own.layout import Found, find_pieces
 from gpfl.data.own.read import READERS
+from gpfl.data.own.sheet import shortened
+from gpfl.data.own.told import number_classes, number_values
 from gpfl.data.table import PARTS, Source, Table
-from gpfl.errors import GpflError
+from gpfl.errors import GpflError, counted
 from gpfl.options import option
+
+FOR_IMAGES = ("image_size",)
+"""Options that say how images are read; the others are about columns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +40,12 @@ class Own(Source):
         "standard",
         "columns of numbers: to mean 0 and std 1 over all clients' training rows (all rows, if drawn later), or as they are",
         choices=("standard", "none"),
+    )
+    missing: str = option(
+        "refuse",
+        "missing values in columns: refuse them, fill in the mean over training rows (of text: a category of their own), or "
+        "leave such rows out",
+        choices=("refuse", "mean", "drop"),
     )
     image_size: int = option(0, "resize images to this many pixels a side; 0 = they have one size", least=0, most=1024)
 
@@ -54,28 +67,34 @@ class Own(Source):
         if not self.path.exists():
             raise GpflError(f"there is no file or folder {self.path}")
         whole = dataclasses.replace(self, path=self.path.resolve())  # as a run's config has it: trials read the same
-        return read_once(whole, whole._stamp())
-
-    def _stamp(self) -> int:
-        """Gives a number that changes with any file."""
-        files = sorted(self.path.rglob("*")) if self.path.is_dir() else [self.path]
-        return hash(tuple((str(file), (facts := file.stat()).st_mtime_ns, facts.st_size) for file in files if file.exists()))
+        with readable(self.path):
+            return read_once(whole, stamp(find_pieces(whole.path)))
 
     def gather(self) -> Table:
         """Gives the table that the files hold now."""
-        try:
-            pieces = find_pieces(self.path)
-            if any(piece.images for piece in pieces):
-                odd = next((piece for piece in pieces if not piece.images), None)
-                if odd is not None:
-                    raise GpflError(f"{odd.path} holds no class folders of images, but others do: give all clients one form")
-                gathered = gather_images(pieces, self.image_size)
-            else:
-                tables = [READERS[piece.path.suffix.lower()](piece.path) for piece in pieces]
-                gathered = gather(pieces, tables, Columned(self.label, self.client, self.part, self.ignore, self.scale))
-        except OSError as problem:
-            raise GpflError(f"cannot read {problem.filename or self.path}: {problem.strerror}") from None
+        found = find_pieces(self.path)
+        self._refuse_others(found)
+        if found.images:
+            gathered = gather_images(found.pieces, self.image_size)
+        else:
+            columned = Columned(self.label, self.client, self.part, self.ignore, self.scale, self.missing)
+            columned.check()
+            sheets = [READERS[piece.path.suffix.lower()](piece.path, self.ignore) for piece in found.pieces]
+            gathered = gather(found.pieces, sheets, columned)
+        if found.unread:
+            gathered.notes.append(f"Not read: {shortened([str(path.relative_to(self.path)) for path in found.unread])}.")
         return self._made(gathered)
+
+    def _refuse_others(self, found: Found) -> None:
+        """Refuses options that say nothing of the kind of files that were found."""
+        kinds = ("images", "columns") if found.images else ("rows", "images")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if "option" in field.metadata and value != field.default and (field.name in FOR_IMAGES) != found.images:
+                shown = ",".join(value) if isinstance(value, tuple) else value
+                raise GpflError(
+                    f"data.{field.name} is {shown!r}, but {self.name} holds {kinds[0]}, not {kinds[1]}: leave it out"
+                )
 
     def _made(self, gathered: Gathered) -> Table:
         labels, classes = number_classes(gathered)
@@ -101,17 +120,38 @@ class Own(Source):
         else:
             sizes = np.bincount(table.groups)
             by = f" by '{gathered.client_name}'" if gathered.client_name else ""
-            whose = f"{len(sizes)} clients{by} with {span(sizes.min(), sizes.max())} rows"
+            whose = f"{counted(len(sizes), 'client')}{by} with {span(sizes.min(), sizes.max())}"
         parts = "train and test as given" if table.parts is not None else "train and test drawn at random"
-        return (
-            f"{self.name}: {len(table):,} rows; {whose}; {parts}.\n"
-            f"{len(classes)} classes of '{gathered.label_name}': {shortened(classes)}. Inputs: {gathered.words}."
+        notes = [*gathered.notes, *case_remarks({"classes": classes, "clients": table.group_names})]
+        if len(table.group_names) == 1:
+            notes.append("There is one client only, so nothing is exchanged.")
+        return "\n".join(
+            (
+                f"{self.name}: {counted(len(table), 'row')}; {whose}; {parts}.",
+                f"{counted(len(classes), 'class')} of '{gathered.label_name}': {shortened(classes)}. Inputs: {gathered.words}.",
+                *notes,
+            )
         )
 
 
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Says which file or folder cannot be read."""
+    try:
+        yield
+    except OSError as problem:
+        raise GpflError(f"cannot read {problem.filename or path}: {problem.strerror}") from None
+
+
+def stamp(found: Found) -> int:
+    """Gives a number that changes with any file that is read, and with what is not."""
+    facts = [(str(file), (state := file.stat()).st_mtime_ns, state.st_size) for file in found.files()]
+    return hash((found, tuple(facts)))
+
+
 def span(low: int, high: int) -> str:
-    """Gives a range in words."""
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    """Gives a range of rows in words."""
+    return counted(low, "row") if low == high else f"{low:,} to {counted(high, 'row')}"
 
 
 @lru_cache(maxsize=2)

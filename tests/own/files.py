@@ -1,0 +1,125 @@
+"""Files that the tests of a person's own data write, and what is read from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from gpfl.data import Table, find_source
+from gpfl.errors import GpflError
+
+DRAW = np.random.default_rng(0)
+TRAIN, VALIDATION, TEST = 0, 1, 2
+EXPECTED = (
+    "give a file or sub-folder for each client, or class folders of images; files may be .csv, .tsv, .parquet, .npz, "
+    "images .png, .jpg, .jpeg, .bmp, .webp, .ppm, .pgm, .tif, .tiff"
+)
+
+
+def load(path: Path, **settings: object) -> Table:
+    return find_source(str(path), settings).load()
+
+
+def refusal(path: Path, **settings: object) -> str:
+    """What is said of bad data: one line."""
+    with pytest.raises(GpflError) as problem:
+        load(path, **settings)
+    assert "\n" not in str(problem.value)
+    return str(problem.value)
+
+
+def refusal_of(act: Callable[[], object]) -> str:
+    with pytest.raises(GpflError) as problem:
+        act()
+    return str(problem.value)
+
+
+def write(path: Path, text: str | bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def lines(*rows: Sequence[object], mark: str = ",") -> str:
+    return "".join(mark.join(str(cell) for cell in row) + "\n" for row in rows)
+
+
+def clients_of(table: Table) -> list[str]:
+    """The name of each row's client."""
+    assert table.groups is not None
+    return [table.group_names[group] for group in table.groups]
+
+
+def parts_of(table: Table) -> list[int]:
+    assert table.parts is not None
+    return table.parts.tolist()
+
+
+def scaled(column: Sequence[float], over: Sequence[float] | None = None) -> list[float]:
+    """A column less its mean, by its standard deviation, worked out with sums."""
+    seen = list(column if over is None else over)
+    mean = sum(seen) / len(seen)
+    std = (sum((value - mean) ** 2 for value in seen) / len(seen)) ** 0.5
+    return [(value - mean) / std for value in column]
+
+
+def close(found: torch.Tensor, wanted: Sequence[Sequence[float]]) -> bool:
+    return found.dtype == torch.float32 and np.allclose(found.numpy(), np.array(wanted), rtol=1e-6, atol=1e-6)
+
+
+def missing(column: str, count: int, first: str) -> str:
+    values = "1 missing value, in" if count == 1 else f"{count} missing values, first in"
+    return (
+        f"column '{column}' has {values} {first}: fill missing values with --missing mean, leave such rows out with "
+        f"--missing drop, or leave the column out with --ignore {column}"
+    )
+
+
+def no_value(column: str, count: int, first: str) -> str:
+    """What is said of a label or client that is missing."""
+    values = "1 missing value, in" if count == 1 else f"{count} missing values, first in"
+    return f"column '{column}' has {values} {first}: fill in the file, or leave such rows out with --missing drop"
+
+
+def read_as(label: str, **said: object) -> dict[str, object]:
+    """How a manifest says that columns or arrays were read."""
+    return {"label": label, "client": "", "part": "", "ignore": [], "missing": "refuse"} | said
+
+
+AGES = [61.5, 48.0, 70.0, 55.5, 39.0, 66.0]
+VISITS = [
+    ("age", "sex", "hospital", "outcome"),
+    (61.5, "f", "north", "home"),
+    (48.0, "m", "south", "ward"),
+    (70.0, "f", "north", "icu"),
+    (55.5, "m", "south", "home"),
+    (39.0, "f", "north", "home"),
+    (66.0, "m", "south", "ward"),
+]
+GOOD_ROWS = [(k, k % 2) for k in range(4)]
+X, Y = np.arange(8.0).reshape(4, 2), np.array([0, 1, 0, 1])
+
+
+def many(rows: int = 48, clients: int = 3) -> str:
+    """A CSV that a few rounds can be trained on."""
+    draw = np.random.default_rng(1)
+    x = draw.normal(size=(rows, 2)).round(3)
+    return lines(
+        ("a", "b", "site", "kind"),
+        *((x[k, 0], x[k, 1], f"s{k % clients}", "high" if x[k].sum() > 0 else "low") for k in range(rows)),
+    )
+
+
+def picture(path: Path, seed: int, size: tuple[int, int] = (5, 4), mode: str = "RGB") -> np.ndarray:
+    """Writes an image and gives its bytes (channels, height, width)."""
+    width, height = size
+    channels = {"L": 1, "RGB": 3, "RGBA": 4}[mode]
+    values = np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(values[:, :, 0] if mode == "L" else values, mode).save(path)
+    return np.moveaxis(values, 2, 0)
