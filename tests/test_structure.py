@@ -22,6 +22,7 @@ SOURCES = sorted(ROOT.rglob("*.py"))
 
 LAYERS = (
     ("errors", "randomness", "tree", "evaluate"),
+    ("ranks",),
     ("options", "toml", "files", "losses", "form", "modules"),
     ("net",),
     ("method", "nets"),
@@ -34,6 +35,7 @@ LAYERS = (
     ("api",),
     ("study",),
     ("report", "progress", "flags"),
+    ("terminal",),
     ("data_command",),
     ("cli",),
     ("__main__",),
@@ -150,7 +152,7 @@ def dangerous(source: ast.Module) -> Iterator[str]:
 @pytest.mark.parametrize("path", SOURCES, ids=[module_name(path) or "gpfl" for path in SOURCES])
 def test_nothing_is_unpickled_or_executed(path: Path) -> None:
     found = list(dangerous(ast.parse(path.read_text(encoding="utf-8"))))
-    if module_name(path) == "data.own.pickled":  # a reader that knows dicts and arrays; tests/test_pickled.py tries to break it
+    if module_name(path) == "data.own.pickled":  # it reads dicts and arrays alone; tests/own/test_pickled.py tries to break it
         found = [word for word in found if word != "pickle"]
     assert found == []
 

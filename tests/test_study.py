@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +15,10 @@ from PIL import Image
 
 import gpfl
 from gpfl.data import DATA
+from gpfl.engine.base import Judge, Train
 from gpfl.methods import METHODS
 from gpfl.runs import RunFolder
-from gpfl.simulate import Outcome, Simulation
+from gpfl.simulate import Outcome, Silent, Simulation
 from gpfl.study import compare as studies
 from gpfl.study import quickstart as quick
 from gpfl.study.trials import run_trials
@@ -29,13 +31,13 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The folders of the runs that are begun or gone on with, in their order."""
     told: list[str] = []
 
-    def run(simulation: Simulation) -> Outcome:
+    def steps(simulation: Simulation) -> Generator[Train | Judge, Any, Outcome]:
         assert simulation.folder is not None
         told.append(str(simulation.folder.path))
         return real(simulation)
 
-    real = Simulation.run
-    monkeypatch.setattr(Simulation, "run", run)
+    real = Simulation.steps
+    monkeypatch.setattr(Simulation, "steps", steps)
     return told
 
 
@@ -116,13 +118,13 @@ def test_stopped_quickstart_says_how_to_go_on_and_goes_on(
     assert said.code == 130
     assert said.err == "gpfl: stopped; go on with gpfl quickstart --out runs/quickstart\n"
     finished = content(Path("runs/quickstart/gpfl"))
-    assert begun[-1] == "runs/quickstart/fedavg/seed-1"
+    assert begun[-1] == "runs/quickstart/fedavg/seed-2"
     del begun[:]
 
     again = command("quickstart", "--out", "runs/quickstart")
     assert again.code == 0, again.err
     assert [folder.removeprefix("runs/quickstart/") for folder in begun] == [
-        *("fedavg/seed-1", "fedavg/seed-2"),
+        *("fedavg/seed-0", "fedavg/seed-1", "fedavg/seed-2"),
         *("local/seed-0", "local/seed-1", "local/seed-2"),
     ]
     after = content(Path("runs/quickstart/gpfl"))
@@ -313,9 +315,9 @@ def test_comparison_that_was_stopped_ends_as_one_that_was_not(
     assert said.code == 130
     way = "compare --data toy --methods local,gpfl --seeds 0,1 --out runs/toy-comparison"
     assert said.err == f"gpfl: stopped; go on with gpfl {way}\n"
-    assert len(begun) == runs + 1
+    assert len(begun) == 2 * (runs // 2 + 1), "both seeds of a method run at once"
     assert command(*way.split()).code == 0
-    assert len(begun) == 4 + 1
+    assert len(begun) == 4 + 2
     for path in sorted(Path("whole").glob("*/seed-*")):
         assert without_time(path) == without_time(Path("runs/toy-comparison") / path.relative_to("whole"))
     untimed = [
@@ -346,7 +348,43 @@ def test_trials_that_were_stopped_name_their_folder_and_go_on(
     assert said.code == 130
     assert said.err == "gpfl: stopped; go on with gpfl resume runs/toy-local-trials\n"
     assert command("resume", "runs/toy-local-trials").code == 0
-    assert [Path(folder).name for folder in begun] == ["seed-0", "seed-1", "seed-1", "seed-2"]
+    assert [Path(folder).name for folder in begun] == ["seed-0", "seed-1", "seed-2"] * 2
+
+
+@pytest.mark.parametrize("method", ["gpfl", "perfedavg", "ditto"])
+def test_trials_at_once_are_those_that_run_one_after_the_other(tmp_path: Path, method: str) -> None:
+    train = {"rounds": 12, "patience": 2, "join": [0.5, 1.0], "lr": 0.1}
+    given: dict[str, dict[str, object]] = {
+        "data": {"name": "digits"},
+        "split": {"clients": 6, "classes_per_client": 3},
+        "method": {"name": method},
+        "train": {**train, "batch_size": 20},
+        "run": {"engine": "vmap"},
+    }
+    seeds = [0, 1, 2]
+    together = run_trials(given, seeds, tmp_path / "together", lambda label: Silent())
+    for seed in seeds:
+        alone = run_trials(given, [seed], tmp_path / f"alone-{seed}", lambda label: Silent())
+        lines = [without_time(folder) for folder in (together.folders[seed], alone.folders[0])]
+        assert [line["round"] for line in lines[0]] == [line["round"] for line in lines[1]]
+        for first, second in zip(*lines, strict=True):
+            assert first["loss"] == pytest.approx(second["loss"], abs=1e-5)
+            assert first["clients"] == pytest.approx(second["clients"], abs=1e-5)
+
+
+def test_trials_at_once_end_when_their_own_patience_does(tmp_path: Path) -> None:
+    given: dict[str, dict[str, object]] = {
+        "data": {"name": "digits"},
+        "split": {"clients": 5, "classes_per_client": 2},
+        "method": {"name": "local"},
+        "train": {"rounds": 30, "patience": 1, "lr": 0.3},
+        "run": {"engine": "vmap"},
+    }
+    together = run_trials(given, [0, 1, 2, 3, 4], tmp_path / "together", lambda label: Silent())
+    assert len(set(together.values("rounds"))) > 1
+    alone = run_trials(given, [3], tmp_path / "alone", lambda label: Silent())
+    curves = [[line["loss"] for line in without_time(folder)] for folder in (together.folders[3], alone.folders[0])]
+    assert curves[0] == pytest.approx(curves[1], abs=1e-5)
 
 
 def test_trials_without_a_seed_are_refused(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,10 +25,11 @@ from gpfl.methods import METHODS
 from gpfl.modules import CLOSE, same_scores
 from gpfl.net import Architecture, Net, from_architecture, from_module
 from gpfl.nets import NETS
+from gpfl.ranks import local_rank, ranks
 from gpfl.result import ClientModel, Result
 from gpfl.runs import RunFolder, read_tensors
 from gpfl.schedule import Schedule
-from gpfl.simulate import Silent, Simulation, Watch
+from gpfl.simulate import Silent, Simulation, Watch, run_together
 from gpfl.tree import Tree
 
 CustomNet: TypeAlias = Architecture | nn.Module | Callable[[], nn.Module]
@@ -77,7 +78,7 @@ def begin(
     config, setting = prepare(config, federation, module, head)
     engine = choose(config.run.engine, setting)
     folder = RunFolder.create(out, config.to_toml(), federation) if out is not None else None
-    return execute(config, setting, engine, folder, watch)
+    return execute(Run(config, setting, folder, watch), engine)
 
 
 def resume(
@@ -92,15 +93,8 @@ def resume(
 
     Data and nets that were given in Python must be given again.
     """
-    opened = RunFolder.open(folder)
-    refuse_name(net)
-    refuse_head(net, head)
-    config, federation = reread(opened, federation, custom_net=net is not None)
-    if isinstance(net, Architecture):
-        config = dataclasses.replace(config, net=net)
-    module = net if not isinstance(net, Architecture) else None
-    config, setting = prepare(config, federation, module, head)
-    return execute(config, setting, choose(config.run.engine, setting), opened, watch)
+    run = reopened(folder, federation=federation, net=net, head=head, watch=watch)
+    return execute(run, choose(run.config.run.engine, run.setting))
 
 
 def load(
@@ -156,6 +150,35 @@ def load_model(path: str | Path, *, net: CustomNet | None = None, head: str | No
 
 
 # Parts of the above.
+
+
+class Run(NamedTuple):
+    """A run that is ready to be executed from where its folder stands."""
+
+    config: Config
+    setting: Setting
+    folder: RunFolder | None = None
+    watch: Watch | None = None
+
+
+def reopened(
+    folder: str | Path,
+    *,
+    federation: Federation | None = None,
+    net: CustomNet | None = None,
+    head: str | None = None,
+    watch: Watch | None = None,
+) -> Run:
+    """Gives the run of a folder."""
+    opened = RunFolder.open(folder)
+    refuse_name(net)
+    refuse_head(net, head)
+    config, federation = reread(opened, federation, custom_net=net is not None)
+    if isinstance(net, Architecture):
+        config = dataclasses.replace(config, net=net)
+    module = net if not isinstance(net, Architecture) else None
+    config, setting = prepare(config, federation, module, head)
+    return Run(config, setting, opened, watch)
 
 
 def reread(folder: RunFolder, given: Federation | None, custom_net: bool) -> tuple[Config, Federation]:
@@ -257,8 +280,42 @@ def prepare(
     return dataclasses.replace(config, train=train, method=method), setting
 
 
-def execute(config: Config, setting: Setting, engine: Engine, folder: RunFolder | None, watch: Watch | None) -> Result:
+def execute(run: Run, engine: Engine) -> Result:
     """Gives the result of a run from where its folder stands."""
+    simulation = simulation_of(run, engine)
+    if run.folder is not None and run.folder.finished:
+        return Result(engine, simulation.reopen())
+    with fitting_threads(run.setting), exactness(run.setting):
+        outcome = simulation.run()
+    return kept(Result(engine, outcome), run)
+
+
+def execute_trials(runs: Sequence[Run]) -> list[Result]:
+    """Gives the results of unfinished trials, which differ in their seeds: their clients train at once where the engine can."""
+    first = runs[0].setting
+    engine = choose(runs[0].config.run.engine, first)
+    settings = [dataclasses.replace(first, schedule=run.setting.schedule) for run in runs]  # one table on the device for all
+    runs = [run._replace(setting=setting) for run, setting in zip(runs, settings, strict=True)]
+    engines = [engine.under(setting.schedule) for setting in settings]
+    if not engine.stacks:
+        return [execute(run, own) for run, own in zip(runs, engines, strict=True)]
+    simulations = [simulation_of(run, own) for run, own in zip(runs, engines, strict=True)]
+    with fitting_threads(first), exactness(first):
+        outcomes = run_together(simulations)
+    return [kept(Result(own, outcome), run) for own, outcome, run in zip(engines, outcomes, runs, strict=True)]
+
+
+def kept(result: Result, run: Run) -> Result:
+    """Gives the result, having written its models and its summary into the run's folder."""
+    if run.folder is not None and ranks().first:
+        result.export(run.folder.path / "models")
+        run.folder.write_summary(result.summary)  # last: its presence says that all is there
+    return result
+
+
+def simulation_of(run: Run, engine: Engine) -> Simulation:
+    """Gives the simulation of a run."""
+    config, setting, folder, watch = run
     facts = {
         "method": config.method.name,
         "data": config.data,
@@ -268,15 +325,7 @@ def execute(config: Config, setting: Setting, engine: Engine, folder: RunFolder 
         "gpfl": gpfl.__version__,
         "torch": torch.__version__,
     }
-    simulation = Simulation(setting, engine, config.run, config.train.patience, folder, watch or Silent(), facts)
-    if folder is not None and folder.finished:
-        return Result(engine, simulation.reopen())
-    with fitting_threads(setting), exactness(setting):
-        result = Result(engine, simulation.run())
-    if folder is not None:
-        result.export(folder.path / "models")
-        folder.write_summary(result.summary)  # last: its presence says that all is there
-    return result
+    return Simulation(setting, engine, config.run, config.train.patience, folder, watch or Silent(), facts)
 
 
 def find_device(name: str) -> torch.device:
@@ -284,7 +333,9 @@ def find_device(name: str) -> torch.device:
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?|mps", name):
         raise GpflError(f"run.device is '{name}'; it must be auto, cpu, cuda, cuda:N or mps")
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and ranks().world > 1:
+        name = f"cuda:{local_rank()}"
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

@@ -20,6 +20,11 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     return (values * mask).sum() / mask.sum().clamp_min(1.0)
 
 
+def one_hot(y: Tensor, classes: int) -> Tensor:
+    """Gives rows that are 1 at their label and 0 elsewhere; torch's own looks at labels first, for which a GPU must wait."""
+    return (y.unsqueeze(-1) == torch.arange(classes, device=y.device)).to(torch.float32)
+
+
 def cross_entropy(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
     """Gives the mean cross-entropy over real rows."""
     return masked_mean(F.cross_entropy(logits, y, reduction="none"), mask)

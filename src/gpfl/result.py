@@ -178,7 +178,7 @@ class Result:
         for place, shard in enumerate(engine.federation.shards):
             rows = engine.adaptation_rows(place)
             adapt = engine.federation.table.batch(rows[rows >= 0])
-            own = tree.take(state.private, place)
+            own = tree.to(tree.take(state.private, place), engine.device)
             models.append(self._model(engine.method.personal(state.shared, own, adapt, one(facts, place)), shard.name))
         return models
 

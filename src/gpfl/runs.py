@@ -20,6 +20,7 @@ from torch import Tensor
 from gpfl import files, tree
 from gpfl.errors import GpflError
 from gpfl.federation import MANIFEST, Federation
+from gpfl.ranks import ranks
 from gpfl.tree import Tree
 
 Line = dict[str, object]
@@ -64,11 +65,18 @@ class RunFolder:
         if path == "":
             raise GpflError("out is empty; name a folder")
         folder = cls(path)
-        clear_stump(folder.path)
-        refuse_used(folder.path)
-        federation.save(folder.path / MANIFEST)
-        files.write_text(folder.path / "config.toml", config)
+        if folder.writes:
+            clear_stump(folder.path)
+            refuse_used(folder.path)
+            federation.save(folder.path / MANIFEST)
+            files.write_text(folder.path / "config.toml", config)
+        ranks().wait()
         return folder
+
+    @property
+    def writes(self) -> bool:
+        """Tells whether this process writes: of several, the first does, and the others read what it wrote."""
+        return ranks().first
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
@@ -99,6 +107,8 @@ class RunFolder:
     def append(self, line: Line) -> None:
         """Adds an evaluated round."""
         path = self.path / "metrics.jsonl"
+        if not self.writes:
+            return
         try:
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line, allow_nan=False) + "\n")
@@ -139,12 +149,16 @@ class RunFolder:
 
     def cut_back(self, lines: list[Line]) -> None:
         """Replaces the metrics by `lines`: rounds after the checkpoint are run again."""
-        files.write_text(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+        ranks().wait()  # all have read what is cut back
+        if self.writes:
+            files.write_text(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 
     # Checkpoints.
 
     def save_state(self, state: State, name: str = "checkpoint") -> None:
         """Writes a state; the one before stays until this one is whole."""
+        if not self.writes:
+            return
         content: Tree = {"shared": state.shared, "private": state.private}
         facts = {**{name: getattr(state, name) for name in COUNTERS}, "files": self.digests}
         write_tensors(self.path / f"{name}.safetensors", tree.flatten(content), facts)
@@ -187,6 +201,8 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, object]) -> None:
         """Writes summary.json; its presence says that the run has ended."""
+        if not self.writes:
+            return
         files.write_text(self.path / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
     def summary(self) -> dict[str, object]:

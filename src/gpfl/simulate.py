@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn, Protocol, cast
+from typing import Any, NoReturn, Protocol, cast, overload
 
 import torch
 
 from gpfl import tree
 from gpfl.config import RunOptions
 from gpfl.engine import Engine, Setting
-from gpfl.engine.base import Cohort
+from gpfl.engine.base import Cohort, Judge, Train
 from gpfl.errors import GpflError
 from gpfl.evaluate import Evaluation, best, mean_of_last
 from gpfl.runs import Line, RunFolder, State, device_name
@@ -55,9 +55,14 @@ class Simulation:
     watch: Watch = field(default_factory=Silent)
     facts: Mapping[str, object] = field(default_factory=dict)  # what the summary says besides the results
     lines: list[Line] = field(default_factory=list)
+    abreast: int = 1  # simulations that run at once and share the time
 
     def run(self) -> Outcome:
         """Gives the finished run."""
+        return run_together([self])[0]
+
+    def steps(self) -> Generator[Train | Judge, Any, Outcome]:
+        """Asks for one round or judgement after the other, is given each, and gives the finished run."""
         state, selected = self._start()
         if self.folder:
             self.folder.cut_back(self.lines)
@@ -67,7 +72,7 @@ class Simulation:
         while True:
             due = state.round % self.options.eval_every == 0 or state.round == rounds
             if due and not (self.lines and self.lines[-1]["round"] == state.round):
-                self._evaluate(state, cohort)
+                yield from self._evaluate(state, cohort)
                 if self.selects != "last" and best(self.scores(self.selects)) == len(self.lines) - 1:
                     selected = state
             ended = state.round == rounds or self._out_of_patience()
@@ -75,9 +80,9 @@ class Simulation:
                 self._save(state, selected)
             if ended:
                 break
-            state, cohort = self._round(state)
+            state, cohort = yield from self._round(state)
         selected = state if self.selects == "last" else selected
-        return Outcome(state, selected, self.lines, self._summary(selected))
+        return Outcome(self._whole(state), self._whole(selected), self.lines, self._summary(selected))
 
     def reopen(self) -> Outcome:
         """Gives a run that has finished, from its folder."""
@@ -104,14 +109,15 @@ class Simulation:
 
     def _start(self) -> tuple[State, State]:
         """Gives the state to go on from and the state selected so far."""
-        device = self.setting.device
         shared, private = self.setting.method.init(self.options.seed)
-        everyone = tree.repeat(private, len(self.setting.federation))
-        first = State(0, tree.to(shared, device), tree.to(everyone, device))
+        home = self.engine.home(tree.count_bytes(private))
+        everyone = tree.to(tree.repeat(private, len(self.setting.federation)), home)
+        whole = State(0, tree.to(shared, self.setting.device), everyone)
+        first = self._own(whole)
         if self.folder is None:
             return first, first
-        state = self.folder.load_state(first) or first
-        chosen = self.folder.load_state(first, "selected") if self.selects != "last" else state
+        state = self._own(self.folder.load_state(whole)) or first
+        chosen = self._own(self.folder.load_state(whole, "selected")) if self.selects != "last" else state
         if chosen is None:
             state = chosen = first  # the round that was selected is lost, so the run starts over
         also = ("validation",) if self.setting.federation.validates else ()
@@ -120,6 +126,23 @@ class Simulation:
         if state is not first:
             self._refuse_gaps(state.round)
         return state, chosen
+
+    @overload
+    def _own(self, state: State) -> State: ...
+
+    @overload
+    def _own(self, state: None) -> None: ...
+
+    def _own(self, state: State | None) -> State | None:
+        """Gives a state with the private states of this process's clients alone."""
+        if state is None or len(self.engine.owned) == len(self.setting.federation):
+            return state
+        home = tree.device_of(state.private) or self.setting.device
+        return state._replace(private=tree.take(state.private, torch.as_tensor(self.engine.owned, device=home)))
+
+    def _whole(self, state: State) -> State:
+        """Gives a state with the private states of all clients."""
+        return state._replace(private=self.engine.whole(state.private))
 
     def _refuse_gaps(self, done: int) -> None:
         """Refuses metrics that lack an evaluated round up to round `done`."""
@@ -131,17 +154,21 @@ class Simulation:
                     f"{self.folder.path / 'metrics.jsonl'} is damaged (it lacks round {missing}): {self.folder.start_over}"
                 )
 
-    def _round(self, state: State) -> tuple[State, Cohort | None]:
+    def _round(self, state: State) -> Generator[Train, Cohort, tuple[State, Cohort | None]]:
         """Gives the state after one more round; nothing moves where nobody of the cohort has rows enough to train."""
         method, everyone = self.setting.method, len(self.setting.federation)
         clients = [c for c in self.setting.schedule.cohort(state.round, everyone) if self.engine.trains(c)]
         if not clients:
             return state._replace(round=state.round + 1), None
-        index = torch.as_tensor(clients, device=self.setting.device)
-        cohort = self.engine.train(state.shared, tree.take(state.private, index), clients, state.round)
+        places = {client: place for place, client in enumerate(self.engine.owned)}
+        own = [client for client in clients if client in places]
+        home = tree.device_of(state.private) or self.setting.device
+        index = torch.as_tensor([places[client] for client in own], dtype=torch.int64, device=home)
+        chosen = tree.take(state.private, index)
+        cohort = yield Train(state.shared, chosen, own, state.round, self.setting.schedule, clients)
         self._refuse_nan(cohort, clients, state.round)
         private = cohort.private
-        if len(clients) < everyone:
+        if len(own) < len(places):
             # A state that may be kept as the selected one must not change under it.
             private = state.private if self.selects == "last" else tree.map_leaves(torch.clone, state.private)
             tree.put_(private, index, cohort.private)
@@ -149,27 +176,28 @@ class Simulation:
         down = state.bytes_down + len(clients) * tree.count_bytes(state.shared)
         return State(state.round + 1, method.aggregate(state.shared, cohort.mean), private, up, down), cohort
 
-    def _evaluate(self, state: State, cohort: Cohort | None) -> None:
+    def _evaluate(self, state: State, cohort: Cohort | None) -> Generator[Judge, Evaluation, None]:
         """Adds the line of a round; `cohort` is the outcome of the round before it."""
-        test = self._judge(state, "test")
+        test = yield from self._judge(state, "test")
         line: Line = {"round": state.round, "accuracy": test.accuracy, "loss": test.loss}
         if self.setting.federation.validates:
-            line["validation"] = self._judge(state, "validation").accuracy
+            line["validation"] = (yield from self._judge(state, "validation")).accuracy
         line |= {"mean": test.mean, "std": test.std, "cov": test.cov, "clients": test.clients.tolist()}
         if cohort is not None:
             line["train"] = {name: float(values.double().mean()) for name, values in cohort.terms.items()}
             line["joined"] = len(next(iter(cohort.terms.values())))
         now = time.perf_counter()
-        line |= {"bytes_up": state.bytes_up, "bytes_down": state.bytes_down, "seconds": round(now - self._clock, 4)}
+        seconds = (now - self._clock) / self.abreast
+        line |= {"bytes_up": state.bytes_up, "bytes_down": state.bytes_down, "seconds": round(seconds, 4)}
         self._clock = now
         self.lines.append(line)
         if self.folder:
             self.folder.append(line)
         self.watch.line(line, self.setting.schedule.rounds)
 
-    def _judge(self, state: State, part: str) -> Evaluation:
+    def _judge(self, state: State, part: str) -> Generator[Judge, Evaluation, Evaluation]:
         """Gives the scores on the rows of `part`, none of them NaN."""
-        scores = self.engine.evaluate(state.shared, state.private, state.round, part)
+        scores = yield Judge(state.shared, state.private, self.engine.owned, state.round, part)
         for place, loss in enumerate(scores.loss_sum):
             if not math.isfinite(loss):
                 self._stop(f"the model of client {self._name(place)} has loss {loss} on its {part} rows", state.round)
@@ -203,10 +231,13 @@ class Simulation:
 
     def _save(self, state: State, selected: State) -> None:
         """Writes the checkpoint; a state with NaN in it is left out, the next loss or evaluation stops the run."""
-        if self.folder and tree.finite({"shared": state.shared, "private": state.private}):
+        if not self.folder:
+            return
+        whole = self._whole(state)
+        if tree.finite({"shared": whole.shared, "private": whole.private}):
             if self.selects != "last":
-                self.folder.save_state(selected, "selected")
-            self.folder.save_state(state)
+                self.folder.save_state(self._whole(selected), "selected")
+            self.folder.save_state(whole)
 
     def _summary(self, selected: State) -> dict[str, object]:
         """Gives the content of summary.json; accuracies are shares of one."""
@@ -236,10 +267,34 @@ class Simulation:
             "seconds": round(sum(number(line, "seconds") for line in self.lines), 3),
             "bytes_up": last["bytes_up"],
             "bytes_down": last["bytes_down"],
-            "engine": self.engine.name,
+            "engine": self.engine.words,
             "device": device_name(self.setting.device),
             "seed": self.options.seed,
         }
+
+
+def run_together(simulations: Sequence[Simulation]) -> list[Outcome]:
+    """Gives the finished runs of trials of one setting, their rounds run at once on the first one's engine.
+
+    Trials differ in their seeds; each has its folder, its checkpoints and its end. Time is divided among those that run.
+    """
+    engine = simulations[0].engine
+    running = {number: simulation.steps() for number, simulation in enumerate(simulations)}
+    answers: dict[int, object] = dict.fromkeys(running)
+    outcomes: dict[int, Outcome] = {}
+    while running:
+        asked: dict[int, Train | Judge] = {}
+        for number in list(running):
+            simulations[number].abreast = len(running)
+            try:
+                asked[number] = running[number].send(answers[number])
+            except StopIteration as end:
+                outcomes[number] = end.value
+                del running[number]
+        rounds = {number: work for number, work in asked.items() if isinstance(work, Train)}
+        answers = dict(zip(rounds, engine.train_all(list(rounds.values())), strict=True)) if rounds else {}
+        answers |= {number: engine.judge_one(work) for number, work in asked.items() if isinstance(work, Judge)}
+    return [outcomes[number] for number in range(len(simulations))]
 
 
 def number(line: Line, key: str) -> float:

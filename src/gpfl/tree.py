@@ -34,6 +34,17 @@ def leaves(tree: Tree) -> Iterator[Tensor]:
             yield value
 
 
+def pairs(first: Tree, second: Tree) -> Iterator[tuple[Tensor, Tensor]]:
+    """Gives the tensors of two trees of the same names two by two, whatever the order of their keys."""
+    if first.keys() != second.keys():
+        raise KeyError(f"trees of different shape: {sorted(first.keys() ^ second.keys())}")
+    for key, value in first.items():
+        if isinstance(value, dict):
+            yield from pairs(value, branch(second, key))
+        else:
+            yield value, leaf(second, key)
+
+
 def branch(tree: Tree, key: str) -> Tree:
     """Gives the subtree under `key`."""
     value = tree[key]
@@ -122,6 +133,24 @@ def take(tree: Tree, index: int | slice | Tensor) -> Tree:
     return map_leaves(lambda t: t[index], tree)
 
 
+def fetch(tree: Tree, places: Sequence[int], device: torch.device) -> Tree:
+    """Gives the entries of a tree that may lie elsewhere on `device`; from pinned memory without waiting for the copy."""
+    if not tree:
+        return tree
+    home = device_of(tree) or device
+    index = torch.as_tensor(list(places), dtype=torch.int64, device=home)
+    if home == device:
+        return take(tree, index)
+    pinned = device.type == "cuda"
+    return map_leaves(lambda t: (t[index].pin_memory() if pinned else t[index]).to(device, non_blocking=pinned), tree)
+
+
+def device_of(tree: Tree) -> torch.device | None:
+    """Gives the device of the tree's tensors, or nothing where it has none."""
+    first = next(leaves(tree), None)
+    return None if first is None else first.device
+
+
 def put_(tree: Tree, index: Tensor, values: Tree) -> None:
     """Writes `values` over the entries `index` of the first axis, in place: private state can be larger than a copy allows."""
     targets, sources = flatten(tree), flatten(values)
@@ -129,6 +158,12 @@ def put_(tree: Tree, index: Tensor, values: Tree) -> None:
         raise KeyError(f"trees of different shape: {sorted(targets.keys() ^ sources.keys())}")
     for path, target in targets.items():
         target.index_copy_(0, index, sources[path])
+
+
+def put_all_(tree: Tree, values: Tree) -> None:
+    """Writes the values of another tree of the same shape into the memory of this one."""
+    for target, source in pairs(tree, values):
+        target.copy_(source)
 
 
 def weighted_mean(stacked: Tree, weights: Tensor) -> Tree:

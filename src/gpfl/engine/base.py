@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -31,11 +32,37 @@ class Setting:
     federation: Federation
     schedule: Schedule
     class_counts: str = "all"
+    compile: str = "off"
+    precision: str = "float32"
 
     @property
     def device(self) -> torch.device:
         """Where the table lies and rounds run."""
         return self.federation.table.y.device
+
+
+class Train(NamedTuple):
+    """A round that is asked for: of `clients` (ascending), whose private state is stacked in that order.
+
+    They are this process's part of the `cohort`, over all of which uploads are averaged.
+    """
+
+    shared: Tree
+    private: Tree
+    clients: Sequence[int]
+    round: int
+    schedule: Schedule
+    cohort: Sequence[int]
+
+
+class Judge(NamedTuple):
+    """A judgement that is asked for: of the personal models of `clients` (ascending) on their rows of `part`."""
+
+    shared: Tree
+    private: Tree
+    clients: Sequence[int]
+    round: int
+    part: str
 
 
 class Cohort(NamedTuple):
@@ -50,22 +77,66 @@ class Engine(ABC):
     """Executes rounds and evaluations of a setting. Private state comes and goes as one tree stacked over clients."""
 
     name: ClassVar[str]
+    stacks: ClassVar[bool] = False  # trials may run at once
+    private_share: ClassVar[float] = 0.25  # of a GPU's memory that private states may take
 
     def __init__(self, setting: Setting) -> None:
         self.method, self.schedule = setting.method, setting.schedule
         self.federation, self.device = setting.federation, setting.device
         self.class_counts = setting.class_counts
+        self.owned: Sequence[int] = range(len(setting.federation))  # the clients of this process
         counted = [self.counted(shard.train) for shard in setting.federation.shards]
         self._counts = torch.from_numpy(self.federation.count_labels(counted)).to(self.device)
         self._rows = torch.from_numpy(self.federation.rows("train").astype(np.float32)).to(self.device)
 
     @abstractmethod
-    def train(self, shared: Tree, private: Tree, clients: Sequence[int], round: int) -> Cohort:
-        """Gives the round of `clients` (ascending), whose private state is stacked in that order."""
+    def train_one(self, asked: Train) -> Cohort:
+        """Gives a round."""
 
     @abstractmethod
+    def judge_one(self, asked: Judge) -> Evaluation:
+        """Gives the scores of the clients."""
+
+    def under(self, schedule: Schedule) -> Self:
+        """Gives the engine for another trial of the same setting."""
+        out = copy.copy(self)
+        out.schedule = schedule
+        return out
+
+    def train_all(self, asked: Sequence[Train]) -> list[Cohort]:
+        """Gives the rounds of several trials, which may run at once."""
+        return [self.train_one(one) for one in asked]
+
+    def train(self, shared: Tree, private: Tree, clients: Sequence[int], round: int) -> Cohort:
+        """Gives the round of `clients` (ascending), whose private state is stacked in that order."""
+        return self.train_all([Train(shared, private, clients, round, self.schedule, clients)])[0]
+
     def evaluate(self, shared: Tree, private: Tree, round: int, part: str) -> Evaluation:
         """Gives the scores of all clients' personal models on their rows of `part`."""
+        return self.judge_one(Judge(shared, private, range(len(self.federation)), round, part))
+
+    def shares(self, asked: Train) -> Tensor:
+        """Gives the weights of the clients in the mean over the cohort; all of the cohort's sum to one."""
+        facts = self.facts(asked.cohort, asked.round)
+        weights = torch.stack([self.method.weight(one(facts, place)) for place in range(len(asked.cohort))])
+        places = {client: place for place, client in enumerate(asked.cohort)}
+        return (weights / weights.sum())[torch.as_tensor([places[client] for client in asked.clients], device=self.device)]
+
+    def home(self, bytes_each: int) -> torch.device:
+        """Gives where private states are kept: with the engine, or on the host where they would fill a GPU."""
+        if self.device.type != "cuda":
+            return self.device
+        _, memory = torch.cuda.mem_get_info(self.device)
+        return torch.device("cpu") if bytes_each * len(self.owned) > self.private_share * memory else self.device
+
+    def whole(self, private: Tree) -> Tree:
+        """Gives the private states of all clients, where a process has only its own."""
+        return private
+
+    @property
+    def words(self) -> str:
+        """The engine in words, for the summary."""
+        return self.name
 
     def facts(self, clients: Sequence[int], round: int) -> Client:
         """Gives what the clients know besides their rows, stacked."""
@@ -84,9 +155,9 @@ class Engine(ABC):
         rows, now, planned = torch.tensor([len(table), round, self.schedule.rounds], dtype=torch.float32, device=self.device)
         return Client(rows, counts, now, planned)
 
-    def plan(self, client: int, round: int) -> Plan:
-        """Gives the steps of a client's round."""
-        return self.schedule.plan(self.method.phases(), self.federation.shards[client].train, round, client)
+    def plan(self, client: int, round: int, schedule: Schedule | None = None) -> Plan:
+        """Gives the steps of a client's round, under the schedule of a trial or the engine's own."""
+        return (schedule or self.schedule).plan(self.method.phases(), self.federation.shards[client].train, round, client)
 
     def trains(self, client: int) -> bool:
         """Tells whether the client has rows enough to take part in the method."""
@@ -107,13 +178,16 @@ class Engine(ABC):
         rows = self.schedule.batches(self.federation.shards[client].train)[0]
         return torch.from_numpy(rows).to(self.device)
 
-    def judge_alone(self, shared: Tree, private: Tree, client: int, facts: Client, part: str) -> Tensor:
-        """Gives one client's (correct decisions, summed loss) on its rows of `part`."""
+    def judge_alone(
+        self, shared: Tree, private: Tree, client: int, facts: Client, part: str, method: Method | None = None
+    ) -> Tensor:
+        """Gives one client's (correct decisions, summed loss) on its rows of `part`; threads have a method each."""
+        method = method or self.method
         table = self.federation.table
         rows = self.adaptation_rows(client)
         adapt = table.batch(rows[rows >= 0])
         blocks = torch.split(torch.from_numpy(self.federation.shards[client].part(part)).to(self.device), BLOCK)
-        scores = [judge(self.method, shared, private, adapt, facts, table.batch(block)) for block in blocks]
+        scores = [judge(method, shared, private, adapt, facts, table.batch(block)) for block in blocks]
         return torch.stack([torch.stack(score) for score in scores]).sum(0)
 
 

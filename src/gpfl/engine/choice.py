@@ -5,20 +5,23 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
 
 from gpfl.engine.base import Engine, Setting
 from gpfl.engine.loop import Loop
+from gpfl.engine.sharded import Sharded
 from gpfl.engine.vmap import Vmap
+from gpfl.engine.workers import Workers
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.methods import METHODS
 from gpfl.modules import reason
 from gpfl.nets import NETS
+from gpfl.ranks import ranks
 
-ENGINES: dict[str, type[Engine]] = {"loop": Loop, "vmap": Vmap}
+ENGINES: dict[str, type[Engine]] = {"loop": Loop, "vmap": Vmap, "workers": Workers}
 
 
 def choose(name: str, setting: Setting) -> Engine:
@@ -27,12 +30,15 @@ def choose(name: str, setting: Setting) -> Engine:
         name = fastest(setting)
     elif name not in ENGINES:
         raise GpflError(f"unknown engine '{name}'; {did_you_mean(name, (*ENGINES, 'auto'))}")
+    elif name == "workers" and setting.device.type != "cpu":
+        raise GpflError(f"engine 'workers' runs on the cores of a CPU; run.device is '{setting.device}': use --engine vmap")
     elif name == "vmap" and (problem := obstacle(setting)):
         method = setting.method
         raise GpflError(
             f"engine 'vmap' cannot run {method.name} with net '{method.net.name}' ({reason(problem)}): use --engine loop"
         ) from problem
-    return ENGINES[name](setting)
+    engine = ENGINES[name](setting)
+    return engine if ranks().world == 1 else Sharded(setting, engine, ranks())
 
 
 LARGE_IMAGE = 20 * 20
@@ -88,3 +94,20 @@ def fitting_threads(setting: Setting) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def exactness(setting: Setting) -> Iterator[None]:
+    """Runs products in the precision of the setting, and restores what was set before.
+
+    torch lets convolutions on a GPU use TF32 unless it is told otherwise.
+    """
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = setting.precision == "tf32"
+    half = setting.precision == "bf16"
+    try:
+        with torch.autocast(setting.device.type, torch.bfloat16, enabled=half, cache_enabled=False) if half else nullcontext():
+            yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 import torch
 
 from gpfl import tree
-from gpfl.engine.base import Cohort, Engine, one
+from gpfl.engine.base import Cohort, Engine, Judge, Train, one
 from gpfl.evaluate import Evaluation
 from gpfl.rounds import local_round
 from gpfl.tree import Tree
@@ -20,20 +19,20 @@ class Loop(Engine):
 
     name: ClassVar[str] = "loop"
 
-    def train(self, shared: Tree, private: Tree, clients: Sequence[int], round: int) -> Cohort:
+    def train_one(self, asked: Train) -> Cohort:
         """Gives the cohort's round, the mean of uploads summed client by client."""
-        facts = self.facts(clients, round)
-        weights = torch.stack([self.method.weight(one(facts, place)) for place in range(len(clients))])
-        shares = weights / weights.sum()
+        shared, private, clients, number, schedule, _ = asked
+        facts = self.facts(clients, number)
+        shares = self.shares(asked)
         mean: Tree = {}
         kept, terms = [], []
         for place, client in enumerate(clients):
             update = local_round(
                 self.method,
                 shared,
-                tree.take(private, place),
+                tree.take(tree.fetch(private, [place], self.device), 0),
                 self.federation.table,
-                self.plan(client, round),
+                self.plan(client, number, schedule),
                 one(facts, place),
             )
             part = tree.map_leaves(lambda t, place=place: shares[place] * t, update.upload)
@@ -41,15 +40,19 @@ class Loop(Engine):
             kept.append(update.private)
             terms.append(update.terms)
         stacked = {name: torch.stack([t[name] for t in terms]) for name in terms[0]}
-        return Cohort(mean, tree.stack(kept), stacked)
+        private = tree.stack(kept)
+        return Cohort(mean, tree.to(private, tree.device_of(asked.private) or self.device), stacked)
 
-    def evaluate(self, shared: Tree, private: Tree, round: int, part: str) -> Evaluation:
+    def judge_one(self, asked: Judge) -> Evaluation:
         """Gives the scores, each client's rows in blocks."""
-        everyone = range(len(self.federation))
-        facts = self.facts(everyone, round)
+        shared, private, clients, number, part = asked
+        facts = self.facts(clients, number)
         with torch.no_grad():
             scores = [
-                self.judge_alone(shared, tree.take(private, client), client, one(facts, client), part) for client in everyone
+                self.judge_alone(
+                    shared, tree.take(tree.fetch(private, [place], self.device), 0), client, one(facts, place), part
+                )
+                for place, client in enumerate(clients)
             ]
         correct, loss = torch.stack(scores).T.cpu().double().numpy()
-        return Evaluation(correct, loss, self.federation.rows(part).astype(np.float64))
+        return Evaluation(correct, loss, self.federation.rows(part)[list(clients)].astype(np.float64))

@@ -1,171 +1,218 @@
-"""All clients of a cohort at once: their states stacked on a first axis, one vmapped step for all."""
+"""Many clients at once: their states stacked on a first axis, one vmapped step for all, run as a program on fixed memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
 
 from gpfl import tree
 from gpfl.data.table import Rows
-from gpfl.engine.base import Cohort, Engine, one
+from gpfl.engine.base import Cohort, Engine, Judge, Setting, Train
+from gpfl.engine.judging import Group, Judging
+from gpfl.engine.pack import OVERHEAD, Packing, best_width, blocks, pack
+from gpfl.engine.program import Buffers, Function, Program
+from gpfl.engine.slots import Changes, Stock, like
+from gpfl.engine.trial import Member, Round
 from gpfl.evaluate import Evaluation
-from gpfl.method import Batch, Client, Phase, Terms
-from gpfl.rounds import Score, judge, local_round
+from gpfl.method import Client, Phase, Terms
 from gpfl.tree import Tree
 
-BLOCK = 256
-"""Rows of each client evaluated at once."""
-
-
-class Stack(NamedTuple):
-    """Clients that run together, those with most rows first: a client that has finished is at the end and is cut off."""
-
-    order: list[int]  # places in the cohort
-    alone: list[int]  # places that cannot be stacked
+SEGMENT = 512
+"""Steps whose rows lie on the device at once."""
 
 
 class Vmap(Engine):
-    """Runs the cohort in step; clients with fewer rows leave it when they have finished."""
+    """Runs clients in slots; a slot whose client has finished goes to the next client."""
 
     name: ClassVar[str] = "vmap"
+    stacks: ClassVar[bool] = True
+
+    slots: ClassVar[int] = 64  # clients that train at once; more gain little and cost memory
+    chunk: ClassVar[int] = 128  # clients whose state is on the device at once
+    trace_from: ClassVar[int] = 100  # calls of a program from which tracing it pays
+    compile_from: ClassVar[int] = 20_000  # calls from which compiling it pays, on a GPU
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._compile = setting.compile
+        self._programs: dict[object, Program] = {}
+        self._phases = self.method.phases()
+        self._judging = Judging(self, self.slots, self._program)
+        self._usual: dict[int, int] = {}
 
     def rehearse(self) -> None:
         """Runs a step of every phase and a judgement for a client and its double: what torch cannot vmap fails here."""
         client = next(client for client in range(len(self.federation)) if self.trains(client))
         shared, private = (tree.to(state, self.device) for state in self.method.init(self.schedule.seed))
         private, facts = tree.repeat(private, 2), self.facts([client, client], 0)
-        first = [steps[:1] for steps in self.plan(client, 0)]
-        self._train_stack(shared, private, [first, first], facts, [0, 1])
-        batch = self.federation.table.batch(torch.stack([self.adaptation_rows(client)] * 2))
+        double = Round(self, Train(shared, private, [client, client], 0, self.schedule, [client]))
+        double.plans = [[steps[:1] for steps in plan] for plan in double.plans]
+        self._train_members([double], shared, [Member(0, 0), Member(0, 1)])
+        rows = torch.stack([self.adaptation_rows(client)] * 2)
+        group = Group([0, 1], [0, 1], torch.tensor([0, 1], device=self.device), rows, rows[:, None])
         with torch.no_grad():
-            vmap(self._judge(), in_dims=(None, 0, 0, 0, 0))(shared, private, batch, facts, batch)
+            self._judging.judge_group(shared, private, group, facts)
 
-    def train(self, shared: Tree, private: Tree, clients: Sequence[int], round: int) -> Cohort:
-        """Gives the cohort's round, results in the order of `clients`."""
-        plans = [self.plan(client, round) for client in clients]
-        facts = self.facts(clients, round)
-        stack = self._arrange(plans)
-        uploads: list[Tree] = []
-        kept: list[Tree] = []
-        terms: list[Terms] = []
-        if stack.order:
-            together = self._train_stack(shared, private, [plans[p] for p in stack.order], facts, stack.order)
-            uploads.append(together[0])
-            kept.append(together[1])
-            terms.append(together[2])
-        for place in stack.alone:
-            own = tree.take(private, place)
-            update = local_round(self.method, shared, own, self.federation.table, plans[place], one(facts, place))
-            uploads.append(tree.repeat(update.upload, 1))
-            kept.append(tree.repeat(update.private, 1))
-            terms.append({name: value.unsqueeze(0) for name, value in update.terms.items()})
-        back = torch.as_tensor(np.argsort([*stack.order, *stack.alone]), device=self.device)
-        joined = tree.take(tree.concatenate(uploads), back)
-        weights = vmap(self.method.weight)(facts)
-        named = {name: torch.cat([t[name] for t in terms])[back] for name in terms[0]}
-        return Cohort(tree.weighted_mean(joined, weights), tree.take(tree.concatenate(kept), back), named)
+    # Training.
 
-    def _arrange(self, plans: Sequence[list[Rows]]) -> Stack:
-        """Gives clients by falling number of steps; short batches would shift BatchNorm statistics, so those run alone."""
-        short = [any((steps < 0).any() for steps in plan) for plan in plans]
-        alone = [place for place in range(len(plans)) if short[place] and self.method.net.keeps_statistics]
-        rest = [place for place in range(len(plans)) if place not in alone]
-        return Stack(sorted(rest, key=lambda place: [-len(steps) for steps in plans[place]]), alone)
+    def train_one(self, asked: Train) -> Cohort:
+        """Gives a round."""
+        return self.train_all([asked])[0]
 
-    def _train_stack(
-        self, shared: Tree, private: Tree, plans: list[list[Rows]], facts: Client, order: list[int]
-    ) -> tuple[Tree, Tree, Terms]:
-        index = torch.as_tensor(order, device=self.device)
-        private, client = tree.take(private, index), Client(*(field[index] for field in facts))
-        work = vmap(self.method.download, in_dims=(None, 0, 0))(shared, private, client)
+    def train_all(self, asked: Sequence[Train]) -> list[Cohort]:
+        """Gives the rounds of several trials, whose clients train in the same slots, results in the order of their clients."""
+        rounds = [Round(self, each) for each in asked]
+        shared = rounds[0].shared if len(rounds) == 1 else tree.stack([each.shared for each in rounds])
+        chunks = self._arrange(rounds)
+        for members, following in zip(chunks, [*chunks[1:], []], strict=True):
+            for number, each in enumerate(rounds):
+                each.fetch([member.place for member in following if member.round == number])
+            self._train_members(rounds, shared, members)
+        return [each.cohort() for each in rounds]
+
+    def _arrange(self, rounds: Sequence[Round]) -> list[list[Member]]:
+        """Gives the clients of all rounds in chunks, those with most steps first.
+
+        Short batches would shift BatchNorm statistics, so clients that have one run alone.
+        """
+        everyone = [Member(number, place) for number, each in enumerate(rounds) for place in range(len(each.plans))]
+        plans = {member: rounds[member.round].plans[member.place] for member in everyone}
+        alone = {m for m, plan in plans.items() if self.method.net.keeps_statistics and any((s < 0).any() for s in plan)}
+        rest = sorted((m for m in everyone if m not in alone), key=lambda m: [-len(steps) for steps in plans[m]])
+        return [*blocks(rest, self.chunk), *blocks(sorted(alone), 1)]
+
+    def _train_members(self, rounds: Sequence[Round], shared: Tree, members: list[Member]) -> None:
+        """Runs a chunk of clients and gives each round what its clients send and keep."""
+        if len(members) == 1:
+            rounds[members[0].round].run_alone(members[0].place)
+            return
+        of_round = [(number, [m.place for m in members if m.round == number]) for number in range(len(rounds))]
+        parts = [rounds[number].enter(places) for number, places in of_round if places]
+        # Rounds one after the other, and clients in each as they are in `members`.
+        order = [member for number, _ in of_round for member in members if member.round == number]
+        work = tree.concatenate([part.work for part in parts])
+        client = Client(*(torch.cat(fields) for fields in zip(*(part.client for part in parts), strict=True)))
+        groups = torch.tensor([member.round for member in order], device=self.device) if len(rounds) > 1 else None
+        plans = [rounds[member.round].plans[member.place] for member in order]
+        counts = torch.tensor([[float(len(steps)) for steps in plan] for plan in plans], device=self.device)
         sums: dict[str, Tensor] = {}
-        steps_seen: dict[str, Tensor] = {}
-        for number, phase in enumerate(self.method.phases()):
+        seen: dict[str, Tensor] = {}
+        for number, phase in enumerate(self._phases):
             steps = [plan[number] for plan in plans]
-            work, terms = self._run_phase(phase, shared, work, steps, client)
-            taken = torch.tensor([float(len(part)) for part in steps], device=self.device)
+            work, terms = self._run_phase(number, phase, shared, groups, work, steps, client)
             for name, value in terms.items():
                 sums[name] = sums.get(name, torch.zeros_like(value)) + value
-                steps_seen[name] = steps_seen.get(name, torch.zeros_like(value)) + taken
-        upload, kept = vmap(self.method.upload, in_dims=(None, 0, 0, 0))(shared, work, private, client)
-        return upload, kept, {name: sums[name] / steps_seen[name] for name in sums}
+                seen[name] = seen.get(name, torch.zeros_like(value)) + counts[:, number]
+        means = {name: sums[name] / seen[name] for name in sums}
+        start = 0
+        for number, places in of_round:
+            own = slice(start, start := start + len(places))
+            if places:
+                rounds[number].leave(places, tree.take(work, own), {name: value[own] for name, value in means.items()})
 
-    def _run_phase(self, phase: Phase, shared: Tree, work: Tree, steps: list[Rows], client: Client) -> tuple[Tree, Terms]:
-        """Gives the stack after a phase, and the sums of its terms. Steps are shared by all clients that still have some."""
-        step = vmap(phase.step, in_dims=(None, 0, 0, 0))
+    def _run_phase(
+        self,
+        number: int,
+        phase: Phase,
+        shared: Tree,
+        groups: Tensor | None,
+        work: Tree,
+        steps: list[Rows],
+        client: Client,
+    ) -> tuple[Tree, Terms]:
+        """Gives all members after a phase, and the sums of its terms."""
         lengths = [len(part) for part in steps]
-        finished: list[Tree] = []
-        sums: Terms = {}
-        start, active = 0, len(lengths)
-        while active:
-            until = lengths[active - 1]
-            block = np.stack([part[start:until] for part in steps[:active]])  # (clients, steps, width)
-            rows = torch.from_numpy(block).to(self.device)
-            present = Client(*(field[:active] for field in client))
-            for number in range(until - start):
-                work, terms = step(shared, work, self.federation.table.batch(rows[:, number]), present)
-                for name, value in terms.items():
-                    sums.setdefault(name, torch.zeros(len(lengths), device=self.device))[:active] += value
-            left = sum(length > until for length in lengths)
-            finished.append(tree.take(work, slice(left, active)))
-            work = tree.take(work, slice(0, left))
-            start, active = until, left
-        return tree.concatenate(finished[::-1]), sums
+        packing = pack(lengths, self._width(lengths))
+        program = self._step_program(number, phase, shared, groups, work, packing, steps[0].shape[1])
+        if groups is None:
+            tree.put_all_(program.fixed["shared"], shared)
+        store = {"work": work, "terms": {name: value.new_zeros(len(lengths)) for name, value in program.state["terms"].items()}}
+        stock = Stock(store, client, shared, groups)
+        plan = torch.from_numpy(packing.plan(steps)).to(self.device)
+        changes = Changes(packing, self.device)
+        segment = program.fixed["plan"].shape[1]
+        times = sorted({*changes.times, *range(0, packing.steps, segment), packing.steps})
+        for now, until in zip(times, [*times[1:], packing.steps], strict=True):
+            changes.apply(now, program, stock)
+            if now % segment == 0 and now < packing.steps:
+                program.state["step"].zero_()
+                part = plan[:, now : now + segment]
+                program.fixed["plan"][:, : part.shape[1]].copy_(part)
+            for _ in range(until - now):
+                program()
+        return store["work"], store["terms"]
 
-    def evaluate(self, shared: Tree, private: Tree, round: int, part: str) -> Evaluation:
-        """Gives the scores, a block of rows of every client at a time; clients without rows left are cut off."""
-        sizes = self.federation.rows(part)
-        everyone = range(len(sizes))
-        short = [bool((self.adaptation_rows(client) < 0).any()) for client in everyone]
-        alone = [client for client in everyone if short[client] and self.method.net.keeps_statistics]
-        order = [client for client in np.argsort(-sizes, kind="stable").tolist() if client not in alone]
-        facts = self.facts(everyone, round)
-        totals = torch.zeros(len(sizes), 2, device=self.device)
-        with torch.no_grad():
-            if order:
-                totals[order] = self._judge_stack(shared, private, order, facts, part)
-            for client in alone:
-                own = tree.take(private, client)
-                totals[client] = self.judge_alone(shared, own, client, one(facts, client), part)
-        correct, loss = totals.T.cpu().double().numpy()
-        return Evaluation(correct, loss, sizes.astype(np.float64))
+    def _width(self, lengths: list[int]) -> int:
+        """Gives the number of slots for clients of these lengths: one of few, since each has a program of its own."""
+        times = -(-len(lengths) // len(self.federation))
+        usual = self._usual_width(times)
+        if len(lengths) == min(self.chunk, times * len(self.federation)):
+            return usual
+        ladder = [usual]
+        while ladder[-1] > 1:
+            ladder.append((ladder[-1] + 1) // 2)
+        return min(ladder, key=lambda width: pack(lengths, width).steps * (OVERHEAD + width))
 
-    def _judge_stack(self, shared: Tree, private: Tree, order: list[int], facts: Client, part: str) -> Tensor:
-        """Gives (correct decisions, summed loss) of the clients of `order`, most rows first."""
-        table = self.federation.table
-        rows = [self.federation.shards[client].part(part) for client in order]
-        index = torch.as_tensor(order, device=self.device)
-        private, facts = tree.take(private, index), Client(*(field[index] for field in facts))
-        adapt = table.batch(torch.stack([self.adaptation_rows(client) for client in order]))
-        scored = vmap(self._judge(), in_dims=(None, 0, 0, 0, 0))
-        totals = torch.zeros(len(order), 2, device=self.device)
-        width = min(BLOCK, len(rows[0]))
-        for start in range(0, len(rows[0]), width):
-            active = sum(len(own) > start for own in rows)
-            block = pad([own[start : start + width] for own in rows[:active]], width)
-            score = scored(
-                shared,
-                tree.take(private, slice(0, active)),
-                Batch(*(field[:active] for field in adapt)),
-                Client(*(field[:active] for field in facts)),
-                table.batch(block.to(self.device)),
-            )
-            totals[:active] += torch.stack(score, dim=1)
-        return totals
+    def _usual_width(self, times: int) -> int:
+        """Gives the number of slots for the first chunk of all clients, so many times over."""
+        if times not in self._usual:
+            steps = [max(1, len(shard.train) // self.schedule.batch_size) for shard in self.federation.shards]
+            chunk = sorted(steps * times, reverse=True)[: self.chunk]
+            self._usual[times] = best_width(chunk, self.slots)
+        return self._usual[times]
 
-    def _judge(self) -> Callable[[Tree, Tree, Batch, Client, Batch], Score]:
-        method = self.method
-        return lambda shared, private, adapt, client, batch: judge(method, shared, private, adapt, client, batch)
+    def _step_program(
+        self,
+        number: int,
+        phase: Phase,
+        shared: Tree,
+        groups: Tensor | None,
+        work: Tree,
+        packing: Packing,
+        rows: int,
+    ) -> Program:
+        """Gives the program of a phase's step for as many slots, made once."""
+        width = len(packing.slots)
+        key = (number, width, rows, groups is None)
+        if key not in self._programs:
+            table = self.federation.table
+            step = vmap(phase.step, in_dims=(None if groups is None else 0, 0, 0, 0))
 
+            def advance(state: Buffers, fixed: Buffers) -> Buffers:
+                own = fixed["plan"].index_select(1, state["step"]).squeeze(1)  # (slots, rows)
+                batch = table.over(fixed["x"], fixed["y"]).batch(own)
+                after, terms = step(fixed["shared"], state["work"], batch, fixed["client"])
+                sums = {name: state["terms"][name] + value for name, value in terms.items()} if state["terms"] else terms
+                return {"work": after, "terms": sums, "step": state["step"] + 1}
 
-def pad(rows: Sequence[Rows], width: int) -> Tensor:
-    """Gives rows of unequal number as one block (clients, width), padded with -1."""
-    block = np.full((len(rows), width), -1, dtype=np.int64)
-    for place, part in enumerate(rows):
-        block[place, : len(part)] = part
-    return torch.from_numpy(block)
+            facts = self.facts([0] * width, 0)
+            state = {"work": like(work, width), "terms": {}, "step": torch.zeros(1, dtype=torch.int64, device=self.device)}
+            fixed = {
+                "shared": tree.map_leaves(torch.clone, shared) if groups is None else like(shared, width),
+                "client": Client(*(field.clone() for field in facts)),
+                "plan": torch.zeros(width, min(SEGMENT, self._longest(packing)), rows, dtype=torch.int64, device=self.device),
+                "x": table.x,
+                "y": table.y,
+            }
+            state["terms"] = {name: torch.zeros_like(value) for name, value in advance(state, fixed)["terms"].items()}
+            calls = packing.steps * self.schedule.rounds
+            self._programs[key] = self._program(advance, state, fixed, calls)
+        return self._programs[key]
+
+    def _program(self, advance: Function, state: Buffers, fixed: Buffers, calls: int) -> Program:
+        """Gives a program that is traced and compiled as far as so many calls pay for it."""
+        compiled = self._compile == "on" or (self._compile == "auto" and calls >= self.compile_from)
+        return Program(advance, state, fixed, traced=compiled or calls >= self.trace_from, compiled=compiled)
+
+    def _longest(self, packing: Packing) -> int:
+        """Gives the most steps that a plan of as many slots may have in this run, where that is under a segment."""
+        everyone = len(packing.lengths) == len(packing.slots) == len(self.federation)
+        return packing.steps if everyone else SEGMENT
+
+    def judge_one(self, asked: Judge) -> Evaluation:
+        """Gives the scores of all clients."""
+        return self._judging.scores(asked)

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from gpfl import losses, tree
 from gpfl.method import NET, Batch, Client, Method, Phase, Terms
@@ -89,7 +88,7 @@ class FedProto(Method):
 
     def add(self, work: Tree, features: Tensor, batch: Batch) -> Tree:
         """Gives `work` with features added to the sum of their class."""
-        chosen = F.one_hot(batch.y, self.net.classes).to(features.dtype) * batch.mask.unsqueeze(-1)  # (rows, classes)
+        chosen = losses.one_hot(batch.y, self.net.classes) * batch.mask.unsqueeze(-1)  # (rows, classes)
         sums = tree.branch(work, "sums")
         more: Tree = {"mean": chosen.T @ features, "seen": chosen.sum(0)}
         return {**work, "sums": tree.map_leaves(torch.add, sums, more)}

@@ -19,7 +19,7 @@ from gpfl.federation import MANIFEST, Federation
 from gpfl.runs import RunFolder, clear_stump, read_json, refuse_used
 from gpfl.simulate import Watch
 
-NEGLIGIBLE = (*(("run", key) for key in ("seed", "engine", "device", "checkpoint_every")), ("split", "file"))
+NEGLIGIBLE = (*(("run", key) for key in ("seed", "engine", "device", "compile", "checkpoint_every")), ("split", "file"))
 """Settings in which trials of one study may differ: they change no number, or are what trials differ in."""
 
 Watcher = Callable[[str], Watch]
@@ -122,16 +122,13 @@ def resume_trials(out: Path, watcher: Watcher, *, only: Sequence[int] | None = N
     RunFolder.open(out)
     name, seeds = read_plan(out)
     given = configs.read(out / "config.toml")
-    for seed in only or seeds:
-        folder = RunFolder(out / f"seed-{seed}")
-        label = f"{name} seed {seed}"
-        if folder.finished:
-            continue
-        if (folder.path / "config.toml").exists():
-            api.resume(folder.path, watch=watcher(label))
-        else:
-            config = configs.resolve(with_seed(given, seed))
-            api.begin(config, config.federation(), out=folder.path, watch=watcher(label))
+    unfinished = [seed for seed in only or seeds if not RunFolder(out / f"seed-{seed}").finished]
+    federation = configs.resolve(with_seed(given, seeds[0])).federation() if unfinished else None
+    runs = [
+        opened(out / f"seed-{seed}", with_seed(given, seed), federation, watcher(f"{name} seed {seed}")) for seed in unfinished
+    ]
+    if runs:
+        api.execute_trials(runs)
     trials = read_trials(out)
     numbers = {
         key: {"mean": trials.mean(key), "std": trials.std(key)}
@@ -139,6 +136,14 @@ def resume_trials(out: Path, watcher: Watcher, *, only: Sequence[int] | None = N
     }
     files.write_text(out / "trials.json", json.dumps({"method": name, "seeds": seeds, **numbers}, indent=2) + "\n")
     return trials
+
+
+def opened(path: Path, given: Given, federation: Federation | None, watch: Watch) -> api.Run:
+    """Gives the run of a trial: gone on with, or new."""
+    if (path / "config.toml").exists():
+        return api.reopened(path, federation=federation, watch=watch)
+    config, setting = api.prepare(configs.resolve(given), federation or configs.resolve(given).federation(), None, None)
+    return api.Run(config, setting, RunFolder.create(path, config.to_toml(), setting.federation), watch)
 
 
 def read_trials(out: Path) -> Trials:

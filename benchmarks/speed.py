@@ -1,0 +1,289 @@
+"""Times rounds of an engine against the plain loop, in the same process on the same machine.
+
+    python benchmarks/speed.py CASE … --out benchmarks/results/NAME
+
+A case is task/method/clients, such as cifar100/gpfl/20, or the name of a list. The loop is timed on one client of middle size
+and multiplied by steps, since its time per step does not depend on the client. Writes NAME.json and NAME.md; cases that
+NAME.json holds already are kept, so that a list can be run in parts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tasks import TASKS
+from torch.utils.flop_counter import FlopCounterMode
+
+from gpfl import api, tree
+from gpfl import config as configs
+from gpfl.engine import ENGINES, Setting, choose, exactness, fitting_threads
+from gpfl.methods import METHODS
+from gpfl.rounds import local_round
+
+PAPER = [name for name in METHODS if name != "local"]
+LISTS = {
+    "fast": [
+        "cifar100/gpfl/20",
+        "fmnist/gpfl/20",
+        "cifar100/gpfl/100",
+        "agnews/fedavg/20",
+        "agnews/gpfl/20",
+        "tiny-resnet18/gpfl/20",
+    ],
+    "methods20": [f"cifar100/{name}/20" for name in PAPER],
+    "methods100": [f"cifar100/{name}/100" for name in PAPER],
+    "growth": [f"cifar100/gpfl/{clients}" for clients in (20, 50, 100, 200, 500)],
+    "cpu": [f"{task}/{method}" for method in ("gpfl", "fedavg") for task in ("digits", "fmnist", "amazon", "agnews")],
+}
+
+
+USUAL = {"amazon": 4, "digits": 20, "fmnist": 20, "agnews": 20}
+
+
+def listed(words: list[str]) -> list[str]:
+    return [case for word in words for case in LISTS.get(word, [word])]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="+", help=f"task/method/clients, or {', '.join(LISTS)}")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--engine", default="auto")
+    parser.add_argument("--compile", default="on", choices=("on", "off"))
+    parser.add_argument("--precision", default="float32", choices=("float32", "tf32", "bf16"))
+    parser.add_argument("--batch-size", type=int, default=10)
+    given = parser.parse_args()
+    file = given.out.with_suffix(".json")
+    held = json.loads(file.read_text()) if file.exists() else {"machine": machine(), "cases": {}}
+    for case in [case if case.count("/") == 2 else f"{case}/{USUAL[case.split('/')[0]]}" for case in listed(given.cases)]:
+        key = "/".join([case, given.engine, given.precision, str(given.batch_size)])
+        if key in held["cases"]:
+            continue
+        held["cases"][key] = measure(case, given, held["machine"])
+        print(row(key, held["cases"][key]), flush=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(held, indent=1))
+        given.out.with_suffix(".md").write_text(page(held))
+
+
+def measure(case: str, given: argparse.Namespace, limits: dict[str, object]) -> dict[str, object]:
+    task_name, method, clients = case.split("/")
+    task = TASKS[task_name]
+    setting = made(task_name, method, int(clients), given)
+    with fitting_threads(setting), exactness(setting):
+        gc.collect()
+        reset_memory()
+        engine = choose(given.engine, setting)
+        shared, private = start(setting)
+        everyone = [client for client in range(len(setting.federation)) if engine.trains(client)]
+        steps = [sum(len(part) for part in engine.plan(client, 0)) for client in everyone]
+        index = torch.as_tensor(everyone, device=setting.device)
+        own = tree.take(private, index)
+        numbers = iter(range(10**6))
+        first = timed(lambda: engine.train(shared, own, everyone, next(numbers)))
+        train = [timed(lambda: engine.train(shared, own, everyone, next(numbers))) for _ in range(given.repeats)]
+        timed(lambda: engine.evaluate(shared, private, 0, "test"))
+        judge = [timed(lambda: engine.evaluate(shared, private, 0, "test")) for _ in range(given.repeats)]
+        memory = peak_memory()
+        client_step, judged = loop_step(setting, everyone, steps)
+    total = sum(steps)
+    scale = len(everyone) / total * 1e3
+    floor = floors(setting, len(everyone), limits)
+    out = {
+        "engine": engine.name,
+        "note": task.note,
+        "clients": len(everyone),
+        "client_steps": total,
+        "first_round_s": first,
+        "train_s": train,
+        "judge_s": judge,
+        "round_s": float(np.median(train) + np.median(judge)),
+        "step_ms": float(np.median(train)) * scale,
+        "step_ms_range": [min(train) * scale, max(train) * scale],
+        "loop_step_ms": client_step * len(everyone) * 1e3,
+        "loop_round_s": client_step * total + judged,
+        "memory_bytes": memory,
+        **floor,
+    }
+    out["ratio"] = out["loop_step_ms"] / out["step_ms"]
+    out["fraction"] = max(floor["floor_bytes_ms"], floor["floor_operations_ms"]) / out["step_ms"]
+    return out
+
+
+def made(task: str, method: str, clients: int, given: argparse.Namespace) -> Setting:
+    federation = TASKS[task].federation(clients)
+    sections: configs.Given = {
+        "run": {"compile": given.compile, "precision": given.precision},
+        "net": {"name": TASKS[task].net},
+        "method": {"name": method},
+        "train": {"rounds": 2000, "batch_size": given.batch_size},
+    }
+    return api.prepare(configs.resolve(sections, federation=federation), federation, None, None)[1]
+
+
+def start(setting: Setting) -> tuple[tree.Tree, tree.Tree]:
+    shared, private = (tree.to(part, setting.device) for part in setting.method.init(0))
+    return shared, tree.repeat(private, len(setting.federation))
+
+
+def loop_step(setting: Setting, everyone: list[int], steps: list[int]) -> tuple[float, float]:
+    """Seconds of one client's step and of everyone's judgement under the loop engine, with torch's own number of threads."""
+    loop = ENGINES["loop"](setting)
+    shared, private = start(setting)
+    client = everyone[int(np.argsort(steps)[len(steps) // 2])]
+    plan = [part[: max(1, 60 // len(steps_of))] for steps_of in [loop.plan(client, 0)] for part in steps_of]
+    facts = loop.facts([client], 0)
+    alone = type(facts)(*(field[0] for field in facts))
+    own = tree.take(private, client)
+
+    def run() -> None:
+        local_round(setting.method, shared, own, setting.federation.table, plan, alone)
+
+    run()
+    count = sum(len(part) for part in plan)
+    each = float(np.median([timed(run) for _ in range(3)])) / count
+    rows = setting.federation.rows("test")
+    with torch.no_grad():
+        judge = timed(lambda: loop.judge_alone(shared, own, client, alone, "test"))
+        judge = timed(lambda: loop.judge_alone(shared, own, client, alone, "test"))
+    return each, judge * float(rows.sum()) / float(rows[client])
+
+
+def floors(setting: Setting, clients: int, limits: dict[str, object]) -> dict[str, float]:
+    """The least time of a step of all clients: weights read twice, and read and written once more; operations at the peak."""
+    shared, private = start(setting)
+    engine = ENGINES["loop"](setting)
+    plan, facts = engine.plan(0, 0), engine.facts([0], 0)
+    alone = type(facts)(*(field[0] for field in facts))
+    counter = FlopCounterMode(display=False)
+    with counter:
+        local_round(setting.method, shared, tree.take(private, 0), setting.federation.table, [p[:1] for p in plan], alone)
+    operations = counter.get_total_flops() / len(plan)
+    work = setting.method.download(shared, tree.take(private, 0), alone)
+    size = tree.count_bytes(work)
+    return {
+        "parameter_bytes": size,
+        "operations": operations,
+        "floor_bytes_ms": clients * 4 * size / float(limits["bytes_per_s"]) * 1e3,  # type: ignore[arg-type]
+        "floor_operations_ms": clients * operations / float(limits["operations_per_s"]) * 1e3,  # type: ignore[arg-type]
+    }
+
+
+# The machine.
+
+
+def machine() -> dict[str, object]:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    side = 8192 if device.type == "cuda" else 2048
+    a = torch.rand(side, side, device=device)
+    block = torch.empty(1 << (30 if device.type == "cuda" else 27), dtype=torch.uint8, device=device)
+    other = torch.empty_like(block)
+
+    def best(work: Callable[[], object]) -> float:
+        work()
+        return min(timed(work) for _ in range(5))
+
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    peak = 2 * side**3 / best(lambda: a @ a)
+    torch.backends.cuda.matmul.allow_tf32 = before
+    return {
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else f"{cpu_name()}, {torch.get_num_threads()} threads",
+        "torch": torch.__version__,
+        "commit": commit(),
+        "command": " ".join(["python", *sys.argv]),
+        "operations_per_s": peak,
+        "bytes_per_s": 2 * block.numel() / best(lambda: other.copy_(block)),
+    }
+
+
+def cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    names = (
+        [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        if info.exists()
+        else []
+    )
+    return names[0] if names else platform.processor()
+
+
+def commit() -> str:
+    try:
+        return subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def timed(work: Callable[[], object]) -> float:
+    synchronize()
+    begin = time.perf_counter()
+    work()
+    synchronize()
+    return time.perf_counter() - begin
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def reset_memory() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak_memory() -> int:
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_reserved()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+# Words.
+
+
+def row(key: str, case: dict[str, object]) -> str:
+    low, high = case["step_ms_range"]  # type: ignore[misc]
+    return (
+        f"| {key} | {case['engine']} | {case['step_ms']:.3f} ({low:.3f}–{high:.3f}) | {case['loop_step_ms']:.1f} | "
+        f"{case['ratio']:.1f}× | {case['round_s']:.3f} | {case['loop_round_s']:.1f} | {case['memory_bytes'] / 2**30:.2f} | "  # type: ignore[operator]
+        f"{case['floor_bytes_ms']:.3f} / {case['floor_operations_ms']:.3f} | {case['fraction']:.0%} |"
+    )
+
+
+def page(held: dict[str, dict[str, Any]]) -> str:
+    facts = held["machine"]
+    lines = [
+        f"# Speed on {facts['device']}",
+        "",
+        f"torch {facts['torch']}, commit {facts['commit']}, `{facts['command']}`. Measured limits of the machine: "
+        f"{facts['operations_per_s'] / 1e12:.2f} TFLOP/s in float32 products, {facts['bytes_per_s'] / 1e12:.3f} TB/s copied.",
+        "",
+        "A step is one batch of every client. The floor is the larger of reading weights twice and updating them, and of the",
+        "operations at the machine's peak.",
+        "",
+        "| task/method/clients/engine/precision/batch | engine | step, ms (range) | loop, ms | ratio | round, s | loop, s "
+        "| memory, GiB | floor, ms | of it |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        *[row(key, case) for key, case in held["cases"].items()],  # type: ignore[arg-type]
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""The tasks that are timed: tables of the published shapes with made-up content; time depends on shapes and sizes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+import gpfl
+
+VOCABULARY = 98_635
+
+
+@dataclass(frozen=True)
+class Task:
+    """A table, and the split and net that it is run with."""
+
+    table: Callable[[], gpfl.Table]
+    net: str
+    split: Mapping[str, object]
+    note: str = ""
+
+    def federation(self, clients: int) -> gpfl.Federation:
+        return gpfl.federate(self.table(), clients=clients, **self.split)  # type: ignore[arg-type]
+
+
+def images(rows: int, shape: tuple[int, int, int], classes: int, name: str) -> gpfl.Table:
+    draw = np.random.default_rng(0)
+    x = draw.integers(0, 256, (rows, *shape), dtype=np.uint8)
+    return gpfl.Table(x, np.arange(rows) % classes, classes=classes, name=name)
+
+
+@cache
+def cifar100() -> gpfl.Table:
+    return images(60_000, (3, 32, 32), 100, "cifar100-like")
+
+
+@cache
+def fmnist() -> gpfl.Table:
+    return images(70_000, (1, 28, 28), 10, "fmnist-like")
+
+
+@cache
+def tiny() -> gpfl.Table:
+    return images(20_000, (3, 64, 64), 200, "tiny-like")
+
+
+@cache
+def agnews() -> gpfl.Table:
+    draw = np.random.default_rng(0)
+    lengths = draw.integers(20, 80, 127_600)
+    words = np.minimum(draw.zipf(1.2, (127_600, 200)), VOCABULARY - 1).astype(np.int32)
+    words[np.arange(200) >= lengths[:, None]] = 0
+    return gpfl.Table(words, np.arange(127_600) % 4, classes=4, name="agnews-like", kind="tokens", vocabulary=VOCABULARY)
+
+
+@cache
+def amazon() -> gpfl.Table:
+    draw = np.random.default_rng(0)
+    x = draw.poisson(0.02, (8_000, 5000)).astype(np.uint8)
+    return gpfl.Table(x, np.arange(8_000) % 2, classes=2, name="amazon-like", kind="counts")
+
+
+@cache
+def digits() -> gpfl.Table:
+    return gpfl.federate("digits").table
+
+
+DIRICHLET = {"split": "dirichlet", "beta": 0.1}
+TASKS = {
+    "cifar100": Task(cifar100, "cnn4", DIRICHLET),
+    "fmnist": Task(fmnist, "cnn4", DIRICHLET),
+    "tiny-resnet18": Task(tiny, "resnet18", DIRICHLET, "20,000 rows"),
+    "agnews": Task(agnews, "fasttext", {"split": "dirichlet", "beta": 1.0}),
+    "amazon": Task(amazon, "mlp", {"split": "dirichlet", "beta": 100.0}, "8,000 rows"),
+    "digits": Task(digits, "mlp", {"split": "pathological", "classes_per_client": 4}),
+}

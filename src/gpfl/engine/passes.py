@@ -1,0 +1,272 @@
+"""What is done to the traced operations of a step before they run: repeats are shared, weights are updated where they lie."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+
+aten = torch.ops.aten
+
+
+def share_equal(graph: fx.Graph) -> None:
+    """Lets equal operations on equal inputs be one: a traced backward pass repeats much of its forward pass."""
+    written = {origin(arg) for node in graph.nodes for arg in written_by(node)}
+    seen: dict[object, fx.Node] = {}
+    for node in list(graph.nodes):
+        if not is_pure(node) or any(origin(part) in written for part in (node, *node.all_input_nodes)):
+            continue
+        key = key_of(node)
+        if key in seen:
+            node.replace_all_uses_with(seen[key])
+            graph.erase_node(node)
+        elif key is not None:
+            seen[key] = node
+
+
+def is_pure(node: fx.Node) -> bool:
+    """Tells whether an operation changes nothing and is not random."""
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    return not written_by(node) and torch.Tag.nondeterministic_seeded not in node.target.tags
+
+
+def written_by(node: fx.Node) -> list[fx.Node]:
+    """Gives the inputs that an operation writes into."""
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return []
+    arguments = node.target._schema.arguments
+    named = [(argument, value) for argument, value in zip(arguments, node.args, strict=False)]
+    named += [(argument, node.kwargs[argument.name]) for argument in arguments if argument.name in node.kwargs]
+    return [value for argument, value in named if is_written(argument) and isinstance(value, fx.Node)]
+
+
+def is_written(argument: torch.Argument) -> bool:
+    """Tells whether an operation writes into an argument; BatchNorm does into its statistics, though it does not say so."""
+    said = argument.alias_info is not None and argument.alias_info.is_write
+    return said or argument.name in ("running_mean", "running_var")
+
+
+def origin(node: fx.Node) -> fx.Node:
+    """Gives the node in whose memory the value of a node lies, as far as operations say so."""
+    while is_view(node) and node.args and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
+
+
+def is_view(node: fx.Node) -> bool:
+    """Tells whether the value of a node may lie in the memory of its first input."""
+    if node.target is operator.getitem:  # one of several results
+        return True
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.returns:
+        return False
+    return node.target._schema.returns[0].alias_info is not None
+
+
+def key_of(node: fx.Node) -> object:
+    """Gives what makes an operation the same as another; None where that cannot be told."""
+
+    def fixed(value: object) -> object:
+        if isinstance(value, (list, tuple)):
+            return (type(value).__name__, *(fixed(entry) for entry in value))
+        return (type(value).__name__, value)
+
+    try:
+        key = (node.target, fixed(node.args), fixed(tuple(sorted(node.kwargs.items()))))
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+@dataclass(frozen=True)
+class Write:
+    """A result that goes into the memory of an input: a value as it is, or what is subtracted, times a rate."""
+
+    target: fx.Node
+    value: fx.Node
+    rate: float | None = None
+
+
+def write_back(graph: fx.Graph, count: int, compiled: bool = False) -> None:
+    """Ends the graph by writing its results into its first `count` inputs, steps of SGD without a copy in between."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    end = next(node for node in graph.nodes if node.op == "output")
+    results = end.args[0]
+    if not isinstance(results, (list, tuple)):
+        raise TypeError("the results of a traced step are a list")
+    changed = [(old, new) for old, new in zip(inputs[:count], results, strict=True) if old is not new]
+    overwritten = {old for old, _ in changed}
+    writes = []
+    with graph.inserting_before(end):
+        for old, new in changed:
+            write = (sgd_step(old, new) if len(new.users) == 1 else None) or Write(old, new)
+            if origin(write.value) in overwritten:  # it would be overwritten before it is read
+                write = Write(old, graph.call_function(aten.clone.default, (write.value,)), write.rate)
+            writes.append(write)
+        for write in writes:
+            emit(graph, write, overwritten, compiled)
+    end.args = ((),)
+    graph.eliminate_dead_code()
+
+
+def sgd_step(old: fx.Node, new: fx.Node) -> Write | None:
+    """Gives the step where the new value is the old one less rate × gradient."""
+    if new.target is not aten.sub.Tensor or new.args[0] is not old or new.kwargs:
+        return None
+    scaled = new.args[1]
+    if not isinstance(scaled, fx.Node) or scaled.target is not aten.mul.Tensor:
+        return None
+    gradient, rate = scaled.args
+    if not isinstance(gradient, fx.Node) or not isinstance(rate, (int, float)):
+        return None
+    return Write(old, gradient, float(rate))
+
+
+def emit(graph: fx.Graph, write: Write, overwritten: set[fx.Node], compiled: bool) -> None:
+    """Adds the operations of a write; a compiler fuses products into updates its own way."""
+    if write.rate is None:
+        graph.call_function(aten.copy_.default, (write.target, write.value))
+    elif not add_rows(graph, write, overwritten, compiled) and (compiled or not add_product(graph, write, overwritten)):
+        graph.call_function(aten.sub_.Tensor, (write.target, write.value), {"alpha": write.rate})
+
+
+# Embeddings: a batch touches few of many rows, and plain SGD moves only those.
+
+
+@torch.library.custom_op("gpfl::add_rows_", mutates_args={"table"})
+def add_rows_(table: Tensor, rows: Tensor, values: Tensor) -> None:
+    """Adds values to rows of a table, in a fixed order where a row comes several times: compilers would not keep one."""
+    table.index_put_((rows,), values, accumulate=True)
+
+
+def add_rows(graph: fx.Graph, write: Write, overwritten: set[fx.Node], compiled: bool) -> bool:
+    """Adds a step of an embedding on the rows that a batch has touched alone; tells whether it was one."""
+    made = write.value
+    while made.target in (aten.view.default, aten.reshape.default, aten._unsafe_view.default):
+        made = made.args[0]  # type: ignore[assignment]
+    if made.target is not aten.embedding_dense_backward.default or made.args[4]:
+        return False
+    if any(origin(part) in overwritten for part in made.all_input_nodes):
+        return False
+    gradient, rows, total, padding = made.args[:4]
+    vocabulary, blank = write.target.meta["val"].shape[-2], padding
+    blanking: list[fx.Node] = []
+    scalings = 0  # one of them is the step's own; others would see the gradient with the padding
+    for user in [user for node in chain(write.value, made) for user in node.users]:
+        if user.target is aten.select.int:  # the row of the padding is set to zero, on every client
+            if not zeroed(user) or user.args[1] != write.value.meta["val"].dim() - 2:
+                return False
+            blank = user.args[2]
+            blanking += [*user.users, user]
+        elif user.target is aten.mul.Tensor:
+            scalings += 1
+        elif user not in chain(write.value, made):
+            return False
+    if scalings > 1:
+        return False
+    width = write.target.meta["val"].shape[-1]
+    call = graph.call_function
+    flat = call(aten.view.default, (write.target, [total, width]))
+    where = call(aten.reshape.default, (rows, [-1]))
+    values = call(aten.mul.Tensor, (call(aten.reshape.default, (gradient, [-1, width])), -float(write.rate or 0.0)))
+    if isinstance(blank, int) and blank >= 0:
+        real = call(aten.ne.Scalar, (call(aten.remainder.Scalar, (where, vocabulary)), blank))
+        values = call(aten.mul.Tensor, (values, call(aten.unsqueeze.default, (real, 1))))
+        # Padding adds nothing, but many additions to one row would wait for each other: they are spread over all rows.
+        spread = call(aten.remainder.Scalar, (call(aten.cumsum.default, (call(aten.ones_like.default, (where,)), 0)), total))
+        where = call(aten.where.self, (real, where, spread))
+    if compiled:
+        call(torch.ops.gpfl.add_rows_.default, (flat, where, values))
+    else:
+        call(aten.index_put_.default, (flat, [where], values, True))
+    for node in blanking:
+        graph.erase_node(node)
+    return True
+
+
+def chain(node: fx.Node, end: fx.Node) -> list[fx.Node]:
+    """Gives the nodes from `node` back to `end`, each the first input of the one before."""
+    out = [node]
+    while out[-1] is not end:
+        out.append(out[-1].args[0])  # type: ignore[arg-type]
+    return out
+
+
+def zeroed(node: fx.Node) -> bool:
+    """Tells whether a view is there to be set to zero and nothing else."""
+    return all(user.target is aten.fill_.Scalar and user.args[1] == 0 and not user.users for user in node.users)
+
+
+# Linear layers: the gradient is a product, which can be subtracted as it is made.
+
+PRODUCTS = {aten.mm.default: aten.addmm_.default, aten.bmm.default: aten.baddbmm_.default}
+
+
+def add_product(graph: fx.Graph, write: Write, overwritten: set[fx.Node]) -> bool:
+    """Adds a step whose gradient is a matrix product, which is never written down; tells whether it was one."""
+    node, turned = write.value, False
+    while node.target not in PRODUCTS:
+        base = node.args[0] if node.args else None
+        if not isinstance(base, fx.Node) or not isinstance(base.meta.get("val"), Tensor) or len(node.users) > 1:
+            return False
+        if is_turn(node, base):
+            turned = not turned
+        elif not is_same(node, base):
+            return False
+        node = base
+    if len(node.users) > 1 or any(origin(part) in overwritten for part in node.all_input_nodes):
+        return False
+    target = graph.call_function(aten.transpose.int, (write.target, -2, -1)) if turned else write.target
+    graph.call_function(PRODUCTS[node.target], (target, *node.args), {"alpha": -float(write.rate or 0.0)})
+    return True
+
+
+def is_turn(node: fx.Node, base: fx.Node) -> bool:
+    """Tells whether a node swaps the last two axes."""
+    dims = base.meta["val"].dim()
+    before = list(range(dims))
+    after = [*before[:-2], dims - 1, dims - 2]
+    if node.target is aten.transpose.int:
+        first, second = (int(axis) % dims for axis in node.args[1:])  # type: ignore[arg-type]
+        before[first], before[second] = before[second], before[first]
+        return before == after
+    return node.target is aten.t.default or (node.target is aten.permute.default and node.args[1] == after)
+
+
+def is_same(node: fx.Node, base: fx.Node) -> bool:
+    """Tells whether a node is its input under another name."""
+    views = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+    return node.target in views and node.meta["val"].shape == base.meta["val"].shape
+
+
+# Products of few terms, such as the gradient of a linear layer over ten rows: written out, they are fused into what follows.
+
+FEW = 16
+LARGE = 1 << 14
+
+
+def write_out(graph: fx.Graph) -> None:
+    """Writes products over few terms with large results as sums, where one operation uses them."""
+    for node in list(graph.nodes):
+        if node.target not in PRODUCTS or len(node.users) != 1:
+            continue
+        left, right = node.args[0], node.args[1]
+        if not isinstance(left, fx.Node) or not isinstance(right, fx.Node):
+            continue
+        inner, shape = left.meta["val"].shape[-1], node.meta["val"].shape
+        if inner > FEW or shape[-1] * shape[-2] < LARGE:
+            continue
+        with graph.inserting_before(node):
+            total = None
+            for k in range(inner):
+                column = graph.call_function(aten.slice.Tensor, (left, -1, k, k + 1))
+                line = graph.call_function(aten.slice.Tensor, (right, -2, k, k + 1))
+                part = graph.call_function(aten.mul.Tensor, (column, line))
+                total = part if total is None else graph.call_function(aten.add.Tensor, (total, part))
+        if total is not None:
+            total.meta["val"] = node.meta["val"]
+            node.replace_all_uses_with(total)
+            graph.erase_node(node)

@@ -1,0 +1,138 @@
+"""Programs: a step of training as plain operations on fixed memory, traced once and run many times.
+
+What a method says in functions of trees is traced through torch.func into one flat list of operations. Its state is then
+updated in place, and on a GPU the list is captured as a graph that is replayed without Python.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from gpfl.engine.convolution import DECOMPOSITIONS
+from gpfl.engine.passes import share_equal, write_back, write_out
+
+Buffers = Any
+"""A tree of tensors, tuples and named tuples among the branches."""
+Function = Callable[[Buffers, Buffers], Buffers]
+Flat = Callable[..., list[Tensor]]
+
+
+class Program:
+    """A function of state and fixed buffers that gives the new state; a call writes it into the state's memory."""
+
+    products_on: ClassVar[tuple[str, ...]] = ("cuda",)  # devices on which stacked convolutions are run as products
+
+    def __init__(
+        self, function: Function, state: Buffers, fixed: Buffers, *, traced: bool = True, compiled: bool = False
+    ) -> None:
+        """Traces the function on the buffers; one that is not traced, or cannot be, runs as it is."""
+        self.state, self.fixed = state, fixed
+        self._leaves, self._spec = pytree.tree_flatten((state, fixed))
+        self._shape = pytree.tree_structure(state)
+        self._count = self._shape.num_leaves
+        self.device = self._leaves[0].device
+        flat = self._flat(function)
+        module = self._trace(flat) if traced else None
+        self.traced = module is not None
+        self._run = self._in_place(module, compiled and self._products) if module is not None else self._plain(flat)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if self.traced and self.device.type == "cuda":
+            if compiled:
+                self._run = torch.compile(self._run, fullgraph=True, dynamic=False, options={"shape_padding": False})
+            self._graph = self._capture()
+
+    def twin(self, common: tuple[str, ...]) -> Program:
+        """Gives the same program on memory of its own, but for the fixed buffers named `common`."""
+        out = copy.copy(self)
+        own = {key: value if key in common else pytree.tree_map(torch.clone, value) for key, value in self.fixed.items()}
+        out.state, out.fixed = pytree.tree_map(torch.clone, self.state), own
+        out._leaves = pytree.tree_leaves((out.state, out.fixed))
+        return out
+
+    def __call__(self) -> None:
+        """Advances the state."""
+        if self._graph is not None:
+            self._graph.replay()
+        else:
+            with torch.no_grad():
+                self._run(*self._leaves)
+
+    @property
+    def _products(self) -> bool:
+        return self.device.type in self.products_on
+
+    def _flat(self, function: Function) -> Flat:
+        """Gives the function of leaves, results in the order of the state's, whatever the order of their keys."""
+
+        def flat(*leaves: Tensor) -> list[Tensor]:
+            state, fixed = pytree.tree_unflatten(list(leaves), self._spec)
+            return self._shape.flatten_up_to(function(state, fixed))
+
+        return flat
+
+    def _plain(self, flat: Flat) -> Callable[..., object]:
+        def run(*leaves: Tensor) -> None:
+            olds = leaves[: self._count]
+            own = {memory(old) for old in olds}
+            pairs = [(old, new) for old, new in zip(olds, flat(*leaves), strict=True) if not same(old, new)]
+            # What lies in the state's memory would be overwritten before it is read.
+            pairs = [(old, new.clone() if memory(new) in own else new) for old, new in pairs]
+            for old, new in pairs:
+                old.copy_(new)
+
+        return run
+
+    def _trace(self, flat: Flat) -> fx.GraphModule | None:
+        """Gives the operations of a function, or nothing where they depend on values: a person's own forward may branch."""
+        table = DECOMPOSITIONS if self._products else {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                return make_fx(flat, decomposition_table=table, _error_on_data_dependent_ops=True)(*self._leaves)
+            except Exception:  # what is really wrong with a function is said when it runs
+                return None
+
+    def _in_place(self, module: fx.GraphModule, compiled: bool) -> Callable[..., object]:
+        share_equal(module.graph)
+        if compiled:
+            write_out(module.graph)
+        write_back(module.graph, self._count, compiled)
+        module.graph.lint()
+        module.recompile()
+        return module
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        state = self._leaves[: self._count]
+        before = [leaf.clone() for leaf in state]
+        with torch.no_grad(), torch.cuda.stream(stream):
+            for _ in range(2):
+                self._run(*self._leaves)
+                for leaf, value in zip(state, before, strict=True):  # a counter that went on would point beyond a plan
+                    leaf.copy_(value)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.no_grad(), torch.cuda.graph(graph):
+            self._run(*self._leaves)
+        return graph
+
+
+def memory(tensor: Tensor) -> int:
+    """Gives the address of the memory in which a tensor lies."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Tells whether two tensors are the same entries of the same memory."""
+    if one.shape != other.shape or one.stride() != other.stride() or one.dtype != other.dtype:
+        return False
+    return one.data_ptr() == other.data_ptr()

@@ -1,0 +1,78 @@
+"""Ranks: the processes of one run, as torchrun starts them. Without it there is one, and nothing here does anything."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cache
+from typing import TypeVar
+
+import torch
+from torch import distributed
+
+from gpfl import tree
+from gpfl.tree import Tree
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """A process among those of a run."""
+
+    rank: int = 0
+    world: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Tells whether this is the process that writes and speaks."""
+        return self.rank == 0
+
+    def agree(self, value: T) -> T:
+        """Gives every process the first one's value."""
+        if self.world == 1:
+            return value
+        box = [value]
+        distributed.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def gather(self, value: T) -> list[T]:
+        """Gives every process the values of all, in their order."""
+        if self.world == 1:
+            return [value]
+        out: list[T | None] = [None] * self.world
+        distributed.all_gather_object(out, value)
+        return out  # type: ignore[return-value]
+
+    def add(self, part: Tree) -> Tree:
+        """Gives every process the sum of all processes' trees, which have one shape; in one message."""
+        leaves = list(tree.leaves(part))
+        if self.world == 1 or not leaves:
+            return part
+        flat = torch.cat([leaf.reshape(-1) for leaf in leaves])
+        distributed.all_reduce(flat)
+        pieces = iter(torch.split(flat, [leaf.numel() for leaf in leaves]))
+        return tree.map_leaves(lambda leaf: next(pieces).reshape(leaf.shape), part)
+
+    def wait(self) -> None:
+        """Waits until all processes are here."""
+        if self.world > 1:
+            distributed.barrier()
+
+
+@cache
+def ranks() -> Ranks:
+    """Gives this process's place, and on the first call joins it to the others."""
+    world = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+    if world == 1:
+        return Ranks()
+    if torch.cuda.is_available():
+        torch.cuda.set_device(local_rank())
+    if not distributed.is_initialized():
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    return Ranks(distributed.get_rank(), distributed.get_world_size())
+
+
+def local_rank() -> int:
+    """Gives the number of this process on its host."""
+    return int(os.environ.get("LOCAL_RANK", "0"))

@@ -1,0 +1,355 @@
+"""What is done to traced steps changes how they run, never what they give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor, fx
+from torch.func import grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
+
+from gpfl.engine.passes import LARGE, share_equal, write_back, write_out
+
+Step = Callable[..., list[Tensor]]
+aten = torch.ops.aten
+ways = pytest.mark.parametrize("compiled", [False, True], ids=["as it is", "for a compiler"])
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def count(graph: fx.Graph, word: str) -> int:
+    """How many operations of a graph have a name with the word in it."""
+    return sum(word in str(node.target) for node in graph.nodes if node.op == "call_function")
+
+
+def clones(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [t.clone() for t in tensors]
+
+
+def assert_equal(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def run_in_place(step: Step, state: Sequence[Tensor], fixed: Sequence[Tensor] = (), compiled: bool = False) -> fx.Graph:
+    """The graph of a step that updates its state, having checked three calls of it against the step itself."""
+    module = make_fx(step)(*clones(state), *fixed)
+    share_equal(module.graph)
+    if compiled:
+        write_out(module.graph)
+    write_back(module.graph, len(state), compiled)
+    module.graph.lint()
+    module.recompile()
+    mine, theirs, untouched = clones(state), clones(state), clones(fixed)
+    for _ in range(3):
+        assert module(*mine, *fixed) == ()
+        theirs = clones(step(*theirs, *fixed))
+        assert_equal(mine, theirs)
+    assert_equal(fixed, untouched)
+    return module.graph
+
+
+# Sharing.
+
+
+def shared(step: Step, *inputs: Tensor) -> fx.Graph:
+    """The graph of a function whose equal operations are one, having checked its results."""
+    module = make_fx(step)(*clones(inputs))
+    share_equal(module.graph)
+    module.graph.lint()
+    module.recompile()
+    assert_equal(module(*clones(inputs)), step(*clones(inputs)))
+    return module.graph
+
+
+def test_equal_operations_become_one() -> None:
+    graph = shared(lambda x: [x.sin() + 1, x.sin() * x.transpose(0, 1).transpose(0, 1)], random(3, 3))
+    assert count(graph, "sin") == 1
+
+
+def test_numbers_of_another_type_are_not_equal() -> None:
+    graph = shared(lambda x: [x * 1, x * 1.0, x * True], torch.arange(3))
+    assert count(graph, "mul") == 3
+
+
+def test_copy_that_is_written_into_is_not_shared() -> None:
+    def step(x: Tensor) -> list[Tensor]:
+        written, kept = x + 1, x + 1
+        written.mul_(2)
+        return [written, kept]
+
+    assert count(shared(step, random(3)), "add") == 2
+
+
+def test_copy_that_is_written_into_by_its_view_is_not_shared() -> None:
+    def step(x: Tensor) -> list[Tensor]:
+        written, kept = x.clone(), x.clone()
+        written.view(-1)[1:].zero_()
+        return [written, kept]
+
+    assert count(shared(step, random(3, 2)), "clone") == 2
+
+
+@pytest.mark.parametrize(
+    "part", [lambda y: y, lambda y: y[0], lambda y: y.split(2)[1], lambda y: y.unbind(0)[2]], ids=["all", "row", "split", "one"]
+)
+def test_reading_before_and_after_a_write_is_not_the_same(part: Callable[[Tensor], Tensor]) -> None:
+    def step(x: Tensor) -> list[Tensor]:
+        y = x.clone()
+        before = y.exp()
+        part(y).add_(1)
+        return [before, y.exp()]
+
+    assert count(shared(step, random(4, 2)), "exp") == 2
+
+
+def test_two_batch_norms_that_start_from_the_same_statistics_have_a_copy_each() -> None:
+    def step(mean: Tensor, var: Tensor, x: Tensor) -> list[Tensor]:
+        out = []
+        for rows in (x, 2 * x):
+            own = mean + 0, var + 0
+            out += [F.batch_norm(rows, *own, training=True), *own]
+        return out
+
+    graph = shared(step, torch.zeros(4), torch.ones(4), random(5, 4))
+    assert count(graph, "batch_norm") == 2
+
+
+def test_random_numbers_are_drawn_anew() -> None:
+    module = make_fx(lambda x: [torch.rand_like(x), torch.rand_like(x)])(random(3))
+    share_equal(module.graph)
+    assert count(module.graph, "rand_like") == 2
+
+
+# Writing back.
+
+
+@ways
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda a, b, c: [b, a],
+        lambda a, b, c: [b.t(), a.t()],
+        lambda a, b, c: [a.t(), b + a],
+        lambda a, b, c: [b.split(1)[0].expand(3, 3), a * 2],
+        lambda a, b, c: [c, a],
+        lambda a, b, c: [a, b + c],
+        lambda a, b, c: [c.t(), c],
+        lambda a, b, c: [a + b, a + b],
+        lambda a, b, c: [a + b, a - b],
+        lambda a, b, c: [b, a - 0.5 * b],
+        lambda a, b, c: [a - 0.5 * b, b - 0.5 * a],
+        lambda a, b, c: [a - 0.5 * b.t(), b - 0.5 * c],
+        lambda a, b, c: [a - 0.5 * c, (a - 0.5 * c) * 2],
+        lambda a, b, c: [a - 0.1 * (c @ b), b - 0.1 * (a @ c)],
+        lambda a, b, c: [torch.zeros_like(a), a],
+    ],
+    ids=[
+        "swapped",
+        "swapped and turned",
+        "turned where it lies",
+        "a part of another",
+        "an input and another",
+        "unchanged",
+        "an input twice",
+        "one result twice",
+        "both read",
+        "another and a step along it",
+        "steps along each other",
+        "step along a view",
+        "step that is used again",
+        "products of each other",
+        "nothing of it",
+    ],
+)
+def test_results_are_written_as_if_all_inputs_had_been_read_before(step: Step, compiled: bool) -> None:
+    run_in_place(step, [random(3, 3), random(3, 3, seed=1)], [random(3, 3, seed=2)], compiled)
+
+
+def test_state_that_does_not_change_is_not_written() -> None:
+    graph = run_in_place(lambda a, b: [a, b + 1], [random(3), random(3)])
+    assert count(graph, "copy_") == 1
+
+
+@ways
+def test_step_of_sgd_is_subtracted_without_a_copy(compiled: bool) -> None:
+    def step(weight: Tensor, x: Tensor) -> list[Tensor]:
+        return [weight - 0.1 * grad(lambda w: (w * x).sin().sum())(weight)]
+
+    graph = run_in_place(step, [random(4)], [random(4, seed=1)], compiled)
+    assert (count(graph, "sub_"), count(graph, "copy_"), count(graph, "clone")) == (1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda w, g: [g - 0.1 * w],
+        lambda w, g: [w - g],
+        lambda w, g: [w - g * g],
+        lambda w, g: [torch.sub(w, 0.1 * g, alpha=3)],
+        lambda w, g: [w + 0.1 * g],
+    ],
+)
+def test_what_only_looks_like_a_step_is_copied(step: Step) -> None:
+    graph = run_in_place(step, [random(4)], [random(4, seed=1)])
+    assert (count(graph, "sub_"), count(graph, "copy_")) == (0, 1)
+
+
+# Embeddings.
+
+TOKENS = torch.tensor([[1, 2, 2, 0], [5, 1, 0, 0], [6, 6, 6, 2]])
+
+
+def embedding_loss(table: Tensor, tokens: Tensor, padding: int | None) -> Tensor:
+    return F.embedding(tokens, table, padding_idx=padding).mean(-2).sin().square().sum()
+
+
+def embed(padding: int | None, stacked: bool) -> Step:
+    """A step of SGD on an embedding."""
+
+    def gradient(table: Tensor, tokens: Tensor) -> Tensor:
+        return grad(embedding_loss)(table, tokens, padding)
+
+    many = vmap(gradient) if stacked else gradient
+    return lambda table, tokens: [table - 0.1 * many(table, tokens)]
+
+
+@ways
+@pytest.mark.parametrize("stacked", [True, False], ids=["stacked", "single"])
+@pytest.mark.parametrize("padding", [None, 0, 2, -1])
+def test_step_of_an_embedding_adds_the_rows_of_its_tokens_alone(padding: int | None, stacked: bool, compiled: bool) -> None:
+    table = random(3, 7, 4) if stacked else random(7, 4)
+    tokens = torch.stack([TOKENS, (TOKENS + 3) % 7, torch.zeros_like(TOKENS)]) if stacked else TOKENS
+    graph = run_in_place(embed(padding, stacked), [table], [tokens], compiled)
+    assert count(graph, "embedding_dense_backward") == 0
+    assert count(graph, "add_rows_" if compiled else "index_put_") == 1
+    assert count(graph, "fill_") == 0
+
+
+def test_embedding_of_another_kind_is_left_as_it_is() -> None:
+    def loss(table: Tensor, tokens: Tensor) -> Tensor:
+        return F.embedding(tokens, table, scale_grad_by_freq=True).sin().sum()
+
+    graph = run_in_place(lambda table, tokens: [table - 0.1 * grad(loss)(table, tokens)], [random(7, 4)], [TOKENS])
+    assert count(graph, "embedding_dense_backward") == 1
+
+
+@ways
+@pytest.mark.parametrize(
+    "also",
+    [lambda g: g, lambda g: g * 2.0, lambda g: g.square(), lambda g: g[..., 0, :]],
+    ids=["itself", "twice", "square", "row"],
+)
+def test_gradient_of_an_embedding_that_is_used_elsewhere_is_whole(also: Callable[[Tensor], Tensor], compiled: bool) -> None:
+    many = vmap(lambda table, tokens: grad(embedding_loss)(table, tokens, 2))
+
+    def step(other: Tensor, table: Tensor, tokens: Tensor) -> list[Tensor]:
+        gradient = many(table, tokens)
+        return [also(gradient), table - 0.1 * gradient]
+
+    table, tokens = random(2, 7, 4), torch.stack([TOKENS, (TOKENS + 3) % 7])
+    run_in_place(step, [also(table), table], [tokens], compiled)
+    run_in_place(lambda table, other, tokens: step(other, table, tokens)[::-1], [table, also(table)], [tokens], compiled)
+
+
+@ways
+def test_gradient_of_an_embedding_that_lies_in_other_state_is_read_before_that_is_overwritten(compiled: bool) -> None:
+    def step(other: Tensor, table: Tensor, tokens: Tensor) -> list[Tensor]:
+        gradient = aten.embedding_dense_backward(other.view(3, 4, 2), tokens, 7, -1, False)
+        return [other * 2, table - 0.1 * gradient]
+
+    run_in_place(step, [random(3, 8), random(7, 2)], [TOKENS], compiled)
+
+
+# Products.
+
+
+def linear_loss(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
+    return F.linear(x, weight, bias).sin().square().sum()
+
+
+def linear(weight: Tensor, bias: Tensor, x: Tensor) -> list[Tensor]:
+    down = grad(linear_loss, (0, 1))(weight, bias, x)
+    return [weight - 0.1 * down[0], bias - 0.1 * down[1]]
+
+
+@ways
+@pytest.mark.parametrize("stacked", [True, False], ids=["stacked", "single"])
+def test_gradient_of_a_linear_layer_is_subtracted_as_it_is_made(stacked: bool, compiled: bool) -> None:
+    more = (3,) if stacked else ()
+    step = (lambda *given: list(vmap(lambda *one: tuple(linear(*one)))(*given))) if stacked else linear
+    graph = run_in_place(step, [random(*more, 4, 5), random(*more, 4)], [random(*more, 6, 5)], compiled)
+    assert count(graph, "addbmm_" if stacked else "addmm_") == (0 if compiled else 1)
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        lambda t: t,
+        lambda t: t.transpose(-1, -2),
+        lambda t: t.permute(0, 2, 1),
+        lambda t: t.mT.mT,
+        lambda t: t.view(2, 3, 3).transpose(1, 2),
+    ],
+    ids=["as it is", "turned", "permuted", "turned twice", "viewed and turned"],
+)
+def test_product_is_subtracted_turned_as_the_gradient_is(turn: Callable[[Tensor], Tensor]) -> None:
+    graph = run_in_place(
+        lambda w, x, y: [w - 0.1 * turn(torch.bmm(x, y))], [random(2, 3, 3)], [random(2, 3, 4), random(2, 4, 3, seed=1)]
+    )
+    assert (count(graph, "baddbmm_"), count(graph, "bmm.default"), count(graph, "sub_")) == (1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda t: t.flip(0), lambda t: t.transpose(0, 1), lambda t: t.reshape(3, 2, 3).reshape(2, 3, 3), lambda t: t * 2],
+    ids=["reversed", "clients turned", "laid out anew", "doubled"],
+)
+def test_product_that_is_changed_first_is_the_same_too(change: Callable[[Tensor], Tensor]) -> None:
+    x, y = random(2, 3, 4), random(2, 4, 3, seed=1)
+    first = change(torch.bmm(x, y))
+    run_in_place(lambda w, x, y: [w - 0.1 * change(torch.bmm(x, y))], [random(*first.shape)], [x, y])
+
+
+def test_product_that_is_used_twice_is_made_once() -> None:
+    def step(w: Tensor, total: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
+        product = x @ y
+        return [w - 0.1 * product, total + product]
+
+    graph = run_in_place(step, [random(3, 3), random(3, 3)], [random(3, 4), random(4, 3, seed=1)])
+    assert (count(graph, "mm.default"), count(graph, "addmm_")) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("inner", "written", "shape"),
+    [(10, True, (2,)), (16, True, ()), (1, True, (2,)), (17, False, (2,))],
+    ids=["stacked", "single", "one term", "many terms"],
+)
+def test_products_of_few_terms_are_written_out_as_sums(inner: int, written: bool, shape: tuple[int, ...]) -> None:
+    side = int(LARGE**0.5)
+    x, y = random(*shape, side, inner), random(*shape, inner, side, seed=1)
+    module = make_fx(lambda x, y: [(x @ y) * 2])(x, y)
+    write_out(module.graph)
+    module.graph.lint()
+    module.recompile()
+    assert count(module.graph, "mm.default") == (0 if written else 1)
+    assert_equal(module(x, y), [(x @ y) * 2])
+
+
+def test_small_products_and_those_used_twice_are_not_written_out() -> None:
+    x, y = random(128, 4), random(4, 128)
+    for step, inputs in ((lambda x, y: [x @ y * 2], (x[:-1], y)), (lambda x, y: [(x @ y).sin() + (x @ y).cos()], (x, y))):
+        module = make_fx(step)(*inputs)
+        share_equal(module.graph)
+        write_out(module.graph)
+        assert count(module.graph, "mm.default") == 1
+
+
+def test_large_linear_layer_descends_the_same_for_a_compiler() -> None:
+    graph = run_in_place(linear, [random(128, 130), random(128)], [random(6, 130) / 10], compiled=True)
+    assert count(graph, "mm") == 1  # the forward pass
