@@ -46,13 +46,14 @@ class Recurrent(nn.Module):
     ("federation", "net", "engine"),
     [
         (toy_federation(), "mlp", "vmap"),
-        (toy_federation((40,)), "mlp", "loop"),
+        (toy_federation((40,)), "mlp", "workers"),
         (toy_federation(), Recurrent(), "loop"),
         (images(16), "cnn4", "vmap"),
-        (images(28), "cnn4", "loop"),
+        (images(28), "cnn4", "workers"),
         (images(28), "mlp", "vmap"),
+        (images(16), nn.Sequential(nn.Flatten(), nn.Linear(256, 2000), nn.ReLU(), nn.Linear(2000, 2)), "workers"),
     ],
-    ids=["small", "one client", "recurrent", "small images", "large images", "large images without convolutions"],
+    ids=["small", "one client", "recurrent", "small images", "large images", "large images without convolutions", "heavy"],
 )
 def test_fastest_engine_is_the_one_that_was_measured(federation: gpfl.Federation, net: str | nn.Module, engine: str) -> None:
     made = setting(federation, net)

@@ -248,6 +248,10 @@ def prepare(
     if config.run.select == "validation" and not federation.validates:
         raise GpflError("run.select is 'validation', but no client has validation rows: set --validation, such as 0.1")
     device = find_device(config.run.device)
+    if config.run.precision != "float32" and device.type != "cuda":
+        raise GpflError(
+            f"run.precision is '{config.run.precision}', which is for a GPU; run.device is '{device}': leave it out"
+        )
     example: Tensor = federation.table.inputs(torch.arange(min(2, len(federation.table))))
     classes = federation.table.classes
     net: Net

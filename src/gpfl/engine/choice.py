@@ -42,19 +42,29 @@ def choose(name: str, setting: Setting) -> Engine:
 
 
 LARGE_IMAGE = 20 * 20
-"""Pixels above which stacked convolutions are no faster than a loop on a CPU: 1.2 to 2.7× at 16×16, 0.7 to 1.1× at 28×28."""
+"""Pixels from which convolutions on a CPU are faster side by side on all cores than stacked: 1.7 and 1.5× the loop at 28×28."""
+HEAVY = 1 << 20
+"""Bytes of a client's weights from which the same holds for any net: a stack of them leaves the caches."""
 
 
 def fastest(setting: Setting) -> str:
-    """Gives `loop` for one client, recurrent layers, convolutions of large images on a CPU, and what cannot be vmapped well;
-    else `vmap`.
+    """Gives `workers` for large images and heavy nets on a CPU, `loop` for recurrent layers, one client on a GPU and what
+    cannot be vmapped well; else `vmap`.
     """
-    if len(setting.federation) == 1 or has_layer(setting, nn.RNNBase):
+    if has_layer(setting, nn.RNNBase):
         return "loop"
+    if setting.device.type == "cpu" and (len(setting.federation) == 1 or heavy(setting)):
+        return "workers"
+    return "loop" if len(setting.federation) == 1 or obstacle(setting, slow=True) else "vmap"
+
+
+def heavy(setting: Setting) -> bool:
+    """Tells whether a client's own step fills a core."""
     large = math.prod(setting.federation.table.shape[-2:]) > LARGE_IMAGE
-    if setting.device.type == "cpu" and large and has_layer(setting, nn.modules.conv._ConvNd):
-        return "loop"
-    return "loop" if obstacle(setting, slow=True) else "vmap"
+    if large and has_layer(setting, nn.modules.conv._ConvNd):
+        return True
+    parts = (setting.method.net.module(part, training=True) for part in ("base", "head"))
+    return sum(p.numel() * p.element_size() for part in parts for p in part.parameters()) > HEAVY
 
 
 def obstacle(setting: Setting, slow: bool = False) -> Exception | None:

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from gpfl.engine.convolution import DECOMPOSITIONS
 from gpfl.engine.passes import share_equal, write_back, write_out
+from gpfl.errors import GpflError
 
 Buffers = Any
 """A tree of tensors, tuples and named tuples among the branches."""
@@ -47,7 +48,14 @@ class Program:
         if self.traced and self.device.type == "cuda":
             if compiled:
                 self._run = torch.compile(self._run, fullgraph=True, dynamic=False, options={"shape_padding": False})
-            self._graph = self._capture()
+            try:
+                self._graph = self._capture()
+            except RuntimeError as problem:
+                if not compiled:
+                    raise
+                raise GpflError(
+                    f"the step could not be compiled on {self.device} ({str(problem).splitlines()[0]}): use --compile off"
+                ) from problem
 
     def twin(self, common: tuple[str, ...]) -> Program:
         """Gives the same program on memory of its own, but for the fixed buffers named `common`."""

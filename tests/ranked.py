@@ -1,0 +1,32 @@
+"""A run for the tests of ranks, started by torchrun: python -m torch.distributed.run … ranked.py FOLDER METHOD [STOP]."""
+
+import sys
+
+import gpfl
+from gpfl.ranks import ranks
+
+
+class Stop:
+    """Ends the run after some rounds, as a kill would."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def line(self, line: dict[str, object], rounds: int) -> None:
+        if line["round"] == self.after:
+            ranks().wait()
+            sys.exit(0)
+
+
+def main() -> None:
+    folder, method, *stop = sys.argv[1:]
+    if stop == ["resume"]:
+        gpfl.resume(folder)
+        return
+    federation = gpfl.federate("digits", clients=5, classes_per_client=3, validation=0.1)
+    watch = Stop(int(stop[0])) if stop else None
+    gpfl.fit(method, federation, net="mlp", rounds=5, lr=0.05, join=0.6, seed=1, checkpoint_every=2, out=folder, watch=watch)
+
+
+if __name__ == "__main__":
+    main()
