@@ -295,14 +295,17 @@ def execute(run: Run, engine: Engine) -> Result:
 
 
 def execute_trials(runs: Sequence[Run]) -> list[Result]:
-    """Gives the results of unfinished trials, which differ in their seeds: their clients train at once where the engine can."""
+    """Gives the results of unfinished trials, whose clients train at once where the engine can.
+
+    Trials differ in their seeds, or in numbers of their method such as λ or the learning rate.
+    """
     first = runs[0].setting
     engine = choose(runs[0].config.run.engine, first)
-    settings = [dataclasses.replace(first, schedule=run.setting.schedule) for run in runs]  # one table on the device for all
-    runs = [run._replace(setting=setting) for run, setting in zip(runs, settings, strict=True)]
-    engines = [engine.under(setting.schedule) for setting in settings]
+    # One table on the device for all.
+    runs = [run._replace(setting=dataclasses.replace(run.setting, federation=first.federation)) for run in runs]
     if not engine.stacks:
-        return [execute(run, own) for run, own in zip(runs, engines, strict=True)]
+        return [execute(run, choose(run.config.run.engine, run.setting)) for run in runs]
+    engines = [engine.under(run.setting) for run in runs]
     simulations = [simulation_of(run, own) for run, own in zip(runs, engines, strict=True)]
     with fitting_threads(first), exactness(first):
         outcomes = run_together(simulations)

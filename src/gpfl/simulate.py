@@ -165,7 +165,7 @@ class Simulation:
         home = tree.device_of(state.private) or self.setting.device
         index = torch.as_tensor([places[client] for client in own], dtype=torch.int64, device=home)
         chosen = tree.take(state.private, index)
-        cohort = yield Train(state.shared, chosen, own, state.round, self.setting.schedule, clients)
+        cohort = yield Train(state.shared, chosen, own, state.round, self.setting.schedule, clients, method)
         self._refuse_nan(cohort, clients, state.round)
         private = cohort.private
         if len(own) < len(places):
@@ -276,7 +276,8 @@ class Simulation:
 def run_together(simulations: Sequence[Simulation]) -> list[Outcome]:
     """Gives the finished runs of trials of one setting, their rounds run at once on the first one's engine.
 
-    Trials differ in their seeds; each has its folder, its checkpoints and its end. Time is divided among those that run.
+    Trials differ in their seeds, or in numbers of their method; each has its folder, its checkpoints and its end. Time is
+    divided among those that run.
     """
     engine = simulations[0].engine
     running = {number: simulation.steps() for number, simulation in enumerate(simulations)}
@@ -293,7 +294,9 @@ def run_together(simulations: Sequence[Simulation]) -> list[Outcome]:
                 del running[number]
         rounds = {number: work for number, work in asked.items() if isinstance(work, Train)}
         answers = dict(zip(rounds, engine.train_all(list(rounds.values())), strict=True)) if rounds else {}
-        answers |= {number: engine.judge_one(work) for number, work in asked.items() if isinstance(work, Judge)}
+        answers |= {
+            number: simulations[number].engine.judge_one(work) for number, work in asked.items() if isinstance(work, Judge)
+        }
     return [outcomes[number] for number in range(len(simulations))]
 
 

@@ -14,7 +14,8 @@ from conftest import toy_federation
 from torch import Tensor, nn
 
 import gpfl
-from gpfl import tree
+from gpfl import api, tree
+from gpfl import config as configs
 from gpfl.engine import ENGINES, Setting, workers
 from gpfl.engine.base import Cohort, Engine, Judge, Train
 from gpfl.engine.program import Program
@@ -256,7 +257,7 @@ def test_rounds_of_several_trials_at_once_are_those_of_each_alone(
         schedule = dataclasses.replace(machine.schedule, seed=seed)
         shared, private = machine.method.init(seed)
         clients = [c for c in schedule.cohort(1, len(machine.federation)) if machine.trains(c)]
-        trials.append(Train(shared, tree.repeat(private, len(clients)), clients, 1, schedule, clients))
+        trials.append(Train(shared, tree.repeat(private, len(clients)), clients, 1, schedule, clients, machine.method))
 
     plain = make("loop", METHODS[method](), NETS[net])
     for together, alone in zip(machine.train_all(trials), map(plain.train_one, trials), strict=True):
@@ -270,7 +271,9 @@ def test_parts_of_a_cohort_sum_to_the_whole(engine: str) -> None:
     whole = machine.train(shared, private, range(5), 0)
     parts = [[0, 3], [1, 2, 4]]
     found = [
-        machine.train_one(Train(shared, tree.take(private, torch.tensor(own)), own, 0, machine.schedule, range(5)))
+        machine.train_one(
+            Train(shared, tree.take(private, torch.tensor(own)), own, 0, machine.schedule, range(5), machine.method)
+        )
         for own in parts
     ]
     total = tree.map_leaves(torch.add, found[0].mean, found[1].mean)
@@ -278,9 +281,8 @@ def test_parts_of_a_cohort_sum_to_the_whole(engine: str) -> None:
     for own, part in zip(parts, found, strict=True):
         assert_close(tree.flatten(part.private), tree.flatten(tree.take(whole.private, torch.tensor(own))))
     everyone = machine.evaluate(shared, whole.private, 1, "test")
-    some = machine.under(machine.schedule) if engine != "vmap" else make(engine, METHODS["fedrep"](), layered)
     own = torch.tensor(parts[1])
-    scores = some.judge_one(Judge(shared, tree.take(whole.private, own), parts[1], 1, "test"))
+    scores = machine.judge_one(Judge(shared, tree.take(whole.private, own), parts[1], 1, "test"))
     assert scores.correct.tolist() == everyone.correct[parts[1]].tolist()
 
 
@@ -421,3 +423,48 @@ def test_threads_of_torch_are_given_back(engine: str) -> None:
     Run(machine, 1)
     machine.evaluate(*start(machine), 0, "test")
     assert torch.get_num_threads() == before
+
+
+VALUES = {
+    "gpfl": ("lam", "mu", "lr"),
+    "fedprox": ("mu", "lr"),
+    "ditto": ("mu", "lr"),
+    "pfedme": ("beta", "lr"),
+    "fedphp": ("lr",),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_trials_with_other_numbers_run_at_once_as_each_alone(name: str) -> None:
+    federation = toy_federation((31, 12, 25))
+    runs = []
+    for factor in (1.0, 0.5, 0.2):
+        given: configs.Given = {
+            "method": {"name": name},
+            "train": {"rounds": 3, "lr": 0.1 * factor},
+            "net": {"name": "mlp", "hidden": [8]},
+            "run": {"engine": "vmap"},
+        }
+        config, setting = api.prepare(configs.resolve(given, federation=federation), federation, None, None)
+        changed = {key: getattr(setting.method, key) * factor for key in VALUES[name]}
+        method = dataclasses.replace(setting.method, **changed)
+        runs.append(api.Run(config, dataclasses.replace(setting, method=method)))
+    together = api.execute_trials(runs)
+    for run, result in zip(runs, together, strict=True):
+        alone = api.execute(run, ENGINES["vmap"](run.setting))
+        assert [line["loss"] for line in result.history] == pytest.approx([line["loss"] for line in alone.history], abs=1e-5)
+        for one, other in zip(result.clients, alone.clients, strict=True):
+            x = federation.table.x
+            assert np.abs(one.logits(x) - other.logits(x)).max() < 1e-5
+    losses = [result.history[-1]["loss"] for result in together]
+    assert len(set(losses)) == 3, "the numbers make a difference"
+
+
+def test_trials_that_differ_in_more_than_numbers_cannot_run_at_once() -> None:
+    federation = toy_federation((31, 12))
+    runs = []
+    for reg in ("wd", "norm"):
+        given: configs.Given = {"method": {"name": "gpfl", "reg": reg}, "train": {"rounds": 1}, "run": {"engine": "vmap"}}
+        runs.append(api.Run(*api.prepare(configs.resolve(given, federation=federation), federation, None, None)))
+    with pytest.raises(gpfl.GpflError, match="trials that run at once must have the same reg, not 'wd' and others"):
+        api.execute_trials(runs)

@@ -44,7 +44,8 @@ class Setting:
 class Train(NamedTuple):
     """A round that is asked for: of `clients` (ascending), whose private state is stacked in that order.
 
-    They are this process's part of the `cohort`, over all of which uploads are averaged.
+    They are this process's part of the `cohort`, over all of which uploads are averaged. A trial may have a `method` of
+    its own, which is the engine's but for the values of some numbers.
     """
 
     shared: Tree
@@ -53,6 +54,7 @@ class Train(NamedTuple):
     round: int
     schedule: Schedule
     cohort: Sequence[int]
+    method: Method
 
 
 class Judge(NamedTuple):
@@ -97,10 +99,10 @@ class Engine(ABC):
     def judge_one(self, asked: Judge) -> Evaluation:
         """Gives the scores of the clients."""
 
-    def under(self, schedule: Schedule) -> Self:
-        """Gives the engine for another trial of the same setting."""
+    def under(self, setting: Setting) -> Self:
+        """Gives the engine for another trial: the same setting with another seed, or other numbers in its method."""
         out = copy.copy(self)
-        out.schedule = schedule
+        out.schedule, out.method = setting.schedule, setting.method
         return out
 
     def train_all(self, asked: Sequence[Train]) -> list[Cohort]:
@@ -109,7 +111,7 @@ class Engine(ABC):
 
     def train(self, shared: Tree, private: Tree, clients: Sequence[int], round: int) -> Cohort:
         """Gives the round of `clients` (ascending), whose private state is stacked in that order."""
-        return self.train_all([Train(shared, private, clients, round, self.schedule, clients)])[0]
+        return self.train_all([Train(shared, private, clients, round, self.schedule, clients, self.method)])[0]
 
     def evaluate(self, shared: Tree, private: Tree, round: int, part: str) -> Evaluation:
         """Gives the scores of all clients' personal models on their rows of `part`."""
@@ -118,7 +120,7 @@ class Engine(ABC):
     def shares(self, asked: Train) -> Tensor:
         """Gives the weights of the clients in the mean over the cohort; all of the cohort's sum to one."""
         facts = self.facts(asked.cohort, asked.round)
-        weights = torch.stack([self.method.weight(one(facts, place)) for place in range(len(asked.cohort))])
+        weights = torch.stack([asked.method.weight(one(facts, place)) for place in range(len(asked.cohort))])
         places = {client: place for place, client in enumerate(asked.cohort)}
         return (weights / weights.sum())[torch.as_tensor([places[client] for client in asked.clients], device=self.device)]
 

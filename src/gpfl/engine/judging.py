@@ -41,11 +41,11 @@ class Judging:
 
     def __init__(self, engine: Engine, slots: int, make: Callable[[Function, Buffers, Buffers, int], Program]) -> None:
         self._engine, self._slots, self._make = engine, slots, make
-        self._groups: dict[str, list[Group]] = {}
+        self._groups: dict[object, list[Group]] = {}
         self._programs: dict[object, Program] = {}
 
     def scores(self, asked: Judge) -> Evaluation:
-        """Gives the scores of the clients, which are the same in every call."""
+        """Gives the scores of the clients."""
         shared, private, clients = asked.shared, asked.private, list(asked.clients)
         sizes = self._engine.federation.rows(asked.part)[clients]
         facts = self._engine.facts(clients, asked.round)
@@ -67,12 +67,13 @@ class Judging:
 
     def _laid_out(self, part: str, clients: list[int]) -> list[Group]:
         """Gives the clients that are judged together and their rows of `part`, laid out once."""
-        if part not in self._groups:
+        key = (part, tuple(clients))
+        if key not in self._groups:
             sizes, alone = self._engine.federation.rows(part)[clients], set(self._alone(clients))
             order = [place for place in np.argsort(-sizes, kind="stable").tolist() if place not in alone]
             width = max(1, min(len(order), self._slots, JUDGED_CLIENTS.get(self._engine.device.type, self._slots)))
-            self._groups[part] = [self._group(places, clients, width, part) for places in blocks(order, width)]
-        return self._groups[part]
+            self._groups[key] = [self._group(places, clients, width, part) for places in blocks(order, width)]
+        return self._groups[key]
 
     def _group(self, places: list[int], clients: list[int], width: int, part: str) -> Group:
         full = [*places, *[places[0]] * (width - len(places))]  # a last group is filled up, and what is added left aside

@@ -21,7 +21,7 @@ class Loop(Engine):
 
     def train_one(self, asked: Train) -> Cohort:
         """Gives the cohort's round, the mean of uploads summed client by client."""
-        shared, private, clients, number, schedule, _ = asked
+        shared, private, clients, number, schedule = asked[:5]
         facts = self.facts(clients, number)
         shares = self.shares(asked)
         mean: Tree = {}

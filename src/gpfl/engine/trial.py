@@ -34,6 +34,7 @@ class Round:
 
     def __init__(self, engine: Engine, asked: Train) -> None:
         self._engine, self.shared, self._private = engine, asked.shared, asked.private
+        self.method = asked.method
         self.plans = [engine.plan(client, asked.round, asked.schedule) for client in asked.clients]
         self._facts = engine.facts(asked.clients, asked.round)
         self._shares = engine.shares(asked)
@@ -51,13 +52,13 @@ class Round:
     def enter(self, places: list[int]) -> Entered:
         """Gives the state in which clients start."""
         private, client = self._own(places)
-        work = vmap(self._engine.method.download, in_dims=(None, 0, 0))(self.shared, private, client)
+        work = vmap(self.method.download, in_dims=(None, 0, 0))(self.shared, private, client)
         return Entered(tree.map_leaves(torch.clone, work), client)
 
     def leave(self, places: list[int], work: Tree, terms: Terms) -> None:
         """Takes what trained clients send and keep."""
         private, client = self._own(places)
-        upload, kept = vmap(self._engine.method.upload, in_dims=(None, 0, 0, 0))(self.shared, work, private, client)
+        upload, kept = vmap(self.method.upload, in_dims=(None, 0, 0, 0))(self.shared, work, private, client)
         self._fetched.pop(tuple(places), None)
         self._add(places, upload, kept, terms)
 
@@ -65,7 +66,7 @@ class Round:
         """Runs one client by itself."""
         private, client = self._own([place])
         table = self._engine.federation.table
-        update = local_round(self._engine.method, self.shared, tree.take(private, 0), table, self.plans[place], one(client, 0))
+        update = local_round(self.method, self.shared, tree.take(private, 0), table, self.plans[place], one(client, 0))
         terms = {name: value.unsqueeze(0) for name, value in update.terms.items()}
         self._add([place], tree.repeat(update.upload, 1), tree.repeat(update.private, 1), terms)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -17,8 +18,9 @@ from gpfl.engine.pack import OVERHEAD, Packing, best_width, blocks, pack
 from gpfl.engine.program import Buffers, Function, Program
 from gpfl.engine.slots import Changes, Stock, like
 from gpfl.engine.trial import Member, Round
+from gpfl.errors import GpflError
 from gpfl.evaluate import Evaluation
-from gpfl.method import Client, Phase, Terms
+from gpfl.method import Batch, Client, Method, Step, Terms
 from gpfl.tree import Tree
 
 SEGMENT = 512
@@ -40,7 +42,6 @@ class Vmap(Engine):
         super().__init__(setting)
         self._compile = setting.compile
         self._programs: dict[object, Program] = {}
-        self._phases = self.method.phases()
         self._judging = Judging(self, self.slots, self._program)
         self._usual: dict[int, int] = {}
 
@@ -49,9 +50,9 @@ class Vmap(Engine):
         client = next(client for client in range(len(self.federation)) if self.trains(client))
         shared, private = (tree.to(state, self.device) for state in self.method.init(self.schedule.seed))
         private, facts = tree.repeat(private, 2), self.facts([client, client], 0)
-        double = Round(self, Train(shared, private, [client, client], 0, self.schedule, [client]))
+        double = Round(self, Train(shared, private, [client, client], 0, self.schedule, [client], self.method))
         double.plans = [[steps[:1] for steps in plan] for plan in double.plans]
-        self._train_members([double], shared, [Member(0, 0), Member(0, 1)])
+        self._train_members([double], {"state": shared, "values": {}}, [Member(0, 0), Member(0, 1)])
         rows = torch.stack([self.adaptation_rows(client)] * 2)
         group = Group([0, 1], [0, 1], torch.tensor([0, 1], device=self.device), rows, rows[:, None])
         with torch.no_grad():
@@ -66,7 +67,10 @@ class Vmap(Engine):
     def train_all(self, asked: Sequence[Train]) -> list[Cohort]:
         """Gives the rounds of several trials, whose clients train in the same slots, results in the order of their clients."""
         rounds = [Round(self, each) for each in asked]
-        shared = rounds[0].shared if len(rounds) == 1 else tree.stack([each.shared for each in rounds])
+        names = differing([each.method for each in asked])
+        values = [{name: torch.tensor(getattr(each.method, name), device=self.device) for name in names} for each in asked]
+        bundles: list[Tree] = [{"state": one.shared, "values": dict(own)} for one, own in zip(rounds, values, strict=True)]
+        shared = bundles[0] if len(rounds) == 1 else tree.stack(bundles)
         chunks = self._arrange(rounds)
         for members, following in zip(chunks, [*chunks[1:], []], strict=True):
             for number, each in enumerate(rounds):
@@ -101,9 +105,9 @@ class Vmap(Engine):
         counts = torch.tensor([[float(len(steps)) for steps in plan] for plan in plans], device=self.device)
         sums: dict[str, Tensor] = {}
         seen: dict[str, Tensor] = {}
-        for number, phase in enumerate(self._phases):
+        for number in range(len(self.method.phases())):
             steps = [plan[number] for plan in plans]
-            work, terms = self._run_phase(number, phase, shared, groups, work, steps, client)
+            work, terms = self._run_phase(number, shared, groups, work, steps, client)
             for name, value in terms.items():
                 sums[name] = sums.get(name, torch.zeros_like(value)) + value
                 seen[name] = seen.get(name, torch.zeros_like(value)) + counts[:, number]
@@ -117,7 +121,6 @@ class Vmap(Engine):
     def _run_phase(
         self,
         number: int,
-        phase: Phase,
         shared: Tree,
         groups: Tensor | None,
         work: Tree,
@@ -127,7 +130,7 @@ class Vmap(Engine):
         """Gives all members after a phase, and the sums of its terms."""
         lengths = [len(part) for part in steps]
         packing = pack(lengths, self._width(lengths))
-        program = self._step_program(number, phase, shared, groups, work, packing, steps[0].shape[1])
+        program = self._step_program(number, shared, groups, work, packing, steps[0].shape[1])
         if groups is None:
             tree.put_all_(program.fixed["shared"], shared)
         store = {"work": work, "terms": {name: value.new_zeros(len(lengths)) for name, value in program.state["terms"].items()}}
@@ -168,7 +171,6 @@ class Vmap(Engine):
     def _step_program(
         self,
         number: int,
-        phase: Phase,
         shared: Tree,
         groups: Tensor | None,
         work: Tree,
@@ -177,10 +179,10 @@ class Vmap(Engine):
     ) -> Program:
         """Gives the program of a phase's step for as many slots, made once."""
         width = len(packing.slots)
-        key = (number, width, rows, groups is None)
+        key = (number, width, rows, groups is None, *tree.branch(shared, "values"))
         if key not in self._programs:
             table = self.federation.table
-            step = vmap(phase.step, in_dims=(None if groups is None else 0, 0, 0, 0))
+            step = vmap(self._step(number), in_dims=(None if groups is None else 0, 0, 0, 0))
 
             def advance(state: Buffers, fixed: Buffers) -> Buffers:
                 own = fixed["plan"].index_select(1, state["step"]).squeeze(1)  # (slots, rows)
@@ -203,6 +205,17 @@ class Vmap(Engine):
             self._programs[key] = self._program(advance, state, fixed, calls)
         return self._programs[key]
 
+    def _step(self, number: int) -> Step:
+        """Gives the step of a phase; what comes as shared state also holds the values in which trials differ."""
+        method = self.method
+
+        def step(shared: Tree, work: Tree, batch: Batch, client: Client) -> tuple[Tree, Terms]:
+            values: dict[str, Any] = tree.branch(shared, "values")
+            own = dataclasses.replace(method, **values)
+            return own.phases()[number].step(tree.branch(shared, "state"), work, batch, client)
+
+        return step
+
     def _program(self, advance: Function, state: Buffers, fixed: Buffers, calls: int) -> Program:
         """Gives a program that is traced and compiled as far as so many calls pay for it."""
         compiled = self._compile == "on" or (self._compile == "auto" and calls >= self.compile_from)
@@ -213,6 +226,30 @@ class Vmap(Engine):
         everyone = len(packing.lengths) == len(packing.slots) == len(self.federation)
         return packing.steps if everyone else SEGMENT
 
+    def under(self, setting: Setting) -> Self:
+        """Gives the engine for another trial; other numbers in its method are judged by programs of their own."""
+        out = super().under(setting)
+        if differing([self.method, setting.method]):
+            out._judging = Judging(out, self.slots, self._program)
+        return out
+
     def judge_one(self, asked: Judge) -> Evaluation:
         """Gives the scores of all clients."""
         return self._judging.scores(asked)
+
+
+def differing(methods: Sequence[Method]) -> list[str]:
+    """Gives the names of numbers in which methods differ; all else must be equal, or they could not be run at once."""
+    first = methods[0]
+    names = []
+    for field in dataclasses.fields(first):
+        if field.name == "net":
+            continue
+        values = [getattr(method, field.name, None) for method in methods]
+        if any(value != values[0] for value in values):
+            if not all(isinstance(value, float) for value in values):
+                raise GpflError(f"trials that run at once must have the same {field.name}, not {values[0]!r} and others")
+            names.append(field.name)
+    if any(type(method) is not type(first) for method in methods):
+        raise GpflError("trials that run at once must be of one method")
+    return names

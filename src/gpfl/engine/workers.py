@@ -51,7 +51,7 @@ class Workers(Engine):
 
     def train_one(self, asked: Train) -> Cohort:
         """Gives the cohort's round. Who works on whom follows from the clients' steps alone, so sums are the same again."""
-        shared, private, clients, number, schedule, _ = asked
+        shared, private, clients, number, schedule = asked[:5]
         plans = [self.plan(client, number, schedule) for client in clients]
         facts = self.facts(clients, number)
         shares = self.shares(asked)
