@@ -428,7 +428,7 @@ def test_threads_of_torch_are_given_back(engine: str) -> None:
 VALUES = {
     "gpfl": ("lam", "mu", "lr"),
     "fedprox": ("mu", "lr"),
-    "ditto": ("mu", "lr"),
+    "ditto": ("lam", "lr"),
     "pfedme": ("beta", "lr"),
     "fedphp": ("lr",),
 }
