@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import platform
 import resource
 import subprocess
@@ -103,6 +104,8 @@ def measure(case: str, given: argparse.Namespace, limits: dict[str, object]) -> 
     scale = len(everyone) / total * 1e3
     floor = floors(setting, len(everyone), limits)
     out = {
+        "commit": commit(),
+        "command": " ".join(["python", *sys.argv]),
         "engine": engine.name,
         "note": task.note,
         "clients": len(everyone),
@@ -127,7 +130,7 @@ def made(task: str, method: str, clients: int, given: argparse.Namespace) -> Set
     federation = TASKS[task].federation(clients)
     sections: configs.Given = {
         "run": {"compile": given.compile, "precision": given.precision},
-        "net": {"name": TASKS[task].net},
+        "net": dict(TASKS[task].net),
         "method": {"name": method},
         "train": {"rounds": 2000, "batch_size": given.batch_size},
     }
@@ -173,13 +176,20 @@ def floors(setting: Setting, clients: int, limits: dict[str, object]) -> dict[st
         local_round(setting.method, shared, tree.take(private, 0), setting.federation.table, [p[:1] for p in plan], alone)
     operations = counter.get_total_flops() / len(plan)
     work = setting.method.download(shared, tree.take(private, 0), alone)
-    size = tree.count_bytes(work)
+    size = sum(touched(path, leaf, setting) for path, leaf in tree.flatten(work).items())
     return {
         "parameter_bytes": size,
         "operations": operations,
         "floor_bytes_ms": clients * 4 * size / float(limits["bytes_per_s"]) * 1e3,  # type: ignore[arg-type]
         "floor_operations_ms": clients * operations / float(limits["operations_per_s"]) * 1e3,  # type: ignore[arg-type]
     }
+
+
+def touched(path: str, leaf: torch.Tensor, setting: Setting) -> int:
+    """Bytes of a weight that a step reads and writes: of an embedding, the rows of a batch's words."""
+    rows = setting.schedule.batch_size * math.prod(setting.federation.table.shape)
+    entries = min(leaf.numel(), rows * leaf.shape[-1]) if "embedding" in path else leaf.numel()
+    return entries * leaf.element_size()
 
 
 # The machine.

@@ -18,7 +18,7 @@ class Task:
     """A table, and the split and net that it is run with."""
 
     table: Callable[[], gpfl.Table]
-    net: str
+    net: Mapping[str, object]
     split: Mapping[str, object]
     note: str = ""
 
@@ -70,10 +70,10 @@ def digits() -> gpfl.Table:
 
 DIRICHLET = {"split": "dirichlet", "beta": 0.1}
 TASKS = {
-    "cifar100": Task(cifar100, "cnn4", DIRICHLET),
-    "fmnist": Task(fmnist, "cnn4", DIRICHLET),
-    "tiny-resnet18": Task(tiny, "resnet18", DIRICHLET, "20,000 rows"),
-    "agnews": Task(agnews, "fasttext", {"split": "dirichlet", "beta": 1.0}),
-    "amazon": Task(amazon, "mlp", {"split": "dirichlet", "beta": 100.0}, "8,000 rows"),
-    "digits": Task(digits, "mlp", {"split": "pathological", "classes_per_client": 4}),
+    "cifar100": Task(cifar100, {"name": "cnn4"}, DIRICHLET),
+    "fmnist": Task(fmnist, {"name": "cnn4"}, DIRICHLET),
+    "tiny-resnet18": Task(tiny, {"name": "resnet18"}, DIRICHLET, "20,000 rows"),
+    "agnews": Task(agnews, {"name": "fasttext"}, {"split": "dirichlet", "beta": 1.0}),
+    "amazon": Task(amazon, {"name": "mlp", "hidden": [1000, 500, 100]}, {"split": "dirichlet", "beta": 100.0}, "8,000 rows"),
+    "digits": Task(digits, {"name": "mlp"}, {"split": "pathological", "classes_per_client": 4}),
 }

@@ -31,6 +31,11 @@ def images(side: int, clients: int = 2) -> gpfl.Federation:
     return gpfl.federate([(x, y)] * clients)
 
 
+def texts() -> gpfl.Federation:
+    words = np.random.default_rng(0).integers(0, 20_000, (40, 6))
+    return gpfl.federate(gpfl.Table(words, np.arange(40) % 2, kind="tokens"), split="dirichlet", beta=10.0, clients=2)
+
+
 class Recurrent(nn.Module):
     """A recurrent layer over the features, one a step."""
 
@@ -51,9 +56,19 @@ class Recurrent(nn.Module):
         (images(16), "cnn4", "vmap"),
         (images(28), "cnn4", "workers"),
         (images(28), "mlp", "vmap"),
+        (texts(), "fasttext", "vmap"),
         (images(16), nn.Sequential(nn.Flatten(), nn.Linear(256, 2000), nn.ReLU(), nn.Linear(2000, 2)), "workers"),
     ],
-    ids=["small", "one client", "recurrent", "small images", "large images", "large images without convolutions", "heavy"],
+    ids=[
+        "small",
+        "one client",
+        "recurrent",
+        "small images",
+        "large images",
+        "large images without convolutions",
+        "embeddings",
+        "heavy",
+    ],
 )
 def test_fastest_engine_is_the_one_that_was_measured(federation: gpfl.Federation, net: str | nn.Module, engine: str) -> None:
     made = setting(federation, net)

@@ -44,7 +44,8 @@ def choose(name: str, setting: Setting) -> Engine:
 LARGE_IMAGE = 20 * 20
 """Pixels from which convolutions on a CPU are faster side by side on all cores than stacked: 1.7 and 1.5× the loop at 28×28."""
 HEAVY = 1 << 20
-"""Bytes of a client's weights from which the same holds for any net: a stack of them leaves the caches."""
+"""Bytes of a client's weights from which the same holds for any net: a stack of them leaves the caches. Embeddings do not
+count, since a step touches few of their rows."""
 
 
 def fastest(setting: Setting) -> str:
@@ -63,8 +64,9 @@ def heavy(setting: Setting) -> bool:
     large = math.prod(setting.federation.table.shape[-2:]) > LARGE_IMAGE
     if large and has_layer(setting, nn.modules.conv._ConvNd):
         return True
-    parts = (setting.method.net.module(part, training=True) for part in ("base", "head"))
-    return sum(p.numel() * p.element_size() for part in parts for p in part.parameters()) > HEAVY
+    layers = [layer for part in ("base", "head") for layer in setting.method.net.module(part, training=True).modules()]
+    weights = [p for layer in layers if not isinstance(layer, nn.Embedding) for p in layer.parameters(recurse=False)]
+    return sum(p.numel() * p.element_size() for p in weights) > HEAVY
 
 
 def obstacle(setting: Setting, slow: bool = False) -> Exception | None:
