@@ -11,7 +11,7 @@ from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from gpfl.engine.passes import LARGE, share_equal, write_back, write_out
+from gpfl.engine.passes import LARGE, drop_idle, share_equal, write_back, write_out
 
 Step = Callable[..., list[Tensor]]
 aten = torch.ops.aten
@@ -39,6 +39,7 @@ def assert_equal(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
 def run_in_place(step: Step, state: Sequence[Tensor], fixed: Sequence[Tensor] = (), compiled: bool = False) -> fx.Graph:
     """The graph of a step that updates its state, having checked three calls of it against the step itself."""
     module = make_fx(step)(*clones(state), *fixed)
+    drop_idle(module.graph)
     share_equal(module.graph)
     if compiled:
         write_out(module.graph)
@@ -52,6 +53,39 @@ def run_in_place(step: Step, state: Sequence[Tensor], fixed: Sequence[Tensor] = 
         assert_equal(mine, theirs)
     assert_equal(fixed, untouched)
     return module.graph
+
+
+# What does nothing.
+
+
+def idle(x: Tensor) -> list[Tensor]:
+    turned = x.view(x.shape).transpose(0, 1).transpose(1, 0).permute(0, 1).expand(x.shape)
+    return [torch.ops.aten.mul.Scalar(turned, 1) + turned.transpose(0, 1).transpose(0, 1)]
+
+
+def written_copy(x: Tensor) -> list[Tensor]:
+    copy = torch.ops.aten.mul.Scalar(x, 1)
+    copy.add_(1.0)
+    return [x * copy]
+
+
+def test_operations_that_give_their_input_are_left_out() -> None:
+    x = random(3, 3)
+    module = make_fx(idle)(x)
+    drop_idle(module.graph)
+    module.recompile()
+    assert_equal(module(x), idle(x))
+    assert [str(node.target) for node in module.graph.nodes if node.op == "call_function"] == ["aten.add.Tensor"]
+
+
+def test_a_copy_that_is_written_into_stays_a_copy() -> None:
+    x = random(3, 3)
+    module = make_fx(written_copy)(x)
+    drop_idle(module.graph)
+    module.recompile()
+    before = x.clone()
+    assert_equal(module(x), written_copy(before.clone()))
+    assert_equal([x], [before])
 
 
 # Sharing.

@@ -11,6 +11,46 @@ from torch import Tensor, fx
 aten = torch.ops.aten
 
 
+IDLE = (aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default)
+
+
+def drop_idle(graph: fx.Graph) -> None:
+    """Leaves out operations that give their input: tracing writes many views of the same shape, turns and turns back."""
+    written = {origin(arg) for node in graph.nodes for arg in written_by(node)}
+    for node in list(graph.nodes):
+        same = input_given(node)
+        if same is not None and not {node, origin(node), origin(same)} & written:
+            node.replace_all_uses_with(same)
+            graph.erase_node(node)
+    graph.eliminate_dead_code()  # a turn that was turned back has no use any more
+
+
+def input_given(node: fx.Node) -> fx.Node | None:
+    """Gives the node whose value an operation gives, if there is one."""
+    base = node.args[0] if node.op == "call_function" and node.args else None
+    if not isinstance(base, fx.Node) or not isinstance(base.meta.get("val"), Tensor):
+        return None
+    before, target = base.meta["val"], node.target
+    idle = (
+        (target in IDLE and node.meta["val"].shape == before.shape)
+        or (target is aten.permute.default and node.args[1] == list(range(before.dim())))
+        or (target is aten.mul.Scalar and node.args[1] == 1 and node.meta["val"].dtype == before.dtype)
+    )
+    if idle:
+        return base
+    if target is aten.transpose.int and base.target is aten.transpose.int and turns_back(node, base):
+        first = base.args[0]
+        return first if isinstance(first, fx.Node) else None
+    return None
+
+
+def turns_back(node: fx.Node, base: fx.Node) -> bool:
+    """Tells whether two swaps of axes, one after the other, are the same."""
+    dims = node.meta["val"].dim()
+    pairs = [{int(axis) % dims for axis in part.args[1:]} for part in (node, base)]  # type: ignore[arg-type]
+    return pairs[0] == pairs[1]
+
+
 def share_equal(graph: fx.Graph) -> None:
     """Lets equal operations on equal inputs be one: a traced backward pass repeats much of its forward pass."""
     written = {origin(arg) for node in graph.nodes for arg in written_by(node)}

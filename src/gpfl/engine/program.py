@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from gpfl.engine.convolution import DECOMPOSITIONS
-from gpfl.engine.passes import share_equal, write_back, write_out
+from gpfl.engine.passes import drop_idle, share_equal, write_back, write_out
 from gpfl.errors import GpflError
 
 Buffers = Any
@@ -109,6 +109,7 @@ class Program:
                 return None
 
     def _in_place(self, module: fx.GraphModule, compiled: bool) -> Callable[..., object]:
+        drop_idle(module.graph)
         share_equal(module.graph)
         if compiled:
             write_out(module.graph)
