@@ -32,9 +32,19 @@ class Program:
     products_on: ClassVar[tuple[str, ...]] = ("cuda",)  # devices on which stacked convolutions are run as products
 
     def __init__(
-        self, function: Function, state: Buffers, fixed: Buffers, *, traced: bool = True, compiled: bool = False
+        self,
+        function: Function,
+        state: Buffers,
+        fixed: Buffers,
+        *,
+        traced: bool = True,
+        compiled: bool = False,
+        needed: bool = False,
     ) -> None:
-        """Traces the function on the buffers; one that is not traced, or cannot be, runs as it is."""
+        """Traces the function on the buffers; one that is not traced, or cannot be, runs as it is.
+
+        `needed` says that a step which cannot be compiled is an error.
+        """
         self.state, self.fixed = state, fixed
         self._leaves, self._spec = pytree.tree_flatten((state, fixed))
         self._shape = pytree.tree_structure(state)
@@ -46,16 +56,20 @@ class Program:
         self._run = self._in_place(module, compiled and self._products) if module is not None else self._plain(flat)
         self._graph: torch.cuda.CUDAGraph | None = None
         if self.traced and self.device.type == "cuda":
-            if compiled:
-                self._run = torch.compile(self._run, fullgraph=True, dynamic=False, options={"shape_padding": False})
-            try:
-                self._graph = self._capture()
-            except RuntimeError as problem:
-                if not compiled:
-                    raise
-                raise GpflError(
-                    f"the step could not be compiled on {self.device} ({str(problem).splitlines()[0]}): use --compile off"
-                ) from problem
+            self._graph = self._capture_compiled(needed) if compiled else self._capture()
+
+    def _capture_compiled(self, needed: bool) -> torch.cuda.CUDAGraph:
+        """Gives the graph of the compiled operations; where they cannot be compiled and need not be, of those as they are."""
+        plain = self._run
+        self._run = torch.compile(plain, fullgraph=True, dynamic=False, options={"shape_padding": False})
+        try:
+            return self._capture()
+        except RuntimeError as problem:  # no compiler on the machine, or an operation that it does not know
+            if needed:
+                reason = str(problem).strip().splitlines()[0]
+                raise GpflError(f"the step cannot be compiled on {self.device} ({reason}): use --compile off") from problem
+            self._run = plain
+            return self._capture()
 
     def twin(self, common: tuple[str, ...]) -> Program:
         """Gives the same program on memory of its own, but for the fixed buffers named `common`."""

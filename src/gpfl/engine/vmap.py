@@ -219,7 +219,8 @@ class Vmap(Engine):
     def _program(self, advance: Function, state: Buffers, fixed: Buffers, calls: int) -> Program:
         """Gives a program that is traced and compiled as far as so many calls pay for it."""
         compiled = self._compile == "on" or (self._compile == "auto" and calls >= self.compile_from)
-        return Program(advance, state, fixed, traced=compiled or calls >= self.trace_from, compiled=compiled)
+        traced, needed = compiled or calls >= self.trace_from, self._compile == "on"
+        return Program(advance, state, fixed, traced=traced, compiled=compiled, needed=needed)
 
     def _longest(self, packing: Packing) -> int:
         """Gives the most steps that a plan of as many slots may have in this run, where that is under a segment."""
