@@ -74,14 +74,6 @@ def test_putting_goes_by_name_not_by_order() -> None:
         tree.put_(stacked, torch.tensor([1]), {"b": torch.tensor([2.0])})
 
 
-def test_a_weighted_mean_scales_its_weights_to_one() -> None:
-    stacked = tree.stack([sample(0), sample(4)])
-    mean = tree.weighted_mean(stacked, torch.tensor([30.0, 10.0]))
-    assert same(mean, sample(1))
-    assert same(tree.weighted_mean(tree.stack([sample(5)]), torch.tensor([7.0])), sample(5))
-    assert same(tree.weighted_mean(stacked, torch.tensor([0.0, 10.0])), sample(4))
-
-
 def test_bytes_are_those_of_all_leaves() -> None:
     assert tree.count_bytes(sample()) == (4 + 2 + 1) * 4
 

@@ -317,6 +317,7 @@ def kept(result: Result, run: Run) -> Result:
     if run.folder is not None and ranks().first:
         result.export(run.folder.path / "models")
         run.folder.write_summary(result.summary)  # last: its presence says that all is there
+    ranks().wait()  # a process that ended before the first has written would take the others with it
     return result
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from dataclasses import dataclass
 from functools import cache
@@ -70,6 +71,7 @@ def ranks() -> Ranks:
         torch.cuda.set_device(local_rank())
     if not distributed.is_initialized():
         distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        atexit.register(distributed.destroy_process_group)  # threads that still wait for messages would abort the process
     return Ranks(distributed.get_rank(), distributed.get_world_size())
 
 

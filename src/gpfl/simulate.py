@@ -170,7 +170,7 @@ class Simulation:
         private = cohort.private
         if len(own) < len(places):
             # A state that may be kept as the selected one must not change under it.
-            private = state.private if self.selects == "last" else tree.map_leaves(torch.clone, state.private)
+            private = state.private if self.selects == "last" else tree.copy(state.private)
             tree.put_(private, index, cohort.private)
         up = state.bytes_up + len(clients) * tree.count_bytes(cohort.mean)
         down = state.bytes_down + len(clients) * tree.count_bytes(state.shared)

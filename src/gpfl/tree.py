@@ -166,12 +166,6 @@ def put_all_(tree: Tree, values: Tree) -> None:
         target.copy_(source)
 
 
-def weighted_mean(stacked: Tree, weights: Tensor) -> Tree:
-    """Gives the mean over the first axis, with weights scaled to sum to one."""
-    shares = weights / weights.sum()
-    return map_leaves(lambda t: torch.tensordot(shares.to(t.dtype), t, dims=1), stacked)
-
-
 def count_bytes(tree: Tree) -> int:
     """Gives the bytes that the tree takes on the wire."""
     return sum(t.numel() * t.element_size() for t in leaves(tree))

@@ -128,7 +128,7 @@ class Judging:
                 "step": torch.zeros(1, dtype=torch.int64, device=self._engine.device),
             }
             fixed = {
-                "shared": tree.map_leaves(torch.clone, shared),
+                "shared": tree.copy(shared),
                 "private": tree.fetch(private, group.full, self._engine.device),
                 "adapt": group.adapt.clone(),
                 "client": Client(*(field[group.who].clone() for field in facts)),

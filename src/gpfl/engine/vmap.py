@@ -16,8 +16,8 @@ from gpfl.engine.base import Cohort, Engine, Judge, Setting, Train
 from gpfl.engine.judging import Group, Judging
 from gpfl.engine.pack import OVERHEAD, Packing, best_width, blocks, pack
 from gpfl.engine.program import Buffers, Function, Program
+from gpfl.engine.round import Member, Round
 from gpfl.engine.slots import Changes, Stock, like
-from gpfl.engine.trial import Member, Round
 from gpfl.errors import GpflError
 from gpfl.evaluate import Evaluation
 from gpfl.method import Batch, Client, Method, Step, Terms
@@ -194,7 +194,7 @@ class Vmap(Engine):
             facts = self.facts([0] * width, 0)
             state = {"work": like(work, width), "terms": {}, "step": torch.zeros(1, dtype=torch.int64, device=self.device)}
             fixed = {
-                "shared": tree.map_leaves(torch.clone, shared) if groups is None else like(shared, width),
+                "shared": tree.copy(shared) if groups is None else like(shared, width),
                 "client": Client(*(field.clone() for field in facts)),
                 "plan": torch.zeros(width, min(SEGMENT, self._longest(packing)), rows, dtype=torch.int64, device=self.device),
                 "x": table.x,

@@ -101,7 +101,7 @@ class Workers(Engine):
             for rows in torch.from_numpy(steps):
                 program.fixed["rows"].copy_(rows)
                 program()
-            work = tree.map_leaves(torch.clone, program.state["work"])
+            work = tree.copy(program.state["work"])
             for name, value in program.state["terms"].items():
                 sums[name] = sums.get(name, torch.zeros(())) + value
                 steps_seen[name] = steps_seen.get(name, 0) + len(steps)
@@ -136,9 +136,9 @@ class Workers(Engine):
             sums = {name: state["terms"][name] + value for name, value in terms.items()} if state["terms"] else terms
             return {"work": after, "terms": sums}
 
-        work = tree.map_leaves(torch.clone, self.method.download(shared, private, client))
+        work = tree.copy(self.method.download(shared, private, client))
         fixed = {
-            "shared": tree.map_leaves(torch.clone, shared),
+            "shared": tree.copy(shared),
             "client": Client(*(field.clone() for field in client)),
             "rows": torch.zeros(width, dtype=torch.int64),
             "x": table.x,

@@ -53,7 +53,7 @@ class Round:
         """Gives the state in which clients start."""
         private, client = self._own(places)
         work = vmap(self.method.download, in_dims=(None, 0, 0))(self.shared, private, client)
-        return Entered(tree.map_leaves(torch.clone, work), client)
+        return Entered(tree.copy(work), client)
 
     def leave(self, places: list[int], work: Tree, terms: Terms) -> None:
         """Takes what trained clients send and keep."""
