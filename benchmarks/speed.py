@@ -2,18 +2,23 @@
 
     python benchmarks/speed.py CASE … --out benchmarks/results/NAME
 
-A case is task/method/clients, such as cifar100/gpfl/20, or the name of a list. The loop is timed on one client of middle size
-and multiplied by steps, since its time per step does not depend on the client. Writes NAME.json and NAME.md; cases that
-NAME.json holds already are kept, so that a list can be run in parts.
+A case is task/method/clients, such as cifar100/gpfl/20, or the name of a list; after a colon it may say what else differs:
+b50 for batches of 50, x3 for three trials at once, tf32 or bf16, as in cifar100/gpfl/20:x3,tf32. The loop is timed on one
+client of middle size and multiplied by steps, since its time per step does not depend on the client. Writes NAME.json and
+NAME.md; cases that NAME.json holds already are kept, so that a list can be run in parts. With --prepare, cases are compiled
+and not timed: several such commands at once fill the compiler's cache.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gc
 import json
 import math
+import os
 import platform
+import re
 import resource
 import subprocess
 import sys
@@ -29,11 +34,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gpfl import api, tree
 from gpfl import config as configs
-from gpfl.engine import ENGINES, Setting, choose, exactness, fitting_threads
+from gpfl.engine import ENGINES, Engine, Setting, choose, exactness, fitting_threads
+from gpfl.engine.base import Train
 from gpfl.methods import METHODS
 from gpfl.rounds import local_round
 
 PAPER = [name for name in METHODS if name != "local"]
+NETS = ("digits", "amazon", "har", "agnews", "fmnist", "cifar100", "tiny", "tiny-resnet18")
 LISTS = {
     "fast": [
         "cifar100/gpfl/20",
@@ -45,11 +52,15 @@ LISTS = {
     ],
     "methods20": [f"cifar100/{name}/20" for name in PAPER],
     "methods100": [f"cifar100/{name}/100" for name in PAPER],
-    "growth": [f"cifar100/gpfl/{clients}" for clients in (20, 50, 100, 200, 500)],
+    "growth": [f"even/{method}/{clients}" for clients in (20, 100, 500, 2000, 10_000) for method in ("gpfl", "fedavg")],
+    "batches": [f"cifar100/gpfl/20:b{size}" for size in (5, 20, 50, 100)],
+    "nets": [f"{task}/gpfl/20" for task in NETS],
+    "options": [f"cifar100/gpfl/20:{option}" for option in ("x3", "tf32", "bf16")],
     "cpu": [f"{task}/{method}" for method in ("gpfl", "fedavg") for task in ("digits", "fmnist", "amazon", "agnews")],
 }
 
 
+REPEATS = 5
 USUAL = {"amazon": 4, "digits": 20, "fmnist": 20, "agnews": 20}
 
 
@@ -60,55 +71,121 @@ def listed(words: list[str]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="+", help=f"task/method/clients, or {', '.join(LISTS)}")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path("speed"))
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--compile", default="on", choices=("on", "off"))
-    parser.add_argument("--precision", default="float32", choices=("float32", "tf32", "bf16"))
-    parser.add_argument("--batch-size", type=int, default=10)
+    parser.add_argument("--prepare", action="store_true")
     given = parser.parse_args()
+    cases = [case if case.count("/") == 2 else f"{case}/{USUAL[case.split('/')[0]]}" for case in listed(given.cases)]
+    if given.prepare:
+        for case in cases:
+            prepare(Case.read(case, given.engine, given.compile))
+        return
     file = given.out.with_suffix(".json")
     held = json.loads(file.read_text()) if file.exists() else {"machine": machine(), "cases": {}}
-    for case in [case if case.count("/") == 2 else f"{case}/{USUAL[case.split('/')[0]]}" for case in listed(given.cases)]:
-        key = "/".join([case, given.engine, given.precision, str(given.batch_size)])
+    for case in cases:
+        key = case if given.engine == "auto" else f"{case}:{given.engine}"
         if key in held["cases"]:
             continue
-        held["cases"][key] = measure(case, given, held["machine"])
+        held["cases"][key] = measure(Case.read(case, given.engine, given.compile), held["machine"])
         print(row(key, held["cases"][key]), flush=True)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(held, indent=1))
         given.out.with_suffix(".md").write_text(page(held))
 
 
-def measure(case: str, given: argparse.Namespace, limits: dict[str, object]) -> dict[str, object]:
-    task_name, method, clients = case.split("/")
-    task = TASKS[task_name]
-    setting = made(task_name, method, int(clients), given)
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is timed."""
+
+    task: str
+    method: str
+    clients: int
+    engine: str = "auto"
+    compile: str = "on"
+    batch_size: int = 10
+    trials: int = 1
+    precision: str = "float32"
+
+    @classmethod
+    def read(cls, words: str, engine: str, compile: str) -> Case:
+        where, _, rest = words.partition(":")
+        task, method, clients = where.split("/")
+        options: dict[str, Any] = {}
+        for word in filter(None, rest.split(",")):
+            if found := re.fullmatch(r"([bx])(\d+)", word):
+                options[{"b": "batch_size", "x": "trials"}[found[1]]] = int(found[2])
+            elif word in ("tf32", "bf16"):
+                options["precision"] = word
+            else:
+                raise SystemExit(f"{words}: '{word}' is none of bNUMBER, xNUMBER, tf32, bf16")
+        return cls(task, method, int(clients), engine, compile, **options)
+
+    def setting(self) -> Setting:
+        federation = TASKS[self.task].federation(self.clients)
+        sections: configs.Given = {
+            "run": {"compile": self.compile, "precision": self.precision},
+            "net": dict(TASKS[self.task].net),
+            "method": {"name": self.method},
+            "train": {"rounds": 2000, "batch_size": self.batch_size},
+        }
+        return api.prepare(configs.resolve(sections, federation=federation), federation, None, None)[1]
+
+
+def prepare(case: Case) -> None:
+    setting = case.setting()
+    with fitting_threads(setting), exactness(setting):
+        rounds_of(choose(case.engine, setting), setting, case.trials)(0)
+
+
+def rounds_of(engine: Engine, setting: Setting, trials: int) -> Callable[[int], object]:
+    """Gives the function that trains all clients of so many trials in a round."""
+    everyone = [client for client in range(len(setting.federation)) if engine.trains(client)]
+    states = [start(setting, seed) for seed in range(trials)]
+    index = torch.as_tensor(everyone, device=setting.device)
+    own = [(shared, tree.take(private, index)) for shared, private in states]
+    schedules = [dataclasses.replace(setting.schedule, seed=seed) for seed in range(trials)]
+
+    def run(number: int) -> object:
+        asked = [
+            Train(*state, everyone, number, schedule, everyone, setting.method)
+            for state, schedule in zip(own, schedules, strict=True)
+        ]
+        return engine.train_all(asked)
+
+    return run
+
+
+def measure(case: Case, limits: dict[str, object]) -> dict[str, object]:
+    task, setting = TASKS[case.task], case.setting()
     with fitting_threads(setting), exactness(setting):
         gc.collect()
         reset_memory()
-        engine = choose(given.engine, setting)
+        engine = choose(case.engine, setting)
         shared, private = start(setting)
         everyone = [client for client in range(len(setting.federation)) if engine.trains(client)]
         steps = [sum(len(part) for part in engine.plan(client, 0)) for client in everyone]
-        index = torch.as_tensor(everyone, device=setting.device)
-        own = tree.take(private, index)
-        numbers = iter(range(10**6))
-        first = timed(lambda: engine.train(shared, own, everyone, next(numbers)))
-        train = [timed(lambda: engine.train(shared, own, everyone, next(numbers))) for _ in range(given.repeats)]
+        numbers, run = iter(range(10**6)), rounds_of(engine, setting, case.trials)
+        first = timed(lambda: run(next(numbers)))
+        train = [timed(lambda: run(next(numbers))) for _ in range(REPEATS)]
         timed(lambda: engine.evaluate(shared, private, 0, "test"))
-        judge = [timed(lambda: engine.evaluate(shared, private, 0, "test")) for _ in range(given.repeats)]
+        judge = [timed(lambda: engine.evaluate(shared, private, 0, "test")) for _ in range(REPEATS)]
         memory = peak_memory()
         client_step, judged = loop_step(setting, everyone, steps)
     total = sum(steps)
     scale = len(everyone) / total * 1e3
-    floor = floors(setting, len(everyone), limits)
+    floor = floors(setting, len(everyone) * case.trials, limits)
+    client_step, judged = client_step * case.trials, judged * case.trials
+    judge = [each * case.trials for each in judge]
     out = {
         "commit": commit(),
         "command": " ".join(["python", *sys.argv]),
         "engine": engine.name,
         "note": task.note,
         "clients": len(everyone),
+        "batch_size": case.batch_size,
+        "trials": case.trials,
+        "precision": case.precision,
         "client_steps": total,
         "first_round_s": first,
         "train_s": train,
@@ -126,19 +203,8 @@ def measure(case: str, given: argparse.Namespace, limits: dict[str, object]) -> 
     return out
 
 
-def made(task: str, method: str, clients: int, given: argparse.Namespace) -> Setting:
-    federation = TASKS[task].federation(clients)
-    sections: configs.Given = {
-        "run": {"compile": given.compile, "precision": given.precision},
-        "net": dict(TASKS[task].net),
-        "method": {"name": method},
-        "train": {"rounds": 2000, "batch_size": given.batch_size},
-    }
-    return api.prepare(configs.resolve(sections, federation=federation), federation, None, None)[1]
-
-
-def start(setting: Setting) -> tuple[tree.Tree, tree.Tree]:
-    shared, private = (tree.to(part, setting.device) for part in setting.method.init(0))
+def start(setting: Setting, seed: int = 0) -> tuple[tree.Tree, tree.Tree]:
+    shared, private = (tree.to(part, setting.device) for part in setting.method.init(seed))
     return shared, tree.repeat(private, len(setting.federation))
 
 
@@ -231,6 +297,8 @@ def cpu_name() -> str:
 
 
 def commit() -> str:
+    if "GPFL_COMMIT" in os.environ:  # where the sources are, but not their history
+        return os.environ["GPFL_COMMIT"]
     try:
         return subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
@@ -285,9 +353,10 @@ def page(held: dict[str, dict[str, Any]]) -> str:
         f"{facts['operations_per_s'] / 1e12:.2f} TFLOP/s in float32 products, {facts['bytes_per_s'] / 1e12:.3f} TB/s copied.",
         "",
         "A step is one batch of every client. The floor is the larger of reading weights twice and updating them, and of the",
-        "operations at the machine's peak.",
+        "operations at the machine's peak; our kernels use tensor cores, which are faster than that peak. bN: batches of",
+        "N, not 10; xN: N trials at once.",
         "",
-        "| task/method/clients/engine/precision/batch | engine | step, ms (range) | loop, ms | ratio | round, s | loop, s "
+        "| task/method/clients | engine | step, ms (range) | loop, ms | ratio | round, s | loop, s "
         "| memory, GiB | floor, ms | of it |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
         *[row(key, case) for key, case in held["cases"].items()],  # type: ignore[arg-type]

@@ -21,9 +21,11 @@ class Task:
     net: Mapping[str, object]
     split: Mapping[str, object]
     note: str = ""
+    rows_each: int = 0
 
     def federation(self, clients: int) -> gpfl.Federation:
-        return gpfl.federate(self.table(), clients=clients, **self.split)  # type: ignore[arg-type]
+        table = self.table() if not self.rows_each else images(self.rows_each * clients, (3, 32, 32), 100, "even")
+        return gpfl.federate(table, clients=clients, **self.split)  # type: ignore[arg-type]
 
 
 def images(rows: int, shape: tuple[int, int, int], classes: int, name: str) -> gpfl.Table:
@@ -40,6 +42,13 @@ def cifar100() -> gpfl.Table:
 @cache
 def fmnist() -> gpfl.Table:
     return images(70_000, (1, 28, 28), 10, "fmnist-like")
+
+
+@cache
+def har() -> gpfl.Table:
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(10_299, 9, 1, 128)).astype(np.float32)
+    return gpfl.Table(x, np.arange(10_299) % 6, classes=6, name="har-like")
 
 
 @cache
@@ -69,9 +78,13 @@ def digits() -> gpfl.Table:
 
 
 DIRICHLET = {"split": "dirichlet", "beta": 0.1}
+EVEN = {"split": "pathological", "classes_per_client": 10, "balanced": True}
 TASKS = {
     "cifar100": Task(cifar100, {"name": "cnn4"}, DIRICHLET),
     "fmnist": Task(fmnist, {"name": "cnn4"}, DIRICHLET),
+    "even": Task(cifar100, {"name": "cnn4"}, EVEN, "40 rows of 3 × 32 × 32 a client", rows_each=40),
+    "har": Task(har, {"name": "harcnn"}, {"split": "dirichlet", "beta": 1.0}),
+    "tiny": Task(tiny, {"name": "cnn4"}, DIRICHLET, "20,000 rows"),
     "tiny-resnet18": Task(tiny, {"name": "resnet18"}, DIRICHLET, "20,000 rows"),
     "agnews": Task(agnews, {"name": "fasttext"}, {"split": "dirichlet", "beta": 1.0}),
     "amazon": Task(amazon, {"name": "mlp", "hidden": [1000, 500, 100]}, {"split": "dirichlet", "beta": 100.0}, "8,000 rows"),

@@ -1,4 +1,7 @@
-"""Convolutions of many clients as batched matrix products: a grouped convolution would run them one after another."""
+"""Convolutions of many clients as batched matrix products: a grouped convolution would run them one after another.
+
+With our kernels they are operations of their own; without, what each place sees is written down as columns and multiplied.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from gpfl.engine import products
 
 Ints = Sequence[int]
 ALIGNED = 4
@@ -29,6 +34,10 @@ def convolution(
     """Gives a convolution with a group for each client; all others as they are."""
     if not taken(x, weight, transposed, groups):
         return NotImplemented  # type: ignore[no-any-return]
+    if kernels_take(x, dilation):
+        seen = inner(padded(x, padding), groups)
+        own = products.taps(weight, groups)
+        return laid_out(torch.ops.gpfl.convolve(seen, own, list(weight.shape[2:]), list(stride), False), bias)
     columns, size = unfold(x, weight, stride, padding, dilation, groups)
     out = torch.bmm(columns, aligned(flat(weight, groups)).transpose(1, 2))  # (clients, rows × places, channels)
     if bias is not None:
@@ -52,6 +61,8 @@ def convolution_backward(
     """Gives the gradients of x, weight and bias, as far as they are wanted."""
     if not taken(x, weight, transposed, groups):
         return NotImplemented  # type: ignore[no-any-return]
+    if kernels_take(x, dilation):
+        return kernels_backward(grad, x, weight, stride, padding, groups, wanted)
     rows, size = len(x), grad.shape[2:]
     # (clients, rows × places, channels)
     dy = grad.reshape(rows, groups, -1, *size).movedim(2, -1).transpose(0, 1).reshape(groups, rows * size[0] * size[1], -1)
@@ -78,6 +89,53 @@ def taken(x: Tensor, weight: Tensor, transposed: bool, groups: int) -> bool:
     return groups > 1 and not transposed and x.dim() == 4 and weight.shape[1] * groups == x.shape[1]
 
 
+def kernels_take(x: Tensor, dilation: Ints) -> bool:
+    """Tells whether our kernels take a convolution."""
+    return x.dtype == torch.float32 and all(step == 1 for step in dilation) and products.has_kernels(x.device)
+
+
+def kernels_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, stride: Ints, padding: Ints, groups: int, wanted: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gives what `convolution_backward` gives, by our kernels."""
+    kernel = weight.shape[2:]
+    dx = dw = None
+    if wanted[0]:
+        # Every pixel sees the places that saw it: a convolution of the gradient, spread where places were apart.
+        edges = []
+        for axis in (1, 0):
+            reach = (grad.shape[2 + axis] - 1) * stride[axis] + 1
+            before = kernel[axis] - 1 - padding[axis]
+            edges += [before, x.shape[2 + axis] + kernel[axis] - 1 - reach - before]
+        spread_out = F.pad(spread(grad, stride), edges)
+        own, flip = products.turned_taps(weight, groups)
+        dx = laid_out(torch.ops.gpfl.convolve(inner(spread_out, groups), own, list(kernel), [1, 1], flip), None)
+    dy = inner(grad, groups)
+    if wanted[1]:
+        parts = torch.ops.gpfl.weigh(inner(padded(x, padding), groups), dy, list(kernel), list(stride))
+        whole = parts.sum(0) if len(parts) > 1 else parts[0]
+        dw = whole.permute(0, 1, 4, 2, 3).reshape(weight.shape)
+    db = dy.sum((1, 2, 3)).reshape(-1) if wanted[2] else None
+    return dx, dw, db
+
+
+def padded(x: Tensor, padding: Ints) -> Tensor:
+    """Gives images with zeros around them."""
+    return F.pad(x, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else x
+
+
+def inner(x: Tensor, groups: int) -> Tensor:
+    """Gives images (rows, clients × channels, height, width) as (clients, rows, height, width, channels)."""
+    return x.reshape(len(x), groups, -1, *x.shape[2:]).permute(1, 0, 3, 4, 2).contiguous()
+
+
+def laid_out(y: Tensor, bias: Tensor | None) -> Tensor:
+    """Gives (clients, rows, height, width, channels) as images (rows, clients × channels, height, width), a bias added."""
+    if bias is not None:
+        y = y + bias.reshape(len(y), 1, 1, 1, -1)
+    return y.permute(1, 0, 4, 2, 3).reshape(y.shape[1], -1, *y.shape[2:4])
+
+
 def flat(weight: Tensor, groups: int) -> Tensor:
     """Gives the weights of each client as a matrix (clients, channels, inputs × kernel)."""
     return weight.reshape(groups, len(weight) // groups, -1)
@@ -97,8 +155,7 @@ def unfold(
         out_size(x.shape[2], kernel[0], stride[0], padding[0], dilation[0]),
         out_size(x.shape[3], kernel[1], stride[1], padding[1], dilation[1]),
     )
-    if any(padding):
-        x = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
+    x = padded(x, padding)
     rows, inputs = len(x), x.shape[1] // groups
     x = x.reshape(rows, groups, inputs, *x.shape[2:]).contiguous()
     row, client, channel, down, right = x.stride()

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
+from gpfl.engine.products import THIN
+
 aten = torch.ops.aten
 
 
@@ -130,8 +132,11 @@ class Write:
     rate: float | None = None
 
 
-def write_back(graph: fx.Graph, count: int, compiled: bool = False) -> None:
-    """Ends the graph by writing its results into its first `count` inputs, steps of SGD without a copy in between."""
+def write_back(graph: fx.Graph, count: int, compiled: bool = False, kernels: bool = False) -> None:
+    """Ends the graph by writing its results into its first `count` inputs, steps of SGD without a copy in between.
+
+    A compiler fuses products into updates its own way; where our `kernels` run they do it.
+    """
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     end = next(node for node in graph.nodes if node.op == "output")
     results = end.args[0]
@@ -147,7 +152,7 @@ def write_back(graph: fx.Graph, count: int, compiled: bool = False) -> None:
                 write = Write(old, graph.call_function(aten.clone.default, (write.value,)), write.rate)
             writes.append(write)
         for write in writes:
-            emit(graph, write, overwritten, compiled)
+            emit(graph, write, overwritten, compiled, kernels)
     end.args = ((),)
     graph.eliminate_dead_code()
 
@@ -165,11 +170,11 @@ def sgd_step(old: fx.Node, new: fx.Node) -> Write | None:
     return Write(old, gradient, float(rate))
 
 
-def emit(graph: fx.Graph, write: Write, overwritten: set[fx.Node], compiled: bool) -> None:
-    """Adds the operations of a write; a compiler fuses products into updates its own way."""
+def emit(graph: fx.Graph, write: Write, overwritten: set[fx.Node], compiled: bool, kernels: bool) -> None:
+    """Adds the operations of a write."""
     if write.rate is None:
         graph.call_function(aten.copy_.default, (write.target, write.value))
-    elif not add_rows(graph, write, overwritten, compiled) and (compiled or not add_product(graph, write, overwritten)):
+    elif not add_rows(graph, write, overwritten, compiled) and not add_product(graph, write, overwritten, compiled, kernels):
         graph.call_function(aten.sub_.Tensor, (write.target, write.value), {"alpha": write.rate})
 
 
@@ -245,8 +250,10 @@ def zeroed(node: fx.Node) -> bool:
 PRODUCTS = {aten.mm.default: aten.addmm_.default, aten.bmm.default: aten.baddbmm_.default}
 
 
-def add_product(graph: fx.Graph, write: Write, overwritten: set[fx.Node]) -> bool:
-    """Adds a step whose gradient is a matrix product, which is never written down; tells whether it was one."""
+def add_product(graph: fx.Graph, write: Write, overwritten: set[fx.Node], compiled: bool, kernels: bool) -> bool:
+    """Adds a step whose gradient is a matrix product, which is never written down; tells whether it did."""
+    if compiled and not kernels:
+        return False
     node, turned = write.value, False
     while node.target not in PRODUCTS:
         base = node.args[0] if node.args else None
@@ -259,8 +266,16 @@ def add_product(graph: fx.Graph, write: Write, overwritten: set[fx.Node]) -> boo
         node = base
     if len(node.users) > 1 or any(origin(part) in overwritten for part in node.all_input_nodes):
         return False
-    target = graph.call_function(aten.transpose.int, (write.target, -2, -1)) if turned else write.target
-    graph.call_function(PRODUCTS[node.target], (target, *node.args), {"alpha": -float(write.rate or 0.0)})
+    call, rate = graph.call_function, float(write.rate or 0.0)
+    target = write.target
+    if kernels and node.target is aten.bmm.default and node.all_input_nodes[0].meta["val"].shape[-1] <= FEW:
+        left, right = (call(aten.transpose.int, (part, 1, 2)) for part in reversed(node.args)) if turned else node.args
+        call(torch.ops.gpfl.subtract_product_.default, (target, left, right, rate))
+        return True
+    if compiled:
+        return False
+    target = call(aten.transpose.int, (target, -2, -1)) if turned else target
+    call(PRODUCTS[node.target], (target, *node.args), {"alpha": -rate})
     return True
 
 
@@ -310,3 +325,32 @@ def write_out(graph: fx.Graph) -> None:
             total.meta["val"] = node.meta["val"]
             node.replace_all_uses_with(total)
             graph.erase_node(node)
+
+
+# Products of few rows with large matrices, such as a linear layer over ten rows.
+
+LEAST = 1 << 17
+"""Entries of a matrix from which a thin product is worth a kernel of its own."""
+
+
+def thin_products(graph: fx.Graph) -> None:
+    """Lets products of few rows, or few columns, with large matrices be operations of their own."""
+    for node in list(graph.nodes):
+        if node.target is not aten.bmm.default:
+            continue
+        left, right = node.args
+        if left.meta["val"].dtype != torch.float32:
+            continue
+        rows, terms, columns = left.meta["val"].shape[-2], left.meta["val"].shape[-1], right.meta["val"].shape[-1]
+        few = min(rows, columns)
+        if terms <= FEW or terms * max(rows, columns) < LEAST or few > THIN or few == 1:  # libraries are good at one row
+            continue
+        with graph.inserting_before(node):
+            call, thin, turn = graph.call_function, torch.ops.gpfl.thin.default, aten.transpose.int
+            if rows <= THIN:
+                new = call(thin, (left, right))
+            else:
+                new = call(turn, (call(thin, (call(turn, (right, 1, 2)), call(turn, (left, 1, 2)))), 1, 2))
+        new.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)

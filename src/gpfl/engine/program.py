@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +17,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from gpfl.engine.convolution import DECOMPOSITIONS
-from gpfl.engine.passes import drop_idle, share_equal, write_back, write_out
+from gpfl.engine.passes import drop_idle, share_equal, thin_products, write_back, write_out
+from gpfl.engine.products import has_kernels
 from gpfl.errors import GpflError
 
 Buffers = Any
@@ -40,10 +41,12 @@ class Program:
         traced: bool = True,
         compiled: bool = False,
         needed: bool = False,
+        weights: Mapping[str, bool] | None = None,
     ) -> None:
         """Traces the function on the buffers; one that is not traced, or cannot be, runs as it is.
 
-        `needed` says that a step which cannot be compiled is an error.
+        `needed` says that a step which cannot be compiled is an error. `weights` names buffers that hold weights, and whether
+        those of many clients are stacked: they may come to lie in another order of memory.
         """
         self.state, self.fixed = state, fixed
         self._leaves, self._spec = pytree.tree_flatten((state, fixed))
@@ -51,7 +54,7 @@ class Program:
         self._count = self._shape.num_leaves
         self.device = self._leaves[0].device
         flat = self._flat(function)
-        module = self._trace(flat) if traced else None
+        module = self._trace(flat, weights or {}) if traced else None
         self.traced = module is not None
         self._run = self._in_place(module, compiled and self._products) if module is not None else self._plain(flat)
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -112,22 +115,32 @@ class Program:
 
         return run
 
-    def _trace(self, flat: Flat) -> fx.GraphModule | None:
+    def _trace(self, flat: Flat, weights: Mapping[str, bool]) -> fx.GraphModule | None:
         """Gives the operations of a function, or nothing where they depend on values: a person's own forward may branch."""
         table = DECOMPOSITIONS if self._products else {}
+        suited = {**self.state, **self.fixed}
+        if has_kernels(self.device):
+            suited.update({name: inputs_innermost(suited[name], stacked) for name, stacked in weights.items()})
+        state, fixed = ({name: suited[name] for name in part} for part in (self.state, self.fixed))
+        leaves = pytree.tree_leaves((state, fixed))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                return make_fx(flat, decomposition_table=table, _error_on_data_dependent_ops=True)(*self._leaves)
+                module = make_fx(flat, decomposition_table=table, _error_on_data_dependent_ops=True)(*leaves)
             except Exception:  # what is really wrong with a function is said when it runs
                 return None
+        self.state, self.fixed, self._leaves = state, fixed, leaves
+        return module
 
     def _in_place(self, module: fx.GraphModule, compiled: bool) -> Callable[..., object]:
         drop_idle(module.graph)
         share_equal(module.graph)
+        kernels = has_kernels(self.device)
+        if kernels:
+            thin_products(module.graph)
+        write_back(module.graph, self._count, compiled, kernels)
         if compiled:
             write_out(module.graph)
-        write_back(module.graph, self._count, compiled)
         module.graph.lint()
         module.recompile()
         return module
@@ -147,6 +160,17 @@ class Program:
         with torch.no_grad(), torch.cuda.graph(graph):
             self._run(*self._leaves)
         return graph
+
+
+def inputs_innermost(weights: Buffers, stacked: bool) -> Buffers:
+    """Gives weights, those of convolutions in the order of memory that our kernels like: with their inputs innermost."""
+
+    def leaf(t: Tensor) -> Tensor:
+        if t.dim() - stacked != 4 or not t.is_floating_point():
+            return t
+        return t.movedim(-3, -1).contiguous().movedim(-1, -3)
+
+    return pytree.tree_map(leaf, weights)
 
 
 def memory(tensor: Tensor) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -202,7 +202,7 @@ class Vmap(Engine):
             }
             state["terms"] = {name: torch.zeros_like(value) for name, value in advance(state, fixed)["terms"].items()}
             calls = packing.steps * self.schedule.rounds
-            self._programs[key] = self._program(advance, state, fixed, calls)
+            self._programs[key] = self._program(advance, state, fixed, calls, {"work": True, "shared": groups is not None})
         return self._programs[key]
 
     def _step(self, number: int) -> Step:
@@ -216,11 +216,13 @@ class Vmap(Engine):
 
         return step
 
-    def _program(self, advance: Function, state: Buffers, fixed: Buffers, calls: int) -> Program:
+    def _program(
+        self, advance: Function, state: Buffers, fixed: Buffers, calls: int, weights: Mapping[str, bool] | None = None
+    ) -> Program:
         """Gives a program that is traced and compiled as far as so many calls pay for it."""
         compiled = self._compile == "on" or (self._compile == "auto" and calls >= self.compile_from)
         traced, needed = compiled or calls >= self.trace_from, self._compile == "on"
-        return Program(advance, state, fixed, traced=traced, compiled=compiled, needed=needed)
+        return Program(advance, state, fixed, traced=traced, compiled=compiled, needed=needed, weights=weights)
 
     def _longest(self, packing: Packing) -> int:
         """Gives the most steps that a plan of as many slots may have in this run, where that is under a segment."""
