@@ -153,7 +153,12 @@ def test_kernels_of_few_rows_have_the_digits_of_float32(rows: int, terms: int, c
 
 
 @pytest.mark.gpu
-def test_tf32_is_taken_where_it_is_allowed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("precision", "least", "most"), [("highest", 0, 1e-6), ("high", 1e-5, 1e-3), ("medium", 1e-3, 1e-2)])
+def test_products_have_the_digits_that_were_asked_for(precision: str, least: float, most: float) -> None:
     a, b = random(3, 10, 1600, device="cuda"), random(3, 1600, 512, device="cuda")
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
-    assert 1e-5 < error(torch.ops.gpfl.thin(a, b), a.double() @ b.double()) < 1e-2
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        assert least <= error(torch.ops.gpfl.thin(a, b), a.double() @ b.double()) < most
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -66,7 +66,9 @@ class Program:
         plain = self._run
         self._run = torch.compile(plain, fullgraph=True, dynamic=False, options={"shape_padding": False})
         try:
-            return self._capture()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # such as the advice to allow TF32
+                return self._capture()
         except RuntimeError as problem:  # no compiler on the machine, or an operation that it does not know
             if needed:
                 reason = str(problem).strip().splitlines()[0]
