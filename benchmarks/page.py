@@ -35,7 +35,7 @@ def recorded() -> dict[str, dict[str, Any]]:
 def text() -> str:
     results = recorded()
     parts = [INTRODUCTION, *([CAPTION] if growth(results) else [])]
-    parts += [page(held).replace("# Speed on", "## ", 1) for held in results.values()]
+    parts += [page(held).replace("# Speed on", "##", 1) for held in results.values()]
     return "\n".join(parts)
 
 
