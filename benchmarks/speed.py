@@ -5,17 +5,19 @@
 A case is task/method/clients, such as cifar100/gpfl/20, or the name of a list; after a colon it may say what else differs:
 b50 for batches of 50, x3 for three trials at once, tf32 or bf16, as in cifar100/gpfl/20:x3,tf32. The loop is timed on one
 client of middle size and multiplied by steps, since its time per step does not depend on the client. Writes NAME.json and
-NAME.md; cases that NAME.json holds already are kept, so that a list can be run in parts. With --prepare, cases are compiled
-and not timed: several such commands at once fill the compiler's cache.
+NAME.md; cases that NAME.json holds already are kept, so that a list can be run in parts. Compiling takes most of the time:
+with --at-once K, K processes compile at once, and then time one after the other.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import gc
 import json
 import math
+import multiprocessing
 import os
 import platform
 import re
@@ -74,24 +76,55 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("speed"))
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--compile", default="on", choices=("on", "off"))
-    parser.add_argument("--prepare", action="store_true")
+    parser.add_argument("--at-once", type=int, default=1)
     given = parser.parse_args()
     cases = [case if case.count("/") == 2 else f"{case}/{USUAL[case.split('/')[0]]}" for case in listed(given.cases)]
-    if given.prepare:
-        for case in cases:
-            prepare(Case.read(case, given.engine, given.compile))
-        return
     file = given.out.with_suffix(".json")
-    held = json.loads(file.read_text()) if file.exists() else {"machine": machine(), "cases": {}}
-    for case in cases:
-        key = case if given.engine == "auto" else f"{case}:{given.engine}"
-        if key in held["cases"]:
-            continue
-        held["cases"][key] = measure(Case.read(case, given.engine, given.compile), held["machine"])
-        print(row(key, held["cases"][key]), flush=True)
-        file.parent.mkdir(parents=True, exist_ok=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if not file.exists():
+        file.write_text(json.dumps({"machine": machine(), "cases": {}}))
+    wanted = [case for case in dict.fromkeys(cases) if key_of(case, given.engine) not in json.loads(file.read_text())["cases"]]
+    if given.at_once == 1:
+        for case in wanted:
+            measure_one(case, given, file, None)
+        return
+    context = multiprocessing.get_context("spawn")
+    for start in range(0, len(wanted), given.at_once):
+        group = wanted[start : start + given.at_once]
+        turns = Turns(context.Barrier(len(group)), context.Lock())
+        workers = [context.Process(target=measure_one, args=(case, given, file, turns)) for case in group]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+
+
+def key_of(case: str, engine: str) -> str:
+    return case if engine == "auto" else f"{case}:{engine}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Turns:
+    """Of several processes: all wait until the last has compiled, then they time one by one."""
+
+    compiled: Any
+    lock: Any
+
+
+def measure_one(case: str, given: argparse.Namespace, file: Path, turns: Turns | None) -> None:
+    """Times a case and adds it to the file."""
+    try:
+        ready = prepare(Case.read(case, given.engine, given.compile))
+    finally:  # also where compiling has failed: others wait
+        if turns:
+            turns.compiled.wait()
+    with turns.lock if turns else contextlib.nullcontext():
+        found = ready(json.loads(file.read_text())["machine"])
+        held = json.loads(file.read_text())
+        held["cases"][key_of(case, given.engine)] = found
         file.write_text(json.dumps(held, indent=1))
-        given.out.with_suffix(".md").write_text(page(held))
+        file.with_suffix(".md").write_text(page(held))
+        print(row(case, found), flush=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,12 +165,6 @@ class Case:
         return api.prepare(configs.resolve(sections, federation=federation), federation, None, None)[1]
 
 
-def prepare(case: Case) -> None:
-    setting = case.setting()
-    with fitting_threads(setting), exactness(setting):
-        rounds_of(choose(case.engine, setting), setting, case.trials)(0)
-
-
 def rounds_of(engine: Engine, setting: Setting, trials: int) -> Callable[[int], object]:
     """Gives the function that trains all clients of so many trials in a round."""
     everyone = [client for client in range(len(setting.federation)) if engine.trains(client)]
@@ -156,17 +183,27 @@ def rounds_of(engine: Engine, setting: Setting, trials: int) -> Callable[[int], 
     return run
 
 
-def measure(case: Case, limits: dict[str, object]) -> dict[str, object]:
-    task, setting = TASKS[case.task], case.setting()
+def prepare(case: Case) -> Callable[[dict[str, object]], dict[str, object]]:
+    """Compiles what a case needs, and gives the function that times it on a machine of some limits."""
+    setting = case.setting()
     with fitting_threads(setting), exactness(setting):
         gc.collect()
         reset_memory()
         engine = choose(case.engine, setting)
+        run = rounds_of(engine, setting, case.trials)
+        first = timed(lambda: run(0))
+    return lambda limits: measure(case, setting, engine, run, first, limits)
+
+
+def measure(
+    case: Case, setting: Setting, engine: Engine, run: Callable[[int], object], first: float, limits: dict[str, object]
+) -> dict[str, object]:
+    task = TASKS[case.task]
+    with fitting_threads(setting), exactness(setting):
         shared, private = start(setting)
         everyone = [client for client in range(len(setting.federation)) if engine.trains(client)]
         steps = [sum(len(part) for part in engine.plan(client, 0)) for client in everyone]
-        numbers, run = iter(range(10**6)), rounds_of(engine, setting, case.trials)
-        first = timed(lambda: run(next(numbers)))
+        numbers = iter(range(1, 10**6))
         train = [timed(lambda: run(next(numbers))) for _ in range(REPEATS)]
         timed(lambda: engine.evaluate(shared, private, 0, "test"))
         judge = [timed(lambda: engine.evaluate(shared, private, 0, "test")) for _ in range(REPEATS)]

@@ -59,10 +59,14 @@ def test_convolutions_of_many_clients_are_those_of_each(
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_traced_step_uses_our_operations_and_gives_the_same(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+@pytest.mark.parametrize("pull", [0.0, 100.0])
+def test_traced_step_uses_our_operations_and_gives_the_same(
+    monkeypatch: pytest.MonkeyPatch, compiled: bool, pull: float
+) -> None:
     def loss(state: Buffers, x: Tensor) -> Tensor:
         seen = F.relu(F.conv2d(x, state["kernel"], state["bias"])).flatten(1)
-        return F.linear(seen, state["wide"]).square().mean()
+        fit = F.linear(seen, state["wide"]).square().mean()
+        return fit + pull * (state["wide"] - 1).square().sum() if pull else fit
 
     def step(state: Buffers, fixed: Buffers) -> Buffers:
         slopes = vmap(grad(loss))(state["work"], fixed["x"])
@@ -83,6 +87,7 @@ def test_traced_step_uses_our_operations_and_gives_the_same(monkeypatch: pytest.
     for name in ("convolve", "weigh", "thin", "subtract_product_"):
         assert f"gpfl.{name}.default" in names
     assert not any("convolution" in name for name in names)
+    assert not any(node.target is torch.ops.aten.bmm.default for node in made._run.graph.nodes)  # no gradient is written down
 
 
 def test_step_that_cannot_be_traced_keeps_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:

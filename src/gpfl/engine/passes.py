@@ -174,8 +174,27 @@ def emit(graph: fx.Graph, write: Write, overwritten: set[fx.Node], compiled: boo
     """Adds the operations of a write."""
     if write.rate is None:
         graph.call_function(aten.copy_.default, (write.target, write.value))
-    elif not add_rows(graph, write, overwritten, compiled) and not add_product(graph, write, overwritten, compiled, kernels):
-        graph.call_function(aten.sub_.Tensor, (write.target, write.value), {"alpha": write.rate})
+        return
+    if add_rows(graph, write, overwritten, compiled) or add_product(graph, write, overwritten, compiled, kernels):
+        return
+    for product, rest in summands(write.value) if kernels else ():  # a gradient that is a product and a pull
+        if few_terms(product_in(product, overwritten)):
+            graph.call_function(aten.sub_.Tensor, (write.target, rest), {"alpha": write.rate})
+            add_product(graph, Write(write.target, product, write.rate), overwritten, compiled, kernels)
+            return
+    graph.call_function(aten.sub_.Tensor, (write.target, write.value), {"alpha": write.rate})
+
+
+def summands(value: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
+    """Gives the two parts of a sum of equal shapes, in both orders; nothing for what is not one."""
+    if value.target is not aten.add.Tensor or value.kwargs or len(value.users) > 1:
+        return []
+    one, other = value.args
+    if not isinstance(one, fx.Node) or not isinstance(other, fx.Node):
+        return []
+    if one.meta["val"].shape != value.meta["val"].shape or other.meta["val"].shape != value.meta["val"].shape:
+        return []
+    return [(one, other), (other, one)]
 
 
 # Embeddings: a batch touches few of many rows, and plain SGD moves only those.
@@ -252,31 +271,41 @@ PRODUCTS = {aten.mm.default: aten.addmm_.default, aten.bmm.default: aten.baddbmm
 
 def add_product(graph: fx.Graph, write: Write, overwritten: set[fx.Node], compiled: bool, kernels: bool) -> bool:
     """Adds a step whose gradient is a matrix product, which is never written down; tells whether it did."""
-    if compiled and not kernels:
+    found = product_in(write.value, overwritten)
+    by_kernel = kernels and few_terms(found)
+    if found is None or (compiled and not by_kernel):
         return False
-    node, turned = write.value, False
+    call, rate, target = graph.call_function, float(write.rate or 0.0), write.target
+    (node, turned) = found
+    if by_kernel:
+        left, right = (call(aten.transpose.int, (part, 1, 2)) for part in reversed(node.args)) if turned else node.args
+        call(torch.ops.gpfl.subtract_product_.default, (target, left, right, rate))
+    else:
+        target = call(aten.transpose.int, (target, -2, -1)) if turned else target
+        call(PRODUCTS[node.target], (target, *node.args), {"alpha": -rate})  # type: ignore[index]
+    return True
+
+
+def product_in(value: fx.Node, overwritten: set[fx.Node]) -> tuple[fx.Node, bool] | None:
+    """Gives the product that a value is, and whether it is turned; none where it is needed otherwise, or read too late."""
+    node, turned = value, False
     while node.target not in PRODUCTS:
         base = node.args[0] if node.args else None
         if not isinstance(base, fx.Node) or not isinstance(base.meta.get("val"), Tensor) or len(node.users) > 1:
-            return False
+            return None
         if is_turn(node, base):
             turned = not turned
         elif not is_same(node, base):
-            return False
+            return None
         node = base
     if len(node.users) > 1 or any(origin(part) in overwritten for part in node.all_input_nodes):
-        return False
-    call, rate = graph.call_function, float(write.rate or 0.0)
-    target = write.target
-    if kernels and node.target is aten.bmm.default and node.all_input_nodes[0].meta["val"].shape[-1] <= FEW:
-        left, right = (call(aten.transpose.int, (part, 1, 2)) for part in reversed(node.args)) if turned else node.args
-        call(torch.ops.gpfl.subtract_product_.default, (target, left, right, rate))
-        return True
-    if compiled:
-        return False
-    target = call(aten.transpose.int, (target, -2, -1)) if turned else target
-    call(PRODUCTS[node.target], (target, *node.args), {"alpha": -rate})
-    return True
+        return None
+    return node, turned
+
+
+def few_terms(found: tuple[fx.Node, bool] | None) -> bool:
+    """Tells whether there is a product of many clients with few terms: for those we have a kernel."""
+    return found is not None and found[0].target is aten.bmm.default and found[0].args[0].meta["val"].shape[-1] <= FEW  # type: ignore[union-attr]
 
 
 def is_turn(node: fx.Node, base: fx.Node) -> bool:
