@@ -16,7 +16,7 @@ from PIL import Image
 from rich.console import Console
 
 import gpfl
-from gpfl.report import figures, tables
+from gpfl.report import drawing, figures, tables
 from gpfl.runs import LINE_NUMBERS, SUMMARY_NUMBERS, SUMMARY_TEXTS, RunFolder
 from gpfl.study.trials import Trials
 
@@ -237,7 +237,7 @@ def test_nothing_of_the_picture_is_cut_off(crowd: str, monkeypatch: pytest.Monke
         assert box.x1 <= width + 1
         assert box.y1 <= height + 1
     assert not legend.overlaps(axes.title.get_window_extent())
-    if len(clients) <= figures.MOST_TICKS:
+    if len(clients) <= drawing.MOST_TICKS:
         across = [text.get_window_extent() for text in axes.get_xticklabels()]
         assert len(across) == len(clients)
         assert not any(one.overlaps(other) for one, other in itertools.pairwise(across))
@@ -266,7 +266,7 @@ def test_clients_and_classes_stand_at_the_axes_by_name(monkeypatch: pytest.Monke
 
 
 def test_names_without_a_font_are_told_by_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "SCRIPTS", ())
+    monkeypatch.setattr(drawing, "SCRIPTS", ())
     (axes,) = drawn(named(["north", "北京"], ["bad", "good"], "医院"), monkeypatch).axes
     assert [text.get_text() for text in axes.get_xticklabels()] == ["north", "#1"]
     assert axes.get_xlabel() == "client (#: no font here has its letters)"
@@ -275,8 +275,8 @@ def test_names_without_a_font_are_told_by_their_place(monkeypatch: pytest.Monkey
 
 
 def test_fonts_of_other_scripts_are_taken_where_they_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "SCRIPTS", ("No Such Font", "DejaVu Serif"))
-    assert figures.Letters().fonts == ["DejaVu Sans", "DejaVu Serif"]
+    monkeypatch.setattr(drawing, "SCRIPTS", ("No Such Font", "DejaVu Serif"))
+    assert drawing.Letters().fonts == ["DejaVu Sans", "DejaVu Serif"]
 
 
 @pytest.mark.parametrize(("most", "shown"), [(1, [1]), (9, [5, 1]), (180, [100, 20, 5]), (2000, [2000, 500, 100]), (3, [2])])

@@ -22,7 +22,7 @@ from gpfl.data import DATA, PUBLISHED, Published, cache
 from gpfl.data.table import PARTS
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.partition import SPLITS
-from gpfl.report import figures, tables
+from gpfl.report import drawing, figures, tables
 from gpfl.terminal import console, say, tell_caveat, wide
 
 data_app = typer.Typer(name="data", help="Get, list and show data sets.", no_args_is_help=True)
@@ -88,7 +88,7 @@ def download_words(published: Published) -> str:
 def show(federation: str | None, out: str, **values: object) -> None:
     """Print each client's rows and draw the picture of classes on clients."""
     picture = Path(out)
-    figures.check_picture(picture)
+    drawing.check_picture(picture)
     given = flags.given_by_flags(values)
     if federation is not None:
         refuse_splits(given, federation)

@@ -2,73 +2,26 @@
 
 from __future__ import annotations
 
-import io
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 
-from gpfl import files
-from gpfl.errors import GpflError
 from gpfl.federation import Federation
+from gpfl.report.drawing import COLOURS, DASHES, Letters, check_picture, new_figure, save
 from gpfl.runs import RunFolder
 from gpfl.study.trials import Trials
 
-if TYPE_CHECKING:  # matplotlib takes half a second, which commands that draw nothing need not wait
-    from matplotlib.axis import Axis
-    from matplotlib.figure import Figure
-
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-DASHES: tuple[tuple[float, tuple[float, ...]], ...] = (
-    (0, ()),
-    (0, (5, 2)),
-    (0, (1, 1.5)),
-    (0, (5, 1, 1, 1)),
-    (0, (3, 1, 1, 1, 1, 1)),
-)
-FORMATS = (".png", ".pdf", ".svg")
 DISC = "#c44e52"
 LETTER = 0.08
 """Inches that a letter takes at an axis."""
-MOST_TICKS, LONGEST_TICK, LONGEST = 40, 24, 40
-"""Names at an axis, letters of such a name, letters of the data's name."""
+LONGEST = 40
+"""Letters of the data's name."""
 WIDE = 0x2E80
 """From here on letters are about twice as wide as ours."""
-SCRIPTS = (
-    *("Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans CJK KR", "Source Han Sans SC", "WenQuanYi Micro Hei"),
-    *("WenQuanYi Zen Hei", "Microsoft YaHei", "SimHei", "PingFang SC", "Hiragino Sans", "Yu Gothic", "Malgun Gothic"),
-    *("Apple SD Gothic Neo", "Arial Unicode MS", "Noto Sans Devanagari", "Noto Sans Thai", "Noto Sans Bengali"),
-)
-"""Fonts of other scripts, taken where they are here."""
-
-
-def check_picture(path: Path) -> None:
-    """Refuses a path that no picture can be written to."""
-    if path.suffix.lower() not in FORMATS:
-        ending = f"ends in {path.suffix}" if path.suffix else "has no ending"
-        raise GpflError(f"the picture '{path}' {ending}; it must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
-    if path.is_dir():
-        raise GpflError(f"the picture '{path}' is a folder: name a file")
-
-
-def new_figure(width: float, height: float) -> Figure:
-    """Gives an empty figure of so many inches, drawn without a screen."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Writes a figure in the format that the path ends in."""
-    content = io.BytesIO()
-    figure.savefig(content, format=path.suffix[1:].lower())
-    files.write_bytes(path, content.getvalue())
 
 
 def draw_curves(rows: Sequence[Trials], path: Path, title: str) -> None:
@@ -153,42 +106,6 @@ class Sheet:
         up = (height - below) / (classes + 0.5)
         disc = min(18.0, max(8.0, 0.9 * 72 * min(across, up)))
         return cls(width, height, upright, disc, (0.5 + disc / 144 / across, 0.5 + disc / 144 / up))
-
-
-class Letters:
-    """The letters that can be drawn here: those of matplotlib's own font, and of fonts for other scripts that are here."""
-
-    def __init__(self) -> None:
-        from matplotlib import font_manager
-
-        here = set(font_manager.get_font_names())
-        self.fonts = ["DejaVu Sans", *(font for font in SCRIPTS if font in here)]
-        paths = [font_manager.findfont(font) for font in self.fonts]
-        self._known = {code for path in paths for code in font_manager.get_font(path).get_charmap()}
-
-    def line(self, text: str, most: int) -> str:
-        """Gives a text in one line of at most `most` letters, without its middle; ? for a letter that cannot be drawn."""
-        whole = "".join(letter if ord(letter) in self._known else "?" for letter in " ".join(text.split()))
-        head = (most - 1) // 2
-        return whole if len(whole) <= most else f"{whole[:head]}…{whole[head + 1 - most :]}"
-
-    def ticks(self, names: Sequence[str]) -> list[str]:
-        """Gives the names as they stand at an axis, a place (#3) where one cannot be drawn; none where there are too many."""
-        if len(names) > MOST_TICKS:
-            return []
-        drawn = [self._known.issuperset(map(ord, name)) for name in names]
-        return [self.line(name, LONGEST_TICK) if drawn[place] else f"#{place}" for place, name in enumerate(names)]
-
-    def label(self, axis: Axis, what: str, ticks: Sequence[str]) -> None:
-        """Writes what an axis shows, and its ticks; whole numbers where there are none."""
-        from matplotlib.ticker import MaxNLocator
-
-        hidden = any(tick == f"#{place}" for place, tick in enumerate(ticks))
-        axis.set_label_text(f"{what} (#: no font here has its letters)" if hidden else what)
-        if ticks:
-            axis.set_ticks(range(len(ticks)), ticks, fontfamily=self.fonts, parse_math=False)
-        else:
-            axis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
 
 
 def widest(names: Sequence[str]) -> int:

@@ -1,0 +1,219 @@
+"""Ours beside the paper's: the numbers of a table, before they are written down."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+
+from gpfl.errors import GpflError
+from gpfl.study.experiments import FAR, Column, Published, spelled
+from gpfl.study.grid import Results
+from gpfl.study.trials import Trials
+
+REFERENCE = "gpfl"
+"""The row that others are tested against; where it was not run, the best one."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean over trials, and its population standard deviation."""
+
+    mean: float
+    std: float
+
+    @classmethod
+    def of(cls, trials: Trials, key: str) -> Spread:
+        """Gives a number of the trials' summaries, in percent."""
+        return cls(100 * trials.mean(key), 100 * trials.std(key))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One method in one column: ours, all in percent, and what the paper prints."""
+
+    label: str
+    trials: Trials | None = None
+    paper: Published | None = None
+    problem: str = ""
+    fairness: bool = False
+    rank: float | None = None
+    paper_rank: float | None = None
+    p: float | None = None
+
+    @property
+    def state(self) -> str:
+        """Whether it was run."""
+        return "run" if self.trials else "failed" if self.problem else "not run"
+
+    @property
+    def count(self) -> int:
+        """The number of trials."""
+        return len(self.trials.summaries) if self.trials else 0
+
+    @property
+    def accuracy(self) -> Spread | None:
+        """The accuracy of the best round on test rows, which is what the paper reports."""
+        return Spread.of(self.trials, "best_accuracy") if self.trials else None
+
+    @property
+    def last_ten(self) -> Spread | None:
+        """The mean accuracy of the last ten rounds."""
+        return Spread.of(self.trials, "last_ten_accuracy") if self.trials else None
+
+    @property
+    def validated(self) -> Spread | None:
+        """The test accuracy of the round that was best on validation rows."""
+        kept = self.trials and all("validation_best_accuracy" in summary for summary in self.trials.summaries)
+        return Spread.of(self.trials, "validation_best_accuracy") if self.trials and kept else None
+
+    @property
+    def client_std(self) -> Spread | None:
+        """The standard deviation over clients at the best round."""
+        return Spread.of(self.trials, "std") if self.trials else None
+
+    @property
+    def client_cov(self) -> Spread | None:
+        """The coefficient of variation at the best round, in hundredths."""
+        return Spread.of(self.trials, "cov") if self.trials else None
+
+    @property
+    def ours(self) -> Spread | None:
+        """The number that the paper's table is about: accuracy, or for fairness the deviation over clients."""
+        return self.client_std if self.fairness else self.accuracy
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's."""
+        return self.ours.mean - self.paper.mean if self.ours and self.paper else None
+
+    @property
+    def cov_difference(self) -> float | None:
+        """Our coefficient of variation minus the paper's."""
+        known = self.client_cov and self.paper and self.paper.cov is not None
+        return self.client_cov.mean - self.paper.cov if known else None  # type: ignore[union-attr, operator]
+
+    @property
+    def far(self) -> bool:
+        """Tells whether the difference is beyond two of the paper's standard deviations, where it prints them."""
+        std = self.paper.std if self.paper else None
+        return std is not None and self.difference is not None and abs(self.difference) > FAR * std + 1e-9
+
+    @property
+    def ranked_by(self) -> float:
+        """The number that ranks go by; NaN where there is none."""
+        number = self.client_cov if self.fairness else self.accuracy
+        return number.mean if number else math.nan
+
+    @property
+    def paper_ranked_by(self) -> float:
+        """The paper's number that ranks go by; NaN where there is none."""
+        number = (self.paper.cov if self.fairness else self.paper.mean) if self.paper else None
+        return math.nan if number is None else number
+
+
+@dataclass(frozen=True)
+class Block:
+    """A column of the table."""
+
+    column: Column
+    entries: tuple[Entry, ...]
+    caveat: str = ""
+    fairness: bool = False
+    reference: str = ""  # the row that others were tested against
+
+    @property
+    def best(self) -> Entry | None:
+        """The best entry that was run."""
+        run = [entry for entry in self.entries if entry.rank is not None]
+        return min(run, key=lambda entry: entry.rank or 0.0) if run else None
+
+    @property
+    def part(self) -> bool:
+        """Tells whether the data are fewer rows than were published."""
+        return " of the " in self.caveat
+
+    @property
+    def run(self) -> bool:
+        """Tells whether anything of it was run."""
+        return any(entry.trials for entry in self.entries)
+
+    @property
+    def order(self) -> str:
+        """How our order of methods compares with the paper's, in a sentence; "" where there is nothing to compare."""
+        known = [entry for entry in self.entries if entry.trials and not math.isnan(entry.paper_ranked_by)]
+        pairs = [(a, b) for a, b in combinations(known, 2) if a.paper_ranked_by != b.paper_ranked_by]
+        if not pairs:
+            return ""
+        turned = [
+            (a, b) if (a.ranked_by > b.ranked_by) != self.fairness else (b, a)
+            for a, b in pairs
+            if (a.ranked_by - b.ranked_by) * (a.paper_ranked_by - b.paper_ranked_by) <= 0
+        ]
+        first = f"{len(pairs) - len(turned)} of {len(pairs)} pairs of methods stand in the paper's order"
+        if not turned:
+            return f"{first}."
+        shown = ", ".join(f"{spelled(a.label)} before {spelled(b.label)}" for a, b in turned[:6])
+        more = f" and {len(turned) - 6} more" if len(turned) > 6 else ""
+        return f"{first}; turned here: {shown}{more}."
+
+
+def blocks(results: Results) -> list[Block]:
+    """Gives the columns of a table with all that is computed for them."""
+    return [block(results, column) for column in results.columns]
+
+
+def block(results: Results, column: Column) -> Block:
+    """Gives a column: its entries with their ranks, and the test of each against the reference."""
+    fairness = results.experiment.measure == "fairness"
+    entries = [
+        Entry(
+            row.label,
+            results.trials.get((column.key, row.label)),
+            results.experiment.paper.get((column.key, row.label)),
+            results.problems.get((column.key, row.label), ""),
+            fairness,
+        )
+        for row in results.rows
+    ]
+    ours = ranked([entry.ranked_by for entry in entries], fairness)
+    theirs = ranked([entry.paper_ranked_by for entry in entries], fairness)
+    entries = [replace(e, rank=a, paper_rank=b) for e, a, b in zip(entries, ours, theirs, strict=True)]
+    reference = against(entries)
+    chances = {} if fairness else tests(entries, reference)
+    done = tuple(replace(entry, p=chances.get(entry.label)) for entry in entries)
+    return Block(column, done, results.caveats.get(column.key, ""), fairness, reference)
+
+
+def ranked(values: Sequence[float], lowest: bool) -> list[float | None]:
+    """Gives ranks from 1, the best; equals share the mean of their places, and NaN has none."""
+    from gpfl.study.statistics import ranks  # scipy takes half a second, which commands without a table need not wait
+
+    places = ranks(np.array(values)[:, None], best="lowest" if lowest else "highest").columns[:, 0]
+    return [None if math.isnan(place) else float(place) for place in places]
+
+
+def against(entries: Iterable[Entry]) -> str:
+    """Gives the row that others are tested against; "" where nothing was run."""
+    run = [entry for entry in entries if entry.trials]
+    if any(entry.label == REFERENCE for entry in run):
+        return REFERENCE
+    return min(run, key=lambda entry: entry.rank or 0.0).label if run else ""
+
+
+def tests(entries: Iterable[Entry], reference: str) -> Mapping[str, float | None]:
+    """Gives the p-values of paired tests over clients against the reference, made for reading them side by side (Holm)."""
+    from gpfl.study.statistics import holm, paired
+
+    run = {entry.label: entry.trials for entry in entries if entry.trials}
+    others = [label for label in run if label != reference]
+    chances: list[float | None] = []
+    for label in others:
+        try:
+            chances.append(paired(run[label], run[reference]).clients.p)
+        except (GpflError, OSError):  # files that were lost, no seed in common: the table still has its numbers
+            chances.append(None)
+    return dict(zip(others, holm(chances), strict=True))

@@ -1,0 +1,372 @@
+"""Tables beside the paper's: Markdown, LaTeX and CSV, and for the terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+from gpfl import files
+from gpfl.errors import counted
+from gpfl.report import latex
+from gpfl.report.beside import Block, Entry, Spread, blocks
+from gpfl.study.experiments import FAR, Published, spelled
+from gpfl.study.grid import Results
+
+MARK = "†"
+"""Stands by a difference beyond FAR standard deviations of the paper."""
+
+NONE = "–"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a table comes from: its last line."""
+
+    command: str
+    commit: str
+
+    def words(self, results: Results) -> str:
+        """Gives the line: the command, the commits of the runs, the devices and the seeds."""
+        summaries = [summary for trials in results.trials.values() if trials for summary in trials.summaries]
+        commits = ", ".join(results.commits) or self.commit
+        devices = ", ".join(sorted({str(summary["device"]) for summary in summaries})) or "none"
+        made = sorted({f"gpfl {s.get('gpfl', '?')}, torch {s.get('torch', '?')}" for s in summaries})
+        seeds = ", ".join(map(str, results.seeds))
+        return f"`{self.command}`; commit {commits}; device {devices}; seeds {seeds}" + "".join(f"; {m}" for m in made) + "."
+
+
+# Words.
+
+
+def spread(number: Spread | None, count: int, digits: int = 2) -> str:
+    """Gives a mean, and its standard deviation where there are several trials."""
+    if number is None:
+        return NONE
+    return f"{number.mean:.{digits}f}" + (f" ± {number.std:.{digits}f}" if count > 1 else "")
+
+
+def ours(entry: Entry) -> str:
+    """Gives our number of an entry, or why there is none."""
+    if entry.state != "run":
+        return entry.state
+    if entry.fairness and entry.client_std and entry.client_cov:
+        return f"{entry.client_std.mean:.2f} [{entry.client_cov.mean:.2f}]"
+    return spread(entry.accuracy, entry.count)
+
+
+def theirs(paper: Published | None) -> str:
+    """Gives the paper's number."""
+    if paper is None:
+        return NONE
+    if paper.cov is not None:
+        return f"{paper.mean:.2f} [{paper.cov:.2f}]"
+    return f"{paper.mean:.2f}" + (f" ± {paper.std:.2f}" if paper.std is not None else "")
+
+
+def difference(entry: Entry) -> str:
+    """Gives ours minus the paper's, marked where it is far."""
+    if entry.difference is None:
+        return NONE
+    cov = f" [{entry.cov_difference:+.2f}]" if entry.cov_difference is not None else ""
+    return f"{entry.difference:+.2f}{cov}{MARK if entry.far else ''}".replace("-", "−")
+
+
+def place(rank: float | None) -> str:
+    """Gives a rank."""
+    return NONE if rank is None else f"{rank:g}"
+
+
+def chance(p: float | None) -> str:
+    """Gives a p-value."""
+    return NONE if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def protocol(results: Results) -> list[str]:
+    """Gives the sentences about how the numbers were made."""
+    early = f", ended after {results.patience} without a better accuracy" if 0 < results.patience < results.rounds else ""
+    seeds = ", ".join(map(str, results.seeds))
+    said = [
+        f"Ours: protocol {results.protocol}, at most {counted(results.rounds, 'round')}{early}; seeds {seeds}. "
+        "The paper: 2000 rounds, three trials."
+    ]
+    if results.experiment.measure == "fairness":
+        said.append(
+            "Standard deviation over clients (population) in percent [coefficient of variation, that deviation over the "
+            "accuracy of all rows, in hundredths], both at the best round on test rows and averaged over trials. Ranks go by "
+            "the coefficient; less is better."
+        )
+    else:
+        said.append(
+            "Accuracy in percent, all clients' test rows together, in the best round on test rows as the paper reports it: "
+            "mean ± population standard deviation over trials. That favours every method a little; the mean of the last ten "
+            "rounds does not."
+        )
+    said.append(
+        f"{results.validation:.0%} of each client's training rows were kept for validation: the round that is best on them "
+        "gives an accuracy that no test row has chosen, and patience goes by them."
+        if results.validation
+        else "No validation rows were kept (--validation 0.1 keeps some), so no round was selected by them."
+    )
+    return said
+
+
+def notes(results: Results, made: Sequence[Block]) -> list[str]:
+    """Gives what must be known of single numbers."""
+    said = []
+    if any(entry.far for block in made for entry in block.entries):
+        said.append(f"{MARK} differs from the paper's mean by more than {FAR:g} of its standard deviations.")
+    said += [f"{block.column.key}: {block.column.note}." for block in made if block.column.note]
+    for (key, label), words in results.problems.items():
+        said.append(f"{key}, {spelled(label)} failed: {words}")
+    remarks = results.experiment.remarks
+    shown = {block.column.key for block in made}
+    said += [f"{key}, {spelled(label)}: {words}" for (key, label), words in remarks.items() if key in shown]
+    return said
+
+
+# Markdown.
+
+
+def markdown(results: Results, origin: Origin) -> str:
+    """Gives the table as Markdown: all columns side by side, then each column with all that is known of it."""
+    made = blocks(results)
+    lines = [f"# {results.experiment.title}", "", results.experiment.caption, ""]
+    lines += [" ".join(protocol(results)), ""]
+    if len(made) > 1:
+        lines += [*overview(made), ""]
+    for block in made:
+        if block.run or len(made) == 1:
+            lines += [*details(block), ""]
+    said = notes(results, made)
+    lines += [f"- {words}" for words in said] + [""] * bool(said)
+    lines.append(f"Made by {origin.words(results)}")
+    return "\n".join(lines) + "\n"
+
+
+def overview(made: Sequence[Block]) -> list[str]:
+    """Gives the lines of the table of all columns: ours, the paper's, and the difference."""
+    headings = [f"{block.column.heading}, {block.column.group}{' (part)' if block.part else ''}" for block in made]
+    lines = ["Ours / the paper's (ours minus the paper's):", "", row(["method", *headings]), rule(len(made))]
+    for number, entry in enumerate(made[0].entries):
+        lines.append(row([spelled(entry.label), *(beside(block, block.entries[number]) for block in made)]))
+    return lines
+
+
+def beside(block: Block, entry: Entry) -> str:
+    """Gives ours and the paper's number, the best of ours in bold."""
+    tail = f" ({difference(entry)})" if entry.difference is not None else ""
+    return f"{bold(ours(entry), block, entry)} / {theirs(entry.paper)}{tail}"
+
+
+def bold(text: str, block: Block, entry: Entry) -> str:
+    """Gives the text in bold where the entry is the best."""
+    return f"**{text}**" if entry.rank is not None and block.best and entry.rank == block.best.rank else text
+
+
+def details(block: Block) -> list[str]:
+    """Gives the lines of one column, a row a method."""
+    title = f"## {block.column.key}: {block.column.heading}, {block.column.group}"
+    lines = [title, ""]
+    if block.caveat:
+        lines += [f"**{'Part of the data' if block.part else 'Unverified data'}: {block.caveat}**", ""]
+    lines += [row(detail_headings(block)), rule(len(detail_headings(block)) - 1)]
+    lines += [row(detail_row(block, entry)) for entry in block.entries]
+    said = [block.order] if block.order else []
+    if any(entry.p is not None for entry in block.entries):
+        said.append(
+            f"p: paired signed-rank test of the accuracies against {spelled(block.reference)} over clients (means over "
+            "seeds), corrected for the number of methods by Holm's rule."
+        )
+    return [*lines, "", " ".join(said)] if said else lines
+
+
+def detail_headings(block: Block) -> list[str]:
+    """Gives the headings of one column's table."""
+    first = ["std, % [CoV]", "paper"] if block.fairness else ["ours, %", "paper, %"]
+    rest = ["accuracy, %"] if block.fairness else ["last ten rounds, %", "selected on validation, %"]
+    return [
+        "method",
+        *first,
+        "difference",
+        "rank",
+        "paper's rank",
+        *rest,
+        "best round",
+        "rounds",
+        "trials",
+        *(["p"] * (not block.fairness)),
+    ]
+
+
+def detail_row(block: Block, entry: Entry) -> list[str]:
+    """Gives a method's row in one column's table."""
+    if block.fairness:
+        rest = [spread(entry.accuracy, entry.count)]
+    else:
+        rest = [spread(entry.last_ten, entry.count), spread(entry.validated, entry.count)]
+    means = [f"{entry.trials.mean(key):.0f}" if entry.trials else NONE for key in ("best_round", "rounds")]
+    return [
+        spelled(entry.label),
+        bold(ours(entry), block, entry),
+        theirs(entry.paper),
+        difference(entry),
+        place(entry.rank),
+        place(entry.paper_rank),
+        *rest,
+        *means,
+        str(entry.count),
+        *([chance(entry.p)] * (not block.fairness)),
+    ]
+
+
+def row(cells: Iterable[str]) -> str:
+    """Gives a line of a Markdown table; N = 10|50 has a bar of its own."""
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def rule(columns: int) -> str:
+    """Gives the line below the headings."""
+    return "| --- |" + " ---: |" * columns
+
+
+# LaTeX.
+
+
+def tex(results: Results, origin: Origin) -> str:
+    """Gives the table for LaTeX with booktabs: for each method a line of ours and one of the paper's."""
+    made = blocks(results)
+    body = []
+    for number, entry in enumerate(made[0].entries if made else ()):
+        entries = [block.entries[number] for block in made]
+        best = [bold("x", block, one) != "x" for block, one in zip(made, entries, strict=True)]
+        mine = [
+            latex.strong(latex.text(ours(one))) if top else latex.text(ours(one))
+            for one, top in zip(entries, best, strict=True)
+        ]
+        papers = [
+            f"{theirs(one.paper)} ({difference(one)})" if one.difference is not None else theirs(one.paper) for one in entries
+        ]
+        body.append([latex.text(spelled(entry.label)), *mine])
+        body.append([r"\quad paper", *(latex.small(latex.text(words)) for words in papers)])
+    headings = [latex.text(block.column.heading) + (r" (part)" if block.part else "") for block in made]
+    groups = [latex.text(block.column.group) for block in made]
+    caption = f"{results.experiment.caption} First lines: ours; second lines: the paper's, and ours minus the paper's."
+    caveats = [f"Data of {block.column.key}: {block.caveat}" for block in made if block.caveat]
+    said = [*protocol(results), *caveats, *notes(results, made), f"Made by {origin.words(results).replace('`', '')}"]
+    return latex.table(
+        latex.text(caption), f"gpfl-{results.experiment.name}", groups, headings, body, [latex.text(s) for s in said]
+    )
+
+
+# CSV.
+
+
+def records(results: Results, origin: Origin) -> list[dict[str, object]]:
+    """Gives the table as plain numbers in percent, one record a method and column; None where there is no number."""
+    found = []
+    for block in blocks(results):
+        for entry in block.entries:
+            found.append(
+                {
+                    "experiment": results.experiment.name,
+                    "column": block.column.key,
+                    "method": entry.label,
+                    "state": entry.state,
+                    "trials": entry.count,
+                    "seeds": " ".join(str(summary["seed"]) for summary in entry.trials.summaries) if entry.trials else "",
+                    "protocol": results.protocol,
+                    "most_rounds": results.rounds,
+                    "patience": results.patience,
+                    "validation": results.validation,
+                    **numbers(entry),
+                    "data": block.caveat,
+                    "problem": entry.problem,
+                    "commit": " ".join(results.commits) or origin.commit,
+                }
+            )
+    return found
+
+
+def numbers(entry: Entry) -> dict[str, object]:
+    """Gives the numbers of an entry by name."""
+    kinds: Mapping[str, Spread | None] = {
+        "accuracy": entry.accuracy,
+        "last_ten": entry.last_ten,
+        "validation_selected": entry.validated,
+        "client_std": entry.client_std,
+        "client_cov": entry.client_cov,
+    }
+    means = {f"{key}": entry.trials.mean(key) if entry.trials else None for key in ("best_round", "rounds", "seconds")}
+    paper = entry.paper
+    return {
+        **{name: number.mean if number else None for name, number in kinds.items()},
+        **{f"{name}_over_trials": number.std if number else None for name, number in kinds.items()},
+        "paper": paper.mean if paper else None,
+        "paper_over_trials": paper.std if paper else None,
+        "paper_cov": paper.cov if paper else None,
+        "difference": entry.difference,
+        "difference_cov": entry.cov_difference,
+        "far": entry.far,
+        "rank": entry.rank,
+        "paper_rank": entry.paper_rank,
+        "p": entry.p,
+        **means,
+        "device": str(entry.trials.summaries[0]["device"]) if entry.trials else None,
+    }
+
+
+def as_csv(rows: Sequence[Mapping[str, object]]) -> str:
+    """Gives records as CSV."""
+    text = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(text, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return text.getvalue()
+
+
+def save(results: Results, folder: Path, origin: Origin) -> list[Path]:
+    """Writes the table as table.md, table.tex and table.csv, and gives the files."""
+    texts = {
+        "table.md": markdown(results, origin),
+        "table.tex": tex(results, origin),
+        "table.csv": as_csv(records(results, origin)),
+    }
+    for name, content in texts.items():
+        files.write_text(folder / name, content)
+    return [folder / name for name in texts]
+
+
+# The terminal.
+
+
+def rich_tables(results: Results) -> list[RichTable]:
+    """Gives a table for each column of which something was run."""
+    found = []
+    for block in blocks(results):
+        if not block.run and not results.problems:
+            continue
+        note = " (part of the data)" if block.part else ""
+        shown = RichTable(
+            title=escape(f"{block.column.key}: {block.column.heading}, {block.column.group}{note}"),
+            title_justify="left",
+            box=SIMPLE_HEAD,
+            show_edge=False,
+            pad_edge=False,
+        )
+        for heading in ("method", "ours", "paper", "difference", "rank", "paper's", "trials", "p"):
+            shown.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
+        for entry in block.entries:
+            cells = [ours(entry), theirs(entry.paper), difference(entry), place(entry.rank), place(entry.paper_rank)]
+            style = "bold" if block.best and entry.rank == block.best.rank else None
+            words = [spelled(entry.label), *cells, str(entry.count), chance(entry.p)]
+            shown.add_row(*map(escape, words), style=style)
+        found.append(shown)
+    return found

@@ -1,0 +1,159 @@
+"""The pictures of an experiment, chosen by what it measures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from gpfl import api
+from gpfl.report import curves, fairness, features, figures, lines
+from gpfl.runs import RunFolder
+from gpfl.study.experiments import Column
+from gpfl.study.features import collect
+from gpfl.study.grid import Results
+from gpfl.study.trials import Trials
+
+AXES: Mapping[str, str] = {
+    "scalability": "clients N, on a logarithmic axis; 10|50: ten of the fifty",
+    "stability": "share ρ of clients that join a round",
+}
+"""Experiments on accuracy whose columns are steps of one quantity, and that quantity."""
+
+MOST_ROWS = 500
+"""Rows of each client and class that features are drawn of."""
+
+
+def draw(results: Results, out: Path) -> list[Path]:
+    """Writes the pictures of an experiment into a folder, each as PNG and PDF, and gives the files; none where none fits.
+
+    Cells that were not run are left out.
+    """
+    if not any(results.trials.values()):
+        return []
+    kinds: Mapping[str, Callable[[Results, Path], list[Path]]] = {
+        "accuracy": draw_lines,
+        "fairness": draw_fairness,
+        "curves": draw_curves,
+        "features": draw_features,
+    }
+    return kinds[results.experiment.measure](results, out)
+
+
+def finished(results: Results, column: Column) -> list[Trials]:
+    """Gives the trials of a column's rows that were run."""
+    found = (results.trials.get((column.key, row.label)) for row in results.rows)
+    return [trials for trials in found if trials is not None and trials.folders]
+
+
+def stem(results: Results, out: Path, column: Column | None = None) -> Path:
+    """Gives the path of a picture without its ending; a column is named where the experiment has several."""
+    name = results.experiment.name
+    return out / (f"{name}-{column.key.replace('/', '-')}" if column and len(results.columns) > 1 else name)
+
+
+def heading(results: Results, column: Column | None = None) -> str:
+    """Gives the title of a picture: what, on what, and by which protocol."""
+    what = f"{results.experiment.title}: {column.heading}" if column else results.experiment.title
+    caveats = results.caveats.values() if column is None else [results.caveats.get(column.key, "")]
+    part = ", part of the data" if any(caveats) else ""
+    return f"{what} ({results.protocol} protocol{part})"
+
+
+# Accuracy.
+
+
+def draw_lines(results: Results, out: Path) -> list[Path]:
+    """Draws accuracy against the columns where they are steps of one quantity."""
+    axis = AXES.get(results.experiment.name)
+    if axis is None or len(results.columns) < 2:
+        return []
+    stops, columns = stops_of(results)
+    series = [line_of(results, row.label, columns) for row in results.rows]
+    drawn = [one for one in series if one.last is not None]
+    return lines.draw(drawn, stops, stem(results, out), heading(results), what="best test accuracy, %", axis=axis)
+
+
+def line_of(results: Results, label: str, columns: list[Column]) -> lines.Series:
+    """Gives a method's accuracies and the paper's, in percent."""
+    ours, papers = [], []
+    for column in columns:
+        trials, paper = results.trials.get((column.key, label)), results.experiment.paper.get((column.key, label))
+        ours.append([100 * value for value in trials.values("best_accuracy")] if trials else None)
+        papers.append((paper.mean, paper.std or 0.0) if paper else None)
+    return lines.series_of(label, ours, papers)
+
+
+def stops_of(results: Results) -> tuple[list[lines.Stop], list[Column]]:
+    """Gives the stops of the axis and the column of each.
+
+    Numbers of clients stand on a logarithmic axis. Some of M clients stand beside it, and all M of them end their line.
+    """
+    if results.experiment.name != "scalability":
+        stops = [lines.Stop(column.heading, float(place), column.group) for place, column in enumerate(results.columns)]
+        return stops, list(results.columns)
+    whole = sorted((column for column in results.columns if not drawn_of(column)), key=clients_of)
+    some = [column for column in results.columns if drawn_of(column)]
+    ends = [column for column in whole if some and clients_of(column) == drawn_of(some[0])]
+    stops = [lines.Stop(short(column), math.log10(clients_of(column)), "all") for column in whole]
+    start = (stops[-1].x if stops else 0.0) + 0.35
+    beside = [lines.Stop(short(column), start + 0.3 * place, "some") for place, column in enumerate([*some, *ends])]
+    return [*stops, *beside], [*whole, *some, *ends]
+
+
+def clients_of(column: Column) -> int:
+    """Gives the number of a column's clients."""
+    return int(str(column.given["split"]["clients"]))
+
+
+def drawn_of(column: Column) -> int:
+    """Gives the number of clients that a column's are drawn from; 0 where they are all."""
+    return int(str(column.given["split"].get("of", 0)))
+
+
+def short(column: Column) -> str:
+    """Gives a heading without the letter that the axis names."""
+    return column.heading.removeprefix("N = ")
+
+
+# The others.
+
+
+def draw_fairness(results: Results, out: Path) -> list[Path]:
+    """Draws the distribution of accuracy over clients, a panel a column."""
+    paper = results.experiment.paper
+    settings = [
+        fairness.Setting(
+            f"{column.heading}, {column.group}",
+            [fairness.spread(trials, paper.get((column.key, trials.method))) for trials in finished(results, column)],
+        )
+        for column in results.columns
+    ]
+    return fairness.draw(settings, stem(results, out), heading(results))[0]
+
+
+def draw_curves(results: Results, out: Path) -> list[Path]:
+    """Draws accuracy and training loss by round, a picture a column."""
+    paths: list[Path] = []
+    for column in results.columns:
+        rows = finished(results, column)
+        if rows:
+            paths += curves.draw(rows, stem(results, out, column), heading(results, column))[0]
+    return paths
+
+
+def draw_features(results: Results, out: Path) -> list[Path]:
+    """Draws t-SNE of the first seed's features and the classes of clients, a picture a column."""
+    paths: list[Path] = []
+    for column in results.columns:
+        rows = finished(results, column)
+        if not rows:
+            continue
+        path = stem(results, out, column)
+        made = [collect(trials.folders[0], most=MOST_ROWS, label=trials.method) for trials in rows]
+        paths += features.draw(made, path, heading(results, column))[0]
+        _, federation = api.reread(RunFolder.open(rows[0].folders[0]), None, custom_net=False)
+        for ending in (".png", ".pdf"):
+            paths.append(path.with_name(f"{path.name}-classes{ending}"))
+            figures.draw_bubbles(federation, paths[-1])
+    return paths

@@ -1,0 +1,105 @@
+"""Tables of searches: what was chosen for each method, every candidate, and what is behind the numbers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpfl.errors import counted
+from gpfl.runs import device_name
+from gpfl.study.proposals import space_words, value_words
+from gpfl.study.tune import Candidate, Tuned
+
+
+def score_words(candidate: Candidate) -> str:
+    """Gives how a candidate did."""
+    if candidate.trouble:
+        return f"counts as 0, since training failed: {candidate.trouble}"
+    at = ", ".join(str(place) for place in candidate.rounds)
+    spread = f" ± {candidate.std:.2%}" if len(candidate.scores) > 1 else ""
+    return f"validation {candidate.score:.2%}{spread} (best round {at}), {candidate.seconds:.1f} s"
+
+
+def note_words(found: Sequence[Tuned], command: str) -> str:
+    """Gives the command, commit, seeds, budget and device behind the numbers, in a line."""
+    plan = found[0].plan
+    validation = int(plan.federation.rows("validation").sum())
+    return (
+        f"Command: {command}; commit {commit()}; seeds {', '.join(map(str, plan.search.seeds))}; "
+        f"budget {counted(plan.search.budget, 'candidate')} a method; search seed {plan.search.seed}; "
+        f"{counted(plan.config.train.rounds, 'round')}; {device_name(plan.federation.table.y.device)}. "
+        f"Chosen on {counted(validation, 'validation row')}; test rows had no part in it."
+    )
+
+
+def markdown(found: Sequence[Tuned], note: str) -> str:
+    """Gives the table of methods, each method's candidates, and the note."""
+    plan = found[0].plan
+    split = plan.config.split.name if plan.config.split else "as in a manifest"
+    lines = [f"# Tuned values: {plan.config.data}, {counted(len(plan.federation), 'client')} ({split})", ""]
+    lines += [
+        "| method | searched | candidates | chosen | validation, % | with defaults, % |",
+        "| --- " * 4 + "| ---: | ---: |",
+    ]
+    for tuned in found:
+        ranges = "; ".join(f"`{key}` {words}" for key, words in space_words(tuned.plan.space).items()) or "nothing"
+        first = percent(tuned.candidates[0])
+        lines.append(
+            f"| {tuned.plan.method} | {ranges} | {len(tuned.candidates)} | {value_words(tuned.best.values)} "
+            f"| {percent(tuned.best)} | {first} |"
+        )
+    for tuned in found:
+        keys = list(tuned.plan.space)
+        lines += ["", f"## {tuned.plan.method}", ""]
+        lines += [
+            "| " + " | ".join(["candidate", *(f"`{key}`" for key in keys), "validation, %", "best round", "seconds"]) + " |"
+        ]
+        lines += ["| ---: " * (len(keys) + 4) + "|"]
+        for candidate in tuned.candidates:
+            mark = "**" if candidate is tuned.best else ""
+            rounds = " ".join(map(str, candidate.rounds))
+            cells = [f"{mark}{candidate.number}{mark}", *(f"{candidate.values[key]:g}" for key in keys)]
+            cells += [
+                f"{mark}{percent(candidate)}{mark}",
+                "failed" if candidate.trouble else rounds,
+                f"{candidate.seconds:.1f}",
+            ]
+            lines.append("| " + " | ".join(cells) + " |")
+    if len({len(tuned.candidates) for tuned in found if tuned.plan.count == tuned.plan.search.budget}) > 1:
+        lines += ["", "The methods above had unequal budgets: call the command with all of them to make them equal."]
+    return "\n".join([*lines, "", note, ""])
+
+
+def percent(candidate: Candidate) -> str:
+    """Gives a validation accuracy in percent, mean ± std where there are several seeds."""
+    spread = f" ± {100 * candidate.std:.2f}" if len(candidate.scores) > 1 and not candidate.trouble else ""
+    return f"{100 * candidate.score:.2f}{spread}"
+
+
+def table_csv(found: Sequence[Tuned]) -> str:
+    """Gives all candidates of all methods, a line each; accuracies are shares of one."""
+    keys = list(dict.fromkeys(key for tuned in found for key in tuned.plan.space))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["method", "candidate", "chosen", *keys, "validation", "std", "rounds", "seconds", "trouble"])
+    for tuned in found:
+        for candidate in tuned.candidates:
+            cells = [candidate.values.get(key, "") for key in keys]
+            rounds, chosen = " ".join(map(str, candidate.rounds)), int(candidate is tuned.best)
+            tail = [candidate.score, candidate.std, rounds, candidate.seconds, candidate.trouble]
+            writer.writerow([tuned.plan.method, candidate.number, chosen, *cells, *tail])
+    return text.getvalue()
+
+
+def commit() -> str:
+    """Gives the commit of the code that runs, where that is a checkout of its own."""
+    root = Path(__file__).parents[3]
+    asked = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        found = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return found if (root / ".git").exists() else "unknown"

@@ -1,0 +1,176 @@
+"""Learned features: those of the models that a run kept, measured on points laid out by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import toy_federation
+
+import gpfl
+from gpfl.report import features as pictures
+from gpfl.study.features import Features, collect, embed, measure
+
+
+def laid_out(points: list[tuple[float, float]], label: list[int], client: list[int]) -> Features:
+    return Features(np.array(points, dtype=np.float32), np.array(label), np.array(client), method="gpfl")
+
+
+def squares(middles: dict[tuple[int, int], tuple[float, float]]) -> Features:
+    """Four points around a middle for each client and class."""
+    around = [(-0.1, 0.0), (0.1, 0.0), (0.0, 0.1), (0.0, -0.1)]
+    points = [(x + dx, y + dy) for x, y in middles.values() for dx, dy in around]
+    return laid_out(points, [k for _, k in middles for _ in around], [c for c, _ in middles for _ in around])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, gpfl.Federation, gpfl.Result]:
+    out, federation = tmp_path_factory.mktemp("runs") / "a", toy_federation()
+    return out, federation, gpfl.fit("gpfl", federation, net="mlp", rounds=2, lr=0.1, out=out)
+
+
+def test_features_are_what_each_clients_kept_model_decides_by(
+    finished: tuple[Path, gpfl.Federation, gpfl.Result],
+) -> None:
+    out, federation, result = finished
+    found = collect(out, federation=federation)
+    assert found.x.dtype == np.float32
+    assert found.method == "gpfl"
+    assert (found.round, found.selected_by) == (2, "last")
+    for place, shard in enumerate(federation.shards):
+        own, model = found.client == place, result.clients[place]
+        head = {key: value.numpy() for key, value in model.weights["head"].items()}
+        logits = found.x[own] @ head["weight"].T + head["bias"]
+        x = federation.table.x[np.sort(shard.test)].numpy()
+        assert np.allclose(logits, model.logits(x), atol=1e-5)  # the head makes its decision of them, and of f^P alone
+        assert found.label[own].tolist() == federation.table.y[np.sort(shard.test)].tolist()
+
+
+@pytest.mark.parametrize("part", ["train", "test", "all"])
+def test_parts_are_as_large_as_the_clients_rows(finished: tuple[Path, gpfl.Federation, gpfl.Result], part: str) -> None:
+    out, federation, _ = finished
+    rows = [federation.rows(name) for name in (("train", "validation", "test") if part == "all" else (part,))]
+    assert np.bincount(collect(out, part, federation=federation).client).tolist() == np.sum(rows, axis=0).tolist()
+
+
+def test_rows_are_drawn_by_the_seed_up_to_most_of_each_client_and_class(
+    finished: tuple[Path, gpfl.Federation, gpfl.Result],
+) -> None:
+    out, federation, _ = finished
+    one, again, other = (collect(out, "all", 3, seed, federation=federation) for seed in (0, 0, 1))
+    counts = np.zeros((4, 3), dtype=int)
+    np.add.at(counts, (one.client, one.label), 1)
+    assert (counts == 3).all()
+    assert np.array_equal(one.x, again.x)
+    assert not np.array_equal(one.x, other.x)
+
+
+def test_what_cannot_be_collected_is_refused(finished: tuple[Path, gpfl.Federation, gpfl.Result], tmp_path: Path) -> None:
+    out, federation, _ = finished
+    for settings, words in (({"part": "rest"}, "part is 'rest'"), ({"most": 0}, "most is 0; it must be at least 1")):
+        with pytest.raises(gpfl.GpflError, match=words):
+            collect(out, **settings, federation=federation)  # type: ignore[arg-type]
+    with pytest.raises(gpfl.GpflError, match="holds no run"):
+        collect(tmp_path)
+    model = out / "models" / "client-2.safetensors"
+    model.rename(tmp_path / "away")
+    try:
+        with pytest.raises(gpfl.GpflError, match=r"the model of client 2 is gone .*gpfl resume"):
+            collect(out, federation=federation)
+    finally:
+        (tmp_path / "away").rename(model)
+    summary = out / "summary.json"
+    summary.rename(tmp_path / "away")
+    try:
+        with pytest.raises(gpfl.GpflError, match="has not finished: gpfl resume"):
+            collect(out, federation=federation)
+    finally:
+        (tmp_path / "away").rename(summary)
+
+
+# Measures.
+
+
+def test_classes_that_all_clients_share_are_pure_across_clients() -> None:
+    shared = squares({(0, 0): (0, 0), (1, 0): (0, 0.01), (0, 1): (9, 0), (1, 1): (9, 0.01)})
+    found = measure(shared, neighbours=3)
+    assert found.silhouette is not None
+    assert found.silhouette > 0.95
+    assert found.silhouette_islands is not None
+    assert found.silhouette_islands < 0.1  # a client's share of a class lies on another's
+    assert (found.purity, found.purity_across) == (1.0, 1.0)
+    assert found.purity_by_chance == pytest.approx(7 / 15)  # of 15 others, 7 have the class
+
+
+def test_islands_of_clients_are_pure_among_themselves_alone() -> None:
+    apart = squares({(0, 0): (0, 0), (0, 1): (2, 0), (1, 0): (2, 3), (1, 1): (0, 3)})  # the other client's lie crosswise
+    found = measure(apart, neighbours=3)
+    assert found.purity == 1.0
+    assert found.purity_across == 0.0
+    assert found.silhouette_within is not None
+    assert found.silhouette_within > 0.8
+    assert found.silhouette_islands is not None
+    assert found.silhouette_islands > 0.8
+    assert found.silhouette is not None
+    assert found.silhouette < 0.2
+
+
+def test_purity_by_hand() -> None:
+    line = laid_out([(0, 0), (1, 0), (2.1, 0), (3.3, 0)], [0, 0, 1, 1], [0, 0, 0, 0])
+    # nearest: 1, 0, 1, 2
+    assert measure(line, neighbours=1).purity == 0.75
+    assert measure(line, neighbours=99).purity == pytest.approx(1 / 3)
+
+
+def test_measures_that_say_nothing_are_none() -> None:
+    one = laid_out([(0, 0), (1, 0)], [0, 0], [0, 0])
+    found = measure(one)
+    assert (found.silhouette, found.silhouette_within, found.silhouette_islands, found.purity_across) == (None,) * 4
+    assert (found.purity, found.purity_by_chance) == (1.0, 1.0)
+    assert measure(laid_out([(0, 0)], [0], [0])).purity is None
+
+
+def test_embedding_is_the_same_for_the_same_seed_and_keeps_far_groups_apart() -> None:
+    draw = np.random.default_rng(0)
+    x = np.concatenate([draw.normal(size=(12, 4)), draw.normal(size=(12, 4)) + 50]).astype(np.float32)
+    features = Features(x, np.repeat([0, 1], 12), np.zeros(24, dtype=np.int64))
+    one, again = embed(features, 3), embed(features, 3)
+    assert np.array_equal(one, again)
+    middles = one[:12].mean(0), one[12:].mean(0)
+    spread = max(
+        np.linalg.norm(part - middle, axis=1).max() for part, middle in zip((one[:12], one[12:]), middles, strict=True)
+    )
+    assert np.linalg.norm(middles[0] - middles[1]) > spread
+    with pytest.raises(gpfl.GpflError, match="there are 2 rows of gpfl; t-SNE needs at least 5"):
+        embed(laid_out([(0, 0), (1, 0)], [0, 1], [0, 0]))
+
+
+# The picture.
+
+
+def test_picture_comes_with_its_points_and_numbers(tmp_path: Path) -> None:
+    far = squares({(0, 0): (0, 0), (1, 0): (0, 20), (0, 1): (20, 0), (1, 1): (20, 20)})
+    other = replace(far, method="fedper", round=7, selected_by="test", clients=("north", "$x$ 北"), classes=("a", "b"))
+    paths, maps = pictures.draw([other, far], tmp_path / "tsne", "all $ in $ all")
+    assert [path.name for path in paths] == ["tsne.png", "tsne.pdf", "tsne.json"]
+    assert [path.read_bytes()[:4] for path in paths[:2]] == [b"\x89PNG", b"%PDF"]
+    assert [one.points.shape for one in maps] == [(16, 2), (16, 2)]
+    records = json.loads(paths[2].read_text())
+    assert [record["method"] for record in records] == ["fedper", "gpfl"]
+    assert (records[0]["round"], records[0]["selected_by"], records[0]["width"]) == (7, "test", 2)
+    assert records[0]["silhouette"] == maps[0].measures.silhouette
+    assert records[0]["tsne"] == {"perplexity": 5.0, "seed": 0}
+
+
+def test_shares_of_a_class_that_lie_together_have_one_name() -> None:
+    made = squares({(0, 0): (0, 0), (1, 0): (0, 0.01), (2, 0): (9, 9), (2, 1): (9, 0)})
+    found = pictures.islands(pictures.Map(made, made.x, measure(made)))
+    assert [(island.label, island.clients) for island in found] == [(0, [0, 1]), (0, [2]), (1, [2])]
+
+
+def test_many_classes_have_as_many_colours() -> None:
+    assert len(set(pictures.class_colours(10))) == 10
+    assert len(set(pictures.class_colours(100))) > 90
