@@ -35,8 +35,10 @@ LAYERS = (
     ("api",),
     ("study",),
     ("report", "progress", "flags"),
-    ("terminal",),
-    ("data_command",),
+    ("terminal", "privacy"),
+    ("data_command", "attack_command", "grid_progress"),
+    ("reproduce_command",),
+    ("tune_command",),
     ("cli",),
     ("__main__",),
 )

@@ -17,6 +17,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 import gpfl
 from gpfl import api, flags
 from gpfl import config as configs
+from gpfl.attack_command import attack
 from gpfl.config import Given
 from gpfl.data import DATA
 from gpfl.data_command import data_app, refuse_splits, show_command
@@ -26,14 +27,15 @@ from gpfl.methods import METHODS
 from gpfl.nets import NETS
 from gpfl.partition import SPLITS
 from gpfl.progress import Reporter
-from gpfl.randomness import LARGEST_SEED
 from gpfl.ranks import ranks
 from gpfl.report import figures, tables
+from gpfl.reproduce_command import reproduce_command
 from gpfl.runs import RunFolder, refuse_used
 from gpfl.study import compare as studies
 from gpfl.study import quickstart as quick
 from gpfl.study.trials import Trials, holds_trials, resume_trials, run_trials
 from gpfl.terminal import complain, console, say, show_rows, tell_data, tell_run, tell_trials
+from gpfl.tune_command import tune_command
 
 app = typer.Typer(
     name="gpfl",
@@ -43,6 +45,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data_app)
+app.command()(attack)
 
 
 def version(wanted: bool) -> None:
@@ -137,7 +140,7 @@ def run(
         raise GpflError("--seed and --seeds were both given: leave one out")
     with speaking_of(flags.RECORDS):
         given = layered(config, by_hand, federation)
-        numbers = parse_seeds(seeds) if seeds is not None else []
+        numbers = flags.parse_seeds(seeds) if seeds is not None else []
         resolved = configs.resolve(given)
         tail = "-trials" if numbers else ""
         folder = out_folder(out, Path("runs") / f"{Path(resolved.data).stem}-{resolved.method.name}{tail}")
@@ -165,19 +168,6 @@ def layered(config: str | None, by_hand: Given, federation: str | None) -> Given
     return {**flags.merge(file, by_hand), "split": {"name": "manifest", "file": federation}}
 
 
-def parse_seeds(seeds: str) -> list[int]:
-    """Gives the seeds of a list such as 0,1,2."""
-    try:
-        numbers = [int(seed) for seed in seeds.split(",")]
-    except ValueError:
-        raise GpflError(f"--seeds is '{seeds}'; it must be whole numbers with commas between, such as 0,1,2") from None
-    if len(set(numbers)) != len(numbers) or min(numbers) < 0:
-        raise GpflError(f"--seeds is '{seeds}'; the seeds must differ and not be negative")
-    if max(numbers) > LARGEST_SEED:
-        raise GpflError(f"--seeds is '{seeds}'; a seed must be at most {LARGEST_SEED}")
-    return numbers
-
-
 def compare(
     config: str | None,
     methods: str,
@@ -190,7 +180,7 @@ def compare(
     """Train several methods on one federation and print one table; what the folder holds already is not run again."""
     settings = flags.given_by_set(set_)
     own = {name: settings.pop(name) for name in list(settings) if name in METHODS}
-    entrants, numbers = studies.entrants(methods), parse_seeds(seeds)
+    entrants, numbers = studies.entrants(methods), flags.parse_seeds(seeds)
     refuse_unheard(settings, own, entrants)
     with speaking_of(section for section in flags.RECORDS if section != "method"):
         given = layered(config, flags.merge(flags.given_by_flags(values), settings), federation)
@@ -347,6 +337,8 @@ def command() -> click.Group:
         raise TypeError("the app has several commands")
     group.add_command(run_command())
     group.add_command(compare_command())
+    group.add_command(reproduce_command())
+    group.add_command(tune_command())
     data = group.commands["data"]
     if isinstance(data, TyperGroup):
         data.add_command(show_command())

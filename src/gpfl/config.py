@@ -16,7 +16,7 @@ from gpfl.method import Method
 from gpfl.methods import METHODS
 from gpfl.net import Architecture
 from gpfl.nets import NETS
-from gpfl.options import BY_NET, option
+from gpfl.options import BY_NET, Span, option
 from gpfl.partition import SPLITS, Split
 from gpfl.randomness import LARGEST_SEED
 
@@ -62,7 +62,9 @@ class TrainOptions:
     """Local training, common to all methods."""
 
     rounds: int = option(100, "rounds of training", symbol="T", least=1)
-    lr: float = option(BY_NET, "learning rate of plain SGD", symbol="η", typical="0.005 to 0.1", above=0.0)
+    lr: float = option(
+        BY_NET, "learning rate of plain SGD", symbol="η", typical="0.005 to 0.1", above=0.0, search=Span(0.001, 0.3)
+    )
     batch_size: int = option(10, "rows in a batch", symbol="B", least=1)
     epochs: int = option(1, "local epochs a round", symbol="E", least=1)
     join: float | tuple[float, float] = option(

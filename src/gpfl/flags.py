@@ -20,6 +20,7 @@ from gpfl.methods import METHODS
 from gpfl.nets import NETS
 from gpfl.options import Option, describe_type, options_of
 from gpfl.partition import SPLITS
+from gpfl.randomness import LARGEST_SEED
 
 RECORDS: Mapping[str, Mapping[str, type]] = {
     "method": METHODS,
@@ -196,6 +197,19 @@ def number(text: str) -> object:
         except ValueError:
             return text
     return value
+
+
+def parse_seeds(seeds: str) -> list[int]:
+    """Gives the seeds of a list such as 0,1,2."""
+    try:
+        numbers = [int(seed) for seed in seeds.split(",")]
+    except ValueError:
+        raise GpflError(f"--seeds is '{seeds}'; it must be whole numbers with commas between, such as 0,1,2") from None
+    if len(set(numbers)) != len(numbers) or min(numbers) < 0:
+        raise GpflError(f"--seeds is '{seeds}'; the seeds must differ and not be negative")
+    if max(numbers) > LARGEST_SEED:
+        raise GpflError(f"--seeds is '{seeds}'; a seed must be at most {LARGEST_SEED}")
+    return numbers
 
 
 def given_by_set(assignments: tuple[str, ...]) -> Given:

@@ -68,6 +68,14 @@ class Phase(NamedTuple):
     batches: int = 1
 
 
+class View(NamedTuple):
+    """A function of the input that a curious server can take a client's training for: of parts that it sent and has back."""
+
+    parts: tuple[str, ...]  # the parts whose gradient it matches
+    output: Callable[[Model, Tensor], Tensor]  # (rows, …), under what the server knows alone
+    knows_loss: bool = False  # the loss on the output is cross-entropy; where it is not, any cotangent may be guessed
+
+
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """FedAvg's behaviour, and the interface of every method. Fields declared with `option` are its hyperparameters.
@@ -150,6 +158,19 @@ class Method:
     def aggregate(self, shared: Tree, mean: Tree) -> Tree:
         """Gives the new shared state from the old one and the mean of uploads."""
         return {**shared, **mean}
+
+    def views(self) -> dict[str, View]:
+        """Gives the functions that an attack on uploads may take training for by name: "fe" the base, "model" all."""
+        views = {}
+        if "base" in self.shares:
+            views["fe"] = View(("base",), lambda model, x: model("base", x))
+        if set(NET) <= set(self.shares):
+            views["model"] = View(NET, lambda model, x: model("head", model("base", x)), knows_loss=True)
+        return views
+
+    def decays(self) -> dict[str, float]:
+        """Gives the weight decay of parts by name, which a server knows and can take out of an update."""
+        return {}
 
     # The model a client would use. Accuracy, fairness, pictures, export and deployment all judge this one.
 

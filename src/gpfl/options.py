@@ -21,8 +21,24 @@ BY_NET = math.nan
 
 
 @dataclass(frozen=True)
+class Span:
+    """A range of numbers to search: by ratio, as suits weights and rates, or evenly."""
+
+    low: float
+    high: float
+    log: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.low:g} to {self.high:g}{', log' if self.log else ''}"
+
+    def holds(self, value: float) -> bool:
+        """Tells whether a value lies in the range."""
+        return self.low <= value <= self.high
+
+
+@dataclass(frozen=True)
 class Option:
-    """What is known of a field besides its type: its words for `--help` and its limits."""
+    """What is known of a field besides its type: its words for `--help`, its limits, and what `gpfl tune` tries."""
 
     doc: str
     symbol: str = ""
@@ -31,6 +47,7 @@ class Option:
     above: float | None = None
     most: float | None = None
     choices: tuple[str, ...] = ()
+    search: Span | tuple[int, ...] | None = None  # a range, or the values to try; None: not searched
 
     def limits(self) -> str:
         """Gives the limits in words."""
@@ -71,9 +88,10 @@ def option(
     above: float | None = None,
     most: float | None = None,
     choices: tuple[str, ...] = (),
+    search: Span | tuple[int, ...] | None = None,
 ) -> T:
     """Declares a dataclass field that users may set."""
-    described = Option(doc, symbol, typical, least, above, most, choices)
+    described = Option(doc, symbol, typical, least, above, most, choices, search)
     return dataclasses.field(default=default, metadata={"option": described})
 
 

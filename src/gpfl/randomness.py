@@ -9,7 +9,10 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-PURPOSES = ("split", "cut", "validation", "cohort", "batches", "weights", "embeddings", "valve", "contexts", "subset")
+PURPOSES = (
+    *("split", "cut", "validation", "cohort", "batches", "weights", "embeddings", "valve", "contexts", "subset"),
+    *("victims", "attack"),
+)
 LARGEST_SEED = 2**32 - 1
 """A larger number would run over into the words that hold purpose and key."""
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 from gpfl import losses, tree
 from gpfl.method import NET, Batch, Client, Method, Phase, Terms
 from gpfl.net import Model
-from gpfl.options import option
+from gpfl.options import Span, option
 from gpfl.tree import Tree
 
 
@@ -26,8 +26,10 @@ class Ditto(Method):
         "lam": (0.0, "Ditto's own models then never hear of the global one, which is local training")
     }
 
-    lam: float = option(0.1, "pull of the own model to the global one", symbol="λ", typical="0.01 to 2", least=0.0)
-    own_epochs: int = option(1, "epochs of the own model a round", typical="1 to 5", least=1)
+    lam: float = option(
+        0.1, "pull of the own model to the global one", symbol="λ", typical="0.01 to 2", least=0.0, search=Span(0.01, 2)
+    )
+    own_epochs: int = option(1, "epochs of the own model a round", typical="1 to 5", least=1, search=(1, 2, 5))
 
     def init(self, seed: int) -> tuple[Tree, Tree]:
         """Gives the global model; every client's own model starts equal to it."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from gpfl import losses, tree
 from gpfl.method import NET, Batch, Client, Method, Terms
 from gpfl.net import Model
-from gpfl.options import option
+from gpfl.options import Span, option
 from gpfl.tree import Tree
 
 
@@ -36,9 +36,23 @@ class FedPHP(Method):
     }
 
     mu: float = option(
-        0.9, "momentum of the own model in the last round", symbol="μ", typical="0.5 to 0.9", least=0.0, most=1.0
+        0.9,
+        "momentum of the own model in the last round",
+        symbol="μ",
+        typical="0.5 to 0.9",
+        least=0.0,
+        most=1.0,
+        search=Span(0.5, 0.99, log=False),
     )
-    lam: float = option(0.01, "weight of the features' distance", symbol="λ", typical="0.01 to 0.1", least=0.0, most=1.0)
+    lam: float = option(
+        0.01,
+        "weight of the features' distance",
+        symbol="λ",
+        typical="0.01 to 0.1",
+        least=0.0,
+        most=1.0,
+        search=Span(0.001, 0.5),
+    )
     variant: str = option(
         "mix", "'mix' = start from global and own mixed (authors' code), 'inherit' = original", choices=("mix", "inherit")
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 from gpfl import losses, tree
 from gpfl.method import NET, Batch, Client, Method, Phase, Terms
 from gpfl.net import Model
-from gpfl.options import option
+from gpfl.options import Span, option
 from gpfl.tree import Tree
 
 UNSEEN = 20.0
@@ -36,7 +36,9 @@ class FedProto(Method):
         "lam": (0.0, "without the pull to the prototypes every model is trained alone")
     }
 
-    lam: float = option(1.0, "weight of the distance to the prototypes", symbol="λ", typical="0.1 to 10", least=0.0)
+    lam: float = option(
+        1.0, "weight of the distance to the prototypes", symbol="λ", typical="0.1 to 10", least=0.0, search=Span(0.1, 10)
+    )
     prototypes: str = option(
         "running",
         "features behind a client's prototypes: 'running' = as training sees them (authors' code), 'after' = when trained",

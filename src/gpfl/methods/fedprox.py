@@ -9,7 +9,7 @@ from typing import ClassVar
 from gpfl import losses, tree
 from gpfl.method import NET, Batch, Client, Method, Terms
 from gpfl.net import Model
-from gpfl.options import option
+from gpfl.options import Span, option
 from gpfl.tree import Tree
 
 
@@ -25,7 +25,7 @@ class FedProx(Method):
     name: ClassVar[str] = "fedprox"
     switched_off_by: ClassVar[Mapping[str, tuple[float, str]]] = {"mu": (0.0, "FedProx without its proximal term is FedAvg")}
 
-    mu: float = option(0.001, "weight of the proximal term", symbol="μ", typical="0.001 to 1", least=0.0)
+    mu: float = option(0.001, "weight of the proximal term", symbol="μ", typical="0.001 to 1", least=0.0, search=Span(0.001, 1))
 
     def loss(self, model: Model, shared: Tree, batch: Batch, client: Client) -> Terms:
         """Gives cross-entropy and the proximal term."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from gpfl import losses, tree
-from gpfl.method import Batch, Client, Method, Terms
+from gpfl.method import Batch, Client, Method, Terms, View
 from gpfl.net import Model
 from gpfl.tree import Tree
 
@@ -46,6 +46,11 @@ class FedRoD(Method):
             "ce": losses.cross_entropy(own, batch.y, batch.mask),
             "balanced_ce": losses.cross_entropy(balanced, batch.y, batch.mask),
         }
+
+    def views(self) -> dict[str, View]:
+        """Gives φ, and φ with G; the balanced loss on G has the client's label counts in it, which the server does not know."""
+        views = super().views()
+        return {**views, "model": views["model"]._replace(knows_loss=False)}
 
     def logits(self, model: Model, x: Tensor) -> Tensor:
         """Gives G(r) + P(r)."""

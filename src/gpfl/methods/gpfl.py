@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gpfl import losses, tree
-from gpfl.method import NET, Batch, Client, Method, Terms
+from gpfl.method import NET, Batch, Client, Method, Terms, View
 from gpfl.net import Model
-from gpfl.options import BY_NET, option
+from gpfl.options import BY_NET, Span, option
 from gpfl.randomness import seeded, torch_generator
 from gpfl.tree import Tree
 
@@ -47,8 +47,12 @@ class GPFL(Method):
         "reference": {"p_scale": "sum", "cond_source": "stale_local", "mlg_norm": "batch", "reg": "wd"},
     }
 
-    lam: float = option(BY_NET, "weight of the magnitude-level guidance", symbol="λ", typical="1e-4 to 0.1", least=0.0)
-    mu: float = option(BY_NET, "decay of the valve and the embeddings", symbol="μ", typical="0 to 1", least=0.0)
+    lam: float = option(
+        BY_NET, "weight of the magnitude-level guidance", symbol="λ", typical="1e-4 to 0.1", least=0.0, search=Span(1e-4, 0.1)
+    )
+    mu: float = option(
+        BY_NET, "decay of the valve and the embeddings", symbol="μ", typical="0 to 1", least=0.0, search=Span(1e-4, 1)
+    )
     p_scale: str = option(
         "sum",
         "personal context p_i: 'sum' = Σ_u α_u Ĉ_u (authors' code), 'mean' = the same divided by U (paper)",
@@ -106,8 +110,7 @@ class GPFL(Method):
             state["before"] = {"weight": embeddings.clone()}
             state["stale"] = {"weight": torch.zeros_like(embeddings), "round": torch.zeros(())}
         if self.constant and "cov" not in self.without:
-            draw = torch_generator(CONSTANTS_SEED, "contexts")
-            state["constants"] = {name: torch.randn(self.net.width, generator=draw) for name in ("g", "p")}
+            state["constants"] = {**constants(self.net.width)}
         return self.split(tree.drop(state, self.without))
 
     # A client's round.
@@ -153,6 +156,30 @@ class GPFL(Method):
         """Gives the means of φ, V and C."""
         return {**mean, "before": {"weight": embeddings_of(shared)}} if self.stale else mean
 
+    def views(self) -> dict[str, View]:
+        """Gives φ ("fe"), φ and the valve under g ("sfe"), and their cosines to C ("sm"), as far as they are there."""
+        fixed = constants(self.net.width)["g"] if self.constant else None
+
+        def features(model: Model, x: Tensor) -> Tensor:  # f^G, as the server can have it
+            f = model("base", x)
+            if "cov" in self.without:
+                return f
+            return valve(model["cov"], f, embeddings_of(model.weights).detach().mean(0) if fixed is None else fixed.to(f))
+
+        def cosines(model: Model, x: Tensor) -> Tensor:
+            return losses.cosine_logits(features(model, x), embeddings_of(model.weights))
+
+        views = super().views()
+        if "cov" not in self.without:
+            views["sfe"] = View(("base", "cov"), features)
+        if "gce" not in self.without:
+            views["sm"] = View(("base", *self.guidance), cosines)
+        return views
+
+    def decays(self) -> dict[str, float]:
+        """Gives μ on V and C where it is weight decay."""
+        return dict.fromkeys(self.guidance, self.mu) if self.reg == "wd" else {}
+
     # The client's model.
 
     def personal(self, shared: Tree, private: Tree, batch: Batch, client: Client) -> Tree:
@@ -185,6 +212,12 @@ class GPFL(Method):
         share = client.label_counts / client.label_counts.sum()  # α_i, (classes,)
         p = share @ source
         return {"g": source.mean(0), "p": p / len(source) if self.p_scale == "mean" else p}
+
+
+def constants(width: int) -> dict[str, Tensor]:
+    """Gives the contexts of the ablations that have no others."""
+    draw = torch_generator(CONSTANTS_SEED, "contexts")
+    return {name: torch.randn(width, generator=draw) for name in ("g", "p")}
 
 
 def new_valve(width: int, seed: int) -> Tree:

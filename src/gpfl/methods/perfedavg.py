@@ -12,7 +12,7 @@ from torch import Tensor
 from gpfl import tree
 from gpfl.method import NET, Batch, Client, Method, Phase, Terms
 from gpfl.net import Net
-from gpfl.options import BY_NET, option
+from gpfl.options import BY_NET, Span, option
 from gpfl.tree import Tree
 
 
@@ -29,8 +29,17 @@ class PerFedAvg(Method):
 
     name: ClassVar[str] = "perfedavg"
 
-    alpha: float = option(BY_NET, "rate of the inner step, also of adaptation", symbol="α", typical="0.001 to 0.1", above=0.0)
-    beta: float = option(BY_NET, "rate of the outer step", symbol="β", typical="0.001 to 0.1", above=0.0)
+    alpha: float = option(
+        BY_NET,
+        "rate of the inner step, also of adaptation",
+        symbol="α",
+        typical="0.001 to 0.1",
+        above=0.0,
+        search=Span(0.001, 0.1),
+    )
+    beta: float = option(
+        BY_NET, "rate of the outer step", symbol="β", typical="0.001 to 0.1", above=0.0, search=Span(0.001, 0.1)
+    )
     passes: int = option(2, "passes over the rows in each local epoch", typical="1 or 2", least=1)
 
     def bind(self, net: Net, *, lr: float, epochs: int, batch_norm: str = "local") -> Self:

@@ -10,7 +10,7 @@ from gpfl import losses, tree
 from gpfl.errors import GpflError
 from gpfl.method import NET, Batch, Client, Method, Terms
 from gpfl.net import Model, Net
-from gpfl.options import option
+from gpfl.options import Span, option
 from gpfl.tree import Tree
 
 
@@ -31,10 +31,21 @@ class PFedMe(Method):
         "lam": (0.0, "the local model would never move"),
     }
 
-    steps: int = option(5, "steps on each batch", symbol="K", typical="1 to 10", least=1)
-    lam: float = option(15.0, "pull of the personal model to the local one", symbol="λ", typical="5 to 30", least=0.0)
-    p_lr: float = option(0.01, "learning rate of the personal model", symbol="η_p", typical="0.005 to 0.1", above=0.0)
-    beta: float = option(1.0, "share of the mean in the new global model", symbol="β", typical="1 to 4", least=0.0)
+    steps: int = option(5, "steps on each batch", symbol="K", typical="1 to 10", least=1, search=(1, 3, 5, 7))
+    lam: float = option(
+        15.0, "pull of the personal model to the local one", symbol="λ", typical="5 to 30", least=0.0, search=Span(1, 30)
+    )
+    p_lr: float = option(
+        0.01, "learning rate of the personal model", symbol="η_p", typical="0.005 to 0.1", above=0.0, search=Span(0.005, 0.1)
+    )
+    beta: float = option(
+        1.0,
+        "share of the mean in the new global model",
+        symbol="β",
+        typical="1 to 4",
+        least=0.0,
+        search=Span(1, 4, log=False),
+    )
     theta_decay: float = option(0.001, "weight decay of the personal model (authors' code)", typical="0 or 0.001", least=0.0)
     eval_model: str = option(
         "theta",

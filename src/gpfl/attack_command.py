@@ -1,0 +1,200 @@
+"""The command `gpfl attack`: what a curious server can rebuild or guess from the uploads of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpfl import api, files
+from gpfl.errors import GpflError, did_you_mean
+from gpfl.federation import Federation
+from gpfl.privacy import labels as label_leakage
+from gpfl.privacy import membership as member_inference
+from gpfl.privacy import table
+from gpfl.privacy.attack import KINDS, Bench, Case, Effort, Kept, ceiling_of
+from gpfl.privacy.columns import json_of
+from gpfl.privacy.pictures import draw_grid
+from gpfl.privacy.seen import view_of
+from gpfl.privacy.victim import ROUNDS, STEPS, choose_victims, refuse_other_than_images, state_at
+from gpfl.result import Result
+from gpfl.terminal import say
+
+
+def attack(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.", metavar="RUN")],
+    kind: Annotated[
+        str, typer.Option(help="dlg (MSE, L-BFGS; the paper's) or geiping (cosine, total variation; strong).")
+    ] = "",
+    target: Annotated[
+        str, typer.Option(help="What the upload is taken for: fe, model, sfe, sm, several with commas, or all that there are.")
+    ] = "all",
+    client: Annotated[str, typer.Option(help="Numbers or names of clients, with commas, or all.")] = "all",
+    images: Annotated[int, typer.Option(help="Images to rebuild.")] = 20,
+    batch: Annotated[str, typer.Option(help="Images in one upload of one step, such as 1 or 1,4.")] = "1",
+    steps: Annotated[
+        str, typer.Option(help="one = a step on these images alone, epoch = the client's local round; or both.")
+    ] = "one",
+    round_: Annotated[str, typer.Option("--round", help="0 = untrained, best = the round that the run keeps; or both.")] = "0",
+    psnr: Annotated[str, typer.Option(help="proper (pixels 0 to 1, peak 1) or reference (the authors' formula).")] = "proper",
+    labels: Annotated[bool, typer.Option("--labels", help="Guess every client's label distribution.")] = False,
+    membership: Annotated[bool, typer.Option("--membership", help="Tell training from test rows by personal models.")] = False,
+    iterations: Annotated[int, typer.Option(help="Iterations of an attack.")] = 2000,
+    restarts: Annotated[int, typer.Option(help="Starts of an attack; the nearest gradient decides.")] = 2,
+    seed: Annotated[int, typer.Option(help="Seed of victims and starts.")] = 0,
+    out: Annotated[str, typer.Option(help="Folder for results; finished cases in it are not run again.", metavar="DIR")] = "",
+) -> None:
+    """Attack the uploads of a run as an honest but curious server, beside what needs no attack.
+
+    With --labels or --membership these are reported, and images are rebuilt only where --kind is given too.
+    """
+    wanted = {
+        "steps": one_of("--steps", steps, STEPS),
+        "round": one_of("--round", round_, ROUNDS),
+        "kind": one_of("--kind", kind or "geiping", KINDS),
+    }
+    one_of("--psnr", psnr, table.PSNRS)
+    batches = whole_numbers("--batch", batch)
+    effort = Effort(iterations=iterations, restarts=restarts, seed=seed)
+    result = api.load(run)
+    clients = clients_of(result.federation, client)
+    folder = Path(out) if out.strip() else run / "attack"
+    tell_round(result, wanted["round"])
+    if labels:
+        report_labels(result, clients, wanted["round"], folder)
+    if membership:
+        report_membership(result, clients, folder)
+    if kind or not (labels or membership):
+        targets = list(result.engine.method.views()) if target == "all" else [word.strip() for word in target.split(",")]
+        rebuild_images(result, clients, images, batches, targets, wanted, psnr, effort, folder)
+
+
+def rebuild_images(
+    result: Result,
+    clients: Sequence[int],
+    images: int,
+    batches: Sequence[int],
+    targets: Sequence[str],
+    wanted: dict[str, list[str]],
+    psnr: str,
+    effort: Effort,
+    folder: Path,
+) -> None:
+    """Attacks, prints and keeps all cases that were asked for."""
+    method = result.engine.method
+    for target in targets or ["fe"]:
+        view_of(method, target)
+    refuse_other_than_images(result.federation)
+    victims = choose_victims(result.federation, clients, images, sorted({method.net.least_rows, *batches}), effort.seed)
+    states = {which: state_at(result, which) for which in wanted["round"]}
+    bench = Bench(result.engine, states, victims, effort)
+    text, records = [], []
+    for kind in wanted["kind"]:
+        other, top = ceiling_of(result.engine, victims, kind, effort)
+        ceiling = (top, other.attack([top], folder, tell_ceiling)[top])
+        cases = [
+            Case(method.name, target, kind, which, step, batch)
+            for target in targets
+            for which in wanted["round"]
+            for batch in batches
+            for step in wanted["steps"]
+        ]
+        done = bench.attack(cases, folder, tell_case)
+        title = f"{method.name} on {result.federation.table.name}: what '{kind}' rebuilds from uploads"
+        text.append(table.markdown(done, ceiling, psnr, title))
+        rows = [(f"{case.target}, round {case.round},\n{case.steps}, batch {case.batch}", kept) for case, kept in done.items()]
+        drawn = [(label, kept.found, list(table.numbers(kept.records, "psnr"))) for label, kept in rows]
+        top_row = ("ceiling (fedavg)", ceiling[1].found, list(table.numbers(ceiling[1].records, "psnr")))
+        paths = draw_grid(ceiling[1].true, [top_row, *drawn], f"{title}; PSNR in dB", folder / f"grid-{kind}")
+        records += [record for kept in done.values() for record in kept.records]
+        records += [{**record, "ceiling": True} for record in ceiling[1].records]
+        for note in table.notes(table.line_of(*ceiling, psnr), psnr, ceiling[1].records):
+            say(note)
+        say(f"Picture: {', '.join(str(path) for path in paths)}")
+    files.write_text(folder / "table.md", "\n".join(text))
+    files.write_text(folder / "results.json", json_of(records))
+    say(f"Table: {folder / 'table.md'}. Each image: {folder / 'results.json'}")
+
+
+def report_labels(result: Result, clients: Sequence[int], rounds: Sequence[str], folder: Path) -> None:
+    """Prints and keeps the guesses of label distributions."""
+    method, records = result.engine.method.name, []
+    for which in rounds:
+        leaks = label_leakage.label_leaks(result.engine, state_at(result, which), clients)
+        say(f"Round {which}. {label_leakage.told(leaks, method)}")
+        records += [{"round": which, **record} for record in label_leakage.records(leaks)]
+    files.write_text(folder / "labels.json", json_of(records))
+    say(f"Each client: {folder / 'labels.json'}")
+
+
+def report_membership(result: Result, clients: Sequence[int], folder: Path) -> None:
+    """Prints and keeps the membership inference on the personal models that the run keeps."""
+    found = member_inference.memberships(result.engine, state_at(result, "best"), clients)
+    say(member_inference.told(found, result.engine.method.name))
+    files.write_text(folder / "membership.json", json_of(member_inference.records(found)))
+    say(f"Each client: {folder / 'membership.json'}")
+
+
+def tell_round(result: Result, rounds: Sequence[str]) -> None:
+    """Prints which round "best" is, where it is not the one with the best accuracy."""
+    summary = result.summary
+    if "best" in rounds and summary["selected_round"] != summary["best_round"]:
+        say(
+            f"The run keeps round {summary['selected_round']}, selected by '{summary['selected_by']}'; its best accuracy was "
+            f"at round {summary['best_round']} (run it with --select test to keep that one)."
+        )
+
+
+def tell_case(case: Case, kept: Kept) -> None:
+    """Prints the outcome of a case."""
+    line = table.line_of(case, kept)
+    say(
+        f"{case.words}: {line.psnr:.2f} dB, SSIM {line.ssim:.3f} over {line.images} images "
+        f"(start {line.start:.2f}, mean image {line.mean:.2f}): {table.verdict(line)}"
+    )
+
+
+def tell_ceiling(case: Case, kept: Kept) -> None:
+    """Prints the ceiling."""
+    line = table.line_of(case, kept)
+    say(f"ceiling: {case.words}: {line.psnr:.2f} dB, SSIM {line.ssim:.3f} (floor {line.floor:.2f})")
+
+
+def one_of(flag: str, words: str, known: Sequence[str]) -> list[str]:
+    """Gives the words of a list with commas, each of them known."""
+    found = [word.strip() for word in words.split(",")]
+    for word in found:
+        if word not in known:
+            raise GpflError(f"{flag} is '{words}'; {did_you_mean(word, known)}")
+    return list(dict.fromkeys(found))
+
+
+def whole_numbers(flag: str, words: str) -> list[int]:
+    """Gives the numbers of a list with commas, all at least 1."""
+    try:
+        found = [int(word) for word in words.split(",")]
+    except ValueError:
+        raise GpflError(f"{flag} is '{words}'; it must be whole numbers with commas between, such as 1,4") from None
+    if min(found) < 1:
+        raise GpflError(f"{flag} is '{words}'; a batch has at least 1 image")
+    return list(dict.fromkeys(found))
+
+
+def clients_of(federation: Federation, words: str) -> list[int]:
+    """Gives the places of clients that are named, or numbered where no name is meant."""
+    if words.strip() == "all":
+        return list(range(len(federation)))
+    names = {shard.name: place for place, shard in enumerate(federation.shards)}
+    found = []
+    for word in (word.strip() for word in words.split(",")):
+        if word in names:
+            found.append(names[word])
+        elif word.isdigit() and int(word) < len(federation):
+            found.append(int(word))
+        else:
+            raise GpflError(
+                f"--client is '{words}'; there is no client '{word}': give names, or numbers 0 to {len(federation) - 1}"
+            )
+    return list(dict.fromkeys(found))

@@ -1,0 +1,312 @@
+"""Attacks on uploads: what is rebuilt of victims' images, measured beside what needs no attack, and kept case by case."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from gpfl import tree
+from gpfl.engine import Engine
+from gpfl.engine.base import Setting
+from gpfl.engine.loop import Loop
+from gpfl.errors import GpflError, did_you_mean
+from gpfl.method import View
+from gpfl.methods import METHODS
+from gpfl.privacy import dlg, geiping, measures
+from gpfl.privacy.labels import guess_labels
+from gpfl.privacy.matching import (
+    Key,
+    Matching,
+    cotangent,
+    cross_entropy,
+    gradients_of,
+    squares,
+    start_images,
+    start_outputs,
+)
+from gpfl.privacy.seen import Seen, view_of
+from gpfl.privacy.victim import Victim, images_of, mean_image, uploads_of
+from gpfl.randomness import LARGEST_SEED
+from gpfl.runs import State, checksum, read_tensors, write_tensors
+
+KINDS = ("dlg", "geiping")
+CPU = torch.device("cpu")
+COPIES = 16
+"""Gradients of one victim that an attack holds at once, about."""
+
+Record = dict[str, object]
+"""What is known of one rebuilt image."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How hard an attack tries."""
+
+    iterations: int = 2000
+    restarts: int = 2
+    seed: int = 0
+    at_once: int = 0  # victims times restarts that are attacked at once; 0 = as many as fit
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("iterations", 1, None),
+            ("restarts", 1, None),
+            ("seed", 0, LARGEST_SEED),
+            ("at_once", 0, None),
+        ):
+            value = getattr(self, name)
+            if value < least or (most is not None and value > most):
+                raise GpflError(
+                    f"--{name.replace('_', '-')} is {value}; it must be at least {least}{f', at most {most}' if most else ''}"
+                )
+
+
+@dataclass(frozen=True)
+class Case:
+    """One attack: on what of which method, made how, at which round, from what."""
+
+    method: str
+    target: str
+    kind: str
+    round: str  # one of victim.ROUNDS
+    steps: str  # one of victim.STEPS
+    batch: int
+
+    @property
+    def name(self) -> str:
+        """The name of its file."""
+        return "-".join((self.method, self.target, self.kind, f"round-{self.round}", self.steps, f"batch-{self.batch}"))
+
+    @property
+    def words(self) -> str:
+        """The case in words."""
+        training = "one step" if self.steps == "one" else "one epoch"
+        when = "round 0" if self.round == "0" else "best round"
+        return f"{self.method} {self.target}, {self.kind}, {when}, {training}, batch {self.batch}"
+
+
+class Rebuilt(NamedTuple):
+    """What an attack gives for each victim: images, how far their gradients are from the upload's, and where it started."""
+
+    images: Tensor  # (victims, rows, channels, height, width)
+    far: Tensor  # (victims,)
+    logits: Tensor  # of the images at the start of the restart that was kept
+
+
+class Kept(NamedTuple):
+    """A finished case: its records, and its images in pixels from 0 to 1, (images, channels, height, width)."""
+
+    records: list[Record]
+    true: Tensor
+    found: Tensor
+
+
+# The attack itself: it is given what the server sees, and nothing else.
+
+
+def rebuild(seen: Sequence[Seen], target: str, kind: str, shape: Sequence[int], keys: Sequence[Key], effort: Effort) -> Rebuilt:
+    """Gives what an attack rebuilds of each upload; all must have been sent the same. Of the restarts the gradient decides.
+
+    `shape` is that of one victim's images, `keys` name the starts.
+    """
+    if kind not in KINDS:
+        raise GpflError(f"unknown attack '{kind}'; {did_you_mean(kind, KINDS)}")
+    method = seen[0].method
+    view = view_of(method, target)
+    wanted = gradients_of(seen, view)
+    known = seen[0].known
+    tries = [(victim, restart) for victim in range(len(seen)) for restart in range(effort.restarts)]
+    width = effort.at_once or fitting(wanted, known)
+    parts = []
+    for first in range(0, len(tries), width):
+        chosen = tries[first : first + width]
+        places = torch.tensor([victim for victim, _ in chosen], device=next(tree.leaves(wanted)).device)
+        names = [(*keys[victim], restart) for victim, restart in chosen]
+        logits = start_images(shape, names, effort.seed).to(places.device)
+        labels = [guess_labels(seen[victim]) for victim, _ in chosen] if view.knows_loss and kind == "geiping" else []
+        matching = Matching(method.net, view, known, squares)
+        parts.append((*tried(matching, view, kind, tree.take(wanted, places), logits, names, labels, effort), logits))
+    images, far, logits = (torch.cat(values) for values in zip(*parts, strict=True))
+    far = torch.nan_to_num(far, nan=torch.inf).reshape(len(seen), effort.restarts)
+    best = far.argmin(1)
+    places = torch.arange(len(seen), device=far.device)
+
+    def pick(values: Tensor) -> Tensor:
+        return values.reshape(len(seen), effort.restarts, *shape)[places, best]
+
+    return Rebuilt(pick(images), far[places, best], pick(logits))
+
+
+def tried(
+    matching: Matching,
+    view: View,
+    kind: str,
+    wanted: tree.Tree,
+    logits: Tensor,
+    names: Sequence[Key],
+    labels: Sequence[Tensor | None],
+    effort: Effort,
+) -> tuple[Tensor, Tensor]:
+    """Gives images and distances of tries that run at once."""
+    images = torch.sigmoid(logits)
+    with torch.no_grad():
+        outputs = torch.func.vmap(matching.output_like)(images)
+    drawn = start_outputs(outputs.shape[1:], names, effort.seed).to(logits.device)
+    if kind == "dlg":
+        return dlg.invert(matching, wanted, logits, drawn, dlg.DLG(iterations=effort.iterations))
+    how = geiping.Geiping(iterations=effort.iterations)
+    if view.knows_loss and all(label is not None for label in labels):
+        classes = torch.arange(outputs.shape[-1], device=logits.device)
+        shares = torch.stack([(cast(Tensor, label)[:, None] == classes).to(logits.dtype) for label in labels])
+        return geiping.invert(dataclasses.replace(matching, pairing=cross_entropy), wanted, images, shares, False, how)
+    free = dataclasses.replace(matching, pairing=cotangent)
+    pull = torch.func.vmap(free.pull)(images, drawn, wanted).detach()
+    size = pull.square().flatten(1).mean(1).sqrt().clamp_min(1e-30)
+    return geiping.invert(free, wanted, images, pull / size.reshape(-1, *[1] * (pull.dim() - 1)), True, how)
+
+
+def fitting(wanted: tree.Tree, known: tree.Tree) -> int:
+    """Gives how many tries run at once: on a GPU as many as half of its free memory holds, else a few."""
+    device = tree.device_of(known) or torch.device("cpu")
+    if device.type != "cuda":
+        return 16
+    each = tree.count_bytes(tree.take(wanted, 0)) * COPIES + (64 << 20)
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(max(1, min(1024, free // 2 // each)))
+
+
+# Cases: victims are trained, attacked, measured and kept.
+
+
+class Bench:
+    """Victims of one run, attacked in cases; finished cases of a folder are not attacked again."""
+
+    def __init__(
+        self, engine: Engine, states: Mapping[str, State], victims: Mapping[int, list[Victim]], effort: Effort
+    ) -> None:
+        self.engine, self.states, self.victims, self.effort = engine, states, victims, effort
+        self.sent = {which: checksum(tree.flatten(tree.to(state.shared, CPU)), {}) for which, state in states.items()}
+        self.rounds: dict[str, dict[int, Seen]] = {which: {} for which in states}  # whole rounds of clients
+
+    def attack(self, cases: Sequence[Case], folder: Path | None, tell: Callable[[Case, Kept], None]) -> dict[Case, Kept]:
+        """Gives all cases; those that differ only in their steps are attacked at once."""
+        done: dict[Case, Kept] = {}
+        for case in cases:
+            if case in done:
+                continue
+            twins = [other for other in cases if dataclasses.replace(other, steps=case.steps) == case]
+            held = {twin: self.held(twin, folder) for twin in twins}
+            left = [twin for twin in twins if held[twin] is None]
+            fresh = self.run(left) if left else {}
+            for twin in twins:
+                kept = held[twin] or fresh[twin]
+                done[twin] = kept
+                if twin in fresh and folder is not None:
+                    keep(folder, twin, kept, self.settings(twin))
+                tell(twin, kept)
+        return done
+
+    def run(self, cases: Sequence[Case]) -> dict[Case, Kept]:
+        """Gives cases that differ in their steps alone."""
+        first = cases[0]
+        victims, state = self.victims[first.batch], self.states[first.round]
+        true = images_of(self.engine.federation, victims)
+        trained = self.rounds[first.round]
+        seen = [one for case in cases for one in uploads_of(self.engine, state, victims, case.steps, trained)]
+        keys = [(victim.rows[0], len(victim.rows)) for _ in cases for victim in victims]
+        began = time.perf_counter()
+        rebuilt = rebuild(seen, first.target, first.kind, true.shape[1:], keys, self.effort)
+        if true.device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds = (time.perf_counter() - began) / len(seen)
+        blank = mean_image(self.engine.federation)
+        out = {}
+        for place, case in enumerate(cases):
+            span = slice(place * len(victims), (place + 1) * len(victims))
+            out[case] = self.measured(case, Rebuilt(*(values[span] for values in rebuilt)), true, blank, seconds)
+        return out
+
+    def measured(self, case: Case, rebuilt: Rebuilt, true: Tensor, blank: Tensor, seconds: float) -> Kept:
+        """Gives the records of a case, each true image beside the rebuilt one that it is assigned."""
+        order = [measures.assigned(t, found) for t, found in zip(true, rebuilt.images, strict=True)]
+        starts = [measures.assigned(t, start) for t, start in zip(true, torch.sigmoid(rebuilt.logits), strict=True)]
+        truth, found, start = true.flatten(0, 1), torch.cat(order), torch.cat(starts)
+        means = blank.expand_as(truth)
+        numbers = {
+            "psnr": measures.psnr(truth, found),
+            "ssim": measures.ssim(truth, found),
+            "start_psnr": measures.psnr(truth, start),
+            "mean_psnr": measures.psnr(truth, means),
+            "start_ssim": measures.ssim(truth, start),
+            "mean_ssim": measures.ssim(truth, means),
+            "reference_psnr": measures.reference_psnr(truth, found),
+            "reference_start": measures.untouched_reference(truth, rebuilt.logits.flatten(0, 1)),
+            "gradient_distance": rebuilt.far.repeat_interleave(case.batch),
+        }
+        columns = {name: values.double().cpu().tolist() for name, values in numbers.items()}
+        rows = [(victim.client, row) for victim in self.victims[case.batch] for row in victim.rows]
+        labels = self.engine.federation.table.y
+        records: list[Record] = [
+            {
+                **dataclasses.asdict(case),
+                "client": self.engine.federation.shards[client].name,
+                "row": row,
+                "label": int(labels[row]),
+                **{name: values[place] for name, values in columns.items()},
+                "seconds": seconds,
+            }
+            for place, (client, row) in enumerate(rows)
+        ]
+        return Kept(records, truth.cpu(), found.cpu())
+
+    def settings(self, case: Case) -> dict[str, object]:
+        """Gives what a case depends on, by which a kept one is known to be the same."""
+        facts = dataclasses.asdict(self.effort)
+        facts.pop("at_once")
+        rows = [list(victim.rows) for victim in self.victims[case.batch]]
+        return {**dataclasses.asdict(case), **facts, "sent": self.sent[case.round], "rows": rows, "lr": self.engine.method.lr}
+
+    def held(self, case: Case, folder: Path | None) -> Kept | None:
+        """Gives a case that a folder holds, if it was attacked under the same settings."""
+        path = None if folder is None else case_file(folder, case)
+        if path is None or not path.is_file():
+            return None
+        flat, facts = read_tensors(path)
+        if facts.get("settings") != json.loads(json.dumps(self.settings(case))):
+            return None
+        records = cast(list[Record], facts["records"])
+        return Kept(records, flat["true"].to(torch.float32) / 255, flat["found"].to(torch.float32) / 255)
+
+
+def keep(folder: Path, case: Case, kept: Kept, settings: Mapping[str, object]) -> None:
+    """Writes a finished case: records as they are, images in bytes."""
+    pictures = {"true": kept.true, "found": kept.found}
+    flat = {name: (values.clamp(0, 1) * 255).round().to(torch.uint8) for name, values in pictures.items()}
+    write_tensors(case_file(folder, case), flat, {"settings": dict(settings), "records": kept.records})
+
+
+def case_file(folder: Path, case: Case) -> Path:
+    """Gives the file of a case."""
+    return folder / "cases" / f"{case.name}.safetensors"
+
+
+def ceiling_of(engine: Engine, victims: Mapping[int, list[Victim]], kind: str, effort: Effort) -> tuple[Bench, Case]:
+    """Gives what an attack can reach at best: FedAvg's untrained net, one step on the smallest batch, whole model.
+
+    It has the run's net, data, seed and learning rate, whatever its method.
+    """
+    method = engine.method
+    plain = METHODS["fedavg"]().bind(method.net, lr=method.lr, epochs=method.epochs, batch_norm=method.batch_norm)
+    other = Loop(Setting(plain, engine.federation, engine.schedule, engine.class_counts))
+    shared, private = plain.init(engine.schedule.seed)
+    everyone = tree.repeat(private, len(engine.federation))
+    state = State(0, tree.to(shared, engine.device), tree.to(everyone, engine.device))
+    return Bench(other, {"0": state}, victims, effort), Case("fedavg", "model", kind, "0", "one", min(victims))

@@ -1,0 +1,42 @@
+"""Pictures of attacks: originals, and below them what was rebuilt in each case."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from gpfl.report import drawing
+
+MOST = 10
+"""Images across."""
+INCH, MARGIN = 0.72, 1.9
+"""Inches of one image, and of the words at its left."""
+
+
+def draw_grid(true: Tensor, rows: Sequence[tuple[str, Tensor, Sequence[float]]], title: str, stem: Path) -> list[Path]:
+    """Writes the first images and what was rebuilt of them, a row a case with its PSNR, as PNG and PDF; gives the files."""
+    across = min(MOST, len(true))
+    figure = drawing.new_figure(MARGIN + INCH * across, 0.5 + (INCH + 0.17) * (len(rows) + 1))
+    figure.suptitle(title, fontsize=drawing.MIDDLE)
+    places = figure.subplots(len(rows) + 1, across, squeeze=False)
+    for down, (label, images, psnrs) in enumerate([("original", true, ()), *rows]):
+        for right in range(across):
+            axes = places[down, right]
+            axes.imshow(pixels(images[right]), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            axes.set(xticks=[], yticks=[])
+            for spine in axes.spines.values():
+                spine.set_visible(False)
+            if psnrs:
+                axes.set_xlabel(f"{psnrs[right]:.1f}", fontsize=6, labelpad=1.5)
+        places[down, 0].set_ylabel(label, rotation=0, ha="right", va="center", fontsize=drawing.SMALL)
+    return drawing.write(figure, stem)
+
+
+def pixels(image: Tensor) -> npt.NDArray[np.float32]:
+    """Gives an image as it is drawn: (height, width) in grey, (height, width, 3) in colour."""
+    shown: npt.NDArray[np.float32] = image.clamp(0, 1).movedim(0, -1).numpy()
+    return shown[..., 0] if shown.shape[-1] != 3 else shown

@@ -1,0 +1,150 @@
+"""Victims: rows of clients, and the uploads that training on them gives."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpfl import tree
+from gpfl.data.table import Rows
+from gpfl.engine import Engine
+from gpfl.engine.base import one
+from gpfl.errors import GpflError
+from gpfl.federation import Federation
+from gpfl.privacy.seen import Seen
+from gpfl.randomness import generator
+from gpfl.result import Result
+from gpfl.rounds import local_round
+from gpfl.runs import State
+from gpfl.schedule import Plan
+
+STEPS = ("one", "epoch")
+"""One step on the victim's rows alone, or a whole local round of the client, whose rows they are among."""
+
+ROUNDS = ("0", "best")
+"""Before training, and the round whose models the run keeps."""
+
+
+class Victim(NamedTuple):
+    """Training rows of one client that are looked for in its upload."""
+
+    client: int
+    rows: tuple[int, ...]
+
+
+def choose_victims(
+    federation: Federation, clients: Sequence[int], images: int, batches: Sequence[int], seed: int
+) -> dict[int, list[Victim]]:
+    """Gives for each size of batch the victims: the same images for all, each batch of one client, clients in turn."""
+    group = math.lcm(*batches)
+    if images < 1:
+        raise GpflError(f"--images is {images}; it must be at least 1")
+    if images % group:
+        sizes = " and ".join(str(batch) for batch in batches if batch > 1)
+        raise GpflError(f"--images is {images}; for batches of {sizes} it must be a multiple of {group}")
+    rounds = math.ceil(images / group / len(clients))
+    for client in clients:
+        if len(federation.shards[client].train) < rounds * group:
+            raise GpflError(
+                f"client {federation.shards[client].name} has {len(federation.shards[client].train)} training rows; "
+                f"{rounds * group} of them are asked for: lower --images or name more clients"
+            )
+    orders = {client: generator(seed, "victims", client).permutation(federation.shards[client].train) for client in clients}
+    groups = []
+    for place in range(images // group):
+        client, turn = clients[place % len(clients)], place // len(clients)
+        groups.append((client, [int(row) for row in orders[client][turn * group : (turn + 1) * group]]))
+    return {
+        batch: [
+            Victim(client, tuple(rows[first : first + batch])) for client, rows in groups for first in range(0, group, batch)
+        ]
+        for batch in batches
+    }
+
+
+def state_at(result: Result, which: str) -> State:
+    """Gives the state of a run before round 0, or of the round that it keeps."""
+    if which == "best":
+        return result.outcome.selected
+    engine = result.engine
+    shared, private = engine.method.init(engine.schedule.seed)
+    everyone = tree.repeat(private, len(engine.federation))
+    return State(0, tree.to(shared, engine.device), tree.to(everyone, engine.device))
+
+
+def uploads_of(
+    engine: Engine, state: State, victims: Sequence[Victim], steps: str, rounds: dict[int, Seen] | None = None
+) -> list[Seen]:
+    """Gives what the server sees of each victim's round.
+
+    A client's whole round is trained once for all its victims; `rounds` keeps such rounds by client for later calls.
+    """
+    rounds = {} if rounds is None else rounds
+    out = []
+    for victim in victims:
+        if steps == "one":
+            out.append(upload_of(engine, state, victim.client, one_step(engine, victim), len(victim.rows)))
+            continue
+        if victim.client not in rounds:
+            if not engine.trains(victim.client):
+                raise GpflError(
+                    f"client {engine.federation.shards[victim.client].name} has too few rows to train: name another"
+                )
+            plan = engine.plan(victim.client, state.round)
+            rounds[victim.client] = upload_of(engine, state, victim.client, plan, len(victim.rows))
+        out.append(dataclasses.replace(rounds[victim.client], rows=len(victim.rows)))
+    return out
+
+
+def upload_of(engine: Engine, state: State, client: int, plan: Plan, rows: int) -> Seen:
+    """Gives what the server sees of a client's round along a plan."""
+    method, device = engine.method, engine.device
+    shared = tree.to(state.shared, device)
+    private = tree.to(tree.take(state.private, client), device)
+    facts = one(engine.facts([client], state.round), 0)
+    update = local_round(method, shared, private, engine.federation.table, plan, facts)
+    public: tree.Tree = {}
+    if method.net.keeps_statistics and "stats" not in shared:
+        public = tree.to(tree.pick(method.net.init(engine.schedule.seed), ("stats",)), device)
+    return Seen(method, shared, update.upload, rows, len(plan[-1]), public)
+
+
+def one_step(engine: Engine, victim: Victim) -> Plan:
+    """Gives a plan of one step a phase on the victim's rows; a step that takes several batches gets them several times."""
+    net = engine.method.net
+    if len(victim.rows) < net.least_rows:
+        raise GpflError(f"net '{net.name}' trains on batches of at least {net.least_rows} rows: raise --batch")
+    rows: Rows = np.array([victim.rows], dtype=np.int64)
+    return [np.tile(rows, (1, phase.batches)) for phase in engine.method.phases()]
+
+
+def images_of(federation: Federation, victims: Sequence[Victim]) -> Tensor:
+    """Gives the victims' images in pixels from 0 to 1, (victims, batch, channels, height, width)."""
+    refuse_other_than_images(federation)
+    table = federation.table
+    rows = torch.tensor([victim.rows for victim in victims], device=table.y.device)
+    return table.x[rows].to(torch.float32) / table.form.white
+
+
+def mean_image(federation: Federation) -> Tensor:
+    """Gives the mean of all images of the data, (channels, height, width): what a guess without any upload may know."""
+    table = federation.table
+    blocks = torch.split(table.x, 4096)
+    total = torch.stack([block.to(torch.float64).sum(0) for block in blocks]).sum(0)
+    return (total / len(table) / table.form.white).to(torch.float32)
+
+
+def refuse_other_than_images(federation: Federation) -> None:
+    """Refuses data whose rows are no images: pixel measures say nothing of them."""
+    form = federation.table.form
+    if form.kind != "pixels" or len(form.shape) != 3:
+        raise GpflError(
+            f"data '{federation.table.name}' holds {form.kind} of shape {form.shape}; attacks rebuild images "
+            "(pixels of channels × height × width): use --labels or --membership"
+        )

@@ -1,0 +1,380 @@
+"""The command `gpfl reproduce`: any cell, row, column or all of the paper's tables and figures, ours beside theirs."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+
+import click
+import torch
+import typer
+from rich.table import Column as RichColumn
+from rich.table import Table as RichTable
+from typer.core import TyperArgument, TyperCommand, TyperOption
+
+from gpfl import api, flags
+from gpfl.data import PUBLISHED
+from gpfl.data_command import Downloads
+from gpfl.errors import GpflError, counted
+from gpfl.grid_progress import GridReporter
+from gpfl.methods import METHODS
+from gpfl.ranks import ranks
+from gpfl.report import paper
+from gpfl.report.tables import size
+from gpfl.study import grid
+from gpfl.study.asked import Asked, selected
+from gpfl.study.estimate import Estimate, estimate, speeds
+from gpfl.study.experiments import PATIENCE, ROUNDS, Cell, chosen, experiments
+from gpfl.study.grid import Grounds, Job, Plan
+from gpfl.terminal import complain, console, say, wide
+
+RUN_FLAGS = ("protocol", "device", "engine", "precision", "compile", "checkpoint_every")
+Places = dict[tuple[str, str], str]
+"""Words by column and row."""
+
+
+def reproduce(
+    names: tuple[str, ...],
+    methods: str,
+    cells: str | None,
+    seeds: str,
+    rounds: int,
+    patience: int,
+    validation: float,
+    out: str,
+    set_: tuple[str, ...],
+    dry_run: bool,
+    figures: bool,
+    keep_weights: bool,
+    **values: object,
+) -> None:
+    """Run any cell, row, column or all of the paper's tables and figures, and show our numbers beside the paper's."""
+    if not names:
+        list_experiments()
+        return
+    asked = selected(chosen(names), cells, methods)
+    plan = planned(asked, seeds, rounds, patience, validation, out, set_, keep_weights, values)
+    try:
+        grid.check(asked.cells, plan)
+        device = usable_device(plan)
+        here, wanting = divided(asked, dry_run)
+        grounds = Grounds()
+        jobs, wrong = grid.lay_out(here, plan, grounds)
+    except GpflError as problem:
+        raise GpflError(flags.name_flags(str(problem), ("run", "train", "split", "net"))) from None
+    known = speeds(plan.out, device)
+    estimates = {job.folder: estimate(job, plan, known) for job in jobs}
+    if dry_run:
+        show_plan(jobs, plan, estimates, wrong, wanting)
+        return
+    for words in dict.fromkeys(job.caveat for job in jobs if job.caveat):
+        say(words)
+    problems = run(jobs, plan, estimates, asked, grounds, wrong, figures)
+    problems |= wrong
+    if problems:
+        complain(f"{counted(len(problems), 'cell')} of {len(here)} failed; the same command tries them again:")
+        for (key, label), words in problems.items():
+            complain(f"  {key} {label}: {words}")
+        raise typer.Exit(1)
+
+
+# What is asked.
+
+
+def planned(
+    asked: Asked,
+    seeds: str,
+    rounds: int,
+    patience: int,
+    validation: float,
+    out: str,
+    set_: tuple[str, ...],
+    keep_weights: bool,
+    values: Mapping[str, object],
+) -> Plan:
+    """Gives the plan of the flags."""
+    if not out.strip():
+        raise GpflError("--out is empty; name a folder")
+    settings = flags.given_by_set(set_)
+    own = {name: settings.pop(name) for name in list(settings) if name in METHODS}
+    running = {row.method["name"] for rows in asked.rows.values() for row in rows}
+    for name in own:
+        if name not in running:
+            raise GpflError(f"--set {name}.… is for a method that is not run: add {name} to --methods, or leave it out")
+    for key in settings.get("method", {}):
+        raise GpflError(f"--set method.{key} does not say whose {key}: name the method, such as --set gpfl.{key}=…")
+    if "seed" in settings.get("run", {}):
+        raise GpflError("--set run.seed is not for tables: give --seeds")
+    by_flags = flags.given_by_flags(values).get("run", {})
+    protocol = by_flags.pop("protocol", "corrected")
+    return Plan(
+        out=Path(out),
+        seeds=tuple(flags.parse_seeds(seeds)),
+        rounds=rounds,
+        patience=patience,
+        protocol=str(protocol),
+        validation=validation,
+        run=by_flags,
+        common=settings,
+        own=own,
+        weights=keep_weights,
+    )
+
+
+def usable_device(plan: Plan) -> torch.device:
+    """Gives the device of a plan; refuses a precision that it has not, before every cell fails by it."""
+    device = api.find_device(str(plan.run.get("device", "auto")))
+    precision = plan.run.get("precision", "float32")
+    if precision != "float32" and device.type != "cuda":
+        raise GpflError(f"run.precision is '{precision}', which is for a GPU; run.device is '{device}': leave it out")
+    return device
+
+
+def divided(asked: Asked, dry_run: bool) -> tuple[list[Cell], dict[str, list[str]]]:
+    """Gives the cells whose data are on this machine, and the columns of those that are not by data.
+
+    Where nothing else was asked for, the data are got.
+    """
+    absent = {column.data for columns in asked.columns.values() for column in columns if not grid.here(column.data)}
+    wanting: dict[str, list[str]] = {
+        name: list(dict.fromkeys(c.key for columns in asked.columns.values() for c in columns if c.data == name))
+        for name in sorted(absent)
+    }
+    here = [cell for cell in asked.cells if cell.column.data not in absent]
+    if not here and not dry_run:
+        with Downloads() as downloads:
+            for name in absent:
+                PUBLISHED[name].get(tell=downloads.tell)
+        return asked.cells, {}
+    for name, keys in wanting.items():
+        say(f"{', '.join(keys)}: data not here: gpfl data get {name}")
+    return here, wanting
+
+
+def list_experiments() -> None:
+    """Prints what can be reproduced."""
+    for one in experiments().values():
+        say(f"{one.name} ({', '.join(one.aliases)}): {one.title}; {len(one.rows)} methods")
+        for column in one.columns:
+            missing = "" if grid.here(column.data) else f"; data not here: gpfl data get {column.data}"
+            extra = "; only where --cells names it" if column.extra else ""
+            say(f"  {column.key:<26}{column.heading}, {column.group}{extra}{missing}")
+    say("")
+    say("gpfl reproduce table1 --methods gpfl,fedavg --cells cifar100/practical    # a name, its rows and its columns")
+    say("gpfl reproduce all --dry-run                                              # what would be run, and how long")
+
+
+# The dry run.
+
+
+def show_plan(
+    jobs: Sequence[Job], plan: Plan, estimates: Mapping[Path, Estimate], wrong: Places, wanting: Mapping[str, list[str]]
+) -> None:
+    """Prints what would be run: cells, what is done of them, time and memory."""
+    table = RichTable("cell", "method", "in", "seeds done", "time", "memory", RichColumn("folder", overflow="fold"))
+    lacking = [job for job in jobs if len(job.finished(plan.seeds)) < len(plan.seeds)]
+    for job in jobs:
+        about = estimates[job.folder]
+        tables = ", ".join(dict.fromkeys(cell.experiment.name for cell in job.cells))
+        needs = (about.words, f"up to {size(about.memory)}") if job in lacking else ("done", "")
+        column, row = job.cells[0].column.key, job.cells[0].entrant.label
+        table.add_row(column, row, tables, f"{len(job.finished(plan.seeds))}/{len(plan.seeds)}", *needs, job.folder.name)
+    wide().print(table)
+    for (key, label), words in wrong.items():
+        say(f"{key} {label} cannot be run: {words}")
+    patience = f", ended after {plan.patience} without a better accuracy" if 0 < plan.patience < plan.rounds else ""
+    rounds = counted(plan.rounds, "round")
+    say(f"{counted(len(lacking), 'cell')} to run, {len(jobs) - len(lacking)} done; at most {rounds}{patience}.")
+    timed = [about for job in lacking if (about := estimates[job.folder]).seconds is not None]
+    if timed:
+        which = "" if len(timed) == len(lacking) else f" of {len(timed)} of them"
+        words = Estimate(sum(about.seconds or 0.0 for about in timed), any(about.most for about in timed), 0).words
+        say(f"Time{which}: {words}, from {', '.join(sorted({about.source for about in timed}))}.")
+    if len(timed) < len(lacking):
+        say(f"Unknown: {counted(len(lacking) - len(timed), 'cell')} of kinds that were not timed here; known once one ran.")
+    if wanting:
+        say(f"Left out for want of data: {', '.join(key for keys in wanting.values() for key in keys)}.")
+
+
+# Running.
+
+
+def run(
+    jobs: Sequence[Job],
+    plan: Plan,
+    estimates: Mapping[Path, Estimate],
+    asked: Asked,
+    grounds: Grounds,
+    wrong: Places,
+    figures: bool,
+) -> Places:
+    """Gives what went wrong by column and row, having run what is missing and written tables and figures of all there is."""
+    facts = {"command": command_words(), "commit": commit()}
+    lacking = [job for job in jobs if len(job.finished(plan.seeds)) < len(plan.seeds)]
+    if len(lacking) < len(jobs):
+        say(f"Run before: {len(jobs) - len(lacking)} of {counted(len(jobs), 'cell')}.")
+    try:
+        with GridReporter(console, lacking, estimates) as reporter:
+            problems = grid.run_all(lacking, plan, reporter.watch, facts, reporter.end)
+    except KeyboardInterrupt:
+        with suppress(GpflError):
+            write(jobs, plan, asked, grounds, {}, wrong, facts, figures=False)
+        complain(f"what is done is kept, go on with the same command: {command_words()}")
+        raise
+    write(jobs, plan, asked, grounds, problems, wrong, facts, figures)
+    return {
+        (cell.column.key, cell.entrant.label): problems[job.folder]
+        for job in jobs
+        if job.folder in problems
+        for cell in job.cells
+    }
+
+
+def write(
+    jobs: Sequence[Job],
+    plan: Plan,
+    asked: Asked,
+    grounds: Grounds,
+    problems: Mapping[Path, str],
+    wrong: Places,
+    facts: Mapping[str, str],
+    figures: bool,
+) -> None:
+    """Writes the tables and figures of all that the folder holds of the experiments, and shows them."""
+    from gpfl.report import pictures  # with scipy, which takes half a second
+
+    if not ranks().first:
+        return
+    everything = [*jobs, *held_besides(asked, plan, grounds)]
+    failed: dict[str, Places] = {one.name: dict(wrong) for one in asked.experiments}
+    for job in jobs:
+        for cell in job.cells if job.folder in problems else ():
+            failed[cell.experiment.name][cell.column.key, cell.entrant.label] = problems[job.folder]
+    origin = paper.Origin(facts["command"], facts["commit"])
+    for one in asked.experiments:
+        results = grid.results(
+            one,
+            everything,
+            plan,
+            columns=[column.key for column in asked.columns[one.name] if grid.here(column.data)],
+            extra=asked.rows[one.name],
+            problems=failed[one.name],
+        )
+        paths = paper.save(results, plan.out / one.name, origin)
+        for table in paper.rich_tables(results):
+            wide().print(table)
+        if figures:
+            try:
+                paths += pictures.draw(results, plan.out / one.name)
+            except GpflError as problem:
+                say(f"{one.name}: no figure: {problem}")
+        say(f"{one.title}: {', '.join(str(path) for path in paths)}")
+
+
+def held_besides(asked: Asked, plan: Plan, grounds: Grounds) -> list[Job]:
+    """Gives the jobs of the other cells of these experiments, so that tables show what was run before."""
+    taken = {(cell.experiment.name, cell.column.key, cell.entrant.label) for cell in asked.cells}
+    data = {path.name.split("-")[0] for path in plan.out.glob("runs/*")}
+    others = [
+        Cell(one, column, row)
+        for one in asked.experiments
+        for column in one.columns
+        for row in one.rows
+        if (one.name, column.key, row.label) not in taken and column.data in data and grid.here(column.data)
+    ]
+    return grid.lay_out(others, plan, grounds)[0]
+
+
+def command_words() -> str:
+    """Gives this very command."""
+    return f"gpfl {shlex.join(sys.argv[1:])}"
+
+
+def commit() -> str:
+    """Gives the commit of a checkout, with -dirty where it was changed, or the version of the installed package."""
+    root = Path(__file__).resolve().parents[2]
+    with suppress(OSError, subprocess.CalledProcessError):
+        if (root / ".git").exists():
+            words = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
+            return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+    with suppress(metadata.PackageNotFoundError):
+        return f"none, version {metadata.version('gpfl')}"
+    return "unknown"
+
+
+# The command.
+
+
+def flag(name: str, default: object, words: str, *, kind: type = str, metavar: str | None = None) -> TyperOption:
+    """Gives a flag of the command."""
+    key = name.replace("-", "_")
+    boolean = kind is bool
+    decls = [f"--{name}/--no-{name}" if boolean and default is True else f"--{name}", key]
+    return TyperOption(
+        param_decls=decls,
+        type=kind,
+        is_flag=boolean,
+        default=default,
+        show_default=not boolean and default is not None,
+        metavar=metavar,
+        help=words,
+    )
+
+
+def reproduce_command() -> click.Command:
+    """Gives the command `reproduce`."""
+    names = "Experiments, such as effectiveness, table1, scalability, figure3, or all; without one they are listed."
+    params: list[click.Parameter] = [
+        TyperArgument(param_decls=["names"], nargs=-1, required=False, metavar="[EXPERIMENT]…", help=names),
+        flag(
+            "methods",
+            "all",
+            "Rows: names, all, ablations; one that the paper lacks, such as local, is added.",
+            metavar="NAME,…",
+        ),
+        flag(
+            "cells",
+            None,
+            "Columns: keys such as cifar100/practical, patterns such as fmnist/*, or half a key.",
+            metavar="KEY,…",
+        ),
+        flag("seeds", "0,1,2", "Seeds of the trials; the paper has three.", metavar="N,…"),
+        flag(
+            "rounds",
+            ROUNDS,
+            f"Most rounds. The paper's {ROUNDS} are rarely needed: most methods are at their best before round 300.",
+            kind=int,
+            metavar="N",
+        ),
+        flag(
+            "patience",
+            PATIENCE,
+            "End a run after so many rounds without a better accuracy, as the authors' code can; 0 = never.",
+            kind=int,
+            metavar="N",
+        ),
+        flag(
+            "validation",
+            0.0,
+            "Share of training rows kept for validation, such as 0.1: adds the accuracy of the round chosen by them.",
+            kind=float,
+            metavar="X",
+        ),
+        flag("out", "results", "Folder; what it holds is not run again, whatever table it was run for.", metavar="DIR"),
+        flag("dry-run", False, "List the cells with what is done, estimated time and memory; run nothing.", kind=bool),
+        flag("figures", True, "Draw the figures of the experiments.", kind=bool),
+        flag("keep-weights", False, "Keep checkpoints and models of all runs: gigabytes a cell.", kind=bool),
+        TyperOption(
+            param_decls=["--set", "set_"],
+            multiple=True,
+            metavar="NAME.KEY=VALUE",
+            help="Set any option of the config, or of one method, such as fedprox.mu=0.01.",
+        ),
+        *(flags.make_flag("run", key) for key in RUN_FLAGS),
+    ]
+    return TyperCommand("reproduce", callback=reproduce, params=params, help=reproduce.__doc__, rich_markup_mode="rich")

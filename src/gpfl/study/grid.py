@@ -1,0 +1,406 @@
+"""The grid: cells of the paper's tables, each run once whatever tables it stands in, kept, skipped and gone on with."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import hashlib
+import json
+import os
+import shutil
+import tomllib
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from gpfl import api, files, toml
+from gpfl import config as configs
+from gpfl.config import Config, Given
+from gpfl.data import DATA, Published, cache
+from gpfl.data.published import caveat
+from gpfl.engine import Setting
+from gpfl.errors import GpflError
+from gpfl.federation import Federation
+from gpfl.ranks import ranks
+from gpfl.runs import RunFolder, read_json
+from gpfl.study.compare import Entrant
+from gpfl.study.experiments import PATIENCE, ROUNDS, Cell, Column, Experiment
+from gpfl.study.trials import NEGLIGIBLE, Trials, Watcher, read_trials, run_trials
+
+NOTE = "cell.json"
+"""What is known of a cell's runs besides their own files: how they were called, and on what."""
+
+WEIGHTS = ("checkpoint.safetensors", "selected.safetensors", "models")
+"""What a finished run holds that no table needs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How cells are run. All but `out`, `seeds` and `weights` is part of a cell's content, as far as it changes numbers."""
+
+    out: Path
+    seeds: tuple[int, ...] = (0, 1, 2)
+    rounds: int = ROUNDS
+    patience: int = PATIENCE
+    protocol: str = "corrected"
+    validation: float = 0.0
+    run: Mapping[str, object] = field(default_factory=dict)  # engine, device, precision and the like
+    common: Given = field(default_factory=dict)  # settings of all cells
+    own: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # settings of single methods by name
+    weights: bool = False  # keep the weights of finished runs
+
+    def given(self, cell: Cell) -> Given:
+        """Gives the config of a cell."""
+        column, method = cell.column.given, cell.entrant.method
+        ours: Given = {
+            "run": {"protocol": self.protocol, **self.run},
+            "train": {"rounds": self.rounds, "patience": self.patience},
+            "split": {"validation": self.validation} if self.validation else {},
+        }
+        sections = {*column, *ours, *self.common}
+        given = {s: {**column.get(s, {}), **ours.get(s, {}), **self.common.get(s, {})} for s in sections}
+        return plainest({**given, "method": {**self.own.get(str(method["name"]), {}), **method}})
+
+
+@dataclass(frozen=True)
+class Job:
+    """The trials of one or several cells that have the same content."""
+
+    cells: tuple[Cell, ...]
+    given: Given = field(hash=False)
+    folder: Path
+    caveat: str  # what the data lack
+    steps: float  # batches of a round, all clients together
+    memory: int  # bytes that a trial may take, and those of the rows
+    rows: int
+
+    @property
+    def label(self) -> str:
+        """The words for it on the terminal."""
+        return f"{self.cells[0].column.key} {self.cells[0].entrant.label}"
+
+    def finished(self, seeds: Iterable[int]) -> list[int]:
+        """Gives those of the seeds whose trials have ended."""
+        return [seed for seed in seeds if RunFolder(self.folder / f"seed-{seed}").finished]
+
+    def trials(self, label: str, seeds: Sequence[int]) -> Trials | None:
+        """Gives the finished trials of these seeds; None where there are none."""
+        if not (self.folder / "trials.json").is_file():
+            return None
+        held = read_trials(self.folder)
+        chosen = [place for place, summary in enumerate(held.summaries) if summary["seed"] in seeds]
+        if not chosen:
+            return None
+        return Trials(label, [held.folders[place] for place in chosen], [held.summaries[place] for place in chosen])
+
+
+@dataclass(frozen=True)
+class Results:
+    """What is known of an experiment: the trials of its cells, and what must be said of them."""
+
+    experiment: Experiment
+    protocol: str
+    rounds: int
+    patience: int
+    seeds: tuple[int, ...]
+    trials: Mapping[tuple[str, str], Trials | None]  # by column key and row label
+    remarks: tuple[str, ...] = ()  # sentences about single cells, the paper's oddities among them
+    columns: tuple[Column, ...] = ()
+    rows: tuple[Entrant, ...] = ()
+    caveats: Mapping[str, str] = field(default_factory=dict)  # by column key: what the data lack
+    problems: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    validation: float = 0.0
+    commits: tuple[str, ...] = ()  # of the code that made the runs
+
+
+# Laying out.
+
+
+class Grounds:
+    """The federations that cells are run on, each made once."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Federation | GpflError] = {}
+
+    def federation(self, config: Config) -> Federation:
+        """Gives the federation of a config; one that cannot be made is refused each time with the same words."""
+        sections = tomllib.loads(config.to_toml())
+        key = toml.dump({"data": sections["data"], "split": sections["split"]})
+        if key not in self._made:
+            try:
+                self._made[key] = config.federation()
+            except GpflError as problem:
+                self._made[key] = problem
+        made = self._made[key]
+        if isinstance(made, GpflError):
+            raise made
+        return made
+
+
+def here(data: str) -> bool:
+    """Tells whether data are on this machine, parsed or as files; a damaged table counts, as its complaint is worth hearing."""
+    source = DATA.get(data)
+    if not isinstance(source, Published):
+        return True
+    try:
+        return cache.held(data) is not None or source.find(None) is not None
+    except GpflError:
+        return True
+
+
+def check(cells: Iterable[Cell], plan: Plan) -> None:
+    """Refuses settings that no run can have, before any data is read."""
+    for cell in cells:
+        try:
+            configs.resolve(plan.given(cell))
+        except GpflError as problem:
+            raise GpflError(f"{cell.column.key} {cell.entrant.label}: {problem}") from None
+
+
+def lay_out(cells: Iterable[Cell], plan: Plan, grounds: Grounds) -> tuple[list[Job], dict[tuple[str, str], str]]:
+    """Gives the jobs of cells, each content once, and what is wrong with cells that cannot be run, by column and row."""
+    jobs: dict[Path, Job] = {}
+    wrong: dict[tuple[str, str], str] = {}
+    for cell in cells:
+        try:
+            job = job_of(cell, plan, grounds)
+        except GpflError as problem:
+            wrong[cell.column.key, cell.entrant.label] = str(problem)
+            continue
+        known = jobs.get(job.folder)
+        jobs[job.folder] = dataclasses.replace(job, cells=(*known.cells, cell)) if known else job
+    return list(jobs.values()), wrong
+
+
+def job_of(cell: Cell, plan: Plan, grounds: Grounds) -> Job:
+    """Gives the job of a cell."""
+    given = plan.given(cell)
+    # What decides the content does not depend on the device, so no GPU is filled by looking.
+    asked = configs.resolve({**given, "run": {**given["run"], "device": "cpu", "precision": "float32"}})
+    federation = grounds.federation(asked)
+    config, setting = api.prepare(asked, federation, None, None)
+    complete = tomllib.loads(config.to_toml())
+    complete["run"]["precision"] = given["run"].get("precision", "float32")
+    name = f"{readable(config)}-{content(complete, federation.table.digest)}"
+    steps, memory = work(setting)
+    rows = federation.table.x.element_size() * federation.table.x.nelement()
+    return Job((cell,), given, plan.out / "runs" / name, caveat(federation.table), steps, memory, rows)
+
+
+def content(sections: Mapping[str, Mapping[str, object]], data: str) -> str:
+    """Gives eight hex digits of a complete config, but for what changes no number, and of the data's own digest."""
+    kept = {
+        section: {key: value for key, value in values.items() if (section, key) not in NEGLIGIBLE}
+        for section, values in sections.items()
+    }
+    return hashlib.sha256(json.dumps([kept, data], sort_keys=True).encode()).hexdigest()[:8]
+
+
+def readable(config: Config) -> str:
+    """Gives the words of a folder's name: data, split, net and method."""
+    split = config.split
+    clients = f"-{split.clients}" if split and split.clients else ""
+    of = f"of{split.of}" if split and split.of else ""
+    without = "".join(f"-without-{part}" for part in getattr(config.method, "without", ()))
+    net = configs.name_of(config.net) if config.net else configs.CUSTOM
+    return f"{config.data}-{split.name if split else 'manifest'}{clients}{of}-{net}-{config.method.name}{without}"
+
+
+def plainest(given: Given) -> Given:
+    """Gives a config under the first protocol that it is the same under, so that runs which do not differ are shared."""
+    wanted = {**sections_of(given), "run": None}
+    for protocol in configs.PROTOCOLS:
+        other: Given = {**given, "run": {**given["run"], "protocol": protocol}}
+        if {**sections_of(other), "run": None} == wanted:
+            return other
+    return given
+
+
+def sections_of(given: Given) -> dict[str, object]:
+    """Gives the sections of a config with all that can be filled in without its data, NaN as text: it equals nothing."""
+    return {section: str(values) for section, values in tomllib.loads(configs.resolve(given).to_toml()).items()}
+
+
+def work(setting: Setting) -> tuple[float, int]:
+    """Gives the batches of a round, all clients together, and the bytes a trial may take.
+
+    Bytes: the state and three copies of a client's model and gradients for each client, as if all trained at once.
+    """
+    plan, phases = setting.schedule, setting.method.phases()
+    sizes = [len(shard.train) for shard in setting.federation.shards]
+    width = plan.batch_size
+    steps = sum(phase.epochs * max(size // (width * phase.batches), phase.batches == 1) for phase in phases for size in sizes)
+    share = sum(plan.join) / 2 if isinstance(plan.join, tuple) else plan.join
+    net = setting.method.net
+    weights = [p for part in ("base", "head") for p in net.module(part, training=True).parameters()]
+    parameters = sum(p.numel() * p.element_size() for p in weights)
+    return steps * share, 4 * parameters * len(sizes)
+
+
+# Running.
+
+
+def run(job: Job, plan: Plan, watcher: Watcher, facts: Mapping[str, object]) -> bool:
+    """Runs what a job lacks of its seeds, and notes `facts` beside it; False where another process is at it.
+
+    Seeds train at once where the engine can; where memory does not suffice for that, one after the other.
+    """
+    with claimed(job.folder) as mine:
+        if not mine:
+            return False
+        missing = [seed for seed in plan.seeds if seed not in job.finished(plan.seeds)]
+        if missing:
+            try:
+                run_trials(job.given, plan.seeds, job.folder, watcher, label=job.label)
+            except torch.OutOfMemoryError:
+                if len(missing) == 1:
+                    raise
+                for seed in missing:
+                    free_memory()
+                    run_trials(job.given, [seed], job.folder, watcher, label=job.label)
+            if ranks().first:
+                note = {**facts, "data": job.caveat, "steps": job.steps}
+                files.write_text(job.folder / NOTE, json.dumps(note, indent=2) + "\n")
+        if not (plan.weights or any(cell.column.weights for cell in job.cells)) and ranks().first:
+            drop_weights(job)
+    return True
+
+
+def run_all(
+    jobs: Iterable[Job],
+    plan: Plan,
+    watcher: Watcher,
+    facts: Mapping[str, object],
+    tell: Callable[[Job, str], None] = lambda job, problem: None,
+) -> dict[Path, str]:
+    """Gives what went wrong by the folder of the job; one that fails does not stop the others.
+
+    `tell` hears of every job as it ends, with its problem or "". What is no mistake of the user's is kept whole in
+    OUT/problems.
+    """
+    problems: dict[Path, str] = {}
+    for job in jobs:
+        try:
+            if not run(job, plan, watcher, facts):
+                problems[job.folder] = "another process is at it: start again when it has ended"
+        except GpflError as problem:
+            problems[job.folder] = str(problem)
+        except Exception as problem:  # whatever it is, the other cells are worth having
+            path = plan.out / "problems" / f"{job.folder.name}.txt"
+            files.write_text(path, traceback.format_exc())
+            problems[job.folder] = f"{type(problem).__name__}: {(str(problem).splitlines() or [''])[0]}; all of it: {path}"
+        free_memory()
+        tell(job, problems.get(job.folder, ""))
+    return problems
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[bool]:
+    """Tells whether this process alone may write to a job's folder; the claim ends with the process, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: nobody else is expected
+        yield True
+        return
+    if not ranks().first:
+        yield ranks().agree(True)
+        return
+    path = folder.parent / f".{folder.name}.lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_CREAT | os.O_RDWR)
+    except OSError as problem:
+        raise GpflError(f"cannot write to {folder.parent}: {problem.strerror}; choose another --out") from None
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            mine = True
+        except OSError:
+            mine = False
+        yield ranks().agree(mine)
+        if mine:
+            path.unlink(missing_ok=True)
+    finally:
+        os.close(handle)
+
+
+def drop_weights(job: Job) -> None:
+    """Removes the weights of finished runs."""
+    for path in job.folder.glob("seed-*/summary.json"):
+        for name in WEIGHTS:
+            held = path.parent / name
+            if held.is_dir():
+                shutil.rmtree(held, ignore_errors=True)
+            else:
+                held.unlink(missing_ok=True)
+
+
+def free_memory() -> None:
+    """Lets go of what the last cell held on a GPU."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+# Results.
+
+
+def results(
+    experiment: Experiment,
+    jobs: Iterable[Job],
+    plan: Plan,
+    *,
+    columns: Iterable[str] = (),
+    extra: Iterable[Entrant] = (),
+    problems: Mapping[tuple[str, str], str] | None = None,
+) -> Results:
+    """Gives what the jobs hold of an experiment, run now or before.
+
+    Columns are those named and those of which there is something; `extra` are rows that the paper does not have.
+    """
+    trials: dict[tuple[str, str], Trials | None] = {}
+    caveats: dict[str, str] = {}
+    commits: set[str] = set()
+    for job in jobs:
+        for cell in job.cells:
+            if cell.experiment.name != experiment.name:
+                continue
+            found = job.trials(cell.entrant.label, plan.seeds)
+            trials[cell.column.key, cell.entrant.label] = found
+            if found:
+                commits.add(noted(job, "commit"))
+            if job.caveat:
+                caveats[cell.column.key] = job.caveat
+    shown = {*columns, *(key for (key, _), found in trials.items() if found)}
+    known = {row.label for row in experiment.rows}
+    rows = (*experiment.rows, *(row for row in extra if row.label not in known))
+    kept = tuple(column for column in experiment.columns if column.key in shown)
+    whole = {(column.key, row.label): trials.get((column.key, row.label)) for column in kept for row in rows}
+    failed = {place: words for place, words in (problems or {}).items() if place in whole}
+    return Results(
+        experiment=experiment,
+        protocol=plan.protocol,
+        rounds=plan.rounds,
+        patience=plan.patience,
+        seeds=plan.seeds,
+        trials=whole,
+        remarks=tuple(words for (key, _), words in experiment.remarks.items() if key in shown),
+        columns=kept,
+        rows=rows,
+        caveats={key: words for key, words in caveats.items() if key in shown},
+        problems=failed,
+        validation=plan.validation,
+        commits=tuple(sorted(commits - {""})),
+    )
+
+
+def noted(job: Job, key: str) -> str:
+    """Gives a fact that was noted beside a job's runs; "" where there is none."""
+    path = job.folder / NOTE
+    if not path.is_file():
+        return ""
+    return str(read_json(path, f"remove it, and gpfl reproduce --out {job.folder.parents[1]}").get(key, ""))

@@ -1,0 +1,342 @@
+"""The grid: a content is run once, what is there is skipped, what was cut off goes on, and one failure is one failure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Toy, content, toy_table, without_time
+
+import gpfl
+from gpfl.data import DATA, PUBLISHED
+from gpfl.engine.base import Judge, Train
+from gpfl.runs import RunFolder
+from gpfl.simulate import Outcome, Silent, Simulation
+from gpfl.study import estimate as estimates
+from gpfl.study import grid
+from gpfl.study.compare import Entrant
+from gpfl.study.experiments import Cell, Column, Experiment, Published
+from gpfl.study.grid import Grounds, Job, Plan
+
+FACTS = {"command": "gpfl reproduce toys", "commit": "abc1234"}
+HALF = Column("toy/half", "half", "toys", {"data": {"name": "toy"}, "train": {"join": 0.5}})
+WHOLE = Column("toy/whole", "whole", "toys", {"data": {"name": "toy"}}, note="a note")
+
+
+def rows(*names: str) -> tuple[Entrant, ...]:
+    return tuple(Entrant(name, {"name": name}) for name in names)
+
+
+TABLE = Experiment(
+    "toys", "Toys", "Toys.", "accuracy", rows("fedavg", "gpfl"), (WHOLE, HALF), {("toy/whole", "gpfl"): Published(50)}
+)
+OTHER = Experiment("others", "Others", "Others.", "fairness", rows("gpfl"), (Column("x/y", "y", "x", WHOLE.given),), {})
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DATA, "toy", Toy())
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The runs that are begun or gone on with, in their order."""
+    told: list[str] = []
+
+    def steps(simulation: Simulation) -> Generator[Train | Judge, Any, Outcome]:
+        assert simulation.folder is not None
+        path = simulation.folder.path
+        told.append(f"{path.parent.name.rsplit('-', 1)[0].removeprefix('toy-pathological-4-mlp-')} {path.name}")
+        return real(simulation)
+
+    real = Simulation.steps
+    monkeypatch.setattr(Simulation, "steps", steps)
+    return told
+
+
+def plan(out: Path, **changes: Any) -> Plan:
+    return Plan(**{"out": out, "seeds": (0, 1), "rounds": 2, "patience": 0, **changes})
+
+
+def cells(*experiments: Experiment) -> list[Cell]:
+    return [Cell(one, column, row) for one in experiments for column in one.columns for row in one.rows]
+
+
+def jobs(which: Iterable[Cell], how: Plan) -> list[Job]:
+    found, wrong = grid.lay_out(which, how, Grounds())
+    assert wrong == {}
+    return found
+
+
+def run(which: Iterable[Cell], how: Plan) -> dict[Path, str]:
+    return grid.run_all(jobs(which, how), how, lambda label: Silent(), FACTS)
+
+
+def name(how: Plan, method: str = "gpfl", column: Column = WHOLE) -> str:
+    return jobs([Cell(TABLE, column, Entrant(method, {"name": method}))], how)[0].folder.name
+
+
+# What a content is.
+
+
+def test_cells_of_two_tables_with_one_content_are_one_job(tmp_path: Path) -> None:
+    found = jobs(cells(TABLE, OTHER), plan(tmp_path))
+    assert [len(job.cells) for job in found] == [1, 2, 1, 1]
+    assert [cell.experiment.name for cell in found[1].cells] == ["toys", "others"]
+    assert found[1].folder.name.startswith("toy-pathological-4-mlp-gpfl-")
+    assert len(found[1].folder.name.rsplit("-", 1)[1]) == 8
+
+
+def test_content_is_what_changes_numbers_and_nothing_else(tmp_path: Path) -> None:
+    usual = name(plan(tmp_path))
+    for same in (
+        {"seeds": (5,)},
+        {"weights": True},
+        {"run": {"engine": "loop", "device": "cpu", "compile": "off", "checkpoint_every": 3}},
+        {"own": {"gpfl": {"lam": 0.01}, "fedavg": {}}},  # the default
+        {"common": {"train": {"lr": 0.1}}},  # the data's own
+    ):
+        assert name(plan(tmp_path, **same)) == usual, same
+    for other in (
+        {"rounds": 3},
+        {"patience": 1},
+        {"validation": 0.2},
+        {"protocol": "paper"},
+        {"run": {"eval_every": 2}},
+        {"run": {"precision": "tf32"}},
+        {"own": {"gpfl": {"lam": 0.02}}},
+        {"common": {"train": {"lr": 0.2}}},
+    ):
+        assert name(plan(tmp_path, **other)) != usual, other
+
+
+def test_data_of_the_same_name_and_other_rows_are_another_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = name(plan(tmp_path))
+    monkeypatch.setitem(DATA, "toy", Toy(make=lambda: toy_table(120, seed=1)))
+    assert name(plan(tmp_path)) != usual
+
+
+def test_protocols_that_do_not_differ_for_a_method_share_its_runs(tmp_path: Path) -> None:
+    for method, alike in {"fedavg": True, "gpfl": False, "ditto": True}.items():
+        names = {name(plan(tmp_path, protocol=protocol), method) for protocol in ("corrected", "paper")}
+        assert (len(names) == 1) == alike, method
+    assert name(plan(tmp_path, protocol="reference"), "fedavg") != name(plan(tmp_path), "fedavg")
+
+
+def test_settings_that_no_run_can_have_are_refused_with_their_cell(tmp_path: Path) -> None:
+    with pytest.raises(gpfl.GpflError, match=r"toy/whole gpfl: unknown key 'method.lamb'; did you mean 'lam'?"):
+        grid.check(cells(TABLE), plan(tmp_path, own={"gpfl": {"lamb": 1}}))
+
+
+def test_cell_that_cannot_be_laid_out_leaves_the_others(tmp_path: Path) -> None:
+    crowded = Column("toy/crowded", "crowded", "toys", {"data": {"name": "toy"}, "split": {"clients": 500}})
+    found, wrong = grid.lay_out([Cell(TABLE, column, TABLE.rows[0]) for column in (crowded, WHOLE)], plan(tmp_path), Grounds())
+    assert [job.cells[0].column.key for job in found] == ["toy/whole"]
+    assert "lower --clients" in wrong["toy/crowded", "fedavg"]
+
+
+# Skipping and going on.
+
+
+def test_what_is_there_is_skipped_and_new_seeds_are_added(tmp_path: Path, begun: list[str]) -> None:
+    assert run(cells(TABLE), plan(tmp_path)) == {}
+    assert len(begun) == 8
+    before = content(tmp_path)
+    del begun[:]
+    assert run(cells(TABLE, OTHER), plan(tmp_path)) == {}
+    assert begun == []
+    assert content(tmp_path) == before
+    assert run(cells(OTHER), plan(tmp_path, seeds=(1, 2))) == {}
+    assert begun == ["gpfl seed-2"]
+    [job] = jobs(cells(OTHER), plan(tmp_path))
+    trials = job.trials("mine", (1, 2))
+    assert trials is not None
+    assert trials.method == "mine"
+    assert trials.values("seed") == [1, 2]
+    assert job.trials("mine", (7,)) is None
+
+
+@pytest.mark.parametrize("lines", [1, 5, 8, 14])
+def test_grid_that_was_cut_off_ends_as_one_that_was_not(
+    tmp_path: Path, begun: list[str], monkeypatch: pytest.MonkeyPatch, lines: int
+) -> None:
+    assert run(cells(TABLE), plan(tmp_path / "whole")) == {}
+    real, seen = RunFolder.append, [0]
+
+    def append(folder: RunFolder, line: dict[str, object]) -> None:
+        real(folder, line)
+        seen[0] += 1
+        if seen[0] == lines:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "append", append)
+        with pytest.raises(KeyboardInterrupt):
+            run(cells(TABLE), plan(tmp_path / "cut"))
+    ended = {path.parent for path in (tmp_path / "cut").glob("runs/*/*/summary.json")}
+    del begun[:]
+    assert run(cells(TABLE), plan(tmp_path / "cut")) == {}
+    assert len(begun) == 8 - len(ended)
+    folders = sorted((tmp_path / "whole").glob("runs/*/seed-*"))
+    assert len(folders) == 8
+    for folder in folders:
+        assert without_time(folder) == without_time(tmp_path / "cut" / folder.relative_to(tmp_path / "whole"))
+
+
+def test_more_rounds_are_another_run_and_the_shorter_one_stays(tmp_path: Path, begun: list[str]) -> None:
+    assert run(cells(OTHER), plan(tmp_path)) == {}
+    assert run(cells(OTHER), plan(tmp_path, rounds=3)) == {}
+    assert len(begun) == 4
+    assert len(list(tmp_path.glob("runs/*/trials.json"))) == 2
+
+
+# Failures.
+
+
+def test_cell_that_fails_is_named_and_the_others_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, str]] = []
+    real = grid.run_trials
+
+    def run_trials(given: dict[str, dict[str, object]], *rest: Any, **more: Any) -> object:
+        if given["method"]["name"] == "fedavg":
+            raise (
+                RuntimeError("the device\nis on fire")
+                if "train" in given and "join" in given["train"]
+                else gpfl.GpflError("no")
+            )
+        return real(given, *rest, **more)
+
+    monkeypatch.setattr(grid, "run_trials", run_trials)
+    how = plan(tmp_path)
+    found = jobs(cells(TABLE), how)
+    problems = grid.run_all(found, how, lambda label: Silent(), FACTS, lambda job, words: told.append((job.label, words)))
+    assert [bool(words) for _, words in told] == [True, False, True, False]
+    assert problems[found[0].folder] == "no"
+    kept = tmp_path / "problems" / f"{found[2].folder.name}.txt"
+    assert problems[found[2].folder] == f"RuntimeError: the device; all of it: {kept}"
+    assert "is on fire" in kept.read_text()
+    assert [len(job.finished(how.seeds)) for job in found] == [0, 2, 0, 2]
+
+
+def test_seeds_that_do_not_fit_at_once_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, ...]] = []
+    real = grid.run_trials
+
+    def run_trials(given: object, seeds: tuple[int, ...], *rest: Any, **more: Any) -> object:
+        asked.append(tuple(seeds))
+        if len(seeds) > 1:
+            raise torch.OutOfMemoryError("too much")
+        return real(given, seeds, *rest, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(grid, "run_trials", run_trials)
+    assert run(cells(OTHER), plan(tmp_path, seeds=(0, 1, 2))) == {}
+    assert asked == [(0, 1, 2), (0,), (1,), (2,)]
+    assert len(jobs(cells(OTHER), plan(tmp_path))[0].finished((0, 1, 2))) == 3
+
+
+def test_job_that_another_process_is_at_is_left_to_it(tmp_path: Path, begun: list[str]) -> None:
+    how = plan(tmp_path)
+    [job] = jobs(cells(OTHER), how)
+    with grid.claimed(job.folder) as mine:
+        assert mine
+        [words] = run(cells(OTHER), how).values()
+        assert "another process is at it" in words
+        assert begun == []
+    assert run(cells(OTHER), how) == {}
+    assert list((tmp_path / "runs").glob(".*")) == []
+
+
+# Weights, notes and results.
+
+
+def test_weights_go_unless_they_are_wanted_or_a_figure_needs_them(tmp_path: Path) -> None:
+    drawn = Column("toy/drawn", "drawn", "toys", {**WHOLE.given, "run": {"select": "test"}}, weights=True)
+    for how, column, kept in (
+        (plan(tmp_path / "gone"), WHOLE, False),
+        (plan(tmp_path / "kept", weights=True), WHOLE, True),
+        (plan(tmp_path / "drawn"), drawn, True),
+    ):
+        assert run([Cell(TABLE, column, TABLE.rows[1])], how) == {}
+        [seed] = how.out.glob("runs/*/seed-0")
+        assert (seed / "models").is_dir() == kept
+        assert (seed / "checkpoint.safetensors").exists() == kept
+        assert RunFolder(seed).whole_curve()
+    assert next((tmp_path / "drawn").glob("runs/*/seed-0/selected.safetensors"))
+
+
+def test_results_hold_all_cells_that_are_asked_for_or_were_run(tmp_path: Path) -> None:
+    how = plan(tmp_path)
+    assert run([Cell(TABLE, WHOLE, TABLE.rows[1])], how) == {}
+    found = grid.results(TABLE, jobs(cells(TABLE), how), how, extra=rows("local"), problems={("toy/whole", "fedavg"): "no"})
+    assert [column.key for column in found.columns] == ["toy/whole"]
+    assert [row.label for row in found.rows] == ["fedavg", "gpfl", "local"]
+    assert found.trials.keys() == {("toy/whole", label) for label in ("fedavg", "gpfl", "local")}
+    assert [bool(trials) for trials in found.trials.values()] == [False, True, False]
+    assert found.problems == {("toy/whole", "fedavg"): "no"}
+    assert found.commits == ("abc1234",)
+    assert [c.key for c in grid.results(TABLE, [], how, columns=["toy/half"]).columns] == ["toy/half"]
+    [note] = tmp_path.glob("runs/*/cell.json")
+    assert json.loads(note.read_text())["command"] == "gpfl reproduce toys"
+
+
+def test_data_are_here_where_they_are_parsed_or_lie_as_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPFL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("GPFL_DATA", raising=False)
+    assert grid.here("toy")
+    assert grid.here("digits")
+    assert not grid.here("har")
+    (tmp_path / PUBLISHED["har"].files[0].name).write_text("")
+    monkeypatch.setenv("GPFL_DATA", str(tmp_path))
+    assert grid.here("har")
+
+
+# Estimates.
+
+
+def test_time_is_estimated_from_finished_cells_by_rounds_batches_and_seeds(tmp_path: Path) -> None:
+    how = plan(tmp_path)
+    assert run([Cell(TABLE, WHOLE, TABLE.rows[1])], how) == {}
+    device = torch.device("cpu")
+    speeds = list(estimates.measured(tmp_path, device))
+    assert len(speeds) == 2
+    assert {speed.rounds for speed in speeds} == {2}
+    whole, half = jobs([Cell(TABLE, column, TABLE.rows[1]) for column in (WHOLE, HALF)], how)
+    assert half.steps == whole.steps / 2
+    speed = estimates.Speed(estimates.task_of(half), 4, 0.5, 2, "made up")
+    about = estimates.estimate(half, how, [speed])
+    assert about.seconds == pytest.approx(2 * half.steps * 0.5 * 2)
+    assert not about.most
+    assert estimates.estimate(whole, how, [speed]).seconds == 0.0  # both seeds are there
+    patient = plan(tmp_path, rounds=100, patience=10)
+    [waiting] = jobs([Cell(TABLE, HALF, TABLE.rows[1])], patient)
+    bench = estimates.Speed(speed.task, 4, 0.5, None, "benchmarks")
+    assert estimates.estimate(waiting, patient, [bench]).seconds == pytest.approx(100 * half.steps)
+    assert estimates.estimate(waiting, patient, [bench]).words.startswith("up to ")
+    assert estimates.estimate(waiting, patient, [bench, speed]).seconds == pytest.approx(2 * half.steps)
+    [other] = jobs([Cell(TABLE, HALF, TABLE.rows[0])], patient)
+    assert estimates.estimate(other, patient, [bench]).words == "unknown"
+
+
+def test_recorded_benchmarks_count_on_the_device_they_were_made_on(tmp_path: Path) -> None:
+    case = {"round_s": 3.0, "client_steps": 600}
+    for place, device in enumerate(("AMD, 2 threads", "NVIDIA H200")):
+        text = {
+            "machine": {"device": device},
+            "cases": {"tiny-resnet18/gpfl/20/auto/float32/10": case, "cifar100/gpfl/50/a/b/c": case},
+        }
+        (tmp_path / f"{place}.json").write_text(json.dumps(text))
+    (tmp_path / "broken.json").write_text("{")
+    found = list(estimates.recorded(tmp_path, torch.device("cpu")))
+    assert [speed.task for speed in found] == [("tiny", "resnet18", "gpfl"), ("cifar100", "cnn4", "gpfl")]
+    assert found[1].clients == 50
+    assert found[1].step == pytest.approx(0.005)
+    assert found[1].source == "benchmarks on AMD, 2 threads"
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(5, "5 s"), (600, "10 min"), (7200, "2.0 h"), (4 * 86400, "4.0 days")])
+def test_durations_have_a_unit_that_suits_them(seconds: float, words: str) -> None:
+    assert estimates.duration(seconds) == words

@@ -1,0 +1,274 @@
+"""Tables beside the paper's: their arithmetic on summaries made by hand, and what is written."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpfl.report import beside, latex, paper
+from gpfl.study import experiments as studies
+from gpfl.study.compare import Entrant
+from gpfl.study.experiments import Column, Experiment, Published
+from gpfl.study.grid import Results
+from gpfl.study.trials import Trials
+
+ORIGIN = paper.Origin("gpfl reproduce toys --seeds 0,1", "abc1234")
+FACTS = {"device": "a GPU", "gpfl": "1.0", "torch": "2.0", "best_round": 7, "rounds": 30, "seconds": 2.0}
+LABELS = ("fedavg", "ditto", "fedper", "gpfl")
+COLUMNS = (
+    Column("toy/whole", "Whole", "toys", {"data": {"name": "toy"}}, note="a note"),
+    Column("toy/10of50", "N = 10|50", "some", {"data": {"name": "toy"}}),
+)
+PAPER = {
+    ("toy/whole", "fedavg"): Published(40.0, 0.5),
+    ("toy/whole", "ditto"): Published(50.0, 0.5),
+    ("toy/whole", "fedper"): Published(45.0),
+    ("toy/whole", "gpfl"): Published(60.0, 0.5),
+}
+
+
+def trials(label: str, *accuracies: float, **more: float) -> Trials:
+    """Trials with these accuracies in percent; a deviation of clients of a tenth of them."""
+    summaries: list[dict[str, object]] = [
+        {
+            **FACTS,
+            "seed": seed,
+            "best_accuracy": value / 100,
+            "last_ten_accuracy": value / 100 - 0.02,
+            "std": value / 1000,
+            "cov": 0.1,
+            **more,
+        }
+        for seed, value in enumerate(accuracies)
+    ]
+    return Trials(label, [Path("nowhere") / str(seed) for seed in range(len(accuracies))], summaries)
+
+
+def results(found: Mapping[tuple[str, str], Trials], measure: str = "accuracy", **more: object) -> Results:
+    rows = tuple(Entrant(label, {"name": label}) for label in LABELS)
+    remarks = {("toy/whole", "ditto"): "The paper has two numbers."}
+    table = Experiment("toys", "Toys", "Accuracy (%) & more of β.", measure, rows, COLUMNS, PAPER, remarks)
+    keys = {(column.key, row.label): found.get((column.key, row.label)) for column in COLUMNS for row in rows}
+    made = Results(table, "paper", 300, 100, (0, 1), keys, columns=COLUMNS, rows=rows, commits=("abc1234",))
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+RUN = {
+    ("toy/whole", "fedavg"): trials("fedavg", 40.0, 42.0),
+    ("toy/whole", "fedper"): trials("fedper", 52.0, 52.0),
+    ("toy/whole", "gpfl"): trials("gpfl", 60.5, 61.5),
+}
+
+
+def entry(found: Results, label: str, key: str = "toy/whole") -> beside.Entry:
+    [block] = [block for block in beside.blocks(found) if block.column.key == key]
+    return next(one for one in block.entries if one.label == label)
+
+
+# Arithmetic.
+
+
+def test_ours_is_the_mean_and_the_population_deviation_over_trials() -> None:
+    one = entry(results(RUN), "fedavg")
+    assert one.accuracy is not None
+    assert (one.accuracy.mean, one.accuracy.std) == (pytest.approx(41.0), pytest.approx(np.std([40, 42])))
+    assert one.last_ten is not None
+    assert one.last_ten.mean == pytest.approx(39.0)
+    assert one.difference == pytest.approx(1.0)
+    assert paper.ours(one) == "41.00 ± 1.00"
+    assert paper.theirs(one.paper) == "40.00 ± 0.50"
+    assert paper.ours(entry(results({("toy/whole", "gpfl"): trials("gpfl", 61.234)}), "gpfl")) == "61.23"
+
+
+@pytest.mark.parametrize(
+    ("ours", "far"), [(61.0, False), (59.0, False), (61.01, True), (58.99, True), (60.0, False)], ids=lambda value: str(value)
+)
+def test_difference_beyond_two_of_the_papers_deviations_is_marked(ours: float, far: bool) -> None:
+    one = entry(results({("toy/whole", "gpfl"): trials("gpfl", ours)}), "gpfl")
+    assert one.far == far
+    assert (paper.MARK in paper.difference(one)) == far
+
+
+def test_nothing_is_marked_where_the_paper_prints_no_deviation() -> None:
+    one = entry(results({("toy/whole", "fedper"): trials("fedper", 99.0)}), "fedper")
+    assert not one.far
+    assert paper.difference(one) == "+54.00"
+    assert paper.theirs(one.paper) == "45.00"
+
+
+def test_ranks_go_by_our_means_and_beside_them_by_the_papers() -> None:
+    found = results(RUN)
+    assert {label: entry(found, label).rank for label in LABELS} == {"fedavg": 3, "ditto": None, "fedper": 2, "gpfl": 1}
+    assert {label: entry(found, label).paper_rank for label in LABELS} == {"fedavg": 4, "ditto": 2, "fedper": 3, "gpfl": 1}
+    tied = results({**RUN, ("toy/whole", "ditto"): trials("ditto", 52.0)})
+    assert entry(tied, "ditto").rank == entry(tied, "fedper").rank == 2.5
+    assert paper.place(2.5) == "2.5"
+
+
+def test_order_of_methods_is_compared_pair_by_pair() -> None:
+    assert beside.blocks(results(RUN))[0].order == "3 of 3 pairs of methods stand in the paper's order."
+    turned = results({**RUN, ("toy/whole", "ditto"): trials("ditto", 30.0)})
+    words = "4 of 6 pairs of methods stand in the paper's order; turned here: FedAvg before Ditto, FedPer before Ditto."
+    assert beside.blocks(turned)[0].order == words
+    assert beside.blocks(results(RUN))[1].order == ""
+
+
+def test_fairness_is_deviation_and_coefficient_and_less_is_better() -> None:
+    found = results(
+        {
+            ("toy/whole", "fedavg"): trials("fedavg", 40.0, std=0.08, cov=0.2),
+            ("toy/whole", "gpfl"): trials("gpfl", 60.0, 60.0, std=0.09, cov=0.15),
+        },
+        "fairness",
+    )
+    fair = {key: Published(8.5, cov=14.0 if key[1] == "gpfl" else 21.0) for key in PAPER}
+    found = replace(found, experiment=replace(found.experiment, paper=fair))
+    one, other = entry(found, "gpfl"), entry(found, "fedavg")
+    assert (one.rank, other.rank) == (1, 2)
+    assert paper.ours(one) == "9.00 [15.00]"
+    assert paper.difference(one) == "+0.50 [+1.00]"
+    assert paper.difference(other) == "−0.50 [−1.00]"
+    assert beside.blocks(found)[0].order == "1 of 1 pairs of methods stand in the paper's order."
+    text = paper.markdown(found, ORIGIN)
+    assert "**9.00 [15.00]** / 8.50 [14.00] (+0.50 [+1.00])" in text
+    assert "| 60.00 ± 0.00 |" in text, "the accuracy stands beside"
+
+
+def test_methods_are_tested_against_gpfl_or_where_it_was_not_run_against_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def paired(one: Trials, other: Trials) -> object:
+        asked.append((one.method, other.method))
+        chance = {"fedavg": 0.01, "fedper": 0.04}[one.method]
+        return type("C", (), {"clients": type("T", (), {"p": chance})})
+
+    monkeypatch.setattr("gpfl.study.statistics.paired", paired)
+    found = results(RUN)
+    assert entry(found, "fedavg").p == pytest.approx(0.02)  # Holm: the smallest of two, twice
+    assert entry(found, "fedper").p == pytest.approx(0.04)
+    assert entry(found, "gpfl").p is None
+    assert set(asked) == {("fedavg", "gpfl"), ("fedper", "gpfl")}
+    rest = results({key: value for key, value in RUN.items() if key[1] != "gpfl"})
+    assert beside.blocks(rest)[0].reference == "fedper"
+
+
+# What is written.
+
+
+def test_markdown_says_all_that_must_be_known(tmp_path: Path) -> None:
+    found = results(
+        RUN,
+        caveats={"toy/whole": "toy has 5 of the 9 published rows."},
+        problems={("toy/10of50", "gpfl"): "the loss of client 3 is nan"},
+    )
+    text = paper.markdown(found, ORIGIN)
+    assert "protocol paper, at most 300 rounds, ended after 100 without a better accuracy; seeds 0, 1" in text
+    assert "No validation rows were kept" in text
+    assert "| GPFL | **61.00 ± 0.50** / 60.00 ± 0.50 (+1.00) | failed / – |" in text
+    assert "| Ditto | not run / 50.00 ± 0.50 | not run / – |" in text
+    assert "Whole, toys (part) | N = 10\\|50, some |" in text
+    assert "**Part of the data: toy has 5 of the 9 published rows.**" in text
+    assert "| FedPer | 52.00 ± 0.00 | 45.00 | +7.00 | 2 | 3 | 50.00 ± 0.00 | – | 7 | 30 | 2 | – |" in text
+    assert "- toy/whole: a note." in text
+    assert "- toy/10of50, GPFL failed: the loss of client 3 is nan" in text
+    assert "- toy/whole, Ditto: The paper has two numbers." in text
+    assert "## toy/10of50" not in text, "nothing of it was run"
+    last = "Made by `gpfl reproduce toys --seeds 0,1`; commit abc1234; device a GPU; seeds 0, 1; gpfl 1.0, torch 2.0."
+    assert text.splitlines()[-1] == last
+
+
+def test_accuracy_selected_on_validation_stands_beside_the_best_on_test() -> None:
+    kept = {**RUN, ("toy/whole", "gpfl"): trials("gpfl", 61.0, 61.0, validation_best_accuracy=0.605)}
+    text = paper.markdown(results(kept, validation=0.1), ORIGIN)
+    assert "10% of each client's training rows were kept for validation" in text
+    assert "| GPFL | **61.00 ± 0.00** | 60.00 ± 0.50 | +1.00 | 1 | 1 | 59.00 ± 0.00 | 60.50 ± 0.00 |" in text
+
+
+def test_numbers_of_the_csv_are_those_of_the_table() -> None:
+    text = paper.as_csv(paper.records(results(RUN), ORIGIN))
+    records = list(csv.DictReader(io.StringIO(text)))
+    assert len(records) == 8
+    [one] = [r for r in records if (r["column"], r["method"]) == ("toy/whole", "gpfl")]
+    assert (float(one["accuracy"]), float(one["paper"]), float(one["difference"])) == pytest.approx((61.0, 60.0, 1.0))
+    assert (one["state"], one["trials"], one["seeds"], one["protocol"], one["far"]) == ("run", "2", "0 1", "paper", "False")
+    assert (one["most_rounds"], one["patience"], one["commit"], one["device"]) == ("300", "100", "abc1234", "a GPU")
+    [none] = [r for r in records if (r["column"], r["method"]) == ("toy/10of50", "ditto")]
+    assert (none["state"], none["accuracy"], none["paper"], none["rank"]) == ("not run", "", "", "")
+
+
+def test_table_for_the_terminal_has_the_best_in_bold() -> None:
+    [shown] = paper.rich_tables(results(RUN))
+    assert [row.style for row in shown.rows] == [None, None, None, "bold"]
+    assert list(shown.columns[1].cells) == ["41.00 ± 1.00", "not run", "52.00 ± 0.00", "61.00 ± 0.50"]
+
+
+def test_files_are_written_into_the_folder(tmp_path: Path) -> None:
+    paths = paper.save(results(RUN), tmp_path / "toys", ORIGIN)
+    assert [path.name for path in paths] == ["table.md", "table.tex", "table.csv"]
+    assert all(path.read_text() for path in paths)
+
+
+# LaTeX.
+
+
+def test_latex_has_booktabs_bold_best_and_a_line_for_the_paper() -> None:
+    text = paper.tex(results(RUN), ORIGIN)
+    assert all(word in text for word in (r"\toprule", r"\midrule", r"\bottomrule"))
+    assert r"GPFL & \textbf{\boldmath 61.00 $\pm$ 0.50} & not run \\" in text
+    assert r"\quad paper & {\footnotesize 60.00 $\pm$ 0.50 ($+$1.00)} & {\footnotesize --} \\" in text
+    assert r" & \multicolumn{1}{c}{toys} & \multicolumn{1}{c}{some} \\" in text
+    assert r"Method & Whole & N = 10$|$50 \\" in text
+    assert r"Accuracy (\%) \& more of $\beta$." in text
+    widths = {line.count("&") - line.count(r"\&") for line in text.splitlines() if line.endswith(r"\\")}
+    assert widths == {2}
+
+
+def test_columns_of_one_group_share_its_heading() -> None:
+    text = latex.table("c", "l", ["a", "a", "b"], ["x", "y", "z"], [["r", "1", "2", "3"]], [])
+    assert r" & \multicolumn{2}{c}{a} & \multicolumn{1}{c}{b} \\" in text
+    assert r"\cmidrule(lr){2-3} \cmidrule(lr){4-4}" in text
+
+
+def test_letters_that_latex_takes_for_something_else_are_written_out() -> None:
+    assert latex.text("5_% {x} \\ --a 日") == r"5\_\% \{x\} \textbackslash{} {-}{-}a ?"
+
+
+COMPILERS = {
+    "tectonic": ["tectonic", "table.tex"],
+    "pdflatex": ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "table.tex"],
+}
+HERE = next((name for name in COMPILERS if shutil.which(name)), None)
+
+
+@pytest.mark.skipif(HERE is None, reason="there is no LaTeX compiler here")
+def test_latex_compiles(tmp_path: Path) -> None:
+    tables = [paper.tex(results(RUN), ORIGIN)]
+    for one in studies.experiments().values():
+        nothing = {(column.key, row.label): None for column in one.columns for row in one.rows}
+        made = Results(one, "corrected", 2000, 100, (0,), nothing, columns=one.columns, rows=one.rows)
+        tables.append(paper.tex(made, ORIGIN))
+    head = "\\documentclass{article}\n\\usepackage{booktabs,graphicx}\n\\begin{document}\n"
+    (tmp_path / "table.tex").write_text(head + "\n\\clearpage\n".join(tables) + "\\end{document}\n")
+    done = subprocess.run(COMPILERS[str(HERE)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:]
+
+
+@pytest.mark.parametrize("one", studies.experiments().values(), ids=studies.experiments())
+def test_table_of_an_experiment_that_was_not_run_shows_the_papers_numbers(one: Experiment) -> None:
+    nothing = {(column.key, row.label): None for column in one.columns for row in one.rows}
+    made = Results(one, "corrected", 2000, 100, (0,), nothing, columns=one.columns, rows=one.rows)
+    text, source = paper.markdown(made, ORIGIN), paper.tex(made, ORIGIN)
+    assert text.count("not run") >= len(one.columns) * len(one.rows)
+    for numbers in one.paper.values():
+        assert f"{numbers.mean:.2f}" in text
+        assert f"{numbers.mean:.2f}" in source
+    assert source.isascii()
+    assert all(studies.spelled(row.label) in text for row in one.rows)

@@ -1,0 +1,319 @@
+"""The command `gpfl reproduce`, on a table of toys."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Command, Said, Toy, content
+
+import gpfl
+from gpfl.data import DATA, PUBLISHED
+from gpfl.runs import RunFolder
+from gpfl.study import experiments as studies
+from gpfl.study import grid
+
+TOYS = """
+title = "Toys"
+caption = "The accuracy (%) on toys."
+measure = "accuracy"
+aliases = ["table9"]
+rows = ["fedavg", "fedper", "gpfl"]
+
+[[columns]]
+key = "toy/whole"
+heading = "Whole"
+group = "toys"
+data = { name = "toy" }
+
+[columns.paper]
+fedavg = [40.0, 0.5]
+gpfl = [60.0, 0.5]
+
+[[columns]]
+key = "toy/some"
+heading = "N = 3|4"
+group = "toys"
+data = { name = "toy" }
+split = { clients = 3, of = 4 }
+
+[[columns]]
+key = "har/real"
+heading = "HAR"
+group = "people"
+data = { name = "har" }
+
+[[columns]]
+key = "toy/extra"
+heading = "Extra"
+group = "toys"
+extra = true
+data = { name = "toy" }
+train = { lr = 0.2 }
+"""
+FAIR = """
+title = "Fair toys"
+caption = "Deviation over clients."
+measure = "fairness"
+aliases = ["table10"]
+rows = ["fedavg", "gpfl"]
+
+[[columns]]
+key = "toy/again"
+heading = "Whole"
+group = "toys"
+data = { name = "toy" }
+
+[columns.paper]
+fedavg = [3.0, 20.0]
+gpfl = [2.0, 10.0]
+"""
+
+
+@pytest.fixture(autouse=True)
+def toys(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Two tables of toys in place of the paper's; HAR is not on this machine."""
+    folder = tmp_path_factory.mktemp("configs")
+    (folder / "toys.toml").write_text(TOYS)
+    (folder / "fair.toml").write_text(FAIR)
+    monkeypatch.setattr(studies, "folder", lambda: folder)
+    monkeypatch.setenv("GPFL_CACHE", str(folder / "cache"))
+    monkeypatch.delenv("GPFL_DATA", raising=False)
+    studies.experiments.cache_clear()
+    yield
+    studies.experiments.cache_clear()
+
+
+SHORT = ("--rounds", 2, "--seeds", "0,1")
+
+
+def records(name: str = "toys", out: str = "results") -> dict[tuple[str, str], dict[str, str]]:
+    with Path(out, name, "table.csv").open(newline="") as file:
+        return {(row["column"], row["method"]): row for row in csv.DictReader(file)}
+
+
+def runs(out: str = "results") -> list[str]:
+    return sorted(str(path.parent.relative_to(out)) for path in Path(out).glob("runs/*/*/summary.json"))
+
+
+def refused(said: Said, *words: str) -> None:
+    assert said.code == 2, said.out
+    assert said.err.count("\n") == 1
+    for word in words:
+        assert word in said.err
+
+
+# Listing.
+
+
+def test_without_a_name_the_experiments_are_listed(command: Command) -> None:
+    said = command("reproduce")
+    assert said.code == 0, said.err
+    assert "toys (table9): Toys; 3 methods" in said.out
+    assert "  toy/some                  N = 3|4, toys" in said.out
+    assert "HAR, people; data not here: gpfl data get har" in said.out
+    assert "Extra, toys; only where --cells names it" in said.out
+    assert content(Path()) == {}
+
+
+def test_dry_run_lists_cells_with_time_and_memory_and_runs_nothing(command: Command) -> None:
+    said = command("reproduce", "all", "--dry-run", *SHORT)
+    assert said.code == 0, said.err
+    assert "har/real: data not here: gpfl data get har" in said.out
+    assert "6 cells to run, 0 done; at most 2 rounds." in said.out, "the fair ones are among them"
+    assert "Unknown: 6 cells of kinds that were not timed here" in said.out
+    assert "fair, toys" in said.out or "toys, fair" in said.out
+    assert "0/2" in said.out
+    assert "up to " in said.out
+    assert content(Path()) == {}
+    assert command("reproduce", "toys", *SHORT, "--cells", "toy/whole", "--methods", "gpfl").code == 0
+    again = command(
+        "reproduce", "toys", "--dry-run", "--rounds", 2, "--seeds", "0,1,2", "--cells", "toy/*", "--methods", "gpfl"
+    )
+    assert "3 cells to run, 0 done" in again.out
+    assert "2/3" in again.out
+    assert "from cells that were run" in again.out
+
+
+# Running.
+
+
+def test_a_cell_is_run_and_its_table_shows_ours_beside_the_papers(command: Command) -> None:
+    said = command("reproduce", "table9", "--methods", "gpfl,fedavg", "--cells", "toy/whole", *SHORT)
+    assert said.code == 0, said.err
+    assert len(runs()) == 4
+    assert all(word in said.out for word in ("toy/whole gpfl:", "2/2 cells", "Toys: results/toys/table.md"))
+    found = records()
+    assert {column for column, _ in found} == {"toy/whole"}
+    one = found["toy/whole", "gpfl"]
+    summaries = [json.loads(path.read_text()) for path in Path("results").glob("runs/*-gpfl-*/seed-*/summary.json")]
+    assert float(one["accuracy"]) == pytest.approx(50 * sum(s["best_accuracy"] for s in summaries))
+    assert float(one["difference"]) == pytest.approx(float(one["accuracy"]) - 60)
+    assert found["toy/whole", "fedper"]["state"] == "not run"
+    last = Path("results/toys/table.md").read_text().splitlines()[-1]
+    assert last.startswith(
+        "Made by `gpfl reproduce table9 --methods gpfl,fedavg --cells toy/whole --rounds 2 --seeds 0,1`; commit "
+    )
+    assert "device cpu; seeds 0, 1" in last
+    assert "not run" in Path("results/toys/table.tex").read_text()
+
+
+def test_tables_grow_by_what_is_run_and_share_runs_of_one_content(command: Command) -> None:
+    assert command("reproduce", "toys", "--methods", "gpfl", "--cells", "whole", *SHORT, "--no-figures").code == 0
+    assert command("reproduce", "toys", "--methods", "fedavg", "--cells", "some", *SHORT, "--no-figures").code == 0
+    found = records()
+    assert {place for place, row in found.items() if row["state"] == "run"} == {("toy/whole", "gpfl"), ("toy/some", "fedavg")}
+    before = runs()
+    said = command("reproduce", "fair", "--methods", "gpfl", *SHORT)
+    assert said.code == 0, said.err
+    assert runs() == before
+    assert "Run before: 1 of 1 cell." in said.out
+    assert Path("results/fair/fair.png").stat().st_size > 0
+    one = records("fair")["toy/again", "gpfl"]
+    assert float(one["client_std"]) - 2.0 == pytest.approx(float(one["difference"]))
+    assert float(one["client_cov"]) - 10.0 == pytest.approx(float(one["difference_cov"]))
+
+
+def test_extra_columns_and_rows_are_run_where_they_are_named(command: Command) -> None:
+    assert command("reproduce", "toys", "--methods", "local", "--cells", "toy/extra", *SHORT, "--no-figures").code == 0
+    found = records()
+    assert found["toy/extra", "local"]["state"] == "run"
+    assert found["toy/extra", "local"]["paper"] == ""
+    assert len(runs()) == 2
+
+
+def test_validation_rows_give_a_second_accuracy(command: Command) -> None:
+    given = ("reproduce", "toys", "--methods", "gpfl", "--cells", "toy/whole", *SHORT, "--no-figures")
+    assert command(*given, "--validation", 0.2).code == 0
+    assert records()["toy/whole", "gpfl"]["validation_selected"] != ""
+    assert command(*given).code == 0
+    assert records()["toy/whole", "gpfl"]["validation_selected"] == ""
+    assert len(runs()) == 4
+
+
+def test_protocol_and_settings_reach_the_runs(command: Command) -> None:
+    given = ("reproduce", "toys", "--methods", "gpfl,fedavg", "--cells", "toy/whole", *SHORT, "--no-figures")
+    assert (
+        command(*given, "--protocol", "paper", "--set", "gpfl.lam=0.5", "--set", "train.lr=0.3", "--engine", "loop").code == 0
+    )
+    [config] = Path("results").glob("runs/*-gpfl-*/config.toml")
+    text = config.read_text()
+    for line in ('protocol = "paper"', 'p_scale = "mean"', "lam = 0.5", "lr = 0.3", 'engine = "loop"', "patience = 100"):
+        assert line in text
+    assert records()["toy/whole", "gpfl"]["protocol"] == "paper"
+    assert "protocol paper" in Path("results/toys/table.md").read_text()
+
+
+def test_data_that_are_not_here_are_named_and_got_only_where_nothing_else_is_asked(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got: list[str] = []
+
+    def get(source: object, *rest: object, **more: object) -> None:
+        got.append(source.name)  # type: ignore[attr-defined]
+        raise gpfl.GpflError("the publisher cannot be reached")
+
+    monkeypatch.setattr(type(PUBLISHED["har"]), "get", get)
+    said = command("reproduce", "toys", "--methods", "fedavg", "--cells", "har/*,toy/whole", *SHORT, "--no-figures")
+    assert said.code == 0, said.err
+    assert "har/real: data not here: gpfl data get har" in said.out
+    assert got == []
+    refused(command("reproduce", "toys", "--cells", "har/real", *SHORT), "the publisher cannot be reached")
+    assert got == ["har"]
+    assert command("reproduce", "toys", "--cells", "har/real", "--dry-run").code == 0
+    assert got == ["har"]
+
+
+# Going on, and failing.
+
+
+def test_stopped_grid_keeps_what_is_done_and_the_same_command_goes_on(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ("reproduce", "toys", "--cells", "toy/*", *SHORT)
+    real, seen = RunFolder.append, [0]
+
+    def append(folder: RunFolder, line: dict[str, object]) -> None:
+        real(folder, line)
+        seen[0] += 1
+        if seen[0] == 9:
+            monkeypatch.setattr(RunFolder, "append", real)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunFolder, "append", append)
+    said = command(*given)
+    assert said.code == 130
+    assert (
+        "what is done is kept, go on with the same command: gpfl reproduce toys --cells 'toy/*' --rounds 2 --seeds 0,1"
+        in said.err
+    )
+    kept = len(runs())
+    assert 0 < kept < 18
+    assert any(row["state"] == "run" for row in records().values()), "the table has what is done"
+    again = command(*given)
+    assert again.code == 0, again.err
+    assert len(runs()) == 18
+    assert all(row["state"] == "run" for row in records().values())
+
+
+def test_failed_cell_is_named_at_the_end_and_the_code_is_not_0(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = grid.run_trials
+
+    def run_trials(given: dict[str, dict[str, object]], *rest: Any, **more: Any) -> object:
+        if given["method"]["name"] == "fedper":
+            raise gpfl.GpflError("round 3: the loss of client 2 is nan")
+        return real(given, *rest, **more)
+
+    monkeypatch.setattr(grid, "run_trials", run_trials)
+    said = command("reproduce", "toys", "--cells", "toy/whole", *SHORT, "--no-figures")
+    assert said.code == 1
+    assert "1 cell of 3 failed; the same command tries them again" in said.err
+    assert "toy/whole fedper: round 3: the loss of client 2 is nan" in said.err
+    assert {method: row["state"] for (_, method), row in records().items()} == {
+        "fedavg": "run",
+        "fedper": "failed",
+        "gpfl": "run",
+    }
+    assert "toy/whole, FedPer failed: round 3: the loss of client 2 is nan" in Path("results/toys/table.md").read_text()
+    monkeypatch.setattr(grid, "run_trials", real)
+    assert command("reproduce", "toys", "--cells", "toy/whole", *SHORT, "--no-figures").code == 0
+
+
+def test_cell_that_cannot_be_divided_fails_alone(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DATA, "har", Toy(name="har", make=lambda: gpfl.Table([[0.0], [1.0]], [0, 1], name="har")))
+    said = command("reproduce", "toys", "--methods", "fedavg", "--cells", "toy/whole,har/real", *SHORT, "--no-figures")
+    assert said.code == 1
+    assert "har/real fedavg:" in said.err
+    assert records()["toy/whole", "fedavg"]["state"] == "run"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("toyss", "unknown experiment 'toyss'; did you mean 'toys'?"),
+        ("toys --cells toy/hole", "--cells names 'toy/hole', which is no cell here; did you mean 'toy/whole'?"),
+        ("toys --cells toy/whole,", "it must be names with commas between"),
+        ("toys --methods gpfll", "--methods names 'gpfll', which is no method; did you mean 'gpfl'?"),
+        ("toys --methods ablations", "no cell has both"),
+        ("toys --seeds 0,0", "the seeds must differ"),
+        ("toys --rounds 0", "train.rounds (--rounds) is 0; it must be at least 1"),
+        ("toys --patience -1", "train.patience (--patience) is -1; it must be at least 0"),
+        ("toys --validation 2", "split.validation (--validation) is 2"),
+        ("toys --protocol papr", "did you mean 'paper'?"),
+        ("toys --device meta", "run.device (--device) is 'meta'"),
+        ("toys --precision tf32 --device cpu", "run.precision (--precision) is 'tf32', which is for a GPU"),
+        ("toys --set gpfl.lamb=1", "unknown key 'method.lamb'; did you mean 'lam'?"),
+        ("toys --set ditto.mu=1", "is for a method that is not run: add ditto to --methods"),
+        ("toys --set method.lam=1", "does not say whose lam"),
+        ("toys --set run.seed=1", "give --seeds"),
+        ("toys --out=", "--out is empty; name a folder"),
+        ("toys --lam 1", "No such option '--lam'"),
+    ],
+)
+def test_mistake_is_one_line_and_nothing_is_written(command: Command, given: str, words: str) -> None:
+    refused(command("reproduce", *given.split()), words)
+    assert content(Path()) == {}
