@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from memory import sentence
 from speed import LISTS, page
 
 ROOT = Path(__file__).parents[1]
@@ -36,6 +37,8 @@ def text() -> str:
     results = recorded()
     parts = [INTRODUCTION, *([CAPTION] if growth(results) else [])]
     parts += [page(held).replace("# Speed on", "##", 1) for held in results.values()]
+    kept = [json.loads(path.read_text()) for path in sorted((RESULTS / "memory").glob("*.json"))]
+    parts += ["## Memory over rounds\n", *(f"{sentence(held)}\n" for held in kept)] if kept else []
     return "\n".join(parts)
 
 

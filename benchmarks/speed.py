@@ -5,14 +5,13 @@
 A case is task/method/clients, such as cifar100/gpfl/20, or the name of a list; after a colon it may say what else differs:
 b50 for batches of 50, x3 for three trials at once, tf32 or bf16, as in cifar100/gpfl/20:x3,tf32. The loop is timed on one
 client of middle size and multiplied by steps, since its time per step does not depend on the client. Writes NAME.json and
-NAME.md; cases that NAME.json holds already are kept, so that a list can be run in parts. Compiling takes most of the time:
-with --at-once K, K processes compile at once, and then time one after the other.
+NAME.md; cases that NAME.json holds already are kept, so that a list can be run in parts. Every case has a process of its
+own. Compiling takes most of the time: with --at-once K, K of them compile at once, and then time one after the other.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import gc
 import json
@@ -37,7 +36,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from gpfl import api, tree
 from gpfl import config as configs
 from gpfl.engine import ENGINES, Engine, Setting, choose, exactness, fitting_threads
-from gpfl.engine.base import Train
+from gpfl.engine.base import Train, one
 from gpfl.methods import METHODS
 from gpfl.rounds import local_round
 
@@ -63,7 +62,8 @@ LISTS = {
 
 
 REPEATS = 5
-USUAL = {"amazon": 4, "digits": 20, "fmnist": 20, "agnews": 20}
+USUAL = {"amazon": 4}
+"""Clients where a case does not say how many; elsewhere 20."""
 
 
 def listed(words: list[str]) -> list[str]:
@@ -78,53 +78,73 @@ def main() -> None:
     parser.add_argument("--compile", default="on", choices=("on", "off"))
     parser.add_argument("--at-once", type=int, default=1)
     given = parser.parse_args()
-    cases = [case if case.count("/") == 2 else f"{case}/{USUAL[case.split('/')[0]]}" for case in listed(given.cases)]
+    cases = [case if case.count("/") == 2 else f"{case}/{USUAL.get(case.split('/')[0], 20)}" for case in listed(given.cases)]
+    for case in cases:
+        Case.read(case, given.engine, given.compile)  # a word that is not understood is said now
     file = given.out.with_suffix(".json")
     file.parent.mkdir(parents=True, exist_ok=True)
     if not file.exists():
-        file.write_text(json.dumps({"machine": machine(), "cases": {}}))
-    wanted = [case for case in dict.fromkeys(cases) if key_of(case, given.engine) not in json.loads(file.read_text())["cases"]]
-    if given.at_once == 1:
-        for case in wanted:
-            measure_one(case, given, file, None)
-        return
-    context = multiprocessing.get_context("spawn")
+        with multiprocessing.get_context("spawn").Pool(1) as pool:  # what it takes of the device goes back with it
+            write(file, {"machine": pool.apply(machine), "cases": {}})
+    held = json.loads(file.read_text())["cases"]
+    wanted = [case for case in dict.fromkeys(cases) if key_of(case, given) not in held]
+    failed = []
     for start in range(0, len(wanted), given.at_once):
-        group = wanted[start : start + given.at_once]
-        turns = Turns(context.Barrier(len(group)), context.Lock())
-        workers = [context.Process(target=measure_one, args=(case, given, file, turns)) for case in group]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
+        failed += measure_group(wanted[start : start + given.at_once], given, file)
+    if failed:
+        raise SystemExit(f"not timed, for reasons given above: {', '.join(failed)}")
 
 
-def key_of(case: str, engine: str) -> str:
-    return case if engine == "auto" else f"{case}:{engine}"
+def key_of(case: str, given: argparse.Namespace) -> str:
+    words = [case, *([given.engine] if given.engine != "auto" else []), *(["uncompiled"] if given.compile == "off" else [])]
+    return ":".join(words)
 
 
 @dataclasses.dataclass(frozen=True)
-class Turns:
-    """Of several processes: all wait until the last has compiled, then they time one by one."""
+class Turn:
+    """A process says when it has compiled, and waits until it may time."""
 
-    compiled: Any
-    lock: Any
+    ready: Any
+    go: Any
 
 
-def measure_one(case: str, given: argparse.Namespace, file: Path, turns: Turns | None) -> None:
+def measure_group(cases: list[str], given: argparse.Namespace, file: Path) -> list[str]:
+    """Times cases, each in a process of its own; all compile at once, then they time one by one. Gives those that failed."""
+    context = multiprocessing.get_context("spawn")
+    turns = [Turn(context.Event(), context.Event()) for _ in cases]
+    workers = [
+        context.Process(target=measure_one, args=(case, given, file, turn)) for case, turn in zip(cases, turns, strict=True)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker, turn in zip(workers, turns, strict=True):
+        while worker.is_alive() and not turn.ready.wait(0.5):  # one that has died is not waited for
+            pass
+    for worker, turn in zip(workers, turns, strict=True):
+        turn.go.set()
+        worker.join()
+    return [case for case, worker in zip(cases, workers, strict=True) if worker.exitcode]
+
+
+def measure_one(case: str, given: argparse.Namespace, file: Path, turn: Turn) -> None:
     """Times a case and adds it to the file."""
-    try:
-        ready = prepare(Case.read(case, given.engine, given.compile))
-    finally:  # also where compiling has failed: others wait
-        if turns:
-            turns.compiled.wait()
-    with turns.lock if turns else contextlib.nullcontext():
-        found = ready(json.loads(file.read_text())["machine"])
-        held = json.loads(file.read_text())
-        held["cases"][key_of(case, given.engine)] = found
-        file.write_text(json.dumps(held, indent=1))
-        file.with_suffix(".md").write_text(page(held))
-        print(row(case, found), flush=True)
+    limits = json.loads(file.read_text())["machine"]
+    ready = prepare(Case.read(case, given.engine, given.compile))
+    turn.ready.set()
+    turn.go.wait()
+    found = ready(limits)
+    held = json.loads(file.read_text())
+    held["cases"][key_of(case, given)] = found
+    write(file, held)
+    file.with_suffix(".md").write_text(page(held))
+    print(row(key_of(case, given), found), flush=True)
+
+
+def write(file: Path, held: dict[str, Any]) -> None:
+    """Writes all or nothing: a process may be ended at any time."""
+    whole = file.with_suffix(".tmp")
+    whole.write_text(json.dumps(held, indent=1))
+    whole.replace(file)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +164,8 @@ class Case:
     def read(cls, words: str, engine: str, compile: str) -> Case:
         where, _, rest = words.partition(":")
         task, method, clients = where.split("/")
+        if task not in TASKS or method not in METHODS:
+            raise SystemExit(f"{words}: tasks are {', '.join(TASKS)}; methods are {', '.join(METHODS)}")
         options: dict[str, Any] = {}
         for word in filter(None, rest.split(",")):
             if found := re.fullmatch(r"([bx])(\d+)", word):
@@ -192,6 +214,7 @@ def prepare(case: Case) -> Callable[[dict[str, object]], dict[str, object]]:
         engine = choose(case.engine, setting)
         run = rounds_of(engine, setting, case.trials)
         first = timed(lambda: run(0))
+        engine.evaluate(*start(setting), 0, "test")
     return lambda limits: measure(case, setting, engine, run, first, limits)
 
 
@@ -205,19 +228,20 @@ def measure(
         steps = [sum(len(part) for part in engine.plan(client, 0)) for client in everyone]
         numbers = iter(range(1, 10**6))
         train = [timed(lambda: run(next(numbers))) for _ in range(REPEATS)]
-        timed(lambda: engine.evaluate(shared, private, 0, "test"))
         judge = [timed(lambda: engine.evaluate(shared, private, 0, "test")) for _ in range(REPEATS)]
         memory = peak_memory()
+    with exactness(setting):
         client_step, judged = loop_step(setting, everyone, steps)
     total = sum(steps)
     scale = len(everyone) / total * 1e3
-    floor = floors(setting, len(everyone) * case.trials, limits)
+    floor = floors(setting, everyone[0], len(everyone) * case.trials, limits)
     client_step, judged = client_step * case.trials, judged * case.trials
     judge = [each * case.trials for each in judge]
     out = {
         "commit": commit(),
         "command": " ".join(["python", *sys.argv]),
         "engine": engine.name,
+        "compile": case.compile,
         "note": task.note,
         "clients": len(everyone),
         "batch_size": case.batch_size,
@@ -251,8 +275,7 @@ def loop_step(setting: Setting, everyone: list[int], steps: list[int]) -> tuple[
     shared, private = start(setting)
     client = everyone[int(np.argsort(steps)[len(steps) // 2])]
     plan = [part[: max(1, 60 // len(steps_of))] for steps_of in [loop.plan(client, 0)] for part in steps_of]
-    facts = loop.facts([client], 0)
-    alone = type(facts)(*(field[0] for field in facts))
+    alone = one(loop.facts([client], 0), 0)
     own = tree.take(private, client)
 
     def run() -> None:
@@ -268,23 +291,28 @@ def loop_step(setting: Setting, everyone: list[int], steps: list[int]) -> tuple[
     return each, judge * float(rows.sum()) / float(rows[client])
 
 
-def floors(setting: Setting, clients: int, limits: dict[str, object]) -> dict[str, float]:
-    """The least time of a step of all clients: weights read twice, and read and written once more; operations at the peak."""
-    shared, private = start(setting)
-    engine = ENGINES["loop"](setting)
-    plan, facts = engine.plan(0, 0), engine.facts([0], 0)
-    alone = type(facts)(*(field[0] for field in facts))
-    counter = FlopCounterMode(display=False)
-    with counter:
-        local_round(setting.method, shared, tree.take(private, 0), setting.federation.table, [p[:1] for p in plan], alone)
-    operations = counter.get_total_flops() / len(plan)
-    work = setting.method.download(shared, tree.take(private, 0), alone)
-    size = sum(touched(path, leaf, setting) for path, leaf in tree.flatten(work).items())
+def floors(setting: Setting, client: int, clients: int, limits: dict[str, Any]) -> dict[str, float]:
+    """The least time of a step of all clients, over the phases of a round: weights that it moves are read twice, then read
+    and written once more; operations at the peak.
+    """
+    method, engine, (shared, private) = setting.method, ENGINES["loop"](setting), start(setting)
+    plan, alone = engine.plan(client, 0), one(engine.facts([client], 0), 0)
+    sizes, operations = [], []
+    for phase, steps in zip(method.phases(), plan, strict=True):
+        work = method.download(shared, tree.take(private, client), alone)
+        rows = torch.from_numpy(steps[0]).to(setting.device)
+        with FlopCounterMode(display=False) as counter:
+            after, _ = phase.step(shared, work, setting.federation.table.batch(rows[rows >= 0]), alone)
+        before = tree.flatten(work)
+        moved = {path: leaf for path, leaf in tree.flatten(after).items() if not torch.equal(leaf, before[path])}
+        sizes.append(sum(touched(path, leaf, setting) for path, leaf in moved.items()))
+        operations.append(counter.get_total_flops())
+    size, operation = (float(np.average(part, weights=[len(steps) for steps in plan])) for part in (sizes, operations))
     return {
         "parameter_bytes": size,
-        "operations": operations,
-        "floor_bytes_ms": clients * 4 * size / float(limits["bytes_per_s"]) * 1e3,  # type: ignore[arg-type]
-        "floor_operations_ms": clients * operations / float(limits["operations_per_s"]) * 1e3,  # type: ignore[arg-type]
+        "operations": operation,
+        "floor_bytes_ms": clients * 4 * size / limits["bytes_per_s"] * 1e3,
+        "floor_operations_ms": clients * operation / limits["operations_per_s"] * 1e3,
     }
 
 
@@ -366,6 +394,9 @@ def reset_memory() -> None:
 def peak_memory() -> int:
     if torch.cuda.is_available():
         return torch.cuda.max_memory_reserved()
+    status = Path("/proc/self/status")
+    if status.exists():  # what this process took, without the one that started it
+        return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM")) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -15,5 +15,5 @@ def test_page_on_speed_is_the_one_that_the_results_give(monkeypatch: pytest.Monk
     import page
 
     assert page.text() == (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
-    for module in ("page", "speed", "tasks"):
+    for module in ("page", "memory", "speed", "tasks"):
         sys.modules.pop(module)

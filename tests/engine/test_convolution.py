@@ -41,6 +41,8 @@ CASES = {
     "signals 1×9 strided": Case(kernel=(1, 9), image=(1, 30), stride=(1, 2), padding=(0, 4)),
     "whole image": Case(kernel=(9, 10)),
     "many weights": Case(inputs=32, channels=32, image=(4, 4)),
+    "one input": Case(inputs=1),
+    "padded beyond what it sees": Case(kernel=(1, 1), padding=(1, 2)),
 }
 CLIENTS, ROWS = 3, 4
 cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -96,6 +98,8 @@ def refused() -> dict[str, tuple]:
     return {
         "one client": (one, torch.zeros(4, 4, 3, 3), *pair, False, 1),
         "transposed": (one, many, *pair, True, 2),
+        "depthwise": (one, torch.zeros(4, 1, 3, 3), *pair, False, 4),
+        "depthwise, two channels each": (one, torch.zeros(8, 1, 3, 3), *pair, False, 4),
         "a line": (torch.zeros(2, 4, 6), torch.zeros(4, 2, 3), (1,), (0,), (1,), False, 2),
         "a volume": (torch.zeros(2, 4, 6, 6, 6), torch.zeros(4, 2, 3, 3, 3), (1,) * 3, (0,) * 3, (1,) * 3, False, 2),
     }

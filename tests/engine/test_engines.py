@@ -460,6 +460,26 @@ def test_trials_with_other_numbers_run_at_once_as_each_alone(name: str) -> None:
     assert len(set(losses)) == 3, "the numbers make a difference"
 
 
+def test_trial_that_is_left_alone_goes_on_with_its_own_numbers() -> None:
+    first = make("vmap", FedAvg(), layered)
+    shared, private = start(first)
+    for lr, clients in ((0.05, [0, 1]), (0.01, [0, 1]), (0.01, [2])):  # one client alone runs another way
+        method = dataclasses.replace(first.method, lr=lr)
+        asked = Train(shared, tree.take(private, torch.tensor(clients)), clients, 0, first.schedule, clients, method)
+        plain = make("loop", FedAvg(), layered)
+        plain.method = dataclasses.replace(plain.method, lr=lr)
+        assert_close(flat(first.train_one(asked)), flat(plain.train_one(asked)))
+        for trial in first.train_all([asked, asked]):
+            assert_close(flat(trial), flat(plain.train_one(asked)))
+
+
+def test_rehearsal_traces_nothing() -> None:
+    machine = make("vmap", FedAvg(), layered, compile="on")
+    assert isinstance(machine, Vmap)
+    machine.rehearse()
+    assert not any(program.traced for program in programs_of(machine))
+
+
 def test_trials_that_differ_in_more_than_numbers_cannot_run_at_once() -> None:
     federation = toy_federation((31, 12))
     runs = []

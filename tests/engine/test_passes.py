@@ -36,14 +36,16 @@ def assert_equal(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
         torch.testing.assert_close(mine, theirs)
 
 
-def run_in_place(step: Step, state: Sequence[Tensor], fixed: Sequence[Tensor] = (), compiled: bool = False) -> fx.Graph:
+def run_in_place(
+    step: Step, state: Sequence[Tensor], fixed: Sequence[Tensor] = (), compiled: bool = False, kernels: bool = False
+) -> fx.Graph:
     """The graph of a step that updates its state, having checked three calls of it against the step itself."""
     module = make_fx(step)(*clones(state), *fixed)
     drop_idle(module.graph)
     share_equal(module.graph)
     if compiled:
         write_out(module.graph)
-    write_back(module.graph, len(state), compiled)
+    write_back(module.graph, len(state), compiled, kernels)
     module.graph.lint()
     module.recompile()
     mine, theirs, untouched = clones(state), clones(state), clones(fixed)
@@ -210,6 +212,10 @@ def test_state_that_does_not_change_is_not_written() -> None:
     assert count(graph, "copy_") == 1
 
 
+def test_view_that_does_not_say_so_is_read_before_its_memory_is_overwritten() -> None:
+    run_in_place(lambda a, b: [a * 2, aten._unsafe_view(a, [3, 3])], [random(9), random(3, 3)])
+
+
 @ways
 def test_step_of_sgd_is_subtracted_without_a_copy(compiled: bool) -> None:
     def step(weight: Tensor, x: Tensor) -> list[Tensor]:
@@ -357,6 +363,42 @@ def test_product_that_is_used_twice_is_made_once() -> None:
 
     graph = run_in_place(step, [random(3, 3), random(3, 3)], [random(3, 4), random(4, 3, seed=1)])
     assert (count(graph, "mm.default"), count(graph, "addmm_")) == (1, 0)
+
+
+@ways
+@pytest.mark.parametrize(
+    ("pull", "by_kernel"),
+    [
+        (lambda a, b, c: c, True),
+        (lambda a, b, c: a - c, True),
+        (lambda a, b, c: b, False),
+        (lambda a, b, c: b.transpose(1, 2), False),
+        (lambda a, b, c: a, False),
+    ],
+    ids=["an input", "own and an input", "other state", "a view of it", "own"],
+)
+def test_gradient_that_is_a_product_and_a_pull_is_subtracted_in_two_parts(
+    pull: Callable[..., Tensor], by_kernel: bool, compiled: bool
+) -> None:
+    def step(b: Tensor, a: Tensor, c: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:  # b is overwritten before a
+        return [b * 2, a - 0.1 * (torch.bmm(x, y) + pull(a, b, c))]
+
+    state, fixed = [random(2, 3, 3), random(2, 3, 3, seed=1)], [random(2, 3, 3, seed=2), random(2, 3, 4), random(2, 4, 3)]
+    graph = run_in_place(step, state, fixed, compiled, kernels=True)
+    assert count(graph, "subtract_product_") == by_kernel
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (1, 3, 3)], ids=["of a plain product", "of a product of many"])
+def test_gradient_that_is_spread_over_clients_is_subtracted_from_each(shape: tuple[int, ...]) -> None:
+    x, y = random(*shape), random(*shape, seed=1)
+    for kernels in (True, False):
+        run_in_place(lambda w, x, y: [w - 0.1 * (x @ y)], [random(2, 3, 3)], [x, y], kernels=kernels)
+
+
+def test_kernels_take_no_products_of_other_types() -> None:
+    x, y = random(2, 3, 4).double(), random(2, 4, 3).double()
+    graph = run_in_place(lambda w, x, y: [w - 0.1 * torch.bmm(x, y)], [random(2, 3, 3).double()], [x, y], kernels=True)
+    assert (count(graph, "subtract_product_"), count(graph, "baddbmm_")) == (0, 1)
 
 
 @pytest.mark.parametrize(

@@ -158,3 +158,16 @@ def test_program_of_a_gpu_gives_the_same_on_a_cpu(monkeypatch: pytest.MonkeyPatc
     names = " ".join(str(node.target) for node in program._run.graph.nodes)
     assert "convolution" not in names
     assert ("add_rows_" in names) == compiled
+
+
+@pytest.mark.gpu
+@traces
+def test_program_runs_on_a_gpu_that_is_not_the_current_one(traced: bool) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    there = [torch.utils._pytree.tree_map(lambda t: t.to("cuda:1"), part) for part in (state(), fixed())]
+    program, expected = Program(advance, *there, traced=traced), state()
+    for _ in range(3):
+        program()
+        expected = advance(expected, fixed())
+    torch.testing.assert_close(program.state["w"].cpu(), expected["w"])

@@ -119,10 +119,13 @@ class Engine(ABC):
 
     def shares(self, asked: Train) -> Tensor:
         """Gives the weights of the clients in the mean over the cohort; all of the cohort's sum to one."""
-        facts = self.facts(asked.cohort, asked.round)
-        weights = torch.stack([asked.method.weight(one(facts, place)) for place in range(len(asked.cohort))])
+        weights = self.weights(asked.method, self.facts(asked.cohort, asked.round))
         places = {client: place for place, client in enumerate(asked.cohort)}
         return (weights / weights.sum())[torch.as_tensor([places[client] for client in asked.clients], device=self.device)]
+
+    def weights(self, method: Method, clients: Client) -> Tensor:
+        """Gives the weights of stacked clients, each by itself."""
+        return torch.stack([method.weight(one(clients, place)) for place in range(len(clients.rows))])
 
     def home(self, bytes_each: int) -> torch.device:
         """Gives where private states are kept: with the engine, or on the host where they would fill a GPU."""
@@ -144,7 +147,7 @@ class Engine(ABC):
         """Gives what the clients know besides their rows, stacked."""
         index = torch.as_tensor(list(clients), device=self.device)
         same = torch.ones(len(clients), device=self.device)
-        return Client(self._rows[index], self._counts[index], same * round, same * self.schedule.rounds)
+        return Client(self._rows[index], self._counts[index], same * round, same * self.schedule.rounds, index.to(same.dtype))
 
     def counted(self, rows: Rows) -> Rows:
         """Gives the training rows that count for a client's label counts."""
@@ -154,8 +157,9 @@ class Engine(ABC):
         """Gives what a client knows that is not of the federation and trains on all rows of a table of its own."""
         labels = table.y[torch.from_numpy(self.counted(np.arange(len(table)))).to(self.device)]
         counts = torch.bincount(labels, minlength=table.classes).to(torch.float32)
-        rows, now, planned = torch.tensor([len(table), round, self.schedule.rounds], dtype=torch.float32, device=self.device)
-        return Client(rows, counts, now, planned)
+        known = [len(table), round, self.schedule.rounds, len(self.federation)]
+        rows, now, planned, number = torch.tensor(known, dtype=torch.float32, device=self.device)
+        return Client(rows, counts, now, planned, number)
 
     def plan(self, client: int, round: int, schedule: Schedule | None = None) -> Plan:
         """Gives the steps of a client's round, under the schedule of a trial or the engine's own."""

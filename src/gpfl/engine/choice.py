@@ -89,9 +89,6 @@ def has_layer(setting: Setting, kind: type[nn.Module]) -> bool:
     return any(isinstance(layer, kind) for layer in setting.method.net.module("base", training=True).modules())
 
 
-PRECISIONS = {"float32": "highest", "tf32": "high", "bf16": "medium"}
-"""What torch calls the precisions of products."""
-
 SMALL_PRODUCT = 10_000_000
 """Multiplications of the largest matrix product of a step below which a second thread gains nothing (measured on the digits)
 and, on a busy machine, waits for its core most of the time."""
@@ -109,21 +106,3 @@ def fitting_threads(setting: Setting) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def exactness(setting: Setting) -> Iterator[None]:
-    """Runs products in the precision of the setting, and restores what was set before.
-
-    torch lets convolutions on a GPU use TF32 unless it is told otherwise. With bf16 our kernels round what they multiply to
-    it; libraries then take TF32, as torch's "medium" lets them.
-    """
-    cudnn = torch.backends.cudnn
-    before = torch.get_float32_matmul_precision(), cudnn.allow_tf32
-    torch.set_float32_matmul_precision(PRECISIONS[setting.precision])
-    cudnn.allow_tf32 = setting.precision != "float32"
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        cudnn.allow_tf32 = before[1]

@@ -18,6 +18,10 @@ Ints = Sequence[int]
 ALIGNED = 4
 SMALL = 1 << 13
 """Entries of a weight gradient under which the sum over rows is split by rows: one long sum would keep few processors busy."""
+DEPTHWISE = 4
+"""Channels from one input from which a group is a client's."""
+MOST = (1 << 16) - 1
+"""Groups that a launch on a GPU can count."""
 
 
 def convolution(
@@ -34,7 +38,7 @@ def convolution(
     """Gives a convolution with a group for each client; all others as they are."""
     if not taken(x, weight, transposed, groups):
         return NotImplemented  # type: ignore[no-any-return]
-    if kernels_take(x, dilation):
+    if kernels_take(x, dilation, groups):
         seen = inner(padded(x, padding), groups)
         own = products.taps(weight, groups)
         return laid_out(torch.ops.gpfl.convolve(seen, own, list(weight.shape[2:]), list(stride), False), bias)
@@ -61,7 +65,7 @@ def convolution_backward(
     """Gives the gradients of x, weight and bias, as far as they are wanted."""
     if not taken(x, weight, transposed, groups):
         return NotImplemented  # type: ignore[no-any-return]
-    if kernels_take(x, dilation):
+    if kernels_take(x, dilation, groups):
         return kernels_backward(grad, x, weight, stride, padding, groups, wanted)
     rows, size = len(x), grad.shape[2:]
     # (clients, rows × places, channels)
@@ -85,13 +89,21 @@ def convolution_backward(
 
 
 def taken(x: Tensor, weight: Tensor, transposed: bool, groups: int) -> bool:
-    """Tells whether a convolution is of many clients in the plane."""
-    return groups > 1 and not transposed and x.dim() == 4 and weight.shape[1] * groups == x.shape[1]
+    """Tells whether a convolution is of many clients in the plane, and a product in each group is worth its while.
+
+    Groups may also be a client's own. With one input and few channels each, as in depthwise convolutions, libraries have
+    kernels for them, and a product would be mostly empty.
+    """
+    if groups == 1 or transposed or x.dim() != 4:
+        return False
+    return weight.shape[1] > 1 or len(weight) >= DEPTHWISE * groups
 
 
-def kernels_take(x: Tensor, dilation: Ints) -> bool:
+def kernels_take(x: Tensor, dilation: Ints, groups: int) -> bool:
     """Tells whether our kernels take a convolution."""
-    return x.dtype == torch.float32 and all(step == 1 for step in dilation) and products.has_kernels(x.device)
+    if x.dtype != torch.float32 or any(step != 1 for step in dilation) or groups > MOST:
+        return False
+    return products.has_kernels(x.device)
 
 
 def kernels_backward(

@@ -22,6 +22,8 @@ from torch import Tensor
 from gpfl.engine.products import FEW
 
 Ints = Sequence[int]
+COUNTED = 1 << 30
+"""Entries from which places are counted in 64 bits: half of what 32 bits hold, since tiles reach beyond the edges."""
 
 
 @triton.jit
@@ -41,15 +43,21 @@ def add_product(total, a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def counted(number, LONG: tl.constexpr):
+    """Gives a number that counts entries, in 64 bits where a tensor has more of them than 32 bits can count."""
+    return number.to(tl.int64) if LONG else number
+
+
+@triton.jit
 def convolve_kernel(
     x, w, y, rows, inputs, channels, places, width,
     x_client, x_row, x_down, x_right, down, right, w_client, w_tap, w_channel, w_input,
     TAPS: tl.constexpr, ACROSS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    FLIP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    FLIP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
     """Gives y[client, row, place, channel] = Σ x[client, row, what tap sees there, input] w[client, tap, channel, input]."""
-    client = tl.program_id(1)
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    client = counted(tl.program_id(1), LONG)
+    m = counted(tl.program_id(0) * BM + tl.arange(0, BM), LONG)
     n = tl.program_id(2) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
     row, place = m // places, m % places
@@ -79,10 +87,10 @@ def weigh_kernel(
     x, dy, dw, rows, inputs, channels, places, width, part,
     x_client, x_row, x_down, x_right, down, right,
     TAPS: tl.constexpr, ACROSS: tl.constexpr, BC: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
     """Gives dw[part of the sum, client, channel, tap, input] = Σ x[what tap sees at a place, input] dy[place, channel]."""
-    client, split = tl.program_id(1), tl.program_id(2)
+    client, split = counted(tl.program_id(1), LONG), tl.program_id(2)
     across, blocks = (channels + BN - 1) // BN, (inputs + BC - 1) // BC
     n = tl.program_id(0) % across * BN + tl.arange(0, BN)
     c = tl.program_id(0) // across % blocks * BC + tl.arange(0, BC)
@@ -93,7 +101,7 @@ def weigh_kernel(
     first, last = split * part, tl.minimum(split * part + part, rows * places)
     total = tl.zeros((BC, BN), dtype=tl.float32)
     for start in range(first, last, BM):
-        m = start + tl.arange(0, BM)
+        m = counted(start + tl.arange(0, BM), LONG)
         row, place = m // places, m % places
         real = m < last
         at = row * x_row + (place // width) * x_down + (place % width) * x_right
@@ -112,16 +120,16 @@ def weigh_kernel(
 def thin_kernel(
     a, b, y, rows, terms, columns,
     a_client, a_row, a_term, b_client, b_term, b_column,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
     """Gives y[client, row, column] = Σ a[client, row, term] b[client, term, column] for at most BM rows."""
-    client = tl.program_id(1)
-    m, n = tl.arange(0, BM), tl.program_id(0) * BN + tl.arange(0, BN)
+    client = counted(tl.program_id(1), LONG)
+    m, n = counted(tl.arange(0, BM), LONG), counted(tl.program_id(0) * BN + tl.arange(0, BN), LONG)
     real_m, real_n = m < rows, n < columns
     left, right = a + client * a_client + m * a_row, b + client * b_client + n * b_column
     total = tl.zeros((BM, BN), dtype=tl.float32)
     for start in range(0, terms, BK):
-        k = start + tl.arange(0, BK)
+        k = counted(start + tl.arange(0, BK), LONG)
         real = k < terms
         a_at, b_at = left[:, None] + (k * a_term)[None, :], right[None, :] + (k * b_term)[:, None]
         if EVEN:
@@ -137,11 +145,13 @@ def thin_kernel(
 @triton.jit
 def subtract_product_kernel(
     w, left, right, rate, rows, down, across, w_client, w_down, w_across,
-    left_client, left_row, left_down, right_client, right_row, right_across, BM: tl.constexpr, BN: tl.constexpr,
+    left_client, left_row, left_down, right_client, right_row, right_across,
+    BM: tl.constexpr, BN: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
     """Subtracts rate Σ left[client, row, i] right[client, row, j] from w[client, i, j]."""
-    client = tl.program_id(2)
-    i, j = tl.program_id(1) * BM + tl.arange(0, BM), tl.program_id(0) * BN + tl.arange(0, BN)
+    client = counted(tl.program_id(2), LONG)
+    i = counted(tl.program_id(1) * BM + tl.arange(0, BM), LONG)
+    j = counted(tl.program_id(0) * BN + tl.arange(0, BN), LONG)
     real_i, real_j = i < down, j < across
     total = tl.zeros((BM, BN), dtype=tl.float32)
     for row in range(rows):
@@ -156,6 +166,12 @@ def subtract_product_kernel(
 def precision() -> str:
     """Gives torch's word for the precision of products: highest, high (TF32) or medium (bf16)."""
     return torch.get_float32_matmul_precision()
+
+
+def long(*tensors: Tensor) -> bool:
+    """Tells whether one of some tensors has more entries, gaps between them counted, than 32 bits can count."""
+    spans = (sum((size - 1) * step for size, step in zip(t.shape, t.stride(), strict=True)) for t in tensors)
+    return any(span >= COUNTED for span in spans)
 
 
 def convolve(x: Tensor, w: Tensor, kernel: Ints, stride: Ints, flip: bool) -> Tensor:
@@ -186,6 +202,7 @@ def convolve(x: Tensor, w: Tensor, kernel: Ints, stride: Ints, flip: bool) -> Te
         FLIP=flip,
         EVEN=width % tile["BK"] == 0 and channels % tile["BN"] == 0,
         PRECISION=precision(),
+        LONG=long(x, w, y),
     )
     return y
 
@@ -213,6 +230,7 @@ def weigh(x: Tensor, dy: Tensor, kernel: Ints, stride: Ints, splits: int) -> Ten
         **tile,
         EVEN=width % tile["BC"] == 0 and channels % tile["BN"] == 0,
         PRECISION=precision(),
+        LONG=long(x, dy, dw),
     )
     return dw
 
@@ -236,8 +254,13 @@ def thin(a: Tensor, b: Tensor) -> Tensor:
         else {"BM": 16, "BN": 64, "BK": 32, "num_warps": 2, "num_stages": 4}
     )
     grid = (math.ceil(columns / tile["BN"]), clients)
-    even = terms % tile["BK"] == 0 and columns % tile["BN"] == 0
-    thin_kernel[grid](a, b, y, rows, terms, columns, *a.stride(), *b.stride(), **tile, EVEN=even, PRECISION=precision())
+    thin_kernel[grid](
+        *(a, b, y, rows, terms, columns, *a.stride(), *b.stride()),
+        **tile,
+        EVEN=terms % tile["BK"] == 0 and columns % tile["BN"] == 0,
+        PRECISION=precision(),
+        LONG=long(a, b, y),
+    )
     return y
 
 
@@ -251,4 +274,5 @@ def subtract_product(w: Tensor, left: Tensor, right: Tensor, rate: float) -> Non
         *(w, left, right, rate, left.shape[2], down, across, *w.stride()),
         *(left.stride(0), left.stride(2), left.stride(1), *right.stride()),
         **tile,
+        LONG=long(w, left, right),
     )

@@ -100,7 +100,7 @@ def origin(node: fx.Node) -> fx.Node:
 
 def is_view(node: fx.Node) -> bool:
     """Tells whether the value of a node may lie in the memory of its first input."""
-    if node.target is operator.getitem:  # one of several results
+    if node.target in (operator.getitem, aten._unsafe_view.default):  # one of several results; a view that does not say so
         return True
     if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.returns:
         return False
@@ -177,8 +177,9 @@ def emit(graph: fx.Graph, write: Write, overwritten: set[fx.Node], compiled: boo
         return
     if add_rows(graph, write, overwritten, compiled) or add_product(graph, write, overwritten, compiled, kernels):
         return
-    for product, rest in summands(write.value) if kernels else ():  # a gradient that is a product and a pull
-        if few_terms(product_in(product, overwritten)):
+    parts = summands(write.value) if kernels and alike(write.value, write.target) else []
+    for product, rest in parts:  # a gradient that is a product and a pull
+        if few_terms(product_in(product, overwritten)) and origin(rest) not in overwritten:
             graph.call_function(aten.sub_.Tensor, (write.target, rest), {"alpha": write.rate})
             add_product(graph, Write(write.target, product, write.rate), overwritten, compiled, kernels)
             return
@@ -186,15 +187,21 @@ def emit(graph: fx.Graph, write: Write, overwritten: set[fx.Node], compiled: boo
 
 
 def summands(value: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
-    """Gives the two parts of a sum of equal shapes, in both orders; nothing for what is not one."""
+    """Gives the two parts of a sum of like parts, in both orders; nothing for what is not one."""
     if value.target is not aten.add.Tensor or value.kwargs or len(value.users) > 1:
         return []
     one, other = value.args
-    if not isinstance(one, fx.Node) or not isinstance(other, fx.Node):
-        return []
-    if one.meta["val"].shape != value.meta["val"].shape or other.meta["val"].shape != value.meta["val"].shape:
+    if not isinstance(one, fx.Node) or not isinstance(other, fx.Node) or not alike(one, value) or not alike(other, value):
         return []
     return [(one, other), (other, one)]
+
+
+def alike(one: fx.Node, other: fx.Node) -> bool:
+    """Tells whether two nodes are known to have one shape and one type."""
+    first, second = one.meta.get("val"), other.meta.get("val")
+    return (
+        isinstance(first, Tensor) and isinstance(second, Tensor) and (first.shape, first.dtype) == (second.shape, second.dtype)
+    )
 
 
 # Embeddings: a batch touches few of many rows, and plain SGD moves only those.
@@ -273,7 +280,7 @@ def add_product(graph: fx.Graph, write: Write, overwritten: set[fx.Node], compil
     """Adds a step whose gradient is a matrix product, which is never written down; tells whether it did."""
     found = product_in(write.value, overwritten)
     by_kernel = kernels and few_terms(found)
-    if found is None or (compiled and not by_kernel):
+    if found is None or (compiled and not by_kernel) or not alike(write.value, write.target):
         return False
     call, rate, target = graph.call_function, float(write.rate or 0.0), write.target
     (node, turned) = found
@@ -305,7 +312,10 @@ def product_in(value: fx.Node, overwritten: set[fx.Node]) -> tuple[fx.Node, bool
 
 def few_terms(found: tuple[fx.Node, bool] | None) -> bool:
     """Tells whether there is a product of many clients with few terms: for those we have a kernel."""
-    return found is not None and found[0].target is aten.bmm.default and found[0].args[0].meta["val"].shape[-1] <= FEW  # type: ignore[union-attr]
+    if found is None or found[0].target is not aten.bmm.default:
+        return False
+    left = found[0].args[0].meta["val"]  # type: ignore[union-attr]
+    return bool(left.shape[-1] <= FEW and left.dtype == torch.float32)
 
 
 def is_turn(node: fx.Node, base: fx.Node) -> bool:

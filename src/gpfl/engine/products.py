@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import warnings
 from collections.abc import Sequence
 from functools import cache
 
@@ -22,10 +23,24 @@ BUSY = 512
 
 @cache
 def has_kernels(device: torch.device) -> bool:
-    """Tells whether our kernels run on a device: they need Triton and the tensor cores of compute capability 8."""
-    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+    """Tells whether our kernels run on a device: they need Triton and NVIDIA's tensor cores of compute capability 8."""
+    if device.type != "cuda" or torch.version.cuda is None or importlib.util.find_spec("triton") is None:
+        return False  # torch calls AMD's cards cuda too
+    return torch.cuda.get_device_capability(device)[0] >= 8 and can_build(device)
+
+
+def can_build(device: torch.device) -> bool:
+    """Tells whether Triton can build and run a kernel on a device: it needs a C compiler, which not every machine has."""
+    w, left, right = (torch.ones(1, 1, 1, device=device) for _ in range(3))
+    try:
+        from gpfl.engine import kernels
+
+        kernels.subtract_product(w, left, right, 1.0)
+    except Exception as problem:  # whatever a compiler says
+        reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
+        warnings.warn(f"Triton builds no kernels here ({reason}): rounds take several times as long", stacklevel=2)
         return False
-    return torch.cuda.get_device_capability(device)[0] >= 8
+    return True
 
 
 @torch.library.custom_op("gpfl::convolve", mutates_args=())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -54,12 +55,14 @@ class Program:
         self._count = self._shape.num_leaves
         self.device = self._leaves[0].device
         flat = self._flat(function)
-        module = self._trace(flat, weights or {}) if traced else None
-        self.traced = module is not None
-        self._run = self._in_place(module, compiled and self._products) if module is not None else self._plain(flat)
-        self._graph: torch.cuda.CUDAGraph | None = None
-        if self.traced and self.device.type == "cuda":
-            self._graph = self._capture_compiled(needed) if compiled else self._capture()
+        # Streams, graphs and kernels are those of the current GPU, which may be another.
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+            module = self._trace(flat, weights or {}) if traced else None
+            self.traced = module is not None
+            self._run = self._in_place(module, compiled and self._products) if module is not None else self._plain(flat)
+            self._graph: torch.cuda.CUDAGraph | None = None
+            if self.traced and self.device.type == "cuda":
+                self._graph = self._capture_compiled(needed) if compiled else self._capture()
 
     def _capture_compiled(self, needed: bool) -> torch.cuda.CUDAGraph:
         """Gives the graph of the compiled operations; where they cannot be compiled and need not be, of those as they are."""

@@ -40,13 +40,14 @@ class Vmap(Engine):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        self._compile = setting.compile
+        self._compile, self._traces = setting.compile, True
         self._programs: dict[object, Program] = {}
         self._judging = Judging(self, self.slots, self._program)
         self._usual: dict[int, int] = {}
 
     def rehearse(self) -> None:
         """Runs a step of every phase and a judgement for a client and its double: what torch cannot vmap fails here."""
+        self._traces = False
         client = next(client for client in range(len(self.federation)) if self.trains(client))
         shared, private = (tree.to(state, self.device) for state in self.method.init(self.schedule.seed))
         private, facts = tree.repeat(private, 2), self.facts([client, client], 0)
@@ -67,7 +68,7 @@ class Vmap(Engine):
     def train_all(self, asked: Sequence[Train]) -> list[Cohort]:
         """Gives the rounds of several trials, whose clients train in the same slots, results in the order of their clients."""
         rounds = [Round(self, each) for each in asked]
-        names = differing([each.method for each in asked])
+        names = differing([self.method, *(each.method for each in asked)])  # also where one trial of several is left
         values = [{name: torch.tensor(getattr(each.method, name), device=self.device) for name in names} for each in asked]
         bundles: list[Tree] = [{"state": one.shared, "values": dict(own)} for one, own in zip(rounds, values, strict=True)]
         shared = bundles[0] if len(rounds) == 1 else tree.stack(bundles)
@@ -77,6 +78,10 @@ class Vmap(Engine):
                 each.fetch([member.place for member in following if member.round == number])
             self._train_members(rounds, shared, members)
         return [each.cohort() for each in rounds]
+
+    def weights(self, method: Method, clients: Client) -> Tensor:
+        """Gives the weights of stacked clients, all at once."""
+        return vmap(method.weight)(clients)
 
     def _arrange(self, rounds: Sequence[Round]) -> list[list[Member]]:
         """Gives the clients of all rounds in chunks, those with most steps first.
@@ -220,8 +225,8 @@ class Vmap(Engine):
         self, advance: Function, state: Buffers, fixed: Buffers, calls: int, weights: Mapping[str, bool] | None = None
     ) -> Program:
         """Gives a program that is traced and compiled as far as so many calls pay for it."""
-        compiled = self._compile == "on" or (self._compile == "auto" and calls >= self.compile_from)
-        traced, needed = compiled or calls >= self.trace_from, self._compile == "on"
+        compiled = self._traces and (self._compile == "on" or (self._compile == "auto" and calls >= self.compile_from))
+        traced, needed = compiled or (self._traces and calls >= self.trace_from), self._compile == "on"
         return Program(advance, state, fixed, traced=traced, compiled=compiled, needed=needed, weights=weights)
 
     def _longest(self, packing: Packing) -> int:
