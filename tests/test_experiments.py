@@ -12,7 +12,10 @@ import pytest
 from conftest import Toy
 
 import gpfl
+from gpfl.config import PROTOCOLS, resolve
 from gpfl.data import DATA
+from gpfl.methods import METHODS
+from gpfl.nets import resnet18
 from gpfl.options import option
 from gpfl.result import Result
 from gpfl.simulate import Silent
@@ -174,6 +177,29 @@ def test_settings_that_stand_in_two_tables_have_one_number_but_for_the_two_that_
         assert "scalability" in ALL["stability"].remarks["cifar100/join-1", label]
 
 
+def test_both_layouts_of_har_have_the_papers_one_column() -> None:
+    assert accuracy("real-world", "har/interleaved") == accuracy("real-world", "har/real-world")
+
+
+def test_page_names_every_setting_that_a_protocol_changes() -> None:
+    page = (ROOT / "docs" / "reproduce.md").read_text()
+    table = [line for line in page.splitlines() if line.startswith(("| GPFL:", "| pFedMe:", "| all:"))]
+    named = {(line.split(":")[0][2:], line.split("`")[1]) for line in table}
+    changed = set()
+    for method in METHODS:
+        usual, *others = [
+            tomllib.loads(
+                resolve({"data": {"name": "digits"}, "method": {"name": method}, "run": {"protocol": name}}).to_toml()
+            )
+            for name in PROTOCOLS
+        ]
+        for other in others:
+            changed |= {("all", key) for key, value in other["train"].items() if str(value) != str(usual["train"][key])}
+            own = {key for key, value in other["method"].items() if str(value) != str(usual["method"][key])}
+            changed |= {(studies.spelled(method), key) for key in own}
+    assert named == changed
+
+
 # Every column runs.
 
 
@@ -217,7 +243,7 @@ def words() -> gpfl.Table:
 
 TINY = {
     "fmnist": Tiny(name="fmnist", make=images("fmnist", 400, (1, 16, 16), 10)),
-    "cifar100": Tiny(name="cifar100", make=images("cifar100", 2500, (3, 16, 16), 100)),
+    "cifar100": Tiny(name="cifar100", make=images("cifar100", 5000, (1, 16, 16), 100)),
     "tiny": Tiny(name="tiny", make=images("tiny", 800, (3, 16, 16), 200)),
     "agnews": Tiny(name="agnews", make=words),
     "amazon": Tiny(name="amazon", make=grouped("amazon", 80, (12,), 2, 4)),
@@ -227,8 +253,9 @@ TINY = {
 
 @pytest.fixture
 def tiny_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables of the same kinds as the published ones, of a few hundred rows; no models, which for ResNets are a gigabyte."""
+    """Tables of the same kinds as the published ones, of a few hundred rows, a ResNet-18 of few channels; no models."""
     monkeypatch.setattr(Result, "export", lambda result, folder: None)
+    monkeypatch.setattr(resnet18, "WIDTHS", (4, 4, 8, 8))
     for name, source in TINY.items():
         monkeypatch.setitem(DATA, name, source)
 
@@ -239,19 +266,26 @@ def contents() -> list[tuple[Experiment, Column]]:
     return list(found.values())
 
 
+def small(column: Column, *, min_rows: int, batch_size: int) -> dict[str, dict[str, object]]:
+    """Settings for few rows and little time."""
+    split = {"min_rows": min_rows} if column.given["split"]["name"] == "dirichlet" else {}
+    net: dict[str, object] = {"channels": [2, 2], "hidden": 8} if column.given["net"]["name"] == "cnn4" else {}
+    return {"train": {"batch_size": batch_size}, "split": dict(split), "net": net}
+
+
 @pytest.mark.usefixtures("tiny_data")
 @pytest.mark.parametrize(("one", "column"), contents(), ids=lambda value: getattr(value, "key", getattr(value, "name", "")))
 def test_every_column_runs_for_a_round_on_tiny_data(tmp_path: Path, one: Experiment, column: Column) -> None:
-    split = {"min_rows": 2} if column.given["split"]["name"] == "dirichlet" else {}  # there are few rows
-    common = {"train": {"batch_size": 400}, "split": split}
-    plan = Plan(out=tmp_path, seeds=(0,), rounds=1, run={"engine": "loop"}, common=common)
+    wanted = int(str(column.given["split"].get("clients", 0)))
+    engine, batch_size = ("vmap", 10) if wanted >= 100 else ("loop", 400)  # many clients of few rows, or one step of all rows
+    common = small(column, min_rows=2, batch_size=batch_size)
+    plan = Plan(out=tmp_path, seeds=(0,), rounds=1, run={"engine": engine}, common=common)
     [job], wrong = grid.lay_out([Cell(one, column, Entrant("fedavg", {"name": "fedavg"}))], plan, Grounds())
     assert wrong == {}
     assert grid.run_all([job], plan, lambda label: Silent(), {"command": "test", "commit": "none"}) == {}
     trials = job.trials("fedavg", (0,))
     assert trials is not None
     assert trials.summaries[0]["rounds"] == 1
-    wanted = column.given["split"].get("clients")
     assert trials.summaries[0]["clients"] == (wanted or {"amazon": 4, "har": 30}[column.data])
 
 
@@ -259,8 +293,7 @@ def test_every_column_runs_for_a_round_on_tiny_data(tmp_path: Path, one: Experim
 @pytest.mark.parametrize("one", ALL.values(), ids=ALL)
 def test_every_row_of_every_experiment_can_be_laid_out(tmp_path: Path, one: Experiment) -> None:
     column = one.columns[0]
-    split = {"min_rows": 8} if column.given["split"]["name"] == "dirichlet" else {}
-    plan = Plan(out=tmp_path, common={"train": {"batch_size": 2}, "split": split})
+    plan = Plan(out=tmp_path, common=small(column, min_rows=8, batch_size=2))
     cells = [Cell(one, column, row) for row in one.rows]
     grid.check(cells, plan)
     jobs, wrong = grid.lay_out(cells, plan, Grounds())
@@ -280,7 +313,9 @@ def test_settings_that_stand_in_several_tables_are_run_once(tmp_path: Path) -> N
         {("feature-shift", "amazon/feature-shift"), ("fairness", "amazon/feature-shift")},
     ]
     wanted = {place for places in shared for place in places}
-    cells = [Cell(one, column, one.row("gpfl")) for one, column in COLUMNS if (one.name, column.key) in wanted]
+    cells = [
+        Cell(one, column, Entrant("gpfl", {"name": "gpfl"})) for one, column in COLUMNS if (one.name, column.key) in wanted
+    ]
     plan = Plan(out=tmp_path, common={"split": {"seed": 2}})
     jobs, wrong = grid.lay_out(cells, plan, Grounds())
     assert wrong == {}

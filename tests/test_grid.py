@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import weakref
 from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from conftest import Toy, content, toy_table, without_time
 import gpfl
 from gpfl.data import DATA, PUBLISHED
 from gpfl.engine.base import Judge, Train
+from gpfl.methods import METHODS
 from gpfl.runs import RunFolder
 from gpfl.simulate import Outcome, Silent, Simulation
 from gpfl.study import estimate as estimates
@@ -21,6 +24,8 @@ from gpfl.study import grid
 from gpfl.study.compare import Entrant
 from gpfl.study.experiments import Cell, Column, Experiment, Published
 from gpfl.study.grid import Grounds, Job, Plan
+from gpfl.study.held import held_jobs
+from gpfl.study.results import results
 
 FACTS = {"command": "gpfl reproduce toys", "commit": "abc1234"}
 HALF = Column("toy/half", "half", "toys", {"data": {"name": "toy"}, "train": {"join": 0.5}})
@@ -160,11 +165,20 @@ def test_what_is_there_is_skipped_and_new_seeds_are_added(tmp_path: Path, begun:
     assert job.trials("mine", (7,)) is None
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A grid that was not cut off."""
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(DATA, "toy", Toy())
+        assert run(cells(TABLE), plan(folder)) == {}
+    return folder
+
+
 @pytest.mark.parametrize("lines", [1, 5, 8, 14])
-def test_grid_that_was_cut_off_ends_as_one_that_was_not(
-    tmp_path: Path, begun: list[str], monkeypatch: pytest.MonkeyPatch, lines: int
+def test_grid_that_was_cut_off_ends_elsewhere_as_one_that_was_not(
+    tmp_path: Path, whole: Path, begun: list[str], monkeypatch: pytest.MonkeyPatch, lines: int
 ) -> None:
-    assert run(cells(TABLE), plan(tmp_path / "whole")) == {}
     real, seen = RunFolder.append, [0]
 
     def append(folder: RunFolder, line: dict[str, object]) -> None:
@@ -176,15 +190,16 @@ def test_grid_that_was_cut_off_ends_as_one_that_was_not(
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "append", append)
         with pytest.raises(KeyboardInterrupt):
-            run(cells(TABLE), plan(tmp_path / "cut"))
-    ended = {path.parent for path in (tmp_path / "cut").glob("runs/*/*/summary.json")}
+            run(cells(TABLE), plan(tmp_path / "here", run={"checkpoint_every": 1}))
+    there = shutil.move(tmp_path / "here", tmp_path / "there")  # as if to another machine
+    ended = {path.parent for path in there.glob("runs/*/*/summary.json")}
     del begun[:]
-    assert run(cells(TABLE), plan(tmp_path / "cut")) == {}
+    assert run(cells(TABLE), plan(there)) == {}
     assert len(begun) == 8 - len(ended)
-    folders = sorted((tmp_path / "whole").glob("runs/*/seed-*"))
+    folders = sorted(whole.glob("runs/*/seed-*"))
     assert len(folders) == 8
     for folder in folders:
-        assert without_time(folder) == without_time(tmp_path / "cut" / folder.relative_to(tmp_path / "whole"))
+        assert without_time(folder) == without_time(there / folder.relative_to(whole))
 
 
 def test_more_rounds_are_another_run_and_the_shorter_one_stays(tmp_path: Path, begun: list[str]) -> None:
@@ -224,17 +239,23 @@ def test_cell_that_fails_is_named_and_the_others_are_run(tmp_path: Path, monkeyp
 
 def test_seeds_that_do_not_fit_at_once_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, ...]] = []
+    large: list[weakref.ref[torch.Tensor]] = []
+    held: list[object] = []
     real = grid.run_trials
 
     def run_trials(given: object, seeds: tuple[int, ...], *rest: Any, **more: Any) -> object:
         asked.append(tuple(seeds))
         if len(seeds) > 1:
+            weights = torch.zeros(3)
+            large.append(weakref.ref(weights))
             raise torch.OutOfMemoryError("too much")
+        held.append(large[0]())
         return real(given, seeds, *rest, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(grid, "run_trials", run_trials)
     assert run(cells(OTHER), plan(tmp_path, seeds=(0, 1, 2))) == {}
     assert asked == [(0, 1, 2), (0,), (1,), (2,)]
+    assert held == [None, None, None], "what did not fit is let go of before the next attempt"
     assert len(jobs(cells(OTHER), plan(tmp_path))[0].finished((0, 1, 2))) == 3
 
 
@@ -271,16 +292,92 @@ def test_weights_go_unless_they_are_wanted_or_a_figure_needs_them(tmp_path: Path
 def test_results_hold_all_cells_that_are_asked_for_or_were_run(tmp_path: Path) -> None:
     how = plan(tmp_path)
     assert run([Cell(TABLE, WHOLE, TABLE.rows[1])], how) == {}
-    found = grid.results(TABLE, jobs(cells(TABLE), how), how, extra=rows("local"), problems={("toy/whole", "fedavg"): "no"})
+    found = results(TABLE, jobs(cells(TABLE), how), how, extra=rows("local"), problems={("toy/whole", "fedavg"): "no"})
     assert [column.key for column in found.columns] == ["toy/whole"]
     assert [row.label for row in found.rows] == ["fedavg", "gpfl", "local"]
     assert found.trials.keys() == {("toy/whole", label) for label in ("fedavg", "gpfl", "local")}
     assert [bool(trials) for trials in found.trials.values()] == [False, True, False]
     assert found.problems == {("toy/whole", "fedavg"): "no"}
-    assert found.commits == ("abc1234",)
-    assert [c.key for c in grid.results(TABLE, [], how, columns=["toy/half"]).columns] == ["toy/half"]
-    [note] = tmp_path.glob("runs/*/cell.json")
-    assert json.loads(note.read_text())["command"] == "gpfl reproduce toys"
+    assert found.commits == {("toy/whole", "gpfl"): ("abc1234",)}
+    assert [c.key for c in results(TABLE, [], how, columns=["toy/half"]).columns] == ["toy/half"]
+    notes = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/made-*.json")]
+    assert [note["command"] for note in notes] == ["gpfl reproduce toys"] * 2
+
+
+def test_every_commit_that_had_a_part_in_a_run_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(folder: RunFolder, line: dict[str, object]) -> None:
+        raise KeyboardInterrupt
+
+    how = plan(tmp_path, seeds=(0,))
+    [job] = jobs(cells(OTHER), how)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "append", cut)
+        with pytest.raises(KeyboardInterrupt):
+            run(cells(OTHER), how)
+    assert grid.run_all([job], how, lambda label: Silent(), {**FACTS, "commit": "def5678"}) == {}
+    assert results(OTHER, [job], how).commits == {("x/y", "gpfl"): ("abc1234", "def5678")}
+    (job.folder / "made-0.json").write_text("{")
+    assert results(OTHER, [job], how).commits == {("x/y", "gpfl"): ("unknown",)}
+
+
+def test_heavy_states_are_written_more_rarely_unless_someone_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def every(**changes: Any) -> list[object]:
+        found = jobs([Cell(TABLE, WHOLE, row) for row in rows("fedavg", "ditto")], plan(tmp_path, **changes))
+        return [job.given["run"]["checkpoint_every"] for job in found]
+
+    assert every() == [10, 10]
+    [shared, private] = jobs([Cell(TABLE, WHOLE, row) for row in rows("fedavg", "ditto")], plan(tmp_path))
+    assert private.memory > shared.memory, "each client of Ditto has a model of its own"
+    monkeypatch.setattr(grid, "LIGHT", 3000)
+    often, rarely = every()
+    assert 10 <= int(str(often)) < int(str(rarely))
+    assert every(run={"checkpoint_every": 7}) == [7, 7]
+
+
+# Several places.
+
+
+def test_runs_made_in_two_places_are_one_table_once_they_are_put_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there, merged = (tmp_path / name for name in ("here", "there", "merged"))
+    assert run(cells(TABLE), plan(here, seeds=(0,))) == {}
+    assert run([Cell(TABLE, WHOLE, TABLE.rows[1])], plan(there, seeds=(1, 2))) == {}
+    for place in (here, there):
+        shutil.copytree(place, merged, dirs_exist_ok=True)
+    how = plan(merged, seeds=(0, 1, 2))
+    monkeypatch.delitem(DATA, "toy")  # a machine that has no data reads tables all the same
+    monkeypatch.setitem(DATA, "toy", Toy(make=lambda: pytest.fail("the data are not asked for")))
+    found, wrong = held_jobs(cells(TABLE, OTHER), how)
+    assert wrong == {}
+    gathered = results(TABLE, found, how)
+    assert {place: len(trials.folders) for place, trials in gathered.trials.items() if trials} == {
+        ("toy/whole", "fedavg"): 1,
+        ("toy/whole", "gpfl"): 3,
+        ("toy/half", "fedavg"): 1,
+        ("toy/half", "gpfl"): 1,
+    }
+    assert [len(job.cells) for job in found] == [1, 2, 1, 1]
+
+
+def test_runs_are_found_without_data_by_all_that_changes_numbers(tmp_path: Path) -> None:
+    methods = [Cell(TABLE, WHOLE, row) for row in rows(*METHODS)]
+    how = plan(tmp_path, seeds=(0,), rounds=1)
+    assert run(methods, how) == {}
+    found, _ = held_jobs(methods, how)
+    assert [job.folder for job in found] == [job.folder for job in jobs(methods, how)]
+    for other in (
+        {"rounds": 2},
+        {"patience": 1},
+        {"validation": 0.2},
+        {"run": {"precision": "tf32"}},
+        {"common": {"train": {"lr": 0.2}}},
+        {"common": {"defence": {"clip": 1.0}}},
+    ):
+        assert held_jobs(methods, plan(tmp_path, **{"seeds": (0,), "rounds": 1, **other})) == ([], {}), other
+    assert held_jobs(methods[:1], plan(tmp_path, rounds=1, own={"gpfl": {"lam": 0.02}})) == ([], {})
+    shutil.copytree(found[0].folder, found[0].folder.with_name("gpfl-of-other-data"))
+    assert "remove all but one of gpfl-of-other-data, toy" in held_jobs(methods, how)[1]["toy/whole", "gpfl"]
 
 
 def test_data_are_here_where_they_are_parsed_or_lie_as_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,23 +415,55 @@ def test_time_is_estimated_from_finished_cells_by_rounds_batches_and_seeds(tmp_p
     assert estimates.estimate(waiting, patient, [bench]).words.startswith("up to ")
     assert estimates.estimate(waiting, patient, [bench, speed]).seconds == pytest.approx(2 * half.steps)
     [other] = jobs([Cell(TABLE, HALF, TABLE.rows[0])], patient)
-    assert estimates.estimate(other, patient, [bench]).words == "unknown"
+    assert estimates.estimate(other, patient, [bench]).source == "benchmarks of other methods"
+    own = estimates.Speed(estimates.task_of(other), 500, 0.1, None, "its own")
+    assert estimates.estimate(other, patient, [bench, own]).source == "its own"
+    rough = plan(tmp_path, run={"precision": "bf16"})
+    assert estimates.estimate(other, rough, [bench, own]).words == "unknown", "it was timed with another precision"
+
+
+def test_run_that_was_given_few_rounds_does_not_tell_when_others_end(tmp_path: Path) -> None:
+    patient = plan(tmp_path, rounds=100, patience=10)
+    [job] = jobs(cells(OTHER), patient)
+    ended = {planned: estimates.Speed(estimates.task_of(job), 4, 1.0, 2, "", planned=planned) for planned in (2, 50)}
+    assert estimates.estimate(job, patient, [ended[2]]).rounds == 100, "a first try of two rounds"
+    assert estimates.estimate(job, patient, [ended[2], ended[50]]).rounds == 2, "ended by patience"
+    assert estimates.estimate(job, plan(tmp_path, rounds=2, patience=1), [ended[2]]).rounds == 2
+
+
+def test_estimate_goes_by_as_many_trials_at_once_as_are_missing(tmp_path: Path) -> None:
+    [job] = jobs(cells(OTHER), plan(tmp_path))
+    one, three = (estimates.Speed(estimates.task_of(job), 4, step, None, "", trials) for step, trials in ((0.5, 1), (0.3, 3)))
+    for seeds, step in (((0, 1, 2), 0.3), ((0,), 0.5)):
+        about = estimates.estimate(job, plan(tmp_path, seeds=seeds), [one, three])
+        assert about.seconds == pytest.approx(2 * job.steps * step * len(seeds))
 
 
 def test_recorded_benchmarks_count_on_the_device_they_were_made_on(tmp_path: Path) -> None:
     case = {"round_s": 3.0, "client_steps": 600}
+    cases = {
+        "tiny-resnet18/gpfl/20": case,
+        "cifar100/gpfl/50:x3,tf32": {**case, "trials": 3, "precision": "tf32"},
+        "cifar100/gpfl/50:b50": {**case, "batch_size": 50},
+    }
     for place, device in enumerate(("AMD, 2 threads", "NVIDIA H200")):
-        text = {
-            "machine": {"device": device},
-            "cases": {"tiny-resnet18/gpfl/20/auto/float32/10": case, "cifar100/gpfl/50/a/b/c": case},
-        }
-        (tmp_path / f"{place}.json").write_text(json.dumps(text))
+        (tmp_path / f"{place}.json").write_text(json.dumps({"machine": {"device": device}, "cases": cases}))
     (tmp_path / "broken.json").write_text("{")
-    found = list(estimates.recorded(tmp_path, torch.device("cpu")))
-    assert [speed.task for speed in found] == [("tiny", "resnet18", "gpfl"), ("cifar100", "cnn4", "gpfl")]
-    assert found[1].clients == 50
-    assert found[1].step == pytest.approx(0.005)
-    assert found[1].source == "benchmarks on AMD, 2 threads"
+    first, second = estimates.recorded(tmp_path, torch.device("cpu"))
+    assert first.task == ("tiny", "resnet18", "gpfl")
+    assert first.step == pytest.approx(0.005)
+    assert first.source == "benchmarks on AMD, 2 threads"
+    assert second.task == ("cifar100", "cnn4", "gpfl")
+    assert (second.clients, second.trials, second.precision) == (50, 3, "tf32")
+    assert second.step == pytest.approx(0.005 / 3)
+
+
+@pytest.mark.parametrize("path", sorted(estimates.benchmarks().glob("*.json")), ids=lambda path: path.stem)
+def test_every_benchmark_of_the_checkout_can_be_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = json.loads(path.read_text())
+    monkeypatch.setattr(estimates, "device_name", lambda device: content["machine"]["device"])
+    found = list(estimates.recorded(path.parent, torch.device("cuda")))
+    assert len(found) == sum(case["batch_size"] == 10 for case in content["cases"].values())
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(5, "5 s"), (600, "10 min"), (7200, "2.0 h"), (4 * 86400, "4.0 days")])

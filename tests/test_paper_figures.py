@@ -18,7 +18,7 @@ from gpfl.methods import METHODS
 from gpfl.report import curves, drawing, fairness, figures, lines, pictures
 from gpfl.study import experiments
 from gpfl.study.experiments import Column, Published
-from gpfl.study.grid import Results
+from gpfl.study.results import Results
 from gpfl.study.trials import Trials
 
 NAN = float("nan")
@@ -248,8 +248,26 @@ def results_of(name: str, trials: dict[tuple[str, str], Trials | None], columns:
         *(experiment, "corrected", 2, 0, (0,), trials),
         columns=kept,
         rows=experiment.rows,
-        caveats={kept[0].key: "a part"},
+        caveats={column.key: "toy has 5 of the 9 published rows." for column in kept},
     )
+
+
+def test_data_that_nobody_checked_are_not_called_a_part() -> None:
+    results = results_of("fairness", {})
+    assert pictures.heading(results) == "Fairness (corrected protocol, part of the data)"
+    unchecked = {column.key: "har comes from files whose checksum is not the published one." for column in results.columns}
+    assert pictures.heading(replace(results, caveats=unchecked)) == "Fairness (corrected protocol)"
+    one = results.columns[0]
+    mixed = replace(results, caveats={**unchecked, one.key: results.caveats[one.key]})
+    assert pictures.heading(mixed) == "Fairness (corrected protocol)", "the panel says it"
+    assert pictures.heading(mixed, one).endswith(", TINY, N = 20 (corrected protocol, part of the data)")
+
+
+def test_longer_curves_are_smoothed_no_less() -> None:
+    windows = [curves.fitting_window(rounds) for rounds in range(1, 2001)]
+    assert windows == sorted(windows)
+    assert (windows[5], windows[59], windows[-1]) == (1, 3, 41)
+    assert all(window % 2 for window in windows)
 
 
 def test_scalability_is_drawn_by_the_number_of_clients_and_ends_with_all_fifty(tmp_path: Path, drawn: list[Figure]) -> None:

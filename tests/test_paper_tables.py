@@ -17,7 +17,7 @@ from gpfl.report import beside, latex, paper
 from gpfl.study import experiments as studies
 from gpfl.study.compare import Entrant
 from gpfl.study.experiments import Column, Experiment, Published
-from gpfl.study.grid import Results
+from gpfl.study.results import Results
 from gpfl.study.trials import Trials
 
 ORIGIN = paper.Origin("gpfl reproduce toys --seeds 0,1", "abc1234")
@@ -57,7 +57,9 @@ def results(found: Mapping[tuple[str, str], Trials], measure: str = "accuracy", 
     remarks = {("toy/whole", "ditto"): "The paper has two numbers."}
     table = Experiment("toys", "Toys", "Accuracy (%) & more of β.", measure, rows, COLUMNS, PAPER, remarks)
     keys = {(column.key, row.label): found.get((column.key, row.label)) for column in COLUMNS for row in rows}
-    made = Results(table, "paper", 300, 100, (0, 1), keys, columns=COLUMNS, rows=rows, commits=("abc1234",))
+    made = Results(
+        table, "paper", 300, 100, (0, 1), keys, columns=COLUMNS, rows=rows, commits={("toy/whole", "gpfl"): ("abc1234",)}
+    )
     return replace(made, **more)  # type: ignore[arg-type]
 
 
@@ -170,7 +172,8 @@ def test_markdown_says_all_that_must_be_known(tmp_path: Path) -> None:
         problems={("toy/10of50", "gpfl"): "the loss of client 3 is nan"},
     )
     text = paper.markdown(found, ORIGIN)
-    assert "protocol paper, at most 300 rounds, ended after 100 without a better accuracy; seeds 0, 1" in text
+    how = "protocol paper (GPFL's formulas as printed), at most 300 rounds, ended after 100 without a better accuracy"
+    assert f"Ours: {how}; seeds 0, 1. The paper:" in text
     assert "No validation rows were kept" in text
     assert "| GPFL | **61.00 ± 0.50** / 60.00 ± 0.50 (+1.00) | failed / – |" in text
     assert "| Ditto | not run / 50.00 ± 0.50 | not run / – |" in text
@@ -185,6 +188,26 @@ def test_markdown_says_all_that_must_be_known(tmp_path: Path) -> None:
     assert text.splitlines()[-1] == last
 
 
+def test_settings_by_hand_and_missing_trials_are_named_in_every_form() -> None:
+    few = {**RUN, ("toy/whole", "ditto"): trials("ditto", 50.0)}
+    found = results(few, settings=('run.precision = "tf32"', "gpfl.lam = 0.5"))
+    for text in (paper.markdown(found, ORIGIN), paper.tex(found, ORIGIN).replace("{-}", "-").replace(r"\_", "_")):
+        assert 'seeds 0, 1; set by hand: run.precision = "tf32", gpfl.lam = 0.5.' in text
+        assert "Trials are 2, but for toy/whole Ditto 1." in text
+    assert {record["settings"] for record in paper.records(found)} == {'run.precision = "tf32", gpfl.lam = 0.5'}
+    assert "Trials are" not in paper.markdown(results(RUN), ORIGIN)
+
+
+def test_number_that_the_paper_does_not_print_is_about_and_has_no_rank() -> None:
+    about = {place: Published(numbers.mean, room=0.3) for place, numbers in PAPER.items()}
+    about["toy/whole", "ditto"] = Published(40.5, room=0.3)  # too near FedAvg's 40 to say which is first
+    found = results({**RUN, ("toy/whole", "ditto"): trials("ditto", 30.0)})
+    found = replace(found, experiment=replace(found.experiment, paper=about))
+    one = entry(found, "gpfl")
+    assert (paper.theirs(one.paper), paper.difference(one), one.paper_rank) == ("≈ 60.0", "+1.0", None)
+    assert beside.blocks(found)[0].order == "5 of 5 pairs of methods stand in the paper's order."
+
+
 def test_accuracy_selected_on_validation_stands_beside_the_best_on_test() -> None:
     kept = {**RUN, ("toy/whole", "gpfl"): trials("gpfl", 61.0, 61.0, validation_best_accuracy=0.605)}
     text = paper.markdown(results(kept, validation=0.1), ORIGIN)
@@ -193,13 +216,14 @@ def test_accuracy_selected_on_validation_stands_beside_the_best_on_test() -> Non
 
 
 def test_numbers_of_the_csv_are_those_of_the_table() -> None:
-    text = paper.as_csv(paper.records(results(RUN), ORIGIN))
+    text = paper.as_csv(paper.records(results(RUN)))
     records = list(csv.DictReader(io.StringIO(text)))
     assert len(records) == 8
     [one] = [r for r in records if (r["column"], r["method"]) == ("toy/whole", "gpfl")]
     assert (float(one["accuracy"]), float(one["paper"]), float(one["difference"])) == pytest.approx((61.0, 60.0, 1.0))
     assert (one["state"], one["trials"], one["seeds"], one["protocol"], one["far"]) == ("run", "2", "0 1", "paper", "False")
     assert (one["most_rounds"], one["patience"], one["commit"], one["device"]) == ("300", "100", "abc1234", "a GPU")
+    assert float(one["accuracy_std_over_trials"]) == pytest.approx(0.5)
     [none] = [r for r in records if (r["column"], r["method"]) == ("toy/10of50", "ditto")]
     assert (none["state"], none["accuracy"], none["paper"], none["rank"]) == ("not run", "", "", "")
 
@@ -268,7 +292,7 @@ def test_table_of_an_experiment_that_was_not_run_shows_the_papers_numbers(one: E
     text, source = paper.markdown(made, ORIGIN), paper.tex(made, ORIGIN)
     assert text.count("not run") >= len(one.columns) * len(one.rows)
     for numbers in one.paper.values():
-        assert f"{numbers.mean:.2f}" in text
-        assert f"{numbers.mean:.2f}" in source
+        assert f" {numbers.mean:.{1 if numbers.room else 2}f}" in text
+        assert f"{numbers.mean:.{1 if numbers.room else 2}f}" in source
     assert source.isascii()
     assert all(studies.spelled(row.label) in text for row in one.rows)

@@ -128,7 +128,7 @@ def test_dry_run_lists_cells_with_time_and_memory_and_runs_nothing(command: Comm
     assert "Unknown: 6 cells of kinds that were not timed here" in said.out
     assert "fair, toys" in said.out or "toys, fair" in said.out
     assert "0/2" in said.out
-    assert "up to " in said.out
+    assert "about 7" in said.out, "kilobytes"
     assert content(Path()) == {}
     assert command("reproduce", "toys", *SHORT, "--cells", "toy/whole", "--methods", "gpfl").code == 0
     again = command(
@@ -193,6 +193,23 @@ def test_validation_rows_give_a_second_accuracy(command: Command) -> None:
     assert command(*given).code == 0
     assert records()["toy/whole", "gpfl"]["validation_selected"] == ""
     assert len(runs()) == 4
+
+
+def test_tables_are_written_of_what_is_there_and_nothing_is_run(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ("reproduce", "toys", "--cells", "toy/*", *SHORT)
+    assert command(*given, "--methods", "gpfl,fedavg", "--no-figures").code == 0
+    before, table = runs(), Path("results/toys/table.csv").read_text()
+    Path("results/toys/table.csv").unlink()
+    monkeypatch.setattr(Toy, "load", lambda source: pytest.fail("the data are not asked for"))
+    said = command(*given, "--only-tables")
+    assert said.code == 0, said.err
+    assert Path("results/toys/table.csv").read_text() == table
+    assert runs() == before
+
+
+def test_folder_that_cannot_be_written_to_is_one_complaint(command: Command) -> None:
+    Path("file").write_text("")
+    refused(command("reproduce", "toys", *SHORT, "--out", "file"), "cannot make the folder file/runs", "choose another --out")
 
 
 def test_protocol_and_settings_reach_the_runs(command: Command) -> None:
@@ -298,7 +315,18 @@ def test_cell_that_cannot_be_divided_fails_alone(command: Command, monkeypatch: 
         ("toys --cells toy/hole", "--cells names 'toy/hole', which is no cell here; did you mean 'toy/whole'?"),
         ("toys --cells toy/whole,", "it must be names with commas between"),
         ("toys --methods gpfll", "--methods names 'gpfll', which is no method; did you mean 'gpfl'?"),
-        ("toys --methods ablations", "no cell has both"),
+        ("toys --methods ablations", "toys has no row of --methods ablations: leave one of them out"),
+        (
+            "toys fair --methods fedper --cells toy/again",
+            "toys, fair has no row of --methods fedper, in the columns of --cells",
+        ),
+        ("toys --set train.rounds=3", "--set train.rounds would not be named in tables: give --rounds"),
+        ("toys --set run.protocol=paper", "give --protocol"),
+        ("toys --dry-run --only-tables", "were both given: leave one out"),
+        (
+            "toys --only-tables --rounds 7",
+            "results/runs holds no finished run of what was asked for with 7 rounds, patience 100",
+        ),
         ("toys --seeds 0,0", "the seeds must differ"),
         ("toys --rounds 0", "train.rounds (--rounds) is 0; it must be at least 1"),
         ("toys --patience -1", "train.patience (--patience) is -1; it must be at least 0"),

@@ -24,11 +24,12 @@ from gpfl.study.grid import Job
 class GridReporter:
     """Shows a grid; the watch of a run is `reporter.watch(label)`, and `reporter.end(job, problem)` ends a cell."""
 
-    def __init__(self, console: Console, jobs: Sequence[Job], estimates: Mapping[Path, Estimate]) -> None:
-        """`jobs` are those that have something to run, in their order."""
-        self._console, self._jobs, self._estimates = console, list(jobs), estimates
+    def __init__(self, console: Console, jobs: Sequence[Job], seeds: Sequence[int], estimates: Mapping[Path, Estimate]) -> None:
+        """`jobs` are those that have something to run with these seeds, in their order."""
+        self._console, self._jobs, self._seeds, self._estimates = console, list(jobs), seeds, estimates
         self._took: list[float] = []  # seconds of cells that have ended
-        self._share = 0.0  # of the cell at work
+        self._shares: dict[str, float] = {}  # of the runs of the cell at work
+        self._runs = [len(seeds) - len(job.finished(seeds)) for job in self._jobs]
         self._began = time.monotonic()
         self._done = 0
         self._progress: Progress | None = None
@@ -53,11 +54,13 @@ class GridReporter:
 
     def watch(self, label: str) -> RunWatch:
         """Gives the watch of one run."""
-        return RunWatch(self, LiveLine(self._progress, label) if self._progress else PlainLines(self._console, label))
+        shown = LiveLine(self._progress, label) if self._progress else PlainLines(self._console, label)
+        return RunWatch(self, label, shown)
 
-    def move(self, share: float) -> None:
-        """Hears how far the cell at work is."""
-        self._share = share
+    def move(self, label: str, done: float, rounds: int) -> None:
+        """Hears how many of at most so many rounds a run of the cell at work has done."""
+        expected = self._estimates[self._jobs[self._done].folder].rounds or rounds
+        self._shares[label] = min(1.0, done / expected)
         if self._progress and self._bar is not None:
             self._progress.update(self._bar, words=self.left())
 
@@ -65,13 +68,13 @@ class GridReporter:
         """Says how a cell ended, and how much is left."""
         now = time.monotonic()
         self._took.append(now - self._began)
-        self._began, self._share = now, 0.0
+        self._began, self._shares = now, {}
         self._done += 1
         if self._progress and self._bar is not None:
             for task in [task.id for task in self._progress.tasks if task.id != self._bar]:
                 self._progress.remove_task(task)
             self._progress.update(self._bar, completed=self._done, words=self.left())
-        words = f"failed: {problem}" if problem else outcome(job)
+        words = f"failed: {problem}" if problem else outcome(job, self._seeds)
         text = f"{job.label}: {words} ({duration(self._took[-1])}); {self._done}/{len(self._jobs)} cells{tail(self.left())}"
         self._console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
@@ -81,29 +84,33 @@ class GridReporter:
         if not waiting:
             return ""
         usual = float(np.mean(self._took)) if self._took else None
-        known = [self._estimates[job.folder].seconds if job.folder in self._estimates else None for job in waiting]
+        known = [self._estimates[job.folder].seconds for job in waiting]
         seconds = [usual if value is None else value for value in known]
         if any(value is None for value in seconds):
             return "time left unknown until a cell has ended"
         first, *rest = [value for value in seconds if value is not None]
-        return f"about {duration((1 - self._share) * first + sum(rest))} left"
+        share = sum(self._shares.values()) / self._runs[self._done]
+        return f"about {duration((1 - share) * first + sum(rest))} left"
 
 
 class RunWatch:
     """The watch of one run of a cell."""
 
-    def __init__(self, reporter: GridReporter, shown: LiveLine | PlainLines) -> None:
-        self._reporter, self._shown = reporter, shown
+    def __init__(self, reporter: GridReporter, label: str, shown: LiveLine | PlainLines) -> None:
+        self._reporter, self._label, self._shown = reporter, label, shown
 
     def line(self, line: Line, rounds: int) -> None:
         """Shows the round."""
         self._shown.line(line, rounds)
-        self._reporter.move(number(line, "round") / rounds)
+        self._reporter.move(self._label, number(line, "round"), rounds)
+
+    def note(self, words: str) -> None:
+        """Shows a sentence."""
+        self._shown.note(words)
 
 
-def outcome(job: Job) -> str:
+def outcome(job: Job, seeds: Sequence[int]) -> str:
     """Gives a cell's accuracy in words."""
-    seeds = range(2**32)  # all that are there
     trials = job.trials("", seeds)
     if trials is None:
         return "not run"

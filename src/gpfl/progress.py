@@ -60,6 +60,10 @@ class LiveLine:
             self._task = self._progress.add_task(self._label, total=rounds, words=words)
         self._progress.update(self._task, completed=number(line, "round"), words=words)
 
+    def note(self, words: str) -> None:
+        """Prints a sentence above the line."""
+        self._progress.console.print(f"{self._label}: {words}", highlight=False, markup=False, emoji=False, soft_wrap=True)
+
 
 class PlainLines:
     """A line for the first and the last round, and at most one in ten seconds between."""
@@ -77,3 +81,7 @@ class PlainLines:
         scores = f"accuracy {number(line, 'accuracy'):.2%}, loss {number(line, 'loss'):.4f}"
         text = f"{self._label}: round {line['round']}/{rounds}, {scores}"
         self._console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+    def note(self, words: str) -> None:
+        """Prints a sentence."""
+        self._console.print(f"{self._label}: {words}", highlight=False, markup=False, emoji=False, soft_wrap=True)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
-import subprocess
-import sys
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 
 import click
@@ -21,8 +18,9 @@ from gpfl import api, flags
 from gpfl.data import PUBLISHED
 from gpfl.data_command import Downloads
 from gpfl.errors import GpflError, counted
+from gpfl.given import named_folder, refuse_unheard, split_settings
 from gpfl.grid_progress import GridReporter
-from gpfl.methods import METHODS
+from gpfl.origin import command_words, commit
 from gpfl.ranks import ranks
 from gpfl.report import paper
 from gpfl.report.tables import size
@@ -31,9 +29,19 @@ from gpfl.study.asked import Asked, selected
 from gpfl.study.estimate import Estimate, estimate, speeds
 from gpfl.study.experiments import PATIENCE, ROUNDS, Cell, chosen, experiments
 from gpfl.study.grid import Grounds, Job, Plan
+from gpfl.study.held import held_jobs
+from gpfl.study.results import results as results_of
 from gpfl.terminal import complain, console, say, wide
 
 RUN_FLAGS = ("protocol", "device", "engine", "precision", "compile", "checkpoint_every")
+HAVE_FLAGS = {
+    ("train", "rounds"): "--rounds",
+    ("train", "patience"): "--patience",
+    ("split", "validation"): "--validation",
+    **{("run", key): f"--{key.replace('_', '-')}" for key in RUN_FLAGS},
+}
+"""Settings that tables name, and that --set must not change behind their back."""
+
 Places = dict[tuple[str, str], str]
 """Words by column and row."""
 
@@ -49,6 +57,7 @@ def reproduce(
     out: str,
     set_: tuple[str, ...],
     dry_run: bool,
+    only_tables: bool,
     figures: bool,
     keep_weights: bool,
     **values: object,
@@ -57,14 +66,22 @@ def reproduce(
     if not names:
         list_experiments()
         return
+    if {"privacy", "table5"} & set(names):
+        raise GpflError("table 5, privacy, has a command of its own: gpfl privacy columns, with the flags of its attacks")
     asked = selected(chosen(names), cells, methods)
     plan = planned(asked, seeds, rounds, patience, validation, out, set_, keep_weights, values)
+    if dry_run and only_tables:
+        raise GpflError("--dry-run and --only-tables were both given: leave one out")
     try:
         grid.check(asked.cells, plan)
+        if only_tables:
+            show_held(asked, plan, figures)
+            return
         device = usable_device(plan)
+        if not dry_run:
+            refuse_unwritable(plan.out)
         here, wanting = divided(asked, dry_run)
-        grounds = Grounds()
-        jobs, wrong = grid.lay_out(here, plan, grounds)
+        jobs, wrong = grid.lay_out(here, plan, Grounds())
     except GpflError as problem:
         raise GpflError(flags.name_flags(str(problem), ("run", "train", "split", "net"))) from None
     known = speeds(plan.out, device)
@@ -74,8 +91,7 @@ def reproduce(
         return
     for words in dict.fromkeys(job.caveat for job in jobs if job.caveat):
         say(words)
-    problems = run(jobs, plan, estimates, asked, grounds, wrong, figures)
-    problems |= wrong
+    problems = run(jobs, plan, estimates, asked, wrong, figures) | wrong
     if problems:
         complain(f"{counted(len(problems), 'cell')} of {len(here)} failed; the same command tries them again:")
         for (key, label), words in problems.items():
@@ -98,22 +114,16 @@ def planned(
     values: Mapping[str, object],
 ) -> Plan:
     """Gives the plan of the flags."""
-    if not out.strip():
-        raise GpflError("--out is empty; name a folder")
-    settings = flags.given_by_set(set_)
-    own = {name: settings.pop(name) for name in list(settings) if name in METHODS}
-    running = {row.method["name"] for rows in asked.rows.values() for row in rows}
-    for name in own:
-        if name not in running:
-            raise GpflError(f"--set {name}.… is for a method that is not run: add {name} to --methods, or leave it out")
-    for key in settings.get("method", {}):
-        raise GpflError(f"--set method.{key} does not say whose {key}: name the method, such as --set gpfl.{key}=…")
-    if "seed" in settings.get("run", {}):
-        raise GpflError("--set run.seed is not for tables: give --seeds")
+    settings, own = split_settings(set_)
+    running = [row.method["name"] for rows in asked.rows.values() for row in rows]
+    refuse_unheard(settings, own, running, done="run", kind="tables")
+    for (section, key), name in HAVE_FLAGS.items():
+        if key in settings.get(section, {}):
+            raise GpflError(f"--set {section}.{key} would not be named in tables: give {name}")
     by_flags = flags.given_by_flags(values).get("run", {})
     protocol = by_flags.pop("protocol", "corrected")
     return Plan(
-        out=Path(out),
+        out=named_folder(out),
         seeds=tuple(flags.parse_seeds(seeds)),
         rounds=rounds,
         patience=patience,
@@ -124,6 +134,16 @@ def planned(
         own=own,
         weights=keep_weights,
     )
+
+
+def refuse_unwritable(out: Path) -> None:
+    """Refuses a folder that cannot be written to, before every cell fails by it."""
+    try:
+        (out / "runs").mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise GpflError(f"cannot make the folder {out / 'runs'}: {problem.strerror}; choose another --out") from None
+    if not os.access(out / "runs", os.W_OK):
+        raise GpflError(f"cannot write to the folder {out / 'runs'}; choose another --out")
 
 
 def usable_device(plan: Plan) -> torch.device:
@@ -164,6 +184,7 @@ def list_experiments() -> None:
             missing = "" if grid.here(column.data) else f"; data not here: gpfl data get {column.data}"
             extra = "; only where --cells names it" if column.extra else ""
             say(f"  {column.key:<26}{column.heading}, {column.group}{extra}{missing}")
+    say("privacy (table5): attacks on uploads, Cifar100; gpfl privacy columns, and gpfl privacy curves for defences")
     say("")
     say("gpfl reproduce table1 --methods gpfl,fedavg --cells cifar100/practical    # a name, its rows and its columns")
     say("gpfl reproduce all --dry-run                                              # what would be run, and how long")
@@ -181,7 +202,7 @@ def show_plan(
     for job in jobs:
         about = estimates[job.folder]
         tables = ", ".join(dict.fromkeys(cell.experiment.name for cell in job.cells))
-        needs = (about.words, f"up to {size(about.memory)}") if job in lacking else ("done", "")
+        needs = (about.words, f"about {size(about.memory)}") if job in lacking else ("done", "")
         column, row = job.cells[0].column.key, job.cells[0].entrant.label
         table.add_row(column, row, tables, f"{len(job.finished(plan.seeds))}/{len(plan.seeds)}", *needs, job.folder.name)
     wide().print(table)
@@ -194,7 +215,7 @@ def show_plan(
     if timed:
         which = "" if len(timed) == len(lacking) else f" of {len(timed)} of them"
         words = Estimate(sum(about.seconds or 0.0 for about in timed), any(about.most for about in timed), 0).words
-        say(f"Time{which}: {words}, from {', '.join(sorted({about.source for about in timed}))}.")
+        say(f"Time{which}: {words}, from {'; '.join(sorted({about.source for about in timed}))}.")
     if len(timed) < len(lacking):
         say(f"Unknown: {counted(len(lacking) - len(timed), 'cell')} of kinds that were not timed here; known once one ran.")
     if wanting:
@@ -209,7 +230,6 @@ def run(
     plan: Plan,
     estimates: Mapping[Path, Estimate],
     asked: Asked,
-    grounds: Grounds,
     wrong: Places,
     figures: bool,
 ) -> Places:
@@ -219,56 +239,55 @@ def run(
     if len(lacking) < len(jobs):
         say(f"Run before: {len(jobs) - len(lacking)} of {counted(len(jobs), 'cell')}.")
     try:
-        with GridReporter(console, lacking, estimates) as reporter:
-            problems = grid.run_all(lacking, plan, reporter.watch, facts, reporter.end)
+        with GridReporter(console, lacking, plan.seeds, estimates) as reporter:
+            failed = grid.run_all(lacking, plan, reporter.watch, facts, reporter.end)
     except KeyboardInterrupt:
         with suppress(GpflError):
-            write(jobs, plan, asked, grounds, {}, wrong, facts, figures=False)
+            write(jobs, plan, asked, {}, figures=False)
         complain(f"what is done is kept, go on with the same command: {command_words()}")
         raise
-    write(jobs, plan, asked, grounds, problems, wrong, facts, figures)
-    return {
-        (cell.column.key, cell.entrant.label): problems[job.folder]
-        for job in jobs
-        if job.folder in problems
-        for cell in job.cells
+    problems = {
+        (cell.column.key, cell.entrant.label): failed[job.folder] for job in jobs if job.folder in failed for cell in job.cells
     }
+    write(jobs, plan, asked, problems | wrong, figures)
+    return problems
 
 
-def write(
-    jobs: Sequence[Job],
-    plan: Plan,
-    asked: Asked,
-    grounds: Grounds,
-    problems: Mapping[Path, str],
-    wrong: Places,
-    facts: Mapping[str, str],
-    figures: bool,
-) -> None:
+def show_held(asked: Asked, plan: Plan, figures: bool) -> None:
+    """Writes tables and figures of what the folder holds, and runs nothing; the data need not be here."""
+    jobs, wrong = held_jobs(asked.cells, plan)
+    if not any(job.finished(plan.seeds) for job in jobs):
+        seeds = ", ".join(map(str, plan.seeds))
+        raise GpflError(
+            f"{plan.out / 'runs'} holds no finished run of what was asked for with {counted(plan.rounds, 'round')}, patience "
+            f"{plan.patience}, protocol {plan.protocol} and seeds {seeds}: ask as it was run, or leave out --only-tables"
+        )
+    write(jobs, plan, asked, wrong, figures)
+
+
+def write(jobs: Sequence[Job], plan: Plan, asked: Asked, problems: Places, figures: bool) -> None:
     """Writes the tables and figures of all that the folder holds of the experiments, and shows them."""
     from gpfl.report import pictures  # with scipy, which takes half a second
 
     if not ranks().first:
         return
-    everything = [*jobs, *held_besides(asked, plan, grounds)]
-    failed: dict[str, Places] = {one.name: dict(wrong) for one in asked.experiments}
-    for job in jobs:
-        for cell in job.cells if job.folder in problems else ():
-            failed[cell.experiment.name][cell.column.key, cell.entrant.label] = problems[job.folder]
-    origin = paper.Origin(facts["command"], facts["commit"])
+    everything = [*jobs, *held_besides(asked, plan)]
+    origin = paper.Origin(command_words(), commit())
     for one in asked.experiments:
-        results = grid.results(
+        results = results_of(
             one,
             everything,
             plan,
-            columns=[column.key for column in asked.columns[one.name] if grid.here(column.data)],
+            columns=[column.key for column in asked.columns[one.name]],
             extra=asked.rows[one.name],
-            problems=failed[one.name],
+            problems=problems,
         )
         paths = paper.save(results, plan.out / one.name, origin)
         for table in paper.rich_tables(results):
             wide().print(table)
         if figures:
+            if one.measure == "features":
+                say("Drawing features by t-SNE, which takes minutes.")
             try:
                 paths += pictures.draw(results, plan.out / one.name)
             except GpflError as problem:
@@ -276,35 +295,17 @@ def write(
         say(f"{one.title}: {', '.join(str(path) for path in paths)}")
 
 
-def held_besides(asked: Asked, plan: Plan, grounds: Grounds) -> list[Job]:
+def held_besides(asked: Asked, plan: Plan) -> list[Job]:
     """Gives the jobs of the other cells of these experiments, so that tables show what was run before."""
     taken = {(cell.experiment.name, cell.column.key, cell.entrant.label) for cell in asked.cells}
-    data = {path.name.split("-")[0] for path in plan.out.glob("runs/*")}
     others = [
         Cell(one, column, row)
         for one in asked.experiments
         for column in one.columns
         for row in one.rows
-        if (one.name, column.key, row.label) not in taken and column.data in data and grid.here(column.data)
+        if (one.name, column.key, row.label) not in taken
     ]
-    return grid.lay_out(others, plan, grounds)[0]
-
-
-def command_words() -> str:
-    """Gives this very command."""
-    return f"gpfl {shlex.join(sys.argv[1:])}"
-
-
-def commit() -> str:
-    """Gives the commit of a checkout, with -dirty where it was changed, or the version of the installed package."""
-    root = Path(__file__).resolve().parents[2]
-    with suppress(OSError, subprocess.CalledProcessError):
-        if (root / ".git").exists():
-            words = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
-            return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
-    with suppress(metadata.PackageNotFoundError):
-        return f"none, version {metadata.version('gpfl')}"
-    return "unknown"
+    return held_jobs(others, plan)[0]
 
 
 # The command.
@@ -367,6 +368,7 @@ def reproduce_command() -> click.Command:
         ),
         flag("out", "results", "Folder; what it holds is not run again, whatever table it was run for.", metavar="DIR"),
         flag("dry-run", False, "List the cells with what is done, estimated time and memory; run nothing.", kind=bool),
+        flag("only-tables", False, "Write tables and figures of what the folder holds; run nothing, get no data.", kind=bool),
         flag("figures", True, "Draw the figures of the experiments.", kind=bool),
         flag("keep-weights", False, "Keep checkpoints and models of all runs: gigabytes a cell.", kind=bool),
         TyperOption(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,10 +17,11 @@ from gpfl import config as configs
 from gpfl import files, flags, toml
 from gpfl.config import Given
 from gpfl.data import DATA
-from gpfl.data_command import refuse_splits
 from gpfl.errors import GpflError, counted, did_you_mean
+from gpfl.given import layered, named_folder, refuse_unheard, split_settings
 from gpfl.methods import METHODS
 from gpfl.nets import NETS
+from gpfl.origin import command_words, commit
 from gpfl.partition import SPLITS
 from gpfl.progress import PAUSE
 from gpfl.report.tuned import markdown, note_words, score_words, table_csv
@@ -33,7 +33,7 @@ from gpfl.study.proposals import space_words, value_words
 from gpfl.study.tune import Candidate, Plan, Search, Tuned
 from gpfl.terminal import complain, console, say, tell_data
 
-SECTIONS = ("data", "split", "net", "train", "run")
+SECTIONS = ("data", "split", "net", "train", "defence", "run")
 
 
 def tune(
@@ -54,10 +54,9 @@ def tune(
 
     A folder that holds a part of the search is gone on with.
     """
-    settings = flags.given_by_set(set_)
-    own = {name: settings.pop(name) for name in list(settings) if name in METHODS}
+    settings, own = split_settings(set_)
     names = named_methods(methods)
-    refuse_unheard(settings, own, names)
+    refuse_unheard(settings, own, names, done="tuned", kind="searches", place="the methods")
     search = Search(
         budget=budget,
         seeds=tuple(flags.parse_seeds(seeds)),
@@ -67,16 +66,16 @@ def tune(
         keep_weights=keep_weights,
     )
     try:
-        given, first = with_validation(layered(config, flags.merge(flags.given_by_flags(values), settings), federation))
+        given, first = with_validation(config_of(config, flags.merge(flags.given_by_flags(values), settings), federation))
         resolved = configs.resolve({**given, "method": {"name": names[0]}})
-        folder = out_folder(out, resolved.data)
+        folder = Path("runs") / f"{Path(resolved.data).stem}-tune" if out is None else named_folder(out)
         tell_data(resolved)
         with Listener(first) as listener:
             found = study.tune(given, names, own, search, folder, listener)
     except GpflError as problem:
         raise GpflError(flags.name_flags(str(problem), SECTIONS)) from None
     except KeyboardInterrupt:
-        complain(f"go on with the same command: {this_command()}")
+        complain(f"go on with the same command: {command_words()}")
         raise
     keep(found, chosen.held_beside(found, given), folder)
     tell(found, folder)
@@ -95,29 +94,12 @@ def named_methods(words: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def refuse_unheard(settings: Given, own: Given, names: Sequence[str]) -> None:
-    """Refuses what a search would not listen to."""
-    for key in settings.get("method", {}):
-        raise GpflError(f"--set method.{key} does not say whose {key}: name the method, such as --set {names[0]}.{key}=…")
-    if "seed" in settings.get("run", {}):
-        raise GpflError("--set run.seed is not for searches: give --seeds")
-    for name in own:
-        if name not in names:
-            raise GpflError(f"--set {name}.… is for a method that is not tuned: add {name} to the methods, or leave it out")
-
-
-def layered(config: str | None, by_hand: Given, federation: str | None) -> Given:
-    """Gives the config of a file with what was given by hand over it; a manifest takes the place of a split."""
-    if config is not None:
-        configs.refuse_data(config, "tune METHODS")
-    given = configs.read(Path(config)) if config is not None else {}
+def config_of(config: str | None, by_hand: Given, federation: str | None) -> Given:
+    """Gives the config that all methods share."""
+    given = layered(config, by_hand, federation, "tune METHODS")
     if given.pop("method", None):
         say(f"The section [method] of {config} is left aside: values that are not to be searched are given by --set.")
-    given = flags.merge(given, by_hand)
-    if federation is None:
-        return given
-    refuse_splits(by_hand, federation)
-    return {**given, "split": {"name": "manifest", "file": federation}}
+    return given
 
 
 def with_validation(given: Given) -> tuple[Given, str]:
@@ -127,15 +109,6 @@ def with_validation(given: Given) -> tuple[Given, str]:
         return given, ""
     words = f"A share of {study.VALIDATION} of each client's training rows is kept for validation (--validation)."
     return {**given, "split": {**split, "validation": study.VALIDATION}}, words
-
-
-def out_folder(wanted: str | None, data: str) -> Path:
-    """Gives the folder that was asked for, or the usual one; a search that is there is gone on with."""
-    if wanted is None:
-        return Path("runs") / f"{Path(data).stem}-tune"
-    if not wanted.strip():
-        raise GpflError("--out is empty; name a folder")
-    return Path(wanted)
 
 
 # How it goes.
@@ -240,7 +213,7 @@ def plan_words(plan: Plan) -> str:
 
 def keep(found: Sequence[Tuned], others: Sequence[Tuned], out: Path) -> None:
     """Writes each method's best.toml, the config that all share, and the tables of all that the folder holds."""
-    note = note_words(found, this_command())
+    note = note_words(found, command_words(), commit())
     for tuned in found:
         if tuned.best.trouble:
             continue
@@ -250,11 +223,6 @@ def keep(found: Sequence[Tuned], others: Sequence[Tuned], out: Path) -> None:
         files.write_text(out / "common.toml", toml.dump(chosen.common_config(found[0])))
     files.write_text(out / "table.md", markdown([*found, *others], note))
     files.write_text(out / "table.csv", table_csv([*found, *others]))
-
-
-def this_command() -> str:
-    """Gives this very command."""
-    return f"gpfl {shlex.join(sys.argv[1:])}"
 
 
 def tell(found: Sequence[Tuned], out: Path) -> None:

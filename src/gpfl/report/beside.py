@@ -11,7 +11,7 @@ import numpy as np
 
 from gpfl.errors import GpflError
 from gpfl.study.experiments import FAR, Column, Published, spelled
-from gpfl.study.grid import Results
+from gpfl.study.results import Results
 from gpfl.study.trials import Trials
 
 REFERENCE = "gpfl"
@@ -93,8 +93,8 @@ class Entry:
     @property
     def cov_difference(self) -> float | None:
         """Our coefficient of variation minus the paper's."""
-        known = self.client_cov and self.paper and self.paper.cov is not None
-        return self.client_cov.mean - self.paper.cov if known else None  # type: ignore[union-attr, operator]
+        ours, theirs = self.client_cov, self.paper.cov if self.paper else None
+        return None if ours is None or theirs is None else ours.mean - theirs
 
     @property
     def far(self) -> bool:
@@ -114,6 +114,11 @@ class Entry:
         number = (self.paper.cov if self.fairness else self.paper.mean) if self.paper else None
         return math.nan if number is None else number
 
+    @property
+    def room(self) -> float:
+        """How far off the paper's number may be."""
+        return self.paper.room if self.paper else 0.0
+
 
 @dataclass(frozen=True)
 class Block:
@@ -122,6 +127,7 @@ class Block:
     column: Column
     entries: tuple[Entry, ...]
     caveat: str = ""
+    part: bool = False  # the data are fewer rows than were published
     fairness: bool = False
     reference: str = ""  # the row that others were tested against
 
@@ -132,11 +138,6 @@ class Block:
         return min(run, key=lambda entry: entry.rank or 0.0) if run else None
 
     @property
-    def part(self) -> bool:
-        """Tells whether the data are fewer rows than were published."""
-        return " of the " in self.caveat
-
-    @property
     def run(self) -> bool:
         """Tells whether anything of it was run."""
         return any(entry.trials for entry in self.entries)
@@ -145,7 +146,7 @@ class Block:
     def order(self) -> str:
         """How our order of methods compares with the paper's, in a sentence; "" where there is nothing to compare."""
         known = [entry for entry in self.entries if entry.trials and not math.isnan(entry.paper_ranked_by)]
-        pairs = [(a, b) for a, b in combinations(known, 2) if a.paper_ranked_by != b.paper_ranked_by]
+        pairs = [(a, b) for a, b in combinations(known, 2) if abs(a.paper_ranked_by - b.paper_ranked_by) > a.room + b.room]
         if not pairs:
             return ""
         turned = [
@@ -180,12 +181,12 @@ def block(results: Results, column: Column) -> Block:
         for row in results.rows
     ]
     ours = ranked([entry.ranked_by for entry in entries], fairness)
-    theirs = ranked([entry.paper_ranked_by for entry in entries], fairness)
+    theirs = ranked([math.nan if entry.room else entry.paper_ranked_by for entry in entries], fairness)
     entries = [replace(e, rank=a, paper_rank=b) for e, a, b in zip(entries, ours, theirs, strict=True)]
     reference = against(entries)
     chances = {} if fairness else tests(entries, reference)
     done = tuple(replace(entry, p=chances.get(entry.label)) for entry in entries)
-    return Block(column, done, results.caveats.get(column.key, ""), fairness, reference)
+    return Block(column, done, results.caveats.get(column.key, ""), results.part(column.key), fairness, reference)
 
 
 def ranked(values: Sequence[float], lowest: bool) -> list[float | None]:

@@ -110,8 +110,8 @@ def running_mean(values: Floats, window: int) -> Floats:
 
 
 def fitting_window(rounds: int) -> int:
-    """Gives a window that smooths a curve of so many rounds: about a fiftieth, and odd."""
-    return max(1, 2 * (rounds // 100) + 1) if rounds >= 50 else 1 + 2 * (rounds >= 15)
+    """Gives a window that smooths a curve of so many rounds: about a fiftieth, and odd; short curves are left as they are."""
+    return max(3, 2 * (rounds // 100) + 1) if rounds >= 15 else 1
 
 
 def draw(
@@ -129,12 +129,16 @@ def draw(
     looks = drawing.styles([spelled(trials.method) for trials in rows])
     inches = max(2.3, 0.155 * len(rows))
     figure = drawing.new_figure(7.2, len(panels) * (inches + 0.45) + 0.7)
-    for place, (axes, name) in enumerate(zip(figure.subplots(len(panels), squeeze=False).flat, panels, strict=True)):
+    panes = figure.subplots(len(panels), squeeze=False, sharex=True)
+    for place, (axes, name) in enumerate(zip(panes.flat, panels, strict=True)):
         draw_panel(axes, PANELS[name], drawn[name], window, looks, inches)
         if place == 0:
             letters = drawing.Letters()
             axes.set_title(letters.line(title, 90), fontfamily=letters.fonts, parse_math=False, loc="left", fontsize=10)
+    last = max(float(one.rounds.max(initial=1.0)) for curves in drawn.values() for one in curves)
+    axes.set_xlim(min(float(one.rounds.min(initial=last)) for curves in drawn.values() for one in curves), last)
     axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(drawing.whole_numbers())
     trials = max(len(trials.folders) for trials in rows)
     words = [f"Strong: running mean over {window} evaluated rounds; faint: as measured" if window > 1 else "As measured"]
     words[0] += f"; mean of {trials} seeds, band ± std" if trials > 1 else "; one seed"
@@ -169,8 +173,10 @@ def draw_panel(
         )
         ends.append(End(label, float(raw.rounds[-1]), float(mean[-1]), f"{mean[-1]:.{panel.digits}f}"))
     if panel.log and all((one.mean > 0).all() for one in curves):
-        drawing.log_heights(axes)
+        axes.set_yscale("log")
     fit(axes, curves, window)
+    if axes.get_yscale() == "log":
+        drawing.plain_numbers(axes)
     axes.set_ylabel(panel.heading)
     drawing.tidy(axes)
     if ends:
@@ -178,7 +184,7 @@ def draw_panel(
 
 
 def fit(axes: Axes, curves: Sequence[Curve], window: int) -> None:
-    """Sets the limits by the smoothed curves, so that a single outlier of a raw one does not flatten all."""
+    """Sets the limits of the upright axis by the smoothed curves: a single outlier of a raw one does not flatten all."""
     means = [one.smooth(window).mean for one in curves if len(one.rounds)]
     if not means:
         return
@@ -189,8 +195,3 @@ def fit(axes: Axes, curves: Sequence[Curve], window: int) -> None:
     else:
         room = 0.05 * (high - low) or 1.0
         axes.set_ylim(low - room, high + room)
-    from matplotlib.ticker import MaxNLocator
-
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    rounds = np.concatenate([one.rounds for one in curves])
-    axes.set_xlim(float(rounds.min()), float(max(rounds.max(), rounds.min() + 1)))

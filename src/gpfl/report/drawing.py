@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # matplotlib takes half a second, which commands that draw no
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+    from matplotlib.ticker import Locator
 
 Dash = tuple[float, tuple[float, ...]]
 
@@ -206,15 +207,21 @@ def tidy(axes: Axes) -> None:
         axis.label.set_fontsize(MIDDLE)
 
 
-def log_heights(axes: Axes) -> None:
-    """Gives the upright axis a logarithmic scale with plain numbers: 0.2, 0.5, 1, 2."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+def plain_numbers(axes: Axes) -> None:
+    """Gives a logarithmic upright axis plain numbers: 0.2, 0.5, 1, 2, and more of them where it spans less than a decade."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-    axes.set_yscale("log")
-    axis = axes.yaxis
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if high > 10 * low else MaxNLocator(5))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def whole_numbers() -> Locator:
+    """Gives ticks at whole numbers."""
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(integer=True, steps=[1, 2, 5, 10])
 
 
 def foot(figure: Figure, sentences: Iterable[str]) -> None:
@@ -254,11 +261,9 @@ class Letters:
 
     def label(self, axis: Axis, what: str, ticks: Sequence[str]) -> None:
         """Writes what an axis shows, and its ticks; whole numbers where there are none."""
-        from matplotlib.ticker import MaxNLocator
-
         hidden = any(tick == f"#{place}" for place, tick in enumerate(ticks))
         axis.set_label_text(f"{what} (#: no font here has its letters)" if hidden else what)
         if ticks:
             axis.set_ticks(range(len(ticks)), ticks, fontfamily=self.fonts, parse_math=False)
         else:
-            axis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+            axis.set_major_locator(whole_numbers())

@@ -17,12 +17,19 @@ from gpfl.errors import counted
 from gpfl.report import latex
 from gpfl.report.beside import Block, Entry, Spread, blocks
 from gpfl.study.experiments import FAR, Published, spelled
-from gpfl.study.grid import Results
+from gpfl.study.results import Results
 
 MARK = "†"
 """Stands by a difference beyond FAR standard deviations of the paper."""
 
 NONE = "–"
+
+PROTOCOLS: Mapping[str, str] = {
+    "corrected": "slips of paper and authors' code mended",
+    "paper": "GPFL's formulas as printed",
+    "reference": "as in the authors' code",
+}
+"""What protocols are, in a few words."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,7 @@ class Origin:
     def words(self, results: Results) -> str:
         """Gives the line: the command, the commits of the runs, the devices and the seeds."""
         summaries = [summary for trials in results.trials.values() if trials for summary in trials.summaries]
-        commits = ", ".join(results.commits) or self.commit
+        commits = ", ".join(sorted({one for made in results.commits.values() for one in made})) or self.commit
         devices = ", ".join(sorted({str(summary["device"]) for summary in summaries})) or "none"
         made = sorted({f"gpfl {s.get('gpfl', '?')}, torch {s.get('torch', '?')}" for s in summaries})
         seeds = ", ".join(map(str, results.seeds))
@@ -67,6 +74,8 @@ def theirs(paper: Published | None) -> str:
         return NONE
     if paper.cov is not None:
         return f"{paper.mean:.2f} [{paper.cov:.2f}]"
+    if paper.room:
+        return f"≈ {paper.mean:.1f}"
     return f"{paper.mean:.2f}" + (f" ± {paper.std:.2f}" if paper.std is not None else "")
 
 
@@ -75,7 +84,8 @@ def difference(entry: Entry) -> str:
     if entry.difference is None:
         return NONE
     cov = f" [{entry.cov_difference:+.2f}]" if entry.cov_difference is not None else ""
-    return f"{entry.difference:+.2f}{cov}{MARK if entry.far else ''}".replace("-", "−")
+    digits = 1 if entry.room else 2
+    return f"{entry.difference:+.{digits}f}{cov}{MARK if entry.far else ''}".replace("-", "−")
 
 
 def place(rank: float | None) -> str:
@@ -92,8 +102,10 @@ def protocol(results: Results) -> list[str]:
     """Gives the sentences about how the numbers were made."""
     early = f", ended after {results.patience} without a better accuracy" if 0 < results.patience < results.rounds else ""
     seeds = ", ".join(map(str, results.seeds))
+    by_hand = f"; set by hand: {', '.join(results.settings)}" if results.settings else ""
+    rounds = f"at most {counted(results.rounds, 'round')}{early}"
     said = [
-        f"Ours: protocol {results.protocol}, at most {counted(results.rounds, 'round')}{early}; seeds {seeds}. "
+        f"Ours: protocol {results.protocol} ({PROTOCOLS[results.protocol]}), {rounds}; seeds {seeds}{by_hand}. "
         "The paper: 2000 rounds, three trials."
     ]
     if results.experiment.measure == "fairness":
@@ -119,9 +131,12 @@ def protocol(results: Results) -> list[str]:
 
 def notes(results: Results, made: Sequence[Block]) -> list[str]:
     """Gives what must be known of single numbers."""
-    said = []
+    said, asked = [], len(results.seeds)
     if any(entry.far for block in made for entry in block.entries):
         said.append(f"{MARK} differs from the paper's mean by more than {FAR:g} of its standard deviations.")
+    fewer = [f"{block.column.key} {spelled(e.label)} {e.count}" for block in made for e in block.entries if 0 < e.count < asked]
+    if fewer:
+        said.append(f"Trials are {asked}, but for {', '.join(fewer)}.")
     said += [f"{block.column.key}: {block.column.note}." for block in made if block.column.note]
     for (key, label), words in results.problems.items():
         said.append(f"{key}, {spelled(label)} failed: {words}")
@@ -184,6 +199,8 @@ def details(block: Block) -> list[str]:
             f"p: paired signed-rank test of the accuracies against {spelled(block.reference)} over clients (means over "
             "seeds), corrected for the number of methods by Holm's rule."
         )
+    elif not block.fairness and sum(entry.state == "run" for entry in block.entries) > 1:
+        said.append("p: none, as a signed-rank test over clients needs six of them and a seed that both methods have.")
     return [*lines, "", " ".join(said)] if said else lines
 
 
@@ -268,7 +285,7 @@ def tex(results: Results, origin: Origin) -> str:
 # CSV.
 
 
-def records(results: Results, origin: Origin) -> list[dict[str, object]]:
+def records(results: Results) -> list[dict[str, object]]:
     """Gives the table as plain numbers in percent, one record a method and column; None where there is no number."""
     found = []
     for block in blocks(results):
@@ -285,10 +302,11 @@ def records(results: Results, origin: Origin) -> list[dict[str, object]]:
                     "most_rounds": results.rounds,
                     "patience": results.patience,
                     "validation": results.validation,
+                    "settings": ", ".join(results.settings),
                     **numbers(entry),
                     "data": block.caveat,
                     "problem": entry.problem,
-                    "commit": " ".join(results.commits) or origin.commit,
+                    "commit": ", ".join(results.commits.get((block.column.key, entry.label), ())),
                 }
             )
     return found
@@ -303,13 +321,13 @@ def numbers(entry: Entry) -> dict[str, object]:
         "client_std": entry.client_std,
         "client_cov": entry.client_cov,
     }
-    means = {f"{key}": entry.trials.mean(key) if entry.trials else None for key in ("best_round", "rounds", "seconds")}
+    means = {key: entry.trials.mean(key) if entry.trials else None for key in ("best_round", "rounds", "seconds")}
     paper = entry.paper
     return {
         **{name: number.mean if number else None for name, number in kinds.items()},
-        **{f"{name}_over_trials": number.std if number else None for name, number in kinds.items()},
+        **{f"{name}_std_over_trials": number.std if number else None for name, number in kinds.items()},
         "paper": paper.mean if paper else None,
-        "paper_over_trials": paper.std if paper else None,
+        "paper_std_over_trials": paper.std if paper else None,
         "paper_cov": paper.cov if paper else None,
         "difference": entry.difference,
         "difference_cov": entry.cov_difference,
@@ -318,7 +336,7 @@ def numbers(entry: Entry) -> dict[str, object]:
         "paper_rank": entry.paper_rank,
         "p": entry.p,
         **means,
-        "device": str(entry.trials.summaries[0]["device"]) if entry.trials else None,
+        "device": ", ".join(sorted({str(summary["device"]) for summary in entry.trials.summaries})) if entry.trials else None,
     }
 
 
@@ -337,7 +355,7 @@ def save(results: Results, folder: Path, origin: Origin) -> list[Path]:
     texts = {
         "table.md": markdown(results, origin),
         "table.tex": tex(results, origin),
-        "table.csv": as_csv(records(results, origin)),
+        "table.csv": as_csv(records(results)),
     }
     for name, content in texts.items():
         files.write_text(folder / name, content)
@@ -361,12 +379,12 @@ def rich_tables(results: Results) -> list[RichTable]:
             show_edge=False,
             pad_edge=False,
         )
-        for heading in ("method", "ours", "paper", "difference", "rank", "paper's", "trials", "p"):
+        for heading in ("method", "ours", "paper", "difference", "rank", "paper's", "trials", *(["p"] * (not block.fairness))):
             shown.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
         for entry in block.entries:
             cells = [ours(entry), theirs(entry.paper), difference(entry), place(entry.rank), place(entry.paper_rank)]
             style = "bold" if block.best and entry.rank == block.best.rank else None
-            words = [spelled(entry.label), *cells, str(entry.count), chance(entry.p)]
+            words = [spelled(entry.label), *cells, str(entry.count), *([chance(entry.p)] * (not block.fairness))]
             shown.add_row(*map(escape, words), style=style)
         found.append(shown)
     return found

@@ -11,7 +11,7 @@ from gpfl.report import curves, fairness, features, figures, lines
 from gpfl.runs import RunFolder
 from gpfl.study.experiments import Column
 from gpfl.study.features import collect
-from gpfl.study.grid import Results
+from gpfl.study.results import Results
 from gpfl.study.trials import Trials
 
 AXES: Mapping[str, str] = {
@@ -54,9 +54,9 @@ def stem(results: Results, out: Path, column: Column | None = None) -> Path:
 
 def heading(results: Results, column: Column | None = None) -> str:
     """Gives the title of a picture: what, on what, and by which protocol."""
-    what = f"{results.experiment.title}: {column.heading}" if column else results.experiment.title
-    caveats = results.caveats.values() if column is None else [results.caveats.get(column.key, "")]
-    part = ", part of the data" if any(caveats) else ""
+    what = f"{results.experiment.title}, {column.heading}" if column else results.experiment.title
+    columns = results.columns if column is None else [column]
+    part = ", part of the data" if all(results.part(one.key) for one in columns) else ""
     return f"{what} ({results.protocol} protocol{part})"
 
 
@@ -124,7 +124,7 @@ def draw_fairness(results: Results, out: Path) -> list[Path]:
     paper = results.experiment.paper
     settings = [
         fairness.Setting(
-            f"{column.heading}, {column.group}",
+            f"{column.heading}, {column.group}" + (" (part of the data)" if results.part(column.key) else ""),
             [fairness.spread(trials, paper.get((column.key, trials.method))) for trials in finished(results, column)],
         )
         for column in results.columns

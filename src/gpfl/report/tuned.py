@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 
 from gpfl.errors import counted
 from gpfl.runs import device_name
@@ -23,12 +21,12 @@ def score_words(candidate: Candidate) -> str:
     return f"validation {candidate.score:.2%}{spread} (best round {at}), {candidate.seconds:.1f} s"
 
 
-def note_words(found: Sequence[Tuned], command: str) -> str:
+def note_words(found: Sequence[Tuned], command: str, commit: str) -> str:
     """Gives the command, commit, seeds, budget and device behind the numbers, in a line."""
     plan = found[0].plan
     validation = int(plan.federation.rows("validation").sum())
     return (
-        f"Command: {command}; commit {commit()}; seeds {', '.join(map(str, plan.search.seeds))}; "
+        f"Command: {command}; commit {commit}; seeds {', '.join(map(str, plan.search.seeds))}; "
         f"budget {counted(plan.search.budget, 'candidate')} a method; search seed {plan.search.seed}; "
         f"{counted(plan.config.train.rounds, 'round')}; {device_name(plan.federation.table.y.device)}. "
         f"Chosen on {counted(validation, 'validation row')}; test rows had no part in it."
@@ -92,14 +90,3 @@ def table_csv(found: Sequence[Tuned]) -> str:
             tail = [candidate.score, candidate.std, rounds, candidate.seconds, candidate.trouble]
             writer.writerow([tuned.plan.method, candidate.number, chosen, *cells, *tail])
     return text.getvalue()
-
-
-def commit() -> str:
-    """Gives the commit of the code that runs, where that is a checkout of its own."""
-    root = Path(__file__).parents[3]
-    asked = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
-    try:
-        found = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return found if (root / ".git").exists() else "unknown"

@@ -51,7 +51,9 @@ def selected(named: list[Experiment], cells: str | None, methods: str) -> Asked:
             rows[one.name].append(Entrant(word, {"name": word}))
     kept = [one for one in named if columns[one.name] and rows[one.name]]
     if not kept:
-        raise GpflError(f"no cell has both a column of --cells {cells} and a row of --methods {methods}: ask for less")
+        names = ", ".join(one.name for one in named)
+        here = f", in the columns of --cells {cells}" if cells is not None else ""
+        raise GpflError(f"{names} has no row of --methods {methods}{here}: leave one of them out")
     return Asked(kept, columns, rows)
 
 

@@ -81,7 +81,7 @@ def held(out: Path, like: Config) -> list[Trials]:
     found = []
     for folder in sorted(path.parent for path in out.glob("*/trials.json")):
         config = configs.read(folder / "config.toml")
-        same = all(
+        same = ("defence" in config) == ("defence" in common) and all(
             config.get(section, {}).get(key) == value
             for section, values in common.items()
             for key, value in values.items()

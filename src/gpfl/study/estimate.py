@@ -2,15 +2,17 @@
 
 Seconds = rounds × batches of a round × seconds of a batch × seeds. A batch's seconds are those of finished cells of the same
 data, net and method in the same folder on the same device; else those of benchmarks/results/*.json, where a checkout has
-them. Rounds are those after which finished cells of the same data and net ended, on average; else all that were asked, which
-patience may cut short. Memory = the rows, and for each seed four times the weights of all clients.
+them; else those of another method with the same data and net. Rounds are those after which finished cells of the same data and
+net ended, on average; else all that were asked, which patience may cut short. Memory = the rows, and for each seed what all
+clients hold if they train at once, without activations.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -18,10 +20,11 @@ from typing import NamedTuple, cast
 import numpy as np
 import torch
 
+from gpfl.config import TrainOptions
 from gpfl.data import DATA
-from gpfl.runs import device_name
-from gpfl.study.grid import NOTE, Job, Plan
-from gpfl.study.trials import read_trials
+from gpfl.errors import GpflError
+from gpfl.runs import RunFolder, device_name
+from gpfl.study.grid import NOTE, Job, Plan, read_note
 
 
 class Task(NamedTuple):
@@ -41,6 +44,13 @@ class Speed:
     step: float  # seconds of a client's batch
     rounds: float | None  # after which a run ended; None in a benchmark
     source: str
+    trials: int = 1  # of a benchmark: those that train at once
+    precision: str = "float32"
+    planned: float = math.inf  # rounds that the run was given
+
+    def tells(self, rounds: int) -> bool:
+        """Tells whether its end says something of a run of at most so many rounds: patience ended it, or as many rounds."""
+        return self.rounds is not None and (self.rounds < self.planned or self.planned == rounds) and self.rounds <= rounds
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,7 @@ class Estimate:
     most: bool  # its rounds may end earlier
     memory: int
     source: str = ""
+    rounds: float = 0.0  # after which a run is thought to end; 0 where nothing is known
 
     @property
     def words(self) -> str:
@@ -64,17 +75,24 @@ def estimate(job: Job, plan: Plan, speeds: Sequence[Speed]) -> Estimate:
     """Gives what the seeds that a job lacks may take."""
     lacking = len(plan.seeds) - len(job.finished(plan.seeds))
     memory = job.rows + max(1, lacking) * job.memory
-    task, clients = task_of(job), clients_of(job)
-    fitting = [speed for speed in speeds if speed.task == task]
-    own = [speed for speed in fitting if speed.rounds is not None] or fitting
-    if not own:
+    task, precision = task_of(job), str(plan.run.get("precision", "float32"))
+    alike = [speed for speed in speeds if speed.task[:2] == task[:2] and speed.precision == precision]
+    if not alike:
         return Estimate(None, True, memory)
-    nearest = min(own, key=lambda speed: abs(speed.clients - clients))
-    alike = [speed.rounds for speed in speeds if speed.task[:2] == task[:2] and speed.rounds is not None]
-    ended = [rounds for rounds in alike if rounds <= plan.rounds]
+    clients = clients_of(job)
+    # Its own method's time before another's, a finished cell's before a benchmark's, then as many trials at once and clients.
+    nearest = min(
+        alike,
+        key=lambda speed: (
+            *(speed.task != task, speed.rounds is None),
+            *(abs(speed.trials - lacking), abs(speed.clients - clients)),
+        ),
+    )
+    ended = [speed.rounds for speed in alike if speed.rounds is not None and speed.tells(plan.rounds)]
     rounds = float(np.mean(ended)) if ended and plan.patience else float(plan.rounds)
     known = bool(ended) or not plan.patience
-    return Estimate(rounds * job.steps * nearest.step * lacking, not known, memory, nearest.source)
+    other = "" if nearest.task == task else " of other methods"
+    return Estimate(rounds * job.steps * nearest.step * lacking, not known, memory, nearest.source + other, rounds)
 
 
 def task_of(job: Job) -> Task:
@@ -99,20 +117,21 @@ def speeds(out: Path, device: torch.device) -> list[Speed]:
 
 
 def measured(out: Path, device: torch.device) -> Iterator[Speed]:
-    """Gives the times of finished cells; what cannot be read is no time."""
-    for path in sorted(out.glob(f"runs/*/{NOTE}")):
+    """Gives the times of finished runs; what cannot be read is no time."""
+    for path in sorted(out.glob("runs/*/seed-*/summary.json")):
         try:
-            steps = float(json.loads(path.read_text(encoding="utf-8"))["steps"])
+            note = read_note(path.parents[1] / NOTE.format(path.parent.name.removeprefix("seed-")))
+            steps = float(note["steps"])
             config = tomllib.loads((path.parent / "config.toml").read_text(encoding="utf-8"))
-            trials = read_trials(path.parent)
             task = Task(config["data"]["name"], config["net"]["name"], config["method"]["name"])
-        except (OSError, ValueError, KeyError):
+            precision, planned = str(config["run"]["precision"]), float(config["train"]["rounds"])
+            summary = RunFolder(path.parent).summary()
+        except (OSError, ValueError, KeyError, TypeError, GpflError):
             continue
-        for summary in trials.summaries:
-            rounds, seconds = cast(float, summary["rounds"]), cast(float, summary["seconds"])
-            if summary["device"] == device_name(device) and rounds and steps:
-                clients = cast(int, summary["clients"])
-                yield Speed(task, clients, seconds / rounds / steps, rounds, "cells that were run")
+        rounds, seconds = cast(float, summary["rounds"]), cast(float, summary["seconds"])
+        if summary["device"] == device_name(device) and rounds and steps:
+            step, clients = seconds / rounds / steps, cast(int, summary["clients"])
+            yield Speed(task, clients, step, rounds, "cells that were run", precision=precision, planned=planned)
 
 
 def benchmarks() -> Path:
@@ -131,10 +150,21 @@ def recorded(folder: Path, device: torch.device) -> Iterator[Speed]:
         if machine != device_name(device) and not (device.type == "cpu" and machine.endswith("threads")):
             continue
         for name, case in cases.items():
-            task, method, clients, *_ = name.split("/")
-            data, _, net = task.partition("-")
-            key = Task(data, net or usual_net(data), method)
-            yield Speed(key, int(clients), case["round_s"] / case["client_steps"], None, f"benchmarks on {machine}")
+            speed = speed_of(name, case, f"benchmarks on {machine}")
+            if speed is not None:
+                yield speed
+
+
+def speed_of(name: str, case: Mapping[str, object], source: str) -> Speed | None:
+    """Gives the speed of a benchmark such as cifar100/gpfl/20:x3,tf32; None of one with batches of another size than ours."""
+    task, method, clients = name.partition(":")[0].split("/")[:3]
+    data, _, net = task.partition("-")
+    if case.get("batch_size", TrainOptions.batch_size) != TrainOptions.batch_size:
+        return None
+    trials = int(cast(int, case.get("trials", 1)))
+    step = cast(float, case["round_s"]) / cast(float, case["client_steps"]) / trials
+    key = Task(data, net or usual_net(data), method)
+    return Speed(key, int(clients), step, None, source, trials, str(case.get("precision", "float32")))
 
 
 def duration(seconds: float) -> str:

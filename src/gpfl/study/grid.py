@@ -6,18 +6,19 @@ import dataclasses
 import gc
 import hashlib
 import json
+import math
 import os
-import shutil
 import tomllib
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from gpfl import api, files, toml
+from gpfl import api, files, toml, tree
 from gpfl import config as configs
 from gpfl.config import Config, Given
 from gpfl.data import DATA, Published, cache
@@ -26,16 +27,22 @@ from gpfl.engine import Setting
 from gpfl.errors import GpflError
 from gpfl.federation import Federation
 from gpfl.ranks import ranks
-from gpfl.runs import RunFolder, read_json
-from gpfl.study.compare import Entrant
-from gpfl.study.experiments import PATIENCE, ROUNDS, Cell, Column, Experiment
-from gpfl.study.trials import NEGLIGIBLE, Trials, Watcher, read_trials, run_trials
+from gpfl.runs import RunFolder
+from gpfl.simulate import Watch
+from gpfl.study.experiments import PATIENCE, ROUNDS, Cell
+from gpfl.study.trials import NEGLIGIBLE, Trials, Watcher, drop_weights, run_trials
 
-NOTE = "cell.json"
-"""What is known of a cell's runs besides their own files: how they were called, and on what."""
+NOTE = "made-{}.json"
+"""The file beside a run that says what makes it: command, commits, batches of a round, and what the data lack."""
 
-WEIGHTS = ("checkpoint.safetensors", "selected.safetensors", "models")
-"""What a finished run holds that no table needs."""
+CHECKPOINT = 10
+"""Rounds between checkpoints of a state of LIGHT bytes or less; heavier ones are written more rarely, by their weight."""
+
+LIGHT = 256 * 2**20
+
+
+Sections = Mapping[str, Mapping[str, object]]
+"""A complete config, as its TOML has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +59,17 @@ class Plan:
     common: Given = field(default_factory=dict)  # settings of all cells
     own: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # settings of single methods by name
     weights: bool = False  # keep the weights of finished runs
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """What was set by hand and changes numbers, as sentences of a table name it."""
+        sections = {"run": self.run, **self.common, **self.own}
+        return tuple(
+            f"{section}.{key} = {toml.value_text(value)}"
+            for section, values in sections.items()
+            for key, value in values.items()
+            if (section, key) not in NEGLIGIBLE
+        )
 
     def given(self, cell: Cell) -> Given:
         """Gives the config of a cell."""
@@ -74,9 +92,9 @@ class Job:
     given: Given = field(hash=False)
     folder: Path
     caveat: str  # what the data lack
-    steps: float  # batches of a round, all clients together
-    memory: int  # bytes that a trial may take, and those of the rows
-    rows: int
+    steps: float = 0.0  # batches of a round, all clients together
+    memory: int = 0  # bytes that a trial may take, and those of the rows
+    rows: int = 0
 
     @property
     def label(self) -> str:
@@ -87,34 +105,13 @@ class Job:
         """Gives those of the seeds whose trials have ended."""
         return [seed for seed in seeds if RunFolder(self.folder / f"seed-{seed}").finished]
 
-    def trials(self, label: str, seeds: Sequence[int]) -> Trials | None:
-        """Gives the finished trials of these seeds; None where there are none."""
-        if not (self.folder / "trials.json").is_file():
-            return None
-        held = read_trials(self.folder)
-        chosen = [place for place, summary in enumerate(held.summaries) if summary["seed"] in seeds]
-        if not chosen:
-            return None
-        return Trials(label, [held.folders[place] for place in chosen], [held.summaries[place] for place in chosen])
+    def trials(self, label: str, seeds: Iterable[int]) -> Trials | None:
+        """Gives the finished trials of these seeds; None where there are none.
 
-
-@dataclass(frozen=True)
-class Results:
-    """What is known of an experiment: the trials of its cells, and what must be said of them."""
-
-    experiment: Experiment
-    protocol: str
-    rounds: int
-    patience: int
-    seeds: tuple[int, ...]
-    trials: Mapping[tuple[str, str], Trials | None]  # by column key and row label
-    remarks: tuple[str, ...] = ()  # sentences about single cells, the paper's oddities among them
-    columns: tuple[Column, ...] = ()
-    rows: tuple[Entrant, ...] = ()
-    caveats: Mapping[str, str] = field(default_factory=dict)  # by column key: what the data lack
-    problems: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    validation: float = 0.0
-    commits: tuple[str, ...] = ()  # of the code that made the runs
+        Run folders alone decide, so that those of one content which were made in several places may be put together.
+        """
+        folders = [RunFolder(self.folder / f"seed-{seed}") for seed in self.finished(seeds)]
+        return Trials(label, [run.path for run in folders], [run.summary() for run in folders]) if folders else None
 
 
 # Laying out.
@@ -186,12 +183,14 @@ def job_of(cell: Cell, plan: Plan, grounds: Grounds) -> Job:
     complete = tomllib.loads(config.to_toml())
     complete["run"]["precision"] = given["run"].get("precision", "float32")
     name = f"{readable(config)}-{content(complete, federation.table.digest)}"
-    steps, memory = work(setting)
+    state, memory = weight(setting)
+    usual = {"checkpoint_every": CHECKPOINT * math.ceil(state / LIGHT)}
+    given = {**given, "run": {**usual, **given["run"]}}
     rows = federation.table.x.element_size() * federation.table.x.nelement()
-    return Job((cell,), given, plan.out / "runs" / name, caveat(federation.table), steps, memory, rows)
+    return Job((cell,), given, plan.out / "runs" / name, caveat(federation.table), batches(setting), memory, rows)
 
 
-def content(sections: Mapping[str, Mapping[str, object]], data: str) -> str:
+def content(sections: Sections, data: str) -> str:
     """Gives eight hex digits of a complete config, but for what changes no number, and of the data's own digest."""
     kept = {
         section: {key: value for key, value in values.items() if (section, key) not in NEGLIGIBLE}
@@ -225,20 +224,24 @@ def sections_of(given: Given) -> dict[str, object]:
     return {section: str(values) for section, values in tomllib.loads(configs.resolve(given).to_toml()).items()}
 
 
-def work(setting: Setting) -> tuple[float, int]:
-    """Gives the batches of a round, all clients together, and the bytes a trial may take.
-
-    Bytes: the state and three copies of a client's model and gradients for each client, as if all trained at once.
-    """
+def batches(setting: Setting) -> float:
+    """Gives the batches of a round, all clients that join together."""
     plan, phases = setting.schedule, setting.method.phases()
     sizes = [len(shard.train) for shard in setting.federation.shards]
     width = plan.batch_size
     steps = sum(phase.epochs * max(size // (width * phase.batches), phase.batches == 1) for phase in phases for size in sizes)
-    share = sum(plan.join) / 2 if isinstance(plan.join, tuple) else plan.join
-    net = setting.method.net
-    weights = [p for part in ("base", "head") for p in net.module(part, training=True).parameters()]
-    parameters = sum(p.numel() * p.element_size() for p in weights)
-    return steps * share, 4 * parameters * len(sizes)
+    return steps * (sum(plan.join) / 2 if isinstance(plan.join, tuple) else plan.join)
+
+
+def weight(setting: Setting) -> tuple[int, int]:
+    """Gives the bytes of a trial's state, and those that it takes in training.
+
+    Each client keeps its private state and, as if all trained at once, has a copy of all that it trains, its gradients and the
+    new values.
+    """
+    shared, private = (tree.count_bytes(part) for part in setting.method.init(0))
+    clients = len(setting.federation)
+    return shared + clients * private, shared + clients * (private + 3 * (shared + private))
 
 
 # Running.
@@ -253,21 +256,51 @@ def run(job: Job, plan: Plan, watcher: Watcher, facts: Mapping[str, object]) -> 
         if not mine:
             return False
         missing = [seed for seed in plan.seeds if seed not in job.finished(plan.seeds)]
-        if missing:
-            try:
-                run_trials(job.given, plan.seeds, job.folder, watcher, label=job.label)
-            except torch.OutOfMemoryError:
-                if len(missing) == 1:
-                    raise
-                for seed in missing:
-                    free_memory()
-                    run_trials(job.given, [seed], job.folder, watcher, label=job.label)
+
+        def watch(label: str) -> Watch:
             if ranks().first:
-                note = {**facts, "data": job.caveat, "steps": job.steps}
-                files.write_text(job.folder / NOTE, json.dumps(note, indent=2) + "\n")
+                note_seeds(job, missing, facts)
+            return watcher(label)
+
+        run_seeds(job, missing, watch)
         if not (plan.weights or any(cell.column.weights for cell in job.cells)) and ranks().first:
-            drop_weights(job)
+            for seed in job.finished(plan.seeds):
+                drop_weights(job.folder / f"seed-{seed}")
     return True
+
+
+def run_seeds(job: Job, seeds: Sequence[int], watcher: Watcher) -> None:
+    """Runs a job with these seeds, at once or one after the other."""
+    if not seeds:
+        return
+    try:
+        run_trials(job.given, seeds, job.folder, watcher, label=job.label)
+        return
+    except torch.OutOfMemoryError:
+        if len(seeds) == 1:
+            raise
+    for seed in seeds:  # not within the handler: the error holds on to the tensors that were too many
+        free_memory()
+        run_trials(job.given, [seed], job.folder, watcher, label=job.label)
+
+
+def note_seeds(job: Job, seeds: Iterable[int], facts: Mapping[str, object]) -> None:
+    """Notes beside runs that are begun or gone on with what makes them; several commits have each a part in a run."""
+    for seed in seeds:
+        path = job.folder / NOTE.format(seed)
+        commits = dict.fromkeys([*read_note(path).get("commits", []), facts["commit"]])
+        note = {**facts, "commits": list(commits), "steps": job.steps, "data": job.caveat}
+        del note["commit"]
+        files.write_text(path, json.dumps(note, indent=2) + "\n")
+
+
+def read_note(path: Path) -> dict[str, Any]:
+    """Gives what was noted beside a run; nothing where there is no such file, or a damaged one."""
+    try:
+        note = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return note if isinstance(note, dict) else {}
 
 
 def run_all(
@@ -328,79 +361,8 @@ def claimed(folder: Path) -> Iterator[bool]:
         os.close(handle)
 
 
-def drop_weights(job: Job) -> None:
-    """Removes the weights of finished runs."""
-    for path in job.folder.glob("seed-*/summary.json"):
-        for name in WEIGHTS:
-            held = path.parent / name
-            if held.is_dir():
-                shutil.rmtree(held, ignore_errors=True)
-            else:
-                held.unlink(missing_ok=True)
-
-
 def free_memory() -> None:
     """Lets go of what the last cell held on a GPU."""
-    gc.collect()
     if torch.cuda.is_available():
+        gc.collect()
         torch.cuda.empty_cache()
-
-
-# Results.
-
-
-def results(
-    experiment: Experiment,
-    jobs: Iterable[Job],
-    plan: Plan,
-    *,
-    columns: Iterable[str] = (),
-    extra: Iterable[Entrant] = (),
-    problems: Mapping[tuple[str, str], str] | None = None,
-) -> Results:
-    """Gives what the jobs hold of an experiment, run now or before.
-
-    Columns are those named and those of which there is something; `extra` are rows that the paper does not have.
-    """
-    trials: dict[tuple[str, str], Trials | None] = {}
-    caveats: dict[str, str] = {}
-    commits: set[str] = set()
-    for job in jobs:
-        for cell in job.cells:
-            if cell.experiment.name != experiment.name:
-                continue
-            found = job.trials(cell.entrant.label, plan.seeds)
-            trials[cell.column.key, cell.entrant.label] = found
-            if found:
-                commits.add(noted(job, "commit"))
-            if job.caveat:
-                caveats[cell.column.key] = job.caveat
-    shown = {*columns, *(key for (key, _), found in trials.items() if found)}
-    known = {row.label for row in experiment.rows}
-    rows = (*experiment.rows, *(row for row in extra if row.label not in known))
-    kept = tuple(column for column in experiment.columns if column.key in shown)
-    whole = {(column.key, row.label): trials.get((column.key, row.label)) for column in kept for row in rows}
-    failed = {place: words for place, words in (problems or {}).items() if place in whole}
-    return Results(
-        experiment=experiment,
-        protocol=plan.protocol,
-        rounds=plan.rounds,
-        patience=plan.patience,
-        seeds=plan.seeds,
-        trials=whole,
-        remarks=tuple(words for (key, _), words in experiment.remarks.items() if key in shown),
-        columns=kept,
-        rows=rows,
-        caveats={key: words for key, words in caveats.items() if key in shown},
-        problems=failed,
-        validation=plan.validation,
-        commits=tuple(sorted(commits - {""})),
-    )
-
-
-def noted(job: Job, key: str) -> str:
-    """Gives a fact that was noted beside a job's runs; "" where there is none."""
-    path = job.folder / NOTE
-    if not path.is_file():
-        return ""
-    return str(read_json(path, f"remove it, and gpfl reproduce --out {job.folder.parents[1]}").get(key, ""))

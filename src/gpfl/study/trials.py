@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -82,8 +83,10 @@ def check_trials(given: Given, seeds: Sequence[int], out: Path | None) -> tuple[
 
 def refuse_other_config(out: Path, config: str) -> None:
     """Refuses a folder whose trials were run with other settings, and names the first that differs."""
-    old = configs.read(out / "config.toml")
-    for section, values in tomllib.loads(config).items():
+    old, new = configs.read(out / "config.toml"), tomllib.loads(config)
+    if "defence" in old and "defence" not in new:
+        raise GpflError(f"{out} holds trials under a defence, now there is none: choose another --out")
+    for section, values in new.items():
         for key, value in values.items():
             before = old.get(section, {}).get(key)
             if before != value and (section, key) not in NEGLIGIBLE:
@@ -157,3 +160,10 @@ def read_trials(out: Path) -> Trials:
 def with_seed(given: Given, seed: int) -> Given:
     """Gives the same config with another seed."""
     return {**given, "run": {**given.get("run", {}), "seed": seed}}
+
+
+def drop_weights(run: Path) -> None:
+    """Removes what is large of a run: checkpoints and models. Config, metrics and summary stay."""
+    shutil.rmtree(run / "models", ignore_errors=True)
+    for name in ("checkpoint", "selected"):
+        (run / f"{name}.safetensors").unlink(missing_ok=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from gpfl.ranks import ranks
 from gpfl.runs import RunFolder
 from gpfl.simulate import Watch
 from gpfl.study.proposals import Space, Values, import_optuna, propose, space_of, space_words
-from gpfl.study.trials import NEGLIGIBLE, opened, refuse_other_federation, with_seed
+from gpfl.study.trials import NEGLIGIBLE, drop_weights, opened, refuse_other_federation, with_seed
 
 VALIDATION = 0.2
 """The share of each client's training rows that is kept for validation where nobody says."""
@@ -305,7 +304,8 @@ def run_plan(plan: Plan, audience: Audience) -> Tuned:
                 candidates[candidate.number - 1] = candidate
                 write_candidates(plan, candidates)
                 if not plan.search.keep_weights:
-                    drop_weights(plan.home(candidate))
+                    for run in plan.home(candidate).glob("seed-*"):
+                        drop_weights(run)
                 audience.ends(plan, candidate)
 
 
@@ -364,14 +364,6 @@ def outcome(plan: Plan, candidate: Candidate, trouble: str) -> Candidate:
         seconds=round(sum(cast(float, line["seconds"]) for curve in curves for line in curve), 3),
         trouble=trouble,
     )
-
-
-def drop_weights(home: Path) -> None:
-    """Removes what is large of a candidate's runs: checkpoints and models. Configs, metrics and summaries stay."""
-    for path in home.glob("seed-*"):
-        shutil.rmtree(path / "models", ignore_errors=True)
-        for name in ("checkpoint", "selected"):
-            (path / f"{name}.safetensors").unlink(missing_ok=True)
 
 
 def proposals(plan: Plan, tried: Sequence[Candidate]) -> list[Values]:

@@ -1,0 +1,72 @@
+"""What a folder holds: the runs of cells, found by their configs and without their data."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+from gpfl import config as configs
+from gpfl import toml
+from gpfl.config import Given
+from gpfl.errors import GpflError
+from gpfl.net import Net
+from gpfl.study.experiments import Cell
+from gpfl.study.grid import NOTE, Job, Plan, Sections, read_note
+from gpfl.study.trials import NEGLIGIBLE
+
+
+def held_jobs(cells: Iterable[Cell], plan: Plan) -> tuple[list[Job], dict[tuple[str, str], str]]:
+    """Gives the jobs of cells that a folder holds runs of, and what is wrong with others, by column and row.
+
+    They are found by their configs, so that the data need not be here.
+    """
+    held = {path.parent: toml.read(path) for path in sorted(plan.out.glob("runs/*/config.toml"))}
+    jobs: dict[Path, Job] = {}
+    wrong: dict[tuple[str, str], str] = {}
+    for cell in cells:
+        given = plan.given(cell)
+        try:
+            asked = without_data(given)
+        except GpflError:  # what no run can have, none has
+            continue
+        found = [folder for folder, sections in held.items() if fits(asked, sections)]
+        if len(found) > 1:
+            names = ", ".join(folder.name for folder in found)
+            words = f"several runs differ in their data alone: remove all but one of {names}"
+            wrong[cell.column.key, cell.entrant.label] = words
+            continue
+        for folder in found:
+            before = jobs[folder].cells if folder in jobs else ()
+            words = next((note["data"] for path in folder.glob(NOTE.format("*")) if "data" in (note := read_note(path))), "")
+            jobs[folder] = Job((*before, cell), given, folder, words)
+    return list(jobs.values()), wrong
+
+
+def without_data(given: Given) -> Sections:
+    """Gives the sections of a config with all filled in that does not depend on its data."""
+    config = configs.resolve(given)
+    if config.net is None:  # never so in a cell
+        return tomllib.loads(config.to_toml())
+    lr = config.net.lr if math.isnan(config.train.lr) else config.train.lr
+    named = cast(Net, SimpleNamespace(name=configs.name_of(config.net)))  # all that options depend on
+    method = config.method.bind(named, lr=lr, epochs=config.train.epochs)
+    train = dataclasses.replace(config.train, lr=lr)
+    return tomllib.loads(dataclasses.replace(config, train=train, method=method).to_toml())
+
+
+def fits(asked: Sections, held: Mapping[str, object]) -> bool:
+    """Tells whether a complete config is one that was asked for; a net's option of 0 is the data's to fill in."""
+    if asked.keys() != held.keys():
+        return False
+    for section, values in asked.items():
+        others = cast(Mapping[str, object], held[section])
+        for key in values.keys() | others.keys():
+            free = (section, key) in NEGLIGIBLE or (section == "net" and values.get(key) == 0)
+            if not free and values.get(key) != others.get(key):
+                return False
+    return True
