@@ -318,7 +318,7 @@ def test_the_command_attacks_a_run(command: Command) -> None:
         (("--target", "model"), "gpfl has no target 'model': it offers fe, sfe, sm"),
         (("--client", "77"), "no client '77'"),
         (("--kind", "dgl"), "did you mean 'dlg'?"),
-        (("--batch", "0"), "at least 1 image"),
+        (("--batch", "0"), "each must be at least 1"),
         (("--iterations", "0"), "--iterations is 0; it must be at least 1"),
     ):
         refused = command("attack", "r", *words)

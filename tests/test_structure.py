@@ -12,6 +12,7 @@ import pytest
 import gpfl
 from gpfl import flags
 from gpfl.config import RunOptions, TrainOptions
+from gpfl.defence import Defence
 from gpfl.methods import METHODS
 from gpfl.nets import NETS
 from gpfl.options import options_of
@@ -21,7 +22,7 @@ ROOT = Path(gpfl.__file__).parent
 SOURCES = sorted(ROOT.rglob("*.py"))
 
 LAYERS = (
-    ("errors", "randomness", "tree", "evaluate"),
+    ("errors", "randomness", "tree", "evaluate", "origin"),
     ("ranks",),
     ("options", "toml", "files", "losses", "form", "modules"),
     ("net",),
@@ -29,6 +30,7 @@ LAYERS = (
     ("methods", "data"),
     ("partition", "schedule"),
     ("federation", "rounds"),
+    ("defence",),
     ("engine", "config", "runs"),
     ("simulate",),
     ("result",),
@@ -37,8 +39,9 @@ LAYERS = (
     ("report", "progress", "flags"),
     ("terminal", "privacy"),
     ("data_command", "attack_command", "grid_progress"),
-    ("reproduce_command",),
-    ("tune_command",),
+    ("given",),
+    ("reproduce_command", "tune_command"),
+    ("privacy_command",),
     ("cli",),
     ("__main__",),
 )
@@ -181,6 +184,7 @@ RECORDS = {
     **{f"net {name}": record for name, record in NETS.items()},
     "run": RunOptions,
     "train": TrainOptions,
+    "defence": Defence,
 }
 
 

@@ -16,6 +16,8 @@ import gpfl
 from gpfl import config as configs
 from gpfl import options, tree
 from gpfl.config import Config, Given, RunOptions, TrainOptions
+from gpfl.defence import Defence
+from gpfl.defence.promise import guarded, promised
 from gpfl.engine import Engine, Setting, choose, exactness, fitting_threads
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.federation import MANIFEST, Federation
@@ -218,12 +220,13 @@ def sort_settings(method: str | Method, net: NetLike | None, settings: dict[str,
     if isinstance(method, str) and method not in METHODS:
         raise GpflError(f"unknown method '{method}'; {did_you_mean(method, METHODS)}")
     sections = {"run": options.options_of(RunOptions), "train": options.options_of(TrainOptions)}
-    given: Given = {"run": {}, "train": {}}
+    given: Given = {"run": {}, "train": {}, "defence": {}}
     if isinstance(method, str):
         sections["method"], given["method"] = options.options_of(METHODS[method]), {"name": method}
     if isinstance(net, str):
         sections["net"] = options.options_of(NETS[net]) if net in NETS else {}
         given["net"] = {"name": net}
+    sections["defence"] = options.options_of(Defence)
     for key, value in settings.items():
         owner = next((section for section, known in sections.items() if key in known), None)
         if owner is None:
@@ -280,7 +283,9 @@ def prepare(
         )
     for shard in federation.shards:
         schedule.refuse_single_rows(method, len(shard.train), shard.name)
-    setting = Setting(method, federation.to(device), schedule, train.class_counts, config.run.compile, config.run.precision)
+    placed = federation.to(device)
+    guard = guarded(method, config.defence, placed, schedule)
+    setting = Setting(guard, placed, schedule, train.class_counts, config.run.compile, config.run.precision)
     return dataclasses.replace(config, train=train, method=method), setting
 
 
@@ -332,8 +337,17 @@ def simulation_of(run: Run, engine: Engine) -> Simulation:
         "protocol": config.run.protocol,
         "gpfl": gpfl.__version__,
         "torch": torch.__version__,
+        **defence_facts(config, setting),
     }
     return Simulation(setting, engine, config.run, config.train.patience, folder, watch or Silent(), facts)
+
+
+def defence_facts(config: Config, setting: Setting) -> dict[str, object]:
+    """Gives what the summary says of a run's defence: its options, and what it promises."""
+    if not config.defence.on:
+        return {}
+    promise = promised(setting.method, setting.federation, setting.schedule)
+    return {"defence": options.values_of(config.defence), **({"privacy": promise} if promise else {})}
 
 
 def find_device(name: str) -> torch.device:

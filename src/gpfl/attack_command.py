@@ -44,6 +44,7 @@ def attack(
     iterations: Annotated[int, typer.Option(help="Iterations of an attack.")] = 2000,
     restarts: Annotated[int, typer.Option(help="Starts of an attack; the nearest gradient decides.")] = 2,
     seed: Annotated[int, typer.Option(help="Seed of victims and starts.")] = 0,
+    graph: Annotated[bool, typer.Option("--graph", help="GPU: run the steps as a captured graph, which is faster.")] = False,
     out: Annotated[str, typer.Option(help="Folder for results; finished cases in it are not run again.", metavar="DIR")] = "",
 ) -> None:
     """Attack the uploads of a run as an honest but curious server, beside what needs no attack.
@@ -57,7 +58,7 @@ def attack(
     }
     one_of("--psnr", psnr, table.PSNRS)
     batches = whole_numbers("--batch", batch)
-    effort = Effort(iterations=iterations, restarts=restarts, seed=seed)
+    effort = Effort(iterations=iterations, restarts=restarts, seed=seed, graph=graph)
     result = api.load(run)
     clients = clients_of(result.federation, client)
     folder = Path(out) if out.strip() else run / "attack"
@@ -171,14 +172,14 @@ def one_of(flag: str, words: str, known: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def whole_numbers(flag: str, words: str) -> list[int]:
-    """Gives the numbers of a list with commas, all at least 1."""
+def whole_numbers(flag: str, words: str, least: int = 1) -> list[int]:
+    """Gives the numbers of a list with commas, all at least so large."""
     try:
         found = [int(word) for word in words.split(",")]
     except ValueError:
         raise GpflError(f"{flag} is '{words}'; it must be whole numbers with commas between, such as 1,4") from None
-    if min(found) < 1:
-        raise GpflError(f"{flag} is '{words}'; a batch has at least 1 image")
+    if min(found) < least:
+        raise GpflError(f"{flag} is '{words}'; each must be at least {least}")
     return list(dict.fromkeys(found))
 
 

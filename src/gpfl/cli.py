@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -18,14 +18,15 @@ import gpfl
 from gpfl import api, flags
 from gpfl import config as configs
 from gpfl.attack_command import attack
-from gpfl.config import Given
 from gpfl.data import DATA
-from gpfl.data_command import data_app, refuse_splits, show_command
+from gpfl.data_command import data_app, show_command
 from gpfl.engine import ENGINES
 from gpfl.errors import GpflError, did_you_mean
+from gpfl.given import layered, named_folder, refuse_unheard, split_settings
 from gpfl.methods import METHODS
 from gpfl.nets import NETS
 from gpfl.partition import SPLITS
+from gpfl.privacy_command import privacy_app
 from gpfl.progress import Reporter
 from gpfl.ranks import ranks
 from gpfl.report import figures, tables
@@ -45,6 +46,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data_app)
+app.add_typer(privacy_app)
 app.command()(attack)
 
 
@@ -139,7 +141,7 @@ def run(
     if seeds is not None and "seed" in by_hand.get("run", {}):
         raise GpflError("--seed and --seeds were both given: leave one out")
     with speaking_of(flags.RECORDS):
-        given = layered(config, by_hand, federation)
+        given = layered(config, by_hand, federation, "run")
         numbers = flags.parse_seeds(seeds) if seeds is not None else []
         resolved = configs.resolve(given)
         tail = "-trials" if numbers else ""
@@ -157,17 +159,6 @@ def run(
         tell_run(result, folder)
 
 
-def layered(config: str | None, by_hand: Given, federation: str | None) -> Given:
-    """Gives the config of a file with what was given by flags and --set over it; a manifest takes the place of a split."""
-    if config is not None:
-        configs.refuse_data(config, str(click.get_current_context().info_name))
-    file = configs.read(Path(config)) if config is not None else {}
-    if federation is None:
-        return flags.merge(file, by_hand)
-    refuse_splits(by_hand, federation)
-    return {**flags.merge(file, by_hand), "split": {"name": "manifest", "file": federation}}
-
-
 def compare(
     config: str | None,
     methods: str,
@@ -178,12 +169,11 @@ def compare(
     **values: object,
 ) -> None:
     """Train several methods on one federation and print one table; what the folder holds already is not run again."""
-    settings = flags.given_by_set(set_)
-    own = {name: settings.pop(name) for name in list(settings) if name in METHODS}
+    settings, own = split_settings(set_)
     entrants, numbers = studies.entrants(methods), flags.parse_seeds(seeds)
-    refuse_unheard(settings, own, entrants)
+    refuse_unheard(settings, own, [entrant.method["name"] for entrant in entrants], done="compared", kind="comparisons")
     with speaking_of(section for section in flags.RECORDS if section != "method"):
-        given = layered(config, flags.merge(flags.given_by_flags(values), settings), federation)
+        given = layered(config, flags.merge(flags.given_by_flags(values), settings), federation, "compare")
         if "method" in given:
             say(f"The section [method] of {config} is left aside: a comparison has its methods from --methods and --set.")
         resolved = configs.resolve({**given, "method": dict(entrants[0].method)})
@@ -193,17 +183,6 @@ def compare(
             with Reporter(console) as reporter:
                 rows = studies.compare(given, entrants, own, numbers, folder, reporter.watch)
             tell_comparison(rows, resolved, folder)
-
-
-def refuse_unheard(settings: Given, own: Mapping[str, object], entrants: Iterable[studies.Entrant]) -> None:
-    """Refuses what a comparison would not listen to."""
-    for key in settings.get("method", {}):
-        raise GpflError(f"--set method.{key} does not say whose {key}: name the method, such as --set gpfl.{key}=…")
-    if "seed" in settings.get("run", {}):
-        raise GpflError("--set run.seed is not for comparisons: give --seeds")
-    for name in own:
-        if name not in {entrant.method["name"] for entrant in entrants}:
-            raise GpflError(f"--set {name}.… is for a method that is not compared: add {name} to --methods, or leave it out")
 
 
 def tell_comparison(rows: list[Trials], config: configs.Config, folder: Path) -> None:
@@ -269,7 +248,7 @@ def compare_command() -> click.Command:
         ),
     ]
     shared = shared_parameters("A config for all methods; flags win over it.")
-    params = [*own, *shared, *flags.config_flags(("data", "split", "net", "train", "run"), omit=("seed",))]
+    params = [*own, *shared, *flags.config_flags(("data", "split", "net", "train", "defence", "run"), omit=("seed",))]
     return TyperCommand("compare", callback=compare, params=params, help=compare.__doc__, rich_markup_mode="rich")
 
 
@@ -298,9 +277,7 @@ def same_command(out: str | None, folder: Path) -> str:
 def out_folder(wanted: str | None, usual: Path) -> Path:
     """Gives the folder that was asked for, or the usual one with the first number that is free; all ranks the same."""
     if wanted is not None:
-        if not wanted.strip():
-            raise GpflError("--out is empty; name a folder")
-        return Path(wanted)
+        return named_folder(wanted)
     number, folder = 1, usual
     while folder.exists():
         number += 1

@@ -10,6 +10,7 @@ from pathlib import Path
 from gpfl import options, toml
 from gpfl.data import DATA, Source, Table, find_source
 from gpfl.data.own.layout import FILES
+from gpfl.defence.record import UNDEFENDED, Defence
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.federation import MANIFEST, Federation, divide, named_in, read_in
 from gpfl.method import Method
@@ -104,6 +105,7 @@ class Config:
     net: Architecture | None
     train: TrainOptions
     method: Method
+    defence: Defence = UNDEFENDED
 
     def to_toml(self) -> str:
         """Gives the text of config.toml; running it again is running this."""
@@ -121,6 +123,8 @@ class Config:
             "train": options.values_of(self.train),
             "method": {"name": self.method.name, **options.values_of(self.method)},
         }
+        if self.defence.on:
+            sections["defence"] = options.values_of(self.defence)
         return toml.dump(sections)
 
     def federation(self) -> Federation:
@@ -171,7 +175,7 @@ def refuse_data(config: str, command: str) -> None:
         raise GpflError(f"{config} is not a config (.toml): did you mean `gpfl {command} {flag} {quoted}`?")
 
 
-SECTIONS = ("run", "data", "split", "net", "train", "method")
+SECTIONS = ("run", "data", "split", "net", "train", "method", "defence")
 
 
 def resolve(given: Given, *, federation: Federation | None = None, custom_net: bool = False) -> Config:
@@ -192,7 +196,19 @@ def resolve(given: Given, *, federation: Federation | None = None, custom_net: b
         raise GpflError(f"train.join is {list(train.join)}; the lower share must come first")
     split = None if federation else chosen_split(given, usual)
     manifest = str(given.get("split", {}).get("file", "")) if split is None else ""
-    return Config(run=run, data=data, source=source, split=split, manifest=manifest, net=net, train=train, method=method)
+    defence = options.build(Defence, given.get("defence", {}), "defence")
+    defence.check()
+    return Config(
+        run=run,
+        data=data,
+        source=source,
+        split=split,
+        manifest=manifest,
+        net=net,
+        train=train,
+        method=method,
+        defence=defence,
+    )
 
 
 def chosen_source(given: Given) -> Source:

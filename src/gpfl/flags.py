@@ -1,4 +1,4 @@
-"""Flags: every option of runs, splits, nets, training and methods as a flag of the command, with its own words."""
+"""Flags: every option of runs, splits, nets, training, methods and defences as a flag of the command, with its own words."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typer.core import TyperOption
 from gpfl import toml
 from gpfl.config import Given, RunOptions, TrainOptions
 from gpfl.data import DATA, FILES, Own
+from gpfl.defence.record import Defence
 from gpfl.errors import GpflError
 from gpfl.methods import METHODS
 from gpfl.nets import NETS
@@ -28,11 +29,12 @@ RECORDS: Mapping[str, Mapping[str, type]] = {
     "split": SPLITS,
     "net": NETS,
     "train": {"": TrainOptions},
+    "defence": {"": Defence},
     "run": {"": RunOptions},
 }
 """The records behind each section of a config, by name where there are several."""
 
-PLAIN = ("run", "data", "split", "train", "net", "method")
+PLAIN = ("run", "data", "split", "train", "net", "method", "defence")
 """Who has the plain flag where two sections have an option of one name: --seed is the run's, --beta the split's."""
 
 PANELS = {
@@ -41,6 +43,7 @@ PANELS = {
     "split": "Federation",
     "net": "Net",
     "train": "Training",
+    "defence": "Defence",
     "run": "Run",
 }
 

@@ -36,6 +36,9 @@ class Batch(NamedTuple):
     mask: Tensor
 
 
+NOBODY = torch.zeros(())
+
+
 class Client(NamedTuple):
     """What a client knows besides its rows."""
 
@@ -43,6 +46,16 @@ class Client(NamedTuple):
     label_counts: Tensor  # (classes,) training rows of each class
     round: Tensor  # rounds done before this one
     rounds: Tensor  # rounds planned
+    number: Tensor = NOBODY  # of the client in the federation, by which its draws are told from others'
+
+
+class Slope(NamedTuple):
+    """The gradient of an objective: with it come the terms, new BatchNorm statistics, and what the objective kept."""
+
+    gradient: Tree
+    terms: Terms
+    stats: Tree
+    kept: Tree
 
 
 class Descent(NamedTuple):
@@ -159,6 +172,10 @@ class Method:
         """Gives the new shared state from the old one and the mean of uploads."""
         return {**shared, **mean}
 
+    def bytes_sent(self, upload: Tree) -> int:
+        """Gives the bytes that an upload takes on the wire; `upload` is one, or a mean of some."""
+        return tree.count_bytes(upload)
+
     def views(self) -> dict[str, View]:
         """Gives the functions that an attack on uploads may take training for by name: "fe" the base, "model" all."""
         views = {}
@@ -204,13 +221,7 @@ class Method:
         """
         rate = self.lr if lr is None else lr
         moving = tree.pick(work, parts)
-
-        def total(moving: Tree) -> tuple[Tensor, tuple[Terms, Tree, Tree]]:
-            model = Model(self.net, {**work, **moving}, training=True)
-            terms = objective(model)
-            return sum_of(terms), (terms, model.stats, model.kept)
-
-        gradient, (terms, stats, kept) = torch.func.grad(total, has_aux=True)(moving)
+        gradient, terms, stats, kept = self.slope(work, moving, objective)
         moved: Tree = {}
         for part in moving:
             pull = (decay or {}).get(part)
@@ -220,6 +231,17 @@ class Method:
                 tree.branch(gradient, part),
             )
         return Descent({**work, **moved, **({"stats": stats} if stats else {})}, terms, kept)
+
+    def slope(self, work: Tree, moving: Tree, objective: Callable[[Model], Terms]) -> Slope:
+        """Gives the gradient of the sum of the objective's terms by the weights `moving`, which are parts of `work`."""
+
+        def total(moving: Tree) -> tuple[Tensor, tuple[Terms, Tree, Tree]]:
+            model = Model(self.net, {**work, **moving}, training=True)
+            terms = objective(model)
+            return sum_of(terms), (terms, model.stats, model.kept)
+
+        gradient, (terms, stats, kept) = torch.func.grad(total, has_aux=True)(moving)
+        return Slope(gradient, terms, stats, kept)
 
 
 def sum_of(terms: Terms) -> Tensor:

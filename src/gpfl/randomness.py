@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import torch
+from torch import Tensor
 
 PURPOSES = (
     *("split", "cut", "validation", "cohort", "batches", "weights", "embeddings", "valve", "contexts", "subset"),
-    *("victims", "attack"),
+    *("victims", "attack", "defence"),
 )
 LARGEST_SEED = 2**32 - 1
 """A larger number would run over into the words that hold purpose and key."""
@@ -41,3 +43,54 @@ def seeded(seed: int, purpose: str) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(seed, purpose))
         yield
+
+
+# Numbers drawn inside a client's round, where there are many clients on one axis and no generator can go: every number is a
+# hash of its stream and its place. Whole numbers are exact, so engines and devices draw the same.
+
+WORD = 0xFFFFFFFF
+SALT_BITS = 24
+"""Bits of a salt: a whole number that float32 holds exactly."""
+
+
+def salt_of(seed: int) -> float:
+    """Gives what tells the streams of one seed from those of another."""
+    return float(generator(seed, "defence").integers(1 << SALT_BITS))
+
+
+def mixed(word: Tensor) -> Tensor:
+    """Gives 32-bit words (int64) scrambled, one to one; factors below 2^31 keep products within int64."""
+    word = ((word ^ (word >> 16)) * 0x21F0AAAD) & WORD
+    word = ((word ^ (word >> 15)) * 0x735A2D97) & WORD
+    return word ^ (word >> 15)
+
+
+def stream(first: Tensor, *words: Tensor | str | int) -> Tensor:
+    """Gives the two words (2,) of the stream that a salt and further words name; texts are names too.
+
+    Numbers must be whole and not negative, in tensors of any type.
+    """
+    lanes = torch.arange(1, 3, device=first.device)
+    for word in (first, *words):
+        number = (
+            zlib.crc32(word.encode()) if isinstance(word, str) else word.to(torch.int64) if isinstance(word, Tensor) else word
+        )
+        lanes = mixed((lanes * 0x1E3779B1 + number) & WORD)
+    return lanes
+
+
+def uniforms(key: Tensor, shape: Sequence[int], first: int = 0, stride: int = 1) -> Tensor:
+    """Gives numbers of a stream, uniform between 0 and 1: those at the places `first`, `first + stride` and so on."""
+    places = torch.arange(math.prod(shape), device=key.device) * stride + first
+    words = mixed(mixed((places + key[0]) & WORD) ^ key[1])
+    return ((words.to(torch.float32) + 0.5) * 2.0**-32).reshape(tuple(shape))
+
+
+def normals(key: Tensor, shape: Sequence[int]) -> Tensor:
+    """Gives numbers of a stream from N(0, 1), by Box and Muller's way; none is beyond 6.8."""
+    count = math.prod(shape)
+    half = (count + 1) // 2
+    length = torch.sqrt(-2 * torch.log(uniforms(key, (half,), 0, 2)))
+    angle = 2 * math.pi * uniforms(key, (half,), 1, 2)
+    both = torch.cat([length * torch.cos(angle), length * torch.sin(angle)])
+    return both[:count].reshape(tuple(shape))

@@ -6,12 +6,13 @@ import math
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol, cast, overload
+from typing import Any, NoReturn, Protocol, cast, overload, runtime_checkable
 
 import torch
 
 from gpfl import tree
 from gpfl.config import RunOptions
+from gpfl.defence.statement import words
 from gpfl.engine import Engine, Setting
 from gpfl.engine.base import Cohort, Judge, Train
 from gpfl.errors import GpflError
@@ -24,6 +25,14 @@ class Watch(Protocol):
 
     def line(self, line: Line, rounds: int) -> None:
         """Is told of an evaluated round."""
+
+
+@runtime_checkable
+class Listener(Protocol):
+    """A watch that also hears what must be known of a run before it begins."""
+
+    def note(self, words: str) -> None:
+        """Is told a sentence."""
 
 
 class Silent:
@@ -172,7 +181,7 @@ class Simulation:
             # A state that may be kept as the selected one must not change under it.
             private = state.private if self.selects == "last" else tree.copy(state.private)
             tree.put_(private, index, cohort.private)
-        up = state.bytes_up + len(clients) * tree.count_bytes(cohort.mean)
+        up = state.bytes_up + len(clients) * method.bytes_sent(cohort.mean)
         down = state.bytes_down + len(clients) * tree.count_bytes(state.shared)
         return State(state.round + 1, method.aggregate(state.shared, cohort.mean), private, up, down), cohort
 
@@ -280,6 +289,7 @@ def run_together(simulations: Sequence[Simulation]) -> list[Outcome]:
     divided among those that run.
     """
     engine = simulations[0].engine
+    tell_promises(simulations)
     running = {number: simulation.steps() for number, simulation in enumerate(simulations)}
     answers: dict[int, object] = dict.fromkeys(running)
     outcomes: dict[int, Outcome] = {}
@@ -298,6 +308,17 @@ def run_together(simulations: Sequence[Simulation]) -> list[Outcome]:
             number: simulations[number].engine.judge_one(work) for number, work in asked.items() if isinstance(work, Judge)
         }
     return [outcomes[number] for number in range(len(simulations))]
+
+
+def tell_promises(simulations: Sequence[Simulation]) -> None:
+    """Says before the first round what the defences of trials promise, what is the same once."""
+    told: set[str] = set()
+    for simulation in simulations:
+        watch = simulation.watch
+        for sentence in words(cast(Mapping[str, object], simulation.facts.get("privacy", {}))):
+            if isinstance(watch, Listener) and sentence not in told:
+                watch.note(sentence)
+            told.add(sentence)
 
 
 def number(line: Line, key: str) -> float:

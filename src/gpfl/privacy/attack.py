@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from gpfl import tree
-from gpfl.engine import Engine
+from gpfl.defence import Defended
+from gpfl.engine import Engine, exactness
 from gpfl.engine.base import Setting
 from gpfl.engine.loop import Loop
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.method import View
 from gpfl.methods import METHODS
+from gpfl.options import values_of
 from gpfl.privacy import dlg, geiping, measures
 from gpfl.privacy.labels import guess_labels
 from gpfl.privacy.matching import (
@@ -54,6 +56,7 @@ class Effort:
     restarts: int = 2
     seed: int = 0
     at_once: int = 0  # victims times restarts that are attacked at once; 0 = as many as fit
+    graph: bool = False  # on a GPU: steps as a captured graph
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -161,8 +164,8 @@ def tried(
         outputs = torch.func.vmap(matching.output_like)(images)
     drawn = start_outputs(outputs.shape[1:], names, effort.seed).to(logits.device)
     if kind == "dlg":
-        return dlg.invert(matching, wanted, logits, drawn, dlg.DLG(iterations=effort.iterations))
-    how = geiping.Geiping(iterations=effort.iterations)
+        return dlg.invert(matching, wanted, logits, drawn, dlg.DLG(iterations=effort.iterations, graph=effort.graph))
+    how = geiping.Geiping(iterations=effort.iterations, graph=effort.graph)
     if view.knows_loss and all(label is not None for label in labels):
         classes = torch.arange(outputs.shape[-1], device=logits.device)
         shares = torch.stack([(cast(Tensor, label)[:, None] == classes).to(logits.dtype) for label in labels])
@@ -195,6 +198,7 @@ class Bench:
         self.engine, self.states, self.victims, self.effort = engine, states, victims, effort
         self.sent = {which: checksum(tree.flatten(tree.to(state.shared, CPU)), {}) for which, state in states.items()}
         self.rounds: dict[str, dict[int, Seen]] = {which: {} for which in states}  # whole rounds of clients
+        self.setting = Setting(engine.method, engine.federation, engine.schedule)  # in float32, whatever the run was in
 
     def attack(self, cases: Sequence[Case], folder: Path | None, tell: Callable[[Case, Kept], None]) -> dict[Case, Kept]:
         """Gives all cases; those that differ only in their steps are attacked at once."""
@@ -220,10 +224,12 @@ class Bench:
         victims, state = self.victims[first.batch], self.states[first.round]
         true = images_of(self.engine.federation, victims)
         trained = self.rounds[first.round]
-        seen = [one for case in cases for one in uploads_of(self.engine, state, victims, case.steps, trained)]
+        with exactness(self.setting):
+            seen = [one for case in cases for one in uploads_of(self.engine, state, victims, case.steps, trained)]
         keys = [(victim.rows[0], len(victim.rows)) for _ in cases for victim in victims]
         began = time.perf_counter()
-        rebuilt = rebuild(seen, first.target, first.kind, true.shape[1:], keys, self.effort)
+        with exactness(self.setting):
+            rebuilt = rebuild(seen, first.target, first.kind, true.shape[1:], keys, self.effort)
         if true.device.type == "cuda":
             torch.cuda.synchronize()
         seconds = (time.perf_counter() - began) / len(seen)
@@ -269,10 +275,15 @@ class Bench:
 
     def settings(self, case: Case) -> dict[str, object]:
         """Gives what a case depends on, by which a kept one is known to be the same."""
-        facts = dataclasses.asdict(self.effort)
-        facts.pop("at_once")
+        facts, method = dataclasses.asdict(self.effort), self.engine.method
+        for name in ("at_once", "graph"):
+            facts.pop(name)
         rows = [list(victim.rows) for victim in self.victims[case.batch]]
-        return {**dataclasses.asdict(case), **facts, "sent": self.sent[case.round], "rows": rows, "lr": self.engine.method.lr}
+        known = {**dataclasses.asdict(case), **facts, "sent": self.sent[case.round], "rows": rows, "lr": method.lr}
+        known["options"] = values_of(method)
+        if isinstance(method, Defended):
+            known["defence"] = {**values_of(method.defence), "salt": method.salt, "crowd": method.crowd}
+        return known
 
     def held(self, case: Case, folder: Path | None) -> Kept | None:
         """Gives a case that a folder holds, if it was attacked under the same settings."""

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from gpfl import tree
-from gpfl.engine.program import Program
 from gpfl.privacy import lbfgs
-from gpfl.privacy.geiping import FEW, distances
+from gpfl.privacy.geiping import distances
 from gpfl.privacy.matching import Matching, apart, dot
+from gpfl.privacy.running import program
 from gpfl.tree import Tree
 
 
@@ -26,6 +26,7 @@ class DLG:
     """The numbers of the attack."""
 
     iterations: int = 2000  # evaluations, those of the line search included
+    graph: bool = False  # on a GPU: the step as a captured graph
 
 
 def invert(matching: Matching, wanted: Tree, logits: Tensor, output: Tensor, how: DLG) -> tuple[Tensor, Tensor]:
@@ -51,8 +52,8 @@ def invert(matching: Matching, wanted: Tree, logits: Tensor, output: Tensor, how
     def advance(state: Tree, wanted: Tree) -> Tree:
         return lbfgs.advance(state, lambda points: evaluate(points, wanted))
 
-    program = Program(advance, state, wanted, traced=how.iterations > FEW)
+    running = program(advance, state, wanted, how.iterations, how.graph)
     for _ in range(how.iterations):
-        program()
-    image, found = torch.func.vmap(unpacked)(tree.leaf(program.state, "point"))
+        running()
+    image, found = torch.func.vmap(unpacked)(tree.leaf(running.state, "point"))
     return image, distances(matching, {"image": image, "output": found}, wanted)

@@ -14,15 +14,13 @@ import torch
 from torch import Tensor
 
 from gpfl import tree
-from gpfl.engine.program import Program
 from gpfl.privacy.matching import Matching, cosine_distance, total_variation
+from gpfl.privacy.running import program
 from gpfl.tree import Tree
 
 DECAYS = (3 / 8, 5 / 8, 7 / 8)
 """The shares of the iterations after which steps become ten times smaller."""
 MOMENTS = (0.9, 0.999)
-FEW = 50
-"""Iterations for which tracing a step is not worth its time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +31,7 @@ class Geiping:
     step: float = 0.1  # in pixels, white being 1
     output_step: float = 0.05  # in units of the guessed cotangent's length an entry
     smooth: float = 1e-2  # weight of the total variation
+    graph: bool = False  # on a GPU: the step as a captured graph
 
 
 def invert(matching: Matching, wanted: Tree, image: Tensor, output: Tensor, free: bool, how: Geiping) -> tuple[Tensor, Tensor]:
@@ -55,10 +54,10 @@ def invert(matching: Matching, wanted: Tree, image: Tensor, output: Tensor, free
         far = cosine_distance(matching.gradient(x, tree.leaf(guess, "output")), wanted)
         return far + how.smooth * total_variation(x)
 
-    program = Program(advance, state, wanted, traced=how.iterations > FEW)
+    running = program(advance, state, wanted, how.iterations, how.graph)
     for _ in range(how.iterations):
-        program()
-    found = tree.branch(program.state, "guess")
+        running()
+    found = tree.branch(running.state, "guess")
     return tree.leaf(found, "image"), distances(matching, found, wanted)
 
 

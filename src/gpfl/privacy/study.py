@@ -1,0 +1,163 @@
+"""The privacy studies' runs: cells of the grid like those of any table, so that what is there is not run again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from gpfl import api, toml
+from gpfl import config as configs
+from gpfl.config import SECTIONS, Given
+from gpfl.defence.promise import crowd_of
+from gpfl.defence.record import Defence
+from gpfl.defence.statement import client_level, example_level, noise_for
+from gpfl.engine import Setting
+from gpfl.engine.loop import Loop
+from gpfl.errors import GpflError
+from gpfl.privacy.columns import METHODS
+from gpfl.result import Result
+from gpfl.study.compare import Entrant
+from gpfl.study.experiments import Cell, Column, Experiment, folder
+from gpfl.study.grid import Grounds, Job, Plan, job_of
+
+NONE = "none"
+"""The key of the runs without a defence."""
+
+FILE = "attacks/privacy.toml"
+
+
+@dataclass(frozen=True)
+class Family:
+    """Defences of one kind, which differ in one number."""
+
+    name: str  # the option
+    words: str
+    level: str = ""  # of what is promised, if anything is
+
+    def point(self, value: float) -> str:
+        """Gives the key of a value's runs."""
+        return f"{self.name.replace('_', '-')}-{value:g}"
+
+
+FAMILIES = (
+    Family("noise", "clip and noise, client level", "client"),
+    Family("example_noise", "clip and noise, example level", "example"),
+    Family("top_k", "largest entries"),
+    Family("bits", "few bits"),
+)
+
+
+def file_sections() -> Given:
+    """Gives the sections of the study's own file."""
+    content = toml.read(folder() / FILE)
+    return {name: dict(values) for name, values in content.items() if isinstance(values, dict)}
+
+
+def config_of_runs() -> Given:
+    """Gives the config of the runs that are attacked, but for their methods."""
+    return {section: values for section, values in file_sections().items() if section in SECTIONS}
+
+
+def cell(entrant: Entrant, key: str, heading: str, defence: Mapping[str, object], weights: bool) -> Cell:
+    """Gives the cell of a method under a defence."""
+    given = config_of_runs() | ({"defence": dict(defence)} if defence else {})
+    column = Column(f"privacy/{key}", heading, "privacy", given, weights=weights)
+    experiment = Experiment("privacy", "Privacy", "", "accuracy", (entrant,), (column,), {})
+    return Cell(experiment, column, entrant)
+
+
+def nine_cells() -> list[Cell]:
+    """Gives the runs behind the nine columns."""
+    return [cell(Entrant(name, {"name": name}), NONE, "no defence", {}, True) for name in METHODS]
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A point of the curves before it is run."""
+
+    method: str
+    family: Family | None
+    value: float
+    cell: Cell
+
+
+def spots(
+    methods: Sequence[str], values: Mapping[str, Sequence[float]], clip: float, example_clip: float, delta: float, weights: bool
+) -> list[Spot]:
+    """Gives the points of the curves: every method without a defence, and under each family's values."""
+    found = []
+    for method in methods:
+        plain = Entrant(method, {"name": method})
+        found.append(Spot(method, None, 0.0, cell(plain, NONE, "no defence", {}, weights)))
+        for family in FAMILIES:
+            for value in values.get(family.name, ()):
+                defence = defence_of(family, value, clip, example_clip, delta)
+                entrant = by_rows(method) if family.name == "example_noise" else plain
+                heading = f"{family.words}, {value:g}"
+                found.append(Spot(method, family, value, cell(entrant, family.point(value), heading, defence, weights)))
+    return found
+
+
+def defence_of(family: Family, value: float, clip: float, example_clip: float, delta: float) -> dict[str, object]:
+    """Gives the options of a family's defence."""
+    if family.name == "noise":
+        return {"clip": clip, "noise": value, "delta": delta}
+    if family.name == "example_noise":
+        return {"example_clip": example_clip, "example_noise": value, "delta": delta}
+    return {family.name: int(value) if family.name == "bits" else value}
+
+
+def by_rows(method: str) -> Entrant:
+    """Gives a method in the form whose loss is a mean over rows: GPFL's magnitude term by rows, its weight times √B."""
+    if method != "gpfl":
+        return Entrant(method, {"name": method})
+    return Entrant(method, {"name": "gpfl", "mlg_norm": "sample_mean", "lam": round(0.01 * math.sqrt(10), 4)})
+
+
+def noises(family: Family, epsilons: Sequence[float], like: Cell, plan: Plan, grounds: Grounds, clip: float) -> list[float]:
+    """Gives the noise for each ε in the setting of a cell, by what holds as it is run."""
+    setting = setting_of(like, plan, grounds)
+    crowd = crowd_of(setting.method, setting.federation, setting.schedule)
+    level = client_level if family.level == "client" else example_level
+
+    def made(noise: float) -> float:
+        facts = level(Defence(clip=clip, noise=noise, example_clip=clip, example_noise=noise), crowd)
+        return cast(float, facts["epsilon"])
+
+    return [noise_for(epsilon, made) for epsilon in epsilons]
+
+
+def setting_of(like: Cell, plan: Plan, grounds: Grounds) -> Setting:
+    """Gives the setting of a cell, on the CPU."""
+    given = plan.given(like)
+    asked = configs.resolve({**given, "run": {**given["run"], "device": "cpu", "precision": "float32"}})
+    return api.prepare(asked, grounds.federation(asked), None, None)[1]
+
+
+# What was run.
+
+
+def loaded(job: Job, seed: int) -> Result:
+    """Gives a finished run of a job with its models."""
+    path = job.folder / f"seed-{seed}"
+    if not (path / "checkpoint.safetensors").is_file():
+        raise GpflError(f"the weights of the run in {path} are gone: remove the folder {job.folder}, and it is run again")
+    return api.load(path)
+
+
+def engine_of(job: Job, seed: int) -> Loop:
+    """Gives the engine of a finished run, whose weights may be gone: before round 0 they follow from the seed."""
+    return Loop(api.reopened(job.folder / f"seed-{seed}").setting)
+
+
+def jobs_of(cells: Iterable[Cell], plan: Plan, grounds: Grounds) -> dict[Cell, Job]:
+    """Gives the job of each cell; what cannot be run is refused in the words of its setting."""
+    found = {}
+    for one in cells:
+        try:
+            found[one] = job_of(one, plan, grounds)
+        except GpflError as problem:
+            raise GpflError(f"{one.column.key} {one.entrant.label}: {problem}") from None
+    return found

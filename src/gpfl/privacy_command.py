@@ -1,0 +1,282 @@
+"""The command `gpfl privacy`: the paper's table of attacks, and what defences cost, from the runs behind them to figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from gpfl import api
+from gpfl.attack_command import one_of, tell_case, whole_numbers
+from gpfl.defence.statement import accountant
+from gpfl.errors import GpflError, counted, did_you_mean
+from gpfl.given import named_folder, refuse_unheard, split_settings
+from gpfl.grid_progress import GridReporter
+from gpfl.methods import METHODS
+from gpfl.origin import command_words, commit
+from gpfl.privacy import columns as nine
+from gpfl.privacy import curves as points
+from gpfl.privacy import study
+from gpfl.privacy.attack import KINDS, Effort
+from gpfl.privacy.table import Line, verdict
+from gpfl.privacy.victim import ROUNDS, STEPS
+from gpfl.reproduce_command import show_plan
+from gpfl.study import experiments, grid
+from gpfl.study.asked import split_words
+from gpfl.study.estimate import estimate, speeds
+from gpfl.study.experiments import Cell
+from gpfl.study.grid import Grounds, Job, Plan
+from gpfl.terminal import complain, console, say
+
+privacy_app = typer.Typer(
+    name="privacy", help="The paper's table of attacks, and what defences cost: runs, attacks, tables and figures."
+)
+
+Out = Annotated[str, typer.Option(help="Folder; runs and attacks that it holds are not made again.", metavar="DIR")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="Set any option of the runs, such as data.name=digits or gpfl.lam=0.1.", metavar="NAME.KEY=VALUE"
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="List the runs with what is done, time and memory; run nothing.")]
+Rounds = Annotated[int, typer.Option(help="Most rounds of a run.", metavar="N")]
+Patience = Annotated[int, typer.Option(help="End a run after so many rounds without a gain; 0 = never.", metavar="N")]
+Images = Annotated[int, typer.Option(help="Images to rebuild in every case.", metavar="N")]
+Iterations = Annotated[int, typer.Option(help="Iterations of an attack; 0 = as in the file of the study.", metavar="N")]
+Restarts = Annotated[int, typer.Option(help="Starts of an attack; 0 = as in the file of the study.", metavar="N")]
+Graph = Annotated[bool, typer.Option("--graph", help="GPU: run an attack's steps as a captured graph, which is faster.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.", metavar="TEXT")]
+EngineName = Annotated[str, typer.Option(help="How rounds are executed: auto, loop, vmap or workers.", metavar="TEXT")]
+
+
+@privacy_app.command()
+def columns(
+    kind: Annotated[str, typer.Option(help="Attacks: geiping (strong), dlg (the paper's), or both.")] = "geiping,dlg",
+    images: Images = 20,
+    batch: Annotated[str, typer.Option(help="Images in one upload.")] = "1,4",
+    steps: Annotated[str, typer.Option(help="one = a step on these images alone, epoch = a local round.")] = "one,epoch",
+    round_: Annotated[str, typer.Option("--round", help="0 = untrained, best = the round with the best accuracy.")] = "0,best",
+    iterations: Iterations = 0,
+    restarts: Restarts = 0,
+    graph: Graph = False,
+    seed: Annotated[int, typer.Option(help="Seed of the runs, the victims and the starts.")] = 0,
+    rounds: Rounds = experiments.ROUNDS,
+    patience: Patience = experiments.PATIENCE,
+    set_: Set = None,
+    device: Device = "auto",
+    engine: EngineName = "auto",
+    out: Out = "results",
+    dry_run: DryRun = False,
+) -> None:
+    """Make the paper's nine columns on Cifar100: train the five methods, attack their uploads, and write ours beside theirs."""
+    kinds, which = one_of("--kind", kind, KINDS), one_of("--round", round_, ROUNDS)
+    trained, batches = one_of("--steps", steps, STEPS), whole_numbers("--batch", batch)
+    effort = effort_of("attack", iterations, restarts, seed, graph)
+    plan = planned(study.nine_cells(), [seed], rounds, patience, out, set_, device, engine, weights=True)
+    cells = study.nine_cells()
+    jobs = study.jobs_of(cells, plan, grounds_for(cells, plan))
+    cases = len(nine.COLUMNS) * len(kinds) * len(which) * len(batches) * len(trained) + len(kinds)
+    if dry_run:
+        show(jobs, plan, f"{cases} attacks of {effort.iterations} iterations on {images} images follow")
+        return
+    if train(jobs, plan):
+        complain("what is done is kept; the same command tries the others again")
+        raise typer.Exit(1)
+    results = {cell.entrant.label: study.loaded(job, seed) for cell, job in jobs.items()}
+    paths = nine.nine_columns(
+        results,
+        plan.out / "privacy",
+        kinds=kinds,
+        images=images,
+        batches=batches,
+        steps=trained,
+        rounds=which,
+        effort=effort,
+        tell=tell_case,
+    )
+    say((plan.out / "privacy" / "table.md").read_text(encoding="utf-8"))
+    say(f"Written: {', '.join(str(path) for path in paths)}")
+
+
+@privacy_app.command()
+def curves(
+    methods: Annotated[str, typer.Option(help="Methods.", metavar="NAME,…")] = "gpfl,fedavg",
+    noise: Annotated[str, typer.Option(help="Client level: values of the noise; none leaves them out.", metavar="X,…")] = "",
+    example_noise: Annotated[str, typer.Option(help="Example level: values of the noise, or none.", metavar="X,…")] = "",
+    top_k: Annotated[str, typer.Option(help="Shares of entries that are sent, or none.", metavar="X,…")] = "",
+    bits: Annotated[str, typer.Option(help="Bits of an entry that is sent, or none.", metavar="N,…")] = "",
+    epsilon: Annotated[
+        str, typer.Option(help="Values of ε in place of --noise and --example-noise; needs gpfl[privacy].", metavar="X,…")
+    ] = "",
+    delta: Annotated[float, typer.Option(help="δ for which ε is stated.")] = 1e-5,
+    clip: Annotated[float, typer.Option(help="Client level: most length of an update; 0 = as in the file.")] = 0.0,
+    example_clip: Annotated[float, typer.Option(help="Example level: most length of a gradient; 0 = as in the file.")] = 0.0,
+    images: Images = 20,
+    round_: Annotated[str, typer.Option("--round", help="Round that is attacked: 0 or best.")] = "0",
+    iterations: Iterations = 0,
+    restarts: Restarts = 0,
+    graph: Graph = False,
+    seeds: Annotated[str, typer.Option(help="Seeds of the runs; the first one's uploads are attacked.", metavar="N,…")] = "0",
+    rounds: Annotated[int, typer.Option(help="Rounds of a run; 0 = as in the file.", metavar="N")] = 0,
+    set_: Set = None,
+    device: Device = "auto",
+    engine: EngineName = "auto",
+    out: Out = "results",
+    dry_run: DryRun = False,
+) -> None:
+    """Draw what defences cost and bring: accuracy against ε, and what an attack rebuilds against accuracy."""
+    own = study.file_sections()["defences"]
+    names, which = methods_of(methods), one_of("--round", round_, ROUNDS)
+    if len(which) > 1:
+        raise GpflError(f"--round is '{round_}'; curves are of one round, 0 or best")
+    numbers = whole_numbers("--seeds", seeds, least=0)
+    effort = effort_of("defences", iterations, restarts, numbers[0], graph)
+    bounds = clip or cast(float, own["clip"]), example_clip or cast(float, own["example_clip"])
+    bare = study.spots(names, {}, *bounds, delta, weights=which == ["best"])
+    planned_rounds = rounds or cast(int, own["rounds"])
+    plan = planned([s.cell for s in bare], numbers, planned_rounds, 0, out, set_, device, engine, weights=which == ["best"])
+    grounds = grounds_for([spot.cell for spot in bare], plan)
+    texts = {"noise": noise, "example_noise": example_noise, "top_k": top_k, "bits": bits}
+    values = {name: values_of(name, text, own) for name, text in texts.items()}
+    if epsilon:
+        values |= by_epsilon(epsilon, texts, bare[0].cell, plan, grounds, bounds)
+    spots = study.spots(names, values, *bounds, delta, weights=which == ["best"])
+    jobs = study.jobs_of([spot.cell for spot in spots], plan, grounds)
+    if dry_run:
+        show(jobs, plan, f"the uploads of {counted(len(spots), 'run')} are then attacked, {effort.iterations} iterations each")
+        return
+    if not accountant():
+        say("ε will not be stated: dp-accounting is not installed. Where it is, the same command adds it and runs nothing.")
+    failed = train(jobs, plan)
+    folder = plan.out / "defences"
+    by_spot = {spot: jobs[spot.cell] for spot in spots}
+    found = points.curves(
+        spots, by_spot, numbers, folder, images=images, which=which[0], effort=effort, failed=failed, tell=tell_point
+    )
+    paths = points.save(found, folder, f"`{command_words()}`, commit {commit()}.")
+    say((folder / "table.md").read_text(encoding="utf-8"))
+    say(f"Written: {', '.join(str(path) for path in paths)}")
+
+
+# What is asked.
+
+
+def effort_of(section: str, iterations: int, restarts: int, seed: int, graph: bool) -> Effort:
+    """Gives how hard attacks try: as was said, or as the study's file says."""
+    own = study.file_sections()[section]
+    tries = {"iterations": iterations or cast(int, own["iterations"]), "restarts": restarts or cast(int, own["restarts"])}
+    return Effort(seed=seed, graph=graph, **tries)
+
+
+def planned(
+    cells: Sequence[Cell],
+    seeds: Sequence[int],
+    rounds: int,
+    patience: int,
+    out: str,
+    set_: list[str] | None,
+    device: str,
+    engine: str,
+    *,
+    weights: bool,
+) -> Plan:
+    """Gives the plan of the flags; settings that no run can have are refused."""
+    settings, own = split_settings(tuple(set_ or ()))
+    names = [cell.entrant.method["name"] for cell in cells]
+    refuse_unheard(settings, own, names, done="run", kind="studies")
+    if "defence" in settings:
+        raise GpflError("--set defence.… is not for studies: curves have flags for their values")
+    folder = named_folder(out)
+    run = {"device": device, "engine": engine}
+    plan = Plan(
+        out=folder, seeds=tuple(seeds), rounds=rounds, patience=patience, run=run, common=settings, own=own, weights=weights
+    )
+    grid.check(cells, plan)
+    return plan
+
+
+def grounds_for(cells: Sequence[Cell], plan: Plan) -> Grounds:
+    """Gives the ground of the runs, whose data must be here."""
+    data = str(plan.given(cells[0])["data"]["name"])
+    if not grid.here(data):
+        raise GpflError(f"the data '{data}' are not here: gpfl data get {data}")
+    return Grounds()
+
+
+def methods_of(words: str) -> list[str]:
+    """Gives the methods of a list."""
+    names = split_words("--methods", words)
+    for name in names:
+        if name not in METHODS:
+            raise GpflError(f"--methods names '{name}', which is no method; {did_you_mean(name, METHODS)}")
+        if not METHODS[name].shares or name == "fedproto":
+            raise GpflError(f"--methods names '{name}', which sends no update of weights that could be attacked or defended")
+    return list(dict.fromkeys(names))
+
+
+def values_of(name: str, text: str, own: Mapping[str, object]) -> list[float]:
+    """Gives the values of a family: those of a flag, or of the study's file; none where the flag says none."""
+    if not text:
+        return [float(value) for value in cast(Sequence[float], own[name])]
+    if text.strip() == "none":
+        return []
+    return numbers_in(f"--{name.replace('_', '-')}", text)
+
+
+def numbers_in(flag: str, text: str) -> list[float]:
+    """Gives the numbers of a list with commas, all above 0."""
+    try:
+        found = [float(word) for word in text.split(",")]
+    except ValueError:
+        raise GpflError(f"{flag} is '{text}'; it must be numbers with commas between, or none") from None
+    if min(found) <= 0:
+        raise GpflError(f"{flag} is '{text}'; its values must be above 0")
+    return list(dict.fromkeys(found))
+
+
+def by_epsilon(
+    text: str, given: Mapping[str, str], like: Cell, plan: Plan, grounds: Grounds, bounds: tuple[float, float]
+) -> dict[str, list[float]]:
+    """Gives the noise for values of ε; a family that was left out stays out."""
+    wanted = numbers_in("--epsilon", text)
+    found = {}
+    for family, bound in zip(study.FAMILIES[:2], bounds, strict=True):
+        if given[family.name] not in ("", "none"):
+            raise GpflError(f"--epsilon and --{family.name.replace('_', '-')} were both given: leave one out")
+        if given[family.name] != "none":
+            found[family.name] = study.noises(family, wanted, like, plan, grounds, bound)
+    return found
+
+
+# Running and telling.
+
+
+def train(jobs: Mapping[Cell, Job], plan: Plan) -> dict[Path, str]:
+    """Gives what went wrong by the folder of the run, having run what is missing."""
+    unique = {job.folder: job for job in jobs.values()}
+    lacking = [job for job in unique.values() if len(job.finished(plan.seeds)) < len(plan.seeds)]
+    if len(lacking) < len(unique):
+        say(f"Run before: {len(unique) - len(lacking)} of {counted(len(unique), 'run')}.")
+    known = speeds(plan.out, api.find_device(str(plan.run["device"])))
+    estimates = {job.folder: estimate(job, plan, known) for job in lacking}
+    with GridReporter(console, lacking, plan.seeds, estimates) as reporter:
+        problems = grid.run_all(lacking, plan, reporter.watch, {"command": command_words(), "commit": commit()}, reporter.end)
+    for path, words in problems.items():
+        complain(f"{unique[path].label}: {words}")
+    return problems
+
+
+def show(jobs: Mapping[Cell, Job], plan: Plan, after: str) -> None:
+    """Prints what would be run, and what follows."""
+    unique = list({job.folder: job for job in jobs.values()}.values())
+    known = speeds(plan.out, api.find_device(str(plan.run["device"])))
+    show_plan(unique, plan, {job.folder: estimate(job, plan, known) for job in unique}, {}, {})
+    say(f"{after[0].upper()}{after[1:]}; those that {plan.out} holds are not made again.")
+
+
+def tell_point(words: str, line: Line) -> None:
+    """Prints a point of the curves."""
+    say(f"{words}: {line.psnr:.2f} dB (floor {line.floor:.2f}): {verdict(line)}")

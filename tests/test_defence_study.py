@@ -1,0 +1,152 @@
+"""The privacy studies: the commands make tables and figures, and go on where they were."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Command, Toy
+from test_privacy_attacks import blobs
+
+import gpfl
+from gpfl.data import DATA
+from gpfl.privacy import columns, curves, study
+from gpfl.privacy.curves import Curves, Point
+
+SMALL = ("--set", "data.name=pictures", "--set", "split.clients=2", "--set", "net.channels=[4, 8]", "--set", "net.hidden=16")
+QUICK = (*SMALL, "--rounds", "1", "--images", "2", "--iterations", "3", "--restarts", "1", "--device", "cpu", "--out", "out")
+
+
+@pytest.fixture
+def pictures(command: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """The command with tiny images to study."""
+    x, y = blobs(96)
+    wide = np.kron(x, np.ones((1, 1, 2, 2), dtype=np.uint8))
+    monkeypatch.setitem(DATA, "pictures", Toy(make=lambda: gpfl.Table(wide, y, name="pictures"), name="pictures"))
+    return command
+
+
+# The nine columns.
+
+
+def test_the_nine_columns_come_from_one_command_and_are_not_made_twice(pictures: Command, tmp_path: Path) -> None:
+    words = ("privacy", "columns", *QUICK, "--kind", "geiping", "--batch", "1", "--steps", "one", "--round", "0")
+    said = pictures(*words, "--dry-run")
+    assert "5 cells to run, 0 done" in said.out
+    assert "10 attacks of 3 iterations on 2 images follow" in said.out
+    assert not (tmp_path / "out").exists()
+    said = pictures(*words)
+    assert said.code == 0, said.err
+    text = (tmp_path / "out" / "privacy" / "table.md").read_text()
+    assert (
+        "| setting | Per-fe | Rep-fe | Avg-fe | Avg | RoD-fe | RoD | GPFL-fe | GPFL-sfe | GPFL-sm | start | mean image |"
+        in text
+    )
+    assert "| paper | 7.94 |" in text
+    records = json.loads((tmp_path / "out" / "privacy" / "results.json").read_text())
+    assert {record["column"] for record in records} == {*(column.label for column in columns.COLUMNS), "ceiling"}
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.safetensors")}
+    assert "Run before: 5 of 5 runs." in pictures(*words).out
+    assert kept == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.safetensors")}
+
+
+# The curves.
+
+
+def test_curves_come_from_one_command_with_a_point_for_each_value(pictures: Command, tmp_path: Path) -> None:
+    values = ("--methods", "fedavg", "--noise", "0.1,1e30", "--example-noise", "0.5", "--top-k", "none", "--bits", "4")
+    said = pictures("privacy", "curves", *QUICK, *values)
+    assert said.code == 0, said.err
+    points = json.loads((tmp_path / "out" / "defences" / "points.json").read_text())
+    assert [(point["family"], point["value"]) for point in points] == [
+        ("", 0),
+        ("noise", 0.1),
+        ("example_noise", 0.5),
+        ("bits", 4),
+    ]
+    assert points[1]["epsilon"] > points[1]["epsilon_if_poisson"] > 0
+    assert points[0]["epsilon"] is None
+    text = (tmp_path / "out" / "defences" / "table.md").read_text()
+    assert "Not ended: FedAvg, clip and noise, client level, 1e+30" in text, "a run that noise destroys is said, and no more"
+    names = {path.name for path in (tmp_path / "out" / "defences").iterdir()}
+    assert {"epsilon.png", "epsilon.pdf", "leak.png", "leak.pdf", "points.csv"} <= names
+
+
+def test_noise_of_curves_can_be_asked_for_by_epsilon(pictures: Command) -> None:
+    values = ("--methods", "fedavg", "--epsilon", "4", "--example-noise", "none", "--top-k", "none", "--bits", "none")
+    said = pictures("privacy", "curves", *QUICK, *values, "--dry-run")
+    assert said.code == 0, said.err
+    plan = gpfl.study.grid.Plan(out=Path("out"), seeds=(0,), rounds=1, patience=0, common={"data": {"name": "pictures"}})
+    cell = study.spots(["fedavg"], {}, 0.2, 1.0, 1e-5, weights=False)[0].cell
+    (noise,) = study.noises(study.FAMILIES[0], [4.0], cell, plan, gpfl.study.grid.Grounds(), 0.2)
+    assert f"privacy/noise-{noise:g}" in said.out
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("curves", "--methods", "fedproto"), "sends no update of weights"),
+        (("curves", "--methods", "fedavgg"), "did you mean"),
+        (("curves", "--noise", "0"), "its values must be above 0"),
+        (("curves", "--noise", "loud"), "must be numbers with commas between, or none"),
+        (("curves", "--noise", "1", "--epsilon", "1"), "were both given"),
+        (("curves", "--round", "0,best"), "curves are of one round"),
+        (("curves", "--set", "defence.clip=1"), "is not for studies"),
+        (("columns", "--kind", "nice"), "--kind is 'nice'"),
+        (("columns", "--set", "run.seed=1"), "is not for studies"),
+    ],
+)
+def test_what_a_study_cannot_do_is_refused(pictures: Command, words: tuple[str, ...], complaint: str) -> None:
+    said = pictures("privacy", *words, *SMALL, "--out", "out", "--dry-run")
+    assert said.code == 2
+    assert complaint in said.err
+
+
+def test_reproduce_names_the_command_of_table_5(command: Command) -> None:
+    assert "gpfl privacy columns" in command("reproduce", "table5").err
+
+
+# Figures by their data.
+
+
+def point(method: str, family: str, value: float, accuracy: float, psnr: float, epsilon: float | None = None) -> Point:
+    return Point(
+        *(method, family, value, accuracy, 0.0, 1, 1e6, epsilon, epsilon and epsilon / 3, 1e-5 if epsilon else None),
+        *("model", psnr, 0.5, 11.0, "leaks"),
+    )
+
+
+MADE = Curves(
+    (
+        *(point("gpfl", "", 0, 0.6, 30), point("gpfl", "noise", 1, 0.4, 12, 10.0), point("gpfl", "noise", 0.1, 0.5, 20, 300.0)),
+        *(point("fedavg", "", 0, 0.3, 31), point("fedavg", "bits", 4, 0.3, 25), point("fedavg", "noise", 1, 0.1, 9, 10.0)),
+    ),
+    *(30.0, 20, 50, "0"),
+)
+
+
+def test_the_figures_show_the_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    monkeypatch.setattr(curves.drawing, "write", lambda figure, stem: drawn.append(figure) or [])
+    curves.draw_epsilon(MADE, tmp_path / "epsilon")
+    curves.draw_leak(MADE, tmp_path / "leak")
+    lines = {line.get_label(): line.get_xydata().tolist() for line in drawn[0].axes[0].get_lines()}
+    assert lines["GPFL"] == [[300, 50], [10, 40]]
+    assert lines["FedAvg"] == [[10, 10]]
+    leak = {line.get_label(): line.get_xydata().tolist() for line in drawn[1].axes[0].get_lines()}
+    assert leak["clip and noise, client level"] == [[50, 20], [40, 12]]
+    assert leak["no defence"] == [[60, 30]]
+    marks = [line.get_marker() for line in drawn[0].axes[0].get_lines() if not line.get_label().startswith("_")]
+    assert len(set(marks)) == 2, "a mark a method, without any colour"
+
+
+def test_the_table_says_what_its_numbers_are() -> None:
+    text = curves.markdown(MADE, "made by hand")
+    assert "| GPFL | clip and noise, client level | model | leaks | 0.1 | 50.00 | 300 | 100 | 20.00 | 0.500 | 1.0 |" in text
+    assert "best of 50 rounds" in text
+    assert "ceiling (fedavg, no defence, untrained) 30.00 dB" in text
+    rows = curves.as_csv(MADE).splitlines()
+    assert len(rows) == 7
+    assert rows[0].startswith("method,family,value,accuracy,std,trials,bytes_up,epsilon,epsilon_if_poisson,delta,target,psnr")
