@@ -17,11 +17,13 @@ from gpfl import config, options
 from gpfl.config import Given, resolve
 from gpfl.data import DATA, Source
 from gpfl.errors import GpflError
+from gpfl.methods import METHODS
 from gpfl.methods.gpfl import GPFL
 from gpfl.net import Net, from_architecture
+from gpfl.nets import NETS
 from gpfl.nets.cnn4 import CNN4
 from gpfl.nets.mlp import MLP
-from gpfl.partition import Dirichlet, Pathological
+from gpfl.partition import SPLITS, Dirichlet, Pathological
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,3 +210,56 @@ def test_binding_fills_in_what_depends_on_the_net_and_leaves_the_record_alone() 
     section = tomllib.loads(bound.to_toml())["method"]
     assert (section["lam"], section["mu"]) == (0.01, 0.1)
     assert resolve(tomllib.loads(bound.to_toml())).to_toml() == bound.to_toml()
+
+
+WRITTEN = {
+    "gpfl": "lam mu p_scale cond_source mlg_norm reg without",
+    "fedavg": "",
+    "fedprox": "mu",
+    "perfedavg": "alpha beta passes",
+    "pfedme": "steps lam p_lr beta theta_decay eval_model",
+    "ditto": "lam own_epochs",
+    "fedper": "",
+    "fedrep": "head_epochs",
+    "fedrod": "",
+    "fedphp": "mu lam variant",
+    "fedproto": "lam prototypes",
+    "local": "",
+    "cnn4": "channels hidden",
+    "resnet18": "",
+    "fasttext": "hidden vocabulary",
+    "harcnn": "",
+    "mlp": "hidden",
+    "pathological": "clients of test validation seed classes_per_client balanced",
+    "dirichlet": "clients of test validation seed beta cap min_rows",
+    "natural": "clients of test validation seed min_rows",
+    "run": "seed protocol engine precision compile device eval_every checkpoint_every allow_noop select",
+    "train": "rounds lr batch_size epochs join shuffle drop_last class_counts batch_norm patience",
+}
+
+
+@pytest.mark.parametrize(
+    ("section", "name"),
+    [
+        *(("method", name) for name in METHODS),
+        *(("net", name) for name in NETS),
+        *(("split", name) for name in SPLITS),
+        *(("run", ""), ("train", "")),
+    ],
+)
+def test_configs_hold_the_keys_that_recorded_results_have(section: str, name: str) -> None:
+    given = {"data": {"name": "digits"}, **({section: {"name": name}} if name else {})}
+    written = tomllib.loads(resolve(given).to_toml())[section]
+    keys = " ".join(key for key in written if key != "name")
+    hint = "an option that is added later must say so, option(…, later=True): else results would no longer be found"
+    assert keys == WRITTEN.get(name or section, keys), hint  # what is new has no results yet
+
+
+def test_option_that_was_added_later_is_written_where_it_was_set_alone() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Record:
+        old: int = options.option(1, "old")
+        new: int = options.option(2, "new", later=True)
+
+    assert options.written_of(Record()) == {"old": 1}
+    assert options.written_of(Record(new=3)) == {"old": 1, "new": 3}

@@ -112,19 +112,19 @@ class Config:
         split = (
             {"name": "manifest", "file": MANIFEST}
             if self.split is None
-            else {"name": self.split.name, **options.values_of(self.split)}
+            else {"name": self.split.name, **options.written_of(self.split)}
         )
-        net = {"name": CUSTOM} if self.net is None else {"name": name_of(self.net), **options.values_of(self.net)}
+        net = {"name": CUSTOM} if self.net is None else {"name": name_of(self.net), **options.written_of(self.net)}
         sections: dict[str, object] = {
-            "run": options.values_of(self.run),
-            "data": {"name": self.source.address, **options.values_of(self.source)} if self.source else {"name": self.data},
+            "run": options.written_of(self.run),
+            "data": {"name": self.source.address, **options.written_of(self.source)} if self.source else {"name": self.data},
             "split": split,
             "net": net,
-            "train": options.values_of(self.train),
-            "method": {"name": self.method.name, **options.values_of(self.method)},
+            "train": options.written_of(self.train),
+            "method": {"name": self.method.name, **options.written_of(self.method)},
         }
         if self.defence.on:
-            sections["defence"] = options.values_of(self.defence)
+            sections["defence"] = options.written_of(self.defence)
         return toml.dump(sections)
 
     def federation(self) -> Federation:

@@ -48,6 +48,9 @@ class Option:
     most: float | None = None
     choices: tuple[str, ...] = ()
     search: Span | tuple[int, ...] | None = None  # a range, or the values to try; None: not searched
+    later: bool = (
+        False  # added after results were recorded: at its default it is not written, so that their configs stay the same
+    )
 
     def limits(self) -> str:
         """Gives the limits in words."""
@@ -89,9 +92,10 @@ def option(
     most: float | None = None,
     choices: tuple[str, ...] = (),
     search: Span | tuple[int, ...] | None = None,
+    later: bool = False,
 ) -> T:
     """Declares a dataclass field that users may set."""
-    described = Option(doc, symbol, typical, least, above, most, choices, search)
+    described = Option(doc, symbol, typical, least, above, most, choices, search, later)
     return dataclasses.field(default=default, metadata={"option": described})
 
 
@@ -103,6 +107,13 @@ def options_of(record: type) -> dict[str, Option]:
 def values_of(record: object) -> dict[str, Value]:
     """Gives the values of an instance's options by name."""
     return {name: getattr(record, name) for name in options_of(type(record))}
+
+
+def written_of(record: object) -> dict[str, Value]:
+    """Gives the values that a config holds: all but those of options that were added later and are at their defaults."""
+    defaults = {field.name: field.default for field in dataclasses.fields(record)}  # type: ignore[arg-type]
+    known = options_of(type(record))
+    return {name: value for name, value in values_of(record).items() if not known[name].later or value != defaults[name]}
 
 
 def build(record: type[T], given: Mapping[str, object], where: str) -> T:

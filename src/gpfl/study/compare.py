@@ -82,9 +82,9 @@ def held(out: Path, like: Config) -> list[Trials]:
     for folder in sorted(path.parent for path in out.glob("*/trials.json")):
         config = configs.read(folder / "config.toml")
         same = ("defence" in config) == ("defence" in common) and all(
-            config.get(section, {}).get(key) == value
+            config.get(section, {}).get(key) == values.get(key)
             for section, values in common.items()
-            for key, value in values.items()
+            for key in (values if section == "method" else values.keys() | config.get(section, {}).keys())
             if (section, key) not in NEGLIGIBLE
         )
         trials = read_trials(folder)

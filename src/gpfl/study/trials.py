@@ -87,12 +87,11 @@ def refuse_other_config(out: Path, config: str) -> None:
     if "defence" in old and "defence" not in new:
         raise GpflError(f"{out} holds trials under a defence, now there is none: choose another --out")
     for section, values in new.items():
-        for key, value in values.items():
-            before = old.get(section, {}).get(key)
+        others = old.get(section, {})
+        for key in [*values, *(key for key in others if key not in values)]:
+            before, value = (repr(held[key]) if key in held else "its default" for held in (others, values))
             if before != value and (section, key) not in NEGLIGIBLE:
-                raise GpflError(
-                    f"{out} holds trials with {section}.{key} = {before!r}, now it is {value!r}: choose another --out"
-                )
+                raise GpflError(f"{out} holds trials with {section}.{key} = {before}, now it is {value}: choose another --out")
 
 
 def refuse_other_federation(out: Path, federation: Federation) -> None:
