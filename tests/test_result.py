@@ -286,3 +286,27 @@ def test_model_of_floats_refuses_bytes() -> None:
     client = gpfl.fit("fedavg", toy_federation(), rounds=1).clients[0]
     with pytest.raises(gpfl.GpflError, match="holds bytes"):
         client.predict(np.zeros((2, 6), dtype=np.uint8))
+
+
+def test_models_are_used_in_float32_whatever_torch_was_told() -> None:
+    seen: list[str] = []
+
+    class Watched(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(torch.get_float32_matmul_precision())
+            return super().forward(x)
+
+    federation = toy_federation()
+    result = gpfl.fit(
+        "perfedavg", federation, net=nn.Sequential(Watched(6, 5), nn.Linear(5, 3)), rounds=1, lr=0.05, batch_size=4
+    )
+    seen.clear()
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        result.clients[0].predict(federation.table.x)
+        result.welcome(federation.table.x, federation.table.y, rounds=1)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert set(seen) == {"highest"}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gpfl import options, tree
 from gpfl.data.table import Table
-from gpfl.engine import Engine
+from gpfl.engine import Engine, products_in
 from gpfl.engine.base import one
 from gpfl.errors import GpflError
 from gpfl.federation import Federation
@@ -47,7 +47,7 @@ class ClientModel:
         rows = self.form.read(x, "x")
         device = next(tree.leaves(self.weights)).device
         model = Model(self.method.net, self.weights)
-        with torch.no_grad():
+        with torch.no_grad(), products_in("float32"):
             blocks = [self.method.logits(model, self.form.to_net(part.to(device))) for part in torch.split(rows, BLOCK)]
         return torch.cat(blocks).cpu().numpy()
 
@@ -170,6 +170,7 @@ class Result:
         return self.engine.federation
 
     @cached_property
+    @products_in("float32")
     def clients(self) -> list[ClientModel]:
         """Each client's own model."""
         engine, state = self.engine, self.outcome.selected
@@ -191,6 +192,7 @@ class Result:
             paths.append(path)
         return paths
 
+    @products_in("float32")
     def welcome(self, x: ArrayLike, y: ArrayLike, *, rounds: int = 20, name: str = "new") -> ClientModel:
         """Gives a client that was not in training its own model.
 

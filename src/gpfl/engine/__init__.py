@@ -2,6 +2,6 @@
 
 from gpfl.engine.base import Engine, Setting
 from gpfl.engine.choice import ENGINES, choose, fitting_threads
-from gpfl.engine.precision import exactness
+from gpfl.engine.precision import exactness, products_in
 
-__all__ = ["ENGINES", "Engine", "Setting", "choose", "exactness", "fitting_threads"]
+__all__ = ["ENGINES", "Engine", "Setting", "choose", "exactness", "fitting_threads", "products_in"]

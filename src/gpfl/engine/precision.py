@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -18,17 +18,22 @@ LIBRARIES = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.
 """Operations that newer versions of torch set one by one."""
 
 
+def exactness(setting: Setting) -> AbstractContextManager[None]:
+    """Runs products in the precision of the setting, and restores what was set before."""
+    return products_in(setting.precision)
+
+
 @contextmanager
-def exactness(setting: Setting) -> Iterator[None]:
-    """Runs products in the precision of the setting, and restores what was set before.
+def products_in(precision: str) -> Iterator[None]:
+    """Runs products in a precision, and restores what was set before.
 
     torch lets convolutions on a GPU use TF32 unless it is told otherwise. With bf16 our kernels round what they multiply to
     it; libraries then take TF32, as torch's "medium" lets them.
     """
     before = held()
-    exact = setting.precision == "float32"
+    exact = precision == "float32"
     newer = {name: "ieee" if exact else "tf32" for name in before.newer if exact or not name.startswith("mkldnn")}
-    set_all(Held(PRECISIONS[setting.precision], not exact, newer))
+    set_all(Held(PRECISIONS[precision], not exact, newer))
     try:
         yield
     finally:
