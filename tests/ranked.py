@@ -3,7 +3,7 @@
 import sys
 
 import gpfl
-from gpfl.ranks import ranks
+from gpfl.ranks import leave
 
 
 class Stop:
@@ -14,18 +14,18 @@ class Stop:
 
     def line(self, line: dict[str, object], rounds: int) -> None:
         if line["round"] == self.after:
-            ranks().wait()
-            sys.exit(0)
+            leave()
 
 
 def main() -> None:
     folder, method, *stop = sys.argv[1:]
     if stop == ["resume"]:
         gpfl.resume(folder)
-        return
+        leave()
     federation = gpfl.federate("digits", clients=5, classes_per_client=3, validation=0.1)
     watch = Stop(int(stop[0])) if stop else None
     gpfl.fit(method, federation, net="mlp", rounds=5, lr=0.05, join=0.6, seed=1, checkpoint_every=2, out=folder, watch=watch)
+    leave()
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from gpfl.nets import NETS
 from gpfl.partition import SPLITS
 from gpfl.privacy_command import privacy_app
 from gpfl.progress import Reporter
-from gpfl.ranks import ranks
+from gpfl.ranks import leave, ranks
 from gpfl.report import figures, tables
 from gpfl.reproduce_command import reproduce_command
 from gpfl.runs import RunFolder, refuse_used
@@ -342,7 +342,7 @@ def main() -> None:
         code = 130
     if code == 130:  # typer's word for Ctrl-C where nothing of ours caught it
         complain("stopped")
-    sys.exit(code)
+    leave(code)
 
 
 def one_suggestion(text: str) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 from torch import distributed
@@ -73,6 +74,20 @@ def ranks() -> Ranks:
         distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
         atexit.register(distributed.destroy_process_group)  # threads that still wait for messages would abort the process
     return Ranks(distributed.get_rank(), distributed.get_world_size())
+
+
+def leave(code: int = 0) -> NoReturn:
+    """Ends this process; of several, all together and at once.
+
+    Threads of torch's that wait for messages can abort a process that takes itself apart, after all its work is done.
+    """
+    if not distributed.is_initialized():
+        sys.exit(code)
+    if code == 0:
+        distributed.barrier()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def local_rank() -> int:
