@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from speed import commit, cpu_name
+from speed import cpu_name
 from tasks import TASKS
 
 import gpfl
+from gpfl.origin import commit
 
 
 class Memory:

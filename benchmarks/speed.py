@@ -17,11 +17,9 @@ import gc
 import json
 import math
 import multiprocessing
-import os
 import platform
 import re
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -38,6 +36,7 @@ from gpfl import config as configs
 from gpfl.engine import ENGINES, Engine, Setting, choose, exactness, fitting_threads
 from gpfl.engine.base import Train, one
 from gpfl.methods import METHODS
+from gpfl.origin import commit
 from gpfl.rounds import local_round
 
 PAPER = [name for name in METHODS if name != "local"]
@@ -359,17 +358,6 @@ def cpu_name() -> str:
         else []
     )
     return names[0] if names else platform.processor()
-
-
-def commit() -> str:
-    if "GPFL_COMMIT" in os.environ:  # where the sources are, but not their history
-        return os.environ["GPFL_COMMIT"]
-    try:
-        return subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 def timed(work: Callable[[], object]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -16,7 +17,12 @@ def command_words() -> str:
 
 
 def commit() -> str:
-    """Gives the commit of a checkout, with -dirty where it was changed, or the version of the installed package."""
+    """Gives the commit of a checkout, with -dirty where it was changed, or the version of the installed package.
+
+    GPFL_COMMIT says it where the sources are without their history.
+    """
+    if told := os.environ.get("GPFL_COMMIT"):
+        return told
     root = Path(__file__).resolve().parents[2]
     with suppress(OSError, subprocess.CalledProcessError):
         if (root / ".git").exists():

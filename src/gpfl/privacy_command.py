@@ -75,8 +75,8 @@ def columns(
     kinds, which = one_of("--kind", kind, KINDS), one_of("--round", round_, ROUNDS)
     trained, batches = one_of("--steps", steps, STEPS), whole_numbers("--batch", batch)
     effort = effort_of("attack", iterations, restarts, seed, graph)
-    plan = planned(study.nine_cells(), [seed], rounds, patience, out, set_, device, engine, weights=True)
     cells = study.nine_cells()
+    plan = planned(cells, [seed], rounds, patience, out, set_, device, engine, weights=True)
     jobs = study.jobs_of(cells, plan, grounds_for(cells, plan))
     cases = len(nine.COLUMNS) * len(kinds) * len(which) * len(batches) * len(trained) + len(kinds)
     if dry_run:
