@@ -417,6 +417,16 @@ def test_products_of_few_terms_are_written_out_as_sums(inner: int, written: bool
     assert_equal(module(x, y), [(x @ y) * 2])
 
 
+def test_factors_that_are_worked_out_are_stored_once_before_they_are_written_out() -> None:
+    x, y = random(2, 128, 4), random(2, 4, 128)
+    module = make_fx(lambda x, y: [torch.bmm(x.sin(), y.transpose(1, 2).transpose(1, 2)) * 2])(x, y)
+    write_out(module.graph)
+    module.graph.lint()
+    module.recompile()
+    assert (count(module.graph, "stored"), count(module.graph, "bmm")) == (1, 0)  # y lies in memory already
+    assert_equal(module(x, y), [x.sin() @ y * 2])
+
+
 def test_small_products_and_those_used_twice_are_not_written_out() -> None:
     x, y = random(128, 4), random(4, 128)
     for step, inputs in ((lambda x, y: [x @ y * 2], (x[:-1], y)), (lambda x, y: [(x @ y).sin() + (x @ y).cos()], (x, y))):

@@ -355,6 +355,7 @@ def write_out(graph: fx.Graph) -> None:
             continue
         with graph.inserting_before(node):
             total = None
+            left, right = (store(graph, part) for part in (left, right))
             for k in range(inner):
                 column = graph.call_function(aten.slice.Tensor, (left, -1, k, k + 1))
                 line = graph.call_function(aten.slice.Tensor, (right, -2, k, k + 1))
@@ -364,6 +365,18 @@ def write_out(graph: fx.Graph) -> None:
             total.meta["val"] = node.meta["val"]
             node.replace_all_uses_with(total)
             graph.erase_node(node)
+
+
+LYING = (*PRODUCTS, torch.ops.gpfl.thin.default, torch.ops.gpfl.convolve.default, torch.ops.gpfl.stored.default)
+"""Operations whose results lie in memory."""
+
+
+def store(graph: fx.Graph, part: fx.Node) -> fx.Node:
+    """Gives a factor as it lies in memory: every entry of a large product reads it, and would work out its maximum anew."""
+    made = origin(part)
+    if made.op == "placeholder" or made.target in LYING:
+        return part
+    return graph.call_function(torch.ops.gpfl.stored.default, (part,))
 
 
 # Products of few rows with large matrices, such as a linear layer over ten rows.

@@ -143,6 +143,17 @@ def _(w: Tensor, left: Tensor, right: Tensor, rate: float) -> None:
     return None
 
 
+@torch.library.custom_op("gpfl::stored", mutates_args=())
+def stored(x: Tensor) -> Tensor:
+    """Gives a copy that lies in memory: a compiler would work out anew, wherever it is read, what costs little to work out."""
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+@stored.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
 def images(x: Tensor) -> Tensor:
     """Gives (clients, rows, height, width, channels) as (rows, clients × channels, height, width)."""
     return x.permute(1, 0, 4, 2, 3).reshape(x.shape[1], -1, *x.shape[2:4])
