@@ -67,7 +67,7 @@ class Program:
     def _capture_compiled(self, needed: bool) -> torch.cuda.CUDAGraph:
         """Gives the graph of the compiled operations; where they cannot be compiled and need not be, of those as they are."""
         plain = self._run
-        self._run = torch.compile(plain, fullgraph=True, dynamic=False, options={"shape_padding": False})
+        self._run = torch.compile(plain, fullgraph=True, dynamic=False, options={"shape_padding": False, "triton.autotune_pointwise": False})
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # such as the advice to allow TF32
