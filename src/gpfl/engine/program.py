@@ -26,6 +26,8 @@ Buffers = Any
 """A tree of tensors, tuples and named tuples among the branches."""
 Function = Callable[[Buffers, Buffers], Buffers]
 Flat = Callable[..., list[Tensor]]
+COMPILER: dict[str, Any] = {"shape_padding": False, "triton.autotune_pointwise": False}
+"""Products stay as they are, and no candidates are timed: the order of a sum, and its last digits, would hang on the fastest."""
 
 
 class Program:
@@ -67,7 +69,7 @@ class Program:
     def _capture_compiled(self, needed: bool) -> torch.cuda.CUDAGraph:
         """Gives the graph of the compiled operations; where they cannot be compiled and need not be, of those as they are."""
         plain = self._run
-        self._run = torch.compile(plain, fullgraph=True, dynamic=False, options={"shape_padding": False, "triton.autotune_pointwise": False})
+        self._run = torch.compile(plain, fullgraph=True, dynamic=False, options=COMPILER)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # such as the advice to allow TF32
