@@ -1,9 +1,9 @@
 """Takes runs of `gpfl reproduce` into this folder, without what is large: python docs/results/record.py OUT.
 
-Run folders stay run folders, so that `gpfl reproduce … --only-tables --out docs/results` makes the tables of them: config, summary
-and metrics of every seed. Metrics lose what no table or figure needs, which is most of them: the accuracies of single clients
-but in the best, the selected and the last round, and digits beyond the sixth. Of the division, its split and the digest of its
-rows stay, by which runs on one division are told from others.
+Run folders stay run folders, so that `gpfl reproduce … --only-tables --out docs/results` makes the tables of them: config,
+summary and metrics of every seed. Metrics lose what no table or figure needs, which is most of them: the accuracies of single
+clients but in the best, the selected and the last round, and digits beyond the sixth. Of the division, its split and the digest
+of its rows stay, by which runs on one division are told from others.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ Buffers = Any
 Function = Callable[[Buffers, Buffers], Buffers]
 Flat = Callable[..., list[Tensor]]
 COMPILER: dict[str, Any] = {"shape_padding": False, "triton.autotune_pointwise": False}
-"""Products stay as they are, and no candidates are timed: the order of a sum, and its last digits, would hang on the fastest."""
+"""Products stay as they are, and no candidates are timed: a sum's order, and its last digits, would hang on the fastest."""
 
 
 class Program:
