@@ -215,6 +215,26 @@ def test_help_renders(command: Command, name: str, monkeypatch: pytest.MonkeyPat
     assert said.err == ""
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run"], "A config"),
+        (["compare"], "A config"),
+        (["reproduce"], "without one they are listed"),
+        (["tune"], "Names with commas between"),
+        (["attack"], "Folder of a finished run."),
+        (["resume"], "Folder of a run or of trials."),
+        (["list"], "all without it"),
+        (["data", "get"], "One of "),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_help_says_what_arguments_are(command: Command, words: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = command(*words, "--help").out
+    assert said in shown[shown.index("Arguments") : shown.index("Options")]
+
+
 def test_help_of_run_has_a_flag_for_every_option(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     help_ = command("run", "--help").out

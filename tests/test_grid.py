@@ -271,6 +271,16 @@ def test_job_that_another_process_is_at_is_left_to_it(tmp_path: Path, begun: lis
     assert list((tmp_path / "runs").glob(".*")) == []
 
 
+def test_job_that_another_process_has_ended_meanwhile_is_no_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def elsewhere(job: Job, how: Plan, *rest: Any) -> bool:
+        begin(job, how, *rest)
+        return False
+
+    begin = grid.run
+    monkeypatch.setattr(grid, "run", elsewhere)
+    assert run(cells(OTHER), plan(tmp_path)) == {}
+
+
 # Weights, notes and results.
 
 

@@ -118,8 +118,10 @@ def test_ranks_go_by_our_means_and_beside_them_by_the_papers() -> None:
 def test_order_of_methods_is_compared_pair_by_pair() -> None:
     assert beside.blocks(results(RUN))[0].order == "3 of 3 pairs of methods stand in the paper's order."
     turned = results({**RUN, ("toy/whole", "ditto"): trials("ditto", 30.0)})
-    words = "4 of 6 pairs of methods stand in the paper's order; turned here: FedAvg before Ditto, FedPer before Ditto."
+    words = "4 of 6 pairs of methods stand in the paper's order; not so here: FedAvg before Ditto, FedPer before Ditto."
     assert beside.blocks(turned)[0].order == words
+    level = results({**RUN, ("toy/whole", "ditto"): trials("ditto", 52.0)})
+    assert "FedPer level with Ditto" in beside.blocks(level)[0].order
     assert beside.blocks(results(RUN))[1].order == ""
 
 
@@ -141,7 +143,10 @@ def test_fairness_is_deviation_and_coefficient_and_less_is_better() -> None:
     assert beside.blocks(found)[0].order == "1 of 1 pairs of methods stand in the paper's order."
     text = paper.markdown(found, ORIGIN)
     assert "**9.00 [15.00]** / 8.50 [14.00] (+0.50 [+1.00])" in text
-    assert "| 60.00 ± 0.00 |" in text, "the accuracy stands beside"
+    assert "| 60.00 ± 0.00 | – |" in text, "the accuracy stands beside, and none that validation selected"
+    kept = {"validation_best_accuracy": 0.58}
+    also = results({("toy/whole", "gpfl"): trials("gpfl", 60.0, std=0.09, cov=0.15, **kept)}, "fairness", validation=0.1)
+    assert "| 60.00 | 58.00 |" in paper.markdown(also, ORIGIN)
 
 
 def test_methods_are_tested_against_gpfl_or_where_it_was_not_run_against_the_best(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,8 +179,10 @@ def test_tables_grow_by_what_is_run_and_share_runs_of_one_content(command: Comma
 
 
 def test_extra_columns_and_rows_are_run_where_they_are_named(command: Command) -> None:
-    assert command("reproduce", "toys", "--methods", "local", "--cells", "toy/extra", *SHORT, "--no-figures").code == 0
+    given = ("reproduce", "toys", "--methods", "local,local", "--cells", "toy/extra", *SHORT, "--no-figures")
+    assert command(*given).code == 0
     found = records()
+    assert Path("results/toys/table.md").read_text().count("| Local |") == 1, "a row that is named twice is one row"
     assert found["toy/extra", "local"]["state"] == "run"
     assert found["toy/extra", "local"]["paper"] == ""
     assert len(runs()) == 2
@@ -241,7 +243,10 @@ def test_data_that_are_not_here_are_named_and_got_only_where_nothing_else_is_ask
     assert got == []
     refused(command("reproduce", "toys", "--cells", "har/real", *SHORT), "the publisher cannot be reached")
     assert got == ["har"]
-    assert command("reproduce", "toys", "--cells", "har/real", "--dry-run").code == 0
+    said = command("reproduce", "toys", "--cells", "har/real", "--dry-run")
+    assert said.code == 0
+    assert "Left out for want of data: har/real." in said.out
+    assert "seeds done" not in said.out, "no table without a cell"
     assert got == ["har"]
 
 
@@ -315,7 +320,7 @@ def test_cell_that_cannot_be_divided_fails_alone(command: Command, monkeypatch: 
         ("toys --cells toy/hole", "--cells names 'toy/hole', which is no cell here; did you mean 'toy/whole'?"),
         ("toys --cells toy/whole,", "it must be names with commas between"),
         ("toys --methods gpfll", "--methods names 'gpfll', which is no method; did you mean 'gpfl'?"),
-        ("toys --methods ablations", "toys has no row of --methods ablations: leave one of them out"),
+        ("toys --methods ablations", "toys has no row of --methods ablations; its rows are fedavg, fedper, gpfl"),
         (
             "toys fair --methods fedper --cells toy/again",
             "toys, fair has no row of --methods fedper, in the columns of --cells",

@@ -36,7 +36,7 @@ LAYERS = (
     ("result",),
     ("api",),
     ("study",),
-    ("report", "progress", "flags"),
+    ("report", "progress", "flags", "arguments"),
     ("terminal", "privacy"),
     ("data_command", "attack_command", "grid_progress"),
     ("given",),

@@ -25,7 +25,7 @@ def main() -> None:
         seeds = [folder for folder in sorted(cell.glob("seed-*")) if (folder / "summary.json").exists()]
         if seeds:
             record(cell, seeds)
-            print(f"{cell.name}: {len(seeds)} seeds")
+            print(f"{cell.name}: {', '.join(seed.name for seed in seeds)}")
 
 
 def record(cell: Path, seeds: list[Path]) -> None:

@@ -12,11 +12,12 @@ from typing import Annotated
 
 import click
 import typer
-from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 import gpfl
 from gpfl import api, flags
 from gpfl import config as configs
+from gpfl.arguments import argument, say_arguments
 from gpfl.attack_command import attack
 from gpfl.data import DATA
 from gpfl.data_command import data_app, show_command
@@ -199,7 +200,7 @@ def tell_comparison(rows: list[Trials], config: configs.Config, folder: Path) ->
 def shared_parameters(config_help: str) -> list[click.Parameter]:
     """Gives the parameters that `run` and `compare` have in common."""
     return [
-        TyperArgument(param_decls=["config"], required=False, metavar="[CONFIG.toml]", help=config_help),
+        argument("config", config_help, metavar="[CONFIG.toml]"),
         TyperOption(
             param_decls=["--federation", "federation"],
             metavar="FILE",
@@ -319,6 +320,7 @@ def command() -> click.Group:
     data = group.commands["data"]
     if isinstance(data, TyperGroup):
         data.add_command(show_command())
+    say_arguments(group)
     return group
 
 

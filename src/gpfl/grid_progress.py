@@ -28,6 +28,7 @@ class GridReporter:
         """`jobs` are those that have something to run with these seeds, in their order."""
         self._console, self._jobs, self._seeds, self._estimates = console, list(jobs), seeds, estimates
         self._took: list[float] = []  # seconds of cells that have ended
+        self._told: list[tuple[float, float]] = []  # seconds of those that ended well, and what was expected
         self._shares: dict[str, float] = {}  # of the runs of the cell at work
         self._runs = [len(seeds) - len(job.finished(seeds)) for job in self._jobs]
         self._began = time.monotonic()
@@ -68,6 +69,8 @@ class GridReporter:
         """Says how a cell ended, and how much is left."""
         now = time.monotonic()
         self._took.append(now - self._began)
+        if (expected := self._estimates[job.folder].seconds) and not problem:
+            self._told.append((self._took[-1], expected))
         self._began, self._shares = now, {}
         self._done += 1
         if self._progress and self._bar is not None:
@@ -79,18 +82,23 @@ class GridReporter:
         self._console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def left(self) -> str:
-        """The time left in words: of estimates, and of the mean of ended cells where there is none."""
+        """The time left in words: of estimates, as much longer as ended cells took; without an estimate, the mean of those."""
         waiting = self._jobs[self._done :]
         if not waiting:
             return ""
         usual = float(np.mean(self._took)) if self._took else None
         known = [self._estimates[job.folder].seconds for job in waiting]
-        seconds = [usual if value is None else value for value in known]
+        seconds = [usual if value is None else value * self._slower() for value in known]
         if any(value is None for value in seconds):
             return "time left unknown until a cell has ended"
         first, *rest = [value for value in seconds if value is not None]
         share = sum(self._shares.values()) / self._runs[self._done]
         return f"about {duration((1 - share) * first + sum(rest))} left"
+
+    def _slower(self) -> float:
+        """How many times as long as estimated the cells took that have ended well."""
+        took, expected = (sum(part) for part in zip(*self._told, strict=True)) if self._told else (1.0, 1.0)
+        return took / expected
 
 
 class RunWatch:

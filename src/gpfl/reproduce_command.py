@@ -12,9 +12,10 @@ import torch
 import typer
 from rich.table import Column as RichColumn
 from rich.table import Table as RichTable
-from typer.core import TyperArgument, TyperCommand, TyperOption
+from typer.core import TyperCommand, TyperOption
 
 from gpfl import api, flags
+from gpfl.arguments import argument
 from gpfl.data import PUBLISHED
 from gpfl.data_command import Downloads
 from gpfl.errors import GpflError, counted
@@ -205,7 +206,8 @@ def show_plan(
         needs = (about.words, f"about {size(about.memory)}") if job in lacking else ("done", "")
         column, row = job.cells[0].column.key, job.cells[0].entrant.label
         table.add_row(column, row, tables, f"{len(job.finished(plan.seeds))}/{len(plan.seeds)}", *needs, job.folder.name)
-    wide().print(table)
+    if jobs:
+        wide().print(table)
     for (key, label), words in wrong.items():
         say(f"{key} {label} cannot be run: {words}")
     patience = f", ended after {plan.patience} without a better accuracy" if 0 < plan.patience < plan.rounds else ""
@@ -331,7 +333,7 @@ def reproduce_command() -> click.Command:
     """Gives the command `reproduce`."""
     names = "Experiments, such as effectiveness, table1, scalability, figure3, or all; without one they are listed."
     params: list[click.Parameter] = [
-        TyperArgument(param_decls=["names"], nargs=-1, required=False, metavar="[EXPERIMENT]…", help=names),
+        argument("names", names, metavar="[EXPERIMENT]…", several=True),
         flag(
             "methods",
             "all",

@@ -11,10 +11,11 @@ from typing import Self
 
 import click
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from typer.core import TyperArgument, TyperCommand, TyperOption
+from typer.core import TyperCommand, TyperOption
 
 from gpfl import config as configs
 from gpfl import files, flags, toml
+from gpfl.arguments import argument
 from gpfl.config import Given
 from gpfl.data import DATA
 from gpfl.errors import GpflError, counted, did_you_mean
@@ -256,13 +257,8 @@ def tell(found: Sequence[Tuned], out: Path) -> None:
 def tune_command() -> click.Command:
     """Gives the command `tune`: the flags of `compare`, and those of the search."""
     own: list[click.Parameter] = [
-        TyperArgument(
-            param_decls=["methods"],
-            required=True,
-            metavar="METHODS",
-            help=f"Names with commas between, or all: {', '.join(METHODS)}.",
-        ),
-        TyperArgument(param_decls=["config"], required=False, metavar="[CONFIG.toml]", help="A config; flags win over it."),
+        argument("methods", f"Names with commas between, or all: {', '.join(METHODS)}.", metavar="METHODS", required=True),
+        argument("config", "A config; flags win over it.", metavar="[CONFIG.toml]"),
         whole_number("budget", 20, "Candidates of each method, its default values among them."),
         TyperOption(
             param_decls=["--seeds", "seeds"], default="0", show_default=True, metavar="N,…", help="Seeds of each candidate."

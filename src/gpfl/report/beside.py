@@ -157,9 +157,12 @@ class Block:
         first = f"{len(pairs) - len(turned)} of {len(pairs)} pairs of methods stand in the paper's order"
         if not turned:
             return f"{first}."
-        shown = ", ".join(f"{spelled(a.label)} before {spelled(b.label)}" for a, b in turned[:6])
+        shown = ", ".join(
+            f"{spelled(a.label)} {'level with' if a.ranked_by == b.ranked_by else 'before'} {spelled(b.label)}"
+            for a, b in turned[:6]
+        )
         more = f" and {len(turned) - 6} more" if len(turned) > 6 else ""
-        return f"{first}; turned here: {shown}{more}."
+        return f"{first}; not so here: {shown}{more}."
 
 
 def blocks(results: Results) -> list[Block]:

@@ -139,9 +139,9 @@ def draw(
     axes.set_xlim(min(float(one.rounds.min(initial=last)) for curves in drawn.values() for one in curves), last)
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(drawing.whole_numbers())
-    trials = max(len(trials.folders) for trials in rows)
+    counts = sorted({len(trials.folders) for trials in rows})
     words = [f"Strong: running mean over {window} evaluated rounds; faint: as measured" if window > 1 else "As measured"]
-    words[0] += f"; mean of {trials} seeds, band ± std" if trials > 1 else "; one seed"
+    words[0] += f"; mean of {' or '.join(map(str, counts))} seeds, band ± std" if counts[-1] > 1 else "; one seed"
     if "objective" in panels:
         words.append("An objective is the sum of a method's own loss terms: its level does not compare between methods.")
     if "ce" in panels:

@@ -207,7 +207,7 @@ def details(block: Block) -> list[str]:
 def detail_headings(block: Block) -> list[str]:
     """Gives the headings of one column's table."""
     first = ["std, % [CoV]", "paper"] if block.fairness else ["ours, %", "paper, %"]
-    rest = ["accuracy, %"] if block.fairness else ["last ten rounds, %", "selected on validation, %"]
+    rest = ["accuracy, %" if block.fairness else "last ten rounds, %", "selected on validation, %"]
     return [
         "method",
         *first,
@@ -224,10 +224,8 @@ def detail_headings(block: Block) -> list[str]:
 
 def detail_row(block: Block, entry: Entry) -> list[str]:
     """Gives a method's row in one column's table."""
-    if block.fairness:
-        rest = [spread(entry.accuracy, entry.count)]
-    else:
-        rest = [spread(entry.last_ten, entry.count), spread(entry.validated, entry.count)]
+    first = entry.accuracy if block.fairness else entry.last_ten
+    rest = [spread(first, entry.count), spread(entry.validated, entry.count)]
     means = [f"{entry.trials.mean(key):.0f}" if entry.trials else NONE for key in ("best_round", "rounds")]
     return [
         spelled(entry.label),

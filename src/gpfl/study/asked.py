@@ -52,8 +52,9 @@ def selected(named: list[Experiment], cells: str | None, methods: str) -> Asked:
     kept = [one for one in named if columns[one.name] and rows[one.name]]
     if not kept:
         names = ", ".join(one.name for one in named)
-        here = f", in the columns of --cells {cells}" if cells is not None else ""
-        raise GpflError(f"{names} has no row of --methods {methods}{here}: leave one of them out")
+        labels = ", ".join(dict.fromkeys(row.label for one in named for row in one.rows))
+        way = f"; its rows are {labels}" if cells is None else f", in the columns of --cells {cells}: leave one of them out"
+        raise GpflError(f"{names} has no row of --methods {methods}{way}")
     return Asked(kept, columns, rows)
 
 
@@ -63,8 +64,8 @@ def names_row(word: str, row: Entrant) -> bool:
 
 
 def split_words(flag: str, text: str) -> list[str]:
-    """Gives the words of a list with commas between."""
-    words = [word.strip() for word in text.split(",")]
+    """Gives the words of a list with commas between, each once."""
+    words = list(dict.fromkeys(word.strip() for word in text.split(",")))
     if not all(words):
         raise GpflError(f"{flag} is '{text}'; it must be names with commas between")
     return words

@@ -40,6 +40,7 @@ CHECKPOINT = 10
 
 LIGHT = 256 * 2**20
 
+BUSY = "another process is at it: start again when it has ended"
 
 Sections = Mapping[str, Mapping[str, object]]
 """A complete config, as its TOML has it."""
@@ -313,13 +314,15 @@ def run_all(
     """Gives what went wrong by the folder of the job; one that fails does not stop the others.
 
     `tell` hears of every job as it ends, with its problem or "". What is no mistake of the user's is kept whole in
-    OUT/problems.
+    OUT/problems. A job that was left to another process is no problem where that has ended it meanwhile.
     """
     problems: dict[Path, str] = {}
+    left: list[Job] = []
     for job in jobs:
         try:
             if not run(job, plan, watcher, facts):
-                problems[job.folder] = "another process is at it: start again when it has ended"
+                problems[job.folder] = BUSY
+                left.append(job)
         except GpflError as problem:
             problems[job.folder] = str(problem)
         except Exception as problem:  # whatever it is, the other cells are worth having
@@ -328,7 +331,8 @@ def run_all(
             problems[job.folder] = f"{type(problem).__name__}: {(str(problem).splitlines() or [''])[0]}; all of it: {path}"
         free_memory()
         tell(job, problems.get(job.folder, ""))
-    return problems
+    ended = {job.folder for job in left if len(job.finished(plan.seeds)) == len(plan.seeds)}
+    return {folder: words for folder, words in problems.items() if folder not in ended}
 
 
 @contextmanager

@@ -1,0 +1,52 @@
+"""The time left of a grid follows what its cells took."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from gpfl import grid_progress
+from gpfl.grid_progress import GridReporter
+from gpfl.study.estimate import Estimate
+from gpfl.study.grid import Job
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, to be set."""
+    now = [0.0]
+    monkeypatch.setattr(grid_progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(grid_progress, "outcome", lambda job, seeds: "done")
+    monkeypatch.setattr(Job, "label", "cell")
+    return now
+
+
+def reporter(expected: list[float | None]) -> tuple[GridReporter, list[Job]]:
+    jobs = [Job((), {}, Path(f"cell-{number}"), "") for number in range(len(expected))]
+    estimates = {job.folder: Estimate(seconds, most=False, memory=0) for job, seconds in zip(jobs, expected, strict=True)}
+    return GridReporter(Console(quiet=True), jobs, [0], estimates), jobs
+
+
+def test_estimates_are_as_much_longer_as_ended_cells_took(clock: list[float]) -> None:
+    shown, jobs = reporter([10.0, 20.0, 40.0])
+    assert shown.left() == "about 70 s left"
+    clock[0] = 30.0  # three times as long
+    shown.end(jobs[0], "")
+    assert shown.left() == "about 3 min left"
+
+
+def test_a_cell_that_failed_at_once_says_nothing_of_others(clock: list[float]) -> None:
+    shown, jobs = reporter([10.0, 20.0])
+    clock[0] = 0.1
+    shown.end(jobs[0], "no data")
+    assert shown.left() == "about 20 s left"
+
+
+def test_cells_without_an_estimate_are_as_long_as_others_were(clock: list[float]) -> None:
+    shown, jobs = reporter([None, None])
+    assert shown.left() == "time left unknown until a cell has ended"
+    clock[0] = 30.0
+    shown.end(jobs[0], "")
+    assert shown.left() == "about 30 s left"

@@ -1,0 +1,30 @@
+"""The recorded tables are what their commands make of the recorded runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import Command
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+TABLES = sorted(path for path in RESULTS.glob("*/table.md") if "gpfl reproduce" in path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda path: path.parent.name)
+def test_recorded_table_follows_from_recorded_runs(table: Path, command: Command) -> None:
+    kept = table.read_text(encoding="utf-8")
+    said = re.search(r"^Made by `gpfl ([^`]*--only-tables[^`]*--out docs/results)`", kept, re.M)
+    assert said
+    here = Path("docs/results")  # of the empty folder in which commands of tests run
+    shutil.copytree(RESULTS / "runs", here / "runs")
+    assert command(*shlex.split(said[1])).code == 0
+    made = (here / table.parent.name / "table.md").read_text(encoding="utf-8")
+    assert rows(made) == rows(kept)
+
+
+def rows(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("|")]
