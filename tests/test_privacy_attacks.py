@@ -272,7 +272,9 @@ def test_a_verdict_says_what_the_images_say() -> None:
     case = Case("fedavg", "model", "geiping", "0", "one", 1)
 
     def verdict(*psnrs: float) -> str:
-        records = [{"psnr": psnr, "start_psnr": 8.0, "mean_psnr": 10.0, "ssim": 0.5} for psnr in psnrs]
+        same = {"psnr": 0.0, "ssim": 0.5, "either_ssim": 0.5, "turned": False}
+        floors = {"either_start_psnr": 8.0, "either_mean_psnr": 10.0}
+        records = [{**same, **floors, "either_psnr": psnr} for psnr in psnrs]
         return table.verdict(table.line_of(case, attack.Kept(records, torch.zeros(0), torch.zeros(0))))
 
     assert verdict(*range(20, 28)) == "leaks"

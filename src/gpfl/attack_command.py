@@ -105,10 +105,12 @@ def rebuild_images(
         done = bench.attack(cases, folder, tell_case)
         title = f"{method.name} on {result.federation.table.name}: what '{kind}' rebuilds from uploads"
         text.append(table.markdown(done, ceiling, psnr, title))
-        rows = [(f"{case.target}, round {case.round},\n{case.steps}, batch {case.batch}", kept) for case, kept in done.items()]
-        drawn = [(label, kept.found, list(table.numbers(kept.records, "psnr"))) for label, kept in rows]
-        top_row = ("ceiling (fedavg)", ceiling[1].found, list(table.numbers(ceiling[1].records, "psnr")))
-        paths = draw_grid(ceiling[1].true, [top_row, *drawn], f"{title}; PSNR in dB", folder / f"grid-{kind}")
+        rows = [table.row_of("ceiling (fedavg)", ceiling[1])]
+        rows += [
+            table.row_of(f"{case.target}, round {case.round},\n{case.steps}, batch {case.batch}", kept)
+            for case, kept in done.items()
+        ]
+        paths = draw_grid(ceiling[1].true, rows, f"{title}; PSNR in dB", folder / f"grid-{kind}")
         records += [record for kept in done.values() for record in kept.records]
         records += [{**record, "ceiling": True} for record in ceiling[1].records]
         for note in table.notes(table.line_of(*ceiling, psnr), psnr, ceiling[1].records):
@@ -153,8 +155,13 @@ def tell_case(case: Case, kept: Kept) -> None:
     line = table.line_of(case, kept)
     say(
         f"{case.words}: {line.psnr:.2f} dB, SSIM {line.ssim:.3f} over {line.images} images "
-        f"(start {line.start:.2f}, mean image {line.mean:.2f}): {table.verdict(line)}"
+        f"(start {line.start:.2f}, mean image {line.mean:.2f}): {table.verdict(line)}{turned_words(line)}"
     )
+
+
+def turned_words(line: table.Line) -> str:
+    """Gives what must be said of images that are nearer as their negatives, if any are."""
+    return f" (nearer as negatives: {line.turned}; as found {line.psnr_as_found:.2f} dB)" if line.turned else ""
 
 
 def tell_ceiling(case: Case, kept: Kept) -> None:

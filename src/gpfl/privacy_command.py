@@ -47,6 +47,7 @@ Patience = Annotated[int, typer.Option(help="End a run after so many rounds with
 Images = Annotated[int, typer.Option(help="Images to rebuild in every case.", metavar="N")]
 Iterations = Annotated[int, typer.Option(help="Iterations of an attack; 0 = as in the file of the study.", metavar="N")]
 Restarts = Annotated[int, typer.Option(help="Starts of an attack; 0 = as in the file of the study.", metavar="N")]
+Victims = Annotated[int, typer.Option(help="Seed of victims and starts; 0 = as in the file of the study.", metavar="N")]
 Graph = Annotated[bool, typer.Option("--graph", help="GPU: run an attack's steps as a captured graph, which is faster.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.", metavar="TEXT")]
 EngineName = Annotated[str, typer.Option(help="How rounds are executed: auto, loop, vmap or workers.", metavar="TEXT")]
@@ -61,8 +62,9 @@ def columns(
     round_: Annotated[str, typer.Option("--round", help="0 = untrained, best = the round with the best accuracy.")] = "0,best",
     iterations: Iterations = 0,
     restarts: Restarts = 0,
+    victims: Victims = 0,
     graph: Graph = False,
-    seed: Annotated[int, typer.Option(help="Seed of the runs, the victims and the starts.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the runs.")] = 0,
     rounds: Rounds = experiments.ROUNDS,
     patience: Patience = experiments.PATIENCE,
     set_: Set = None,
@@ -74,7 +76,7 @@ def columns(
     """Make the paper's nine columns on Cifar100: train the five methods, attack their uploads, and write ours beside theirs."""
     kinds, which = one_of("--kind", kind, KINDS), one_of("--round", round_, ROUNDS)
     trained, batches = one_of("--steps", steps, STEPS), whole_numbers("--batch", batch)
-    effort = effort_of("attack", iterations, restarts, seed, graph)
+    effort = effort_of("attack", iterations, restarts, victims, graph)
     cells = study.nine_cells()
     plan = planned(cells, [seed], rounds, patience, out, set_, device, engine, weights=True)
     jobs = study.jobs_of(cells, plan, grounds_for(cells, plan))
@@ -118,6 +120,7 @@ def curves(
     round_: Annotated[str, typer.Option("--round", help="Round that is attacked: 0 or best.")] = "0",
     iterations: Iterations = 0,
     restarts: Restarts = 0,
+    victims: Victims = 0,
     graph: Graph = False,
     seeds: Annotated[str, typer.Option(help="Seeds of the runs; the first one's uploads are attacked.", metavar="N,…")] = "0",
     rounds: Annotated[int, typer.Option(help="Rounds of a run; 0 = as in the file.", metavar="N")] = 0,
@@ -133,7 +136,7 @@ def curves(
     if len(which) > 1:
         raise GpflError(f"--round is '{round_}'; curves are of one round, 0 or best")
     numbers = whole_numbers("--seeds", seeds, least=0)
-    effort = effort_of("defences", iterations, restarts, numbers[0], graph)
+    effort = effort_of("defences", iterations, restarts, victims, graph)
     bounds = clip or cast(float, own["clip"]), example_clip or cast(float, own["example_clip"])
     bare = study.spots(names, {}, *bounds, delta, weights=which == ["best"])
     planned_rounds = rounds or cast(int, own["rounds"])
@@ -164,11 +167,11 @@ def curves(
 # What is asked.
 
 
-def effort_of(section: str, iterations: int, restarts: int, seed: int, graph: bool) -> Effort:
-    """Gives how hard attacks try: as was said, or as the study's file says."""
+def effort_of(section: str, iterations: int, restarts: int, victims: int, graph: bool) -> Effort:
+    """Gives how hard attacks try, and the seed of victims and starts: as was said, or as the study's file says."""
     own = study.file_sections()[section]
-    tries = {"iterations": iterations or cast(int, own["iterations"]), "restarts": restarts or cast(int, own["restarts"])}
-    return Effort(seed=seed, graph=graph, **tries)
+    said = {"iterations": iterations, "restarts": restarts, "seed": victims}
+    return Effort(graph=graph, **{name: value or cast(int, own[name]) for name, value in said.items()})
 
 
 def planned(

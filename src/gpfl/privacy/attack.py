@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +44,9 @@ KINDS = ("dlg", "geiping")
 CPU = torch.device("cpu")
 COPIES = 16
 """Gradients of one victim that an attack holds at once, about."""
+
+FORM = 2
+"""The form of a kept case. Those of another are attacked again: they lack measures, or were made by another attack."""
 
 Record = dict[str, object]
 """What is known of one rebuilt image."""
@@ -109,7 +113,7 @@ class Kept(NamedTuple):
 
     records: list[Record]
     true: Tensor
-    found: Tensor
+    found: Tensor  # as they are measured under either sign: those whose record says "turned" as their negative
 
 
 # The attack itself: it is given what the server sees, and nothing else.
@@ -125,18 +129,18 @@ def rebuild(seen: Sequence[Seen], target: str, kind: str, shape: Sequence[int], 
     method = seen[0].method
     view = view_of(method, target)
     wanted = gradients_of(seen, view)
-    known = seen[0].known
+    matching = Matching(method.net, view, seen[0].known, squares)
+    labels = labels_of(seen, view) if kind == "geiping" else None
     tries = [(victim, restart) for victim in range(len(seen)) for restart in range(effort.restarts)]
-    width = effort.at_once or fitting(wanted, known)
+    width = effort.at_once or fitting(wanted, matching.known)
     parts = []
     for first in range(0, len(tries), width):
         chosen = tries[first : first + width]
         places = torch.tensor([victim for victim, _ in chosen], device=next(tree.leaves(wanted)).device)
         names = [(*keys[victim], restart) for victim, restart in chosen]
         logits = start_images(shape, names, effort.seed).to(places.device)
-        labels = [guess_labels(seen[victim]) for victim, _ in chosen] if view.knows_loss and kind == "geiping" else []
-        matching = Matching(method.net, view, known, squares)
-        parts.append((*tried(matching, view, kind, tree.take(wanted, places), logits, names, labels, effort), logits))
+        told = None if labels is None else labels[places]
+        parts.append((*tried(matching, kind, tree.take(wanted, places), logits, names, told, effort), logits))
     images, far, logits = (torch.cat(values) for values in zip(*parts, strict=True))
     far = torch.nan_to_num(far, nan=torch.inf).reshape(len(seen), effort.restarts)
     best = far.argmin(1)
@@ -145,35 +149,52 @@ def rebuild(seen: Sequence[Seen], target: str, kind: str, shape: Sequence[int], 
     def pick(values: Tensor) -> Tensor:
         return values.reshape(len(seen), effort.restarts, *shape)[places, best]
 
-    return Rebuilt(pick(images), far[places, best], pick(logits))
+    images, far = pick(images), far[places, best]
+    if kind == "geiping" and labels is None and shape[0] == 1:  # in batches each image has a sign of its own, and none is found
+        images, far = settled(matching, wanted, images, far, width, effort)
+    return Rebuilt(images, far, pick(logits))
+
+
+def labels_of(seen: Sequence[Seen], view: View) -> Tensor | None:
+    """Gives the labels that uploads tell (victims, rows), where the loss on the view's output is known and they tell them."""
+    told = [guess_labels(one) for one in seen] if view.knows_loss else [None]
+    known = [labels for labels in told if labels is not None]
+    return torch.stack(known) if len(known) == len(told) else None
 
 
 def tried(
     matching: Matching,
-    view: View,
     kind: str,
     wanted: tree.Tree,
     logits: Tensor,
     names: Sequence[Key],
-    labels: Sequence[Tensor | None],
+    labels: Tensor | None,
     effort: Effort,
 ) -> tuple[Tensor, Tensor]:
     """Gives images and distances of tries that run at once."""
     images = torch.sigmoid(logits)
     with torch.no_grad():
         outputs = torch.func.vmap(matching.output_like)(images)
-    drawn = start_outputs(outputs.shape[1:], names, effort.seed).to(logits.device)
     if kind == "dlg":
+        drawn = start_outputs(outputs.shape[1:], names, effort.seed).to(logits.device)
         return dlg.invert(matching, wanted, logits, drawn, dlg.DLG(iterations=effort.iterations, graph=effort.graph))
     how = geiping.Geiping(iterations=effort.iterations, graph=effort.graph)
-    if view.knows_loss and all(label is not None for label in labels):
-        classes = torch.arange(outputs.shape[-1], device=logits.device)
-        shares = torch.stack([(cast(Tensor, label)[:, None] == classes).to(logits.dtype) for label in labels])
-        return geiping.invert(dataclasses.replace(matching, pairing=cross_entropy), wanted, images, shares, False, how)
+    if labels is None:
+        return geiping.invert_freely(dataclasses.replace(matching, pairing=cotangent), wanted, images, how)
+    shares = (labels[..., None] == torch.arange(outputs.shape[-1], device=logits.device)).to(logits.dtype)
+    return geiping.invert(dataclasses.replace(matching, pairing=cross_entropy), wanted, images, shares, False, how)
+
+
+def settled(
+    matching: Matching, wanted: tree.Tree, images: Tensor, far: Tensor, width: int, effort: Effort
+) -> tuple[Tensor, Tensor]:
+    """Gives found images and their distances once the negative of each has been tried too, so many at once."""
     free = dataclasses.replace(matching, pairing=cotangent)
-    pull = torch.func.vmap(free.pull)(images, drawn, wanted).detach()
-    size = pull.square().flatten(1).mean(1).sqrt().clamp_min(1e-30)
-    return geiping.invert(free, wanted, images, pull / size.reshape(-1, *[1] * (pull.dim() - 1)), True, how)
+    how = geiping.Geiping(iterations=effort.iterations, graph=effort.graph)
+    spans = torch.split(torch.arange(len(images), device=images.device), width)
+    parts = [geiping.settle_sign(free, tree.take(wanted, span), images[span], far[span], how) for span in spans]
+    found, away = zip(*parts, strict=True)
+    return torch.cat(found), torch.cat(away)
 
 
 def fitting(wanted: tree.Tree, known: tree.Tree) -> int:
@@ -233,27 +254,29 @@ class Bench:
         if true.device.type == "cuda":
             torch.cuda.synchronize()
         seconds = (time.perf_counter() - began) / len(seen)
-        blank = mean_image(self.engine.federation)
         out = {}
         for place, case in enumerate(cases):
             span = slice(place * len(victims), (place + 1) * len(victims))
-            out[case] = self.measured(case, Rebuilt(*(values[span] for values in rebuilt)), true, blank, seconds)
+            out[case] = self.measured(case, Rebuilt(*(values[span] for values in rebuilt)), true, seconds)
         return out
 
-    def measured(self, case: Case, rebuilt: Rebuilt, true: Tensor, blank: Tensor, seconds: float) -> Kept:
-        """Gives the records of a case, each true image beside the rebuilt one that it is assigned."""
-        order = [measures.assigned(t, found) for t, found in zip(true, rebuilt.images, strict=True)]
-        starts = [measures.assigned(t, start) for t, start in zip(true, torch.sigmoid(rebuilt.logits), strict=True)]
-        truth, found, start = true.flatten(0, 1), torch.cat(order), torch.cat(starts)
-        means = blank.expand_as(truth)
+    def measured(self, case: Case, rebuilt: Rebuilt, true: Tensor, seconds: float) -> Kept:
+        """Gives the records of a case, each true image beside the rebuilt one that it is assigned.
+
+        All is measured as found and under either sign, what was rebuilt and the floors by the same rule.
+        """
+        truth = true.flatten(0, 1)
+        guesses = {"": rebuilt.images, "start_": torch.sigmoid(rebuilt.logits), "mean_": self.blank.expand_as(true)}
+        plain = {name: measures.matched(true, images) for name, images in guesses.items()}
+        either = {f"either_{name}": measures.matched(true, images, either=True) for name, images in guesses.items()}
+        found, turned = either["either_"]
         numbers = {
-            "psnr": measures.psnr(truth, found),
-            "ssim": measures.ssim(truth, found),
-            "start_psnr": measures.psnr(truth, start),
-            "mean_psnr": measures.psnr(truth, means),
-            "start_ssim": measures.ssim(truth, start),
-            "mean_ssim": measures.ssim(truth, means),
-            "reference_psnr": measures.reference_psnr(truth, found),
+            f"{name}{measure.__name__}": measure(truth, shown.images)
+            for name, shown in {**plain, **either}.items()
+            for measure in (measures.psnr, measures.ssim)
+        }
+        numbers |= {
+            "reference_psnr": measures.reference_psnr(truth, plain[""].images),
             "reference_start": measures.untouched_reference(truth, rebuilt.logits.flatten(0, 1)),
             "gradient_distance": rebuilt.far.repeat_interleave(case.batch),
         }
@@ -267,15 +290,21 @@ class Bench:
                 "row": row,
                 "label": int(labels[row]),
                 **{name: values[place] for name, values in columns.items()},
+                "turned": bool(turned[place]),
                 "seconds": seconds,
             }
             for place, (client, row) in enumerate(rows)
         ]
         return Kept(records, truth.cpu(), found.cpu())
 
+    @functools.cached_property
+    def blank(self) -> Tensor:
+        """The mean image of the data."""
+        return mean_image(self.engine.federation)
+
     def settings(self, case: Case) -> dict[str, object]:
         """Gives what a case depends on, by which a kept one is known to be the same."""
-        facts, method = dataclasses.asdict(self.effort), self.engine.method
+        facts, method = {"form": FORM, **dataclasses.asdict(self.effort)}, self.engine.method
         for name in ("at_once", "graph"):
             facts.pop(name)
         rows = [list(victim.rows) for victim in self.victims[case.batch]]

@@ -139,7 +139,7 @@ def of_setting(done: Done, kind: str, key: tuple[str, str, int]) -> dict[Column,
 def markdown(done: Done, kind: str, ceiling: tuple[Case, Kept], rounds: Mapping[str, int]) -> str:
     """Gives the nine columns of one attack: PSNR and SSIM by setting, the floors, and which lines say anything."""
     labels = [column.label for column in COLUMNS]
-    lines, void = [], []
+    lines, plain, void = [], [], []
     for key in settings(done, kind):
         held = of_setting(done, kind, key)
         numbers = {column: table.line_of(case, kept) for column, (case, kept) in held.items()}
@@ -150,12 +150,14 @@ def markdown(done: Done, kind: str, ceiling: tuple[Case, Kept], rounds: Mapping[
             void.append(name)
         shown = [f"{line.psnr:.2f} [{line.ssim:.2f}]{' *' if line.leaks else ''}" for line in numbers.values()]
         lines.append([name + ("" if any(open_) else " †"), *shown, f"{some.start:.2f}", f"{some.mean:.2f}"])
+        plain.append([name, *(as_found(line) for line in numbers.values())])
     paper = paper_values()
     lines.append(["paper", *(f"{paper[label]:.2f}" for label in labels), "", ""])
     top = table.line_of(*ceiling)
     images = len(ceiling[1].records)
     text = [f"PSNR in dB [SSIM] by the attack '{kind}', mean over {images} images; lower is more private."]
     text.append("\n".join(table.rows_of(["setting", *labels, "start", "mean image"], lines, 1)))
+    text += [table.EITHER]
     text += ["\\* leaks: nearer to the victims than the start and the mean image, image by image (signed-rank test, p < 0.05)."]
     text += [f"Ceiling (fedavg, untrained net, one step, batch {top.case.batch}): {top.psnr:.2f} dB, SSIM {top.ssim:.3f}."]
     if not top.leaks:
@@ -164,12 +166,20 @@ def markdown(done: Done, kind: str, ceiling: tuple[Case, Kept], rounds: Mapping[
         text.append("† proves nothing: here the attack does not beat its floor for certain on FedAvg, which protects nothing.")
     text.append(f"Best rounds: {', '.join(f'{name} {number}' for name, number in rounds.items())}.")
     text += paired(done, kind)
+    text.append("As found, no image turned: PSNR in dB [SSIM] (images turned above).")
+    text.append("\n".join(table.rows_of(["setting", *labels], plain, 1)))
     untouched = table.numbers(ceiling[1].records, "reference_start").mean()
     text.append(
         "The paper's row is by another formula (−10·log10(MSE/3) on what nets are given) and for batches of 10. In their "
         f"code an attack that was never begun scores {untouched:.2f} dB on these images."
     )
     return "\n\n".join(text) + "\n"
+
+
+def as_found(line: table.Line) -> str:
+    """Gives a cell of the table without turned images."""
+    turned = f" ({line.turned})" if line.turned else ""
+    return f"{line.psnr_as_found:.2f} [{line.ssim_as_found:.2f}]{turned}"
 
 
 def paired(done: Done, kind: str) -> list[str]:
@@ -181,7 +191,7 @@ def paired(done: Done, kind: str) -> list[str]:
         held = of_setting(done, kind, (which, "one", 1))
         if not held:
             continue
-        found = {column: table.numbers(kept.records, "psnr") for column, (_, kept) in held.items()}
+        found = {column: table.numbers(kept.records, "either_psnr") for column, (_, kept) in held.items()}
         worst = {
             name: max((column for column in found if column.method == name), key=lambda column: float(found[column].mean()))
             for name in ("gpfl", "fedavg")
@@ -200,7 +210,7 @@ def paired(done: Done, kind: str) -> list[str]:
 def draw(done: Done, kind: str, key: tuple[str, str, int], out: Path) -> list[Path]:
     """Writes the grid of originals and what was rebuilt in each column."""
     held = of_setting(done, kind, key)
-    rows = [(column.label, kept.found, list(table.numbers(kept.records, "psnr"))) for column, (_, kept) in held.items()]
+    rows = [table.row_of(column.label, kept) for column, (_, kept) in held.items()]
     true = next(iter(held.values()))[1].true
     trained = "one step" if key[1] == "one" else "one epoch"
     when = "best round" if key[0] == "best" else f"round {key[0]}"

@@ -54,6 +54,7 @@ class Point:
     ssim: float
     floor: float
     verdict: str
+    psnr_as_found: float  # without turning images that came back as negatives
 
 
 @dataclass(frozen=True)
@@ -175,6 +176,7 @@ def point_of(spot: Spot, job: Job, seeds: Sequence[int], engine: Engine, line: L
         ssim=line.ssim,
         floor=line.floor,
         verdict=table.verdict(line),
+        psnr_as_found=line.psnr_as_found,
     )
 
 
@@ -236,12 +238,16 @@ def markdown(found: Curves, origin: str) -> str:
         f"Accuracy: best of {found.rounds} rounds on test rows, all clients. PSNR: what the attack '{KIND}' rebuilds of "
         f"{found.images} images from one step of one image at {when}, of the method's targets the one that leaks most; lower "
         f"is more private. Floor {floor:.2f} dB, ceiling (fedavg, no defence, untrained) {found.ceiling:.2f} dB.",
+        EITHER_SIGN.format(as_found=max(point.psnr - point.psnr_as_found for point in found.points)),
         stated(found),
         *(f"Not ended: {words}." for words in found.failed),
         "GPFL at example level has its magnitude term by rows (--mlg-norm sample_mean, λ·√B), as that of a batch couples rows.",
         origin,
     ]
     return "\n".join([*table.rows_of(headings, rows, 4), ""]) + "\n" + "\n\n".join(note for note in notes if note) + "\n"
+
+
+EITHER_SIGN = table.EITHER + " As found (points.csv) PSNR is at most {as_found:.2f} dB lower."
 
 
 def stated(found: Curves) -> str:

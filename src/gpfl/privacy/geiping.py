@@ -4,11 +4,15 @@ Geiping et al., Inverting Gradients – How easy is it to break privacy in feder
 on the view's output is cross-entropy, labels are those that the upload tells (see `labels`), else the cotangent of the
 output is guessed along with the image. Images stay between black and white. Of the restarts the one whose gradient is
 nearest is kept; nothing of the victim's image enters the choice.
+
+To a first layer an image under a cotangent and the negative of both are nearly the same, so a search with a free cotangent
+may end at the negative (nets with odd activations, such as tanh, are prone to it). Layers above and biases do tell, but no
+small step leads from one to the other: both are tried, and the nearer gradient decides.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,6 +25,8 @@ from gpfl.tree import Tree
 DECAYS = (3 / 8, 5 / 8, 7 / 8)
 """The shares of the iterations after which steps become ten times smaller."""
 MOMENTS = (0.9, 0.999)
+AFTER = 1 / 4
+"""The share of the iterations for which the negative of a found image is searched."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +65,23 @@ def invert(matching: Matching, wanted: Tree, image: Tensor, output: Tensor, free
         running()
     found = tree.branch(running.state, "guess")
     return tree.leaf(found, "image"), distances(matching, found, wanted)
+
+
+def invert_freely(matching: Matching, wanted: Tree, image: Tensor, how: Geiping) -> tuple[Tensor, Tensor]:
+    """Gives images and distances where the cotangent of the output is searched too, from J·Δ at the start."""
+    with torch.no_grad():
+        zeros = torch.zeros_like(torch.func.vmap(matching.output_like)(image))
+    pull = torch.func.vmap(matching.pull)(image, zeros, wanted).detach()
+    size = pull.square().flatten(1).mean(1).sqrt().clamp_min(1e-30)
+    return invert(matching, wanted, image, pull / size.reshape(-1, *[1] * (pull.dim() - 1)), True, how)
+
+
+def settle_sign(matching: Matching, wanted: Tree, image: Tensor, far: Tensor, how: Geiping) -> tuple[Tensor, Tensor]:
+    """Gives each found image, or what its negative leads to where the gradient is nearer there, and the distances."""
+    shorter = replace(how, iterations=max(1, round(AFTER * how.iterations)))
+    other, away = invert_freely(matching, wanted, 1 - image, shorter)
+    nearer = away < far
+    return torch.where(nearer.reshape(-1, *[1] * (image.dim() - 1)), other, image), torch.where(nearer, away, far)
 
 
 def adam(state: Tree, slopes: Tree, how: Geiping) -> Tree:

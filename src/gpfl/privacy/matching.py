@@ -98,8 +98,14 @@ Key = tuple[int, ...]
 
 
 def start_images(shape: Sequence[int], keys: Sequence[Key], seed: int) -> Tensor:
-    """Gives the logits of the images an attack starts from, N(0, 1): a function of seed and key alone."""
-    return torch.stack([torch.randn(*shape, generator=torch_generator(seed, "attack", *key)) for key in keys])
+    """Gives the logits of the images an attack starts from, N(0, 1): a function of seed and key alone.
+
+    A key ends with the number of the restart. Every second one starts from the negative of the one before: a search may end
+    at the negative of an image, and from the negative of its start it then ends at the image.
+    """
+    drawn = [torch_generator(seed, "attack", *key[:-1], key[-1] // 2 * 2) for key in keys]
+    signs = [-1 if key[-1] % 2 else 1 for key in keys]
+    return torch.stack([sign * torch.randn(*shape, generator=one) for sign, one in zip(signs, drawn, strict=True)])
 
 
 def start_outputs(shape: Sequence[int], keys: Sequence[Key], seed: int) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -55,10 +57,34 @@ def gaussian(side: int) -> Tensor:
     return weights / weights.sum()
 
 
-def assigned(true: Tensor, found: Tensor) -> Tensor:
-    """Gives the found images of a batch (rows, …) in the order of the true ones that makes the squared error least."""
+def assigned(true: Tensor, found: Tensor, either: bool = False) -> Tensor:
+    """Gives the found images of a batch (rows, …) in the order of the true ones that makes the squared error least.
+
+    With `either` an image counts as itself or its negative, whichever is nearer; images come as they were found.
+    """
     from scipy.optimize import linear_sum_assignment
 
-    cost = (true.flatten(1)[:, None] - found.clamp(0, 1).flatten(1)[None]).square().mean(-1)
-    _, order = linear_sum_assignment(cost.cpu().double().numpy())
+    shown = found.clamp(0, 1)
+    candidates = (shown, 1 - shown) if either else (shown,)
+    costs = [(true.flatten(1)[:, None] - images.flatten(1)[None]).square().mean(-1) for images in candidates]
+    _, order = linear_sum_assignment(torch.stack(costs).amin(0).cpu().double().numpy())
     return found[torch.from_numpy(np.asarray(order)).to(found.device)]
+
+
+class Matched(NamedTuple):
+    """Found images beside the true ones they belong to, (images, channels, height, width), and which were turned."""
+
+    images: Tensor
+    turned: Tensor
+
+
+def matched(true: Tensor, found: Tensor, either: bool = False) -> Matched:
+    """Gives the found images of batches (batches, rows, …) in the order of the true ones.
+
+    With `either` each is itself or its negative, whichever is nearer.
+    """
+    truth = true.flatten(0, 1)
+    shown = torch.cat([assigned(t, f, either) for t, f in zip(true, found, strict=True)]).clamp(0, 1)
+    as_found, negative = ((truth - images).square().mean((-3, -2, -1)) for images in (shown, 1 - shown))
+    turned = (negative < as_found) & either
+    return Matched(torch.where(turned[:, None, None, None], 1 - shown, shown), turned)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,22 +18,34 @@ INCH, MARGIN = 0.72, 1.9
 """Inches of one image, and of the words at its left."""
 
 
-def draw_grid(true: Tensor, rows: Sequence[tuple[str, Tensor, Sequence[float]]], title: str, stem: Path) -> list[Path]:
+class Row(NamedTuple):
+    """A row of pictures: images, and of each its PSNR and whether it is shown as its negative."""
+
+    label: str
+    images: Tensor
+    psnrs: Sequence[float] = ()
+    turned: Sequence[bool] = ()
+
+
+def draw_grid(true: Tensor, rows: Sequence[Row], title: str, stem: Path) -> list[Path]:
     """Writes the first images and what was rebuilt of them, a row a case with its PSNR, as PNG and PDF; gives the files."""
     across = min(MOST, len(true))
     figure = drawing.new_figure(MARGIN + INCH * across, 0.5 + (INCH + 0.17) * (len(rows) + 1))
     figure.suptitle(title, fontsize=drawing.MIDDLE)
     places = figure.subplots(len(rows) + 1, across, squeeze=False)
-    for down, (label, images, psnrs) in enumerate([("original", true, ()), *rows]):
+    for down, row in enumerate([Row("original", true), *rows]):
         for right in range(across):
             axes = places[down, right]
-            axes.imshow(pixels(images[right]), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            axes.imshow(pixels(row.images[right]), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             axes.set(xticks=[], yticks=[])
             for spine in axes.spines.values():
                 spine.set_visible(False)
-            if psnrs:
-                axes.set_xlabel(f"{psnrs[right]:.1f}", fontsize=6, labelpad=1.5)
-        places[down, 0].set_ylabel(label, rotation=0, ha="right", va="center", fontsize=drawing.SMALL)
+            if row.psnrs:
+                mark = " neg." if row.turned[right] else ""
+                axes.set_xlabel(f"{row.psnrs[right]:.1f}{mark}", fontsize=6, labelpad=1.5)
+        places[down, 0].set_ylabel(row.label, rotation=0, ha="right", va="center", fontsize=drawing.SMALL)
+    if any(any(row.turned[:across]) for row in rows):
+        drawing.foot(figure, ["neg.: the negative of what was found, which is nearer to the original."])
     return drawing.write(figure, stem)
 
 
