@@ -374,7 +374,8 @@ def test_best_round_is_the_first_of_the_highest_and_brings_its_spread() -> None:
 def test_last_ten_are_the_last_ten_evaluations() -> None:
     curve = [[10, 10]] * 3 + [[k, k] for k in range(10)]
     assert simulate_curve(curve).run().summary["last_ten_accuracy"] == pytest.approx(0.45)
-    assert simulate_curve([[2, 2], [4, 4]]).run().summary["last_ten_accuracy"] == pytest.approx(0.3)
+    fewer = [[2, 2], [4, 4], [6, 6]]  # the first is that of the untrained net
+    assert simulate_curve(fewer).run().summary["last_ten_accuracy"] == pytest.approx(0.5)
 
 
 def test_validation_best_is_reported_beside_the_test_best_and_selects_the_models() -> None:
