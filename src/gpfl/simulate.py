@@ -265,7 +265,7 @@ class Simulation:
             "std": top["std"],
             "cov": top["cov"],
             "last_accuracy": last["accuracy"],
-            "last_ten_accuracy": mean_of_last(test[1:]),  # without the start, which nothing has trained
+            "last_ten_accuracy": mean_of_last(test[1:] or test),  # without the start, which nothing has trained
             **validation,
             "idle_clients": len(self.engine.idle),
             "rows_needed": self.engine.rows_needed,
