@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import Command
 from test_privacy_attacks import trained
 
 import gpfl
+from gpfl.privacy import attack
 from gpfl.privacy.attack import Bench, Case, Effort
-from gpfl.privacy.victim import choose_victims, state_at
+from gpfl.privacy.victim import choose_victims, state_at, uploads_of
 
 
 def psnrs(result: gpfl.Result, effort: Effort) -> tuple[float, float]:
@@ -55,3 +57,22 @@ def test_cases_of_another_defence_are_attacked_anew(tmp_path: Path) -> None:
         told.append(bench.held(case, tmp_path) is not None)
         bench.attack([case], tmp_path, lambda case, kept: None)
     assert told == [False, False, True]
+
+
+def test_the_server_is_not_given_what_noise_is_drawn_from() -> None:
+    result = trained("fedavg", clip=0.1, noise=1.0)
+    victims = choose_victims(result.federation, [0], 1, [1], 0)[1]
+    for steps in ("one", "epoch"):
+        (seen,) = uploads_of(result.engine, state_at(result, "0"), victims, steps)
+        assert (result.engine.method.salt > 0, seen.method.salt) == (True, 0)
+
+
+def test_a_defended_fedavg_and_its_ceiling_are_both_kept(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = ("run", "--data", "digits", "--net", "mlp", "--hidden", 8, "--rounds", 1, "--device", "cpu", "--clip", 0.1)
+    assert command(*run, "--method", "fedavg", "--out", "r").code == 0
+    call = ("attack", "r", "--target", "model", "--images", 1, "--iterations", 2, "--restarts", 1)
+    first = command(*call)
+    monkeypatch.setattr(attack, "rebuild", lambda *given: pytest.fail("attacked again"))
+    again = command(*call)
+    assert again.code == 0, again.err
+    assert again.out == first.out

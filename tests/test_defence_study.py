@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from test_privacy_attacks import blobs
 
 import gpfl
 from gpfl.data import DATA
+from gpfl.defence.statement import gaussian
 from gpfl.privacy import columns, curves, study
 from gpfl.privacy.curves import Curves, Point
 
@@ -72,16 +74,32 @@ def test_curves_come_from_one_command_with_a_point_for_each_value(pictures: Comm
     assert "Not ended: FedAvg, clip and noise, client level, 1e+30" in text, "a run that noise destroys is said, and no more"
     names = {path.name for path in (tmp_path / "out" / "defences").iterdir()}
     assert {"epsilon.png", "epsilon.pdf", "leak.png", "leak.pdf", "points.csv"} <= names
+    assert "**This table proves nothing**" in text, "three iterations on two images rebuild nothing of FedAvg either"
 
 
 def test_noise_of_curves_can_be_asked_for_by_epsilon(pictures: Command) -> None:
     values = ("--methods", "fedavg", "--epsilon", "4", "--example-noise", "none", "--top-k", "none", "--bits", "none")
     said = pictures("privacy", "curves", *QUICK, *values, "--dry-run")
     assert said.code == 0, said.err
-    plan = gpfl.study.grid.Plan(out=Path("out"), seeds=(0,), rounds=1, patience=0, common={"data": {"name": "pictures"}})
-    cell = study.spots(["fedavg"], {}, 0.2, 1.0, 1e-5, weights=False)[0].cell
-    (noise,) = study.noises(study.FAMILIES[0], [4.0], cell, plan, gpfl.study.grid.Grounds(), 0.2)
+    (noise,) = noises("fedavg", study.FAMILIES[0], 1e-5)
     assert f"privacy/noise-{noise:g}" in said.out
+
+
+def noises(method: str, family: study.Family, delta: float) -> list[float]:
+    common = {"data": {"name": "pictures"}, "split": {"clients": 2}, "net": {"channels": [4, 8], "hidden": 16}}
+    plan = gpfl.study.grid.Plan(out=Path("out"), seeds=(0,), rounds=1, patience=0, common=common)
+    cell = study.spots([method], {family.name: [1.0]}, 0.2, 1.0, delta, weights=False)[1].cell
+    return study.noises(family, [4.0], cell, plan, gpfl.study.grid.Grounds())
+
+
+@pytest.mark.usefixtures("pictures")
+def test_noise_for_an_epsilon_knows_delta_and_how_often_rows_enter() -> None:
+    client, example = study.FAMILIES[:2]
+    for delta in (1e-5, 1e-7):
+        (noise,) = noises("fedavg", client, delta)
+        assert 3.95 < gaussian(noise / 2, 1, delta) <= 4
+    (noise,) = noises("pfedme", example, 1e-5)
+    assert 3.95 < gaussian(noise / 2, 5, 1e-5) <= 4, "pFedMe takes five steps on each batch"
 
 
 @pytest.mark.parametrize(
@@ -94,6 +112,10 @@ def test_noise_of_curves_can_be_asked_for_by_epsilon(pictures: Command) -> None:
         (("curves", "--noise", "1", "--epsilon", "1"), "were both given"),
         (("curves", "--round", "0,best"), "curves are of one round"),
         (("curves", "--set", "defence.clip=1"), "is not for studies"),
+        (("curves", "--bits", "2.5"), "bits are whole numbers"),
+        (("curves", "--images", "500"), "of them are asked for"),
+        (("columns", "--images", "6"), "for batches of 4 it must be a multiple of 4"),
+        (("columns", "--psnr", "nice"), "--psnr is 'nice'"),
         (("columns", "--kind", "nice"), "--kind is 'nice'"),
         (("columns", "--set", "run.seed=1"), "is not for studies"),
     ],
@@ -102,6 +124,13 @@ def test_what_a_study_cannot_do_is_refused(pictures: Command, words: tuple[str, 
     said = pictures("privacy", *words, *SMALL, "--out", "out", "--dry-run")
     assert said.code == 2
     assert complaint in said.err
+
+
+def test_data_that_are_no_images_are_refused_before_anything_is_trained(pictures: Command) -> None:
+    toy = ("--set", "data.name=toy", "--set", "net.name=mlp", "--set", "split.clients=2", "--set", "split.beta=10")
+    said = pictures("privacy", "columns", *toy, "--out", "out", "--dry-run")
+    assert said.code == 2
+    assert "attacks rebuild images" in said.err
 
 
 def test_reproduce_names_the_command_of_table_5(command: Command) -> None:
@@ -140,6 +169,14 @@ def test_the_figures_show_the_points(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert leak["no defence"] == [[60, 30]]
     marks = [line.get_marker() for line in drawn[0].axes[0].get_lines() if not line.get_label().startswith("_")]
     assert len(set(marks)) == 2, "a mark a method, without any colour"
+
+
+def test_the_table_says_where_it_proves_nothing_and_no_more_than_it_holds() -> None:
+    assert "proves" not in curves.markdown(MADE, "")
+    assert "It proves nothing." in curves.markdown(dataclasses.replace(MADE, doubt="It proves nothing."), "")
+    assert curves.BY_ROWS not in curves.markdown(MADE, "")
+    more = dataclasses.replace(MADE, points=(*MADE.points, point("gpfl", "example_noise", 1, 0.4, 12, 10.0)))
+    assert curves.BY_ROWS in curves.markdown(more, "")
 
 
 def test_the_table_says_what_its_numbers_are() -> None:

@@ -16,7 +16,7 @@ from gpfl import tree
 from gpfl.engine import Engine
 from gpfl.methods import METHODS
 from gpfl.nets.cnn4 import CNN4
-from gpfl.privacy import attack, columns, lbfgs, measures, table, victim
+from gpfl.privacy import attack, columns, lbfgs, measures, pictures, table, victim
 from gpfl.privacy.attack import Bench, Case, Effort, rebuild
 from gpfl.privacy.matching import Matching, cosine_distance, cotangent
 from gpfl.privacy.seen import Seen, view_of
@@ -258,6 +258,21 @@ def test_finished_cases_are_not_attacked_again(
     assert harder.held(cases[0], tmp_path) is None
 
 
+@pytest.mark.parametrize("settings", [{"epochs": 2}, {"batch_size": 5}])
+def test_a_whole_round_of_other_steps_is_attacked_anew(
+    results: dict[str, gpfl.Result], tmp_path: Path, settings: dict[str, int]
+) -> None:
+    cases = [Case("fedavg", "fe", "geiping", "0", steps, 1) for steps in victim.STEPS]
+    victims = victim.choose_victims(results["fedavg"].federation, [0], 1, [1], 0)
+    benches = [
+        Bench(result.engine, {"0": victim.state_at(result, "0")}, victims, Effort(iterations=1, restarts=1))
+        for result in (results["fedavg"], trained("fedavg", **settings))
+    ]
+    benches[0].attack(cases, tmp_path, lambda case, kept: None)
+    assert [benches[0].held(case, tmp_path) is not None for case in cases] == [True, True]
+    assert [benches[1].held(case, tmp_path) is not None for case in cases] == [True, False], "one step is the same in both"
+
+
 def test_a_weak_attack_is_said_to_prove_nothing(results: dict[str, gpfl.Result], tmp_path: Path) -> None:
     result = results["fedavg"]
     victims = victim.choose_victims(result.federation, [0, 1, 2, 3], 8, [1], 0)
@@ -300,7 +315,44 @@ def test_nine_columns_stand_beside_the_papers(results: dict[str, gpfl.Result], t
         columns.nine_columns({name: results[name] for name in columns.METHODS[:-1]}, tmp_path)
 
 
+def test_the_nine_columns_can_be_by_the_papers_formula(results: dict[str, gpfl.Result], tmp_path: Path) -> None:
+    given = {"kinds": ("dlg",), "images": 1, "batches": (1,), "steps": ("one",), "rounds": ("0",)}
+    lines = []
+    for psnr in table.PSNRS:
+        columns.nine_columns(results, tmp_path, **given, effort=Effort(iterations=1, restarts=1), psnr=psnr)
+        text = (tmp_path / "table.md").read_text(encoding="utf-8")
+        lines.append(next(line for line in text.splitlines() if line.startswith("| round 0")))
+    starts = [float(line.split("|")[-3]) for line in lines]
+    assert starts[0] - starts[1] == pytest.approx(10 * np.log10(4 / 3), abs=0.011)
+    assert "All is by the formula of the paper's row" in text
+
+
+def test_the_title_of_few_pictures_is_not_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    monkeypatch.setattr(pictures.drawing, "write", lambda figure, stem: drawn.append(figure) or [])
+    title = "gpfl on digits: what 'geiping' rebuilds from uploads; PSNR in dB"
+    pictures.draw_grid(torch.zeros(1, 1, 8, 8), [], title, tmp_path)
+    (figure,) = drawn
+    figure.draw_without_rendering()
+    extent = figure._suptitle.get_window_extent()
+    assert extent.x0 >= 0
+    assert extent.x1 <= figure.bbox.width
+
+
 # The command.
+
+
+def test_the_command_says_what_it_prints_and_what_it_cannot_do(command: Command) -> None:
+    run = ("run", "--data", "digits", "--net", "mlp", "--hidden", 8, "--rounds", 1, "--device", "cpu", "--method", "fedavg")
+    assert command(*run, "--out", "r").code == 0
+    call = ("attack", "r", "--target", "model", "--images", 1, "--iterations", 2, "--restarts", 1, "--graph")
+    words = []
+    for psnr in table.PSNRS:
+        said = command(*call, "--psnr", psnr)
+        assert "--graph is for a GPU; on cpu attacks run without it." in said.out
+        words.append([line.split("(start ")[1] for line in said.out.splitlines() if line.startswith("fedavg model")])
+    starts = [float(text.split(",")[0]) for (text,) in words]
+    assert starts[0] - starts[1] == pytest.approx(10 * np.log10(4 / 3), abs=0.011)
 
 
 def test_the_command_attacks_a_run(command: Command) -> None:
@@ -326,3 +378,12 @@ def test_the_command_attacks_a_run(command: Command) -> None:
         refused = command("attack", "r", *words)
         assert refused.code == 2
         assert complaint in refused.err
+
+
+def test_a_folder_of_several_seeds_is_refused_with_the_run_to_name(command: Command) -> None:
+    run = ("run", "--data", "toy", "--method", "fedavg", "--rounds", 1, "--device", "cpu", "--seeds", "0,1", "--out", "r")
+    assert command(*run).code == 0
+    refused = command("attack", "r", "--labels")
+    assert refused.code == 2
+    assert "r holds the trials of 2 seeds: name one of them, such as r/seed-0" in refused.err
+    assert command("attack", "r/seed-0", "--labels").code == 0

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
 from gpfl import api, files
-from gpfl.errors import GpflError, did_you_mean
+from gpfl.defence import Defended
+from gpfl.errors import GpflError, counted, did_you_mean
 from gpfl.federation import Federation
 from gpfl.privacy import labels as label_leakage
 from gpfl.privacy import membership as member_inference
@@ -59,10 +62,12 @@ def attack(
     one_of("--psnr", psnr, table.PSNRS)
     batches = whole_numbers("--batch", batch)
     effort = Effort(iterations=iterations, restarts=restarts, seed=seed, graph=graph)
+    refuse_trials(run)
     result = api.load(run)
     clients = clients_of(result.federation, client)
     folder = Path(out) if out.strip() else run / "attack"
     tell_round(result, wanted["round"])
+    tell_graph(graph, result.engine.device)
     if labels:
         report_labels(result, clients, wanted["round"], folder)
     if membership:
@@ -70,6 +75,13 @@ def attack(
     if kind or not (labels or membership):
         targets = list(result.engine.method.views()) if target == "all" else [word.strip() for word in target.split(",")]
         rebuild_images(result, clients, images, batches, targets, wanted, psnr, effort, folder)
+
+
+def refuse_trials(folder: Path) -> None:
+    """Refuses a folder of several seeds, which is no run itself."""
+    seeds = sorted(path.parent for path in folder.glob("seed-*/config.toml"))
+    if seeds:
+        raise GpflError(f"{folder} holds the trials of {counted(len(seeds), 'seed')}: name one of them, such as {seeds[0]}")
 
 
 def rebuild_images(
@@ -94,7 +106,9 @@ def rebuild_images(
     text, records = [], []
     for kind in wanted["kind"]:
         other, top = ceiling_of(result.engine, victims, kind, effort)
-        ceiling = (top, other.attack([top], folder, tell_ceiling)[top])
+        # A defended fedavg has cases of the same name, each of which would write over the other.
+        home = folder / "ceiling" if isinstance(method, Defended) else folder
+        ceiling = (top, other.attack([top], home, partial(tell_ceiling, psnr=psnr))[top])
         cases = [
             Case(method.name, target, kind, which, step, batch)
             for target in targets
@@ -102,7 +116,7 @@ def rebuild_images(
             for batch in batches
             for step in wanted["steps"]
         ]
-        done = bench.attack(cases, folder, tell_case)
+        done = bench.attack(cases, folder, partial(tell_case, psnr=psnr))
         title = f"{method.name} on {result.federation.table.name}: what '{kind}' rebuilds from uploads"
         text.append(table.markdown(done, ceiling, psnr, title))
         rows = [table.row_of("ceiling (fedavg)", ceiling[1])]
@@ -150,9 +164,15 @@ def tell_round(result: Result, rounds: Sequence[str]) -> None:
         )
 
 
-def tell_case(case: Case, kept: Kept) -> None:
-    """Prints the outcome of a case."""
-    line = table.line_of(case, kept)
+def tell_graph(graph: bool, device: torch.device) -> None:
+    """Prints that no graph can be captured where there is no GPU."""
+    if graph and device.type != "cuda":
+        say(f"--graph is for a GPU; on {device} attacks run without it.")
+
+
+def tell_case(case: Case, kept: Kept, psnr: str = "proper") -> None:
+    """Prints the outcome of a case, by one of table.PSNRS."""
+    line = table.line_of(case, kept, psnr)
     say(
         f"{case.words}: {line.psnr:.2f} dB, SSIM {line.ssim:.3f} over {line.images} images "
         f"(start {line.start:.2f}, mean image {line.mean:.2f}): {table.verdict(line)}{turned_words(line)}"
@@ -164,9 +184,9 @@ def turned_words(line: table.Line) -> str:
     return f" (nearer as negatives: {line.turned}; as found {line.psnr_as_found:.2f} dB)" if line.turned else ""
 
 
-def tell_ceiling(case: Case, kept: Kept) -> None:
-    """Prints the ceiling."""
-    line = table.line_of(case, kept)
+def tell_ceiling(case: Case, kept: Kept, psnr: str = "proper") -> None:
+    """Prints the ceiling, by one of table.PSNRS."""
+    line = table.line_of(case, kept, psnr)
     say(f"ceiling: {case.words}: {line.psnr:.2f} dB, SSIM {line.ssim:.3f} (floor {line.floor:.2f})")
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, cast
 
 import typer
 
 from gpfl import api
-from gpfl.attack_command import one_of, tell_case, whole_numbers
+from gpfl.attack_command import one_of, tell_case, tell_graph, whole_numbers
+from gpfl.defence.record import WHOLE
 from gpfl.defence.statement import accountant
 from gpfl.errors import GpflError, counted, did_you_mean
 from gpfl.given import named_folder, refuse_unheard, split_settings
@@ -20,8 +22,8 @@ from gpfl.privacy import columns as nine
 from gpfl.privacy import curves as points
 from gpfl.privacy import study
 from gpfl.privacy.attack import KINDS, Effort
-from gpfl.privacy.table import Line, verdict
-from gpfl.privacy.victim import ROUNDS, STEPS
+from gpfl.privacy.table import PSNRS, Line, verdict
+from gpfl.privacy.victim import ROUNDS, STEPS, choose_victims, refuse_other_than_images
 from gpfl.reproduce_command import show_plan
 from gpfl.study import experiments, grid
 from gpfl.study.asked import split_words
@@ -60,6 +62,9 @@ def columns(
     batch: Annotated[str, typer.Option(help="Images in one upload.")] = "1,4",
     steps: Annotated[str, typer.Option(help="one = a step on these images alone, epoch = a local round.")] = "one,epoch",
     round_: Annotated[str, typer.Option("--round", help="0 = untrained, best = the round with the best accuracy.")] = "0,best",
+    psnr: Annotated[
+        str, typer.Option(help="proper (pixels 0 to 1, peak 1) or reference (the authors' formula, as the paper's row has it).")
+    ] = "proper",
     iterations: Iterations = 0,
     restarts: Restarts = 0,
     victims: Victims = 0,
@@ -76,14 +81,18 @@ def columns(
     """Make the paper's nine columns on Cifar100: train the five methods, attack their uploads, and write ours beside theirs."""
     kinds, which = one_of("--kind", kind, KINDS), one_of("--round", round_, ROUNDS)
     trained, batches = one_of("--steps", steps, STEPS), whole_numbers("--batch", batch)
+    one_of("--psnr", psnr, PSNRS)
     effort = effort_of("attack", iterations, restarts, victims, graph)
     cells = study.nine_cells()
     plan = planned(cells, [seed], rounds, patience, out, set_, device, engine, weights=True)
-    jobs = study.jobs_of(cells, plan, grounds_for(cells, plan))
+    grounds = grounds_for(cells, plan)
+    refuse_victims(cells[0], plan, grounds, images, sorted({1, *batches}), effort)
+    jobs = study.jobs_of(cells, plan, grounds)
     cases = len(nine.COLUMNS) * len(kinds) * len(which) * len(batches) * len(trained) + len(kinds)
     if dry_run:
         show(jobs, plan, f"{cases} attacks of {effort.iterations} iterations on {images} images follow")
         return
+    tell_graph(graph, api.find_device(device))
     if train(jobs, plan):
         complain("what is done is kept; the same command tries the others again")
         raise typer.Exit(1)
@@ -97,7 +106,8 @@ def columns(
         steps=trained,
         rounds=which,
         effort=effort,
-        tell=tell_case,
+        psnr=psnr,
+        tell=partial(tell_case, psnr=psnr),
     )
     say((plan.out / "privacy" / "table.md").read_text(encoding="utf-8"))
     say(f"Written: {', '.join(str(path) for path in paths)}")
@@ -142,15 +152,20 @@ def curves(
     planned_rounds = rounds or cast(int, own["rounds"])
     plan = planned([s.cell for s in bare], numbers, planned_rounds, 0, out, set_, device, engine, weights=which == ["best"])
     grounds = grounds_for([spot.cell for spot in bare], plan)
+    refuse_victims(bare[0].cell, plan, grounds, images, [1], effort)
     texts = {"noise": noise, "example_noise": example_noise, "top_k": top_k, "bits": bits}
     values = {name: values_of(name, text, own) for name, text in texts.items()}
-    if epsilon:
-        values |= by_epsilon(epsilon, texts, bare[0].cell, plan, grounds, bounds)
-    spots = study.spots(names, values, *bounds, delta, weights=which == ["best"])
+    found_for = by_epsilon(epsilon, texts, names, plan, grounds, (*bounds, delta)) if epsilon else {}
+    spots = [
+        spot
+        for name in names
+        for spot in study.spots([name], values | found_for.get(name, {}), *bounds, delta, weights=which == ["best"])
+    ]
     jobs = study.jobs_of([spot.cell for spot in spots], plan, grounds)
     if dry_run:
         show(jobs, plan, f"the uploads of {counted(len(spots), 'run')} are then attacked, {effort.iterations} iterations each")
         return
+    tell_graph(graph, api.find_device(device))
     if not accountant():
         say("ε will not be stated: dp-accounting is not installed. Where it is, the same command adds it and runs nothing.")
     failed = train(jobs, plan)
@@ -209,6 +224,19 @@ def grounds_for(cells: Sequence[Cell], plan: Plan) -> Grounds:
     return Grounds()
 
 
+def refuse_victims(cell: Cell, plan: Plan, grounds: Grounds, images: int, batches: Sequence[int], effort: Effort) -> None:
+    """Refuses what could not be attacked, before anything is trained: data that are no images, or too few of them."""
+    setting = study.setting_of(cell, plan, grounds)
+    refuse_other_than_images(setting.federation)
+    victims = choose_victims(setting.federation, range(len(setting.federation)), images, batches, effort.seed)
+    least = setting.method.net.least_rows
+    if min(victims) < least:
+        raise GpflError(
+            f"net '{setting.method.net.name}' trains on batches of at least {least} rows, and the ceiling of a study is one "
+            "step on one image: use another net, or attack single runs by gpfl attack --batch"
+        )
+
+
 def methods_of(words: str) -> list[str]:
     """Gives the methods of a list."""
     names = split_words("--methods", words)
@@ -226,7 +254,10 @@ def values_of(name: str, text: str, own: Mapping[str, object]) -> list[float]:
         return [float(value) for value in cast(Sequence[float], own[name])]
     if text.strip() == "none":
         return []
-    return numbers_in(f"--{name.replace('_', '-')}", text)
+    found = numbers_in(f"--{name.replace('_', '-')}", text)
+    if name == "bits" and any(value % 1 for value in found):
+        raise GpflError(f"--bits is '{text}'; bits are whole numbers, 2 to {WHOLE - 1}")
+    return found
 
 
 def numbers_in(flag: str, text: str) -> list[float]:
@@ -241,16 +272,17 @@ def numbers_in(flag: str, text: str) -> list[float]:
 
 
 def by_epsilon(
-    text: str, given: Mapping[str, str], like: Cell, plan: Plan, grounds: Grounds, bounds: tuple[float, float]
-) -> dict[str, list[float]]:
-    """Gives the noise for values of ε; a family that was left out stays out."""
+    text: str, given: Mapping[str, str], names: Sequence[str], plan: Plan, grounds: Grounds, how: tuple[float, float, float]
+) -> dict[str, dict[str, list[float]]]:
+    """Gives each method's noise for values of ε, under two bounds and δ; a family that was left out stays out."""
     wanted = numbers_in("--epsilon", text)
-    found = {}
-    for family, bound in zip(study.FAMILIES[:2], bounds, strict=True):
+    found: dict[str, dict[str, list[float]]] = {name: {} for name in names}
+    for family in study.FAMILIES[:2]:
         if given[family.name] not in ("", "none"):
             raise GpflError(f"--epsilon and --{family.name.replace('_', '-')} were both given: leave one out")
-        if given[family.name] != "none":
-            found[family.name] = study.noises(family, wanted, like, plan, grounds, bound)
+        for name in names if given[family.name] != "none" else ():
+            _, like = study.spots([name], {family.name: [1.0]}, *how, weights=False)
+            found[name][family.name] = study.noises(family, wanted, like.cell, plan, grounds)
     return found
 
 

@@ -20,7 +20,7 @@ from gpfl.engine import Engine, exactness
 from gpfl.engine.base import Setting
 from gpfl.engine.loop import Loop
 from gpfl.errors import GpflError, did_you_mean
-from gpfl.method import View
+from gpfl.method import Method, View
 from gpfl.methods import METHODS
 from gpfl.options import values_of
 from gpfl.privacy import dlg, geiping, measures
@@ -39,6 +39,7 @@ from gpfl.privacy.seen import Seen, view_of
 from gpfl.privacy.victim import Victim, images_of, mean_image, uploads_of
 from gpfl.randomness import LARGEST_SEED
 from gpfl.runs import State, checksum, read_tensors, write_tensors
+from gpfl.schedule import Schedule
 
 KINDS = ("dlg", "geiping")
 CPU = torch.device("cpu")
@@ -312,7 +313,17 @@ class Bench:
         known["options"] = values_of(method)
         if isinstance(method, Defended):
             known["defence"] = {**values_of(method.defence), "salt": method.salt, "crowd": method.crowd}
-        return known
+        return {**known, **self.unusual(case)}
+
+    def unusual(self, case: Case) -> dict[str, object]:
+        """Gives what else changes an upload, as far as it is not as usual: cases of usual runs are found as they were kept."""
+        method, schedule = self.engine.method, self.engine.schedule
+        facts: dict[str, tuple[object, object]] = {"batch_norm": (method.batch_norm, Method.batch_norm)}
+        if case.steps == "epoch":
+            facts["epochs"] = (method.epochs, Method.epochs)
+            for name in ("batch_size", "shuffle", "drop_last"):
+                facts[name] = (getattr(schedule, name), getattr(Schedule, name))
+        return {name: value for name, (value, usual) in facts.items() if value != usual}
 
     def held(self, case: Case, folder: Path | None) -> Kept | None:
         """Gives a case that a folder holds, if it was attacked under the same settings."""

@@ -64,12 +64,13 @@ def nine_columns(
     steps: Sequence[str] = STEPS,
     rounds: Sequence[str] = ROUNDS,
     effort: Effort | None = None,
+    psnr: str = "proper",
     tell: Callable[[Case, Kept], None] = lambda case, kept: None,
 ) -> list[Path]:
     """Writes the nine columns of finished runs into a folder, and gives the files; cases that it holds are not attacked again.
 
     `results` are the runs of METHODS on one federation with one seed. Victims are spread over the clients; they, their
-    starts and the effort are the same in every column.
+    starts and the effort are the same in every column. `psnr` is one of table.PSNRS.
     """
     effort = effort or Effort()
     refuse_unequal(results)
@@ -92,7 +93,7 @@ def nine_columns(
                 for step in steps
             ]
             done |= {(column, case): kept for case, kept in benches[column.method].attack(cases, out, tell).items()}
-    return write(done, ceilings, out, {name: result.outcome.selected.round for name, result in results.items()})
+    return write(done, ceilings, out, {name: result.outcome.selected.round for name, result in results.items()}, psnr)
 
 
 def refuse_unequal(results: Mapping[str, Result]) -> None:
@@ -108,11 +109,11 @@ def refuse_unequal(results: Mapping[str, Result]) -> None:
         raise GpflError(f"the runs have the seeds {sorted(seeds)}: give all of them the same")
 
 
-def write(done: Done, ceilings: Mapping[str, tuple[Case, Kept]], out: Path, rounds: Mapping[str, int]) -> list[Path]:
+def write(done: Done, ceilings: Mapping[str, tuple[Case, Kept]], out: Path, rounds: Mapping[str, int], psnr: str) -> list[Path]:
     """Writes table, records and pictures of all columns."""
     records = [{"column": column.label, **record} for (column, _), kept in done.items() for record in kept.records]
     records += [{"column": "ceiling", **record} for _, kept in ceilings.values() for record in kept.records]
-    text = [markdown(done, kind, ceiling, rounds) for kind, ceiling in ceilings.items()]
+    text = [markdown(done, kind, ceiling, rounds, psnr) for kind, ceiling in ceilings.items()]
     files.write_text(out / "results.json", json_of(records))
     files.write_text(out / "table.md", "\n".join(text))
     paths = [out / "table.md", out / "results.json"]
@@ -136,13 +137,13 @@ def of_setting(done: Done, kind: str, key: tuple[str, str, int]) -> dict[Column,
     }
 
 
-def markdown(done: Done, kind: str, ceiling: tuple[Case, Kept], rounds: Mapping[str, int]) -> str:
+def markdown(done: Done, kind: str, ceiling: tuple[Case, Kept], rounds: Mapping[str, int], psnr: str) -> str:
     """Gives the nine columns of one attack: PSNR and SSIM by setting, the floors, and which lines say anything."""
     labels = [column.label for column in COLUMNS]
     lines, plain, void = [], [], []
     for key in settings(done, kind):
         held = of_setting(done, kind, key)
-        numbers = {column: table.line_of(case, kept) for column, (case, kept) in held.items()}
+        numbers = {column: table.line_of(case, kept, psnr) for column, (case, kept) in held.items()}
         some = next(iter(numbers.values()))
         open_ = [line.leaks for column, line in numbers.items() if column.method == "fedavg"]
         name = f"round {key[0]}, {'one step' if key[1] == 'one' else 'one epoch'}, batch {key[2]}"
@@ -153,7 +154,7 @@ def markdown(done: Done, kind: str, ceiling: tuple[Case, Kept], rounds: Mapping[
         plain.append([name, *(as_found(line) for line in numbers.values())])
     paper = paper_values()
     lines.append(["paper", *(f"{paper[label]:.2f}" for label in labels), "", ""])
-    top = table.line_of(*ceiling)
+    top = table.line_of(*ceiling, psnr)
     images = len(ceiling[1].records)
     text = [f"PSNR in dB [SSIM] by the attack '{kind}', mean over {images} images; lower is more private."]
     text.append("\n".join(table.rows_of(["setting", *labels, "start", "mean image"], lines, 1)))
@@ -169,9 +170,12 @@ def markdown(done: Done, kind: str, ceiling: tuple[Case, Kept], rounds: Mapping[
     text.append("As found, no image turned: PSNR in dB [SSIM] (images turned above).")
     text.append("\n".join(table.rows_of(["setting", *labels], plain, 1)))
     untouched = table.numbers(ceiling[1].records, "reference_start").mean()
+    formula = "−10·log10(MSE/3) on what nets are given"
+    whose = f"All is by the formula of the paper's row ({formula}), which is"
+    if psnr == "proper":
+        whose = f"The paper's row is by another formula ({formula}; ours are so under --psnr reference) and"
     text.append(
-        "The paper's row is by another formula (−10·log10(MSE/3) on what nets are given) and for batches of 10. In their "
-        f"code an attack that was never begun scores {untouched:.2f} dB on these images."
+        f"{whose} for batches of 10. In their code an attack that was never begun scores {untouched:.2f} dB on these images."
     )
     return "\n\n".join(text) + "\n"
 

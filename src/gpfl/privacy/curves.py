@@ -67,6 +67,7 @@ class Curves:
     rounds: int
     which: str  # the round that is attacked
     failed: tuple[str, ...] = ()  # sentences about runs that did not end, such as those that noise drove to infinity
+    doubt: str = ""  # what must be said where the attack does not win even there
 
     def of(self, method: str, family: str) -> list[Point]:
         """Gives a method's points of one family, by value."""
@@ -105,7 +106,7 @@ def curves(
         raise GpflError(f"no run has ended: {next(iter(lost.values()))}")
     points: list[Point] = []
     victims: dict[int, list[Victim]] = {}
-    ceiling, rounds = 0.0, 0
+    ceiling, rounds, doubt = 0.0, 0, ""
     for spot in ended:
         job = jobs[spot]
         engine, state, rounds = opened(job, seeds[0], which)
@@ -114,12 +115,12 @@ def curves(
             bench, case = ceiling_of(engine, victims, KIND, effort)
             top = table.line_of(case, bench.attack([case], out, quietly)[case])
             tell("ceiling", top)
-            ceiling = top.psnr
+            ceiling, doubt = top.psnr, "" if top.leaks else table.void(top)
         worst = attacked(engine, {which: state}, victims, effort, out / "points" / job.folder.name, which)
         tell(f"{spot.cell.column.heading}, {worst.case.words}", worst)
         points.append(point_of(spot, job, seeds, engine, worst))
     words = tuple(f"{spelled(spot.method)}, {spot.cell.column.heading}: {short(problem)}" for spot, problem in lost.items())
-    return Curves(tuple(points), ceiling, images, rounds, which, words)
+    return Curves(tuple(points), ceiling, images, rounds, which, words, doubt)
 
 
 def short(problem: str) -> str:
@@ -238,15 +239,19 @@ def markdown(found: Curves, origin: str) -> str:
         f"Accuracy: best of {found.rounds} rounds on test rows, all clients. PSNR: what the attack '{KIND}' rebuilds of "
         f"{found.images} images from one step of one image at {when}, of the method's targets the one that leaks most; lower "
         f"is more private. Floor {floor:.2f} dB, ceiling (fedavg, no defence, untrained) {found.ceiling:.2f} dB.",
+        found.doubt,
         EITHER_SIGN.format(as_found=max(point.psnr - point.psnr_as_found for point in found.points)),
         stated(found),
         *(f"Not ended: {words}." for words in found.failed),
-        "GPFL at example level has its magnitude term by rows (--mlg-norm sample_mean, λ·√B), as that of a batch couples rows.",
+        BY_ROWS if found.of("gpfl", "example_noise") else "",
         origin,
     ]
     return "\n".join([*table.rows_of(headings, rows, 4), ""]) + "\n" + "\n\n".join(note for note in notes if note) + "\n"
 
 
+BY_ROWS = (
+    "GPFL at example level has its magnitude term by rows (--mlg-norm sample_mean, λ·√B), as that of a batch couples rows."
+)
 EITHER_SIGN = table.EITHER + " As found (points.csv) PSNR is at most {as_found:.2f} dB lower."
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +17,8 @@ MOST = 10
 """Images across."""
 INCH, MARGIN = 0.72, 1.9
 """Inches of one image, and of the words at its left."""
+LETTERS = 11
+"""Letters of a title in an inch."""
 
 
 class Row(NamedTuple):
@@ -30,8 +33,10 @@ class Row(NamedTuple):
 def draw_grid(true: Tensor, rows: Sequence[Row], title: str, stem: Path) -> list[Path]:
     """Writes the first images and what was rebuilt of them, a row a case with its PSNR, as PNG and PDF; gives the files."""
     across = min(MOST, len(true))
-    figure = drawing.new_figure(MARGIN + INCH * across, 0.5 + (INCH + 0.17) * (len(rows) + 1))
-    figure.suptitle(title, fontsize=drawing.MIDDLE)
+    wide = MARGIN + INCH * across
+    lines = textwrap.wrap(title, int(LETTERS * wide))
+    figure = drawing.new_figure(wide, 0.3 + 0.2 * len(lines) + (INCH + 0.17) * (len(rows) + 1))
+    figure.suptitle("\n".join(lines), fontsize=drawing.MIDDLE)
     places = figure.subplots(len(rows) + 1, across, squeeze=False)
     for down, row in enumerate([Row("original", true), *rows]):
         for right in range(across):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from gpfl import api, toml
 from gpfl import config as configs
 from gpfl.config import SECTIONS, Given
-from gpfl.defence.promise import crowd_of
-from gpfl.defence.record import Defence
+from gpfl.defence import Defended
+from gpfl.defence.probe import tried
+from gpfl.defence.promise import crowd_of, rows_to_try
 from gpfl.defence.statement import client_level, example_level, noise_for
 from gpfl.engine import Setting
 from gpfl.engine.loop import Loop
@@ -116,15 +117,18 @@ def by_rows(method: str) -> Entrant:
     return Entrant(method, {"name": "gpfl", "mlg_norm": "sample_mean", "lam": round(0.01 * math.sqrt(10), 4)})
 
 
-def noises(family: Family, epsilons: Sequence[float], like: Cell, plan: Plan, grounds: Grounds, clip: float) -> list[float]:
-    """Gives the noise for each ε in the setting of a cell, by what holds as it is run."""
+def noises(family: Family, epsilons: Sequence[float], like: Cell, plan: Plan, grounds: Grounds) -> list[float]:
+    """Gives the noise for each ε in the setting of a cell that has some of the family's, by what holds as it is run."""
     setting = setting_of(like, plan, grounds)
-    crowd = crowd_of(setting.method, setting.federation, setting.schedule)
-    level = client_level if family.level == "client" else example_level
+    method = cast(Defended, setting.method)
+    crowd = crowd_of(method, setting.federation, setting.schedule)
+    if family.level == "example":
+        crowd = replace(crowd, tried=tried(method, setting.federation.table, rows_to_try(setting.federation)))
 
     def made(noise: float) -> float:
-        facts = level(Defence(clip=clip, noise=noise, example_clip=clip, example_noise=noise), crowd)
-        return cast(float, facts["epsilon"])
+        if family.level == "client":
+            return cast(float, client_level(replace(method.defence, noise=noise), crowd)["epsilon"])
+        return cast(float, example_level(replace(method.defence, example_noise=noise), crowd)["epsilon"])
 
     return [noise_for(epsilon, made) for epsilon in epsilons]
 

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from gpfl import tree
 from gpfl.data.table import Rows
+from gpfl.defence import Defended
 from gpfl.engine import Engine
 from gpfl.engine.base import one
 from gpfl.errors import GpflError
 from gpfl.federation import Federation
+from gpfl.method import Method
 from gpfl.privacy.seen import Seen
 from gpfl.randomness import generator
 from gpfl.result import Result
@@ -112,7 +114,12 @@ def upload_of(engine: Engine, state: State, client: int, plan: Plan, rows: int) 
     public: tree.Tree = {}
     if method.net.keeps_statistics and "stats" not in shared:
         public = tree.to(tree.pick(method.net.init(engine.schedule.seed), ("stats",)), device)
-    return Seen(method, shared, update.upload, rows, len(plan[-1]), public)
+    return Seen(unsalted(method), shared, update.upload, rows, len(plan[-1]), public)
+
+
+def unsalted(method: Method) -> Method:
+    """Gives a method as a server knows it: what a client's own noise is drawn from is not its to have."""
+    return dataclasses.replace(method, salt=0.0) if isinstance(method, Defended) else method
 
 
 def one_step(engine: Engine, victim: Victim) -> Plan:
