@@ -14,6 +14,10 @@ RESULTS = Path(__file__).parents[1] / "docs" / "results"
 TABLES = sorted(path for path in RESULTS.glob("*/table.md") if "gpfl reproduce" in path.read_text(encoding="utf-8"))
 
 
+def test_tables_are_recorded() -> None:
+    assert TABLES
+
+
 @pytest.mark.parametrize("table", TABLES, ids=lambda path: path.parent.name)
 def test_recorded_table_follows_from_recorded_runs(table: Path, command: Command) -> None:
     kept = table.read_text(encoding="utf-8")

@@ -23,10 +23,5 @@ def say_arguments(command: click.Command) -> None:
     hints = typing.get_type_hints(command.callback, include_extras=True) if command.callback else {}
     for parameter in command.params:
         if isinstance(parameter, TyperArgument) and not parameter.help:
-            said = (part.help for part in getattr(hints.get(parameter.name or ""), "__metadata__", ()) if is_argument(part))
-            parameter.help = next(said, None)
-
-
-def is_argument(part: object) -> typing.TypeGuard[ArgumentInfo]:
-    """Tells whether a part of an annotation describes an argument."""
-    return isinstance(part, ArgumentInfo)
+            parts = getattr(hints.get(parameter.name or ""), "__metadata__", ())
+            parameter.help = next((part.help for part in parts if isinstance(part, ArgumentInfo)), None)
