@@ -78,15 +78,16 @@ def draw(panels: dict[str, dict[str, Points]]) -> None:
     for place, (panel, lines) in zip(axes[0], panels.items(), strict=True):
         for (label, points), mark in zip(lines.items(), "osv^D", strict=False):
             values, steps, floors = zip(*points, strict=True)
-            solid, dotted = ("", "") if isinstance(values[0], str) else ("-", ":")  # nets have no order
-            (line,) = place.plot(values, steps, solid, marker=mark, label=label)
-            place.plot(values, floors, dotted, marker=mark, markersize=3, color=line.get_color(), label=f"{label}, floor")
+            solid, dotted = ("none", "none") if isinstance(values[0], str) else ("-", ":")  # nets have no order
+            (line,) = place.plot(values, steps, linestyle=solid, marker=mark, label=label)
+            below = {"linestyle": dotted, "marker": mark, "markersize": 3, "color": line.get_color()}
+            place.plot(values, floors, **below, label=f"{label}, floor")
         place.set(yscale="log", xlabel=panel, ylabel="a step of all clients, ms" if place is axes[0][0] else "")
         if isinstance(values[0], str):
             place.tick_params("x", rotation=60)
         else:
             place.set_xscale("log")
-        place.legend(fontsize=7)
+        place.legend(fontsize=7, loc="lower right" if isinstance(values[0], str) else "best")
         place.grid(alpha=0.3)
     figure.savefig(PICTURE, bbox_inches="tight", metadata={"Date": None})
     plt.close(figure)
