@@ -247,7 +247,7 @@ def test_entries_beyond_32_bits_are_reached() -> None:
     x = torch.zeros(2, 1100, 100, 100, 100, device="cuda")  # 2.2e9 entries: beyond 32 bits within clients and over them
     x[:, -1, -1, -1, -1] = torch.tensor([1.0, 2.0], device="cuda")
     w = random(2, 1, 32, 100, device="cuda")
-    y = torch.ops.gpfl.convolve(x, w, [1, 1], [1, 1], False)
+    y = torch.ops.gpfl.convolve(x, w, [1, 1], [1, 1], False, [0, 0])
     torch.testing.assert_close(y[1, -1, -1, -1], 2 * w[1, 0, :, -1], rtol=1e-6, atol=1e-6)
     dw = torch.ops.gpfl.weigh(x, y, [1, 1], [1, 1]).sum(0)
     torch.testing.assert_close(dw[1, :, 0, 0, -1], 4 * w[1, 0, :, -1], rtol=1e-6, atol=1e-6)
@@ -278,9 +278,12 @@ def test_kernels_convolve_to_the_digits_of_float32(
     weight, size, step = weight.flatten(0, 1), [kernel, kernel], [stride, stride]
     turned, flip = products.turned_taps(weight, clients)
     back = random(clients, rows, side, side, channels, device="cuda")
+    edged = back.clone()
+    edged[:, :, : kernel - 1], edged[:, :, side - kernel + 2 :] = 0, 0
     asked = [
-        (torch.ops.gpfl.convolve, (x, products.taps(weight, clients), size, step, False)),
-        (torch.ops.gpfl.convolve, (back, turned, size, [1, 1], flip)),
+        (torch.ops.gpfl.convolve, (x, products.taps(weight, clients), size, step, False, [0, 0])),
+        (torch.ops.gpfl.convolve, (back, turned, size, [1, 1], flip, [0, 0])),
+        (torch.ops.gpfl.convolve, (edged, turned, size, [1, 1], flip, [kernel - 1, max(0, kernel - 2)])),
     ]
     for operation, given in asked:
         exact = operation(*(part.double().cpu() if isinstance(part, Tensor) else part for part in given)).cuda()

@@ -41,7 +41,8 @@ def convolution(
     if kernels_take(x, dilation, groups):
         seen = inner(padded(x, padding), groups)
         own = products.taps(weight, groups)
-        return laid_out(torch.ops.gpfl.convolve(seen, own, list(weight.shape[2:]), list(stride), False), bias)
+        edges = [padding[0], padding[0]]
+        return laid_out(torch.ops.gpfl.convolve(seen, own, list(weight.shape[2:]), list(stride), False, edges), bias)
     columns, size = unfold(x, weight, stride, padding, dilation, groups)
     out = torch.bmm(columns, aligned(flat(weight, groups)).transpose(1, 2))  # (clients, rows × places, channels)
     if bias is not None:
@@ -121,7 +122,8 @@ def kernels_backward(
             edges += [before, x.shape[2 + axis] + kernel[axis] - 1 - reach - before]
         spread_out = F.pad(spread(grad, stride), edges)
         own, flip = products.turned_taps(weight, groups)
-        dx = laid_out(torch.ops.gpfl.convolve(inner(spread_out, groups), own, list(kernel), [1, 1], flip), None)
+        empty = [max(0, edge) for edge in edges[2:]]  # a pad of less than nothing cuts lines off
+        dx = laid_out(torch.ops.gpfl.convolve(inner(spread_out, groups), own, list(kernel), [1, 1], flip, empty), None)
     dy = inner(grad, groups)
     if wanted[1]:
         parts = torch.ops.gpfl.weigh(inner(padded(x, padding), groups), dy, list(kernel), list(stride))

@@ -25,6 +25,9 @@ Ints = Sequence[int]
 COUNTED = 1 << 30
 """Entries from which places are counted in 64 bits: half of what 32 bits hold, since tiles reach beyond the edges."""
 
+SPARED = 0.1
+"""Share of a convolution from which leaving it out is worth that a tile holds places of several rows."""
+
 
 @triton.jit
 def add_product(total, a, b, PRECISION: tl.constexpr):
@@ -50,23 +53,35 @@ def counted(number, LONG: tl.constexpr):
 
 @triton.jit
 def convolve_kernel(
-    x, w, y, rows, inputs, channels, places, width,
+    x, w, y, rows, inputs, channels, places, width, step, begin, end,
     x_client, x_row, x_down, x_right, down, right, w_client, w_tap, w_channel, w_input,
     TAPS: tl.constexpr, ACROSS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    FLIP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, LONG: tl.constexpr,
+    FLIP: tl.constexpr, EVEN: tl.constexpr, EDGED: tl.constexpr, PRECISION: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
-    """Gives y[client, row, place, channel] = Σ x[client, row, what tap sees there, input] w[client, tap, channel, input]."""
+    """Gives y[client, row, place, channel] = Σ x[client, row, what tap sees there, input] w[client, tap, channel, input].
+
+    With EDGED, x has zeros in lines before `begin` and from `end` on: a tile then holds the same places of all rows, and leaves
+    out the lines of the kernel that see nothing else there.
+    """
     client = counted(tl.program_id(1), LONG)
     m = counted(tl.program_id(0) * BM + tl.arange(0, BM), LONG)
     n = tl.program_id(2) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
-    row, place = m // places, m % places
+    if EDGED:
+        row, place = m % rows, m // rows
+        top = tl.program_id(0) * BM // rows // width * step
+        bottom = tl.minimum(tl.program_id(0) * BM + BM, rows * places) - 1
+        low = tl.maximum(begin - bottom // rows // width * step, 0)
+        high = tl.minimum(end - top, TAPS // ACROSS)
+    else:
+        row, place = m // places, m % places
+        low, high = 0, TAPS // ACROSS
     at = x + client * x_client + row * x_row + (place // width) * x_down + (place % width) * x_right
     own = w + client * w_client + n * w_channel
     real_m, real_n = m < rows * places, n < channels
     blocks = (inputs + BK - 1) // BK
     total = tl.zeros((BM, BN), dtype=tl.float32)
-    for turn in range(TAPS * blocks):
+    for turn in range(low * ACROSS * blocks, high * ACROSS * blocks):
         tap, c = turn // blocks, turn % blocks * BK + k
         real = c < inputs
         seen = tap // ACROSS * down + tap % ACROSS * right + c
@@ -78,7 +93,7 @@ def convolve_kernel(
             a = tl.load(a_at, mask=real_m[:, None] & real[None, :], other=0.0)
             b = tl.load(b_at, mask=real_n[None, :] & real[:, None], other=0.0)
         total = add_product(total, a, b, PRECISION)
-    to = (client * rows * places + m)[:, None] * channels + n[None, :]
+    to = ((client * rows + row) * places + place)[:, None] * channels + n[None, :]
     tl.store(y + to, total, mask=real_m[:, None] & real_n[None, :])
 
 
@@ -174,11 +189,11 @@ def long(*tensors: Tensor) -> bool:
     return any(span >= COUNTED for span in spans)
 
 
-def convolve(x: Tensor, w: Tensor, kernel: Ints, stride: Ints, flip: bool) -> Tensor:
+def convolve(x: Tensor, w: Tensor, kernel: Ints, stride: Ints, flip: bool, edges: Ints = (0, 0)) -> Tensor:
     """Gives the convolutions (clients, rows, down, across, channels) of each client's rows with its own weights.
 
     x is (clients, rows, height, width, inputs), contiguous; w (clients, taps, channels, what a tap sees), whatever its strides,
-    last tap first if `flip`.
+    last tap first if `flip`. `edges` are lines of zeros above and below.
     """
     clients, rows, channels = x.shape[0], x.shape[1], w.shape[2]
     down, across = ((x.shape[2 + axis] - kernel[axis]) // stride[axis] + 1 for axis in (0, 1))
@@ -195,16 +210,23 @@ def convolve(x: Tensor, w: Tensor, kernel: Ints, stride: Ints, flip: bool) -> Te
     grid = (math.ceil(rows * down * across / tile["BM"]), clients, math.ceil(channels / tile["BN"]))
     strides = x.stride()
     convolve_kernel[grid](
-        *(x, w, y, rows, width, channels, down * across, across),
+        *(x, w, y, rows, width, channels, down * across, across, stride[0], edges[0], x.shape[2] - edges[1]),
         *(strides[0], strides[1], strides[2] * stride[0], strides[3] * stride[1], strides[2], right, *w.stride()),
         *(taps, lines),
         **tile,
         FLIP=flip,
         EVEN=width % tile["BK"] == 0 and channels % tile["BN"] == 0,
+        EDGED=spared(down, kernel[0], stride[0], edges[0], x.shape[2] - edges[1]) >= SPARED,
         PRECISION=precision(),
         LONG=long(x, w, y),
     )
     return y
+
+
+def spared(lines: int, kernel: int, step: int, begin: int, end: int) -> float:
+    """Gives the share of lines of the kernel, over lines of the result, that see zeros alone."""
+    seen = (place * step + tap for place in range(lines) for tap in range(kernel))
+    return sum(not begin <= line < end for line in seen) / (lines * kernel)
 
 
 def weigh(x: Tensor, dy: Tensor, kernel: Ints, stride: Ints, splits: int) -> Tensor:

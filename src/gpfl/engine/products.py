@@ -44,15 +44,16 @@ def can_build(device: torch.device) -> bool:
 
 
 @torch.library.custom_op("gpfl::convolve", mutates_args=())
-def convolve(x: Tensor, w: Tensor, kernel: Sequence[int], stride: Sequence[int], flip: bool) -> Tensor:
+def convolve(x: Tensor, w: Tensor, kernel: Sequence[int], stride: Sequence[int], flip: bool, edges: Sequence[int]) -> Tensor:
     """Gives (clients, rows, down, across, channels) from x (clients, rows, height, width, inputs) and own weights.
 
     Weights are as `taps` and `turned_taps` give them: (clients, taps, channels, what a tap sees), last tap first if `flip`.
+    x has `edges` lines of zeros above and below, which need not be looked at.
     """
     if x.is_cuda:
         from gpfl.engine import kernels
 
-        return kernels.convolve(x.contiguous(), w, kernel, stride, flip)
+        return kernels.convolve(x.contiguous(), w, kernel, stride, flip, edges)
     across = 1 if w.shape[1] == kernel[0] * kernel[1] else kernel[1]
     w = w.flip(1) if flip else w
     whole = w.reshape(len(w), kernel[0], -1, w.shape[2], across, x.shape[4])
@@ -62,7 +63,7 @@ def convolve(x: Tensor, w: Tensor, kernel: Sequence[int], stride: Sequence[int],
 
 
 @convolve.register_fake
-def _(x: Tensor, w: Tensor, kernel: Sequence[int], stride: Sequence[int], flip: bool) -> Tensor:
+def _(x: Tensor, w: Tensor, kernel: Sequence[int], stride: Sequence[int], flip: bool, edges: Sequence[int]) -> Tensor:
     size = [(x.shape[2 + axis] - kernel[axis]) // stride[axis] + 1 for axis in (0, 1)]
     return x.new_empty(len(x), x.shape[1], *size, w.shape[2])
 
