@@ -11,7 +11,8 @@ from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from gpfl.engine.passes import LARGE, drop_idle, share_equal, write_back, write_out
+from gpfl.engine import passes
+from gpfl.engine.passes import LARGE, drop_idle, join_products, share_equal, write_back, write_out
 
 Step = Callable[..., list[Tensor]]
 aten = torch.ops.aten
@@ -439,3 +440,45 @@ def test_small_products_and_those_used_twice_are_not_written_out() -> None:
 def test_large_linear_layer_descends_the_same_for_a_compiler() -> None:
     graph = run_in_place(linear, [random(128, 130), random(128)], [random(6, 130) / 10], compiled=True)
     assert count(graph, "mm") == 1  # the forward pass
+
+
+def joined(step: Step, *inputs: Tensor) -> tuple[fx.Graph, bool]:
+    """The graph with its products joined, and whether it gives what the step gives."""
+    module = make_fx(step)(*inputs)
+    share_equal(module.graph)
+    join_products(module.graph)
+    module.graph.lint()
+    module.recompile()
+    return module.graph, all(map(torch.allclose, module(*inputs), step(*inputs)))
+
+
+def test_products_of_few_rows_with_one_large_matrix_become_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "LEAST", 30)
+    a, b, w = random(3, 1, 5), random(3, 2, 5, seed=1), random(3, 6, 5)
+
+    def step(a: Tensor, b: Tensor, w: Tensor) -> list[Tensor]:
+        turned = w.transpose(1, 2)
+        first = torch.bmm(a, turned).relu()
+        return [first, torch.bmm(b * 2, turned) + first]
+
+    graph, same = joined(step, a, b, w)
+    assert same
+    assert count(graph, "bmm") == 1
+    assert [tuple(node.meta["val"].shape) for node in graph.nodes if "bmm" in str(node.target)] == [(3, 3, 6)]
+
+
+@pytest.mark.parametrize(
+    ("step", "least"),
+    [
+        (lambda a, b, w: [torch.bmm(torch.bmm(a, w), w)], 20),  # one is made of the other
+        (lambda a, b, w: [torch.bmm(a, w), torch.bmm(b, w.relu())], 20),  # other matrices
+        (lambda a, b, w: [torch.bmm(a, w), torch.bmm(b, w)], 26),  # small ones
+        (lambda a, b, w: [torch.bmm(a, w), torch.bmm(torch.cat([b] * 8, 1), w)], 20),  # many rows
+    ],
+    ids=["in turn", "two matrices", "small", "many rows"],
+)
+def test_other_products_stay_apart(step: Step, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "LEAST", least)
+    graph, same = joined(step, random(3, 1, 5), random(3, 2, 5, seed=1), random(3, 5, 5))
+    assert same
+    assert count(graph, "bmm") == 2

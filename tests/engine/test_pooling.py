@@ -39,7 +39,8 @@ def test_windows_side_by_side(size: tuple[int, int], kernel: int | tuple[int, in
     module = traced(vmap(both), x)
     assert pools(module.graph) == 0
     for found, expected in zip(module(x), vmap(both)(x), strict=True):
-        assert torch.equal(found.nan_to_num(7.0), expected.nan_to_num(7.0)) and found.dtype == expected.dtype
+        assert torch.equal(found.nan_to_num(7.0), expected.nan_to_num(7.0))
+        assert found.dtype == expected.dtype
 
     def slope(x: Tensor) -> Tensor:
         return F.max_pool2d(x, kernel).nan_to_num(1.0).clamp(-9, 9).pow(2).sum()

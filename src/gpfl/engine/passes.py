@@ -385,6 +385,72 @@ LEAST = 1 << 17
 """Entries of a matrix from which a thin product is worth a kernel of its own."""
 
 
+def join_products(graph: fx.Graph) -> None:
+    """Lets products of few rows each with the same large matrix be one, so that the matrix is read once."""
+    groups: dict[fx.Node, list[fx.Node]] = {}
+    for node in graph.nodes:
+        if node.target is aten.bmm.default and rows_of(node) <= THIN and is_large(node.args[1]):
+            groups.setdefault(node.args[1], []).append(node)
+    for right, nodes in groups.items():
+        joined = [nodes[0]]
+        for node in nodes[1:]:
+            if sum(map(rows_of, [*joined, node])) <= THIN and bring_before(graph, node.args[0], nodes[0]):  # type: ignore[arg-type]
+                joined.append(node)
+        if len(joined) > 1:
+            join(graph, joined, right)
+
+
+def join(graph: fx.Graph, nodes: list[fx.Node], right: fx.Node) -> None:
+    """Replaces products by parts of one, which stands where the first stood."""
+    with graph.inserting_before(nodes[0]):
+        left = shaped(graph.call_function(aten.cat.default, ([node.args[0] for node in nodes], 1)), nodes, of=0)
+        whole = shaped(graph.call_function(aten.bmm.default, (left, right)), nodes)
+        start = 0
+        for node in nodes:
+            end = start + rows_of(node)
+            part = graph.call_function(aten.slice.Tensor, (whole, 1, start, end))
+            part.meta["val"], start = node.meta["val"], end
+            node.replace_all_uses_with(part)
+    for node in nodes:
+        graph.erase_node(node)
+
+
+def shaped(node: fx.Node, parts: list[fx.Node], of: int | None = None) -> fx.Node:
+    """Gives a node that knows its shape: that of parts one below the other, or of their inputs number `of`."""
+    first = (parts[0] if of is None else parts[0].args[of]).meta["val"]  # type: ignore[union-attr]
+    node.meta["val"] = first.new_empty((len(first), sum(map(rows_of, parts)), first.shape[2]), device="meta")
+    return node
+
+
+def rows_of(node: fx.Node) -> int:
+    """Gives the rows of a product."""
+    return int(node.meta["val"].shape[-2])
+
+
+def is_large(matrix: fx.Node) -> bool:
+    """Tells whether reading the matrices of clients is what a product's time goes into."""
+    value = matrix.meta["val"]
+    return bool(value.dtype == torch.float32 and value.shape[-1] * value.shape[-2] >= LEAST)
+
+
+def bring_before(graph: fx.Graph, node: fx.Node, mark: fx.Node) -> bool:
+    """Moves what a node is made of before a mark; tells whether that can be: not where it is made of the mark, or writes."""
+    order = {each: place for place, each in enumerate(graph.nodes)}
+    needed: set[fx.Node] = set()
+    open_ = [node]
+    while open_:
+        each = open_.pop()
+        if order[each] < order[mark] or each in needed:
+            continue
+        if each is mark or not is_pure(each):
+            return False
+        needed.add(each)
+        open_ += each.all_input_nodes
+    for each in sorted(needed, key=order.__getitem__):
+        mark.prepend(each)
+    return True
+
+
 def thin_products(graph: fx.Graph) -> None:
     """Lets products of few rows, or few columns, with large matrices be operations of their own."""
     for node in list(graph.nodes):

@@ -1,4 +1,4 @@
-"""Pooling for a compiler: which entry of a window is the largest is kept in a byte, and not worked out again on the way back."""
+"""Pooling for a compiler: which entry of a window is the largest is kept in a byte, not worked out again on the way back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def max_pool(
 ) -> tuple[Tensor, Tensor]:
     """Gives the largest entry of every window and its place in the plane; windows that overlap are left to torch."""
     if not taken(x, kernel, stride, padding, dilation, ceil):
-        return NotImplemented  # type: ignore[return-value]
+        return NotImplemented  # type: ignore[no-any-return]
     (down, across), (high, wide) = kernel, windows(x, kernel)
     cut = x[..., : high * down, : wide * across].reshape(*x.shape[:-2], high, down, wide, across)
     entries = [cut[..., i, :, j] for i in range(down) for j in range(across)]
@@ -58,7 +58,7 @@ def windows(x: Tensor, kernel: Ints) -> tuple[int, int]:
 
 
 def positions(x: Tensor, kernel: Ints) -> Tensor:
-    """Gives the place in the plane of every entry of every window, (windows down, kernel down, windows across, kernel across)."""
+    """Gives the place in the plane of every entry: (windows down, kernel down, windows across, kernel across)."""
     (down, across), (high, wide) = kernel, windows(x, kernel)
     lines = torch.arange(high * down, device=x.device).reshape(high, down, 1, 1)
     return lines * x.shape[-1] + torch.arange(wide * across, device=x.device).reshape(1, 1, wide, across)

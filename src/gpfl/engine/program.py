@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from gpfl.engine import convolution, pooling
-from gpfl.engine.passes import drop_idle, share_equal, thin_products, write_back, write_out
+from gpfl.engine.passes import drop_idle, join_products, share_equal, thin_products, write_back, write_out
 from gpfl.engine.products import has_kernels
 from gpfl.errors import GpflError
 
@@ -147,6 +147,7 @@ class Program:
         share_equal(module.graph)
         kernels = has_kernels(self.device)
         if kernels:
+            join_products(module.graph)
             thin_products(module.graph)
         write_back(module.graph, self._count, compiled, kernels)
         if compiled:
