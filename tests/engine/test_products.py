@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import gpfl
 from gpfl import tree
-from gpfl.engine import convolution, passes, products, program
+from gpfl.engine import convolution, product_passes, products, program
 from gpfl.engine.program import Buffers, Program
 from gpfl.engine.vmap import Vmap
 
@@ -180,7 +180,7 @@ NETS: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module]]] = {  # by name:
 def test_runs_with_our_operations_give_the_numbers_of_the_loop(monkeypatch: pytest.MonkeyPatch, name: str, method: str) -> None:
     force(monkeypatch)
     monkeypatch.setattr(Vmap, "trace_from", 0)
-    monkeypatch.setattr(passes, "LEAST", 1)
+    monkeypatch.setattr(product_passes, "LEAST", 1)
     shape, build = NETS[name]
     draw = np.random.default_rng(0)
     clients = [(draw.normal(size=(n, *shape)).astype(np.float32), np.arange(n) % 3) for n in (27, 41, 33)]

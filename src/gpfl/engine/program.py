@@ -18,8 +18,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from gpfl.engine import convolution, pooling
-from gpfl.engine.passes import drop_idle, join_products, share_equal, thin_products, write_back, write_out
+from gpfl.engine.passes import drop_idle, share_equal
+from gpfl.engine.product_passes import join_products, thin_products, write_out
 from gpfl.engine.products import has_kernels
+from gpfl.engine.writing import write_back
 from gpfl.errors import GpflError
 
 Buffers = Any
