@@ -159,23 +159,24 @@ def thin_kernel(
 
 @triton.jit
 def subtract_product_kernel(
-    w, left, right, rate, rows, down, across, w_client, w_down, w_across,
+    w, left, right, rate, down, across, w_client, w_down, w_across,
     left_client, left_row, left_down, right_client, right_row, right_across,
-    BM: tl.constexpr, BN: tl.constexpr, LONG: tl.constexpr,
+    ROWS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
     """Subtracts rate Σ left[client, row, i] right[client, row, j] from w[client, i, j]."""
     client = counted(tl.program_id(2), LONG)
     i = counted(tl.program_id(1) * BM + tl.arange(0, BM), LONG)
     j = counted(tl.program_id(0) * BN + tl.arange(0, BN), LONG)
     real_i, real_j = i < down, j < across
+    at = w + client * w_client + (i * w_down)[:, None] + (j * w_across)[None, :]
+    real = real_i[:, None] & real_j[None, :]
+    before = tl.load(at, mask=real, other=0.0)  # first: it comes from afar
     total = tl.zeros((BM, BN), dtype=tl.float32)
-    for row in range(rows):
+    for row in tl.static_range(ROWS):
         a = tl.load(left + client * left_client + row * left_row + i * left_down, mask=real_i, other=0.0)
         b = tl.load(right + client * right_client + row * right_row + j * right_across, mask=real_j, other=0.0)
         total += a[:, None] * b[None, :]
-    at = w + client * w_client + (i * w_down)[:, None] + (j * w_across)[None, :]
-    real = real_i[:, None] & real_j[None, :]
-    tl.store(at, tl.load(at, mask=real, other=0.0) - rate * total, mask=real)
+    tl.store(at, before - rate * total, mask=real)
 
 
 def precision() -> str:
@@ -293,8 +294,9 @@ def subtract_product(w: Tensor, left: Tensor, right: Tensor, rate: float) -> Non
     tile = {"BM": 16, "BN": 256} if wide else {"BM": 256, "BN": 16}
     grid = (math.ceil(across / tile["BN"]), math.ceil(down / tile["BM"]), clients)
     subtract_product_kernel[grid](
-        *(w, left, right, rate, left.shape[2], down, across, *w.stride()),
+        *(w, left, right, rate, down, across, *w.stride()),
         *(left.stride(0), left.stride(2), left.stride(1), *right.stride()),
         **tile,
+        ROWS=left.shape[2],
         LONG=long(w, left, right),
     )
