@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
 
 import gpfl
 from gpfl import tree
-from gpfl.engine.base import Train
 from gpfl.engine.lanes import split
 from gpfl.engine.pack import Packing, pack
 from gpfl.engine.vmap import Vmap
@@ -57,24 +54,6 @@ def test_lanes_give_what_one_gives(method: str, lanes: int, traced_from: int, mo
     assert max(counts) == lanes
     for path, value in one.items():
         torch.testing.assert_close(several[path], value, rtol=1e-5, atol=1e-6)
-
-
-def test_trials_at_once_are_divided_among_lanes_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = np.random.default_rng(0)
-    clients = [(draw.normal(size=(n, 5)).astype(np.float32), np.arange(n) % 3) for n in (61, 7, 53, 33)]
-    engine = gpfl.fit("fedprox", gpfl.federate(clients), net="mlp", rounds=1, lr=0.05, mu=0.5, engine="vmap").engine
-    everyone = list(range(len(clients)))
-    asked = []
-    for seed, mu in enumerate((0.5, 2.0)):
-        method = dataclasses.replace(engine.method, mu=mu)  # type: ignore[call-arg]
-        shared, private = method.init(seed)
-        schedule = dataclasses.replace(engine.schedule, seed=seed)
-        asked.append(Train(shared, tree.repeat(private, len(everyone)), everyone, 0, schedule, everyone, method))
-    one = engine.train_all(asked)
-    monkeypatch.setattr(Vmap, "_lane_count", lambda self, packing: 2)
-    for mine, theirs in zip(engine.train_all(asked), one, strict=True):
-        for path, value in tree.flatten(theirs.mean).items():
-            torch.testing.assert_close(tree.flatten(mine.mean)[path], value, rtol=1e-5, atol=1e-6)
 
 
 def test_lanes_are_for_graphs_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
