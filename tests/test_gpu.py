@@ -111,16 +111,6 @@ def test_clients_in_chunks_with_private_states_on_the_host_give_the_same(monkeyp
 
 
 @pytest.mark.parametrize("compiled", ["on", "off"])
-def test_lanes_side_by_side_give_what_one_gives(compiled: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("lane_from", 1), ("trace_from", 0), ("lanes", 1)):
-        monkeypatch.setattr(Vmap, name, value)
-    one = states("gpfl", engine="vmap", compile=compiled, join=1.0)
-    for lanes in (2, 3):
-        monkeypatch.setattr(Vmap, "lanes", lanes)
-        assert_near(states("gpfl", engine="vmap", compile=compiled, join=1.0), one)
-
-
-@pytest.mark.parametrize("compiled", ["on", "off"])
 def test_trials_with_other_seeds_and_numbers_give_at_once_what_they_give_alone(compiled: str) -> None:
     federation, module = convolved()
     given = {"rounds": 40, "lr": 0.001, "device": "cuda", "engine": "vmap", "compile": compiled}

@@ -89,9 +89,6 @@ class Program:
         own = {key: value if key in common else pytree.tree_map(torch.clone, value) for key, value in self.fixed.items()}
         out.state, out.fixed = pytree.tree_map(torch.clone, self.state), own
         out._leaves = pytree.tree_leaves((out.state, out.fixed))
-        if self._graph is not None:
-            with torch.cuda.device(self.device):
-                out._graph = out._capture()
         return out
 
     def __call__(self) -> None:
@@ -159,7 +156,7 @@ class Program:
         return module
 
     def _capture(self) -> torch.cuda.CUDAGraph:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # its own: libraries keep working memory by streams
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         state = self._leaves[: self._count]
         before = [leaf.clone() for leaf in state]
@@ -170,7 +167,7 @@ class Program:
                     leaf.copy_(value)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.no_grad(), torch.cuda.graph(graph, stream=stream):
+        with torch.no_grad(), torch.cuda.graph(graph):
             self._run(*self._leaves)
         return graph
 

@@ -14,11 +14,10 @@ from gpfl import tree
 from gpfl.data.table import Rows
 from gpfl.engine.base import Cohort, Engine, Judge, Setting, Train
 from gpfl.engine.judging import Group, Judging
-from gpfl.engine.lanes import Lane, run_lanes, split
 from gpfl.engine.pack import OVERHEAD, Packing, best_width, blocks, pack
 from gpfl.engine.program import Buffers, Function, Program
 from gpfl.engine.round import Member, Round
-from gpfl.engine.slots import Stock, like
+from gpfl.engine.slots import Changes, Stock, like
 from gpfl.errors import GpflError
 from gpfl.evaluate import Evaluation
 from gpfl.method import Batch, Client, Method, Step, Terms
@@ -36,16 +35,13 @@ class Vmap(Engine):
 
     slots: ClassVar[int] = 64  # clients that train at once; more gain little and cost memory
     chunk: ClassVar[int] = 128  # clients whose state is on the device at once
-    lanes: ClassVar[int] = 1  # parts of the slots that a GPU runs side by side
-    lane_from: ClassVar[int] = 4  # slots of a lane that are worth its launches
     trace_from: ClassVar[int] = 100  # calls of a program from which tracing it pays
     compile_from: ClassVar[int] = 20_000  # calls from which compiling it pays, on a GPU
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self._compile, self._traces = setting.compile, True
-        self._programs: dict[object, list[Program]] = {}
-        self._streams: list[torch.cuda.Stream] = []
+        self._programs: dict[object, Program] = {}
         self._judging = Judging(self, self.slots, self._program)
         self._usual: dict[int, int] = {}
 
@@ -139,23 +135,24 @@ class Vmap(Engine):
         """Gives all members after a phase, and the sums of its terms."""
         lengths = [len(part) for part in steps]
         packing = pack(lengths, self._width(lengths))
-        parts = split(packing, self._lane_count(packing))
-        programs = self._step_programs(number, shared, groups, work, parts, steps[0].shape[1])
+        program = self._step_program(number, shared, groups, work, packing, steps[0].shape[1])
         if groups is None:
-            tree.put_all_(programs[0].fixed["shared"], shared)
-        terms = programs[0].state["terms"]
-        store = {"work": work, "terms": {name: value.new_zeros(len(lengths)) for name, value in terms.items()}}
+            tree.put_all_(program.fixed["shared"], shared)
+        store = {"work": work, "terms": {name: value.new_zeros(len(lengths)) for name, value in program.state["terms"].items()}}
         stock = Stock(store, client, shared, groups)
-        lanes = [Lane(program, part, steps, stock) for program, part in zip(programs, parts, strict=False)]
-        run_lanes(lanes, self._streams[: len(lanes) - 1])
+        plan = torch.from_numpy(packing.plan(steps)).to(self.device)
+        changes = Changes(packing, self.device)
+        segment = program.fixed["plan"].shape[1]
+        times = sorted({*changes.times, *range(0, packing.steps, segment), packing.steps})
+        for now, until in zip(times, [*times[1:], packing.steps], strict=True):
+            changes.apply(now, program, stock)
+            if now % segment == 0 and now < packing.steps:
+                program.state["step"].zero_()
+                part = plan[:, now : now + segment]
+                program.fixed["plan"][:, : part.shape[1]].copy_(part)
+            for _ in range(until - now):
+                program()
         return store["work"], store["terms"]
-
-    def _lane_count(self, packing: Packing) -> int:
-        """Gives the number of lanes for some slots: several only where their programs are graphs of a GPU."""
-        calls = packing.steps * self.schedule.rounds
-        if self.device.type != "cuda" or not self._plan_of(calls)[0]:
-            return 1
-        return max(1, min(self.lanes, len(packing.slots) // self.lane_from))
 
     def _width(self, lengths: list[int]) -> int:
         """Gives the number of slots for clients of these lengths: one of few, since each has a program of its own."""
@@ -176,17 +173,16 @@ class Vmap(Engine):
             self._usual[times] = best_width(chunk, self.slots)
         return self._usual[times]
 
-    def _step_programs(
+    def _step_program(
         self,
         number: int,
         shared: Tree,
         groups: Tensor | None,
         work: Tree,
-        parts: Sequence[Packing],
+        packing: Packing,
         rows: int,
-    ) -> list[Program]:
-        """Gives the programs of a phase's step for lanes of as many slots, made once: twins, but for what they only read."""
-        packing = parts[0]
+    ) -> Program:
+        """Gives the program of a phase's step for as many slots, made once."""
         width = len(packing.slots)
         key = (number, width, rows, groups is None, *tree.branch(shared, "values"))
         if key not in self._programs:
@@ -211,14 +207,8 @@ class Vmap(Engine):
             }
             state["terms"] = {name: torch.zeros_like(value) for name, value in advance(state, fixed)["terms"].items()}
             calls = packing.steps * self.schedule.rounds
-            first = self._program(advance, state, fixed, calls, {"work": True, "shared": groups is not None})
-            self._programs[key] = [first]
-        programs = self._programs[key]
-        common = ("x", "y") if groups is not None else ("x", "y", "shared")
-        programs += [programs[0].twin(common) for _ in parts[len(programs) :]]
-        if self.device.type == "cuda":
-            self._streams += [torch.cuda.Stream(self.device) for _ in parts[len(self._streams) + 1 :]]  # type: ignore[no-untyped-call]
-        return programs
+            self._programs[key] = self._program(advance, state, fixed, calls, {"work": True, "shared": groups is not None})
+        return self._programs[key]
 
     def _step(self, number: int) -> Step:
         """Gives the step of a phase; what comes as shared state also holds the values in which trials differ."""
@@ -235,14 +225,9 @@ class Vmap(Engine):
         self, advance: Function, state: Buffers, fixed: Buffers, calls: int, weights: Mapping[str, bool] | None = None
     ) -> Program:
         """Gives a program that is traced and compiled as far as so many calls pay for it."""
-        traced, compiled = self._plan_of(calls)
-        needed = self._compile == "on"
-        return Program(advance, state, fixed, traced=traced, compiled=compiled, needed=needed, weights=weights)
-
-    def _plan_of(self, calls: int) -> tuple[bool, bool]:
-        """Tells whether a program of so many calls is traced, and whether it is compiled."""
         compiled = self._traces and (self._compile == "on" or (self._compile == "auto" and calls >= self.compile_from))
-        return compiled or (self._traces and calls >= self.trace_from), compiled
+        traced, needed = compiled or (self._traces and calls >= self.trace_from), self._compile == "on"
+        return Program(advance, state, fixed, traced=traced, compiled=compiled, needed=needed, weights=weights)
 
     def _longest(self, packing: Packing) -> int:
         """Gives the most steps that a plan of as many slots may have in this run, where that is under a segment."""
