@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from gpfl.engine import convolution, pooling
+from gpfl.engine.convolution import DECOMPOSITIONS
 from gpfl.engine.passes import drop_idle, share_equal
 from gpfl.engine.product_passes import join_products, thin_products, write_out
 from gpfl.engine.products import has_kernels
@@ -61,7 +61,7 @@ class Program:
         flat = self._flat(function)
         # Streams, graphs and kernels are those of the current GPU, which may be another.
         with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
-            module = self._trace(flat, weights or {}, compiled) if traced else None
+            module = self._trace(flat, weights or {}) if traced else None
             self.traced = module is not None
             self._run = self._in_place(module, compiled and self._products) if module is not None else self._plain(flat)
             self._graph: torch.cuda.CUDAGraph | None = None
@@ -124,9 +124,9 @@ class Program:
 
         return run
 
-    def _trace(self, flat: Flat, weights: Mapping[str, bool], compiled: bool) -> fx.GraphModule | None:
+    def _trace(self, flat: Flat, weights: Mapping[str, bool]) -> fx.GraphModule | None:
         """Gives the operations of a function, or nothing where they depend on values: a person's own forward may branch."""
-        table = {**convolution.DECOMPOSITIONS, **(pooling.DECOMPOSITIONS if compiled else {})} if self._products else {}
+        table = DECOMPOSITIONS if self._products else {}
         suited = {**self.state, **self.fixed}
         if has_kernels(self.device):
             suited.update({name: inputs_innermost(suited[name], stacked) for name, stacked in weights.items()})
