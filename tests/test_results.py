@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,16 @@ def test_recorded_table_follows_from_recorded_runs(table: Path, command: Command
     assert command(*shlex.split(said[1])).code == 0
     made = (here / table.parent.name / "table.md").read_text(encoding="utf-8")
     assert rows(made) == rows(kept)
+
+
+def test_runs_on_one_split_have_one_division() -> None:
+    """Else what is no part of it got into its digest, and tables leave their tests out."""
+    divisions: dict[str, set[str]] = {}
+    for path in RESULTS.glob("runs/*/seed-*/federation.toml"):
+        facts = tomllib.loads(path.read_text(encoding="utf-8"))
+        divisions.setdefault(json.dumps([facts["table"], facts["split"]]), set()).add(facts["client"]["sha256"])
+    assert divisions
+    assert all(len(digests) == 1 for digests in divisions.values())
 
 
 def rows(text: str) -> list[str]:

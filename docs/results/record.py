@@ -49,9 +49,10 @@ def record(cell: Path, seeds: list[Path]) -> None:
 
 
 def digest(manifest: str) -> str:
-    """The head of a manifest, and instead of its clients' rows their digest."""
-    head, _, rows = manifest.partition("[[client]]")
-    return f'{head}[client]\nsha256 = "{hashlib.sha256(rows.encode()).hexdigest()}"\n'
+    """A manifest that has instead of its clients' rows their digest."""
+    head, _, rest = manifest.partition("[[client]]")
+    rows, mark, source = rest.partition("[source]")
+    return f'{head}[client]\nsha256 = "{hashlib.sha256(rows.encode()).hexdigest()}"\n{chr(10) * bool(mark)}{mark}{source}'
 
 
 def elsewhere(command: str) -> str:
