@@ -74,6 +74,7 @@ def test_curves_come_from_one_command_with_a_point_for_each_value(pictures: Comm
     assert "Not ended: FedAvg, clip and noise, client level, 1e+30" in text, "a run that noise destroys is said, and no more"
     names = {path.name for path in (tmp_path / "out" / "defences").iterdir()}
     assert {"epsilon.png", "epsilon.pdf", "leak.png", "leak.pdf", "points.csv"} <= names
+    assert text.endswith("\n\n![epsilon](epsilon.png)\n\n![leak](leak.png)\n")
     assert "**This table proves nothing**" in text, "three iterations on two images rebuild nothing of FedAvg either"
 
 

@@ -308,6 +308,10 @@ def test_nine_columns_stand_beside_the_papers(results: dict[str, gpfl.Result], t
         in text
     )
     assert "| paper | 7.94 | 7.73 | 6.92 | 7.30 | 6.82 | 7.48 | 6.56 | 6.41 | 6.71 |" in text
+    assert (
+        text.endswith("\n\n![grid geiping round 0 one batch 2](grid-geiping-round-0-one-batch-2.png)\n")
+        or text.count("![") == 2
+    )
     for line in ("round 0, one step, batch 2", "round 0, one epoch, batch 2"):
         assert line in text
     assert all(path.is_file() for path in paths)
@@ -364,6 +368,7 @@ def test_the_command_attacks_a_run(command: Command) -> None:
     assert "gpfl sm, geiping, round 0, one epoch, batch 1" in said.out
     for name in ("table.md", "results.json", "grid-geiping.png", "grid-geiping.pdf"):
         assert Path("a", name).is_file()
+    assert Path("a", "table.md").read_text(encoding="utf-8").endswith("\n\n![grid geiping](grid-geiping.png)\n")
     said = command("attack", "r", "--labels", "--membership", "--round", "0,best", "--client", "0,1")
     assert said.code == 0, said.err
     assert "Labels: from gpfl's upload" in said.out

@@ -22,6 +22,7 @@ from gpfl.privacy.columns import json_of
 from gpfl.privacy.pictures import draw_grid
 from gpfl.privacy.seen import view_of
 from gpfl.privacy.victim import ROUNDS, STEPS, choose_victims, refuse_other_than_images, state_at
+from gpfl.report import drawing
 from gpfl.result import Result
 from gpfl.terminal import say
 
@@ -118,13 +119,13 @@ def rebuild_images(
         ]
         done = bench.attack(cases, folder, partial(tell_case, psnr=psnr))
         title = f"{method.name} on {result.federation.table.name}: what '{kind}' rebuilds from uploads"
-        text.append(table.markdown(done, ceiling, psnr, title))
         rows = [table.row_of("ceiling (fedavg)", ceiling[1])]
         rows += [
             table.row_of(f"{case.target}, round {case.round},\n{case.steps}, batch {case.batch}", kept)
             for case, kept in done.items()
         ]
         paths = draw_grid(ceiling[1].true, rows, f"{title}; PSNR in dB", folder / f"grid-{kind}")
+        text.append(table.markdown(done, ceiling, psnr, title) + drawing.embedded(paths))
         records += [record for kept in done.values() for record in kept.records]
         records += [{**record, "ceiling": True} for record in ceiling[1].records]
         for note in table.notes(table.line_of(*ceiling, psnr), psnr, ceiling[1].records):

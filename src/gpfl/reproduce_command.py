@@ -284,17 +284,20 @@ def write(jobs: Sequence[Job], plan: Plan, asked: Asked, problems: Places, figur
             extra=asked.rows[one.name],
             problems=problems,
         )
-        paths = paper.save(results, plan.out / one.name, origin)
         for table in paper.rich_tables(results):
             wide().print(table)
+        drawn: list[Path] = []
+        paths = paper.save(results, plan.out / one.name, origin)
         if figures:
             if one.measure == "features":
                 say("Drawing features by t-SNE, which takes minutes.")
             try:
-                paths += pictures.draw(results, plan.out / one.name)
+                drawn = pictures.draw(results, plan.out / one.name)
+                if drawn:
+                    paper.save(results, plan.out / one.name, origin, drawn)
             except GpflError as problem:
                 say(f"{one.name}: no figure: {problem}")
-        say(f"{one.title}: {', '.join(str(path) for path in paths)}")
+        say(f"{one.title}: {', '.join(str(path) for path in [*paths, *drawn])}")
 
 
 def held_besides(asked: Asked, plan: Plan) -> list[Job]:

@@ -15,6 +15,7 @@ from gpfl.privacy import table
 from gpfl.privacy.attack import Bench, Case, Effort, Kept, ceiling_of
 from gpfl.privacy.pictures import draw_grid
 from gpfl.privacy.victim import ROUNDS, STEPS, choose_victims, state_at
+from gpfl.report import drawing
 from gpfl.result import Result
 from gpfl.study.experiments import folder as configs_folder
 
@@ -113,14 +114,14 @@ def write(done: Done, ceilings: Mapping[str, tuple[Case, Kept]], out: Path, roun
     """Writes table, records and pictures of all columns."""
     records = [{"column": column.label, **record} for (column, _), kept in done.items() for record in kept.records]
     records += [{"column": "ceiling", **record} for _, kept in ceilings.values() for record in kept.records]
-    text = [markdown(done, kind, ceiling, rounds, psnr) for kind, ceiling in ceilings.items()]
+    text, pictures = [], []
+    for kind, ceiling in ceilings.items():
+        drawn = [path for key in settings(done, kind) for path in draw(done, kind, key, out)]
+        text.append(markdown(done, kind, ceiling, rounds, psnr) + drawing.embedded(drawn))
+        pictures += drawn
     files.write_text(out / "results.json", json_of(records))
     files.write_text(out / "table.md", "\n".join(text))
-    paths = [out / "table.md", out / "results.json"]
-    for kind in ceilings:
-        for key in settings(done, kind):
-            paths += draw(done, kind, key, out)
-    return paths
+    return [out / "table.md", out / "results.json", *pictures]
 
 
 def settings(done: Done, kind: str) -> list[tuple[str, str, int]]:

@@ -186,13 +186,12 @@ def point_of(spot: Spot, job: Job, seeds: Sequence[int], engine: Engine, line: L
 
 def save(found: Curves, out: Path, origin: str) -> list[Path]:
     """Writes table, numbers and figures, and gives the files."""
-    files.write_text(out / "table.md", markdown(found, origin))
+    stated = any(point.epsilon is not None for point in found.points)
+    pictures = [*(draw_epsilon(found, out / "epsilon") if stated else []), *draw_leak(found, out / "leak")]
+    files.write_text(out / "table.md", markdown(found, origin) + drawing.embedded(pictures))
     files.write_text(out / "points.csv", as_csv(found))
     files.write_text(out / "points.json", json.dumps([asdict(point) for point in found.points], indent=1) + "\n")
-    paths = [out / "table.md", out / "points.csv", out / "points.json"]
-    if any(point.epsilon is not None for point in found.points):
-        paths += draw_epsilon(found, out / "epsilon")
-    return paths + draw_leak(found, out / "leak")
+    return [out / "table.md", out / "points.csv", out / "points.json", *pictures]
 
 
 def as_csv(found: Curves) -> str:

@@ -87,6 +87,11 @@ def write(figure: Figure, stem: Path) -> list[Path]:
     return paths
 
 
+def embedded(paths: Sequence[Path]) -> str:
+    """Gives the last lines of a Markdown page, which show those of the files beside it that are pixels."""
+    return "".join(f"\n![{path.stem.replace('-', ' ')}]({path.name})\n" for path in paths if path.suffix == ".png")
+
+
 def rendered(figure: Figure, ending: str) -> bytes:
     """Gives a figure as the content of a file; equal figures give equal bytes."""
     from matplotlib import rc_context
