@@ -11,7 +11,16 @@ from conftest import Command, toy_federation
 import gpfl
 from gpfl.defence import Defence, statement
 from gpfl.defence.probe import Tried
-from gpfl.defence.statement import Crowd, client_level, example_level, gaussian, noise_for, poisson, without_replacement
+from gpfl.defence.statement import (
+    Crowd,
+    client_level,
+    client_words,
+    example_level,
+    gaussian,
+    noise_for,
+    poisson,
+    without_replacement,
+)
 from gpfl.method import Phase
 from gpfl.schedule import Schedule
 
@@ -71,6 +80,9 @@ def test_clients_that_are_drawn_are_promised_more() -> None:
     assert some["epsilon"] == without_replacement(2.0, 2, 10, 10, 1e-5)
     assert some["epsilon_if_poisson"] == poisson(4.0, 0.2, 10, 1e-5)
     assert some["epsilon"] < all_["epsilon"]
+    assert some["epsilon"] < some["epsilon_if_cohorts_are_known"] == gaussian(2.0, some["most_rounds"], 1e-5)
+    assert "to who knows the cohorts" in client_words(some)
+    assert "to who knows the cohorts" not in client_words(all_)
     assert some["most_rounds"] < all_["most_rounds"] == 10
     assert some["joining"] == [2, 2]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from gpfl.data import DATA
 from gpfl.defence.statement import gaussian
 from gpfl.privacy import columns, curves, study
 from gpfl.privacy.curves import Curves, Point
+from gpfl.privacy_command import effort_of
 
 SMALL = ("--set", "data.name=pictures", "--set", "split.clients=2", "--set", "net.channels=[4, 8]", "--set", "net.hidden=16")
 QUICK = (*SMALL, "--rounds", "1", "--images", "2", "--iterations", "3", "--restarts", "1", "--device", "cpu", "--out", "out")
@@ -76,6 +78,19 @@ def test_curves_come_from_one_command_with_a_point_for_each_value(pictures: Comm
     assert {"epsilon.png", "epsilon.pdf", "leak.png", "leak.pdf", "points.csv"} <= names
     assert text.endswith("\n\n![epsilon](epsilon.png)\n\n![leak](leak.png)\n")
     assert "**This table proves nothing**" in text, "three iterations on two images rebuild nothing of FedAvg either"
+
+
+def test_magnitudes_by_rows_have_the_weight_of_the_setting(pictures: Command, tmp_path: Path) -> None:
+    values = ("--methods", "gpfl", "--noise", "none", "--example-noise", "0.5", "--top-k", "none", "--bits", "none")
+    said = pictures("privacy", "curves", *QUICK, *values, "--set", "gpfl.lam=0.5", "--set", "train.batch_size=16")
+    assert said.code == 0, said.err
+    methods = [tomllib.loads(path.read_text())["method"] for path in (tmp_path / "out" / "runs").glob("*/config.toml")]
+    assert sorted((method["mlg_norm"], method["lam"]) for method in methods) == [("batch", 0.5), ("sample_mean", 2.0)]
+
+
+def test_seed_0_of_victims_can_be_said() -> None:
+    assert effort_of("attack", 0, 0, 0, False).seed == 0
+    assert effort_of("attack", 0, 0, None, False).seed == 2023
 
 
 def test_noise_of_curves_can_be_asked_for_by_epsilon(pictures: Command) -> None:

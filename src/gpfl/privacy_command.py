@@ -27,6 +27,7 @@ from gpfl.privacy.victim import ROUNDS, STEPS, choose_victims, refuse_other_than
 from gpfl.reproduce_command import show_plan
 from gpfl.study import experiments, grid
 from gpfl.study.asked import split_words
+from gpfl.study.compare import Entrant
 from gpfl.study.estimate import estimate, speeds
 from gpfl.study.experiments import Cell
 from gpfl.study.grid import Grounds, Job, Plan
@@ -49,7 +50,10 @@ Patience = Annotated[int, typer.Option(help="End a run after so many rounds with
 Images = Annotated[int, typer.Option(help="Images to rebuild in every case.", metavar="N")]
 Iterations = Annotated[int, typer.Option(help="Iterations of an attack; 0 = as in the file of the study.", metavar="N")]
 Restarts = Annotated[int, typer.Option(help="Starts of an attack; 0 = as in the file of the study.", metavar="N")]
-Victims = Annotated[int, typer.Option(help="Seed of victims and starts; 0 = as in the file of the study.", metavar="N")]
+Victims = Annotated[
+    int | None,
+    typer.Option(help="Seed of victims and starts.", metavar="N", show_default="as in the file of the study"),
+]
 Graph = Annotated[bool, typer.Option("--graph", help="GPU: run an attack's steps as a captured graph, which is faster.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.", metavar="TEXT")]
 EngineName = Annotated[str, typer.Option(help="How rounds are executed: auto, loop, vmap or workers.", metavar="TEXT")]
@@ -67,7 +71,7 @@ def columns(
     ] = "proper",
     iterations: Iterations = 0,
     restarts: Restarts = 0,
-    victims: Victims = 0,
+    victims: Victims = None,
     graph: Graph = False,
     seed: Annotated[int, typer.Option(help="Seed of the runs.")] = 0,
     rounds: Rounds = experiments.ROUNDS,
@@ -121,7 +125,7 @@ def curves(
     top_k: Annotated[str, typer.Option(help="Shares of entries that are sent, or none.", metavar="X,…")] = "",
     bits: Annotated[str, typer.Option(help="Bits of an entry that is sent, or none.", metavar="N,…")] = "",
     epsilon: Annotated[
-        str, typer.Option(help="Values of ε in place of --noise and --example-noise; needs gpfl[privacy].", metavar="X,…")
+        str, typer.Option(help="Values of ε in place of --noise and --example-noise; needs dp-accounting.", metavar="X,…")
     ] = "",
     delta: Annotated[float, typer.Option(help="δ for which ε is stated.")] = 1e-5,
     clip: Annotated[float, typer.Option(help="Client level: most length of an update; 0 = as in the file.")] = 0.0,
@@ -130,7 +134,7 @@ def curves(
     round_: Annotated[str, typer.Option("--round", help="Round that is attacked: 0 or best.")] = "0",
     iterations: Iterations = 0,
     restarts: Restarts = 0,
-    victims: Victims = 0,
+    victims: Victims = None,
     graph: Graph = False,
     seeds: Annotated[str, typer.Option(help="Seeds of the runs; the first one's uploads are attacked.", metavar="N,…")] = "0",
     rounds: Annotated[int, typer.Option(help="Rounds of a run; 0 = as in the file.", metavar="N")] = 0,
@@ -153,13 +157,14 @@ def curves(
     plan = planned([s.cell for s in bare], numbers, planned_rounds, 0, out, set_, device, engine, weights=which == ["best"])
     grounds = grounds_for([spot.cell for spot in bare], plan)
     refuse_victims(bare[0].cell, plan, grounds, images, [1], effort)
+    forms = study.forms_by_rows(bare, plan, grounds)
     texts = {"noise": noise, "example_noise": example_noise, "top_k": top_k, "bits": bits}
     values = {name: values_of(name, text, own) for name, text in texts.items()}
-    found_for = by_epsilon(epsilon, texts, names, plan, grounds, (*bounds, delta)) if epsilon else {}
+    found_for = by_epsilon(epsilon, texts, names, plan, grounds, (*bounds, delta), forms) if epsilon else {}
     spots = [
         spot
         for name in names
-        for spot in study.spots([name], values | found_for.get(name, {}), *bounds, delta, weights=which == ["best"])
+        for spot in study.spots([name], values | found_for.get(name, {}), *bounds, delta, which == ["best"], forms)
     ]
     jobs = study.jobs_of([spot.cell for spot in spots], plan, grounds)
     if dry_run:
@@ -182,11 +187,11 @@ def curves(
 # What is asked.
 
 
-def effort_of(section: str, iterations: int, restarts: int, victims: int, graph: bool) -> Effort:
+def effort_of(section: str, iterations: int, restarts: int, victims: int | None, graph: bool) -> Effort:
     """Gives how hard attacks try, and the seed of victims and starts: as was said, or as the study's file says."""
     own = study.file_sections()[section]
-    said = {"iterations": iterations, "restarts": restarts, "seed": victims}
-    return Effort(graph=graph, **{name: value or cast(int, own[name]) for name, value in said.items()})
+    said = {"iterations": iterations or None, "restarts": restarts or None, "seed": victims}
+    return Effort(graph=graph, **{name: cast(int, own[name]) if value is None else value for name, value in said.items()})
 
 
 def planned(
@@ -272,7 +277,13 @@ def numbers_in(flag: str, text: str) -> list[float]:
 
 
 def by_epsilon(
-    text: str, given: Mapping[str, str], names: Sequence[str], plan: Plan, grounds: Grounds, how: tuple[float, float, float]
+    text: str,
+    given: Mapping[str, str],
+    names: Sequence[str],
+    plan: Plan,
+    grounds: Grounds,
+    how: tuple[float, float, float],
+    forms: Mapping[str, Entrant],
 ) -> dict[str, dict[str, list[float]]]:
     """Gives each method's noise for values of ε, under two bounds and δ; a family that was left out stays out."""
     wanted = numbers_in("--epsilon", text)
@@ -281,7 +292,7 @@ def by_epsilon(
         if given[family.name] not in ("", "none"):
             raise GpflError(f"--epsilon and --{family.name.replace('_', '-')} were both given: leave one out")
         for name in names if given[family.name] != "none" else ():
-            _, like = study.spots([name], {family.name: [1.0]}, *how, weights=False)
+            _, like = study.spots([name], {family.name: [1.0]}, *how, weights=False, by_rows=forms)
             found[name][family.name] = study.noises(family, wanted, like.cell, plan, grounds)
     return found
 

@@ -144,6 +144,7 @@ def client_level(defence: Defence, crowd: Crowd) -> Facts:
     return facts | {
         "epsilon": without_replacement(half, drawn, clients, rounds, defence.delta),
         **({"epsilon_if_poisson": poisson(defence.noise, drawn / clients, rounds, defence.delta)} if fixed else {}),
+        "epsilon_if_cohorts_are_known": gaussian(half, crowd.most_rounds, defence.delta),
         "epsilon_of_one_upload": gaussian(own, 1, defence.delta),
         "epsilon_of_all_uploads": gaussian(own, crowd.most_rounds, defence.delta),
     }
@@ -241,9 +242,14 @@ def client_words(facts: Facts) -> str:
         if "epsilon_if_poisson" in facts
         else ""
     )
+    known = (
+        f"; {number(facts['epsilon_if_cohorts_are_known'])} to who knows the cohorts"
+        if weaker(facts["epsilon_if_cohorts_are_known"], facts["epsilon"])
+        else ""
+    )
     return (
         f"{clipping(facts, 'client')}: ε = {number(facts['epsilon'])}, δ = {facts['delta']:g} for all that {facts['rounds']} "
-        f"rounds release, one client exchanged{usual}. To the server, which sees single uploads: "
+        f"rounds release, one client exchanged{known}{usual}. To the server, which sees single uploads: "
         f"ε = {number(facts['epsilon_of_one_upload'])} of one, {number(facts['epsilon_of_all_uploads'])} of all that a client "
         "sends."
     )
@@ -257,6 +263,11 @@ def example_words(facts: Facts) -> str:
         f"one row {exchanged}; {number(facts['epsilon_if_poisson'])} for the worst client ({facts['fewest_rows']} rows) if "
         "batches were Poisson samples and a row more or less."
     )
+
+
+def weaker(epsilon: object, than: object) -> bool:
+    """Tells whether an ε promises less than another; None is endless."""
+    return than is not None and (epsilon is None or cast(float, epsilon) > cast(float, than))
 
 
 def number(value: object) -> str:

@@ -310,7 +310,7 @@ class Bench:
             facts.pop(name)
         rows = [list(victim.rows) for victim in self.victims[case.batch]]
         known = {**dataclasses.asdict(case), **facts, "sent": self.sent[case.round], "rows": rows, "lr": method.lr}
-        known["options"] = values_of(method)
+        known |= {"options": values_of(method), "data": self.engine.federation.table.digest}
         if isinstance(method, Defended):
             known["defence"] = {**values_of(method.defence), "salt": method.salt, "crowd": method.crowd}
         return {**known, **self.unusual(case)}

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from gpfl import files, toml
-from gpfl.errors import GpflError
+from gpfl.errors import GpflError, counted
 from gpfl.privacy import table
 from gpfl.privacy.attack import Bench, Case, Effort, Kept, ceiling_of
 from gpfl.privacy.pictures import draw_grid
@@ -157,7 +157,7 @@ def markdown(done: Done, kind: str, ceiling: tuple[Case, Kept], rounds: Mapping[
     lines.append(["paper", *(f"{paper[label]:.2f}" for label in labels), "", ""])
     top = table.line_of(*ceiling, psnr)
     images = len(ceiling[1].records)
-    text = [f"PSNR in dB [SSIM] by the attack '{kind}', mean over {images} images; lower is more private."]
+    text = [f"PSNR in dB [SSIM] by the attack '{kind}', mean over {counted(images, 'image')}; lower is more private."]
     text.append("\n".join(table.rows_of(["setting", *labels, "start", "mean image"], lines, 1)))
     text += [table.EITHER]
     text += ["\\* leaks: nearer to the victims than the start and the mean image, image by image (signed-rank test, p < 0.05)."]

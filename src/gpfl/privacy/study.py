@@ -17,6 +17,7 @@ from gpfl.defence.statement import client_level, example_level, noise_for
 from gpfl.engine import Setting
 from gpfl.engine.loop import Loop
 from gpfl.errors import GpflError
+from gpfl.methods.gpfl import GPFL
 from gpfl.privacy.columns import METHODS
 from gpfl.result import Result
 from gpfl.study.compare import Entrant
@@ -85,9 +86,18 @@ class Spot:
 
 
 def spots(
-    methods: Sequence[str], values: Mapping[str, Sequence[float]], clip: float, example_clip: float, delta: float, weights: bool
+    methods: Sequence[str],
+    values: Mapping[str, Sequence[float]],
+    clip: float,
+    example_clip: float,
+    delta: float,
+    weights: bool,
+    by_rows: Mapping[str, Entrant] | None = None,
 ) -> list[Spot]:
-    """Gives the points of the curves: every method without a defence, and under each family's values."""
+    """Gives the points of the curves: every method without a defence, and under each family's values.
+
+    `by_rows` has methods that take another form at example level.
+    """
     found = []
     for method in methods:
         plain = Entrant(method, {"name": method})
@@ -95,7 +105,7 @@ def spots(
         for family in FAMILIES:
             for value in values.get(family.name, ()):
                 defence = defence_of(family, value, clip, example_clip, delta)
-                entrant = by_rows(method) if family.name == "example_noise" else plain
+                entrant = (by_rows or {}).get(method, plain) if family.name == "example_noise" else plain
                 heading = f"{family.words}, {value:g}"
                 found.append(Spot(method, family, value, cell(entrant, family.point(value), heading, defence, weights)))
     return found
@@ -110,11 +120,15 @@ def defence_of(family: Family, value: float, clip: float, example_clip: float, d
     return {family.name: int(value) if family.name == "bits" else value}
 
 
-def by_rows(method: str) -> Entrant:
-    """Gives a method in the form whose loss is a mean over rows: GPFL's magnitude term by rows, its weight times √B."""
-    if method != "gpfl":
-        return Entrant(method, {"name": method})
-    return Entrant(method, {"name": "gpfl", "mlg_norm": "sample_mean", "lam": round(0.01 * math.sqrt(10), 4)})
+def forms_by_rows(bare: Sequence[Spot], plan: Plan, grounds: Grounds) -> dict[str, Entrant]:
+    """Gives methods in the form whose loss is a mean over rows: GPFL's magnitude term by rows, its own λ times √B."""
+    found = {}
+    for spot in bare:
+        setting = setting_of(spot.cell, plan, grounds)
+        if isinstance(setting.method, GPFL) and setting.method.mlg_norm == "batch":
+            lam = round(setting.method.lam * math.sqrt(setting.schedule.batch_size), 6)
+            found[spot.method] = Entrant(spot.method, {"name": spot.method, "mlg_norm": "sample_mean", "lam": lam})
+    return found
 
 
 def noises(family: Family, epsilons: Sequence[float], like: Cell, plan: Plan, grounds: Grounds) -> list[float]:
