@@ -46,6 +46,7 @@ LISTS = {
         "cifar100/gpfl/20",
         "fmnist/gpfl/20",
         "cifar100/gpfl/100",
+        "cifar100/gpfl/500",
         "agnews/fedavg/20",
         "agnews/gpfl/20",
         "tiny-resnet18/gpfl/20",
@@ -162,9 +163,13 @@ class Case:
     @classmethod
     def read(cls, words: str, engine: str, compile: str) -> Case:
         where, _, rest = words.partition(":")
-        task, method, clients = where.split("/")
+        task, method, clients = [*where.split("/"), "", ""][:3]
         if task not in TASKS or method not in METHODS:
-            raise SystemExit(f"{words}: tasks are {', '.join(TASKS)}; methods are {', '.join(METHODS)}")
+            raise SystemExit(
+                f"{words}: tasks are {', '.join(TASKS)}; methods are {', '.join(METHODS)}; lists {', '.join(LISTS)}"
+            )
+        if not clients.isdecimal() or not int(clients):
+            raise SystemExit(f"{words}: '{clients}' is no number of clients")
         options: dict[str, Any] = {}
         for word in filter(None, rest.split(",")):
             if found := re.fullmatch(r"([bx])(\d+)", word):
@@ -207,10 +212,10 @@ def rounds_of(engine: Engine, setting: Setting, trials: int) -> Callable[[int], 
 def prepare(case: Case) -> Callable[[dict[str, object]], dict[str, object]]:
     """Compiles what a case needs, and gives the function that times it on a machine of some limits."""
     setting = case.setting()
+    gc.collect()
+    reset_memory()
+    engine = choose(case.engine, setting)
     with fitting_threads(setting), exactness(setting):
-        gc.collect()
-        reset_memory()
-        engine = choose(case.engine, setting)
         run = rounds_of(engine, setting, case.trials)
         first = timed(lambda: run(0))
         engine.evaluate(*start(setting), 0, "test")
@@ -240,7 +245,7 @@ def measure(
         "commit": commit(),
         "command": " ".join(["python", *sys.argv]),
         "engine": engine.name,
-        "compile": case.compile,
+        "compile": case.compile if setting.device.type == "cuda" else "off",
         "note": task.note,
         "clients": len(everyone),
         "batch_size": case.batch_size,
@@ -396,7 +401,7 @@ def row(key: str, case: dict[str, object]) -> str:
     return (
         f"| {key} | {case['engine']} | {case['step_ms']:.3f} ({low:.3f}–{high:.3f}) | {case['loop_step_ms']:.1f} | "
         f"{case['ratio']:.1f}× | {case['round_s']:.3f} | {case['loop_round_s']:.1f} | {case['memory_bytes'] / 2**30:.2f} | "  # type: ignore[operator]
-        f"{case['floor_bytes_ms']:.3f} / {case['floor_operations_ms']:.3f} | {case['fraction']:.0%} |"
+        f"{case['floor_bytes_ms']:.3f} / {case['floor_operations_ms']:.3f} | {case['fraction']:.0%} | {case['commit']} |"
     )
 
 
@@ -405,16 +410,17 @@ def page(held: dict[str, dict[str, Any]]) -> str:
     lines = [
         f"# Speed on {facts['device']}",
         "",
-        f"torch {facts['torch']}, commit {facts['commit']}, `{facts['command']}`. Measured limits of the machine: "
+        f"torch {facts['torch']}. Measured limits of the machine: "
         f"{facts['operations_per_s'] / 1e12:.2f} TFLOP/s in float32 products, {facts['bytes_per_s'] / 1e12:.3f} TB/s copied.",
         "",
         "A step is one batch of every client. The floor is the larger of reading weights twice and updating them, and of the",
         "operations at the machine's peak; our kernels use tensor cores, which are faster than that peak. bN: batches of",
-        "N, not 10; xN: N trials at once.",
+        "N, not 10; xN: N trials at once. Every case was timed against the loop in its own process (on one machine",
+        "the loop's time differs by up to a fifth between them); the command of each is in the JSON.",
         "",
         "| task/method/clients | engine | step, ms (range) | loop, ms | ratio | round, s | loop, s "
-        "| memory, GiB | floor, ms | of it |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| memory, GiB | floor, ms | of it | commit |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
         *[row(key, case) for key, case in held["cases"].items()],  # type: ignore[arg-type]
     ]
     return "\n".join(lines) + "\n"

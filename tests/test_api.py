@@ -16,12 +16,15 @@ from torch import nn
 
 import gpfl
 from gpfl import tree
+from gpfl.errors import GpflError
+from gpfl.method import Batch, Client, Terms
 from gpfl.methods import METHODS
 from gpfl.methods.fedavg import FedAvg
 from gpfl.methods.gpfl import GPFL
 from gpfl.net import Architecture, Parts, Shape
 from gpfl.nets.mlp import MLP
 from gpfl.options import option
+from gpfl.tree import Tree
 
 FAST = {"rounds": 2, "lr": 0.1, "engine": "loop"}
 
@@ -94,6 +97,20 @@ def test_fit_takes_a_method_of_the_users_own() -> None:
     result = gpfl.fit(Head(), toy_federation(), net="mlp", **FAST)
     assert result.summary["method"] == "head-only"
     assert list(result.outcome.last.shared) == ["head"]
+
+
+def test_a_method_whose_steps_name_no_terms_is_told_so() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Silent(FedAvg):
+        """FedAvg that says nothing of its steps."""
+
+        name: ClassVar[str] = "silent"
+
+        def step(self, shared: Tree, work: Tree, batch: Batch, client: Client) -> tuple[Tree, Terms]:
+            return super().step(shared, work, batch, client)[0], {}
+
+    with pytest.raises(GpflError, match="the steps of method 'silent' name no terms: give at least one"):
+        gpfl.fit(Silent(), toy_federation(), net="mlp", **FAST)
 
 
 def test_net_is_chosen_by_the_shape_of_the_rows() -> None:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from gpfl import tree
 from gpfl.errors import GpflError
 from gpfl.form import Form
+from gpfl.modules import refuse_layers
 from gpfl.net import Architecture, Model, Net, from_architecture, from_module
 from gpfl.nets import NETS
 from gpfl.nets.cnn4 import CNN4
@@ -180,6 +181,12 @@ def test_a_module_that_cannot_serve_is_refused(module: nn.Module, settings: dict
     with pytest.raises(GpflError) as problem:
         from_module(module, example(6), **{"classes": 3, **settings})  # type: ignore[arg-type]
     assert words in str(problem.value)
+
+
+@pytest.mark.parametrize("layer", [nn.EmbeddingBag(9, 5, max_norm=1.0), nn.Embedding(9, 5, scale_grad_by_freq=True)])
+def test_embeddings_whose_steps_depend_on_the_rows_of_a_batch_are_refused(layer: nn.Module) -> None:
+    with pytest.raises(GpflError, match=r"layer 'base\.0' has max_norm or scale_grad_by_freq"):
+        refuse_layers({"base": nn.Sequential(layer), "head": nn.Linear(5, 3)})
 
 
 def test_dropout_of_nothing_is_no_dropout() -> None:

@@ -54,8 +54,9 @@ def test_two_ranks_give_the_numbers_of_one_process(alone: tuple[str, Path], tmp_
     assert "on 2 ranks" in (tmp_path / "run" / "summary.json").read_text()
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3)])
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 6)])
 def test_a_run_goes_on_with_another_number_of_ranks(alone: tuple[str, Path], tmp_path: Path, before: int, after: int) -> None:
+    """Also with more than there are clients: five."""
     method, folder = alone
     launch(before, tmp_path / "run", method, 3)
     assert not (tmp_path / "run" / "summary.json").exists()

@@ -141,6 +141,11 @@ def refuse_layers(parts: Parts) -> None:
             rate = layer.p if isinstance(layer, _DropoutNd) else getattr(layer, "dropout", 0)
             if isinstance(rate, (int, float)) and rate > 0:
                 raise GpflError(f"layer '{where}' has dropout {rate:g}; runs must be repeatable per client: set it to 0")
+            if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and (layer.max_norm is not None or layer.scale_grad_by_freq):
+                raise GpflError(
+                    f"layer '{where}' has max_norm or scale_grad_by_freq, by which rows of a batch change each other's steps: "
+                    "leave both out"
+                )
             if isinstance(layer, _BatchNorm) and layer.running_mean is None:
                 raise GpflError(f"layer '{where}' normalises by the batch at evaluation: set track_running_stats=True")
             if isinstance(layer, _NormBase) and layer.track_running_stats and layer.momentum is None:

@@ -147,7 +147,9 @@ class Simulation:
         if state is None or len(self.engine.owned) == len(self.setting.federation):
             return state
         home = tree.device_of(state.private) or self.setting.device
-        return state._replace(private=tree.take(state.private, torch.as_tensor(self.engine.owned, device=home)))
+        return state._replace(
+            private=tree.take(state.private, torch.as_tensor(self.engine.owned, dtype=torch.int64, device=home))
+        )
 
     def _whole(self, state: State) -> State:
         """Gives a state with the private states of all clients."""
@@ -175,6 +177,8 @@ class Simulation:
         index = torch.as_tensor([places[client] for client in own], dtype=torch.int64, device=home)
         chosen = tree.take(state.private, index)
         cohort = yield Train(state.shared, chosen, own, state.round, self.setting.schedule, clients, method)
+        if not cohort.terms:
+            raise GpflError(f"the steps of method '{method.name}' name no terms: give at least one, such as the loss")
         self._refuse_nan(cohort, clients, state.round)
         private = cohort.private
         if len(own) < len(places):

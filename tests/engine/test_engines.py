@@ -367,9 +367,26 @@ class Branching(nn.Module):
         return torch.stack([row.relu() if float(row.detach().sum()) > 0 else row.tanh() for row in x])
 
 
-def test_net_that_cannot_be_traced_runs_on_threads() -> None:
+class Masked(nn.Module):
+    """A layer that squares as many numbers as there are above a limit."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out, large = x.clone(), x.detach() > 0.1
+        out[large] = x[large] ** 2
+        return out
+
+
+class Distinct(nn.Module):
+    """A layer that divides each row by the number of its distinct entries."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([row / row.detach().round().unique().numel() for row in x])
+
+
+@pytest.mark.parametrize("layer", [Branching, Masked, Distinct])
+def test_net_that_cannot_be_traced_runs_on_threads(layer: type[nn.Module]) -> None:
     def build() -> nn.Module:
-        return nn.Sequential(nn.Linear(6, 8), Branching(), nn.Linear(8, 3))
+        return nn.Sequential(nn.Linear(6, 8), layer(), nn.Linear(8, 3))
 
     loop, threads = (make(name, FedAvg(), lambda: with_net(toy_federation(SIZES), build)) for name in ("loop", "workers"))
     assert_close(Run(threads).flat, Run(loop).flat)

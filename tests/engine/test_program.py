@@ -138,6 +138,33 @@ def test_function_that_looks_at_values_runs_as_it_is() -> None:
     assert twin.state["a"].tolist() == [0.0, 0.0]
 
 
+SIZED: dict[str, Callable[[Tensor], Tensor]] = {
+    "mask": lambda x: x[x > 0].mean(),
+    "written mask": lambda x: x.clone().index_put((x > 0,), x[x > 0] * 2).sum(),
+    "nonzero": lambda x: x[x.gt(0).nonzero().squeeze(1)].mean(),
+    "unique": lambda x: x.sum() / x.unique().numel(),
+}
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_function_whose_shapes_depend_on_values_runs_as_it_is(name: str) -> None:
+    def step(state: Buffers, fixed: Buffers) -> Buffers:
+        return {"sum": state["sum"] + SIZED[name](fixed["x"])}
+
+    program = Program(step, {"sum": torch.zeros(())}, {"x": torch.tensor([1.0, -1.0, 2.0, 3.0])})
+    assert not program.traced
+    for values in ([1.0, 2.0, 4.0, 8.0], [-3.0, -3.0, 4.0, -8.0]):
+        program.fixed["x"].copy_(torch.tensor(values))
+        expected = program.state["sum"] + SIZED[name](torch.tensor(values))
+        program()
+        torch.testing.assert_close(program.state["sum"], expected)
+
+
+def test_rows_that_are_picked_by_number_are_traced() -> None:
+    step: Callable[[Buffers, Buffers], Buffers] = lambda s, f: {"sum": s["sum"] + f["x"][f["rows"]].sum()}  # noqa: E731
+    assert Program(step, {"sum": torch.zeros(())}, {"x": random(5), "rows": torch.tensor([1, 1, 3])}).traced
+
+
 @pytest.mark.parametrize("compiled", [True, False])
 def test_program_of_a_gpu_gives_the_same_on_a_cpu(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
     def loss(kernel: Tensor, table: Tensor, tokens: Tensor, x: Tensor) -> Tensor:

@@ -10,6 +10,25 @@ from torch import Tensor, fx
 aten = torch.ops.aten
 
 
+def sizes_by_values(graph: fx.Graph) -> bool:
+    """Tells whether a shape depends on values, such as that of entries under a mask: another batch would have another."""
+    return any(node.op == "call_function" and sized_by_values(node) for node in graph.nodes)
+
+
+def sized_by_values(node: fx.Node) -> bool:
+    """Tells whether the shape of what an operation gives, or takes, depends on values."""
+    if any(isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8) for part in indices(node)):  # masks
+        return True
+    tags = node.target.tags if isinstance(node.target, torch._ops.OpOverload) else ()
+    return torch.Tag.dynamic_output_shape in tags and node.target is not aten.index.Tensor
+
+
+def indices(node: fx.Node) -> list[object]:
+    """Gives the values by which an operation indexes its first input."""
+    several = node.args[1] if len(node.args) > 1 and isinstance(node.args[1], (list, tuple)) else ()
+    return [part.meta.get("val") for part in several if isinstance(part, fx.Node)]
+
+
 IDLE = (aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default)
 
 

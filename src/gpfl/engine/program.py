@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from gpfl.engine.convolution import DECOMPOSITIONS
-from gpfl.engine.passes import drop_idle, share_equal
+from gpfl.engine.passes import drop_idle, share_equal, sizes_by_values
 from gpfl.engine.product_passes import join_products, thin_products, write_out
 from gpfl.engine.products import has_kernels
 from gpfl.engine.writing import write_back
@@ -138,6 +138,8 @@ class Program:
                 module = make_fx(flat, decomposition_table=table, _error_on_data_dependent_ops=True)(*leaves)
             except Exception:  # what is really wrong with a function is said when it runs
                 return None
+        if sizes_by_values(module.graph):
+            return None
         self.state, self.fixed, self._leaves = state, fixed, leaves
         return module
 

@@ -38,7 +38,7 @@ class Sharded(Engine):
         told = self._ranks.gather({name: values.cpu() for name, values in own.terms.items()})
         sizes = self._ranks.gather(list(asked.clients))
         order = np.argsort([client for clients in sizes for client in clients])
-        names = next(list(terms) for terms in told if terms)
+        names = next((list(terms) for terms in told if terms), [])
         terms = {name: torch.cat([part[name] for part in told if part])[order].to(self.device) for name in names}
         return Cohort(self._ranks.add(own.mean), own.private, terms)
 
