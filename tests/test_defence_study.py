@@ -49,6 +49,8 @@ def test_the_nine_columns_come_from_one_command_and_are_not_made_twice(pictures:
         in text
     )
     assert "| paper | 7.94 |" in text
+    assert "| paper | 7.94 |" in said.out
+    assert "![" not in said.out, "a terminal shows no pictures"
     records = json.loads((tmp_path / "out" / "privacy" / "results.json").read_text())
     assert {record["column"] for record in records} == {*(column.label for column in columns.COLUMNS), "ceiling"}
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.safetensors")}

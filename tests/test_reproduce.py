@@ -173,6 +173,7 @@ def test_tables_grow_by_what_is_run_and_share_runs_of_one_content(command: Comma
     assert runs() == before
     assert "Run before: 1 of 1 cell." in said.out
     assert Path("results/fair/fair.png").stat().st_size > 0
+    assert Path("results/fair/table.md").read_text().endswith("\n\n![fair](fair.png)\n")
     one = records("fair")["toy/again", "gpfl"]
     assert float(one["client_std"]) - 2.0 == pytest.approx(float(one["difference"]))
     assert float(one["client_cov"]) - 10.0 == pytest.approx(float(one["difference_cov"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -113,8 +114,7 @@ def columns(
         psnr=psnr,
         tell=partial(tell_case, psnr=psnr),
     )
-    say((plan.out / "privacy" / "table.md").read_text(encoding="utf-8"))
-    say(f"Written: {', '.join(str(path) for path in paths)}")
+    tell_files(paths)
 
 
 @privacy_app.command()
@@ -180,8 +180,7 @@ def curves(
         spots, by_spot, numbers, folder, images=images, which=which[0], effort=effort, failed=failed, tell=tell_point
     )
     paths = points.save(found, folder, f"`{command_words()}`, commit {commit()}.")
-    say((folder / "table.md").read_text(encoding="utf-8"))
-    say(f"Written: {', '.join(str(path) for path in paths)}")
+    tell_files(paths)
 
 
 # What is asked.
@@ -326,3 +325,9 @@ def show(jobs: Mapping[Cell, Job], plan: Plan, after: str) -> None:
 def tell_point(words: str, line: Line) -> None:
     """Prints a point of the curves."""
     say(f"{words}: {line.psnr:.2f} dB (floor {line.floor:.2f}): {verdict(line)}")
+
+
+def tell_files(paths: Sequence[Path]) -> None:
+    """Prints the first of the files, which is the page of tables, without the pictures that it shows, and names the files."""
+    say(re.sub(r"\n!\[.*\]\(.*\)\n", "", paths[0].read_text(encoding="utf-8")))
+    say(f"Written: {', '.join(path.name for path in paths)} in {paths[0].parent}")

@@ -14,7 +14,7 @@ from rich.table import Column as RichColumn
 from rich.table import Table as RichTable
 from typer.core import TyperCommand, TyperOption
 
-from gpfl import api, flags
+from gpfl import api, files, flags
 from gpfl.arguments import argument
 from gpfl.data import PUBLISHED
 from gpfl.data_command import Downloads
@@ -23,7 +23,7 @@ from gpfl.given import named_folder, refuse_unheard, split_settings
 from gpfl.grid_progress import GridReporter
 from gpfl.origin import command_words, commit
 from gpfl.ranks import ranks
-from gpfl.report import paper
+from gpfl.report import drawing, paper
 from gpfl.report.tables import size
 from gpfl.study import grid
 from gpfl.study.asked import Asked, selected
@@ -286,18 +286,17 @@ def write(jobs: Sequence[Job], plan: Plan, asked: Asked, problems: Places, figur
         )
         for table in paper.rich_tables(results):
             wide().print(table)
-        drawn: list[Path] = []
         paths = paper.save(results, plan.out / one.name, origin)
         if figures:
             if one.measure == "features":
                 say("Drawing features by t-SNE, which takes minutes.")
             try:
                 drawn = pictures.draw(results, plan.out / one.name)
-                if drawn:
-                    paper.save(results, plan.out / one.name, origin, drawn)
+                files.write_text(paths[0], paths[0].read_text(encoding="utf-8") + drawing.embedded(drawn))
+                paths += drawn
             except GpflError as problem:
                 say(f"{one.name}: no figure: {problem}")
-        say(f"{one.title}: {', '.join(str(path) for path in [*paths, *drawn])}")
+        say(f"{one.title}: {', '.join(str(path) for path in paths)}")
 
 
 def held_besides(asked: Asked, plan: Plan) -> list[Job]:

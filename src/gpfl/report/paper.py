@@ -14,7 +14,7 @@ from rich.table import Table as RichTable
 
 from gpfl import files
 from gpfl.errors import counted
-from gpfl.report import drawing, latex
+from gpfl.report import latex
 from gpfl.report.beside import Block, Entry, Spread, blocks
 from gpfl.study.experiments import FAR, Published, spelled
 from gpfl.study.results import Results
@@ -348,10 +348,10 @@ def as_csv(rows: Sequence[Mapping[str, object]]) -> str:
     return text.getvalue()
 
 
-def save(results: Results, folder: Path, origin: Origin, pictures: Sequence[Path] = ()) -> list[Path]:
-    """Writes the table as table.md, which shows the pictures, table.tex and table.csv, and gives the files."""
+def save(results: Results, folder: Path, origin: Origin) -> list[Path]:
+    """Writes the table as table.md, table.tex and table.csv, and gives the files."""
     texts = {
-        "table.md": markdown(results, origin) + drawing.embedded(pictures),
+        "table.md": markdown(results, origin),
         "table.tex": tex(results, origin),
         "table.csv": as_csv(records(results)),
     }
