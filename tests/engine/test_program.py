@@ -12,6 +12,7 @@ from torch.func import grad, vmap
 from torch.nn import functional as F
 
 from gpfl.engine.program import Buffers, Program
+from gpfl.errors import GpflError
 
 traces = pytest.mark.parametrize("traced", [True, False], ids=["traced", "plain"])
 
@@ -163,6 +164,43 @@ def test_function_whose_shapes_depend_on_values_runs_as_it_is(name: str) -> None
 def test_rows_that_are_picked_by_number_are_traced() -> None:
     step: Callable[[Buffers, Buffers], Buffers] = lambda s, f: {"sum": s["sum"] + f["x"][f["rows"]].sum()}  # noqa: E731
     assert Program(step, {"sum": torch.zeros(())}, {"x": random(5), "rows": torch.tensor([1, 1, 3])}).traced
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_operations_that_cannot_be_captured_are_called(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+    def refuse(self: Program) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(Program, "captured_on", ("cpu",))
+    monkeypatch.setattr(Program, "_capture", refuse)
+    program, expected = Program(advance, state(), fixed(), compiled=compiled), state()
+    assert program.traced
+    for _ in range(3):
+        program()
+        expected = advance(expected, fixed())
+        assert_equal(program.state, expected)
+    if compiled:
+        with pytest.raises(GpflError, match=r"cannot be compiled on cpu .*: use --compile off"):
+            Program(advance, state(), fixed(), compiled=True, needed=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(
+    "waits", [lambda w: w * torch.ones(4).to(w.device), lambda w: w @ torch.linalg.inv(w.t() @ w + w.new_ones(4).diag())]
+)
+def test_operations_that_wait_for_a_gpu_are_called(waits: Callable[[Tensor], Tensor], compiled: bool) -> None:
+    def step(state: Buffers, fixed: Buffers) -> Buffers:
+        return {"w": waits(state["w"]) + 1}
+
+    program, expected = Program(step, {"w": random(3, 4).cuda()}, {}, compiled=compiled), {"w": random(3, 4).cuda()}
+    for _ in range(3):
+        program()
+        expected = step(expected, {})
+    torch.testing.assert_close(program.state["w"], expected["w"])
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    whole = Program(lambda state, fixed: {"w": state["w"] + 1}, {"w": torch.zeros(2).cuda()}, {})
+    assert whole._graph is not None, "what can be captured is, after something that cannot"
 
 
 @pytest.mark.parametrize("compiled", [True, False])

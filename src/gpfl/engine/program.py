@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -36,6 +36,7 @@ class Program:
     """A function of state and fixed buffers that gives the new state; a call writes it into the state's memory."""
 
     products_on: ClassVar[tuple[str, ...]] = ("cuda",)  # devices on which stacked convolutions are run as products
+    captured_on: ClassVar[tuple[str, ...]] = ("cuda",)  # devices that replay what was captured
 
     def __init__(
         self,
@@ -65,10 +66,10 @@ class Program:
             self.traced = module is not None
             self._run = self._in_place(module, compiled and self._products) if module is not None else self._plain(flat)
             self._graph: torch.cuda.CUDAGraph | None = None
-            if self.traced and self.device.type == "cuda":
-                self._graph = self._capture_compiled(needed) if compiled else self._capture()
+            if self.traced and self.device.type in self.captured_on:
+                self._graph = self._capture_compiled(needed) if compiled else self._capture_plain()
 
-    def _capture_compiled(self, needed: bool) -> torch.cuda.CUDAGraph:
+    def _capture_compiled(self, needed: bool) -> torch.cuda.CUDAGraph | None:
         """Gives the graph of the compiled operations; where they cannot be compiled and need not be, of those as they are."""
         plain = self._run
         self._run = torch.compile(plain, fullgraph=True, dynamic=False, options=COMPILER)
@@ -81,7 +82,16 @@ class Program:
                 reason = str(problem).strip().splitlines()[0]
                 raise GpflError(f"the step cannot be compiled on {self.device} ({reason}): use --compile off") from problem
             self._run = plain
+            return self._capture_plain()
+
+    def _capture_plain(self) -> torch.cuda.CUDAGraph | None:
+        """Gives the graph of the operations as they are; none where one waits for the host, and then each is called."""
+        try:
             return self._capture()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:  # what is really wrong with an operation is said when it is called
+            return None
 
     def twin(self, common: tuple[str, ...]) -> Program:
         """Gives the same program on memory of its own, but for the fixed buffers named `common`."""
@@ -158,20 +168,42 @@ class Program:
         return module
 
     def _capture(self) -> torch.cuda.CUDAGraph:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
+        self._warm_up()
+        here, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
+        try:
+            with torch.no_grad(), torch.cuda.graph(graph):
+                self._run(*self._leaves)
+        finally:
+            torch.cuda.set_stream(here)  # where a capture fails, torch stays on the one it captured
+        return graph
+
+    def _warm_up(self) -> None:
+        """Calls the operations twice: the first time they may be compiled; what waits the second time cannot be captured."""
+        here, stream = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         state = self._leaves[: self._count]
         before = [leaf.clone() for leaf in state]
-        with torch.no_grad(), torch.cuda.stream(stream):
-            for _ in range(2):
-                self._run(*self._leaves)
+        for context in (nullcontext(), without_waits()):
+            stream.wait_stream(here)
+            try:
+                with torch.no_grad(), torch.cuda.stream(stream), context:
+                    self._run(*self._leaves)
+            finally:
+                here.wait_stream(stream)
                 for leaf, value in zip(state, before, strict=True):  # a counter that went on would point beyond a plan
                     leaf.copy_(value)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.no_grad(), torch.cuda.graph(graph):
-            self._run(*self._leaves)
-        return graph
+
+
+@contextmanager
+def without_waits() -> Iterator[None]:
+    """Lets operations fail that wait for the GPU: while a graph is captured they would break it."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # not all of them are found
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 def inputs_innermost(weights: Buffers, stacked: bool) -> Buffers:
