@@ -259,6 +259,23 @@ def test_the_command_writes_the_defence_down_and_says_what_it_promises(command: 
     assert summary["defence"]["noise"] == 2.0
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--clip", "0.5"), "is in the update that is clipped"),
+        (("--top-k", "0.1"), "is in the update that is cut to its largest entries"),
+        (("--clip", "0.5", "--mu", "0"), ""),
+        (("--bits", "4"), ""),
+        (("--example-clip", "1", "--mlg-norm", "sample_mean"), ""),
+    ],
+)
+def test_weight_decay_in_what_is_bounded_is_said(command: Command, words: tuple[str, ...], said: str) -> None:
+    ended = command("run", "--data", "digits", "--method", "gpfl", "--rounds", "1", "--out", "run", *words)
+    assert ended.code == 0, ended.err
+    assert ("Weight decay moves cov and gce" in ended.out) == bool(said)
+    assert said in ended.out
+
+
 def test_comparisons_know_defences_and_keep_them_apart(command: Command) -> None:
     flags = ("compare", "--data", "toy", "--methods", "fedavg,fedper", "--seeds", "0", "--out", "both")
     assert command(*flags, "--clip", "0.1").code == 0

@@ -87,7 +87,27 @@ def test_magnitudes_by_rows_have_the_weight_of_the_setting(pictures: Command, tm
     said = pictures("privacy", "curves", *QUICK, *values, "--set", "gpfl.lam=0.5", "--set", "train.batch_size=16")
     assert said.code == 0, said.err
     methods = [tomllib.loads(path.read_text())["method"] for path in (tmp_path / "out" / "runs").glob("*/config.toml")]
-    assert sorted((method["mlg_norm"], method["lam"]) for method in methods) == [("batch", 0.5), ("sample_mean", 2.0)]
+    forms = sorted((method["mlg_norm"], method["lam"]) for method in methods)
+    assert forms == [("batch", 0.5), ("sample_mean", 2.0), ("sample_mean", 2.0)], "with a run of that form without a defence"
+    points = json.loads((tmp_path / "out" / "defences" / "points.json").read_text())
+    assert [(point["family"], point["form"]) for point in points] == [
+        ("", ""),
+        ("", "--mlg-norm sample_mean --lam 2"),
+        ("example_noise", "--mlg-norm sample_mean --lam 2"),
+    ]
+
+
+def test_updates_that_are_bounded_have_no_weight_decay_in_them(pictures: Command, tmp_path: Path) -> None:
+    values = ("--methods", "gpfl", "--noise", "0.1", "--example-noise", "none", "--top-k", "0.1", "--bits", "4")
+    said = pictures("privacy", "curves", *QUICK, *values)
+    assert said.code == 0, said.err
+    assert "Weight decay" not in said.out
+    points = json.loads((tmp_path / "out" / "defences" / "points.json").read_text())
+    forms = [(point["family"], point["form"]) for point in points]
+    assert forms == [("", ""), ("", "--mu 0"), ("noise", "--mu 0"), ("top_k", "--mu 0"), ("bits", "")]
+    text = (tmp_path / "out" / "defences" / "table.md").read_text()
+    assert curves.UNDECAYED in text
+    assert "| GPFL | none | `--mu 0` |" in text
 
 
 def test_seed_0_of_victims_can_be_said() -> None:
@@ -160,7 +180,7 @@ def test_reproduce_names_the_command_of_table_5(command: Command) -> None:
 
 def point(method: str, family: str, value: float, accuracy: float, psnr: float, epsilon: float | None = None) -> Point:
     return Point(
-        *(method, family, value, accuracy, 0.0, 1, 1e6, epsilon, epsilon and epsilon / 3, 1e-5 if epsilon else None),
+        *(method, family, "", value, accuracy, 0.0, 1, 1e6, epsilon, epsilon and epsilon / 3, 1e-5 if epsilon else None),
         *("model", psnr, 0.5, 11.0, "leaks", psnr - 0.25),
     )
 
@@ -192,17 +212,20 @@ def test_the_figures_show_the_points(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_the_table_says_where_it_proves_nothing_and_no_more_than_it_holds() -> None:
     assert "proves" not in curves.markdown(MADE, "")
     assert "It proves nothing." in curves.markdown(dataclasses.replace(MADE, doubt="It proves nothing."), "")
-    assert curves.BY_ROWS not in curves.markdown(MADE, "")
-    more = dataclasses.replace(MADE, points=(*MADE.points, point("gpfl", "example_noise", 1, 0.4, 12, 10.0)))
-    assert curves.BY_ROWS in curves.markdown(more, "")
+    for form, words in (("--mlg-norm sample_mean", curves.BY_ROWS), ("--mu 0", curves.UNDECAYED)):
+        formed = dataclasses.replace(point("gpfl", "noise", 1, 0.4, 12, 10.0), form=form)
+        assert words not in curves.markdown(MADE, "")
+        assert words in curves.markdown(dataclasses.replace(MADE, points=(*MADE.points, formed)), "")
 
 
 def test_the_table_says_what_its_numbers_are() -> None:
     text = curves.markdown(MADE, "made by hand")
-    assert "| GPFL | clip and noise, client level | model | leaks | 0.1 | 50.00 | 300 | 100 | 20.00 | 0.500 | 1.0 |" in text
+    assert "| GPFL | clip and noise, client level |  | model | leaks | 0.1 | 50.00 | 300 | 100 | 20.00 | 0.500 | 1.0 |" in text
     assert "best of 50 rounds" in text
     assert "As found (points.csv) PSNR is at most 0.25 dB lower" in text
     assert "ceiling (fedavg, no defence, untrained) 30.00 dB" in text
     rows = curves.as_csv(MADE).splitlines()
     assert len(rows) == 7
-    assert rows[0].startswith("method,family,value,accuracy,std,trials,bytes_up,epsilon,epsilon_if_poisson,delta,target,psnr")
+    assert rows[0].startswith(
+        "method,family,form,value,accuracy,std,trials,bytes_up,epsilon,epsilon_if_poisson,delta,target,psnr"
+    )

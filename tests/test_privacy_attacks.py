@@ -315,6 +315,11 @@ def test_nine_columns_stand_beside_the_papers(results: dict[str, gpfl.Result], t
     for line in ("round 0, one step, batch 2", "round 0, one epoch, batch 2"):
         assert line in text
     assert all(path.is_file() for path in paths)
+    held = columns.read(tmp_path / "results.json")
+    assert dict(held.rounds) == {name: results[name].outcome.selected.round for name in columns.METHODS}
+    pictures = {"geiping": [path for path in paths if path.suffix == ".png"]}
+    assert columns.page(held, "proper", "", pictures) == text, "all numbers of the page are in the records"
+    assert columns.page(held, "proper", "Made by hand.").endswith("\n\nMade by hand.\n")
     with pytest.raises(gpfl.GpflError, match="gpfl is missing"):
         columns.nine_columns({name: results[name] for name in columns.METHODS[:-1]}, tmp_path)
 

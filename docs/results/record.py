@@ -1,9 +1,14 @@
-"""Takes runs of `gpfl reproduce` into this folder, without what is large: python docs/results/record.py OUT.
+"""Takes runs of `gpfl reproduce` and the studies of `gpfl privacy` into this folder: python docs/results/record.py OUT.
+
+What is large stays out.
 
 Run folders stay run folders, so that `gpfl reproduce … --only-tables --out docs/results` makes the tables of them: config,
 summary and metrics of every seed. Metrics lose what no table or figure needs, which is most of them: the accuracies of single
 clients but in the best, the selected and the last round, and digits beyond the sixth. Of the division, its split and the digest
 of its rows stay, by which runs on one division are told from others.
+
+Of the nine columns the numbers of every image that their tables need stay, and the page without pictures: they show images of
+the data, which are not ours to publish. Curves of defences are taken as they are.
 """
 
 from __future__ import annotations
@@ -12,11 +17,18 @@ import hashlib
 import json
 import shutil
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from gpfl.privacy import columns
+from gpfl.privacy.attack import Case
+
 HERE = Path(__file__).parent
 DIGITS = 6
+MEASURES = ("either_psnr", "either_start_psnr", "either_mean_psnr", "either_ssim", "psnr", "ssim", "turned", "reference_start")
+NUMBERS = ("column", "best_round", *(field.name for field in fields(Case)), "client", "label", *MEASURES)
+"""What is kept of an image."""
 
 
 def main() -> None:
@@ -26,6 +38,12 @@ def main() -> None:
         if seeds:
             record(cell, seeds)
             print(f"{cell.name}: {', '.join(seed.name for seed in seeds)}")
+    if (out / "privacy" / "results.json").exists():
+        record_columns(out / "privacy")
+        print("privacy: the nine columns")
+    if (out / "defences" / "points.json").exists():
+        record_curves(out / "defences")
+        print("defences: the curves")
 
 
 def record(cell: Path, seeds: list[Path]) -> None:
@@ -46,6 +64,38 @@ def record(cell: Path, seeds: list[Path]) -> None:
         kept = {summary["best_round"], summary["selected_round"], lines[-1]["round"]}
         thinned = [json.dumps(thin(line, line["round"] in kept), separators=(",", ":")) for line in lines]
         (to / seed.name / "metrics.jsonl").write_text("\n".join(thinned) + "\n")
+
+
+def record_columns(folder: Path) -> None:
+    to = HERE / "privacy"
+    to.mkdir(exist_ok=True)
+    records = json.loads((folder / "results.json").read_text())
+    kept = [{key: short(entry[key]) for key in NUMBERS if key in entry} for entry in records]
+    (to / "results.json").write_text(columns.json_of(kept))
+    made = last_line(folder / "table.md")
+    (to / "table.md").write_text(columns.page(columns.read(to / "results.json"), "proper", made))
+
+
+def record_curves(folder: Path) -> None:
+    to = HERE / "defences"
+    to.mkdir(exist_ok=True)
+    for path in folder.iterdir():
+        if path.suffix in (".csv", ".json", ".png", ".pdf"):
+            shutil.copyfile(path, to / path.name)
+    page = (folder / "table.md").read_text()
+    made = last_line(folder / "table.md")
+    (to / "table.md").write_text(page.replace(made_by(page), made))
+
+
+def last_line(page: Path) -> str:
+    """The line of a page that says what made it, without the place of its folder."""
+    line = made_by(page.read_text())
+    command = line.split("`")[1]
+    return line.replace(command, elsewhere(command))
+
+
+def made_by(page: str) -> str:
+    return next(line for line in page.splitlines() if line.startswith("Made by `"))
 
 
 def digest(manifest: str) -> str:

@@ -26,9 +26,9 @@ from gpfl.privacy.attack import KINDS, Effort
 from gpfl.privacy.table import PSNRS, Line, verdict
 from gpfl.privacy.victim import ROUNDS, STEPS, choose_victims, refuse_other_than_images
 from gpfl.reproduce_command import show_plan
+from gpfl.runs import device_name
 from gpfl.study import experiments, grid
 from gpfl.study.asked import split_words
-from gpfl.study.compare import Entrant
 from gpfl.study.estimate import estimate, speeds
 from gpfl.study.experiments import Cell
 from gpfl.study.grid import Grounds, Job, Plan
@@ -112,6 +112,7 @@ def columns(
         rounds=which,
         effort=effort,
         psnr=psnr,
+        origin=made_by(device),
         tell=partial(tell_case, psnr=psnr),
     )
     tell_files(paths)
@@ -157,7 +158,7 @@ def curves(
     plan = planned([s.cell for s in bare], numbers, planned_rounds, 0, out, set_, device, engine, weights=which == ["best"])
     grounds = grounds_for([spot.cell for spot in bare], plan)
     refuse_victims(bare[0].cell, plan, grounds, images, [1], effort)
-    forms = study.forms_by_rows(bare, plan, grounds)
+    forms = study.forms_of(bare, plan, grounds)
     texts = {"noise": noise, "example_noise": example_noise, "top_k": top_k, "bits": bits}
     values = {name: values_of(name, text, own) for name, text in texts.items()}
     found_for = by_epsilon(epsilon, texts, names, plan, grounds, (*bounds, delta), forms) if epsilon else {}
@@ -179,7 +180,7 @@ def curves(
     found = points.curves(
         spots, by_spot, numbers, folder, images=images, which=which[0], effort=effort, failed=failed, tell=tell_point
     )
-    paths = points.save(found, folder, f"`{command_words()}`, commit {commit()}.")
+    paths = points.save(found, folder, made_by(device))
     tell_files(paths)
 
 
@@ -282,7 +283,7 @@ def by_epsilon(
     plan: Plan,
     grounds: Grounds,
     how: tuple[float, float, float],
-    forms: Mapping[str, Entrant],
+    forms: study.Forms,
 ) -> dict[str, dict[str, list[float]]]:
     """Gives each method's noise for values of ε, under two bounds and δ; a family that was left out stays out."""
     wanted = numbers_in("--epsilon", text)
@@ -291,7 +292,7 @@ def by_epsilon(
         if given[family.name] not in ("", "none"):
             raise GpflError(f"--epsilon and --{family.name.replace('_', '-')} were both given: leave one out")
         for name in names if given[family.name] != "none" else ():
-            _, like = study.spots([name], {family.name: [1.0]}, *how, weights=False, by_rows=forms)
+            *_, like = study.spots([name], {family.name: [1.0]}, *how, weights=False, forms=forms)
             found[name][family.name] = study.noises(family, wanted, like.cell, plan, grounds)
     return found
 
@@ -320,6 +321,11 @@ def show(jobs: Mapping[Cell, Job], plan: Plan, after: str) -> None:
     known = speeds(plan.out, api.find_device(str(plan.run["device"])))
     show_plan(unique, plan, {job.folder: estimate(job, plan, known) for job in unique}, {}, {})
     say(f"{after[0].upper()}{after[1:]}; those that {plan.out} holds are not made again.")
+
+
+def made_by(device: str) -> str:
+    """Gives the last line of a page."""
+    return f"Made by `{command_words()}`; commit {commit()}; device {device_name(api.find_device(device))}."
 
 
 def tell_point(words: str, line: Line) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from gpfl import tree
 from gpfl.config import RunOptions
+from gpfl.defence import cautions
 from gpfl.defence.statement import words
 from gpfl.engine import Engine, Setting
 from gpfl.engine.base import Cohort, Judge, Train
@@ -315,11 +316,12 @@ def run_together(simulations: Sequence[Simulation]) -> list[Outcome]:
 
 
 def tell_promises(simulations: Sequence[Simulation]) -> None:
-    """Says before the first round what the defences of trials promise, what is the same once."""
+    """Says before the first round what the defences of trials promise and what weakens them, what is the same once."""
     told: set[str] = set()
     for simulation in simulations:
         watch = simulation.watch
-        for sentence in words(cast(Mapping[str, object], simulation.facts.get("privacy", {}))):
+        promises = words(cast(Mapping[str, object], simulation.facts.get("privacy", {})))
+        for sentence in (*promises, *cautions(simulation.setting.method)):
             if isinstance(watch, Listener) and sentence not in told:
                 watch.note(sentence)
             told.add(sentence)

@@ -20,7 +20,7 @@ from typing import cast
 
 from gpfl.defence.probe import Tried
 from gpfl.defence.record import Defence
-from gpfl.errors import GpflError
+from gpfl.errors import GpflError, counted
 from gpfl.method import Phase
 from gpfl.schedule import Schedule, part_of
 
@@ -248,10 +248,10 @@ def client_words(facts: Facts) -> str:
         else ""
     )
     return (
-        f"{clipping(facts, 'client')}: ε = {number(facts['epsilon'])}, δ = {facts['delta']:g} for all that {facts['rounds']} "
-        f"rounds release, one client exchanged{known}{usual}. To the server, which sees single uploads: "
-        f"ε = {number(facts['epsilon_of_one_upload'])} of one, {number(facts['epsilon_of_all_uploads'])} of all that a client "
-        "sends."
+        f"{clipping(facts, 'client')}: ε = {number(facts['epsilon'])}, δ = {facts['delta']:g} for all that "
+        f"{counted(cast(int, facts['rounds']), 'round')} release, one client exchanged{known}{usual}. To the server, which "
+        f"sees single uploads: ε = {number(facts['epsilon_of_one_upload'])} of one, "
+        f"{number(facts['epsilon_of_all_uploads'])} of all that a client sends."
     )
 
 

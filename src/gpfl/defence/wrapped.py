@@ -114,6 +114,18 @@ def defended_kind(kind: type[Method]) -> type[Defended]:
     return KINDS[kind]
 
 
+def cautions(method: Method) -> list[str]:
+    """Gives what is said before a run whose updates are bounded by what is not of the data: weight decay."""
+    decaying = [part for part, decay in method.decays().items() if decay]
+    if not isinstance(method, Defended) or not decaying or not (method.defence.clip or method.defence.top_k < 1):
+        return []
+    what = "clipped" if method.defence.clip else "cut to its largest entries"
+    return [
+        f"Weight decay moves {' and '.join(decaying)} in every step and is in the update that is {what}: little of what the "
+        "data say may be left. Without decay (of gpfl: --mu 0) all of the bound is theirs."
+    ]
+
+
 def refuse_uploads(method: Method, defence: Defence) -> None:
     """Refuses to clip, noise or compress what is no update of weights."""
     if defence.on_uploads and method.shares and not method.views():

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple, cast
 
 import numpy as np
+import torch
 
 from gpfl import files, toml
 from gpfl.errors import GpflError, counted
 from gpfl.privacy import table
-from gpfl.privacy.attack import Bench, Case, Effort, Kept, ceiling_of
+from gpfl.privacy.attack import Bench, Case, Effort, Kept, Record, ceiling_of
 from gpfl.privacy.pictures import draw_grid
 from gpfl.privacy.victim import ROUNDS, STEPS, choose_victims, state_at
 from gpfl.report import drawing
@@ -43,7 +46,18 @@ COLUMNS = (
 METHODS = tuple(dict.fromkeys(column.method for column in COLUMNS))
 """The methods whose runs are needed."""
 
+CEILING = "ceiling"
+"""The column of records that belong to none: those of a ceiling."""
+
 Done = Mapping[tuple[Column, Case], Kept]
+
+
+class Nine(NamedTuple):
+    """All cases of the columns, the ceiling of each attack, and the methods' best rounds."""
+
+    done: Done
+    ceilings: Mapping[str, tuple[Case, Kept]]
+    rounds: Mapping[str, int]
 
 
 def paper_values(path: Path | None = None) -> dict[str, float]:
@@ -66,12 +80,13 @@ def nine_columns(
     rounds: Sequence[str] = ROUNDS,
     effort: Effort | None = None,
     psnr: str = "proper",
+    origin: str = "",
     tell: Callable[[Case, Kept], None] = lambda case, kept: None,
 ) -> list[Path]:
     """Writes the nine columns of finished runs into a folder, and gives the files; cases that it holds are not attacked again.
 
     `results` are the runs of METHODS on one federation with one seed. Victims are spread over the clients; they, their
-    starts and the effort are the same in every column. `psnr` is one of table.PSNRS.
+    starts and the effort are the same in every column. `psnr` is one of table.PSNRS, `origin` the last line of the page.
     """
     effort = effort or Effort()
     refuse_unequal(results)
@@ -94,7 +109,8 @@ def nine_columns(
                 for step in steps
             ]
             done |= {(column, case): kept for case, kept in benches[column.method].attack(cases, out, tell).items()}
-    return write(done, ceilings, out, {name: result.outcome.selected.round for name, result in results.items()}, psnr)
+    best = {name: results[name].outcome.selected.round for name in METHODS}
+    return write(Nine(done, ceilings, best), out, psnr, origin)
 
 
 def refuse_unequal(results: Mapping[str, Result]) -> None:
@@ -110,18 +126,55 @@ def refuse_unequal(results: Mapping[str, Result]) -> None:
         raise GpflError(f"the runs have the seeds {sorted(seeds)}: give all of them the same")
 
 
-def write(done: Done, ceilings: Mapping[str, tuple[Case, Kept]], out: Path, rounds: Mapping[str, int], psnr: str) -> list[Path]:
+def write(nine: Nine, out: Path, psnr: str, origin: str) -> list[Path]:
     """Writes table, records and pictures of all columns."""
-    records = [{"column": column.label, **record} for (column, _), kept in done.items() for record in kept.records]
-    records += [{"column": "ceiling", **record} for _, kept in ceilings.values() for record in kept.records]
-    text, pictures = [], []
-    for kind, ceiling in ceilings.items():
-        drawn = [path for key in settings(done, kind) for path in draw(done, kind, key, out)]
-        text.append(markdown(done, kind, ceiling, rounds, psnr) + drawing.embedded(drawn))
-        pictures += drawn
-    files.write_text(out / "results.json", json_of(records))
-    files.write_text(out / "table.md", "\n".join(text))
-    return [out / "table.md", out / "results.json", *pictures]
+    pictures = {
+        kind: [path for key in settings(nine.done, kind) for path in draw(nine.done, kind, key, out)] for kind in nine.ceilings
+    }
+    files.write_text(out / "results.json", json_of(records_of(nine)))
+    files.write_text(out / "table.md", page(nine, psnr, origin, pictures))
+    return [out / "table.md", out / "results.json", *(path for paths in pictures.values() for path in paths)]
+
+
+def page(nine: Nine, psnr: str, origin: str, pictures: Mapping[str, Sequence[Path]] | None = None) -> str:
+    """Gives the page: the tables of each attack, its pictures if there are any, and where all comes from."""
+    parts = [
+        markdown(nine.done, kind, ceiling, nine.rounds, psnr) + drawing.embedded((pictures or {}).get(kind, ()))
+        for kind, ceiling in nine.ceilings.items()
+    ]
+    return "\n".join([*parts, *([f"{origin}\n"] if origin else [])])
+
+
+def records_of(nine: Nine) -> list[Record]:
+    """Gives a record of every rebuilt image, with its column and the best round of its method."""
+    records: list[Record] = [
+        {"column": column.label, "best_round": nine.rounds[column.method], **record}
+        for (column, _), kept in nine.done.items()
+        for record in kept.records
+    ]
+    return records + [{"column": CEILING, **record} for _, kept in nine.ceilings.values() for record in kept.records]
+
+
+def read(path: Path) -> Nine:
+    """Gives what `results.json` holds: all numbers, no images."""
+    columns = {column.label: column for column in COLUMNS}
+    done: dict[tuple[Column, Case], Kept] = {}
+    ceilings: dict[str, tuple[Case, Kept]] = {}
+    rounds: dict[str, int] = {}
+    for record in cast(list[Record], json.loads(path.read_text(encoding="utf-8"))):
+        case = Case(**{field.name: record[field.name] for field in dataclasses.fields(Case)})  # type: ignore[arg-type]
+        if record["column"] == CEILING:
+            kept = ceilings.setdefault(case.kind, (case, numbers_alone()))[1]
+        else:
+            kept = done.setdefault((columns[str(record["column"])], case), numbers_alone())
+            rounds[case.method] = cast(int, record["best_round"])
+        kept.records.append(record)
+    return Nine(done, ceilings, rounds)
+
+
+def numbers_alone() -> Kept:
+    """Gives a case without images, whose records are still to come."""
+    return Kept([], torch.empty(0), torch.empty(0))
 
 
 def settings(done: Done, kind: str) -> list[tuple[str, str, int]]:

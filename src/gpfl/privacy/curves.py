@@ -41,6 +41,7 @@ class Point:
 
     method: str
     family: str  # "" without a defence
+    form: str  # the method's own settings as flags, "" as it is published
     value: float
     accuracy: float  # mean of the trials' best, as a share
     std: float
@@ -164,6 +165,7 @@ def point_of(spot: Spot, job: Job, seeds: Sequence[int], engine: Engine, line: L
     return Point(
         method=spot.method,
         family=spot.family.name if spot.family else "",
+        form=spot.form,
         value=spot.value,
         accuracy=trials.mean("best_accuracy"),
         std=trials.std("best_accuracy"),
@@ -210,6 +212,7 @@ def markdown(found: Curves, origin: str) -> str:
     headings = (
         "method",
         "defence",
+        "form",
         "leaks most",
         "verdict",
         "value",
@@ -225,7 +228,12 @@ def markdown(found: Curves, origin: str) -> str:
         spread = f" ± {100 * point.std:.2f}" if point.trials > 1 else ""
         rows.append(
             [
-                *(spelled(point.method), words.get(point.family, "none"), point.target),
+                *(
+                    spelled(point.method),
+                    words.get(point.family, "none"),
+                    f"`{point.form}`" if point.form else "",
+                    point.target,
+                ),
                 *(point.verdict, f"{point.value:g}" if point.family else ""),
                 f"{100 * point.accuracy:.2f}{spread}",
                 *(number(value) if value is not None else "" for value in (point.epsilon, point.epsilon_if_poisson)),
@@ -242,14 +250,19 @@ def markdown(found: Curves, origin: str) -> str:
         EITHER_SIGN.format(as_found=max(point.psnr - point.psnr_as_found for point in found.points)),
         stated(found),
         *(f"Not ended: {words}." for words in found.failed),
-        BY_ROWS if found.of("gpfl", "example_noise") else "",
+        BY_ROWS if any("--mlg-norm" in point.form for point in found.points) else "",
+        UNDECAYED if any("--mu" in point.form for point in found.points) else "",
         origin,
     ]
-    return "\n".join([*table.rows_of(headings, rows, 4), ""]) + "\n" + "\n\n".join(note for note in notes if note) + "\n"
+    return "\n".join([*table.rows_of(headings, rows, 5), ""]) + "\n" + "\n\n".join(note for note in notes if note) + "\n"
 
 
 BY_ROWS = (
     "GPFL at example level has its magnitude term by rows (--mlg-norm sample_mean, λ·√B), as that of a batch couples rows."
+)
+UNDECAYED = (
+    "GPFL under clipped updates and few entries has no weight decay (--mu 0), which would fill them: it moves valve and "
+    "embeddings many times as far as the data move anything."
 )
 EITHER_SIGN = table.EITHER + " As found (points.csv) PSNR is at most {as_found:.2f} dB lower."
 
@@ -319,6 +332,9 @@ def draw_leak(found: Curves, stem: Path) -> list[Path]:
                 axes.annotate(f"{point.value:g}", (here, there), (3, 3), textcoords="offset points", fontsize=6)
         for point in found.of(method, ""):
             axes.plot([100 * point.accuracy], [point.psnr], "k*", markersize=9, label="no defence")
+            axes.annotate(
+                point.form, (100 * point.accuracy, point.psnr), (0, 6), textcoords="offset points", fontsize=6, ha="center"
+            )
         floor = float(np.mean([point.floor for point in found.points if point.method == method]))
         axes.axhline(floor, color="#555555", linewidth=0.8, linestyle=(0, (1, 2)))
         axes.annotate("floor", (0.01, floor), (0, 2), ("axes fraction", "data"), "offset points", fontsize=6)

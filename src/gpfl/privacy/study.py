@@ -84,6 +84,19 @@ class Spot:
     value: float
     cell: Cell
 
+    @property
+    def form(self) -> str:
+        """The method's own settings, as flags."""
+        own = {key: value for key, value in self.cell.entrant.method.items() if key != "name"}
+        return " ".join(
+            f"--{key.replace('_', '-')} {value:g}" if isinstance(value, float) else f"--{key.replace('_', '-')} {value}"
+            for key, value in own.items()
+        )
+
+
+Forms = Mapping[tuple[str, str], Entrant]
+"""Methods that take another form under a family of defences, by the names of both."""
+
 
 def spots(
     methods: Sequence[str],
@@ -92,20 +105,18 @@ def spots(
     example_clip: float,
     delta: float,
     weights: bool,
-    by_rows: Mapping[str, Entrant] | None = None,
+    forms: Forms | None = None,
 ) -> list[Spot]:
-    """Gives the points of the curves: every method without a defence, and under each family's values.
-
-    `by_rows` has methods that take another form at example level.
-    """
+    """Gives the points of the curves: every method without a defence, in each of its forms, and under each family's values."""
     found = []
     for method in methods:
         plain = Entrant(method, {"name": method})
-        found.append(Spot(method, None, 0.0, cell(plain, NONE, "no defence", {}, weights)))
-        for family in FAMILIES:
-            for value in values.get(family.name, ()):
+        used = {family: (forms or {}).get((method, family.name), plain) for family in FAMILIES if values.get(family.name)}
+        for entrant in unique([plain, *used.values()]):
+            found.append(Spot(method, None, 0.0, cell(entrant, NONE, "no defence", {}, weights)))
+        for family, entrant in used.items():
+            for value in values[family.name]:
                 defence = defence_of(family, value, clip, example_clip, delta)
-                entrant = (by_rows or {}).get(method, plain) if family.name == "example_noise" else plain
                 heading = f"{family.words}, {value:g}"
                 found.append(Spot(method, family, value, cell(entrant, family.point(value), heading, defence, weights)))
     return found
@@ -120,14 +131,33 @@ def defence_of(family: Family, value: float, clip: float, example_clip: float, d
     return {family.name: int(value) if family.name == "bits" else value}
 
 
-def forms_by_rows(bare: Sequence[Spot], plan: Plan, grounds: Grounds) -> dict[str, Entrant]:
-    """Gives methods in the form whose loss is a mean over rows: GPFL's magnitude term by rows, its own λ times √B."""
+def unique(entrants: Iterable[Entrant]) -> list[Entrant]:
+    """Gives entrants without repeats, in order."""
+    found: list[Entrant] = []
+    for entrant in entrants:
+        if entrant not in found:
+            found.append(entrant)
+    return found
+
+
+def forms_of(bare: Sequence[Spot], plan: Plan, grounds: Grounds) -> dict[tuple[str, str], Entrant]:
+    """Gives the forms in which GPFL is defended.
+
+    At example level its loss must be a mean over rows: the magnitude term by rows, λ times √B. Where updates are clipped or
+    cut to their largest entries there is no weight decay, which would fill them: it moves valve and embeddings many times
+    as far as the data move anything.
+    """
     found = {}
     for spot in bare:
         setting = setting_of(spot.cell, plan, grounds)
-        if isinstance(setting.method, GPFL) and setting.method.mlg_norm == "batch":
-            lam = round(setting.method.lam * math.sqrt(setting.schedule.batch_size), 6)
-            found[spot.method] = Entrant(spot.method, {"name": spot.method, "mlg_norm": "sample_mean", "lam": lam})
+        method = setting.method
+        if isinstance(method, GPFL) and method.mlg_norm == "batch":
+            lam = round(method.lam * math.sqrt(setting.schedule.batch_size), 6)
+            by_rows = {"name": spot.method, "mlg_norm": "sample_mean", "lam": lam}
+            found[spot.method, "example_noise"] = Entrant(spot.method, by_rows)
+        if isinstance(method, GPFL) and any(method.decays().values()):
+            undecayed = Entrant(spot.method, {"name": spot.method, "mu": 0.0})
+            found |= {(spot.method, name): undecayed for name in ("noise", "top_k")}
     return found
 
 
