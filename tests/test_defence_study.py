@@ -15,7 +15,7 @@ from test_privacy_attacks import blobs
 import gpfl
 from gpfl.data import DATA
 from gpfl.defence.statement import gaussian
-from gpfl.privacy import columns, curves, study
+from gpfl.privacy import columns, curves, leaks, study
 from gpfl.privacy.curves import Curves, Point
 from gpfl.privacy_command import effort_of
 
@@ -56,6 +56,36 @@ def test_the_nine_columns_come_from_one_command_and_are_not_made_twice(pictures:
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.safetensors")}
     assert "Run before: 5 of 5 runs." in pictures(*words).out
     assert kept == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.safetensors")}
+
+
+# Labels and members.
+
+
+def test_what_methods_tell_of_labels_and_members_is_tabled_and_not_asked_twice(pictures: Command, tmp_path: Path) -> None:
+    quick = (*SMALL, "--rounds", "1", "--device", "cpu", "--out", "out")
+    words = ("privacy", "leaks", *quick, "--methods", "gpfl,fedper,local")
+    assert "3 cells to run, 0 done" in pictures(*words, "--dry-run").out
+    said = pictures(*words)
+    assert said.code == 0, said.err
+    folder = tmp_path / "out" / "leaks"
+    text = (folder / "table.md").read_text()
+    assert text in said.out
+    lines = {line.split(" | ")[0][2:]: line.split(" | ")[1:] for line in text.splitlines() if line.startswith("| ")}
+    found = [leaks.from_plain(held) for held in json.loads((folder / "results.json").read_text())]
+    assert [told.method for told in found] == ["gpfl", "fedper", "local"]
+    for told in found:
+        shown = lines[gpfl.study.experiments.spelled(told.method)]
+        guesses = [[leak.guess for leak in told.labels[which]] for which in ("0", "best")]
+        assert shown[:2] == [f"{np.mean(some):.3f}" if None not in some else "–" for some in guesses]
+        assert shown[2].startswith(f"{np.mean([member.auc for member in told.members]):.3f} ± ")
+        assert shown[5] == f"{100 * told.accuracy:.2f}"
+    assert lines["GPFL"][0] != "–"
+    assert lines["FedPer"][:2] == lines["Local"][:2] == ["–", "–"]
+    made = {path: path.stat().st_mtime_ns for path in (folder / "kept").iterdir()}
+    assert len(made) == 3
+    assert "Run before: 3 of 3 runs." in pictures(*words).out
+    assert made == {path: path.stat().st_mtime_ns for path in (folder / "kept").iterdir()}
+    assert pictures("privacy", "leaks", *quick, "--methods", "gpfll").code == 2
 
 
 # The curves.

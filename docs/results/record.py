@@ -8,7 +8,7 @@ clients but in the best, the selected and the last round, and digits beyond the 
 of its rows stay, by which runs on one division are told from others.
 
 Of the nine columns the numbers of every image that their tables need stay, and the page without pictures: they show images of
-the data, which are not ours to publish. Curves of defences are taken as they are.
+the data, which are not ours to publish. Curves of defences and the table of labels and members are taken as they are.
 """
 
 from __future__ import annotations
@@ -41,8 +41,11 @@ def main() -> None:
     if (out / "privacy" / "results.json").exists():
         record_columns(out / "privacy")
         print("privacy: the nine columns")
+    if (out / "leaks" / "results.json").exists():
+        record_page(out / "leaks")
+        print("leaks: labels and members")
     if (out / "defences" / "points.json").exists():
-        record_curves(out / "defences")
+        record_page(out / "defences")
         print("defences: the curves")
 
 
@@ -76,8 +79,8 @@ def record_columns(folder: Path) -> None:
     (to / "table.md").write_text(columns.page(columns.read(to / "results.json"), "proper", made))
 
 
-def record_curves(folder: Path) -> None:
-    to = HERE / "defences"
+def record_page(folder: Path) -> None:
+    to = HERE / folder.name
     to.mkdir(exist_ok=True)
     for path in folder.iterdir():
         if path.suffix in (".csv", ".json", ".png", ".pdf"):

@@ -21,7 +21,8 @@ from gpfl.methods import METHODS
 from gpfl.origin import command_words, commit
 from gpfl.privacy import columns as nine
 from gpfl.privacy import curves as points
-from gpfl.privacy import study
+from gpfl.privacy import labels, membership, study
+from gpfl.privacy import leaks as owners
 from gpfl.privacy.attack import KINDS, Effort
 from gpfl.privacy.table import PSNRS, Line, verdict
 from gpfl.privacy.victim import ROUNDS, STEPS, choose_victims, refuse_other_than_images
@@ -35,7 +36,7 @@ from gpfl.study.grid import Grounds, Job, Plan
 from gpfl.terminal import complain, console, say
 
 privacy_app = typer.Typer(
-    name="privacy", help="The paper's table of attacks, and what defences cost: runs, attacks, tables and figures."
+    name="privacy", help="The paper's table of attacks, labels and members, and what defences cost: runs, tables and figures."
 )
 
 Out = Annotated[str, typer.Option(help="Folder; runs and attacks that it holds are not made again.", metavar="DIR")]
@@ -88,7 +89,7 @@ def columns(
     trained, batches = one_of("--steps", steps, STEPS), whole_numbers("--batch", batch)
     one_of("--psnr", psnr, PSNRS)
     effort = effort_of("attack", iterations, restarts, victims, graph)
-    cells = study.nine_cells()
+    cells = study.open_cells()
     plan = planned(cells, [seed], rounds, patience, out, set_, device, engine, weights=True)
     grounds = grounds_for(cells, plan)
     refuse_victims(cells[0], plan, grounds, images, sorted({1, *batches}), effort)
@@ -116,6 +117,35 @@ def columns(
         tell=partial(tell_case, psnr=psnr),
     )
     tell_files(paths)
+
+
+@privacy_app.command()
+def leaks(
+    methods: Annotated[str, typer.Option(help="Methods, or all.", metavar="NAME,…")] = "all",
+    seed: Annotated[int, typer.Option(help="Seed of the runs.")] = 0,
+    rounds: Rounds = experiments.ROUNDS,
+    patience: Patience = experiments.PATIENCE,
+    set_: Set = None,
+    device: Device = "auto",
+    engine: EngineName = "auto",
+    out: Out = "results",
+    dry_run: DryRun = False,
+) -> None:
+    """Table what uploads tell of labels and personal models of their training rows, method by method."""
+    names = list(METHODS) if methods == "all" else known_methods(methods)
+    cells = study.open_cells(names)
+    plan = planned(cells, [seed], rounds, patience, out, set_, device, engine, weights=True)
+    jobs = study.jobs_of(cells, plan, grounds_for(cells, plan))
+    if dry_run:
+        show(jobs, plan, "labels and members of all clients are then guessed")
+        return
+    failed = train(jobs, plan)
+    ended = {job.folder.name: partial(study.loaded, job, seed) for job in jobs.values() if job.folder not in failed}
+    if ended:
+        tell_files(owners.all_told(ended, plan.out / "leaks", origin=made_by(device), tell=tell_leaks))
+    if failed:
+        complain("what is done is kept; the same command tries the others again")
+        raise typer.Exit(1)
 
 
 @privacy_app.command()
@@ -243,13 +273,20 @@ def refuse_victims(cell: Cell, plan: Plan, grounds: Grounds, images: int, batche
 
 
 def methods_of(words: str) -> list[str]:
+    """Gives the methods of a list, each of which sends updates."""
+    names = known_methods(words)
+    for name in names:
+        if not METHODS[name].shares or name == "fedproto":
+            raise GpflError(f"--methods names '{name}', which sends no update of weights that could be attacked or defended")
+    return names
+
+
+def known_methods(words: str) -> list[str]:
     """Gives the methods of a list."""
     names = split_words("--methods", words)
     for name in names:
         if name not in METHODS:
             raise GpflError(f"--methods names '{name}', which is no method; {did_you_mean(name, METHODS)}")
-        if not METHODS[name].shares or name == "fedproto":
-            raise GpflError(f"--methods names '{name}', which sends no update of weights that could be attacked or defended")
     return list(dict.fromkeys(names))
 
 
@@ -331,6 +368,13 @@ def made_by(device: str) -> str:
 def tell_point(words: str, line: Line) -> None:
     """Prints a point of the curves."""
     say(f"{words}: {line.psnr:.2f} dB (floor {line.floor:.2f}): {verdict(line)}")
+
+
+def tell_leaks(told: owners.Told) -> None:
+    """Prints what a method's run tells."""
+    for which, found in told.labels.items():
+        say(f"Round {which}. {labels.told(found, told.method)}")
+    say(membership.told(told.members, told.method))
 
 
 def tell_files(paths: Sequence[Path]) -> None:

@@ -70,9 +70,9 @@ def cell(entrant: Entrant, key: str, heading: str, defence: Mapping[str, object]
     return Cell(experiment, column, entrant)
 
 
-def nine_cells() -> list[Cell]:
-    """Gives the runs behind the nine columns."""
-    return [cell(Entrant(name, {"name": name}), NONE, "no defence", {}, True) for name in METHODS]
+def open_cells(methods: Sequence[str] = METHODS) -> list[Cell]:
+    """Gives the runs of methods without a defence, with their weights; usually those behind the nine columns."""
+    return [cell(Entrant(name, {"name": name}), NONE, "no defence", {}, True) for name in methods]
 
 
 @dataclass(frozen=True)
