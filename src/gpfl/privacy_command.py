@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, cast
@@ -26,13 +26,14 @@ from gpfl.privacy import leaks as owners
 from gpfl.privacy.attack import KINDS, Effort
 from gpfl.privacy.table import PSNRS, Line, verdict
 from gpfl.privacy.victim import ROUNDS, STEPS, choose_victims, refuse_other_than_images
+from gpfl.report.paper import Origin
 from gpfl.reproduce_command import show_plan
-from gpfl.runs import device_name
 from gpfl.study import experiments, grid
 from gpfl.study.asked import split_words
 from gpfl.study.estimate import estimate, speeds
 from gpfl.study.experiments import Cell
 from gpfl.study.grid import Grounds, Job, Plan
+from gpfl.study.results import commits_of
 from gpfl.terminal import complain, console, say
 
 privacy_app = typer.Typer(
@@ -113,7 +114,7 @@ def columns(
         rounds=which,
         effort=effort,
         psnr=psnr,
-        origin=made_by(device),
+        origin=made_by(jobs.values(), [seed]),
         tell=partial(tell_case, psnr=psnr),
     )
     tell_files(paths)
@@ -142,7 +143,7 @@ def leaks(
     failed = train(jobs, plan)
     ended = {job.folder.name: partial(study.loaded, job, seed) for job in jobs.values() if job.folder not in failed}
     if ended:
-        tell_files(owners.all_told(ended, plan.out / "leaks", origin=made_by(device), tell=tell_leaks))
+        tell_files(owners.all_told(ended, plan.out / "leaks", origin=made_by(jobs.values(), [seed]), tell=tell_leaks))
     if failed:
         complain("what is done is kept; the same command tries the others again")
         raise typer.Exit(1)
@@ -210,7 +211,7 @@ def curves(
     found = points.curves(
         spots, by_spot, numbers, folder, images=images, which=which[0], effort=effort, failed=failed, tell=tell_point
     )
-    paths = points.save(found, folder, made_by(device))
+    paths = points.save(found, folder, made_by(jobs.values(), numbers))
     tell_files(paths)
 
 
@@ -360,9 +361,11 @@ def show(jobs: Mapping[Cell, Job], plan: Plan, after: str) -> None:
     say(f"{after[0].upper()}{after[1:]}; those that {plan.out} holds are not made again.")
 
 
-def made_by(device: str) -> str:
-    """Gives the last line of a page."""
-    return f"Made by `{command_words()}`; commit {commit()}; device {device_name(api.find_device(device))}."
+def made_by(jobs: Iterable[Job], seeds: Sequence[int]) -> str:
+    """Gives the last line of a page: the command, and what the runs were made by."""
+    runs = [trials for job in jobs if (trials := job.trials("", seeds))]
+    commits = {one for trials in runs for one in commits_of(trials)}
+    return f"Made by {Origin(command_words(), commit()).line(runs, commits, seeds)}"
 
 
 def tell_point(words: str, line: Line) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from gpfl.report import latex
 from gpfl.report.beside import Block, Entry, Spread, blocks
 from gpfl.study.experiments import FAR, Published, spelled
 from gpfl.study.results import Results
+from gpfl.study.trials import Trials
 
 MARK = "†"
 """Stands by a difference beyond FAR standard deviations of the paper."""
@@ -40,13 +42,18 @@ class Origin:
     commit: str
 
     def words(self, results: Results) -> str:
+        """Gives the line of results."""
+        commits = {one for made in results.commits.values() for one in made}
+        return self.line([trials for trials in results.trials.values() if trials], commits, results.seeds)
+
+    def line(self, runs: Sequence[Trials], made_at: AbstractSet[str], seeds: Iterable[int]) -> str:
         """Gives the line: the command, the commits of the runs, the devices and the seeds."""
-        summaries = [summary for trials in results.trials.values() if trials for summary in trials.summaries]
-        commits = ", ".join(sorted({one for made in results.commits.values() for one in made})) or self.commit
+        summaries = [summary for trials in runs for summary in trials.summaries]
+        commits = ", ".join(sorted(made_at)) or self.commit
         devices = ", ".join(sorted({str(summary["device"]) for summary in summaries})) or "none"
         made = sorted({f"gpfl {s.get('gpfl', '?')}, torch {s.get('torch', '?')}" for s in summaries})
-        seeds = ", ".join(map(str, results.seeds))
-        return f"`{self.command}`; commit {commits}; device {devices}; seeds {seeds}" + "".join(f"; {m}" for m in made) + "."
+        numbers = ", ".join(map(str, seeds))
+        return f"`{self.command}`; commit {commits}; device {devices}; seeds {numbers}" + "".join(f"; {m}" for m in made) + "."
 
 
 # Words.
