@@ -63,7 +63,7 @@ def test_another_seed_chooses_other_groups() -> None:
 
 def test_a_choice_is_recorded_in_the_manifest() -> None:
     manifest = divide(grouped_table(), Natural(clients=2, seed=4)).manifest()
-    assert manifest["split"] == {"split": "natural", **options.values_of(Natural(clients=2, seed=4))}
+    assert manifest["split"] == {"split": "natural", **options.written_of(Natural(clients=2, seed=4))}
 
 
 def test_more_clients_than_groups_are_refused_with_both_numbers() -> None:

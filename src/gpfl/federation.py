@@ -202,7 +202,7 @@ def federate(
         raise GpflError(
             f"data is {type(data).__name__}; give a name, a gpfl.Table, or the arrays of at least one client: [(x, y), …]"
         )
-    for key, value in (("split", split), ("clients", settings.get("clients"))):
+    for key, value in (("split", split), ("clients", settings.get("clients")), ("draws", settings.get("draws"))):
         if value is not None:
             raise GpflError(f"{key} is {value!r}, but these arrays lie with their clients: leave it out, or give a Table")
     clients: Mapping[str, Arrays] = data if isinstance(data, Mapping) else {str(n): arrays for n, arrays in enumerate(data)}
@@ -251,11 +251,11 @@ def reading(name: str, settings: Mapping[str, object]) -> tuple[Source, dict[str
 
 def divide(table: Table, split: Split) -> Federation:
     """Gives the table divided by a split."""
-    chosen = split.choose(table)
-    shards = [Shard(name, *split.cut(table, rows, number)) for number, (name, rows) in enumerate(chosen.items())]
-    few = [len(chosen[shard.name]) for shard in lacking(shards)]
-    check_filled(shards, split.way_out(table, [len(rows) for rows in chosen.values()], few) if few else "")
-    return Federation(table, shards, {"split": split.name, **options.values_of(split)})
+    shards = [Shard(name, *parts) for name, parts in split.divided(table).items()]
+    rows = {shard.name: len(shard.train) + len(shard.validation) + len(shard.test) for shard in shards}
+    few = [rows[shard.name] for shard in lacking(shards)]
+    check_filled(shards, split.way_out(table, list(rows.values()), few) if few else "")
+    return Federation(table, shards, {"split": split.name, **options.written_of(split)})
 
 
 def gather(clients: Mapping[str, Arrays], split: Split) -> Federation:
@@ -282,7 +282,7 @@ def gather(clients: Mapping[str, Arrays], split: Split) -> Federation:
                 f"{first.name} of {first.shape} ({first.x.dtype}); they must agree"
             )
     table = Table(torch.cat([piece.x for piece in pieces]), torch.cat([piece.y for piece in pieces]))
-    return Federation(table, shards, {"split": "arrays", **options.values_of(split)})
+    return Federation(table, shards, {"split": "arrays", **options.written_of(split)})
 
 
 def as_rows(values: Sequence[int]) -> Rows:

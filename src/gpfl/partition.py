@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from gpfl import reference_division
 from gpfl.data.table import PARTS, Rows, Table
 from gpfl.errors import GpflError, counted
 from gpfl.options import option
@@ -31,6 +32,39 @@ class Split:
     test: float = option(0.25, "share of each client's rows kept for testing", above=0.0, most=0.9)
     validation: float = option(0.0, "share of each client's training rows kept for choosing a round", least=0.0, most=0.9)
     seed: int = option(1, "seed of the split; trials with other seeds share one split", least=0, most=LARGEST_SEED)
+    draws: str = option(
+        "own",
+        "random numbers: our own, or 'reference' = those of the authors' code, with seed 1 the paper's very division",
+        choices=("own", "reference"),
+        later=True,
+    )
+
+    def divided(self, table: Table) -> dict[str, tuple[Rows, Rows, Rows]]:
+        """Gives the training, validation and test rows of the clients that take part."""
+        if self.draws == "reference":
+            return self._as_reference(table)
+        return {name: self.cut(table, rows, number) for number, (name, rows) in enumerate(self.choose(table).items())}
+
+    def _as_reference(self, table: Table) -> dict[str, tuple[Rows, Rows, Rows]]:
+        """Gives them as the authors' code draws them; of `of` clients the first ones take part."""
+        self.check()
+        if table.parts is not None:
+            raise GpflError(
+                f"split.draws is 'reference', but data '{table.name}' tells which rows are for testing, and the authors' code "
+                "draws them: use --draws own"
+            )
+        whole = dataclasses.replace(self, clients=self.of, of=0) if self.of else self
+        draw = np.random.RandomState(self.seed)
+        assigned = whole.reference(table, draw)
+        wanted = self.clients or len(assigned)
+        self._refuse_more(table, wanted, len(assigned))
+        cuts = {name: reference_division.cut(rows, self.test, draw) for name, rows in assigned.items()}
+        taking_part = list(cuts.items())[:wanted]
+        return {name: (*self.keep_back(train, number), test) for number, (name, (train, test)) in enumerate(taking_part)}
+
+    def reference(self, table: Table, draw: np.random.RandomState) -> dict[str, Rows]:
+        """Gives each client's rows by its name, drawn as the authors' code draws them."""
+        raise NotImplementedError
 
     def choose(self, table: Table) -> dict[str, Rows]:
         """Gives the rows of the clients that take part: all, or a seeded choice of them that grows with its number."""
@@ -42,10 +76,13 @@ class Split:
         whole = dataclasses.replace(self, clients=self.of, of=0) if self.of else self
         assigned = whole.assign(table, generator(self.seed, "split"))
         wanted = self.clients or len(assigned)
-        if wanted > len(assigned):
-            raise GpflError(f"split.clients is {wanted}; data '{table.name}' has {len(assigned)} groups: ask for at most that")
+        self._refuse_more(table, wanted, len(assigned))
         kept = set(generator(self.seed, "subset").permutation(len(assigned))[:wanted].tolist())
         return {name: rows for place, (name, rows) in enumerate(assigned.items()) if place in kept}
+
+    def _refuse_more(self, table: Table, wanted: int, there: int) -> None:
+        if wanted > there:
+            raise GpflError(f"split.clients is {wanted}; data '{table.name}' has {there} groups: ask for at most that")
 
     def check(self) -> None:
         """Refuses numbers that do not go together."""
@@ -60,7 +97,7 @@ class Split:
         else:  # training and test rows may lie in blocks: mixed, each client gets some of both
             order = draw.permutation(len(labels))
             parts = [order[rows] for rows in self.deal(labels[order], table.classes, draw)]
-        return {str(number): rows for number, rows in enumerate(parts)}
+        return numbered(parts)
 
     def deal(self, labels: Labels, classes: int, draw: np.random.Generator) -> list[Rows]:
         """Gives the rows of clients 0, 1, …; for splits that go by labels."""
@@ -111,6 +148,13 @@ class Pathological(Split):
                 rows[client].append(part)
         return [np.concatenate(parts) for parts in rows]
 
+    def reference(self, table: Table, draw: np.random.RandomState) -> dict[str, Rows]:
+        """Gives each client's rows by its name, drawn as the authors' code draws them."""
+        self._check(table.classes)
+        takers = deal_classes(self.clients, table.classes, self.classes_per_client)
+        labels = table.y.cpu().numpy()
+        return numbered(reference_division.by_classes(labels, table.classes, takers, self.clients, self.balanced, draw))
+
     def _check(self, classes: int) -> None:
         if self.classes_per_client > classes:
             raise GpflError(
@@ -155,15 +199,29 @@ class Dirichlet(Split):
     cap: bool = option(True, "give no more classes to a client that holds its n/N rows (authors' code)")
     min_rows: int = option(0, "fewest rows of a client; 0 = the smaller of 40 and half of n/N", least=0)
 
-    def deal(self, labels: Labels, classes: int, draw: np.random.Generator) -> list[Rows]:
-        """Draws all shares anew until the smallest client has enough rows."""
-        total = len(labels)
-        fewest = self.min_rows or max(1, min(40, total // self.clients // 2))
+    def reference(self, table: Table, draw: np.random.RandomState) -> dict[str, Rows]:
+        """Gives each client's rows by its name, drawn as the authors' code draws them."""
+        if not self.cap:
+            raise GpflError(
+                "split.cap is false and split.draws 'reference', but the authors' code has the cap: use --draws own"
+            )
+        labels = table.y.cpu().numpy()
+        fewest = self._fewest(len(labels))
+        return numbered(reference_division.by_shares(labels, table.classes, self.clients, self.beta, fewest, DRAWS, draw))
+
+    def _fewest(self, total: int) -> int:
+        """Gives the rows that every client must have, of so many in all."""
+        fewest = self.min_rows or max(1, min(reference_division.FEWEST, total // self.clients // 2))
         if fewest * self.clients > total:
             raise GpflError(
                 f"{self.clients} clients × {fewest} rows = {fewest * self.clients}, but the table has {total} rows: "
                 "lower --clients or --min-rows"
             )
+        return fewest
+
+    def deal(self, labels: Labels, classes: int, draw: np.random.Generator) -> list[Rows]:
+        """Draws all shares anew until the smallest client has enough rows."""
+        fewest = self._fewest(len(labels))
         counts = np.bincount(labels, minlength=classes)
         closest = 0
         for _ in range(DRAWS):
@@ -229,6 +287,13 @@ class Natural(Split):
             raise GpflError(f"split.min_rows is {self.min_rows}; the largest group of data '{table.name}' has {most} rows")
         return kept
 
+    def reference(self, table: Table, draw: np.random.RandomState) -> dict[str, Rows]:
+        """Gives the rows of every group, shuffled where the authors' code does that."""
+        groups = self.assign(table, generator(self.seed, "split"))
+        if table.name not in reference_division.SHUFFLED:
+            return groups
+        return {name: reference_division.shuffled(rows, draw) for name, rows in groups.items()}
+
     def way_out(self, table: Table, rows: Sequence[int], few: Sequence[int]) -> str:
         """Gives the number of rows from which all clients have enough, and asks whether these are the clients."""
         fewest = max(few) + 1
@@ -238,6 +303,11 @@ class Natural(Split):
         if left == len(rows):
             return f"give clients more rows{ask}"
         return f"--min-rows {fewest} leaves out {left:,} of {counted(len(rows), 'client')}{ask}"
+
+
+def numbered(parts: Sequence[Rows]) -> dict[str, Rows]:
+    """Gives the rows of clients 0, 1, … by their names."""
+    return {str(number): rows for number, rows in enumerate(parts)}
 
 
 SPLITS: dict[str, type[Split]] = {split.name: split for split in (Pathological, Dirichlet, Natural)}
