@@ -272,7 +272,7 @@ def test_the_command_writes_the_defence_down_and_says_what_it_promises(command: 
 def test_weight_decay_in_what_is_bounded_is_said(command: Command, words: tuple[str, ...], said: str) -> None:
     ended = command("run", "--data", "digits", "--method", "gpfl", "--rounds", "1", "--out", "run", *words)
     assert ended.code == 0, ended.err
-    assert ("Weight decay moves cov and gce" in ended.out) == bool(said)
+    assert ("Weight decay moves the parts cov and gce" in ended.out) == bool(said)
     assert said in ended.out
 
 

@@ -17,6 +17,8 @@ from gpfl.data import DATA
 from gpfl.defence.statement import gaussian
 from gpfl.privacy import columns, curves, leaks, study
 from gpfl.privacy.curves import Curves, Point
+from gpfl.privacy.labels import Leak
+from gpfl.privacy.membership import Membership
 from gpfl.privacy_command import effort_of
 
 SMALL = ("--set", "data.name=pictures", "--set", "split.clients=2", "--set", "net.channels=[4, 8]", "--set", "net.hidden=16")
@@ -72,13 +74,13 @@ def test_what_methods_tell_of_labels_and_members_is_tabled_and_not_asked_twice(p
     assert text in said.out
     lines = {line.split(" | ")[0][2:]: line.split(" | ")[1:] for line in text.splitlines() if line.startswith("| ")}
     found = [leaks.from_plain(held) for held in json.loads((folder / "results.json").read_text())]
-    assert [told.method for told in found] == ["gpfl", "fedper", "local"]
-    for told in found:
-        shown = lines[gpfl.study.experiments.spelled(told.method)]
-        guesses = [[leak.guess for leak in told.labels[which]] for which in ("0", "best")]
+    assert [findings.method for findings in found] == ["gpfl", "fedper", "local"]
+    for findings in found:
+        shown = lines[gpfl.study.experiments.spelled(findings.method)]
+        guesses = [[leak.guess for leak in findings.labels[which]] for which in ("0", "best")]
         assert shown[:2] == [f"{np.mean(some):.3f}" if None not in some else "–" for some in guesses]
-        assert shown[2].startswith(f"{np.mean([member.auc for member in told.members]):.3f} ± ")
-        assert shown[5] == f"{100 * told.accuracy:.2f}"
+        assert shown[2].startswith(f"{np.mean([member.auc for member in findings.members]):.3f} ± ")
+        assert shown[5] == f"{100 * findings.accuracy:.2f}"
     assert lines["GPFL"][0] != "–"
     assert lines["FedPer"][:2] == lines["Local"][:2] == ["–", "–"]
     made = {path: path.stat().st_mtime_ns for path in (folder / "kept").iterdir()}
@@ -86,6 +88,33 @@ def test_what_methods_tell_of_labels_and_members_is_tabled_and_not_asked_twice(p
     assert "Run before: 3 of 3 runs." in pictures(*words).out
     assert made == {path: path.stat().st_mtime_ns for path in (folder / "kept").iterdir()}
     assert pictures("privacy", "leaks", *quick, "--methods", "gpfll").code == 2
+
+
+def test_leaks_are_those_of_their_run(pictures: Command, tmp_path: Path) -> None:
+    words = ("privacy", "leaks", *SMALL, "--rounds", "1", "--device", "cpu", "--out", "out", "--methods", "fedavg")
+    rows = []
+    for seed in ("0", "1", "0"):
+        assert pictures(*words, "--seed", seed).code == 0
+        rows.append((tmp_path / "out" / "leaks" / "table.md").read_text().splitlines()[2])
+    assert rows[0] == rows[2] != rows[1]
+    for damaged in ("", "{}", '{"mark": 1}'):
+        for path in (tmp_path / "out" / "leaks" / "kept").iterdir():
+            path.write_text(damaged)
+        assert pictures(*words, "--seed", "0").code == 0
+        assert (tmp_path / "out" / "leaks" / "table.md").read_text().splitlines()[2] == rows[0], "asked again"
+
+
+def test_a_guess_no_better_than_none_is_called_weak() -> None:
+    member = Membership("0", 0.6, 1.0, 1.2)
+
+    def found(guess: float | None) -> str:
+        leak = Leak("0", guess, 0.6, 0.5, 0.1)
+        return leaks.markdown([leaks.Findings("gpfl", 3, "test", 0.5, 2, {"best": [leak]}, [member])], "")
+
+    assert "this guess is weak" not in found(0.4)
+    assert "At or above them (GPFL) this guess is weak" in found(0.55)
+    assert "| GPFL | – |" in found(None)
+    assert "(1 client with too few rows to train left out)" in found(0.4)
 
 
 # The curves.
@@ -117,10 +146,12 @@ def test_magnitudes_by_rows_have_the_weight_of_the_setting(pictures: Command, tm
     said = pictures("privacy", "curves", *QUICK, *values, "--set", "gpfl.lam=0.5", "--set", "train.batch_size=16")
     assert said.code == 0, said.err
     methods = [tomllib.loads(path.read_text())["method"] for path in (tmp_path / "out" / "runs").glob("*/config.toml")]
-    forms = sorted((method["mlg_norm"], method["lam"]) for method in methods)
-    assert forms == [("batch", 0.5), ("sample_mean", 2.0), ("sample_mean", 2.0)], "with a run of that form without a defence"
+    variants = sorted((method["mlg_norm"], method["lam"]) for method in methods)
+    assert variants == [("batch", 0.5), ("sample_mean", 2.0), ("sample_mean", 2.0)], (
+        "with a run of that variant without a defence"
+    )
     points = json.loads((tmp_path / "out" / "defences" / "points.json").read_text())
-    assert [(point["family"], point["form"]) for point in points] == [
+    assert [(point["family"], point["variant"]) for point in points] == [
         ("", ""),
         ("", "--mlg-norm sample_mean --lam 2"),
         ("example_noise", "--mlg-norm sample_mean --lam 2"),
@@ -133,8 +164,8 @@ def test_updates_that_are_bounded_have_no_weight_decay_in_them(pictures: Command
     assert said.code == 0, said.err
     assert "Weight decay" not in said.out
     points = json.loads((tmp_path / "out" / "defences" / "points.json").read_text())
-    forms = [(point["family"], point["form"]) for point in points]
-    assert forms == [("", ""), ("", "--mu 0"), ("noise", "--mu 0"), ("top_k", "--mu 0"), ("bits", "")]
+    variants = [(point["family"], point["variant"]) for point in points]
+    assert variants == [("", ""), ("", "--mu 0"), ("noise", "--mu 0"), ("top_k", "--mu 0"), ("bits", "")]
     text = (tmp_path / "out" / "defences" / "table.md").read_text()
     assert curves.UNDECAYED in text
     assert "| GPFL | none | `--mu 0` |" in text
@@ -178,7 +209,16 @@ def test_noise_for_an_epsilon_knows_delta_and_how_often_rows_enter() -> None:
         (("curves", "--noise", "0"), "its values must be above 0"),
         (("curves", "--noise", "loud"), "must be numbers with commas between, or none"),
         (("curves", "--noise", "1", "--epsilon", "1"), "were both given"),
-        (("curves", "--round", "0,best"), "curves are of one round"),
+        (("curves", "--round", "0,best"), "--round is '0,best'; give one of 0, best"),
+        (("curves", "--epsilon", "nan"), "its values must be above 0, and finite"),
+        (("curves", "--epsilon", "none"), "it must be numbers with commas between\n"),
+        (("curves", "--epsilon", "4", "--noise", " 1 "), "were both given"),
+        (("curves", "--top-k", "1"), "shares must be below 1"),
+        (("curves", "--bits", "32"), "bits are whole numbers, 2 to 31"),
+        (("curves", "--victims", "-1"), "--victims is -1"),
+        (("curves", "--methods", "fedphp", "--example-noise", "1"), "say --example-noise none"),
+        (("leaks", "--seed", "-1"), "the seed of a run is -1"),
+        (("columns", "--psnr", "proper,reference"), "--psnr is 'proper,reference'; give one of proper, reference"),
         (("curves", "--set", "defence.clip=1"), "is not for studies"),
         (("curves", "--bits", "2.5"), "bits are whole numbers"),
         (("curves", "--images", "500"), "of them are asked for"),
@@ -242,10 +282,10 @@ def test_the_figures_show_the_points(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_the_table_says_where_it_proves_nothing_and_no_more_than_it_holds() -> None:
     assert "proves" not in curves.markdown(MADE, "")
     assert "It proves nothing." in curves.markdown(dataclasses.replace(MADE, doubt="It proves nothing."), "")
-    for form, words in (("--mlg-norm sample_mean", curves.BY_ROWS), ("--mu 0", curves.UNDECAYED)):
-        formed = dataclasses.replace(point("gpfl", "noise", 1, 0.4, 12, 10.0), form=form)
+    for variant, words in (("--mlg-norm sample_mean", curves.BY_ROWS), ("--mu 0", curves.UNDECAYED)):
+        varied = dataclasses.replace(point("gpfl", "noise", 1, 0.4, 12, 10.0), variant=variant)
         assert words not in curves.markdown(MADE, "")
-        assert words in curves.markdown(dataclasses.replace(MADE, points=(*MADE.points, formed)), "")
+        assert words in curves.markdown(dataclasses.replace(MADE, points=(*MADE.points, varied)), "")
 
 
 def test_the_table_says_what_its_numbers_are() -> None:
@@ -257,5 +297,5 @@ def test_the_table_says_what_its_numbers_are() -> None:
     rows = curves.as_csv(MADE).splitlines()
     assert len(rows) == 7
     assert rows[0].startswith(
-        "method,family,form,value,accuracy,std,trials,bytes_up,epsilon,epsilon_if_poisson,delta,target,psnr"
+        "method,family,variant,value,accuracy,std,trials,bytes_up,epsilon,epsilon_if_poisson,delta,target,psnr"
     )

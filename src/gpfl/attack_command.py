@@ -60,7 +60,7 @@ def attack(
         "round": one_of("--round", round_, ROUNDS),
         "kind": one_of("--kind", kind or "geiping", KINDS),
     }
-    one_of("--psnr", psnr, table.PSNRS)
+    formula = single("--psnr", psnr, table.PSNRS)
     batches = whole_numbers("--batch", batch)
     effort = Effort(iterations=iterations, restarts=restarts, seed=seed, graph=graph)
     refuse_trials(run)
@@ -75,7 +75,7 @@ def attack(
         report_membership(result, clients, folder)
     if kind or not (labels or membership):
         targets = list(result.engine.method.views()) if target == "all" else [word.strip() for word in target.split(",")]
-        rebuild_images(result, clients, images, batches, targets, wanted, psnr, effort, folder)
+        rebuild_images(result, clients, images, batches, targets, wanted, formula, effort, folder)
 
 
 def refuse_trials(folder: Path) -> None:
@@ -198,6 +198,14 @@ def one_of(flag: str, words: str, known: Sequence[str]) -> list[str]:
         if word not in known:
             raise GpflError(f"{flag} is '{words}'; {did_you_mean(word, known)}")
     return list(dict.fromkeys(found))
+
+
+def single(flag: str, words: str, known: Sequence[str]) -> str:
+    """Gives the one known word of a flag."""
+    found = one_of(flag, words, known)
+    if len(found) > 1:
+        raise GpflError(f"{flag} is '{words}'; give one of {', '.join(known)}")
+    return found[0]
 
 
 def whole_numbers(flag: str, words: str, least: int = 1) -> list[int]:

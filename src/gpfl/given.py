@@ -48,7 +48,7 @@ def refuse_unheard(
     for key in settings.get("method", {}):
         raise GpflError(f"--set method.{key} does not say whose {key}: name the method, such as --set {running[0]}.{key}=…")
     if "seed" in settings.get("run", {}):
-        raise GpflError(f"--set run.seed is not for {kind}: give --seeds")
+        raise GpflError(f"--set run.seed is not for {kind}: give --seeds, or --seed where there is one")
     for name in own:
         if name not in running:
             raise GpflError(f"--set {name}.… is for a method that is not {done}: add {name} to {place}, or leave it out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -11,7 +12,7 @@ from typing import Annotated, cast
 import typer
 
 from gpfl import api
-from gpfl.attack_command import one_of, tell_case, tell_graph, whole_numbers
+from gpfl.attack_command import one_of, single, tell_case, tell_graph, whole_numbers
 from gpfl.defence.record import WHOLE
 from gpfl.defence.statement import accountant
 from gpfl.errors import GpflError, counted, did_you_mean
@@ -22,10 +23,11 @@ from gpfl.origin import command_words, commit
 from gpfl.privacy import columns as nine
 from gpfl.privacy import curves as points
 from gpfl.privacy import labels, membership, study
-from gpfl.privacy import leaks as owners
 from gpfl.privacy.attack import KINDS, Effort
+from gpfl.privacy.leaks import Findings, write_leaks
 from gpfl.privacy.table import PSNRS, Line, verdict
 from gpfl.privacy.victim import ROUNDS, STEPS, choose_victims, refuse_other_than_images
+from gpfl.randomness import LARGEST_SEED
 from gpfl.report.paper import Origin
 from gpfl.reproduce_command import show_plan
 from gpfl.study import experiments, grid
@@ -88,7 +90,7 @@ def columns(
     """Make the paper's nine columns on Cifar100: train the five methods, attack their uploads, and write ours beside theirs."""
     kinds, which = one_of("--kind", kind, KINDS), one_of("--round", round_, ROUNDS)
     trained, batches = one_of("--steps", steps, STEPS), whole_numbers("--batch", batch)
-    one_of("--psnr", psnr, PSNRS)
+    formula = single("--psnr", psnr, PSNRS)
     effort = effort_of("attack", iterations, restarts, victims, graph)
     cells = study.open_cells()
     plan = planned(cells, [seed], rounds, patience, out, set_, device, engine, weights=True)
@@ -113,9 +115,9 @@ def columns(
         steps=trained,
         rounds=which,
         effort=effort,
-        psnr=psnr,
+        psnr=formula,
         origin=made_by(jobs.values(), [seed]),
-        tell=partial(tell_case, psnr=psnr),
+        tell=partial(tell_case, psnr=formula),
     )
     tell_files(paths)
 
@@ -141,9 +143,10 @@ def leaks(
         show(jobs, plan, "labels and members of all clients are then guessed")
         return
     failed = train(jobs, plan)
-    ended = {job.folder.name: partial(study.loaded, job, seed) for job in jobs.values() if job.folder not in failed}
-    if ended:
-        tell_files(owners.all_told(ended, plan.out / "leaks", origin=made_by(jobs.values(), [seed]), tell=tell_leaks))
+    ended = [job for job in jobs.values() if job.folder not in failed]
+    runs = {job.folder / f"seed-{seed}": partial(study.loaded, job, seed) for job in ended}
+    if runs:
+        tell_files(write_leaks(runs, plan.out / "leaks", origin=made_by(ended, [seed]), tell=tell_leaks))
     if failed:
         complain("what is done is kept; the same command tries the others again")
         raise typer.Exit(1)
@@ -178,25 +181,23 @@ def curves(
 ) -> None:
     """Draw what defences cost and bring: accuracy against ε, and what an attack rebuilds against accuracy."""
     own = study.file_sections()["defences"]
-    names, which = methods_of(methods), one_of("--round", round_, ROUNDS)
-    if len(which) > 1:
-        raise GpflError(f"--round is '{round_}'; curves are of one round, 0 or best")
+    names, which = methods_of(methods), single("--round", round_, ROUNDS)
     numbers = whole_numbers("--seeds", seeds, least=0)
     effort = effort_of("defences", iterations, restarts, victims, graph)
     bounds = clip or cast(float, own["clip"]), example_clip or cast(float, own["example_clip"])
-    bare = study.spots(names, {}, *bounds, delta, weights=which == ["best"])
+    bare = study.spots(names, {}, *bounds, delta, weights=which == "best")
     planned_rounds = rounds or cast(int, own["rounds"])
-    plan = planned([s.cell for s in bare], numbers, planned_rounds, 0, out, set_, device, engine, weights=which == ["best"])
+    plan = planned([s.cell for s in bare], numbers, planned_rounds, 0, out, set_, device, engine, weights=which == "best")
     grounds = grounds_for([spot.cell for spot in bare], plan)
     refuse_victims(bare[0].cell, plan, grounds, images, [1], effort)
-    forms = study.forms_of(bare, plan, grounds)
+    variants = study.variants_of(bare, plan, grounds)
     texts = {"noise": noise, "example_noise": example_noise, "top_k": top_k, "bits": bits}
     values = {name: values_of(name, text, own) for name, text in texts.items()}
-    found_for = by_epsilon(epsilon, texts, names, plan, grounds, (*bounds, delta), forms) if epsilon else {}
+    found_for = by_epsilon(epsilon, texts, names, plan, grounds, (*bounds, delta), variants) if epsilon else {}
     spots = [
         spot
         for name in names
-        for spot in study.spots([name], values | found_for.get(name, {}), *bounds, delta, which == ["best"], forms)
+        for spot in study.spots([name], values | found_for.get(name, {}), *bounds, delta, which == "best", variants)
     ]
     jobs = study.jobs_of([spot.cell for spot in spots], plan, grounds)
     if dry_run:
@@ -209,7 +210,7 @@ def curves(
     folder = plan.out / "defences"
     by_spot = {spot: jobs[spot.cell] for spot in spots}
     found = points.curves(
-        spots, by_spot, numbers, folder, images=images, which=which[0], effort=effort, failed=failed, tell=tell_point
+        spots, by_spot, numbers, folder, images=images, which=which, effort=effort, failed=failed, tell=tell_point
     )
     paths = points.save(found, folder, made_by(jobs.values(), numbers))
     tell_files(paths)
@@ -221,6 +222,8 @@ def curves(
 def effort_of(section: str, iterations: int, restarts: int, victims: int | None, graph: bool) -> Effort:
     """Gives how hard attacks try, and the seed of victims and starts: as was said, or as the study's file says."""
     own = study.file_sections()[section]
+    if victims is not None and not 0 <= victims <= LARGEST_SEED:
+        raise GpflError(f"--victims is {victims}; it must be at least 0, at most {LARGEST_SEED}")
     said = {"iterations": iterations or None, "restarts": restarts or None, "seed": victims}
     return Effort(graph=graph, **{name: cast(int, own[name]) if value is None else value for name, value in said.items()})
 
@@ -239,6 +242,8 @@ def planned(
 ) -> Plan:
     """Gives the plan of the flags; settings that no run can have are refused."""
     settings, own = split_settings(tuple(set_ or ()))
+    if not all(0 <= seed <= LARGEST_SEED for seed in seeds):
+        raise GpflError(f"the seed of a run is {min(seeds)}; it must be at least 0, at most {LARGEST_SEED}")
     names = [cell.entrant.method["name"] for cell in cells]
     refuse_unheard(settings, own, names, done="run", kind="studies")
     if "defence" in settings:
@@ -298,8 +303,10 @@ def values_of(name: str, text: str, own: Mapping[str, object]) -> list[float]:
     if text.strip() == "none":
         return []
     found = numbers_in(f"--{name.replace('_', '-')}", text)
-    if name == "bits" and any(value % 1 for value in found):
+    if name == "bits" and any(value % 1 or value >= WHOLE for value in found):
         raise GpflError(f"--bits is '{text}'; bits are whole numbers, 2 to {WHOLE - 1}")
+    if name == "top_k" and max(found) >= 1:
+        raise GpflError(f"--top-k is '{text}'; shares must be below 1, which is all entries")
     return found
 
 
@@ -308,9 +315,10 @@ def numbers_in(flag: str, text: str) -> list[float]:
     try:
         found = [float(word) for word in text.split(",")]
     except ValueError:
-        raise GpflError(f"{flag} is '{text}'; it must be numbers with commas between, or none") from None
-    if min(found) <= 0:
-        raise GpflError(f"{flag} is '{text}'; its values must be above 0")
+        none = "" if flag == "--epsilon" else ", or none"
+        raise GpflError(f"{flag} is '{text}'; it must be numbers with commas between{none}") from None
+    if min(found) <= 0 or not all(map(math.isfinite, found)):
+        raise GpflError(f"{flag} is '{text}'; its values must be above 0, and finite")
     return list(dict.fromkeys(found))
 
 
@@ -321,16 +329,17 @@ def by_epsilon(
     plan: Plan,
     grounds: Grounds,
     how: tuple[float, float, float],
-    forms: study.Forms,
+    variants: study.Variants,
 ) -> dict[str, dict[str, list[float]]]:
     """Gives each method's noise for values of ε, under two bounds and δ; a family that was left out stays out."""
     wanted = numbers_in("--epsilon", text)
     found: dict[str, dict[str, list[float]]] = {name: {} for name in names}
     for family in study.FAMILIES[:2]:
-        if given[family.name] not in ("", "none"):
+        said = given[family.name].strip()
+        if said not in ("", "none"):
             raise GpflError(f"--epsilon and --{family.name.replace('_', '-')} were both given: leave one out")
-        for name in names if given[family.name] != "none" else ():
-            *_, like = study.spots([name], {family.name: [1.0]}, *how, weights=False, forms=forms)
+        for name in names if said != "none" else ():
+            *_, like = study.spots([name], {family.name: [1.0]}, *how, weights=False, variants=variants)
             found[name][family.name] = study.noises(family, wanted, like.cell, plan, grounds)
     return found
 
@@ -364,8 +373,9 @@ def show(jobs: Mapping[Cell, Job], plan: Plan, after: str) -> None:
 def made_by(jobs: Iterable[Job], seeds: Sequence[int]) -> str:
     """Gives the last line of a page: the command, and what the runs were made by."""
     runs = [trials for job in jobs if (trials := job.trials("", seeds))]
-    commits = {one for trials in runs for one in commits_of(trials)}
-    return f"Made by {Origin(command_words(), commit()).line(runs, commits, seeds)}"
+    commits, now = {one for trials in runs for one in commits_of(trials)}, commit()
+    later = "" if now in commits else f" The commit is that of the runs; the page is of {now}, and what was attacked since."
+    return f"Made by {Origin(command_words(), now).line(runs, commits, seeds)}{later}"
 
 
 def tell_point(words: str, line: Line) -> None:
@@ -373,11 +383,11 @@ def tell_point(words: str, line: Line) -> None:
     say(f"{words}: {line.psnr:.2f} dB (floor {line.floor:.2f}): {verdict(line)}")
 
 
-def tell_leaks(told: owners.Told) -> None:
+def tell_leaks(found: Findings) -> None:
     """Prints what a method's run tells."""
-    for which, found in told.labels.items():
-        say(f"Round {which}. {labels.told(found, told.method)}")
-    say(membership.told(told.members, told.method))
+    for which, guesses in found.labels.items():
+        say(f"Round {which}. {labels.told(guesses, found.method)}")
+    say(membership.told(found.members, found.method))
 
 
 def tell_files(paths: Sequence[Path]) -> None:

@@ -121,8 +121,8 @@ def cautions(method: Method) -> list[str]:
         return []
     what = "clipped" if method.defence.clip else "cut to its largest entries"
     return [
-        f"Weight decay moves {' and '.join(decaying)} in every step and is in the update that is {what}: little of what the "
-        "data say may be left. Without decay (of gpfl: --mu 0) all of the bound is theirs."
+        f"Weight decay moves the parts {' and '.join(decaying)} in every step and is in the update that is {what}: little of "
+        "what the data say may be left. Without decay (of gpfl: --mu 0) all of the bound is theirs."
     ]
 
 

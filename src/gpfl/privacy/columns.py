@@ -203,7 +203,7 @@ def markdown(done: Done, kind: str, ceiling: tuple[Case, Kept], rounds: Mapping[
         name = f"round {key[0]}, {'one step' if key[1] == 'one' else 'one epoch'}, batch {key[2]}"
         if not any(open_):
             void.append(name)
-        shown = [f"{line.psnr:.2f} [{line.ssim:.2f}]{' *' if line.leaks else ''}" for line in numbers.values()]
+        shown = [f"{line.psnr:.2f} [{line.ssim:.2f}]{' *' if line.leaks and line.tested else ''}" for line in numbers.values()]
         lines.append([name + ("" if any(open_) else " †"), *shown, f"{some.start:.2f}", f"{some.mean:.2f}"])
         plain.append([name, *(as_found(line) for line in numbers.values())])
     paper = paper_values()

@@ -41,7 +41,7 @@ class Point:
 
     method: str
     family: str  # "" without a defence
-    form: str  # the method's own settings as flags, "" as it is published
+    variant: str  # the method's own settings as flags, "" as it is published
     value: float
     accuracy: float  # mean of the trials' best, as a share
     std: float
@@ -165,7 +165,7 @@ def point_of(spot: Spot, job: Job, seeds: Sequence[int], engine: Engine, line: L
     return Point(
         method=spot.method,
         family=spot.family.name if spot.family else "",
-        form=spot.form,
+        variant=spot.variant,
         value=spot.value,
         accuracy=trials.mean("best_accuracy"),
         std=trials.std("best_accuracy"),
@@ -212,7 +212,7 @@ def markdown(found: Curves, origin: str) -> str:
     headings = (
         "method",
         "defence",
-        "form",
+        "variant",
         "leaks most",
         "verdict",
         "value",
@@ -231,7 +231,7 @@ def markdown(found: Curves, origin: str) -> str:
                 *(
                     spelled(point.method),
                     words.get(point.family, "none"),
-                    f"`{point.form}`" if point.form else "",
+                    f"`{point.variant}`" if point.variant else "",
                     point.target,
                 ),
                 *(point.verdict, f"{point.value:g}" if point.family else ""),
@@ -250,8 +250,8 @@ def markdown(found: Curves, origin: str) -> str:
         EITHER_SIGN.format(as_found=max(point.psnr - point.psnr_as_found for point in found.points)),
         stated(found),
         *(f"Not ended: {words}." for words in found.failed),
-        BY_ROWS if any("--mlg-norm" in point.form for point in found.points) else "",
-        UNDECAYED if any("--mu" in point.form for point in found.points) else "",
+        BY_ROWS if any("--mlg-norm" in point.variant for point in found.points) else "",
+        UNDECAYED if any("--mu" in point.variant for point in found.points) else "",
         origin,
     ]
     return "\n".join([*table.rows_of(headings, rows, 5), ""]) + "\n" + "\n\n".join(note for note in notes if note) + "\n"
@@ -333,7 +333,7 @@ def draw_leak(found: Curves, stem: Path) -> list[Path]:
         for point in found.of(method, ""):
             axes.plot([100 * point.accuracy], [point.psnr], "k*", markersize=9, label="no defence")
             axes.annotate(
-                point.form, (100 * point.accuracy, point.psnr), (0, 6), textcoords="offset points", fontsize=6, ha="center"
+                point.variant, (100 * point.accuracy, point.psnr), (0, 6), textcoords="offset points", fontsize=6, ha="center"
             )
         floor = float(np.mean([point.floor for point in found.points if point.method == method]))
         axes.axhline(floor, color="#555555", linewidth=0.8, linestyle=(0, (1, 2)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import cast
 import numpy as np
 
 from gpfl import files
+from gpfl.errors import counted
 from gpfl.privacy import table
 from gpfl.privacy.labels import Leak, label_leaks
 from gpfl.privacy.membership import Membership, interval, memberships
@@ -18,111 +20,143 @@ from gpfl.privacy.victim import ROUNDS, state_at
 from gpfl.result import Result
 from gpfl.study.experiments import spelled
 
-FORM = 1
-"""The form of a kept file; those of another are made again."""
+VERSION = 1
+"""Of kept findings; those of another are made again."""
 
 
 @dataclass(frozen=True)
-class Told:
-    """What one method's run tells: by round what of labels, at its best round what of members."""
+class Findings:
+    """What one method's run tells: by round what of labels, at the round that it keeps what of members."""
 
     method: str
-    best_round: int
-    accuracy: float  # at the best round
+    round: int  # that the run keeps
+    selected_by: str
+    accuracy: float  # at that round, on test rows
+    clients: int
     labels: Mapping[str, Sequence[Leak]]
     members: Sequence[Membership]
 
 
-def told_by(result: Result, rounds: Sequence[str] = ROUNDS) -> Told:
+def findings_of(result: Result, rounds: Sequence[str] = ROUNDS) -> Findings:
     """Gives what a run tells, all clients asked."""
-    engine, everyone = result.engine, range(len(result.federation))
-    labels = {which: label_leaks(engine, state_at(result, which), everyone) for which in rounds}
-    members = memberships(engine, state_at(result, "best"), everyone)
-    summary = result.summary
-    accuracy = cast(float, summary["selected_accuracy"])
-    return Told(engine.method.name, cast(int, summary["selected_round"]), accuracy, labels, members)
+    engine, everyone, summary = result.engine, range(len(result.federation)), result.summary
+    return Findings(
+        method=engine.method.name,
+        round=cast(int, summary["selected_round"]),
+        selected_by=str(summary["selected_by"]),
+        accuracy=cast(float, summary["selected_accuracy"]),
+        clients=len(everyone),
+        labels={which: label_leaks(engine, state_at(result, which), everyone) for which in rounds},
+        members=memberships(engine, state_at(result, "best"), everyone),
+    )
 
 
-def all_told(
-    results: Mapping[str, Callable[[], Result]],
+def write_leaks(
+    runs: Mapping[Path, Callable[[], Result]],
     out: Path,
     *,
     origin: str = "",
-    tell: Callable[[Told], None] = lambda told: None,
+    tell: Callable[[Findings], None] = lambda found: None,
 ) -> list[Path]:
-    """Writes table and records of runs, named by their folders, and gives the files; what `out` holds is not asked again."""
+    """Writes table and records of run folders, and gives the files; what `out` holds of a run is not asked again."""
     found = []
-    for name, opened in results.items():
-        path = out / "kept" / f"{name}.json"
-        told = read(path)
-        if told is None:
-            told = told_by(opened())
-            files.write_text(path, json.dumps({"form": FORM, **asdict(told)}))
-        tell(told)
-        found.append(told)
+    for folder, opened in runs.items():
+        path, mark = out / "kept" / f"{folder.parent.name}-{folder.name}.json", mark_of(folder)
+        findings = kept(path, mark)
+        if findings is None:
+            findings = findings_of(opened())
+            files.write_text(path, json.dumps({"mark": mark, **asdict(findings)}, allow_nan=False))
+        tell(findings)
+        found.append(findings)
     files.write_text(out / "table.md", markdown(found, origin))
-    files.write_text(out / "results.json", json.dumps([asdict(told) for told in found], indent=1) + "\n")
+    files.write_text(
+        out / "results.json", json.dumps([asdict(findings) for findings in found], indent=1, allow_nan=False) + "\n"
+    )
     return [out / "table.md", out / "results.json"]
 
 
-def read(path: Path) -> Told | None:
-    """Gives what was kept, if it was in this form."""
-    if not path.is_file():
+def mark_of(folder: Path) -> str:
+    """Gives what tells a run from another that was made in its place."""
+    return f"{VERSION}-{zlib.crc32((folder / 'summary.json').read_bytes()):08x}"
+
+
+def kept(path: Path, mark: str) -> Findings | None:
+    """Gives what was kept of a run, if it is whole and of the same run."""
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+        return from_plain(held) if held.pop("mark") == mark else None
+    except (OSError, ValueError, KeyError, TypeError):  # none is there, or it is damaged
         return None
-    held = json.loads(path.read_text(encoding="utf-8"))
-    return from_plain(held) if held.pop("form", 0) == FORM else None
 
 
-def from_plain(held: Mapping[str, object]) -> Told:
+def from_plain(held: Mapping[str, object]) -> Findings:
     """Gives what plain values say."""
     leaks = cast(Mapping[str, Sequence[Mapping[str, object]]], held["labels"])
     members = cast(Sequence[Mapping[str, object]], held["members"])
-    return Told(
+    return Findings(
         cast(str, held["method"]),
-        cast(int, held["best_round"]),
+        cast(int, held["round"]),
+        cast(str, held["selected_by"]),
         cast(float, held["accuracy"]),
+        cast(int, held["clients"]),
         {which: [Leak(**leak) for leak in of_round] for which, of_round in leaks.items()},  # type: ignore[arg-type]
         [Membership(**member) for member in members],  # type: ignore[arg-type]
     )
 
 
-def markdown(found: Sequence[Told], origin: str) -> str:
+def markdown(found: Sequence[Findings], origin: str) -> str:
     """Gives the table of all methods and what its numbers are."""
     rounds = list(found[0].labels)
-    headings = ["method", *(f"labels, round {which}" for which in rounds), "members, AUC", "loss, training", "loss, test"]
+    when = {"0": "untrained", "best": "trained"}
+    headings = ["method", *(f"labels, {when[which]}" for which in rounds), "members, AUC", "loss, training", "loss, test"]
     rows = [
         [
-            spelled(told.method),
-            *(distance(told.labels[which]) for which in rounds),
-            span([member.auc for member in told.members]),
-            *(f"{np.mean([getattr(member, name) for member in told.members]):.3f}" for name in ("train_loss", "test_loss")),
-            *(f"{100 * told.accuracy:.2f}", str(told.best_round)),
+            spelled(findings.method),
+            *(distance(findings.labels[which]) for which in rounds),
+            span([member.auc for member in findings.members]),
+            *(f"{np.mean([getattr(member, name) for member in findings.members]):.3f}" for name in ("train_loss", "test_loss")),
+            *(f"{100 * findings.accuracy:.2f}", str(findings.round)),
         ]
-        for told in found
+        for findings in found
     ]
-    leaks = found[0].labels[rounds[0]]
+    text = "\n".join(table.rows_of([*headings, "accuracy, %", "round"], rows, 1))
+    return "\n\n".join([text, *notes(found), *filter(None, [origin])]) + "\n"
+
+
+def notes(found: Sequence[Findings]) -> list[str]:
+    """Gives the sentences under the table: what its numbers are, and where they say little."""
+    leaks = next(iter(found[0].labels.values()))
     uniform, overall = (float(np.mean([getattr(leak, name) for leak in leaks])) for name in ("uniform", "overall"))
-    notes = [
-        f"Labels: how far the server's guess of a client's label distribution is from the truth, from one local round's upload "
-        f"alone; total variation distance, mean over {len(leaks)} clients, 0 is exact. Guesses without an upload: all classes "
-        f"alike {uniform:.3f}, like all clients together {overall:.3f}. A dash: nothing is sent that labels could be read from "
+    left_out = found[0].clients - len(leaks)
+    few = f" ({counted(left_out, 'client')} with too few rows to train left out)" if left_out else ""
+    chosen = ", ".join(sorted({findings.selected_by for findings in found}))
+    weak = [
+        spelled(findings.method)
+        for findings in found
+        if any((far := mean_guess(leaks)) is not None and far >= min(uniform, overall) for leaks in findings.labels.values())
+    ]
+    doubt = f" At or above them ({', '.join(weak)}) this guess is weak, which does not make the upload safe." if weak else ""
+    return [
+        "Labels: how far the server's guess of a client's label distribution is from the truth, from one local round's upload "
+        f"alone; total variation distance, mean over {counted(len(leaks), 'client')}{few}, 0 is exact. Guesses without an "
+        f"upload: all classes alike {uniform:.3f}, like all clients together {overall:.3f}.{doubt} Labels stay the same from "
+        "round to round, so the server keeps its best guess of any. A dash: nothing is sent that labels could be read from "
         "directly.",
         "Members: the chance that a client's own model has less loss on a training row than on a test row, mean over clients "
-        "with its 95 % interval; 0.5 is chance. Models of the best round on test rows.",
-        origin,
+        f"with its 95 % interval; 0.5 is chance. Models of the round selected by '{chosen}'.",
     ]
-    return (
-        "\n".join(table.rows_of([*headings, "accuracy, %", "best round"], rows, 1))
-        + "\n\n"
-        + "\n\n".join(filter(None, notes))
-        + "\n"
-    )
+
+
+def mean_guess(leaks: Sequence[Leak]) -> float | None:
+    """Gives the mean distance of the guesses, if there are any."""
+    guesses = [leak.guess for leak in leaks if leak.guess is not None]
+    return float(np.mean(guesses)) if guesses else None
 
 
 def distance(leaks: Sequence[Leak]) -> str:
-    """Gives the mean distance of the guesses."""
-    guesses = [leak.guess for leak in leaks if leak.guess is not None]
-    return f"{np.mean(guesses):.3f}" if guesses else "–"
+    """Gives the mean distance of the guesses in words."""
+    far = mean_guess(leaks)
+    return "–" if far is None else f"{far:.3f}"
 
 
 def span(values: Sequence[float]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
@@ -85,7 +86,7 @@ class Spot:
     cell: Cell
 
     @property
-    def form(self) -> str:
+    def variant(self) -> str:
         """The method's own settings, as flags."""
         own = {key: value for key, value in self.cell.entrant.method.items() if key != "name"}
         return " ".join(
@@ -94,8 +95,8 @@ class Spot:
         )
 
 
-Forms = Mapping[tuple[str, str], Entrant]
-"""Methods that take another form under a family of defences, by the names of both."""
+Variants = Mapping[tuple[str, str], Entrant]
+"""Methods that are defended in a variant of their own, by their names and those of families of defences."""
 
 
 def spots(
@@ -105,13 +106,13 @@ def spots(
     example_clip: float,
     delta: float,
     weights: bool,
-    forms: Forms | None = None,
+    variants: Variants | None = None,
 ) -> list[Spot]:
-    """Gives the points of the curves: every method without a defence, in each of its forms, and under each family's values."""
+    """Gives the points of the curves: every method without a defence, in each of its variants, and under every value."""
     found = []
     for method in methods:
         plain = Entrant(method, {"name": method})
-        used = {family: (forms or {}).get((method, family.name), plain) for family in FAMILIES if values.get(family.name)}
+        used = {family: (variants or {}).get((method, family.name), plain) for family in FAMILIES if values.get(family.name)}
         for entrant in unique([plain, *used.values()]):
             found.append(Spot(method, None, 0.0, cell(entrant, NONE, "no defence", {}, weights)))
         for family, entrant in used.items():
@@ -140,8 +141,8 @@ def unique(entrants: Iterable[Entrant]) -> list[Entrant]:
     return found
 
 
-def forms_of(bare: Sequence[Spot], plan: Plan, grounds: Grounds) -> dict[tuple[str, str], Entrant]:
-    """Gives the forms in which GPFL is defended.
+def variants_of(bare: Sequence[Spot], plan: Plan, grounds: Grounds) -> dict[tuple[str, str], Entrant]:
+    """Gives the variants in which GPFL is defended.
 
     At example level its loss must be a mean over rows: the magnitude term by rows, λ times √B. Where updates are clipped or
     cut to their largest entries there is no weight decay, which would fill them: it moves valve and embeddings many times
@@ -207,5 +208,6 @@ def jobs_of(cells: Iterable[Cell], plan: Plan, grounds: Grounds) -> dict[Cell, J
         try:
             found[one] = job_of(one, plan, grounds)
         except GpflError as problem:
-            raise GpflError(f"{one.column.key} {one.entrant.label}: {problem}") from None
+            words = re.sub("leave out --example-clip( and --example-noise)?", "say --example-noise none", str(problem))
+            raise GpflError(f"{one.column.key} {one.entrant.label}: {words}") from None
     return found

@@ -15,7 +15,7 @@ from gpfl.privacy.pictures import Row
 Floats = npt.NDArray[np.float64]
 
 FEWEST, CHANCE = 6, 0.05
-"""Images from which a signed-rank test can say something, and the chance below which it does."""
+"""Images from which a signed-rank test, of one side or of two, can say something, and the chance below which it does."""
 
 PSNRS = ("proper", "reference")
 """Peak 1 in pixels from 0 to 1, or the formula of the authors' code."""
@@ -141,7 +141,9 @@ def notes(top: Line, psnr: str, records: Sequence[Record]) -> list[str]:
         "Lower is more private. The start is a random image that no attack has touched, the mean image is that of all data: "
         "a case leaks where it is nearer to the victims than both, image by image (signed-rank test, p < 0.05).",
         EITHER,
-        f"Ceiling (fedavg, untrained net, one step, batch {top.case.batch}, model): {top.psnr:.2f} dB, SSIM {top.ssim:.3f}.",
+        f"Ceiling (fedavg, untrained net, one step, batch {top.case.batch}, model): {top.psnr:.2f} dB, SSIM {top.ssim:.3f}. In "
+        "harder settings (larger batches, whole epochs, later rounds) to be at the floor may be the attack's weakness: a "
+        "fedavg that is attacked there too would tell.",
     ]
     if not top.leaks:
         text.append(void(top))
