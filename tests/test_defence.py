@@ -20,6 +20,7 @@ from gpfl.engine.base import one
 from gpfl.engine.program import Program
 from gpfl.engine.vmap import Vmap
 from gpfl.nets.cnn4 import CNN4
+from gpfl.nets.mlp import MLP
 from gpfl.rounds import local_round
 from gpfl.simulate import Silent
 
@@ -65,6 +66,19 @@ def test_traced_steps_on_convolutions_draw_the_same(settings: dict[str, float], 
         runs.append(fit("fedavg", federation, net=CNN4(channels=(4, 8), hidden=16), rounds=2, engine=engine, **settings))
     assert all(program.traced for program in runs[1].engine._programs.values())
     assert torch.allclose(shared_of(runs[0]), shared_of(runs[1]), atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["gpfl", "fedavg", "fedprox"])
+def test_traced_steps_by_rows_write_no_gradient_of_a_row_down(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedProx's pull is part of every row's gradient, which is then no product; its numbers must be the same."""
+    monkeypatch.setattr(statement, "accountant", lambda: "")
+    monkeypatch.setattr(Vmap, "trace_from", 1)
+    loop, vmap = (fit(method, net=MLP(hidden=(128, 64)), rounds=2, engine=engine, **EXAMPLE) for engine in ("loop", "vmap"))
+    assert torch.allclose(shared_of(loop), shared_of(vmap), atol=1e-5)
+    graphs = [program._run.graph for program in vmap.engine._programs.values()]
+    lengths = [node for graph in graphs for node in graph.nodes if node.target is torch.ops.aten.linalg_vector_norm.default]
+    whole = [node for node in lengths if node.args[0].meta["val"].shape[-1] >= 64 * 64]
+    assert bool(whole) == (method == "fedprox")
 
 
 def test_trials_that_run_at_once_have_noise_of_their_own(command: Command, tmp_path: Path) -> None:

@@ -72,25 +72,53 @@ def stream(first: Tensor, *words: Tensor | str | int) -> Tensor:
     """
     lanes = torch.arange(1, 3, device=first.device)
     for word in (first, *words):
-        number = (
-            zlib.crc32(word.encode()) if isinstance(word, str) else word.to(torch.int64) if isinstance(word, Tensor) else word
-        )
-        lanes = mixed((lanes * 0x1E3779B1 + number) & WORD)
+        number = number_of(word) if isinstance(word, str) else word.to(torch.int64) if isinstance(word, Tensor) else word
+        lanes = below(lanes, number)
     return lanes
 
 
+def number_of(name: str) -> int:
+    """Gives the word that a name is."""
+    return zlib.crc32(name.encode())
+
+
+def below(key: Tensor, number: Tensor | int) -> Tensor:
+    """Gives the stream that one more word names."""
+    return mixed((key * 0x1E3779B1 + number) & WORD)
+
+
 def uniforms(key: Tensor, shape: Sequence[int], first: int = 0, stride: int = 1) -> Tensor:
-    """Gives numbers of a stream, uniform between 0 and 1: those at the places `first`, `first + stride` and so on."""
+    """Gives numbers of streams (…, 2), uniform between 0 and 1: those at the places `first`, `first + stride` and so on."""
     places = torch.arange(math.prod(shape), device=key.device) * stride + first
-    words = mixed(mixed((places + key[0]) & WORD) ^ key[1])
-    return ((words.to(torch.float32) + 0.5) * 2.0**-32).reshape(tuple(shape))
+    words = mixed(mixed((places + key[..., :1]) & WORD) ^ key[..., 1:])
+    return ((words.to(torch.float32) + 0.5) * 2.0**-32).reshape((*key.shape[:-1], *shape))
 
 
-def normals(key: Tensor, shape: Sequence[int]) -> Tensor:
-    """Gives numbers of a stream from N(0, 1), by Box and Muller's way; none is beyond 6.8."""
-    count = math.prod(shape)
-    half = (count + 1) // 2
-    length = torch.sqrt(-2 * torch.log(uniforms(key, (half,), 0, 2)))
-    angle = 2 * math.pi * uniforms(key, (half,), 1, 2)
-    both = torch.cat([length * torch.cos(angle), length * torch.sin(angle)])
-    return both[:count].reshape(tuple(shape))
+def normals(key: Tensor, name: str, shape: Sequence[int]) -> Tensor:
+    """Gives numbers from N(0, 1) of the stream that a name tells below another; none is beyond 6.8."""
+    numbers: Tensor = drawn(key, number_of(name), math.prod(shape))
+    return numbers.reshape(tuple(shape))
+
+
+def box_muller(key: Tensor, number: int, count: int) -> Tensor:
+    """Gives `count` numbers from N(0, 1) of each stream below (…, 2) ones, by Box and Muller's way."""
+    own, half = below(key, number), (count + 1) // 2
+    length = torch.sqrt(-2 * torch.log(uniforms(own, (half,), 0, 2)))
+    angle = 2 * math.pi * uniforms(own, (half,), 1, 2)
+    return torch.cat([length * torch.cos(angle), length * torch.sin(angle)], -1)[..., :count]
+
+
+@torch.library.custom_op("gpfl::normals", mutates_args=())
+def drawn(key: Tensor, number: int, count: int) -> Tensor:
+    """Gives what `box_muller` gives, as one operation: its hundred steps would each be written down."""
+    return box_muller(key, number, count).contiguous()
+
+
+@drawn.register_fake
+def _(key: Tensor, number: int, count: int) -> Tensor:
+    return key.new_empty((*key.shape[:-1], count), dtype=torch.float32)
+
+
+@drawn.register_vmap
+def _(info: object, axes: tuple[int | None, ...], key: Tensor, number: int, count: int) -> tuple[Tensor, int]:
+    return drawn(key.movedim(axes[0] or 0, 0), number, count), 0

@@ -15,7 +15,7 @@ from torch.func import grad, vmap
 from torch.nn import functional as F
 
 import gpfl
-from gpfl import tree
+from gpfl import randomness, tree
 from gpfl.engine import convolution, product_passes, products, program
 from gpfl.engine.program import Buffers, Program
 from gpfl.engine.vmap import Vmap
@@ -315,3 +315,13 @@ def test_products_have_the_digits_that_were_asked_for(precision: str, least: flo
         assert least <= error(torch.ops.gpfl.thin(a, b), a.double() @ b.double()) < most
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("count", [1, 2, 1001, 262144])
+def test_a_gpu_draws_what_a_cpu_draws(count: int) -> None:
+    keys = torch.stack([randomness.stream(torch.tensor(float(client)), "test") for client in range(5)])
+    for number in (1, 7, 4171764338):  # the last is more than an int32 holds
+        there = randomness.drawn(keys.cuda(), number, count)
+        torch.testing.assert_close(there.cpu(), randomness.drawn(keys, number, count), rtol=0, atol=2e-6)
+        assert torch.equal(there, randomness.drawn(keys.cuda(), number, count))

@@ -100,17 +100,18 @@ def row_slope(plain: Plain, net: Net, work: Tree, moving: Tree, objective: Objec
         return slope.gradient, slope.terms, slope.kept
 
     gradients, terms, kept = vmap(one)(batch.x, batch.y)
-    norms = torch.stack([leaf.square().flatten(1).sum(1) for leaf in tree.leaves(gradients)]).sum(0).sqrt()  # (rows,)
-    factors = batch.mask * shrink(norms, bound)
-    total = tree.map_leaves(lambda leaf: torch.tensordot(factors, leaf, dims=1), gradients)
+    by_leaf = [torch.linalg.vector_norm(leaf.reshape(len(leaf), -1), dim=1) for leaf in tree.leaves(gradients)]
+    norms = torch.linalg.vector_norm(torch.stack(by_leaf), dim=0)  # (rows,)
+    count = batch.mask.sum().clamp_min(1.0)
+    factors = batch.mask * shrink(norms, bound) / count
+    mean = tree.map_leaves(lambda leaf: torch.tensordot(factors, leaf, dims=1), gradients)
     if std:
-        total = noisy(total, std, stream(passing.key[0], passing.key[1], passing.descents))
+        mean = noisy(mean, torch.full_like(count, std) / count, stream(passing.key[0], passing.key[1], passing.descents))
     passing.descents += 1
     means = {name: losses.masked_mean(values, batch.mask) for name, values in terms.items()}
     if passing.apart is not None:
         with at(passing, batch):
             note_apart(passing.apart, objective(model), means)
-    mean = tree.map_leaves(lambda leaf: leaf / batch.mask.sum().clamp_min(1.0), total)
     # What a row keeps has an axis of one row.
     return Slope(mean, means, {}, tree.map_leaves(lambda leaf: leaf.flatten(0, 1), kept))
 

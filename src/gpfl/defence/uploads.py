@@ -36,8 +36,8 @@ def clipped(update: Tree, bound: float) -> Tree:
 
 def noisy(update: Tree, std: float | Tensor, key: Tensor) -> Tree:
     """Gives the update with N(0, std²) added to each entry; every leaf has a stream of its own, whatever their order."""
-    flat = tree.flatten(update)
-    drawn = {path: leaf + std * normals(stream(key[0], key[1], path), leaf.shape) for path, leaf in flat.items()}
+    flat, own = tree.flatten(update), stream(key[0], key[1])
+    drawn = {path: leaf + std * normals(own, path, leaf.shape) for path, leaf in flat.items()}
     return tree.filled(update, drawn)
 
 

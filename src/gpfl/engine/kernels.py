@@ -179,6 +179,35 @@ def subtract_product_kernel(
     tl.store(at, before - rate * total, mask=real)
 
 
+@triton.jit
+def mixed(word):
+    """Gives 32-bit words scrambled, as `randomness.mixed` does."""
+    word = (word ^ (word >> 16)) * 0x21F0AAAD
+    word = (word ^ (word >> 15)) * 0x735A2D97
+    return word ^ (word >> 15)
+
+
+@triton.jit
+def uniform(place, first, second):
+    """Gives the numbers of a stream's places, uniform between 0 and 1."""
+    word = mixed(mixed(place.to(tl.uint32) + first) ^ second)
+    return (word.to(tl.float32) + 0.5) * 2.3283064365386963e-10  # 2⁻³²
+
+
+@triton.jit(do_not_specialize=["number"])
+def normals_kernel(keys, y, number, count, half, BLOCK: tl.constexpr):
+    """Gives y[stream, place] from N(0, 1), of the streams that a number names below the keys (streams, 2)."""
+    stream = tl.program_id(1).to(tl.int64)
+    first = mixed(tl.load(keys + 2 * stream).to(tl.uint32) * 0x1E3779B1 + number.to(tl.uint32))
+    second = mixed(tl.load(keys + 2 * stream + 1).to(tl.uint32) * 0x1E3779B1 + number.to(tl.uint32))
+    pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    length = tl.sqrt_rn(-2.0 * tl.log(uniform(2 * pair, first, second)))
+    angle = 6.283185307179586 * uniform(2 * pair + 1, first, second)
+    to = y + stream * count + pair
+    tl.store(to, length * tl.cos(angle), mask=pair < half)
+    tl.store(to + half, length * tl.sin(angle), mask=pair + half < count)
+
+
 def precision() -> str:
     """Gives torch's word for the precision of products: highest, high (TF32) or medium (bf16)."""
     return torch.get_float32_matmul_precision()
@@ -300,3 +329,13 @@ def subtract_product(w: Tensor, left: Tensor, right: Tensor, rate: float) -> Non
         ROWS=left.shape[2],
         LONG=long(w, left, right),
     )
+
+
+def normals(key: Tensor, number: int, count: int) -> Tensor:
+    """Gives what `randomness.box_muller` gives: `count` numbers from N(0, 1) of each stream below (…, 2) ones."""
+    y = key.new_empty((*key.shape[:-1], count), dtype=torch.float32)
+    half, block = (count + 1) // 2, 512
+    normals_kernel[(math.ceil(half / block), key.shape[:-1].numel())](
+        *(key.contiguous(), y, number, count, half), BLOCK=block, num_warps=4
+    )
+    return y

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 
+from gpfl import randomness
+
 THIN = 16
 """Rows up to which a product is thin."""
 FEW = 16
@@ -153,6 +155,16 @@ def stored(x: Tensor) -> Tensor:
 @stored.register_fake
 def _(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
+
+
+@randomness.drawn.register_kernel("cuda")
+def normals(key: Tensor, number: int, count: int) -> Tensor:
+    """Gives numbers from N(0, 1) by our kernel, where it runs."""
+    if not has_kernels(key.device):
+        return randomness.box_muller(key, number, count).contiguous()
+    from gpfl.engine import kernels
+
+    return kernels.normals(key, number, count)
 
 
 def images(x: Tensor) -> Tensor:

@@ -21,8 +21,10 @@ from gpfl.engine.convolution import DECOMPOSITIONS
 from gpfl.engine.passes import drop_idle, share_equal, sizes_by_values
 from gpfl.engine.product_passes import join_products, thin_products, write_out
 from gpfl.engine.products import has_kernels
+from gpfl.engine.row_passes import fold_rows
 from gpfl.engine.writing import write_back
 from gpfl.errors import GpflError
+from gpfl.randomness import box_muller
 
 Buffers = Any
 """A tree of tensors, tuples and named tuples among the branches."""
@@ -136,7 +138,9 @@ class Program:
 
     def _trace(self, flat: Flat, weights: Mapping[str, bool]) -> fx.GraphModule | None:
         """Gives the operations of a function, or nothing where they depend on values: a person's own forward may branch."""
-        table = DECOMPOSITIONS if self._products else {}
+        table = dict(DECOMPOSITIONS) if self._products else {}
+        if self._products and not has_kernels(self.device):  # a compiler fuses what it sees
+            table[torch.ops.gpfl.normals.default] = box_muller
         suited = {**self.state, **self.fixed}
         if has_kernels(self.device):
             suited.update({name: inputs_innermost(suited[name], stacked) for name, stacked in weights.items()})
@@ -156,6 +160,7 @@ class Program:
     def _in_place(self, module: fx.GraphModule, compiled: bool) -> Callable[..., object]:
         drop_idle(module.graph)
         share_equal(module.graph)
+        fold_rows(module.graph)
         kernels = has_kernels(self.device)
         if kernels:
             join_products(module.graph)
