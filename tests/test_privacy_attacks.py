@@ -115,31 +115,15 @@ def test_private_parts_cannot_be_put_in(results: dict[str, gpfl.Result]) -> None
         dataclasses.replace(seen, upload={**seen.upload, "head": {}})
 
 
-def test_the_attack_sees_the_same_whatever_the_private_head_is(results: dict[str, gpfl.Result]) -> None:
-    engine, state = whole(results["gpfl"])
+def test_what_is_rebuilt_does_not_depend_on_a_model_that_stays_at_home() -> None:
+    engine, state = whole(trained("ditto"))
     chosen = [Victim(0, (int(engine.federation.shards[0].train[0]),))]
-    (seen,) = victim.uploads_of(engine, state, chosen, "one")
     other = state._replace(private=tree.map_leaves(lambda t: t + 1, state.private))
-    (again,) = victim.uploads_of(engine, other, chosen, "one")
-    assert all(torch.equal(a, b) for a, b in tree.pairs(seen.sent, again.sent))
-
-
-@pytest.mark.parametrize("name", ["fedavg", "gpfl"])
-def test_after_one_step_the_server_has_the_exact_gradient(results: dict[str, gpfl.Result], name: str) -> None:
-    result = results[name]
-    (chosen,), (seen,), _ = one_image(result)
-    method, state = result.engine.method, victim.state_at(result, "0")
-    facts = gpfl.engine.base.one(result.engine.facts([0], 0), 0)
-    work = method.download(state.shared, tree.take(state.private, 0), facts)
-    batch = result.federation.table.batch(torch.tensor(chosen.rows))
-
-    def total(moving: tree.Tree) -> Tensor:
-        return gpfl.method.sum_of(method.loss(gpfl.net.Model(method.net, {**work, **moving}), state.shared, batch, facts))
-
-    parts = tuple(method.views().values())[-1].parts
-    wanted = torch.func.grad(total)(tree.pick(work, parts))
-    for found, true in tree.pairs(seen.gradient(parts), wanted):
-        torch.testing.assert_close(found, true, atol=2e-5, rtol=1e-3)
+    seen = [victim.uploads_of(engine, one, chosen, "one") for one in (state, other)]
+    first, second = (
+        rebuild(one, "model", "geiping", (1, 1, SIDE, SIDE), [(0,)], Effort(iterations=3, restarts=1)) for one in seen
+    )
+    assert torch.equal(first.images, second.images)
 
 
 def test_an_epoch_is_the_upload_of_the_runs_own_round(results: dict[str, gpfl.Result]) -> None:
@@ -308,10 +292,7 @@ def test_nine_columns_stand_beside_the_papers(results: dict[str, gpfl.Result], t
         in text
     )
     assert "| paper | 7.94 | 7.73 | 6.92 | 7.30 | 6.82 | 7.48 | 6.56 | 6.41 | 6.71 |" in text
-    assert (
-        text.endswith("\n\n![grid geiping round 0 one batch 2](grid-geiping-round-0-one-batch-2.png)\n")
-        or text.count("![") == 2
-    )
+    assert text.count("![grid geiping round 0 ") == 2
     for line in ("round 0, one step, batch 2", "round 0, one epoch, batch 2"):
         assert line in text
     assert all(path.is_file() for path in paths)

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from gpfl import losses, tree
-from gpfl.method import NET, Batch, Client, Method, Terms
+from gpfl.method import NET, Batch, Client, Method, Terms, View
 from gpfl.net import Model
 from gpfl.options import Span, option
 from gpfl.tree import Tree
@@ -88,6 +88,11 @@ class FedPHP(Method):
         if self.variant == "inherit":
             trained = tree.lerp(trained, tree.branch(private, "own"), self.momentum(client))
         return sent, {**kept, "own": trained}
+
+    def views(self) -> dict[str, View]:
+        """Gives φ and the whole net; from a mix no client sends the gradient of its cross-entropy at what it received."""
+        views = super().views()
+        return {**views, "model": views["model"]._replace(knows_loss=self.variant == "inherit")}
 
     def personal(self, shared: Tree, private: Tree, batch: Batch, client: Client) -> Tree:
         """Gives the own model, mixed with the global one as it would be at the start of this round."""

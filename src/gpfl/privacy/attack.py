@@ -46,7 +46,7 @@ CPU = torch.device("cpu")
 COPIES = 16
 """Gradients of one victim that an attack holds at once, about."""
 
-FORM = 2
+FORM = 3
 """The form of a kept case. Those of another are attacked again: they lack measures, or were made by another attack."""
 
 Record = dict[str, object]

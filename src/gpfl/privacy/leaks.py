@@ -12,9 +12,8 @@ from typing import cast
 import numpy as np
 
 from gpfl import files
-from gpfl.errors import counted
 from gpfl.privacy import table
-from gpfl.privacy.labels import Leak, label_leaks
+from gpfl.privacy.labels import Leak, label_leaks, spoken_of
 from gpfl.privacy.membership import Membership, interval, memberships
 from gpfl.privacy.victim import ROUNDS, state_at
 from gpfl.result import Result
@@ -32,7 +31,6 @@ class Findings:
     round: int  # that the run keeps
     selected_by: str
     accuracy: float  # at that round, on test rows
-    clients: int
     labels: Mapping[str, Sequence[Leak]]
     members: Sequence[Membership]
 
@@ -45,7 +43,6 @@ def findings_of(result: Result, rounds: Sequence[str] = ROUNDS) -> Findings:
         round=cast(int, summary["selected_round"]),
         selected_by=str(summary["selected_by"]),
         accuracy=cast(float, summary["selected_accuracy"]),
-        clients=len(everyone),
         labels={which: label_leaks(engine, state_at(result, which), everyone) for which in rounds},
         members=memberships(engine, state_at(result, "best"), everyone),
     )
@@ -98,7 +95,6 @@ def from_plain(held: Mapping[str, object]) -> Findings:
         cast(int, held["round"]),
         cast(str, held["selected_by"]),
         cast(float, held["accuracy"]),
-        cast(int, held["clients"]),
         {which: [Leak(**leak) for leak in of_round] for which, of_round in leaks.items()},  # type: ignore[arg-type]
         [Membership(**member) for member in members],  # type: ignore[arg-type]
     )
@@ -127,8 +123,6 @@ def notes(found: Sequence[Findings]) -> list[str]:
     """Gives the sentences under the table: what its numbers are, and where they say little."""
     leaks = next(iter(found[0].labels.values()))
     uniform, overall = (float(np.mean([getattr(leak, name) for leak in leaks])) for name in ("uniform", "overall"))
-    left_out = found[0].clients - len(leaks)
-    few = f" ({counted(left_out, 'client')} with too few rows to train left out)" if left_out else ""
     chosen = ", ".join(sorted({findings.selected_by for findings in found}))
     weak = [
         spelled(findings.method)
@@ -138,7 +132,7 @@ def notes(found: Sequence[Findings]) -> list[str]:
     doubt = f" At or above them ({', '.join(weak)}) this guess is weak, which does not make the upload safe." if weak else ""
     return [
         "Labels: how far the server's guess of a client's label distribution is from the truth, from one local round's upload "
-        f"alone; total variation distance, mean over {counted(len(leaks), 'client')}{few}, 0 is exact. Guesses without an "
+        f"alone; total variation distance, mean over {spoken_of(leaks)}, 0 is exact. Guesses without an "
         f"upload: all classes alike {uniform:.3f}, like all clients together {overall:.3f}.{doubt} Labels stay the same from "
         "round to round, so the server keeps its best guess of any. A dash: nothing is sent that labels could be read from "
         "directly.",

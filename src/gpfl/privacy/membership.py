@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from gpfl import tree
 from gpfl.data.table import Rows
-from gpfl.engine import Engine
+from gpfl.engine import Engine, products_in
 from gpfl.engine.base import one
 from gpfl.net import Model
 from gpfl.runs import State
@@ -34,18 +34,19 @@ class Membership:
 
 def memberships(engine: Engine, state: State, clients: Sequence[int]) -> list[Membership]:
     """Gives the attack on each client's own model, its training rows against its test rows."""
-    facts = engine.facts(range(len(engine.federation)), state.round)
-    found = []
-    for client in clients:
-        shard = engine.federation.shards[client]
-        rows = engine.adaptation_rows(client)
-        adapt = engine.federation.table.batch(rows[rows >= 0])
-        shared = tree.to(state.shared, engine.device)
-        own = tree.to(tree.take(state.private, client), engine.device)
-        model = Model(engine.method.net, engine.method.personal(shared, own, adapt, one(facts, client)))
-        train, test = (losses_of(engine, model, part) for part in (shard.train, shard.test))
-        found.append(Membership(shard.name, auc(-train, -test), float(train.mean()), float(test.mean())))
-    return found
+    with products_in("float32"):  # whatever the run was in
+        return [membership_of(engine, state, client) for client in clients]
+
+
+def membership_of(engine: Engine, state: State, client: int) -> Membership:
+    """Gives the attack on one client's own model."""
+    shard, rows = engine.federation.shards[client], engine.adaptation_rows(client)
+    adapt, facts = engine.federation.table.batch(rows[rows >= 0]), one(engine.facts([client], state.round), 0)
+    shared = tree.to(state.shared, engine.device)
+    own = tree.to(tree.take(state.private, client), engine.device)
+    model = Model(engine.method.net, engine.method.personal(shared, own, adapt, facts))
+    train, test = (losses_of(engine, model, part) for part in (shard.train, shard.test))
+    return Membership(shard.name, auc(-train, -test), float(train.mean()), float(test.mean()))
 
 
 def losses_of(engine: Engine, model: Model, rows: Rows) -> npt.NDArray[np.float64]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from gpfl import tree
 from gpfl.errors import GpflError
 from gpfl.method import Method, View
+from gpfl.methods.gpfl import GPFL, norm
 from gpfl.tree import Tree
 
 
@@ -50,20 +51,32 @@ class Seen:
     def gradient(self, parts: Sequence[str]) -> Tree:
         """Gives the mean gradient of the client's steps on `parts`, the known weight decay taken out.
 
-        After one step of SGD it is the exact gradient at the weights that were sent. Over many steps the decay is that of
-        the mean of the first and the last weights.
+        T steps w ← a·w − η·g with a = 1 − ημ end at aᵀ·sent − η(1 + a + … + aᵀ⁻¹)·g, which is solved for g: exact for a
+        gradient that stays the same, and so for one step, if the client started from the weights that were sent.
         """
-        decays, scale = self.method.decays(), self.method.lr * self.steps
         out: Tree = {}
         for part in parts:
-            pull = decays.get(part, 0.0)
+            pull = self.pull(part)
+            scale = self.method.lr * sum((1 - self.method.lr * pull) ** step for step in range(self.steps))
 
-            def mean(before: Tensor, after: Tensor, pull: float = pull) -> Tensor:
-                middle = before if self.steps == 1 else (before + after) / 2
-                return (before - after) / scale - pull * middle
+            def mean(before: Tensor, after: Tensor, pull: float = pull, scale: float = scale) -> Tensor:
+                return (before - after) / scale - pull * before
 
             out[part] = tree.map_leaves(mean, tree.branch(self.sent, part), tree.branch(self.upload, part))
         return out
+
+    def pull(self, part: str) -> float:
+        """Gives the weight decay of a part, which the server knows.
+
+        A norm in GPFL's objective pulls as decay of μ over the part's length does; over many steps the mean length counts.
+        """
+        method = self.method
+        if not (isinstance(method, GPFL) and method.reg == "norm" and part in method.guidance):
+            return method.decays().get(part, 0.0)
+        states = (self.sent,) if self.steps == 1 else (self.sent, self.upload)
+        length = sum(float(norm(tree.branch(state, part))) for state in states) / len(states)
+        pull = method.mu / max(length, 1e-12)
+        return pull if self.steps == 1 else min(pull, 1 / method.lr)  # a norm pulls no further than to 0
 
 
 def view_of(method: Method, target: str) -> View:

@@ -16,7 +16,7 @@ from gpfl.data.table import Rows
 from gpfl.defence import Defended
 from gpfl.engine import Engine
 from gpfl.engine.base import one
-from gpfl.errors import GpflError
+from gpfl.errors import GpflError, counted
 from gpfl.federation import Federation
 from gpfl.method import Method
 from gpfl.privacy.seen import Seen
@@ -50,16 +50,12 @@ def choose_victims(
     if images % group:
         sizes = " and ".join(str(batch) for batch in batches if batch > 1)
         raise GpflError(f"--images is {images}; for batches of {sizes} it must be a multiple of {group}")
-    rounds = math.ceil(images / group / len(clients))
-    for client in clients:
-        if len(federation.shards[client].train) < rounds * group:
-            raise GpflError(
-                f"client {federation.shards[client].name} has {len(federation.shards[client].train)} training rows; "
-                f"{rounds * group} of them are asked for: lower --images or name more clients"
-            )
+    places = range(images // group)
+    for number, client in enumerate(clients[: len(places)]):
+        refuse_few_rows(federation, client, len(places[number :: len(clients)]) * group, group)
     orders = {client: generator(seed, "victims", client).permutation(federation.shards[client].train) for client in clients}
     groups = []
-    for place in range(images // group):
+    for place in places:
         client, turn = clients[place % len(clients)], place // len(clients)
         groups.append((client, [int(row) for row in orders[client][turn * group : (turn + 1) * group]]))
     return {
@@ -68,6 +64,19 @@ def choose_victims(
         ]
         for batch in batches
     }
+
+
+def refuse_few_rows(federation: Federation, client: int, wanted: int, group: int) -> None:
+    """Refuses a client that has not the rows of its victims, which come in groups of so many."""
+    shard = federation.shards[client]
+    if len(shard.train) >= wanted:
+        return
+    few = len(shard.train) < group
+    way = f"{'lower --batch' if group > 1 else 'give it rows'} or choose other clients"
+    raise GpflError(
+        f"client {shard.name} has {counted(len(shard.train), 'training row')}; {wanted} of them are asked for: "
+        f"{way if few else 'lower --images or name more clients'}"
+    )
 
 
 def state_at(result: Result, which: str) -> State:
