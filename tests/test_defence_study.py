@@ -108,8 +108,8 @@ def test_a_guess_no_better_than_none_is_called_weak() -> None:
     member = Membership("0", 0.6, 1.0, 1.2)
 
     def found(guess: float | None) -> str:
-        leak = Leak("0", guess, 0.6, 0.5, 0.1, left_out=1)
-        return leaks.markdown([leaks.Findings("gpfl", 3, "test", 0.5, {"best": [leak]}, [member])], "")
+        leak = Leak("0", guess, 0.6, 0.5, 0.1)
+        return leaks.markdown([leaks.Findings("gpfl", 3, "test", 0.5, 2, {"best": [leak]}, [member])], "")
 
     assert "this guess is weak" not in found(0.4)
     assert "At or above them (GPFL) this guess is weak" in found(0.55)

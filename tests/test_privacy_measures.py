@@ -78,7 +78,7 @@ def test_an_upload_tells_more_of_labels_than_no_upload() -> None:
     result = run("fedper")
     (leak, *_) = leaks = labels.label_leaks(result.engine, victim.state_at(result, "0"), [0])
     assert leak.guess is None
-    assert "no head, embeddings or prototypes" in labels.told(leaks, "fedper")
+    assert "no head, embeddings or prototypes" in labels.told(leaks, "fedper", len(leaks))
 
 
 def test_counts_sum_to_the_rows() -> None:

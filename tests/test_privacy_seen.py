@@ -137,8 +137,10 @@ def test_clients_that_never_train_are_left_out_of_the_labels() -> None:
     assert result.engine.idle == [1]
     leaks = labels.label_leaks(result.engine, state, range(3))
     assert [leak.client for leak in leaks] == [result.federation.shards[place].name for place in (0, 2)]
-    assert "(mean over 2 of 3 clients, the others having too few rows to train; 0 is exact)" in labels.told(leaks, "perfedavg")
-    assert "(mean over 2 clients; 0 is exact)" in labels.told(labels.label_leaks(result.engine, state, [0, 2]), "perfedavg")
+    assert "(mean over 2 of 3 clients, the others having too few rows to train; 0 is exact)" in labels.told(
+        leaks, "perfedavg", 3
+    )
+    assert "(mean over 2 clients; 0 is exact)" in labels.told(labels.label_leaks(result.engine, state, [0, 2]), "perfedavg", 2)
     with pytest.raises(gpfl.GpflError, match="client 1 has too few rows to train: name another"):
         labels.label_leaks(result.engine, state, [1])
 

@@ -141,7 +141,7 @@ def report_labels(result: Result, clients: Sequence[int], rounds: Sequence[str],
     method, records = result.engine.method.name, []
     for which in rounds:
         leaks = label_leakage.label_leaks(result.engine, state_at(result, which), clients)
-        say(f"Round {which}. {label_leakage.told(leaks, method)}")
+        say(f"Round {which}. {label_leakage.told(leaks, method, len(clients))}")
         records += [{"round": which, **record} for record in label_leakage.records(leaks)]
     files.write_text(folder / "labels.json", json_of(records))
     say(f"Each client: {folder / 'labels.json'}")

@@ -87,6 +87,7 @@ class View(NamedTuple):
     parts: tuple[str, ...]  # the parts whose gradient it matches
     output: Callable[[Model, Tensor], Tensor]  # (rows, …), under what the server knows alone
     knows_loss: bool = False  # the loss on the output is cross-entropy; where it is not, any cotangent may be guessed
+    counts_in_loss: bool = False  # the loss on the output has the client's label counts in it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +189,10 @@ class Method:
     def decays(self) -> dict[str, float]:
         """Gives the weight decay of parts by name, which a server knows and can take out of an update."""
         return {}
+
+    def decay_at(self, part: str, weights: Tree) -> float:
+        """Gives the weight decay that the known terms of the objective are at these weights of a part."""
+        return self.decays().get(part, 0.0)
 
     # The model a client would use. Accuracy, fairness, pictures, export and deployment all judge this one.
 

@@ -386,7 +386,7 @@ def tell_point(words: str, line: Line) -> None:
 def tell_leaks(found: Findings) -> None:
     """Prints what a method's run tells."""
     for which, guesses in found.labels.items():
-        say(f"Round {which}. {labels.told(guesses, found.method)}")
+        say(f"Round {which}. {labels.told(guesses, found.method, found.clients)}")
     say(membership.told(found.members, found.method))
 
 

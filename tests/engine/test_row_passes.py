@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
+import gpfl
+from gpfl.engine import program as programs
 from gpfl.engine.program import Buffers, Program
+from gpfl.engine.row_passes import fold_rows
+from gpfl.engine.vmap import Vmap
+from gpfl.methods import METHODS
+from gpfl.nets.cnn4 import CNN4
 
 CLIENTS, ROWS, WIDTH = 3, 4, 64
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -96,3 +103,25 @@ def test_factors_that_are_written_into_are_used_before() -> None:
     program = Program(step, {"w": state["w"].clone()}, fixed)
     program()
     torch.testing.assert_close(program.state["w"], step(state, fixed)["w"])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_steps_without_gradients_of_rows_are_left_as_they_are(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a GPU runs them: traced, and stacked convolutions as products."""
+    seen: list[tuple[str, str]] = []
+
+    def watched(graph: fx.Graph) -> None:
+        before = str(graph)
+        fold_rows(graph)
+        seen.append((before, str(graph)))
+
+    monkeypatch.setattr(programs, "fold_rows", watched)
+    monkeypatch.setattr(Program, "products_on", ("cpu",))
+    monkeypatch.setattr(Vmap, "trace_from", 1)
+    draw = np.random.default_rng(0)
+    table = gpfl.Table(draw.integers(0, 256, (48, 1, 16, 16)).astype(np.uint8), np.arange(48) % 3, name="noise")
+    federation = gpfl.federate(table, split="pathological", clients=2, classes_per_client=2, balanced=True)
+    gpfl.fit(method, federation, net=CNN4(channels=(4, 8), hidden=64), rounds=1, engine="vmap", device="cpu", batch_size=4)
+    assert seen
+    for before, after in seen:
+        assert before == after

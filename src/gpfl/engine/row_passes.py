@@ -32,7 +32,7 @@ def fold_rows(graph: fx.Graph) -> None:
     written = {origin(arg) for node in graph.nodes for arg in written_by(node)}
     for whole in list(graph.nodes):
         readers = readers_of(whole)
-        parts = products_in(whole) if readers else []
+        parts = products_of(whole) if readers else []
         if not parts or not is_spared(whole, parts):
             continue
         if any(origin(factor) in written for part in parts for factor in (part.left, part.right)):  # they are read later now
@@ -71,11 +71,11 @@ def is_sum(node: fx.Node, rows: fx.Node) -> bool:
     return bool(node.args[0].meta["val"].shape[1] == 1)  # type: ignore[union-attr]
 
 
-def products_in(whole: fx.Node) -> list[Product]:
+def products_of(whole: fx.Node) -> list[Product]:
     """Gives the products whose sum a value (clients, rows, down, across) is; nothing where it is more than such a sum."""
     if whole.target is aten.add.Tensor and not whole.kwargs:
         sides = [side for side in whole.args if isinstance(side, fx.Node) and side.meta["val"].shape == whole.meta["val"].shape]
-        found = [products_in(side) for side in sides if len(side.users) == 1]
+        found = [products_of(side) for side in sides if len(side.users) == 1]
         return [part for side in found for part in side] if len(found) == 2 and all(found) else []
     made = whole.args[0] if whole.target in VIEWS else None
     if not isinstance(made, fx.Node) or made.target is not aten.bmm.default or len(made.users) != 1:

@@ -50,7 +50,7 @@ class FedRoD(Method):
     def views(self) -> dict[str, View]:
         """Gives φ, and φ with G; the balanced loss on G has the client's label counts in it, which the server does not know."""
         views = super().views()
-        return {**views, "model": views["model"]._replace(knows_loss=False)}
+        return {**views, "model": views["model"]._replace(knows_loss=False, counts_in_loss=True)}
 
     def logits(self, model: Model, x: Tensor) -> Tensor:
         """Gives G(r) + P(r)."""

@@ -180,6 +180,12 @@ class GPFL(Method):
         """Gives μ on V and C where it is weight decay."""
         return dict.fromkeys(self.guidance, self.mu) if self.reg == "wd" else {}
 
+    def decay_at(self, part: str, weights: Tree) -> float:
+        """Gives μ on V and C; a norm pulls as decay of μ over its length does."""
+        if self.reg == "wd" or part not in self.guidance:
+            return super().decay_at(part, weights)
+        return self.mu / max(float(norm(weights)), 1e-12)
+
     # The client's model.
 
     def personal(self, shared: Tree, private: Tree, batch: Batch, client: Client) -> Tree:

@@ -21,7 +21,6 @@ from gpfl.defence import Defended
 from gpfl.engine import Engine, products_in
 from gpfl.errors import counted
 from gpfl.method import Method
-from gpfl.methods.fedrod import FedRoD
 from gpfl.privacy import lbfgs
 from gpfl.privacy.seen import Seen
 from gpfl.privacy.victim import Victim, uploads_of
@@ -73,7 +72,7 @@ def head_signs(seen: Seen) -> Tensor:
     gradient = tree.branch(seen.gradient(("head",)), "head")
     layers = [value for value in tree.leaves(gradient) if len(value) == seen.method.net.classes]
     biases, weights = [v for v in layers if v.dim() == 1], [v for v in layers if v.dim() == 2]
-    if isinstance(seen.method, FedRoD):
+    if seen.method.views()["model"].counts_in_loss:
         moved = torch.linalg.vector_norm(weights[-1], dim=1)
         return torch.where(moved > STILL * moved.max(), moved, torch.zeros_like(moved))
     pulled = biases[-1] if biases else weights[-1].sum(1)
@@ -201,7 +200,6 @@ class Leak:
     uniform: float  # the guess that all classes are alike
     overall: float  # the guess that the client is like all clients together
     correlation: float | None
-    left_out: int = 0  # clients that were asked along with it and have too few rows to train
 
 
 def label_leaks(engine: Engine, state: State, clients: Sequence[int]) -> list[Leak]:
@@ -212,10 +210,10 @@ def label_leaks(engine: Engine, state: State, clients: Sequence[int]) -> list[Le
     training = [client for client in clients if engine.trains(client)]
     asked = training or list(clients)  # of clients none of which trains, one is refused
     with products_in("float32"):  # whatever the run was in
-        return [leak_of(engine, state, client, len(clients) - len(asked)) for client in asked]
+        return [leak_of(engine, state, client) for client in asked]
 
 
-def leak_of(engine: Engine, state: State, client: int, left_out: int = 0) -> Leak:
+def leak_of(engine: Engine, state: State, client: int) -> Leak:
     """Gives how well the server guesses one client's label distribution."""
     counts = engine.federation.label_counts.astype(np.float64)
     (seen,) = uploads_of(engine, state, [Victim(client, (0,))], "epoch")
@@ -228,7 +226,6 @@ def leak_of(engine: Engine, state: State, client: int, left_out: int = 0) -> Lea
         variation(truth, np.full_like(truth, 1 / len(truth))),
         variation(truth, counts.sum(0) / counts.sum()),
         None if guess is None else correlation(truth, guess),
-        left_out,
     )
 
 
@@ -249,11 +246,11 @@ def records(leaks: Sequence[Leak]) -> list[dict[str, object]]:
     return [asdict(leak) for leak in leaks]
 
 
-def told(leaks: Sequence[Leak], method: str) -> str:
-    """Gives the sentence about label leakage."""
+def told(leaks: Sequence[Leak], method: str, asked: int) -> str:
+    """Gives the sentence about label leakage, so many clients having been asked."""
     uniform, overall = (float(np.mean([getattr(leak, name) for leak in leaks])) for name in ("uniform", "overall"))
     floors = f"all classes alike {uniform:.3f}, all clients together {overall:.3f}"
-    over = f"mean over {spoken_of(leaks)}"
+    over = f"mean over {spoken_of(leaks, asked)}"
     guesses = [leak.guess for leak in leaks if leak.guess is not None]
     if not guesses:
         nothing = f"what {method} sends has no head, embeddings or prototypes to read labels from"
@@ -266,9 +263,8 @@ def told(leaks: Sequence[Leak], method: str) -> str:
     )
 
 
-def spoken_of(leaks: Sequence[Leak]) -> str:
-    """Gives of how many clients leaks tell, and how many were left out."""
-    left_out = leaks[0].left_out
-    if not left_out:
-        return counted(len(leaks), "client")
-    return f"{len(leaks)} of {counted(len(leaks) + left_out, 'client')}, the others having too few rows to train"
+def spoken_of(leaks: Sequence[Leak], asked: int) -> str:
+    """Gives of how many clients leaks tell, of so many that were asked."""
+    if len(leaks) == asked:
+        return counted(asked, "client")
+    return f"{len(leaks)} of {counted(asked, 'client')}, the others having too few rows to train"

@@ -31,6 +31,7 @@ class Findings:
     round: int  # that the run keeps
     selected_by: str
     accuracy: float  # at that round, on test rows
+    clients: int
     labels: Mapping[str, Sequence[Leak]]
     members: Sequence[Membership]
 
@@ -43,6 +44,7 @@ def findings_of(result: Result, rounds: Sequence[str] = ROUNDS) -> Findings:
         round=cast(int, summary["selected_round"]),
         selected_by=str(summary["selected_by"]),
         accuracy=cast(float, summary["selected_accuracy"]),
+        clients=len(everyone),
         labels={which: label_leaks(engine, state_at(result, which), everyone) for which in rounds},
         members=memberships(engine, state_at(result, "best"), everyone),
     )
@@ -95,6 +97,7 @@ def from_plain(held: Mapping[str, object]) -> Findings:
         cast(int, held["round"]),
         cast(str, held["selected_by"]),
         cast(float, held["accuracy"]),
+        cast(int, held["clients"]),
         {which: [Leak(**leak) for leak in of_round] for which, of_round in leaks.items()},  # type: ignore[arg-type]
         [Membership(**member) for member in members],  # type: ignore[arg-type]
     )
@@ -132,7 +135,7 @@ def notes(found: Sequence[Findings]) -> list[str]:
     doubt = f" At or above them ({', '.join(weak)}) this guess is weak, which does not make the upload safe." if weak else ""
     return [
         "Labels: how far the server's guess of a client's label distribution is from the truth, from one local round's upload "
-        f"alone; total variation distance, mean over {spoken_of(leaks)}, 0 is exact. Guesses without an "
+        f"alone; total variation distance, mean over {spoken_of(leaks, found[0].clients)}, 0 is exact. Guesses without an "
         f"upload: all classes alike {uniform:.3f}, like all clients together {overall:.3f}.{doubt} Labels stay the same from "
         "round to round, so the server keeps its best guess of any. A dash: nothing is sent that labels could be read from "
         "directly.",

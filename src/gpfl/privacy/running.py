@@ -10,14 +10,7 @@ FEW = 50
 
 
 def program(advance: Function, state: Tree, fixed: Buffers, iterations: int, graph: bool) -> Program:
-    """Gives the program of a step; where no graph can be captured it runs as it is."""
+    """Gives the program of a step; where no graph can be captured its operations are called."""
     device = device_of(state)
     on_gpu = device is not None and device.type == "cuda"
-    if iterations <= FEW or (on_gpu and not graph):
-        return Program(advance, state, fixed, traced=False)
-    try:
-        return Program(advance, state, fixed)
-    except RuntimeError:
-        if not on_gpu:
-            raise
-        return Program(advance, state, fixed, traced=False)
+    return Program(advance, state, fixed, traced=iterations > FEW and (graph or not on_gpu))

@@ -10,7 +10,6 @@ from torch import Tensor
 from gpfl import tree
 from gpfl.errors import GpflError
 from gpfl.method import Method, View
-from gpfl.methods.gpfl import GPFL, norm
 from gpfl.tree import Tree
 
 
@@ -66,17 +65,12 @@ class Seen:
         return out
 
     def pull(self, part: str) -> float:
-        """Gives the weight decay of a part, which the server knows.
-
-        A norm in GPFL's objective pulls as decay of μ over the part's length does; over many steps the mean length counts.
-        """
-        method = self.method
-        if not (isinstance(method, GPFL) and method.reg == "norm" and part in method.guidance):
-            return method.decays().get(part, 0.0)
-        states = (self.sent,) if self.steps == 1 else (self.sent, self.upload)
-        length = sum(float(norm(tree.branch(state, part))) for state in states) / len(states)
-        pull = method.mu / max(length, 1e-12)
-        return pull if self.steps == 1 else min(pull, 1 / method.lr)  # a norm pulls no further than to 0
+        """Gives the weight decay of a part, which the server knows: at the weights that were sent, or amid many steps."""
+        before, after = tree.branch(self.sent, part), tree.branch(self.upload, part)
+        if self.steps == 1:
+            return self.method.decay_at(part, before)
+        amid = tree.map_leaves(lambda one, other: (one + other) / 2, before, after)
+        return min(self.method.decay_at(part, amid), 1 / self.method.lr)  # none pulls further than to 0
 
 
 def view_of(method: Method, target: str) -> View:

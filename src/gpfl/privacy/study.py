@@ -89,10 +89,8 @@ class Spot:
     def variant(self) -> str:
         """The method's own settings, as flags."""
         own = {key: value for key, value in self.cell.entrant.method.items() if key != "name"}
-        return " ".join(
-            f"--{key.replace('_', '-')} {value:g}" if isinstance(value, float) else f"--{key.replace('_', '-')} {value}"
-            for key, value in own.items()
-        )
+        shown = {key: f"{value:g}" if isinstance(value, float) else value for key, value in own.items()}
+        return " ".join(f"--{key.replace('_', '-')} {value}" for key, value in shown.items())
 
 
 Variants = Mapping[tuple[str, str], Entrant]
