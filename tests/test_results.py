@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 from conftest import Command
 
-from gpfl.privacy import columns
+from gpfl.privacy import columns, leaks
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 TABLES = sorted(path for path in RESULTS.glob("*/table.md") if "gpfl reproduce" in path.read_text(encoding="utf-8"))
+
+DEFENCES = ("noise", "example_noise", "top_k", "bits")
 
 
 def test_tables_are_recorded() -> None:
@@ -45,6 +47,38 @@ def test_recorded_columns_follow_from_recorded_numbers() -> None:
     assert asked == {*itertools.product(("geiping", "dlg"), ("0", "best"), ("one", "epoch"), (1, 4))}
     assert len(held.done) == len(columns.COLUMNS) * len(asked)
     assert all(len(kept.records) == 20 for kept in held.done.values())
+
+
+def test_recorded_leaks_follow_from_recorded_numbers() -> None:
+    kept = (RESULTS / "leaks" / "table.md").read_text(encoding="utf-8")
+    found = [leaks.from_plain(held) for held in json.loads((RESULTS / "leaks" / "results.json").read_text(encoding="utf-8"))]
+    *_, made = kept.splitlines()
+    assert leaks.markdown(found, made) == kept
+    assert re.match(r"Made by `gpfl privacy leaks [^`/]*`; commit [0-9a-f]{7,}; device ", made)
+    assert all({findings.clients, len(findings.members)} == {20} for findings in found)
+
+
+def test_recorded_defences_follow_from_recorded_runs() -> None:
+    """Each point's accuracy is that of a recorded run under this defence, and the page has the points' numbers."""
+    points = json.loads((RESULTS / "defences" / "points.json").read_text(encoding="utf-8"))
+    reached: dict[tuple[object, ...], set[float]] = {}
+    for path in RESULTS.glob("runs/cifar100-dirichlet-20-cnn4-*/config.toml"):
+        config = tomllib.loads(path.read_text(encoding="utf-8"))
+        if config["train"]["rounds"] == 50:
+            defence, method = config.get("defence", {}), config["method"]
+            key = method["name"], method.get("mu"), method.get("mlg_norm"), *(defence.get(name, 0) for name in DEFENCES)
+            summary = json.loads((path.parent / "seed-0" / "summary.json").read_text(encoding="utf-8"))
+            reached.setdefault(key, set()).add(summary["best_accuracy"])
+    off = {"noise": 0.0, "example_noise": 0.0, "top_k": 1.0, "bits": 32}
+    for point in points:
+        gpfl = point["method"] == "gpfl"
+        mu = (0.0 if "--mu 0" in point["variant"] else 0.1) if gpfl else None
+        norm = ("sample_mean" if "sample_mean" in point["variant"] else "batch") if gpfl else None
+        settings = {**off, point["family"]: point["value"]} if point["family"] else dict.fromkeys(off, 0)
+        assert point["accuracy"] in reached[point["method"], mu, norm, *(settings[name] for name in DEFENCES)]
+    page = (RESULTS / "defences" / "table.md").read_text(encoding="utf-8")
+    assert [float(row.split("|")[7]) for row in rows(page)[2:]] == [round(100 * point["accuracy"], 2) for point in points]
+    assert {(point["method"], point["family"]) for point in points} == {*itertools.product(("gpfl", "fedavg"), ("", *DEFENCES))}
 
 
 def test_runs_on_one_split_have_one_division() -> None:

@@ -321,6 +321,7 @@ def draw_leak(found: Curves, stem: Path) -> list[Path]:
     figure = drawing.new_figure(3.9 * len(found.methods) + 0.4, 3.8)
     panels = figure.subplots(1, len(found.methods), squeeze=False, sharey=True)[0]
     for axes, method in zip(panels, found.methods, strict=True):
+        values: list[tuple[float, float, str]] = []
         for place, family in enumerate(FAMILIES):
             points = found.of(method, family.name)
             if not points:
@@ -328,13 +329,11 @@ def draw_leak(found: Curves, stem: Path) -> list[Path]:
             look = drawing.style_at(place + 1)
             x, y = [100 * point.accuracy for point in points], [point.psnr for point in points]
             axes.plot(x, y, **look.line, markersize=5, label=family.words)
-            for point, here, there in zip(points, x, y, strict=True):
-                axes.annotate(f"{point.value:g}", (here, there), (3, 3), textcoords="offset points", fontsize=6)
+            values += [(here, there, f"{point.value:g}") for point, here, there in zip(points, x, y, strict=True)]
         for point in found.of(method, ""):
             axes.plot([100 * point.accuracy], [point.psnr], "k*", markersize=9, label="no defence")
-            axes.annotate(
-                point.variant, (100 * point.accuracy, point.psnr), (0, 6), textcoords="offset points", fontsize=6, ha="center"
-            )
+        axes.margins(0.08, 0.1)
+        write_at(axes, values)
         floor = float(np.mean([point.floor for point in found.points if point.method == method]))
         axes.axhline(floor, color="#555555", linewidth=0.8, linestyle=(0, (1, 2)))
         axes.annotate("floor", (0.01, floor), (0, 2), ("axes fraction", "data"), "offset points", fontsize=6)
@@ -342,8 +341,28 @@ def draw_leak(found: Curves, stem: Path) -> list[Path]:
         tidy(axes)
     panels[0].set_ylabel("PSNR of what is rebuilt, dB")
     legend(figure, panels)
-    drawing.foot(figure, ["Right and down is better. Numbers at the marks: noise, share of entries, bits."])
+    several = any(point.variant for point in found.points if not point.family)
+    stars = " Several stars: with the settings of defended runs too." if several else ""
+    drawing.foot(figure, [f"Right and down is better. Numbers at the marks: noise, share of entries, bits.{stars}"])
     return drawing.write(figure, stem)
+
+
+def write_at(axes: Axes, marks: Sequence[tuple[float, float, str]]) -> None:
+    """Writes words at marks, each on the first side of its mark where no others stand; upwards from there if all are taken."""
+    across, up = 240 / np.ptp(axes.get_xlim()), 190 / np.ptp(axes.get_ylim())  # points of a panel, about
+    taken: list[tuple[float, float, float]] = []
+    for x, y, words in marks:
+        wide = 3.8 * len(words)
+        sides = [(4, 3), (4, -9), (-4 - wide, 3), (-4 - wide, -9), *((-wide / 2, 12 + 7 * step) for step in range(6))]
+        boxes = [(across * x + right, up * y + above, wide) for right, above in sides]
+        place = next((place for place, box in enumerate(boxes) if not any(meet(box, other) for other in taken)), 0)
+        taken.append(boxes[place])
+        axes.annotate(words, (x, y), sides[place], textcoords="offset points", fontsize=6)
+
+
+def meet(one: tuple[float, float, float], other: tuple[float, float, float]) -> bool:
+    """Says whether two lines of words, each by its left, its foot and its width, run into one another."""
+    return one[0] < other[0] + other[2] and other[0] < one[0] + one[2] and abs(one[1] - other[1]) < 6
 
 
 def legend(figure: Figure, panels: Sequence[Axes]) -> None:
