@@ -97,7 +97,14 @@ def test_rows_are_promised_what_one_noisy_gradient_a_pass_gives() -> None:
     facts = example_level(Defence(example_clip=1.0, example_noise=4.0), crowd(rows=(200, 100, 55)))
     assert facts["epsilon"] == gaussian(2.0, 10, 1e-5)
     assert facts["epsilon_if_poisson"] == poisson(4.0, 10 / 55, 50, 1e-5)
-    assert facts["fewest_rows"] == 55
+    assert facts["worst_rows"] == 55
+
+
+@pytest.mark.parametrize(("noise", "worst"), [(4.0, 101), (0.1, 130)])
+def test_the_worst_of_many_clients_is_found_at_either_end(noise: float, worst: int) -> None:
+    """Much noise: who is drawn most often; little: who takes the most steps."""
+    facts = example_level(Defence(example_clip=1.0, example_noise=noise), crowd(rows=tuple(range(101, 131))))
+    assert facts["worst_rows"] == worst
 
 
 def test_passes_and_steps_inside_a_step_count() -> None:

@@ -50,8 +50,8 @@ def test_the_nine_columns_come_from_one_command_and_are_not_made_twice(pictures:
         "| setting | Per-fe | Rep-fe | Avg-fe | Avg | RoD-fe | RoD | GPFL-fe | GPFL-sfe | GPFL-sm | start | mean image |"
         in text
     )
-    assert "| paper | 7.94 |" in text
-    assert "| paper | 7.94 |" in said.out
+    assert "| paper, Cifar100 | 7.94 |" in text
+    assert "| paper, Cifar100 | 7.94 |" in said.out
     assert "![" not in said.out, "a terminal shows no pictures"
     records = json.loads((tmp_path / "out" / "privacy" / "results.json").read_text())
     assert {record["column"] for record in records} == {*(column.label for column in columns.COLUMNS), "ceiling"}
@@ -251,7 +251,7 @@ def test_reproduce_names_the_command_of_table_5(command: Command) -> None:
 def point(method: str, family: str, value: float, accuracy: float, psnr: float, epsilon: float | None = None) -> Point:
     return Point(
         *(method, family, "", value, accuracy, 0.0, 1, 1e6, epsilon, epsilon and epsilon / 3, 1e-5 if epsilon else None),
-        *("model", psnr, 0.5, 11.0, "leaks", psnr - 0.25),
+        *(False, "model", psnr, 0.5, 11.0, "leaks", psnr - 0.25),
     )
 
 
@@ -297,5 +297,5 @@ def test_the_table_says_what_its_numbers_are() -> None:
     rows = curves.as_csv(MADE).splitlines()
     assert len(rows) == 7
     assert rows[0].startswith(
-        "method,family,variant,value,accuracy,std,trials,bytes_up,epsilon,epsilon_if_poisson,delta,target,psnr"
+        "method,family,variant,value,accuracy,std,trials,bytes_up,epsilon,epsilon_if_poisson,delta,label_counts_known,target,psnr"
     )

@@ -157,6 +157,18 @@ def test_curves_begin_with_the_first_round_that_has_a_value(tmp_path: Path, draw
     assert whole(figure)
 
 
+def test_an_axis_shows_where_curves_differ_and_says_that_it_cuts_their_rise(tmp_path: Path, drawn: list[Figure]) -> None:
+    rise = [[0.5], [0.6], [0.7], [0.88], [0.88], [0.88], [0.88]]
+    rows = [trials_of(tmp_path, name, {0: [*rise, [last]]}) for name, last in (("gpfl", 0.9), ("fedavg", 0.88))]
+    curves.draw(rows, tmp_path / "near", "title", panels=["accuracy"])
+    rows[1] = trials_of(tmp_path / "other", "fedavg", {0: [[0.5]] * 8})
+    curves.draw(rows, tmp_path / "far", "title", panels=["accuracy"])
+    near, far = drawn
+    assert near.axes[0].get_ylim()[0] == pytest.approx(82 - 0.4)
+    assert far.axes[0].get_ylim()[0] == pytest.approx(50 - 2)
+    assert ["below the axis" in figure._supxlabel.get_text() for figure in drawn] == [True, False]
+
+
 def test_twelve_curves_that_end_together_have_labels_clear_of_each_other(tmp_path: Path, drawn: list[Figure]) -> None:
     rows = [trials_of(tmp_path, name, {0: [[0.1], [0.9]]}, terms=[{"ce": 1.0}]) for name in METHODS]
     curves.draw(rows, tmp_path / "curves", "title")

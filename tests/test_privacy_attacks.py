@@ -291,7 +291,7 @@ def test_nine_columns_stand_beside_the_papers(results: dict[str, gpfl.Result], t
         "| setting | Per-fe | Rep-fe | Avg-fe | Avg | RoD-fe | RoD | GPFL-fe | GPFL-sfe | GPFL-sm | start | mean image |"
         in text
     )
-    assert "| paper | 7.94 | 7.73 | 6.92 | 7.30 | 6.82 | 7.48 | 6.56 | 6.41 | 6.71 |" in text
+    assert "| paper, Cifar100 | 7.94 | 7.73 | 6.92 | 7.30 | 6.82 | 7.48 | 6.56 | 6.41 | 6.71 |" in text
     assert text.count("![grid geiping round 0 ") == 2
     for line in ("round 0, one step, batch 2", "round 0, one epoch, batch 2"):
         assert line in text
@@ -365,6 +365,7 @@ def test_the_command_attacks_a_run(command: Command) -> None:
         (("--kind", "dgl"), "did you mean 'dlg'?"),
         (("--batch", "0"), "each must be at least 1"),
         (("--iterations", "0"), "--iterations is 0; it must be at least 1"),
+        (("--out", "r/config.toml"), "cannot make the folder r/config.toml"),
     ):
         refused = command("attack", "r", *words)
         assert refused.code == 2

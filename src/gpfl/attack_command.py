@@ -67,6 +67,7 @@ def attack(
     result = api.load(run)
     clients = clients_of(result.federation, client)
     folder = Path(out) if out.strip() else run / "attack"
+    files.make_folder(folder)
     tell_round(result, wanted["round"])
     tell_graph(graph, result.engine.device)
     if labels:
@@ -98,7 +99,11 @@ def rebuild_images(
 ) -> None:
     """Attacks, prints and keeps all cases that were asked for."""
     method = result.engine.method
-    for target in targets or ["fe"]:
+    if not targets:
+        raise GpflError(
+            f"{method.name} has no target: nothing that it sends is the gradient of a net; ask --labels or --membership"
+        )
+    for target in targets:
         view_of(method, target)
     refuse_other_than_images(result.federation)
     victims = choose_victims(result.federation, clients, images, sorted({method.net.least_rows, *batches}), effort.seed)

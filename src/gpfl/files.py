@@ -36,6 +36,16 @@ def write_text(path: Path, content: str) -> None:
     write_bytes(path, content.encode("utf-8"))
 
 
+def make_folder(path: Path) -> None:
+    """Makes a folder for results, or refuses one that cannot be made or written to before anything is worked out for it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise GpflError(f"cannot make the folder {path}: {problem.strerror}; choose another --out") from None
+    if not os.access(path, os.W_OK):
+        raise GpflError(f"cannot write to the folder {path}; choose another --out")
+
+
 def current_umask() -> int:
     """Gives the permissions that new files are made without."""
     mask = os.umask(0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -80,7 +79,7 @@ def reproduce(
             return
         device = usable_device(plan)
         if not dry_run:
-            refuse_unwritable(plan.out)
+            files.make_folder(plan.out / "runs")
         here, wanting = divided(asked, dry_run)
         jobs, wrong = grid.lay_out(here, plan, Grounds())
     except GpflError as problem:
@@ -135,16 +134,6 @@ def planned(
         own=own,
         weights=keep_weights,
     )
-
-
-def refuse_unwritable(out: Path) -> None:
-    """Refuses a folder that cannot be written to, before every cell fails by it."""
-    try:
-        (out / "runs").mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise GpflError(f"cannot make the folder {out / 'runs'}: {problem.strerror}; choose another --out") from None
-    if not os.access(out / "runs", os.W_OK):
-        raise GpflError(f"cannot write to the folder {out / 'runs'}; choose another --out")
 
 
 def usable_device(plan: Plan) -> torch.device:

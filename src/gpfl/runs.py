@@ -255,11 +255,9 @@ def refuse_used(path: Path) -> None:
         if path.is_dir() and any(path.iterdir()):
             way = f"gpfl resume {path}, or choose another --out" if (path / "config.toml").exists() else "choose another --out"
             raise GpflError(f"--out {path} is not empty and nothing is overwritten: {way}")
-        path.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise GpflError(f"cannot make the folder {path}: {problem.strerror}; choose another --out") from None
-    if not os.access(path, os.W_OK):
-        raise GpflError(f"cannot write to the folder {path}; choose another --out")
+    files.make_folder(path)
 
 
 def clear_stump(path: Path) -> None:

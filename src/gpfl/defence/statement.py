@@ -28,8 +28,8 @@ Facts = dict[str, object]
 """What is promised at one level, as summary.json has it."""
 
 EXTRA = "pip install 'gpfl[privacy]'"
-SIZES = 16
-"""Sizes of clients that are tried for the worst one, from the smallest on."""
+SIZES = 8
+"""Sizes of clients that are tried for the worst one, from either end: which one it is depends on the noise."""
 FINEST = 1000
 """Steps of the noise that is searched for an ε, in a factor of ten."""
 
@@ -165,13 +165,14 @@ def example_level(defence: Defence, crowd: Crowd) -> Facts:
     }
     if not accountant():
         return facts
-    sampled = [(*sampling(size, crowd, tried), size) for size in sorted({size for size in crowd.rows if size})[:SIZES]]
+    sizes = sorted({size for size in crowd.rows if size})
+    sampled = [(*sampling(size, crowd, tried), size) for size in {*sizes[:SIZES], *sizes[-SIZES:]}]
     worst = max((poisson(defence.example_noise, rate, steps * rounds, defence.delta), rate, n) for rate, steps, n in sampled)
     return facts | {
         "epsilon": gaussian(defence.example_noise / 2, passes * rounds, defence.delta),
         "epsilon_if_poisson": worst[0],
         "sampling_rate": worst[1],
-        "fewest_rows": worst[2],
+        "worst_rows": worst[2],
     }
 
 
@@ -260,7 +261,7 @@ def example_words(facts: Facts) -> str:
     exchanged = "of the same class exchanged (label counts are not hidden)" if facts["label_counts_known"] else "exchanged"
     return (
         f"{clipping(facts, 'example')}: ε = {number(facts['epsilon'])}, δ = {facts['delta']:g} for all that a client sends, "
-        f"one row {exchanged}; {number(facts['epsilon_if_poisson'])} for the worst client ({facts['fewest_rows']} rows) if "
+        f"one row {exchanged}; {number(facts['epsilon_if_poisson'])} for the worst client ({facts['worst_rows']} rows) if "
         "batches were Poisson samples and a row more or less."
     )
 

@@ -207,7 +207,7 @@ def markdown(done: Done, kind: str, ceiling: tuple[Case, Kept], rounds: Mapping[
         lines.append([name + ("" if any(open_) else " †"), *shown, f"{some.start:.2f}", f"{some.mean:.2f}"])
         plain.append([name, *(as_found(line) for line in numbers.values())])
     paper = paper_values()
-    lines.append(["paper", *(f"{paper[label]:.2f}" for label in labels), "", ""])
+    lines.append(["paper, Cifar100", *(f"{paper[label]:.2f}" for label in labels), "", ""])
     top = table.line_of(*ceiling, psnr)
     images = len(ceiling[1].records)
     text = [f"PSNR in dB [SSIM] by the attack '{kind}', mean over {counted(images, 'image')}; lower is more private."]

@@ -50,6 +50,7 @@ class Point:
     epsilon: float | None  # as it is run; None where nothing is promised, or nobody can say
     epsilon_if_poisson: float | None
     delta: float | None
+    label_counts_known: bool  # at example level: the promise is for a row exchanged for another of its class
     target: str  # what leaks most
     psnr: float
     ssim: float
@@ -174,6 +175,7 @@ def point_of(spot: Spot, job: Job, seeds: Sequence[int], engine: Engine, line: L
         epsilon=facts.get("epsilon"),
         epsilon_if_poisson=facts.get("epsilon_if_poisson"),
         delta=facts.get("delta"),
+        label_counts_known=bool(facts.get("label_counts_known")),
         target=line.case.target,
         psnr=line.psnr,
         ssim=line.ssim,
@@ -249,6 +251,7 @@ def markdown(found: Curves, origin: str) -> str:
         found.doubt,
         EITHER_SIGN.format(as_found=max(point.psnr - point.psnr_as_found for point in found.points)),
         stated(found),
+        within_classes(found),
         *(f"Not ended: {words}." for words in found.failed),
         BY_ROWS if any("--mlg-norm" in point.variant for point in found.points) else "",
         UNDECAYED if any("--mu" in point.variant for point in found.points) else "",
@@ -279,7 +282,19 @@ def stated(found: Curves) -> str:
     return (
         f"ε by {accountant()} for δ = {', '.join(f'{delta:g}' for delta in sorted(deltas))}, over all planned rounds. ε holds "
         "as it is run (one client or row exchanged, cohorts of fixed size, batches in order); ε if Poisson is what papers "
-        "mostly state (one more or less, Poisson samples). Client level: for who sees aggregates, not single uploads."
+        "mostly state (one more or less, Poisson samples). Client level: for who sees aggregates, not single uploads. Above a "
+        "hundred or so an ε promises next to nothing, and those for Poisson samples are far from tight."
+    )
+
+
+def within_classes(found: Curves) -> str:
+    """Gives the sentence about promises that leave labels out."""
+    names = dict.fromkeys(spelled(point.method) for point in found.points if point.label_counts_known)
+    if not names:
+        return ""
+    return (
+        f"At example level the ε of {', '.join(names)} is for a row exchanged for another of its class: the loss uses the "
+        "client's label counts, which are not hidden."
     )
 
 
@@ -312,7 +327,7 @@ def draw_epsilon(found: Curves, stem: Path) -> list[Path]:
         tidy(axes)
     panels[0].set_ylabel("accuracy, %")
     legend(figure, panels[:1])
-    drawing.foot(figure, ["Horizontal lines: without a defence. Left is more private."])
+    drawing.foot(figure, [f"Horizontal lines: without a defence{several(found)}. Left is more private."])
     return drawing.write(figure, stem)
 
 
@@ -321,7 +336,7 @@ def draw_leak(found: Curves, stem: Path) -> list[Path]:
     figure = drawing.new_figure(3.9 * len(found.methods) + 0.4, 3.8)
     panels = figure.subplots(1, len(found.methods), squeeze=False, sharey=True)[0]
     for axes, method in zip(panels, found.methods, strict=True):
-        values: list[tuple[float, float, str]] = []
+        values: list[tuple[float, float, str, str]] = []
         for place, family in enumerate(FAMILIES):
             points = found.of(method, family.name)
             if not points:
@@ -329,7 +344,7 @@ def draw_leak(found: Curves, stem: Path) -> list[Path]:
             look = drawing.style_at(place + 1)
             x, y = [100 * point.accuracy for point in points], [point.psnr for point in points]
             axes.plot(x, y, **look.line, markersize=5, label=family.words)
-            values += [(here, there, f"{point.value:g}") for point, here, there in zip(points, x, y, strict=True)]
+            values += [(here, there, f"{point.value:g}", look.colour) for point, here, there in zip(points, x, y, strict=True)]
         for point in found.of(method, ""):
             axes.plot([100 * point.accuracy], [point.psnr], "k*", markersize=9, label="no defence")
         axes.margins(0.08, 0.1)
@@ -341,23 +356,28 @@ def draw_leak(found: Curves, stem: Path) -> list[Path]:
         tidy(axes)
     panels[0].set_ylabel("PSNR of what is rebuilt, dB")
     legend(figure, panels)
-    several = any(point.variant for point in found.points if not point.family)
-    stars = " Several stars: with the settings of defended runs too." if several else ""
-    drawing.foot(figure, [f"Right and down is better. Numbers at the marks: noise, share of entries, bits.{stars}"])
+    words = f"Numbers at the marks: noise, share of entries, bits. Stars: no defence{several(found)}."
+    drawing.foot(figure, [f"Right and down is better. {words}"])
     return drawing.write(figure, stem)
 
 
-def write_at(axes: Axes, marks: Sequence[tuple[float, float, str]]) -> None:
-    """Writes words at marks, each on the first side of its mark where no others stand; upwards from there if all are taken."""
+def several(found: Curves) -> str:
+    """Gives what must be said where methods stand there several times without a defence."""
+    return ", with the settings of defended runs too" if any(p.variant for p in found.points if not p.family) else ""
+
+
+def write_at(axes: Axes, marks: Sequence[tuple[float, float, str, str]]) -> None:
+    """Writes words at marks in their colours, each where no others stand; a line leads to those that are not top right."""
     across, up = 240 / np.ptp(axes.get_xlim()), 190 / np.ptp(axes.get_ylim())  # points of a panel, about
     taken: list[tuple[float, float, float]] = []
-    for x, y, words in marks:
+    for x, y, words, colour in marks:
         wide = 3.8 * len(words)
         sides = [(4, 3), (4, -9), (-4 - wide, 3), (-4 - wide, -9), *((-wide / 2, 12 + 7 * step) for step in range(6))]
         boxes = [(across * x + right, up * y + above, wide) for right, above in sides]
         place = next((place for place, box in enumerate(boxes) if not any(meet(box, other) for other in taken)), 0)
         taken.append(boxes[place])
-        axes.annotate(words, (x, y), sides[place], textcoords="offset points", fontsize=6)
+        leader = {"arrowstyle": "-", "linewidth": 0.5, "color": colour, "shrinkA": 0, "shrinkB": 0} if place else None
+        axes.annotate(words, (x, y), sides[place], textcoords="offset points", fontsize=6, color=colour, arrowprops=leader)
 
 
 def meet(one: tuple[float, float, float], other: tuple[float, float, float]) -> bool:

@@ -97,6 +97,10 @@ def curve(trials: Trials, panel: Panel) -> Curve:
     return Curve(trials.method, rounds[there], values[:, there])
 
 
+BANDS = 4
+"""So many times the band of the curves' later halves is shown of what rises into it."""
+
+
 def running_mean(values: Floats, window: int) -> Floats:
     """Gives the mean of the `window` values around each, of those that there are; the ends have half a window."""
     there = ~np.isnan(values)
@@ -130,8 +134,9 @@ def draw(
     inches = max(2.3, 0.155 * len(rows))
     figure = drawing.new_figure(7.2, len(panels) * (inches + 0.45) + 0.7)
     panes = figure.subplots(len(panels), squeeze=False, sharex=True)
+    cut = False
     for place, (axes, name) in enumerate(zip(panes.flat, panels, strict=True)):
-        draw_panel(axes, PANELS[name], drawn[name], window, looks, inches)
+        cut |= draw_panel(axes, PANELS[name], drawn[name], window, looks, inches)
         if place == 0:
             letters = drawing.Letters()
             axes.set_title(letters.line(title, 90), fontfamily=letters.fonts, parse_math=False, loc="left", fontsize=10)
@@ -142,6 +147,10 @@ def draw(
     counts = sorted({len(trials.folders) for trials in rows})
     words = [f"Strong: running mean over {window} evaluated rounds; faint: as measured" if window > 1 else "As measured"]
     words[0] += f"; mean of {' or '.join(map(str, counts))} seeds, band ± std" if counts[-1] > 1 else "; one seed"
+    if counts[-1] > 1:
+        words.append("Curves end with the round that all seeds of a method reached.")
+    if cut:
+        words.append("The first rounds are below the axis.")
     if "objective" in panels:
         words.append("An objective is the sum of a method's own loss terms: its level does not compare between methods.")
     if "ce" in panels:
@@ -152,8 +161,8 @@ def draw(
 
 def draw_panel(
     axes: Axes, panel: Panel, curves: Sequence[Curve], window: int, looks: Mapping[str, Style], inches: float
-) -> None:
-    """Draws the curves of one quantity, GPFL's above the others, with labels at their ends."""
+) -> bool:
+    """Draws the curves of one quantity, GPFL's above the others, with labels at their ends; says whether the axis cuts some."""
     ends: list[End] = []
     for place, raw in enumerate(curves):
         if not len(raw.rounds):
@@ -174,24 +183,31 @@ def draw_panel(
         ends.append(End(label, float(raw.rounds[-1]), float(mean[-1]), f"{mean[-1]:.{panel.digits}f}"))
     if panel.log and all((one.mean > 0).all() for one in curves):
         axes.set_yscale("log")
-    fit(axes, curves, window)
+    cut = fit(axes, curves, window)
     if axes.get_yscale() == "log":
         drawing.plain_numbers(axes)
     axes.set_ylabel(panel.heading)
     drawing.tidy(axes)
     if ends:
         drawing.label_ends(axes, ends, looks, inches)
+    return cut
 
 
-def fit(axes: Axes, curves: Sequence[Curve], window: int) -> None:
-    """Sets the limits of the upright axis by the smoothed curves: a single outlier of a raw one does not flatten all."""
+def fit(axes: Axes, curves: Sequence[Curve], window: int) -> bool:
+    """Sets the limits of the upright axis by the smoothed curves, and says whether it starts above some of their values.
+
+    A single outlier of a raw curve does not flatten all, nor do the first rounds where what rises ends in a narrow band.
+    """
     means = [one.smooth(window).mean for one in curves if len(one.rounds)]
     if not means:
-        return
+        return False
     values = np.concatenate(means)
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
     if axes.get_yscale() == "log":
         axes.set_ylim(low / (high / low) ** 0.05 / 1.02, high * (high / low) ** 0.05 * 1.02)
-    else:
-        room = 0.05 * (high - low) or 1.0
-        axes.set_ylim(low - room, high + room)
+        return False
+    band = high - min(float(np.nanmin(mean[len(mean) // 2 :])) for mean in means)
+    seen = max(low, high - BANDS * band) if len(values) > 2 * len(means) and band > 0 else low
+    room = 0.05 * (high - seen) or 1.0
+    axes.set_ylim(seen - room, high + room)
+    return seen > low
