@@ -347,7 +347,7 @@ def draw_leak(found: Curves, stem: Path) -> list[Path]:
             values += [(here, there, f"{point.value:g}", look.colour) for point, here, there in zip(points, x, y, strict=True)]
         for point in found.of(method, ""):
             axes.plot([100 * point.accuracy], [point.psnr], "k*", markersize=9, label="no defence")
-        axes.margins(0.08, 0.1)
+        axes.margins(0.08, 0.14)
         write_at(axes, values)
         floor = float(np.mean([point.floor for point in found.points if point.method == method]))
         axes.axhline(floor, color="#555555", linewidth=0.8, linestyle=(0, (1, 2)))
@@ -367,17 +367,17 @@ def several(found: Curves) -> str:
 
 
 def write_at(axes: Axes, marks: Sequence[tuple[float, float, str, str]]) -> None:
-    """Writes words at marks in their colours, each where no others stand; a line leads to those that are not top right."""
+    """Writes words at marks in their colours, above or below them where no others stand."""
     across, up = 240 / np.ptp(axes.get_xlim()), 190 / np.ptp(axes.get_ylim())  # points of a panel, about
-    taken: list[tuple[float, float, float]] = []
+    taken = [(across * x - 3, up * y - 3, 6.0) for x, y, _, _ in marks]
     for x, y, words, colour in marks:
         wide = 3.8 * len(words)
-        sides = [(4, 3), (4, -9), (-4 - wide, 3), (-4 - wide, -9), *((-wide / 2, 12 + 7 * step) for step in range(6))]
+        sides = [(-wide / 2, above) for above in (5, -11, 12, -18, 19, 26, 33)]
         boxes = [(across * x + right, up * y + above, wide) for right, above in sides]
         place = next((place for place, box in enumerate(boxes) if not any(meet(box, other) for other in taken)), 0)
         taken.append(boxes[place])
-        leader = {"arrowstyle": "-", "linewidth": 0.5, "color": colour, "shrinkA": 0, "shrinkB": 0} if place else None
-        axes.annotate(words, (x, y), sides[place], textcoords="offset points", fontsize=6, color=colour, arrowprops=leader)
+        behind = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}
+        axes.annotate(words, (x, y), sides[place], textcoords="offset points", fontsize=6, color=colour, bbox=behind)
 
 
 def meet(one: tuple[float, float, float], other: tuple[float, float, float]) -> bool:
