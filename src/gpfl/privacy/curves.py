@@ -347,7 +347,7 @@ def draw_leak(found: Curves, stem: Path) -> list[Path]:
             values += [(here, there, f"{point.value:g}", look.colour) for point, here, there in zip(points, x, y, strict=True)]
         for point in found.of(method, ""):
             axes.plot([100 * point.accuracy], [point.psnr], "k*", markersize=9, label="no defence")
-        axes.margins(0.08, 0.14)
+        axes.margins(0.08, 0.18)
         write_at(axes, values)
         floor = float(np.mean([point.floor for point in found.points if point.method == method]))
         axes.axhline(floor, color="#555555", linewidth=0.8, linestyle=(0, (1, 2)))
@@ -372,7 +372,7 @@ def write_at(axes: Axes, marks: Sequence[tuple[float, float, str, str]]) -> None
     taken = [(across * x - 3, up * y - 3, 6.0) for x, y, _, _ in marks]
     for x, y, words, colour in marks:
         wide = 3.8 * len(words)
-        sides = [(-wide / 2, above) for above in (5, -11, 12, -18, 19, 26, 33)]
+        sides = [(-wide / 2, above) for above in (5, -11, 12, -18, -25, 19, 26)]
         boxes = [(across * x + right, up * y + above, wide) for right, above in sides]
         place = next((place for place, box in enumerate(boxes) if not any(meet(box, other) for other in taken)), 0)
         taken.append(boxes[place])
