@@ -28,7 +28,11 @@ class Split:
     name: ClassVar[str]
 
     clients: int = option(20, "number of clients", symbol="N", least=1)
-    of: int = option(0, "divide among this many clients and let only `clients` of them, chosen at random, take part", least=0)
+    of: int = option(
+        0,
+        "divide among this many clients and let only `clients` of them take part, a random choice or (draws reference) the first",
+        least=0,
+    )
     test: float = option(0.25, "share of each client's rows kept for testing", above=0.0, most=0.9)
     validation: float = option(0.0, "share of each client's training rows kept for choosing a round", least=0.0, most=0.9)
     seed: int = option(1, "seed of the split; trials with other seeds share one split", least=0, most=LARGEST_SEED)

@@ -154,15 +154,18 @@ class Block:
             for a, b in pairs
             if (a.ranked_by - b.ranked_by) * (a.paper_ranked_by - b.paper_ranked_by) <= 0
         ]
-        first = f"{len(pairs) - len(turned)} of {len(pairs)} pairs of methods stand in the paper's order"
+        open_ = len(known) * (len(known) - 1) // 2 - len(pairs)
+        rest = (
+            f" (of {open_} more the paper's numbers do not tell which is ahead)" if open_ and any(e.room for e in known) else ""
+        )
+        first = f"{len(pairs) - len(turned)} of {len(pairs)} pairs of methods stand in the paper's order{rest}"
         if not turned:
             return f"{first}."
         shown = ", ".join(
             f"{spelled(a.label)} {'level with' if a.ranked_by == b.ranked_by else 'before'} {spelled(b.label)}"
-            for a, b in turned[:6]
+            for a, b in turned
         )
-        more = f" and {len(turned) - 6} more" if len(turned) > 6 else ""
-        return f"{first}; not so here: {shown}{more}."
+        return f"{first}; not so here: {shown}."
 
 
 def blocks(results: Results) -> list[Block]:
@@ -184,7 +187,8 @@ def block(results: Results, column: Column) -> Block:
         for row in results.rows
     ]
     ours = ranked([entry.ranked_by for entry in entries], fairness)
-    theirs = ranked([math.nan if entry.room else entry.paper_ranked_by for entry in entries], fairness)
+    compared = [entry for entry in entries if entry.trials] or entries  # ranks of both are among the same methods
+    theirs = ranked([math.nan if e.room or e not in compared else e.paper_ranked_by for e in entries], fairness)
     entries = [replace(e, rank=a, paper_rank=b) for e, a, b in zip(entries, ours, theirs, strict=True)]
     reference = against(entries)
     chances = {} if fairness else tests(entries, reference)
