@@ -120,8 +120,11 @@ def test_without_a_name_the_experiments_are_listed(command: Command) -> None:
     assert content(Path()) == {}
 
 
-def test_dry_run_lists_cells_with_time_and_memory_and_runs_nothing(command: Command) -> None:
+def test_dry_run_lists_cells_with_time_and_memory_and_runs_nothing(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid, "caveat", lambda table: f"{table.name} is a part.")
     said = command("reproduce", "all", "--dry-run", *SHORT)
+    assert said.out.count("toy is a part.") == 1
+    assert "All but privacy: table 5, privacy, has a command of its own" in said.out
     assert said.code == 0, said.err
     assert "har/real: data not here: gpfl data get har" in said.out
     assert "6 cells to run, 0 done; at most 2 rounds." in said.out, "the fair ones are among them"

@@ -30,7 +30,7 @@ class Split:
     clients: int = option(20, "number of clients", symbol="N", least=1)
     of: int = option(
         0,
-        "divide among this many clients and let only `clients` of them take part, a random choice or (draws reference) the first",
+        "divide among this many clients, of whom `clients` take part: chosen at random, or the first (draws reference)",
         least=0,
     )
     test: float = option(0.25, "share of each client's rows kept for testing", above=0.0, most=0.9)

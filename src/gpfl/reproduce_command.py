@@ -33,6 +33,7 @@ from gpfl.study.held import held_jobs
 from gpfl.study.results import results as results_of
 from gpfl.terminal import complain, console, say, wide
 
+PRIVACY = "table 5, privacy, has a command of its own: gpfl privacy columns, with the flags of its attacks"
 RUN_FLAGS = ("protocol", "device", "engine", "precision", "compile", "checkpoint_every")
 HAVE_FLAGS = {
     ("train", "rounds"): "--rounds",
@@ -67,7 +68,7 @@ def reproduce(
         list_experiments()
         return
     if {"privacy", "table5"} & set(names):
-        raise GpflError("table 5, privacy, has a command of its own: gpfl privacy columns, with the flags of its attacks")
+        raise GpflError(PRIVACY)
     asked = selected(chosen(names), cells, methods)
     plan = planned(asked, seeds, rounds, patience, validation, out, set_, keep_weights, values)
     if dry_run and only_tables:
@@ -88,9 +89,12 @@ def reproduce(
     estimates = {job.folder: estimate(job, plan, known) for job in jobs}
     if dry_run:
         show_plan(jobs, plan, estimates, wrong, wanting)
-        return
     for words in dict.fromkeys(job.caveat for job in jobs if job.caveat):
         say(words)
+    if "all" in names:
+        say(f"All but privacy: {PRIVACY}.")
+    if dry_run:
+        return
     problems = run(jobs, plan, estimates, asked, wrong, figures) | wrong
     if problems:
         complain(f"{counted(len(problems), 'cell')} of {len(here)} failed; the same command tries them again:")
