@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import tomllib
 from pathlib import Path
@@ -286,6 +287,26 @@ def test_the_table_says_where_it_proves_nothing_and_no_more_than_it_holds() -> N
         varied = dataclasses.replace(point("gpfl", "noise", 1, 0.4, 12, 10.0), variant=variant)
         assert words not in curves.markdown(MADE, "")
         assert words in curves.markdown(dataclasses.replace(MADE, points=(*MADE.points, varied)), "")
+
+
+def test_the_table_says_whose_promise_leaves_labels_out() -> None:
+    known = dataclasses.replace(point("gpfl", "example_noise", 1, 0.4, 12, 10.0), label_counts_known=True)
+    words = "At example level the ε of GPFL is for a row exchanged for another of its class"
+    assert words not in curves.markdown(MADE, "")
+    assert words in curves.markdown(dataclasses.replace(MADE, points=(*MADE.points, known)), "")
+
+
+def test_numbers_at_near_marks_stand_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    monkeypatch.setattr(curves.drawing, "write", lambda figure, stem: drawn.append(figure) or [])
+    near = tuple(point("gpfl", "noise", 0.1 * step, 0.5 + 0.001 * step, 9, 10.0) for step in range(1, 6))
+    curves.draw_leak(dataclasses.replace(MADE, points=(*near, point("gpfl", "", 0, 0.6, 30))), tmp_path / "leak")
+    (figure,) = drawn
+    figure.draw_without_rendering()
+    values = [text for text in figure.axes[0].texts if text.get_text() != "floor"]
+    assert [text.get_text() for text in values] == ["0.1", "0.2", "0.3", "0.4", "0.5"]
+    boxes = sorted((text.get_window_extent() for text in values), key=lambda box: box.y0)
+    assert all(above.y0 > below.y0 + 6 for below, above in itertools.pairwise(boxes))
 
 
 def test_the_table_says_what_its_numbers_are() -> None:
