@@ -22,6 +22,7 @@ from gpfl.attack_command import attack
 from gpfl.data import DATA
 from gpfl.data_command import data_app, show_command
 from gpfl.engine import ENGINES
+from gpfl.engine.memory import keep_memory
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.given import layered, named_folder, refuse_unheard, split_settings
 from gpfl.methods import METHODS
@@ -326,6 +327,7 @@ def command() -> click.Group:
 
 def main() -> None:
     """Runs the command; a user's mistake ends it with one line and exit code 2, Ctrl-C with one and 130."""
+    keep_memory()
     try:
         code = command().main(prog_name="gpfl", standalone_mode=False) or 0
     except click.ClickException as problem:

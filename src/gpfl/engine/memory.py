@@ -1,0 +1,35 @@
+"""Memory of a process: freed blocks are kept for the next step rather than handed back to the system.
+
+A step on a CPU makes and frees tensors of some megabytes. glibc, as it comes, gives their pages back at once, and the next step
+waits while the system clears new ones.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+
+TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3  # names of glibc's mallopt
+KEPT = {
+    MMAP_THRESHOLD: 32 * 2**20,  # the most that glibc takes; larger blocks, such as tables, still go back when freed
+    TRIM_THRESHOLD: 2**31 - 1,
+    TOP_PAD: 64 * 2**20,
+}
+
+
+def keep_memory() -> bool:
+    """Lets this process keep what it frees, where its C library is glibc and the user has set nothing else; says whether."""
+    if platform.libc_ver()[0] != "glibc" or user_sets():
+        return False
+    settle = ctypes.CDLL(None).mallopt
+    return all([settle(name, value) == 1 for name, value in KEPT.items()])
+
+
+def user_sets() -> bool:
+    """Says whether the environment tells glibc what to keep, or puts another allocator in its place."""
+    return (
+        any(name.startswith("MALLOC_") for name in os.environ)
+        or "malloc" in os.environ.get("GLIBC_TUNABLES", "")
+        or "malloc" in os.environ.get("LD_PRELOAD", "")
+    )
