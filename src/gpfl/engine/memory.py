@@ -23,7 +23,7 @@ def keep_memory() -> bool:
     if platform.libc_ver()[0] != "glibc" or user_sets():
         return False
     settle = ctypes.CDLL(None).mallopt
-    return all([settle(name, value) == 1 for name, value in KEPT.items()])
+    return {settle(name, value) for name, value in KEPT.items()} == {1}
 
 
 def user_sets() -> bool:
