@@ -3,16 +3,41 @@
 from __future__ import annotations
 
 import json
+import re
+import runpy
+import shutil
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import toy_federation
+from conftest import Command, Toy, toy_federation
 
 import gpfl
 from gpfl.report import features as pictures
-from gpfl.study.features import Features, collect, embed, measure
+from gpfl.study import experiments as studies
+from gpfl.study import maps
+from gpfl.study.experiments import Column
+from gpfl.study.features import Features, Measures, collect, embed, measure
+from gpfl.study.trials import drop_weights
+
+RECORD = Path(__file__).parents[1] / "docs" / "results" / "record.py"
+TOYS = """
+title = "Features of toys"
+caption = "Features of toys by t-SNE."
+measure = "features"
+rows = ["fedper", "gpfl"]
+
+[[columns]]
+key = "toy/four"
+heading = "Toys, N = 4"
+group = "skew"
+weights = true
+data = { name = "toy" }
+run = { select = "test" }
+"""
 
 
 def laid_out(points: list[tuple[float, float]], label: list[int], client: list[int]) -> Features:
@@ -154,23 +179,163 @@ def test_embedding_is_the_same_for_the_same_seed_and_keeps_far_groups_apart() ->
 def test_picture_comes_with_its_points_and_numbers(tmp_path: Path) -> None:
     far = squares({(0, 0): (0, 0), (1, 0): (0, 20), (0, 1): (20, 0), (1, 1): (20, 20)})
     other = replace(far, method="fedper", round=7, selected_by="test", clients=("north", "$x$ 北"), classes=("a", "b"))
-    paths, maps = pictures.draw([other, far], tmp_path / "tsne", "all $ in $ all")
+    made = [maps.make_map(features) for features in (other, far)]
+    paths = pictures.draw(made, tmp_path / "tsne", "all $ in $ all")
     assert [path.name for path in paths] == ["tsne.png", "tsne.pdf", "tsne.json"]
     assert [path.read_bytes()[:4] for path in paths[:2]] == [b"\x89PNG", b"%PDF"]
-    assert [one.points.shape for one in maps] == [(16, 2), (16, 2)]
+    assert [one.points.shape for one in made] == [(16, 2), (16, 2)]
     records = json.loads(paths[2].read_text())
     assert [record["method"] for record in records] == ["fedper", "gpfl"]
     assert (records[0]["round"], records[0]["selected_by"], records[0]["width"]) == (7, "test", 2)
-    assert records[0]["silhouette"] == maps[0].measures.silhouette
+    assert records[0]["silhouette"] == made[0].measures.silhouette
     assert records[0]["tsne"] == {"perplexity": 5.0, "seed": 0}
 
 
 def test_shares_of_a_class_that_lie_together_have_one_name() -> None:
     made = squares({(0, 0): (0, 0), (1, 0): (0, 0.01), (2, 0): (9, 9), (2, 1): (9, 0)})
-    found = pictures.islands(pictures.Map(made, made.x, measure(made)))
+    found = pictures.islands(maps.Map(measure(made), 2, made.label, made.client, made.x))
     assert [(island.label, island.clients) for island in found] == [(0, [0, 1]), (0, [2]), (1, [2])]
 
 
 def test_many_classes_have_as_many_colours() -> None:
     assert len(set(pictures.class_colours(10))) == 10
     assert len(set(pictures.class_colours(100))) > 90
+
+
+# What is kept beside a run.
+
+
+@pytest.fixture
+def run(finished: tuple[Path, gpfl.Federation, gpfl.Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of a finished run, whose data a reader of its folder finds."""
+    out, federation, _ = finished
+    real = gpfl.api.reread
+    monkeypatch.setattr(gpfl.api, "reread", lambda folder, given, custom_net: real(folder, federation, custom_net))
+    return Path(shutil.copytree(out, tmp_path / "cell-1a2b3c4d" / "seed-0"))
+
+
+def without_weights(run: Path) -> Path:
+    """The run as it is recorded: no weights, and a division without its rows."""
+    drop_weights(run)
+    (run / "federation.toml").write_text("gone")
+    return run
+
+
+def test_map_is_kept_with_its_run_and_read_back_where_the_weights_are_gone(run: Path, tmp_path: Path) -> None:
+    made = maps.map_of(run, "gpfl", points=True)
+    kept = json.loads((run / "features.json").read_text())
+    assert kept["run"] == "cell-1a2b3c4d/seed-0"
+    assert np.sum(kept["rows"]) == 120, "all clients' rows, for the picture of classes"
+    again = maps.map_of(without_weights(run), "gpfl", points=True)
+    for name in vars(made):
+        assert np.array_equal(getattr(made, name), getattr(again, name)), name
+    before, after = (pictures.draw([one], tmp_path / "a", "title")[0].read_bytes() for one in (made, again))
+    assert before == after
+
+
+def test_map_that_is_kept_is_not_made_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = maps.map_of(run, "gpfl", points=False)
+    assert not measured.drawable
+    made = maps.map_of(run, "gpfl", points=True)
+    assert made.drawable, "points that lack are made of the models"
+    assert made.measures == measured.measures
+    monkeypatch.setattr(maps, "collect", lambda *given: pytest.fail("it is there"))
+    assert maps.map_of(run, "another name", points=True).method == "another name"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda run: (run / "summary.json").write_text((run / "summary.json").read_text() + " "),
+        lambda run: (run / "config.toml").write_text((run / "config.toml").read_text() + "# other"),
+        lambda run: (run / "features.json").write_text((run / "features.json").read_text().replace('"most": 500', '"most": 9')),
+        lambda run: (run / "features.json").write_text((run / "features.json").read_text()[:-9]),
+        lambda run: (run / "features.json").write_text("[]"),
+        lambda run: (run / "features.json").unlink(),
+    ],
+    ids=["another run", "another config", "made otherwise", "cut off", "something else", "none"],
+)
+def test_map_that_is_not_of_this_run_is_never_used(run: Path, change: Callable[[Path], object]) -> None:
+    maps.keep(run, maps.make_map(collect(run), points=False))
+    assert maps.kept(run) is not None
+    change(run)
+    assert maps.kept(run) is None
+    assert maps.map_of(run, "gpfl", points=False).measures.rows == len(collect(run)), "made anew of the models"
+    change(run)
+    without_weights(run)
+    with pytest.raises(gpfl.GpflError, match=r"models of cell-1a2b3c4d/seed-0 are gone, and no features.json of them was kept"):
+        maps.map_of(run, "gpfl", points=False)
+
+
+def test_another_device_is_the_same_run(run: Path) -> None:
+    maps.map_of(run, "gpfl", points=False)
+    config = (run / "config.toml").read_text()
+    assert 'device = "auto"' in config
+    (run / "config.toml").write_text(config.replace('device = "auto"', 'device = "cuda"'))
+    assert maps.kept(run) is not None
+
+
+# The table.
+
+
+def test_measures_stand_in_the_table_with_their_deviations() -> None:
+    def one(value: float, across: float | None) -> Measures:
+        return Measures(40, 10, value, 0.5, 0.25, 0.75, 0.1, across)
+
+    rows = {"fedper": [one(-0.25, None)], "gpfl": [one(0.5, 0.5), one(0.25, None)], "fedproto": []}
+    column = Column("toy/ten", "Toys | 10", "skew", {})
+    added = pictures.Measured(column, rows).added()
+    table = [line for line in added.lines if line.startswith("|")]
+    assert table[2:] == [
+        "| FedPer | −0.250 | 0.500 | 0.250 | 0.750 | – | 1 |",
+        "| GPFL | 0.375 ± 0.125 | 0.500 ± 0.000 | 0.250 ± 0.000 | 0.750 ± 0.000 | 0.500 ± 0.000 | 2 |",
+        "| FedProto | – | – | – | – | – | 0 |",
+    ]
+    assert "share of a row's 10 nearest rows, or nearest rows of other clients, that have its class (0.10 by chance)" in str(
+        added.lines
+    )
+    numbers = added.numbers["toy/ten", "gpfl"]
+    assert (numbers["silhouette"], numbers["silhouette_std_over_trials"], numbers["measured_trials"]) == (0.375, 0.125, 2)
+    assert added.numbers["toy/ten", "fedproto"].keys() == numbers.keys(), "one heading for all rows"
+    assert r"FedPer & $-$0.250 &" in added.tex
+    nothing = pictures.Measured(column, {"gpfl": []}).added()
+    assert "Not measured" in str(nothing.lines)
+    assert nothing.tex == ""
+
+
+# Recorded results.
+
+
+def test_recorded_features_are_drawn_and_stand_in_the_table_without_weights_and_data(
+    command: Command, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path_factory.mktemp("configs")
+    (folder / "features.toml").write_text(TOYS)
+    monkeypatch.setattr(studies, "folder", lambda: folder)
+    studies.experiments.cache_clear()
+    try:
+        given = ("reproduce", "features", "--rounds", 2, "--seeds", "0,1")
+        said = command(*given, "--out", "made")
+        assert said.code == 0, said.err
+        assert "Measuring features and drawing them by t-SNE" in said.out
+        docs = Path("docs/results")
+        docs.mkdir(parents=True)
+        shutil.copyfile(RECORD, docs / "record.py")
+        monkeypatch.setattr(sys, "argv", ["record.py", "made"])
+        runpy.run_path(str(docs / "record.py"), run_name="__main__")
+        assert not list(docs.rglob("*.safetensors"))
+        for name in ("features.png", "features.json", "features-classes.pdf"):
+            assert (docs / "features" / name).read_bytes() == Path("made", "features", name).read_bytes()
+            (docs / "features" / name).unlink()
+        monkeypatch.setattr(Toy, "load", lambda source: pytest.fail("the data are not asked for"))
+        said = command(*given, "--only-tables", "--out", docs)
+        assert said.code == 0, said.err
+        assert "t-SNE" not in said.out
+        assert "no figure" not in said.out
+        for name in ("features.png", "features.json", "features-classes.pdf", "table.csv"):
+            assert (docs / "features" / name).read_bytes() == Path("made", "features", name).read_bytes()
+        page = (docs / "features" / "table.md").read_text()
+        assert re.search(r"^\| GPFL \|( −?\d\.\d{3} ± \d\.\d{3} \|){5} 2 \|$", page, re.M)
+        assert page.endswith("![features](features.png)\n\n![features classes](features-classes.png)\n")
+    finally:
+        studies.experiments.cache_clear()

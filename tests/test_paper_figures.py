@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,11 +16,12 @@ from matplotlib.figure import Figure
 
 import gpfl
 from gpfl.methods import METHODS
-from gpfl.report import curves, drawing, fairness, figures, lines, pictures
+from gpfl.report import curves, drawing, fairness, figures, lines, paper, pictures
+from gpfl.runs import RunFolder
 from gpfl.study import experiments
-from gpfl.study.experiments import Column, Published
+from gpfl.study.experiments import Published
 from gpfl.study.results import Results
-from gpfl.study.trials import Trials
+from gpfl.study.trials import Trials, drop_weights
 
 NAN = float("nan")
 
@@ -326,24 +328,90 @@ def test_every_experiment_that_has_a_line_has_an_axis() -> None:
     assert set(experiments.MEASURES) == {"accuracy", "fairness", "curves", "features"}
 
 
-def test_features_are_drawn_with_the_classes_of_clients(
-    tmp_path: Path, drawn: list[Figure], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_column_is_no_line_and_that_is_said(tmp_path: Path) -> None:
+    for name, key in (("scalability", "cifar100/500"), ("stability", "cifar100/join-1")):
+        made = {(key, "gpfl"): trials_of(tmp_path / name, "gpfl", {0: [[0.5]]})}
+        with pytest.raises(gpfl.GpflError, match=f"{key} is the only column that there is, and a line needs two"):
+            pictures.draw(results_of(name, dict(made), [key]), tmp_path)
+
+
+# Features.
+
+
+@pytest.fixture
+def featured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
+    """Results on features, of one trial of FedPer and two of GPFL."""
     federation = toy_federation()
-    for name in ("gpfl", "fedper"):
-        gpfl.fit(name, federation, net="mlp", rounds=1, lr=0.1, out=tmp_path / name)
-    real = pictures.api.reread
-    monkeypatch.setattr(pictures.api, "reread", lambda folder, given, custom_net: real(folder, federation, custom_net))
-    shown: list[Path] = []
-    monkeypatch.setattr(figures, "draw_bubbles", lambda of, path: shown.append(path))
-    experiment = experiments.experiments()["features"]
-    column: Column = experiment.columns[0]
-    trials = {(column.key, name): Trials(name, [tmp_path / name], [{}]) for name in ("gpfl", "fedper")}
-    results = replace(results_of("features", dict(trials)))
-    paths = pictures.draw(results, tmp_path / "out")
+    seeds = {"gpfl": (0, 1), "fedper": (0,)}
+    for name in seeds:
+        for seed in seeds[name]:
+            gpfl.fit(name, federation, net="mlp", rounds=1, lr=0.1, seed=seed, out=tmp_path / name / f"seed-{seed}")
+    real = gpfl.api.reread
+    monkeypatch.setattr(gpfl.api, "reread", lambda folder, given, custom_net: real(folder, federation, custom_net))
+    key = experiments.experiments()["features"].columns[0].key
+    folders = {name: [tmp_path / name / f"seed-{seed}" for seed in seeds[name]] for name in seeds}
+    trials = {(key, name): Trials(name, runs, [RunFolder(run).summary() for run in runs]) for name, runs in folders.items()}
+    return results_of("features", dict(trials))
+
+
+def test_features_are_drawn_with_the_classes_of_clients(
+    featured: Results, tmp_path: Path, drawn: list[Figure], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[tuple[figures.Holding, Path]] = []
+    monkeypatch.setattr(figures, "draw_bubbles", lambda of, path: shown.append((of, path)))
+    paths = pictures.draw(featured, tmp_path / "out")
     names = [f"features{ending}" for ending in (".png", ".pdf", ".json", "-classes.png", "-classes.pdf")]
     assert [path.name for path in paths] == names
-    assert shown == paths[3:]
+    assert [path for _, path in shown] == paths[3:]
+    assert (shown[0][0].rows == figures.Holding.of(toy_federation()).rows).all()
     assert [axes.get_title().split(",")[0] for axes in drawn[0].axes] == ["FedPer", "GPFL"]
     assert (tmp_path / "out" / "features.json").is_file()
     assert whole(drawn[0])
+
+
+def test_features_are_drawn_again_and_stand_in_the_table_where_weights_are_gone(featured: Results, tmp_path: Path) -> None:
+    """And nothing but the folders of runs is needed."""
+    said: list[str] = []
+    assert "Not measured" in str(pictures.added(featured).lines)
+    before = {path.name: path.read_bytes() for path in pictures.draw(featured, tmp_path / "out", said.append)}
+    table = pictures.added(featured)
+    key = featured.columns[0].key
+    assert [table.numbers[key, row.label]["measured_trials"] for row in featured.rows] == [1, 0, 2]
+    assert said[0] == "Measuring features and drawing them by t-SNE, which takes minutes."
+    assert [words.split(": silhouette by class ")[0] for words in said[1:]] == [f"{key} FedPer", f"{key} GPFL"]
+    assert said[2].endswith(" (2 trials)")
+    for trials in featured.trials.values():
+        for run in trials.folders if trials else ():
+            drop_weights(run)
+            (run / "federation.toml").unlink()
+    assert {path.name: path.read_bytes() for path in pictures.draw(featured, tmp_path / "again", said.append)} == before
+    assert pictures.added(featured) == table
+    assert said[3:] == said[1:3], "and t-SNE is not waited for"
+    origin = paper.Origin("gpfl reproduce features", "abc1234")
+    page, _, plain = paper.save(featured, tmp_path / "out", origin, table)
+    section = page.read_text().split("## Features of fmnist/10-clients\n")[1]
+    assert section.index("| GPFL | ") < section.index("Silhouettes (−1 to 1)") < section.index("Made by")
+    with plain.open(newline="") as file:
+        found = {record["method"]: record for record in csv.DictReader(file)}
+    assert float(found["gpfl"]["silhouette"]) == table.numbers[key, "gpfl"]["silhouette"]
+    assert found["fedproto"]["silhouette"] == ""
+
+
+def test_features_that_cannot_be_had_are_named_and_the_others_drawn(
+    featured: Results, tmp_path: Path, drawn: list[Figure]
+) -> None:
+    said: list[str] = []
+    drop_weights(tmp_path / "fedper" / "seed-0")
+    pictures.draw(featured, tmp_path / "out", said.append)
+    assert [axes.get_title().split(",")[0] for axes in drawn[0].axes] == ["GPFL"]
+    assert said[1].startswith("FedPer, seed-0: the models of fedper/seed-0 are gone, and no features.json of them was kept")
+    assert said[2] == "FedPer is left out of the picture: no points of these trials were kept"
+    (tmp_path / "gpfl" / "seed-0" / "features.json").unlink()
+    drop_weights(tmp_path / "gpfl" / "seed-0")
+    pictures.draw(featured, tmp_path / "out", said.append)
+    assert drawn[1].axes[0].get_title().startswith("GPFL, round 1"), "of the other seed"
+    for path in tmp_path.glob("*/seed-*/features.json"):
+        path.unlink()
+    drop_weights(tmp_path / "gpfl" / "seed-1")
+    with pytest.raises(gpfl.GpflError, match="fmnist/10-clients has no features to draw"):
+        pictures.draw(featured, tmp_path / "out", said.append)

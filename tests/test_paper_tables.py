@@ -13,10 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpfl.report import beside, latex, paper
+from gpfl.report import beside, latex, paper, wording
+from gpfl.report.features import Measured
 from gpfl.study import experiments as studies
 from gpfl.study.compare import Entrant
 from gpfl.study.experiments import Column, Experiment, Published
+from gpfl.study.features import Measures
 from gpfl.study.results import Results
 from gpfl.study.trials import Trials
 
@@ -68,6 +70,7 @@ RUN = {
     ("toy/whole", "fedper"): trials("fedper", 52.0, 52.0),
     ("toy/whole", "gpfl"): trials("gpfl", 60.5, 61.5),
 }
+VALIDATED = {**RUN, ("toy/whole", "gpfl"): trials("gpfl", 61.0, 61.0, validation_best_accuracy=0.605)}
 
 
 def entry(found: Results, label: str, key: str = "toy/whole") -> beside.Entry:
@@ -85,9 +88,9 @@ def test_ours_is_the_mean_and_the_population_deviation_over_trials() -> None:
     assert one.last_ten is not None
     assert one.last_ten.mean == pytest.approx(39.0)
     assert one.difference == pytest.approx(1.0)
-    assert paper.ours(one) == "41.00 ± 1.00"
-    assert paper.theirs(one.paper) == "40.00 ± 0.50"
-    assert paper.ours(entry(results({("toy/whole", "gpfl"): trials("gpfl", 61.234)}), "gpfl")) == "61.23"
+    assert wording.ours(one) == "41.00 ± 1.00"
+    assert wording.theirs(one.paper) == "40.00 ± 0.50"
+    assert wording.ours(entry(results({("toy/whole", "gpfl"): trials("gpfl", 61.234)}), "gpfl")) == "61.23"
 
 
 @pytest.mark.parametrize(
@@ -96,14 +99,14 @@ def test_ours_is_the_mean_and_the_population_deviation_over_trials() -> None:
 def test_difference_beyond_two_of_the_papers_deviations_is_marked(ours: float, far: bool) -> None:
     one = entry(results({("toy/whole", "gpfl"): trials("gpfl", ours)}), "gpfl")
     assert one.far == far
-    assert (paper.MARK in paper.difference(one)) == far
+    assert (wording.MARK in wording.difference(one)) == far
 
 
 def test_nothing_is_marked_where_the_paper_prints_no_deviation() -> None:
     one = entry(results({("toy/whole", "fedper"): trials("fedper", 99.0)}), "fedper")
     assert not one.far
-    assert paper.difference(one) == "+54.00"
-    assert paper.theirs(one.paper) == "45.00"
+    assert wording.difference(one) == "+54.00"
+    assert wording.theirs(one.paper) == "45.00"
 
 
 def test_ranks_go_by_our_means_and_beside_them_by_the_papers() -> None:
@@ -112,7 +115,7 @@ def test_ranks_go_by_our_means_and_beside_them_by_the_papers() -> None:
     assert {label: entry(found, label).paper_rank for label in LABELS} == {"fedavg": 3, "ditto": None, "fedper": 2, "gpfl": 1}
     tied = results({**RUN, ("toy/whole", "ditto"): trials("ditto", 52.0)})
     assert entry(tied, "ditto").rank == entry(tied, "fedper").rank == 2.5
-    assert paper.place(2.5) == "2.5"
+    assert wording.place(2.5) == "2.5"
 
 
 def test_order_of_methods_is_compared_pair_by_pair() -> None:
@@ -137,9 +140,9 @@ def test_fairness_is_deviation_and_coefficient_and_less_is_better() -> None:
     found = replace(found, experiment=replace(found.experiment, paper=fair))
     one, other = entry(found, "gpfl"), entry(found, "fedavg")
     assert (one.rank, other.rank) == (1, 2)
-    assert paper.ours(one) == "9.00 [15.00]"
-    assert paper.difference(one) == "+0.50 [+1.00]"
-    assert paper.difference(other) == "−0.50 [−1.00]"
+    assert wording.ours(one) == "9.00 [15.00]"
+    assert wording.difference(one) == "+0.50 [+1.00]"
+    assert wording.difference(other) == "−0.50 [−1.00]"
     assert beside.blocks(found)[0].order == "1 of 1 pairs of methods stand in the paper's order."
     text = paper.markdown(found, ORIGIN)
     assert "**9.00 [15.00]** / 8.50 [14.00] (+0.50 [+1.00])" in text
@@ -209,17 +212,20 @@ def test_number_that_the_paper_does_not_print_is_about_and_has_no_rank() -> None
     found = results({**RUN, ("toy/whole", "ditto"): trials("ditto", 30.0)})
     found = replace(found, experiment=replace(found.experiment, paper=about))
     one = entry(found, "gpfl")
-    assert (paper.theirs(one.paper), paper.difference(one), one.paper_rank) == ("≈ 60.0", "+1.0", None)
+    assert (wording.theirs(one.paper), wording.difference(one), one.paper_rank) == ("≈ 60.0", "+1.0", None)
     assert beside.blocks(found)[0].order == (
         "5 of 5 pairs of methods stand in the paper's order (of 1 more the paper's numbers do not tell which is ahead)."
     )
 
 
 def test_accuracy_selected_on_validation_stands_beside_the_best_on_test() -> None:
-    kept = {**RUN, ("toy/whole", "gpfl"): trials("gpfl", 61.0, 61.0, validation_best_accuracy=0.605)}
-    text = paper.markdown(results(kept, validation=0.1), ORIGIN)
+    text = paper.markdown(results(VALIDATED, validation=0.1), ORIGIN)
     assert "10% of each client's training rows were kept for validation" in text
     assert "| GPFL | **61.00 ± 0.00** | 60.00 ± 0.50 | +1.00 | 1 | 1 | 59.00 ± 0.00 | 60.50 ± 0.00 |" in text
+    source = paper.tex(results(VALIDATED, validation=0.1), ORIGIN)
+    assert r"\quad by validation & 60.50 $\pm$ 0.00 & -- \\" in source
+    [shown, *_] = paper.rich_tables(results(VALIDATED, validation=0.1))
+    assert list(shown.columns[2].cells)[-1] == "60.50 ± 0.00"
 
 
 def test_numbers_of_the_csv_are_those_of_the_table() -> None:
@@ -253,8 +259,8 @@ def test_files_are_written_into_the_folder(tmp_path: Path) -> None:
 def test_latex_has_booktabs_bold_best_and_a_line_for_the_paper() -> None:
     text = paper.tex(results(RUN), ORIGIN)
     assert all(word in text for word in (r"\toprule", r"\midrule", r"\bottomrule"))
-    assert r"GPFL & \textbf{\boldmath 61.00 $\pm$ 0.50} & not run \\" in text
-    assert r"\quad paper & {\footnotesize 60.00 $\pm$ 0.50 ($+$1.00)} & {\footnotesize --} \\" in text
+    assert r"GPFL & \textbf{\boldmath 61.00 $\pm$ 0.50}~{\footnotesize (1)} & not run \\" in text
+    assert r"\quad paper & {\footnotesize 60.00 $\pm$ 0.50 (1), $+$1.00} & {\footnotesize --} \\" in text
     assert r" & \multicolumn{1}{c}{toys} & \multicolumn{1}{c}{some} \\" in text
     assert r"Method & Whole & N = 10$|$50 \\" in text
     assert r"Accuracy (\%) \& more of $\beta$." in text
@@ -281,7 +287,10 @@ HERE = next((name for name in COMPILERS if shutil.which(name)), None)
 
 @pytest.mark.skipif(HERE is None, reason="there is no LaTeX compiler here")
 def test_latex_compiles(tmp_path: Path) -> None:
-    tables = [paper.tex(results(RUN), ORIGIN)]
+    tables = [paper.tex(results(RUN), ORIGIN), paper.tex(results(VALIDATED, validation=0.1), ORIGIN)]
+    measured = Measures(40, 10, -0.1, 0.2, None, 0.9, 0.1, 0.8)
+    measures = {"fedper": [measured] * 2, "gpfl": []}
+    tables.append(Measured(COLUMNS[0], measures).tex())
     for one in studies.experiments().values():
         nothing = {(column.key, row.label): None for column in one.columns for row in one.rows}
         made = Results(one, "corrected", 2000, 100, (0,), nothing, columns=one.columns, rows=one.rows)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -148,6 +150,7 @@ def test_dry_run_lists_cells_with_time_and_memory_and_runs_nothing(command: Comm
 def test_a_cell_is_run_and_its_table_shows_ours_beside_the_papers(command: Command) -> None:
     said = command("reproduce", "table9", "--methods", "gpfl,fedavg", "--cells", "toy/whole", *SHORT)
     assert said.code == 0, said.err
+    assert "by validation" not in said.out
     assert len(runs()) == 4
     assert all(word in said.out for word in ("toy/whole gpfl:", "2/2 cells", "Toys: results/toys/table.md"))
     found = records()
@@ -190,12 +193,19 @@ def test_extra_columns_and_rows_are_run_where_they_are_named(command: Command) -
     assert found["toy/extra", "local"]["state"] == "run"
     assert found["toy/extra", "local"]["paper"] == ""
     assert len(runs()) == 2
+    assert command("reproduce", "toys", "--methods", "gpfl", "--cells", "toy/whole", *SHORT, "--no-figures").code == 0
+    found = records()
+    assert found["toy/extra", "local"]["state"] == "run", "a row that was run before is shown where it was not asked for"
+    assert {method for _, method in found} == {"fedavg", "fedper", "gpfl", "local"}
 
 
 def test_validation_rows_give_a_second_accuracy(command: Command) -> None:
     given = ("reproduce", "toys", "--methods", "gpfl", "--cells", "toy/whole", *SHORT, "--no-figures")
-    assert command(*given, "--validation", 0.2).code == 0
-    assert records()["toy/whole", "gpfl"]["validation_selected"] != ""
+    said = command(*given, "--validation", 0.2)
+    assert "by validation" in said.out
+    selected = float(records()["toy/whole", "gpfl"]["validation_selected"])
+    assert f"{selected:.2f} ±" in said.out
+    assert rf"\quad by validation & {selected:.2f} $\pm$" in Path("results/toys/table.tex").read_text()
     assert command(*given).code == 0
     assert records()["toy/whole", "gpfl"]["validation_selected"] == ""
     assert len(runs()) == 4
@@ -215,7 +225,9 @@ def test_tables_are_written_of_what_is_there_and_nothing_is_run(command: Command
 
 def test_folder_that_cannot_be_written_to_is_one_complaint(command: Command) -> None:
     Path("file").write_text("")
-    refused(command("reproduce", "toys", *SHORT, "--out", "file"), "cannot make the folder file/runs", "choose another --out")
+    for more in ((), ("--dry-run",), ("--only-tables",)):
+        refused(command("reproduce", "toys", *SHORT, "--out", "file", *more), "--out file is a file; name a folder")
+    refused(command("reproduce", "toys", *SHORT, "--out", "file/in"), "cannot make the folder file/in/runs", "another --out")
 
 
 def test_protocol_and_settings_reach_the_runs(command: Command) -> None:
@@ -229,6 +241,65 @@ def test_protocol_and_settings_reach_the_runs(command: Command) -> None:
         assert line in text
     assert records()["toy/whole", "gpfl"]["protocol"] == "paper"
     assert "protocol paper" in Path("results/toys/table.md").read_text()
+
+
+@pytest.mark.parametrize("names", [("TOYS",), ("Table9,fair",), ("toys", "FAIR")])
+def test_names_are_taken_in_any_case_and_with_commas(command: Command, names: tuple[str, ...]) -> None:
+    said = command("reproduce", *names, "--dry-run", "--methods", "gpfl", *SHORT)
+    assert said.code == 0, said.err
+    assert ("fair" in said.out) == (names != ("TOYS",))
+
+
+def test_tuned_values_reach_the_runs_and_are_named_and_kept(command: Command) -> None:
+    pytest.importorskip("optuna")
+    toy = ("--data", "toy", "--rounds", 2, "--budget", 3)
+    assert command("tune", "gpfl,fedavg", *toy, "--out", "search").code == 0
+    path = Path("search/gpfl/best.toml")
+    path.write_text(re.sub(r"^lam = .*", "lam = 0.02", path.read_text(), flags=re.M))  # toys may be content with the defaults
+    best = tomllib.loads(path.read_text())["method"]
+    assert best["lam"] == 0.02
+    given = ("reproduce", "toys", "--cells", "toy/whole", *SHORT, "--no-figures", "--tuned", "search")
+    said = command(*given, "--methods", "gpfl,fedavg")
+    assert said.code == 0, said.err
+    assert "the search is kept in results/tuned/search" in said.out
+    [config] = Path("results").glob("runs/*-gpfl-*/seed-0/config.toml")
+    method = tomllib.loads(config.read_text())["method"]
+    assert {key: method[key] for key in best} == best
+    page = Path("results/toys/table.md").read_text()
+    assert "tuned on validation rows (up to 3 candidates a method, seeds 0, 2 rounds;" in page
+    assert f"gpfl.lam = {best['lam']!r}" in page
+    assert "set by hand" not in page
+    kept = Path("results/tuned/search")
+    assert {str(path.relative_to(kept)) for path in kept.rglob("*") if path.is_file()} == {
+        "table.md",
+        "table.csv",
+        *(f"{name}/{file}" for name in ("gpfl", "fedavg") for file in ("best.toml", "study.toml", "candidates.jsonl")),
+    }
+    again = command(*given[:-1], str(kept), "--methods", "gpfl,fedavg", "--only-tables")
+    assert again.code == 0, again.err
+    assert sorted(path.name for path in Path("results/tuned").iterdir()) == ["search"]
+    assert command(*given[:-2], "--methods", "gpfl").code == 0
+    assert records()["toy/whole", "gpfl"]["tuned"] == ""
+    assert len(list(Path("results").glob("runs/*-gpfl-*"))) == 2, "defaults are another content"
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("--methods fedper", "--tuned search holds no search of fedper: search it with the same budget"),
+        ("--methods fedavg --cells toy/extra", "train.lr (--lr) = 0.1, but toy/extra has 0.2: name the columns"),
+        (
+            "--methods fedavg --protocol paper --cells toy/whole",
+            "run.protocol (--protocol) = 'corrected', but toy/whole has 'paper'",
+        ),
+        ("--methods fedavg --tuned nothing", "--tuned nothing holds no choice of gpfl tune"),
+    ],
+)
+def test_tuned_values_of_something_else_are_refused(command: Command, more: str, words: str) -> None:
+    pytest.importorskip("optuna")
+    assert command("tune", "fedavg", "--data", "toy", "--rounds", 1, "--out", "search").code == 0
+    refused(command("reproduce", "toys", *SHORT, "--tuned", "search", *more.split()), words)
+    assert not Path("results").exists()
 
 
 def test_data_that_are_not_here_are_named_and_got_only_where_nothing_else_is_asked(

@@ -428,7 +428,7 @@ def test_without_optuna_the_command_says_how_to_install_it(command: Command, mon
 
 
 def test_example_of_the_page_runs_with_a_small_budget(command: Command) -> None:
-    [line] = re.findall(r"^gpfl (tune .*)$", (DOCS / "tune.md").read_text(), re.M)
+    [line] = re.findall(r"^gpfl (tune .* --data digits .*)$", (DOCS / "tune.md").read_text(), re.M)
     said = command(*line.split(), "--budget", 2, "--rounds", 1)
     assert said.code == 0, said.err
     assert "Run them: gpfl compare tune/common.toml --methods gpfl,ditto,fedavg --set gpfl.lam=" in said.out

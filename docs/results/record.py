@@ -7,6 +7,11 @@ summary and metrics of every seed. Metrics lose what no table or figure needs, w
 clients but in the best, the selected and the last round, and digits beyond the sixth. Of the division, its split and the digest
 of its rows stay, by which runs on one division are told from others.
 
+Of features, which need weights to be made, what was made stays: the points of t-SNE with their classes and clients, silhouettes
+and purities, which `gpfl reproduce features` keeps in features.json beside each run, and the folder features with its pictures.
+So `gpfl reproduce features … --only-tables --out docs/results` makes table and pictures again, without weights and data. Draw
+them (no --no-figures) where the weights are, before this. Points show no image of the data.
+
 Of the nine columns the numbers of every image that their tables need stay, and the page without pictures: they show images of
 the data, which are not ours to publish. Curves of defences and the table of labels and members are taken as they are.
 """
@@ -23,6 +28,7 @@ from typing import Any
 
 from gpfl.privacy import columns
 from gpfl.privacy.attack import Case
+from gpfl.study import maps
 
 HERE = Path(__file__).parent
 DIGITS = 6
@@ -37,7 +43,12 @@ def main() -> None:
         seeds = [folder for folder in sorted(cell.glob("seed-*")) if (folder / "summary.json").exists()]
         if seeds:
             record(cell, seeds)
-            print(f"{cell.name}: {', '.join(seed.name for seed in seeds)}")
+            features = [seed.name for seed in seeds if maps.kept(seed)]
+            also = f"; features of {', '.join(features)}" if features else ""
+            print(f"{cell.name}: {', '.join(seed.name for seed in seeds)}{also}")
+    if any((out / "features").glob("*.json")):
+        copy(out / "features", HERE / "features", (".json", ".png", ".pdf"))
+        print("features: the pictures")
     if (out / "privacy" / "results.json").exists():
         record_columns(out / "privacy")
         print("privacy: the nine columns")
@@ -59,7 +70,7 @@ def record(cell: Path, seeds: list[Path]) -> None:
         (to / note.name).write_text(json.dumps({**held, "command": elsewhere(held["command"])}, indent=2) + "\n")
     for seed in seeds:
         (to / seed.name).mkdir(exist_ok=True)
-        for name in ("config.toml", "summary.json"):
+        for name in ("config.toml", "summary.json", *([maps.FILE] if maps.kept(seed) else [])):
             shutil.copyfile(seed / name, to / seed.name / name)
         (to / seed.name / "federation.toml").write_text(digest((seed / "federation.toml").read_text()))
         summary = json.loads((seed / "summary.json").read_text())
@@ -81,13 +92,17 @@ def record_columns(folder: Path) -> None:
 
 def record_page(folder: Path) -> None:
     to = HERE / folder.name
-    to.mkdir(exist_ok=True)
-    for path in folder.iterdir():
-        if path.suffix in (".csv", ".json", ".png", ".pdf"):
-            shutil.copyfile(path, to / path.name)
+    copy(folder, to, (".csv", ".json", ".png", ".pdf"))
     page = (folder / "table.md").read_text()
     made = last_line(folder / "table.md")
     (to / "table.md").write_text(page.replace(made_by(page), made))
+
+
+def copy(folder: Path, to: Path, endings: tuple[str, ...]) -> None:
+    to.mkdir(exist_ok=True)
+    for path in folder.iterdir():
+        if path.suffix in endings:
+            shutil.copyfile(path, to / path.name)
 
 
 def last_line(page: Path) -> str:

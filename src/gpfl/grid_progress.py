@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from gpfl.progress import LiveLine, PlainLines
 from gpfl.report.beside import Spread
-from gpfl.report.paper import spread
+from gpfl.report.wording import spread
 from gpfl.runs import Line
 from gpfl.simulate import number
 from gpfl.study.estimate import Estimate, duration

@@ -25,7 +25,9 @@ from gpfl.ranks import ranks
 from gpfl.report import drawing, paper
 from gpfl.report.tables import size
 from gpfl.study import grid
-from gpfl.study.asked import Asked, selected
+from gpfl.study.asked import Asked, selected, split_words
+from gpfl.study.chosen import Chosen
+from gpfl.study.compare import entrants
 from gpfl.study.estimate import Estimate, estimate, speeds
 from gpfl.study.experiments import PATIENCE, ROUNDS, Cell, chosen, experiments
 from gpfl.study.grid import Grounds, Job, Plan
@@ -57,6 +59,7 @@ def reproduce(
     validation: float,
     out: str,
     set_: tuple[str, ...],
+    tuned: str | None,
     dry_run: bool,
     only_tables: bool,
     figures: bool,
@@ -67,10 +70,11 @@ def reproduce(
     if not names:
         list_experiments()
         return
+    names = tuple(word for name in names for word in split_words("EXPERIMENT", name.lower()))
     if {"privacy", "table5"} & set(names):
         raise GpflError(PRIVACY)
     asked = selected(chosen(names), cells, methods)
-    plan = planned(asked, seeds, rounds, patience, validation, out, set_, keep_weights, values)
+    plan = planned(asked, seeds, rounds, patience, validation, out, set_, tuned, keep_weights, values)
     if dry_run and only_tables:
         raise GpflError("--dry-run and --only-tables were both given: leave one out")
     try:
@@ -114,6 +118,7 @@ def planned(
     validation: float,
     out: str,
     set_: tuple[str, ...],
+    tuned: str | None,
     keep_weights: bool,
     values: Mapping[str, object],
 ) -> Plan:
@@ -124,10 +129,13 @@ def planned(
     for (section, key), name in HAVE_FLAGS.items():
         if key in settings.get(section, {}):
             raise GpflError(f"--set {section}.{key} would not be named in tables: give {name}")
+    folder = named_folder(out)
+    if folder.exists() and not folder.is_dir():
+        raise GpflError(f"--out {folder} is a file; name a folder")
     by_flags = flags.given_by_flags(values).get("run", {})
     protocol = by_flags.pop("protocol", "corrected")
     return Plan(
-        out=named_folder(out),
+        out=folder,
         seeds=tuple(flags.parse_seeds(seeds)),
         rounds=rounds,
         patience=patience,
@@ -137,6 +145,7 @@ def planned(
         common=settings,
         own=own,
         weights=keep_weights,
+        tuned=Chosen.read(Path(tuned)) if tuned is not None else None,
     )
 
 
@@ -267,6 +276,8 @@ def write(jobs: Sequence[Job], plan: Plan, asked: Asked, problems: Places, figur
     if not ranks().first:
         return
     everything = [*jobs, *held_besides(asked, plan)]
+    if plan.tuned:
+        say(f"Values were chosen by gpfl tune; the search is kept in {plan.tuned.keep(plan.out)}.")
     origin = paper.Origin(command_words(), commit())
     for one in asked.experiments:
         results = results_of(
@@ -279,12 +290,12 @@ def write(jobs: Sequence[Job], plan: Plan, asked: Asked, problems: Places, figur
         )
         for table in paper.rich_tables(results):
             wide().print(table)
-        paths = paper.save(results, plan.out / one.name, origin)
+        paths = paper.save(results, plan.out / one.name, origin, pictures.added(results))
         if figures:
-            if one.measure == "features":
-                say("Drawing features by t-SNE, which takes minutes.")
             try:
-                drawn = pictures.draw(results, plan.out / one.name)
+                drawn = pictures.draw(results, plan.out / one.name, say)
+                if one.measure == "features":  # which were measured just now
+                    paper.save(results, plan.out / one.name, origin, pictures.added(results))
                 files.write_text(paths[0], paths[0].read_text(encoding="utf-8") + drawing.embedded(drawn))
                 paths += drawn
             except GpflError as problem:
@@ -293,13 +304,18 @@ def write(jobs: Sequence[Job], plan: Plan, asked: Asked, problems: Places, figur
 
 
 def held_besides(asked: Asked, plan: Plan) -> list[Job]:
-    """Gives the jobs of the other cells of these experiments, so that tables show what was run before."""
+    """Gives the jobs of the other cells of these experiments, so that tables show what was run before.
+
+    Methods that no table of the paper has are among them.
+    """
     taken = {(cell.experiment.name, cell.column.key, cell.entrant.label) for cell in asked.cells}
+    compared = {row.label for one in experiments().values() for row in one.rows}
+    besides = [row for row in entrants("all") if row.label not in compared]
     others = [
         Cell(one, column, row)
         for one in asked.experiments
         for column in one.columns
-        for row in one.rows
+        for row in (*one.rows, *besides)
         if (one.name, column.key, row.label) not in taken
     ]
     return held_jobs(others, plan)[0]
@@ -368,6 +384,12 @@ def reproduce_command() -> click.Command:
         flag("only-tables", False, "Write tables and figures of what the folder holds; run nothing, get no data.", kind=bool),
         flag("figures", True, "Draw the figures of the experiments.", kind=bool),
         flag("keep-weights", False, "Keep checkpoints and models of all runs: gigabytes a cell.", kind=bool),
+        flag(
+            "tuned",
+            None,
+            "Take the values that gpfl tune chose, from its --out; tables name them, and they are kept with the results.",
+            metavar="DIR",
+        ),
         TyperOption(
             param_decls=["--set", "set_"],
             multiple=True,

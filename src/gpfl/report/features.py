@@ -1,9 +1,9 @@
-"""Pictures of learned features: t-SNE of several methods side by side, with the numbers that a picture cannot prove."""
+"""Learned features: t-SNE of several methods side by side, and the numbers that a picture cannot prove, as a table."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,11 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from gpfl import files
-from gpfl.errors import GpflError
-from gpfl.report import drawing
+from gpfl.errors import GpflError, counted
+from gpfl.report import drawing, latex, paper
+from gpfl.report.beside import Spread
 from gpfl.report.drawing import MARKERS, SMALL
-from gpfl.study.experiments import spelled
-from gpfl.study.features import PERPLEXITY, Features, Measures, embed, measure
+from gpfl.report.wording import spread
+from gpfl.study import maps
+from gpfl.study.experiments import Column, spelled
+from gpfl.study.features import PERPLEXITY, Measures
+from gpfl.study.maps import Map
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,52 +39,50 @@ MOST_ISLANDS = 60
 """Pairs of a client and a class up to which the class stands on each."""
 
 
-@dataclass(frozen=True)
-class Map:
-    """A method's features as points of a plane, and what was measured of them."""
-
-    features: Features
-    points: Points  # (rows, 2)
-    measures: Measures
-
-
-def make_map(features: Features, seed: int = 0) -> Map:
-    """Gives the points and the measures of features."""
-    return Map(features, embed(features, seed), measure(features))
+MEASURES: Mapping[str, str] = {
+    "silhouette": "silhouette by class",
+    "silhouette_within": "within clients",
+    "silhouette_islands": "by class and client",
+    "purity": "purity",
+    "purity_across": "purity in other clients",
+}
+"""Measures that tables have, and what they are called there."""
 
 
-def draw(made: Sequence[Features], stem: Path, title: str, *, seed: int = 0) -> tuple[list[Path], list[Map]]:
-    """Draws t-SNE of each method's features, writes the measures as JSON beside it, and gives the files and what was drawn.
+# The picture.
+
+
+def draw(made: Sequence[Map], stem: Path, title: str, *, seed: int = maps.SEED) -> list[Path]:
+    """Draws t-SNE of each method's features, writes the measures as JSON beside it, and gives the files.
 
     Colour is the class, which is also written on each client's share of it, the mark is the client. The axes of t-SNE
     mean nothing, so that they have no numbers.
     """
     if not made:
         raise GpflError("there are no features to draw: run some methods first")
-    maps = [make_map(features, seed) for features in made]
-    across = min(3, len(maps))
-    rows = -(-len(maps) // across)
+    across = min(3, len(made))
+    rows = -(-len(made) // across)
     figure = drawing.new_figure(2.9 * across + 1.4, 3.2 * rows + 0.9)
     panels = figure.subplots(rows, across, squeeze=False).flat
     for axes in panels:
         axes.set_visible(False)
-    for axes, one in zip(figure.axes, maps, strict=False):
+    for axes, one in zip(figure.axes, made, strict=False):
         axes.set_visible(True)
         draw_map(axes, one)
     add_keys(figure, made[0])
     letters = drawing.Letters()
     figure.suptitle(letters.line(title, 100), fontsize=10, x=0.01, ha="left", fontfamily=letters.fonts, parse_math=False)
-    drawing.foot(figure, notes(maps))
+    drawing.foot(figure, notes(made))
     record = stem.with_name(f"{stem.name}.json")
     paths = drawing.write(figure, stem)
-    files.write_text(record, json.dumps(records(maps, seed), indent=2) + "\n")
-    return [*paths, record], maps
+    files.write_text(record, json.dumps(records(made, seed), indent=2) + "\n")
+    return [*paths, record]
 
 
-def notes(maps: Sequence[Map]) -> list[str]:
+def notes(made: Sequence[Map]) -> list[str]:
     """Gives what must be known of the picture."""
-    k = maps[0].measures.neighbours
-    chance = maps[0].measures.purity_by_chance
+    k = made[0].measures.neighbours
+    chance = made[0].measures.purity_by_chance
     return [
         "Colour and number: class; mark: client. Every row passes through its own client's model.",
         "Silhouettes (−1 to 1) are by class, and by class and client: high where every client's share of a class is an island.",
@@ -90,25 +92,26 @@ def notes(maps: Sequence[Map]) -> list[str]:
     ]
 
 
-def records(maps: Sequence[Map], seed: int) -> list[dict[str, object]]:
-    """Gives the measures as plain values."""
+def records(made: Sequence[Map], seed: int) -> list[dict[str, object]]:
+    """Gives the measures as plain values, with the run that they are of; its folder has the points."""
     return [
         {
-            "method": one.features.method,
-            "round": one.features.round,
-            "selected_by": one.features.selected_by,
-            "width": int(one.features.x.shape[1]),
+            "method": one.method,
+            "run": one.run,
+            "round": one.round,
+            "selected_by": one.selected_by,
+            "width": one.width,
             **one.measures.record(),
-            "tsne": {"perplexity": min(PERPLEXITY, (len(one.features) - 1) / 3), "seed": seed},
+            "tsne": {"perplexity": min(PERPLEXITY, (one.measures.rows - 1) / 3), "seed": seed},
         }
-        for one in maps
+        for one in made
     ]
 
 
 def draw_map(axes: Axes, one: Map) -> None:
     """Draws one method's points."""
-    label, client = one.features.label, one.features.client
-    colours = class_colours(len(one.features.classes) or int(label.max()) + 1)
+    label, client = one.label, one.client
+    colours = class_colours(len(one.classes) or int(label.max()) + 1)
     pairs = [(c, k) for c in np.unique(client) for k in np.unique(label[client == c])]
     size = float(np.clip(9000 / len(label), 3, 22))
     for c, k in pairs:
@@ -121,7 +124,7 @@ def draw_map(axes: Axes, one: Map) -> None:
             name_island(axes, island)
     numbers = one.measures
     axes.set_title(
-        f"{spelled(one.features.method)}, round {one.features.round}\n"
+        f"{spelled(one.method)}, round {one.round}\n"
         f"silhouette {shown(numbers.silhouette)}, by client too {shown(numbers.silhouette_islands)}\n"
         f"purity {shown(numbers.purity)}, in other clients {shown(numbers.purity_across)}",
         fontsize=drawing.MIDDLE - 0.5,
@@ -142,7 +145,7 @@ class Island:
 
 def islands(one: Map) -> list[Island]:
     """Gives every client's share of a class, those together whose middles are near."""
-    label, client = one.features.label, one.features.client
+    label, client = one.label, one.client
     near = 0.06 * float(np.ptp(one.points, axis=0).max())
     found: list[Island] = []
     for c in map(int, np.unique(client)):
@@ -173,20 +176,20 @@ def name_island(axes: Axes, island: Island) -> None:
         mark.set(transform=axes.transData + aside, markeredgecolor="white", markeredgewidth=0.6)
 
 
-def add_keys(figure: Figure, features: Features) -> None:
+def add_keys(figure: Figure, one: Map) -> None:
     """Adds the keys of classes and of clients, where they are few enough to be told apart."""
     from matplotlib.lines import Line2D
 
     letters = drawing.Letters()
-    held = [int(label) for label in np.unique(features.label)]
-    colours = class_colours(len(features.classes) or max(held) + 1)
+    held = [int(label) for label in np.unique(one.label)]
+    colours = class_colours(len(one.classes) or max(held) + 1)
     classes = [
-        Line2D([], [], color=colours[k], marker="o", linestyle="", markersize=5, label=class_words(features, k, letters))
+        Line2D([], [], color=colours[k], marker="o", linestyle="", markersize=5, label=class_words(one, k, letters))
         for k in held
     ]
-    marks = {int(c): MARKERS[c % len(MARKERS)] for c in np.unique(features.client)}
+    marks = {int(c): MARKERS[c % len(MARKERS)] for c in np.unique(one.client)}
     clients = [
-        Line2D([], [], color="#444444", marker=mark, linestyle="", markersize=5, label=client_words(features, c, letters))
+        Line2D([], [], color="#444444", marker=mark, linestyle="", markersize=5, label=client_words(one, c, letters))
         for c, mark in marks.items()
     ]
     looks = {"frameon": False, "labelspacing": 0.25, "handletextpad": 0.2, "borderpad": 0.1}
@@ -199,15 +202,15 @@ def add_keys(figure: Figure, features: Features) -> None:
         text.set(fontfamily=letters.fonts, parse_math=False)
 
 
-def class_words(features: Features, label: int, letters: drawing.Letters) -> str:
+def class_words(one: Map, label: int, letters: drawing.Letters) -> str:
     """Gives a class by number, and its name where it has one."""
-    name = features.classes[label] if features.classes else str(label)
+    name = one.classes[label] if one.classes else str(label)
     return str(label) if name == str(label) else f"{label} {letters.line(name, 16)}"
 
 
-def client_words(features: Features, place: int, letters: drawing.Letters) -> str:
+def client_words(one: Map, place: int, letters: drawing.Letters) -> str:
     """Gives a client's name, or its place."""
-    return letters.line(features.clients[place], 16) if features.clients else str(place)
+    return letters.line(one.clients[place], 16) if one.clients else str(place)
 
 
 def class_colours(classes: int) -> list[str]:
@@ -223,3 +226,86 @@ def class_colours(classes: int) -> list[str]:
 def shown(value: float | None) -> str:
     """Gives a measure with two digits."""
     return "–" if value is None else f"{value:.2f}".replace("-", "−")
+
+
+# The table.
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of a column: each row's measures, one a trial; none where its features were not measured."""
+
+    column: Column
+    rows: Mapping[str, Sequence[Measures]]
+
+    def added(self) -> paper.Added:
+        """Gives what the experiment's table has of it besides accuracies."""
+        return paper.Added(self.lines(), self.numbers(), self.tex() if any(self.rows.values()) else "")
+
+    def lines(self) -> list[str]:
+        """Gives a section of the page."""
+        lines = [f"## Features of {self.column.key}", ""]
+        if not any(self.rows.values()):
+            return [*lines, "Not measured: the same command without --no-figures does it where the models are.", ""]
+        headings = ["method", *MEASURES.values(), "trials"]
+        lines += [paper.row(headings), paper.rule(len(headings) - 1)]
+        lines += [paper.row([spelled(label), *self.cells(found)]) for label, found in self.rows.items()]
+        return [*lines, "", self.meaning(), ""]
+
+    def cells(self, found: Sequence[Measures]) -> list[str]:
+        """Gives a row's numbers, and of how many trials they are."""
+        return [*(words_of(found, name) for name in MEASURES), str(len(found))]
+
+    def sentences(self) -> list[str]:
+        """Gives a line of the terminal for each row that was measured."""
+        return [
+            f"{self.column.key} {spelled(label)}: silhouette by class {words_of(found, 'silhouette')}, purity "
+            f"{words_of(found, 'purity')} ({counted(len(found), 'trial')})"
+            for label, found in self.rows.items()
+            if found
+        ]
+
+    def meaning(self) -> str:
+        """Gives what the numbers mean."""
+        one = next(found[0] for found in self.rows.values() if found)
+        chance = "" if one.purity_by_chance is None else f" ({one.purity_by_chance:.2f} by chance)"
+        return (
+            "Silhouettes (−1 to 1) are high where rows of a group lie together and apart from others: of a class, all clients' "
+            "rows together; of a class among a client's own rows (mean over clients); of each client's share of each class. "
+            f"Purity is the share of a row's {one.neighbours} nearest rows, or nearest rows of other clients, that have its "
+            f"class{chance}. All are of the features themselves, not of the picture: at most {maps.MOST_ROWS} {maps.PART} rows "
+            "of each client and class through the client's own model; mean ± population standard deviation over trials. The "
+            "picture is of the first one."
+        )
+
+    def numbers(self) -> dict[tuple[str, str], dict[str, object]]:
+        """Gives plain numbers by column and row; None where there is none."""
+        found: dict[tuple[str, str], dict[str, object]] = {}
+        for label, measured in self.rows.items():
+            spreads = {name: spread_of(measured, name) for name in (*MEASURES, "purity_by_chance")}
+            found[self.column.key, label] = {
+                **{name: one.mean if one else None for name, one in spreads.items()},
+                **{f"{name}_std_over_trials": one.std if one else None for name, one in spreads.items()},
+                "measured_trials": len(measured),
+            }
+        return found
+
+    def tex(self) -> str:
+        """Gives a table for LaTeX."""
+        headings = [*MEASURES.values(), "trials"]
+        body = [[latex.text(cell) for cell in (spelled(label), *self.cells(found))] for label, found in self.rows.items()]
+        caption = latex.text(f"Features of {self.column.heading}, {self.column.group}.")
+        groups = [latex.text(self.column.heading)] * len(headings)
+        label = f"gpfl-features-{self.column.key.replace('/', '-')}"
+        return "\n" + latex.table(caption, label, groups, list(map(latex.text, headings)), body, [latex.text(self.meaning())])
+
+
+def words_of(found: Sequence[Measures], name: str) -> str:
+    """Gives a measure's mean and deviation in words."""
+    return spread(spread_of(found, name), len(found), digits=3).replace("-", "−")
+
+
+def spread_of(found: Sequence[Measures], name: str) -> Spread | None:
+    """Gives a measure's mean and population standard deviation over trials; None where no trial has it."""
+    values = [value for one in found if (value := getattr(one, name)) is not None]
+    return Spread(float(np.mean(values)), float(np.std(values))) if values else None

@@ -56,14 +56,32 @@ def curves(trials: Trials) -> tuple[np.ndarray, np.ndarray]:
     return rounds, 100 * np.array([[cast(float, line["accuracy"]) for line in lines[:shortest]] for lines in runs])
 
 
-def draw_bubbles(federation: Federation, path: Path) -> None:
+@dataclass(frozen=True)
+class Holding:
+    """How many rows of each class each client holds, training and test together, and how they are called."""
+
+    data: str
+    clients: Sequence[str]
+    classes: Sequence[str]
+    rows: np.ndarray  # (clients, classes)
+
+    @classmethod
+    def of(cls, federation: Federation) -> Holding:
+        """Gives what the clients of a federation hold."""
+        table, shards = federation.table, federation.shards
+        rows = federation.count_labels([np.concatenate([shard.train, shard.validation, shard.test]) for shard in shards])
+        classes = [federation.class_name(label) for label in range(table.classes)]
+        return cls(table.name, [shard.name for shard in shards], classes, rows)
+
+
+def draw_bubbles(federation: Federation | Holding, path: Path) -> None:
     """Draws a disc for every client and class, its area by the number of rows, training and test together."""
     check_picture(path)
-    clients, classes, rows = bubbles(federation)
+    held = federation if isinstance(federation, Holding) else Holding.of(federation)
+    clients, classes, rows = bubbles(held)
     letters = Letters()
-    names = letters.ticks([shard.name for shard in federation.shards])
-    labels = letters.ticks([federation.class_name(label) for label in range(federation.table.classes)])
-    sheet = Sheet.around(len(federation), federation.table.classes, widest(names), widest(labels))
+    names, labels = letters.ticks(held.clients), letters.ticks(held.classes)
+    sheet = Sheet.around(len(held.clients), len(held.classes), widest(names), widest(labels))
     figure = new_figure(sheet.width, sheet.height)
     axes = figure.add_subplot()
     axes.set_facecolor("#eaeaf2")
@@ -73,14 +91,14 @@ def draw_bubbles(federation: Federation, path: Path) -> None:
     for shown in round_numbers(int(rows.max())):
         axes.scatter([], [], s=max(1, area * shown), color=DISC, linewidth=0, label=f"{shown:,}")
     figure.legend(loc="outside right upper", title="rows", labelspacing=0.8, frameon=False)
-    name = letters.line(federation.table.name, LONGEST)
+    name = letters.line(held.data, LONGEST)
     title = f"{name}:{' ' if len(name) <= 12 else chr(10)}rows of each class on each client"
     axes.set_title(title, fontfamily=letters.fonts, parse_math=False)
     letters.label(axes.xaxis, "client", names)
     letters.label(axes.yaxis, "class", labels)
     axes.tick_params("x", rotation=90 if sheet.upright else 0)
-    axes.set_xlim(-sheet.margins[0], len(federation) - 1 + sheet.margins[0])
-    axes.set_ylim(-sheet.margins[1], federation.table.classes - 1 + sheet.margins[1])
+    axes.set_xlim(-sheet.margins[0], len(held.clients) - 1 + sheet.margins[0])
+    axes.set_ylim(-sheet.margins[1], len(held.classes) - 1 + sheet.margins[1])
     save(figure, path)
 
 
@@ -123,9 +141,8 @@ def round_numbers(most: int) -> list[int]:
     return numbers
 
 
-def bubbles(federation: Federation) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def bubbles(federation: Federation | Holding) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Gives client, class and number of rows for every pair that has some."""
-    rows = [np.concatenate([shard.train, shard.validation, shard.test]) for shard in federation.shards]
-    counts = federation.count_labels(rows)
-    clients, classes = np.nonzero(counts)
-    return clients, classes, counts[clients, classes]
+    held = federation if isinstance(federation, Holding) else Holding.of(federation)
+    clients, classes = np.nonzero(held.rows)
+    return clients, classes, held.rows[clients, classes]

@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -14,24 +14,12 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from gpfl import files
-from gpfl.errors import counted
 from gpfl.report import latex
 from gpfl.report.beside import Block, Entry, Spread, blocks
-from gpfl.study.experiments import FAR, Published, spelled
+from gpfl.report.wording import NONE, chance, difference, notes, ours, place, protocol, spread, theirs
+from gpfl.study.experiments import spelled
 from gpfl.study.results import Results
 from gpfl.study.trials import Trials
-
-MARK = "†"
-"""Stands by a difference beyond FAR standard deviations of the paper."""
-
-NONE = "–"
-
-PROTOCOLS: Mapping[str, str] = {
-    "corrected": "slips of paper and authors' code mended",
-    "paper": "GPFL's formulas as printed",
-    "reference": "as in the authors' code",
-}
-"""What protocols are, in a few words."""
 
 
 @dataclass(frozen=True)
@@ -56,107 +44,19 @@ class Origin:
         return f"`{self.command}`; commit {commits}; device {devices}; seeds {numbers}" + "".join(f"; {m}" for m in made) + "."
 
 
-# Words.
+@dataclass(frozen=True)
+class Added:
+    """What a table has besides accuracies: lines of its page, numbers by column and row, and LaTeX."""
 
-
-def spread(number: Spread | None, count: int, digits: int = 2) -> str:
-    """Gives a mean, and its standard deviation where there are several trials."""
-    if number is None:
-        return NONE
-    return f"{number.mean:.{digits}f}" + (f" ± {number.std:.{digits}f}" if count > 1 else "")
-
-
-def ours(entry: Entry) -> str:
-    """Gives our number of an entry, or why there is none."""
-    if entry.state != "run":
-        return entry.state
-    if entry.fairness and entry.client_std and entry.client_cov:
-        return f"{entry.client_std.mean:.2f} [{entry.client_cov.mean:.2f}]"
-    return spread(entry.accuracy, entry.count)
-
-
-def theirs(paper: Published | None) -> str:
-    """Gives the paper's number."""
-    if paper is None:
-        return NONE
-    if paper.cov is not None:
-        return f"{paper.mean:.2f} [{paper.cov:.2f}]"
-    if paper.room:
-        return f"≈ {paper.mean:.1f}"
-    return f"{paper.mean:.2f}" + (f" ± {paper.std:.2f}" if paper.std is not None else "")
-
-
-def difference(entry: Entry) -> str:
-    """Gives ours minus the paper's, marked where it is far."""
-    if entry.difference is None:
-        return NONE
-    cov = f" [{entry.cov_difference:+.2f}]" if entry.cov_difference is not None else ""
-    digits = 1 if entry.room else 2
-    return f"{entry.difference:+.{digits}f}{cov}{MARK if entry.far else ''}".replace("-", "−")
-
-
-def place(rank: float | None) -> str:
-    """Gives a rank."""
-    return NONE if rank is None else f"{rank:g}"
-
-
-def chance(p: float | None) -> str:
-    """Gives a p-value."""
-    return NONE if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def protocol(results: Results) -> list[str]:
-    """Gives the sentences about how the numbers were made."""
-    early = f", ended after {results.patience} without a better accuracy" if 0 < results.patience < results.rounds else ""
-    seeds = ", ".join(map(str, results.seeds))
-    by_hand = f"; set by hand: {', '.join(results.settings)}" if results.settings else ""
-    rounds = f"at most {counted(results.rounds, 'round')}{early}"
-    said = [
-        f"Ours: protocol {results.protocol} ({PROTOCOLS[results.protocol]}), {rounds}; seeds {seeds}{by_hand}. "
-        "The paper: 2000 rounds, three trials."
-    ]
-    if results.experiment.measure == "fairness":
-        said.append(
-            "Standard deviation over clients (population) in percent [coefficient of variation, that deviation over the "
-            "accuracy of all rows, in hundredths], both at the best round on test rows and averaged over trials. Ranks go by "
-            "the coefficient; less is better."
-        )
-    else:
-        said.append(
-            "Accuracy in percent, all clients' test rows together, in the best round on test rows as the paper reports it: "
-            "mean ± population standard deviation over trials. That favours every method a little; the mean of the last ten "
-            "rounds does not."
-        )
-    said.append(
-        f"{results.validation:.0%} of each client's training rows were kept for validation: the round that is best on them "
-        "gives an accuracy that no test row has chosen, and patience goes by them."
-        if results.validation
-        else "No validation rows were kept (--validation 0.1 keeps some), so no round was selected by them."
-    )
-    return said
-
-
-def notes(results: Results, made: Sequence[Block]) -> list[str]:
-    """Gives what must be known of single numbers."""
-    said, asked = [], len(results.seeds)
-    if any(entry.far for block in made for entry in block.entries):
-        said.append(f"{MARK} differs from the paper's mean by more than {FAR:g} of its standard deviations.")
-    fewer = [f"{block.column.key} {spelled(e.label)} {e.count}" for block in made for e in block.entries if 0 < e.count < asked]
-    if fewer:
-        said.append(f"Trials are {asked}, but for {', '.join(fewer)}.")
-    said += [f"{block.column.key}: {block.column.note}." for block in made if block.column.note]
-    for (key, label), words in results.problems.items():
-        said.append(f"{key}, {spelled(label)} failed: {words}")
-    remarks = results.experiment.remarks
-    shown = {block.column.key for block in made}
-    said += [f"{key}, {spelled(label)}: {words}" for (key, label), words in remarks.items() if key in shown]
-    return said
+    lines: Sequence[str] = ()
+    numbers: Mapping[tuple[str, str], Mapping[str, object]] = field(default_factory=dict)
+    tex: str = ""
 
 
 # Markdown.
 
 
-def markdown(results: Results, origin: Origin) -> str:
+def markdown(results: Results, origin: Origin, more: Sequence[str] = ()) -> str:
     """Gives the table as Markdown: all columns side by side, then each column with all that is known of it."""
     made = blocks(results)
     lines = [f"# {results.experiment.title}", "", results.experiment.caption, ""]
@@ -166,6 +66,7 @@ def markdown(results: Results, origin: Origin) -> str:
     for block in made:
         if block.run or len(made) == 1:
             lines += [*details(block), ""]
+    lines += more
     said = notes(results, made)
     lines += [f"- {words}" for words in said] + [""] * bool(said)
     lines.append(f"Made by {origin.words(results)}")
@@ -262,29 +163,44 @@ def rule(columns: int) -> str:
 
 
 def tex(results: Results, origin: Origin) -> str:
-    """Gives the table for LaTeX with booktabs: for each method a line of ours and one of the paper's."""
+    """Gives the table for LaTeX with booktabs: for each method lines of ours, ours by validation if any, and the paper's."""
     made = blocks(results)
     body = []
+    validated = any(entry.validated for block in made for entry in block.entries)
     for number, entry in enumerate(made[0].entries if made else ()):
         entries = [block.entries[number] for block in made]
         best = [bold("x", block, one) != "x" for block, one in zip(made, entries, strict=True)]
         mine = [
-            latex.strong(latex.text(ours(one))) if top else latex.text(ours(one))
+            (latex.strong(latex.text(ours(one))) if top else latex.text(ours(one))) + in_order(one.rank)
             for one, top in zip(entries, best, strict=True)
         ]
         papers = [
-            f"{theirs(one.paper)} ({difference(one)})" if one.difference is not None else theirs(one.paper) for one in entries
+            theirs(one.paper)
+            + (f" ({place(one.paper_rank)})" if one.paper_rank is not None else "")
+            + (f", {difference(one)}" if one.difference is not None else "")
+            for one in entries
         ]
         body.append([latex.text(spelled(entry.label)), *mine])
+        if validated:
+            body.append([r"\quad by validation", *(latex.text(spread(one.validated, one.count)) for one in entries)])
         body.append([r"\quad paper", *(latex.small(latex.text(words)) for words in papers)])
     headings = [latex.text(block.column.heading) + (r" (part)" if block.part else "") for block in made]
     groups = [latex.text(block.column.group) for block in made]
-    caption = f"{results.experiment.caption} First lines: ours; second lines: the paper's, and ours minus the paper's."
+    second = "ours in the round that is best on validation rows; " if validated else ""
+    caption = (
+        f"{results.experiment.caption} First lines: ours; then {second}the paper's, and ours minus the paper's. In "
+        "parentheses: the rank in the column, the paper's among the methods that were run."
+    )
     caveats = [f"Data of {block.column.key}: {block.caveat}" for block in made if block.caveat]
     said = [*protocol(results), *caveats, *notes(results, made), f"Made by {origin.words(results).replace('`', '')}"]
     return latex.table(
         latex.text(caption), f"gpfl-{results.experiment.name}", groups, headings, body, [latex.text(s) for s in said]
     )
+
+
+def in_order(rank: float | None) -> str:
+    """Gives a rank as LaTeX puts it behind a number."""
+    return "~" + latex.small(latex.text(f"({place(rank)})")) if rank is not None else ""
 
 
 # CSV.
@@ -308,6 +224,7 @@ def records(results: Results) -> list[dict[str, object]]:
                     "patience": results.patience,
                     "validation": results.validation,
                     "settings": ", ".join(results.settings),
+                    "tuned": results.tuned,
                     **numbers(entry),
                     "data": block.caveat,
                     "problem": entry.problem,
@@ -349,18 +266,20 @@ def as_csv(rows: Sequence[Mapping[str, object]]) -> str:
     """Gives records as CSV."""
     text = io.StringIO()
     if rows:
-        writer = csv.DictWriter(text, list(rows[0]))
+        writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)))
         writer.writeheader()
         writer.writerows(rows)
     return text.getvalue()
 
 
-def save(results: Results, folder: Path, origin: Origin) -> list[Path]:
+def save(results: Results, folder: Path, origin: Origin, added: Added | None = None) -> list[Path]:
     """Writes the table as table.md, table.tex and table.csv, and gives the files."""
+    more = added or Added()
+    plain = [{**one, **more.numbers.get((str(one["column"]), str(one["method"])), {})} for one in records(results)]
     texts = {
-        "table.md": markdown(results, origin),
-        "table.tex": tex(results, origin),
-        "table.csv": as_csv(records(results)),
+        "table.md": markdown(results, origin, more.lines),
+        "table.tex": tex(results, origin) + more.tex,
+        "table.csv": as_csv(plain),
     }
     for name, content in texts.items():
         files.write_text(folder / name, content)
@@ -384,10 +303,13 @@ def rich_tables(results: Results) -> list[RichTable]:
             show_edge=False,
             pad_edge=False,
         )
-        for heading in ("method", "ours", "paper", "difference", "rank", "paper's", "trials", *(["p"] * (not block.fairness))):
+        validated = ["by validation"] if any(entry.validated for entry in block.entries) else []
+        tail = ["p"] * (not block.fairness)
+        for heading in ("method", "ours", *validated, "paper", "difference", "rank", "paper's", "trials", *tail):
             shown.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
         for entry in block.entries:
-            cells = [ours(entry), theirs(entry.paper), difference(entry), place(entry.rank), place(entry.paper_rank)]
+            chosen = [spread(entry.validated, entry.count)] * len(validated)
+            cells = [ours(entry), *chosen, theirs(entry.paper), difference(entry), place(entry.rank), place(entry.paper_rank)]
             style = "bold" if block.best and entry.rank == block.best.rank else None
             words = [spelled(entry.label), *cells, str(entry.count), *([chance(entry.p)] * (not block.fairness))]
             shown.add_row(*map(escape, words), style=style)

@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from gpfl import api
-from gpfl.report import curves, fairness, features, figures, lines
-from gpfl.runs import RunFolder
-from gpfl.study.experiments import Column
-from gpfl.study.features import collect
+from gpfl.errors import GpflError
+from gpfl.report import curves, drawing, fairness, features, figures, lines, paper
+from gpfl.study import maps
+from gpfl.study.experiments import Column, spelled
+from gpfl.study.features import Measures
+from gpfl.study.maps import Map
 from gpfl.study.results import Results
 from gpfl.study.trials import Trials
 
@@ -20,22 +21,23 @@ AXES: Mapping[str, str] = {
 }
 """Experiments on accuracy whose columns are steps of one quantity, and that quantity."""
 
-MOST_ROWS = 500
-"""Rows of each client and class that features are drawn of."""
+Tell = Callable[[str], None]
+"""Hears what a person should know while pictures are drawn."""
 
 
-def draw(results: Results, out: Path) -> list[Path]:
+def draw(results: Results, out: Path, tell: Tell = lambda words: None) -> list[Path]:
     """Writes the pictures of an experiment into a folder, each as PNG and PDF, and gives the files; none where none fits.
 
     Cells that were not run are left out.
     """
     if not any(results.trials.values()):
         return []
+    if results.experiment.measure == "features":
+        return draw_features(results, out, tell)
     kinds: Mapping[str, Callable[[Results, Path], list[Path]]] = {
         "accuracy": draw_lines,
         "fairness": draw_fairness,
         "curves": draw_curves,
-        "features": draw_features,
     }
     return kinds[results.experiment.measure](results, out)
 
@@ -64,10 +66,12 @@ def heading(results: Results, column: Column | None = None) -> str:
 
 
 def draw_lines(results: Results, out: Path) -> list[Path]:
-    """Draws accuracy against the columns where they are steps of one quantity."""
+    """Draws accuracy against the columns where they are steps of one quantity; refuses a single one."""
     axis = AXES.get(results.experiment.name)
-    if axis is None or len(results.columns) < 2:
+    if axis is None:
         return []
+    if len(results.columns) < 2:
+        raise GpflError(f"{results.columns[0].key} is the only column that there is, and a line needs two")
     stops, columns = stops_of(results)
     series = [line_of(results, row.label, columns) for row in results.rows]
     drawn = [one for one in series if one.last is not None]
@@ -142,18 +146,79 @@ def draw_curves(results: Results, out: Path) -> list[Path]:
     return paths
 
 
-def draw_features(results: Results, out: Path) -> list[Path]:
-    """Draws t-SNE of the first seed's features and the classes of clients, a picture a column."""
+# Features.
+
+
+def draw_features(results: Results, out: Path, tell: Tell) -> list[Path]:
+    """Draws t-SNE of features and the classes of clients, a picture a column, and measures the features of all trials.
+
+    Points and measures are kept beside the runs, and taken from there where they are.
+    """
     paths: list[Path] = []
     for column in results.columns:
         rows = finished(results, column)
         if not rows:
             continue
+        if any(lacking(trials) for trials in rows):
+            tell("Measuring features and drawing them by t-SNE, which takes minutes.")
+        made = [one for trials in rows if (one := map_of(trials, tell)) is not None]
+        if not made:
+            raise GpflError(f"{column.key} has no features to draw")
         path = stem(results, out, column)
-        made = [collect(trials.folders[0], most=MOST_ROWS, label=trials.method) for trials in rows]
-        paths += features.draw(made, path, heading(results, column))[0]
-        _, federation = api.reread(RunFolder.open(rows[0].folders[0]), None, custom_net=False)
-        for ending in (".png", ".pdf"):
-            paths.append(path.with_name(f"{path.name}-classes{ending}"))
-            figures.draw_bubbles(federation, paths[-1])
+        paths += features.draw(made, path, heading(results, column))
+        paths += draw_classes(made[0], path)
+        for words in features.Measured(column, measures_of(results, column)).sentences():
+            tell(words)
     return paths
+
+
+def lacking(trials: Trials) -> bool:
+    """Tells whether measures, or points of the first trial, are not kept and can be had of models that are there."""
+    held = [(maps.kept(run), run) for run in trials.folders if (run / "models").is_dir()]
+    return any(one is None or (run == trials.folders[0] and not one.drawable) for one, run in held)
+
+
+def map_of(trials: Trials, tell: Tell) -> Map | None:
+    """Gives the map of the first trial that points can be had of, having measured all; None where there are no points."""
+    found: list[Map] = []
+    for run in trials.folders:
+        try:
+            found.append(maps.map_of(run, trials.method, points=not any(one.drawable for one in found)))
+        except GpflError as problem:
+            tell(f"{spelled(trials.method)}, {run.name}: {problem}")
+    first = next((one for one in found if one.drawable), None)
+    if first is None:
+        tell(f"{spelled(trials.method)} is left out of the picture: no points of these trials were kept")
+    return first
+
+
+def draw_classes(one: Map, path: Path) -> list[Path]:
+    """Draws the rows of each class on each client."""
+    if one.held is None:
+        return []
+    holding = figures.Holding(one.data, one.clients, one.classes, one.held)
+    paths = [path.with_name(f"{path.name}-classes{ending}") for ending in drawing.BOTH]
+    for picture in paths:
+        figures.draw_bubbles(holding, picture)
+    return paths
+
+
+def added(results: Results) -> paper.Added:
+    """Gives what an experiment's table has besides accuracies: measures of features, as far as they are kept beside runs."""
+    if results.experiment.measure != "features":
+        return paper.Added()
+    found = [features.Measured(column, measures_of(results, column)).added() for column in results.columns]
+    return paper.Added(
+        [line for one in found for line in one.lines],
+        {place: numbers for one in found for place, numbers in one.numbers.items()},
+        "".join(one.tex for one in found),
+    )
+
+
+def measures_of(results: Results, column: Column) -> dict[str, list[Measures]]:
+    """Gives the measures of a column's rows that are kept, a list a row."""
+    runs = {row.label: results.trials.get((column.key, row.label)) for row in results.rows}
+    return {
+        label: [one.measures for run in (trials.folders if trials else ()) if (one := maps.kept(run)) is not None]
+        for label, trials in runs.items()
+    }

@@ -1,17 +1,24 @@
-"""What a search has chosen: configs and settings that run it."""
+"""What a search has chosen: configs and settings that run it, and what a folder of searches holds for tables."""
 
 from __future__ import annotations
 
+import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
 
-from gpfl import api, toml
+from gpfl import api, files, toml
 from gpfl import config as configs
 from gpfl.config import Given
+from gpfl.errors import GpflError, counted
 from gpfl.federation import MANIFEST
 from gpfl.study.trials import NEGLIGIBLE
-from gpfl.study.tune import STUDY, Plan, Tuned, plan_all, read_candidates
+from gpfl.study.tune import BEST, CANDIDATES, STUDY, Plan, Tuned, plan_all, read_candidates
+
+LIKE = (("data", "name"), ("net", "name"), ("train", "lr"), ("train", "batch_size"), ("train", "epochs"), ("run", "protocol"))
+"""What values belong to: chosen under another one of these, they say little."""
 
 
 def held_beside(found: Sequence[Tuned], given: Given) -> list[Tuned]:
@@ -61,3 +68,98 @@ def assignments(tuned: Tuned) -> list[str]:
     """Gives the method's chosen values as `gpfl compare` takes them: gpfl.lam=0.01."""
     given = tuned.plan.sections(tuned.best.values)["method"]
     return [f"{tuned.plan.method}.{key}={toml.value_text(value)}" for key, value in given.items() if key != "name"]
+
+
+# For tables.
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What the searches of a folder chose, method by method, and what they were made under."""
+
+    folder: Path
+    values: Mapping[str, Given] = field(hash=False)  # by method: its own values, and a learning rate that was searched
+    studies: Mapping[str, Given] = field(hash=False)  # by method: the complete config with default values, and the search
+    candidates: Mapping[str, int] = field(hash=False)
+
+    @classmethod
+    def read(cls, folder: Path) -> Chosen:
+        """Gives what a folder of `gpfl tune` holds; refuses one without a choice."""
+        found = sorted(path.parent for path in folder.glob(f"*/{BEST}") if (path.parent / STUDY).is_file())
+        if not found:
+            raise GpflError(f"--tuned {folder} holds no choice of gpfl tune: give the --out of a search that came to its end")
+        values, studies, counts = {}, {}, {}
+        for place in found:
+            best, study = configs.read(place / BEST), cast(Given, toml.read(place / STUDY))
+            own = {key: value for key, value in best["method"].items() if key != "name"}
+            values[place.name] = {"method": own}
+            if "train.lr" in study.get("space", {}):
+                values[place.name]["train"] = {"lr": best["train"]["lr"]}
+            studies[place.name] = study
+            counts[place.name] = len((place / CANDIDATES).read_text(encoding="utf-8").splitlines())
+        return cls(folder, values, studies, counts)
+
+    def given(self, name: str, without: Given, where: str) -> Given:
+        """Gives what was chosen for a method; refuses one that was not searched, or not under what its cell has.
+
+        `without` is the cell's config without it, and `where` the cell's name.
+        """
+        if name not in self.values:
+            raise GpflError(
+                f"--tuned {self.folder} holds no search of {name}: search it with the same budget, or leave it out of --methods"
+            )
+        config = configs.resolve(without)
+        complete: Given = tomllib.loads(config.to_toml())
+        if config.net and math.isnan(config.train.lr):
+            complete["train"]["lr"] = config.net.lr
+        for section, key in LIKE:
+            searched, ours = self.studies[name].get(section, {}).get(key), complete.get(section, {}).get(key)
+            if searched != ours and not (key == "lr" and "train" in self.values[name]):
+                raise GpflError(
+                    f"--tuned {self.folder} was searched with {section}.{key} = {searched!r}, but {where} has {ours!r}: "
+                    "name the columns that it is for with --cells"
+                )
+        return self.values[name]
+
+    def words(self, names: Sequence[str]) -> str:
+        """Gives a sentence's part about the search and the values of these methods."""
+        known = [name for name in dict.fromkeys(names) if name in self.values]
+        if not known:
+            return ""
+        study = self.studies[known[0]]
+        seeds = ", ".join(map(str, cast(Sequence[int], study["tune"]["seeds"])))
+        rounds = counted(cast(int, study["train"]["rounds"]), "round")
+        most = max(self.candidates[name] for name in known)
+        chosen = [
+            f"{name}.{key} = {toml.value_text(value)}"
+            for name in known
+            for section in self.values[name].values()
+            for key, value in section.items()
+        ]
+        split = ", ".join(f"{key} {value}" for key, value in study["split"].items() if key in ("clients", "beta", "validation"))
+        return (
+            f"tuned on validation rows (up to {counted(most, 'candidate')} a method, seeds {seeds}, {rounds}; "
+            f"{study['split'].get('name', 'manifest')}, {split}): {', '.join(chosen) or 'the defaults'}"
+        )
+
+    def keep(self, out: Path) -> Path:
+        """Copies what was searched and chosen to the results, run folders aside, and gives the place of the copy."""
+        if self.folder.resolve().is_relative_to(out.resolve()):
+            return self.folder
+        texts = {
+            path.relative_to(self.folder): path.read_text(encoding="utf-8")
+            for pattern in ("table.*", f"*/{BEST}", f"*/{STUDY}", f"*/{CANDIDATES}")
+            for path in sorted(self.folder.glob(pattern))
+        }
+        number, place = 1, out / "tuned" / self.folder.resolve().name
+        while place.exists() and any(read_or_none(place / name) not in (None, text) for name, text in texts.items()):
+            number += 1
+            place = place.with_name(f"{self.folder.resolve().name}-{number}")
+        for name, text in texts.items():
+            files.write_text(place / name, text)
+        return place
+
+
+def read_or_none(path: Path) -> str | None:
+    """Gives a file's text; None where there is none."""
+    return path.read_text(encoding="utf-8") if path.is_file() else None

@@ -41,6 +41,8 @@ class Features:
     selected_by: str = ""
     clients: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
+    data: str = ""
+    held: Whole | None = None  # (clients, classes) rows of all parts, of which features are some
 
     def __len__(self) -> int:
         return len(self.x)
@@ -88,6 +90,8 @@ def collect(
         selected_by=str(summary.get("selected_by", "")),
         clients=tuple(shard.name for shard in divided.shards),
         classes=tuple(divided.class_name(label) for label in range(divided.table.classes)),
+        data=divided.table.name,
+        held=divided.count_labels([np.concatenate([s.part(name) for name in PARTS]) for s in divided.shards]).astype(np.int64),
     )
 
 

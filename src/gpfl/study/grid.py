@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from gpfl.federation import Federation
 from gpfl.ranks import ranks
 from gpfl.runs import RunFolder
 from gpfl.simulate import Watch
+from gpfl.study.chosen import Chosen
 from gpfl.study.experiments import PATIENCE, ROUNDS, Cell
 from gpfl.study.trials import NEGLIGIBLE, Trials, Watcher, drop_weights, run_trials
 
@@ -60,6 +62,7 @@ class Plan:
     common: Given = field(default_factory=dict)  # settings of all cells
     own: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # settings of single methods by name
     weights: bool = False  # keep the weights of finished runs
+    tuned: Chosen | None = None  # values that were searched
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -80,9 +83,10 @@ class Plan:
             "train": {"rounds": self.rounds, "patience": self.patience},
             "split": {"validation": self.validation} if self.validation else {},
         }
-        sections = {*column, *ours, *self.common}
-        given = {s: {**column.get(s, {}), **ours.get(s, {}), **self.common.get(s, {})} for s in sections}
-        return plainest({**given, "method": {**self.own.get(str(method["name"]), {}), **method}})
+        name = str(method["name"])
+        given = laid_over(column, ours, self.common, {"method": {**self.own.get(name, {}), **method}})
+        chosen = self.tuned.given(name, given, cell.column.key) if self.tuned else {}
+        return plainest(laid_over(chosen, given))
 
 
 @dataclass(frozen=True)
@@ -208,6 +212,11 @@ def readable(config: Config) -> str:
     without = "".join(f"-without-{part}" for part in getattr(config.method, "without", ()))
     net = configs.name_of(config.net) if config.net else configs.CUSTOM
     return f"{config.data}-{split.name if split else 'manifest'}{clients}{of}-{net}-{config.method.name}{without}"
+
+
+def laid_over(*layers: Given) -> Given:
+    """Gives sections of several configs in one, the last on top."""
+    return {name: {key: value for layer in layers for key, value in layer.get(name, {}).items()} for name in chain(*layers)}
 
 
 def plainest(given: Given) -> Given:

@@ -29,8 +29,8 @@ def held_jobs(cells: Iterable[Cell], plan: Plan) -> tuple[list[Job], dict[tuple[
     jobs: dict[Path, Job] = {}
     wrong: dict[tuple[str, str], str] = {}
     for cell in cells:
-        given = plan.given(cell)
         try:
+            given = plan.given(cell)
             asked = without_data(given)
         except GpflError:  # what no run can have, none has
             continue

@@ -30,6 +30,7 @@ class Results:
     problems: Mapping[Place, str] = field(default_factory=dict)
     validation: float = 0.0
     settings: tuple[str, ...] = ()  # that were given by hand, such as "train.lr = 0.1"
+    tuned: str = ""  # how values were searched, and which they are
     commits: Mapping[Place, tuple[str, ...]] = field(default_factory=dict)  # of the code that made the runs
 
     def part(self, key: str) -> bool:
@@ -48,11 +49,13 @@ def results(
 ) -> Results:
     """Gives what the jobs hold of an experiment.
 
-    Columns are those named and those of which there is something; `extra` are rows that the paper does not have.
+    Columns are those named and those of which there is something; `extra` are rows that were asked for and that the paper may
+    not have. Other such rows are shown where there is something of them.
     """
     trials: dict[Place, Trials | None] = {}
     caveats: dict[str, str] = {}
     commits: dict[Place, tuple[str, ...]] = {}
+    found_rows: list[Entrant] = []
     for job in jobs:
         for cell in job.cells:
             if cell.experiment.name != experiment.name:
@@ -61,11 +64,13 @@ def results(
             trials[place] = found = job.trials(cell.entrant.label, plan.seeds)
             if found:
                 commits[place] = commits_of(found)
+                found_rows.append(cell.entrant)
             if job.caveat:
                 caveats[cell.column.key] = job.caveat
     shown = {*columns, *(key for (key, _), found in trials.items() if found)}
     known = {row.label for row in experiment.rows}
-    rows = (*experiment.rows, *(row for row in extra if row.label not in known))
+    more = {row.label: row for row in extra} | {row.label: row for row in found_rows}
+    rows = (*experiment.rows, *(row for label, row in more.items() if label not in known))
     kept = tuple(column for column in experiment.columns if column.key in shown)
     whole = {(column.key, row.label): trials.get((column.key, row.label)) for column in kept for row in rows}
     return Results(
@@ -81,6 +86,7 @@ def results(
         problems={place: words for place, words in (problems or {}).items() if place in whole},
         validation=plan.validation,
         settings=plan.settings,
+        tuned=plan.tuned.words([str(row.method["name"]) for row in rows]) if plan.tuned else "",
         commits=commits,
     )
 

@@ -1,0 +1,117 @@
+"""Words of tables beside the paper's: numbers as they are written, and the sentences about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gpfl.errors import counted
+from gpfl.report.beside import Block, Entry, Spread
+from gpfl.study.experiments import FAR, Published, spelled
+from gpfl.study.results import Results
+
+MARK = "†"
+"""Stands by a difference beyond FAR standard deviations of the paper."""
+
+NONE = "–"
+
+PROTOCOLS: Mapping[str, str] = {
+    "corrected": "slips of paper and authors' code mended",
+    "paper": "GPFL's formulas as printed",
+    "reference": "as in the authors' code",
+}
+"""What protocols are, in a few words."""
+
+
+def spread(number: Spread | None, count: int, digits: int = 2) -> str:
+    """Gives a mean, and its standard deviation where there are several trials."""
+    if number is None:
+        return NONE
+    return f"{number.mean:.{digits}f}" + (f" ± {number.std:.{digits}f}" if count > 1 else "")
+
+
+def ours(entry: Entry) -> str:
+    """Gives our number of an entry, or why there is none."""
+    if entry.state != "run":
+        return entry.state
+    if entry.fairness and entry.client_std and entry.client_cov:
+        return f"{entry.client_std.mean:.2f} [{entry.client_cov.mean:.2f}]"
+    return spread(entry.accuracy, entry.count)
+
+
+def theirs(paper: Published | None) -> str:
+    """Gives the paper's number."""
+    if paper is None:
+        return NONE
+    if paper.cov is not None:
+        return f"{paper.mean:.2f} [{paper.cov:.2f}]"
+    if paper.room:
+        return f"≈ {paper.mean:.1f}"
+    return f"{paper.mean:.2f}" + (f" ± {paper.std:.2f}" if paper.std is not None else "")
+
+
+def difference(entry: Entry) -> str:
+    """Gives ours minus the paper's, marked where it is far."""
+    if entry.difference is None:
+        return NONE
+    cov = f" [{entry.cov_difference:+.2f}]" if entry.cov_difference is not None else ""
+    digits = 1 if entry.room else 2
+    return f"{entry.difference:+.{digits}f}{cov}{MARK if entry.far else ''}".replace("-", "−")
+
+
+def place(rank: float | None) -> str:
+    """Gives a rank."""
+    return NONE if rank is None else f"{rank:g}"
+
+
+def chance(p: float | None) -> str:
+    """Gives a p-value."""
+    return NONE if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def protocol(results: Results) -> list[str]:
+    """Gives the sentences about how the numbers were made."""
+    early = f", ended after {results.patience} without a better accuracy" if 0 < results.patience < results.rounds else ""
+    seeds = ", ".join(map(str, results.seeds))
+    by_hand = f"; set by hand: {', '.join(results.settings)}" if results.settings else ""
+    searched = f"; {results.tuned}" if results.tuned else ""
+    rounds = f"at most {counted(results.rounds, 'round')}{early}"
+    said = [
+        f"Ours: protocol {results.protocol} ({PROTOCOLS[results.protocol]}), {rounds}; seeds {seeds}{searched}{by_hand}. "
+        "The paper: 2000 rounds, three trials."
+    ]
+    if results.experiment.measure == "fairness":
+        said.append(
+            "Standard deviation over clients (population) in percent [coefficient of variation, that deviation over the "
+            "accuracy of all rows, in hundredths], both at the best round on test rows and averaged over trials. Ranks go by "
+            "the coefficient; less is better."
+        )
+    else:
+        said.append(
+            "Accuracy in percent, all clients' test rows together, in the best round on test rows as the paper reports it: "
+            "mean ± population standard deviation over trials. That favours every method a little; the mean of the last ten "
+            "rounds does not."
+        )
+    said.append(
+        f"{results.validation:.0%} of each client's training rows were kept for validation: the round that is best on them "
+        "gives an accuracy that no test row has chosen, and patience goes by them."
+        if results.validation
+        else "No validation rows were kept (--validation 0.1 keeps some), so no round was selected by them."
+    )
+    return said
+
+
+def notes(results: Results, made: Sequence[Block]) -> list[str]:
+    """Gives what must be known of single numbers."""
+    said, asked = [], len(results.seeds)
+    if any(entry.far for block in made for entry in block.entries):
+        said.append(f"{MARK} differs from the paper's mean by more than {FAR:g} of its standard deviations.")
+    fewer = [f"{block.column.key} {spelled(e.label)} {e.count}" for block in made for e in block.entries if 0 < e.count < asked]
+    if fewer:
+        said.append(f"Trials are {asked}, but for {', '.join(fewer)}.")
+    said += [f"{block.column.key}: {block.column.note}." for block in made if block.column.note]
+    for (key, label), words in results.problems.items():
+        said.append(f"{key}, {spelled(label)} failed: {words}")
+    remarks = results.experiment.remarks
+    shown = {block.column.key for block in made}
+    said += [f"{key}, {spelled(label)}: {words}" for (key, label), words in remarks.items() if key in shown]
+    return said
