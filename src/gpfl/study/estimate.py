@@ -2,29 +2,33 @@
 
 Seconds = rounds × batches of a round × seconds of a batch × seeds. A batch's seconds are those of finished cells of the same
 data, net and method in the same folder on the same device; else those of benchmarks/results/*.json, where a checkout has
-them; else those of another method with the same data and net. Rounds are those after which finished cells of the same data and
-net ended, on average; else all that were asked, which patience may cut short. Memory = the rows, and for each seed what all
-clients hold if they train at once, without activations.
+them; else those of another method with the same data and net, as much longer as the operations of a round say (`work`).
+Rounds are those after which finished cells of the same data and net ended, on average; else all that were asked, which patience
+may cut short. Memory = the rows, and for each seed what all clients hold if they train at once, without activations.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 
-from gpfl.config import TrainOptions
+from gpfl import api
+from gpfl import config as configs
+from gpfl.config import Given, TrainOptions
 from gpfl.data import DATA
 from gpfl.errors import GpflError
 from gpfl.runs import RunFolder, device_name
-from gpfl.study.grid import NOTE, Job, Plan, read_note
+from gpfl.study.grid import NOTE, Job, Plan, Sections, read_note
+from gpfl.study.work import step_seconds
 
 
 class Task(NamedTuple):
@@ -47,6 +51,8 @@ class Speed:
     trials: int = 1  # of a benchmark: those that train at once
     precision: str = "float32"
     planned: float = math.inf  # rounds that the run was given
+    given: Given = field(default_factory=dict)  # the sections of its config that a batch's work depends on; {}: as they come
+    device: str = "cpu"  # its type
 
     def tells(self, rounds: int) -> bool:
         """Tells whether its end says something of a run of at most so many rounds: patience ended it, or as many rounds."""
@@ -62,13 +68,14 @@ class Estimate:
     memory: int
     source: str = ""
     rounds: float = 0.0  # after which a run is thought to end; 0 where nothing is known
+    scaled: bool = False  # from the time of another step by what both ask of a machine
 
     @property
     def words(self) -> str:
         """The time in words."""
         if self.seconds is None:
             return "unknown"
-        return f"{'up to ' if self.most else 'about '}{duration(self.seconds)}"
+        return f"{'up to ' if self.most else 'about '}{duration(self.seconds)}{' (scaled)' if self.scaled else ''}"
 
 
 def estimate(job: Job, plan: Plan, speeds: Sequence[Speed]) -> Estimate:
@@ -80,19 +87,79 @@ def estimate(job: Job, plan: Plan, speeds: Sequence[Speed]) -> Estimate:
     if not alike:
         return Estimate(None, True, memory)
     clients = clients_of(job)
+
     # Its own method's time before another's, a finished cell's before a benchmark's, then as many trials at once and clients.
-    nearest = min(
-        alike,
-        key=lambda speed: (
-            *(speed.task != task, speed.rounds is None),
-            *(abs(speed.trials - lacking), abs(speed.clients - clients)),
-        ),
-    )
+    def distance(speed: Speed) -> tuple[float, ...]:
+        foreign = (speed.task != task, not same_step(job, speed), speed.rounds is None)
+        return (*foreign, abs(speed.trials - lacking), abs(speed.clients - clients))
+
+    least = min(distance(speed) for speed in alike)
+    nearest, times = closest(job, [speed for speed in alike if distance(speed) == least], lacking)
     ended = [speed.rounds for speed in alike if speed.rounds is not None and speed.tells(plan.rounds)]
     rounds = float(np.mean(ended)) if ended and plan.patience else float(plan.rounds)
     known = bool(ended) or not plan.patience
-    other = "" if nearest.task == task else " of other methods"
-    return Estimate(rounds * job.steps * nearest.step * lacking, not known, memory, nearest.source + other, rounds)
+    source = f"{nearest.source}{'' if nearest.task == task else ' of other methods'}{'' if times == 1 else SCALED}"
+    return Estimate(rounds * job.steps * nearest.step * times * lacking, not known, memory, source, rounds, scaled=times != 1)
+
+
+SCALED = ", scaled by the operations of a round"
+
+
+# How much longer another step takes.
+
+
+def same_step(job: Job, speed: Speed) -> bool:
+    """Tells whether a job's steps are known to be those that were timed."""
+    timed, method = sections_of_step(speed.given), job.given["method"]
+    if "method" not in speed.given:
+        return dict(method) == {"name": speed.task.method} and sections_of_step(job.complete)[1:] == timed[1:]
+    return sections_of_step(job.complete) == timed
+
+
+def sections_of_step(given: Sections) -> list[object]:
+    """Gives what a step's work depends on besides data and net: the method, the defence and the rows of a batch."""
+    train = given.get("train", {})
+    return [dict(given.get("method", {})), dict(given.get("defence", {})), train.get("batch_size", TrainOptions.batch_size)]
+
+
+def closest(job: Job, timed: Sequence[Speed], trials: int) -> tuple[Speed, float]:
+    """Gives of steps that were timed the one most like a job's, and how many times as long as it the job's takes.
+
+    That is 1 where it is the same, and where it cannot be told.
+    """
+    if not trials or same_step(job, timed[0]):
+        return timed[0], 1.0
+    told = [(speed, times) for speed in timed if (times := times_as_long(job, speed, trials)) is not None]
+    return min(told, key=lambda each: abs(math.log(each[1])), default=(timed[0], 1.0))
+
+
+def times_as_long(job: Job, speed: Speed, trials: int) -> float | None:
+    """Gives how many times as long as the timed step a job's takes in trials at once; None where that cannot be told."""
+    method, defence, rows = sections_of_step({"method": {"name": speed.task.method}, **speed.given})
+    timed = {**job.given, "method": method, "defence": defence, "train": {**job.given.get("train", {}), "batch_size": rows}}
+    clients = trials * (clients_of(job) or speed.clients)
+    own, other = (counted(job, cast(Given, given), clients, speed.device) for given in (job.given, timed))
+    return own / other if own and other else None
+
+
+COUNTED: dict[str, float | None] = {}
+"""Steps that were counted: tracing one takes a while, and many cells have the same."""
+
+
+def counted(job: Job, given: Given, clients: int, device: str) -> float | None:
+    """Gives what a config may take for each step on the data of a job; None where it cannot be counted."""
+    if job.sample is None:
+        return None
+    sections = {section: given.get(section, {}) for section in ("data", "net", "split", "run")}
+    key = json.dumps([sections, given.get("train"), sections_of_step(given), clients, device], sort_keys=True, default=str)
+    if key not in COUNTED:
+        plain = {**given, "run": {**given.get("run", {}), "device": "cpu", "precision": "float32"}}
+        try:
+            _, setting = api.prepare(configs.resolve(plain), job.sample.federation, None, None)
+            COUNTED[key] = step_seconds(setting, job.sample, clients, torch.device(device))
+        except GpflError:  # the timed method may not take what this one does
+            COUNTED[key] = None
+    return COUNTED[key]
 
 
 def task_of(job: Job) -> Task:
@@ -124,6 +191,7 @@ def measured(out: Path, device: torch.device) -> Iterator[Speed]:
             steps = float(note["steps"])
             config = tomllib.loads((path.parent / "config.toml").read_text(encoding="utf-8"))
             task = Task(config["data"]["name"], config["net"]["name"], config["method"]["name"])
+            given: Given = {key: values for key, values in config.items() if key in ("method", "defence", "train")}
             precision, planned = str(config["run"]["precision"]), float(config["train"]["rounds"])
             summary = RunFolder(path.parent).summary()
         except (OSError, ValueError, KeyError, TypeError, GpflError):
@@ -131,7 +199,8 @@ def measured(out: Path, device: torch.device) -> Iterator[Speed]:
         rounds, seconds = cast(float, summary["rounds"]), cast(float, summary["seconds"])
         if summary["device"] == device_name(device) and rounds and steps:
             step, clients = seconds / rounds / steps, cast(int, summary["clients"])
-            yield Speed(task, clients, step, rounds, "cells that were run", precision=precision, planned=planned)
+            source, kind = "cells that were run", device.type
+            yield Speed(task, clients, step, rounds, source, 1, precision, planned, given=given, device=kind)
 
 
 def benchmarks() -> Path:
@@ -152,7 +221,7 @@ def recorded(folder: Path, device: torch.device) -> Iterator[Speed]:
         for name, case in cases.items():
             speed = speed_of(name, case, f"benchmarks on {machine}")
             if speed is not None:
-                yield speed
+                yield dataclasses.replace(speed, device=device.type)
 
 
 def speed_of(name: str, case: Mapping[str, object], source: str) -> Speed | None:

@@ -33,6 +33,7 @@ from gpfl.simulate import Watch
 from gpfl.study.chosen import Chosen
 from gpfl.study.experiments import PATIENCE, ROUNDS, Cell
 from gpfl.study.trials import NEGLIGIBLE, Trials, Watcher, drop_weights, run_trials
+from gpfl.study.work import Sample, sample_of, share_of
 
 NOTE = "made-{}.json"
 """The file beside a run that says what makes it: command, commits, batches of a round, and what the data lack."""
@@ -100,6 +101,8 @@ class Job:
     steps: float = 0.0  # batches of a round, all clients together
     memory: int = 0  # bytes that a trial may take, and those of the rows
     rows: int = 0
+    complete: Sections = field(default_factory=dict, compare=False)  # its config with all that is filled in
+    sample: Sample | None = field(default=None, compare=False)  # of its data, to count the work of rounds on
 
     @property
     def label(self) -> str:
@@ -192,7 +195,8 @@ def job_of(cell: Cell, plan: Plan, grounds: Grounds) -> Job:
     usual = {"checkpoint_every": CHECKPOINT * math.ceil(state / LIGHT)}
     given = {**given, "run": {**usual, **given["run"]}}
     rows = federation.table.x.element_size() * federation.table.x.nelement()
-    return Job((cell,), given, plan.out / "runs" / name, caveat(federation.table), batches(setting), memory, rows)
+    words, sample = caveat(federation.table), sample_of(setting)
+    return Job((cell,), given, plan.out / "runs" / name, words, batches(setting), memory, rows, complete, sample)
 
 
 def content(sections: Sections, data: str) -> str:
@@ -240,7 +244,7 @@ def batches(setting: Setting) -> float:
     sizes = [len(shard.train) for shard in setting.federation.shards]
     width = plan.batch_size
     steps = sum(phase.epochs * max(size // (width * phase.batches), phase.batches == 1) for phase in phases for size in sizes)
-    return steps * (sum(plan.join) / 2 if isinstance(plan.join, tuple) else plan.join)
+    return steps * share_of(setting)
 
 
 def weight(setting: Setting) -> tuple[int, int]:
