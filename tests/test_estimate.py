@@ -118,7 +118,7 @@ def test_what_a_round_takes_besides_its_steps_is_shared_by_them() -> None:
     few, many = (seconds(which, trained=rows) for rows in (10.0, 100.0))
     step = alone(which)
     assert few - step == pytest.approx(10 * (many - step))
-    assert seconds(which, judged=1e5) > 2 * seconds(which)
+    assert seconds(which, judged=1e6) > 2 * seconds(which)
 
 
 def words() -> Federation:

@@ -17,10 +17,10 @@ FAULTS = """
 import resource, sys, torch
 from gpfl.engine.memory import keep_memory
 keep_memory()
-torch.ones(6 * 2**20)  # 24 MiB
+torch.ones(20 * 2**20)  # 80 MiB
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(20):
-    a, b = torch.ones(6 * 2**20), torch.ones(2 * 2**20)
+    a, b = torch.ones(16 * 2**20), torch.ones(2 * 2**20)
     del a, b
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """

@@ -1,6 +1,6 @@
 """Memory of a process: freed blocks are kept for the next step rather than handed back to the system.
 
-A step on a CPU makes and frees tensors of some megabytes. glibc, as it comes, gives their pages back at once, and the next step
+A step on a CPU makes and frees tensors of many megabytes. glibc, as it comes, gives their pages back at once, and the next step
 waits while the system clears new ones.
 """
 
@@ -10,9 +10,9 @@ import ctypes
 import os
 import platform
 
-TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3  # names of glibc's mallopt
+TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4  # names of glibc's mallopt
 KEPT = {
-    MMAP_THRESHOLD: 32 * 2**20,  # the most that glibc takes; larger blocks, such as tables, still go back when freed
+    MMAP_MAX: 0,  # no block has pages of its own, however large
     TRIM_THRESHOLD: 2**31 - 1,
     TOP_PAD: 64 * 2**20,
 }

@@ -26,7 +26,6 @@ from torch.utils import _pytree as pytree
 from gpfl import tree
 from gpfl.engine import Setting
 from gpfl.engine.choice import heavy
-from gpfl.engine.memory import KEPT, MMAP_THRESHOLD
 from gpfl.engine.passes import drop_idle, is_view, origin, share_equal, written_by
 from gpfl.engine.row_passes import fold_rows
 from gpfl.engine.vmap import Vmap
@@ -45,14 +44,13 @@ class Machine(NamedTuple):
     operations: float  # of products
     bytes: float  # read or written
     scattered: float  # bytes that are added to rows of a table, one row after the other
-    fresh: float  # bytes of new blocks too large to be kept: the system clears them first
     calls: float  # operations, however small
     fuses: bool  # operations on single entries are one with those before and after
 
 
 MACHINES = {
-    "cpu": Machine(1e11, 4e10, 2.5e9, 2e9, 1e5, fuses=False),
-    "cuda": Machine(2e13, 4e12, 3e10, math.inf, 1e6, fuses=True),
+    "cpu": Machine(1e11, 4e10, 2.5e9, 1e5, fuses=False),
+    "cuda": Machine(2e13, 4e12, 3e10, 1e6, fuses=True),
 }
 """Those of the benchmarks: two cores, and an H200."""
 
@@ -113,8 +111,7 @@ def step_seconds(setting: Setting, sample: Sample, clients: int, device: torch.d
 def carrying(setting: Setting, width: int, machine: Machine) -> float:
     """Gives what it may take to give clients their state, and to take it from them."""
     sizes = [width * held(leaf) for state in setting.method.init(0) for leaf in tree.leaves(state)]
-    fresh = sum(size for size in sizes if size > KEPT[MMAP_THRESHOLD])
-    return CARRIED * (2 * sum(sizes) / machine.bytes + fresh / machine.fresh + len(sizes) / machine.calls)
+    return CARRIED * (2 * sum(sizes) / machine.bytes + len(sizes) / machine.calls)
 
 
 # Tracing.
@@ -229,9 +226,7 @@ def seconds_of(node: fx.Node, machine: Machine) -> float:
     moved = traffic(node, machine.fuses)
     if not moved:
         return 0.0
-    made = 0 if written_by(node) else size(node)
-    fresh = made if made > KEPT[MMAP_THRESHOLD] else 0
-    return operations(node) / machine.operations + moved / machine.bytes + fresh / machine.fresh + 1 / machine.calls
+    return operations(node) / machine.operations + moved / machine.bytes + 1 / machine.calls
 
 
 def operations(node: fx.Node) -> int:
