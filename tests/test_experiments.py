@@ -50,9 +50,9 @@ def test_every_experiment_of_the_paper_is_there_under_its_name_and_number() -> N
         "figure2": ["features"],
         "figure3": ["feature-shift"],
     }.items():
-        assert [one.name for one in studies.chosen([word])] == names
-    assert studies.chosen(["all"]) == list(ALL.values())
-    assert [one.name for one in studies.chosen(["table1", "effectiveness"])] == ["effectiveness"]
+        assert [one.name for one in studies.named([word])] == names
+    assert studies.named(["all"]) == list(ALL.values())
+    assert [one.name for one in studies.named(["table1", "effectiveness"])] == ["effectiveness"]
 
 
 def test_every_toml_is_one_experiment_and_goes_into_the_wheel() -> None:
@@ -74,7 +74,7 @@ def test_paper_has_a_number_for_every_cell_but_those_it_leaves_out(one: Experime
 
 def test_unknown_names_are_told_the_closest() -> None:
     with pytest.raises(gpfl.GpflError, match="unknown experiment 'tabel1'; did you mean 'table1'"):
-        studies.chosen(["tabel1"])
+        studies.named(["tabel1"])
 
 
 def test_columns_are_named_by_key_by_half_a_key_and_by_pattern() -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -233,6 +234,15 @@ def test_map_is_kept_with_its_run_and_read_back_where_the_weights_are_gone(run: 
     assert before == after
 
 
+def facts(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "features.json").read_text())
+    return found
+
+
+def with_facts(run: Path, **more: object) -> None:
+    (run / "features.json").write_text(json.dumps({**facts(run), **more}))
+
+
 def test_map_that_is_kept_is_not_made_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = maps.map_of(run, "gpfl", points=False)
     assert not measured.drawable
@@ -251,9 +261,15 @@ def test_map_that_is_kept_is_not_made_again(run: Path, monkeypatch: pytest.Monke
         lambda run: (run / "features.json").write_text((run / "features.json").read_text().replace('"most": 500', '"most": 9')),
         lambda run: (run / "features.json").write_text((run / "features.json").read_text()[:-9]),
         lambda run: (run / "features.json").write_text("[]"),
+        lambda run: with_facts(run, rows=[1, 2, 3]),
+        lambda run: with_facts(run, measures={**facts(run)["measures"], "purity": "high"}),
+        lambda run: with_facts(run, points=[{"client": 99, "class": 0, "x": [0.0], "y": [0.0]}]),
         lambda run: (run / "features.json").unlink(),
     ],
-    ids=["another run", "another config", "made otherwise", "cut off", "something else", "none"],
+    ids=[
+        *("another run", "another config", "made otherwise", "cut off", "something else"),
+        *("rows of no client", "a measure in words", "an unknown client", "none"),
+    ],
 )
 def test_map_that_is_not_of_this_run_is_never_used(run: Path, change: Callable[[Path], object]) -> None:
     maps.keep(run, maps.make_map(collect(run), points=False))
@@ -263,7 +279,7 @@ def test_map_that_is_not_of_this_run_is_never_used(run: Path, change: Callable[[
     assert maps.map_of(run, "gpfl", points=False).measures.rows == len(collect(run)), "made anew of the models"
     change(run)
     without_weights(run)
-    with pytest.raises(gpfl.GpflError, match=r"models of cell-1a2b3c4d/seed-0 are gone, and no features.json of them was kept"):
+    with pytest.raises(gpfl.GpflError, match=r"models of cell-1a2b3c4d/seed-0 are gone, and no whole features.json"):
         maps.map_of(run, "gpfl", points=False)
 
 

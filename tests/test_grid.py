@@ -425,7 +425,7 @@ def test_time_is_estimated_from_finished_cells_by_rounds_batches_and_seeds(tmp_p
     assert estimates.estimate(waiting, patient, [bench]).words.startswith("up to ")
     assert estimates.estimate(waiting, patient, [bench, speed]).seconds == pytest.approx(2 * half.steps)
     [other] = jobs([Cell(TABLE, HALF, TABLE.rows[0])], patient)
-    assert estimates.estimate(other, patient, [bench]).source.startswith("benchmarks of other methods")
+    assert estimates.estimate(other, patient, [bench]).source == f"benchmarks of other methods{estimates.SCALED}"
     own = estimates.Speed(estimates.task_of(other), 500, 0.1, None, "its own")
     assert estimates.estimate(other, patient, [bench, own]).source == "its own"
     rough = plan(tmp_path, run={"precision": "bf16"})

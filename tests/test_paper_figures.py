@@ -404,7 +404,9 @@ def test_features_that_cannot_be_had_are_named_and_the_others_drawn(
     drop_weights(tmp_path / "fedper" / "seed-0")
     pictures.draw(featured, tmp_path / "out", said.append)
     assert [axes.get_title().split(",")[0] for axes in drawn[0].axes] == ["GPFL"]
-    assert said[1].startswith("FedPer, seed-0: the models of fedper/seed-0 are gone, and no features.json of them was kept")
+    assert said[1].startswith(
+        "FedPer, seed-0: the models of fedper/seed-0 are gone, and no whole features.json of them was kept"
+    )
     assert said[2] == "FedPer is left out of the picture: no points of these trials were kept"
     (tmp_path / "gpfl" / "seed-0" / "features.json").unlink()
     drop_weights(tmp_path / "gpfl" / "seed-0")

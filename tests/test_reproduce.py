@@ -266,7 +266,7 @@ def test_tuned_values_reach_the_runs_and_are_named_and_kept(command: Command) ->
     method = tomllib.loads(config.read_text())["method"]
     assert {key: method[key] for key in best} == best
     page = Path("results/toys/table.md").read_text()
-    assert "tuned on validation rows (up to 3 candidates a method, seeds 0, 2 rounds;" in page
+    assert "tuned on validation rows (candidates: fedavg 1, gpfl 3; seeds 0; 2 rounds, 0.2 of the training rows): " in page
     assert f"gpfl.lam = {best['lam']!r}" in page
     assert "set by hand" not in page
     kept = Path("results/tuned/search")
@@ -287,7 +287,8 @@ def test_tuned_values_reach_the_runs_and_are_named_and_kept(command: Command) ->
     ("more", "words"),
     [
         ("--methods fedper", "--tuned search holds no search of fedper: search it with the same budget"),
-        ("--methods fedavg --cells toy/extra", "train.lr (--lr) = 0.1, but toy/extra has 0.2: name the columns"),
+        ("--methods fedavg --cells toy/extra", "train.lr (--lr) = 0.1, but toy/extra has 0.2: search with it"),
+        ("--methods fedavg --cells toy/some", "split.clients (--clients) = 4, but toy/some has 3: search that column"),
         (
             "--methods fedavg --protocol paper --cells toy/whole",
             "run.protocol (--protocol) = 'corrected', but toy/whole has 'paper'",
@@ -299,6 +300,25 @@ def test_tuned_values_of_something_else_are_refused(command: Command, more: str,
     pytest.importorskip("optuna")
     assert command("tune", "fedavg", "--data", "toy", "--rounds", 1, "--out", "search").code == 0
     refused(command("reproduce", "toys", *SHORT, "--tuned", "search", *more.split()), words)
+    assert not Path("results").exists()
+
+
+def test_damaged_search_and_values_that_are_given_twice_are_refused(command: Command) -> None:
+    pytest.importorskip("optuna")
+    assert command("tune", "fedprox", "--data", "toy", "--rounds", 1, "--budget", 1, "--with-lr", "--out", "search").code == 0
+    given = ("reproduce", "toys", *SHORT, "--methods", "fedprox", "--cells", "toy/whole", "--tuned", "search")
+    for key in ("fedprox.mu", "train.lr"):
+        refused(command(*given, "--set", f"{key}=0.5"), f"{key} is given by --set and by --tuned search: leave one")
+    refused(command(*given[:-1], ""), "--tuned is empty; name a folder")
+    for name, text in (("best.toml", "[data]\n"), ("study.toml", "[train]\nrounds = 1\n"), ("candidates.jsonl", None)):
+        path = Path("search/fedprox", name)
+        before = path.read_text()
+        path.unlink()
+        if text is not None:
+            path.write_text(text)
+        refused(command(*given), "the search in search/fedprox is damaged", "search it again")
+        path.write_text(before)
+    assert command(*given, "--dry-run").code == 0
     assert not Path("results").exists()
 
 

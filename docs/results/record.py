@@ -49,6 +49,9 @@ def main() -> None:
     if any((out / "features").glob("*.json")):
         copy(out / "features", HERE / "features", (".json", ".png", ".pdf"))
         print("features: the pictures")
+    if (out / "tuned").is_dir():
+        shutil.copytree(out / "tuned", HERE / "tuned", dirs_exist_ok=True)
+        print("tuned: the searches")
     if (out / "privacy" / "results.json").exists():
         record_columns(out / "privacy")
         print("privacy: the nine columns")

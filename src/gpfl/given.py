@@ -54,8 +54,8 @@ def refuse_unheard(
             raise GpflError(f"--set {name}.… is for a method that is not {done}: add {name} to {place}, or leave it out")
 
 
-def named_folder(out: str) -> Path:
-    """Gives the folder of --out."""
-    if not out.strip():
-        raise GpflError("--out is empty; name a folder")
-    return Path(out)
+def named_folder(name: str, flag: str = "--out") -> Path:
+    """Gives the folder of a flag."""
+    if not name.strip():
+        raise GpflError(f"{flag} is empty; name a folder")
+    return Path(name)

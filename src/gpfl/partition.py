@@ -38,7 +38,7 @@ class Split:
     seed: int = option(1, "seed of the split; trials with other seeds share one split", least=0, most=LARGEST_SEED)
     draws: str = option(
         "own",
-        "random numbers: our own, or 'reference' = those of the authors' code, with seed 1 the paper's very division",
+        "random numbers: our own, or 'reference' = those of the authors' code, with seed 1 its very division",
         choices=("own", "reference"),
         later=True,
     )

@@ -1,6 +1,6 @@
 """The divisions of the authors' code, number by number: numpy's legacy generator, drawn from in the order of their code.
 
-With seed 1 and the published files these are the divisions behind the paper's tables. All draws of a division come from one
+With seed 1 and the published files these are the divisions that their scripts make. All draws of a division come from one
 stream: first the clients' rows, then each client's cut into test and training rows.
 """
 

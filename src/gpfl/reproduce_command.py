@@ -29,7 +29,7 @@ from gpfl.study.asked import Asked, selected, split_words
 from gpfl.study.chosen import Chosen
 from gpfl.study.compare import entrants
 from gpfl.study.estimate import Estimate, estimate, speeds
-from gpfl.study.experiments import PATIENCE, ROUNDS, Cell, chosen, experiments
+from gpfl.study.experiments import PATIENCE, ROUNDS, Cell, experiments, named
 from gpfl.study.grid import Grounds, Job, Plan
 from gpfl.study.held import held_jobs
 from gpfl.study.results import results as results_of
@@ -73,7 +73,7 @@ def reproduce(
     names = tuple(word for name in names for word in split_words("EXPERIMENT", name.lower()))
     if {"privacy", "table5"} & set(names):
         raise GpflError(PRIVACY)
-    asked = selected(chosen(names), cells, methods)
+    asked = selected(named(names), cells, methods)
     plan = planned(asked, seeds, rounds, patience, validation, out, set_, tuned, keep_weights, values)
     if dry_run and only_tables:
         raise GpflError("--dry-run and --only-tables were both given: leave one out")
@@ -132,6 +132,9 @@ def planned(
     folder = named_folder(out)
     if folder.exists() and not folder.is_dir():
         raise GpflError(f"--out {folder} is a file; name a folder")
+    chosen = Chosen.read(named_folder(tuned, "--tuned")) if tuned is not None else None
+    if chosen:
+        chosen.refuse_twice(own, settings)
     by_flags = flags.given_by_flags(values).get("run", {})
     protocol = by_flags.pop("protocol", "corrected")
     return Plan(
@@ -145,7 +148,7 @@ def planned(
         common=settings,
         own=own,
         weights=keep_weights,
-        tuned=Chosen.read(Path(tuned)) if tuned is not None else None,
+        tuned=chosen,
     )
 
 

@@ -8,7 +8,9 @@ import subprocess
 import sys
 
 import pytest
+from conftest import Command
 
+from gpfl import cli
 from gpfl.engine.memory import keep_memory, user_sets
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told what to keep")
@@ -27,7 +29,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def faults(**environment: str) -> int:
-    told = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    told = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_", "LD_PRELOAD"))}
     done = subprocess.run(
         [sys.executable, "-c", FAULTS], env={**told, **environment}, capture_output=True, text=True, check=True
     )
@@ -39,17 +41,25 @@ def test_kept_memory_is_used_again_without_new_pages() -> None:
     assert plain > 10 * kept  # 20 passes of new pages, and at most one
 
 
+def test_command_keeps_memory(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[bool] = []
+    monkeypatch.setattr(cli, "keep_memory", lambda: called.append(True))
+    assert command("list").code == 0
+    assert called == [True]
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("MALLOC_TRIM_THRESHOLD_", "1048576"),
-        ("GLIBC_TUNABLES", "glibc.malloc.arena_max=1"),
+        ("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=1048576"),
         ("LD_PRELOAD", "/usr/lib/libjemalloc.so /usr/lib/libtcmalloc.so"),
     ],
 )
 def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
-    for other in ("MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD"):
+    for other in [name for name in os.environ if name.startswith("MALLOC_")] + ["GLIBC_TUNABLES", "LD_PRELOAD"]:
         monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")  # says nothing of what is kept
     assert not user_sets()
     monkeypatch.setenv(name, value)
     assert user_sets()

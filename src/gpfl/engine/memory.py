@@ -17,6 +17,9 @@ KEPT = {
     TOP_PAD: 64 * 2**20,
 }
 
+NAMES = ("MMAP_MAX", "MMAP_THRESHOLD", "TRIM_THRESHOLD", "TOP_PAD")
+"""What glibc's users set, as MALLOC_MMAP_MAX_ or among its tunables, to say what it keeps."""
+
 
 def keep_memory() -> bool:
     """Lets this process keep what it frees, where its C library is glibc and the user has set nothing else; says whether."""
@@ -28,8 +31,9 @@ def keep_memory() -> bool:
 
 def user_sets() -> bool:
     """Says whether the environment tells glibc what to keep, or puts another allocator in its place."""
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
     return (
-        any(name.startswith("MALLOC_") for name in os.environ)
-        or "malloc" in os.environ.get("GLIBC_TUNABLES", "")
+        any(f"MALLOC_{name}_" in os.environ for name in NAMES)
+        or any(f"malloc.{name.lower()}" in tunables for name in NAMES)
         or "malloc" in os.environ.get("LD_PRELOAD", "")
     )

@@ -48,6 +48,9 @@ MEASURES: Mapping[str, str] = {
 }
 """Measures that tables have, and what they are called there."""
 
+LEAST = 7.0
+"""Inches of width that the notes below a picture need."""
+
 
 # The picture.
 
@@ -62,7 +65,7 @@ def draw(made: Sequence[Map], stem: Path, title: str, *, seed: int = maps.SEED) 
         raise GpflError("there are no features to draw: run some methods first")
     across = min(3, len(made))
     rows = -(-len(made) // across)
-    figure = drawing.new_figure(2.9 * across + 1.4, 3.2 * rows + 0.9)
+    figure = drawing.new_figure(max(2.9 * across + 1.4, LEAST), 3.2 * rows + 0.9)
     panels = figure.subplots(rows, across, squeeze=False).flat
     for axes in panels:
         axes.set_visible(False)
@@ -274,8 +277,8 @@ class Measured:
             "rows together; of a class among a client's own rows (mean over clients); of each client's share of each class. "
             f"Purity is the share of a row's {one.neighbours} nearest rows, or nearest rows of other clients, that have its "
             f"class{chance}. All are of the features themselves, not of the picture: at most {maps.MOST_ROWS} {maps.PART} rows "
-            "of each client and class through the client's own model; mean ± population standard deviation over trials. The "
-            "picture is of the first one."
+            "of each client and class through the client's own model; mean ± population standard deviation over trials. A "
+            "picture shows one trial, the first of those that were run."
         )
 
     def numbers(self) -> dict[tuple[str, str], dict[str, object]]:

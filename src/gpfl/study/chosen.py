@@ -17,8 +17,8 @@ from gpfl.federation import MANIFEST
 from gpfl.study.trials import NEGLIGIBLE
 from gpfl.study.tune import BEST, CANDIDATES, STUDY, Plan, Tuned, plan_all, read_candidates
 
-LIKE = (("data", "name"), ("net", "name"), ("train", "lr"), ("train", "batch_size"), ("train", "epochs"), ("run", "protocol"))
-"""What values belong to: chosen under another one of these, they say little."""
+LIKE = (("net", "name"), ("train", "lr"), ("train", "batch_size"), ("train", "epochs"), ("run", "protocol"))
+"""What values belong to, besides data and division: chosen under another one of these, they say little."""
 
 
 def held_beside(found: Sequence[Tuned], given: Given) -> list[Tuned]:
@@ -91,12 +91,16 @@ class Chosen:
         values, studies, counts = {}, {}, {}
         for place in found:
             best, study = configs.read(place / BEST), cast(Given, toml.read(place / STUDY))
-            own = {key: value for key, value in best["method"].items() if key != "name"}
-            values[place.name] = {"method": own}
-            if "train.lr" in study.get("space", {}):
-                values[place.name]["train"] = {"lr": best["train"]["lr"]}
-            studies[place.name] = study
-            counts[place.name] = len((place / CANDIDATES).read_text(encoding="utf-8").splitlines())
+            try:
+                own = {key: value for key, value in best["method"].items() if key != "name"}
+                values[place.name] = {"method": own}
+                if "train.lr" in study.get("space", {}):
+                    values[place.name]["train"] = {"lr": best["train"]["lr"]}
+                counts[place.name] = len((place / CANDIDATES).read_text(encoding="utf-8").splitlines())
+                studies[place.name] = {name: dict(study[name]) for name in ("data", "split", "net", "train", "run", "tune")}
+                _ = study["tune"]["seeds"], study["train"]["rounds"]
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+                raise GpflError(f"--tuned {folder}: the search in {place} is damaged ({problem!r}): search it again") from None
         return cls(folder, values, studies, counts)
 
     def given(self, name: str, without: Given, where: str) -> Given:
@@ -108,18 +112,29 @@ class Chosen:
             raise GpflError(
                 f"--tuned {self.folder} holds no search of {name}: search it with the same budget, or leave it out of --methods"
             )
-        config = configs.resolve(without)
+        config, study = configs.resolve(without), self.studies[name]
         complete: Given = tomllib.loads(config.to_toml())
         if config.net and math.isnan(config.train.lr):
             complete["train"]["lr"] = config.net.lr
-        for section, key in LIKE:
-            searched, ours = self.studies[name].get(section, {}).get(key), complete.get(section, {}).get(key)
-            if searched != ours and not (key == "lr" and "train" in self.values[name]):
+        divided = [(section, key) for section in ("data", "split") for key in {**study[section], **complete[section]}]
+        for section, key in (*divided, *LIKE):
+            searched, ours = study[section].get(key), complete[section].get(key)
+            free = key == "validation" or (key == "lr" and "train" in self.values[name])
+            if searched != ours and not free:
+                column = "search that column, or name the columns that this search is for with --cells"
+                way = column if section in ("data", "split", "net") else "search with it, or ask for what was searched with"
                 raise GpflError(
-                    f"--tuned {self.folder} was searched with {section}.{key} = {searched!r}, but {where} has {ours!r}: "
-                    "name the columns that it is for with --cells"
+                    f"--tuned {self.folder} was searched with {section}.{key} = {searched!r}, but {where} has {ours!r}: {way}"
                 )
         return self.values[name]
+
+    def refuse_twice(self, own: Mapping[str, Mapping[str, object]], common: Given) -> None:
+        """Refuses values that are given by hand as well."""
+        for name, values in self.values.items():
+            twice = [f"{name}.{key}" for key in own.get(name, {}) if key in values["method"]]
+            twice += ["train.lr"] * ("train" in values and "lr" in common.get("train", {}))
+            if twice:
+                raise GpflError(f"{twice[0]} is given by --set and by --tuned {self.folder}: leave one of them out")
 
     def words(self, names: Sequence[str]) -> str:
         """Gives a sentence's part about the search and the values of these methods."""
@@ -129,18 +144,18 @@ class Chosen:
         study = self.studies[known[0]]
         seeds = ", ".join(map(str, cast(Sequence[int], study["tune"]["seeds"])))
         rounds = counted(cast(int, study["train"]["rounds"]), "round")
-        most = max(self.candidates[name] for name in known)
+        counts = {name: self.candidates[name] for name in known}
+        same = f"{counted(counts[known[0]], 'candidate')} a method"
+        tried = same if len({*counts.values()}) == 1 else f"candidates: {', '.join(f'{n} {c}' for n, c in counts.items())}"
         chosen = [
-            f"{name}.{key} = {toml.value_text(value)}"
+            f"{name}.{key} = {toml.value_text(value)}" if section == "method" else f"{name}'s {section}.{key} = {value}"
             for name in known
-            for section in self.values[name].values()
-            for key, value in section.items()
+            for section, values in self.values[name].items()
+            for key, value in values.items()
         ]
-        split = ", ".join(f"{key} {value}" for key, value in study["split"].items() if key in ("clients", "beta", "validation"))
-        return (
-            f"tuned on validation rows (up to {counted(most, 'candidate')} a method, seeds {seeds}, {rounds}; "
-            f"{study['split'].get('name', 'manifest')}, {split}): {', '.join(chosen) or 'the defaults'}"
-        )
+        share = study["split"].get("validation")
+        kept = f", {share} of the training rows" if share else ""
+        return f"tuned on validation rows ({tried}; seeds {seeds}; {rounds}{kept}): {', '.join(chosen) or 'the defaults'}"
 
     def keep(self, out: Path) -> Path:
         """Copies what was searched and chosen to the results, run folders aside, and gives the place of the copy."""

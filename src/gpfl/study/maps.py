@@ -83,7 +83,7 @@ def map_of(run: Path, label: str, *, points: bool) -> Map:
     found, here = kept(run), (run / "models").is_dir()
     if found is None and not here:
         raise GpflError(
-            f"the models of {named(run)} are gone, and no {FILE} of them was kept beside the run: "
+            f"the models of {named(run)} are gone, and no whole {FILE} of them was kept beside the run: "
             f"copy it from where the models were, or {RunFolder(run).start_over}"
         )
     if found is None or (points and not found.drawable and here):
@@ -148,11 +148,11 @@ def kept(run: Path) -> Map | None:
 
 
 def from_facts(facts: Mapping[str, Any]) -> Map:
-    """Gives a map as it was written."""
+    """Gives a map as it was written; a ValueError where its parts do not fit together."""
     shares = facts["points"]
     sizes = [len(share["x"]) for share in shares]
     plane = [np.array([share["x"], share["y"]], dtype=np.float32).T for share in shares]
-    return Map(
+    found = Map(
         measures=Measures(**facts["measures"]),
         width=int(facts["width"]),
         label=np.repeat(np.array([share["class"] for share in shares], dtype=np.int64), sizes),
@@ -166,3 +166,9 @@ def from_facts(facts: Mapping[str, Any]) -> Map:
         data=str(facts["data"]),
         held=None if facts["rows"] is None else np.array(facts["rows"], dtype=np.int64),
     )
+    numbers = all(value is None or isinstance(value, int | float) for value in found.measures.record().values())
+    places = len(found.clients), len(found.classes)
+    whole = (not places[0] or (found.client < places[0]).all()) and (not places[1] or (found.label < places[1]).all())
+    if not numbers or not whole or (found.held is not None and found.held.ndim != 2):
+        raise ValueError("its parts do not fit together")
+    return found
