@@ -35,6 +35,9 @@ def test_recorded_table_follows_from_recorded_runs(table: Path, command: Command
     assert command(*shlex.split(said[1])).code == 0
     made = (here / table.parent.name / "table.md").read_text(encoding="utf-8")
     assert rows(made) == rows(kept)
+    for name in ("table.csv", "table.tex"):
+        before, after = ((place / table.parent.name / name).read_text(encoding="utf-8") for place in (RESULTS, here))
+        assert before == after, f"{name} is made as before"
 
 
 def test_recorded_columns_follow_from_recorded_numbers() -> None:
