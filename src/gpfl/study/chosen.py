@@ -81,6 +81,7 @@ class Chosen:
     values: Mapping[str, Given] = field(hash=False)  # by method: its own values, and a learning rate that was searched
     studies: Mapping[str, Given] = field(hash=False)  # by method: the complete config with default values, and the search
     candidates: Mapping[str, int] = field(hash=False)
+    how: str  # they were searched, as a folder's searches all are
 
     @classmethod
     def read(cls, folder: Path) -> Chosen:
@@ -88,7 +89,7 @@ class Chosen:
         found = sorted(path.parent for path in folder.glob(f"*/{BEST}") if (path.parent / STUDY).is_file())
         if not found:
             raise GpflError(f"--tuned {folder} holds no choice of gpfl tune: give the --out of a search that came to its end")
-        values, studies, counts = {}, {}, {}
+        values, studies, counts, how = {}, {}, {}, ""
         for place in found:
             best, study = configs.read(place / BEST), cast(Given, toml.read(place / STUDY))
             try:
@@ -98,10 +99,11 @@ class Chosen:
                     values[place.name]["train"] = {"lr": best["train"]["lr"]}
                 counts[place.name] = len((place / CANDIDATES).read_text(encoding="utf-8").splitlines())
                 studies[place.name] = {name: dict(study[name]) for name in ("data", "split", "net", "train", "run", "tune")}
-                _ = study["tune"]["seeds"], study["train"]["rounds"]
+                seeds, rounds = cast(Sequence[int], study["tune"]["seeds"]), cast(int, study["train"]["rounds"])
+                how = f"seeds {', '.join(map(str, seeds))}; {counted(rounds, 'round')}"
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
                 raise GpflError(f"--tuned {folder}: the search in {place} is damaged ({problem!r}): search it again") from None
-        return cls(folder, values, studies, counts)
+        return cls(folder, values, studies, counts, how)
 
     def given(self, name: str, without: Given, where: str) -> Given:
         """Gives what was chosen for a method; refuses one that was not searched, or not under what its cell has.
@@ -142,8 +144,6 @@ class Chosen:
         if not known:
             return ""
         study = self.studies[known[0]]
-        seeds = ", ".join(map(str, cast(Sequence[int], study["tune"]["seeds"])))
-        rounds = counted(cast(int, study["train"]["rounds"]), "round")
         counts = {name: self.candidates[name] for name in known}
         same = f"{counted(counts[known[0]], 'candidate')} a method"
         tried = same if len({*counts.values()}) == 1 else f"candidates: {', '.join(f'{n} {c}' for n, c in counts.items())}"
@@ -155,7 +155,7 @@ class Chosen:
         ]
         share = study["split"].get("validation")
         kept = f", {share} of the training rows" if share else ""
-        return f"tuned on validation rows ({tried}; seeds {seeds}; {rounds}{kept}): {', '.join(chosen) or 'the defaults'}"
+        return f"tuned on validation rows ({tried}; {self.how}{kept}): {', '.join(chosen) or 'the defaults'}"
 
     def keep(self, out: Path) -> Path:
         """Copies what was searched and chosen to the results, run folders aside, and gives the place of the copy."""

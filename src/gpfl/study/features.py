@@ -29,13 +29,10 @@ FEWEST = 5
 """Rows without which there is nothing to embed."""
 
 
-@dataclass(frozen=True)
-class Features:
-    """Feature vectors of rows, each made by the own model of the client that holds the row."""
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What is known of a run's features besides themselves."""
 
-    x: Floats  # (rows, width)
-    label: Whole  # (rows,)
-    client: Whole  # (rows,) places in `clients`
     method: str = ""
     round: int = 0  # after which the models were kept
     selected_by: str = ""
@@ -43,6 +40,15 @@ class Features:
     classes: tuple[str, ...] = ()
     data: str = ""
     held: Whole | None = None  # (clients, classes) rows of all parts, of which features are some
+
+
+@dataclass(frozen=True)
+class Features(Known):
+    """Feature vectors of rows, each made by the own model of the client that holds the row."""
+
+    x: Floats  # (rows, width)
+    label: Whole  # (rows,)
+    client: Whole  # (rows,) places in `clients`
 
     def __len__(self) -> int:
         return len(self.x)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from gpfl import files
 from gpfl.errors import GpflError
 from gpfl.runs import RunFolder, digest
-from gpfl.study.features import NEIGHBOURS, PERPLEXITY, Features, Floats, Measures, Whole, collect, embed, measure
+from gpfl.study.features import NEIGHBOURS, PERPLEXITY, Features, Floats, Known, Measures, Whole, collect, embed, measure
 
 FILE = "features.json"
 """The file of a run's folder that holds its map."""
@@ -36,7 +36,7 @@ DIGITS = 2
 
 
 @dataclass(frozen=True)
-class Map:
+class Map(Known):
     """The features of a run: where rows lie in a plane, and what was measured of them."""
 
     measures: Measures
@@ -44,13 +44,6 @@ class Map:
     label: Whole  # (rows,)
     client: Whole  # (rows,) places in `clients`
     points: Floats  # (rows, 2); no rows where features were measured alone
-    method: str = ""
-    round: int = 0  # after which the models were kept
-    selected_by: str = ""
-    clients: tuple[str, ...] = ()
-    classes: tuple[str, ...] = ()
-    data: str = ""
-    held: Whole | None = None  # (clients, classes) rows of all parts
     run: str = ""  # the folder's name, with that of the cell
 
     @property
@@ -65,13 +58,7 @@ def make_map(features: Features, seed: int = SEED, *, points: bool = True) -> Ma
     plane = np.round(embed(features, seed), DIGITS)[order] if points else np.zeros((0, 2), dtype=np.float32)
     return Map(
         *(measure(features), int(features.x.shape[1]), features.label[order], features.client[order], plane),
-        method=features.method,
-        round=features.round,
-        selected_by=features.selected_by,
-        clients=features.clients,
-        classes=features.classes,
-        data=features.data,
-        held=features.held,
+        **{known.name: getattr(features, known.name) for known in fields(Known)},
     )
 
 
