@@ -255,7 +255,7 @@ def prepare(
         raise GpflError(
             f"run.precision is '{config.run.precision}', which is for a GPU; run.device is '{device}': leave it out"
         )
-    example: Tensor = federation.table.inputs(torch.arange(min(2, len(federation.table))))
+    example: Tensor = federation.table.inputs(torch.arange(min(2, len(federation.table)))).cpu()  # where nets are made
     classes = federation.table.classes
     net: Net
     if config.net is not None:
