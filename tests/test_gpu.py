@@ -30,6 +30,14 @@ def test_gpu_gives_what_the_cpu_gives(method: str) -> None:
         torch.testing.assert_close(losses, runs["cpu", "loop"], rtol=1e-4, atol=1e-4)
 
 
+def test_rows_may_lie_on_the_gpu_before_the_net_is_made() -> None:
+    federation = toy_federation()
+    there, here = (
+        gpfl.fit("gpfl", each, rounds=2, lr=0.05, device="cuda") for each in (federation.to(torch.device("cuda")), federation)
+    )
+    assert [line["loss"] for line in there.history] == [line["loss"] for line in here.history]
+
+
 def test_models_trained_on_a_gpu_are_used_on_the_cpu(tmp_path) -> None:
     federation = toy_federation()
     result = gpfl.fit("gpfl", federation, rounds=2, lr=0.05, device="cuda", out=tmp_path / "run")

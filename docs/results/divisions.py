@@ -1,34 +1,58 @@
 """How uneven divisions of Cifar100 are: python docs/results/divisions.py [SEEDS] (Cifar100 must be on this machine).
 
 A client's unevenness is told by the entropy of its training labels: e to its power is a number of classes. Seeds are those of
-`split.seed`; the authors' code has 1, and its own random numbers are those of `--draws reference`.
+`split.seed`; the authors' code has 1, and its own random numbers are those of `--draws reference`. Then come the divisions on
+which GPFL was run (300 rounds, the recorded runs), with what it reached there.
 """
 
 from __future__ import annotations
 
+import json
 import sys
+import tomllib
+from pathlib import Path
 
 import numpy as np
 
-from gpfl.data import DATA
+from gpfl.data import DATA, Table
 from gpfl.federation import divide
 from gpfl.partition import Dirichlet
+
+RUNS = Path(__file__).parent / "runs"
 
 
 def main() -> None:
     table = DATA["cifar100"].load()
     seeds = range(int(sys.argv[1]) if len(sys.argv) > 1 else 100)
     for draws in ("reference", "own"):
-        found = {}
-        for seed in seeds:
-            federation = divide(table, Dirichlet(clients=20, beta=0.1, draws=draws, seed=seed))
-            found[seed] = np.mean([entropy(np.asarray(table.y)[shard.train]) for shard in federation.shards])
+        found = {seed: unevenness(table, draws, seed) for seed in seeds}
         values = np.array(list(found.values()))
         below = (values < found[1]).mean()
         print(
             f"{draws}: mean {values.mean():.3f}, std {values.std():.3f}, {values.min():.3f} to {values.max():.3f} over "
             f"{len(values)} seeds; seed 1: {found[1]:.3f} ({below:.0%} are below), {np.exp(found[1]):.1f} classes"
         )
+    for (draws, seed), accuracies in sorted(recorded().items(), reverse=True):
+        reached = ", ".join(f"{100 * accuracy:.2f}" for accuracy in accuracies)
+        print(f"GPFL on {draws} {seed} ({unevenness(table, draws, seed):.3f}): {reached}")
+
+
+def recorded() -> dict[tuple[str, int], list[float]]:
+    """Best accuracies of GPFL's recorded runs by draws and seed of the division, in the order of the runs' seeds."""
+    found: dict[tuple[str, int], list[float]] = {}
+    for path in sorted(RUNS.glob("cifar100-dirichlet-20-cnn4-gpfl-*/config.toml")):
+        config = tomllib.loads(path.read_text(encoding="utf-8"))
+        if config["train"]["rounds"] == 300 and config["run"]["protocol"] == "corrected":
+            summaries = [json.loads(kept.read_text()) for kept in sorted(path.parent.glob("seed-*/summary.json"))]
+            split = config["split"]  # runs from before there were other draws do not name them
+            found[split.get("draws", "own"), split["seed"]] = [summary["best_accuracy"] for summary in summaries]
+    return found
+
+
+def unevenness(table: Table, draws: str, seed: int) -> float:
+    """The entropy of a client's training labels, mean over clients."""
+    federation = divide(table, Dirichlet(clients=20, beta=0.1, draws=draws, seed=seed))
+    return float(np.mean([entropy(np.asarray(table.y)[shard.train]) for shard in federation.shards]))
 
 
 def entropy(labels: np.ndarray) -> float:

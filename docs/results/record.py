@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import sys
 from dataclasses import fields
@@ -51,6 +52,8 @@ def main() -> None:
         print("features: the pictures")
     if (out / "tuned").is_dir():
         shutil.copytree(out / "tuned", HERE / "tuned", dirs_exist_ok=True)
+        for path in (out / "tuned").rglob("*.*"):
+            (HERE / "tuned" / path.relative_to(out / "tuned")).write_text(elsewhere(path.read_text()))
         print("tuned: the searches")
     if (out / "privacy" / "results.json").exists():
         record_columns(out / "privacy")
@@ -126,10 +129,9 @@ def digest(manifest: str) -> str:
     return f'{head}[client]\nsha256 = "{hashlib.sha256(rows.encode()).hexdigest()}"\n{chr(10) * bool(mark)}{mark}{source}'
 
 
-def elsewhere(command: str) -> str:
-    """The command with its folder's name alone: where it lay on that machine says nothing."""
-    words = command.split()
-    return " ".join(Path(word).name if before == "--out" else word for before, word in zip(["", *words], words, strict=False))
+def elsewhere(text: str) -> str:
+    """A command, or a text with one, that has its folder's name alone: where it lay on that machine says nothing."""
+    return re.sub(r"(?<=--out )\S*/", "", text)
 
 
 def thin(line: dict[str, Any], whole: bool) -> dict[str, Any]:
