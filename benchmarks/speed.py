@@ -21,7 +21,6 @@ import platform
 import re
 import resource
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,9 @@ from gpfl.engine.base import Train, one
 from gpfl.methods import METHODS
 from gpfl.origin import commit
 from gpfl.rounds import local_round
+from gpfl.study.machine import limits, timed
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PAPER = [name for name in METHODS if name != "local"]
 NETS = ("digits", "amazon", "har", "agnews", "fmnist", "cifar100", "tiny", "tiny-resnet18")
 LISTS = {
@@ -217,7 +218,7 @@ def prepare(case: Case) -> Callable[[dict[str, object]], dict[str, object]]:
     engine = choose(case.engine, setting)
     with fitting_threads(setting), exactness(setting):
         run = rounds_of(engine, setting, case.trials)
-        first = timed(lambda: run(0))
+        first = timed(lambda: run(0), DEVICE)
         engine.evaluate(*start(setting), 0, "test")
     return lambda limits: measure(case, setting, engine, run, first, limits)
 
@@ -231,8 +232,8 @@ def measure(
         everyone = [client for client in range(len(setting.federation)) if engine.trains(client)]
         steps = [sum(len(part) for part in engine.plan(client, 0)) for client in everyone]
         numbers = iter(range(1, 10**6))
-        train = [timed(lambda: run(next(numbers))) for _ in range(REPEATS)]
-        judge = [timed(lambda: engine.evaluate(shared, private, 0, "test")) for _ in range(REPEATS)]
+        train = [timed(lambda: run(next(numbers)), DEVICE) for _ in range(REPEATS)]
+        judge = [timed(lambda: engine.evaluate(shared, private, 0, "test"), DEVICE) for _ in range(REPEATS)]
         memory = peak_memory()
     with exactness(setting):
         client_step, judged = loop_step(setting, everyone, steps)
@@ -287,11 +288,11 @@ def loop_step(setting: Setting, everyone: list[int], steps: list[int]) -> tuple[
 
     run()
     count = sum(len(part) for part in plan)
-    each = float(np.median([timed(run) for _ in range(3)])) / count
+    each = float(np.median([timed(run, DEVICE) for _ in range(3)])) / count
     rows = setting.federation.rows("test")
     with torch.no_grad():
-        judge = timed(lambda: loop.judge_alone(shared, own, client, alone, "test"))
-        judge = timed(lambda: loop.judge_alone(shared, own, client, alone, "test"))
+        judge = timed(lambda: loop.judge_alone(shared, own, client, alone, "test"), DEVICE)
+        judge = timed(lambda: loop.judge_alone(shared, own, client, alone, "test"), DEVICE)
     return each, judge * float(rows.sum()) / float(rows[client])
 
 
@@ -331,27 +332,14 @@ def touched(path: str, leaf: torch.Tensor, setting: Setting) -> int:
 
 
 def machine() -> dict[str, object]:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    side = 8192 if device.type == "cuda" else 2048
-    a = torch.rand(side, side, device=device)
-    block = torch.empty(1 << (30 if device.type == "cuda" else 27), dtype=torch.uint8, device=device)
-    other = torch.empty_like(block)
-
-    def best(work: Callable[[], object]) -> float:
-        work()
-        return min(timed(work) for _ in range(5))
-
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    peak = 2 * side**3 / best(lambda: a @ a)
-    torch.backends.cuda.matmul.allow_tf32 = before
+    peak = limits(DEVICE)
     return {
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else f"{cpu_name()}, {torch.get_num_threads()} threads",
+        "device": torch.cuda.get_device_name() if DEVICE.type == "cuda" else f"{cpu_name()}, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
         "commit": commit(),
         "command": " ".join(["python", *sys.argv]),
-        "operations_per_s": peak,
-        "bytes_per_s": 2 * block.numel() / best(lambda: other.copy_(block)),
+        "operations_per_s": peak.operations,
+        "bytes_per_s": peak.bytes,
     }
 
 
@@ -363,19 +351,6 @@ def cpu_name() -> str:
         else []
     )
     return names[0] if names else platform.processor()
-
-
-def timed(work: Callable[[], object]) -> float:
-    synchronize()
-    begin = time.perf_counter()
-    work()
-    synchronize()
-    return time.perf_counter() - begin
-
-
-def synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def reset_memory() -> None:

@@ -22,7 +22,7 @@ from gpfl.federation import Federation, Shard
 from gpfl.method import Batch, Client, Method, Terms
 from gpfl.methods import METHODS
 from gpfl.study import estimate as estimates
-from gpfl.study import work
+from gpfl.study import machine, work
 from gpfl.study.compare import Entrant
 from gpfl.study.estimate import Speed, Task, estimate
 from gpfl.study.experiments import Cell, Column, Experiment
@@ -37,6 +37,7 @@ TOYS = Column("toy/whole", "whole", "toys", {"data": {"name": "toy"}})
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DATA, "toy", Toy())
     monkeypatch.setattr(estimates, "COUNTED", {})
+    work.machine_at_hand.cache_clear()
 
 
 def setting(
@@ -54,9 +55,9 @@ def setting(
 
 def seconds(which: Setting, device: torch.device = CPU, clients: int = 4, **rows: float) -> float:
     sample = dataclasses.replace(work.sample_of(which), **{"trained": 1000.0, "judged": 1.0, **rows})
-    found = work.step_seconds(which, sample, clients, device)
+    found = work.round_of(which, clients, device)
     assert found is not None
-    return found
+    return found.of_step(sample)
 
 
 def alone(which: Setting, phase: int = 0) -> float:
@@ -147,7 +148,7 @@ def test_convolutions_of_stacked_clients_take_as_many_operations_as_those_of_one
     assert operations(3) == 3 * operations(None) > 0
 
 
-def test_step_that_cannot_be_traced_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_that_cannot_be_traced_has_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclass(frozen=True, kw_only=True)
     class Looks(Method):
         """A method that looks at values."""
@@ -160,15 +161,59 @@ def test_step_that_cannot_be_traced_has_no_time(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setitem(METHODS, "looks", Looks)
     looks = setting("looks")
-    assert work.step_seconds(looks, work.sample_of(looks), 4, CPU) is None
+    assert work.round_of(looks, 4, CPU) is None
+    assert estimate(*job(tmp_path, "looks"), [], CPU).words == "unknown"
+
+
+# The machine.
+
+
+def test_machine_is_measured_by_products_and_copies() -> None:
+    found = machine.limits(CPU)
+    assert 1e8 < found.operations < 1e15
+    assert 1e8 < found.bytes < 1e14
+
+
+def test_machine_at_hand_is_as_much_faster_than_the_benchmarks_as_it_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    peak, known = work.PEAKS["cuda"], work.MACHINES["cuda"]
+    monkeypatch.setattr(work, "limits", lambda device: machine.Limits(2 * peak.operations, peak.bytes / 4))
+    assert work.machine_at_hand(GPU) == known._replace(
+        operations=2 * known.operations, bytes=known.bytes / 4, scattered=known.scattered / 4
+    )
+
+
+def test_machine_without_memory_to_measure_it_is_taken_for_that_of_the_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: torch.device) -> machine.Limits:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(work, "limits", refuse)
+    assert work.machine_at_hand(GPU) == work.MACHINES["cuda"]
 
 
 # Estimates.
 
 
+def test_where_nothing_like_it_was_timed_operations_are_counted_on_the_machine_at_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peak = work.PEAKS["cpu"]
+    monkeypatch.setattr(work, "limits", lambda device: peak)
+    waiting, how = job(tmp_path, "gpfl")
+    about = estimate(waiting, how, [timed("gpfl", precision="tf32"), Speed(Task("toy", "cnn4", "gpfl"), 4, 9.0, None, "")], CPU)
+    assert waiting.sample is not None
+    step = seconds(setting("gpfl"), clients=8, trained=waiting.sample.trained, judged=waiting.sample.judged)
+    assert about.seconds == pytest.approx(10 * waiting.steps * step * 2)
+    assert about.words.endswith(" (counted)")
+    monkeypatch.setattr(work, "limits", lambda device: machine.Limits(peak.operations / 100, peak.bytes / 100))
+    work.machine_at_hand.cache_clear()
+    slow = estimate(waiting, how, [], CPU).seconds
+    assert slow is not None
+    assert 1.2 * about.seconds < slow < 100 * about.seconds, "calls take as long as before"
+
+
 def test_method_that_was_not_timed_takes_as_much_longer_as_its_operations_say(tmp_path: Path) -> None:
     waiting, how = job(tmp_path, "pfedme")
-    about = estimate(waiting, how, [timed("fedavg")])
+    about = estimate(waiting, how, [timed("fedavg")], CPU)
     assert waiting.sample is not None
     rows = {"trained": waiting.sample.trained, "judged": waiting.sample.judged}
     times = seconds(setting("pfedme"), clients=8, **rows) / seconds(setting("fedavg"), clients=8, **rows)
@@ -180,43 +225,43 @@ def test_method_that_was_not_timed_takes_as_much_longer_as_its_operations_say(tm
 
 def test_of_several_timed_methods_the_one_most_like_it_is_taken(tmp_path: Path) -> None:
     waiting, how = job(tmp_path, "fedper")
-    about = estimate(waiting, how, [timed("pfedme", 9.0), timed("fedavg"), timed("gpfl", 7.0)])
+    about = estimate(waiting, how, [timed("pfedme", 9.0), timed("fedavg"), timed("gpfl", 7.0)], CPU)
     assert about.seconds == pytest.approx(10 * waiting.steps * 0.5 * 2, rel=0.01)
 
 
 def test_own_method_with_other_options_is_scaled_and_gives_way_to_the_same_options(tmp_path: Path) -> None:
     waiting, how = job(tmp_path, "pfedme", steps=10)
-    about = estimate(waiting, how, [timed("pfedme")])
+    about = estimate(waiting, how, [timed("pfedme")], CPU)
     plain = 10 * waiting.steps * 0.5 * 2
     assert about.seconds is not None
     assert 1.3 * plain < about.seconds < 2.1 * plain
     assert about.source == "benchmarks, scaled by the operations of a round"
     same = timed("pfedme", 1.0, given={"method": waiting.complete["method"]})
-    assert estimate(waiting, how, [timed("pfedme"), same]).seconds == pytest.approx(2 * plain)
+    assert estimate(waiting, how, [timed("pfedme"), same], CPU).seconds == pytest.approx(2 * plain)
 
 
 def test_nothing_is_traced_for_a_step_that_was_timed_nor_for_cells_that_are_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> float:
+    def refuse(*_: object) -> work.Round:
         raise AssertionError("a step was counted")
 
-    monkeypatch.setattr(estimates, "step_seconds", refuse)
+    monkeypatch.setattr(estimates, "round_of", refuse)
     waiting, how = job(tmp_path, "pfedme")
-    assert not estimate(waiting, how, [timed("pfedme"), timed("fedavg")]).scaled
+    assert not estimate(waiting, how, [timed("pfedme"), timed("fedavg")], CPU).way
     monkeypatch.setattr(Job, "finished", lambda self, seeds: list(seeds))
-    assert estimate(waiting, how, [timed("fedavg")]).seconds == 0
+    assert estimate(waiting, how, [timed("fedavg")], CPU).seconds == 0
 
 
 def test_time_of_another_method_stands_where_steps_cannot_be_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> float:
+    def refuse(*_: object) -> work.Round:
         raise GpflError("it cannot be")
 
-    monkeypatch.setattr(estimates, "step_seconds", refuse)
+    monkeypatch.setattr(estimates, "round_of", refuse)
     waiting, how = job(tmp_path, "pfedme")
-    about = estimate(waiting, how, [timed("fedavg")])
+    about = estimate(waiting, how, [timed("fedavg")], CPU)
     assert about.seconds == pytest.approx(10 * waiting.steps * 0.5 * 2)
-    assert (about.scaled, about.source) == (False, "benchmarks of other methods")
+    assert (about.way, about.source) == ("", "benchmarks of other methods")
 
 
 def test_sample_is_few_rows_and_knows_how_many_there_are(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from gpfl.report.paper import Origin
 from gpfl.reproduce_command import show_plan
 from gpfl.study import experiments, grid
 from gpfl.study.asked import split_words
-from gpfl.study.estimate import estimate, speeds
+from gpfl.study.estimate import estimates
 from gpfl.study.experiments import Cell
 from gpfl.study.grid import Grounds, Job, Plan
 from gpfl.study.results import commits_of
@@ -353,9 +353,8 @@ def train(jobs: Mapping[Cell, Job], plan: Plan) -> dict[Path, str]:
     lacking = [job for job in unique.values() if len(job.finished(plan.seeds)) < len(plan.seeds)]
     if len(lacking) < len(unique):
         say(f"Run before: {len(unique) - len(lacking)} of {counted(len(unique), 'run')}.")
-    known = speeds(plan.out, api.find_device(str(plan.run["device"])))
-    estimates = {job.folder: estimate(job, plan, known) for job in lacking}
-    with GridReporter(console, lacking, plan.seeds, estimates) as reporter:
+    about = estimates(lacking, plan, api.find_device(str(plan.run["device"])))
+    with GridReporter(console, lacking, plan.seeds, about) as reporter:
         problems = grid.run_all(lacking, plan, reporter.watch, {"command": command_words(), "commit": commit()}, reporter.end)
     for path, words in problems.items():
         complain(f"{unique[path].label}: {words}")
@@ -365,8 +364,7 @@ def train(jobs: Mapping[Cell, Job], plan: Plan) -> dict[Path, str]:
 def show(jobs: Mapping[Cell, Job], plan: Plan, after: str) -> None:
     """Prints what would be run, and what follows."""
     unique = list({job.folder: job for job in jobs.values()}.values())
-    known = speeds(plan.out, api.find_device(str(plan.run["device"])))
-    show_plan(unique, plan, {job.folder: estimate(job, plan, known) for job in unique}, {}, {})
+    show_plan(unique, plan, estimates(unique, plan, api.find_device(str(plan.run["device"]))), {}, {})
     say(f"{after[0].upper()}{after[1:]}; those that {plan.out} holds are not made again.")
 
 

@@ -28,7 +28,7 @@ from gpfl.study import grid
 from gpfl.study.asked import Asked, selected, split_words
 from gpfl.study.chosen import Chosen
 from gpfl.study.compare import entrants
-from gpfl.study.estimate import Estimate, estimate, speeds
+from gpfl.study.estimate import Estimate, estimates
 from gpfl.study.experiments import PATIENCE, ROUNDS, Cell, experiments, named
 from gpfl.study.grid import Grounds, Job, Plan
 from gpfl.study.held import held_jobs
@@ -86,20 +86,20 @@ def reproduce(
         if not dry_run:
             files.make_folder(plan.out / "runs")
         here, wanting = divided(asked, dry_run)
-        jobs, wrong = grid.lay_out(here, plan, Grounds())
+        with console.status("Laying out the cells and counting what they take"):
+            jobs, wrong = grid.lay_out(here, plan, Grounds())
+            about = estimates(jobs, plan, device)
     except GpflError as problem:
         raise GpflError(flags.name_flags(str(problem), ("run", "train", "split", "net"))) from None
-    known = speeds(plan.out, device)
-    estimates = {job.folder: estimate(job, plan, known) for job in jobs}
     if dry_run:
-        show_plan(jobs, plan, estimates, wrong, wanting)
+        show_plan(jobs, plan, about, wrong, wanting)
     for words in dict.fromkeys(job.caveat for job in jobs if job.caveat):
         say(words)
     if "all" in names:
         say(f"All but privacy: {PRIVACY}.")
     if dry_run:
         return
-    problems = run(jobs, plan, estimates, asked, wrong, figures) | wrong
+    problems = run(jobs, plan, about, asked, wrong, figures) | wrong
     if problems:
         complain(f"{counted(len(problems), 'cell')} of {len(here)} failed; the same command tries them again:")
         for (key, label), words in problems.items():
@@ -200,15 +200,15 @@ def list_experiments() -> None:
 
 
 def show_plan(
-    jobs: Sequence[Job], plan: Plan, estimates: Mapping[Path, Estimate], wrong: Places, wanting: Mapping[str, list[str]]
+    jobs: Sequence[Job], plan: Plan, about: Mapping[Path, Estimate], wrong: Places, wanting: Mapping[str, list[str]]
 ) -> None:
     """Prints what would be run: cells, what is done of them, time and memory."""
     table = RichTable("cell", "method", "in", "seeds done", "time", "memory", RichColumn("folder", overflow="fold"))
     lacking = [job for job in jobs if len(job.finished(plan.seeds)) < len(plan.seeds)]
     for job in jobs:
-        about = estimates[job.folder]
+        needed = about[job.folder]
         tables = ", ".join(dict.fromkeys(cell.experiment.name for cell in job.cells))
-        needs = (about.words, f"about {size(about.memory)}") if job in lacking else ("done", "")
+        needs = (needed.words, f"about {size(needed.memory)}") if job in lacking else ("done", "")
         column, row = job.cells[0].column.key, job.cells[0].entrant.label
         table.add_row(column, row, tables, f"{len(job.finished(plan.seeds))}/{len(plan.seeds)}", *needs, job.folder.name)
     if jobs:
@@ -218,13 +218,14 @@ def show_plan(
     patience = f", ended after {plan.patience} without a better accuracy" if 0 < plan.patience < plan.rounds else ""
     rounds = counted(plan.rounds, "round")
     say(f"{counted(len(lacking), 'cell')} to run, {len(jobs) - len(lacking)} done; at most {rounds}{patience}.")
-    timed = [about for job in lacking if (about := estimates[job.folder]).seconds is not None]
+    timed = [each for job in lacking if (each := about[job.folder]).seconds is not None]
     if timed:
         which = "" if len(timed) == len(lacking) else f" of {len(timed)} of them"
-        words = Estimate(sum(about.seconds or 0.0 for about in timed), any(about.most for about in timed), 0).words
-        say(f"Time{which}: {words}, from {'; '.join(sorted({about.source for about in timed}))}.")
+        words = Estimate(sum(each.seconds or 0.0 for each in timed), any(each.most for each in timed), 0).words
+        say(f"Time{which}: {words}, from {'; '.join(sorted({each.source for each in timed}))}.")
     if len(timed) < len(lacking):
-        say(f"Unknown: {counted(len(lacking) - len(timed), 'cell')} of kinds that were not timed here; known once one ran.")
+        unknown = counted(len(lacking) - len(timed), "cell")
+        say(f"Unknown: {unknown} of kinds that were not timed here, with steps that cannot be counted; known once one ran.")
     if wanting:
         say(f"Left out for want of data: {', '.join(key for keys in wanting.values() for key in keys)}.")
 
@@ -235,7 +236,7 @@ def show_plan(
 def run(
     jobs: Sequence[Job],
     plan: Plan,
-    estimates: Mapping[Path, Estimate],
+    about: Mapping[Path, Estimate],
     asked: Asked,
     wrong: Places,
     figures: bool,
@@ -246,7 +247,7 @@ def run(
     if len(lacking) < len(jobs):
         say(f"Run before: {len(jobs) - len(lacking)} of {counted(len(jobs), 'cell')}.")
     try:
-        with GridReporter(console, lacking, plan.seeds, estimates) as reporter:
+        with GridReporter(console, lacking, plan.seeds, about) as reporter:
             failed = grid.run_all(lacking, plan, reporter.watch, facts, reporter.end)
     except KeyboardInterrupt:
         with suppress(GpflError):

@@ -1,8 +1,9 @@
-"""Estimates: how long a cell will take, from cells that were run before or from recorded speeds.
+"""Estimates: how long a cell will take, from cells that were run before, from recorded speeds or from what it asks for.
 
 Seconds = rounds × batches of a round × seconds of a batch × seeds. A batch's seconds are those of finished cells of the same
 data, net and method in the same folder on the same device; else those of benchmarks/results/*.json, where a checkout has
-them; else those of another method with the same data and net, as much longer as the operations of a round say (`work`).
+them; else those of another method with the same data and net, as much longer as the operations of a round say (`work`); else
+what these operations take on a machine that multiplies and copies as fast as this one.
 Rounds are those after which finished cells of the same data and net ended, on average; else all that were asked, which patience
 may cut short. Memory = the rows, and for each seed what all clients hold if they train at once, without activations.
 """
@@ -13,7 +14,7 @@ import dataclasses
 import json
 import math
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -25,10 +26,11 @@ from gpfl import api
 from gpfl import config as configs
 from gpfl.config import Given, TrainOptions
 from gpfl.data import DATA
+from gpfl.engine.vmap import Vmap
 from gpfl.errors import GpflError
 from gpfl.runs import RunFolder, device_name
 from gpfl.study.grid import NOTE, Job, Plan, Sections, read_note
-from gpfl.study.work import step_seconds
+from gpfl.study.work import Machine, Round, machine_at_hand, round_of
 
 
 class Task(NamedTuple):
@@ -68,24 +70,30 @@ class Estimate:
     memory: int
     source: str = ""
     rounds: float = 0.0  # after which a run is thought to end; 0 where nothing is known
-    scaled: bool = False  # from the time of another step by what both ask of a machine
+    way: str = ""  # "scaled": from the time of another step by what both ask of a machine; "counted": by that alone
 
     @property
     def words(self) -> str:
         """The time in words."""
         if self.seconds is None:
             return "unknown"
-        return f"{'up to ' if self.most else 'about '}{duration(self.seconds)}{' (scaled)' if self.scaled else ''}"
+        return f"{'up to ' if self.most else 'about '}{duration(self.seconds)}{f' ({self.way})' if self.way else ''}"
 
 
-def estimate(job: Job, plan: Plan, speeds: Sequence[Speed]) -> Estimate:
-    """Gives what the seeds that a job lacks may take."""
+def estimates(jobs: Iterable[Job], plan: Plan, device: torch.device) -> dict[Path, Estimate]:
+    """Gives what jobs may take on a device, by their folders."""
+    known = speeds(plan.out, device)
+    return {job.folder: estimate(job, plan, known, device) for job in jobs}
+
+
+def estimate(job: Job, plan: Plan, speeds: Sequence[Speed], device: torch.device) -> Estimate:
+    """Gives what the seeds that a job lacks may take on a device."""
     lacking = len(plan.seeds) - len(job.finished(plan.seeds))
     memory = job.rows + max(1, lacking) * job.memory
     task, precision = task_of(job), str(plan.run.get("precision", "float32"))
     alike = [speed for speed in speeds if speed.task[:2] == task[:2] and speed.precision == precision]
     if not alike:
-        return Estimate(None, True, memory)
+        return by_operations(job, plan, lacking, memory, device)
     clients = clients_of(job)
 
     # Its own method's time before another's, a finished cell's before a benchmark's, then as many trials at once and clients.
@@ -99,10 +107,21 @@ def estimate(job: Job, plan: Plan, speeds: Sequence[Speed]) -> Estimate:
     rounds = float(np.mean(ended)) if ended and plan.patience else float(plan.rounds)
     known = bool(ended) or not plan.patience
     source = f"{nearest.source}{'' if nearest.task == task else ' of other methods'}{'' if times == 1 else SCALED}"
-    return Estimate(rounds * job.steps * nearest.step * times * lacking, not known, memory, source, rounds, scaled=times != 1)
+    seconds, way = rounds * job.steps * nearest.step * times * lacking, "" if times == 1 else "scaled"
+    return Estimate(seconds, not known, memory, source, rounds, way)
 
 
 SCALED = ", scaled by the operations of a round"
+
+
+def by_operations(job: Job, plan: Plan, lacking: int, memory: int, device: torch.device) -> Estimate:
+    """Gives an estimate of a job of which nothing like it was timed."""
+    clients = job.sample.clients if job.sample else 0
+    step = counted(job, job.given, lacking * clients, device.type, machine_at_hand(device)) if lacking else 0.0
+    if step is None:
+        return Estimate(None, True, memory)
+    seconds = plan.rounds * job.steps * step * lacking
+    return Estimate(seconds, bool(plan.patience), memory, "the operations of a round on this machine", way="counted")
 
 
 # How much longer another step takes.
@@ -142,24 +161,27 @@ def times_as_long(job: Job, speed: Speed, trials: int) -> float | None:
     return own / other if own and other else None
 
 
-COUNTED: dict[str, float | None] = {}
-"""Steps that were counted: tracing one takes a while, and many cells have the same."""
+COUNTED: dict[str, Round | None] = {}
+"""Rounds that were counted: tracing one takes a while, and many cells have the same but for their rows."""
 
 
-def counted(job: Job, given: Given, clients: int, device: str) -> float | None:
+def counted(job: Job, given: Given, clients: int, device: str, machine: Machine | None = None) -> float | None:
     """Gives what a config may take for each step on the data of a job; None where it cannot be counted."""
     if job.sample is None:
         return None
-    sections = {section: given.get(section, {}) for section in ("data", "net", "split", "run")}
-    key = json.dumps([sections, given.get("train"), sections_of_step(given), clients, device], sort_keys=True, default=str)
+    sections = {section: given.get(section, {}) for section in ("data", "net", "run")}
+    train = {key: value for key, value in given.get("train", {}).items() if key not in ("rounds", "patience", "join")}
+    what = [sections, train, sections_of_step(given), min(clients, Vmap.slots), device, machine]
+    key = json.dumps(what, sort_keys=True, default=str)
     if key not in COUNTED:
         plain = {**given, "run": {**given.get("run", {}), "device": "cpu", "precision": "float32"}}
         try:
             _, setting = api.prepare(configs.resolve(plain), job.sample.federation, None, None)
-            COUNTED[key] = step_seconds(setting, job.sample, clients, torch.device(device))
+            COUNTED[key] = round_of(setting, clients, torch.device(device), machine)
         except GpflError:  # the timed method may not take what this one does
             COUNTED[key] = None
-    return COUNTED[key]
+    found = COUNTED[key]
+    return found.of_step(job.sample) if found else None
 
 
 def task_of(job: Job) -> Task:

@@ -2,7 +2,8 @@
 
 Steps and judgements are traced without values, as engines trace them. Gradients, passes and inner steps, pulls that move all of
 an embedding of which a batch touches few rows, gradients row by row: all are counted as they are, and a method says nothing of
-them. Machines are rough, so a time of this kind is of use only beside another: it tells how much longer one round takes.
+them. Machines are rough, so a time of this kind serves best beside another: it tells how much longer one round takes. Alone it
+was 0.5 to 1.6 times what 37 recorded benchmarks took (benchmarks/estimates.py).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -33,6 +34,7 @@ from gpfl.engine.writing import write_back
 from gpfl.federation import Federation, Shard
 from gpfl.method import Client, Phase
 from gpfl.rounds import judge
+from gpfl.study.machine import Limits, limits
 from gpfl.tree import Tree
 
 aten = torch.ops.aten
@@ -54,6 +56,24 @@ MACHINES = {
 }
 """Those of the benchmarks: two cores, and an H200."""
 
+PEAKS = {"cpu": Limits(1.98e11, 4.81e10), "cuda": Limits(5.09e13, 4.19e12)}
+"""What was measured there."""
+
+
+@cache
+def machine_at_hand(device: torch.device) -> Machine:
+    """Gives the benchmarks' machine of this kind, as much faster or slower as this one multiplies and copies."""
+    kind = device.type if device.type in MACHINES else "cuda"
+    known, peak = MACHINES[kind], PEAKS[kind]
+    try:
+        found = limits(device)
+    except torch.OutOfMemoryError:  # others have its memory; a rough time is a time
+        return known
+    products, copies = found.operations / peak.operations, found.bytes / peak.bytes
+    return known._replace(
+        operations=known.operations * products, bytes=known.bytes * copies, scattered=known.scattered * copies
+    )
+
 
 CARRIED = 4
 """How often a client's state is copied in a round: into its slot and out of it, into the mean and into its place."""
@@ -64,6 +84,7 @@ class Sample:
     """What of data the work of a round depends on."""
 
     federation: Federation  # one client with few rows
+    clients: int  # of all that are
     trained: float  # rows of a round for each client that joins it
     judged: float
 
@@ -78,7 +99,7 @@ def sample_of(setting: Setting) -> Sample:
     numbers = np.arange(len(chosen))
     few = Federation(table, [Shard(largest.name, numbers[: len(train)], numbers[:0], numbers[len(train) :])])
     judged = float(rows("test").mean() + rows("validation").mean())  # of all clients, whoever joins
-    return Sample(few, float(rows("train").mean()), judged / share_of(setting))
+    return Sample(few, len(federation), float(rows("train").mean()), judged / share_of(setting))
 
 
 def share_of(setting: Setting) -> float:
@@ -87,25 +108,54 @@ def share_of(setting: Setting) -> float:
     return sum(join) / 2 if isinstance(join, tuple) else join
 
 
-def step_seconds(setting: Setting, sample: Sample, clients: int, device: torch.device) -> float | None:
-    """Gives what a round may take for each step of a client, where so many train at once; None where it cannot be traced.
+class Stint(NamedTuple):
+    """What a phase of a round asks for."""
 
-    The setting is that of a method on the sample, on a CPU whatever the device.
+    epochs: float
+    rows: int  # of a step
+    seconds: float  # of a step of all clients that train at once
+
+
+class Round(NamedTuple):
+    """What a round of so many clients at once may take, whatever rows they have."""
+
+    clients: int
+    stints: tuple[Stint, ...]
+    judging: float  # seconds for a row of each
+    carrying: float  # seconds for their states
+
+    def of_step(self, sample: Sample) -> float:
+        """Gives the seconds of a round for each step of a client that has as many rows as those of a sample."""
+        steps = [stint.epochs * max(1.0, sample.trained / stint.rows) for stint in self.stints]
+        times = [stint.seconds for stint in self.stints]
+        besides = self.judging * sample.judged + self.carrying
+        return (float(np.dot(steps, times)) + besides) / sum(steps) / self.clients
+
+
+JUDGED = 100
+"""Rows on which judging is traced."""
+
+
+def round_of(setting: Setting, clients: int, device: torch.device, machine: Machine | None = None) -> Round | None:
+    """Gives what a round may take, where so many clients train at once; None where it cannot be traced.
+
+    The setting is that of a method on few rows, on a CPU whatever the device. The machine is that of the benchmarks unless
+    another is given.
     """
     apart = device.type == "cpu" and heavy(setting)  # engines then run clients one by one
     width = None if apart else max(2, min(clients, Vmap.slots))
-    machine = MACHINES.get(device.type, MACHINES["cuda"])
-    phases = setting.method.phases()
-    steps = [phase.epochs * max(1.0, sample.trained / setting.schedule.batch_size / phase.batches) for phase in phases]
+    machine = machine or MACHINES.get(device.type, MACHINES["cuda"])
+    phases, size = setting.method.phases(), setting.schedule.batch_size
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            times = [seconds(step_graph(setting, phase, width), machine) for phase in phases]
-            judging = seconds(judge_graph(setting, width, max(1, round(sample.judged))), machine)
+            stints = [
+                Stint(each.epochs, size * each.batches, seconds(step_graph(setting, each, width), machine)) for each in phases
+            ]
+            judging = seconds(judge_graph(setting, width, JUDGED), machine) / JUDGED
     except Exception:  # a method or net may do what cannot be traced; it then runs all the same
         return None
-    besides = judging + carrying(setting, width or 1, machine)
-    return (float(np.dot(steps, times)) + besides) / sum(steps) / (width or 1)
+    return Round(width or 1, tuple(stints), judging, carrying(setting, width or 1, machine))
 
 
 def carrying(setting: Setting, width: int, machine: Machine) -> float:

@@ -1,0 +1,53 @@
+"""Machines: how fast the one at hand multiplies and copies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+REPEATS = 5
+
+
+class Limits(NamedTuple):
+    """What a device does in a second at its best."""
+
+    operations: float  # of products in float32
+    bytes: float  # read or written in a copy
+
+
+def limits(device: torch.device) -> Limits:
+    """Gives what a device does, measured in a second."""
+    side, length = (2048, 1 << 27) if device.type == "cpu" else (4096, 1 << 28)
+    square = torch.rand(side, side, device=device)
+    block = torch.empty(length, dtype=torch.uint8, device=device)
+    other = torch.empty_like(block)
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        operations = 2 * side**3 / best(lambda: square @ square, device)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    return Limits(operations, 2 * length / best(lambda: other.copy_(block), device))
+
+
+def best(work: Callable[[], object], device: torch.device) -> float:
+    """Gives the least seconds of several times, the first of which does not count."""
+    return min([timed(work, device) for _ in range(1 + REPEATS)][1:])
+
+
+def timed(work: Callable[[], object], device: torch.device) -> float:
+    """Gives the seconds that work takes."""
+    wait(device)
+    began = time.perf_counter()
+    work()
+    wait(device)
+    return time.perf_counter() - began
+
+
+def wait(device: torch.device) -> None:
+    """Waits until a device has done what it was given."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
