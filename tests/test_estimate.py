@@ -37,7 +37,6 @@ TOYS = Column("toy/whole", "whole", "toys", {"data": {"name": "toy"}})
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DATA, "toy", Toy())
     monkeypatch.setattr(estimates, "COUNTED", {})
-    work.machine_at_hand.cache_clear()
 
 
 def setting(
@@ -176,18 +175,23 @@ def test_machine_is_measured_by_products_and_copies() -> None:
 
 def test_machine_at_hand_is_as_much_faster_than_the_benchmarks_as_it_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     peak, known = work.PEAKS["cuda"], work.MACHINES["cuda"]
-    monkeypatch.setattr(work, "limits", lambda device: machine.Limits(2 * peak.operations, peak.bytes / 4))
+    monkeypatch.setattr(work, "limits_at_hand", lambda device: machine.Limits(2 * peak.operations, peak.bytes / 4))
     assert work.machine_at_hand(GPU) == known._replace(
         operations=2 * known.operations, bytes=known.bytes / 4, scattered=known.scattered / 4
     )
 
 
-def test_machine_without_memory_to_measure_it_is_taken_for_that_of_the_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
+def test_machine_without_memory_to_measure_it_is_taken_for_that_of_the_benchmarks(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(_: torch.device) -> machine.Limits:
-        raise torch.OutOfMemoryError
+        raise error
 
-    monkeypatch.setattr(work, "limits", refuse)
+    machine.limits_at_hand.cache_clear()
+    monkeypatch.setattr(machine, "limits", refuse)
     assert work.machine_at_hand(GPU) == work.MACHINES["cuda"]
+    machine.limits_at_hand.cache_clear()
 
 
 # Estimates.
@@ -197,18 +201,20 @@ def test_where_nothing_like_it_was_timed_operations_are_counted_on_the_machine_a
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peak = work.PEAKS["cpu"]
-    monkeypatch.setattr(work, "limits", lambda device: peak)
+    monkeypatch.setattr(work, "limits_at_hand", lambda device: peak)
     waiting, how = job(tmp_path, "gpfl")
     about = estimate(waiting, how, [timed("gpfl", precision="tf32"), Speed(Task("toy", "cnn4", "gpfl"), 4, 9.0, None, "")], CPU)
     assert waiting.sample is not None
     step = seconds(setting("gpfl"), clients=8, trained=waiting.sample.trained, judged=waiting.sample.judged)
     assert about.seconds == pytest.approx(10 * waiting.steps * step * 2)
     assert about.words.endswith(" (counted)")
-    monkeypatch.setattr(work, "limits", lambda device: machine.Limits(peak.operations / 100, peak.bytes / 100))
-    work.machine_at_hand.cache_clear()
+    monkeypatch.setattr(work, "limits_at_hand", lambda device: machine.Limits(peak.operations / 100, peak.bytes / 100))
     slow = estimate(waiting, how, [], CPU).seconds
     assert slow is not None
     assert 1.2 * about.seconds < slow < 100 * about.seconds, "calls take as long as before"
+    assert estimate(waiting, how, []).words == "unknown", "nothing is counted before a run"
+    alone = dataclasses.replace(how, run={"engine": "loop"})
+    assert estimate(waiting, alone, [], CPU).words == "unknown", "clients one by one are another matter"
 
 
 def test_method_that_was_not_timed_takes_as_much_longer_as_its_operations_say(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from gpfl.study.compare import Entrant
 from gpfl.study.experiments import Cell, Column, Experiment, Published
 from gpfl.study.grid import Grounds, Job, Plan
 from gpfl.study.held import held_jobs
+from gpfl.study.machine import Limits
 from gpfl.study.results import results
 
 FACTS = {"command": "gpfl reproduce toys", "commit": "abc1234"}
@@ -449,7 +450,7 @@ def test_estimate_goes_by_as_many_trials_at_once_as_are_missing(tmp_path: Path) 
         assert about.seconds == pytest.approx(2 * job.steps * step * len(seeds))
 
 
-def test_recorded_benchmarks_count_on_the_device_they_were_made_on(tmp_path: Path) -> None:
+def test_recorded_benchmarks_count_on_the_device_they_were_made_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = {"round_s": 3.0, "client_steps": 600}
     cases = {
         "tiny-resnet18/gpfl/20": case,
@@ -457,7 +458,8 @@ def test_recorded_benchmarks_count_on_the_device_they_were_made_on(tmp_path: Pat
         "cifar100/gpfl/50:b50": {**case, "batch_size": 50},
     }
     for place, device in enumerate(("AMD, 2 threads", "NVIDIA H200")):
-        (tmp_path / f"{place}.json").write_text(json.dumps({"machine": {"device": device}, "cases": cases}))
+        machine = {"device": device, "operations_per_s": 4e11, "bytes_per_s": 1e11}
+        (tmp_path / f"{place}.json").write_text(json.dumps({"machine": machine, "cases": cases}))
     (tmp_path / "broken.json").write_text("{")
     first, second = estimates.recorded(tmp_path, CPU)
     assert first.task == ("tiny", "resnet18", "gpfl")
@@ -466,6 +468,12 @@ def test_recorded_benchmarks_count_on_the_device_they_were_made_on(tmp_path: Pat
     assert second.task == ("cifar100", "cnn4", "gpfl")
     assert (second.clients, second.trials, second.precision) == (50, 3, "tf32")
     assert second.step == pytest.approx(0.005 / 3)
+    monkeypatch.setattr(estimates, "limits_at_hand", lambda device: Limits(1e11, 1e11))
+    assert first.times == pytest.approx(2), "this machine multiplies a quarter as fast, and copies as fast"
+    monkeypatch.setattr(estimates, "limits_at_hand", lambda device: None)
+    assert first.times == 1
+    monkeypatch.setattr(estimates, "device_name", lambda device: "NVIDIA H200")
+    assert {speed.times for speed in estimates.recorded(tmp_path, torch.device("cuda"))} == {1}, "a GPU stands for itself alone"
 
 
 @pytest.mark.parametrize("path", sorted(estimates.benchmarks().glob("*.json")), ids=lambda path: path.stem)

@@ -23,9 +23,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def reporter(expected: list[float | None]) -> tuple[GridReporter, list[Job]]:
+def reporter(expected: list[float | None], most: bool = False) -> tuple[GridReporter, list[Job]]:
     jobs = [Job((), {}, Path(f"cell-{number}"), "") for number in range(len(expected))]
-    estimates = {job.folder: Estimate(seconds, most=False, memory=0) for job, seconds in zip(jobs, expected, strict=True)}
+    estimates = {job.folder: Estimate(seconds, most, memory=0) for job, seconds in zip(jobs, expected, strict=True)}
     return GridReporter(Console(quiet=True), jobs, [0], estimates), jobs
 
 
@@ -35,6 +35,14 @@ def test_estimates_are_as_much_longer_as_ended_cells_took(clock: list[float]) ->
     clock[0] = 30.0  # three times as long
     shown.end(jobs[0], "")
     assert shown.left() == "about 3 min left"
+
+
+def test_estimates_for_all_rounds_are_the_most_until_a_cell_has_ended(clock: list[float]) -> None:
+    shown, jobs = reporter([10.0, 20.0], most=True)
+    assert shown.left() == "at most 30 s left"
+    clock[0] = 5.0
+    shown.end(jobs[0], "")
+    assert shown.left() == "about 10 s left"
 
 
 def test_a_cell_that_failed_at_once_says_nothing_of_others(clock: list[float]) -> None:

@@ -93,7 +93,8 @@ class GridReporter:
             return "time left unknown until a cell has ended"
         first, *rest = [value for value in seconds if value is not None]
         share = sum(self._shares.values()) / self._runs[self._done]
-        return f"about {duration((1 - share) * first + sum(rest))} left"
+        early = not self._told and any(self._estimates[job.folder].most for job in waiting)
+        return f"{'at most' if early else 'about'} {duration((1 - share) * first + sum(rest))} left"
 
     def _slower(self) -> float:
         """How many times as long as estimated the cells took that have ended well."""

@@ -353,7 +353,7 @@ def train(jobs: Mapping[Cell, Job], plan: Plan) -> dict[Path, str]:
     lacking = [job for job in unique.values() if len(job.finished(plan.seeds)) < len(plan.seeds)]
     if len(lacking) < len(unique):
         say(f"Run before: {len(unique) - len(lacking)} of {counted(len(unique), 'run')}.")
-    about = estimates(lacking, plan, api.find_device(str(plan.run["device"])))
+    about = estimates(lacking, plan, api.find_device(str(plan.run["device"])), count=False)
     with GridReporter(console, lacking, plan.seeds, about) as reporter:
         problems = grid.run_all(lacking, plan, reporter.watch, {"command": command_words(), "commit": commit()}, reporter.end)
     for path, words in problems.items():
@@ -364,7 +364,9 @@ def train(jobs: Mapping[Cell, Job], plan: Plan) -> dict[Path, str]:
 def show(jobs: Mapping[Cell, Job], plan: Plan, after: str) -> None:
     """Prints what would be run, and what follows."""
     unique = list({job.folder: job for job in jobs.values()}.values())
-    show_plan(unique, plan, estimates(unique, plan, api.find_device(str(plan.run["device"]))), {}, {})
+    with console.status("Counting what runs take"):
+        about = estimates(unique, plan, api.find_device(str(plan.run["device"])), count=True)
+    show_plan(unique, plan, about, {}, {})
     say(f"{after[0].upper()}{after[1:]}; those that {plan.out} holds are not made again.")
 
 

@@ -86,9 +86,9 @@ def reproduce(
         if not dry_run:
             files.make_folder(plan.out / "runs")
         here, wanting = divided(asked, dry_run)
-        with console.status("Laying out the cells and counting what they take"):
+        with console.status("Laying out the cells"):
             jobs, wrong = grid.lay_out(here, plan, Grounds())
-            about = estimates(jobs, plan, device)
+            about = estimates(jobs, plan, device, count=dry_run)
     except GpflError as problem:
         raise GpflError(flags.name_flags(str(problem), ("run", "train", "split", "net"))) from None
     if dry_run:
@@ -198,6 +198,11 @@ def list_experiments() -> None:
 
 # The dry run.
 
+COUNTED = (
+    "Counted: the operations of a round at the speed of this machine now; nothing was timed, perhaps half as long, or twice. "
+    "Up to: for all rounds; with patience most runs end after 100 to 300."
+)
+
 
 def show_plan(
     jobs: Sequence[Job], plan: Plan, about: Mapping[Path, Estimate], wrong: Places, wanting: Mapping[str, list[str]]
@@ -225,7 +230,9 @@ def show_plan(
         say(f"Time{which}: {words}, from {'; '.join(sorted({each.source for each in timed}))}.")
     if len(timed) < len(lacking):
         unknown = counted(len(lacking) - len(timed), "cell")
-        say(f"Unknown: {unknown} of kinds that were not timed here, with steps that cannot be counted; known once one ran.")
+        say(f"Unknown: {unknown} of kinds that were not timed here and cannot be counted; known once one ran.")
+    if any(each.way == "counted" for each in timed):
+        say(COUNTED)
     if wanting:
         say(f"Left out for want of data: {', '.join(key for keys in wanting.values() for key in keys)}.")
 

@@ -30,6 +30,7 @@ from gpfl.engine.vmap import Vmap
 from gpfl.errors import GpflError
 from gpfl.runs import RunFolder, device_name
 from gpfl.study.grid import NOTE, Job, Plan, Sections, read_note
+from gpfl.study.machine import Limits, limits_at_hand
 from gpfl.study.work import Machine, Round, machine_at_hand, round_of
 
 
@@ -55,6 +56,13 @@ class Speed:
     planned: float = math.inf  # rounds that the run was given
     given: Given = field(default_factory=dict)  # the sections of its config that a batch's work depends on; {}: as they come
     device: str = "cpu"  # its type
+    limits: Limits | None = None  # of the machine of a benchmark, where that is another than this one
+
+    @property
+    def times(self) -> float:
+        """How many times as long as timed a step takes on this machine."""
+        found = limits_at_hand(torch.device(self.device)) if self.limits else None
+        return self.limits.times_as_fast_as(found) if self.limits and found else 1.0
 
     def tells(self, rounds: int) -> bool:
         """Tells whether its end says something of a run of at most so many rounds: patience ended it, or as many rounds."""
@@ -63,7 +71,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a job may take. None where nothing of its kind was measured."""
+    """What a job may take. None where nothing like it was timed, and it was not or could not be counted."""
 
     seconds: float | None
     most: bool  # its rounds may end earlier
@@ -80,20 +88,23 @@ class Estimate:
         return f"{'up to ' if self.most else 'about '}{duration(self.seconds)}{f' ({self.way})' if self.way else ''}"
 
 
-def estimates(jobs: Iterable[Job], plan: Plan, device: torch.device) -> dict[Path, Estimate]:
-    """Gives what jobs may take on a device, by their folders."""
+def estimates(jobs: Iterable[Job], plan: Plan, device: torch.device, *, count: bool) -> dict[Path, Estimate]:
+    """Gives what jobs may take on a device, by their folders; those like which none was timed are counted if that is asked for.
+
+    Counting takes about a second a job.
+    """
     known = speeds(plan.out, device)
-    return {job.folder: estimate(job, plan, known, device) for job in jobs}
+    return {job.folder: estimate(job, plan, known, device if count else None) for job in jobs}
 
 
-def estimate(job: Job, plan: Plan, speeds: Sequence[Speed], device: torch.device) -> Estimate:
-    """Gives what the seeds that a job lacks may take on a device."""
+def estimate(job: Job, plan: Plan, speeds: Sequence[Speed], device: torch.device | None = None) -> Estimate:
+    """Gives what the seeds that a job lacks may take; counted on a device, where one is given and nothing like it was timed."""
     lacking = len(plan.seeds) - len(job.finished(plan.seeds))
     memory = job.rows + max(1, lacking) * job.memory
     task, precision = task_of(job), str(plan.run.get("precision", "float32"))
     alike = [speed for speed in speeds if speed.task[:2] == task[:2] and speed.precision == precision]
     if not alike:
-        return by_operations(job, plan, lacking, memory, device)
+        return by_operations(job, plan, lacking, memory, device) if device else Estimate(None, True, memory)
     clients = clients_of(job)
 
     # Its own method's time before another's, a finished cell's before a benchmark's, then as many trials at once and clients.
@@ -106,8 +117,9 @@ def estimate(job: Job, plan: Plan, speeds: Sequence[Speed], device: torch.device
     ended = [speed.rounds for speed in alike if speed.rounds is not None and speed.tells(plan.rounds)]
     rounds = float(np.mean(ended)) if ended and plan.patience else float(plan.rounds)
     known = bool(ended) or not plan.patience
-    source = f"{nearest.source}{'' if nearest.task == task else ' of other methods'}{'' if times == 1 else SCALED}"
-    seconds, way = rounds * job.steps * nearest.step * times * lacking, "" if times == 1 else "scaled"
+    here = " at the speed of this machine" if nearest.limits else ""
+    source = f"{nearest.source}{here}{'' if nearest.task == task else ' of other methods'}{'' if times == 1 else SCALED}"
+    seconds, way = rounds * job.steps * nearest.step * nearest.times * times * lacking, "" if times == 1 else "scaled"
     return Estimate(seconds, not known, memory, source, rounds, way)
 
 
@@ -115,13 +127,16 @@ SCALED = ", scaled by the operations of a round"
 
 
 def by_operations(job: Job, plan: Plan, lacking: int, memory: int, device: torch.device) -> Estimate:
-    """Gives an estimate of a job of which nothing like it was timed."""
+    """Gives an estimate of a job of which nothing like it was timed; it is counted in float32, whatever its precision."""
     clients = job.sample.clients if job.sample else 0
+    if plan.run.get("engine") == "loop":  # which runs clients one by one, and is for checks
+        return Estimate(None, True, memory)
     step = counted(job, job.given, lacking * clients, device.type, machine_at_hand(device)) if lacking else 0.0
     if step is None:
         return Estimate(None, True, memory)
     seconds = plan.rounds * job.steps * step * lacking
-    return Estimate(seconds, bool(plan.patience), memory, "the operations of a round on this machine", way="counted")
+    source = f"the operations of a round on this machine ({device_name(device)}) as busy as it is"
+    return Estimate(seconds, bool(plan.patience), memory, source, way="counted")
 
 
 # How much longer another step takes.
@@ -235,15 +250,17 @@ def recorded(folder: Path, device: torch.device) -> Iterator[Speed]:
     for path in sorted(folder.glob("*.json")):
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            machine, cases = str(content["machine"]["device"]), dict(content["cases"])
+            facts, cases = dict(content["machine"]), dict(content["cases"])
+            machine, limits = str(facts["device"]), Limits(float(facts["operations_per_s"]), float(facts["bytes_per_s"]))
         except (OSError, ValueError, KeyError, TypeError):
             continue
         if machine != device_name(device) and not (device.type == "cpu" and machine.endswith("threads")):
             continue
+        other = limits if device.type == "cpu" else None
         for name, case in cases.items():
             speed = speed_of(name, case, f"benchmarks on {machine}")
             if speed is not None:
-                yield dataclasses.replace(speed, device=device.type)
+                yield dataclasses.replace(speed, device=device.type, limits=other)
 
 
 def speed_of(name: str, case: Mapping[str, object], source: str) -> Speed | None:

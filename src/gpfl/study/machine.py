@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import torch
+
+from gpfl.engine.precision import products_in
 
 REPEATS = 5
 
@@ -17,19 +21,28 @@ class Limits(NamedTuple):
     operations: float  # of products in float32
     bytes: float  # read or written in a copy
 
+    def times_as_fast_as(self, other: Limits) -> float:
+        """Gives how many times as fast as another it is, in products and copies alike."""
+        return math.sqrt(self.operations / other.operations * self.bytes / other.bytes)
+
+
+@cache
+def limits_at_hand(device: torch.device) -> Limits | None:
+    """Gives what a device does now, measured once; None where it has no memory for that."""
+    try:
+        return limits(device)
+    except RuntimeError:  # of which torch's OutOfMemoryError is one
+        return None
+
 
 def limits(device: torch.device) -> Limits:
-    """Gives what a device does, measured in a second."""
-    side, length = (2048, 1 << 27) if device.type == "cpu" else (4096, 1 << 28)
+    """Gives what a device does, measured in a second or two; others that use it slow it down."""
+    side, length = (2048, 1 << 27) if device.type == "cpu" else (8192, 1 << 30)
     square = torch.linspace(0, 1, side * side, device=device).view(side, side)
     block = torch.empty(length, dtype=torch.uint8, device=device)
     other = torch.empty_like(block)
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    try:
+    with products_in("float32"):
         operations = 2 * side**3 / best(lambda: square @ square, device)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
     return Limits(operations, 2 * length / best(lambda: other.copy_(block), device))
 
 

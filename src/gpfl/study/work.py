@@ -3,7 +3,7 @@
 Steps and judgements are traced without values, as engines trace them. Gradients, passes and inner steps, pulls that move all of
 an embedding of which a batch touches few rows, gradients row by row: all are counted as they are, and a method says nothing of
 them. Machines are rough, so a time of this kind serves best beside another: it tells how much longer one round takes. Alone it
-was 0.5 to 1.6 times what 37 recorded benchmarks took (benchmarks/estimates.py).
+was 0.5 to 1.5 times what 37 recorded benchmarks took (benchmarks/estimates.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -34,7 +34,7 @@ from gpfl.engine.writing import write_back
 from gpfl.federation import Federation, Shard
 from gpfl.method import Client, Phase
 from gpfl.rounds import judge
-from gpfl.study.machine import Limits, limits
+from gpfl.study.machine import Limits, limits_at_hand
 from gpfl.tree import Tree
 
 aten = torch.ops.aten
@@ -60,15 +60,11 @@ PEAKS = {"cpu": Limits(1.98e11, 4.81e10), "cuda": Limits(5.09e13, 4.19e12)}
 """What was measured there."""
 
 
-@cache
 def machine_at_hand(device: torch.device) -> Machine:
-    """Gives the benchmarks' machine of this kind, as much faster or slower as this one multiplies and copies."""
+    """Gives the benchmarks' machine of this kind, as much faster or slower as this one multiplies and copies now."""
     kind = device.type if device.type in MACHINES else "cuda"
     known, peak = MACHINES[kind], PEAKS[kind]
-    try:
-        found = limits(device)
-    except torch.OutOfMemoryError:  # others have its memory; a rough time is a time
-        return known
+    found = limits_at_hand(device) or peak
     products, copies = found.operations / peak.operations, found.bytes / peak.bytes
     return known._replace(
         operations=known.operations * products, bytes=known.bytes * copies, scattered=known.scattered * copies
@@ -84,7 +80,7 @@ class Sample:
     """What of data the work of a round depends on."""
 
     federation: Federation  # one client with few rows
-    clients: int  # of all that are
+    clients: int  # of the whole federation
     trained: float  # rows of a round for each client that joins it
     judged: float
 
