@@ -130,8 +130,9 @@ def test_dry_run_lists_cells_with_time_and_memory_and_runs_nothing(command: Comm
     assert said.code == 0, said.err
     assert "har/real: data not here: gpfl data get har" in said.out
     assert "6 cells to run, 0 done; at most 2 rounds." in said.out, "the fair ones are among them"
-    assert "from the operations of a round on this machine." in said.out
+    assert "from the operations of a round on this machine (cpu) as busy as it is." in said.out
     assert "(counted)" in said.out
+    assert "Counted: the operations of a round at the speed of this machine now" in said.out
     assert "fair, toys" in said.out or "toys, fair" in said.out
     assert "0/2" in said.out
     assert "about 7" in said.out, "kilobytes"
