@@ -54,14 +54,21 @@ def test_two_ranks_give_the_numbers_of_one_process(alone: tuple[str, Path], tmp_
     assert "on 2 ranks" in (tmp_path / "run" / "summary.json").read_text()
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 6)])
-def test_a_run_goes_on_with_another_number_of_ranks(alone: tuple[str, Path], tmp_path: Path, before: int, after: int) -> None:
-    """Also with more than there are clients: five."""
+def test_a_run_goes_on_with_fewer_ranks(alone: tuple[str, Path], tmp_path: Path) -> None:
+    goes_on(alone, tmp_path, before=2, after=1)
+
+
+@pytest.mark.parametrize("alone", ["gpfl"], indirect=True)
+def test_a_run_goes_on_with_more_ranks_than_clients(alone: tuple[str, Path], tmp_path: Path) -> None:
+    goes_on(alone, tmp_path, before=1, after=6)
+
+
+def goes_on(alone: tuple[str, Path], place: Path, before: int, after: int) -> None:
     method, folder = alone
-    launch(before, tmp_path / "run", method, 3)
-    assert not (tmp_path / "run" / "summary.json").exists()
-    launch(after, tmp_path / "run", method, "resume")
-    close(folder, tmp_path / "run")
+    launch(before, place / "run", method, 3)
+    assert not (place / "run" / "summary.json").exists()
+    launch(after, place / "run", method, "resume")
+    close(folder, place / "run")
 
 
 def test_one_process_gathers_and_adds_nothing() -> None:

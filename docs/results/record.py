@@ -130,8 +130,8 @@ def digest(manifest: str) -> str:
 
 
 def elsewhere(text: str) -> str:
-    """A command, or a text with one, that has its folder's name alone: where it lay on that machine says nothing."""
-    return re.sub(r"(?<=--out )\S*/", "", text)
+    """A command, or a text with one, that has its folders' names alone: where they lay on that machine says nothing."""
+    return re.sub(r"(--(?:out|tuned) )\S*/", r"\1", text)
 
 
 def thin(line: dict[str, Any], whole: bool) -> dict[str, Any]:
