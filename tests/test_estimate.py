@@ -1,11 +1,12 @@
-"""Estimates of methods that were not timed: as much longer than a timed one as the operations of their steps say."""
+"""Estimates: times of finished cells and benchmarks, and of what was not timed as the operations of its rounds say."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -21,16 +22,18 @@ from gpfl.errors import GpflError
 from gpfl.federation import Federation, Shard
 from gpfl.method import Batch, Client, Method, Terms
 from gpfl.methods import METHODS
+from gpfl.simulate import Silent
 from gpfl.study import estimate as estimates
 from gpfl.study import machine, work
 from gpfl.study.compare import Entrant
 from gpfl.study.estimate import Speed, Task, estimate
 from gpfl.study.experiments import Cell, Column, Experiment
-from gpfl.study.grid import Grounds, Job, Plan, lay_out
+from gpfl.study.grid import Grounds, Job, Plan, lay_out, run_all
 from gpfl.tree import Tree
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 TOYS = Column("toy/whole", "whole", "toys", {"data": {"name": "toy"}})
+HALF = Column("toy/half", "half", "toys", {"data": {"name": "toy"}, "train": {"join": 0.5}})
 
 
 @pytest.fixture(autouse=True)
@@ -65,16 +68,23 @@ def alone(which: Setting, phase: int = 0) -> float:
     return work.seconds(graph, work.MACHINES["cpu"]) / 4
 
 
-def job(out: Path, method: str, **options: object) -> tuple[Job, Plan]:
-    how = Plan(out=out, seeds=(0, 1), rounds=10, patience=0)
-    rows = (Entrant(method, {"name": method, **options}),)
-    [found], wrong = lay_out([Cell(Experiment("t", "T", "T.", "accuracy", rows, (TOYS,), {}), TOYS, rows[0])], how, Grounds())
+def plan(out: Path, **changes: Any) -> Plan:
+    return Plan(**{"out": out, "seeds": (0, 1), "rounds": 10, "patience": 0, **changes})
+
+
+def job(out: Path, method: str, column: Column = TOYS, **options: object) -> tuple[Job, Plan]:
+    how, rows = plan(out), (Entrant(method, {"name": method, **options}),)
+    [found], wrong = lay_out(
+        [Cell(Experiment("t", "T", "T.", "accuracy", rows, (column,), {}), column, rows[0])], how, Grounds()
+    )
     assert wrong == {}
     return found, how
 
 
-def timed(method: str, step: float = 0.5, **changes: object) -> Speed:
-    return Speed(Task("toy", "mlp", method), 4, step, None, "benchmarks", **changes)  # type: ignore[arg-type]
+def timed(method: str, step: float = 0.5, **changes: Any) -> Speed:
+    return Speed(
+        **{"task": Task("toy", "mlp", method), "clients": 4, "step": step, "rounds": None, "source": "benchmarks", **changes}
+    )
 
 
 # The work of a step.
@@ -181,6 +191,12 @@ def test_machine_at_hand_is_as_much_faster_than_the_benchmarks_as_it_was_measure
     )
 
 
+@pytest.mark.parametrize(("kind", "name"), [("cpu", "cpu-2-cores"), ("cuda", "h200")])
+def test_peaks_are_those_of_the_recorded_benchmarks(kind: str, name: str) -> None:
+    facts = json.loads((estimates.benchmarks() / f"{name}.json").read_text())["machine"]
+    assert work.PEAKS[kind] == pytest.approx((facts["operations_per_s"], facts["bytes_per_s"]), rel=0.01)
+
+
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
 def test_machine_without_memory_to_measure_it_is_taken_for_that_of_the_benchmarks(
     error: type[Exception], monkeypatch: pytest.MonkeyPatch
@@ -195,6 +211,50 @@ def test_machine_without_memory_to_measure_it_is_taken_for_that_of_the_benchmark
 
 
 # Estimates.
+
+
+def test_time_is_estimated_from_finished_cells_by_rounds_batches_and_seeds(tmp_path: Path) -> None:
+    whole, how = job(tmp_path, "gpfl")
+    assert run_all([whole], how, lambda label: Silent(), {"command": "gpfl reproduce t", "commit": "abc1234"}) == {}
+    assert [speed.rounds for speed in estimates.measured(tmp_path, CPU)] == [10, 10]
+    half, _ = job(tmp_path, "gpfl", HALF)
+    assert half.steps == whole.steps / 2
+    speed = timed("gpfl", rounds=10)
+    about = estimate(half, how, [speed])
+    assert about.seconds == pytest.approx(10 * half.steps * 0.5 * 2)
+    assert not about.most
+    assert estimate(whole, how, [speed]).seconds == 0, "both seeds are there"
+    patient = plan(tmp_path, rounds=100, patience=10)
+    assert estimate(half, patient, [timed("gpfl")]).seconds == pytest.approx(100 * half.steps)
+    assert estimate(half, patient, [timed("gpfl")]).words.startswith("up to ")
+    assert estimate(half, patient, [timed("gpfl", 0.1), speed]).seconds == pytest.approx(10 * half.steps), (
+        "a cell's, and its end"
+    )
+
+
+def test_own_benchmark_stands_before_another_methods_and_other_precisions_tell_nothing(tmp_path: Path) -> None:
+    waiting, how = job(tmp_path, "fedavg")
+    own = timed("fedavg", 0.1, clients=500, source="its own")
+    assert estimate(waiting, how, [timed("gpfl")]).source == f"benchmarks of other methods{estimates.SCALED}"
+    assert estimate(waiting, how, [timed("gpfl"), own]).source == "its own"
+    assert estimate(waiting, plan(tmp_path, run={"precision": "bf16"}), [timed("gpfl"), own]).words == "unknown"
+
+
+def test_run_that_was_given_few_rounds_does_not_tell_when_others_end(tmp_path: Path) -> None:
+    waiting, _ = job(tmp_path, "gpfl")
+    ended = {planned: timed("gpfl", rounds=2, planned=planned) for planned in (2, 50)}
+    patient = plan(tmp_path, rounds=100, patience=10)
+    assert estimate(waiting, patient, [ended[2]]).rounds == 100, "a first try of two rounds"
+    assert estimate(waiting, patient, [ended[2], ended[50]]).rounds == 2, "ended by patience"
+    assert estimate(waiting, plan(tmp_path, rounds=2, patience=1), [ended[2]]).rounds == 2
+
+
+def test_estimate_goes_by_as_many_trials_at_once_as_are_missing(tmp_path: Path) -> None:
+    waiting, _ = job(tmp_path, "gpfl")
+    one, three = (timed("gpfl", step, trials=trials) for step, trials in ((0.5, 1), (0.3, 3)))
+    for seeds, step in (((0, 1, 2), 0.3), ((0,), 0.5)):
+        about = estimate(waiting, plan(tmp_path, seeds=seeds), [one, three])
+        assert about.seconds == pytest.approx(10 * waiting.steps * step * len(seeds))
 
 
 def test_where_nothing_like_it_was_timed_operations_are_counted_on_the_machine_at_hand(
@@ -219,7 +279,7 @@ def test_where_nothing_like_it_was_timed_operations_are_counted_on_the_machine_a
 
 def test_method_that_was_not_timed_takes_as_much_longer_as_its_operations_say(tmp_path: Path) -> None:
     waiting, how = job(tmp_path, "pfedme")
-    about = estimate(waiting, how, [timed("fedavg")], CPU)
+    about = estimate(waiting, how, [timed("fedavg")])
     assert waiting.sample is not None
     rows = {"trained": waiting.sample.trained, "judged": waiting.sample.judged}
     times = seconds(setting("pfedme"), clients=8, **rows) / seconds(setting("fedavg"), clients=8, **rows)
@@ -231,19 +291,19 @@ def test_method_that_was_not_timed_takes_as_much_longer_as_its_operations_say(tm
 
 def test_of_several_timed_methods_the_one_most_like_it_is_taken(tmp_path: Path) -> None:
     waiting, how = job(tmp_path, "fedper")
-    about = estimate(waiting, how, [timed("pfedme", 9.0), timed("fedavg"), timed("gpfl", 7.0)], CPU)
+    about = estimate(waiting, how, [timed("pfedme", 9.0), timed("fedavg"), timed("gpfl", 7.0)])
     assert about.seconds == pytest.approx(10 * waiting.steps * 0.5 * 2, rel=0.01)
 
 
 def test_own_method_with_other_options_is_scaled_and_gives_way_to_the_same_options(tmp_path: Path) -> None:
     waiting, how = job(tmp_path, "pfedme", steps=10)
-    about = estimate(waiting, how, [timed("pfedme")], CPU)
+    about = estimate(waiting, how, [timed("pfedme")])
     plain = 10 * waiting.steps * 0.5 * 2
     assert about.seconds is not None
     assert 1.3 * plain < about.seconds < 2.1 * plain
     assert about.source == "benchmarks, scaled by the operations of a round"
     same = timed("pfedme", 1.0, given={"method": waiting.complete["method"]})
-    assert estimate(waiting, how, [timed("pfedme"), same], CPU).seconds == pytest.approx(2 * plain)
+    assert estimate(waiting, how, [timed("pfedme"), same]).seconds == pytest.approx(2 * plain)
 
 
 def test_nothing_is_traced_for_a_step_that_was_timed_nor_for_cells_that_are_done(
@@ -254,9 +314,9 @@ def test_nothing_is_traced_for_a_step_that_was_timed_nor_for_cells_that_are_done
 
     monkeypatch.setattr(estimates, "round_of", refuse)
     waiting, how = job(tmp_path, "pfedme")
-    assert not estimate(waiting, how, [timed("pfedme"), timed("fedavg")], CPU).way
+    assert not estimate(waiting, how, [timed("pfedme"), timed("fedavg")]).way
     monkeypatch.setattr(Job, "finished", lambda self, seeds: list(seeds))
-    assert estimate(waiting, how, [timed("fedavg")], CPU).seconds == 0
+    assert estimate(waiting, how, [timed("fedavg")]).seconds == 0
 
 
 def test_time_of_another_method_stands_where_steps_cannot_be_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +325,7 @@ def test_time_of_another_method_stands_where_steps_cannot_be_counted(tmp_path: P
 
     monkeypatch.setattr(estimates, "round_of", refuse)
     waiting, how = job(tmp_path, "pfedme")
-    about = estimate(waiting, how, [timed("fedavg")], CPU)
+    about = estimate(waiting, how, [timed("fedavg")])
     assert about.seconds == pytest.approx(10 * waiting.steps * 0.5 * 2)
     assert (about.way, about.source) == ("", "benchmarks of other methods")
 
@@ -277,3 +337,45 @@ def test_sample_is_few_rows_and_knows_how_many_there_are(tmp_path: Path) -> None
     assert len(sample.federation.table) < len(toy_table()) / 3
     whole = setting("perfedavg").federation
     assert (sample.trained, sample.judged) == (whole.rows("train").mean(), whole.rows("test").mean())
+
+
+# Benchmarks.
+
+
+def test_recorded_benchmarks_count_on_the_device_they_were_made_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = {"round_s": 3.0, "client_steps": 600}
+    cases = {
+        "tiny-resnet18/gpfl/20": case,
+        "cifar100/gpfl/50:x3,tf32": {**case, "trials": 3, "precision": "tf32"},
+        "cifar100/gpfl/50:b50": {**case, "batch_size": 50},
+    }
+    for place, device in enumerate(("AMD, 2 threads", "NVIDIA H200")):
+        facts = {"device": device, "operations_per_s": 4e11, "bytes_per_s": 1e11}
+        (tmp_path / f"{place}.json").write_text(json.dumps({"machine": facts, "cases": cases}))
+    (tmp_path / "broken.json").write_text("{")
+    first, second = estimates.recorded(tmp_path, CPU)
+    assert first.task == ("tiny", "resnet18", "gpfl")
+    assert first.step == pytest.approx(0.005)
+    assert first.source == "benchmarks on AMD, 2 threads"
+    assert second.task == ("cifar100", "cnn4", "gpfl")
+    assert (second.clients, second.trials, second.precision) == (50, 3, "tf32")
+    assert second.step == pytest.approx(0.005 / 3)
+    monkeypatch.setattr(estimates, "limits_at_hand", lambda device: machine.Limits(1e11, 1e11))
+    assert first.slower_here == pytest.approx(2), "this machine multiplies a quarter as fast, and copies as fast"
+    monkeypatch.setattr(estimates, "limits_at_hand", lambda device: None)
+    assert first.slower_here == 1
+    monkeypatch.setattr(estimates, "device_name", lambda device: "NVIDIA H200")
+    assert {speed.slower_here for speed in estimates.recorded(tmp_path, GPU)} == {1}, "a GPU stands for itself"
+
+
+@pytest.mark.parametrize("path", sorted(estimates.benchmarks().glob("*.json")), ids=lambda path: path.stem)
+def test_every_benchmark_of_the_checkout_can_be_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = json.loads(path.read_text())
+    monkeypatch.setattr(estimates, "device_name", lambda device: content["machine"]["device"])
+    found = list(estimates.recorded(path.parent, GPU))
+    assert len(found) == sum(case["batch_size"] == 10 for case in content["cases"].values())
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(5, "5 s"), (600, "10 min"), (7200, "2.0 h"), (4 * 86400, "4.0 days")])
+def test_durations_have_a_unit_that_suits_them(seconds: float, words: str) -> None:
+    assert estimates.duration(seconds) == words

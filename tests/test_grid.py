@@ -19,13 +19,11 @@ from gpfl.engine.base import Judge, Train
 from gpfl.methods import METHODS
 from gpfl.runs import RunFolder
 from gpfl.simulate import Outcome, Silent, Simulation
-from gpfl.study import estimate as estimates
 from gpfl.study import grid
 from gpfl.study.compare import Entrant
 from gpfl.study.experiments import Cell, Column, Experiment, Published
 from gpfl.study.grid import Grounds, Job, Plan
 from gpfl.study.held import held_jobs
-from gpfl.study.machine import Limits
 from gpfl.study.results import results
 
 FACTS = {"command": "gpfl reproduce toys", "commit": "abc1234"}
@@ -37,7 +35,6 @@ def rows(*names: str) -> tuple[Entrant, ...]:
     return tuple(Entrant(name, {"name": name}) for name in names)
 
 
-CPU = torch.device("cpu")
 TABLE = Experiment(
     "toys", "Toys", "Toys.", "accuracy", rows("fedavg", "gpfl"), (WHOLE, HALF), {("toy/whole", "gpfl"): Published(50)}
 )
@@ -401,89 +398,3 @@ def test_data_are_here_where_they_are_parsed_or_lie_as_files(tmp_path: Path, mon
     (tmp_path / PUBLISHED["har"].files[0].name).write_text("")
     monkeypatch.setenv("GPFL_DATA", str(tmp_path))
     assert grid.here("har")
-
-
-# Estimates.
-
-
-def test_time_is_estimated_from_finished_cells_by_rounds_batches_and_seeds(tmp_path: Path) -> None:
-    how = plan(tmp_path)
-    assert run([Cell(TABLE, WHOLE, TABLE.rows[1])], how) == {}
-    speeds = list(estimates.measured(tmp_path, CPU))
-    assert len(speeds) == 2
-    assert {speed.rounds for speed in speeds} == {2}
-    whole, half = jobs([Cell(TABLE, column, TABLE.rows[1]) for column in (WHOLE, HALF)], how)
-    assert half.steps == whole.steps / 2
-    speed = estimates.Speed(estimates.task_of(half), 4, 0.5, 2, "made up")
-    about = estimates.estimate(half, how, [speed], CPU)
-    assert about.seconds == pytest.approx(2 * half.steps * 0.5 * 2)
-    assert not about.most
-    assert estimates.estimate(whole, how, [speed], CPU).seconds == 0.0  # both seeds are there
-    patient = plan(tmp_path, rounds=100, patience=10)
-    [waiting] = jobs([Cell(TABLE, HALF, TABLE.rows[1])], patient)
-    bench = estimates.Speed(speed.task, 4, 0.5, None, "benchmarks")
-    assert estimates.estimate(waiting, patient, [bench], CPU).seconds == pytest.approx(100 * half.steps)
-    assert estimates.estimate(waiting, patient, [bench], CPU).words.startswith("up to ")
-    assert estimates.estimate(waiting, patient, [bench, speed], CPU).seconds == pytest.approx(2 * half.steps)
-    [other] = jobs([Cell(TABLE, HALF, TABLE.rows[0])], patient)
-    assert estimates.estimate(other, patient, [bench], CPU).source == f"benchmarks of other methods{estimates.SCALED}"
-    own = estimates.Speed(estimates.task_of(other), 500, 0.1, None, "its own")
-    assert estimates.estimate(other, patient, [bench, own], CPU).source == "its own"
-    rough = plan(tmp_path, run={"precision": "bf16"})
-    assert estimates.estimate(other, rough, [bench, own], CPU).way == "counted", "it was timed with another precision"
-
-
-def test_run_that_was_given_few_rounds_does_not_tell_when_others_end(tmp_path: Path) -> None:
-    patient = plan(tmp_path, rounds=100, patience=10)
-    [job] = jobs(cells(OTHER), patient)
-    ended = {planned: estimates.Speed(estimates.task_of(job), 4, 1.0, 2, "", planned=planned) for planned in (2, 50)}
-    assert estimates.estimate(job, patient, [ended[2]], CPU).rounds == 100, "a first try of two rounds"
-    assert estimates.estimate(job, patient, [ended[2], ended[50]], CPU).rounds == 2, "ended by patience"
-    assert estimates.estimate(job, plan(tmp_path, rounds=2, patience=1), [ended[2]], CPU).rounds == 2
-
-
-def test_estimate_goes_by_as_many_trials_at_once_as_are_missing(tmp_path: Path) -> None:
-    [job] = jobs(cells(OTHER), plan(tmp_path))
-    one, three = (estimates.Speed(estimates.task_of(job), 4, step, None, "", trials) for step, trials in ((0.5, 1), (0.3, 3)))
-    for seeds, step in (((0, 1, 2), 0.3), ((0,), 0.5)):
-        about = estimates.estimate(job, plan(tmp_path, seeds=seeds), [one, three], CPU)
-        assert about.seconds == pytest.approx(2 * job.steps * step * len(seeds))
-
-
-def test_recorded_benchmarks_count_on_the_device_they_were_made_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = {"round_s": 3.0, "client_steps": 600}
-    cases = {
-        "tiny-resnet18/gpfl/20": case,
-        "cifar100/gpfl/50:x3,tf32": {**case, "trials": 3, "precision": "tf32"},
-        "cifar100/gpfl/50:b50": {**case, "batch_size": 50},
-    }
-    for place, device in enumerate(("AMD, 2 threads", "NVIDIA H200")):
-        machine = {"device": device, "operations_per_s": 4e11, "bytes_per_s": 1e11}
-        (tmp_path / f"{place}.json").write_text(json.dumps({"machine": machine, "cases": cases}))
-    (tmp_path / "broken.json").write_text("{")
-    first, second = estimates.recorded(tmp_path, CPU)
-    assert first.task == ("tiny", "resnet18", "gpfl")
-    assert first.step == pytest.approx(0.005)
-    assert first.source == "benchmarks on AMD, 2 threads"
-    assert second.task == ("cifar100", "cnn4", "gpfl")
-    assert (second.clients, second.trials, second.precision) == (50, 3, "tf32")
-    assert second.step == pytest.approx(0.005 / 3)
-    monkeypatch.setattr(estimates, "limits_at_hand", lambda device: Limits(1e11, 1e11))
-    assert first.times == pytest.approx(2), "this machine multiplies a quarter as fast, and copies as fast"
-    monkeypatch.setattr(estimates, "limits_at_hand", lambda device: None)
-    assert first.times == 1
-    monkeypatch.setattr(estimates, "device_name", lambda device: "NVIDIA H200")
-    assert {speed.times for speed in estimates.recorded(tmp_path, torch.device("cuda"))} == {1}, "a GPU stands for itself alone"
-
-
-@pytest.mark.parametrize("path", sorted(estimates.benchmarks().glob("*.json")), ids=lambda path: path.stem)
-def test_every_benchmark_of_the_checkout_can_be_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = json.loads(path.read_text())
-    monkeypatch.setattr(estimates, "device_name", lambda device: content["machine"]["device"])
-    found = list(estimates.recorded(path.parent, torch.device("cuda")))
-    assert len(found) == sum(case["batch_size"] == 10 for case in content["cases"].values())
-
-
-@pytest.mark.parametrize(("seconds", "words"), [(5, "5 s"), (600, "10 min"), (7200, "2.0 h"), (4 * 86400, "4.0 days")])
-def test_durations_have_a_unit_that_suits_them(seconds: float, words: str) -> None:
-    assert estimates.duration(seconds) == words

@@ -12,6 +12,8 @@ and purities, which `gpfl reproduce features` keeps in features.json beside each
 So `gpfl reproduce features … --only-tables --out docs/results` makes table and pictures again, without weights and data. Draw
 them (no --no-figures) where the weights are, before this. Points show no image of the data.
 
+Searches of `gpfl tune` whose values a table was run with, in the folder tuned, stay as they are.
+
 Of the nine columns the numbers of every image that their tables need stay, and the page without pictures: they show images of
 the data, which are not ours to publish. Curves of defences and the table of labels and members are taken as they are.
 """
@@ -51,9 +53,10 @@ def main() -> None:
         copy(out / "features", HERE / "features", (".json", ".png", ".pdf"))
         print("features: the pictures")
     if (out / "tuned").is_dir():
-        shutil.copytree(out / "tuned", HERE / "tuned", dirs_exist_ok=True)
-        for path in (out / "tuned").rglob("*.*"):
-            (HERE / "tuned" / path.relative_to(out / "tuned")).write_text(elsewhere(path.read_text()))
+        for path in (found for found in (out / "tuned").rglob("*") if found.is_file()):
+            to = HERE / path.relative_to(out)
+            to.parent.mkdir(parents=True, exist_ok=True)
+            to.write_text(elsewhere(path.read_text()))
         print("tuned: the searches")
     if (out / "privacy" / "results.json").exists():
         record_columns(out / "privacy")

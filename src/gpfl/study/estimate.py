@@ -59,7 +59,7 @@ class Speed:
     limits: Limits | None = None  # of the machine of a benchmark, where that is another than this one
 
     @property
-    def times(self) -> float:
+    def slower_here(self) -> float:
         """How many times as long as timed a step takes on this machine."""
         found = limits_at_hand(torch.device(self.device)) if self.limits else None
         return self.limits.times_as_fast_as(found) if self.limits and found else 1.0
@@ -119,7 +119,7 @@ def estimate(job: Job, plan: Plan, speeds: Sequence[Speed], device: torch.device
     known = bool(ended) or not plan.patience
     here = " at the speed of this machine" if nearest.limits else ""
     source = f"{nearest.source}{here}{'' if nearest.task == task else ' of other methods'}{'' if times == 1 else SCALED}"
-    seconds, way = rounds * job.steps * nearest.step * nearest.times * times * lacking, "" if times == 1 else "scaled"
+    seconds, way = rounds * job.steps * nearest.step * nearest.slower_here * times * lacking, "" if times == 1 else "scaled"
     return Estimate(seconds, not known, memory, source, rounds, way)
 
 
@@ -128,9 +128,9 @@ SCALED = ", scaled by the operations of a round"
 
 def by_operations(job: Job, plan: Plan, lacking: int, memory: int, device: torch.device) -> Estimate:
     """Gives an estimate of a job of which nothing like it was timed; it is counted in float32, whatever its precision."""
-    clients = job.sample.clients if job.sample else 0
     if plan.run.get("engine") == "loop":  # which runs clients one by one, and is for checks
         return Estimate(None, True, memory)
+    clients = job.sample.clients if job.sample else 0
     step = counted(job, job.given, lacking * clients, device.type, machine_at_hand(device)) if lacking else 0.0
     if step is None:
         return Estimate(None, True, memory)
