@@ -6,12 +6,12 @@ import csv
 import json
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Command, Said, Toy, content
+from conftest import Command, Said, Toy, content, without_time
 
 import gpfl
 from gpfl.data import DATA, PUBLISHED
@@ -408,6 +408,149 @@ def test_cell_that_cannot_be_divided_fails_alone(command: Command, monkeypatch: 
     assert said.code == 1
     assert "har/real fedavg:" in said.err
     assert records()["toy/whole", "fedavg"]["state"] == "run"
+
+
+# Damage.
+
+ALL = ("reproduce", "toys", "fair", "--cells", "toy/whole,toy/again", *SHORT, "--no-figures")
+
+
+def states(name: str = "toys") -> dict[str, str]:
+    return {method: f"{row['state']} {row['trials']}" for (_, method), row in records(name).items()}
+
+
+def without_line(start: str) -> Callable[[str], str]:
+    return lambda text: "".join(line for line in text.splitlines(keepends=True) if not line.startswith(start))
+
+
+CONFIGS: dict[str, tuple[Callable[[str], str], str]] = {
+    "half-written": (lambda text: text[: text.index("[split]") + 5], "Expected ']' at the end of a table declaration"),
+    "no TOML": (lambda text: "\0not } this", "Invalid statement"),
+    "empty": (lambda text: "", "it lacks [run]"),
+    "cut between sections": (lambda text: text[: text.index("[method]")], "it lacks [method]"),
+    "without a name": (without_line('name = "gpfl"'), "it lacks method.name"),
+    "without a key of all": (without_line("batch_size"), "it lacks train.batch_size"),
+    "without a key of the method": (without_line("lam"), "it lacks method.lam"),
+    "without sections": (lambda text: "data = 1\n", "'data' stands outside a section"),
+}
+
+
+@pytest.fixture
+def table(command: Command) -> tuple[Path, str]:
+    """The folder of a cell of a grid that was run, and the table of all."""
+    assert command(*ALL).code == 0
+    [cell] = Path("results").glob("runs/*-gpfl-*")
+    return cell, Path("results/toys/table.csv").read_text()
+
+
+def test_cell_with_a_damaged_config_is_named_and_the_same_command_mends_it(command: Command, table: tuple[Path, str]) -> None:
+    cell, before = table
+    path, trials = cell / "config.toml", content(cell / "seed-0")
+    good = path.read_text()
+    for name, (damage, words) in CONFIGS.items():
+        path.write_text(damage(good))
+        said = command(*ALL, "--only-tables")
+        assert said.code == 0, name
+        assert said.err.startswith(f"gpfl: a cell counts as not run, as {path} is damaged ({words}"), name
+        assert said.err.endswith(f"): run it again, which mends it, or remove {cell}\n"), name
+        assert said.err.count("\n") == 1, name
+        assert states() == {"fedavg": "run 2", "fedper": "run 2", "gpfl": "not run 0"}, name
+        assert states("fair") == {"fedavg": "run 2", "gpfl": "not run 0"}, name
+        assert path.read_text() == damage(good), "tables mend nothing"
+        said = command(*ALL)
+        assert said.code == 0, said.err
+        assert said.err.startswith(f"gpfl: {path} is damaged ({words}"), name
+        assert said.err.endswith("): it is written anew\n"), name
+        assert path.read_text() == good, name
+        assert content(cell / "seed-0") == trials, "no trial is run again"
+    assert command(*ALL, "--only-tables").err == ""
+    assert Path("results/toys/table.csv").read_text() == before
+
+
+def test_cell_that_lost_its_config_is_named_too(command: Command, table: tuple[Path, str]) -> None:
+    cell, before = table
+    path = cell / "config.toml"
+    path.unlink()
+    assert f"a cell counts as not run, as {path} is damaged (No such file" in command(*ALL, "--only-tables").err
+    assert command(*ALL, "--seeds", "0,1,2").code == 0, "a seed is added to those that are there"
+    assert command(*ALL, "--only-tables").err == ""
+    assert Path("results/toys/table.csv").read_text() == before
+
+
+def test_other_cells_are_run_beside_one_with_a_damaged_config(command: Command, table: tuple[Path, str]) -> None:
+    cell, _ = table
+    (cell / "config.toml").write_text("half = ")
+    said = command("reproduce", "toys", "--methods", "local", "--cells", "toy/whole", *SHORT, "--no-figures")
+    assert said.code == 0, said.err
+    assert said.err.startswith(f"gpfl: a cell counts as not run, as {cell / 'config.toml'} is damaged (")
+    assert states() == {"fedavg": "run 2", "fedper": "run 2", "gpfl": "not run 0", "local": "run 2"}
+
+
+def test_where_nothing_but_a_damaged_cell_is_there_it_is_named_before_the_refusal(
+    command: Command, table: tuple[Path, str]
+) -> None:
+    cell, _ = table
+    for other in Path("results/runs").iterdir():
+        (other / "config.toml").write_text("half = ")
+    said = command(*ALL, "--only-tables")
+    assert said.code == 2
+    *damaged, refusal = said.err.splitlines()
+    assert len(damaged) == 3
+    assert any(f"or remove {cell}" in line for line in damaged)
+    assert "holds no finished run" in refusal
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda text: text[: len(text) // 2], "Expecting"),
+        (lambda text: text.replace('"best_round"', '"round"'), "it lacks 'best_round'"),
+    ],
+)
+def test_trial_with_a_damaged_summary_is_named_and_the_same_command_runs_it_again(
+    command: Command, table: tuple[Path, str], damage: Callable[[str], str], words: str
+) -> None:
+    cell, _ = table
+    path, other = cell / "seed-0" / "summary.json", content(cell / "seed-1")
+    lines = without_time(cell / "seed-0")
+    path.write_text(damage(path.read_text()))
+    said = command(*ALL, "--only-tables")
+    assert said.code == 0, said.err
+    assert said.err.startswith(f"gpfl: a trial counts as not run, as {path} is damaged ({words}")
+    assert said.err.endswith(f"): remove it and gpfl resume {cell / 'seed-0'} to have it written anew\n")
+    assert states() == {"fedavg": "run 2", "fedper": "run 2", "gpfl": "run 1"}
+    assert states("fair") == {"fedavg": "run 2", "gpfl": "run 1"}
+    assert "1/2" in command(*ALL, "--dry-run").out
+    said = command(*ALL)
+    assert said.code == 0, said.err
+    assert said.err == f"gpfl: {path} is damaged: the trial is run again\n"
+    assert states()["gpfl"] == "run 2"
+    assert without_time(cell / "seed-0") == lines
+    assert content(cell / "seed-1") == other
+
+
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [
+        ("trials.json", ("", "{")),
+        ("made-0.json", ("{", "[1]", '{"commits": 1}', '{"data": 2, "steps": "3"}')),
+        ("seed-0/config.toml", ("", "half = ")),
+        ("seed-0/federation.toml", ("", "half = ", "table = 1", "\udcff")),
+        ("seed-0/metrics.jsonl", ("", '{"round": 0}\n')),
+    ],
+)
+def test_files_that_tables_can_do_without_do_not_stop_them(
+    command: Command, table: tuple[Path, str], name: str, texts: tuple[str, ...]
+) -> None:
+    cell, _ = table
+    for text in texts:
+        (cell / name).write_bytes(text.encode(errors="surrogateescape"))
+        said = command(*ALL, "--only-tables")
+        assert (said.code, said.err) == (0, ""), text
+        assert states() == {"fedavg": "run 2", "fedper": "run 2", "gpfl": "run 2"}, text
+
+
+# Mistakes.
 
 
 @pytest.mark.parametrize(

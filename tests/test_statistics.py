@@ -78,6 +78,15 @@ def test_manifests_that_differ_in_their_words_alone_are_the_same_federation(tmp_
     assert paired(one, other).pairs.n == 2
 
 
+@pytest.mark.parametrize("text", [b"", b"half = ", b"\xff", b"table = 1"])
+def test_manifest_that_is_damaged_is_named(tmp_path: Path, text: bytes) -> None:
+    one, other = (trials_of(tmp_path, name, {0: [[0.5, 0.25]]}) for name in ("gpfl", "fedavg"))
+    path = other.folders[0] / "federation.toml"
+    path.write_bytes(text)
+    with pytest.raises(gpfl.GpflError, match=rf"{path} is damaged: put a good copy in its place, or remove {path.parent} and"):
+        paired(one, other)
+
+
 def test_metrics_without_client_accuracies_are_refused(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "a", 0, [[0.5]])
     path = folder / "metrics.jsonl"

@@ -31,7 +31,7 @@ from gpfl.study.compare import entrants
 from gpfl.study.estimate import Estimate, estimates
 from gpfl.study.experiments import PATIENCE, ROUNDS, Cell, experiments, named
 from gpfl.study.grid import Grounds, Job, Plan
-from gpfl.study.held import held_jobs
+from gpfl.study.held import damages, held_jobs, mend
 from gpfl.study.results import results as results_of
 from gpfl.terminal import complain, console, say, wide
 
@@ -250,6 +250,7 @@ def run(
 ) -> Places:
     """Gives what went wrong by column and row, having run what is missing and written tables and figures of all there is."""
     facts = {"command": command_words(), "commit": commit()}
+    mend(jobs, plan, complain)
     lacking = [job for job in jobs if len(job.finished(plan.seeds)) < len(plan.seeds)]
     if len(lacking) < len(jobs):
         say(f"Run before: {len(jobs) - len(lacking)} of {counted(len(jobs), 'cell')}.")
@@ -273,6 +274,7 @@ def show_held(asked: Asked, plan: Plan, figures: bool) -> None:
     jobs, wrong = held_jobs(asked.cells, plan)
     if not any(job.finished(plan.seeds) for job in jobs):
         seeds = ", ".join(map(str, plan.seeds))
+        tell_damages(jobs, plan)
         raise GpflError(
             f"{plan.out / 'runs'} holds no finished run of what was asked for with {counted(plan.rounds, 'round')}, patience "
             f"{plan.patience}, protocol {plan.protocol} and seeds {seeds}: ask as it was run, or leave out --only-tables"
@@ -287,6 +289,7 @@ def write(jobs: Sequence[Job], plan: Plan, asked: Asked, problems: Places, figur
     if not ranks().first:
         return
     everything = [*jobs, *held_besides(asked, plan)]
+    tell_damages(everything, plan)
     if plan.tuned:
         say(f"Values were chosen by gpfl tune; the search is kept in {plan.tuned.keep(plan.out)}.")
     origin = paper.Origin(command_words(), commit())
@@ -312,6 +315,12 @@ def write(jobs: Sequence[Job], plan: Plan, asked: Asked, problems: Places, figur
             except GpflError as problem:
                 say(f"{one.name}: no figure: {problem}")
         say(f"{one.title}: {', '.join(str(path) for path in paths)}")
+
+
+def tell_damages(jobs: Sequence[Job], plan: Plan) -> None:
+    """Prints what tables of these jobs are without as it is damaged."""
+    for words in damages(jobs, plan):
+        complain(words)
 
 
 def held_besides(asked: Asked, plan: Plan) -> list[Job]:

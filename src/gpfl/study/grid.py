@@ -33,10 +33,14 @@ from gpfl.simulate import Watch
 from gpfl.study.chosen import Chosen
 from gpfl.study.experiments import PATIENCE, ROUNDS, Cell
 from gpfl.study.trials import NEGLIGIBLE, Trials, Watcher, drop_weights, run_trials
+from gpfl.study.whole import ended
 from gpfl.study.work import Sample, sample_of, share_of
 
 NOTE = "made-{}.json"
 """The file beside a run that says what makes it: command, commits, batches of a round, and what the data lack."""
+
+NOTED = {"commits": list, "data": str}
+"""What of a note must be of a kind for tables to be made of it."""
 
 CHECKPOINT = 10
 """Rounds between checkpoints of a state of LIGHT bytes or less; heavier ones are written more rarely, by their weight."""
@@ -110,8 +114,8 @@ class Job:
         return f"{self.cells[0].column.key} {self.cells[0].entrant.label}"
 
     def finished(self, seeds: Iterable[int]) -> list[int]:
-        """Gives those of the seeds whose trials have ended."""
-        return [seed for seed in seeds if RunFolder(self.folder / f"seed-{seed}").finished]
+        """Gives those of the seeds whose trials have ended; one with a damaged summary is still to be run."""
+        return [seed for seed in seeds if ended(self.folder / f"seed-{seed}")]
 
     def trials(self, label: str, seeds: Iterable[int]) -> Trials | None:
         """Gives the finished trials of these seeds; None where there are none.
@@ -270,6 +274,10 @@ def run(job: Job, plan: Plan, watcher: Watcher, facts: Mapping[str, object]) -> 
         if not mine:
             return False
         missing = [seed for seed in plan.seeds if seed not in job.finished(plan.seeds)]
+        for trial in (RunFolder(job.folder / f"seed-{seed}") for seed in missing):
+            if trial.finished and trial.writes:  # so says a summary that is damaged
+                (trial.path / "summary.json").unlink()
+        ranks().wait()
 
         def watch(label: str) -> Watch:
             if ranks().first:
@@ -309,12 +317,13 @@ def note_seeds(job: Job, seeds: Iterable[int], facts: Mapping[str, object]) -> N
 
 
 def read_note(path: Path) -> dict[str, Any]:
-    """Gives what was noted beside a run; nothing where there is no such file, or a damaged one."""
+    """Gives what was noted beside a run, as far as it is of its kind; nothing where there is no such file, or a damaged one."""
     try:
         note = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return note if isinstance(note, dict) else {}
+    facts = note if isinstance(note, dict) else {}
+    return {key: value for key, value in facts.items() if isinstance(value, NOTED.get(key, object))}
 
 
 def run_all(

@@ -176,12 +176,22 @@ def judged(folder: Path, at: str = "best") -> tuple[Floats, float]:
 
 def refuse_other_clients(one: str, first: Path, other: str, second: Path) -> None:
     """Refuses two runs whose clients hold different rows."""
-    contents = [(folder / MANIFEST).read_bytes() for folder in (first, second)]
-    if contents[0] != contents[1] and division(contents[0]) != division(contents[1]):
+    contents = {folder: (folder / MANIFEST).read_bytes() for folder in (first, second)}
+    if contents[first] != contents[second] and division_in(first, contents[first]) != division_in(second, contents[second]):
         raise GpflError(
             f"{one} and {other} were run on different federations ({first / MANIFEST}, {second / MANIFEST}): "
             "their clients are no pairs; run both on one"
         )
+
+
+def division_in(folder: Path, manifest: bytes) -> str:
+    """Gives the digest of the division that a run's manifest holds; refuses a damaged one."""
+    try:
+        return division(manifest)
+    except (ValueError, KeyError):
+        raise GpflError(
+            f"{folder / MANIFEST} is damaged: put a good copy in its place, or remove {folder} and run it again"
+        ) from None
 
 
 @lru_cache(maxsize=16)  # of tables' many runs few have a manifest of their own, and reading one takes half a second

@@ -19,6 +19,7 @@ from gpfl.errors import GpflError
 from gpfl.federation import MANIFEST, Federation
 from gpfl.runs import RunFolder, clear_stump, read_json, refuse_used
 from gpfl.simulate import Watch
+from gpfl.study.whole import ended
 
 NEGLIGIBLE = (*(("run", key) for key in ("seed", "engine", "device", "compile", "checkpoint_every")), ("split", "file"))
 """Settings in which trials of one study may differ: they change no number, or are what trials differ in."""
@@ -124,14 +125,15 @@ def resume_trials(out: Path, watcher: Watcher, *, only: Sequence[int] | None = N
     RunFolder.open(out)
     name, seeds = read_plan(out)
     given = configs.read(out / "config.toml")
-    unfinished = [seed for seed in only or seeds if not RunFolder(out / f"seed-{seed}").finished]
+    wanted = only or seeds
+    unfinished = [seed for seed in wanted if not RunFolder(out / f"seed-{seed}").finished]
     federation = configs.resolve(with_seed(given, seeds[0])).federation() if unfinished else None
     runs = [
         opened(out / f"seed-{seed}", with_seed(given, seed), federation, watcher(f"{name} seed {seed}")) for seed in unfinished
     ]
     if runs:
         api.execute_trials(runs)
-    trials = read_trials(out)
+    trials = read_trials(out, [seed for seed in seeds if seed in wanted or ended(out / f"seed-{seed}")])
     numbers = {
         key: {"mean": trials.mean(key), "std": trials.std(key)}
         for key in ("best_accuracy", "last_accuracy", "std", "cov", "seconds", "idle_clients")
@@ -148,10 +150,10 @@ def opened(path: Path, given: Given, federation: Federation | None, watch: Watch
     return api.Run(config, setting, RunFolder.create(path, config.to_toml(), setting.federation), watch)
 
 
-def read_trials(out: Path) -> Trials:
-    """Gives the trials of `out` that have finished."""
+def read_trials(out: Path, only: Sequence[int] | None = None) -> Trials:
+    """Gives the trials of `out` that have finished, all or those of some seeds."""
     name, seeds = read_plan(out)
-    folders = [RunFolder(out / f"seed-{seed}") for seed in seeds]
+    folders = [RunFolder(out / f"seed-{seed}") for seed in (seeds if only is None else only)]
     finished = [folder for folder in folders if folder.finished]
     return Trials(name, [folder.path for folder in finished], [folder.summary() for folder in finished])
 
