@@ -372,6 +372,47 @@ def test_the_command_attacks_a_run(command: Command) -> None:
         assert complaint in refused.err
 
 
+REFUSED = (
+    (("--target", "model"), "gpfl", "gpfl has no target 'model'"),
+    (("--target", "fe,model"), "gpfl", "gpfl has no target 'model'"),
+    (("--labels", "--membership", "--kind", "dlg", "--target", "all"), "fedproto", "fedproto has no target"),
+    (("--labels", "--kind", "dlg"), "toy", "attacks rebuild images"),
+    (("--images", 0), "gpfl", "--images is 0"),
+    (("--images", 3, "--batch", 2), "gpfl", "it must be a multiple of 2"),
+    (("--images", 5000), "gpfl", "of them are asked for"),
+    (("--client", 0, "--images", 1, "--steps", "epoch"), "perfedavg", "client 0 has too few rows to train"),
+    (("--client", 0, "--labels"), "perfedavg", "client 0 has too few rows to train"),
+    (("--labels",), "nowhere", "nowhere holds no run"),
+)
+
+
+def test_an_attack_that_is_refused_leaves_nothing_behind(command: Command, tmp_path: Path) -> None:
+    run = ("run", "--hidden", 8, "--rounds", 1, "--device", "cpu")
+    for name in ("gpfl", "fedproto", "perfedavg"):
+        assert command(*run, "--data", "digits", "--batch-size", 40, "--method", name, "--out", name).code == 0
+    assert command(*run, "--data", "toy", "--method", "fedavg", "--out", "toy").code == 0
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "notes").write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    for words, name, complaint in REFUSED:
+        for out in ((), ("--out", "new/deep"), ("--out", "there")):
+            refused = command("attack", name, *words, *out)
+            assert (refused.code, refused.out) == (2, ""), (name, words)
+            assert complaint in refused.err
+            assert sorted(tmp_path.rglob("*")) == before, (name, words, out)
+
+
+@pytest.mark.parametrize("steps", ["one", "one,epoch"])
+def test_a_batch_that_a_net_cannot_train_on_is_refused_before_anything_is_attacked(
+    command: Command, monkeypatch: pytest.MonkeyPatch, steps: str
+) -> None:
+    assert command("run", "--hidden", 8, "--rounds", 1, "--device", "cpu", "--method", "fedavg", "--out", "r").code == 0
+    monkeypatch.setattr("gpfl.modules.trains_on_one_row", lambda parts, example: False)  # as with BatchNorm
+    refused = command("attack", "r", "--images", 2, "--iterations", 1, "--steps", steps)
+    assert "net 'mlp' trains on batches of at least 2 rows: raise --batch" in refused.err
+    assert not Path("r", "attack").exists()
+
+
 def test_a_folder_of_several_seeds_is_refused_with_the_run_to_name(command: Command) -> None:
     run = ("run", "--data", "toy", "--method", "fedavg", "--rounds", 1, "--device", "cpu", "--seeds", "0,1", "--out", "r")
     assert command(*run).code == 0

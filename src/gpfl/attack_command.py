@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +21,16 @@ from gpfl.privacy.attack import KINDS, Bench, Case, Effort, Kept, ceiling_of
 from gpfl.privacy.columns import json_of
 from gpfl.privacy.pictures import draw_grid
 from gpfl.privacy.seen import view_of
-from gpfl.privacy.victim import ROUNDS, STEPS, choose_victims, refuse_other_than_images, state_at
+from gpfl.privacy.victim import (
+    ROUNDS,
+    STEPS,
+    Victim,
+    choose_victims,
+    refuse_idle,
+    refuse_other_than_images,
+    refuse_small_batch,
+    state_at,
+)
 from gpfl.report import drawing
 from gpfl.result import Result
 from gpfl.terminal import say
@@ -66,17 +75,23 @@ def attack(
     refuse_trials(run)
     result = api.load(run)
     clients = clients_of(result.federation, client)
+    targets: list[str] = []
+    victims: dict[int, list[Victim]] = {}
+    if kind or not (labels or membership):
+        targets = targets_of(result, target)
+        victims = victims_of(result, clients, images, batches, wanted["steps"], effort)
+    if labels:
+        label_leakage.sending(result.engine, clients)
     folder = Path(out) if out.strip() else run / "attack"
-    files.make_folder(folder)
+    files.make_folder(folder)  # once nothing is left to refuse
     tell_round(result, wanted["round"])
     tell_graph(graph, result.engine.device)
     if labels:
         report_labels(result, clients, wanted["round"], folder)
     if membership:
         report_membership(result, clients, folder)
-    if kind or not (labels or membership):
-        targets = list(result.engine.method.views()) if target == "all" else [word.strip() for word in target.split(",")]
-        rebuild_images(result, clients, images, batches, targets, wanted, formula, effort, folder)
+    if targets:
+        rebuild_images(result, victims, batches, targets, wanted, formula, effort, folder)
 
 
 def refuse_trials(folder: Path) -> None:
@@ -86,10 +101,37 @@ def refuse_trials(folder: Path) -> None:
         raise GpflError(f"{folder} holds the trials of {counted(len(seeds), 'seed')}: name one of them, such as {seeds[0]}")
 
 
+def targets_of(result: Result, words: str) -> list[str]:
+    """Gives the targets that are named or all, of which the run's method must have some."""
+    method = result.engine.method
+    targets = list(method.views()) if words == "all" else [word.strip() for word in words.split(",")]
+    if not targets:
+        raise GpflError(
+            f"{method.name} has no target: nothing that it sends is the gradient of a net; ask --labels or --membership"
+        )
+    for target in targets:
+        view_of(method, target)
+    return targets
+
+
+def victims_of(
+    result: Result, clients: Sequence[int], images: int, batches: Sequence[int], steps: Sequence[str], effort: Effort
+) -> dict[int, list[Victim]]:
+    """Gives the victims by size of batch; refuses a run that has not the images, and victims that the steps cannot be on."""
+    engine = result.engine
+    refuse_other_than_images(result.federation)
+    victims = choose_victims(result.federation, clients, images, sorted({engine.method.net.least_rows, *batches}), effort.seed)
+    if "one" in steps:
+        refuse_small_batch(engine.method.net, min(batches))
+    if "epoch" in steps:
+        for victim in (victim for batch in batches for victim in victims[batch]):
+            refuse_idle(engine, victim.client)
+    return victims
+
+
 def rebuild_images(
     result: Result,
-    clients: Sequence[int],
-    images: int,
+    victims: Mapping[int, list[Victim]],
     batches: Sequence[int],
     targets: Sequence[str],
     wanted: dict[str, list[str]],
@@ -99,14 +141,6 @@ def rebuild_images(
 ) -> None:
     """Attacks, prints and keeps all cases that were asked for."""
     method = result.engine.method
-    if not targets:
-        raise GpflError(
-            f"{method.name} has no target: nothing that it sends is the gradient of a net; ask --labels or --membership"
-        )
-    for target in targets:
-        view_of(method, target)
-    refuse_other_than_images(result.federation)
-    victims = choose_victims(result.federation, clients, images, sorted({method.net.least_rows, *batches}), effort.seed)
     states = {which: state_at(result, which) for which in wanted["round"]}
     bench = Bench(result.engine, states, victims, effort)
     text, records = [], []

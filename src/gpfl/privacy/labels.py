@@ -23,7 +23,7 @@ from gpfl.errors import counted
 from gpfl.method import Method
 from gpfl.privacy import lbfgs
 from gpfl.privacy.seen import Seen
-from gpfl.privacy.victim import Victim, uploads_of
+from gpfl.privacy.victim import Victim, refuse_idle, uploads_of
 from gpfl.runs import State
 
 Floats = npt.NDArray[np.float64]
@@ -207,10 +207,16 @@ def label_leaks(engine: Engine, state: State, clients: Sequence[int]) -> list[Le
 
     Of several clients those that have too few rows to train are left out: they send nothing.
     """
-    training = [client for client in clients if engine.trains(client)]
-    asked = training or list(clients)  # of clients none of which trains, one is refused
     with products_in("float32"):  # whatever the run was in
-        return [leak_of(engine, state, client) for client in asked]
+        return [leak_of(engine, state, client) for client in sending(engine, clients)]
+
+
+def sending(engine: Engine, clients: Sequence[int]) -> list[int]:
+    """Gives the clients that have rows enough to train; refuses clients none of which has."""
+    found = [client for client in clients if engine.trains(client)]
+    if not found:
+        refuse_idle(engine, clients[0])
+    return found
 
 
 def leak_of(engine: Engine, state: State, client: int) -> Leak:

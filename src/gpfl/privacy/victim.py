@@ -19,6 +19,7 @@ from gpfl.engine.base import one
 from gpfl.errors import GpflError, counted
 from gpfl.federation import Federation
 from gpfl.method import Method
+from gpfl.net import Net
 from gpfl.privacy.seen import Seen
 from gpfl.randomness import generator
 from gpfl.result import Result
@@ -103,10 +104,7 @@ def uploads_of(
             out.append(upload_of(engine, state, victim.client, one_step(engine, victim), len(victim.rows)))
             continue
         if victim.client not in rounds:
-            if not engine.trains(victim.client):
-                raise GpflError(
-                    f"client {engine.federation.shards[victim.client].name} has too few rows to train: name another"
-                )
+            refuse_idle(engine, victim.client)
             plan = engine.plan(victim.client, state.round)
             rounds[victim.client] = upload_of(engine, state, victim.client, plan, len(victim.rows))
         out.append(dataclasses.replace(rounds[victim.client], rows=len(victim.rows)))
@@ -133,11 +131,21 @@ def unsalted(method: Method) -> Method:
 
 def one_step(engine: Engine, victim: Victim) -> Plan:
     """Gives a plan of one step a phase on the victim's rows; a step that takes several batches gets them several times."""
-    net = engine.method.net
-    if len(victim.rows) < net.least_rows:
-        raise GpflError(f"net '{net.name}' trains on batches of at least {net.least_rows} rows: raise --batch")
+    refuse_small_batch(engine.method.net, len(victim.rows))
     rows: Rows = np.array([victim.rows], dtype=np.int64)
     return [np.tile(rows, (1, phase.batches)) for phase in engine.method.phases()]
+
+
+def refuse_idle(engine: Engine, client: int) -> None:
+    """Refuses a client that has no local round."""
+    if not engine.trains(client):
+        raise GpflError(f"client {engine.federation.shards[client].name} has too few rows to train: name another")
+
+
+def refuse_small_batch(net: Net, rows: int) -> None:
+    """Refuses a step on fewer rows than a net trains on."""
+    if rows < net.least_rows:
+        raise GpflError(f"net '{net.name}' trains on batches of at least {net.least_rows} rows: raise --batch")
 
 
 def images_of(federation: Federation, victims: Sequence[Victim]) -> Tensor:
