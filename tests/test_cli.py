@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -608,6 +609,59 @@ def test_ctrl_c_ends_a_run_with_the_command_that_goes_on_with_it(command: Comman
     assert said.err == "gpfl: stopped; go on with python -m gpfl resume 'my run'\n"
     assert said.code == 130
     assert not RunFolder("my run").finished
+
+
+def script() -> str:
+    """What the installed command calls."""
+    entry = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "scripts"
+    ]["gpfl"]
+    module, _, function = entry.partition(":")
+    return f"from {module} import {function}; {function}()"
+
+
+@pytest.mark.parametrize("start", ["runpy.run_module('gpfl', None, '__main__', True)", script()], ids=["module", "script"])
+@pytest.mark.parametrize(
+    ("module", "rank", "words"),
+    [("gpfl.cli", "0", "gpfl: stopped\n"), ("torch", "0", "gpfl: stopped\n"), ("torch", "1", "")],
+)
+def test_ctrl_c_while_modules_are_loaded_ends_the_command_in_the_same_words(
+    tmp_path: Path, start: str, module: str, rank: str, words: str
+) -> None:
+    code = f"""
+import os, runpy, signal, sys
+
+class Stopping:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:  # as modules of others do that try what there is
+                pass
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Stopping())
+sys.argv = ["gpfl", "list"]
+{start}
+"""
+    environment = {**os.environ, "PYTHONPATH": str(SRC), "RANK": rank}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", words)
+
+
+def test_ctrl_c_that_is_ignored_from_the_start_stays_so(tmp_path: Path) -> None:
+    code = """
+import os, runpy, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+sys.argv = ["gpfl", "--version"]
+try:
+    runpy.run_module("gpfl", None, "__main__", True)
+finally:
+    print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(SRC)}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, f"gpfl {gpfl.__version__}\nTrue\n")
 
 
 @pytest.mark.parametrize(
