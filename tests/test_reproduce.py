@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import Command, Said, Toy, content, without_time
 
 import gpfl
 from gpfl.data import DATA, PUBLISHED
 from gpfl.runs import RunFolder
+from gpfl.simulate import Simulation
 from gpfl.study import experiments as studies
 from gpfl.study import grid
 
@@ -400,6 +402,41 @@ def test_failed_cell_is_named_at_the_end_and_the_code_is_not_0(command: Command,
     assert "toy/whole, FedPer failed: round 3: the loss of client 2 is nan" in Path("results/toys/table.md").read_text()
     monkeypatch.setattr(grid, "run_trials", real)
     assert command("reproduce", "toys", "--cells", "toy/whole", *SHORT, "--no-figures").code == 0
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_seed_that_diverges_is_named_and_the_others_stand_in_the_table(
+    command: Command, monkeypatch: pytest.MonkeyPatch, memory: bool
+) -> None:
+    diverge(monkeypatch, 1)
+    real = grid.run_trials
+
+    def run_trials(given: Any, seeds: list[int], *rest: Any, **more: Any) -> object:
+        if len(seeds) > 1 and not memory:
+            raise torch.OutOfMemoryError("too many")
+        return real(given, seeds, *rest, **more)
+
+    monkeypatch.setattr(grid, "run_trials", run_trials)
+    said = command("reproduce", "toys", "--cells", "toy/whole", "--rounds", 2, "--seeds", "0,1,2", "--no-figures")
+    assert said.code == 1
+    assert "toy/whole fedper: seed 1: round 1: the loss of client 0 is nan (term 'ce'): lower --lr" in said.err
+    assert {method: row["trials"] for (_, method), row in records().items()} == {"fedavg": "3", "fedper": "2", "gpfl": "3"}
+    assert "FedPer failed: seed 1: round 1" in Path("results/toys/table.md").read_text()
+    ended = [path.parent for path in Path("results").glob("runs/*/seed-*/summary.json")]
+    assert len(ended) == 8
+    assert not any((path / "models").exists() for path in ended), "their weights are dropped as others' are"
+
+
+def diverge(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Lets FedPer diverge in round 1 of a trial."""
+    real = Simulation._refuse_nan
+
+    def refuse_nan(self: Simulation, cohort: Any, clients: list[int], round: int) -> None:
+        if (self.facts["method"], self.options.seed, round) == ("fedper", seed, 1):
+            cohort.terms["ce"][0] = float("nan")
+        real(self, cohort, clients, round)
+
+    monkeypatch.setattr(Simulation, "_refuse_nan", refuse_nan)
 
 
 def test_cell_that_cannot_be_divided_fails_alone(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,13 @@ from PIL import Image
 import gpfl
 from gpfl.data import DATA
 from gpfl.engine.base import Judge, Train
+from gpfl.errors import DivergenceError
 from gpfl.methods import METHODS
 from gpfl.runs import RunFolder
 from gpfl.simulate import Outcome, Silent, Simulation
 from gpfl.study import compare as studies
 from gpfl.study import quickstart as quick
-from gpfl.study.trials import run_trials
+from gpfl.study.trials import refuse_diverged, run_trials
 
 TOY = ("--data", "toy", "--rounds", 1)
 
@@ -385,6 +386,15 @@ def test_trials_at_once_end_when_their_own_patience_does(tmp_path: Path) -> None
     alone = run_trials(given, [3], tmp_path / "alone", lambda label: Silent())
     curves = [[line["loss"] for line in without_time(folder)] for folder in (together.folders[3], alone.folders[0])]
     assert curves[0] == pytest.approx(curves[1], abs=1e-5)
+
+
+def test_trials_that_diverged_are_refused_by_their_seeds() -> None:
+    ends = {4: DivergenceError("round 3: the loss is nan", "lower it"), 6: DivergenceError("round 1: it is inf", "check it")}
+    with pytest.raises(DivergenceError, match=r"^seed 4: round 3: the loss is nan \(seed 6 diverged as well\): lower it$"):
+        refuse_diverged(ends, [4, 5, 6])
+    with pytest.raises(DivergenceError, match=r"^round 3: the loss is nan: lower it$"):
+        refuse_diverged({4: ends[4]}, [4])
+    refuse_diverged({}, [4, 5, 6])
 
 
 def test_trials_without_a_seed_are_refused(tmp_path: Path) -> None:

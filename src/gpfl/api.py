@@ -19,7 +19,7 @@ from gpfl.config import Config, Given, RunOptions, TrainOptions
 from gpfl.defence import Defence
 from gpfl.defence.promise import guarded, promised
 from gpfl.engine import Engine, Setting, choose, exactness, fitting_threads
-from gpfl.errors import GpflError, did_you_mean
+from gpfl.errors import DivergenceError, GpflError, did_you_mean
 from gpfl.federation import MANIFEST, Federation
 from gpfl.form import Form
 from gpfl.method import Method
@@ -299,22 +299,34 @@ def execute(run: Run, engine: Engine) -> Result:
     return kept(Result(engine, outcome), run)
 
 
-def execute_trials(runs: Sequence[Run]) -> list[Result]:
+def execute_trials(runs: Sequence[Run]) -> list[Result | DivergenceError]:
     """Gives the results of unfinished trials, whose clients train at once where the engine can.
 
-    Trials differ in their seeds, or in numbers of their method such as λ or the learning rate.
+    Trials differ in their seeds, or in numbers of their method such as λ or the learning rate. One that diverges does not stop
+    the others; its end stands in place of its result.
     """
     first = runs[0].setting
     engine = choose(runs[0].config.run.engine, first)
     # One table on the device for all.
     runs = [run._replace(setting=dataclasses.replace(run.setting, federation=first.federation)) for run in runs]
     if not engine.stacks:
-        return [execute(run, choose(run.config.run.engine, run.setting)) for run in runs]
+        return [execute_or_diverge(run, choose(run.config.run.engine, run.setting)) for run in runs]
     engines = [engine.under(run.setting) for run in runs]
     simulations = [simulation_of(run, own) for run, own in zip(runs, engines, strict=True)]
     with fitting_threads(first), exactness(first):
         outcomes = run_together(simulations)
-    return [kept(Result(own, outcome), run) for own, outcome, run in zip(engines, outcomes, runs, strict=True)]
+    return [
+        outcome if isinstance(outcome, DivergenceError) else kept(Result(own, outcome), run)
+        for own, outcome, run in zip(engines, outcomes, runs, strict=True)
+    ]
+
+
+def execute_or_diverge(run: Run, engine: Engine) -> Result | DivergenceError:
+    """Gives the result of a run, or its end where it diverges."""
+    try:
+        return execute(run, engine)
+    except DivergenceError as end:
+        return end.with_traceback(None)  # which would hold on to its state
 
 
 def kept(result: Result, run: Run) -> Result:

@@ -1,4 +1,4 @@
-"""The one exception a user's mistake raises, and words that messages share."""
+"""The exception a user's mistake raises, the one of a run that diverges, and words that messages share."""
 
 from __future__ import annotations
 
@@ -8,6 +8,15 @@ from collections.abc import Iterable
 
 class GpflError(Exception):
     """A mistake in what the user gave: one line that names the thing, the value, the limit and the way out."""
+
+
+class DivergenceError(GpflError):
+    """The end of a run whose loss is no number any more: in which round and `what` happened, and the way out."""
+
+    def __init__(self, what: str, way: str) -> None:
+        super().__init__(f"{what}: {way}")
+        self.what = what
+        self.way = way
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

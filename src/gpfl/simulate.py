@@ -16,7 +16,7 @@ from gpfl.defence import cautions
 from gpfl.defence.statement import words
 from gpfl.engine import Engine, Setting
 from gpfl.engine.base import Cohort, Judge, Train
-from gpfl.errors import GpflError
+from gpfl.errors import DivergenceError, GpflError
 from gpfl.evaluate import Evaluation, best, mean_of_last
 from gpfl.runs import Line, RunFolder, State, device_name
 
@@ -69,7 +69,10 @@ class Simulation:
 
     def run(self) -> Outcome:
         """Gives the finished run."""
-        return run_together([self])[0]
+        outcome = run_together([self])[0]
+        if isinstance(outcome, DivergenceError):
+            raise outcome
+        return outcome
 
     def steps(self) -> Generator[Train | Judge, Any, Outcome]:
         """Asks for one round or judgement after the other, is given each, and gives the finished run."""
@@ -230,7 +233,7 @@ class Simulation:
         if self.folder:
             checkpoint = self.folder.path / "checkpoint.safetensors"
             kept = f"; the last good checkpoint is kept in {checkpoint}" if checkpoint.exists() else ""
-        raise GpflError(f"round {round}: {what}: lower --lr (now {self.setting.method.lr:g}) or check the data{kept}")
+        raise DivergenceError(f"round {round}: {what}", f"lower --lr (now {self.setting.method.lr:g}) or check the data{kept}")
 
     def _name(self, client: int) -> str:
         return self.setting.federation.shards[client].name
@@ -287,17 +290,17 @@ class Simulation:
         }
 
 
-def run_together(simulations: Sequence[Simulation]) -> list[Outcome]:
+def run_together(simulations: Sequence[Simulation]) -> list[Outcome | DivergenceError]:
     """Gives the finished runs of trials of one setting, their rounds run at once on the first one's engine.
 
-    Trials differ in their seeds, or in numbers of their method; each has its folder, its checkpoints and its end. Time is
-    divided among those that run.
+    Trials differ in their seeds, or in numbers of their method; each has its folder, its checkpoints and its end, and one that
+    diverges does not stop the others. Time is divided among those that run.
     """
     engine = simulations[0].engine
     tell_promises(simulations)
     running = {number: simulation.steps() for number, simulation in enumerate(simulations)}
     answers: dict[int, object] = dict.fromkeys(running)
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, Outcome | DivergenceError] = {}
     while running:
         asked: dict[int, Train | Judge] = {}
         for number in list(running):
@@ -306,6 +309,9 @@ def run_together(simulations: Sequence[Simulation]) -> list[Outcome]:
                 asked[number] = running[number].send(answers[number])
             except StopIteration as end:
                 outcomes[number] = end.value
+                del running[number]
+            except DivergenceError as end:  # alike in all processes, so that none waits for another
+                outcomes[number] = end.with_traceback(None)  # which would hold on to its state
                 del running[number]
         rounds = {number: work for number, work in asked.items() if isinstance(work, Train)}
         answers = dict(zip(rounds, engine.train_all(list(rounds.values())), strict=True)) if rounds else {}

@@ -21,6 +21,7 @@ from gpfl.engine.base import Cohort, Engine, Judge, Train
 from gpfl.engine.program import Program
 from gpfl.engine.vmap import Vmap
 from gpfl.engine.workers import Workers
+from gpfl.errors import DivergenceError
 from gpfl.method import Method
 from gpfl.methods import METHODS
 from gpfl.methods.fedavg import FedAvg
@@ -475,6 +476,22 @@ def test_trials_with_other_numbers_run_at_once_as_each_alone(name: str) -> None:
             assert np.abs(one.logits(x) - other.logits(x)).max() < 1e-5
     losses = [result.history[-1]["loss"] for result in together]
     assert len(set(losses)) == 3, "the numbers make a difference"
+
+
+@pytest.mark.parametrize("engine", ["vmap", "loop"])
+def test_trial_that_diverges_does_not_stop_the_others(engine: str) -> None:
+    federation = toy_federation((31, 12, 25))
+    runs = []
+    for lr in (1e30, 0.1, 1e30):
+        given: configs.Given = {"method": {"name": "fedavg"}, "train": {"rounds": 3, "lr": lr}, "run": {"engine": engine}}
+        runs.append(api.Run(*api.prepare(configs.resolve(given, federation=federation), federation, None, None)))
+    first, second, third = api.execute_trials(runs)
+    assert isinstance(first, DivergenceError)
+    assert isinstance(third, DivergenceError)
+    assert "lower --lr (now 1e+30)" in str(first)
+    alone = api.execute(runs[1], ENGINES[engine](runs[1].setting))
+    assert isinstance(second, gpfl.Result)
+    assert [line["loss"] for line in second.history] == pytest.approx([line["loss"] for line in alone.history], abs=1e-5)
 
 
 def test_trial_that_is_left_alone_goes_on_with_its_own_numbers() -> None:

@@ -25,14 +25,14 @@ from gpfl.config import Config, Given
 from gpfl.data import DATA, Published, cache
 from gpfl.data.published import caveat
 from gpfl.engine import Setting
-from gpfl.errors import GpflError
+from gpfl.errors import DivergenceError, GpflError
 from gpfl.federation import Federation
 from gpfl.ranks import ranks
 from gpfl.runs import RunFolder
 from gpfl.simulate import Watch
 from gpfl.study.chosen import Chosen
 from gpfl.study.experiments import PATIENCE, ROUNDS, Cell
-from gpfl.study.trials import NEGLIGIBLE, Trials, Watcher, drop_weights, run_trials
+from gpfl.study.trials import NEGLIGIBLE, Trials, Watcher, drop_weights, refuse_diverged, run_trials
 from gpfl.study.whole import ended
 from gpfl.study.work import Sample, sample_of, share_of
 
@@ -284,15 +284,17 @@ def run(job: Job, plan: Plan, watcher: Watcher, facts: Mapping[str, object]) -> 
                 note_seeds(job, missing, facts)
             return watcher(label)
 
-        run_seeds(job, missing, watch)
-        if not (plan.weights or any(cell.column.weights for cell in job.cells)) and ranks().first:
-            for seed in job.finished(plan.seeds):
-                drop_weights(job.folder / f"seed-{seed}")
+        try:
+            run_seeds(job, missing, watch)
+        finally:  # other seeds than one that diverges have ended
+            if not (plan.weights or any(cell.column.weights for cell in job.cells)) and ranks().first:
+                for seed in job.finished(plan.seeds):
+                    drop_weights(job.folder / f"seed-{seed}")
     return True
 
 
 def run_seeds(job: Job, seeds: Sequence[int], watcher: Watcher) -> None:
-    """Runs a job with these seeds, at once or one after the other."""
+    """Runs a job with these seeds, at once or one after the other; one that diverges is told of when the others have ended."""
     if not seeds:
         return
     try:
@@ -301,9 +303,14 @@ def run_seeds(job: Job, seeds: Sequence[int], watcher: Watcher) -> None:
     except torch.OutOfMemoryError:
         if len(seeds) == 1:
             raise
+    diverged: dict[int, DivergenceError] = {}
     for seed in seeds:  # not within the handler: the error holds on to the tensors that were too many
         free_memory()
-        run_trials(job.given, [seed], job.folder, watcher, label=job.label)
+        try:
+            run_trials(job.given, [seed], job.folder, watcher, label=job.label)
+        except DivergenceError as end:
+            diverged[seed] = end.with_traceback(None)
+    refuse_diverged(diverged, seeds)
 
 
 def note_seeds(job: Job, seeds: Iterable[int], facts: Mapping[str, object]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -15,7 +15,7 @@ import numpy as np
 from gpfl import api, files, toml
 from gpfl import config as configs
 from gpfl.config import Config, Given
-from gpfl.errors import GpflError
+from gpfl.errors import DivergenceError, GpflError
 from gpfl.federation import MANIFEST, Federation
 from gpfl.runs import RunFolder, clear_stump, read_json, refuse_used
 from gpfl.simulate import Watch
@@ -132,7 +132,8 @@ def resume_trials(out: Path, watcher: Watcher, *, only: Sequence[int] | None = N
         opened(out / f"seed-{seed}", with_seed(given, seed), federation, watcher(f"{name} seed {seed}")) for seed in unfinished
     ]
     if runs:
-        api.execute_trials(runs)
+        ends = zip(unfinished, api.execute_trials(runs), strict=True)
+        refuse_diverged({seed: end for seed, end in ends if isinstance(end, DivergenceError)}, unfinished)
     trials = read_trials(out, [seed for seed in seeds if seed in wanted or ended(out / f"seed-{seed}")])
     numbers = {
         key: {"mean": trials.mean(key), "std": trials.std(key)}
@@ -140,6 +141,15 @@ def resume_trials(out: Path, watcher: Watcher, *, only: Sequence[int] | None = N
     }
     files.write_text(out / "trials.json", json.dumps({"method": name, "seeds": seeds, **numbers}, indent=2) + "\n")
     return trials
+
+
+def refuse_diverged(diverged: Mapping[int, DivergenceError], seeds: Sequence[int]) -> None:
+    """Refuses trials with these seeds where some diverged, once the others have ended."""
+    if diverged:
+        (seed, end), *others = diverged.items()
+        named = f"seed {seed}: " if len(seeds) > 1 else ""
+        also = f" (seed {', '.join(str(other) for other, _ in others)} diverged as well)" if others else ""
+        raise DivergenceError(f"{named}{end.what}{also}", end.way)
 
 
 def opened(path: Path, given: Given, federation: Federation | None, watch: Watch) -> api.Run:

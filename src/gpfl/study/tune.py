@@ -22,7 +22,7 @@ from gpfl import api, files, toml
 from gpfl import config as configs
 from gpfl.config import Config, Given
 from gpfl.engine import choose
-from gpfl.errors import GpflError
+from gpfl.errors import DivergenceError, GpflError
 from gpfl.evaluate import best
 from gpfl.federation import MANIFEST, Federation
 from gpfl.options import Span
@@ -319,30 +319,29 @@ def stackable(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
 
 
 def run_candidates(plan: Plan, candidates: Sequence[Candidate], audience: Audience) -> list[Candidate]:
-    """Gives candidates with their outcomes; they train at once where they can, and one by one after a failure."""
+    """Gives candidates with their outcomes; they train at once where they can, where memory does not suffice one by one."""
     places = [(candidate, seed) for candidate in candidates for seed in plan.search.seeds]
-    troubles: dict[int, str] = {}
 
-    def run(some: Sequence[tuple[Candidate, int]]) -> str:
+    def run(some: Sequence[tuple[Candidate, int]]) -> dict[int, str]:
+        """Gives how candidates diverged, by their numbers; all else is not their fault."""
         unfinished = [(one, seed) for one, seed in some if not RunFolder(plan.home(one) / f"seed-{seed}").finished]
-        try:
-            runs = [run_of(plan, one, seed, audience.watch(plan, one)) for one, seed in unfinished]
-            if runs:
-                api.execute_trials(runs)
-        except GpflError as problem:
-            if "lower --lr (now" not in str(problem):  # all else is not the candidate's fault
-                raise
-            return str(problem).split(": lower --lr")[0]
-        except torch.OutOfMemoryError:
-            if len(some) == 1:
-                raise
-            return "out of memory"
-        return ""
+        runs = [run_of(plan, one, seed, audience.watch(plan, one)) for one, seed in unfinished]
+        ends = api.execute_trials(runs) if runs else []
+        return {
+            one.number: end.what for (one, _), end in zip(unfinished, ends, strict=True) if isinstance(end, DivergenceError)
+        }
 
-    if run(places):
+    troubles: dict[int, str] | None = None
+    try:
+        troubles = run(places)
+    except torch.OutOfMemoryError:
+        if len(places) == 1:
+            raise
+    if troubles is None:  # not within the handler: the error holds on to the tensors that were too many
+        troubles = {}
         for candidate, seed in places:
-            if candidate.number not in troubles and (trouble := run([(candidate, seed)])):
-                troubles[candidate.number] = trouble
+            if candidate.number not in troubles:
+                troubles |= run([(candidate, seed)])
     return [outcome(plan, candidate, troubles.get(candidate.number, "")) for candidate in candidates]
 
 
