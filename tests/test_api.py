@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -406,3 +409,17 @@ def test_named_data_is_divided_as_the_command_divides_it() -> None:
     counts = gpfl.federate("digits").label_counts
     assert counts.shape[0] == 20
     assert (counts > 0).sum(1).max() == 4
+
+
+def test_exports_and_modules_are_there_once_they_are_asked_for(tmp_path: Path) -> None:
+    code = """
+import sys, gpfl
+print("torch" in sys.modules, [name for name in gpfl.__all__ if not hasattr(gpfl, name)])
+print(gpfl.ranks.leave, gpfl.study, hasattr(gpfl, "nothing"), dir(gpfl) == sorted(gpfl.__all__))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(gpfl.__file__).parents[1])}
+    said = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    first, second = said.stdout.splitlines()
+    assert first == "False []"
+    assert second.endswith("False True")

@@ -652,7 +652,14 @@ sys.argv = ["gpfl", "list"]
 def test_ctrl_c_that_is_ignored_from_the_start_stays_so(tmp_path: Path) -> None:
     code = """
 import os, runpy, signal, sys
+
+class Stopping:
+    def find_spec(self, name, path=None, target=None):
+        if name == "gpfl.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+
 signal.signal(signal.SIGINT, signal.SIG_IGN)
+sys.meta_path.insert(0, Stopping())
 sys.argv = ["gpfl", "--version"]
 try:
     runpy.run_module("gpfl", None, "__main__", True)

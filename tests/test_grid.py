@@ -23,7 +23,7 @@ from gpfl.study import grid
 from gpfl.study.compare import Entrant
 from gpfl.study.experiments import Cell, Column, Experiment, Published
 from gpfl.study.grid import Grounds, Job, Plan
-from gpfl.study.held import held_jobs, mend
+from gpfl.study.held import held_jobs
 from gpfl.study.results import results
 
 FACTS = {"command": "gpfl reproduce toys", "commit": "abc1234"}
@@ -211,51 +211,6 @@ def test_more_rounds_are_another_run_and_the_shorter_one_stays(tmp_path: Path, b
 # Damage.
 
 
-def cut_off(how: Plan, monkeypatch: pytest.MonkeyPatch) -> Job:
-    """A job that was stopped amid its only trial, after a checkpoint."""
-    real, seen = RunFolder.append, [0]
-
-    def append(folder: RunFolder, line: dict[str, object]) -> None:
-        real(folder, line)
-        seen[0] += 1
-        if seen[0] == 3:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "append", append)
-        with pytest.raises(KeyboardInterrupt):
-            run(cells(OTHER), how)
-    [job] = jobs(cells(OTHER), how)
-    return job
-
-
-def test_trial_that_was_cut_off_goes_on_though_its_config_was_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    how = plan(tmp_path, seeds=(1,), rounds=3, run={"checkpoint_every": 1})
-    job = cut_off(how, monkeypatch)
-    path = job.folder / "seed-1" / "config.toml"
-    good, told = path.read_text(), []
-    path.write_text(good[:99])
-    mend([job], how, told.append)
-    assert [words.endswith("): it is written anew") for words in told] == [True]
-    assert path.read_text() == good
-    monkeypatch.setattr(RunFolder, "cut_back", lambda folder, lines: told.append(str(len(lines))))
-    assert grid.run_all([job], how, lambda label: Silent(), FACTS) == {}
-    assert told[1:] == ["2"], "it went on from the checkpoint of round 1"
-
-
-def test_config_that_cannot_be_written_anew_is_told_and_stops_no_other(tmp_path: Path) -> None:
-    how, told = plan(tmp_path), []
-    assert run(cells(TABLE), how) == {}
-    found = jobs(cells(TABLE), how)
-    (found[0].folder / "config.toml").unlink()
-    (found[0].folder / "config.toml").mkdir()
-    (found[1].folder / "config.toml").write_text("")
-    mend(found, how, told.append)
-    assert f"{found[0].folder / 'config.toml'} is damaged (Is a directory), and cannot be mended: cannot write" in told[0]
-    assert told[1] == f"{found[1].folder / 'config.toml'} is damaged (it lacks [run]): it is written anew"
-    assert len(told) == 2
-
-
 def test_trial_that_is_not_asked_for_may_be_damaged(tmp_path: Path, begun: list[str]) -> None:
     assert run(cells(OTHER), plan(tmp_path)) == {}
     [job] = jobs(cells(OTHER), plan(tmp_path))
@@ -267,17 +222,22 @@ def test_trial_that_is_not_asked_for_may_be_damaged(tmp_path: Path, begun: list[
     assert path.read_text() == "{"
 
 
-def test_damaged_summary_is_run_again_whatever_the_engine(tmp_path: Path, begun: list[str]) -> None:
-    for engine in ("loop", "vmap"):
-        how = plan(tmp_path / engine, run={"engine": engine})
-        assert run(cells(OTHER), how) == {}
-        [job] = jobs(cells(OTHER), how)
-        (job.folder / "seed-1" / "summary.json").write_text("{}")
-        assert job.finished(how.seeds) == [0]
-        del begun[:]
-        assert run(cells(OTHER), how) == {}
-        assert begun == ["gpfl seed-1"]
-        assert job.finished(how.seeds) == [0, 1]
+def test_what_is_damaged_is_refused_and_kept(tmp_path: Path, begun: list[str]) -> None:
+    how = plan(tmp_path)
+    assert run(cells(OTHER), how) == {}
+    [job] = jobs(cells(OTHER), how)
+    del begun[:]
+    for name, folder in (("seed-1/summary.json", job.folder / "seed-1"), ("config.toml", job.folder)):
+        path = job.folder / name
+        good = path.read_text()
+        path.write_text("{}")
+        assert run(cells(OTHER), plan(tmp_path, seeds=(0, 1, 2)))[job.folder].endswith(
+            f"): restore the file, or remove {folder} and have it run again"
+        )
+        assert path.read_text() == "{}"
+        path.write_text(good)
+    assert begun == []
+    assert job.finished(how.seeds) == [0, 1]
 
 
 # Failures.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -480,7 +481,7 @@ def table(command: Command) -> tuple[Path, str]:
     return cell, Path("results/toys/table.csv").read_text()
 
 
-def test_cell_with_a_damaged_config_is_named_and_the_same_command_mends_it(command: Command, table: tuple[Path, str]) -> None:
+def test_cell_with_a_damaged_config_is_named_and_stops_no_other(command: Command, table: tuple[Path, str]) -> None:
     cell, before = table
     path, trials = cell / "config.toml", content(cell / "seed-0")
     good = path.read_text()
@@ -488,30 +489,27 @@ def test_cell_with_a_damaged_config_is_named_and_the_same_command_mends_it(comma
         path.write_text(damage(good))
         said = command(*ALL, "--only-tables")
         assert said.code == 0, name
-        assert said.err.startswith(f"gpfl: a cell counts as not run, as {path} is damaged ({words}"), name
-        assert said.err.endswith(f"): run it again, which mends it, or remove {cell}\n"), name
+        assert said.err.startswith(f"gpfl: a run counts as not there, as {path} is damaged ({words}"), name
+        assert said.err.endswith(f"): restore the file, or remove {cell} and have it run again\n"), name
         assert said.err.count("\n") == 1, name
         assert states() == {"fedavg": "run 2", "fedper": "run 2", "gpfl": "not run 0"}, name
         assert states("fair") == {"fedavg": "run 2", "gpfl": "not run 0"}, name
-        assert path.read_text() == damage(good), "tables mend nothing"
-        said = command(*ALL)
-        assert said.code == 0, said.err
-        assert said.err.startswith(f"gpfl: {path} is damaged ({words}"), name
-        assert said.err.endswith("): it is written anew\n"), name
-        assert path.read_text() == good, name
-        assert content(cell / "seed-0") == trials, "no trial is run again"
+        assert path.read_text() == damage(good), name
+    said = command(*ALL, "--seeds", "0,1,2")
+    assert said.code == 1
+    assert f"toy/whole gpfl: {path} is damaged (" in said.err
+    assert states() == {"fedavg": "run 3", "fedper": "run 3", "gpfl": "run 2"}
+    assert content(cell / "seed-0") == trials, "no trial is run over"
+    path.write_text(good)
     assert command(*ALL, "--only-tables").err == ""
     assert Path("results/toys/table.csv").read_text() == before
 
 
 def test_cell_that_lost_its_config_is_named_too(command: Command, table: tuple[Path, str]) -> None:
-    cell, before = table
-    path = cell / "config.toml"
-    path.unlink()
-    assert f"a cell counts as not run, as {path} is damaged (No such file" in command(*ALL, "--only-tables").err
-    assert command(*ALL, "--seeds", "0,1,2").code == 0, "a seed is added to those that are there"
-    assert command(*ALL, "--only-tables").err == ""
-    assert Path("results/toys/table.csv").read_text() == before
+    cell, _ = table
+    (cell / "config.toml").unlink()
+    said = command(*ALL, "--only-tables")
+    assert said.err.startswith(f"gpfl: a run counts as not there, as cannot read {cell / 'config.toml'} (No such file")
 
 
 def test_other_cells_are_run_beside_one_with_a_damaged_config(command: Command, table: tuple[Path, str]) -> None:
@@ -519,7 +517,7 @@ def test_other_cells_are_run_beside_one_with_a_damaged_config(command: Command, 
     (cell / "config.toml").write_text("half = ")
     said = command("reproduce", "toys", "--methods", "local", "--cells", "toy/whole", *SHORT, "--no-figures")
     assert said.code == 0, said.err
-    assert said.err.startswith(f"gpfl: a cell counts as not run, as {cell / 'config.toml'} is damaged (")
+    assert said.err.startswith(f"gpfl: a run counts as not there, as {cell / 'config.toml'} is damaged (")
     assert states() == {"fedavg": "run 2", "fedper": "run 2", "gpfl": "not run 0", "local": "run 2"}
 
 
@@ -544,7 +542,7 @@ def test_where_nothing_but_a_damaged_cell_is_there_it_is_named_before_the_refusa
         (lambda text: text.replace('"best_round"', '"round"'), "it lacks 'best_round'"),
     ],
 )
-def test_trial_with_a_damaged_summary_is_named_and_the_same_command_runs_it_again(
+def test_trial_with_a_damaged_summary_is_named_and_run_again_where_it_is_removed(
     command: Command, table: tuple[Path, str], damage: Callable[[str], str], words: str
 ) -> None:
     cell, _ = table
@@ -553,14 +551,16 @@ def test_trial_with_a_damaged_summary_is_named_and_the_same_command_runs_it_agai
     path.write_text(damage(path.read_text()))
     said = command(*ALL, "--only-tables")
     assert said.code == 0, said.err
-    assert said.err.startswith(f"gpfl: a trial counts as not run, as {path} is damaged ({words}")
-    assert said.err.endswith(f"): remove it and gpfl resume {cell / 'seed-0'} to have it written anew\n")
+    assert said.err.startswith(f"gpfl: a run counts as not there, as {path} is damaged ({words}")
+    assert said.err.endswith(f"): restore the file, or remove {cell / 'seed-0'} and have it run again\n")
     assert states() == {"fedavg": "run 2", "fedper": "run 2", "gpfl": "run 1"}
     assert states("fair") == {"fedavg": "run 2", "gpfl": "run 1"}
     assert "1/2" in command(*ALL, "--dry-run").out
     said = command(*ALL)
-    assert said.code == 0, said.err
-    assert said.err == f"gpfl: {path} is damaged: the trial is run again\n"
+    assert said.code == 1
+    assert f"toy/whole gpfl: {path} is damaged ({words}" in said.err
+    shutil.rmtree(cell / "seed-0")
+    assert command(*ALL).code == 0
     assert states()["gpfl"] == "run 2"
     assert without_time(cell / "seed-0") == lines
     assert content(cell / "seed-1") == other
@@ -570,7 +570,7 @@ def test_trial_with_a_damaged_summary_is_named_and_the_same_command_runs_it_agai
     ("name", "texts"),
     [
         ("trials.json", ("", "{")),
-        ("made-0.json", ("{", "[1]", '{"commits": 1}', '{"data": 2, "steps": "3"}')),
+        ("made-0.json", ("{", "[1]", '{"commits": 1}', '{"commits": [{}]}', '{"data": 2, "steps": "3"}')),
         ("seed-0/config.toml", ("", "half = ")),
         ("seed-0/federation.toml", ("", "half = ", "table = 1", "\udcff")),
         ("seed-0/metrics.jsonl", ("", '{"round": 0}\n')),

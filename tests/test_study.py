@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
 from collections.abc import Callable, Generator
@@ -389,12 +390,13 @@ def test_trials_at_once_end_when_their_own_patience_does(tmp_path: Path) -> None
 
 
 def test_trials_that_diverged_are_refused_by_their_seeds() -> None:
-    ends = {4: DivergenceError("round 3: the loss is nan", "lower it"), 6: DivergenceError("round 1: it is inf", "check it")}
-    with pytest.raises(DivergenceError, match=r"^seed 4: round 3: the loss is nan \(seed 6 diverged as well\): lower it$"):
-        refuse_diverged(ends, [4, 5, 6])
-    with pytest.raises(DivergenceError, match=r"^round 3: the loss is nan: lower it$"):
-        refuse_diverged({4: ends[4]}, [4])
-    refuse_diverged({}, [4, 5, 6])
+    ends = {seed: DivergenceError(f"round {seed}: the loss is nan", "lower it") for seed in (4, 6, 7)}
+    with pytest.raises(DivergenceError, match=r"^seed 4: round 4: the loss is nan \(so did seed 6, 7\): lower it$") as told:
+        refuse_diverged(ends)
+    assert str(copy.copy(told.value)) == str(told.value)
+    with pytest.raises(DivergenceError, match=r"^seed 6: round 6: the loss is nan: lower it$"):
+        refuse_diverged({6: ends[6]})
+    refuse_diverged({})
 
 
 def test_trials_without_a_seed_are_refused(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """gpfl: personalised federated learning, each client with a model of its own."""
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -38,13 +39,19 @@ HOMES = {
 if not TYPE_CHECKING:  # a name that is not exported is a mistake to mypy
 
     def __getattr__(name: str) -> object:
-        """Gives an exported name, imported when it is first asked for: the command listens to Ctrl-C before torch is here."""
-        if name not in HOMES:
+        """Gives an exported name or a module, imported when it is first asked for.
+
+        So the command listens to Ctrl-C before torch is here.
+        """
+        if name in HOMES:
+            value: object = getattr(import_module(HOMES[name]), name)
+        elif not name.startswith("_") and find_spec(f"gpfl.{name}"):
+            value = import_module(f"gpfl.{name}")
+        else:
             raise AttributeError(f"module 'gpfl' has no attribute '{name}'")
-        value = getattr(import_module(HOMES[name]), name)
         globals()[name] = value
         return value
 
     def __dir__() -> list[str]:
-        """Gives the names that are exported, and those that are there."""
-        return sorted({*__all__, *globals()})
+        """Gives the names that are exported."""
+        return sorted(__all__)

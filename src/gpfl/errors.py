@@ -14,9 +14,11 @@ class DivergenceError(GpflError):
     """The end of a run whose loss is no number any more: in which round and `what` happened, and the way out."""
 
     def __init__(self, what: str, way: str) -> None:
-        super().__init__(f"{what}: {way}")
-        self.what = what
-        self.way = way
+        super().__init__(what, way)
+        self.what, self.way = what, way
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.way}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

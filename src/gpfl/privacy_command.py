@@ -35,7 +35,6 @@ from gpfl.study.asked import split_words
 from gpfl.study.estimate import estimates
 from gpfl.study.experiments import Cell
 from gpfl.study.grid import Grounds, Job, Plan
-from gpfl.study.held import mend
 from gpfl.study.results import commits_of
 from gpfl.terminal import complain, console, say
 
@@ -351,7 +350,6 @@ def by_epsilon(
 def train(jobs: Mapping[Cell, Job], plan: Plan) -> dict[Path, str]:
     """Gives what went wrong by the folder of the run, having run what is missing."""
     unique = {job.folder: job for job in jobs.values()}
-    mend(unique.values(), plan, complain)
     lacking = [job for job in unique.values() if len(job.finished(plan.seeds)) < len(plan.seeds)]
     if len(lacking) < len(unique):
         say(f"Run before: {len(unique) - len(lacking)} of {counted(len(unique), 'run')}.")

@@ -31,7 +31,7 @@ from gpfl.study.compare import entrants
 from gpfl.study.estimate import Estimate, estimates
 from gpfl.study.experiments import PATIENCE, ROUNDS, Cell, experiments, named
 from gpfl.study.grid import Grounds, Job, Plan
-from gpfl.study.held import damages, held_jobs, mend
+from gpfl.study.held import damages, held_jobs
 from gpfl.study.results import results as results_of
 from gpfl.terminal import complain, console, say, wide
 
@@ -250,7 +250,6 @@ def run(
 ) -> Places:
     """Gives what went wrong by column and row, having run what is missing and written tables and figures of all there is."""
     facts = {"command": command_words(), "commit": commit()}
-    mend(jobs, plan, complain)
     lacking = [job for job in jobs if len(job.finished(plan.seeds)) < len(plan.seeds)]
     if len(lacking) < len(jobs):
         say(f"Run before: {len(jobs) - len(lacking)} of {counted(len(jobs), 'cell')}.")
@@ -319,7 +318,7 @@ def write(jobs: Sequence[Job], plan: Plan, asked: Asked, problems: Places, figur
 
 def tell_damages(jobs: Sequence[Job], plan: Plan) -> None:
     """Prints what tables of these jobs are without as it is damaged."""
-    for words in damages(jobs, plan):
+    for words in damages(plan.out, jobs, plan.seeds):
         complain(words)
 
 

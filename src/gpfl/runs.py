@@ -205,10 +205,10 @@ class RunFolder:
             return
         files.write_text(self.path / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
-    def summary(self) -> dict[str, object]:
-        """Gives summary.json."""
+    def summary(self, way: str = "") -> dict[str, object]:
+        """Gives summary.json; the way out of a damaged one is to resume, unless the caller knows another."""
         path = self.path / "summary.json"
-        way = f"remove it and gpfl resume {self.path} to have it written anew"
+        way = way or f"remove it and gpfl resume {self.path} to have it written anew"
         content = read_json(path, way)
         wrong = fault(content, SUMMARY_NUMBERS, SUMMARY_TEXTS)
         if wrong:

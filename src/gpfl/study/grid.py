@@ -31,16 +31,13 @@ from gpfl.ranks import ranks
 from gpfl.runs import RunFolder
 from gpfl.simulate import Watch
 from gpfl.study.chosen import Chosen
+from gpfl.study.damage import config_fault, ended, summary_fault
 from gpfl.study.experiments import PATIENCE, ROUNDS, Cell
-from gpfl.study.trials import NEGLIGIBLE, Trials, Watcher, drop_weights, refuse_diverged, run_trials
-from gpfl.study.whole import ended
+from gpfl.study.trials import NEGLIGIBLE, Trials, Watcher, drop_weights, run_trials
 from gpfl.study.work import Sample, sample_of, share_of
 
 NOTE = "made-{}.json"
 """The file beside a run that says what makes it: command, commits, batches of a round, and what the data lack."""
-
-NOTED = {"commits": list, "data": str}
-"""What of a note must be of a kind for tables to be made of it."""
 
 CHECKPOINT = 10
 """Rounds between checkpoints of a state of LIGHT bytes or less; heavier ones are written more rarely, by their weight."""
@@ -114,7 +111,7 @@ class Job:
         return f"{self.cells[0].column.key} {self.cells[0].entrant.label}"
 
     def finished(self, seeds: Iterable[int]) -> list[int]:
-        """Gives those of the seeds whose trials have ended; one with a damaged summary is still to be run."""
+        """Gives those of the seeds whose trials have ended, with a summary that is whole."""
         return [seed for seed in seeds if ended(self.folder / f"seed-{seed}")]
 
     def trials(self, label: str, seeds: Iterable[int]) -> Trials | None:
@@ -274,10 +271,7 @@ def run(job: Job, plan: Plan, watcher: Watcher, facts: Mapping[str, object]) -> 
         if not mine:
             return False
         missing = [seed for seed in plan.seeds if seed not in job.finished(plan.seeds)]
-        for trial in (RunFolder(job.folder / f"seed-{seed}") for seed in missing):
-            if trial.finished and trial.writes:  # so says a summary that is damaged
-                (trial.path / "summary.json").unlink()
-        ranks().wait()
+        refuse_damage(job, missing)
 
         def watch(label: str) -> Watch:
             if ranks().first:
@@ -293,6 +287,13 @@ def run(job: Job, plan: Plan, watcher: Watcher, facts: Mapping[str, object]) -> 
     return True
 
 
+def refuse_damage(job: Job, seeds: Iterable[int]) -> None:
+    """Refuses to run over what is damaged of a job: it may be worth mending."""
+    for fault in (config_fault(job.folder), *(summary_fault(job.folder / f"seed-{seed}") for seed in seeds)):
+        if fault:
+            raise GpflError(fault)
+
+
 def run_seeds(job: Job, seeds: Sequence[int], watcher: Watcher) -> None:
     """Runs a job with these seeds, at once or one after the other; one that diverges is told of when the others have ended."""
     if not seeds:
@@ -303,14 +304,15 @@ def run_seeds(job: Job, seeds: Sequence[int], watcher: Watcher) -> None:
     except torch.OutOfMemoryError:
         if len(seeds) == 1:
             raise
-    diverged: dict[int, DivergenceError] = {}
+    diverged: list[DivergenceError] = []
     for seed in seeds:  # not within the handler: the error holds on to the tensors that were too many
         free_memory()
         try:
             run_trials(job.given, [seed], job.folder, watcher, label=job.label)
         except DivergenceError as end:
-            diverged[seed] = end.with_traceback(None)
-    refuse_diverged(diverged, seeds)
+            diverged.append(end.with_traceback(None))
+    if diverged:
+        raise diverged[0]
 
 
 def note_seeds(job: Job, seeds: Iterable[int], facts: Mapping[str, object]) -> None:
@@ -324,13 +326,15 @@ def note_seeds(job: Job, seeds: Iterable[int], facts: Mapping[str, object]) -> N
 
 
 def read_note(path: Path) -> dict[str, Any]:
-    """Gives what was noted beside a run, as far as it is of its kind; nothing where there is no such file, or a damaged one."""
+    """Gives what was noted beside a run; nothing where there is no such file, or a damaged one."""
     try:
         note = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     facts = note if isinstance(note, dict) else {}
-    return {key: value for key, value in facts.items() if isinstance(value, NOTED.get(key, object))}
+    commits = facts.get("commits", [])
+    whole = isinstance(facts.get("data", ""), str) and isinstance(commits, list) and all(isinstance(c, str) for c in commits)
+    return facts if whole else {}
 
 
 def run_all(
@@ -360,8 +364,8 @@ def run_all(
             problems[job.folder] = f"{type(problem).__name__}: {(str(problem).splitlines() or [''])[0]}; all of it: {path}"
         free_memory()
         tell(job, problems.get(job.folder, ""))
-    ended = {job.folder for job in left if len(job.finished(plan.seeds)) == len(plan.seeds)}
-    return {folder: words for folder, words in problems.items() if folder not in ended}
+    others = {job.folder for job in left if len(job.finished(plan.seeds)) == len(plan.seeds)}
+    return {folder: words for folder, words in problems.items() if folder not in others}
 
 
 @contextmanager

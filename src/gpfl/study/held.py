@@ -5,22 +5,20 @@ from __future__ import annotations
 import dataclasses
 import math
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 from gpfl import config as configs
-from gpfl import files
+from gpfl import toml
 from gpfl.config import Given
 from gpfl.errors import GpflError
 from gpfl.net import Net
-from gpfl.ranks import ranks
-from gpfl.runs import RunFolder
+from gpfl.study.damage import config_fault, summary_fault
 from gpfl.study.experiments import Cell
 from gpfl.study.grid import NOTE, Job, Plan, Sections, read_note
-from gpfl.study.trials import NEGLIGIBLE, check_trials
-from gpfl.study.whole import begun, whole_config
+from gpfl.study.trials import NEGLIGIBLE
 
 
 def held_jobs(cells: Iterable[Cell], plan: Plan) -> tuple[list[Job], dict[tuple[str, str], str]]:
@@ -28,7 +26,8 @@ def held_jobs(cells: Iterable[Cell], plan: Plan) -> tuple[list[Job], dict[tuple[
 
     They are found by their configs, so that the data need not be here; those with a damaged one are none.
     """
-    held, _ = held_configs(plan.out)
+    folders = sorted(path.parent for path in plan.out.glob("runs/*/config.toml"))
+    held = {folder: toml.read(folder / "config.toml") for folder in folders if not config_fault(folder)}
     jobs: dict[Path, Job] = {}
     wrong: dict[tuple[str, str], str] = {}
     for cell in cells:
@@ -48,18 +47,6 @@ def held_jobs(cells: Iterable[Cell], plan: Plan) -> tuple[list[Job], dict[tuple[
             words = next((note["data"] for path in folder.glob(NOTE.format("*")) if "data" in (note := read_note(path))), "")
             jobs[folder] = Job((*before, cell), given, folder, words)
     return list(jobs.values()), wrong
-
-
-def held_configs(out: Path) -> tuple[dict[Path, Given], dict[Path, str]]:
-    """Gives the configs of the folders of trials in `out`, and what is wrong with those that are damaged."""
-    held: dict[Path, Given] = {}
-    wrong: dict[Path, str] = {}
-    for folder in sorted(path for path in out.glob("runs/*") if begun(path)):
-        try:
-            held[folder] = whole_config(folder)
-        except GpflError as problem:
-            wrong[folder] = str(problem)
-    return held, wrong
 
 
 def without_data(given: Given) -> Sections:
@@ -87,54 +74,9 @@ def fits(asked: Sections, held: Mapping[str, object]) -> bool:
     return True
 
 
-# Damage.
-
-
-def damages(jobs: Iterable[Job], plan: Plan) -> list[str]:
-    """Gives a sentence about everything damaged that tables of these jobs are without, with the way out."""
-    found = {job.folder for job in jobs}
-    _, wrong = held_configs(plan.out)
-    words = [
-        f"a cell counts as not run, as {problem}: run it again, which mends it, or remove {folder}"
-        for folder, problem in wrong.items()
-        if folder not in found
-    ]
-    runs = [RunFolder(folder / f"seed-{seed}") for folder in sorted(found) for seed in plan.seeds]
-    for run in (run for run in runs if run.finished):
-        try:
-            run.summary()
-        except GpflError as problem:
-            words.append(f"a trial counts as not run, as {problem}")
-    return words
-
-
-def mend(jobs: Iterable[Job], plan: Plan, tell: Callable[[str], None]) -> None:
-    """Writes configs that are damaged anew, as all in them is known, and tells of them and of trials that will be run again."""
-    if ranks().first:
-        for job in jobs:
-            done = job.finished(plan.seeds)
-            trials = {job.folder / f"seed-{seed}": seed for seed in plan.seeds if seed not in done}
-            for folder, seed in {job.folder: plan.seeds[0], **trials}.items():
-                words = mend_config(job, folder, seed)
-                if words:
-                    tell(words)
-            for folder in trials:
-                if RunFolder(folder).finished:
-                    tell(f"{folder / 'summary.json'} is damaged: the trial is run again")
-    ranks().wait()
-
-
-def mend_config(job: Job, folder: Path, seed: int) -> str:
-    """Gives what was wrong with the config of a job or of one of its trials; "" where nothing is."""
-    if not begun(folder):
-        return ""
-    try:
-        whole_config(folder)
-        return ""
-    except GpflError as problem:
-        wrong = str(problem)
-    try:
-        files.write_text(folder / "config.toml", check_trials(job.given, [seed], None)[0].to_toml())
-    except GpflError as problem:
-        return f"{wrong}, and cannot be mended: {problem}"
-    return f"{wrong}: it is written anew"
+def damages(out: Path, found: Iterable[Job], seeds: Iterable[int]) -> list[str]:
+    """Gives a sentence about everything damaged in `out` that tables of these jobs may be without, with the way out."""
+    folders = {job.folder for job in found}
+    configs = [config_fault(path) for path in sorted(out.glob("runs/*")) if path.is_dir() and path not in folders]
+    summaries = [summary_fault(folder / f"seed-{seed}") for folder in sorted(folders) for seed in seeds]
+    return [f"a run counts as not there, as {fault}" for fault in (*configs, *summaries) if fault]

@@ -19,7 +19,7 @@ from gpfl.errors import DivergenceError, GpflError
 from gpfl.federation import MANIFEST, Federation
 from gpfl.runs import RunFolder, clear_stump, read_json, refuse_used
 from gpfl.simulate import Watch
-from gpfl.study.whole import ended
+from gpfl.study.damage import ended
 
 NEGLIGIBLE = (*(("run", key) for key in ("seed", "engine", "device", "compile", "checkpoint_every")), ("split", "file"))
 """Settings in which trials of one study may differ: they change no number, or are what trials differ in."""
@@ -133,7 +133,7 @@ def resume_trials(out: Path, watcher: Watcher, *, only: Sequence[int] | None = N
     ]
     if runs:
         ends = zip(unfinished, api.execute_trials(runs), strict=True)
-        refuse_diverged({seed: end for seed, end in ends if isinstance(end, DivergenceError)}, unfinished)
+        refuse_diverged({seed: end for seed, end in ends if isinstance(end, DivergenceError)})
     trials = read_trials(out, [seed for seed in seeds if seed in wanted or ended(out / f"seed-{seed}")])
     numbers = {
         key: {"mean": trials.mean(key), "std": trials.std(key)}
@@ -143,13 +143,12 @@ def resume_trials(out: Path, watcher: Watcher, *, only: Sequence[int] | None = N
     return trials
 
 
-def refuse_diverged(diverged: Mapping[int, DivergenceError], seeds: Sequence[int]) -> None:
-    """Refuses trials with these seeds where some diverged, once the others have ended."""
+def refuse_diverged(diverged: Mapping[int, DivergenceError]) -> None:
+    """Refuses trials of which some diverged, once the others have ended."""
     if diverged:
         (seed, end), *others = diverged.items()
-        named = f"seed {seed}: " if len(seeds) > 1 else ""
-        also = f" (seed {', '.join(str(other) for other, _ in others)} diverged as well)" if others else ""
-        raise DivergenceError(f"{named}{end.what}{also}", end.way)
+        also = f" (so did seed {', '.join(str(other) for other, _ in others)})" if others else ""
+        raise DivergenceError(f"seed {seed}: {end.what}{also}", end.way)
 
 
 def opened(path: Path, given: Given, federation: Federation | None, watch: Watch) -> api.Run:

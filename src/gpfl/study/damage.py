@@ -1,4 +1,4 @@
-"""What is whole of a folder of runs: a summary that can be read, a config that holds all that was written."""
+"""What is damaged of a folder of runs: a config that lacks what was written, a summary that cannot be read."""
 
 from __future__ import annotations
 
@@ -15,37 +15,41 @@ from gpfl.options import options_of
 from gpfl.partition import SPLITS
 from gpfl.runs import RunFolder
 
-
-def begun(folder: Path) -> bool:
-    """Tells whether a folder should hold a config: it does, good or bad, or it holds trials."""
-    return (folder / "config.toml").exists() or any(folder.glob("seed-*"))
+WAY = "restore the file, or remove {} and have it run again"
+"""The way out of a file that is damaged: a run whose weights are not kept can only begin anew."""
 
 
 def ended(run: Path) -> bool:
     """Tells whether a trial has ended and its summary is whole."""
+    return RunFolder(run).finished and not summary_fault(run)
+
+
+def summary_fault(run: Path) -> str:
+    """Gives what is wrong with the summary of a trial, and the way out; "" where there is none, or a whole one."""
+    folder = RunFolder(run)
     try:
-        RunFolder(run).summary()
-    except GpflError:
-        return False
-    return True
+        if folder.finished:
+            folder.summary(WAY.format(run))
+    except GpflError as problem:
+        return str(problem)
+    return ""
 
 
-def whole_config(run: Path) -> Given:
-    """Gives the config of a run or of trials, which was written complete; refuses one that is damaged.
+def config_fault(folder: Path) -> str:
+    """Gives what is wrong with the config of trials, and the way out; "" where it is whole, or nothing is begun.
 
-    The way out is the caller's to say.
+    Configs are written complete, so that one which lacks something is damaged.
     """
-    path = run / "config.toml"
+    path = folder / "config.toml"
+    if not path.exists() and not any(folder.glob("seed-*")):
+        return ""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-        wrong = shortfall(content)
+        wrong = shortfall(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as problem:
-        wrong = str(problem.strerror)
+        return f"cannot read {path} ({problem.strerror}): {WAY.format(folder)}"
     except ValueError as problem:  # no TOML, or no text
         wrong = str(problem)
-    if wrong:
-        raise GpflError(f"{path} is damaged ({wrong})")
-    return content
+    return f"{path} is damaged ({wrong}): {WAY.format(folder)}" if wrong else ""
 
 
 def shortfall(content: Mapping[str, object]) -> str:
