@@ -31,6 +31,7 @@ from gpfl.privacy.victim import (
     refuse_small_batch,
     state_at,
 )
+from gpfl.ranks import refuse_several
 from gpfl.report import drawing
 from gpfl.result import Result
 from gpfl.terminal import say
@@ -72,6 +73,7 @@ def attack(
     formula = single("--psnr", psnr, table.PSNRS)
     batches = whole_numbers("--batch", batch)
     effort = Effort(iterations=iterations, restarts=restarts, seed=seed, graph=graph)
+    refuse_several("gpfl attack")
     refuse_trials(run)
     result = api.load(run)
     clients = clients_of(result.federation, client)

@@ -92,7 +92,7 @@ class GridReporter:
         if any(value is None for value in seconds):
             return "time left unknown until a cell has ended"
         first, *rest = [value for value in seconds if value is not None]
-        share = sum(self._shares.values()) / self._runs[self._done]
+        share = sum(self._shares.values()) / max(self._runs[self._done], 1)  # none where another process ended it just before
         early = not self._told and any(self._estimates[job.folder].most for job in waiting)
         return f"{'at most' if early else 'about'} {duration((1 - share) * first + sum(rest))} left"
 

@@ -28,6 +28,7 @@ from gpfl.privacy.leaks import Findings, write_leaks
 from gpfl.privacy.table import PSNRS, Line, verdict
 from gpfl.privacy.victim import ROUNDS, STEPS, choose_victims, refuse_other_than_images
 from gpfl.randomness import LARGEST_SEED
+from gpfl.ranks import refuse_several
 from gpfl.report.paper import Origin
 from gpfl.reproduce_command import show_plan
 from gpfl.study import experiments, grid
@@ -241,6 +242,7 @@ def planned(
     weights: bool,
 ) -> Plan:
     """Gives the plan of the flags; settings that no run can have are refused."""
+    refuse_several("gpfl privacy")
     settings, own = split_settings(tuple(set_ or ()))
     if not all(0 <= seed <= LARGEST_SEED for seed in seeds):
         raise GpflError(f"the seed of a run is {min(seeds)}; it must be at least 0, at most {LARGEST_SEED}")
@@ -350,7 +352,7 @@ def by_epsilon(
 def train(jobs: Mapping[Cell, Job], plan: Plan) -> dict[Path, str]:
     """Gives what went wrong by the folder of the run, having run what is missing."""
     unique = {job.folder: job for job in jobs.values()}
-    lacking = [job for job in unique.values() if len(job.finished(plan.seeds)) < len(plan.seeds)]
+    lacking = grid.lacking(unique.values(), plan)
     if len(lacking) < len(unique):
         say(f"Run before: {len(unique) - len(lacking)} of {counted(len(unique), 'run')}.")
     about = estimates(lacking, plan, api.find_device(str(plan.run["device"])), count=False)

@@ -5,17 +5,25 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import NoReturn, TypeVar
+from typing import NoReturn, TypeVar, cast
 
 import torch
 from torch import distributed
 
 from gpfl import tree
+from gpfl.errors import GpflError
 from gpfl.tree import Tree
 
 T = TypeVar("T")
+
+
+class LoneError(GpflError):
+    """An error of one process in the midst of work that others share: they wait for it, so that none can go on."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,39 @@ class Ranks:
         box = [value]
         distributed.broadcast_object_list(box, src=0)
         return box[0]
+
+    def once(self, act: Callable[[], T]) -> T:
+        """Gives every process what the first alone does once all are here: its result, or its error.
+
+        What the others have read of the disk before, they have read before the first writes.
+        """
+        if self.world == 1:
+            return act()
+        self.wait()
+        result: T | None = None
+        problem: Exception | None = None
+        if self.first:
+            try:
+                result = act()
+            except Exception as error:  # whatever it is, the others wait to hear of it
+                problem = error
+        result, problem = self.agree((result, problem))
+        if problem is not None:
+            raise problem
+        return cast(T, result)
+
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
+        """Makes an error of this process, among several that work in step within, one after which none goes on."""
+        try:
+            yield
+        except Exception as problem:
+            if self.world == 1:
+                raise
+            if not self.first or not isinstance(problem, GpflError):  # of which nobody else would speak
+                traceback.print_exc()
+            words = str(problem) if isinstance(problem, GpflError) else repr(problem)
+            raise LoneError(f"{words} (process {self.rank} of {self.world}; the others do not go on without it)") from None
 
     def gather(self, value: T) -> list[T]:
         """Gives every process the values of all, in their order."""
@@ -74,6 +115,12 @@ def ranks() -> Ranks:
         distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
         atexit.register(distributed.destroy_process_group)  # threads that still wait for messages would abort the process
     return Ranks(distributed.get_rank(), distributed.get_world_size())
+
+
+def refuse_several(command: str) -> None:
+    """Refuses a command that several processes cannot share, as each holds the models of its own clients alone."""
+    if ranks().world > 1:
+        raise GpflError(f"{command} runs in one process, not in {ranks().world}: start it without torchrun")
 
 
 def leave(code: int = 0) -> NoReturn:

@@ -104,6 +104,7 @@ def reproduce(
         complain(f"{counted(len(problems), 'cell')} of {len(here)} failed; the same command tries them again:")
         for (key, label), words in problems.items():
             complain(f"  {key} {label}: {words}")
+        ranks().wait()  # a process that ended before the first has spoken would take it along
         raise typer.Exit(1)
 
 
@@ -166,7 +167,8 @@ def divided(asked: Asked, dry_run: bool) -> tuple[list[Cell], dict[str, list[str
 
     Where nothing else was asked for, the data are got.
     """
-    absent = {column.data for columns in asked.columns.values() for column in columns if not grid.here(column.data)}
+    needed = {column.data for columns in asked.columns.values() for column in columns}
+    absent = ranks().once(lambda: {name for name in needed if not grid.here(name)})
     wanting: dict[str, list[str]] = {
         name: list(dict.fromkeys(c.key for columns in asked.columns.values() for c in columns if c.data == name))
         for name in sorted(absent)
@@ -209,7 +211,7 @@ def show_plan(
 ) -> None:
     """Prints what would be run: cells, what is done of them, time and memory."""
     table = RichTable("cell", "method", "in", "seeds done", "time", "memory", RichColumn("folder", overflow="fold"))
-    lacking = [job for job in jobs if len(job.finished(plan.seeds)) < len(plan.seeds)]
+    lacking = grid.lacking(jobs, plan)
     for job in jobs:
         needed = about[job.folder]
         tables = ", ".join(dict.fromkeys(cell.experiment.name for cell in job.cells))
@@ -250,21 +252,22 @@ def run(
 ) -> Places:
     """Gives what went wrong by column and row, having run what is missing and written tables and figures of all there is."""
     facts = {"command": command_words(), "commit": commit()}
-    lacking = [job for job in jobs if len(job.finished(plan.seeds)) < len(plan.seeds)]
+    lacking = grid.lacking(jobs, plan)
     if len(lacking) < len(jobs):
         say(f"Run before: {len(jobs) - len(lacking)} of {counted(len(jobs), 'cell')}.")
     try:
         with GridReporter(console, lacking, plan.seeds, about) as reporter:
             failed = grid.run_all(lacking, plan, reporter.watch, facts, reporter.end)
     except KeyboardInterrupt:
-        with suppress(GpflError):
-            write(jobs, plan, asked, {}, figures=False)
+        if ranks().first:
+            with suppress(GpflError):
+                write(jobs, plan, asked, {}, figures=False)
         complain(f"what is done is kept, go on with the same command: {command_words()}")
         raise
     problems = {
         (cell.column.key, cell.entrant.label): failed[job.folder] for job in jobs if job.folder in failed for cell in job.cells
     }
-    write(jobs, plan, asked, problems | wrong, figures)
+    ranks().once(lambda: write(jobs, plan, asked, problems | wrong, figures))
     return problems
 
 
@@ -278,15 +281,13 @@ def show_held(asked: Asked, plan: Plan, figures: bool) -> None:
             f"{plan.out / 'runs'} holds no finished run of what was asked for with {counted(plan.rounds, 'round')}, patience "
             f"{plan.patience}, protocol {plan.protocol} and seeds {seeds}: ask as it was run, or leave out --only-tables"
         )
-    write(jobs, plan, asked, wrong, figures)
+    ranks().once(lambda: write(jobs, plan, asked, wrong, figures))
 
 
 def write(jobs: Sequence[Job], plan: Plan, asked: Asked, problems: Places, figures: bool) -> None:
     """Writes the tables and figures of all that the folder holds of the experiments, and shows them."""
     from gpfl.report import pictures  # with scipy, which takes half a second
 
-    if not ranks().first:
-        return
     everything = [*jobs, *held_besides(asked, plan)]
     tell_damages(everything, plan)
     if plan.tuned:

@@ -27,7 +27,7 @@ from gpfl.data.published import caveat
 from gpfl.engine import Setting
 from gpfl.errors import DivergenceError, GpflError
 from gpfl.federation import Federation
-from gpfl.ranks import ranks
+from gpfl.ranks import LoneError, ranks
 from gpfl.runs import RunFolder
 from gpfl.simulate import Watch
 from gpfl.study.chosen import Chosen
@@ -270,8 +270,7 @@ def run(job: Job, plan: Plan, watcher: Watcher, facts: Mapping[str, object]) -> 
     with claimed(job.folder) as mine:
         if not mine:
             return False
-        missing = [seed for seed in plan.seeds if seed not in job.finished(plan.seeds)]
-        refuse_damage(job, missing)
+        missing = ranks().once(lambda: sound_missing(job, plan.seeds))
 
         def watch(label: str) -> Watch:
             if ranks().first:
@@ -287,11 +286,20 @@ def run(job: Job, plan: Plan, watcher: Watcher, facts: Mapping[str, object]) -> 
     return True
 
 
-def refuse_damage(job: Job, seeds: Iterable[int]) -> None:
-    """Refuses to run over what is damaged of a job: it may be worth mending."""
-    for fault in (config_fault(job.folder), *(summary_fault(job.folder / f"seed-{seed}") for seed in seeds)):
+def lacking(jobs: Iterable[Job], plan: Plan) -> list[Job]:
+    """Gives the jobs that lack seeds."""
+    jobs = list(jobs)
+    folders = ranks().once(lambda: [job.folder for job in jobs if len(job.finished(plan.seeds)) < len(plan.seeds)])
+    return [job for job in jobs if job.folder in folders]
+
+
+def sound_missing(job: Job, seeds: Iterable[int]) -> list[int]:
+    """Gives the seeds that a job lacks; what is damaged of it is refused, not run over: it may be worth mending."""
+    missing = [seed for seed in seeds if not ended(job.folder / f"seed-{seed}")]
+    for fault in (config_fault(job.folder), *(summary_fault(job.folder / f"seed-{seed}") for seed in missing)):
         if fault:
             raise GpflError(fault)
+    return missing
 
 
 def run_seeds(job: Job, seeds: Sequence[int], watcher: Watcher) -> None:
@@ -347,7 +355,8 @@ def run_all(
     """Gives what went wrong by the folder of the job; one that fails does not stop the others.
 
     `tell` hears of every job as it ends, with its problem or "". What is no mistake of the user's is kept whole in
-    OUT/problems. A job that was left to another process is no problem where that has ended it meanwhile.
+    OUT/problems. A job that was left to another process is no problem where that has ended it meanwhile. Of several processes
+    of a run all are given the first one's problems; where one of them fails alone, none goes on.
     """
     problems: dict[Path, str] = {}
     left: list[Job] = []
@@ -356,46 +365,55 @@ def run_all(
             if not run(job, plan, watcher, facts):
                 problems[job.folder] = BUSY
                 left.append(job)
+        except LoneError:
+            raise
         except GpflError as problem:
             problems[job.folder] = str(problem)
         except Exception as problem:  # whatever it is, the other cells are worth having
             path = plan.out / "problems" / f"{job.folder.name}.txt"
-            files.write_text(path, traceback.format_exc())
+            if ranks().first:
+                files.write_text(path, traceback.format_exc())
             problems[job.folder] = f"{type(problem).__name__}: {(str(problem).splitlines() or [''])[0]}; all of it: {path}"
         free_memory()
         tell(job, problems.get(job.folder, ""))
-    others = {job.folder for job in left if len(job.finished(plan.seeds)) == len(plan.seeds)}
-    return {folder: words for folder, words in problems.items() if folder not in others}
+    others = {job.folder for job in left} - {job.folder for job in lacking(left, plan)}
+    return ranks().agree({folder: words for folder, words in problems.items() if folder not in others})
 
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[bool]:
-    """Tells whether this process alone may write to a job's folder; the claim ends with the process, however it ends."""
+    """Tells whether this process alone may write to a job's folder; the claim ends with the process, however it ends.
+
+    Of several processes of a run, the first has the claim for all.
+    """
     try:
         import fcntl
     except ImportError:  # Windows: nobody else is expected
         yield True
         return
-    if not ranks().first:
-        yield ranks().agree(True)
-        return
     path = folder.parent / f".{folder.name}.lock"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_CREAT | os.O_RDWR)
-    except OSError as problem:
-        raise GpflError(f"cannot write to {folder.parent}: {problem.strerror}; choose another --out") from None
-    try:
+    handles: list[int] = []
+
+    def claim() -> bool:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            mine = True
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handles.append(os.open(path, os.O_CREAT | os.O_RDWR))
+        except OSError as problem:
+            raise GpflError(f"cannot write to {folder.parent}: {problem.strerror}; choose another --out") from None
+        try:
+            fcntl.flock(handles[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            mine = False
-        yield ranks().agree(mine)
-        if mine:
+            return False
+        return True
+
+    try:
+        mine = ranks().once(claim)
+        yield mine
+        if mine and handles:
             path.unlink(missing_ok=True)
     finally:
-        os.close(handle)
+        for handle in handles:
+            os.close(handle)
 
 
 def free_memory() -> None:

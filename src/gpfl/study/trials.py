@@ -17,6 +17,7 @@ from gpfl import config as configs
 from gpfl.config import Config, Given
 from gpfl.errors import DivergenceError, GpflError
 from gpfl.federation import MANIFEST, Federation
+from gpfl.ranks import ranks
 from gpfl.runs import RunFolder, clear_stump, read_json, refuse_used
 from gpfl.simulate import Watch
 from gpfl.study.damage import ended
@@ -55,6 +56,12 @@ def run_trials(given: Given, seeds: Sequence[int], out: Path, watcher: Watcher, 
     With a `label`, as comparisons give it, `out` may hold trials of the same config; otherwise it must be new.
     """
     config, federation = check_trials(given, seeds, out if label else None)
+    ranks().once(lambda: write_plan(out, config, federation, seeds, label))
+    return resume_trials(out, watcher, only=seeds)
+
+
+def write_plan(out: Path, config: Config, federation: Federation, seeds: Sequence[int], label: str) -> None:
+    """Writes what trials are gone on with from; without a `label` into a new folder alone."""
     held: list[int] = []
     if label and (out / "config.toml").exists():
         _, held = read_plan(out)
@@ -66,7 +73,6 @@ def run_trials(given: Given, seeds: Sequence[int], out: Path, watcher: Watcher, 
     files.write_text(out / "trials.json", json.dumps(plan) + "\n")
     if not (out / "config.toml").exists():
         files.write_text(out / "config.toml", config.to_toml())  # last: its presence says that all is there to go on
-    return resume_trials(out, watcher, only=seeds)
 
 
 def check_trials(given: Given, seeds: Sequence[int], out: Path | None) -> tuple[Config, Federation]:
@@ -122,18 +128,29 @@ def read_plan(out: Path) -> tuple[str, list[int]]:
 
 def resume_trials(out: Path, watcher: Watcher, *, only: Sequence[int] | None = None) -> Trials:
     """Gives the trials of `out`: finished ones are read, others are gone on with or begun."""
+    name, seeds, given, unfinished = ranks().once(lambda: stand(out, only))
+    if unfinished:
+        federation = configs.resolve(with_seed(given, seeds[0])).federation()
+        with ranks().in_step():
+            runs = [
+                opened(out / f"seed-{seed}", with_seed(given, seed), federation, watcher(f"{name} seed {seed}"))
+                for seed in unfinished
+            ]
+            ends = zip(unfinished, api.execute_trials(runs), strict=True)
+        refuse_diverged({seed: end for seed, end in ends if isinstance(end, DivergenceError)})
+    return ranks().once(lambda: summed_up(out, name, seeds, only or seeds))
+
+
+def stand(out: Path, only: Sequence[int] | None) -> tuple[str, list[int], Given, list[int]]:
+    """Gives the name, the seeds and the config of the trials in `out`, and the seeds that have not ended, all or of some."""
     RunFolder.open(out)
     name, seeds = read_plan(out)
     given = configs.read(out / "config.toml")
-    wanted = only or seeds
-    unfinished = [seed for seed in wanted if not RunFolder(out / f"seed-{seed}").finished]
-    federation = configs.resolve(with_seed(given, seeds[0])).federation() if unfinished else None
-    runs = [
-        opened(out / f"seed-{seed}", with_seed(given, seed), federation, watcher(f"{name} seed {seed}")) for seed in unfinished
-    ]
-    if runs:
-        ends = zip(unfinished, api.execute_trials(runs), strict=True)
-        refuse_diverged({seed: end for seed, end in ends if isinstance(end, DivergenceError)})
+    return name, seeds, given, [seed for seed in only or seeds if not RunFolder(out / f"seed-{seed}").finished]
+
+
+def summed_up(out: Path, name: str, seeds: Sequence[int], wanted: Sequence[int]) -> Trials:
+    """Gives the trials of `out` that were wanted or have ended, having written their means."""
     trials = read_trials(out, [seed for seed in seeds if seed in wanted or ended(out / f"seed-{seed}")])
     numbers = {
         key: {"mean": trials.mean(key), "std": trials.std(key)}
@@ -153,7 +170,7 @@ def refuse_diverged(diverged: Mapping[int, DivergenceError]) -> None:
 
 def opened(path: Path, given: Given, federation: Federation | None, watch: Watch) -> api.Run:
     """Gives the run of a trial: gone on with, or new."""
-    if (path / "config.toml").exists():
+    if ranks().agree((path / "config.toml").exists()):
         return api.reopened(path, federation=federation, watch=watch)
     config, setting = api.prepare(configs.resolve(given), federation or configs.resolve(given).federation(), None, None)
     return api.Run(config, setting, RunFolder.create(path, config.to_toml(), setting.federation), watch)

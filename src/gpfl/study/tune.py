@@ -26,7 +26,7 @@ from gpfl.errors import DivergenceError, GpflError
 from gpfl.evaluate import best
 from gpfl.federation import MANIFEST, Federation
 from gpfl.options import Span
-from gpfl.ranks import ranks
+from gpfl.ranks import refuse_several
 from gpfl.runs import RunFolder
 from gpfl.simulate import Watch
 from gpfl.study.proposals import Space, Values, import_optuna, propose, space_of, space_words
@@ -198,8 +198,7 @@ def refuse_search(search: Search, given: Given) -> None:
             raise GpflError(f"{flag} is {value}; it must be at least 1")
     if search.with_lr and "lr" in given.get("train", {}):
         raise GpflError("train.lr is given, and --with-lr searches it: leave one of them out")
-    if ranks().world > 1:
-        raise GpflError(f"gpfl tune runs in one process, not in {ranks().world}: start it without torchrun")
+    refuse_several("gpfl tune")
 
 
 def validated(config: Config) -> Federation:

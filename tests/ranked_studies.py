@@ -1,0 +1,116 @@
+"""Studies for the tests of ranks, started by torchrun: python -m torch.distributed.run … ranked_studies.py FOLDER.
+
+What a later rank sees of the disk differs here from what the first one sees, as it may where one is slower than the other.
+"""
+
+import dataclasses
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Toy
+
+from gpfl import cli, files
+from gpfl.data import DATA
+from gpfl.errors import GpflError
+from gpfl.ranks import ranks
+from gpfl.runs import RunFolder
+from gpfl.simulate import Silent
+from gpfl.study import experiments, grid
+from gpfl.study.asked import selected
+from gpfl.study.grid import Grounds, Plan
+from gpfl.study.trials import resume_trials, run_trials
+
+GIVEN = {"data": {"name": "toy"}, "method": {"name": "gpfl"}}
+TOYS = """
+title = "Toys"
+caption = "The accuracy (%) on toys."
+measure = "accuracy"
+aliases = ["table9"]
+rows = ["fedavg", "gpfl"]
+
+[[columns]]
+key = "toy/whole"
+heading = "Whole"
+group = "toys"
+data = { name = "toy" }
+
+[[columns]]
+key = "toy/wild"
+heading = "Wild"
+group = "toys"
+data = { name = "toy" }
+train = { lr = 1e30 }
+"""
+
+
+def main() -> None:
+    out = Path(sys.argv[1])
+    DATA["toy"] = Toy()
+    experiments.folder = lambda: out / "experiments"
+    if ranks().first:
+        files.write_text(out / "experiments" / "toys.toml", TOYS)
+        files.write_text(out / "file", "")
+    else:
+        files.write_bytes = refuse_to_write
+    ranks().wait()
+    with pytest.MonkeyPatch.context() as patch:
+        check_trials(out / "trials", patch)
+    with pytest.MonkeyPatch.context() as patch:
+        check_grid(out, patch)
+    words = "reproduce toys --methods fedavg --seeds 0,1 --rounds 2 --out"
+    sys.argv[1:] = [*words.split(), str(out / "results")]
+    cli.main()
+
+
+def refuse_to_write(path: Path, content: bytes) -> None:
+    raise AssertionError(f"rank {ranks().rank} writes {path}")
+
+
+def check_trials(out: Path, patch: pytest.MonkeyPatch) -> None:
+    """Trials are run, refused where they are, and gone on with."""
+
+    def late(label: str) -> Silent:
+        """Keeps later ranks until the first may have begun the trial."""
+        begun, end = out / f"seed-{label[-1]}" / "config.toml", time.monotonic() + 2
+        while not ranks().first and not begun.exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        return Silent()
+
+    trials = run_trials(GIVEN, [0, 1], out, late)
+    assert [summary["seed"] for summary in trials.summaries] == [0, 1]
+    try:
+        run_trials(GIVEN, [0, 1], out, late)
+        words = "nothing"
+    except GpflError as problem:
+        words = str(problem)
+    refusal = f"--out {out} is not empty and nothing is overwritten: gpfl resume {out}, or choose another --out"
+    assert ranks().gather(words) == [refusal] * 2
+    if not ranks().first:
+        patch.setattr(RunFolder, "finished", False)
+    assert resume_trials(out, late) == trials
+
+
+def check_grid(out: Path, patch: pytest.MonkeyPatch) -> None:
+    """A job that is damaged and one that cannot be written fail in all ranks; the others are run."""
+    plan = Plan(out=out / "grid", seeds=(0,), rounds=2, patience=0)
+    jobs, _ = grid.lay_out(selected(experiments.named(["toys"]), "toy/whole", "fedavg,gpfl,local").cells, plan, Grounds())
+    damaged, whole, lost = jobs
+    lost = dataclasses.replace(lost, folder=out / "file" / "runs" / "lost")
+    if ranks().first:
+        files.write_text(damaged.folder / "config.toml", "[run")
+    else:
+        patch.setattr(grid, "ended", lambda run: True)
+        patch.setattr(grid, "config_fault", lambda folder: "")
+    lacking = grid.lacking([damaged, lost, whole], plan)
+    problems = grid.run_all(lacking, plan, lambda label: Silent(), {"command": "gpfl reproduce toys", "commit": "none"})
+    assert list(problems) == [damaged.folder, lost.folder]
+    assert "is damaged" in problems[damaged.folder]
+    assert "cannot write to" in problems[lost.folder]
+    assert ranks().gather(problems) == [problems] * 2
+    assert RunFolder(whole.folder / "seed-0").finished
+
+
+if __name__ == "__main__":
+    main()
