@@ -567,7 +567,7 @@ def test_line_without_the_validation_accuracy_is_damaged_where_there_are_such_ro
 def test_nan_loss_ends_the_command_with_round_client_and_checkpoint_named(command: Command) -> None:
     said = command("run", "--data", "toy", "--lr", "1e30", "--out", "run")
     assert said.code == 2
-    assert re.match(r"gpfl: round \d: .* client \d .*: lower --lr \(now 1e\+30\)", said.err)
+    assert re.match(r"gpfl: round \d: .* client \d .*: lower train.lr \(--lr, now 1e\+30\)", said.err)
     assert said.err.count("\n") == 1
     assert "the last good checkpoint is kept in run/checkpoint.safetensors" in said.err
     assert Path("run/checkpoint.safetensors").exists()

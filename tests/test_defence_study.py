@@ -136,6 +136,7 @@ def test_curves_come_from_one_command_with_a_point_for_each_value(pictures: Comm
     assert points[0]["epsilon"] is None
     text = (tmp_path / "out" / "defences" / "table.md").read_text()
     assert "Not ended: FedAvg, clip and noise, client level, 1e+30" in text, "a run that noise destroys is said, and no more"
+    assert "train.lr" not in text, "the way out of a single run is none here"
     names = {path.name for path in (tmp_path / "out" / "defences").iterdir()}
     assert {"epsilon.png", "epsilon.pdf", "leak.png", "leak.pdf", "points.csv"} <= names
     assert text.endswith("\n\n![epsilon](epsilon.png)\n\n![leak](leak.png)\n")

@@ -420,7 +420,7 @@ def test_seed_that_diverges_is_named_and_the_others_stand_in_the_table(
     monkeypatch.setattr(grid, "run_trials", run_trials)
     said = command("reproduce", "toys", "--cells", "toy/whole", "--rounds", 2, "--seeds", "0,1,2", "--no-figures")
     assert said.code == 1
-    assert "toy/whole fedper: seed 1: round 1: the loss of client 0 is nan (term 'ce'): lower --lr" in said.err
+    assert "toy/whole fedper: seed 1: round 1: the loss of client 0 is nan (term 'ce'): lower train.lr" in said.err
     assert {method: row["trials"] for (_, method), row in records().items()} == {"fedavg": "3", "fedper": "2", "gpfl": "3"}
     assert "FedPer failed: seed 1: round 1" in Path("results/toys/table.md").read_text()
     ended = [path.parent for path in Path("results").glob("runs/*/seed-*/summary.json")]

@@ -512,7 +512,7 @@ def test_nan_loss_stops_the_run_names_round_and_client_and_keeps_the_last_checkp
     federation = toy_federation()
     settings = {"net": "mlp", "lr": 0.1, "engine": engine, "rounds": 6, "checkpoint_every": 2}
     out = tmp_path / "run"
-    with pytest.raises(gpfl.GpflError, match=r"^round 3: the loss of client 2 is nan \(term 'ce'\): lower --lr") as told:
+    with pytest.raises(gpfl.GpflError, match=r"^round 3: the loss of client 2 is nan \(term 'ce'\): lower train.lr") as told:
         gpfl.fit(Exploding(), federation, out=out, **settings)
     assert f"the last good checkpoint is kept in {out / 'checkpoint.safetensors'}" in str(told.value)
     gpfl.fit("fedavg", federation, out=tmp_path / "good", **{**settings, "rounds": 2})
@@ -536,7 +536,7 @@ def test_model_that_is_nan_is_found_at_evaluation() -> None:
 
 @pytest.mark.parametrize("method", ["gpfl", "fedavg", "local"])
 def test_huge_learning_rate_ends_in_a_users_error(tmp_path: Path, method: str) -> None:
-    with pytest.raises(gpfl.GpflError, match=r"^round \d+: .* client \d .*: lower --lr \(now 1e\+30\)"):
+    with pytest.raises(gpfl.GpflError, match=r"^round \d+: .* client \d .*: lower train.lr \(--lr, now 1e\+30\)"):
         gpfl.fit(method, toy_federation(), out=tmp_path, rounds=5, **{**FAST, "lr": 1e30})
     assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])["round"] == 0
     assert (tmp_path / "checkpoint.safetensors").exists()

@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+LOWER = "lower train.lr"
+"""How the way out of a run that diverges begins."""
+
 
 class GpflError(Exception):
     """A mistake in what the user gave: one line that names the thing, the value, the limit and the way out."""

@@ -16,7 +16,7 @@ from gpfl.defence import cautions
 from gpfl.defence.statement import words
 from gpfl.engine import Engine, Setting
 from gpfl.engine.base import Cohort, Judge, Train
-from gpfl.errors import DivergenceError, GpflError
+from gpfl.errors import LOWER, DivergenceError, GpflError
 from gpfl.evaluate import Evaluation, best, mean_of_last
 from gpfl.runs import Line, RunFolder, State, device_name
 
@@ -233,7 +233,8 @@ class Simulation:
         if self.folder:
             checkpoint = self.folder.path / "checkpoint.safetensors"
             kept = f"; the last good checkpoint is kept in {checkpoint}" if checkpoint.exists() else ""
-        raise DivergenceError(f"round {round}: {what}", f"lower --lr (now {self.setting.method.lr:g}) or check the data{kept}")
+        way = f"{LOWER} (--lr, now {self.setting.method.lr:g}) or check the data{kept}"
+        raise DivergenceError(f"round {round}: {what}", way)
 
     def _name(self, client: int) -> str:
         return self.setting.federation.shards[client].name

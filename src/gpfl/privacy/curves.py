@@ -16,7 +16,7 @@ from gpfl import files, tree
 from gpfl.defence.promise import promised
 from gpfl.defence.statement import EXTRA, accountant, number
 from gpfl.engine import Engine
-from gpfl.errors import GpflError
+from gpfl.errors import LOWER, GpflError
 from gpfl.privacy import table
 from gpfl.privacy.attack import Bench, Case, Effort, Kept, ceiling_of
 from gpfl.privacy.study import FAMILIES, Spot, engine_of, loaded
@@ -127,7 +127,7 @@ def curves(
 
 def short(problem: str) -> str:
     """Gives a problem without the ways out of it, which are for a single run."""
-    return problem.split(": lower --lr")[0]
+    return problem.split(f": {LOWER}")[0]
 
 
 def quietly(case: Case, kept: Kept) -> None:

@@ -164,7 +164,7 @@ def refuse_diverged(diverged: Mapping[int, DivergenceError]) -> None:
     """Refuses trials of which some diverged, once the others have ended."""
     if diverged:
         (seed, end), *others = diverged.items()
-        also = f" (so did seed {', '.join(str(other) for other, _ in others)})" if others else ""
+        also = f", and seed {', '.join(str(other) for other, _ in others)} diverged as well" if others else ""
         raise DivergenceError(f"seed {seed}: {end.what}{also}", end.way)
 
 
