@@ -118,6 +118,17 @@ def test_ranks_go_by_our_means_and_beside_them_by_the_papers() -> None:
     assert wording.place(2.5) == "2.5"
 
 
+def test_method_that_the_paper_does_not_have_takes_no_rank_from_the_others() -> None:
+    own = {("toy/whole", "mine"): trials("mine", 70.0, 70.0)}
+    found = results(RUN)
+    found = replace(found, rows=(*found.rows, Entrant("mine", {"name": "mine"})), trials={**found.trials, **own})
+    assert {label: entry(found, label).rank for label in LABELS} == {"fedavg": 3, "ditto": None, "fedper": 2, "gpfl": 1}
+    assert entry(found, "mine").rank is None
+    [block, _] = beside.blocks(found)
+    assert [one.label for one in block.entries if block.leads(one)] == ["mine"], "the best is in bold all the same"
+    assert "| mine | **70.00 ± 0.00** | – | – | – | – |" in paper.markdown(found, ORIGIN)
+
+
 def test_order_of_methods_is_compared_pair_by_pair() -> None:
     assert beside.blocks(results(RUN))[0].order == "3 of 3 pairs of methods stand in the paper's order."
     turned = results({**RUN, ("toy/whole", "ditto"): trials("ditto", 30.0)})

@@ -133,9 +133,12 @@ class Block:
 
     @property
     def best(self) -> Entry | None:
-        """The best entry that was run."""
-        run = [entry for entry in self.entries if entry.rank is not None]
-        return min(run, key=lambda entry: entry.rank or 0.0) if run else None
+        """The best entry that was run, whether or not the paper has it."""
+        return foremost(self.entries)
+
+    def leads(self, entry: Entry) -> bool:
+        """Tells whether no other entry is better."""
+        return self.best is not None and entry.ranked_by == self.best.ranked_by
 
     @property
     def run(self) -> bool:
@@ -186,8 +189,9 @@ def block(results: Results, column: Column) -> Block:
         )
         for row in results.rows
     ]
-    ours = ranked([entry.ranked_by for entry in entries], fairness)
     compared = [entry for entry in entries if entry.trials] or entries  # ranks of both are among the same methods
+    compared = [entry for entry in compared if entry.paper] or compared
+    ours = ranked([e.ranked_by if e in compared else math.nan for e in entries], fairness)
     theirs = ranked([math.nan if e.room or e not in compared else e.paper_ranked_by for e in entries], fairness)
     entries = [replace(e, rank=a, paper_rank=b) for e, a, b in zip(entries, ours, theirs, strict=True)]
     reference = against(entries)
@@ -204,12 +208,18 @@ def ranked(values: Sequence[float], lowest: bool) -> list[float | None]:
     return [None if math.isnan(place) else float(place) for place in places]
 
 
-def against(entries: Iterable[Entry]) -> str:
-    """Gives the row that others are tested against; "" where nothing was run."""
+def foremost(entries: Iterable[Entry]) -> Entry | None:
+    """Gives the best entry that was run."""
     run = [entry for entry in entries if entry.trials]
-    if any(entry.label == REFERENCE for entry in run):
+    return min(run, key=lambda entry: entry.ranked_by if entry.fairness else -entry.ranked_by) if run else None
+
+
+def against(entries: Sequence[Entry]) -> str:
+    """Gives the row that others are tested against; "" where nothing was run."""
+    if any(entry.label == REFERENCE and entry.trials for entry in entries):
         return REFERENCE
-    return min(run, key=lambda entry: entry.rank or 0.0).label if run else ""
+    best = foremost(entries)
+    return best.label if best else ""
 
 
 def tests(entries: Iterable[Entry], reference: str) -> Mapping[str, float | None]:

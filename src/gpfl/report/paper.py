@@ -90,7 +90,7 @@ def beside(block: Block, entry: Entry) -> str:
 
 def bold(text: str, block: Block, entry: Entry) -> str:
     """Gives the text in bold where the entry is the best."""
-    return f"**{text}**" if entry.rank is not None and block.best and entry.rank == block.best.rank else text
+    return f"**{text}**" if block.leads(entry) else text
 
 
 def details(block: Block) -> list[str]:
@@ -310,7 +310,7 @@ def rich_tables(results: Results) -> list[RichTable]:
         for entry in block.entries:
             chosen = [spread(entry.validated, entry.count)] * len(validated)
             cells = [ours(entry), *chosen, theirs(entry.paper), difference(entry), place(entry.rank), place(entry.paper_rank)]
-            style = "bold" if block.best and entry.rank == block.best.rank else None
+            style = "bold" if block.leads(entry) else None
             words = [spelled(entry.label), *cells, str(entry.count), *([chance(entry.p)] * (not block.fairness))]
             shown.add_row(*map(escape, words), style=style)
         found.append(shown)
