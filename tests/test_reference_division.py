@@ -23,14 +23,25 @@ PUBLISHED = {
     19: {0: 310, 1: 1, 2: 1, 3: 1, 4: 5789, 9: 1},
 }
 """Clients of the authors' published division of MNIST: 20 clients, β = 0.1, seed 1. Labels: images."""
+CIFAR10 = (6000,) * 10
+SHOWN = {
+    0: {1: 9, 3: 668, 4: 476, 5: 287, 6: 5, 7: 167, 9: 9},
+    1: {0: 7, 1: 1, 2: 62, 4: 43, 7: 177, 8: 1524},
+    2: {2: 16, 3: 158, 4: 1034, 5: 3},
+    3: {1: 402, 2: 12, 3: 7, 6: 1, 8: 1, 9: 1657},
+    4: {0: 24, 2: 5104},
+    5: {0: 2832, 3: 1432},
+}
+"""Clients of Cifar10 in the division that their code made for a user of it in 2024 (FedALA's issue 18)."""
 
 
-def test_shares_are_those_of_the_published_division() -> None:
-    labels = np.repeat(np.arange(10), MNIST)
+@pytest.mark.parametrize(("images", "known"), [(MNIST, PUBLISHED), (CIFAR10, SHOWN)], ids=["MNIST", "Cifar10"])
+def test_shares_are_those_of_a_division_that_their_code_made(images: tuple[int, ...], known: dict[int, dict[int, int]]) -> None:
+    labels = np.repeat(np.arange(10), images)
     parts = reference_division.by_shares(labels, 10, 20, 0.1, 40, 10, np.random.RandomState(1))
-    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(70000))
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
     counts = [np.bincount(labels[rows], minlength=10) for rows in parts]
-    for client, held in PUBLISHED.items():
+    for client, held in known.items():
         assert {label: int(n) for label, n in enumerate(counts[client]) if n} == held
 
 
