@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ import torch
 import gpfl
 from gpfl.data import DATA, Source
 from gpfl.runs import RunFolder
+from gpfl.simulate import Simulation
 
 torch.set_num_threads(1)
 
@@ -101,6 +102,18 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         return Said(int(ended.value.code or 0), said.out, said.err)
 
     return call
+
+
+def diverge(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Lets FedPer diverge in round 1 of a trial."""
+    real = Simulation._refuse_nan
+
+    def refuse_nan(self: Simulation, cohort: Any, clients: list[int], round: int) -> None:
+        if (self.facts["method"], self.options.seed, round) == ("fedper", seed, 1):
+            cohort.terms["ce"][0] = float("nan")
+        real(self, cohort, clients, round)
+
+    monkeypatch.setattr(Simulation, "_refuse_nan", refuse_nan)
 
 
 def content(folder: Path) -> dict[str, bytes]:

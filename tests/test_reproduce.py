@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Command, Said, Toy, content, without_time
+from conftest import Command, Said, Toy, content, diverge, without_time
 
 import gpfl
 from gpfl.data import DATA, PUBLISHED
 from gpfl.runs import RunFolder
-from gpfl.simulate import Simulation
 from gpfl.study import experiments as studies
 from gpfl.study import grid
 
@@ -428,18 +427,6 @@ def test_seed_that_diverges_is_named_and_the_others_stand_in_the_table(
     assert not any((path / "models").exists() for path in ended), "their weights are dropped as others' are"
 
 
-def diverge(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """Lets FedPer diverge in round 1 of a trial."""
-    real = Simulation._refuse_nan
-
-    def refuse_nan(self: Simulation, cohort: Any, clients: list[int], round: int) -> None:
-        if (self.facts["method"], self.options.seed, round) == ("fedper", seed, 1):
-            cohort.terms["ce"][0] = float("nan")
-        real(self, cohort, clients, round)
-
-    monkeypatch.setattr(Simulation, "_refuse_nan", refuse_nan)
-
-
 def test_cell_that_cannot_be_divided_fails_alone(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DATA, "har", Toy(name="har", make=lambda: gpfl.Table([[0.0], [1.0]], [0, 1], name="har")))
     said = command("reproduce", "toys", "--methods", "fedavg", "--cells", "toy/whole,har/real", *SHORT, "--no-figures")
@@ -502,6 +489,23 @@ def test_cell_with_a_damaged_config_is_named_and_stops_no_other(command: Command
     assert content(cell / "seed-0") == trials, "no trial is run over"
     path.write_text(good)
     assert command(*ALL, "--only-tables").err == ""
+    assert Path("results/toys/table.csv").read_text() == before
+
+
+def test_table_says_whose_curve_is_damaged_where_a_test_needs_it(command: Command, table: tuple[Path, str]) -> None:
+    cell, before = table
+    [other] = Path("results").glob("runs/*-fedavg-*")
+    for damaged, untested in ((other, "No p of FedAvg: "), (cell, "No p of FedAvg, FedPer: ")):
+        path = damaged / "seed-0" / "metrics.jsonl"
+        good = path.read_text()
+        path.write_text("")
+        assert command(*ALL, "--only-tables").code == 0
+        text = Path("results/toys/table.md").read_text()
+        assert text.count(f"{untested}{path}") == 1
+        assert len(re.findall("No p of", text)) == 1
+        path.write_text(good)
+    assert command(*ALL, "--only-tables").code == 0
+    assert "No p of" not in Path("results/toys/table.md").read_text()
     assert Path("results/toys/table.csv").read_text() == before
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Command, Said, Toy, content, without_time
+from conftest import Command, Said, Toy, content, diverge, without_time
 from PIL import Image
 
 import gpfl
@@ -219,6 +219,22 @@ def test_comparison_again_runs_only_what_is_new(command: Command, begun: list[st
     assert json.loads(Path("all/local/trials.json").read_text())["seeds"] == [0, 3, 5]
     [local] = [record for record in json.loads(Path("all/table.json").read_text()) if record["method"] == "local"]
     assert local["seeds"] == "0 3 5"
+
+
+@pytest.mark.parametrize(("seeds", "left"), [("0,1", {"fedavg": 2, "fedper": 1, "local": 2}), ("1", {"fedavg": 1, "local": 1})])
+def test_method_that_diverges_does_not_stop_a_comparison(
+    command: Command, monkeypatch: pytest.MonkeyPatch, seeds: str, left: dict[str, int]
+) -> None:
+    diverge(monkeypatch, 1)
+    said = command("compare", *TOY, "--rounds", 2, "--methods", "fedavg,fedper,local", "--seeds", seeds, "--out", "all")
+    assert said.code == 1
+    assert said.err.count("\n") == 1
+    assert "fedper: seed 1: round 1: the loss of client 0 is nan (term 'ce'): lower train.lr" in said.err
+    assert {record["method"]: record["trials"] for record in json.loads(Path("all/table.json").read_text())} == left
+    said = command("compare", *TOY, "--rounds", 2, "--methods", "fedper", "--seeds", "1", "--out", "none")
+    assert said.code == 1
+    assert "fedper: seed 1" in said.err
+    assert not Path("none/table.md").exists(), "there is nothing to show"
 
 
 def test_comparison_says_that_it_leaves_the_method_of_a_config_aside(command: Command) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +23,7 @@ from gpfl.data import DATA
 from gpfl.data_command import data_app, show_command
 from gpfl.engine import ENGINES
 from gpfl.engine.memory import keep_memory
-from gpfl.errors import GpflError, did_you_mean
+from gpfl.errors import DivergenceError, GpflError, did_you_mean
 from gpfl.given import layered, named_folder, refuse_unheard, split_settings
 from gpfl.methods import METHODS
 from gpfl.nets import NETS
@@ -183,8 +183,19 @@ def compare(
         tell_data(resolved)
         with stoppable(lambda: same_command(out, folder)):
             with Reporter(console) as reporter:
-                rows = studies.compare(given, entrants, own, numbers, folder, reporter.watch)
-            tell_comparison(rows, resolved, folder)
+                rows, diverged = studies.compare(given, entrants, own, numbers, folder, reporter.watch)
+            if rows:
+                tell_comparison(rows, resolved, folder)
+            if diverged:
+                refuse_diverged_methods(diverged)
+
+
+def refuse_diverged_methods(diverged: Mapping[str, DivergenceError]) -> None:
+    """Ends a comparison of which some methods diverged, once the table shows the trials that did not."""
+    for label, end in diverged.items():
+        complain(f"{label}: {end}")
+    ranks().wait()  # a process that ended before the first has spoken would take it along
+    raise typer.Exit(1)
 
 
 def tell_comparison(rows: list[Trials], config: configs.Config, folder: Path) -> None:

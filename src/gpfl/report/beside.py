@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 import numpy as np
@@ -130,6 +130,7 @@ class Block:
     part: bool = False  # the data are fewer rows than were published
     fairness: bool = False
     reference: str = ""  # the row that others were tested against
+    untested: Mapping[str, str] = field(default_factory=dict)  # rows that could not be, and why
 
     @property
     def best(self) -> Entry | None:
@@ -195,9 +196,9 @@ def block(results: Results, column: Column) -> Block:
     theirs = ranked([math.nan if e.room or e not in compared else e.paper_ranked_by for e in entries], fairness)
     entries = [replace(e, rank=a, paper_rank=b) for e, a, b in zip(entries, ours, theirs, strict=True)]
     reference = against(entries)
-    chances = {} if fairness else tests(entries, reference)
+    chances, untested = ({}, {}) if fairness else tests(entries, reference)
     done = tuple(replace(entry, p=chances.get(entry.label)) for entry in entries)
-    return Block(column, done, results.caveats.get(column.key, ""), results.part(column.key), fairness, reference)
+    return Block(column, done, results.caveats.get(column.key, ""), results.part(column.key), fairness, reference, untested)
 
 
 def ranked(values: Sequence[float], lowest: bool) -> list[float | None]:
@@ -222,16 +223,21 @@ def against(entries: Sequence[Entry]) -> str:
     return best.label if best else ""
 
 
-def tests(entries: Iterable[Entry], reference: str) -> Mapping[str, float | None]:
-    """Gives the p-values of paired tests over clients against the reference, made for reading them side by side (Holm)."""
+def tests(entries: Iterable[Entry], reference: str) -> tuple[dict[str, float | None], dict[str, str]]:
+    """Gives the p-values of paired tests over clients against the reference, made for reading them side by side (Holm).
+
+    Beside them the rows that could not be tested, such as for a file that was lost, and why; the table still has their numbers.
+    """
     from gpfl.study.statistics import holm, paired
 
     run = {entry.label: entry.trials for entry in entries if entry.trials}
     others = [label for label in run if label != reference]
     chances: list[float | None] = []
+    untested: dict[str, str] = {}
     for label in others:
         try:
             chances.append(paired(run[label], run[reference]).clients.p)
-        except (GpflError, OSError):  # files that were lost, no seed in common: the table still has its numbers
+        except (GpflError, OSError) as problem:
             chances.append(None)
-    return dict(zip(others, holm(chances), strict=True))
+            untested[label] = str(problem)
+    return dict(zip(others, holm(chances), strict=True)), untested

@@ -107,8 +107,11 @@ def details(block: Block) -> list[str]:
             f"p: paired signed-rank test of the accuracies against {spelled(block.reference)} over clients (means over "
             "seeds), corrected for the number of methods by Holm's rule."
         )
-    elif not block.fairness and sum(entry.state == "run" for entry in block.entries) > 1:
-        said.append("p: none, as a signed-rank test over clients needs six of them and a seed that both methods have.")
+    elif not block.fairness and not block.untested and sum(entry.state == "run" for entry in block.entries) > 1:
+        said.append("p: none, as a signed-rank test over clients needs six of them.")
+    for why in dict.fromkeys(block.untested.values()):
+        labels = [spelled(label) for label, words in block.untested.items() if words == why]
+        said.append(f"No p of {', '.join(labels)}: {why}.")
     return [*lines, "", " ".join(said)] if said else lines
 
 

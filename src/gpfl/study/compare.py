@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpfl import config as configs
 from gpfl.config import Config, Given
-from gpfl.errors import GpflError, did_you_mean
+from gpfl.errors import DivergenceError, GpflError, did_you_mean
 from gpfl.methods import METHODS
 from gpfl.study.trials import NEGLIGIBLE, Trials, Watcher, check_trials, read_trials, run_trials
 
@@ -56,10 +56,10 @@ def compare(
     seeds: Sequence[int],
     out: Path,
     watcher: Watcher,
-) -> list[Trials]:
-    """Gives every method's trials, best mean accuracy first; what `out` holds already is not run again.
+) -> tuple[list[Trials], dict[str, DivergenceError]]:
+    """Gives every method's trials, best mean accuracy first, and the ends of methods of which a trial diverged.
 
-    `own` holds settings of single methods by name.
+    What `out` holds already is not run again. `own` holds settings of single methods by name.
     """
     sections = {
         entrant: {**given, "method": {**own.get(str(entrant.method["name"]), {}), **entrant.method}} for entrant in methods
@@ -70,9 +70,13 @@ def compare(
             complete.append(check_trials(section, seeds, out / entrant.folder)[0])
         except GpflError as problem:
             raise GpflError(f"{entrant.label}: {problem}") from None
+    diverged = {}
     for entrant, section in sections.items():
-        run_trials(section, seeds, out / entrant.folder, watcher, label=entrant.label)
-    return sorted(held(out, complete[0]), key=lambda trials: -trials.mean("best_accuracy"))
+        try:
+            run_trials(section, seeds, out / entrant.folder, watcher, label=entrant.label)
+        except DivergenceError as end:
+            diverged[entrant.label] = end
+    return sorted(held(out, complete[0]), key=lambda trials: -trials.mean("best_accuracy")), diverged
 
 
 def held(out: Path, like: Config) -> list[Trials]:
