@@ -127,6 +127,14 @@ def test_method_that_the_paper_does_not_have_takes_no_rank_from_the_others() -> 
     [block, _] = beside.blocks(found)
     assert [one.label for one in block.entries if block.leads(one)] == ["mine"], "the best is in bold all the same"
     assert "| mine | **70.00 ± 0.00** | – | – | – | – |" in paper.markdown(found, ORIGIN)
+    alone = replace(found, trials=own)
+    assert entry(alone, "mine").rank is None, "nor where nothing else was run"
+    assert entry(alone, "gpfl").paper_rank == 1
+    unprinted = replace(found.experiment, paper={key: number for key, number in PAPER.items() if key[1] != "fedper"})
+    assert entry(replace(found, experiment=unprinted), "fedper").rank is None, "the paper has no number of it in this column"
+    assert entry(replace(found, experiment=unprinted), "fedavg").rank == 2
+    silent = replace(found, experiment=replace(found.experiment, paper={}))
+    assert [entry(silent, label).rank for label in ("gpfl", "fedper", "fedavg", "mine")] == [1, 2, 3, None]
 
 
 def test_order_of_methods_is_compared_pair_by_pair() -> None:

@@ -1,12 +1,13 @@
 """How uneven divisions of Cifar100 are: python docs/results/divisions.py [SEEDS] (Cifar100 must be on this machine).
 
 A client's unevenness is told by the entropy of its training labels: e to its power is a number of classes. Seeds are those of
-`split.seed`; the authors' code has 1, and its own random numbers are those of `--draws reference`. Then come the divisions on
-which GPFL was run (300 rounds, the recorded runs), with what it reached there.
+`split.seed`; the authors' code has 1, and its own random numbers are those of `--draws reference`. First come both settings'
+divisions, then those of the practical one on which GPFL was run (300 rounds, the recorded runs), with what it reached there.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import tomllib
@@ -16,7 +17,7 @@ import numpy as np
 
 from gpfl.data import DATA, Table
 from gpfl.federation import divide
-from gpfl.partition import Dirichlet
+from gpfl.partition import Dirichlet, Pathological, Split
 
 RUNS = Path(__file__).parent / "runs"
 
@@ -24,17 +25,18 @@ RUNS = Path(__file__).parent / "runs"
 def main() -> None:
     table = DATA["cifar100"].load()
     seeds = range(int(sys.argv[1]) if len(sys.argv) > 1 else 100)
-    for draws in ("reference", "own"):
-        found = {seed: unevenness(table, draws, seed) for seed in seeds}
+    for setting, draws in itertools.product((practical, pathological), ("reference", "own")):
+        found = {seed: unevenness(table, setting(draws, seed)) for seed in seeds}
         values = np.array(list(found.values()))
         below = (values < found[1]).mean()
         print(
-            f"{draws}: mean {values.mean():.3f}, std {values.std():.3f}, {values.min():.3f} to {values.max():.3f} over "
-            f"{len(values)} seeds; seed 1: {found[1]:.3f} ({below:.0%} are below), {np.exp(found[1]):.1f} classes"
+            f"{setting.__name__}, {draws}: mean {values.mean():.3f}, std {values.std():.3f}, {values.min():.3f} to "
+            f"{values.max():.3f} over {len(values)} seeds; seed 1: {found[1]:.3f} ({below:.0%} are below), "
+            f"{np.exp(found[1]):.1f} classes"
         )
     for (draws, seed), accuracies in sorted(recorded().items(), reverse=True):
         reached = ", ".join(f"{100 * accuracy:.2f}" for accuracy in accuracies)
-        print(f"GPFL on {draws} {seed} ({unevenness(table, draws, seed):.3f}): {reached}")
+        print(f"GPFL on {draws} {seed} ({unevenness(table, practical(draws, seed)):.3f}): {reached}")
 
 
 def recorded() -> dict[tuple[str, int], list[float]]:
@@ -49,9 +51,19 @@ def recorded() -> dict[tuple[str, int], list[float]]:
     return found
 
 
-def unevenness(table: Table, draws: str, seed: int) -> float:
+def practical(draws: str, seed: int) -> Dirichlet:
+    """The practical setting's split."""
+    return Dirichlet(clients=20, beta=0.1, draws=draws, seed=seed)
+
+
+def pathological(draws: str, seed: int) -> Pathological:
+    """The pathological setting's split."""
+    return Pathological(clients=20, classes_per_client=10, draws=draws, seed=seed)
+
+
+def unevenness(table: Table, split: Split) -> float:
     """The entropy of a client's training labels, mean over clients."""
-    federation = divide(table, Dirichlet(clients=20, beta=0.1, draws=draws, seed=seed))
+    federation = divide(table, split)
     return float(np.mean([entropy(np.asarray(table.y)[shard.train]) for shard in federation.shards]))
 
 

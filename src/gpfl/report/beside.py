@@ -190,8 +190,10 @@ def block(results: Results, column: Column) -> Block:
         )
         for row in results.rows
     ]
-    compared = [entry for entry in entries if entry.trials] or entries  # ranks of both are among the same methods
-    compared = [entry for entry in compared if entry.paper] or compared
+    known = {row.label for row in results.experiment.rows}
+    printed = any(entry.paper for entry in entries)
+    ranking = [entry for entry in entries if entry.label in known and (entry.paper or not printed)]
+    compared = [entry for entry in ranking if entry.trials] or ranking  # ranks of both are among the same methods
     ours = ranked([e.ranked_by if e in compared else math.nan for e in entries], fairness)
     theirs = ranked([math.nan if e.room or e not in compared else e.paper_ranked_by for e in entries], fairness)
     entries = [replace(e, rank=a, paper_rank=b) for e, a, b in zip(entries, ours, theirs, strict=True)]
@@ -237,7 +239,10 @@ def tests(entries: Iterable[Entry], reference: str) -> tuple[dict[str, float | N
     for label in others:
         try:
             chances.append(paired(run[label], run[reference]).clients.p)
-        except (GpflError, OSError) as problem:
+        except GpflError as problem:
             chances.append(None)
             untested[label] = str(problem)
+        except OSError as problem:
+            chances.append(None)
+            untested[label] = f"{problem.filename} cannot be read ({problem.strerror})"
     return dict(zip(others, holm(chances), strict=True)), untested

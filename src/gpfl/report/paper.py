@@ -107,7 +107,9 @@ def details(block: Block) -> list[str]:
             f"p: paired signed-rank test of the accuracies against {spelled(block.reference)} over clients (means over "
             "seeds), corrected for the number of methods by Holm's rule."
         )
-    elif not block.fairness and not block.untested and sum(entry.state == "run" for entry in block.entries) > 1:
+    elif not block.fairness and any(
+        entry.trials and entry.label not in (block.reference, *block.untested) for entry in block.entries
+    ):
         said.append("p: none, as a signed-rank test over clients needs six of them.")
     for why in dict.fromkeys(block.untested.values()):
         labels = [spelled(label) for label, words in block.untested.items() if words == why]
@@ -192,7 +194,7 @@ def tex(results: Results, origin: Origin) -> str:
     second = "ours in the round that is best on validation rows; " if validated else ""
     caption = (
         f"{results.experiment.caption} First lines: ours; then {second}the paper's, and ours minus the paper's. In "
-        "parentheses: the rank in the column, the paper's among the methods that were run."
+        "parentheses: ranks, both among the methods that were run and for which the paper has a number."
     )
     caveats = [f"Data of {block.column.key}: {block.caveat}" for block in made if block.caveat]
     said = [*protocol(results), *caveats, *notes(results, made), f"Made by {origin.words(results).replace('`', '')}"]
