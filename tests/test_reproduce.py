@@ -111,6 +111,45 @@ def refused(said: Said, *words: str) -> None:
         assert word in said.err
 
 
+# Tables beside each other.
+
+
+def test_table_of_other_settings_stands_beside_the_first(command: Command) -> None:
+    given = ("reproduce", "toys", "--cells", "toy/whole", *SHORT, "--no-figures")
+    assert command(*given).code == 0
+    before = content(Path("results/toys"))
+    said = command(*given, "--protocol", "reference", "--table", "toys-reference")
+    assert said.code == 0
+    assert "results/toys-reference/table.md" in said.out
+    assert content(Path("results/toys")) == before
+    assert "protocol reference" in Path("results/toys-reference/table.md").read_text()
+    assert "--table toys-reference" in Path("results/toys-reference/table.md").read_text()
+    assert r"\label{tab:gpfl-toys-reference}" in Path("results/toys-reference/table.tex").read_text()
+    assert {row["experiment"] for row in records("toys-reference").values()} == {"toys"}
+    other = content(Path("results/toys-reference"))
+    assert command(*given, "--only-tables", "--table", "toys").code == 0
+    assert records() == {key: row for key, row in records().items() if row["protocol"] == "corrected"}
+    assert content(Path("results/toys-reference")) == other
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "words"),
+    [
+        (("toys",), "../away", "--table is '../away'; give a folder's name of letters, digits, '-', '_' and '.'"),
+        (("toys",), "", "--table is ''; give a folder's name"),
+        (("toys",), ".hidden", "--table is '.hidden'; give a folder's name"),
+        (("toys",), "Runs", "--table Runs is the folder of something else; give another name, such as toys-Runs"),
+        (("toys",), "fair", "--table fair is the folder of something else"),
+        (("toys", "fair"), "both", "--table both is one table, and toys and fair are 2: ask for one of them at a time"),
+    ],
+)
+def test_name_that_is_no_folder_of_one_table_is_refused(
+    command: Command, asked: tuple[str, ...], name: str, words: str
+) -> None:
+    refused(command("reproduce", *asked, "--cells", "toy/*", *SHORT, "--table", name), words)
+    assert not Path("results").exists()
+
+
 # Listing.
 
 

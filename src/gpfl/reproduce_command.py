@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -45,6 +46,9 @@ HAVE_FLAGS = {
 }
 """Settings that tables name, and that --set must not change behind their back."""
 
+OTHERS = ("runs", "problems", "tuned", "privacy", "leaks", "defences")
+"""What lies in a folder of results beside the tables of this command."""
+
 Places = dict[tuple[str, str], str]
 """Words by column and row."""
 
@@ -58,6 +62,7 @@ def reproduce(
     patience: int,
     validation: float,
     out: str,
+    table: str | None,
     set_: tuple[str, ...],
     tuned: str | None,
     dry_run: bool,
@@ -74,7 +79,7 @@ def reproduce(
     if {"privacy", "table5"} & set(names):
         raise GpflError(PRIVACY)
     asked = selected(named(names), cells, methods)
-    plan = planned(asked, seeds, rounds, patience, validation, out, set_, tuned, keep_weights, values)
+    plan = planned(asked, seeds, rounds, patience, validation, out, table, set_, tuned, keep_weights, values)
     if dry_run and only_tables:
         raise GpflError("--dry-run and --only-tables were both given: leave one out")
     try:
@@ -118,6 +123,7 @@ def planned(
     patience: int,
     validation: float,
     out: str,
+    table: str | None,
     set_: tuple[str, ...],
     tuned: str | None,
     keep_weights: bool,
@@ -150,7 +156,21 @@ def planned(
         own=own,
         weights=keep_weights,
         tuned=chosen,
+        table=table_name(table, [one.name for one in asked.experiments]) if table is not None else "",
     )
+
+
+def table_name(name: str, asked: Sequence[str]) -> str:
+    """Gives the name of --table; refuses one that is not a folder's, or the folder of something else."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise GpflError(f"--table is '{name}'; give a folder's name of letters, digits, '-', '_' and '.'")
+    if len(asked) > 1:
+        raise GpflError(
+            f"--table {name} is one table, and {' and '.join(asked)} are {len(asked)}: ask for one of them at a time"
+        )
+    if name.lower() in {*OTHERS, *experiments()} - {*asked}:
+        raise GpflError(f"--table {name} is the folder of something else; give another name, such as {asked[0]}-{name}")
+    return name
 
 
 def usable_device(plan: Plan) -> torch.device:
@@ -304,12 +324,13 @@ def write(jobs: Sequence[Job], plan: Plan, asked: Asked, problems: Places, figur
         )
         for table in paper.rich_tables(results):
             wide().print(table)
-        paths = paper.save(results, plan.out / one.name, origin, pictures.added(results))
+        folder = plan.out / (plan.table or one.name)
+        paths = paper.save(results, folder, origin, pictures.added(results))
         if figures:
             try:
-                drawn = pictures.draw(results, plan.out / one.name, say)
+                drawn = pictures.draw(results, folder, say)
                 if one.measure == "features":  # which were measured just now
-                    paper.save(results, plan.out / one.name, origin, pictures.added(results))
+                    paper.save(results, folder, origin, pictures.added(results))
                 files.write_text(paths[0], paths[0].read_text(encoding="utf-8") + drawing.embedded(drawn))
                 paths += drawn
             except GpflError as problem:
@@ -400,6 +421,12 @@ def reproduce_command() -> click.Command:
             metavar="X",
         ),
         flag("out", "results", "Folder; what it holds is not run again, whatever table it was run for.", metavar="DIR"),
+        flag(
+            "table",
+            None,
+            "Folder of the table below --out, in place of the experiment's name: so tables of other settings stand beside it.",
+            metavar="NAME",
+        ),
         flag("dry-run", False, "List the cells with what is done, estimated time and memory; run nothing.", kind=bool),
         flag("only-tables", False, "Write tables and figures of what the folder holds; run nothing, get no data.", kind=bool),
         flag("figures", True, "Draw the figures of the experiments.", kind=bool),

@@ -199,7 +199,12 @@ def tex(results: Results, origin: Origin) -> str:
     caveats = [f"Data of {block.column.key}: {block.caveat}" for block in made if block.caveat]
     said = [*protocol(results), *caveats, *notes(results, made), f"Made by {origin.words(results).replace('`', '')}"]
     return latex.table(
-        latex.text(caption), f"gpfl-{results.experiment.name}", groups, headings, body, [latex.text(s) for s in said]
+        latex.text(caption),
+        f"gpfl-{results.table or results.experiment.name}",
+        groups,
+        headings,
+        body,
+        [latex.text(s) for s in said],
     )
 
 

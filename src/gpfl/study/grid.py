@@ -52,7 +52,7 @@ Sections = Mapping[str, Mapping[str, object]]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How cells are run. All but `out`, `seeds` and `weights` is part of a cell's content, as far as it changes numbers."""
+    """How cells are run. All but `out`, `seeds`, `weights`, `table` is part of a cell's content, where it changes numbers."""
 
     out: Path
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -65,6 +65,7 @@ class Plan:
     own: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # settings of single methods by name
     weights: bool = False  # keep the weights of finished runs
     tuned: Chosen | None = None  # values that were searched
+    table: str = ""  # the folder of the table below `out`, where it is not the experiment's name
 
     @property
     def settings(self) -> tuple[str, ...]:

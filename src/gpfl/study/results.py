@@ -31,6 +31,7 @@ class Results:
     validation: float = 0.0
     settings: tuple[str, ...] = ()  # that were given by hand, such as "train.lr = 0.1"
     tuned: str = ""  # how values were searched, and which they are
+    table: str = ""  # the name of the table, where it is not the experiment's
     commits: Mapping[Place, tuple[str, ...]] = field(default_factory=dict)  # of the code that made the runs
 
     def part(self, key: str) -> bool:
@@ -88,6 +89,7 @@ def results(
         settings=plan.settings,
         tuned=plan.tuned.words([str(row.method["name"]) for row in rows]) if plan.tuned else "",
         commits=commits,
+        table=plan.table,
     )
 
 
