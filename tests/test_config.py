@@ -263,3 +263,28 @@ def test_option_that_was_added_later_is_written_where_it_was_set_alone() -> None
 
     assert options.written_of(Record()) == {"old": 1}
     assert options.written_of(Record(new=3)) == {"old": 1, "new": 3}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"split": {"name": "iid"}}, "unknown split 'iid'"),
+        ({"split": {"name": "dirichlet", "beta": -1}}, "split.beta is -1"),
+        ({"net": {"name": "cnn"}}, "unknown net 'cnn'"),
+        ({"method": {"name": "gpfI"}}, "unknown method 'gpfI'"),
+        ({"train": {"rounds": -1}}, "train.rounds is -1"),
+        ({"defence": {"clip": -1}}, "defence.clip is -1"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_mistakes_are_refused_before_own_files_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Given, words: str
+) -> None:
+    (tmp_path / "rows.csv").write_text("a,label\n1,x\n2,y\n")
+
+    def read(*_: object) -> None:
+        raise AssertionError("the file is read")
+
+    monkeypatch.setattr("gpfl.data.own.source.read_once", read)
+    with pytest.raises(GpflError, match=words):
+        resolve({"data": {"name": str(tmp_path / "rows.csv")}, **given})

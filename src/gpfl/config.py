@@ -184,10 +184,13 @@ def resolve(given: Given, *, federation: Federation | None = None, custom_net: b
         if section not in SECTIONS:
             raise GpflError(f"unknown section '{section}'; {did_you_mean(section, SECTIONS)}")
     run = options.build(RunOptions, given.get("run", {}), "run")
+    method = chosen_method(given, run)
+    defence = options.build(Defence, given.get("defence", {}), "defence")
+    defence.check()
+    look_over(given, custom_net)
     source = federation.table.source if federation else chosen_source(given)
     data = federation.table.name if federation else source.name if source else ""
     usual = source.defaults if source else DATA[data].defaults if data in DATA else {}
-    method = chosen_method(given, run)
     net = None if custom_net else chosen_net(given, usual, federation)
     train = options.build(
         TrainOptions, {**usual.get("train", {}), **PROTOCOLS[run.protocol], **given.get("train", {})}, "train"
@@ -196,8 +199,6 @@ def resolve(given: Given, *, federation: Federation | None = None, custom_net: b
         raise GpflError(f"train.join is {list(train.join)}; the lower share must come first")
     split = None if federation else chosen_split(given, usual)
     manifest = str(given.get("split", {}).get("file", "")) if split is None else ""
-    defence = options.build(Defence, given.get("defence", {}), "defence")
-    defence.check()
     return Config(
         run=run,
         data=data,
@@ -209,6 +210,15 @@ def resolve(given: Given, *, federation: Federation | None = None, custom_net: b
         method=method,
         defence=defence,
     )
+
+
+def look_over(given: Given, custom_net: bool) -> None:
+    """Refuses what can be before data are asked for their defaults: own files are read for that, which may take long."""
+    options.build(TrainOptions, given.get("train", {}), "train")
+    if "name" in given.get("split", {}):
+        chosen_split(given, {})
+    if "name" in given.get("net", {}) and not custom_net:
+        chosen_net(given, {}, None)
 
 
 def chosen_source(given: Given) -> Source:
