@@ -127,6 +127,8 @@ def test_method_that_the_paper_does_not_have_takes_no_rank_from_the_others() -> 
     [block, _] = beside.blocks(found)
     assert [one.label for one in block.entries if block.leads(one)] == ["mine"], "the best is in bold all the same"
     assert "| mine | **70.00 ± 0.00** | – | – | – | – |" in paper.markdown(found, ORIGIN)
+    assert "Ranks are among methods for which the paper has a number: not mine." in paper.markdown(found, ORIGIN)
+    assert "Ranks are among" not in paper.markdown(results(RUN), ORIGIN)
     alone = replace(found, trials=own)
     assert entry(alone, "mine").rank is None, "nor where nothing else was run"
     assert entry(alone, "gpfl").paper_rank == 1

@@ -55,14 +55,14 @@ def two_trials() -> Trials:
 
 def test_cells_are_means_and_population_deviations_in_percent() -> None:
     assert tables.cells(two_trials()) == [
-        *("gpfl", "80.00 ± 10.00", "80.00 ± 0.00", "20.00", "0.2500", "1.6 KB", "4.0 MB", "2.0")
+        *("gpfl", "80.00 ± 10.00", "80.00 ± 0.00", "20.00", "0.2500", "1.6 KB", "4.0 MB", "2.0", "2")
     ]
 
 
 def test_one_trial_has_no_deviation() -> None:
     trials = two_trials()
     alone = Trials("gpfl", trials.folders[:1], trials.summaries[:1])
-    assert tables.cells(alone) == ["gpfl", "90.00", "80.00", "10.00", "0.1250", "1.5 KB", "3.0 MB", "1.5"]
+    assert tables.cells(alone) == ["gpfl", "90.00", "80.00", "10.00", "0.1250", "1.5 KB", "3.0 MB", "1.5", "1"]
 
 
 @pytest.mark.parametrize(

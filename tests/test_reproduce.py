@@ -138,9 +138,9 @@ def test_table_of_other_settings_stands_beside_the_first(command: Command) -> No
         (("toys",), "../away", "--table is '../away'; give a folder's name of letters, digits, '-', '_' and '.'"),
         (("toys",), "", "--table is ''; give a folder's name"),
         (("toys",), ".hidden", "--table is '.hidden'; give a folder's name"),
-        (("toys",), "Runs", "--table Runs is the folder of something else; give another name, such as toys-Runs"),
-        (("toys",), "fair", "--table fair is the folder of something else"),
-        (("toys", "fair"), "both", "--table both is one table, and toys and fair are 2: ask for one of them at a time"),
+        (("toys",), "Runs", "--table is 'Runs', which has another meaning below results: give another name, such as toys-2"),
+        (("toys",), "fair", "--table is 'fair', which has another meaning"),
+        (("toys", "fair"), "both", "--table both names one table, toys, fair are 2: ask for one at a time"),
     ],
 )
 def test_name_that_is_no_folder_of_one_table_is_refused(
@@ -148,6 +148,23 @@ def test_name_that_is_no_folder_of_one_table_is_refused(
 ) -> None:
     refused(command("reproduce", *asked, "--cells", "toy/*", *SHORT, "--table", name), words)
     assert not Path("results").exists()
+
+
+def test_folder_that_holds_something_else_is_not_written_over(command: Command) -> None:
+    given = ("reproduce", "toys", "--cells", "toy/whole", *SHORT, "--no-figures", "--table")
+    Path("results/notes").mkdir(parents=True)
+    Path("results/notes/table.md").write_text("mine")
+    Path("results/other").mkdir()
+    Path("results/other/table.csv").write_text("experiment,column\nfair,toy/again\n")
+    Path("results/file").write_text("mine")
+    Path("results/empty").mkdir()
+    refused(command(*given, "notes"), "but results/notes holds something other than a table of toys: give another name")
+    refused(command(*given, "other"), "but results/other holds something other than a table of toys")
+    refused(command(*given, "file"), "but results/file is a file")
+    assert Path("results/notes/table.md").read_text() == "mine"
+    assert not Path("results/runs").exists()
+    assert command(*given, "empty").code == 0
+    assert command(*given, "empty", "--only-tables").code == 0
 
 
 # Listing.

@@ -231,6 +231,11 @@ def test_method_that_diverges_does_not_stop_a_comparison(
     assert said.err.count("\n") == 1
     assert "fedper: seed 1: round 1: the loss of client 0 is nan (term 'ce'): lower train.lr" in said.err
     assert {record["method"]: record["trials"] for record in json.loads(Path("all/table.json").read_text())} == left
+    page = Path("all/table.md").read_text()
+    missing = "fedper: of seeds 0, 1 only 0 ended." if seeds == "0,1" else "fedper: of seed 1 none ended."
+    assert missing in page
+    assert missing in said.out
+    assert ("| trials |" in page) == (seeds == "0,1"), "where methods differ in it"
     said = command("compare", *TOY, "--rounds", 2, "--methods", "fedper", "--seeds", "1", "--out", "none")
     assert said.code == 1
     assert "fedper: seed 1" in said.err
@@ -408,7 +413,7 @@ def test_trials_at_once_end_when_their_own_patience_does(tmp_path: Path) -> None
 def test_trials_that_diverged_are_refused_by_their_seeds() -> None:
     ends = {seed: DivergenceError(f"round {seed}: the loss is nan", "lower it") for seed in (4, 6, 7)}
     with pytest.raises(
-        DivergenceError, match=r"^seed 4: round 4: the loss is nan, and seed 6, 7 diverged as well: lower it$"
+        DivergenceError, match=r"^seed 4: round 4: the loss is nan, and seeds 6, 7 diverged as well: lower it$"
     ) as told:
         refuse_diverged(ends)
     assert str(copy.copy(told.value)) == str(told.value)

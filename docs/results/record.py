@@ -32,6 +32,8 @@ from typing import Any
 from gpfl.privacy import columns
 from gpfl.privacy.attack import Case
 from gpfl.study import maps
+from gpfl.study.grid import NOTE
+from gpfl.study.trials import read_plan, summed_up
 
 HERE = Path(__file__).parent
 DIGITS = 6
@@ -72,12 +74,13 @@ def main() -> None:
 def record(cell: Path, seeds: list[Path]) -> None:
     to = HERE / "runs" / cell.name
     to.mkdir(parents=True, exist_ok=True)
-    for name in ("config.toml", "trials.json"):
-        shutil.copyfile(cell / name, to / name)
-    for note in cell.glob("made-*.json"):
-        held = json.loads(note.read_text())
-        (to / note.name).write_text(json.dumps({**held, "command": elsewhere(held["command"])}, indent=2) + "\n")
+    if not (to / "config.toml").exists():  # those of other seeds differ in the seed alone
+        shutil.copyfile(cell / "config.toml", to / "config.toml")
     for seed in seeds:
+        note = cell / NOTE.format(seed.name.removeprefix("seed-"))
+        if note.exists():
+            held = json.loads(note.read_text())
+            (to / note.name).write_text(json.dumps({**held, "command": elsewhere(held["command"])}, indent=2) + "\n")
         (to / seed.name).mkdir(exist_ok=True)
         for name in ("config.toml", "summary.json", *([maps.FILE] if maps.kept(seed) else [])):
             shutil.copyfile(seed / name, to / seed.name / name)
@@ -87,6 +90,9 @@ def record(cell: Path, seeds: list[Path]) -> None:
         kept = {summary["best_round"], summary["selected_round"], lines[-1]["round"]}
         thinned = [json.dumps(thin(line, line["round"] in kept), separators=(",", ":")) for line in lines]
         (to / seed.name / "metrics.jsonl").write_text("\n".join(thinned) + "\n")
+    there = sorted(int(seed.name.removeprefix("seed-")) for seed in to.glob("seed-*"))  # others were recorded before
+    shutil.copyfile(cell / "trials.json", to / "trials.json")
+    summed_up(to, read_plan(cell)[0], there, there)
 
 
 def record_columns(folder: Path) -> None:

@@ -36,7 +36,7 @@ from gpfl.reproduce_command import reproduce_command
 from gpfl.runs import RunFolder, refuse_used
 from gpfl.study import compare as studies
 from gpfl.study import quickstart as quick
-from gpfl.study.trials import Trials, holds_trials, resume_trials, run_trials
+from gpfl.study.trials import holds_trials, resume_trials, run_trials
 from gpfl.terminal import complain, console, say, show_rows, tell_data, tell_run, tell_trials
 from gpfl.tune_command import tune_command
 
@@ -183,28 +183,29 @@ def compare(
         tell_data(resolved)
         with stoppable(lambda: same_command(out, folder)):
             with Reporter(console) as reporter:
-                rows, diverged = studies.compare(given, entrants, own, numbers, folder, reporter.watch)
-            if rows:
-                tell_comparison(rows, resolved, folder)
-            if diverged:
-                refuse_diverged_methods(diverged)
+                compared = studies.compare(given, entrants, own, numbers, folder, reporter.watch)
+            if compared.rows:
+                tell_comparison(compared, resolved, folder)
+            if compared.diverged:
+                end_diverged(compared.diverged)
 
 
-def refuse_diverged_methods(diverged: Mapping[str, DivergenceError]) -> None:
-    """Ends a comparison of which some methods diverged, once the table shows the trials that did not."""
+def end_diverged(diverged: Mapping[str, DivergenceError]) -> None:
+    """Ends a comparison in which some trials diverged, once the table shows those that did not."""
     for label, end in diverged.items():
-        complain(f"{label}: {end}")
+        complain(f"{label}: {end}, in another --out")
     ranks().wait()  # a process that ended before the first has spoken would take it along
     raise typer.Exit(1)
 
 
-def tell_comparison(rows: list[Trials], config: configs.Config, folder: Path) -> None:
+def tell_comparison(compared: studies.Compared, config: configs.Config, folder: Path) -> None:
     """Prints the outcome of a comparison, and keeps it as a table and a figure."""
+    rows = compared.rows
     clients = rows[0].summaries[0]["clients"]
     split = config.split.name if config.split else "as in a manifest"
     title = f"{config.data}, {clients} clients ({split}), {config.train.rounds} rounds; mean ± std over seeds"
-    show_rows(rows, title)
-    paths = tables.save(rows, folder, title)
+    show_rows(rows, title, compared.unended)
+    paths = tables.save(rows, folder, title, compared.unended)
     figures.draw_curves(rows, folder / "curves.png", title)
     say(f"Table: {', '.join(str(path) for path in paths)}. Curves: {folder / 'curves.png'}")
 

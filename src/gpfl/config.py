@@ -195,8 +195,7 @@ def resolve(given: Given, *, federation: Federation | None = None, custom_net: b
     train = options.build(
         TrainOptions, {**usual.get("train", {}), **PROTOCOLS[run.protocol], **given.get("train", {})}, "train"
     )
-    if isinstance(train.join, tuple) and train.join[0] > train.join[1]:
-        raise GpflError(f"train.join is {list(train.join)}; the lower share must come first")
+    refuse_wrong_join(train)
     split = None if federation else chosen_split(given, usual)
     manifest = str(given.get("split", {}).get("file", "")) if split is None else ""
     return Config(
@@ -214,11 +213,17 @@ def resolve(given: Given, *, federation: Federation | None = None, custom_net: b
 
 def look_over(given: Given, custom_net: bool) -> None:
     """Refuses what can be before data are asked for their defaults: own files are read for that, which may take long."""
-    options.build(TrainOptions, given.get("train", {}), "train")
+    refuse_wrong_join(options.build(TrainOptions, given.get("train", {}), "train"))
     if "name" in given.get("split", {}):
         chosen_split(given, {})
     if "name" in given.get("net", {}) and not custom_net:
         chosen_net(given, {}, None)
+
+
+def refuse_wrong_join(train: TrainOptions) -> None:
+    """Refuses shares of clients that are the wrong way round."""
+    if isinstance(train.join, tuple) and train.join[0] > train.join[1]:
+        raise GpflError(f"train.join is {list(train.join)}; the lower share must come first")
 
 
 def chosen_source(given: Given) -> Source:

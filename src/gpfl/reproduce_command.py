@@ -156,20 +156,25 @@ def planned(
         own=own,
         weights=keep_weights,
         tuned=chosen,
-        table=table_name(table, [one.name for one in asked.experiments]) if table is not None else "",
+        table=table_name(table, [one.name for one in asked.experiments], folder) if table is not None else "",
     )
 
 
-def table_name(name: str, asked: Sequence[str]) -> str:
-    """Gives the name of --table; refuses one that is not a folder's, or the folder of something else."""
+def table_name(name: str, asked: Sequence[str], out: Path) -> str:
+    """Gives the name of --table; refuses one that is not a folder's, or whose folder holds something else."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise GpflError(f"--table is '{name}'; give a folder's name of letters, digits, '-', '_' and '.'")
-    if len(asked) > 1:
         raise GpflError(
-            f"--table {name} is one table, and {' and '.join(asked)} are {len(asked)}: ask for one of them at a time"
+            f"--table is '{name}'; give a folder's name of letters, digits, '-', '_' and '.', a letter or a digit first"
         )
+    if len(asked) > 1:
+        raise GpflError(f"--table {name} names one table, {', '.join(asked)} are {len(asked)}: ask for one at a time")
+    folder, way = out / name, f"give another name, such as {asked[0]}-2"
     if name.lower() in {*OTHERS, *experiments()} - {*asked}:
-        raise GpflError(f"--table {name} is the folder of something else; give another name, such as {asked[0]}-{name}")
+        raise GpflError(f"--table is '{name}', which has another meaning below {out}: {way}")
+    if folder.exists() and not folder.is_dir():
+        raise GpflError(f"--table is '{name}', but {folder} is a file: {way}")
+    if folder.is_dir() and any(folder.iterdir()) and paper.experiment_in(folder) != asked[0]:
+        raise GpflError(f"--table is '{name}', but {folder} holds something other than a table of {asked[0]}: {way}")
     return name
 
 
@@ -324,6 +329,8 @@ def write(jobs: Sequence[Job], plan: Plan, asked: Asked, problems: Places, figur
         )
         for table in paper.rich_tables(results):
             wide().print(table)
+        for words in paper.untested_words(results):
+            say(words)
         folder = plan.out / (plan.table or one.name)
         paths = paper.save(results, folder, origin, pictures.added(results))
         if figures:
@@ -424,7 +431,7 @@ def reproduce_command() -> click.Command:
         flag(
             "table",
             None,
-            "Folder of the table below --out, in place of the experiment's name: so tables of other settings stand beside it.",
+            "Name of the table's folder in --out, instead of the experiment's: keeps tables of other settings side by side.",
             metavar="NAME",
         ),
         flag("dry-run", False, "List the cells with what is done, estimated time and memory; run nothing.", kind=bool),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -34,11 +35,11 @@ def complain(text: str) -> None:
     Console(stderr=True, quiet=SILENT).print(f"gpfl: {text}", highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
-def show_rows(rows: list[Trials], title: str) -> None:
+def show_rows(rows: list[Trials], title: str, notes: Sequence[str] = ()) -> None:
     """Prints the table of methods and what must be known of it; where output is not a terminal it is as wide as it needs."""
     place = wide()
     place.print(tables.rich_table(rows, title, place.width))
-    for note in tables.idle_notes(rows):
+    for note in (*tables.idle_notes(rows), *notes):
         say(note)
 
 

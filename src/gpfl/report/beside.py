@@ -137,6 +137,11 @@ class Block:
         """The best entry that was run, whether or not the paper has it."""
         return foremost(self.entries)
 
+    @property
+    def ranked(self) -> bool:
+        """Tells whether any entry has a rank."""
+        return any(entry.rank is not None for entry in self.entries)
+
     def leads(self, entry: Entry) -> bool:
         """Tells whether no other entry is better."""
         return self.best is not None and entry.ranked_by == self.best.ranked_by

@@ -59,7 +59,8 @@ class Added:
 def markdown(results: Results, origin: Origin, more: Sequence[str] = ()) -> str:
     """Gives the table as Markdown: all columns side by side, then each column with all that is known of it."""
     made = blocks(results)
-    lines = [f"# {results.experiment.title}", "", results.experiment.caption, ""]
+    name = f" ({results.table})" if results.table else ""
+    lines = [f"# {results.experiment.title}{name}", "", results.experiment.caption, ""]
     lines += [" ".join(protocol(results)), ""]
     if len(made) > 1:
         lines += [*overview(made), ""]
@@ -111,10 +112,17 @@ def details(block: Block) -> list[str]:
         entry.trials and entry.label not in (block.reference, *block.untested) for entry in block.entries
     ):
         said.append("p: none, as a signed-rank test over clients needs six of them.")
+    said += untested(block)
+    return [*lines, "", " ".join(said)] if said else lines
+
+
+def untested(block: Block) -> list[str]:
+    """Gives sentences about the rows of a column that could not be tested."""
+    found = []
     for why in dict.fromkeys(block.untested.values()):
         labels = [spelled(label) for label, words in block.untested.items() if words == why]
-        said.append(f"No p of {', '.join(labels)}: {why}.")
-    return [*lines, "", " ".join(said)] if said else lines
+        found.append(f"No p of {', '.join(labels)}: {why}.")
+    return found
 
 
 def detail_headings(block: Block) -> list[str]:
@@ -192,9 +200,10 @@ def tex(results: Results, origin: Origin) -> str:
     headings = [latex.text(block.column.heading) + (r" (part)" if block.part else "") for block in made]
     groups = [latex.text(block.column.group) for block in made]
     second = "ours in the round that is best on validation rows; " if validated else ""
+    printed = any(one.paper for block in made for one in block.entries)
     caption = (
         f"{results.experiment.caption} First lines: ours; then {second}the paper's, and ours minus the paper's. In "
-        "parentheses: ranks, both among the methods that were run and for which the paper has a number."
+        f"parentheses: ranks{', both among the methods that were run and for which the paper has a number' * printed}."
     )
     caveats = [f"Data of {block.column.key}: {block.caveat}" for block in made if block.caveat]
     said = [*protocol(results), *caveats, *notes(results, made), f"Made by {origin.words(results).replace('`', '')}"]
@@ -296,7 +305,21 @@ def save(results: Results, folder: Path, origin: Origin, added: Added | None = N
     return [folder / name for name in texts]
 
 
+def experiment_in(folder: Path) -> str:
+    """Gives the name of the experiment whose table a folder holds; "" where there is none."""
+    try:
+        with (folder / "table.csv").open(encoding="utf-8", newline="") as file:
+            return next(csv.DictReader(file), {}).get("experiment") or ""
+    except (OSError, UnicodeDecodeError, csv.Error):
+        return ""
+
+
 # The terminal.
+
+
+def untested_words(results: Results) -> list[str]:
+    """Gives sentences about rows that could not be tested, by column."""
+    return [f"{block.column.key}: {words}" for block in blocks(results) for words in untested(block)]
 
 
 def rich_tables(results: Results) -> list[RichTable]:

@@ -20,8 +20,13 @@ WIDE = 105
 """Columns of a terminal from which all of the table fits; below, the last round is left out."""
 
 
+def headings(rows: Sequence[Trials]) -> list[str]:
+    """Gives the headings of methods' rows; the number of trials stands last, where it is not the same for all."""
+    return [*HEADINGS, *(["trials"] * (len({len(trials.summaries) for trials in rows}) > 1))]
+
+
 def cells(trials: Trials) -> list[str]:
-    """Gives a method's row: mean ± std over trials where there are several, bytes of one trial."""
+    """Gives a method's row: mean ± std over trials where there are several, bytes of one trial, the number of trials."""
 
     def spread(key: str, factor: float, digits: int) -> str:
         tail = f" ± {factor * trials.std(key):.{digits}f}" if len(trials.summaries) > 1 else ""
@@ -36,29 +41,32 @@ def cells(trials: Trials) -> list[str]:
         size(trials.mean("bytes_up")),
         size(trials.mean("bytes_down")),
         f"{trials.mean('seconds'):.1f}",
+        str(len(trials.summaries)),
     ]
 
 
 def rich_table(rows: Sequence[Trials], title: str, width: int = WIDE) -> RichTable:
     """Gives the table for a terminal of so many columns."""
-    shown = [place for place, heading in enumerate(HEADINGS) if width >= WIDE or not heading.startswith("last")]
+    names = headings(rows)
+    shown = [place for place, heading in enumerate(names) if width >= WIDE or not heading.startswith("last")]
     table = RichTable(title=escape(title), title_justify="left", box=HEAVY_HEAD)
     if width < WIDE:
         table.box, table.show_edge, table.pad_edge, table.padding = SIMPLE_HEAD, False, False, (0, 0)
     for place in shown:
-        table.add_column(HEADINGS[place], justify="left" if place == 0 else "right", no_wrap=True)
+        table.add_column(names[place], justify="left" if place == 0 else "right", no_wrap=True)
     for trials in rows:
         row = cells(trials)
         table.add_row(*(escape(row[place]) for place in shown))
     return table
 
 
-def markdown(rows: Sequence[Trials], title: str = "") -> str:
+def markdown(rows: Sequence[Trials], title: str = "", notes: Sequence[str] = ()) -> str:
     """Gives the table as Markdown, with its title before it and what must be known of it after it."""
+    names = headings(rows)
     lines = [f"{title}\n"] if title else []
-    lines += ["| " + " | ".join(HEADINGS) + " |", "| --- |" + " ---: |" * (len(HEADINGS) - 1)]
-    lines += ["| " + " | ".join(cells(trials)) + " |" for trials in rows]
-    lines += [f"\n{note}" for note in idle_notes(rows)]
+    lines += ["| " + " | ".join(names) + " |", "| --- |" + " ---: |" * (len(names) - 1)]
+    lines += ["| " + " | ".join(cells(trials)[: len(names)]) + " |" for trials in rows]
+    lines += [f"\n{note}" for note in (*idle_notes(rows), *notes)]
     return "\n".join(lines) + "\n"
 
 
@@ -92,14 +100,14 @@ def records(rows: Sequence[Trials]) -> list[dict[str, object]]:
     ]
 
 
-def save(rows: Sequence[Trials], folder: Path, title: str = "") -> list[Path]:
+def save(rows: Sequence[Trials], folder: Path, title: str = "", notes: Sequence[str] = ()) -> list[Path]:
     """Writes the table as table.md, table.csv and table.json, and gives the files."""
     content = records(rows)
     text = io.StringIO()
     writer = csv.DictWriter(text, list(content[0]))
     writer.writeheader()
     writer.writerows(content)
-    files.write_text(folder / "table.md", markdown(rows, title))
+    files.write_text(folder / "table.md", markdown(rows, title, notes))
     files.write_text(folder / "table.csv", text.getvalue())
     files.write_text(folder / "table.json", json.dumps(content, indent=2) + "\n")
     return [folder / f"table.{kind}" for kind in ("md", "csv", "json")]

@@ -105,6 +105,11 @@ def notes(results: Results, made: Sequence[Block]) -> list[str]:
     said, asked = [], len(results.seeds)
     if any(entry.far for block in made for entry in block.entries):
         said.append(f"{MARK} differs from the paper's mean by more than {FAR:g} of its standard deviations.")
+    unranked = dict.fromkeys(
+        spelled(e.label) for block in made for e in block.entries if e.trials and e.rank is None and block.ranked
+    )
+    if unranked:
+        said.append(f"Ranks are among methods for which the paper has a number: not {', '.join(unranked)}.")
     fewer = [f"{block.column.key} {spelled(e.label)} {e.count}" for block in made for e in block.entries if 0 < e.count < asked]
     if fewer:
         said.append(f"Trials are {asked}, but for {', '.join(fewer)}.")

@@ -11,7 +11,16 @@ from gpfl import config as configs
 from gpfl.config import Config, Given
 from gpfl.errors import DivergenceError, GpflError, did_you_mean
 from gpfl.methods import METHODS
-from gpfl.study.trials import NEGLIGIBLE, Trials, Watcher, check_trials, read_trials, run_trials
+from gpfl.study.trials import NEGLIGIBLE, Trials, Watcher, check_trials, read_plan, read_trials, run_trials
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What a comparison's folder holds of its methods: trials, best mean accuracy first, and what is missing among them."""
+
+    rows: list[Trials]
+    unended: list[str]  # sentences about methods of which not all trials have ended
+    diverged: Mapping[str, DivergenceError]  # by label: why trials of this call have not
 
 
 @dataclass(frozen=True)
@@ -56,10 +65,10 @@ def compare(
     seeds: Sequence[int],
     out: Path,
     watcher: Watcher,
-) -> tuple[list[Trials], dict[str, DivergenceError]]:
-    """Gives every method's trials, best mean accuracy first, and the ends of methods of which a trial diverged.
+) -> Compared:
+    """Gives every method's trials; what `out` holds already is not run again.
 
-    What `out` holds already is not run again. `own` holds settings of single methods by name.
+    `own` holds settings of single methods by name.
     """
     sections = {
         entrant: {**given, "method": {**own.get(str(entrant.method["name"]), {}), **entrant.method}} for entrant in methods
@@ -76,11 +85,23 @@ def compare(
             run_trials(section, seeds, out / entrant.folder, watcher, label=entrant.label)
         except DivergenceError as end:
             diverged[entrant.label] = end
-    return sorted(held(out, complete[0]), key=lambda trials: -trials.mean("best_accuracy")), diverged
+    trials = [read_trials(folder) for folder in held(out, complete[0])]
+    rows = sorted((each for each in trials if each.summaries), key=lambda each: -each.mean("best_accuracy"))
+    return Compared(rows, [words for folder in held(out, complete[0]) if (words := unended(folder))], diverged)
 
 
-def held(out: Path, like: Config) -> list[Trials]:
-    """Gives all trials that a folder holds and that were run like a complete config, their methods aside."""
+def unended(folder: Path) -> str:
+    """Gives the sentence that not all trials of a folder have ended; "" where they have."""
+    name, seeds = read_plan(folder)
+    ended = [str(summary["seed"]) for summary in read_trials(folder).summaries]
+    if len(ended) == len(seeds):
+        return ""
+    planned = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
+    return f"{name}: of {planned} {'only ' + ', '.join(ended) if ended else 'none'} ended."
+
+
+def held(out: Path, like: Config) -> list[Path]:
+    """Gives the folders of all trials that a folder holds and that were run like a complete config, their methods aside."""
     common = {**tomllib.loads(like.to_toml()), "method": {}}
     found = []
     for folder in sorted(path.parent for path in out.glob("*/trials.json")):
@@ -91,7 +112,6 @@ def held(out: Path, like: Config) -> list[Trials]:
             for key in (values if section == "method" else values.keys() | config.get(section, {}).keys())
             if (section, key) not in NEGLIGIBLE
         )
-        trials = read_trials(folder)
-        if same and trials.summaries:
-            found.append(trials)
+        if same:
+            found.append(folder)
     return found

@@ -52,7 +52,7 @@ Sections = Mapping[str, Mapping[str, object]]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How cells are run. All but `out`, `seeds`, `weights`, `table` is part of a cell's content, where it changes numbers."""
+    """How cells are run. All but `out`, `seeds`, `weights`, `table` are part of a cell's content, where they change numbers."""
 
     out: Path
     seeds: tuple[int, ...] = (0, 1, 2)

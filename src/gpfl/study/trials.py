@@ -164,8 +164,8 @@ def refuse_diverged(diverged: Mapping[int, DivergenceError]) -> None:
     """Refuses trials of which some diverged, once the others have ended."""
     if diverged:
         (seed, end), *others = diverged.items()
-        also = f", and seed {', '.join(str(other) for other, _ in others)} diverged as well" if others else ""
-        raise DivergenceError(f"seed {seed}: {end.what}{also}", end.way)
+        also = f", and seed{'s' * (len(others) > 1)} {', '.join(str(other) for other, _ in others)} diverged as well"
+        raise DivergenceError(f"seed {seed}: {end.what}{also if others else ''}", end.way)
 
 
 def opened(path: Path, given: Given, federation: Federation | None, watch: Watch) -> api.Run:
