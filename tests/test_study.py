@@ -242,6 +242,18 @@ def test_method_that_diverges_does_not_stop_a_comparison(
     assert not Path("none/table.md").exists(), "there is nothing to show"
 
 
+def test_comparison_refuses_settings_of_methods_before_own_files_are_read(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*_: object) -> None:
+        raise AssertionError("the file is read")
+
+    monkeypatch.setattr("gpfl.data.own.source.read_once", read)
+    Path("rows.csv").write_text("a,label\n1,x\n2,y\n")
+    said = command("compare", "--data", "rows.csv", "--methods", "fedavg,gpfl", "--set", "gpfl.lam=-1")
+    refused(said, "gpfl: method.lam is -1")
+
+
 def test_comparison_says_that_it_leaves_the_method_of_a_config_aside(command: Command) -> None:
     Path("config.toml").write_text('[data]\nname = "toy"\n[method]\nname = "fedprox"\nmu = 0.5\n')
     said = command("compare", "config.toml", "--methods", "fedprox", "--seeds", "0", "--out", "all")

@@ -178,6 +178,7 @@ def compare(
         given = layered(config, flags.merge(flags.given_by_flags(values), settings), federation, "compare")
         if "method" in given:
             say(f"The section [method] of {config} is left aside: a comparison has its methods from --methods and --set.")
+        studies.check_methods(given, entrants, own)
         resolved = configs.resolve({**given, "method": dict(entrants[0].method)})
         folder = out_folder(out, Path("runs") / f"{Path(resolved.data).stem}-comparison")
         tell_data(resolved)

@@ -240,6 +240,7 @@ class Measured:
 
     column: Column
     rows: Mapping[str, Sequence[Measures]]
+    table: str = "features"  # the name of the table that it is added to
 
     def added(self) -> paper.Added:
         """Gives what the experiment's table has of it besides accuracies."""
@@ -299,7 +300,7 @@ class Measured:
         body = [[latex.text(cell) for cell in (spelled(label), *self.cells(found))] for label, found in self.rows.items()]
         caption = latex.text(f"Features of {self.column.heading}, {self.column.group}.")
         groups = [latex.text(self.column.heading)] * len(headings)
-        label = f"gpfl-features-{self.column.key.replace('/', '-')}"
+        label = f"gpfl-{self.table}-{self.column.key.replace('/', '-')}"
         return "\n" + latex.table(caption, label, groups, list(map(latex.text, headings)), body, [latex.text(self.meaning())])
 
 

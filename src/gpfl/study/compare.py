@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpfl import config as configs
-from gpfl.config import Config, Given
+from gpfl import options
+from gpfl.config import Config, Given, RunOptions
 from gpfl.errors import DivergenceError, GpflError, did_you_mean
 from gpfl.methods import METHODS
 from gpfl.study.trials import NEGLIGIBLE, Trials, Watcher, check_trials, read_plan, read_trials, run_trials
@@ -58,6 +59,21 @@ def entrants(words: str) -> list[Entrant]:
     return list({entrant.label: entrant for entrant in found}.values())
 
 
+def sections(given: Given, methods: Sequence[Entrant], own: Mapping[str, Mapping[str, object]]) -> dict[Entrant, Given]:
+    """Gives every method's config; `own` holds settings of single methods by name."""
+    return {entrant: {**given, "method": {**own.get(str(entrant.method["name"]), {}), **entrant.method}} for entrant in methods}
+
+
+def check_methods(given: Given, methods: Sequence[Entrant], own: Mapping[str, Mapping[str, object]]) -> None:
+    """Refuses mistakes in the methods' settings, for which no data are needed."""
+    run = options.build(RunOptions, given.get("run", {}), "run")
+    for entrant, section in sections(given, methods, own).items():
+        try:
+            configs.chosen_method(section, run)
+        except GpflError as problem:
+            raise GpflError(f"{entrant.label}: {problem}") from None
+
+
 def compare(
     given: Given,
     methods: Sequence[Entrant],
@@ -70,17 +86,15 @@ def compare(
 
     `own` holds settings of single methods by name.
     """
-    sections = {
-        entrant: {**given, "method": {**own.get(str(entrant.method["name"]), {}), **entrant.method}} for entrant in methods
-    }
+    each = sections(given, methods, own)
     complete = []
-    for entrant, section in sections.items():  # all are checked before the first is run
+    for entrant, section in each.items():  # all are checked before the first is run
         try:
             complete.append(check_trials(section, seeds, out / entrant.folder)[0])
         except GpflError as problem:
             raise GpflError(f"{entrant.label}: {problem}") from None
     diverged = {}
-    for entrant, section in sections.items():
+    for entrant, section in each.items():
         try:
             run_trials(section, seeds, out / entrant.folder, watcher, label=entrant.label)
         except DivergenceError as end:
