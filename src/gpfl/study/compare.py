@@ -100,7 +100,7 @@ def compare(
         except DivergenceError as end:
             diverged[entrant.label] = end
     trials = [read_trials(folder) for folder in held(out, complete[0])]
-    rows = sorted((each for each in trials if each.summaries), key=lambda each: -each.mean("best_accuracy"))
+    rows = sorted((one for one in trials if one.summaries), key=lambda one: -one.mean("best_accuracy"))
     return Compared(rows, [words for folder in held(out, complete[0]) if (words := unended(folder))], diverged)
 
 
