@@ -229,6 +229,7 @@ def test_method_that_diverges_does_not_stop_a_comparison(
     said = command("compare", *TOY, "--rounds", 2, "--methods", "fedavg,fedper,local", "--seeds", seeds, "--out", "all")
     assert said.code == 1
     assert said.err.count("\n") == 1
+    assert said.err.endswith("checkpoint.safetensors; other settings need another --out\n")
     assert "fedper: seed 1: round 1: the loss of client 0 is nan (term 'ce'): lower train.lr" in said.err
     assert {record["method"]: record["trials"] for record in json.loads(Path("all/table.json").read_text())} == left
     page = Path("all/table.md").read_text()

@@ -194,7 +194,7 @@ def compare(
 def end_diverged(diverged: Mapping[str, DivergenceError]) -> None:
     """Ends a comparison in which some trials diverged, once the table shows those that did not."""
     for label, end in diverged.items():
-        complain(f"{label}: {end}, in another --out")
+        complain(f"{label}: {end}; other settings need another --out")
     ranks().wait()  # a process that ended before the first has spoken would take it along
     raise typer.Exit(1)
 

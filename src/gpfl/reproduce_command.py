@@ -331,7 +331,7 @@ def write(jobs: Sequence[Job], plan: Plan, asked: Asked, problems: Places, figur
             wide().print(table)
         for words in paper.untested_words(results):
             say(words)
-        folder = plan.out / (plan.table or one.name)
+        folder = plan.out / results.name
         paths = paper.save(results, folder, origin, pictures.added(results))
         if figures:
             try:

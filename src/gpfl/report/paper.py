@@ -209,7 +209,7 @@ def tex(results: Results, origin: Origin) -> str:
     said = [*protocol(results), *caveats, *notes(results, made), f"Made by {origin.words(results).replace('`', '')}"]
     return latex.table(
         latex.text(caption),
-        f"gpfl-{results.table or results.experiment.name}",
+        f"gpfl-{results.name}",
         groups,
         headings,
         body,

@@ -207,8 +207,7 @@ def added(results: Results) -> paper.Added:
     """Gives what an experiment's table has besides accuracies: measures of features, as far as they are kept beside runs."""
     if results.experiment.measure != "features":
         return paper.Added()
-    name = results.table or results.experiment.name
-    found = [features.Measured(column, measures_of(results, column), name).added() for column in results.columns]
+    found = [features.Measured(column, measures_of(results, column), results.name).added() for column in results.columns]
     return paper.Added(
         [line for one in found for line in one.lines],
         {place: numbers for one in found for place, numbers in one.numbers.items()},

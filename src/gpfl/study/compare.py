@@ -99,15 +99,17 @@ def compare(
             run_trials(section, seeds, out / entrant.folder, watcher, label=entrant.label)
         except DivergenceError as end:
             diverged[entrant.label] = end
-    trials = [read_trials(folder) for folder in held(out, complete[0])]
+    folders = held(out, complete[0])
+    trials = [read_trials(folder) for folder in folders]
     rows = sorted((one for one in trials if one.summaries), key=lambda one: -one.mean("best_accuracy"))
-    return Compared(rows, [words for folder in held(out, complete[0]) if (words := unended(folder))], diverged)
+    missing = [words for folder, one in zip(folders, trials, strict=True) if (words := unended(folder, one))]
+    return Compared(rows, missing, diverged)
 
 
-def unended(folder: Path) -> str:
-    """Gives the sentence that not all trials of a folder have ended; "" where they have."""
+def unended(folder: Path, trials: Trials) -> str:
+    """Gives the sentence that not all trials planned in a folder have ended; "" where they have."""
     name, seeds = read_plan(folder)
-    ended = [str(summary["seed"]) for summary in read_trials(folder).summaries]
+    ended = [str(summary["seed"]) for summary in trials.summaries]
     if len(ended) == len(seeds):
         return ""
     planned = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"

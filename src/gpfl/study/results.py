@@ -31,8 +31,13 @@ class Results:
     validation: float = 0.0
     settings: tuple[str, ...] = ()  # that were given by hand, such as "train.lr = 0.1"
     tuned: str = ""  # how values were searched, and which they are
-    table: str = ""  # the name of the table, where it is not the experiment's
+    table: str = ""  # the name that --table gave
     commits: Mapping[Place, tuple[str, ...]] = field(default_factory=dict)  # of the code that made the runs
+
+    @property
+    def name(self) -> str:
+        """The name of the table and of its folder: the experiment's, unless --table gave another."""
+        return self.table or self.experiment.name
 
     def part(self, key: str) -> bool:
         """Tells whether the data of a column are fewer rows than were published; files that nobody checked are whole."""
