@@ -13,7 +13,7 @@ import gpfl
 from gpfl import options
 from gpfl.errors import GpflError
 from gpfl.federation import divide
-from gpfl.partition import Dirichlet, Natural, Pathological, Split
+from gpfl.partition import Dirichlet, Natural, Pathological, Split, choose_bundles
 from gpfl.report import figures
 
 NAMES = ("books", "dvd", "electronics", "kitchen", "nobody", "music")
@@ -138,6 +138,85 @@ def test_n_of_m_is_part_of_a_federation_and_its_manifest(tmp_path: Path) -> None
     federation.save(tmp_path / "split.toml")
     again = gpfl.Federation.load(tmp_path / "split.toml", table)
     assert [shard.name for shard in again.shards] == [shard.name for shard in federation.shards]
+
+
+# Rows that stay together.
+
+
+def bundled_table(sizes: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)) -> tuple[gpfl.Table, np.ndarray]:
+    """Two clients, each with bundles of these sizes, in any order."""
+    bundles = np.random.default_rng(0).permutation(np.repeat(np.arange(2 * len(sizes)), sizes * 2))
+    table = toy_table(len(bundles))
+    groups = (bundles >= len(sizes)).astype(int)
+    return gpfl.Table(table.x, table.y, name="visits", groups=groups, together=bundles), bundles
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_that_stay_together_are_all_for_training_or_validation_or_testing(seed: int) -> None:
+    table, bundles = bundled_table()
+    federation = gpfl.federate(table, split="natural", test=0.25, validation=0.2, seed=seed)
+    for shard, group in zip(federation.shards, (0, 1), strict=True):
+        parts = [set(bundles[rows]) for rows in (shard.train, shard.validation, shard.test)]
+        assert all(parts)
+        assert sum(map(len, parts)) == len(set.union(*parts)) == 8, "each bundle is in one of them"
+        everything = np.concatenate([shard.train, shard.validation, shard.test])
+        assert sorted(everything) == np.flatnonzero(table.groups == group).tolist()
+        assert abs(len(shard.test) - 9) <= 4, "whole bundles come that near to a quarter of 36 rows"
+
+
+def test_which_rows_stay_together_is_drawn_by_the_seed() -> None:
+    table, bundles = bundled_table()
+    drawn = [gpfl.federate(table, split="natural", seed=seed).shards[0] for seed in (1, 1, 2, 3, 4)]
+    tests = [tuple(sorted(set(bundles[shard.test]))) for shard in drawn]
+    assert tests[0] == tests[1]
+    assert len(set(tests)) > 2
+    assert list(bundles[drawn[0].train]) != sorted(bundles[drawn[0].train]), "rows are shuffled, not bundle by bundle"
+
+
+def test_the_nearest_number_of_bundles_is_chosen_and_one_is_left() -> None:
+    class InOrder:
+        def permutation(self, count: int) -> np.ndarray:
+            return np.arange(count)
+
+    def chosen(sizes: list[int], share: float) -> int:
+        return int(choose_bundles(np.repeat(np.arange(len(sizes)), sizes), share, InOrder()).sum())  # type: ignore[arg-type]
+
+    assert chosen([2, 2, 2, 2, 2], 0.35) == 4
+    assert chosen([2, 2, 2, 2, 2], 0.25) == 2
+    assert chosen([1, 9], 0.25) == 1
+    assert chosen([9, 1], 0.25) == 9, "one bundle at least"
+    assert chosen([1, 1], 0.9) == 1, "not all of them"
+    assert chosen([7], 0.25) == 0
+
+
+def test_what_stays_together_is_part_of_the_content() -> None:
+    table, bundles = bundled_table()
+    plain = gpfl.Table(table.x, table.y, name="visits", groups=table.groups)
+    other = gpfl.Table(table.x, table.y, name="visits", groups=table.groups, together=bundles + (bundles == 3))
+    parted = gpfl.Table(table.x, table.y, name="visits", groups=table.groups, parts=bundles % 2)
+    same = gpfl.Table(table.x, table.y, name="visits", groups=table.groups, together=bundles % 2)
+    assert len({table.digest, plain.digest, other.digest, parted.digest, same.digest}) == 5
+
+
+def test_a_client_whose_rows_all_stay_together_is_refused() -> None:
+    table = toy_table(30)
+    whole = gpfl.Table(table.x, table.y, groups=np.arange(30) % 2, together=np.where(np.arange(30) % 2, 0, np.arange(30)))
+    with pytest.raises(
+        GpflError, match=r"client 1 has no test rows \(15 training, 0 test\): all of its rows stay together: keep"
+    ):
+        gpfl.federate(whole, split="natural")
+
+
+def test_splits_that_would_part_rows_are_refused_where_rows_stay_together() -> None:
+    table, bundles = bundled_table()
+    with pytest.raises(GpflError, match=r"'visits' keeps rows together, and split 'dirichlet' deals rows one by one: use"):
+        gpfl.federate(table, split="dirichlet", clients=2)
+    with pytest.raises(GpflError, match=r"split.draws is 'reference', but data 'visits' keeps rows together.* --draws own"):
+        gpfl.federate(table, split="natural", draws="reference")
+    with pytest.raises(GpflError, match=r"which rows are for testing, and which stay together: leave out one of both"):
+        gpfl.Table(table.x, table.y, parts=bundles % 2, together=bundles)
+    with pytest.raises(GpflError, match=r"has 72 rows and 'together' of shape \(3,\); give one number a row"):
+        gpfl.Table(table.x, table.y, together=[0, 1, 2])
 
 
 @pytest.mark.parametrize("split", [Dirichlet(clients=11, of=10), Pathological(clients=11, of=10)])

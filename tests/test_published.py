@@ -574,6 +574,36 @@ def test_har_is_interleaved_as_in_the_authors_code_where_that_was_asked_for(tmp_
         find_source("har", {"layout": "chanels"})
 
 
+def test_windows_of_har_that_overlap_are_of_one_recording() -> None:
+    draw = np.random.default_rng(0)
+    long, short, other = (draw.normal(size=(9, steps)).astype(np.float32) for steps in (64 * 6, 64 * 3, 64 * 3))
+    cut = [signal[:, at : at + 128] for signal in (long, short, other) for at in range(0, signal.shape[1] - 64, 64)]
+    true = np.array([0] * 5 + [1] * 2 + [2] * 2)
+    people = np.array([0] * 7 + [1] * 2)
+    order = draw.permutation(9)
+    found = har.recordings(np.stack(cut)[order], people[order])
+    pairs = set(zip(true[order].tolist(), found.tolist(), strict=True))
+    assert len(pairs) == len(set(found.tolist())) == 3
+    alike = har.recordings(np.stack([long[:, :128], long[:, 64:192]]), np.array([0, 1]))
+    assert len(set(alike.tolist())) == 2, "of two people"
+    still = har.recordings(np.ones((3, 9, 128), dtype=np.float32), np.zeros(3, dtype=np.int64))
+    assert len(set(still.tolist())) == 1, "all overlap with all"
+
+
+def test_recordings_of_har_stay_together_where_that_was_asked_for(tmp_path: Path) -> None:
+    get("har", write_har(tmp_path, GOOD_HAR))
+    windows, whole = find_source("har", {}).load(), find_source("har", {"together": "recordings"}).load()
+    both = find_source("har", {"together": "recordings", "layout": "interleaved"}).load()
+    assert windows.together is None
+    assert whole.together is not None
+    assert both.together is not None
+    assert len(set(whole.together.tolist())) == 6, "windows of noise do not overlap"
+    assert both.together.tolist() == whole.together.tolist(), "whatever the layout"
+    assert len({windows.digest, whole.digest, both.digest}) == 3
+    with pytest.raises(GpflError, match=r"data\.together is 'recording'; it must be one of windows, recordings; did you mean"):
+        find_source("har", {"together": "recording"})
+
+
 ACC = "UCI HAR Dataset/test/Inertial Signals/body_acc_y_test.txt"
 Y, SUBJECT = "UCI HAR Dataset/test/y_test.txt", "UCI HAR Dataset/test/subject_test.txt"
 BAD_HAR: dict[str, tuple[dict[str, bytes | None], str]] = {

@@ -271,7 +271,7 @@ def gather(clients: Mapping[str, Arrays], split: Split) -> Federation:
         if len(rows) == 1:
             shards.append(Shard(name, *split.cut(tables[0], rows[0], number)))
         else:
-            train, validation = split.keep_back(rows[0], number)
+            train, validation = split.keep_back(tables[0], rows[0], number)
             shards.append(Shard(name, train, validation, rows[1]))
         pieces += tables
     first = pieces[0]

@@ -26,6 +26,7 @@ class Split:
     """A way to divide a table among clients, and how each client's rows are divided into train, validation and test."""
 
     name: ClassVar[str]
+    by_group: ClassVar[bool] = False  # whether all rows of a group go to one client
 
     clients: int = option(20, "number of clients", symbol="N", least=1)
     of: int = option(
@@ -45,9 +46,24 @@ class Split:
 
     def divided(self, table: Table) -> dict[str, tuple[Rows, Rows, Rows]]:
         """Gives the training, validation and test rows of the clients that take part."""
+        self._check_together(table)
         if self.draws == "reference":
             return self._as_reference(table)
         return {name: self.cut(table, rows, number) for number, (name, rows) in enumerate(self.choose(table).items())}
+
+    def _check_together(self, table: Table) -> None:
+        """Refuses what would part rows that stay together."""
+        if table.together is None:
+            return
+        if not self.by_group:
+            raise GpflError(
+                f"data '{table.name}' keeps rows together, and split '{self.name}' deals rows one by one: use --split natural"
+            )
+        if self.draws == "reference":
+            raise GpflError(
+                f"split.draws is 'reference', but data '{table.name}' keeps rows together, and the authors' code draws them "
+                "one by one: use --draws own"
+            )
 
     def _as_reference(self, table: Table) -> dict[str, tuple[Rows, Rows, Rows]]:
         """Gives them as the authors' code draws them; of `of` clients the first ones take part."""
@@ -64,7 +80,7 @@ class Split:
         self._refuse_more(table, wanted, len(assigned))
         cuts = {name: reference_division.cut(rows, self.test, draw) for name, rows in assigned.items()}
         taking_part = list(cuts.items())[:wanted]
-        return {name: (*self.keep_back(train, number), test) for number, (name, (train, test)) in enumerate(taking_part)}
+        return {name: (*self.keep_back(table, train, number), test) for number, (name, (train, test)) in enumerate(taking_part)}
 
     def reference(self, table: Table, draw: np.random.RandomState) -> dict[str, Rows]:
         """Gives each client's rows by its name, drawn as the authors' code draws them."""
@@ -108,26 +124,36 @@ class Split:
         raise NotImplementedError
 
     def cut(self, table: Table, rows: Rows, number: int) -> tuple[Rows, Rows, Rows]:
-        """Gives a client's training, validation and test rows: by the table's parts, else in random order, not stratified."""
+        """Gives a client's training, validation and test rows: by the table's parts, else in random order, not stratified.
+
+        Of rows that stay together, the test rows are as near to their share as whole bundles come.
+        """
         if table.parts is not None:
             train, validation, test = (rows[table.parts[rows] == place] for place in range(len(PARTS)))
-            return (train, validation, test) if len(validation) else (*self.keep_back(train, number), test)
-        shuffled = generator(self.seed, "cut", number).permutation(rows)
+            return (train, validation, test) if len(validation) else (*self.keep_back(table, train, number), test)
+        draw = generator(self.seed, "cut", number)
+        shuffled = draw.permutation(rows)
+        if table.together is not None:
+            test = choose_bundles(table.together[shuffled], self.test, draw)
+            return *self.keep_back(table, shuffled[~test], number), shuffled[test]
         kept = int((1 - self.test) * len(rows) + 1e-9)  # (1 - 0.8) * 5 is a little less than 1
-        return *self.keep_back(shuffled[:kept], number), shuffled[kept:]
+        return *self.keep_back(table, shuffled[:kept], number), shuffled[kept:]
 
     def way_out(self, table: Table, rows: Sequence[int], few: Sequence[int]) -> str:
         """Gives what helps where some clients lack training or test rows, of the numbers of rows of all and of those."""
         return "lower --clients, or change --test or --validation"
 
-    def keep_back(self, rows: Rows, number: int) -> tuple[Rows, Rows]:
+    def keep_back(self, table: Table, rows: Rows, number: int) -> tuple[Rows, Rows]:
         """Gives training rows without and with the share kept for validation; at least one row, where a share is asked."""
         if not self.validation:
             return rows, rows[:0]
+        draw = generator(self.seed, "validation", number)
+        if table.together is not None:
+            mask = choose_bundles(table.together[rows], self.validation, draw)
+            return rows[~mask], rows[mask]
         kept = max(1, round(self.validation * len(rows)))
-        chosen = generator(self.seed, "validation", number).permutation(len(rows))[:kept]
         mask = np.zeros(len(rows), dtype=bool)
-        mask[chosen] = True
+        mask[draw.permutation(len(rows))[:kept]] = True
         return rows[~mask], rows[mask]
 
 
@@ -271,6 +297,7 @@ class Natural(Split):
     """Each group of the table is a client: a domain, a subject, a site, as the data were collected."""
 
     name: ClassVar[str] = "natural"
+    by_group: ClassVar[bool] = True
 
     clients: int = option(0, "groups that take part, chosen at random; 0 = all", symbol="N", least=0)
     min_rows: int = option(0, "leave out groups with fewer rows", least=0)
@@ -300,6 +327,8 @@ class Natural(Split):
 
     def way_out(self, table: Table, rows: Sequence[int], few: Sequence[int]) -> str:
         """Gives the number of rows from which all clients have enough, and asks whether these are the clients."""
+        if table.together is not None:
+            return "all of its rows stay together: keep other ones together, or none"
         fewest = max(few) + 1
         left = sum(count < fewest for count in rows)
         column = table.origin.get("client")
@@ -307,6 +336,14 @@ class Natural(Split):
         if left == len(rows):
             return f"give clients more rows{ask}"
         return f"--min-rows {fewest} leaves out {left:,} of {counted(len(rows), 'client')}{ask}"
+
+
+def choose_bundles(together: Rows, share: float, draw: np.random.Generator) -> npt.NDArray[np.bool_]:
+    """Tells which rows are chosen: whole bundles, drawn until their rows are nearest to the share; of one bundle none."""
+    bundles, place, counts = np.unique(together, return_inverse=True, return_counts=True)
+    order = draw.permutation(len(bundles))
+    away = np.abs(np.cumsum(counts[order])[:-1] - share * len(together))  # one is left for the rest
+    return np.isin(place, order[: int(away.argmin()) + 1] if len(away) else order[:0])
 
 
 def numbered(parts: Sequence[Rows]) -> dict[str, Rows]:

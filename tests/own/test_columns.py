@@ -149,6 +149,44 @@ def test_part_column_divides_rows_and_only_training_rows_are_measured(tmp_path: 
     assert (shard.train.tolist(), shard.validation.tolist(), shard.test.tolist()) == ([0, 1, 2, 5], [4], [3])
 
 
+VISITS_OF_PATIENTS = [(k, f"p{k // 3}", k % 2, "n" if k < 30 else "s") for k in range(60)]
+PATIENTS = ("age", "patient", "label", "client")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "npz"])
+def test_rows_of_one_value_stay_together_and_the_column_is_no_input(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a.{suffix}"
+    if suffix == "csv":
+        write(path, lines(PATIENTS, *VISITS_OF_PATIENTS))
+    else:
+        age, patient, label, client = (np.array(column) for column in zip(*VISITS_OF_PATIENTS, strict=True))
+        np.savez(path, x=np.stack([age, age], axis=1).astype(np.float32), patient=patient, label=label, client=client)
+    table = load(path, together="patient")
+    assert table.together is not None
+    assert len({(k // 3, number) for k, number in enumerate(table.together.tolist())}) == 20
+    assert table.shape == ((1,) if suffix == "csv" else (2,))
+    assert table.origin["together"] == "patient"
+    assert "train and test drawn at random, rows of one 'patient' together." in table.words
+    for shard in gpfl.federate(table, split="natural").shards:
+        assert not set(shard.train // 3) & set(shard.test // 3)
+        assert len(shard.test) in (6, 9)
+
+
+def test_column_of_what_stays_together_must_be_there_and_whole(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", lines(PATIENTS, *VISITS_OF_PATIENTS))
+    assert refusal(path, together="patients") == "data.together is 'patients', which is no column; did you mean 'patient'?"
+    assert "named by both --client and --together" in refusal(path, together="client", client="client")
+    holes = [
+        (age, "" if k == 4 else patient, label, client) for k, (age, patient, label, client) in enumerate(VISITS_OF_PATIENTS)
+    ]
+    gaps = write(tmp_path / "b.csv", lines(PATIENTS, *holes))
+    assert "column 'patient' has 1 missing value, in" in refusal(gaps, together="patient")
+    assert len(load(gaps, together="patient", missing="drop")) == 59
+    said = [(*row, "train" if k % 4 else "test") for k, row in enumerate(VISITS_OF_PATIENTS)]
+    parted = write(tmp_path / "c.csv", lines((*PATIENTS, "part"), *said))
+    assert "which rows are for testing, and which stay together" in refusal(parted, together="patient")
+
+
 def test_column_that_is_the_same_in_all_training_rows_is_not_blown_up(tmp_path: Path) -> None:
     rows = [(0.1, 0.7, k % 2, "train") for k in range(7)] + [(0.2, 0.7, 1, "test")]
     table = load(write(tmp_path / "a.csv", lines(("a", "b", "label", "part"), *rows)))

@@ -15,7 +15,7 @@ from gpfl.data import archive
 from gpfl.data.cache import Array, Parsed
 from gpfl.data.fetch import PublishedFile
 from gpfl.data.published import Published
-from gpfl.data.table import Table
+from gpfl.data.table import Rows, Table
 from gpfl.errors import GpflError
 from gpfl.options import option
 
@@ -26,6 +26,8 @@ CHANNELS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_a
 STEPS = 128
 ACTIVITIES = 6
 LARGEST = 1e9
+TOTAL = slice(6, 9)
+"""The channels that are as the phone read them."""
 MOST = 1 << 28  # bytes of one text file, several times the largest
 
 
@@ -77,6 +79,26 @@ def read_whole(members: zipfile.ZipFile, name: str, label: str) -> npt.NDArray[n
     return values.astype(np.int64)
 
 
+def recordings(x: npt.NDArray[np.float32], people: Rows | None) -> Rows:
+    """Gives the number of each window's recording: a window begins with the second half of the one before it."""
+    whose = np.zeros(len(x), dtype=np.int64) if people is None else people
+    signals = np.ascontiguousarray(x[:, TOTAL].transpose(0, 2, 1))  # steps of a half lie side by side
+    half = STEPS // 2
+    begins = {(int(whose[window]), signals[window, :half].tobytes()): window for window in range(len(x))}
+    after = [begins.get((int(whose[window]), signals[window, half:].tobytes()), -1) for window in range(len(x))]
+    numbers = np.full(len(x), -1, dtype=np.int64)
+    followers = set(after)
+    for start in sorted(range(len(x)), key=lambda window: window in followers):  # the first windows of recordings first
+        path, window = [], start
+        while window >= 0 and numbers[window] < 0:
+            numbers[window] = start
+            path.append(window)
+            window = after[window]
+        if window >= 0:
+            numbers[path] = numbers[window]
+    return numbers
+
+
 @dataclass(frozen=True, kw_only=True)
 class Har(Published):
     """UCI HAR, in one of two layouts."""
@@ -86,10 +108,18 @@ class Har(Published):
         "9 channels of 128 steps, or interleaved as in the authors' code: 128 steps of 9 values in a row, cut into 9 lines",
         choices=("channels", "interleaved"),
     )
+    together: str = option(
+        "windows",
+        "what is all for training or all for testing: windows, one by one as in the authors' code, or whole recordings",
+        choices=("windows", "recordings"),
+        later=True,
+    )
 
     def read(self) -> Table:
-        """Gives the table in the layout that was asked for."""
+        """Gives the table in the layout that was asked for, with recordings that stay together if so."""
         table = super().read()
+        if self.together == "recordings":
+            table.together = recordings(table.x.squeeze(2).numpy(), table.groups)
         if self.layout == "interleaved":
             table.x = table.x.squeeze(2).transpose(1, 2).reshape(table.x.shape)
         return table

@@ -27,6 +27,8 @@ MOST_CLASSES = 100_000
 class Table:
     """Rows x and labels y, and for each row its group (a domain, a subject) and its part, where the publisher tells them.
 
+    Rows with one number in `together` are all for training, all for validation or all for testing.
+
     `kind` says what the numbers of x are (see `gpfl.form`); without it bytes are pixels and the rest floats.
     """
 
@@ -43,6 +45,7 @@ class Table:
         groups: ArrayLike | None = None,
         group_names: Sequence[str] = (),
         parts: ArrayLike | None = None,
+        together: ArrayLike | None = None,
         origin: Mapping[str, object] | None = None,
     ) -> None:
         """`parts` are places in PARTS; `origin` says where rows came from, and is kept with the manifest of every run."""
@@ -57,6 +60,7 @@ class Table:
             raise GpflError(f"data '{name}' has no rows")
         self.groups, self.group_names = as_groups(groups, group_names, len(self.y), name)
         self.parts = as_parts(parts, len(self.y), name)
+        self.together = as_together(together, self.parts, len(self.y), name)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -68,7 +72,7 @@ class Table:
 
     @cached_property
     def digest(self) -> str:
-        """The sha256 of the content: form, rows, labels and groups."""
+        """The sha256 of the content: form, rows, labels, groups, parts and what stays together."""
         x, y = self.x.cpu().contiguous(), self.y.cpu().contiguous()
         content = hashlib.sha256(f"{tuple(x.shape)} {x.dtype} {self.classes} {self.form}".encode())
         content.update(x.numpy().data)
@@ -77,6 +81,9 @@ class Table:
             content.update(np.ascontiguousarray(self.groups).data)
         if self.parts is not None:
             content.update(np.ascontiguousarray(self.parts).data)
+        if self.together is not None:
+            content.update(b"together")
+            content.update(np.ascontiguousarray(self.together).data)
         return content.hexdigest()
 
     def inputs(self, rows: Tensor) -> Tensor:
@@ -175,3 +182,15 @@ def as_parts(parts: ArrayLike | None, rows: int, name: str) -> Rows | None:
     if places.shape != (rows,) or (rows and (places.min() < 0 or places.max() >= len(PARTS))):
         raise GpflError(f"data '{name}' must say 0 (train), 1 (validation) or 2 (test) for each of its {rows} rows")
     return places
+
+
+def as_together(together: ArrayLike | None, parts: Rows | None, rows: int, name: str) -> Rows | None:
+    """Gives the number that rows which stay together share."""
+    if together is None:
+        return None
+    if parts is not None:
+        raise GpflError(f"data '{name}' tells which rows are for testing, and which stay together: leave out one of both")
+    numbers = np.asarray(together).astype(np.int64)
+    if numbers.shape != (rows,):
+        raise GpflError(f"data '{name}' has {rows} rows and 'together' of shape {numbers.shape}; give one number a row")
+    return numbers

@@ -12,7 +12,7 @@ from gpfl.data.own.column import Column, inputs, is_constant, look, problem_of, 
 from gpfl.data.own.gathered import Columned, Gathered, read_as, without_missing
 from gpfl.data.own.layout import Piece
 from gpfl.data.own.sheet import Array, Mask, Places, Sheet, column, ignoring, shortened
-from gpfl.data.own.told import LABEL_NAMES, find, find_client, find_parts, told_clients
+from gpfl.data.own.told import LABEL_NAMES, find, find_client, find_parts, find_together, told_clients, told_together
 from gpfl.errors import GpflError, counted, did_you_mean
 
 
@@ -43,18 +43,20 @@ def gather_columns(pieces: Sequence[Piece], sheets: Sequence[Sheet], columned: C
     names = list(sheets[0].columns)
     label = find(columned, "label", LABEL_NAMES, sheets[0])
     client = find_client(pieces, sheets[0], columned)
+    bundle = find_together(sheets[0], columned)
     parts, part = find_parts(pieces, sheets, columned, Places(pieces, sheets))
-    left = [name for name in names if name not in (label, client, part)]
+    left = [name for name in names if name not in (label, client, part, bundle)]
     if not left:
         raise GpflError(f"{pieces[0].path} has no column of inputs besides {', '.join(sorted({*names, *columned.ignore}))}")
     notes = []
     if columned.missing == "drop":
-        needed = [name for name in (label, client) if name]
+        needed = [name for name in (label, client, bundle) if name]
         pieces, sheets, note = without_missing(pieces, sheets, needed, left, columned.ignore)
         parts, _ = find_parts(pieces, sheets, columned, Places(pieces, sheets))
         notes.append(note)
     places, commas = Places(pieces, sheets), all(sheet.commas for sheet in sheets)
     clients = told_clients(pieces, sheets, client, places)
+    together = told_together(sheets, bundle, places)
     training = parts == "train" if parts is not None else np.ones(len(places), dtype=bool)
     looked = (look(name, column(sheets, name), commas) for name in left)  # one at a time: a column may be large
     x, steps, told = encode(looked, training, commas, places, columned)
@@ -62,7 +64,7 @@ def gather_columns(pieces: Sequence[Piece], sheets: Sequence[Sheet], columned: C
     words = column_words(steps, columned.scale)
     notes += remarks(told, columned.ignore)
     labels = column(sheets, label)
-    return Gathered(x, labels, clients, parts, words, label, client, recipe, notes, places, commas)
+    return Gathered(x, labels, clients, parts, together, words, label, client, recipe, notes, places, commas)
 
 
 def encode(

@@ -19,6 +19,7 @@ class Columned:
     label: str = ""
     client: str = ""
     part: str = ""
+    together: str = ""
     ignore: Sequence[str] = ()
     scale: str = "standard"
     missing: str = "refuse"
@@ -26,7 +27,8 @@ class Columned:
     def check(self) -> None:
         """Refuses a column that is named for two things."""
         named: dict[str, str] = {}
-        for what, names in (("label", [self.label]), ("client", [self.client]), ("part", [self.part]), ("ignore", self.ignore)):
+        one = {what: [getattr(self, what)] for what in ("label", "client", "part", "together")}
+        for what, names in {**one, "ignore": self.ignore}.items():
             for name in filter(None, names):
                 if named.setdefault(name, what) != what:
                     raise GpflError(f"column '{name}' is named by both --{named[name]} and --{what}: take it out of one")
@@ -34,12 +36,13 @@ class Columned:
 
 @dataclass
 class Gathered:
-    """All rows of all pieces: inputs, labels as they stand in the files, whose and of which part, and the words about them."""
+    """All rows of all pieces: inputs, labels as they stand in the files, what else is told of them, and words about them."""
 
     x: Array
     labels: Array
     clients: Array | None
     parts: Array | None
+    together: Array | None
     words: str
     label_name: str = "class"
     client_name: str = ""
@@ -53,7 +56,15 @@ class Gathered:
 
 def read_as(columned: Columned, label: str, client: str, part: str) -> dict[str, object]:
     """Gives how files were read, with the names that were found."""
-    return {"label": label, "client": client, "part": part, "ignore": list(columned.ignore), "missing": columned.missing}
+    together = {"together": columned.together} if columned.together else {}
+    return {
+        "label": label,
+        "client": client,
+        "part": part,
+        **together,
+        "ignore": list(columned.ignore),
+        "missing": columned.missing,
+    }
 
 
 def without_missing(

@@ -43,7 +43,7 @@ def gather_images(pieces: Sequence[Piece], side: int) -> Gathered:
     words = f"{'grey' if grey else 'colour'} images of {width}×{height}" + (", resized" if side else "")
     clients = np.array([piece.client for piece, _, _ in found]) if told else None
     labels = np.array([label for _, label, _ in found])
-    return Gathered(x, labels, clients, parts, words, recipe={"image_size": side})
+    return Gathered(x, labels, clients, parts, None, words, recipe={"image_size": side})
 
 
 def look(file: Path) -> tuple[str, tuple[int, int]]:

@@ -35,6 +35,11 @@ class Own(Source):
     label: str = option("", "column (or array) of labels; found by itself where it is named label, y, target or class")
     client: str = option("", "column that names each row's client; found by itself where it is named client")
     part: str = option("", "column that says train, validation or test of each row; without one, rows are divided at random")
+    together: str = option(
+        "",
+        "column whose rows stay together: those with one value, such as a patient's, are all for training or all for testing",
+        later=True,
+    )
     ignore: tuple[str, ...] = option((), "columns that are no inputs, such as a row's number")
     scale: str = option(
         "standard",
@@ -77,7 +82,7 @@ class Own(Source):
         if found.images:
             gathered = gather_images(found.pieces, self.image_size)
         else:
-            columned = Columned(self.label, self.client, self.part, self.ignore, self.scale, self.missing)
+            columned = Columned(self.label, self.client, self.part, self.together, self.ignore, self.scale, self.missing)
             columned.check()
             sheets = [READERS[piece.path.suffix.lower()](piece.path, self.ignore) for piece in found.pieces]
             gathered = gather(found.pieces, sheets, columned)
@@ -100,6 +105,7 @@ class Own(Source):
         labels, classes = number_classes(gathered)
         groups, names = number_values(gathered.clients) if gathered.clients is not None else (None, [])
         parts = None if gathered.parts is None else np.array([PARTS.index(part) for part in gathered.parts.tolist()])
+        together = None if gathered.together is None else number_values(gathered.together)[0]
         table = Table(
             gathered.x,
             labels,
@@ -108,6 +114,7 @@ class Own(Source):
             groups=groups,
             group_names=names,
             parts=parts,
+            together=together,
             origin={"classes": classes, **gathered.recipe},
         )
         table.words = self._words(gathered, table, classes)
@@ -122,6 +129,7 @@ class Own(Source):
             by = f" by '{gathered.client_name}'" if gathered.client_name else ""
             whose = f"{counted(len(sizes), 'client')}{by} with {span(sizes.min(), sizes.max())}"
         parts = "train and test as given" if table.parts is not None else "train and test drawn at random"
+        parts += f", rows of one '{self.together}' together" if table.together is not None else ""
         notes = [*gathered.notes, *case_remarks({"classes": classes, "clients": table.group_names})]
         if len(table.group_names) == 1:
             notes.append("There is one client only, so nothing is exchanged.")

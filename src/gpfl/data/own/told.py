@@ -1,4 +1,4 @@
-"""What files tell of their rows besides inputs: labels, clients and parts."""
+"""What files tell of their rows besides inputs: labels, clients, parts and what stays together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MANY_CLASSES = 1000
 
 def find(columned: Columned, what: str, usual: Sequence[str], sheet: Sheet, *, needed: bool = True) -> str:
     """Gives the column that the user named, or the first of the usual names there is; "" where it need not be there."""
-    named = {"label": columned.label, "client": columned.client, "part": columned.part}
+    named = {"label": columned.label, "client": columned.client, "part": columned.part, "together": columned.together}
     wanted = named[what]
     if wanted:
         if wanted not in sheet.columns:
@@ -51,6 +51,20 @@ def told_clients(pieces: Sequence[Piece], sheets: Sequence[Sheet], name: str, pl
     if not all(piece.client for piece in pieces):
         return None
     return np.repeat([piece.client for piece in pieces], [len(sheet.numbers) for sheet in sheets])
+
+
+def find_together(sheet: Sheet, columned: Columned) -> str:
+    """Gives the column that says which rows stay together; "" where none is named."""
+    return find(columned, "together", (), sheet, needed=False)
+
+
+def told_together(sheets: Sequence[Sheet], name: str, places: Places) -> Array | None:
+    """Gives what rows that stay together have in common; None where no column says so."""
+    if not name:
+        return None
+    values = column(sheets, name)
+    refuse_missing(name, missing_in(values, NO_VALUE), places)
+    return as_text(values)
 
 
 def find_parts(
