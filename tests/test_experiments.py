@@ -148,6 +148,7 @@ def test_gpfl_is_the_best_of_every_column_as_the_paper_claims(one: Experiment, c
         ("tiny/pathological", "effectiveness", "tiny/pathological"),
         ("cifar100/100", "scalability", "cifar100/100"),
         ("har/real-world", "real-world", "har/real-world"),
+        ("har/recordings", "real-world", "har/recordings"),
         ("amazon/feature-shift", "feature-shift", "amazon/feature-shift"),
     ],
 )
@@ -312,6 +313,7 @@ def test_settings_that_stand_in_several_tables_are_run_once(tmp_path: Path) -> N
         {("effectiveness", "tiny-resnet18/practical"), ("ablation", "tiny-resnet18/practical")},
         {("effectiveness", "tiny/pathological"), ("fairness", "tiny/pathological")},
         {("real-world", "har/real-world"), ("fairness", "har/real-world")},
+        {("real-world", "har/recordings"), ("fairness", "har/recordings")},
         {("feature-shift", "amazon/feature-shift"), ("fairness", "amazon/feature-shift")},
     ]
     wanted = {place for places in shared for place in places}

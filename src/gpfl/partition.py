@@ -56,9 +56,8 @@ class Split:
         if table.together is None:
             return
         if not self.by_group:
-            raise GpflError(
-                f"data '{table.name}' keeps rows together, and split '{self.name}' deals rows one by one: use --split natural"
-            )
+            way = "use --split natural" if table.groups is not None else "say whose they are with --client"
+            raise GpflError(f"data '{table.name}' keeps rows together, and split '{self.name}' deals rows one by one: {way}")
         if self.draws == "reference":
             raise GpflError(
                 f"split.draws is 'reference', but data '{table.name}' keeps rows together, and the authors' code draws them "

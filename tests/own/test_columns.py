@@ -182,6 +182,9 @@ def test_column_of_what_stays_together_must_be_there_and_whole(tmp_path: Path) -
     gaps = write(tmp_path / "b.csv", lines(PATIENTS, *holes))
     assert "column 'patient' has 1 missing value, in" in refusal(gaps, together="patient")
     assert len(load(gaps, together="patient", missing="drop")) == 59
+    alone = write(tmp_path / "d.csv", lines(PATIENTS[:3], *(row[:3] for row in VISITS_OF_PATIENTS)))
+    with pytest.raises(gpfl.GpflError, match=r"split 'dirichlet' deals rows one by one: say whose they are with --client"):
+        gpfl.federate(alone, together="patient", split="dirichlet", clients=2)
     said = [(*row, "train" if k % 4 else "test") for k, row in enumerate(VISITS_OF_PATIENTS)]
     parted = write(tmp_path / "c.csv", lines((*PATIENTS, "part"), *said))
     assert "which rows are for testing, and which stay together" in refusal(parted, together="patient")
