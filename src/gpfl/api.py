@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 import gpfl
 from gpfl import config as configs
 from gpfl import options, tree
-from gpfl.config import Config, Given, RunOptions, TrainOptions
+from gpfl.config import Config, Given, RunOptions, TrainOptions, check_device
 from gpfl.defence import Defence
 from gpfl.defence.promise import guarded, promised
 from gpfl.engine import Engine, Setting, choose, exactness, fitting_threads
@@ -364,8 +363,7 @@ def defence_facts(config: Config, setting: Setting) -> dict[str, object]:
 
 def find_device(name: str) -> torch.device:
     """Gives the device of that name; `auto` is the GPU if there is one."""
-    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?|mps", name):
-        raise GpflError(f"run.device is '{name}'; it must be auto, cpu, cuda, cuda:N or mps")
+    check_device(name)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and ranks().world > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -184,6 +185,7 @@ def resolve(given: Given, *, federation: Federation | None = None, custom_net: b
         if section not in SECTIONS:
             raise GpflError(f"unknown section '{section}'; {did_you_mean(section, SECTIONS)}")
     run = options.build(RunOptions, given.get("run", {}), "run")
+    check_device(run.device)
     method = chosen_method(given, run)
     defence = options.build(Defence, given.get("defence", {}), "defence")
     defence.check()
@@ -214,10 +216,34 @@ def resolve(given: Given, *, federation: Federation | None = None, custom_net: b
 def look_over(given: Given, custom_net: bool) -> None:
     """Refuses what can be before data are asked for their defaults: own files are read for that, which may take long."""
     refuse_wrong_join(options.build(TrainOptions, given.get("train", {}), "train"))
-    if "name" in given.get("split", {}):
-        chosen_split(given, {})
+    look_over_split(given)
     if "name" in given.get("net", {}) and not custom_net:
         chosen_net(given, {}, None)
+
+
+def look_over_split(given: Given) -> None:
+    """Refuses a split, or where the data are to choose it, what none of those takes that know all of its options."""
+    values = given.get("split", {})
+    if "name" in values:
+        chosen_split(given, {})
+    elif "file" not in values:
+        problems = []
+        for name, record in SPLITS.items():
+            if values.keys() <= options.options_of(record).keys():
+                try:
+                    chosen_split({"split": {"name": name, **values}}, {})
+                except GpflError as problem:
+                    problems.append(problem)
+                else:
+                    return
+        if problems:
+            raise problems[-1]
+
+
+def check_device(name: str) -> None:
+    """Refuses what is no name of a device; whether it is there is not looked at."""
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?|mps", name):
+        raise GpflError(f"run.device is '{name}'; it must be auto, cpu, cuda, cuda:N or mps")
 
 
 def refuse_wrong_join(train: TrainOptions) -> None:

@@ -363,6 +363,26 @@ def test_trials_and_comparisons_read_the_files_once(command: Command, gathered: 
     assert [source.path for source in gathered] == [Path("visits.csv").resolve()]
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--clients", -1), "split.clients (--clients) is -1; it must be at least 0"),
+        (("--beta", -0.5), "split.beta (--beta) is -0.5; it must be above 0"),
+        (("--device", "tpu"), "run.device (--device) is 'tpu'; it must be auto, cpu, cuda, cuda:N or mps"),
+        (("--lr", -1), "train.lr (--lr) is -1"),
+        (("--split", "iid"), "unknown split 'iid'"),
+    ],
+)
+def test_mistakes_are_told_before_files_are_read(
+    command: Command, gathered: list[Own], flags: tuple[object, ...], words: str
+) -> None:
+    write(Path("visits.csv"), many())
+    said = command("run", *OWN, *flags)
+    assert said.code == 2
+    assert words in said.err
+    assert gathered == []
+
+
 def test_files_that_change_are_read_again(tmp_path: Path, gathered: list[Own]) -> None:
     d = tmp_path / "d"
     for name in ("a", "b"):
