@@ -588,6 +588,9 @@ def test_windows_of_har_that_overlap_are_of_one_recording() -> None:
     assert len(set(alike.tolist())) == 2, "of two people"
     still = har.recordings(np.ones((3, 9, 128), dtype=np.float32), np.zeros(3, dtype=np.int64))
     assert len(set(still.tolist())) == 1, "all overlap with all"
+    fork = [np.concatenate(pair, axis=1) for pair in ((long[:, :64], long[:, 64:128]), (long[:, 64:128], short[:, :64]))]
+    fork.append(np.concatenate([long[:, 64:128], other[:, :64]], axis=1))
+    assert len(set(har.recordings(np.stack(fork), np.zeros(3, dtype=np.int64)).tolist())) == 1, "two begin alike"
 
 
 def test_recordings_of_har_stay_together_where_that_was_asked_for(tmp_path: Path) -> None:

@@ -222,11 +222,11 @@ def look_over(given: Given, custom_net: bool) -> None:
 
 
 def look_over_split(given: Given) -> None:
-    """Refuses a split, or where the data are to choose it, what none of those takes that know all of its options."""
+    """Refuses a split, or where own files are to choose it, what none of those takes that know all of its options."""
     values = given.get("split", {})
     if "name" in values:
         chosen_split(given, {})
-    elif "file" not in values:
+    elif "file" not in values and name_in(given, "data", "digits") not in DATA:
         problems = []
         for name, record in SPLITS.items():
             if values.keys() <= options.options_of(record).keys():
@@ -237,7 +237,7 @@ def look_over_split(given: Given) -> None:
                 else:
                     return
         if problems:
-            raise problems[-1]
+            raise problems[0]
 
 
 def check_device(name: str) -> None:

@@ -61,6 +61,7 @@ class Federation:
         check_filled(self.shards, "give every client both, or leave such clients out")
         for shard in self.shards:
             check_shard(shard, len(table))
+            check_bundles(shard, table)
         check_disjoint(self.shards, len(table))
         check_names(self.shards)
 
@@ -255,6 +256,8 @@ def divide(table: Table, split: Split) -> Federation:
     rows = {shard.name: len(shard.train) + len(shard.validation) + len(shard.test) for shard in shards}
     few = [rows[shard.name] for shard in lacking(shards)]
     check_filled(shards, split.way_out(table, list(rows.values()), few) if few else "")
+    if split.validation:
+        check_validated(shards)
     return Federation(table, shards, {"split": split.name, **options.written_of(split)})
 
 
@@ -298,6 +301,17 @@ def lacking(shards: Sequence[Shard]) -> list[Shard]:
     return [shard for shard in shards if not len(shard.train) or not len(shard.test)]
 
 
+def check_validated(shards: Sequence[Shard]) -> None:
+    """Refuses clients without validation rows where a share was asked for: all of their training rows stay together."""
+    bad = [shard for shard in shards if not len(shard.validation)]
+    if bad:
+        others = f", and {counted(len(bad) - 1, 'other client')} of {len(shards):,} have none either" if len(bad) > 1 else ""
+        raise GpflError(
+            f"client {bad[0].name} has no validation rows: all of its {len(bad[0].train)} training rows stay together{others}; "
+            "leave out such clients, or --validation"
+        )
+
+
 def check_filled(shards: Sequence[Shard], way: str) -> None:
     """Refuses clients without training or test rows, all in one line with the way out."""
     bad = lacking(shards)
@@ -308,6 +322,22 @@ def check_filled(shards: Sequence[Shard], way: str) -> None:
         raise GpflError(
             f"client {first.name} has no {purpose} rows ({len(first.train)} training, {len(first.test)} test){others}: {way}"
         )
+
+
+def check_bundles(shard: Shard, table: Table) -> None:
+    """Refuses a client that has rows of one bundle in two parts."""
+    if table.together is None:
+        return
+    seen: dict[int, str] = {}
+    for part in PARTS:
+        for bundle in np.unique(table.together[shard.part(part)]).tolist():
+            other = seen.setdefault(bundle, part)
+            if other != part:
+                rows = [int(shard.part(name)[table.together[shard.part(name)] == bundle][0]) for name in (other, part)]
+                raise GpflError(
+                    f"client {shard.name} has rows that stay together in {other} and in {part}, such as rows {rows[0]} and "
+                    f"{rows[1]}: divide them otherwise, or keep none together"
+                )
 
 
 def check_shard(shard: Shard, total: int) -> None:

@@ -17,6 +17,7 @@ from gpfl.options import option
 from gpfl.randomness import LARGEST_SEED, generator
 
 Labels = npt.NDArray[np.int64]
+WHOSE = "say whose they are with --client"
 DRAWS = 5000
 """How often a Dirichlet split is drawn before it is called impossible."""
 
@@ -26,7 +27,6 @@ class Split:
     """A way to divide a table among clients, and how each client's rows are divided into train, validation and test."""
 
     name: ClassVar[str]
-    by_group: ClassVar[bool] = False  # whether all rows of a group go to one client
 
     clients: int = option(20, "number of clients", symbol="N", least=1)
     of: int = option(
@@ -46,23 +46,9 @@ class Split:
 
     def divided(self, table: Table) -> dict[str, tuple[Rows, Rows, Rows]]:
         """Gives the training, validation and test rows of the clients that take part."""
-        self._check_together(table)
         if self.draws == "reference":
             return self._as_reference(table)
         return {name: self.cut(table, rows, number) for number, (name, rows) in enumerate(self.choose(table).items())}
-
-    def _check_together(self, table: Table) -> None:
-        """Refuses what would part rows that stay together."""
-        if table.together is None:
-            return
-        if not self.by_group:
-            way = "use --split natural" if table.groups is not None else "say whose they are with --client"
-            raise GpflError(f"data '{table.name}' keeps rows together, and split '{self.name}' deals rows one by one: {way}")
-        if self.draws == "reference":
-            raise GpflError(
-                f"split.draws is 'reference', but data '{table.name}' keeps rows together, and the authors' code draws them "
-                "one by one: use --draws own"
-            )
 
     def _as_reference(self, table: Table) -> dict[str, tuple[Rows, Rows, Rows]]:
         """Gives them as the authors' code draws them; of `of` clients the first ones take part."""
@@ -70,7 +56,12 @@ class Split:
         if table.parts is not None:
             raise GpflError(
                 f"split.draws is 'reference', but data '{table.name}' tells which rows are for testing, and the authors' code "
-                "draws them: use --draws own"
+                "draws them: set it to own"
+            )
+        if table.together is not None:
+            raise GpflError(
+                f"split.draws is 'reference', but data '{table.name}' keeps rows together, and the authors' code draws them "
+                "one by one: set it to own"
             )
         whole = dataclasses.replace(self, clients=self.of, of=0) if self.of else self
         draw = np.random.RandomState(self.seed)
@@ -110,6 +101,9 @@ class Split:
 
     def assign(self, table: Table, draw: np.random.Generator) -> dict[str, Rows]:
         """Gives each client's rows by its name: disjoint, and all of the table."""
+        if table.together is not None:
+            way = "use --split natural" if table.groups is not None else WHOSE
+            raise GpflError(f"data '{table.name}' keeps rows together, and split '{self.name}' deals rows one by one: {way}")
         labels = table.y.cpu().numpy()
         if table.parts is None:
             parts = self.deal(labels, table.classes, draw)
@@ -125,7 +119,7 @@ class Split:
     def cut(self, table: Table, rows: Rows, number: int) -> tuple[Rows, Rows, Rows]:
         """Gives a client's training, validation and test rows: by the table's parts, else in random order, not stratified.
 
-        Of rows that stay together, the test rows are as near to their share as whole bundles come.
+        Of bundles, whole ones are chosen whose rows come near to the share.
         """
         if table.parts is not None:
             train, validation, test = (rows[table.parts[rows] == place] for place in range(len(PARTS)))
@@ -133,7 +127,7 @@ class Split:
         draw = generator(self.seed, "cut", number)
         shuffled = draw.permutation(rows)
         if table.together is not None:
-            test = choose_bundles(table.together[shuffled], self.test, draw)
+            test = choose_bundles(table.together[shuffled], labels_of(table, shuffled), self.test, draw)
             return *self.keep_back(table, shuffled[~test], number), shuffled[test]
         kept = int((1 - self.test) * len(rows) + 1e-9)  # (1 - 0.8) * 5 is a little less than 1
         return *self.keep_back(table, shuffled[:kept], number), shuffled[kept:]
@@ -143,12 +137,14 @@ class Split:
         return "lower --clients, or change --test or --validation"
 
     def keep_back(self, table: Table, rows: Rows, number: int) -> tuple[Rows, Rows]:
-        """Gives training rows without and with the share kept for validation; at least one row, where a share is asked."""
+        """Gives training rows without and with the share kept for validation; at least one row, where a share is asked
+        and not all of them are one bundle.
+        """
         if not self.validation:
             return rows, rows[:0]
         draw = generator(self.seed, "validation", number)
         if table.together is not None:
-            mask = choose_bundles(table.together[rows], self.validation, draw)
+            mask = choose_bundles(table.together[rows], labels_of(table, rows), self.validation, draw)
             return rows[~mask], rows[mask]
         kept = max(1, round(self.validation * len(rows)))
         mask = np.zeros(len(rows), dtype=bool)
@@ -296,7 +292,6 @@ class Natural(Split):
     """Each group of the table is a client: a domain, a subject, a site, as the data were collected."""
 
     name: ClassVar[str] = "natural"
-    by_group: ClassVar[bool] = True
 
     clients: int = option(0, "groups that take part, chosen at random; 0 = all", symbol="N", least=0)
     min_rows: int = option(0, "leave out groups with fewer rows", least=0)
@@ -309,7 +304,8 @@ class Natural(Split):
     def assign(self, table: Table, draw: np.random.Generator) -> dict[str, Rows]:
         """Gives the rows of every group that has some."""
         if table.groups is None:
-            raise GpflError(f"data '{table.name}' does not tell the group of a row: use --split dirichlet or pathological")
+            way = WHOSE if table.together is not None else "use --split dirichlet or pathological"
+            raise GpflError(f"data '{table.name}' does not tell the group of a row: {way}")
         parts = {name: np.flatnonzero(table.groups == number) for number, name in enumerate(table.group_names)}
         kept = {name: rows for name, rows in parts.items() if len(rows) >= max(1, self.min_rows)}
         if not kept:
@@ -326,23 +322,38 @@ class Natural(Split):
 
     def way_out(self, table: Table, rows: Sequence[int], few: Sequence[int]) -> str:
         """Gives the number of rows from which all clients have enough, and asks whether these are the clients."""
-        if table.together is not None:
-            return "all of its rows stay together: keep other ones together, or none"
         fewest = max(few) + 1
         left = sum(count < fewest for count in rows)
         column = table.origin.get("client")
         ask = f"; is '{column}' the column of clients?" if column else ""
+        bundle = "all of its rows stay together; " if table.together is not None else ""
         if left == len(rows):
-            return f"give clients more rows{ask}"
-        return f"--min-rows {fewest} leaves out {left:,} of {counted(len(rows), 'client')}{ask}"
+            return f"{bundle}give clients more rows{ask}"
+        return f"{bundle}--min-rows {fewest} leaves out {left:,} of {counted(len(rows), 'client')}{ask}"
 
 
-def choose_bundles(together: Rows, share: float, draw: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """Tells which rows are chosen: whole bundles, drawn until their rows are nearest to the share; of one bundle none."""
-    bundles, place, counts = np.unique(together, return_inverse=True, return_counts=True)
-    order = draw.permutation(len(bundles))
-    away = np.abs(np.cumsum(counts[order])[:-1] - share * len(together))  # one is left for the rest
-    return np.isin(place, order[: int(away.argmin()) + 1] if len(away) else order[:0])
+def choose_bundles(together: Rows, labels: Labels, share: float, draw: np.random.Generator) -> npt.NDArray[np.bool_]:
+    """Tells which rows are chosen: whole bundles whose rows come near to a share of all; of one bundle none.
+
+    Where every bundle is of one class, some of each class are chosen as far as the share goes, and one of each is left.
+    """
+    bundles, first, place, counts = np.unique(together, return_index=True, return_inverse=True, return_counts=True)
+    classes = labels[first] if (labels == labels[first][place]).all() else np.zeros(len(bundles), dtype=np.int64)
+    chosen, wanted, rows = np.zeros(len(bundles), dtype=bool), 0.0, 0
+    by_class = [draw.permutation(np.flatnonzero(classes == label)) for label in draw.permutation(np.unique(classes))]
+    for members in sorted(by_class, key=len):  # what a class with one bundle cannot give, the others do
+        wanted, left = wanted + share * counts[members].sum(), len(members)
+        for member in members:
+            if left > 1 and abs(rows + counts[member] - wanted) < abs(rows - wanted):
+                chosen[member], rows, left = True, rows + counts[member], left - 1
+    if not chosen.any() and len(bundles) > 1:
+        chosen[min(range(len(bundles)), key=lambda bundle: ((classes == classes[bundle]).sum() < 2, counts[bundle]))] = True
+    return chosen[place]
+
+
+def labels_of(table: Table, rows: Rows) -> Labels:
+    """Gives the labels of rows."""
+    return table.y.cpu().numpy()[rows]
 
 
 def numbered(parts: Sequence[Rows]) -> dict[str, Rows]:

@@ -187,7 +187,22 @@ def test_column_of_what_stays_together_must_be_there_and_whole(tmp_path: Path) -
         gpfl.federate(alone, together="patient", split="dirichlet", clients=2)
     said = [(*row, "train" if k % 4 else "test") for k, row in enumerate(VISITS_OF_PATIENTS)]
     parted = write(tmp_path / "c.csv", lines((*PATIENTS, "part"), *said))
-    assert "which rows are for testing, and which stay together" in refusal(parted, together="patient")
+    with pytest.raises(gpfl.GpflError, match=r"client n has rows that stay together in train and in test, such as rows"):
+        gpfl.federate(parted, together="patient", split="natural")
+
+
+def test_values_at_several_clients_and_values_alike_are_named(tmp_path: Path) -> None:
+    rows = [(k, ["p", "P", "q", "r"][k % 4], k % 3 % 2, "n" if k < 30 else "s") for k in range(60)]
+    words = load(write(tmp_path / "a.csv", lines(PATIENTS, *rows)), together="patient").words
+    assert "4 values of 'patient' lie with several clients, and are drawn at each by itself." in words
+    assert "The values of 'patient' 'P' and 'p' differ in small and capital letters alone: are they one?" in words
+
+
+@pytest.mark.parametrize("odd", [np.array(["a"] * 7), np.array("a"), np.zeros((60, 2))])
+@pytest.mark.parametrize("flag", ["client", "together"])
+def test_array_that_does_not_tell_each_row_is_refused(flag: str, odd: np.ndarray, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((60, 2), dtype=np.float32), y=np.arange(60) % 2, who=odd)
+    assert "has no array 'who' with one value for each of its 60 rows" in refusal(tmp_path / "a.npz", **{flag: "who"})
 
 
 def test_column_that_is_the_same_in_all_training_rows_is_not_blown_up(tmp_path: Path) -> None:

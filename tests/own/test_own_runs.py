@@ -366,7 +366,7 @@ def test_trials_and_comparisons_read_the_files_once(command: Command, gathered: 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--clients", -1), "split.clients (--clients) is -1; it must be at least 0"),
+        (("--clients", -1), "split.clients (--clients) is -1; it must be at least 1"),
         (("--beta", -0.5), "split.beta (--beta) is -0.5; it must be above 0"),
         (("--device", "tpu"), "run.device (--device) is 'tpu'; it must be auto, cpu, cuda, cuda:N or mps"),
         (("--lr", -1), "train.lr (--lr) is -1"),

@@ -43,9 +43,9 @@ def read_as(source: Source, settings: Mapping[str, object]) -> Source:
     known = options.options_of(type(source))
     others: dict[str, type] = {"your own files": Own, **{f"data '{name}'": type(other) for name, other in DATA.items()}}
     for key in settings:
-        owner = next((name for name, kind in others.items() if key in options.options_of(kind)), None)
-        if key not in known and owner:
-            raise GpflError(f"data.{key} belongs to {owner}, not to '{source.name}': leave it out")
+        owners = [name for name, kind in others.items() if key in options.options_of(kind)]
+        if key not in known and owners:
+            raise GpflError(f"data.{key} belongs to {' and '.join(owners)}, not to '{source.name}': leave it out")
         if key not in known:
             raise GpflError(f"unknown key 'data.{key}'; {did_you_mean(key, (*known, 'name'))}")
     return options.changed(source, settings, "data")

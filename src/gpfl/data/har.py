@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from gpfl.data import archive
 from gpfl.data.cache import Array, Parsed
@@ -79,24 +81,18 @@ def read_whole(members: zipfile.ZipFile, name: str, label: str) -> npt.NDArray[n
     return values.astype(np.int64)
 
 
-def recordings(x: npt.NDArray[np.float32], people: Rows | None) -> Rows:
+def recordings(x: npt.NDArray[np.float32], people: Rows) -> Rows:
     """Gives the number of each window's recording: a window begins with the second half of the one before it."""
-    whose = np.zeros(len(x), dtype=np.int64) if people is None else people
-    signals = np.ascontiguousarray(x[:, TOTAL].transpose(0, 2, 1))  # steps of a half lie side by side
-    half = STEPS // 2
-    begins = {(int(whose[window]), signals[window, :half].tobytes()): window for window in range(len(x))}
-    after = [begins.get((int(whose[window]), signals[window, half:].tobytes()), -1) for window in range(len(x))]
-    numbers = np.full(len(x), -1, dtype=np.int64)
-    followers = set(after)
-    for start in sorted(range(len(x)), key=lambda window: window in followers):  # the first windows of recordings first
-        path, window = [], start
-        while window >= 0 and numbers[window] < 0:
-            numbers[window] = start
-            path.append(window)
-            window = after[window]
-        if window >= 0:
-            numbers[path] = numbers[window]
-    return numbers
+    signals = np.ascontiguousarray(x[:, TOTAL].transpose(0, 2, 1))  # the steps of a half lie side by side
+    known: dict[tuple[int, bytes], int] = {}
+    halves = [
+        [known.setdefault((person, half.tobytes()), len(known)) for half in np.split(window, 2)]
+        for person, window in zip(people.tolist(), signals, strict=True)
+    ]
+    begin, end = np.array(halves).T
+    joined = coo_array((np.ones(len(x)), (begin, end)), shape=(len(known), len(known)))
+    _, recording = connected_components(joined, directed=False)
+    return np.asarray(recording[begin], dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +115,7 @@ class Har(Published):
         """Gives the table in the layout that was asked for, with recordings that stay together if so."""
         table = super().read()
         if self.together == "recordings":
+            assert table.groups is not None
             table.together = recordings(table.x.squeeze(2).numpy(), table.groups)
         if self.layout == "interleaved":
             table.x = table.x.squeeze(2).transpose(1, 2).reshape(table.x.shape)

@@ -27,7 +27,7 @@ MOST_CLASSES = 100_000
 class Table:
     """Rows x and labels y, and for each row its group (a domain, a subject) and its part, where the publisher tells them.
 
-    Rows with one number in `together` are all for training, all for validation or all for testing.
+    A client's rows with one value in `together` are a bundle: all for training, all for validation or all for testing.
 
     `kind` says what the numbers of x are (see `gpfl.form`); without it bytes are pixels and the rest floats.
     """
@@ -60,7 +60,7 @@ class Table:
             raise GpflError(f"data '{name}' has no rows")
         self.groups, self.group_names = as_groups(groups, group_names, len(self.y), name)
         self.parts = as_parts(parts, len(self.y), name)
-        self.together = as_together(together, self.parts, len(self.y), name)
+        self.together = as_together(together, len(self.y), name)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -184,13 +184,11 @@ def as_parts(parts: ArrayLike | None, rows: int, name: str) -> Rows | None:
     return places
 
 
-def as_together(together: ArrayLike | None, parts: Rows | None, rows: int, name: str) -> Rows | None:
-    """Gives the number that rows which stay together share."""
+def as_together(together: ArrayLike | None, rows: int, name: str) -> Rows | None:
+    """Gives each row's bundle as a number, of values of any kind."""
     if together is None:
         return None
-    if parts is not None:
-        raise GpflError(f"data '{name}' tells which rows are for testing, and which stay together: leave out one of both")
-    numbers = np.asarray(together).astype(np.int64)
-    if numbers.shape != (rows,):
-        raise GpflError(f"data '{name}' has {rows} rows and 'together' of shape {numbers.shape}; give one number a row")
-    return numbers
+    values = np.asarray(together)
+    if values.shape != (rows,):
+        raise GpflError(f"data '{name}' has {rows} rows and 'together' of shape {values.shape}; give one value a row")
+    return np.unique(values.astype(str) if values.dtype == object else values, return_inverse=True)[1].astype(np.int64)

@@ -9,7 +9,7 @@ import numpy as np
 from gpfl.data.own.gathered import Columned, Gathered, read_as, without_missing
 from gpfl.data.own.layout import PART_NAMES, Piece
 from gpfl.data.own.sheet import Array, Places, Sheet, column, missing_in, numbered
-from gpfl.data.own.told import LABEL_NAMES, find, find_client, find_parts, find_together, told_clients, told_together
+from gpfl.data.own.told import LABEL_NAMES, find, find_client, find_parts, told_by, told_clients
 from gpfl.errors import GpflError
 
 INPUT_NAMES = ("x", "data", "images", "features")
@@ -37,7 +37,7 @@ def gather_arrays(pieces: Sequence[Piece], sheets: Sequence[Sheet], columned: Co
     label = find(columned, "label", LABEL_NAMES, sheets[0])
     name = find_inputs(pieces[0], sheets[0], label)
     client = find_client(pieces, sheets[0], columned)
-    bundle = find_together(sheets[0], columned)
+    bundle = find(columned, "together", (), sheets[0], needed=False)
     for piece, sheet in zip(pieces, sheets, strict=True):
         check_arrays(piece, sheet, name, label, pieces[0], sheets[0])
     if columned.scale != Columned.scale:
@@ -47,6 +47,12 @@ def gather_arrays(pieces: Sequence[Piece], sheets: Sequence[Sheet], columned: Co
     # Arrays beside these may be of any length, and rows are counted by the longest.
     wanted = [{key: v for key, v in sheet.columns.items() if v.ndim and len(v) == len(sheet.columns[name])} for sheet in sheets]
     sheets, notes = [numbered(columns) for columns in wanted], []
+    for key in filter(None, (client, bundle)):
+        for piece, sheet in zip(pieces, sheets, strict=True):
+            if key not in sheet.columns or sheet.columns[key].ndim != 1:
+                raise GpflError(
+                    f"{piece.path} has no array '{key}' with one value for each of its {len(sheet.columns[name]):,} rows"
+                )
     if columned.missing == "drop":
         needed = [key for key in (label, client, bundle) if key]
         pieces, sheets, note = without_missing(pieces, sheets, needed, [name], columned.ignore)
@@ -54,7 +60,7 @@ def gather_arrays(pieces: Sequence[Piece], sheets: Sequence[Sheet], columned: Co
     places = Places(pieces, sheets)
     clients = told_clients(pieces, sheets, client, places)
     parts, part = find_parts(pieces, sheets, columned, places)
-    together = told_together(sheets, bundle, places)
+    together = told_by(sheets, bundle, places) if bundle else None
     x = as_images(np.concatenate([sheet.columns[name] for sheet in sheets]))
     check_finite(x, places)
     words = f"rows of shape {x.shape[1:]}, {'bytes taken as pixels' if x.dtype == np.uint8 else 'numbers taken as they are'}"

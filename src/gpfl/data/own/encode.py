@@ -12,7 +12,7 @@ from gpfl.data.own.column import Column, inputs, is_constant, look, problem_of, 
 from gpfl.data.own.gathered import Columned, Gathered, read_as, without_missing
 from gpfl.data.own.layout import Piece
 from gpfl.data.own.sheet import Array, Mask, Places, Sheet, column, ignoring, shortened
-from gpfl.data.own.told import LABEL_NAMES, find, find_client, find_parts, find_together, told_clients, told_together
+from gpfl.data.own.told import LABEL_NAMES, find, find_client, find_parts, told_by, told_clients
 from gpfl.errors import GpflError, counted, did_you_mean
 
 
@@ -43,7 +43,7 @@ def gather_columns(pieces: Sequence[Piece], sheets: Sequence[Sheet], columned: C
     names = list(sheets[0].columns)
     label = find(columned, "label", LABEL_NAMES, sheets[0])
     client = find_client(pieces, sheets[0], columned)
-    bundle = find_together(sheets[0], columned)
+    bundle = find(columned, "together", (), sheets[0], needed=False)
     parts, part = find_parts(pieces, sheets, columned, Places(pieces, sheets))
     left = [name for name in names if name not in (label, client, part, bundle)]
     if not left:
@@ -56,7 +56,7 @@ def gather_columns(pieces: Sequence[Piece], sheets: Sequence[Sheet], columned: C
         notes.append(note)
     places, commas = Places(pieces, sheets), all(sheet.commas for sheet in sheets)
     clients = told_clients(pieces, sheets, client, places)
-    together = told_together(sheets, bundle, places)
+    together = told_by(sheets, bundle, places) if bundle else None
     training = parts == "train" if parts is not None else np.ones(len(places), dtype=bool)
     looked = (look(name, column(sheets, name), commas) for name in left)  # one at a time: a column may be large
     x, steps, told = encode(looked, training, commas, places, columned)

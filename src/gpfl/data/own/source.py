@@ -105,7 +105,6 @@ class Own(Source):
         labels, classes = number_classes(gathered)
         groups, names = number_values(gathered.clients) if gathered.clients is not None else (None, [])
         parts = None if gathered.parts is None else np.array([PARTS.index(part) for part in gathered.parts.tolist()])
-        together = None if gathered.together is None else number_values(gathered.together)[0]
         table = Table(
             gathered.x,
             labels,
@@ -114,11 +113,21 @@ class Own(Source):
             groups=groups,
             group_names=names,
             parts=parts,
-            together=together,
+            together=gathered.together,
             origin={"classes": classes, **gathered.recipe},
         )
         table.words = self._words(gathered, table, classes)
         return table
+
+    def _shared_bundles(self, table: Table) -> list[str]:
+        """Gives a line about rows that stay together within a client, but lie with several."""
+        if table.together is None or table.groups is None:
+            return []
+        pairs = np.unique(np.stack([table.together, table.groups]), axis=1)
+        several = int((np.bincount(pairs[0]) > 1).sum())
+        if not several:
+            return []
+        return [f"{counted(several, 'value')} of '{self.together}' lie with several clients, and are drawn at each by itself."]
 
     def _words(self, gathered: Gathered, table: Table, classes: list[str]) -> str:
         """Gives what was found in the files, for a person to check."""
@@ -130,7 +139,9 @@ class Own(Source):
             whose = f"{counted(len(sizes), 'client')}{by} with {span(sizes.min(), sizes.max())}"
         parts = "train and test as given" if table.parts is not None else "train and test drawn at random"
         parts += f", rows of one '{self.together}' together" if table.together is not None else ""
-        notes = [*gathered.notes, *case_remarks({"classes": classes, "clients": table.group_names})]
+        bundles = [] if gathered.together is None else np.unique(gathered.together).tolist()
+        names = {"classes": classes, "clients": table.group_names, f"values of '{self.together}'": bundles}
+        notes = [*gathered.notes, *case_remarks(names), *self._shared_bundles(table)]
         if len(table.group_names) == 1:
             notes.append("There is one client only, so nothing is exchanged.")
         return "\n".join(

@@ -42,29 +42,20 @@ def find_client(pieces: Sequence[Piece], sheet: Sheet, columned: Columned) -> st
     return find(columned, "client", () if placed else CLIENT_NAMES, sheet, needed=False)
 
 
-def told_clients(pieces: Sequence[Piece], sheets: Sequence[Sheet], name: str, places: Places) -> Array | None:
-    """Gives each row's client by a column, or by the file's place; None where neither tells it."""
-    if name:
-        values = column(sheets, name)
-        refuse_missing(name, missing_in(values, NO_VALUE), places)
-        return as_text(values)
-    if not all(piece.client for piece in pieces):
-        return None
-    return np.repeat([piece.client for piece in pieces], [len(sheet.numbers) for sheet in sheets])
-
-
-def find_together(sheet: Sheet, columned: Columned) -> str:
-    """Gives the column that says which rows stay together; "" where none is named."""
-    return find(columned, "together", (), sheet, needed=False)
-
-
-def told_together(sheets: Sequence[Sheet], name: str, places: Places) -> Array | None:
-    """Gives what rows that stay together have in common; None where no column says so."""
-    if not name:
-        return None
+def told_by(sheets: Sequence[Sheet], name: str, places: Places) -> Array:
+    """Gives what a column tells of each row; refuses one with missing values."""
     values = column(sheets, name)
     refuse_missing(name, missing_in(values, NO_VALUE), places)
     return as_text(values)
+
+
+def told_clients(pieces: Sequence[Piece], sheets: Sequence[Sheet], name: str, places: Places) -> Array | None:
+    """Gives each row's client by a column, or by the file's place; None where neither tells it."""
+    if name:
+        return told_by(sheets, name, places)
+    if not all(piece.client for piece in pieces):
+        return None
+    return np.repeat([piece.client for piece in pieces], [len(sheet.numbers) for sheet in sheets])
 
 
 def find_parts(
