@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conftest import toy_table
 
 import gpfl
@@ -252,6 +253,21 @@ def test_given_parts_are_held_against_what_stays_together() -> None:
         GpflError, match=r"client 0 has rows that stay together in train and in test, such as rows 4 and 7: divide"
     ):
         gpfl.federate(parted, split="natural")
+
+
+def test_rows_taken_of_a_table_keep_what_is_known_of_them() -> None:
+    table, bundles = bundled_table()
+    rows = np.array([7, 3, 50])
+    few = table.taken(rows)
+    assert few.together is not None
+    assert few.groups is not None
+    assert table.together is not None
+    assert table.groups is not None
+    assert torch.equal(few.x, table.x[rows])
+    assert few.y.tolist() == table.y[rows].tolist()
+    assert (few.together.tolist(), few.groups.tolist()) == (table.together[rows].tolist(), table.groups[rows].tolist())
+    assert few.digest != table.digest
+    assert len(table) == len(bundles), "the table itself is as it was"
 
 
 def test_bundles_are_told_by_values_of_any_kind() -> None:

@@ -106,7 +106,7 @@ class Har(Published):
     )
     together: str = option(
         "windows",
-        "what is all for training or all for testing: windows, one by one as in the authors' code, or whole recordings",
+        "what is all for training, validation or testing: windows, one by one as in the authors' code, or whole recordings",
         choices=("windows", "recordings"),
         later=True,
     )

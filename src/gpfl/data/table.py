@@ -101,6 +101,16 @@ class Table:
             return self
         return self.over(self.x.to(device), self.y.to(device))
 
+    def taken(self, rows: Rows) -> Table:
+        """Gives a table of these rows alone, with all that is known of each."""
+        places = torch.from_numpy(rows)
+        table = self.over(self.x[places], self.y[places])
+        table.__dict__.pop("digest", None)
+        table.groups, table.parts, table.together = (
+            None if known is None else known[rows] for known in (self.groups, self.parts, self.together)
+        )
+        return table
+
     def over(self, x: Tensor, y: Tensor) -> Table:
         """Gives the same table with its rows and labels in other memory."""
         moved = object.__new__(Table)

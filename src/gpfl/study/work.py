@@ -90,8 +90,8 @@ def sample_of(setting: Setting) -> Sample:
     federation, schedule, rows = setting.federation, setting.schedule, setting.federation.rows
     largest = max(federation.shards, key=lambda shard: len(shard.train))
     train = largest.train[: max(4 * schedule.batch_size, schedule.rows_needed(setting.method.phases()))]
-    chosen = torch.from_numpy(np.concatenate([train, largest.test[:1]]))
-    table = federation.table.over(federation.table.x[chosen], federation.table.y[chosen])
+    chosen = np.concatenate([train, largest.test[:1]])
+    table = federation.table.taken(chosen)
     numbers = np.arange(len(chosen))
     few = Federation(table, [Shard(largest.name, numbers[: len(train)], numbers[:0], numbers[len(train) :])])
     judged = float(rows("test").mean() + rows("validation").mean())  # of all clients, whoever joins

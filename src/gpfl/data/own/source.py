@@ -37,7 +37,7 @@ class Own(Source):
     part: str = option("", "column that says train, validation or test of each row; without one, rows are divided at random")
     together: str = option(
         "",
-        "column whose rows stay together: those with one value, such as a patient's, are all for training or all for testing",
+        "column whose rows stay together: a client's with one value (a patient) are all for training, validation or testing",
         later=True,
     )
     ignore: tuple[str, ...] = option((), "columns that are no inputs, such as a row's number")
