@@ -62,6 +62,17 @@ def seconds(which: Setting, device: torch.device = CPU, clients: int = 4, **rows
     return found.of_step(sample)
 
 
+def test_sample_is_made_of_rows_that_stay_together_too() -> None:
+    table = toy_table(120)
+    order = np.random.default_rng(0).permutation(120)  # not as the rows of a sample are numbered
+    whole = gpfl.Table(table.x, table.y, name="toy", groups=order % 4, together=order // 8 * 4 + order % 4)
+    federation = gpfl.federate(whole, split="natural")
+    sample = work.sample_of(setting("fedavg", federation)).federation
+    largest = max(federation.shards, key=lambda shard: len(shard.train))
+    (shard,) = sample.shards
+    assert torch.equal(sample.table.x[shard.test], whole.x[largest.test[:1]])
+
+
 def alone(which: Setting, phase: int = 0) -> float:
     """What a step of one phase takes for each client, nothing besides."""
     graph = work.step_graph(which, which.method.phases()[phase], 4)

@@ -221,6 +221,13 @@ class TinyHar(Tiny):
     layout: str = option("channels", "the layout of a window", choices=("channels", "interleaved"))
     together: str = option("windows", "what stays together", choices=("windows", "recordings"))
 
+    def read(self) -> gpfl.Table:
+        table = super().read()
+        if self.together == "recordings":
+            rows = np.arange(len(table))
+            table.together = rows % 30 + 30 * (rows // 60)  # two windows of each person
+        return table
+
 
 def rows(count: int, shape: tuple[int, ...], classes: int, high: int = 256) -> tuple[np.ndarray, np.ndarray]:
     x = np.random.default_rng(0).integers(0, high, (count, *shape), dtype=np.uint8)
