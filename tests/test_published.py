@@ -18,8 +18,10 @@ import pytest
 import torch
 from PIL import Image
 
+from gpfl import config as configs
 from gpfl.data import PUBLISHED, Table, agnews, archive, cache, cifar100, find_source, fmnist, har, tiny
 from gpfl.errors import GpflError
+from gpfl.federation import Federation, Shard
 
 DRAW = np.random.default_rng(0)
 Damage = Callable[[Path], object]
@@ -591,6 +593,19 @@ def test_windows_of_har_that_overlap_are_of_one_recording() -> None:
     fork = [np.concatenate(pair, axis=1) for pair in ((long[:, :64], long[:, 64:128]), (long[:, 64:128], short[:, :64]))]
     fork.append(np.concatenate([long[:, 64:128], other[:, :64]], axis=1))
     assert len(set(har.recordings(np.stack(fork), np.zeros(3, dtype=np.int64)).tolist())) == 1, "two begin alike"
+
+
+def test_manifest_of_har_says_how_it_was_read(tmp_path: Path) -> None:
+    get("har", write_har(tmp_path, GOOD_HAR))
+    table = find_source("har", {"layout": "interleaved"}).load()
+    shard = Shard("a", np.array([0, 1]), np.array([], dtype=np.int64), np.array([2]))
+    Federation(table, [shard]).save(tmp_path / "split.toml")
+    again = Federation.load(tmp_path / "split.toml")
+    assert torch.equal(again.table.x, table.x)
+    resolved = configs.resolve({"split": {"name": "manifest", "file": str(tmp_path / "split.toml")}})
+    assert resolved.source == find_source("har", {"layout": "interleaved"})
+    Federation(find_source("har", {}).load(), [shard]).save(tmp_path / "plain.toml")
+    assert "layout" not in (tmp_path / "plain.toml").read_text()
 
 
 def test_recordings_of_har_stay_together_where_that_was_asked_for(tmp_path: Path) -> None:

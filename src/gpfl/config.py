@@ -260,7 +260,7 @@ def chosen_source(given: Given) -> Source:
     name = name_in(given, "data", usual)
     if name == "arrays":
         raise GpflError("unknown data 'arrays'; it was given in Python: give it again there")
-    read_before = read_in(divided) if divided and name not in DATA else {}
+    read_before = read_in(divided, name) if divided else {}
     return find_source(name, {**read_before, **without_name(given.get("data", {}))})
 
 

@@ -146,7 +146,8 @@ class Federation:
         clients = [{"name": shard.name, **{part: shard.part(part).tolist() for part in PARTS}} for shard in self.shards]
         table = {"name": self.table.name, "rows": len(self.table), "classes": self.table.classes, "sha256": self.table.digest}
         content = {"format": 1, "table": table, "split": self.origin, "client": clients}
-        return {**content, "source": self.table.origin} if self.table.origin else content
+        source = {**self.table.origin, **read_otherwise(self.table.source)}
+        return {**content, "source": source} if source else content
 
     def save(self, path: str | Path) -> None:
         """Writes the manifest (TOML)."""
@@ -168,7 +169,7 @@ class Federation:
         if table is None:
             if name not in DATA:
                 raise unnamed(path, name, content)
-            table = DATA[name].load()
+            table = find_source(name, read_in(path, name)).load()
         if table.digest != digest:
             raise GpflError(
                 f"{path} divides a table with sha256 {digest[:12]}…, but the data '{table.name}' has {table.digest[:12]}…: "
@@ -220,10 +221,19 @@ def named_in(manifest: Path) -> str:
     return name
 
 
-def read_in(manifest: Path) -> dict[str, object]:
-    """Gives how the files of a manifest of own data were read: options of `Own`."""
+def read_otherwise(source: Source | None) -> dict[str, object]:
+    """Gives the options by which data of a name were read otherwise than by default; own files tell theirs by themselves."""
+    if source is None or isinstance(source, Own):
+        return {}
+    usual = options.values_of(DATA[source.name]) if source.name in DATA else {}
+    return {key: value for key, value in options.values_of(source).items() if value != usual.get(key)}
+
+
+def read_in(manifest: Path, name: str) -> dict[str, object]:
+    """Gives how the data of a manifest were read, as options of those of that name, or of own files."""
     source = toml.read(manifest).get("source") if manifest.is_file() else None
-    return {key: source[key] for key in options.options_of(Own) if key in source} if isinstance(source, dict) else {}
+    known = options.options_of(type(DATA[name]) if name in DATA else Own)
+    return {key: source[key] for key in known if key in source} if isinstance(source, dict) else {}
 
 
 def unnamed(manifest: Path, name: str, content: Mapping[str, object]) -> GpflError:
