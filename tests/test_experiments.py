@@ -124,6 +124,16 @@ def test_number_that_fits_no_cell_is_refused(tmp_path: Path, numbers: str, words
         studies.read(tmp_path / "one.toml")
     (tmp_path / "one.toml").write_text(head + column + 'gpfl = "/"')
     assert studies.read(tmp_path / "one.toml").paper == {}
+    other = column.replace("d/a", "d/b").replace("[columns.paper]\n", "")
+    (tmp_path / "one.toml").write_text(head + column + "gpfl = [1.5, 0.1]\n" + other + 'paper = "d/a"\n')
+    both = studies.read(tmp_path / "one.toml").paper
+    assert both["d/b", "gpfl"] == both["d/a", "gpfl"] == studies.Published(1.5, 0.1)
+    (tmp_path / "one.toml").write_text(head + column + "gpfl = [1.5]\n" + other + 'paper = "d/c"\n')
+    with pytest.raises(gpfl.GpflError, match="d/b has the numbers of 'd/c', which is no column before it"):
+        studies.read(tmp_path / "one.toml")
+    (tmp_path / "one.toml").write_text(head + other + "paper = 3\n")
+    with pytest.raises(gpfl.GpflError, match="paper of d/b is 3; it must be a section, or the key of a column before it"):
+        studies.read(tmp_path / "one.toml")
     (tmp_path / "one.toml").write_text(head + column.replace("data = ", "dataa = "))
     with pytest.raises(gpfl.GpflError, match="unknown key 'dataa'; did you mean 'data'"):
         studies.read(tmp_path / "one.toml")

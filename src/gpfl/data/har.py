@@ -28,7 +28,7 @@ CHANNELS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_a
 STEPS = 128
 ACTIVITIES = 6
 LARGEST = 1e9
-TOTAL = slice(6, 9)
+TOTAL = [place for place, channel in enumerate(CHANNELS) if channel.startswith("total")]
 """The channels that are as the phone read them."""
 MOST = 1 << 28  # bytes of one text file, several times the largest
 
@@ -97,7 +97,7 @@ def recordings(x: npt.NDArray[np.float32], people: Rows) -> Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class Har(Published):
-    """UCI HAR, in one of two layouts."""
+    """UCI HAR, in one of two layouts, divided by windows or by whole recordings."""
 
     layout: str = option(
         "channels",

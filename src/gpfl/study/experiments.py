@@ -167,12 +167,14 @@ def read(path: Path) -> Experiment:
         raise GpflError(f"{path}: measure is '{measure}'; {did_you_mean(measure, MEASURES)}")
     rows = tuple(entrant(path, row) for row in listed(path, content, "rows"))
     columns, paper = [], {}
+    printed: dict[str, Mapping[str, object]] = {}
     for values in listed(path, content, "columns"):
         if not isinstance(values, dict):
             raise GpflError(f"{path}: columns must be sections, [[columns]]")
         column = read_column(path, values)
         columns.append(column)
-        for label, numbers in dict(values.get("paper", {})).items():
+        printed[column.key] = numbers_of(path, column.key, values.get("paper", {}), printed)
+        for label, numbers in printed[column.key].items():
             if label not in {row.label for row in rows}:
                 raise GpflError(f"{path}: {column.key} has a number for '{label}', which is not among the rows")
             if numbers != "/":  # the paper's word for none
@@ -206,6 +208,15 @@ def read_column(path: Path, values: Mapping[str, object]) -> Column:
         extra=bool(values.get("extra", False)),
         weights=bool(values.get("weights", False)),
     )
+
+
+def numbers_of(path: Path, key: str, given: object, before: Mapping[str, Mapping[str, object]]) -> Mapping[str, object]:
+    """Gives the paper's numbers of a column by row: its own, or by its key those of one before it."""
+    if isinstance(given, str) and given not in before:
+        raise GpflError(f"{path}: {key} has the numbers of '{given}', which is no column before it")
+    if not isinstance(given, (str, dict)):
+        raise GpflError(f"{path}: paper of {key} is {given!r}; it must be a section, or the key of a column before it")
+    return before[given] if isinstance(given, str) else given
 
 
 def entrant(path: Path, row: object) -> Entrant:

@@ -127,7 +127,10 @@ class Own(Source):
         several = int((np.bincount(pairs[0]) > 1).sum())
         if not several:
             return []
-        return [f"{counted(several, 'value')} of '{self.together}' lie with several clients, and are drawn at each by itself."]
+        lie, are = ("lies", "is") if several == 1 else ("lie", "are")
+        return [
+            f"{counted(several, 'value')} of '{self.together}' {lie} with several clients, and {are} drawn at each by itself."
+        ]
 
     def _words(self, gathered: Gathered, table: Table, classes: list[str]) -> str:
         """Gives what was found in the files, for a person to check."""
