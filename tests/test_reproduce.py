@@ -20,6 +20,7 @@ from gpfl.data import DATA, PUBLISHED
 from gpfl.runs import RunFolder
 from gpfl.study import experiments as studies
 from gpfl.study import grid
+from gpfl.study.asked import selected
 
 TOYS = """
 title = "Toys"
@@ -130,6 +131,16 @@ def test_table_of_other_settings_stands_beside_the_first(command: Command) -> No
     assert command(*given, "--only-tables", "--table", "toys").code == 0
     assert records() == {key: row for key, row in records().items() if row["protocol"] == "corrected"}
     assert content(Path("results/toys-reference")) == other
+
+
+def test_columns_that_a_setting_makes_the_same_stand_there_once(command: Command) -> None:
+    """With the extra column's rate the first is that column, and only it says so itself."""
+    given = ("reproduce", "toys", "--set", "train.lr=0.2", *SHORT, "--no-figures")
+    for cells, shown in {"toy/some": {"toy/some"}, "toy/whole": {"toy/whole", "toy/some"}}.items():
+        assert command(*given, "--cells", cells).code == 0
+        assert {column for column, _ in records()} == shown
+    assert command(*given, "--cells", "toy/some").code == 0
+    assert {column for column, _ in records()} == {"toy/extra", "toy/some"}
 
 
 @pytest.mark.parametrize(
@@ -243,6 +254,20 @@ def test_tables_grow_by_what_is_run_and_share_runs_of_one_content(command: Comma
     one = records("fair")["toy/again", "gpfl"]
     assert float(one["client_std"]) - 2.0 == pytest.approx(float(one["difference"]))
     assert float(one["client_cov"]) - 10.0 == pytest.approx(float(one["difference_cov"]))
+
+
+@pytest.mark.parametrize(
+    ("cells", "columns"),
+    [
+        ("toy", {"toy/whole", "toy/some"}),
+        ("toy/*", {"toy/whole", "toy/some"}),
+        ("extra", {"toy/extra"}),
+        ("toy,toy/extra", {"toy/whole", "toy/some", "toy/extra"}),
+    ],
+)
+def test_extra_columns_are_meant_by_a_word_that_means_no_other(cells: str, columns: set[str]) -> None:
+    asked = selected([studies.experiments()["toys"]], cells, "all")
+    assert {column.key for column in asked.columns["toys"]} == columns
 
 
 def test_extra_columns_and_rows_are_run_where_they_are_named(command: Command) -> None:

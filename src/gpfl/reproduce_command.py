@@ -30,7 +30,7 @@ from gpfl.study.asked import Asked, selected, split_words
 from gpfl.study.chosen import Chosen
 from gpfl.study.compare import entrants
 from gpfl.study.estimate import Estimate, estimates
-from gpfl.study.experiments import PATIENCE, ROUNDS, Cell, experiments, named
+from gpfl.study.experiments import PATIENCE, ROUNDS, Cell, Column, experiments, named
 from gpfl.study.grid import Grounds, Job, Plan
 from gpfl.study.held import damages, held_jobs
 from gpfl.study.results import results as results_of
@@ -354,7 +354,7 @@ def tell_damages(jobs: Sequence[Job], plan: Plan) -> None:
 def held_besides(asked: Asked, plan: Plan) -> list[Job]:
     """Gives the jobs of the other cells of these experiments, so that tables show what was run before.
 
-    Methods that no table of the paper has are among them.
+    Methods that no table of the paper has are among them. Where settings make columns the same, one of them is.
     """
     taken = {(cell.experiment.name, cell.column.key, cell.entrant.label) for cell in asked.cells}
     compared = {row.label for one in experiments().values() for row in one.rows}
@@ -362,11 +362,25 @@ def held_besides(asked: Asked, plan: Plan) -> list[Job]:
     others = [
         Cell(one, column, row)
         for one in asked.experiments
-        for column in one.columns
+        for column in distinct(one.columns, asked.columns[one.name], plan)
         for row in (*one.rows, *besides)
         if (one.name, column.key, row.label) not in taken
     ]
     return held_jobs(others, plan)[0]
+
+
+def distinct(columns: Sequence[Column], asked: Sequence[Column], plan: Plan) -> list[Column]:
+    """Gives the columns that differ under what is set by hand: those asked for, and of the others that are the same one.
+
+    That is the one which says most by itself.
+    """
+    kept = list(asked)
+    others = [column for column in columns if column not in asked]
+    for column in sorted(others, key=lambda one: -sum(map(len, one.given.values()))):
+        given = grid.laid_over(column.given, plan.common)
+        if all(given != grid.laid_over(one.given, plan.common) for one in kept):
+            kept.append(column)
+    return kept
 
 
 # The command.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpfl.errors import GpflError, did_you_mean
@@ -38,7 +39,7 @@ def selected(named: list[Experiment], cells: str | None, methods: str) -> Asked:
             if not any(column.named_by(word) for one in named for column in one.columns):
                 keys = [column.key for one in named for column in one.columns]
                 raise GpflError(f"--cells names '{word}', which is no cell here; {did_you_mean(word, keys)}")
-        columns = {one.name: [c for c in one.columns if any(c.named_by(word) for word in words)] for one in named}
+        columns = {one.name: [c for c in one.columns if any(c in meant(word, one.columns) for word in words)] for one in named}
     words = split_words("--methods", methods)
     rows = {one.name: [row for row in one.rows if any(names_row(word, row) for word in words)] for one in named}
     for word in words:
@@ -56,6 +57,12 @@ def selected(named: list[Experiment], cells: str | None, methods: str) -> Asked:
         way = f"; its rows are {labels}" if cells is None else f", in the columns of --cells {cells}: leave one of them out"
         raise GpflError(f"{names} has no row of --methods {methods}{way}")
     return Asked(kept, columns, rows)
+
+
+def meant(word: str, columns: Sequence[Column]) -> list[Column]:
+    """Gives the columns that a word of --cells means: an extra one by its key, or where the word means no other."""
+    found = [column for column in columns if column.named_by(word)]
+    return [column for column in found if not column.extra or column.key == word] or found
 
 
 def names_row(word: str, row: Entrant) -> bool:

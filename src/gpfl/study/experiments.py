@@ -77,7 +77,7 @@ class Column:
     group: str
     given: Given = field(hash=False)
     note: str = ""
-    extra: bool = False  # run only where --cells names it
+    extra: bool = False  # run only where --cells means it: `gpfl.study.asked.meant`
     weights: bool = False  # models are kept: a figure needs them
 
     @property
