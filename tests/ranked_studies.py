@@ -102,7 +102,7 @@ def check_grid(out: Path, patch: pytest.MonkeyPatch) -> None:
         files.write_text(damaged.folder / "config.toml", "[run")
     else:
         patch.setattr(grid, "ended", lambda run: True)
-        patch.setattr(grid, "config_fault", lambda folder: "")
+        patch.setattr(grid, "folder_fault", lambda folder, wanted: "")
     lacking = grid.lacking([damaged, lost, whole], plan)
     problems = grid.run_all(lacking, plan, lambda label: Silent(), {"command": "gpfl reproduce toys", "commit": "none"})
     assert list(problems) == [damaged.folder, lost.folder]

@@ -567,7 +567,7 @@ def test_line_without_the_validation_accuracy_is_damaged_where_there_are_such_ro
 def test_nan_loss_ends_the_command_with_round_client_and_checkpoint_named(command: Command) -> None:
     said = command("run", "--data", "toy", "--lr", "1e30", "--out", "run")
     assert said.code == 2
-    assert re.match(r"gpfl: round \d: .* client \d .*: lower train.lr \(--lr, now 1e\+30\)", said.err)
+    assert re.match(r"gpfl: round \d: .* client \d .*: lower train.lr \(--lr or --set train.lr=…, now 1e\+30\)", said.err)
     assert said.err.count("\n") == 1
     assert "the last good checkpoint is kept in run/checkpoint.safetensors" in said.err
     assert Path("run/checkpoint.safetensors").exists()
@@ -751,3 +751,27 @@ def test_mistake_about_data_is_one_line(
 
 def test_data_inside_a_package_needs_no_getting(command: Command) -> None:
     assert "nothing to get" in command("data", "get", "digits").out
+
+
+# Paths that a machine refuses.
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "run --data toy --out {}",
+        "run --data {}.csv",
+        "run {}.toml",
+        "compare --methods gpfl --data toy --out {}",
+        "tune gpfl --data toy --budget 1 --out {}",
+        "reproduce real-world --only-tables --out {}",
+        "reproduce real-world --only-tables --tuned {}",
+        "data show --data {}.csv",
+    ],
+)
+def test_path_that_no_machine_takes_is_named_in_one_line(command: Command, words: str) -> None:
+    said = command(*words.format("x" * 300).split())
+    assert said.code == 2
+    assert "xxx" in said.err
+    assert "File name too long" in said.err
+    assert said.err.count("\n") == 1

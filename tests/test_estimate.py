@@ -83,8 +83,8 @@ def plan(out: Path, **changes: Any) -> Plan:
     return Plan(**{"out": out, "seeds": (0, 1), "rounds": 10, "patience": 0, **changes})
 
 
-def job(out: Path, method: str, column: Column = TOYS, **options: object) -> tuple[Job, Plan]:
-    how, rows = plan(out), (Entrant(method, {"name": method, **options}),)
+def job(out: Path, method: str, column: Column = TOYS, protocol: str = "corrected", **options: object) -> tuple[Job, Plan]:
+    how, rows = plan(out, protocol=protocol), (Entrant(method, {"name": method, **options}),)
     [found], wrong = lay_out(
         [Cell(Experiment("t", "T", "T.", "accuracy", rows, (column,), {}), column, rows[0])], how, Grounds()
     )
@@ -315,6 +315,29 @@ def test_own_method_with_other_options_is_scaled_and_gives_way_to_the_same_optio
     assert about.source == "benchmarks, scaled by the operations of a round"
     same = timed("pfedme", 1.0, given={"method": waiting.complete["method"]})
     assert estimate(waiting, how, [timed("pfedme"), same]).seconds == pytest.approx(2 * plain)
+
+
+def test_cells_that_were_run_stand_before_benchmarks_under_another_protocol_too(tmp_path: Path) -> None:
+    """Benchmarks are of the usual protocol, under which GPFL's steps are others."""
+    ran = timed("gpfl", 1.0, rounds=10, source="cells", given={"method": job(tmp_path, "gpfl")[0].complete["method"]})
+    for protocol, source in (("corrected", "cells"), ("paper", f"cells{estimates.SCALED}")):
+        waiting, how = job(tmp_path, "gpfl", protocol=protocol)
+        assert estimate(waiting, how, [timed("gpfl"), ran]).source == source
+        assert estimate(waiting, how, [timed("gpfl")]).source == source.replace("cells", "benchmarks")
+    waiting, how = job(tmp_path, "fedavg", protocol="paper")
+    assert estimate(waiting, how, [timed("fedavg")]).source == "benchmarks", "which changes GPFL alone"
+
+
+def test_work_is_that_of_all_trials_and_none_where_it_cannot_be_counted(tmp_path: Path) -> None:
+    waiting, _ = job(tmp_path, "gpfl")
+    counted = estimates.work_of(waiting, 2)
+    assert waiting.sample is not None
+    step = seconds(setting("gpfl"), clients=8, trained=waiting.sample.trained, judged=waiting.sample.judged)
+    assert counted == pytest.approx(waiting.steps * step * 2)
+    assert estimates.work_of(waiting, 0) is None
+    assert estimates.work_of(dataclasses.replace(waiting, sample=None), 1) is None
+    alone = dataclasses.replace(waiting, given={**waiting.given, "run": {**waiting.given["run"], "engine": "loop"}})
+    assert estimates.work_of(alone, 1) is None
 
 
 def test_nothing_is_traced_for_a_step_that_was_timed_nor_for_cells_that_are_done(

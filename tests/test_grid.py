@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import weakref
 from collections.abc import Generator, Iterable
@@ -16,6 +17,7 @@ from conftest import Toy, content, toy_table, without_time
 import gpfl
 from gpfl.data import DATA, PUBLISHED
 from gpfl.engine.base import Judge, Train
+from gpfl.federation import MANIFEST
 from gpfl.methods import METHODS
 from gpfl.runs import RunFolder
 from gpfl.simulate import Outcome, Silent, Simulation
@@ -417,7 +419,11 @@ def test_runs_are_found_without_data_by_all_that_changes_numbers(tmp_path: Path)
     ):
         assert held_jobs(methods, plan(tmp_path, **{"seeds": (0,), "rounds": 1, **other})) == ([], {}), other
     assert held_jobs(methods[:1], plan(tmp_path, rounds=1, own={"gpfl": {"lam": 0.02}})) == ([], {})
-    shutil.copytree(found[0].folder, found[0].folder.with_name("gpfl-of-other-data"))
+    copy = found[0].folder.with_name("a-copy")
+    shutil.copytree(found[0].folder, copy)
+    assert held_jobs(methods, how) == (found, {})
+    manifest = copy.rename(copy.with_name("gpfl-of-other-data")) / MANIFEST
+    manifest.write_text(re.sub('sha256 = ".*"', 'sha256 = "0"', manifest.read_text()))
     assert "remove all but one of gpfl-of-other-data, toy" in held_jobs(methods, how)[1]["toy/whole", "gpfl"]
 
 

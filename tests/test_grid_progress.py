@@ -37,9 +37,9 @@ def test_estimates_are_as_much_longer_as_ended_cells_took(clock: list[float]) ->
     assert shown.left() == "about 3 min left"
 
 
-def test_estimates_for_all_rounds_are_the_most_until_a_cell_has_ended(clock: list[float]) -> None:
+def test_estimates_for_all_rounds_may_be_too_long_until_a_cell_has_ended(clock: list[float]) -> None:
     shown, jobs = reporter([10.0, 20.0], most=True)
-    assert shown.left() == "at most 30 s left"
+    assert shown.left() == "about 30 s left, less where patience ends a run"
     clock[0] = 5.0
     shown.end(jobs[0], "")
     assert shown.left() == "about 10 s left"
@@ -58,3 +58,38 @@ def test_cells_without_an_estimate_are_as_long_as_others_were(clock: list[float]
     clock[0] = 30.0
     shown.end(jobs[0], "")
     assert shown.left() == "about 30 s left"
+
+
+def test_time_without_an_estimate_is_no_bound(clock: list[float]) -> None:
+    shown, jobs = reporter([None, None], most=True)
+    clock[0] = 25.0
+    shown.end(jobs[0], "")
+    assert shown.left() == "about 25 s left"
+
+
+def test_cells_without_an_estimate_take_as_much_longer_as_their_operations_say(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[str] = []
+
+    def work(job: Job, trials: int) -> float | None:
+        counts.append(job.folder.name)
+        return {"cell-0": 2.0, "cell-1": 6.0, "cell-2": None, "cell-3": 1.0}[job.folder.name] if trials else None
+
+    monkeypatch.setattr(grid_progress, "work_of", work)
+    shown, jobs = reporter([None, None, None, 5.0])
+    assert counts == [], "nothing is counted before a cell has ended"
+    clock[0] = 20.0
+    shown.end(jobs[0], "")
+    assert shown.left() == "about 85 s left", "60 of three times the work, 20 as none was counted, 5 as was estimated"
+    clock[0] = 100.0
+    shown.end(jobs[1], "")
+    assert shown.left() == "about 55 s left", "the mean of 20 and 80, and 5"
+    assert counts == ["cell-0", "cell-1", "cell-2"]
+
+
+def test_cell_that_failed_is_no_measure_of_cells_without_an_estimate(clock: list[float]) -> None:
+    shown, jobs = reporter([None, None])
+    clock[0] = 0.1
+    shown.end(jobs[0], "no data")
+    assert shown.left() == "time left unknown until a cell has ended"

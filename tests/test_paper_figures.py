@@ -363,6 +363,7 @@ def test_features_are_drawn_with_the_classes_of_clients(
     names = [f"features{ending}" for ending in (".png", ".pdf", ".json", "-classes.png", "-classes.pdf")]
     assert [path.name for path in paths] == names
     assert [path for _, path in shown] == paths[3:]
+    assert {held.data for held, _ in shown} == {"FMNIST, N = 10 (part of the data)"}
     assert (shown[0][0].rows == figures.Holding.of(toy_federation()).rows).all()
     assert [axes.get_title().split(",")[0] for axes in drawn[0].axes] == ["FedPer", "GPFL"]
     assert (tmp_path / "out" / "features.json").is_file()

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from gpfl.report import beside, latex, paper, wording
 from gpfl.report.features import Measured
+from gpfl.report.screen import Screen, Strip
 from gpfl.study import experiments as studies
 from gpfl.study.compare import Entrant
 from gpfl.study.experiments import Column, Experiment, Published
@@ -149,6 +151,16 @@ def test_order_of_methods_is_compared_pair_by_pair() -> None:
     assert beside.blocks(results(RUN))[1].order == ""
 
 
+def test_equal_results_share_rank_and_bold_and_stand_in_no_order_however_they_were_added_up() -> None:
+    one, other = trials("fedavg", 10.0, 20.0, 30.0), trials("gpfl", 30.0, 20.0, 10.0)
+    assert one.mean("best_accuracy") != other.mean("best_accuracy")
+    found = results({("toy/whole", "fedavg"): one, ("toy/whole", "gpfl"): other})
+    assert [entry(found, label).rank for label in ("fedavg", "gpfl")] == [1.5, 1.5]
+    [block, _] = beside.blocks(found)
+    assert [one.label for one in block.entries if block.leads(one)] == ["fedavg", "gpfl"]
+    assert block.order == "0 of 1 pairs of methods stand in the paper's order; not so here: GPFL level with FedAvg."
+
+
 def test_fairness_is_deviation_and_coefficient_and_less_is_better() -> None:
     found = results(
         {
@@ -228,15 +240,55 @@ def test_settings_by_hand_and_missing_trials_are_named_in_every_form() -> None:
 
 
 def test_number_that_the_paper_does_not_print_is_about_and_has_no_rank() -> None:
-    about = {place: Published(numbers.mean, room=0.3) for place, numbers in PAPER.items()}
-    about["toy/whole", "ditto"] = Published(40.5, room=0.3)  # too near FedAvg's 40 to say which is first
+    about = {place: Published(p.mean, between=(p.mean - 0.3, p.mean + 0.3)) for place, p in PAPER.items()}
+    about["toy/whole", "ditto"] = Published(40.5, between=(40.2, 41.0))  # too near FedAvg's 40 to say which is first
     found = results({**RUN, ("toy/whole", "ditto"): trials("ditto", 30.0)})
     found = replace(found, experiment=replace(found.experiment, paper=about))
     one = entry(found, "gpfl")
-    assert (wording.theirs(one.paper), wording.difference(one), one.paper_rank) == ("≈ 60.0", "+1.0", None)
+    assert (wording.theirs(one.paper), wording.difference(one), one.paper_rank) == ("≈ 60.0 (59.7 to 60.3)", "+1.0", None)
     assert beside.blocks(found)[0].order == (
         "5 of 5 pairs of methods stand in the paper's order (of 1 more the paper's numbers do not tell which is ahead)."
     )
+    assert "paper's rank" not in paper.markdown(found, ORIGIN), "as it has none"
+    [record] = [r for r in paper.records(found) if (r["column"], r["method"]) == ("toy/whole", "gpfl")]
+    assert (record["paper"], record["paper_least"], record["paper_most"]) == (60.0, 59.7, 60.3)
+
+
+def test_pairs_are_compared_where_the_printed_digits_tell_which_is_ahead() -> None:
+    one = studies.experiments()["feature-shift"]
+    [column] = one.columns
+    run = {(column.key, row.label): trials(row.label, one.paper[column.key, row.label].mean) for row in one.rows}
+    made = Results(one, "corrected", 300, 50, (0,), run, columns=one.columns, rows=one.rows)
+    assert beside.blocks(made)[0].order == (
+        "21 of 21 pairs of methods stand in the paper's order (of 34 more the paper's numbers do not tell which is ahead)."
+    )
+
+
+def test_runs_of_fewer_than_ten_rounds_have_no_mean_of_the_last_ten() -> None:
+    found = results({**RUN, ("toy/whole", "gpfl"): trials("gpfl", 60.5, 61.5, rounds=9)})
+    assert entry(found, "gpfl").last_ten is None
+    text = paper.markdown(found, ORIGIN)
+    assert "| GPFL | **61.00 ± 0.50** | 60.00 ± 0.50 | +1.00 | 1 | 1 | – | – | 7 | 9 | 2 | – |" in text
+    assert "- Trials of fewer than 10 rounds have no mean of the last ten." in text
+    assert "fewer than 10 rounds" not in paper.markdown(results(RUN), ORIGIN)
+    ten = results({("toy/whole", "gpfl"): trials("gpfl", 60.5, rounds=10)})
+    assert entry(ten, "gpfl").last_ten is not None
+
+
+def test_table_without_numbers_of_the_papers_speaks_of_none() -> None:
+    found = results(RUN)
+    silent = replace(found, experiment=replace(found.experiment, paper={}))
+    text, source = paper.markdown(silent, ORIGIN), paper.tex(silent, ORIGIN)
+    assert "| method | ours, % | rank | last ten rounds, % | selected on validation, % |" in text
+    assert "| GPFL | **61.00 ± 0.50** | not run |" in text, "side by side"
+    assert "| GPFL | **61.00 ± 0.50** | 1 | 59.00 ± 0.50 |" in text
+    assert "in the best round on test rows: mean ± population standard deviation over trials." in text
+    assert r"\quad paper" not in source
+    assert r"\caption{Accuracy (\%) \& more of $\beta$. In parentheses: ranks.}" in source
+    for words in (text, source):
+        assert "the paper" not in words.replace("the paper does", "").lower().replace("the paper has two numbers", "")
+    [shown] = paper.rich_tables(silent)
+    assert [strip.heading for strip in shown.strips] == ["method", "ours", "our\nrank", "trials"]
 
 
 def test_accuracy_selected_on_validation_stands_beside_the_best_on_test() -> None:
@@ -246,7 +298,7 @@ def test_accuracy_selected_on_validation_stands_beside_the_best_on_test() -> Non
     source = paper.tex(results(VALIDATED, validation=0.1), ORIGIN)
     assert r"\quad by validation & 60.50 $\pm$ 0.00 & -- \\" in source
     [shown, *_] = paper.rich_tables(results(VALIDATED, validation=0.1))
-    assert list(shown.columns[2].cells)[-1] == "60.50 ± 0.00"
+    assert shown.strips[2] == Strip("by validation", ["–", "–", "–", "60.50 ± 0.00"], 2)
 
 
 def test_numbers_of_the_csv_are_those_of_the_table() -> None:
@@ -264,8 +316,63 @@ def test_numbers_of_the_csv_are_those_of_the_table() -> None:
 
 def test_table_for_the_terminal_has_the_best_in_bold() -> None:
     [shown] = paper.rich_tables(results(RUN))
-    assert [row.style for row in shown.rows] == [None, None, None, "bold"]
-    assert list(shown.columns[1].cells) == ["41.00 ± 1.00", "not run", "52.00 ± 0.00", "61.00 ± 0.50"]
+    assert [row.style for row in shown.table(shown.strips, 80).rows] == [None, None, None, "bold"]
+    assert shown.strips[1].cells == ["41.00 ± 1.00", "not run", "52.00 ± 0.00", "61.00 ± 0.50"]
+
+
+def test_terminal_shows_columns_of_which_something_was_run_or_failed() -> None:
+    failed = {("toy/10of50", "gpfl"): "the loss of client 3 is nan"}
+    assert len(paper.rich_tables(results(RUN, problems=failed))) == 2
+    diverged = {("toy/whole", "gpfl"): "seed 2 diverged in round 3"}
+    assert len(paper.rich_tables(results(RUN, problems=diverged))) == 1, "of the other there is nothing to show"
+
+
+def lines(shown: Screen, width: int) -> list[str]:
+    """What a terminal of so many columns shows."""
+    console = Console(width=width, file=io.StringIO())
+    with console.capture() as kept:
+        console.print(shown)
+    return kept.get().splitlines()
+
+
+def left_out(said: list[str]) -> list[str]:
+    """The columns that the last lines name."""
+    words = " ".join(" ".join(said).split()).partition(" columns are too few: ")[2]
+    assert not words or words.endswith("; table.md has them.")
+    return words.removesuffix("; table.md has them.").split(", ") if words else []
+
+
+@pytest.mark.parametrize("found", [RUN, VALIDATED], ids=["plain", "validated"])
+def test_no_number_is_cut_on_a_narrow_terminal_and_what_is_left_out_is_named(
+    found: Mapping[tuple[str, str], Trials],
+) -> None:
+    [shown] = paper.rich_tables(results(found))
+    for width in (*range(24, 100), 160):
+        said = lines(shown, width)
+        assert max(map(len, said)) <= width
+        [head] = [line for line in said if line.startswith("method")]
+        [row] = [line for line in said if line.startswith("GPFL")]
+        there = [strip for strip in shown.strips if strip.name not in left_out(said)]
+        assert row.split() == " ".join(strip.cells[-1] for strip in there).split()
+        assert head.split() == [word for strip in there for word in strip.heading.splitlines()[-1].split()]
+    assert len(there) == len(shown.strips)
+
+
+def test_least_important_columns_are_left_out_first() -> None:
+    many = results({**VALIDATED, ("toy/whole", "ditto"): trials("ditto", 50.0, 50.0)}, validation=0.1)
+    [shown] = paper.rich_tables(many)
+    shown = replace(shown, strips=[*shown.strips, Strip("p", ["< 0.001"] * 4, 6)])
+    seen: list[str] = []
+    for width in range(100, 20, -1):
+        seen += [name for name in left_out(lines(shown, width)) if name not in seen]
+    assert seen == ["p", "trials", "our rank", "paper's rank", "ours − paper", "by validation", "paper"]
+    assert not left_out(lines(shown, 100))
+
+
+def test_every_table_of_the_terminal_names_protocol_rounds_and_patience() -> None:
+    [shown] = paper.rich_tables(results(RUN, settings=("gpfl.mu = 0.1",), validation=0.1))
+    said = "Protocol paper, at most 300 rounds, patience 100, 10% of training rows for validation; seeds 0, 1; set by hand: "
+    assert lines(shown, 160)[:2] == ["toy/whole: Whole, toys", f"{said}gpfl.mu = 0.1."]
 
 
 def test_files_are_written_into_the_folder(tmp_path: Path) -> None:
@@ -329,7 +436,7 @@ def test_table_of_an_experiment_that_was_not_run_shows_the_papers_numbers(one: E
     text, source = paper.markdown(made, ORIGIN), paper.tex(made, ORIGIN)
     assert text.count("not run") >= len(one.columns) * len(one.rows)
     for numbers in one.paper.values():
-        assert f" {numbers.mean:.{1 if numbers.room else 2}f}" in text
-        assert f"{numbers.mean:.{1 if numbers.room else 2}f}" in source
+        assert f" {numbers.mean:.{1 if numbers.between else 2}f}" in text
+        assert f"{numbers.mean:.{1 if numbers.between else 2}f}" in source
     assert source.isascii()
     assert all(studies.spelled(row.label) in text for row in one.rows)

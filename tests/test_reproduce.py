@@ -260,12 +260,12 @@ def test_tables_grow_by_what_is_run_and_share_runs_of_one_content(command: Comma
     ("cells", "columns"),
     [
         ("toy", {"toy/whole", "toy/some"}),
-        ("toy/*", {"toy/whole", "toy/some"}),
+        ("toy/*", {"toy/whole", "toy/some", "toy/extra"}),
         ("extra", {"toy/extra"}),
         ("toy,toy/extra", {"toy/whole", "toy/some", "toy/extra"}),
     ],
 )
-def test_extra_columns_are_meant_by_a_word_that_means_no_other(cells: str, columns: set[str]) -> None:
+def test_extra_columns_are_meant_by_half_of_a_key_that_means_no_other(cells: str, columns: set[str]) -> None:
     asked = selected([studies.experiments()["toys"]], cells, "all")
     assert {column.key for column in asked.columns["toys"]} == columns
 
@@ -372,8 +372,8 @@ def test_tuned_values_reach_the_runs_and_are_named_and_kept(command: Command) ->
     ("more", "words"),
     [
         ("--methods fedper", "--tuned search holds no search of fedper: search it with the same budget"),
-        ("--methods fedavg --cells toy/extra", "train.lr (--lr) = 0.1, but toy/extra has 0.2: search with it"),
-        ("--methods fedavg --cells toy/some", "split.clients (--clients) = 4, but toy/some has 3: search that column"),
+        ("--methods fedavg --cells toy/extra", "train.lr = 0.1, but toy/extra has 0.2: search with it"),
+        ("--methods fedavg --cells toy/some", "split.clients = 4, but toy/some has 3: search that column"),
         (
             "--methods fedavg --protocol paper --cells toy/whole",
             "run.protocol (--protocol) = 'corrected', but toy/whole has 'paper'",
@@ -473,7 +473,7 @@ def test_failed_cell_is_named_at_the_end_and_the_code_is_not_0(command: Command,
     monkeypatch.setattr(grid, "run_trials", run_trials)
     said = command("reproduce", "toys", "--cells", "toy/whole", *SHORT, "--no-figures")
     assert said.code == 1
-    assert "1 cell of 3 failed; the same command tries them again" in said.err
+    assert "1 cell of 3 failed; once that is mended, the same command goes on" in said.err
     assert "toy/whole fedper: round 3: the loss of client 2 is nan" in said.err
     assert {method: row["state"] for (_, method), row in records().items()} == {
         "fedavg": "run",
@@ -502,9 +502,13 @@ def test_seed_that_diverges_is_named_and_the_others_stand_in_the_table(
     assert said.code == 1
     assert "toy/whole fedper: seed 1: round 1: the loss of client 0 is nan (term 'ce'): lower train.lr" in said.err
     assert {method: row["trials"] for (_, method), row in records().items()} == {"fedavg": "3", "fedper": "2", "gpfl": "3"}
-    assert "FedPer failed: seed 1: round 1" in Path("results/toys/table.md").read_text()
+    assert "FedPer: seed 1: round 1" in Path("results/toys/table.md").read_text()
     ended = [path.parent for path in Path("results").glob("runs/*/seed-*/summary.json")]
     assert len(ended) == 8
+    again = command("reproduce", "toys", "--cells", "toy/whole", "--rounds", 2, "--seeds", "0,1,2", "--only-tables")
+    assert (again.code, again.err) == (0, "")
+    assert "FedPer: seed 1 diverged in round 1" in Path("results/toys/table.md").read_text()
+    assert records()["toy/whole", "fedper"]["problem"] == "seed 1 diverged in round 1"
     assert not any((path / "models").exists() for path in ended), "their weights are dropped as others' are"
 
 
@@ -523,6 +527,13 @@ ALL = ("reproduce", "toys", "fair", "--cells", "toy/whole,toy/again", *SHORT, "-
 
 def states(name: str = "toys") -> dict[str, str]:
     return {method: f"{row['state']} {row['trials']}" for (_, method), row in records(name).items()}
+
+
+def without_last_words(table: str) -> list[str]:
+    """The lines of a table without seconds, which differ."""
+    rows = list(csv.reader(table.splitlines()))
+    kept = [place for place, name in enumerate(rows[0]) if "seconds" not in name]
+    return [",".join(row[place] for place in kept) for row in rows]
 
 
 def without_line(start: str) -> Callable[[str], str]:
@@ -557,7 +568,7 @@ def test_cell_with_a_damaged_config_is_named_and_stops_no_other(command: Command
         path.write_text(damage(good))
         said = command(*ALL, "--only-tables")
         assert said.code == 0, name
-        assert said.err.startswith(f"gpfl: a run counts as not there, as {path} is damaged ({words}"), name
+        assert said.err.startswith(f"gpfl: a run counts as not there: {path} is damaged ({words}"), name
         assert said.err.endswith(f"): restore the file, or remove {cell} and have it run again\n"), name
         assert said.err.count("\n") == 1, name
         assert states() == {"fedavg": "run 2", "fedper": "run 2", "gpfl": "not run 0"}, name
@@ -566,7 +577,7 @@ def test_cell_with_a_damaged_config_is_named_and_stops_no_other(command: Command
     said = command(*ALL, "--seeds", "0,1,2")
     assert said.code == 1
     assert f"toy/whole gpfl: {path} is damaged (" in said.err
-    assert states() == {"fedavg": "run 3", "fedper": "run 3", "gpfl": "run 2"}
+    assert states() == {"fedavg": "run 3", "fedper": "run 3", "gpfl": "failed 0"}
     assert content(cell / "seed-0") == trials, "no trial is run over"
     path.write_text(good)
     assert command(*ALL, "--only-tables").err == ""
@@ -590,11 +601,85 @@ def test_table_says_whose_curve_is_damaged_where_a_test_needs_it(command: Comman
     assert Path("results/toys/table.csv").read_text() == before
 
 
+def test_run_of_another_config_is_none_of_the_cell_whatever_its_folder_is_called(
+    command: Command, table: tuple[Path, str]
+) -> None:
+    cell, before = table
+    [other] = Path("results").glob("runs/*-fedavg-*")
+    shutil.rmtree(other)
+    shutil.copytree(cell, other)
+    for more in ((), ("--only-tables",)):
+        said = command(*ALL, *more)
+        assert states()["fedavg"] == ("not run 0" if more else "failed 0")
+        assert states()["gpfl"] == "run 2"
+    shutil.rmtree(other)
+    said = command(*ALL)
+    assert said.code == 0
+    assert without_last_words(Path("results/toys/table.csv").read_text()) == without_last_words(before)
+    for path in (cell / "config.toml", cell / "seed-0/config.toml", cell / "seed-1/config.toml"):
+        path.write_text(path.read_text().replace("lam = 0.01", "lam = 0.5"))
+    said = command(*ALL)
+    assert said.code == 1
+    assert said.err.count(f"{cell / 'config.toml'} has method.lam = 0.5, not 0.01: it is another run's: move {cell} away") == 2
+    assert states()["gpfl"] == "failed 0"
+
+
+def test_trial_of_another_seed_or_config_does_not_count(command: Command, table: tuple[Path, str]) -> None:
+    cell, _ = table
+    shutil.rmtree(cell / "seed-1")
+    shutil.copytree(cell / "seed-0", cell / "seed-1")
+    said = command(*ALL, "--only-tables")
+    assert f"{cell / 'seed-1/config.toml'} has run.seed = 0: it is another run's" in said.err
+    assert states()["gpfl"] == "run 1"
+    path = cell / "seed-0/config.toml"
+    path.write_text(path.read_text().replace("lam = 0.01", "lam = 0.5"))
+    said = command(*ALL)
+    assert said.code == 1
+    assert f"{path} has method.lam = 0.5, not 0.01" in said.err
+
+
+def test_run_is_found_by_its_content_under_another_name_and_beside_a_copy(command: Command, table: tuple[Path, str]) -> None:
+    cell, before = table
+    cell.rename(cell.with_name("renamed"))
+    for more in ((), ("--only-tables",)):
+        said = command(*ALL, *more)
+        assert (said.code, said.err) == (0, "")
+        assert more or "Run before: 3 of 3 cells." in said.out
+        assert Path("results/toys/table.csv").read_text() == before
+    shutil.copytree(cell.with_name("renamed"), cell)
+    assert command(*ALL, "--only-tables").err == ""
+    assert Path("results/toys/table.csv").read_text() == before
+
+
+def test_runs_on_other_data_beside_each_other_are_named(command: Command, table: tuple[Path, str]) -> None:
+    cell, _ = table
+    shutil.copytree(cell, cell.with_name("other"))
+    path = cell.with_name("other") / "federation.toml"
+    path.write_text(re.sub('sha256 = ".*"', 'sha256 = "0"', path.read_text()))
+    words = f"toy/whole gpfl: several runs differ in their data alone: remove all but one of other, {cell.name}"
+    only = ("--only-tables", "--no-figures", *SHORT)
+    said = command("reproduce", "toys", "--cells", "toy/whole", "--methods", "gpfl", *only)
+    assert said.code == 2
+    assert words in said.err
+    assert words in command("reproduce", "toys", "--cells", "toy/whole", "--methods", "fedavg", *only).err
+
+
+def test_cell_that_another_process_is_at_is_no_failure(command: Command, table: tuple[Path, str]) -> None:
+    cell, _ = table
+    shutil.rmtree(cell)
+    with grid.claimed(cell):
+        said = command(*ALL)
+    assert (said.code, said.err) == (0, "")
+    assert "toy/whole gpfl: another process is at it" in said.out
+    assert "Left to another process, which is at it: toy/whole gpfl. Start again when it has ended." in said.out
+    assert states()["gpfl"] == "not run 0"
+
+
 def test_cell_that_lost_its_config_is_named_too(command: Command, table: tuple[Path, str]) -> None:
     cell, _ = table
     (cell / "config.toml").unlink()
     said = command(*ALL, "--only-tables")
-    assert said.err.startswith(f"gpfl: a run counts as not there, as cannot read {cell / 'config.toml'} (No such file")
+    assert said.err.startswith(f"gpfl: a run counts as not there: cannot read {cell / 'config.toml'} (No such file")
 
 
 def test_other_cells_are_run_beside_one_with_a_damaged_config(command: Command, table: tuple[Path, str]) -> None:
@@ -602,7 +687,7 @@ def test_other_cells_are_run_beside_one_with_a_damaged_config(command: Command, 
     (cell / "config.toml").write_text("half = ")
     said = command("reproduce", "toys", "--methods", "local", "--cells", "toy/whole", *SHORT, "--no-figures")
     assert said.code == 0, said.err
-    assert said.err.startswith(f"gpfl: a run counts as not there, as {cell / 'config.toml'} is damaged (")
+    assert said.err.startswith(f"gpfl: a run counts as not there: {cell / 'config.toml'} is damaged (")
     assert states() == {"fedavg": "run 2", "fedper": "run 2", "gpfl": "not run 0", "local": "run 2"}
 
 
@@ -636,7 +721,7 @@ def test_trial_with_a_damaged_summary_is_named_and_run_again_where_it_is_removed
     path.write_text(damage(path.read_text()))
     said = command(*ALL, "--only-tables")
     assert said.code == 0, said.err
-    assert said.err.startswith(f"gpfl: a run counts as not there, as {path} is damaged ({words}")
+    assert said.err.startswith(f"gpfl: a run counts as not there: {path} is damaged ({words}")
     assert said.err.endswith(f"): restore the file, or remove {cell / 'seed-0'} and have it run again\n")
     assert states() == {"fedavg": "run 2", "fedper": "run 2", "gpfl": "run 1"}
     assert states("fair") == {"fedavg": "run 2", "gpfl": "run 1"}

@@ -124,6 +124,17 @@ def test_stump_of_a_run_is_cleared_but_a_run_and_foreign_files_are_not(tmp_path:
 # Metrics.
 
 
+def test_divergence_is_told_until_the_run_ends_after_all(folder: RunFolder) -> None:
+    assert folder.diverged is None
+    for text in ("", "[]", '{"what": "loss"}'):
+        (folder.path / "diverged.json").write_text(text)
+        assert folder.diverged is None
+    folder.write_divergence(0, "the loss is nan")
+    assert folder.diverged == 0
+    folder.write_summary({})
+    assert folder.diverged is None
+
+
 def test_lines_come_back_as_they_were_appended(folder: RunFolder) -> None:
     lines = [line(k, accuracy=k / 7, clients=[0.1 * k, 1 / 3]) for k in range(3)]
     for entry in lines:

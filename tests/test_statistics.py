@@ -133,6 +133,14 @@ def test_ranks_share_places_and_leave_out_what_was_not_run() -> None:
     assert found.counted.tolist() == [3, 2, 2, 1]
 
 
+def test_numbers_that_differ_by_the_order_of_adding_share_a_place() -> None:
+    seeds = [2385, 2376, 2381], [2384, 2375, 2383]  # right rows of 2584, as many in all
+    means = [100 * np.mean([right / 2584 for right in each]) for each in seeds]
+    assert means[0] != means[1]
+    assert ranks([[means[0]], [means[1]], [99.0], [1.0]]).columns[:, 0].tolist() == [2.5, 2.5, 1, 4]
+    assert ranks([[92.13], [92.13 + 1e-6]]).columns[:, 0].tolist() == [2, 1]
+
+
 def test_lowest_may_be_best_and_a_row_without_values_has_no_rank() -> None:
     found = ranks([[3.0, 2.0], [1.0, 9.0], [NAN, NAN]], best="lowest")
     assert np.array_equal(found.columns, [[2, 1], [1, 2], [NAN, NAN]], equal_nan=True)

@@ -355,7 +355,70 @@ def test_table_has_all_methods_of_the_folder_and_says_where_budgets_differ(comma
     page = Path("t/table.md").read_text()
     assert "## fedavg" in page
     assert "## fedprox" in page
-    assert "The methods above had unequal budgets" in page
+    assert "The methods above had unequal budgets (fedavg 2 candidates, fedprox 3 candidates): search fedavg with" in page
+
+
+def test_table_has_the_command_and_the_budget_of_each_method(command: Command) -> None:
+    assert command("tune", "gpfl,fedavg", *TOY, "--budget", 3, "--out", "t").code == 0
+    assert command("tune", "ditto", *TOY, "--budget", 1, "--out", "t").code == 0
+    notes = [line for line in Path("t/table.md").read_text().splitlines() if line.startswith("- ")]
+    first, second = (
+        "gpfl tune ditto --data toy --rounds 2 --budget 1",
+        "gpfl tune gpfl,fedavg --data toy --rounds 2 --budget 3",
+    )
+    assert notes[0].startswith(f"- ditto: Command: {first} --out t; commit ")
+    assert "budget 1 candidate a method" in notes[0]
+    assert notes[1].startswith(f"- fedavg, gpfl: Command: {second} --out t; commit ")
+    assert "budget 3 candidates a method" in notes[1]
+    assert len(notes) == 2
+
+
+def test_other_budget_than_the_folder_has_is_said_before_and_after(command: Command) -> None:
+    assert command("tune", "gpfl,fedrep", *TOY, "--budget", 6, "--out", "t").code == 0
+    assert command("tune", "fedavg", *TOY, "--budget", 1, "--out", "t").out.count("unequal") == 0, "nothing to search"
+    assert command("tune", "fedrep", *TOY, "--budget", 5, "--out", "t").out.count("unequal") == 0, "all four were tried"
+    said = command("tune", "ditto", *TOY, "--budget", 1, "--out", "t")
+    words = "unequal budgets (fedrep 4 candidates, gpfl 6 candidates, ditto 1 candidate): search ditto with --budget 6, "
+    lines = said.out.splitlines()
+    assert lines[1] == f"t will have {words}or fedrep, gpfl with --budget 1, which runs nothing."
+    assert lines[-1].startswith("t has unequal budgets (ditto 1 candidate, ")
+    assert command("tune", "ditto", *TOY, "--budget", 6, "--out", "t").out.count("unequal") == 0
+    assert "unequal" not in Path("t/table.md").read_text()
+
+
+def test_search_beside_is_shown_as_its_choice_was_made(command: Command) -> None:
+    for budget in (3, 1):
+        assert command("tune", "fedprox", *TOY, "--budget", budget, "--out", "t").code == 0
+    assert command("tune", "ditto", *TOY, "--budget", 1, "--out", "t").code == 0
+    page = Path("t/table.md").read_text()
+    assert "| fedprox | `method.mu` 0.001 to 1, log | 1 | mu 0.001 |" in page, "later ones do not count"
+    assert "unequal" not in page
+
+
+def test_larger_budget_that_was_cut_off_leaves_the_choice_as_it_was_made(
+    command: Command, stop_after: Callable[[int], None]
+) -> None:
+    given = ("tune", "fedprox", *TOY, "--at-once", 1, "--out", "t", "--budget")
+    assert command(*given, 2).code == 0
+    made = tomllib.loads(Path("t/fedprox/study.toml").read_text())["made"]
+    assert (made["budget"], made["candidates"], made["searched"]) == (2, 2, True)
+    stop_after(1)
+    assert command(*given, 4).code == 130
+    assert len(tried("t/fedprox")) > 2
+    assert tomllib.loads(Path("t/fedprox/study.toml").read_text())["made"] == made
+
+
+def test_search_that_was_cut_off_has_no_command_in_the_table_and_is_searched_to_its_end(
+    command: Command, stop_after: Callable[[int], None]
+) -> None:
+    stop_after(2)
+    given = ("tune", "fedprox", *TOY, "--budget", 4, "--at-once", 1, "--out", "t")
+    assert command(*given).code == 130
+    assert command("tune", "ditto", *TOY, "--budget", 1, "--at-once", 1, "--out", "t").code == 0
+    assert "- fedprox: the command that searched it was not noted, or has not ended." in Path("t/table.md").read_text()
+    assert command(*given).code == 0
+    Path("t/fedprox/candidates.jsonl").unlink()
+    assert command(*given).code == 0, "what is damaged is searched again"
 
 
 # Mistakes.

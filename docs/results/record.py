@@ -4,8 +4,9 @@ What is large stays out.
 
 Run folders stay run folders, so that `gpfl reproduce … --only-tables --out docs/results` makes the tables of them: config,
 summary and metrics of every seed. Metrics lose what no table or figure needs, which is most of them: the accuracies of single
-clients but in the best, the selected and the last round, and digits beyond the sixth. Of the division, its split and the digest
-of its rows stay, by which runs on one division are told from others.
+clients but in the best, the selected and the last round, and digits beyond the sixth. Of a trial that diverged, the round and
+the curve until then stay. Of the division, its split and the digest of its rows stay, by which runs on one division are told
+from others.
 
 Of features, which need weights to be made, what was made stays: the points of t-SNE with their classes and clients, silhouettes
 and purities, which `gpfl reproduce features` keeps in features.json beside each run, and the folder features with its pictures.
@@ -31,6 +32,7 @@ from typing import Any
 
 from gpfl.privacy import columns
 from gpfl.privacy.attack import Case
+from gpfl.runs import DIVERGED
 from gpfl.study import maps
 from gpfl.study.grid import NOTE
 from gpfl.study.trials import read_plan, summed_up
@@ -48,6 +50,7 @@ def main() -> None:
         seeds = [folder for folder in sorted(cell.glob("seed-*")) if (folder / "summary.json").exists()]
         if seeds:
             record(cell, seeds)
+            record_diverged(cell)
             features = [seed.name for seed in seeds if maps.kept(seed)]
             also = f"; features of {', '.join(features)}" if features else ""
             print(f"{cell.name}: {', '.join(seed.name for seed in seeds)}{also}")
@@ -77,10 +80,7 @@ def record(cell: Path, seeds: list[Path]) -> None:
     if not (to / "config.toml").exists():  # those of other seeds differ in the seed alone
         shutil.copyfile(cell / "config.toml", to / "config.toml")
     for seed in seeds:
-        note = cell / NOTE.format(seed.name.removeprefix("seed-"))
-        if note.exists():
-            held = json.loads(note.read_text())
-            (to / note.name).write_text(json.dumps({**held, "command": elsewhere(held["command"])}, indent=2) + "\n")
+        record_note(cell, seed.name)
         (to / seed.name).mkdir(exist_ok=True)
         for name in ("config.toml", "summary.json", *([maps.FILE] if maps.kept(seed) else [])):
             shutil.copyfile(seed / name, to / seed.name / name)
@@ -90,9 +90,30 @@ def record(cell: Path, seeds: list[Path]) -> None:
         kept = {summary["best_round"], summary["selected_round"], lines[-1]["round"]}
         thinned = [json.dumps(thin(line, line["round"] in kept), separators=(",", ":")) for line in lines]
         (to / seed.name / "metrics.jsonl").write_text("\n".join(thinned) + "\n")
-    there = sorted(int(seed.name.removeprefix("seed-")) for seed in to.glob("seed-*"))  # others were recorded before
+    there = sorted(int(path.parent.name.removeprefix("seed-")) for path in to.glob("seed-*/summary.json"))  # some from before
     shutil.copyfile(cell / "trials.json", to / "trials.json")
     summed_up(to, read_plan(cell)[0], there, there)
+
+
+def record_note(cell: Path, seed: str) -> None:
+    note = cell / NOTE.format(seed.removeprefix("seed-"))
+    if note.exists():
+        held = json.loads(note.read_text())
+        text = json.dumps({**held, "command": elsewhere(held["command"])}, indent=2) + "\n"
+        (HERE / "runs" / cell.name / note.name).write_text(text)
+
+
+def record_diverged(cell: Path) -> None:
+    """Takes in where a trial diverged: its config and curve until then."""
+    for seed in (path.parent for path in sorted(cell.glob(f"seed-*/{DIVERGED}"))):
+        to = HERE / "runs" / cell.name / seed.name
+        to.mkdir(exist_ok=True)
+        record_note(cell, seed.name)
+        for name in ("config.toml", DIVERGED):
+            shutil.copyfile(seed / name, to / name)
+        lines = [json.loads(line) for line in (seed / "metrics.jsonl").read_text().splitlines()]
+        thinned = [json.dumps(thin(line, False), separators=(",", ":")) for line in lines]
+        (to / "metrics.jsonl").write_text("\n".join(thinned) + "\n")
 
 
 def record_columns(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shlex
 import shutil
 import sys
@@ -39,6 +40,11 @@ from gpfl.study import quickstart as quick
 from gpfl.study.trials import holds_trials, resume_trials, run_trials
 from gpfl.terminal import complain, console, say, show_rows, tell_data, tell_run, tell_trials
 from gpfl.tune_command import tune_command
+
+REFUSALS = {
+    getattr(errno, name, 0) for name in ("EACCES", "EPERM", "EROFS", "ENOSPC", "EDQUOT", "ENAMETOOLONG", "ENOTDIR", "ELOOP")
+}
+"""What a machine may refuse a path for, which is nobody's bug."""
 
 app = typer.Typer(
     name="gpfl",
@@ -347,10 +353,15 @@ def main() -> None:
         if type(problem).__name__ == "NoArgsIsHelpError":  # click 8.2 on; its text is the help
             problem.show()
         else:
-            complain(one_suggestion(problem.format_message()))
+            complain(setting_instead(problem) or one_suggestion(problem.format_message()))
         sys.exit(2)
     except GpflError as problem:
         complain(str(problem))
+        sys.exit(2)
+    except OSError as problem:
+        if problem.errno not in REFUSALS or problem.filename is None:
+            raise
+        complain(f"{problem.filename}: {problem.strerror}: choose another place, or mend that one")
         sys.exit(2)
     except StoppedError as stopped:
         complain(f"stopped; go on with {stopped}" if str(stopped) else "stopped")
@@ -360,6 +371,17 @@ def main() -> None:
     if code == 130:  # typer's word for Ctrl-C where nothing of ours caught it
         complain("stopped")
     leave(code)
+
+
+def setting_instead(problem: click.ClickException) -> str:
+    """Gives how an option is set in a command that has no flag for it but --set; "" where the complaint is another."""
+    if not isinstance(problem, click.NoSuchOption) or problem.ctx is None:
+        return ""
+    sections = [section for section in flags.PLAIN if section != "method"]
+    keys = {f"--{flags.flag_name(section, key)}": f"{section}.{key}" for section in sections for key in flags.keys_of(section)}
+    if problem.option_name not in keys or all(one.name != "set_" for one in problem.ctx.command.params):
+        return ""
+    return f"No such option '{problem.option_name}' of this command: give --set {keys[problem.option_name]}=…"
 
 
 def one_suggestion(text: str) -> str:

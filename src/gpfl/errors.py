@@ -25,12 +25,12 @@ class DivergenceError(GpflError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Gives the tail of an "unknown name" message: the closest known name, or all of them."""
-    names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    """Gives the tail of an "unknown name" message: the closest known name, in whatever case, or all of them."""
+    names = {each.lower(): each for each in sorted(known)}
+    close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     if close:
-        return f"did you mean '{close[0]}'?"
-    return "known: " + ", ".join(names)
+        return f"did you mean '{names[close[0]]}'?"
+    return "known: " + ", ".join(sorted(names.values()))
 
 
 def counted(number: int, noun: str) -> str:

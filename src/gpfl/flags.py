@@ -7,7 +7,7 @@ import dataclasses
 import math
 import re
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 import click
 from typer.core import TyperOption
@@ -55,9 +55,13 @@ def flag_name(section: str, key: str) -> str:
     return prefix + key.replace("_", "-")
 
 
-def name_flags(text: str, sections: Iterable[str]) -> str:
-    """Gives a message with the flag of every option of these sections that it speaks of: "train.lr (--lr) is -1"."""
-    known = {f"{section}.{key}": flag_name(section, key) for section in sections for key in keys_of(section)}
+def name_flags(text: str, sections: Iterable[str], only: Container[str] | None = None) -> str:
+    """Gives a message with the flag of every option of these sections that it speaks of: "train.lr (--lr) is -1".
+
+    A command that has not all of them names those that it has, such as train.rounds.
+    """
+    names = {f"{section}.{key}": flag_name(section, key) for section in sections for key in keys_of(section)}
+    known = {name: flag for name, flag in names.items() if only is None or name in only}
 
     def named(found: re.Match[str]) -> str:
         return f"{found[0]} (--{known[found[0]]})" if found[0] in known else found[0]

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
@@ -17,8 +16,8 @@ from gpfl.report.beside import Spread
 from gpfl.report.wording import spread
 from gpfl.runs import Line
 from gpfl.simulate import number
-from gpfl.study.estimate import Estimate, duration
-from gpfl.study.grid import Job
+from gpfl.study.estimate import Estimate, duration, work_of
+from gpfl.study.grid import BUSY, Job
 
 
 class GridReporter:
@@ -27,10 +26,11 @@ class GridReporter:
     def __init__(self, console: Console, jobs: Sequence[Job], seeds: Sequence[int], estimates: Mapping[Path, Estimate]) -> None:
         """`jobs` are those that have something to run with these seeds, in their order."""
         self._console, self._jobs, self._seeds, self._estimates = console, list(jobs), seeds, estimates
-        self._took: list[float] = []  # seconds of cells that have ended
-        self._told: list[tuple[float, float]] = []  # seconds of those that ended well, and what was expected
-        self._shares: dict[str, float] = {}  # of the runs of the cell at work
         self._runs = [len(seeds) - len(job.finished(seeds)) for job in self._jobs]
+        self._expected = [estimates[job.folder].seconds for job in self._jobs]
+        self._took: dict[int, float] = {}  # seconds of cells that ended well, by their places
+        self._work: dict[int, float | None] = {}  # of cells without an estimate and those that ended, as counted
+        self._shares: dict[str, float] = {}  # of the runs of the cell at work
         self._began = time.monotonic()
         self._done = 0
         self._progress: Progress | None = None
@@ -67,39 +67,58 @@ class GridReporter:
 
     def end(self, job: Job, problem: str) -> None:
         """Says how a cell ended, and how much is left."""
-        now = time.monotonic()
-        self._took.append(now - self._began)
-        if (expected := self._estimates[job.folder].seconds) and not problem:
-            self._told.append((self._took[-1], expected))
-        self._began, self._shares = now, {}
+        took = time.monotonic() - self._began
+        if not problem:
+            self._took[self._done] = took
+        self._shares = {}
         self._done += 1
+        self._count()
+        self._began = time.monotonic()
         if self._progress and self._bar is not None:
             for task in [task.id for task in self._progress.tasks if task.id != self._bar]:
                 self._progress.remove_task(task)
             self._progress.update(self._bar, completed=self._done, words=self.left())
-        words = f"failed: {problem}" if problem else outcome(job, self._seeds)
-        text = f"{job.label}: {words} ({duration(self._took[-1])}); {self._done}/{len(self._jobs)} cells{tail(self.left())}"
+        failed = "" if problem == BUSY else "failed: "
+        words = f"{failed}{problem}" if problem else outcome(job, self._seeds)
+        text = f"{job.label}: {words} ({duration(took)}); {self._done}/{len(self._jobs)} cells{tail(self.left())}"
         self._console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def left(self) -> str:
-        """The time left in words: of estimates, as much longer as ended cells took; without an estimate, the mean of those."""
-        waiting = self._jobs[self._done :]
+        """The time left: of estimates, as much longer as ended cells took; without one, by operations, or their mean."""
+        waiting = range(self._done, len(self._jobs))
         if not waiting:
             return ""
-        usual = float(np.mean(self._took)) if self._took else None
-        known = [self._estimates[job.folder].seconds for job in waiting]
-        seconds = [usual if value is None else value * self._slower() for value in known]
+        seconds = [self._seconds(place) for place in waiting]
         if any(value is None for value in seconds):
             return "time left unknown until a cell has ended"
         first, *rest = [value for value in seconds if value is not None]
         share = sum(self._shares.values()) / max(self._runs[self._done], 1)  # none where another process ended it just before
-        early = not self._told and any(self._estimates[job.folder].most for job in waiting)
-        return f"{'at most' if early else 'about'} {duration((1 - share) * first + sum(rest))} left"
+        told = any(self._expected[place] for place in self._took)
+        early = not told and any(self._estimates[self._jobs[place].folder].most for place in waiting if self._expected[place])
+        less = ", less where patience ends a run" if early else ""
+        return f"about {duration((1 - share) * first + sum(rest))} left{less}"
 
-    def _slower(self) -> float:
-        """How many times as long as estimated the cells took that have ended well."""
-        took, expected = (sum(part) for part in zip(*self._told, strict=True)) if self._told else (1.0, 1.0)
-        return took / expected
+    def _seconds(self, place: int) -> float | None:
+        """How long a cell may take; None where nothing tells."""
+        expected = self._expected[place]
+        if expected is not None:
+            return expected * (self._times_as_long(self._expected) or 1.0)
+        work, times = self._work.get(place), self._times_as_long([self._work.get(each) for each in range(len(self._jobs))])
+        if work and times:
+            return work * times
+        return sum(self._took.values()) / len(self._took) if self._took else None
+
+    def _times_as_long(self, expected: Sequence[float | None]) -> float | None:
+        """How many times as long as expected the cells took that have ended well; None where nothing was."""
+        known = [(took, value) for place, took in self._took.items() if (value := expected[place])]
+        return sum(took for took, _ in known) / sum(value for _, value in known) if known else None
+
+    def _count(self) -> None:
+        """Counts the work of cells that are left without an estimate, and of those that have ended, each once."""
+        left = [place for place in range(self._done, len(self._jobs)) if self._expected[place] is None]
+        for place in (*self._took, *left) if left and self._took else ():
+            if place not in self._work:
+                self._work[place] = work_of(self._jobs[place], self._runs[place])
 
 
 class RunWatch:

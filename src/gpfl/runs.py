@@ -30,6 +30,9 @@ Line = dict[str, object]
 ABOUT = "gpfl"
 """The key of a safetensors file's metadata that holds the facts, as JSON: several keys would have no fixed order."""
 
+DIVERGED = "diverged.json"
+"""The file that says in which round a run diverged."""
+
 COUNTERS = ("round", "bytes_up", "bytes_down")
 
 LINE_NUMBERS = ("round", "accuracy", "loss", "mean", "std", "cov", "bytes_up", "bytes_down", "seconds")
@@ -204,6 +207,21 @@ class RunFolder:
         if not self.writes:
             return
         files.write_text(self.path / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
+        (self.path / DIVERGED).unlink(missing_ok=True)  # of an earlier sitting
+
+    def write_divergence(self, round: int, what: str) -> None:
+        """Writes that the run diverged in a round."""
+        if self.writes:
+            files.write_text(self.path / DIVERGED, json.dumps({"round": round, "what": what}) + "\n")
+
+    @property
+    def diverged(self) -> int | None:
+        """The round in which the run diverged; None where it did not, as far as can be read."""
+        try:
+            content = json.loads((self.path / DIVERGED).read_text(encoding="utf-8"))
+            return int(content["round"])
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
 
     def summary(self, way: str = "") -> dict[str, object]:
         """Gives summary.json; the way out of a damaged one is to resume, unless the caller knows another."""

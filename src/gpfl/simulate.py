@@ -231,9 +231,10 @@ class Simulation:
     def _stop(self, what: str, round: int) -> NoReturn:
         kept = ""
         if self.folder:
+            self.folder.write_divergence(round, what)
             checkpoint = self.folder.path / "checkpoint.safetensors"
             kept = f"; the last good checkpoint is kept in {checkpoint}" if checkpoint.exists() else ""
-        way = f"{LOWER} (--lr, now {self.setting.method.lr:g}) or check the data{kept}"
+        way = f"{LOWER} (--lr or --set train.lr=…, now {self.setting.method.lr:g}) or check the data{kept}"
         raise DivergenceError(f"round {round}: {what}", way)
 
     def _name(self, client: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,7 +20,7 @@ from gpfl.arguments import argument
 from gpfl.config import Given
 from gpfl.data import DATA
 from gpfl.errors import GpflError, counted, did_you_mean
-from gpfl.given import layered, named_folder, refuse_unheard, split_settings
+from gpfl.given import Own, layered, named_folder, refuse_unheard, split_settings
 from gpfl.methods import METHODS
 from gpfl.nets import NETS
 from gpfl.origin import command_words, commit
@@ -30,7 +31,8 @@ from gpfl.runs import Line
 from gpfl.simulate import number
 from gpfl.study import chosen
 from gpfl.study import tune as study
-from gpfl.study.proposals import space_words, value_words
+from gpfl.study.budget import BEST, Made, made_or_none, unequal_words
+from gpfl.study.proposals import count_of, space_of, space_words, value_words
 from gpfl.study.tune import Candidate, Plan, Search, Tuned
 from gpfl.terminal import complain, console, say, tell_data
 
@@ -71,15 +73,17 @@ def tune(
         resolved = configs.resolve({**given, "method": {"name": names[0]}})
         folder = Path("runs") / f"{Path(resolved.data).stem}-tune" if out is None else named_folder(out)
         tell_data(resolved)
-        with Listener(first) as listener:
+        with Listener([first, unequal_to(folder, names, own, search)]) as listener:
             found = study.tune(given, names, own, search, folder, listener)
     except GpflError as problem:
         raise GpflError(flags.name_flags(str(problem), SECTIONS)) from None
     except KeyboardInterrupt:
         complain(f"go on with the same command: {command_words()}")
         raise
-    keep(found, chosen.held_beside(found, given), folder)
+    everything = keep(found, chosen.held_beside(found, given), folder)
     tell(found, folder)
+    if words := unequal_words({tuned.plan.method: tuned.made for tuned in everything}):
+        say(f"{folder} has {words}.")
 
 
 # What is given.
@@ -112,14 +116,25 @@ def with_validation(given: Given) -> tuple[Given, str]:
     return {**given, "split": {**split, "validation": study.VALIDATION}}, words
 
 
+def unequal_to(folder: Path, names: Sequence[str], own: Own, search: Search) -> str:
+    """Gives a sentence that other methods of a folder have another budget than these will have; "" where they have not."""
+    others = [path.parent for path in sorted(folder.glob(f"*/{BEST}")) if path.parent.name not in names]
+    tried = {place.name: made for place in others if (made := made_or_none(place))}
+    for name in names:
+        space = space_of(name, {"method": dict(own.get(name, {}))}, search.with_lr)
+        tried[name] = Made(search.budget, count_of(space, search.budget), bool(space))
+    words = unequal_words(tried)
+    return f"{folder} will have {words}." if words else ""
+
+
 # How it goes.
 
 
 class Listener:
     """Shows a search: a bar for each method on a terminal, and a line for each candidate anywhere."""
 
-    def __init__(self, first: str) -> None:
-        self._first = first  # what is said before all else
+    def __init__(self, first: Sequence[str]) -> None:
+        self._first = [words for words in first if words]  # what is said before all else
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
@@ -142,9 +157,9 @@ class Listener:
 
     def begins(self, plan: Plan, candidates: Sequence[Candidate]) -> None:
         """Says what is searched, and shows the method's bar."""
-        if self._first:
-            say(self._first)
-            self._first = ""
+        for words in self._first:
+            say(words)
+        self._first = []
         say(plan_words(plan))
         if candidates:
             were = "was" if len(candidates) == 1 else "were"
@@ -212,18 +227,21 @@ def plan_words(plan: Plan) -> str:
 # What is kept.
 
 
-def keep(found: Sequence[Tuned], others: Sequence[Tuned], out: Path) -> None:
-    """Writes each method's best.toml, the config that all share, and the tables of all that the folder holds."""
+def keep(found: Sequence[Tuned], others: Sequence[Tuned], out: Path) -> list[Tuned]:
+    """Writes each method's best.toml, the config that all share, and the tables of all that the folder holds; gives these."""
     note = note_words(found, command_words(), commit())
-    for tuned in found:
+    everything = [*(replace(tuned, note=note) for tuned in found), *others]
+    for tuned in everything[: len(found)]:
         if tuned.best.trouble:
             continue
         head = f"# {tuned.plan.method}: {value_words(tuned.best.values)}; {score_words(tuned.best)}\n# {note}\n"
-        files.write_text(tuned.plan.folder / study.BEST, head + chosen.best_config(tuned))
+        files.write_text(tuned.plan.folder / BEST, head + chosen.best_config(tuned))
+        study.write_study(tuned.plan, tuned.made)
     if not found[0].plan.search.with_lr:
         files.write_text(out / "common.toml", toml.dump(chosen.common_config(found[0])))
-    files.write_text(out / "table.md", markdown([*found, *others], note))
-    files.write_text(out / "table.csv", table_csv([*found, *others]))
+    files.write_text(out / "table.md", markdown(everything))
+    files.write_text(out / "table.csv", table_csv(everything))
+    return everything
 
 
 def tell(found: Sequence[Tuned], out: Path) -> None:
@@ -240,9 +258,9 @@ def tell(found: Sequence[Tuned], out: Path) -> None:
     found = [tuned for tuned in found if not tuned.best.trouble]
     if not found:
         raise GpflError(f"nothing could be chosen, since no run came to its end (see {out / 'table.csv'}): lower --lr")
-    say(f"Values: {', '.join(str(tuned.plan.folder / study.BEST) for tuned in found)}")
+    say(f"Values: {', '.join(str(tuned.plan.folder / BEST) for tuned in found)}")
     if len(found) == 1 or found[0].plan.search.with_lr:
-        first = shlex.quote(str(found[0].plan.folder / study.BEST))
+        first = shlex.quote(str(found[0].plan.folder / BEST))
         others = "" if len(found) == 1 else f", and the other {len(found) - 1} likewise: their learning rates are their own"
         say(f"Run it: gpfl run {first} --seeds 0,1,2{others}")
     else:

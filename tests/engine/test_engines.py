@@ -488,7 +488,7 @@ def test_trial_that_diverges_does_not_stop_the_others(engine: str) -> None:
     first, second, third = api.execute_trials(runs)
     assert isinstance(first, DivergenceError)
     assert isinstance(third, DivergenceError)
-    assert "lower train.lr (--lr, now 1e+30)" in str(first)
+    assert "lower train.lr (--lr or --set train.lr=…, now 1e+30)" in str(first)
     alone = api.execute(runs[1], ENGINES[engine](runs[1].setting))
     assert isinstance(second, gpfl.Result)
     assert [line["loss"] for line in second.history] == pytest.approx([line["loss"] for line in alone.history], abs=1e-5)

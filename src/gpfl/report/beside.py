@@ -10,12 +10,16 @@ from itertools import combinations
 import numpy as np
 
 from gpfl.errors import GpflError
+from gpfl.study import statistics
 from gpfl.study.experiments import FAR, Column, Published, spelled
 from gpfl.study.results import Results
 from gpfl.study.trials import Trials
 
 REFERENCE = "gpfl"
 """The row that others are tested against; where it was not run, the best one."""
+
+LAST = 10
+"""The rounds that a mean of the last ones is of."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,13 @@ class Entry:
 
     @property
     def last_ten(self) -> Spread | None:
-        """The mean accuracy of the last ten rounds."""
-        return Spread.of(self.trials, "last_ten_accuracy") if self.trials else None
+        """The mean accuracy of the last ten rounds; None where a trial has fewer."""
+        return Spread.of(self.trials, "last_ten_accuracy") if self.trials and not self.short else None
+
+    @property
+    def short(self) -> bool:
+        """Tells whether a trial has fewer rounds than the mean of the last ones is of."""
+        return self.trials is not None and min(self.trials.values("rounds")) < LAST
 
     @property
     def validated(self) -> Spread | None:
@@ -104,9 +113,9 @@ class Entry:
 
     @property
     def ranked_by(self) -> float:
-        """The number that ranks go by; NaN where there is none."""
+        """The number that ranks, pairs and the best go by; NaN where there is none."""
         number = self.client_cov if self.fairness else self.accuracy
-        return number.mean if number else math.nan
+        return float(statistics.settled(number.mean)) if number else math.nan
 
     @property
     def paper_ranked_by(self) -> float:
@@ -115,9 +124,14 @@ class Entry:
         return math.nan if number is None else number
 
     @property
-    def room(self) -> float:
-        """How far off the paper's number may be."""
-        return self.paper.room if self.paper else 0.0
+    def between(self) -> tuple[float, float] | None:
+        """The least and the most that the paper's number may be; None where it prints one, or has none."""
+        return self.paper.between if self.paper else None
+
+    def told_from(self, other: Entry) -> bool:
+        """Tells whether the paper's numbers say which of two is ahead."""
+        (low, high), (least, most) = (e.between or (e.paper_ranked_by, e.paper_ranked_by) for e in (self, other))
+        return high < least or most < low
 
 
 @dataclass(frozen=True)
@@ -147,6 +161,11 @@ class Block:
         return self.best is not None and entry.ranked_by == self.best.ranked_by
 
     @property
+    def printed(self) -> bool:
+        """Tells whether the paper has a number of it."""
+        return any(entry.paper for entry in self.entries)
+
+    @property
     def run(self) -> bool:
         """Tells whether anything of it was run."""
         return any(entry.trials for entry in self.entries)
@@ -155,7 +174,7 @@ class Block:
     def order(self) -> str:
         """How our order of methods compares with the paper's, in a sentence; "" where there is nothing to compare."""
         known = [entry for entry in self.entries if entry.trials and not math.isnan(entry.paper_ranked_by)]
-        pairs = [(a, b) for a, b in combinations(known, 2) if abs(a.paper_ranked_by - b.paper_ranked_by) > a.room + b.room]
+        pairs = [(a, b) for a, b in combinations(known, 2) if a.told_from(b)]
         if not pairs:
             return ""
         turned = [
@@ -164,9 +183,8 @@ class Block:
             if (a.ranked_by - b.ranked_by) * (a.paper_ranked_by - b.paper_ranked_by) <= 0
         ]
         open_ = len(known) * (len(known) - 1) // 2 - len(pairs)
-        rest = (
-            f" (of {open_} more the paper's numbers do not tell which is ahead)" if open_ and any(e.room for e in known) else ""
-        )
+        about = open_ and any(e.between for e in known)
+        rest = f" (of {open_} more the paper's numbers do not tell which is ahead)" if about else ""
         first = f"{len(pairs) - len(turned)} of {len(pairs)} pairs of methods stand in the paper's order{rest}"
         if not turned:
             return f"{first}."
@@ -200,7 +218,7 @@ def block(results: Results, column: Column) -> Block:
     ranking = [entry for entry in entries if entry.label in known and (entry.paper or not printed)]
     compared = [entry for entry in ranking if entry.trials] or ranking  # ranks of both are among the same methods
     ours = ranked([e.ranked_by if e in compared else math.nan for e in entries], fairness)
-    theirs = ranked([math.nan if e.room or e not in compared else e.paper_ranked_by for e in entries], fairness)
+    theirs = ranked([math.nan if e.between or e not in compared else e.paper_ranked_by for e in entries], fairness)
     entries = [replace(e, rank=a, paper_rank=b) for e, a, b in zip(entries, ours, theirs, strict=True)]
     reference = against(entries)
     chances, untested = ({}, {}) if fairness else tests(entries, reference)
@@ -210,9 +228,7 @@ def block(results: Results, column: Column) -> Block:
 
 def ranked(values: Sequence[float], lowest: bool) -> list[float | None]:
     """Gives ranks from 1, the best; equals share the mean of their places, and NaN has none."""
-    from gpfl.study.statistics import ranks  # scipy takes half a second, which commands without a table need not wait
-
-    places = ranks(np.array(values)[:, None], best="lowest" if lowest else "highest").columns[:, 0]
+    places = statistics.ranks(np.array(values)[:, None], best="lowest" if lowest else "highest").columns[:, 0]
     return [None if math.isnan(place) else float(place) for place in places]
 
 
@@ -235,19 +251,17 @@ def tests(entries: Iterable[Entry], reference: str) -> tuple[dict[str, float | N
 
     Beside them the rows that could not be tested, such as for a file that was lost, and why; the table still has their numbers.
     """
-    from gpfl.study.statistics import holm, paired
-
     run = {entry.label: entry.trials for entry in entries if entry.trials}
     others = [label for label in run if label != reference]
     chances: list[float | None] = []
     untested: dict[str, str] = {}
     for label in others:
         try:
-            chances.append(paired(run[label], run[reference]).clients.p)
+            chances.append(statistics.paired(run[label], run[reference]).clients.p)
         except GpflError as problem:
             chances.append(None)
             untested[label] = str(problem)
         except OSError as problem:
             chances.append(None)
             untested[label] = f"{problem.filename} cannot be read ({problem.strerror})"
-    return dict(zip(others, holm(chances), strict=True)), untested
+    return dict(zip(others, statistics.holm(chances), strict=True)), untested

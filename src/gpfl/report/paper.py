@@ -9,14 +9,11 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
-from rich.markup import escape
-from rich.table import Table as RichTable
-
 from gpfl import files
 from gpfl.report import latex
 from gpfl.report.beside import Block, Entry, Spread, blocks
-from gpfl.report.wording import NONE, chance, difference, notes, ours, place, protocol, spread, theirs
+from gpfl.report.screen import Screen, Strip
+from gpfl.report.wording import NONE, brief, chance, difference, notes, ours, place, protocol, spread, theirs
 from gpfl.study.experiments import spelled
 from gpfl.study.results import Results
 from gpfl.study.trials import Trials
@@ -75,16 +72,20 @@ def markdown(results: Results, origin: Origin, more: Sequence[str] = ()) -> str:
 
 
 def overview(made: Sequence[Block]) -> list[str]:
-    """Gives the lines of the table of all columns: ours, the paper's, and the difference."""
+    """Gives the lines of the table of all columns: ours, and where it has any the paper's and the difference."""
     headings = [f"{block.column.heading}, {block.column.group}{' (part)' if block.part else ''}" for block in made]
-    lines = ["Ours / the paper's (ours minus the paper's):", "", row(["method", *headings]), rule(len(made))]
+    printed = any(block.printed for block in made)
+    what = "Ours / the paper's (ours minus the paper's):" if printed else "Ours:"
+    lines = [what, "", row(["method", *headings]), rule(len(made))]
     for number, entry in enumerate(made[0].entries):
-        lines.append(row([spelled(entry.label), *(beside(block, block.entries[number]) for block in made)]))
+        lines.append(row([spelled(entry.label), *(beside(block, block.entries[number], printed) for block in made)]))
     return lines
 
 
-def beside(block: Block, entry: Entry) -> str:
-    """Gives ours and the paper's number, the best of ours in bold."""
+def beside(block: Block, entry: Entry, printed: bool) -> str:
+    """Gives ours, the best in bold, and the paper's number if the paper prints any."""
+    if not printed:
+        return bold(ours(entry), block, entry)
     tail = f" ({difference(entry)})" if entry.difference is not None else ""
     return f"{bold(ours(entry), block, entry)} / {theirs(entry.paper)}{tail}"
 
@@ -100,8 +101,9 @@ def details(block: Block) -> list[str]:
     lines = [title, ""]
     if block.caveat:
         lines += [f"**{'Part of the data' if block.part else 'Unverified data'}: {block.caveat}**", ""]
-    lines += [row(detail_headings(block)), rule(len(detail_headings(block)) - 1)]
-    lines += [row(detail_row(block, entry)) for entry in block.entries]
+    columns = detail_columns(block)
+    lines += [row(columns), rule(len(columns) - 1)]
+    lines += [row(cells) for cells in zip(*columns.values(), strict=True)]
     said = [block.order] if block.order else []
     if any(entry.p is not None for entry in block.entries):
         said.append(
@@ -125,41 +127,31 @@ def untested(block: Block) -> list[str]:
     return found
 
 
-def detail_headings(block: Block) -> list[str]:
-    """Gives the headings of one column's table."""
-    first = ["std, % [CoV]", "paper"] if block.fairness else ["ours, %", "paper, %"]
-    rest = ["accuracy, %" if block.fairness else "last ten rounds, %", "selected on validation, %"]
-    return [
-        "method",
-        *first,
-        "difference",
-        "rank",
-        "paper's rank",
-        *rest,
-        "best round",
-        "rounds",
-        "trials",
-        *(["p"] * (not block.fairness)),
-    ]
-
-
-def detail_row(block: Block, entry: Entry) -> list[str]:
-    """Gives a method's row in one column's table."""
-    first = entry.accuracy if block.fairness else entry.last_ten
-    rest = [spread(first, entry.count), spread(entry.validated, entry.count)]
-    means = [f"{entry.trials.mean(key):.0f}" if entry.trials else NONE for key in ("best_round", "rounds")]
-    return [
-        spelled(entry.label),
-        bold(ours(entry), block, entry),
-        theirs(entry.paper),
-        difference(entry),
-        place(entry.rank),
-        place(entry.paper_rank),
-        *rest,
-        *means,
-        str(entry.count),
-        *([chance(entry.p)] * (not block.fairness)),
-    ]
+def detail_columns(block: Block) -> dict[str, list[str]]:
+    """Gives one column's table by heading, a cell a method; without ranks and paper's numbers where there are none."""
+    entries, fair = block.entries, block.fairness
+    found = {
+        "method": [spelled(e.label) for e in entries],
+        "std, % [CoV]" if fair else "ours, %": [bold(ours(e), block, e) for e in entries],
+    }
+    compared = {
+        "paper" if fair else "paper, %": [theirs(e.paper) for e in entries],
+        "difference": [difference(e) for e in entries],
+        "rank": [place(e.rank) for e in entries],
+        "paper's rank": [place(e.paper_rank) for e in entries],
+    }
+    found |= {heading: cells for heading, cells in compared.items() if any(cell != NONE for cell in cells)}
+    means = {
+        "accuracy, %" if fair else "last ten rounds, %": [e.accuracy if fair else e.last_ten for e in entries],
+        "selected on validation, %": [e.validated for e in entries],
+    }
+    found |= {
+        heading: [spread(one, e.count) for one, e in zip(numbers, entries, strict=True)] for heading, numbers in means.items()
+    }
+    for heading, key in (("best round", "best_round"), ("rounds", "rounds")):
+        found[heading] = [f"{e.trials.mean(key):.0f}" if e.trials else NONE for e in entries]
+    found["trials"] = [str(e.count) for e in entries]
+    return found if fair else {**found, "p": [chance(e.p) for e in entries]}
 
 
 def row(cells: Iterable[str]) -> str:
@@ -176,10 +168,11 @@ def rule(columns: int) -> str:
 
 
 def tex(results: Results, origin: Origin) -> str:
-    """Gives the table for LaTeX with booktabs: for each method lines of ours, ours by validation if any, and the paper's."""
+    """Gives the table for LaTeX with booktabs: for each method lines of ours, ours by validation and the paper's, if any."""
     made = blocks(results)
     body = []
     validated = any(entry.validated for block in made for entry in block.entries)
+    printed = any(block.printed for block in made)
     for number, entry in enumerate(made[0].entries if made else ()):
         entries = [block.entries[number] for block in made]
         best = [bold("x", block, one) != "x" for block, one in zip(made, entries, strict=True)]
@@ -196,14 +189,16 @@ def tex(results: Results, origin: Origin) -> str:
         body.append([latex.text(spelled(entry.label)), *mine])
         if validated:
             body.append([r"\quad by validation", *(latex.text(spread(one.validated, one.count)) for one in entries)])
-        body.append([r"\quad paper", *(latex.small(latex.text(words)) for words in papers)])
+        if printed:
+            body.append([r"\quad paper", *(latex.small(latex.text(words)) for words in papers)])
     headings = [latex.text(block.column.heading) + (r" (part)" if block.part else "") for block in made]
     groups = [latex.text(block.column.group) for block in made]
-    second = "ours in the round that is best on validation rows; " if validated else ""
-    printed = any(one.paper for block in made for one in block.entries)
+    more = ["ours in the round that is best on validation rows"] * validated
+    more += ["the paper's, and ours minus the paper's"] * printed
+    then = f" First lines: ours; then {'; '.join(more)}." if more else ""
     caption = (
-        f"{results.experiment.caption} First lines: ours; then {second}the paper's, and ours minus the paper's. In "
-        f"parentheses: ranks{', both among the methods that were run and for which the paper has a number' * printed}."
+        f"{results.experiment.caption}{then} In parentheses: "
+        f"ranks{', both among the methods that were run and for which the paper has a number' * printed}."
     )
     caveats = [f"Data of {block.column.key}: {block.caveat}" for block in made if block.caveat]
     said = [*protocol(results), *caveats, *notes(results, made), f"Made by {origin.words(results).replace('`', '')}"]
@@ -268,6 +263,8 @@ def numbers(entry: Entry) -> dict[str, object]:
         **{name: number.mean if number else None for name, number in kinds.items()},
         **{f"{name}_std_over_trials": number.std if number else None for name, number in kinds.items()},
         "paper": paper.mean if paper else None,
+        "paper_least": paper.between[0] if paper and paper.between else None,
+        "paper_most": paper.between[1] if paper and paper.between else None,
         "paper_std_over_trials": paper.std if paper else None,
         "paper_cov": paper.cov if paper else None,
         "difference": entry.difference,
@@ -322,29 +319,30 @@ def untested_words(results: Results) -> list[str]:
     return [f"{block.column.key}: {words}" for block in blocks(results) for words in untested(block)]
 
 
-def rich_tables(results: Results) -> list[RichTable]:
-    """Gives a table for each column of which something was run."""
-    found = []
-    for block in blocks(results):
-        if not block.run and not results.problems:
-            continue
-        note = " (part of the data)" if block.part else ""
-        shown = RichTable(
-            title=escape(f"{block.column.key}: {block.column.heading}, {block.column.group}{note}"),
-            title_justify="left",
-            box=SIMPLE_HEAD,
-            show_edge=False,
-            pad_edge=False,
-        )
-        validated = ["by validation"] if any(entry.validated for entry in block.entries) else []
-        tail = ["p"] * (not block.fairness)
-        for heading in ("method", "ours", *validated, "paper", "difference", "rank", "paper's", "trials", *tail):
-            shown.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
-        for entry in block.entries:
-            chosen = [spread(entry.validated, entry.count)] * len(validated)
-            cells = [ours(entry), *chosen, theirs(entry.paper), difference(entry), place(entry.rank), place(entry.paper_rank)]
-            style = "bold" if block.leads(entry) else None
-            words = [spelled(entry.label), *cells, str(entry.count), *([chance(entry.p)] * (not block.fairness))]
-            shown.add_row(*map(escape, words), style=style)
-        found.append(shown)
-    return found
+def rich_tables(results: Results) -> list[Screen]:
+    """Gives a table for each column of which something was run, or failed."""
+    return [screen(results, block) for block in blocks(results) if any(e.trials or e.problem for e in block.entries)]
+
+
+def screen(results: Results, block: Block) -> Screen:
+    """Gives the table of a column for the terminal, without what is empty."""
+    entries = block.entries
+    note = " (part of the data)" if block.part else ""
+    strips = [
+        Strip("method", [spelled(e.label) for e in entries]),
+        Strip("ours", [ours(e) for e in entries]),
+        Strip("by validation", [spread(e.validated, e.count) for e in entries], 2),
+        Strip("paper", [theirs(e.paper) for e in entries], 1),
+        Strip("ours −\npaper", [difference(e) for e in entries], 3),
+        Strip("our\nrank", [place(e.rank) for e in entries], 4),
+        Strip("paper's\nrank", [place(e.paper_rank) for e in entries], 4),
+        Strip("trials", [str(e.count) for e in entries], 5),
+        Strip("p", [chance(e.p) for e in entries], 6),
+    ]
+    return Screen(
+        f"{block.column.key}: {block.column.heading}, {block.column.group}{note}",
+        brief(results),
+        [strip for strip in strips if any(cell != NONE for cell in strip.cells)],
+        [block.leads(e) for e in entries],
+        "table.md has them",
+    )

@@ -62,6 +62,11 @@ def heading(results: Results, column: Column | None = None) -> str:
     return f"{what} ({results.protocol} protocol{part})"
 
 
+def named(results: Results, column: Column, *more: str) -> str:
+    """Gives the name of a column's data in a picture, and whether they are a part."""
+    return ", ".join([column.heading, *more]) + (" (part of the data)" if results.part(column.key) else "")
+
+
 # Accuracy.
 
 
@@ -128,7 +133,7 @@ def draw_fairness(results: Results, out: Path) -> list[Path]:
     paper = results.experiment.paper
     settings = [
         fairness.Setting(
-            f"{column.heading}, {column.group}" + (" (part of the data)" if results.part(column.key) else ""),
+            named(results, column, column.group),
             [fairness.spread(trials, paper.get((column.key, trials.method))) for trials in finished(results, column)],
         )
         for column in results.columns
@@ -166,7 +171,7 @@ def draw_features(results: Results, out: Path, tell: Tell) -> list[Path]:
             raise GpflError(f"{column.key} has no features to draw")
         path = stem(results, out, column)
         paths += features.draw(made, path, heading(results, column))
-        paths += draw_classes(made[0], path)
+        paths += draw_classes(made[0], path, named(results, column))
         for words in features.Measured(column, measures_of(results, column)).sentences():
             tell(words)
     return paths
@@ -192,11 +197,11 @@ def map_of(trials: Trials, tell: Tell) -> Map | None:
     return first
 
 
-def draw_classes(one: Map, path: Path) -> list[Path]:
-    """Draws the rows of each class on each client."""
+def draw_classes(one: Map, path: Path, data: str) -> list[Path]:
+    """Draws the rows of each class on each client, the data called as in other pictures."""
     if one.held is None:
         return []
-    holding = figures.Holding(one.data, one.clients, one.classes, one.held)
+    holding = figures.Holding(data, one.clients, one.classes, one.held)
     paths = [path.with_name(f"{path.name}-classes{ending}") for ending in drawing.BOTH]
     for picture in paths:
         figures.draw_bubbles(holding, picture)

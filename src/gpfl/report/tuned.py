@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from gpfl.errors import counted
 from gpfl.runs import device_name
+from gpfl.study.budget import unequal_words
 from gpfl.study.proposals import space_words, value_words
 from gpfl.study.tune import Candidate, Tuned
 
@@ -33,8 +34,12 @@ def note_words(found: Sequence[Tuned], command: str, commit: str) -> str:
     )
 
 
-def markdown(found: Sequence[Tuned], note: str) -> str:
-    """Gives the table of methods, each method's candidates, and the note."""
+UNKNOWN = "the command that searched it was not noted, or has not ended."
+"""Stands for a note that there is none of."""
+
+
+def markdown(found: Sequence[Tuned]) -> str:
+    """Gives the table of methods, each method's candidates, and the notes on them."""
     plan = found[0].plan
     split = plan.config.split.name if plan.config.split else "as in a manifest"
     lines = [f"# Tuned values: {plan.config.data}, {counted(len(plan.federation), 'client')} ({split})", ""]
@@ -66,9 +71,17 @@ def markdown(found: Sequence[Tuned], note: str) -> str:
                 f"{candidate.seconds:.1f}",
             ]
             lines.append("| " + " | ".join(cells) + " |")
-    if len({len(tuned.candidates) for tuned in found if tuned.plan.count == tuned.plan.search.budget}) > 1:
-        lines += ["", "The methods above had unequal budgets: call the command with all of them to make them equal."]
-    return "\n".join([*lines, "", note, ""])
+    if words := unequal_words({tuned.plan.method: tuned.made for tuned in found}):
+        lines += ["", f"The methods above had {words}."]
+    return "\n".join([*lines, "", *notes(found), ""])
+
+
+def notes(found: Sequence[Tuned]) -> list[str]:
+    """Gives the notes on methods, each once; with the methods it is on, where there are several."""
+    known: dict[str, list[str]] = {}
+    for tuned in found:
+        known.setdefault(tuned.note or UNKNOWN, []).append(tuned.plan.method)
+    return [f"- {', '.join(names)}: {note}" for note, names in known.items()] if len(known) > 1 else list(known)
 
 
 def percent(candidate: Candidate) -> str:

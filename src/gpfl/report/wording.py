@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gpfl.errors import counted
-from gpfl.report.beside import Block, Entry, Spread
+from gpfl.report.beside import LAST, Block, Entry, Spread
 from gpfl.study.experiments import FAR, Published, spelled
 from gpfl.study.results import Results
 
@@ -44,8 +44,8 @@ def theirs(paper: Published | None) -> str:
         return NONE
     if paper.cov is not None:
         return f"{paper.mean:.2f} [{paper.cov:.2f}]"
-    if paper.room:
-        return f"≈ {paper.mean:.1f}"
+    if paper.between:
+        return f"≈ {paper.mean:.1f} ({paper.between[0]:.1f} to {paper.between[1]:.1f})"
     return f"{paper.mean:.2f}" + (f" ± {paper.std:.2f}" if paper.std is not None else "")
 
 
@@ -54,7 +54,7 @@ def difference(entry: Entry) -> str:
     if entry.difference is None:
         return NONE
     cov = f" [{entry.cov_difference:+.2f}]" if entry.cov_difference is not None else ""
-    digits = 1 if entry.room else 2
+    digits = 1 if entry.between else 2
     return f"{entry.difference:+.{digits}f}{cov}{MARK if entry.far else ''}".replace("-", "−")
 
 
@@ -71,13 +71,11 @@ def chance(p: float | None) -> str:
 def protocol(results: Results) -> list[str]:
     """Gives the sentences about how the numbers were made."""
     early = f", ended after {results.patience} without a better accuracy" if 0 < results.patience < results.rounds else ""
-    seeds = ", ".join(map(str, results.seeds))
-    by_hand = f"; set by hand: {', '.join(results.settings)}" if results.settings else ""
-    searched = f"; {results.tuned}" if results.tuned else ""
     rounds = f"at most {counted(results.rounds, 'round')}{early}"
+    printed = bool(results.experiment.paper)
     said = [
-        f"Ours: protocol {results.protocol} ({PROTOCOLS[results.protocol]}), {rounds}; seeds {seeds}{searched}{by_hand}. "
-        "The paper: 2000 rounds, three trials."
+        f"Ours: protocol {results.protocol} ({PROTOCOLS[results.protocol]}), {rounds}; {chosen(results)}."
+        + " The paper: 2000 rounds, three trials." * printed
     ]
     if results.experiment.measure == "fairness":
         said.append(
@@ -87,9 +85,9 @@ def protocol(results: Results) -> list[str]:
         )
     else:
         said.append(
-            "Accuracy in percent, all clients' test rows together, in the best round on test rows as the paper reports it: "
-            "mean ± population standard deviation over trials. That favours every method a little; the mean of the last ten "
-            "rounds does not."
+            "Accuracy in percent, all clients' test rows together, in the best round on test "
+            f"rows{' as the paper reports it' * printed}: mean ± population standard deviation over trials. That favours every "
+            "method a little; the mean of the last ten rounds does not."
         )
     said.append(
         f"{results.validation:.0%} of each client's training rows were kept for validation: the round that is best on them "
@@ -98,6 +96,20 @@ def protocol(results: Results) -> list[str]:
         else "No validation rows were kept (--validation 0.1 keeps some), so no round was selected by them."
     )
     return said
+
+
+def brief(results: Results) -> str:
+    """Gives how the numbers were made in a line for the terminal."""
+    kept = f", {results.validation:.0%} of training rows for validation" if results.validation else ""
+    rounds = f"at most {counted(results.rounds, 'round')}, patience {results.patience}"
+    return f"Protocol {results.protocol}, {rounds}{kept}; {chosen(results)}."
+
+
+def chosen(results: Results) -> str:
+    """Gives the seeds, and the values that were searched or set by hand."""
+    seeds = f"seeds {', '.join(map(str, results.seeds))}"
+    by_hand = f"set by hand: {', '.join(results.settings)}" if results.settings else ""
+    return "; ".join(words for words in (seeds, results.tuned, by_hand) if words)
 
 
 def notes(results: Results, made: Sequence[Block]) -> list[str]:
@@ -113,9 +125,12 @@ def notes(results: Results, made: Sequence[Block]) -> list[str]:
     fewer = [f"{block.column.key} {spelled(e.label)} {e.count}" for block in made for e in block.entries if 0 < e.count < asked]
     if fewer:
         said.append(f"Trials are {asked}, but for {', '.join(fewer)}.")
+    if any(entry.short for block in made for entry in block.entries if not block.fairness):
+        said.append(f"Trials of fewer than {LAST} rounds have no mean of the last ten.")
     said += [f"{block.column.key}: {block.column.note}." for block in made if block.column.note]
+    stands = {(block.column.key, e.label) for block in made for e in block.entries if e.trials}
     for (key, label), words in results.problems.items():
-        said.append(f"{key}, {spelled(label)} failed: {words}")
+        said.append(f"{key}, {spelled(label)}{'' if (key, label) in stands else ' failed'}: {words}")
     remarks = results.experiment.remarks
     shown = {block.column.key for block in made}
     said += [f"{key}, {spelled(label)}: {words}" for (key, label), words in remarks.items() if key in shown]

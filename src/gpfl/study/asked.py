@@ -37,8 +37,9 @@ def selected(named: list[Experiment], cells: str | None, methods: str) -> Asked:
         words = split_words("--cells", cells)
         for word in words:
             if not any(column.named_by(word) for one in named for column in one.columns):
-                keys = [column.key for one in named for column in one.columns]
-                raise GpflError(f"--cells names '{word}', which is no cell here; {did_you_mean(word, keys)}")
+                keys = {column.key for one in named for column in one.columns}
+                known = keys if "/" in word else {half for key in keys for half in key.split("/")}
+                raise GpflError(f"--cells names '{word}', which is no cell here; {did_you_mean(word, known)}")
         columns = {one.name: [c for c in one.columns if any(c in meant(word, one.columns) for word in words)] for one in named}
     words = split_words("--methods", methods)
     rows = {one.name: [row for row in one.rows if any(names_row(word, row) for word in words)] for one in named}
@@ -60,9 +61,9 @@ def selected(named: list[Experiment], cells: str | None, methods: str) -> Asked:
 
 
 def meant(word: str, columns: Sequence[Column]) -> list[Column]:
-    """Gives the columns that a word of --cells means: an extra one by its key, or where the word means no other."""
+    """Gives the columns that a word of --cells means: an extra one by its key, or where half of a key means no other."""
     found = [column for column in columns if column.named_by(word)]
-    return [column for column in found if not column.extra or column.key == word] or found
+    return [column for column in found if not column.extra or "/" in word] or found
 
 
 def names_row(word: str, row: Entrant) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -14,15 +14,16 @@ from gpfl import config as configs
 from gpfl.config import Given
 from gpfl.errors import GpflError, counted
 from gpfl.federation import MANIFEST
+from gpfl.study.budget import BEST, CANDIDATES, STUDY, Made, all_made, made_or_none, unequal_words
 from gpfl.study.trials import NEGLIGIBLE
-from gpfl.study.tune import BEST, CANDIDATES, STUDY, Plan, Tuned, plan_all, read_candidates
+from gpfl.study.tune import Plan, Tuned, plan_all, read_candidates
 
 LIKE = (("net", "name"), ("train", "lr"), ("train", "batch_size"), ("train", "epochs"), ("run", "protocol"))
 """What values belong to, besides data and division: chosen under another one of these, they say little."""
 
 
 def held_beside(found: Sequence[Tuned], given: Given) -> list[Tuned]:
-    """Gives the searches of other methods that the folder holds, as far as they went."""
+    """Gives the searches of other methods that the folder holds: those behind a choice, or as far as they went."""
     plan = found[0].plan
     others: list[Tuned] = []
     for path in sorted(plan.out.glob(f"*/{STUDY}")):
@@ -35,8 +36,11 @@ def held_beside(found: Sequence[Tuned], given: Given) -> list[Tuned]:
         }
         [other] = plan_all(given, [name], {name: own}, plan.search, plan.out)
         candidates = [candidate for candidate in read_candidates(other) if candidate.done]
+        made = made_or_none(path.parent)
+        count, budget = (made.candidates, made.budget) if made else (len(candidates), len(candidates))
         if candidates:
-            others.append(Tuned(other, candidates))
+            other = replace(other, search=replace(plan.search, budget=budget))
+            others.append(Tuned(other, candidates[:count], made.note if made else ""))
     return others
 
 
@@ -80,30 +84,31 @@ class Chosen:
     folder: Path
     values: Mapping[str, Given] = field(hash=False)  # by method: its own values, and a learning rate that was searched
     studies: Mapping[str, Given] = field(hash=False)  # by method: the complete config with default values, and the search
-    candidates: Mapping[str, int] = field(hash=False)
+    made: Mapping[str, Made] = field(hash=False)  # by method
     how: str  # they were searched, as a folder's searches all are
 
     @classmethod
     def read(cls, folder: Path) -> Chosen:
-        """Gives what a folder of `gpfl tune` holds; refuses one without a choice."""
-        found = sorted(path.parent for path in folder.glob(f"*/{BEST}") if (path.parent / STUDY).is_file())
-        if not found:
+        """Gives what a folder of `gpfl tune` holds; refuses one without a choice, and one with unequal budgets."""
+        made = all_made(folder)
+        if not made:
             raise GpflError(f"--tuned {folder} holds no choice of gpfl tune: give the --out of a search that came to its end")
-        values, studies, counts, how = {}, {}, {}, ""
-        for place in found:
+        if words := unequal_words(made):
+            raise GpflError(f"--tuned {folder} was searched with {words}")
+        values, studies, how = {}, {}, ""
+        for place in (folder / name for name in made):
             best, study = configs.read(place / BEST), cast(Given, toml.read(place / STUDY))
             try:
                 own = {key: value for key, value in best["method"].items() if key != "name"}
                 values[place.name] = {"method": own}
                 if "train.lr" in study.get("space", {}):
                     values[place.name]["train"] = {"lr": best["train"]["lr"]}
-                counts[place.name] = len((place / CANDIDATES).read_text(encoding="utf-8").splitlines())
                 studies[place.name] = {name: dict(study[name]) for name in ("data", "split", "net", "train", "run", "tune")}
                 seeds, rounds = cast(Sequence[int], study["tune"]["seeds"]), cast(int, study["train"]["rounds"])
                 how = f"seeds {', '.join(map(str, seeds))}; {counted(rounds, 'round')}"
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+            except (ValueError, KeyError, TypeError, AttributeError) as problem:
                 raise GpflError(f"--tuned {folder}: the search in {place} is damaged ({problem!r}): search it again") from None
-        return cls(folder, values, studies, counts, how)
+        return cls(folder, values, studies, made, how)
 
     def given(self, name: str, without: Given, where: str) -> Given:
         """Gives what was chosen for a method; refuses one that was not searched, or not under what its cell has.
@@ -144,7 +149,7 @@ class Chosen:
         if not known:
             return ""
         study = self.studies[known[0]]
-        counts = {name: self.candidates[name] for name in known}
+        counts = {name: self.made[name].candidates for name in known}
         same = f"{counted(counts[known[0]], 'candidate')} a method"
         tried = same if len({*counts.values()}) == 1 else f"candidates: {', '.join(f'{n} {c}' for n, c in counts.items())}"
         chosen = [

@@ -19,11 +19,6 @@ WAY = "restore the file, or remove {} and have it run again"
 """The way out of a file that is damaged: a run whose weights are not kept can only begin anew."""
 
 
-def ended(run: Path) -> bool:
-    """Tells whether a trial has ended and its summary is whole."""
-    return RunFolder(run).finished and not summary_fault(run)
-
-
 def summary_fault(run: Path) -> str:
     """Gives what is wrong with the summary of a trial, and the way out; "" where there is none, or a whole one."""
     folder = RunFolder(run)
@@ -41,9 +36,9 @@ def config_fault(folder: Path) -> str:
     Configs are written complete, so that one which lacks something is damaged.
     """
     path = folder / "config.toml"
-    if not path.exists() and not any(folder.glob("seed-*")):
-        return ""
     try:
+        if not path.exists() and not any(folder.glob("seed-*")):
+            return ""
         wrong = shortfall(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as problem:
         return f"cannot read {path} ({problem.strerror}): {WAY.format(folder)}"

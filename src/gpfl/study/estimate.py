@@ -1,9 +1,9 @@
 """Estimates: how long a cell will take, from cells that were run before, from recorded speeds or from what it asks for.
 
 Seconds = rounds × batches of a round × seconds of a batch × seeds. A batch's seconds are those of finished cells of the same
-data, net and method in the same folder on the same device; else those of benchmarks/results/*.json, where a checkout has
-them; else those of another method with the same data and net, as much longer as the operations of a round say (`work`); else
-what these operations take on a machine that multiplies and copies as fast as this one.
+data, net, method and options in the same folder on the same device; else those of benchmarks/results/*.json, where a checkout
+has them; else either of the method with other options, or of another method with the same data and net, as much longer as the
+operations of a round say (`work`); else what these operations take on a machine that multiplies and copies as fast as this one.
 Rounds are those after which finished cells of the same data and net ended, on average; else all that were asked, which patience
 may cut short. Memory = the rows, and for each seed what all clients hold if they train at once, without activations.
 """
@@ -24,13 +24,14 @@ import torch
 
 from gpfl import api
 from gpfl import config as configs
-from gpfl.config import Given, TrainOptions
+from gpfl.config import Given, RunOptions, TrainOptions
 from gpfl.data import DATA
 from gpfl.engine.vmap import Vmap
 from gpfl.errors import GpflError
 from gpfl.runs import RunFolder, device_name
-from gpfl.study.grid import NOTE, Job, Plan, Sections, read_note
+from gpfl.study.grid import NOTE, Job, Plan, read_note
 from gpfl.study.machine import Limits, limits_at_hand
+from gpfl.study.trials import Sections
 from gpfl.study.work import Machine, Round, machine_at_hand, round_of
 
 
@@ -139,6 +140,16 @@ def by_operations(job: Job, plan: Plan, lacking: int, memory: int, device: torch
     return Estimate(seconds, bool(plan.patience), memory, source, way="counted")
 
 
+def work_of(job: Job, trials: int) -> float | None:
+    """Gives the work of a round of so many trials as counted, in seconds of a benchmark's machine; None where it cannot be."""
+    run = job.given.get("run", {})
+    if job.sample is None or not trials or run.get("engine") == "loop":
+        return None
+    device = api.find_device(str(run.get("device", "auto")))
+    step = counted(job, job.given, trials * job.sample.clients, device.type)
+    return step * job.steps * trials if step else None
+
+
 # How much longer another step takes.
 
 
@@ -146,7 +157,8 @@ def same_step(job: Job, speed: Speed) -> bool:
     """Tells whether a job's steps are known to be those that were timed."""
     timed, method = sections_of_step(speed.given), job.given["method"]
     if "method" not in speed.given:
-        return dict(method) == {"name": speed.task.method} and sections_of_step(job.complete)[1:] == timed[1:]
+        usual = job.complete["run"]["protocol"] == RunOptions.protocol and dict(method) == {"name": speed.task.method}
+        return usual and sections_of_step(job.complete)[1:] == timed[1:]
     return sections_of_step(job.complete) == timed
 
 
@@ -170,7 +182,9 @@ def closest(job: Job, timed: Sequence[Speed], trials: int) -> tuple[Speed, float
 def times_as_long(job: Job, speed: Speed, trials: int) -> float | None:
     """Gives how many times as long as the timed step a job's takes in trials at once; None where that cannot be told."""
     method, defence, rows = sections_of_step({"method": {"name": speed.task.method}, **speed.given})
-    timed = {**job.given, "method": method, "defence": defence, "train": {**job.given.get("train", {}), "batch_size": rows}}
+    train = {**job.given.get("train", {}), "batch_size": rows}
+    run = {**job.given.get("run", {}), "protocol": RunOptions.protocol}  # that of benchmarks; others' methods are complete
+    timed = {**job.given, "method": method, "defence": defence, "train": train, "run": run}
     clients = trials * (clients_of(job) or speed.clients)
     own, other = (counted(job, cast(Given, given), clients, speed.device) for given in (job.given, timed))
     return own / other if own and other else None

@@ -11,7 +11,7 @@ import os
 import tomllib
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -26,14 +26,26 @@ from gpfl.data import DATA, Published, cache
 from gpfl.data.published import caveat
 from gpfl.engine import Setting
 from gpfl.errors import DivergenceError, GpflError
-from gpfl.federation import Federation
+from gpfl.federation import MANIFEST, Federation
 from gpfl.ranks import LoneError, ranks
 from gpfl.runs import RunFolder
 from gpfl.simulate import Watch
 from gpfl.study.chosen import Chosen
-from gpfl.study.damage import config_fault, ended, summary_fault
+from gpfl.study.damage import config_fault
 from gpfl.study.experiments import PATIENCE, ROUNDS, Cell
-from gpfl.study.trials import NEGLIGIBLE, Trials, Watcher, drop_weights, run_trials
+from gpfl.study.trials import (
+    NEGLIGIBLE,
+    Sections,
+    Trials,
+    Watcher,
+    config_of,
+    drop_weights,
+    ended,
+    first_difference,
+    folder_fault,
+    run_trials,
+    trial_fault,
+)
 from gpfl.study.work import Sample, sample_of, share_of
 
 NOTE = "made-{}.json"
@@ -45,9 +57,6 @@ CHECKPOINT = 10
 LIGHT = 256 * 2**20
 
 BUSY = "another process is at it: start again when it has ended"
-
-Sections = Mapping[str, Mapping[str, object]]
-"""A complete config, as its TOML has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +121,19 @@ class Job:
         return f"{self.cells[0].column.key} {self.cells[0].entrant.label}"
 
     def finished(self, seeds: Iterable[int]) -> list[int]:
-        """Gives those of the seeds whose trials have ended, with a summary that is whole."""
-        return [seed for seed in seeds if ended(self.folder / f"seed-{seed}")]
+        """Gives those of the seeds whose trials have ended and are whole, and this job's."""
+        return [] if self.fault else [seed for seed in seeds if ended(self.folder / f"seed-{seed}")]
+
+    @property
+    def fault(self) -> str:
+        """What is wrong with its folder, and the way out: the config is damaged, or another run's."""
+        return folder_fault(self.folder, self.complete) if self.complete else config_fault(self.folder)
+
+    def diverged(self, seeds: Iterable[int]) -> dict[int, int]:
+        """Gives the rounds in which trials diverged, by their seeds."""
+        runs = {seed: RunFolder(self.folder / f"seed-{seed}") for seed in seeds}
+        ends = {seed: run.diverged for seed, run in runs.items() if not run.finished}
+        return {seed: end for seed, end in ends.items() if end is not None}
 
     def trials(self, label: str, seeds: Iterable[int]) -> Trials | None:
         """Gives the finished trials of these seeds; None where there are none.
@@ -172,9 +192,10 @@ def lay_out(cells: Iterable[Cell], plan: Plan, grounds: Grounds) -> tuple[list[J
     """Gives the jobs of cells, each content once, and what is wrong with cells that cannot be run, by column and row."""
     jobs: dict[Path, Job] = {}
     wrong: dict[tuple[str, str], str] = {}
+    held = held_configs(plan.out)
     for cell in cells:
         try:
-            job = job_of(cell, plan, grounds)
+            job = found(job_of(cell, plan, grounds), held)
         except GpflError as problem:
             wrong[cell.column.key, cell.entrant.label] = str(problem)
             continue
@@ -199,6 +220,35 @@ def job_of(cell: Cell, plan: Plan, grounds: Grounds) -> Job:
     rows = federation.table.x.element_size() * federation.table.x.nelement()
     words, sample = caveat(federation.table), sample_of(setting)
     return Job((cell,), given, plan.out / "runs" / name, words, batches(setting), memory, rows, complete, sample)
+
+
+def held_configs(out: Path) -> dict[Path, Sections]:
+    """Gives the complete configs of the folders of trials in `out`; damaged ones are left out."""
+    folders = sorted(path.parent for path in out.glob("runs/*/config.toml"))
+    return {folder: config_of(folder) for folder in folders if not config_fault(folder)}
+
+
+def found(job: Job, held: Mapping[Path, Sections]) -> Job:
+    """Gives a job in the folder that holds it, whatever its name."""
+    if not job.folder.exists():
+        for folder, sections in held.items():
+            if not first_difference(sections, job.complete) and named_by_content(job.folder, sections, folder):
+                return dataclasses.replace(job, folder=folder)
+    return job
+
+
+def named_by_content(named: Path, sections: Sections, folder: Path) -> bool:
+    """Tells whether one folder has the name that the content of another gives."""
+    return named.name.endswith(f"-{content(sections, data_digest(folder))}")
+
+
+def data_digest(folder: Path) -> str:
+    """Gives the digest of the rows that trials were run on; "" where their folder does not tell it."""
+    for path in (folder / MANIFEST, *sorted(folder.glob(f"seed-*/{MANIFEST}"))):
+        with suppress(OSError, ValueError, KeyError):
+            head, _, _ = path.read_text(encoding="utf-8").partition("\n[split]")  # rows of clients are long, and come after it
+            return str(tomllib.loads(head)["table"]["sha256"])
+    return ""
 
 
 def content(sections: Sections, data: str) -> str:
@@ -297,7 +347,7 @@ def lacking(jobs: Iterable[Job], plan: Plan) -> list[Job]:
 def sound_missing(job: Job, seeds: Iterable[int]) -> list[int]:
     """Gives the seeds that a job lacks; what is damaged of it is refused, not run over: it may be worth mending."""
     missing = [seed for seed in seeds if not ended(job.folder / f"seed-{seed}")]
-    for fault in (config_fault(job.folder), *(summary_fault(job.folder / f"seed-{seed}") for seed in missing)):
+    for fault in (job.fault, *(trial_fault(job.folder / f"seed-{seed}") for seed in missing)):
         if fault:
             raise GpflError(fault)
     return missing

@@ -5,20 +5,19 @@ from __future__ import annotations
 import dataclasses
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 from gpfl import config as configs
-from gpfl import toml
 from gpfl.config import Given
 from gpfl.errors import GpflError
 from gpfl.net import Net
-from gpfl.study.damage import config_fault, summary_fault
+from gpfl.study.damage import config_fault
 from gpfl.study.experiments import Cell
-from gpfl.study.grid import NOTE, Job, Plan, Sections, read_note
-from gpfl.study.trials import NEGLIGIBLE
+from gpfl.study.grid import NOTE, Job, Plan, data_digest, held_configs, named_by_content, read_note
+from gpfl.study.trials import NEGLIGIBLE, Sections, trial_fault
 
 
 def held_jobs(cells: Iterable[Cell], plan: Plan) -> tuple[list[Job], dict[tuple[str, str], str]]:
@@ -26,8 +25,7 @@ def held_jobs(cells: Iterable[Cell], plan: Plan) -> tuple[list[Job], dict[tuple[
 
     They are found by their configs, so that the data need not be here; those with a damaged one are none.
     """
-    folders = sorted(path.parent for path in plan.out.glob("runs/*/config.toml"))
-    held = {folder: toml.read(folder / "config.toml") for folder in folders if not config_fault(folder)}
+    held = held_configs(plan.out)
     jobs: dict[Path, Job] = {}
     wrong: dict[tuple[str, str], str] = {}
     for cell in cells:
@@ -37,16 +35,24 @@ def held_jobs(cells: Iterable[Cell], plan: Plan) -> tuple[list[Job], dict[tuple[
         except GpflError:  # what no run can have, none has
             continue
         found = [folder for folder, sections in held.items() if fits(asked, sections)]
-        if len(found) > 1:
+        if len(found) > 1 and len({data_digest(folder) for folder in found}) > 1:
             names = ", ".join(folder.name for folder in found)
             words = f"several runs differ in their data alone: remove all but one of {names}"
             wrong[cell.column.key, cell.entrant.label] = words
             continue
-        for folder in found:
+        if found:
+            folder = original(found, held)
             before = jobs[folder].cells if folder in jobs else ()
             words = next((note["data"] for path in folder.glob(NOTE.format("*")) if "data" in (note := read_note(path))), "")
             jobs[folder] = Job((*before, cell), given, folder, words)
     return list(jobs.values()), wrong
+
+
+def original(copies: Sequence[Path], held: Mapping[Path, Sections]) -> Path:
+    """Gives the folder that has the name which its content gives, of several with the same content; or the first."""
+    if len(copies) == 1:
+        return copies[0]
+    return next((folder for folder in copies if named_by_content(folder, held[folder], folder)), copies[0])
 
 
 def without_data(given: Given) -> Sections:
@@ -76,7 +82,7 @@ def fits(asked: Sections, held: Mapping[str, object]) -> bool:
 
 def damages(out: Path, found: Iterable[Job], seeds: Iterable[int]) -> list[str]:
     """Gives a sentence about everything damaged in `out` that tables of these jobs may be without, with the way out."""
-    folders = {job.folder for job in found}
-    configs = [config_fault(path) for path in sorted(out.glob("runs/*")) if path.is_dir() and path not in folders]
-    summaries = [summary_fault(folder / f"seed-{seed}") for folder in sorted(folders) for seed in seeds]
-    return [f"a run counts as not there, as {fault}" for fault in (*configs, *summaries) if fault]
+    jobs = {job.folder: job for job in found}
+    folders = [jobs[path].fault if path in jobs else config_fault(path) for path in sorted(out.glob("runs/*")) if path.is_dir()]
+    trials = [trial_fault(folder / f"seed-{seed}") for folder in sorted(jobs) for seed in seeds if not jobs[folder].fault]
+    return [f"a run counts as not there: {fault}" for fault in dict.fromkeys((*folders, *trials)) if fault]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +43,12 @@ def space_of(method: str, given: Given, with_lr: bool) -> Space:
         for key, described in options.options_of(record).items()
         if described.search is not None and key not in given.get(section, {})
     }
+
+
+def count_of(space: Space, budget: int) -> int:
+    """Gives the candidates that a budget is good for: fewer where there are not as many values."""
+    sizes = [budget if isinstance(kind, Span) else len(kind) for kind in space.values()]
+    return min(budget, math.prod(sizes))
 
 
 def space_words(space: Space) -> dict[str, str]:

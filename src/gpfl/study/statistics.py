@@ -13,7 +13,6 @@ from typing import cast
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
 
 from gpfl.errors import GpflError
 from gpfl.federation import MANIFEST
@@ -27,6 +26,9 @@ ROUNDS = {"best": "best_round", "selected": "selected_round"}
 
 FEWEST = 6
 """Pairs that a signed-rank test needs: with 5, not even 5 wins of 5 give a two-sided p below 0.05."""
+
+DIGITS = 9
+"""Digits behind the point in which numbers differ; what is smaller comes of adding in another order."""
 
 
 @dataclass(frozen=True)
@@ -103,12 +105,20 @@ def paired(one: Trials, other: Trials, *, at: str = "best") -> Comparison:
 
 def signed_rank(unit: str, differences: Sequence[float] | Floats) -> SignedRank:
     """Gives the test of differences; those of 0 count as pairs and as ties, and say nothing about p."""
-    values = np.round(np.asarray(differences, dtype=np.float64), 12)  # equal shares of rows are equal differences
+    from scipy import stats  # takes half a second, which commands without a table need not wait
+
+    values = settled(differences)
     moved = values[values != 0]
     p: float | None = None
     if len(values) >= FEWEST:
         p = float(stats.wilcoxon(moved).pvalue) if len(moved) else 1.0
     return SignedRank(unit, len(values), float(values.mean()), int((values > 0).sum()), int((values < 0).sum()), p)
+
+
+def settled(values: npt.ArrayLike) -> Floats:
+    """Gives numbers as they are compared: equal shares of rows are equal, however they were added up."""
+    numbers: Floats = np.asarray(values, dtype=np.float64)
+    return numbers.round(DIGITS)
 
 
 def holm(chances: Sequence[float | None]) -> list[float | None]:
@@ -144,7 +154,9 @@ class Ranks:
 
 def ranks(values: npt.ArrayLike, *, best: str = "highest") -> Ranks:
     """Gives the ranks of values (rows, columns), NaN where something was not run; `best` is "highest" or "lowest"."""
-    table = np.asarray(values, dtype=np.float64)
+    from scipy import stats
+
+    table = settled(values)
     if table.ndim != 2 or best not in ("highest", "lowest"):
         raise GpflError(f"ranks are of rows and columns, the highest or the lowest best: shape {table.shape}, best='{best}'")
     ranked = np.full(table.shape, np.nan)

@@ -20,10 +20,15 @@ from gpfl.federation import MANIFEST, Federation
 from gpfl.ranks import ranks
 from gpfl.runs import RunFolder, clear_stump, read_json, refuse_used
 from gpfl.simulate import Watch
-from gpfl.study.damage import ended
+from gpfl.study.damage import config_fault, summary_fault
 
 NEGLIGIBLE = (*(("run", key) for key in ("seed", "engine", "device", "compile", "checkpoint_every")), ("split", "file"))
 """Settings in which trials of one study may differ: they change no number, or are what trials differ in."""
+
+ANOTHER = "it is another run's: move {0} away, or remove {0} and have this one run"
+
+Sections = Mapping[str, Mapping[str, object]]
+"""A complete config, as its TOML has it."""
 
 Watcher = Callable[[str], Watch]
 """Gives the watch of a run from its label."""
@@ -93,12 +98,62 @@ def refuse_other_config(out: Path, config: str) -> None:
     old, new = configs.read(out / "config.toml"), tomllib.loads(config)
     if "defence" in old and "defence" not in new:
         raise GpflError(f"{out} holds trials under a defence, now there is none: choose another --out")
-    for section, values in new.items():
-        others = old.get(section, {})
-        for key in [*values, *(key for key in others if key not in values)]:
+    if found := first_difference(old, new):
+        key, before, value = found
+        raise GpflError(f"{out} holds trials with {key} = {before}, now it is {value}: choose another --out")
+
+
+def config_of(folder: Path) -> Sections:
+    """Gives the complete config of trials or of one, of which it is known that it is whole."""
+    return cast(Sections, toml.read(folder / "config.toml"))
+
+
+def first_difference(old: Sections, new: Sections) -> tuple[str, str, str] | None:
+    """Gives the first setting in which two configs differ, but for those in which trials may, and its two values."""
+    for section in {**new, **old}:
+        others, values = old.get(section, {}), new.get(section, {})
+        for key in {**values, **others}:
             before, value = (repr(held[key]) if key in held else "its default" for held in (others, values))
             if before != value and (section, key) not in NEGLIGIBLE:
-                raise GpflError(f"{out} holds trials with {section}.{key} = {before}, now it is {value}: choose another --out")
+                return f"{section}.{key}", before, value
+    return None
+
+
+def ended(run: Path) -> bool:
+    """Tells whether a trial has ended and is whole."""
+    return RunFolder(run).finished and not trial_fault(run)
+
+
+def trial_fault(run: Path) -> str:
+    """Gives what is wrong with a trial that has ended, and the way out; "" where nothing is, or it has not.
+
+    Its summary cannot be read, or its config is not its folder's with its seed.
+    """
+    if not RunFolder(run).finished:
+        return ""
+    path = run / "config.toml"
+    if (fault := summary_fault(run)) or config_fault(run) or not path.exists():
+        return fault  # tables can do without a trial's own config
+    held = config_of(run)
+    seed = held["run"]["seed"]
+    if run.name != f"seed-{seed}":
+        return f"{path} has run.seed = {seed}: {ANOTHER.format(run)}"
+    return "" if config_fault(run.parent) else other_fault(path, held, config_of(run.parent))
+
+
+def folder_fault(folder: Path, wanted: Sections) -> str:
+    """Gives what is wrong with a folder of trials, and the way out: its config is damaged, or not the one wanted."""
+    fault = config_fault(folder)
+    path = folder / "config.toml"
+    return fault if fault or not path.exists() else other_fault(path, config_of(folder), wanted)
+
+
+def other_fault(path: Path, held: Sections, wanted: Sections) -> str:
+    """Gives in what a config is not the one wanted, and the way out; "" where it is."""
+    if not (found := first_difference(held, wanted)):
+        return ""
+    key, before, value = found
+    return f"{path} has {key} = {before}, not {value}: {ANOTHER.format(path.parent)}"
 
 
 def refuse_other_federation(out: Path, federation: Federation) -> None:

@@ -25,17 +25,15 @@ from gpfl.engine import choose
 from gpfl.errors import DivergenceError, GpflError
 from gpfl.evaluate import best
 from gpfl.federation import MANIFEST, Federation
-from gpfl.options import Span
 from gpfl.ranks import refuse_several
 from gpfl.runs import RunFolder
 from gpfl.simulate import Watch
-from gpfl.study.proposals import Space, Values, import_optuna, propose, space_of, space_words
+from gpfl.study.budget import CANDIDATES, STUDY, Made, made_or_none
+from gpfl.study.proposals import Space, Values, count_of, import_optuna, propose, space_of, space_words
 from gpfl.study.trials import NEGLIGIBLE, drop_weights, opened, refuse_other_federation, with_seed
 
 VALIDATION = 0.2
 """The share of each client's training rows that is kept for validation where nobody says."""
-
-STUDY, CANDIDATES, BEST = "study.toml", "candidates.jsonl", "best.toml"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +96,7 @@ class Plan:
     @property
     def count(self) -> int:
         """The candidates it will have: the budget, or fewer where there are not as many values."""
-        sizes = [self.search.budget if isinstance(kind, Span) else len(kind) for kind in self.space.values()]
-        return min(self.search.budget, int(np.prod(sizes)))
+        return count_of(self.space, self.search.budget)
 
     @property
     def defaults(self) -> Values:
@@ -127,6 +124,12 @@ class Tuned:
 
     plan: Plan
     candidates: list[Candidate]
+    note: str = ""  # on command, commit and device
+
+    @property
+    def made(self) -> Made:
+        """How it was made."""
+        return Made(self.plan.search.budget, len(self.candidates), bool(self.plan.space), self.note)
 
     @property
     def best(self) -> Candidate:
@@ -221,11 +224,13 @@ def study_content(plan: Plan) -> Given:
     return {**content, "run": run, "tune": search, "space": dict(space_words(plan.space))}
 
 
-def write_study(plan: Plan) -> None:
-    """Writes down what is searched, and the division that it is searched on."""
+def write_study(plan: Plan, made: Made | None = None) -> None:
+    """Writes down what is searched, the division that it is searched on, and how the choice was made that the folder holds."""
     if not (plan.out / MANIFEST).exists():
         plan.federation.save(plan.out / MANIFEST)
-    files.write_text(plan.folder / STUDY, toml.dump(study_content(plan)))
+    made = made or made_or_none(plan.folder)
+    known = {"made": dataclasses.asdict(made)} if made else {}
+    files.write_text(plan.folder / STUDY, toml.dump({**study_content(plan), **known}))
 
 
 def refuse_other_study(plan: Plan) -> None:
