@@ -12,8 +12,9 @@ import pytest
 from conftest import Command, Said
 from rich.console import Console
 
-from gpfl import reproduce_command
-from gpfl.reproduce_command import plan_table
+from gpfl import grid_plan
+from gpfl.grid_plan import plan_table
+from gpfl.reproduce_command import reproduce_command
 from gpfl.study import experiments as studies
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -93,8 +94,8 @@ def test_file_has_all_columns_with_folders_folded() -> None:
 @pytest.mark.usefixtures("toys")
 def test_up_to_is_explained_where_it_is_said(command: Command) -> None:
     given = ("reproduce", "toys", "--methods", "gpfl", "--rounds", 9, "--dry-run")
-    assert reproduce_command.UP_TO in command(*given, "--patience", 3).out
-    assert reproduce_command.UP_TO not in command(*given, "--patience", 0).out
+    assert grid_plan.UP_TO in command(*given, "--patience", 3).out
+    assert grid_plan.UP_TO not in command(*given, "--patience", 0).out
 
 
 # What our runs say of rounds.
@@ -140,10 +141,8 @@ def test_words_on_rounds_are_true_of_recorded_runs() -> None:
     page = (DOCS / "reproduce.md").read_text()
     assert "all on Amazon, by round 120, most on Cifar100, less than half on FMNIST, few on HAR and none on AG News" in page
     assert "with 2000 rounds the best came after round 850 (FedProto's before 250)" in page
-    assert (
-        "all on Amazon, most on Cifar100, less than half on FMNIST, few on HAR and none on AG News" in reproduce_command.UP_TO
-    )
-    [rounds] = [one for one in reproduce_command.reproduce_command().params if one.name == "rounds"]
+    assert "all on Amazon, most on Cifar100, less than half on FMNIST, few on HAR and none on AG News" in grid_plan.UP_TO
+    [rounds] = [one for one in reproduce_command().params if one.name == "rounds"]
     assert "on Amazon by round 120 and most on Cifar100 by 300; most on FMNIST, HAR and AG News went on" in rounds.help
 
 

@@ -39,10 +39,9 @@ LAYERS = (
     ("study",),
     ("report", "progress", "flags", "arguments"),
     ("terminal", "privacy"),
-    ("data_command", "attack_command", "grid_progress"),
+    ("data_command", "attack_command", "grid_plan", "grid_progress"),
     ("given",),
-    ("reproduce_command", "tune_command"),
-    ("privacy_command",),
+    ("reproduce_command", "tune_command", "privacy_command"),
     ("cli",),
     ("__main__",),
 )

@@ -17,6 +17,7 @@ from gpfl.defence.record import WHOLE
 from gpfl.defence.statement import accountant
 from gpfl.errors import GpflError, counted, did_you_mean
 from gpfl.given import named_folder, refuse_unheard, split_settings
+from gpfl.grid_plan import show_plan
 from gpfl.grid_progress import GridReporter
 from gpfl.methods import METHODS
 from gpfl.origin import command_words, commit
@@ -30,7 +31,6 @@ from gpfl.privacy.victim import ROUNDS, STEPS, choose_victims, refuse_other_than
 from gpfl.randomness import LARGEST_SEED
 from gpfl.ranks import refuse_several
 from gpfl.report.paper import Origin
-from gpfl.reproduce_command import show_plan
 from gpfl.study import experiments, grid
 from gpfl.study.asked import split_words
 from gpfl.study.estimate import estimates

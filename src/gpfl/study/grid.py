@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import hashlib
 import json
 import math
 import os
 import tomllib
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -26,11 +25,12 @@ from gpfl.data import DATA, Published, cache
 from gpfl.data.published import caveat
 from gpfl.engine import Setting
 from gpfl.errors import DivergenceError, GpflError
-from gpfl.federation import MANIFEST, Federation
+from gpfl.federation import Federation
 from gpfl.ranks import LoneError, ranks
 from gpfl.runs import RunFolder
 from gpfl.simulate import Watch
 from gpfl.study.chosen import Chosen
+from gpfl.study.content import folder_name, held_configs, named_by_content
 from gpfl.study.damage import config_fault
 from gpfl.study.experiments import PATIENCE, ROUNDS, Cell
 from gpfl.study.trials import (
@@ -38,7 +38,6 @@ from gpfl.study.trials import (
     Sections,
     Trials,
     Watcher,
-    config_of,
     drop_weights,
     ended,
     first_difference,
@@ -55,6 +54,9 @@ CHECKPOINT = 10
 """Rounds between checkpoints of a state of LIGHT bytes or less; heavier ones are written more rarely, by their weight."""
 
 LIGHT = 256 * 2**20
+
+Places = dict[tuple[str, str], str]
+"""Words by column and row."""
 
 BUSY = "another process is at it: start again when it has ended"
 
@@ -188,10 +190,10 @@ def check(cells: Iterable[Cell], plan: Plan) -> None:
             raise GpflError(f"{cell.column.key} {cell.entrant.label}: {problem}") from None
 
 
-def lay_out(cells: Iterable[Cell], plan: Plan, grounds: Grounds) -> tuple[list[Job], dict[tuple[str, str], str]]:
+def lay_out(cells: Iterable[Cell], plan: Plan, grounds: Grounds) -> tuple[list[Job], Places]:
     """Gives the jobs of cells, each content once, and what is wrong with cells that cannot be run, by column and row."""
     jobs: dict[Path, Job] = {}
-    wrong: dict[tuple[str, str], str] = {}
+    wrong: Places = {}
     held = held_configs(plan.out)
     for cell in cells:
         try:
@@ -213,19 +215,13 @@ def job_of(cell: Cell, plan: Plan, grounds: Grounds) -> Job:
     config, setting = api.prepare(asked, federation, None, None)
     complete = tomllib.loads(config.to_toml())
     complete["run"]["precision"] = given["run"].get("precision", "float32")
-    name = f"{readable(config)}-{content(complete, federation.table.digest)}"
+    name = folder_name(config, complete, federation.table.digest)
     state, memory = weight(setting)
     usual = {"checkpoint_every": CHECKPOINT * math.ceil(state / LIGHT)}
     given = {**given, "run": {**usual, **given["run"]}}
     rows = federation.table.x.element_size() * federation.table.x.nelement()
     words, sample = caveat(federation.table), sample_of(setting)
     return Job((cell,), given, plan.out / "runs" / name, words, batches(setting), memory, rows, complete, sample)
-
-
-def held_configs(out: Path) -> dict[Path, Sections]:
-    """Gives the complete configs of the folders of trials in `out`; damaged ones are left out."""
-    folders = sorted(path.parent for path in out.glob("runs/*/config.toml"))
-    return {folder: config_of(folder) for folder in folders if not config_fault(folder)}
 
 
 def found(job: Job, held: Mapping[Path, Sections]) -> Job:
@@ -235,39 +231,6 @@ def found(job: Job, held: Mapping[Path, Sections]) -> Job:
             if not first_difference(sections, job.complete) and named_by_content(job.folder, sections, folder):
                 return dataclasses.replace(job, folder=folder)
     return job
-
-
-def named_by_content(named: Path, sections: Sections, folder: Path) -> bool:
-    """Tells whether one folder has the name that the content of another gives."""
-    return named.name.endswith(f"-{content(sections, data_digest(folder))}")
-
-
-def data_digest(folder: Path) -> str:
-    """Gives the digest of the rows that trials were run on; "" where their folder does not tell it."""
-    for path in (folder / MANIFEST, *sorted(folder.glob(f"seed-*/{MANIFEST}"))):
-        with suppress(OSError, ValueError, KeyError):
-            head, _, _ = path.read_text(encoding="utf-8").partition("\n[split]")  # rows of clients are long, and come after it
-            return str(tomllib.loads(head)["table"]["sha256"])
-    return ""
-
-
-def content(sections: Sections, data: str) -> str:
-    """Gives eight hex digits of a complete config, but for what changes no number, and of the data's own digest."""
-    kept = {
-        section: {key: value for key, value in values.items() if (section, key) not in NEGLIGIBLE}
-        for section, values in sections.items()
-    }
-    return hashlib.sha256(json.dumps([kept, data], sort_keys=True).encode()).hexdigest()[:8]
-
-
-def readable(config: Config) -> str:
-    """Gives the words of a folder's name: data, split, net and method."""
-    split = config.split
-    clients = f"-{split.clients}" if split and split.clients else ""
-    of = f"of{split.of}" if split and split.of else ""
-    without = "".join(f"-without-{part}" for part in getattr(config.method, "without", ()))
-    net = configs.name_of(config.net) if config.net else configs.CUSTOM
-    return f"{config.data}-{split.name if split else 'manifest'}{clients}{of}-{net}-{config.method.name}{without}"
 
 
 def laid_over(*layers: Given) -> Given:

@@ -14,20 +14,21 @@ from gpfl import config as configs
 from gpfl.config import Given
 from gpfl.errors import GpflError
 from gpfl.net import Net
+from gpfl.study.content import data_digest, held_configs, named_by_content
 from gpfl.study.damage import config_fault
 from gpfl.study.experiments import Cell
-from gpfl.study.grid import NOTE, Job, Plan, data_digest, held_configs, named_by_content, read_note
+from gpfl.study.grid import NOTE, Job, Places, Plan, read_note
 from gpfl.study.trials import NEGLIGIBLE, Sections, trial_fault
 
 
-def held_jobs(cells: Iterable[Cell], plan: Plan) -> tuple[list[Job], dict[tuple[str, str], str]]:
+def held_jobs(cells: Iterable[Cell], plan: Plan) -> tuple[list[Job], Places]:
     """Gives the jobs of cells that a folder holds runs of, and what is wrong with others, by column and row.
 
     They are found by their configs, so that the data need not be here; those with a damaged one are none.
     """
     held = held_configs(plan.out)
     jobs: dict[Path, Job] = {}
-    wrong: dict[tuple[str, str], str] = {}
+    wrong: Places = {}
     for cell in cells:
         try:
             given = plan.given(cell)
