@@ -14,6 +14,7 @@ from conftest import Command, Toy
 from test_privacy_attacks import blobs
 
 import gpfl
+from gpfl import privacy_command
 from gpfl.data import DATA
 from gpfl.defence.statement import gaussian
 from gpfl.privacy import columns, curves, leaks, study
@@ -243,8 +244,34 @@ def test_data_that_are_no_images_are_refused_before_anything_is_trained(pictures
     assert "attacks rebuild images" in said.err
 
 
-def test_reproduce_names_the_command_of_table_5(command: Command) -> None:
-    assert "gpfl privacy columns" in command("reproduce", "table5").err
+def test_reproduce_makes_table_5_with_the_runs_of_its_first_seed(pictures: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = pictures("reproduce", "table5", *SMALL, "--rounds", 3, "--dry-run")
+    assert said.code == 0, said.err
+    assert "5 cells to run, 0 done; at most 3 rounds." in said.out
+    assert "146 attacks of 1000 iterations on 20 images follow" in said.out
+    asked: list[dict[str, object]] = []
+    monkeypatch.setattr(privacy_command, "columns", lambda **given: asked.append(given))
+    assert (
+        pictures("reproduce", "privacy", *SMALL, "--rounds", 3, "--seeds", "4,1", "--device", "cpu", "--out", "out").code == 0
+    )
+    expected = {"seed": 4, "rounds": 3, "patience": 100, "device": "cpu", "engine": "auto", "out": "out", "dry_run": False}
+    assert asked == [{**expected, "set_": list(SMALL[1::2])}]
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        (("--methods", "gpfl"), "--methods"),
+        (("--cells", "cifar100/practical"), "--cells"),
+        (("--protocol", "paper"), "--protocol"),
+        (("--set", "fedprox.mu=0.1"), "--set fedprox.…"),
+        (("--only-tables", "--no-figures"), "--only-tables, --no-figures"),
+    ],
+)
+def test_reproduce_refuses_what_attacks_do_not_listen_to(command: Command, words: tuple[str, ...], flag: str) -> None:
+    said = command("reproduce", "table1", "privacy", *words)
+    assert said.code == 2
+    assert f"privacy does not listen to {flag}: leave out one or the other; gpfl privacy columns --help" in said.err
 
 
 # Figures by their data.

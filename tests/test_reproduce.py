@@ -195,7 +195,7 @@ def test_dry_run_lists_cells_with_time_and_memory_and_runs_nothing(command: Comm
     monkeypatch.setattr(grid, "caveat", lambda table: f"{table.name} is a part.")
     said = command("reproduce", "all", "--dry-run", *SHORT)
     assert said.out.count("toy is a part.") == 1
-    assert "All but privacy: table 5, privacy, has a command of its own" in said.out
+    assert said.out.endswith("Privacy:\nprivacy: data not here: gpfl data get cifar100\n")
     assert said.code == 0, said.err
     assert "har/real: data not here: gpfl data get har" in said.out
     assert "6 cells to run, 0 done; at most 2 rounds." in said.out, "the fair ones are among them"
@@ -206,6 +206,8 @@ def test_dry_run_lists_cells_with_time_and_memory_and_runs_nothing(command: Comm
     assert "0/2" in said.out
     assert "about 7" in said.out, "kilobytes"
     assert content(Path()) == {}
+    some = command("reproduce", "all", "--dry-run", *SHORT, "--methods", "gpfl")
+    assert some.out.endswith("All but privacy, which does not listen to --methods: gpfl reproduce privacy.\n")
     assert command("reproduce", "toys", *SHORT, "--cells", "toy/whole", "--methods", "gpfl").code == 0
     again = command(
         "reproduce", "toys", "--dry-run", "--rounds", 2, "--seeds", "0,1,2", "--cells", "toy/*", "--methods", "gpfl"

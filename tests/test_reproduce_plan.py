@@ -96,6 +96,7 @@ def test_up_to_is_explained_where_it_is_said(command: Command) -> None:
     given = ("reproduce", "toys", "--methods", "gpfl", "--rounds", 9, "--dry-run")
     assert grid_plan.UP_TO in command(*given, "--patience", 3).out
     assert grid_plan.UP_TO not in command(*given, "--patience", 0).out
+    assert grid_plan.UP_TO not in command(*given, "--patience", 9).out, "which cannot end a run of nine rounds"
 
 
 # What our runs say of rounds.

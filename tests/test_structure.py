@@ -39,9 +39,10 @@ LAYERS = (
     ("study",),
     ("report", "progress", "flags", "arguments"),
     ("terminal", "privacy"),
-    ("data_command", "attack_command", "grid_plan", "grid_progress"),
+    ("data_command", "attack_command", "grid_plan", "grid_progress", "grid_tables"),
     ("given",),
-    ("reproduce_command", "tune_command", "privacy_command"),
+    ("tune_command", "privacy_command"),
+    ("reproduce_command",),
     ("cli",),
     ("__main__",),
 )

@@ -45,7 +45,7 @@ def show_plan(
         wide().print(plan_table(rows, wide().width if wide().is_terminal else sys.maxsize))
     for (key, label), words in wrong.items():
         say(f"{key} {label} cannot be run: {words}")
-    patience = f", ended after {plan.patience} without a better accuracy" if 0 < plan.patience < plan.rounds else ""
+    patience = f", ended after {plan.patience} without a better accuracy" if plan.may_end_early else ""
     rounds = counted(plan.rounds, "round")
     say(f"{counted(len(lacking), 'cell')} to run, {len(jobs) - len(lacking)} done; at most {rounds}{patience}.")
     timed = [each for job in lacking if (each := about[job.folder]).seconds is not None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import torch
 import typer
 from typer.core import TyperCommand, TyperOption
 
-from gpfl import api, files, flags
+from gpfl import api, files, flags, privacy_command
 from gpfl.arguments import argument
 from gpfl.data import PUBLISHED
 from gpfl.data_command import Downloads
@@ -20,21 +20,25 @@ from gpfl.errors import GpflError, counted
 from gpfl.given import named_folder, refuse_unheard, split_settings
 from gpfl.grid_plan import show_plan
 from gpfl.grid_progress import GridReporter
+from gpfl.grid_tables import show_held, tell_problems, write
 from gpfl.origin import command_words, commit
+from gpfl.privacy import study
+from gpfl.privacy.columns import METHODS
 from gpfl.ranks import ranks
-from gpfl.report import drawing, paper
+from gpfl.report import paper
 from gpfl.study import grid
 from gpfl.study.asked import Asked, selected, split_words
 from gpfl.study.chosen import Chosen
-from gpfl.study.compare import entrants
 from gpfl.study.estimate import Estimate, estimates
-from gpfl.study.experiments import PATIENCE, ROUNDS, Cell, Column, experiments, named
+from gpfl.study.experiments import PATIENCE, ROUNDS, Cell, experiments, named
 from gpfl.study.grid import Grounds, Job, Places, Plan
-from gpfl.study.held import damages, held_jobs
-from gpfl.study.results import results as results_of
-from gpfl.terminal import complain, console, say, wide
+from gpfl.terminal import complain, console, say
 
-PRIVACY = "table 5, privacy, has a command of its own: gpfl privacy columns, with the flags of its attacks"
+ATTACKS = ("privacy", "table5")
+"""What the table is called that attacks on uploads make."""
+
+OF_ATTACKS = "gpfl privacy columns --help shows the flags of its attacks"
+
 RUN_FLAGS = ("protocol", "device", "engine", "precision", "compile", "checkpoint_every")
 HAVE_FLAGS = {
     ("train", "rounds"): "--rounds",
@@ -70,18 +74,49 @@ def reproduce(
     if not names:
         list_experiments()
         return
-    names = tuple(word for name in names for word in split_words("EXPERIMENT", name.lower()))
-    if {"privacy", "table5"} & set(names):
-        raise GpflError(PRIVACY)
-    asked = selected(named(names), cells, methods)
-    plan = planned(asked, seeds, rounds, patience, validation, out, table, set_, tuned, keep_weights, values)
+    words = dict.fromkeys(word for name in names for word in split_words("EXPERIMENT", name.lower()))
+    tables = tuple(word for word in words if word not in ATTACKS)
     if dry_run and only_tables:
         raise GpflError("--dry-run and --only-tables were both given: leave one out")
+    deaf = unheard_by_attacks(
+        {
+            "--methods": methods != "all",
+            "--cells": cells is not None,
+            "--validation": validation != 0,
+            "--table": table is not None,
+            "--tuned": tuned is not None,
+            "--only-tables": only_tables,
+            "--no-figures": not figures,
+        },
+        set_,
+        values,
+    )
+    if len(tables) < len(words) and deaf:
+        raise GpflError(f"privacy does not listen to {', '.join(deaf)}: leave out one or the other; {OF_ATTACKS}")
+    failed = False
+    if tables:
+        asked = selected(named(tables), cells, methods)
+        plan = planned(asked, seeds, rounds, patience, validation, out, table, set_, tuned, keep_weights, values)
+        failed = make_tables(asked, plan, dry_run, only_tables, figures)
+    if "all" in words and (deaf or ranks().world > 1):
+        why = f"does not listen to {', '.join(deaf)}" if deaf else "runs in one process"
+        say(f"All but privacy, which {why}: gpfl reproduce privacy.")
+    elif "all" in words or len(tables) < len(words):
+        if tables:
+            say("Privacy:")
+        make_attacks(flags.parse_seeds(seeds)[0], rounds, patience, set_, values, out, dry_run, alone=not tables)
+    if failed:
+        ranks().wait()  # a process that ended before the first has spoken would take it along
+        raise typer.Exit(1)
+
+
+def make_tables(asked: Asked, plan: Plan, dry_run: bool, only_tables: bool, figures: bool) -> bool:
+    """Tells whether something failed, having run what was asked for and is missing, and written its tables and figures."""
     try:
         grid.check(asked.cells, plan)
         if only_tables:
             show_held(asked, plan, figures)
-            return
+            return False
         device = usable_device(plan)
         if not dry_run:
             files.make_folder(plan.out / "runs")
@@ -96,16 +131,57 @@ def reproduce(
         show_plan(jobs, plan, about, wrong, wanting)
     for words in dict.fromkeys(job.caveat for job in jobs if job.caveat):
         say(words)
-    if "all" in names:
-        say(f"All but privacy: {PRIVACY}.")
     if dry_run:
-        return
+        return False
     problems = run(jobs, plan, about, asked, wrong, figures) | wrong
     if problems:
         complain(f"{counted(len(problems), 'cell')} of {len(here)} failed; once that is mended, the same command goes on:")
         tell_problems(problems)
-        ranks().wait()  # a process that ended before the first has spoken would take it along
-        raise typer.Exit(1)
+    return bool(problems)
+
+
+def make_attacks(
+    seed: int,
+    rounds: int,
+    patience: int,
+    set_: tuple[str, ...],
+    values: Mapping[str, object],
+    out: str,
+    dry_run: bool,
+    *,
+    alone: bool,
+) -> None:
+    """Makes the table of attacks on the runs of one seed; where nothing else was asked for, its data are got."""
+    settings, _ = split_settings(set_)
+    data = str(flags.merge(study.config_of_runs(), settings)["data"]["name"])
+    if not grid.here(data):
+        if not alone or dry_run:
+            say(f"privacy: data not here: gpfl data get {data}")
+            return
+        get_data([data])
+    given = flags.given_by_flags(values).get("run", {})
+    device, engine = (str(given.get(key, "auto")) for key in ("device", "engine"))
+    privacy_command.columns(
+        seed=seed,
+        rounds=rounds,
+        patience=patience,
+        set_=list(set_),
+        device=device,
+        engine=engine,
+        out=out,
+        dry_run=dry_run,
+    )
+
+
+def unheard_by_attacks(given: Mapping[str, bool], set_: tuple[str, ...], values: Mapping[str, object]) -> list[str]:
+    """Gives the flags that were given and that the table of attacks does not listen to."""
+    _, own = split_settings(set_)
+    of_runs = flags.given_by_flags(values).get("run", {})
+    return [
+        *(flag for flag, said in given.items() if said),
+        *(f"--set {name}.…" for name in own if name not in METHODS),
+        *(f"--{key.replace('_', '-')}" for key in of_runs if key not in ("device", "engine")),
+    ]
 
 
 # What is asked.
@@ -195,13 +271,18 @@ def divided(asked: Asked, dry_run: bool) -> tuple[list[Cell], dict[str, list[str
     }
     here = [cell for cell in asked.cells if cell.column.data not in absent]
     if not here and not dry_run:
-        with Downloads() as downloads:
-            for name in absent:
-                PUBLISHED[name].get(tell=downloads.tell)
+        get_data(sorted(absent))
         return asked.cells, {}
     for name, keys in wanting.items():
         say(f"{', '.join(keys)}: data not here: gpfl data get {name}")
     return here, wanting
+
+
+def get_data(names: Iterable[str]) -> None:
+    """Gets data from their publishers."""
+    with Downloads() as downloads:
+        for name in names:
+            PUBLISHED[name].get(tell=downloads.tell)
 
 
 def list_experiments() -> None:
@@ -212,7 +293,7 @@ def list_experiments() -> None:
             missing = "" if grid.here(column.data) else f"; data not here: gpfl data get {column.data}"
             extra = "; only where --cells names it" if column.extra else ""
             say(f"  {column.key:<26}{column.heading}, {column.group}{extra}{missing}")
-    say("privacy (table5): attacks on uploads, Cifar100; gpfl privacy columns, and gpfl privacy curves for defences")
+    say(f"privacy (table5): attacks on uploads, nine columns on Cifar100; {OF_ATTACKS}")
     say("")
     say("gpfl reproduce table1 --methods gpfl,fedavg --cells cifar100/practical    # a name, its rows and its columns")
     say("gpfl reproduce all --dry-run                                              # what would be run, and how long")
@@ -253,114 +334,6 @@ def run(
     }
     ranks().once(lambda: write(jobs, plan, asked, problems | wrong, figures))
     return problems
-
-
-def show_held(asked: Asked, plan: Plan, figures: bool) -> None:
-    """Writes tables and figures of what the folder holds, and runs nothing; the data need not be here."""
-    jobs, wrong = held_jobs(asked.cells, plan)
-    if not any(job.finished(plan.seeds) for job in jobs):
-        seeds = ", ".join(map(str, plan.seeds))
-        tell_damages(jobs, plan, {})
-        tell_problems(wrong)
-        raise GpflError(
-            f"{plan.out / 'runs'} holds no finished run of what was asked for with {counted(plan.rounds, 'round')}, patience "
-            f"{plan.patience}, protocol {plan.protocol} and seeds {seeds}: ask as it was run, or leave out --only-tables"
-        )
-    ranks().once(lambda: write(jobs, plan, asked, wrong, figures))
-
-
-def write(jobs: Sequence[Job], plan: Plan, asked: Asked, problems: Places, figures: bool) -> None:
-    """Writes the tables and figures of all that the folder holds of the experiments, and shows them."""
-    from gpfl.report import pictures  # with scipy, which takes half a second
-
-    besides, unclear = held_besides(asked, plan)
-    everything = [*jobs, *besides]
-    tell_damages(everything, plan, problems)
-    tell_problems(unclear)
-    if plan.tuned:
-        say(f"Values were chosen by gpfl tune; the search is kept in {plan.tuned.keep(plan.out)}.")
-    origin = paper.Origin(command_words(), commit())
-    for one in asked.experiments:
-        results = results_of(
-            one,
-            everything,
-            plan,
-            columns=[column.key for column in asked.columns[one.name]],
-            extra=asked.rows[one.name],
-            problems=divergences(everything, plan.seeds) | problems,
-        )
-        for table in paper.rich_tables(results):
-            wide().print(table)
-        for words in paper.untested_words(results):
-            say(words)
-        folder = plan.out / results.name
-        paths = paper.save(results, folder, origin, pictures.added(results))
-        if figures:
-            try:
-                drawn = pictures.draw(results, folder, say)
-                if one.measure == "features":  # which were measured just now
-                    paper.save(results, folder, origin, pictures.added(results))
-                files.write_text(paths[0], paths[0].read_text(encoding="utf-8") + drawing.embedded(drawn))
-                paths += drawn
-            except GpflError as problem:
-                say(f"{one.name}: no figure: {problem}")
-        say(f"{one.title}: {', '.join(str(path) for path in paths)}")
-
-
-def divergences(jobs: Sequence[Job], seeds: Sequence[int]) -> Places:
-    """Gives the words about trials that diverged, by column and row."""
-    found = {job: job.diverged(seeds) for job in jobs}
-    return {
-        (cell.column.key, cell.entrant.label): "; ".join(f"seed {seed} diverged in round {ends[seed]}" for seed in ends)
-        for job, ends in found.items()
-        if ends
-        for cell in job.cells
-    }
-
-
-def tell_damages(jobs: Sequence[Job], plan: Plan, problems: Places) -> None:
-    """Prints what tables of these jobs are without as it is damaged, but for what is told as the problem of a cell."""
-    for words in damages(plan.out, jobs, plan.seeds):
-        if not any(words.endswith(problem) for problem in problems.values()):
-            complain(words)
-
-
-def tell_problems(problems: Places) -> None:
-    """Prints what is wrong with cells."""
-    for (key, label), words in problems.items():
-        complain(f"  {key} {label}: {words}")
-
-
-def held_besides(asked: Asked, plan: Plan) -> tuple[list[Job], Places]:
-    """Gives the jobs of the other cells of these experiments, so that tables show what was run before, and what is wrong.
-
-    Methods that no table of the paper has are among them. Where settings make columns the same, one of them is.
-    """
-    taken = {(cell.experiment.name, cell.column.key, cell.entrant.label) for cell in asked.cells}
-    compared = {row.label for one in experiments().values() for row in one.rows}
-    besides = [row for row in entrants("all") if row.label not in compared]
-    others = [
-        Cell(one, column, row)
-        for one in asked.experiments
-        for column in distinct(one.columns, asked.columns[one.name], plan)
-        for row in (*one.rows, *besides)
-        if (one.name, column.key, row.label) not in taken
-    ]
-    return held_jobs(others, plan)
-
-
-def distinct(columns: Sequence[Column], asked: Sequence[Column], plan: Plan) -> list[Column]:
-    """Gives the columns that differ under what is set by hand: those asked for, and of the others that are the same one.
-
-    That is the one which says most by itself.
-    """
-    kept = list(asked)
-    others = [column for column in columns if column not in asked]
-    for column in sorted(others, key=lambda one: -sum(map(len, one.given.values()))):
-        given = grid.laid_over(column.given, plan.common)
-        if all(given != grid.laid_over(one.given, plan.common) for one in kept):
-            kept.append(column)
-    return kept
 
 
 # The command.

@@ -116,8 +116,8 @@ def estimate(job: Job, plan: Plan, speeds: Sequence[Speed], device: torch.device
     least = min(distance(speed) for speed in alike)
     nearest, times = closest(job, [speed for speed in alike if distance(speed) == least], lacking)
     ended = [speed.rounds for speed in alike if speed.rounds is not None and speed.tells(plan.rounds)]
-    rounds = float(np.mean(ended)) if ended and plan.patience else float(plan.rounds)
-    known = bool(ended) or not plan.patience
+    rounds = float(np.mean(ended)) if ended and plan.may_end_early else float(plan.rounds)
+    known = bool(ended) or not plan.may_end_early
     here = " at the speed of this machine" if nearest.limits else ""
     source = f"{nearest.source}{here}{'' if nearest.task == task else ' of other methods'}{'' if times == 1 else SCALED}"
     seconds, way = rounds * job.steps * nearest.step * nearest.slower_here * times * lacking, "" if times == 1 else "scaled"
@@ -137,7 +137,7 @@ def by_operations(job: Job, plan: Plan, lacking: int, memory: int, device: torch
         return Estimate(None, True, memory)
     seconds = plan.rounds * job.steps * step * lacking
     source = f"the operations of a round on this machine ({device_name(device)}) as busy as it is"
-    return Estimate(seconds, bool(plan.patience), memory, source, way="counted")
+    return Estimate(seconds, plan.may_end_early, memory, source, way="counted")
 
 
 def work_of(job: Job, trials: int) -> float | None:

@@ -79,6 +79,11 @@ class Plan:
     table: str = ""  # the folder of the table below `out`, where it is not the experiment's name
 
     @property
+    def may_end_early(self) -> bool:
+        """Tells whether patience can end a run before its last round."""
+        return 0 < self.patience < self.rounds
+
+    @property
     def settings(self) -> tuple[str, ...]:
         """What was set by hand and changes numbers, as sentences of a table name it."""
         sections = {"run": self.run, **self.common, **self.own}
