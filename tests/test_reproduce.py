@@ -16,6 +16,7 @@ import torch
 from conftest import Command, Said, Toy, content, diverge, without_time
 
 import gpfl
+from gpfl import config as configs
 from gpfl.data import DATA, PUBLISHED
 from gpfl.runs import RunFolder
 from gpfl.study import experiments as studies
@@ -85,6 +86,7 @@ def toys(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     folder = tmp_path_factory.mktemp("configs")
     (folder / "toys.toml").write_text(TOYS)
     (folder / "fair.toml").write_text(FAIR)
+    shutil.copytree(studies.folder() / "attacks", folder / "attacks")
     monkeypatch.setattr(studies, "folder", lambda: folder)
     monkeypatch.setenv("GPFL_CACHE", str(folder / "cache"))
     monkeypatch.delenv("GPFL_DATA", raising=False)
@@ -176,6 +178,28 @@ def test_folder_that_holds_something_else_is_not_written_over(command: Command) 
     assert not Path("results/runs").exists()
     assert command(*given, "empty").code == 0
     assert command(*given, "empty", "--only-tables").code == 0
+
+
+def test_other_data_are_refused_under_the_names_of_the_papers(command: Command) -> None:
+    refused(
+        command("reproduce", "toys", *SHORT, "--set", "data.name=digits"),
+        "--set data.name would put other data under the names of the paper's: gpfl compare --data is for them",
+    )
+
+
+def test_cause_that_many_cells_share_is_told_once_and_makes_no_table(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: object) -> None:
+        raise gpfl.GpflError("the file is not what it was")
+
+    monkeypatch.setattr(configs.Config, "federation", broken)
+    for words, code in ((("--dry-run",), 1), ((), 1)):
+        said = command("reproduce", "toys", "--cells", "toy/*", *SHORT, *words)
+        assert said.code == code
+        named = "toy/whole fedavg, fedper, gpfl; toy/some fedavg, fedper, gpfl; toy/extra fedavg, fedper, gpfl"
+        assert said.err.count("the file is not what it was") == 1
+        assert f"{named}: the file is not what it was\n" in said.err
+    assert "Toys: nothing of it has been run, so there is no table." in said.out
+    assert not Path("results/toys").exists()
 
 
 # Listing.
@@ -578,7 +602,7 @@ def test_cell_with_a_damaged_config_is_named_and_stops_no_other(command: Command
         assert path.read_text() == damage(good), name
     said = command(*ALL, "--seeds", "0,1,2")
     assert said.code == 1
-    assert f"toy/whole gpfl: {path} is damaged (" in said.err
+    assert f"toy/whole gpfl; toy/again gpfl: {path} is damaged (" in said.err
     assert states() == {"fedavg": "run 3", "fedper": "run 3", "gpfl": "failed 0"}
     assert content(cell / "seed-0") == trials, "no trial is run over"
     path.write_text(good)
@@ -622,7 +646,8 @@ def test_run_of_another_config_is_none_of_the_cell_whatever_its_folder_is_called
         path.write_text(path.read_text().replace("lam = 0.01", "lam = 0.5"))
     said = command(*ALL)
     assert said.code == 1
-    assert said.err.count(f"{cell / 'config.toml'} has method.lam = 0.5, not 0.01: it is another run's: move {cell} away") == 2
+    words = f"toy/whole gpfl; toy/again gpfl: {cell / 'config.toml'} has method.lam = 0.5, not 0.01: it is another run's: "
+    assert f"{words}move {cell} away" in said.err
     assert states()["gpfl"] == "failed 0"
 
 
@@ -727,10 +752,14 @@ def test_trial_with_a_damaged_summary_is_named_and_run_again_where_it_is_removed
     assert said.err.endswith(f"): restore the file, or remove {cell / 'seed-0'} and have it run again\n")
     assert states() == {"fedavg": "run 2", "fedper": "run 2", "gpfl": "run 1"}
     assert states("fair") == {"fedavg": "run 2", "gpfl": "run 1"}
-    assert "1/2" in command(*ALL, "--dry-run").out
+    planned = command(*ALL, "--dry-run")
+    assert planned.code == 1
+    assert planned.err.startswith(f"gpfl: cannot be run: toy/whole gpfl; toy/again gpfl: {path} is damaged ({words}")
+    assert "0 cells to run, 2 done" in planned.out, "no time is planned for what is refused"
+    assert re.search(r"toy/whole +gpfl +1/2 +damaged", planned.out)
     said = command(*ALL)
     assert said.code == 1
-    assert f"toy/whole gpfl: {path} is damaged ({words}" in said.err
+    assert f"toy/whole gpfl; toy/again gpfl: {path} is damaged ({words}" in said.err
     shutil.rmtree(cell / "seed-0")
     assert command(*ALL).code == 0
     assert states()["gpfl"] == "run 2"

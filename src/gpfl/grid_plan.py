@@ -12,10 +12,11 @@ from rich.table import Table as RichTable
 
 from gpfl.errors import counted
 from gpfl.report.tables import size
+from gpfl.report.wording import causes
 from gpfl.study import grid
 from gpfl.study.estimate import Estimate
 from gpfl.study.grid import Job, Places, Plan
-from gpfl.terminal import say, wide
+from gpfl.terminal import complain, say, wide
 
 COUNTED = (
     "Counted: the operations of a round at the speed of this machine now; nothing was timed, perhaps half as long, or twice."
@@ -31,23 +32,30 @@ LESSER = ("folder", "in", "memory")
 
 def show_plan(
     jobs: Sequence[Job], plan: Plan, about: Mapping[Path, Estimate], wrong: Places, wanting: Mapping[str, list[str]]
-) -> None:
-    """Prints what would be run: cells, what is done of them, time and memory."""
+) -> bool:
+    """Prints what would be run: cells, what is done of them, time and memory; tells whether all of it can be.
+
+    What cannot be run is named with the way out.
+    """
     rows = []
-    lacking = grid.lacking(jobs, plan)
+    damaged = {job: fault for job in jobs if (fault := grid.fault_of(job, plan.seeds))}
+    lacking = [job for job in grid.lacking(jobs, plan) if job not in damaged]
     for job in jobs:
         needed = about[job.folder]
         tables = ", ".join(dict.fromkeys(cell.experiment.name for cell in job.cells))
         needs = (needed.words, f"about {size(needed.memory)}") if job in lacking else ("done", "")
+        if job in damaged:
+            needs = ("damaged", "")
         done = f"{len(job.finished(plan.seeds))}/{len(plan.seeds)}"
         rows.append((job.cells[0].column.key, job.cells[0].entrant.label, done, *needs, tables, job.folder.name))
     if jobs:
         wide().print(plan_table(rows, wide().width if wide().is_terminal else sys.maxsize))
-    for (key, label), words in wrong.items():
-        say(f"{key} {label} cannot be run: {words}")
+    faults = {(cell.column.key, cell.entrant.label): fault for job, fault in damaged.items() for cell in job.cells}
+    for words in causes(wrong | faults):
+        complain(f"cannot be run: {words}")
     patience = f", ended after {plan.patience} without a better accuracy" if plan.may_end_early else ""
     rounds = counted(plan.rounds, "round")
-    say(f"{counted(len(lacking), 'cell')} to run, {len(jobs) - len(lacking)} done; at most {rounds}{patience}.")
+    say(f"{counted(len(lacking), 'cell')} to run, {len(jobs) - len(lacking) - len(damaged)} done; at most {rounds}{patience}.")
     timed = [each for job in lacking if (each := about[job.folder]).seconds is not None]
     if timed:
         which = "" if len(timed) == len(lacking) else f" of {len(timed)} of them"
@@ -62,6 +70,7 @@ def show_plan(
         say(UP_TO)
     if wanting:
         say(f"Left out for want of data: {', '.join(key for keys in wanting.values() for key in keys)}.")
+    return not (wrong or damaged)
 
 
 def plan_table(rows: Sequence[Sequence[str]], width: int) -> RichTable:

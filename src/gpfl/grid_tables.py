@@ -9,6 +9,7 @@ from gpfl.errors import GpflError, counted
 from gpfl.origin import command_words, commit
 from gpfl.ranks import ranks
 from gpfl.report import drawing, paper
+from gpfl.report.wording import causes
 from gpfl.study import grid
 from gpfl.study.asked import Asked
 from gpfl.study.compare import entrants
@@ -53,6 +54,9 @@ def write(jobs: Sequence[Job], plan: Plan, asked: Asked, problems: Places, figur
             extra=asked.rows[one.name],
             problems=divergences(everything, plan.seeds) | problems,
         )
+        if not any(results.trials.values()):
+            say(f"{one.title}: nothing of it has been run, so there is no table.")
+            continue
         for table in paper.rich_tables(results):
             wide().print(table)
         for words in paper.untested_words(results):
@@ -91,8 +95,8 @@ def tell_damages(jobs: Sequence[Job], plan: Plan, problems: Places) -> None:
 
 def tell_problems(problems: Places) -> None:
     """Prints what is wrong with cells."""
-    for (key, label), words in problems.items():
-        complain(f"  {key} {label}: {words}")
+    for words in causes(problems):
+        complain(f"  {words}")
 
 
 def held_besides(asked: Asked, plan: Plan) -> tuple[list[Job], Places]:

@@ -368,8 +368,10 @@ def show(jobs: Mapping[Cell, Job], plan: Plan, after: str) -> None:
     unique = list({job.folder: job for job in jobs.values()}.values())
     with console.status("Counting what runs take"):
         about = estimates(unique, plan, api.find_device(str(plan.run["device"])), count=True)
-    show_plan(unique, plan, about, {}, {})
+    sound = show_plan(unique, plan, about, {}, {})
     say(f"{after[0].upper()}{after[1:]}; those that {plan.out} holds are not made again.")
+    if not sound:
+        raise typer.Exit(1)
 
 
 def made_by(jobs: Iterable[Job], seeds: Sequence[int]) -> str:

@@ -127,12 +127,11 @@ def make_tables(asked: Asked, plan: Plan, dry_run: bool, only_tables: bool, figu
     except GpflError as problem:
         only = {f"{section}.{key}" for section, key in HAVE_FLAGS}
         raise GpflError(flags.name_flags(str(problem), ("run", "train", "split"), only)) from None
-    if dry_run:
-        show_plan(jobs, plan, about, wrong, wanting)
+    sound = show_plan(jobs, plan, about, wrong, wanting) if dry_run else True
     for words in dict.fromkeys(job.caveat for job in jobs if job.caveat):
         say(words)
     if dry_run:
-        return False
+        return not sound
     problems = run(jobs, plan, about, asked, wrong, figures) | wrong
     if problems:
         complain(f"{counted(len(problems), 'cell')} of {len(here)} failed; once that is mended, the same command goes on:")
@@ -207,6 +206,8 @@ def planned(
     for (section, key), name in HAVE_FLAGS.items():
         if key in settings.get(section, {}):
             raise GpflError(f"--set {section}.{key} would not be named in tables: give {name}")
+    if "name" in settings.get("data", {}):
+        raise GpflError("--set data.name would put other data under the names of the paper's: gpfl compare --data is for them")
     folder = named_folder(out)
     if folder.exists() and not folder.is_dir():
         raise GpflError(f"--out {folder} is a file; name a folder")

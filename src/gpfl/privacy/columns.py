@@ -20,7 +20,7 @@ from gpfl.privacy.pictures import draw_grid
 from gpfl.privacy.victim import ROUNDS, STEPS, choose_victims, state_at
 from gpfl.report import drawing
 from gpfl.result import Result
-from gpfl.study.experiments import folder as configs_folder
+from gpfl.study import experiments
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Nine(NamedTuple):
 
 def paper_values(path: Path | None = None) -> dict[str, float]:
     """Gives the paper's PSNR of each column, in dB."""
-    content = toml.read(path or configs_folder() / "attacks" / "privacy.toml")
+    content = toml.read(path or experiments.folder() / "attacks" / "privacy.toml")
     values = content.get("paper")
     if not isinstance(values, dict) or set(values) != {column.label for column in COLUMNS}:
         raise GpflError(f"{path or 'configs/attacks/privacy.toml'} must hold [paper] with the nine columns")

@@ -21,8 +21,9 @@ from gpfl.errors import GpflError
 from gpfl.methods.gpfl import GPFL
 from gpfl.privacy.columns import METHODS
 from gpfl.result import Result
+from gpfl.study import experiments
 from gpfl.study.compare import Entrant
-from gpfl.study.experiments import Cell, Column, Experiment, folder
+from gpfl.study.experiments import Cell, Column, Experiment
 from gpfl.study.grid import Grounds, Job, Plan, job_of
 
 NONE = "none"
@@ -54,7 +55,7 @@ FAMILIES = (
 
 def file_sections() -> Given:
     """Gives the sections of the study's own file."""
-    content = toml.read(folder() / FILE)
+    content = toml.read(experiments.folder() / FILE)
     return {name: dict(values) for name, values in content.items() if isinstance(values, dict)}
 
 

@@ -112,6 +112,43 @@ def chosen(results: Results) -> str:
     return "; ".join(words for words in (seeds, results.tuned, by_hand) if words)
 
 
+def fewer_trials(block: Block, asked: int) -> str:
+    """Gives the rows of a column that have fewer trials than were asked for, and how many; "" where none has."""
+    counts = {spelled(entry.label): entry.count for entry in block.entries if entry.trials}
+    fewer = sorted({count for count in counts.values() if count < asked})
+    if len({*counts.values()}) == 1:
+        return "".join(f"{block.column.key} {count}" for count in fewer)
+    rows = [f"{', '.join(label for label in counts if counts[label] == count)} {count}" for count in fewer]
+    return f"{block.column.key} {', '.join(rows)}" if rows else ""
+
+
+def causes(problems: Mapping[tuple[str, str], str]) -> list[str]:
+    """Gives what is wrong with cells in lines for the terminal: every cause once, behind all cells that have it."""
+    lines = []
+    for words, cells in by_words(problems).items():
+        named = "; ".join(f"{key} {', '.join(rows)}" for key, rows in by_column(cells).items())
+        lines.append(f"{named}: {words}")
+    return lines
+
+
+def by_words(problems: Mapping[tuple[str, str], str]) -> dict[str, list[tuple[str, str]]]:
+    """Gives the cells of equal words."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for cell, words in problems.items():
+        found.setdefault(words, []).append(cell)
+    return found
+
+
+def by_column(cells: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+    """Gives the rows of cells by their columns."""
+    return {key: [label for other, label in cells if other == key] for key in dict(cells)}
+
+
+def cells_in_words(cells: Sequence[tuple[str, str]]) -> str:
+    """Gives cells as tables name them."""
+    return "; ".join(f"{key}, {', '.join(map(spelled, rows))}" for key, rows in by_column(cells).items())
+
+
 def notes(results: Results, made: Sequence[Block]) -> list[str]:
     """Gives what must be known of single numbers."""
     said, asked = [], len(results.seeds)
@@ -122,15 +159,16 @@ def notes(results: Results, made: Sequence[Block]) -> list[str]:
     )
     if unranked:
         said.append(f"Ranks are among methods for which the paper has a number: not {', '.join(unranked)}.")
-    fewer = [f"{block.column.key} {spelled(e.label)} {e.count}" for block in made for e in block.entries if 0 < e.count < asked]
-    if fewer:
-        said.append(f"Trials are {asked}, but for {', '.join(fewer)}.")
+    if fewer := [words for block in made if (words := fewer_trials(block, asked))]:
+        said.append(f"Trials are {asked}, but for {'; '.join(fewer)}.")
     if any(entry.short for block in made for entry in block.entries if not block.fairness):
         said.append(f"Trials of fewer than {LAST} rounds have no mean of the last ten.")
     said += [f"{block.column.key}: {block.column.note}." for block in made if block.column.note]
     stands = {(block.column.key, e.label) for block in made for e in block.entries if e.trials}
-    for (key, label), words in results.problems.items():
-        said.append(f"{key}, {spelled(label)}{'' if (key, label) in stands else ' failed'}: {words}")
+    for words, cells in by_words(results.problems).items():
+        partly, failed = ([cell for cell in cells if (cell in stands) == there] for there in (True, False))
+        said += [f"{cells_in_words(partly)}: {words}"] * bool(partly)
+        said += [f"{cells_in_words(failed)} failed: {words}"] * bool(failed)
     remarks = results.experiment.remarks
     shown = {block.column.key for block in made}
     said += [f"{key}, {spelled(label)}: {words}" for (key, label), words in remarks.items() if key in shown]

@@ -314,11 +314,16 @@ def lacking(jobs: Iterable[Job], plan: Plan) -> list[Job]:
 
 def sound_missing(job: Job, seeds: Iterable[int]) -> list[int]:
     """Gives the seeds that a job lacks; what is damaged of it is refused, not run over: it may be worth mending."""
-    missing = [seed for seed in seeds if not ended(job.folder / f"seed-{seed}")]
-    for fault in (job.fault, *(trial_fault(job.folder / f"seed-{seed}") for seed in missing)):
-        if fault:
-            raise GpflError(fault)
-    return missing
+    seeds = list(seeds)
+    if fault := fault_of(job, seeds):
+        raise GpflError(fault)
+    return [seed for seed in seeds if not ended(job.folder / f"seed-{seed}")]
+
+
+def fault_of(job: Job, seeds: Iterable[int]) -> str:
+    """Gives what of a job's folder or of its trials is damaged, so that it is not run, and the way out; "" where nothing is."""
+    faults = (job.fault, *(trial_fault(job.folder / f"seed-{seed}") for seed in seeds))
+    return next((fault for fault in faults if fault), "")
 
 
 def run_seeds(job: Job, seeds: Sequence[int], watcher: Watcher) -> None:
