@@ -288,7 +288,7 @@ def test_scalability_is_drawn_by_the_number_of_clients_and_ends_with_all_fifty(t
     keys = [column.key for column in experiments.experiments()["scalability"].columns]
     trials = {(key, "gpfl"): trials_of(tmp_path / str(k), "gpfl", {0: [[k / 10]]}) for k, key in enumerate(keys)}
     results = results_of("scalability", {**trials, ("cifar100/50", "fedavg"): None})
-    stops, columns = pictures.stops_of(results)
+    stops, columns = pictures.stops_of(results.experiment.name, results.columns)
     assert [stop.heading for stop in stops] == ["20", "30", "50", "100", "500", "10|50", "30|50", "50"]
     assert columns[2] == columns[-1]
     assert stops[0].x == pytest.approx(np.log10(20))
@@ -328,11 +328,31 @@ def test_every_experiment_that_has_a_line_has_an_axis() -> None:
     assert set(experiments.MEASURES) == {"accuracy", "fairness", "curves", "features"}
 
 
+def keys_of(name: str) -> list[str]:
+    return [column.key for column in experiments.experiments()[name].columns]
+
+
 def test_one_column_is_no_line_and_that_is_said(tmp_path: Path) -> None:
     for name, key in (("scalability", "cifar100/500"), ("stability", "cifar100/join-1")):
         made = {(key, "gpfl"): trials_of(tmp_path / name, "gpfl", {0: [[0.5]]})}
-        with pytest.raises(gpfl.GpflError, match=f"{key} is the only column that there is, and a line needs two"):
+        with pytest.raises(gpfl.GpflError, match=f"{key} is the only column that was run, and a line needs two"):
             pictures.draw(results_of(name, dict(made), [key]), tmp_path)
+        with pytest.raises(gpfl.GpflError, match="is the only column that was run"):
+            pictures.draw(
+                results_of(name, dict(made), [column.key for column in experiments.experiments()[name].columns]), tmp_path
+            )
+
+
+def test_columns_that_were_not_run_have_no_place_on_the_axis(tmp_path: Path, drawn: list[Figure]) -> None:
+    keys = keys_of("scalability")
+    made = {(key, "gpfl"): trials_of(tmp_path / str(k), "gpfl", {0: [[0.5]]}) for k, key in enumerate(keys[:2])}
+    pictures.draw(results_of("scalability", dict(made), keys), tmp_path)
+    assert [tick.get_text() for tick in drawn[0].axes[0].get_xticklabels()] == ["20", "30"]
+
+
+def test_title_says_where_values_are_not_the_usual_ones() -> None:
+    results = replace(results_of("fairness", {}), caveats={}, settings=("train.batch_size = 1000",), tuned="by a search")
+    assert pictures.heading(results) == "Fairness (corrected protocol, values set by hand, tuned values)"
 
 
 # Features.

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -188,17 +189,28 @@ def test_fairness_is_deviation_and_coefficient_and_less_is_better() -> None:
 def test_methods_are_tested_against_gpfl_or_where_it_was_not_run_against_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def paired(one: Trials, other: Trials) -> object:
+    def paired(one: Trials, other: Trials, *, spread: bool) -> object:
         asked.append((one.method, other.method))
-        chance = {"fedavg": 0.01, "fedper": 0.04}[one.method]
-        return type("C", (), {"clients": type("T", (), {"p": chance})})
+        assert not spread
+        chance, over_seeds = {"fedavg": (0.01, None), "fedper": (0.04, 0.03)}[one.method]
+        return SimpleNamespace(clients=SimpleNamespace(p=chance), seeds=SimpleNamespace(p=over_seeds))
 
     monkeypatch.setattr("gpfl.study.statistics.paired", paired)
     found = results(RUN)
+    assert entry(found, "fedper").seeds_p == pytest.approx(0.03)
     assert entry(found, "fedavg").p == pytest.approx(0.02)  # Holm: the smallest of two, twice
     assert entry(found, "fedper").p == pytest.approx(0.04)
     assert entry(found, "gpfl").p is None
     assert set(asked) == {("fedavg", "gpfl"), ("fedper", "gpfl")}
+    test = (
+        "p: paired signed-rank test of the accuracies against GPFL over clients (means over seeds); p over seeds: the same of"
+    )
+    page, source = paper.markdown(found, ORIGIN), paper.tex(found, ORIGIN)
+    assert test in page
+    assert "| p | p over seeds |" in page
+    assert "| 0.040 | 0.030 |" in page
+    assert test.replace("signed-rank", "signed{-}rank") in source
+    assert r"\quad $p$ & {\footnotesize 0.020} & {\footnotesize --} \\" in source
     rest = results({key: value for key, value in RUN.items() if key[1] != "gpfl"})
     assert beside.blocks(rest)[0].reference == "fedper"
 
@@ -394,6 +406,11 @@ def test_latex_has_booktabs_bold_best_and_a_line_for_the_paper() -> None:
     assert r"Accuracy (\%) \& more of $\beta$." in text
     widths = {line.count("&") - line.count(r"\&") for line in text.splitlines() if line.endswith(r"\\")}
     assert widths == {2}
+
+
+def test_long_lists_of_a_command_may_be_broken() -> None:
+    assert latex.breakable("gpfl --cells a_b,c") == r"gpfl {-}{-}cells a\_b,\allowbreak{}c"
+    assert r"seeds 0,\allowbreak{} 1" in paper.tex(results(RUN), ORIGIN)
 
 
 def test_columns_of_one_group_share_its_heading() -> None:

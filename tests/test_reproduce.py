@@ -398,8 +398,8 @@ def test_tuned_values_reach_the_runs_and_are_named_and_kept(command: Command) ->
     ("more", "words"),
     [
         ("--methods fedper", "--tuned search holds no search of fedper: search it with the same budget"),
-        ("--methods fedavg --cells toy/extra", "train.lr = 0.1, but toy/extra has 0.2: search with it"),
-        ("--methods fedavg --cells toy/some", "split.clients = 4, but toy/some has 3: search that column"),
+        ("--methods fedavg --cells toy/extra", "has 0.2: search it by gpfl tune with --set train.lr=0.2, or ask for what"),
+        ("--methods fedavg --cells toy/some", "has 3: search it by gpfl tune with --set split.clients=3 --set split.of=4, or"),
         (
             "--methods fedavg --protocol paper --cells toy/whole",
             "run.protocol (--protocol) = 'corrected', but toy/whole has 'paper'",

@@ -59,6 +59,15 @@ def test_selected_round_is_judged_where_it_is_asked_for(tmp_path: Path) -> None:
     assert paired(one, other, at="selected").seeds.difference == pytest.approx(0.3)
 
 
+def test_spread_is_compared_by_how_far_clients_lie_from_their_mean(tmp_path: Path) -> None:
+    one = trials_of(tmp_path, "gpfl", {0: [[0.5, 0.6, 0.7]], 1: [[0.4, 0.6, 0.8]]})
+    other = trials_of(tmp_path, "fedavg", {0: [[0.2, 0.5, 0.8]], 1: [[0.2, 0.5, 0.8]]})
+    compared = paired(one, other, spread=True)
+    assert compared.clients.difference == pytest.approx(np.mean([-0.15, 0.0, -0.15]))
+    assert (compared.clients.wins, compared.clients.losses) == (0, 2)
+    assert compared.seeds.difference == pytest.approx(np.sqrt(2 / 3) * np.mean([0.1 - 0.3, 0.2 - 0.3]))
+
+
 def test_pairs_that_are_none_are_refused(tmp_path: Path) -> None:
     one = trials_of(tmp_path, "gpfl", {0: [[0.5, 0.5]]})
     elsewhere = trials_of(tmp_path, "fedavg", {0: [[0.5, 0.5]]}, rows=(1, 0))

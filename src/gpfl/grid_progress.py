@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import Progress, TaskID
 
-from gpfl.progress import LiveLine, PlainLines
+from gpfl.progress import LiveLine, PlainLines, bars
 from gpfl.report.beside import Spread
 from gpfl.report.wording import spread
 from gpfl.runs import Line
@@ -38,13 +38,7 @@ class GridReporter:
 
     def __enter__(self) -> Self:
         if self._console.is_terminal and self._jobs:
-            self._progress = Progress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=24),
-                TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-                TextColumn("{task.fields[words]}", markup=False),
-                console=self._console,
-            )
+            self._progress = bars(self._console, "{task.completed:.0f}/{task.total:.0f}")
             self._progress.start()
             self._bar = self._progress.add_task("cells", total=len(self._jobs), words="")
         return self

@@ -7,7 +7,9 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
+from rich.text import Text
 
 from gpfl.runs import Line
 from gpfl.simulate import number
@@ -25,14 +27,7 @@ class Reporter:
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
-            self._progress = Progress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=24),
-                TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
-                TextColumn("{task.fields[words]}", markup=False),
-                TimeRemainingColumn(),
-                console=self.console,
-            )
+            self._progress = bars(self.console, "round {task.completed:.0f}/{task.total:.0f}", TimeRemainingColumn())
             self._progress.start()
         return self
 
@@ -43,6 +38,26 @@ class Reporter:
     def watch(self, label: str) -> LiveLine | PlainLines:
         """Gives the watch of one run."""
         return LiveLine(self._progress, label) if self._progress else PlainLines(self.console, label)
+
+
+class Words(TextColumn):
+    """Words of a line that a narrow terminal cuts before it cuts anything else."""
+
+    def __init__(self) -> None:
+        super().__init__("{task.fields[words]}", markup=False, table_column=Column(overflow="ellipsis"))
+
+    def render(self, task: Task) -> Text:
+        """Gives the words in one line."""
+        text = super().render(task)
+        text.no_wrap = True
+        return text
+
+
+def bars(console: Console, count: str, *more: ProgressColumn) -> Progress:
+    """Gives lines with a name, a bar, a count and words; where there is little room the bar is short, and the words are cut."""
+    room = max(4, min(24, console.width // 8))
+    bar = BarColumn(bar_width=room, table_column=Column(no_wrap=True, width=room))
+    return Progress(TextColumn("{task.description}", markup=False), bar, TextColumn(count), Words(), *more, console=console)
 
 
 class LiveLine:

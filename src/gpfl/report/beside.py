@@ -46,7 +46,8 @@ class Entry:
     fairness: bool = False
     rank: float | None = None
     paper_rank: float | None = None
-    p: float | None = None
+    p: float | None = None  # over clients, among all methods
+    seeds_p: float | None = None  # over seeds, of which six are needed
 
     @property
     def state(self) -> str:
@@ -106,10 +107,10 @@ class Entry:
         return None if ours is None or theirs is None else ours.mean - theirs
 
     @property
-    def far(self) -> bool:
-        """Tells whether the difference is beyond two of the paper's standard deviations, where it prints them."""
+    def far(self) -> bool | None:
+        """Tells whether the difference is beyond two of the paper's standard deviations; None where it prints none."""
         std = self.paper.std if self.paper else None
-        return std is not None and self.difference is not None and abs(self.difference) > FAR * std + 1e-9
+        return None if std is None or self.difference is None else abs(self.difference) > FAR * std + 1e-9
 
     @property
     def ranked_by(self) -> float:
@@ -221,8 +222,9 @@ def block(results: Results, column: Column) -> Block:
     theirs = ranked([math.nan if e.between or e not in compared else e.paper_ranked_by for e in entries], fairness)
     entries = [replace(e, rank=a, paper_rank=b) for e, a, b in zip(entries, ours, theirs, strict=True)]
     reference = against(entries)
-    chances, untested = ({}, {}) if fairness else tests(entries, reference)
-    done = tuple(replace(entry, p=chances.get(entry.label)) for entry in entries)
+    chances, untested = tests(entries, reference, fairness)
+    nothing = (None, None)
+    done = tuple(replace(e, p=p, seeds_p=q) for e in entries for p, q in [chances.get(e.label, nothing)])
     return Block(column, done, results.caveats.get(column.key, ""), results.part(column.key), fairness, reference, untested)
 
 
@@ -246,22 +248,30 @@ def against(entries: Sequence[Entry]) -> str:
     return best.label if best else ""
 
 
-def tests(entries: Iterable[Entry], reference: str) -> tuple[dict[str, float | None], dict[str, str]]:
-    """Gives the p-values of paired tests over clients against the reference, made for reading them side by side (Holm).
+Chance = float | None
 
-    Beside them the rows that could not be tested, such as for a file that was lost, and why; the table still has their numbers.
+
+def tests(entries: Iterable[Entry], reference: str, fairness: bool) -> tuple[dict[str, tuple[Chance, Chance]], dict[str, str]]:
+    """Gives the p-values of paired tests over clients and over seeds against the reference, for reading side by side (Holm).
+
+    They are of accuracies, for fairness of how far those lie from their mean. Beside them the rows that could not be tested,
+    such as for a file that was lost, and why; the table still has their numbers.
     """
     run = {entry.label: entry.trials for entry in entries if entry.trials}
     others = [label for label in run if label != reference]
-    chances: list[float | None] = []
+    over_clients: list[Chance] = []
+    over_seeds: list[Chance] = []
     untested: dict[str, str] = {}
     for label in others:
+        found: tuple[Chance, Chance] = (None, None)
         try:
-            chances.append(statistics.paired(run[label], run[reference]).clients.p)
+            compared = statistics.paired(run[label], run[reference], spread=fairness)
+            found = compared.clients.p, compared.seeds.p
         except GpflError as problem:
-            chances.append(None)
             untested[label] = str(problem)
         except OSError as problem:
-            chances.append(None)
             untested[label] = f"{problem.filename} cannot be read ({problem.strerror})"
-    return dict(zip(others, statistics.holm(chances), strict=True)), untested
+        over_clients.append(found[0])
+        over_seeds.append(found[1])
+    both = zip(statistics.holm(over_clients), statistics.holm(over_seeds), strict=True)
+    return dict(zip(others, both, strict=True)), untested

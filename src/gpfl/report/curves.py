@@ -148,7 +148,8 @@ def draw(
     words = [f"Strong: running mean over {window} evaluated rounds; faint: as measured" if window > 1 else "As measured"]
     words[0] += f"; mean of {' or '.join(map(str, counts))} seeds, band ± std" if counts[-1] > 1 else "; one seed"
     if counts[-1] > 1:
-        words.append("Curves end with the round that all seeds of a method reached; the numbers there are the running mean's.")
+        there = "; the numbers there are the running mean's" if window > 1 else ""
+        words.append(f"Curves end with the round that all seeds of a method reached{there}.")
     if cut:
         words.append("The first rounds are below the axis.")
     if "objective" in panels:

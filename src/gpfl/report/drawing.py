@@ -109,7 +109,7 @@ def rendered(figure: Figure, ending: str) -> bytes:
 
 @dataclass(frozen=True)
 class Style:
-    """How a method is drawn: each of dash and mark tells it without the colour."""
+    """How a method is drawn: the mark tells it without the colour, and the dash from most others."""
 
     colour: str
     dash: Dash

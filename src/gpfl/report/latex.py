@@ -37,6 +37,11 @@ def text(words: str) -> str:
     return "".join(LETTERS.get(letter, letter if letter.isascii() else "?") for letter in words)
 
 
+def breakable(words: str) -> str:
+    """Gives words as LaTeX shows them, whose lines may end behind any comma, such as in a command with a long list."""
+    return text(words).replace(",", r",\allowbreak{}")
+
+
 def strong(words: str) -> str:
     """Gives LaTeX in bold, formulas too."""
     return rf"\textbf{{\boldmath {words}}}"

@@ -13,7 +13,7 @@ from gpfl import files
 from gpfl.report import latex
 from gpfl.report.beside import Block, Entry, Spread, blocks
 from gpfl.report.screen import Screen, Strip
-from gpfl.report.wording import NONE, brief, chance, difference, notes, ours, place, protocol, spread, theirs
+from gpfl.report.wording import NONE, brief, chance, difference, notes, ours, place, protocol, spread, tested, theirs
 from gpfl.study.experiments import spelled
 from gpfl.study.results import Results
 from gpfl.study.trials import Trials
@@ -105,15 +105,10 @@ def details(block: Block) -> list[str]:
     lines += [row(columns), rule(len(columns) - 1)]
     lines += [row(cells) for cells in zip(*columns.values(), strict=True)]
     said = [block.order] if block.order else []
-    if any(entry.p is not None for entry in block.entries):
-        said.append(
-            f"p: paired signed-rank test of the accuracies against {spelled(block.reference)} over clients (means over "
-            "seeds), corrected for the number of methods by Holm's rule."
-        )
-    elif not block.fairness and any(
-        entry.trials and entry.label not in (block.reference, *block.untested) for entry in block.entries
-    ):
-        said.append("p: none, as a signed-rank test over clients needs six of them.")
+    said += tested([block])
+    testable = any(entry.trials and entry.label not in (block.reference, *block.untested) for entry in block.entries)
+    if testable and all(entry.p is None for entry in block.entries):
+        said.append("p: none over clients, as a signed-rank test needs six of them.")
     said += untested(block)
     return [*lines, "", " ".join(said)] if said else lines
 
@@ -150,8 +145,9 @@ def detail_columns(block: Block) -> dict[str, list[str]]:
     }
     for heading, key in (("best round", "best_round"), ("rounds", "rounds")):
         found[heading] = [f"{e.trials.mean(key):.0f}" if e.trials else NONE for e in entries]
-    found["trials"] = [str(e.count) for e in entries]
-    return found if fair else {**found, "p": [chance(e.p) for e in entries]}
+    found |= {"trials": [str(e.count) for e in entries], "p": [chance(e.p) for e in entries]}
+    seeds = [chance(e.seeds_p) for e in entries]
+    return {**found, "p over seeds": seeds} if any(cell != NONE for cell in seeds) else found
 
 
 def row(cells: Iterable[str]) -> str:
@@ -189,11 +185,14 @@ def tex(results: Results, origin: Origin) -> str:
         body.append([latex.text(spelled(entry.label)), *mine])
         if validated:
             body.append([r"\quad by validation", *(latex.text(spread(one.validated, one.count)) for one in entries)])
+        if any(one.p is not None for one in entries):
+            body.append([r"\quad $p$", *(latex.small(latex.text(chance(one.p))) for one in entries)])
         if printed:
             body.append([r"\quad paper", *(latex.small(latex.text(words)) for words in papers)])
     headings = [latex.text(block.column.heading) + (r" (part)" if block.part else "") for block in made]
     groups = [latex.text(block.column.group) for block in made]
     more = ["ours in the round that is best on validation rows"] * validated
+    more += ["p"] * any(entry.p is not None for block in made for entry in block.entries)
     more += ["the paper's, and ours minus the paper's"] * printed
     then = f" First lines: ours; then {'; '.join(more)}." if more else ""
     caption = (
@@ -201,15 +200,9 @@ def tex(results: Results, origin: Origin) -> str:
         f"ranks{', both among the methods that were run and for which the paper has a number' * printed}."
     )
     caveats = [f"Data of {block.column.key}: {block.caveat}" for block in made if block.caveat]
-    said = [*protocol(results), *caveats, *notes(results, made), f"Made by {origin.words(results).replace('`', '')}"]
-    return latex.table(
-        latex.text(caption),
-        f"gpfl-{results.name}",
-        groups,
-        headings,
-        body,
-        [latex.text(s) for s in said],
-    )
+    said = [latex.text(words) for words in (*protocol(results), *tested(made), *caveats, *notes(results, made))]
+    last = latex.breakable(f"Made by {origin.words(results).replace('`', '')}")
+    return latex.table(latex.text(caption), f"gpfl-{results.name}", groups, headings, body, [*said, last])
 
 
 def in_order(rank: float | None) -> str:
@@ -273,6 +266,7 @@ def numbers(entry: Entry) -> dict[str, object]:
         "rank": entry.rank,
         "paper_rank": entry.paper_rank,
         "p": entry.p,
+        "p_over_seeds": entry.seeds_p,
         **means,
         "device": ", ".join(sorted({str(summary["device"]) for summary in entry.trials.summaries})) if entry.trials else None,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from gpfl.errors import GpflError
@@ -55,11 +55,12 @@ def stem(results: Results, out: Path, column: Column | None = None) -> Path:
 
 
 def heading(results: Results, column: Column | None = None) -> str:
-    """Gives the title of a picture: what, on what, and by which protocol."""
+    """Gives the title of a picture: what, on what, by which protocol, and whether values are others than usual."""
     what = f"{results.experiment.title}, {column.heading}" if column else results.experiment.title
     columns = results.columns if column is None else [column]
     part = ", part of the data" if all(results.part(one.key) for one in columns) else ""
-    return f"{what} ({results.protocol} protocol{part})"
+    values = ", values set by hand" * bool(results.settings) + ", tuned values" * bool(results.tuned)
+    return f"{what} ({results.protocol} protocol{part}{values})"
 
 
 def named(results: Results, column: Column, *more: str) -> str:
@@ -75,9 +76,10 @@ def draw_lines(results: Results, out: Path) -> list[Path]:
     axis = AXES.get(results.experiment.name)
     if axis is None:
         return []
-    if len(results.columns) < 2:
-        raise GpflError(f"{results.columns[0].key} is the only column that there is, and a line needs two")
-    stops, columns = stops_of(results)
+    run = [column for column in results.columns if finished(results, column)]
+    if len(run) < 2:
+        raise GpflError(f"{run[0].key} is the only column that was run, and a line needs two")
+    stops, columns = stops_of(results.experiment.name, run)
     series = [line_of(results, row.label, columns) for row in results.rows]
     drawn = [one for one in series if one.last is not None]
     return lines.draw(drawn, stops, stem(results, out), heading(results), what="best test accuracy, %", axis=axis)
@@ -93,16 +95,16 @@ def line_of(results: Results, label: str, columns: list[Column]) -> lines.Series
     return lines.series_of(label, ours, papers)
 
 
-def stops_of(results: Results) -> tuple[list[lines.Stop], list[Column]]:
-    """Gives the stops of the axis and the column of each.
+def stops_of(experiment: str, run: Sequence[Column]) -> tuple[list[lines.Stop], list[Column]]:
+    """Gives the stops of the axis and the column of each, of those that were run.
 
     Numbers of clients stand on a logarithmic axis. Some of M clients stand beside it, and all M of them end their line.
     """
-    if results.experiment.name != "scalability":
-        stops = [lines.Stop(column.heading, float(place), column.group) for place, column in enumerate(results.columns)]
-        return stops, list(results.columns)
-    whole = sorted((column for column in results.columns if not drawn_of(column)), key=clients_of)
-    some = [column for column in results.columns if drawn_of(column)]
+    if experiment != "scalability":
+        stops = [lines.Stop(column.heading, float(place), column.group) for place, column in enumerate(run)]
+        return stops, list(run)
+    whole = sorted((column for column in run if not drawn_of(column)), key=clients_of)
+    some = [column for column in run if drawn_of(column)]
     ends = [column for column in whole if some and clients_of(column) == drawn_of(some[0])]
     stops = [lines.Stop(short(column), math.log10(clients_of(column)), "all") for column in whole]
     start = (stops[-1].x if stops else 0.0) + 0.35

@@ -70,8 +70,10 @@ def chance(p: float | None) -> str:
 
 def protocol(results: Results) -> list[str]:
     """Gives the sentences about how the numbers were made."""
-    early = f", ended after {results.patience} without a better accuracy" if 0 < results.patience < results.rounds else ""
-    rounds = f"at most {counted(results.rounds, 'round')}{early}"
+    early = f"ended after {results.patience} without a better accuracy"
+    if results.patience >= results.rounds:
+        early = f"patience {results.patience}, which ends none before"
+    rounds = f"at most {counted(results.rounds, 'round')}, {early}" if results.patience else counted(results.rounds, "round")
     printed = bool(results.experiment.paper)
     said = [
         f"Ours: protocol {results.protocol} ({PROTOCOLS[results.protocol]}), {rounds}; {chosen(results)}."
@@ -147,6 +149,25 @@ def by_column(cells: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
 def cells_in_words(cells: Sequence[tuple[str, str]]) -> str:
     """Gives cells as tables name them."""
     return "; ".join(f"{key}, {', '.join(map(spelled, rows))}" for key, rows in by_column(cells).items())
+
+
+def tested(made: Sequence[Block]) -> list[str]:
+    """Gives sentences about the tests behind p, those of columns that are tested against one method in one."""
+    against: dict[str, list[Block]] = {}
+    for block in made:
+        if any(entry.p is not None or entry.seeds_p is not None for entry in block.entries):
+            against.setdefault(block.reference, []).append(block)
+    said = []
+    for reference, blocks in against.items():
+        what = "how far clients' accuracies lie from their mean" if blocks[0].fairness else "the accuracies"
+        which = "" if len(against) == 1 else f" ({', '.join(block.column.key for block in blocks)})"
+        seeds = any(entry.seeds_p is not None for block in blocks for entry in block.entries)
+        also = f"; p over seeds: the same of {'their deviations' if blocks[0].fairness else 'the trials'}" if seeds else ""
+        said.append(
+            f"p: paired signed-rank test of {what} against {spelled(reference)} over clients (means over seeds){also}, "
+            f"corrected for the number of methods by Holm's rule{which}."
+        )
+    return said
 
 
 def notes(results: Results, made: Sequence[Block]) -> list[str]:

@@ -124,16 +124,31 @@ class Chosen:
         if config.net and math.isnan(config.train.lr):
             complete["train"]["lr"] = config.net.lr
         divided = [(section, key) for section in ("data", "split") for key in {**study[section], **complete[section]}]
-        for section, key in (*divided, *LIKE):
-            searched, ours = study[section].get(key), complete[section].get(key)
-            free = key == "validation" or (key == "lr" and "train" in self.values[name])
-            if searched != ours and not free:
-                column = "search that column, or name the columns that this search is for with --cells"
-                way = column if section in ("data", "split", "net") else "search with it, or ask for what was searched with"
-                raise GpflError(
-                    f"--tuned {self.folder} was searched with {section}.{key} = {searched!r}, but {where} has {ours!r}: {way}"
-                )
+        free = {("split", "validation"), *((("train", "lr"),) if "train" in self.values[name] else ())}
+        others = [
+            (section, key)
+            for section, key in dict.fromkeys((*divided, *LIKE))
+            if study[section].get(key) != complete[section].get(key) and (section, key) not in free
+        ]
+        if others:
+            raise GpflError(self.mismatch(others, study, complete, where))
         return self.values[name]
+
+    def mismatch(self, others: Sequence[tuple[str, str]], study: Given, complete: Given, where: str) -> str:
+        """Gives the refusal of a search under other settings than a cell has: the first of them, and how to search with all."""
+        section, key = others[0]
+        searched, ours = (repr(held[section][key]) if key in held[section] else "nothing" for held in (study, complete))
+        sets = " ".join(
+            f"--set {section}.{key}={value if isinstance(value, str) else toml.value_text(value)}"
+            for section, key in others
+            if (value := complete[section].get(key)) is not None
+        )
+        column = "name the columns that this search is for with --cells"
+        way = column if section in ("data", "split", "net") else "ask for what was searched with"
+        return (
+            f"--tuned {self.folder} was searched with {section}.{key} = {searched}, but {where} has {ours}: search it by gpfl "
+            f"tune with {sets}, or {way}"
+        )
 
     def refuse_twice(self, own: Mapping[str, Mapping[str, object]], common: Given) -> None:
         """Refuses values that are given by hand as well."""

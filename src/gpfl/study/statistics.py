@@ -76,11 +76,12 @@ class Comparison:
         return "\n".join([f"{self.one} − {self.other}, in points, at the {self.at} round:", *(f"  {t.words}" for t in tests)])
 
 
-def paired(one: Trials, other: Trials, *, at: str = "best") -> Comparison:
+def paired(one: Trials, other: Trials, *, at: str = "best", spread: bool = False) -> Comparison:
     """Gives the comparison of two methods over the seeds that both have, client by client.
 
     Accuracies are those of each trial's best round by test rows, as the paper reports them, or of the round that was
-    `selected` for its models to be kept. Trials on different federations are refused.
+    `selected` for its models to be kept. With `spread` it is how far they lie from their mean over clients that is compared,
+    and of a trial their standard deviation. Trials on different federations are refused.
     """
     if at not in ROUNDS:
         raise GpflError(f"at is '{at}'; it must be one of {', '.join(ROUNDS)}")
@@ -90,7 +91,8 @@ def paired(one: Trials, other: Trials, *, at: str = "best") -> Comparison:
         raise GpflError(f"{one.method} and {other.method} have no seed in common: run both with the same --seeds")
     for seed in seeds:
         refuse_other_clients(one.method, mine[seed], other.method, theirs[seed])
-    first, second = ([judged(runs[seed], at) for seed in seeds] for runs in (mine, theirs))
+    seen = apart if spread else judged
+    first, second = ([seen(runs[seed], at) for seed in seeds] for runs in (mine, theirs))
     by_client = np.array([a for a, _ in first]) - np.array([b for b, _ in second])  # (seeds, clients)
     by_trial = np.array([a for _, a in first]) - np.array([b for _, b in second])  # (seeds,)
     return Comparison(
@@ -184,6 +186,12 @@ def judged(folder: Path, at: str = "best") -> tuple[Floats, float]:
         path = folder / "metrics.jsonl"
         raise GpflError(f"{path} does not hold every client's accuracy in round {number}: {run.start_over}")
     return np.array(clients, dtype=np.float64), cast(float, line["accuracy"])
+
+
+def apart(folder: Path, at: str = "best") -> tuple[Floats, float]:
+    """Gives how far the accuracy of each client lies from their mean, and the standard deviation over clients."""
+    clients, _ = judged(folder, at)
+    return np.abs(clients - clients.mean()), float(clients.std())
 
 
 def refuse_other_clients(one: str, first: Path, other: str, second: Path) -> None:
