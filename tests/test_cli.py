@@ -263,7 +263,7 @@ def test_progress_is_one_live_line_on_a_terminal_and_plain_lines_elsewhere() -> 
         progress = reporter._progress
         assert progress is not None
         (task,) = progress.tasks
-        assert (task.completed, task.total, task.fields["words"]) == (1, 2, "accuracy 50.00%, best 50.00%")
+        assert (task.completed, task.total, task.fields["words"]) == (1, 2, "50.00% accuracy, best 50.00%")
     with Reporter(Console(force_terminal=False)) as reporter:
         assert isinstance(reporter.watch("gpfl"), PlainLines)
 
@@ -278,7 +278,7 @@ def test_live_line_draws_round_accuracy_and_the_best_so_far() -> None:
     drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue()).splitlines()[-1]
     assert "[bold]a[/b]" in drawn
     assert "round 2/2" in drawn
-    assert "accuracy 50.00%, best 75.00%" in drawn
+    assert "50.00% accuracy, best 75.00%" in drawn
 
 
 def test_each_run_has_a_live_line_of_its_own() -> None:

@@ -14,7 +14,7 @@ from conftest import Command, Toy
 from test_privacy_attacks import blobs
 
 import gpfl
-from gpfl import privacy_command
+from gpfl import privacy_command, reproduce_command
 from gpfl.data import DATA
 from gpfl.defence.statement import gaussian
 from gpfl.privacy import columns, curves, leaks, study
@@ -247,7 +247,7 @@ def test_data_that_are_no_images_are_refused_before_anything_is_trained(pictures
 def test_reproduce_makes_table_5_with_the_runs_of_its_first_seed(pictures: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     said = pictures("reproduce", "table5", *SMALL, "--rounds", 3, "--dry-run")
     assert said.code == 0, said.err
-    assert "5 cells to run, 0 done; at most 3 rounds." in said.out
+    assert "5 cells to run, 0 done; at most 3 rounds, patience 100" in said.out
     assert "146 attacks of 1000 iterations on 20 images follow" in said.out
     asked: list[dict[str, object]] = []
     monkeypatch.setattr(privacy_command, "columns", lambda **given: asked.append(given))
@@ -256,6 +256,42 @@ def test_reproduce_makes_table_5_with_the_runs_of_its_first_seed(pictures: Comma
     )
     expected = {"seed": 4, "rounds": 3, "patience": 100, "device": "cpu", "engine": "auto", "out": "out", "dry_run": False}
     assert asked == [{**expected, "set_": list(SMALL[1::2])}]
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("table1,privacy",), "privacy is made by attacks, which table1 is not: ask for one at a time"),
+        (("privacy", "all"), "privacy is made by attacks, which all is not"),
+        (("privacy", "--patience", "-3"), "train.patience (--patience) is -3"),
+        (("privacy", "--set", "train.rounds=7"), "--set train.rounds would not be named in tables: give --rounds"),
+        (("privacy", "--set", "defence.clip=1"), "--set defence.… is not for studies"),
+        (("privacy", "--out", "file"), "--out file is a file; name a folder"),
+        (("privcy",), "did you mean 'privacy'"),
+    ],
+)
+def test_reproduce_refuses_attacks_before_data_are_got(
+    command: Command, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], complaint: str
+) -> None:
+    monkeypatch.setattr(reproduce_command, "get_data", lambda names: pytest.fail("data are got"))
+    Path("file").write_text("mine")
+    said = command("reproduce", *words)
+    assert said.code == 2
+    assert complaint in said.err
+
+
+def test_reproduce_gets_the_data_of_table_5_where_they_are_not_here(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[object] = []
+    monkeypatch.setattr(reproduce_command.grid, "here", lambda data: False)
+    monkeypatch.setattr(reproduce_command, "get_data", done.append)
+    monkeypatch.setattr(privacy_command, "columns", lambda **given: done.append(given["seed"]))
+    said = command("reproduce", "privacy", "--seeds", "3,4")
+    assert said.code == 0, said.err
+    assert said.out == "Attacks are on the runs of one seed, 3.\n"
+    assert done == [["cifar100"], 3]
+    done.clear()
+    assert command("reproduce", "privacy", "--seeds", "3", "--dry-run").code == 0
+    assert done == [3]
 
 
 @pytest.mark.parametrize(
@@ -269,7 +305,7 @@ def test_reproduce_makes_table_5_with_the_runs_of_its_first_seed(pictures: Comma
     ],
 )
 def test_reproduce_refuses_what_attacks_do_not_listen_to(command: Command, words: tuple[str, ...], flag: str) -> None:
-    said = command("reproduce", "table1", "privacy", *words)
+    said = command("reproduce", "privacy", *words)
     assert said.code == 2
     assert f"privacy does not listen to {flag}: leave out one or the other; gpfl privacy columns --help" in said.err
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.progress import ProgressColumn
 
 from gpfl import grid_progress
 from gpfl.grid_progress import GridReporter
-from gpfl.progress import bars
+from gpfl.progress import bars, remaining
 from gpfl.study.estimate import Estimate
 from gpfl.study.grid import Job
 
@@ -31,11 +32,21 @@ def reporter(expected: list[float | None], most: bool = False) -> tuple[GridRepo
     return GridReporter(Console(quiet=True), jobs, [0], estimates), jobs
 
 
-@pytest.mark.parametrize(("width", "words"), [(130, "less where patience ends a run"), (80, "about 5 min left"), (60, "about")])
-def test_narrow_terminal_keeps_name_bar_and_count_and_cuts_words(width: int, words: str) -> None:
-    shown = bars(Console(width=width), "{task.completed:.0f}/{task.total:.0f}")
+@pytest.mark.parametrize(
+    ("width", "more", "words"),
+    [
+        (130, (), "less where patience ends a run"),
+        (80, (), "about 5 min left"),
+        (80, (remaining(),), "about"),
+        (60, (), "about"),
+    ],
+)
+def test_narrow_terminal_keeps_name_bar_and_count_and_cuts_words(
+    width: int, more: tuple[ProgressColumn, ...], words: str
+) -> None:
+    shown = bars(Console(width=width), "{task.completed:.0f}/{task.total:.0f}", *more)
     shown.add_task("cells", total=4, completed=1, words="about 5 min left, less where patience ends a run")
-    shown.add_task("cifar100/practical perfedavg seed 2", total=400, completed=138, words="accuracy 96.72%, best 97.16%")
+    shown.add_task("cifar100/practical perfedavg seed 2", total=400, completed=138, words="96.72% accuracy, best 97.16%")
     console = Console(width=width, record=True, quiet=False, file=io.StringIO())
     console.print(shown.get_renderable())
     cells, run = console.export_text().splitlines()
@@ -43,7 +54,7 @@ def test_narrow_terminal_keeps_name_bar_and_count_and_cuts_words(width: int, wor
     assert "1/4" in cells
     assert words in cells
     assert run.startswith("cifar100/practical perfedavg seed 2 ━")
-    assert "138/400 acc" in run
+    assert "138/400 96.72%" in run
 
 
 def test_estimates_are_as_much_longer_as_ended_cells_took(clock: list[float]) -> None:

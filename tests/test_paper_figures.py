@@ -338,9 +338,7 @@ def test_one_column_is_no_line_and_that_is_said(tmp_path: Path) -> None:
         with pytest.raises(gpfl.GpflError, match=f"{key} is the only column that was run, and a line needs two"):
             pictures.draw(results_of(name, dict(made), [key]), tmp_path)
         with pytest.raises(gpfl.GpflError, match="is the only column that was run"):
-            pictures.draw(
-                results_of(name, dict(made), [column.key for column in experiments.experiments()[name].columns]), tmp_path
-            )
+            pictures.draw(results_of(name, dict(made), keys_of(name)), tmp_path)
 
 
 def test_columns_that_were_not_run_have_no_place_on_the_axis(tmp_path: Path, drawn: list[Figure]) -> None:

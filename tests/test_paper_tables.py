@@ -188,6 +188,7 @@ def test_fairness_is_deviation_and_coefficient_and_less_is_better() -> None:
 
 def test_methods_are_tested_against_gpfl_or_where_it_was_not_run_against_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
+    few = SimpleNamespace(clients=SimpleNamespace(p=None), seeds=SimpleNamespace(p=0.5))
 
     def paired(one: Trials, other: Trials, *, spread: bool) -> object:
         asked.append((one.method, other.method))
@@ -202,15 +203,22 @@ def test_methods_are_tested_against_gpfl_or_where_it_was_not_run_against_the_bes
     assert entry(found, "fedper").p == pytest.approx(0.04)
     assert entry(found, "gpfl").p is None
     assert set(asked) == {("fedavg", "gpfl"), ("fedper", "gpfl")}
-    test = (
-        "p: paired signed-rank test of the accuracies against GPFL over clients (means over seeds); p over seeds: the same of"
-    )
+    test = "p: paired signed-rank test of the accuracies against GPFL over clients (means over seeds), corrected"
     page, source = paper.markdown(found, ORIGIN), paper.tex(found, ORIGIN)
     assert test in page
     assert "| p | p over seeds |" in page
     assert "| 0.040 | 0.030 |" in page
+    assert "p over seeds: the same test of the accuracies of all rows, a pair a seed, against GPFL." in page
     assert test.replace("signed-rank", "signed{-}rank") in source
+    assert "over seeds:" not in source, "which has no such column"
     assert r"\quad $p$ & {\footnotesize 0.020} & {\footnotesize --} \\" in source
+    monkeypatch.setattr("gpfl.study.statistics.paired", lambda one, other, spread: few)
+    page, source = paper.markdown(found, ORIGIN), paper.tex(found, ORIGIN)
+    assert "no p over clients, as a signed-rank test needs six of them." in page
+    assert "p: paired" not in page
+    assert "p over seeds: the same test" in page
+    assert "toy/whole: no p over clients, as a signed{-}rank test needs six of them." in source
+    assert r"\quad $p$" not in source
     rest = results({key: value for key, value in RUN.items() if key[1] != "gpfl"})
     assert beside.blocks(rest)[0].reference == "fedper"
 
@@ -383,8 +391,23 @@ def test_least_important_columns_are_left_out_first() -> None:
 
 def test_every_table_of_the_terminal_names_protocol_rounds_and_patience() -> None:
     [shown] = paper.rich_tables(results(RUN, settings=("gpfl.mu = 0.1",), validation=0.1))
-    said = "Protocol paper, at most 300 rounds, patience 100, 10% of training rows for validation; seeds 0, 1; set by hand: "
-    assert lines(shown, 160)[:2] == ["toy/whole: Whole, toys", f"{said}gpfl.mu = 0.1."]
+    rounds = "at most 300 rounds, ended after 100 without a better accuracy"
+    said = f"Protocol paper, {rounds}, 10% of training rows for validation; seeds 0, 1; set by hand: gpfl.mu = 0.1."
+    assert lines(shown, 200)[:2] == ["toy/whole: Whole, toys", said]
+
+
+@pytest.mark.parametrize(
+    ("patience", "words"),
+    [
+        (100, "at most 300 rounds, ended after 100 without a better accuracy"),
+        (300, "at most 300 rounds, patience 300, which ends none before"),
+        (0, "300 rounds without patience"),
+    ],
+)
+def test_patience_is_always_said(patience: int, words: str) -> None:
+    assert f"protocol paper (GPFL's formulas as printed), {words}; seeds" in paper.markdown(
+        results(RUN, patience=patience), ORIGIN
+    )
 
 
 def test_files_are_written_into_the_folder(tmp_path: Path) -> None:

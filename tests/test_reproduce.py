@@ -187,19 +187,19 @@ def test_other_data_are_refused_under_the_names_of_the_papers(command: Command) 
     )
 
 
-def test_cause_that_many_cells_share_is_told_once_and_makes_no_table(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cause_that_many_cells_share_is_told_once(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: object) -> None:
         raise gpfl.GpflError("the file is not what it was")
 
     monkeypatch.setattr(configs.Config, "federation", broken)
-    for words, code in ((("--dry-run",), 1), ((), 1)):
+    for words in (("--dry-run",), ()):
         said = command("reproduce", "toys", "--cells", "toy/*", *SHORT, *words)
-        assert said.code == code
-        named = "toy/whole fedavg, fedper, gpfl; toy/some fedavg, fedper, gpfl; toy/extra fedavg, fedper, gpfl"
+        assert said.code == 1
         assert said.err.count("the file is not what it was") == 1
-        assert f"{named}: the file is not what it was\n" in said.err
-    assert "Toys: nothing of it has been run, so there is no table." in said.out
-    assert not Path("results/toys").exists()
+        assert "toy/whole, toy/some, toy/extra fedavg, fedper, gpfl: the file is not what it was\n" in said.err
+        assert Path("results/toys").exists() == (not words)
+    assert {row["state"] for row in records().values()} == {"failed"}
+    assert Path("results/toys/table.md").read_text().count("the file is not what it was") == 1
 
 
 # Listing.
@@ -219,10 +219,12 @@ def test_dry_run_lists_cells_with_time_and_memory_and_runs_nothing(command: Comm
     monkeypatch.setattr(grid, "caveat", lambda table: f"{table.name} is a part.")
     said = command("reproduce", "all", "--dry-run", *SHORT)
     assert said.out.count("toy is a part.") == 1
-    assert said.out.endswith("Privacy:\nprivacy: data not here: gpfl data get cifar100\n")
+    assert said.out.endswith("All but privacy, which is made by attacks: gpfl reproduce privacy.\n")
     assert said.code == 0, said.err
     assert "har/real: data not here: gpfl data get har" in said.out
-    assert "6 cells to run, 0 done; at most 2 rounds." in said.out, "the fair ones are among them"
+    assert "6 cells to run, 0 done; at most 2 rounds, patience 100, which ends none before." in said.out, (
+        "the fair ones are among them"
+    )
     assert "from the operations of a round on this machine (cpu) as busy as it is." in said.out
     assert "(counted)" in said.out
     assert "Counted: the operations of a round at the speed of this machine now" in said.out
@@ -230,8 +232,6 @@ def test_dry_run_lists_cells_with_time_and_memory_and_runs_nothing(command: Comm
     assert "0/2" in said.out
     assert "about 7" in said.out, "kilobytes"
     assert content(Path()) == {}
-    some = command("reproduce", "all", "--dry-run", *SHORT, "--methods", "gpfl")
-    assert some.out.endswith("All but privacy, which does not listen to --methods: gpfl reproduce privacy.\n")
     assert command("reproduce", "toys", *SHORT, "--cells", "toy/whole", "--methods", "gpfl").code == 0
     again = command(
         "reproduce", "toys", "--dry-run", "--rounds", 2, "--seeds", "0,1,2", "--cells", "toy/*", "--methods", "gpfl"
@@ -602,7 +602,7 @@ def test_cell_with_a_damaged_config_is_named_and_stops_no_other(command: Command
         assert path.read_text() == damage(good), name
     said = command(*ALL, "--seeds", "0,1,2")
     assert said.code == 1
-    assert f"toy/whole gpfl; toy/again gpfl: {path} is damaged (" in said.err
+    assert f"toy/whole, toy/again gpfl: {path} is damaged (" in said.err
     assert states() == {"fedavg": "run 3", "fedper": "run 3", "gpfl": "failed 0"}
     assert content(cell / "seed-0") == trials, "no trial is run over"
     path.write_text(good)
@@ -646,7 +646,7 @@ def test_run_of_another_config_is_none_of_the_cell_whatever_its_folder_is_called
         path.write_text(path.read_text().replace("lam = 0.01", "lam = 0.5"))
     said = command(*ALL)
     assert said.code == 1
-    words = f"toy/whole gpfl; toy/again gpfl: {cell / 'config.toml'} has method.lam = 0.5, not 0.01: it is another run's: "
+    words = f"toy/whole, toy/again gpfl: {cell / 'config.toml'} has method.lam = 0.5, not 0.01: it is another run's: "
     assert f"{words}move {cell} away" in said.err
     assert states()["gpfl"] == "failed 0"
 
@@ -754,12 +754,12 @@ def test_trial_with_a_damaged_summary_is_named_and_run_again_where_it_is_removed
     assert states("fair") == {"fedavg": "run 2", "gpfl": "run 1"}
     planned = command(*ALL, "--dry-run")
     assert planned.code == 1
-    assert planned.err.startswith(f"gpfl: cannot be run: toy/whole gpfl; toy/again gpfl: {path} is damaged ({words}")
+    assert planned.err.startswith(f"gpfl: cannot be run: toy/whole, toy/again gpfl: {path} is damaged ({words}")
     assert "0 cells to run, 2 done" in planned.out, "no time is planned for what is refused"
     assert re.search(r"toy/whole +gpfl +1/2 +damaged", planned.out)
     said = command(*ALL)
     assert said.code == 1
-    assert f"toy/whole gpfl; toy/again gpfl: {path} is damaged ({words}" in said.err
+    assert f"toy/whole, toy/again gpfl: {path} is damaged ({words}" in said.err
     shutil.rmtree(cell / "seed-0")
     assert command(*ALL).code == 0
     assert states()["gpfl"] == "run 2"

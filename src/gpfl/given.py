@@ -54,6 +54,14 @@ def refuse_unheard(
             raise GpflError(f"--set {name}.… is for a method that is not {done}: add {name} to {place}, or leave it out")
 
 
+def results_folder(name: str) -> Path:
+    """Gives the folder of --out for results; refuses a file."""
+    folder = named_folder(name)
+    if folder.exists() and not folder.is_dir():
+        raise GpflError(f"--out {folder} is a file; name a folder")
+    return folder
+
+
 def named_folder(name: str, flag: str = "--out") -> Path:
     """Gives the folder of a flag."""
     if not name.strip():

@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 
 from gpfl.errors import counted
 from gpfl.report.tables import size
-from gpfl.report.wording import causes
+from gpfl.report.wording import causes, rounds_said
 from gpfl.study import grid
 from gpfl.study.estimate import Estimate
 from gpfl.study.grid import Job, Places, Plan
@@ -53,9 +53,8 @@ def show_plan(
     faults = {(cell.column.key, cell.entrant.label): fault for job, fault in damaged.items() for cell in job.cells}
     for words in causes(wrong | faults):
         complain(f"cannot be run: {words}")
-    patience = f", ended after {plan.patience} without a better accuracy" if plan.may_end_early else ""
-    rounds = counted(plan.rounds, "round")
-    say(f"{counted(len(lacking), 'cell')} to run, {len(jobs) - len(lacking) - len(damaged)} done; at most {rounds}{patience}.")
+    rounds = rounds_said(plan.rounds, plan.patience)
+    say(f"{counted(len(lacking), 'cell')} to run, {len(jobs) - len(lacking) - len(damaged)} done; {rounds}.")
     timed = [each for job in lacking if (each := about[job.folder]).seconds is not None]
     if timed:
         which = "" if len(timed) == len(lacking) else f" of {len(timed)} of them"

@@ -54,8 +54,8 @@ def write(jobs: Sequence[Job], plan: Plan, asked: Asked, problems: Places, figur
             extra=asked.rows[one.name],
             problems=divergences(everything, plan.seeds) | problems,
         )
-        if not any(results.trials.values()):
-            say(f"{one.title}: nothing of it has been run, so there is no table.")
+        if not any(results.trials.values()) and not results.problems:
+            say(f"{one.title}: nothing of it has ended, so no table is written.")
             continue
         for table in paper.rich_tables(results):
             wide().print(table)

@@ -16,7 +16,7 @@ from gpfl.attack_command import one_of, single, tell_case, tell_graph, whole_num
 from gpfl.defence.record import WHOLE
 from gpfl.defence.statement import accountant
 from gpfl.errors import GpflError, counted, did_you_mean
-from gpfl.given import named_folder, refuse_unheard, split_settings
+from gpfl.given import refuse_unheard, results_folder, split_settings
 from gpfl.grid_plan import show_plan
 from gpfl.grid_progress import GridReporter
 from gpfl.methods import METHODS
@@ -250,7 +250,7 @@ def planned(
     refuse_unheard(settings, own, names, done="run", kind="studies")
     if "defence" in settings:
         raise GpflError("--set defence.… is not for studies: curves have flags for their values")
-    folder = named_folder(out)
+    folder = results_folder(out)
     run = {"device": device, "engine": engine}
     plan = Plan(
         out=folder, seeds=tuple(seeds), rounds=rounds, patience=patience, run=run, common=settings, own=own, weights=weights
@@ -358,8 +358,8 @@ def train(jobs: Mapping[Cell, Job], plan: Plan) -> dict[Path, str]:
     about = estimates(lacking, plan, api.find_device(str(plan.run["device"])), count=False)
     with GridReporter(console, lacking, plan.seeds, about) as reporter:
         problems = grid.run_all(lacking, plan, reporter.watch, {"command": command_words(), "commit": commit()}, reporter.end)
-    for path, words in problems.items():
-        complain(f"{unique[path].label}: {words}")
+    for words in dict.fromkeys(problems.values()):
+        complain(f"{', '.join(unique[path].label for path in problems if problems[path] == words)}: {words}")
     return problems
 
 

@@ -27,7 +27,7 @@ class Reporter:
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
-            self._progress = bars(self.console, "round {task.completed:.0f}/{task.total:.0f}", TimeRemainingColumn())
+            self._progress = bars(self.console, "round {task.completed:.0f}/{task.total:.0f}", remaining())
             self._progress.start()
         return self
 
@@ -60,6 +60,11 @@ def bars(console: Console, count: str, *more: ProgressColumn) -> Progress:
     return Progress(TextColumn("{task.description}", markup=False), bar, TextColumn(count), Words(), *more, console=console)
 
 
+def remaining() -> ProgressColumn:
+    """Gives the time that is left of each line."""
+    return TimeRemainingColumn(table_column=Column(no_wrap=True))
+
+
 class LiveLine:
     """One line of a terminal that is drawn anew each round."""
 
@@ -70,7 +75,7 @@ class LiveLine:
     def line(self, line: Line, rounds: int) -> None:
         """Draws the round."""
         self._best = max(self._best, number(line, "accuracy"))
-        words = f"accuracy {number(line, 'accuracy'):.2%}, best {self._best:.2%}"
+        words = f"{number(line, 'accuracy'):.2%} accuracy, best {self._best:.2%}"
         if self._task is None:
             self._task = self._progress.add_task(self._label, total=rounds, words=words)
         self._progress.update(self._task, completed=number(line, "round"), words=words)

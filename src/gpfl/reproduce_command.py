@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import click
@@ -14,16 +14,17 @@ from typer.core import TyperCommand, TyperOption
 
 from gpfl import api, files, flags, privacy_command
 from gpfl.arguments import argument
+from gpfl.config import Given
 from gpfl.data import PUBLISHED
 from gpfl.data_command import Downloads
 from gpfl.errors import GpflError, counted
-from gpfl.given import named_folder, refuse_unheard, split_settings
+from gpfl.given import named_folder, refuse_unheard, results_folder, split_settings
 from gpfl.grid_plan import show_plan
 from gpfl.grid_progress import GridReporter
 from gpfl.grid_tables import show_held, tell_problems, write
 from gpfl.origin import command_words, commit
+from gpfl.privacy import columns as nine
 from gpfl.privacy import study
-from gpfl.privacy.columns import METHODS
 from gpfl.ranks import ranks
 from gpfl.report import paper
 from gpfl.study import grid
@@ -36,6 +37,8 @@ from gpfl.terminal import complain, console, say
 
 ATTACKS = ("privacy", "table5")
 """What the table is called that attacks on uploads make."""
+
+GO_ON = "what is done is kept, go on with the same command: {}"
 
 OF_ATTACKS = "gpfl privacy columns --help shows the flags of its attacks"
 
@@ -74,12 +77,11 @@ def reproduce(
     if not names:
         list_experiments()
         return
-    words = dict.fromkeys(word for name in names for word in split_words("EXPERIMENT", name.lower()))
-    tables = tuple(word for word in words if word not in ATTACKS)
+    words = tuple(dict.fromkeys(word for name in names for word in split_words("EXPERIMENT", name.lower())))
     if dry_run and only_tables:
         raise GpflError("--dry-run and --only-tables were both given: leave one out")
-    deaf = unheard_by_attacks(
-        {
+    if {*ATTACKS} & {*words}:
+        given = {
             "--methods": methods != "all",
             "--cells": cells is not None,
             "--validation": validation != 0,
@@ -87,24 +89,15 @@ def reproduce(
             "--tuned": tuned is not None,
             "--only-tables": only_tables,
             "--no-figures": not figures,
-        },
-        set_,
-        values,
-    )
-    if len(tables) < len(words) and deaf:
-        raise GpflError(f"privacy does not listen to {', '.join(deaf)}: leave out one or the other; {OF_ATTACKS}")
-    failed = False
-    if tables:
-        asked = selected(named(tables), cells, methods)
-        plan = planned(asked, seeds, rounds, patience, validation, out, table, set_, tuned, keep_weights, values)
-        failed = make_tables(asked, plan, dry_run, only_tables, figures)
-    if "all" in words and (deaf or ranks().world > 1):
-        why = f"does not listen to {', '.join(deaf)}" if deaf else "runs in one process"
-        say(f"All but privacy, which {why}: gpfl reproduce privacy.")
-    elif "all" in words or len(tables) < len(words):
-        if tables:
-            say("Privacy:")
-        make_attacks(flags.parse_seeds(seeds)[0], rounds, patience, set_, values, out, dry_run, alone=not tables)
+        }
+        refuse_unheard_by_attacks(words, [flag for flag, said in given.items() if said], set_, values)
+        make_attacks(flags.parse_seeds(seeds), rounds, patience, set_, values, out, dry_run)
+        return
+    asked = selected(named(words, ATTACKS), cells, methods)
+    plan = planned(asked, seeds, rounds, patience, validation, out, table, set_, tuned, keep_weights, values)
+    failed = make_tables(asked, plan, dry_run, only_tables, figures)
+    if "all" in words:
+        say("All but privacy, which is made by attacks: gpfl reproduce privacy.")
     if failed:
         ranks().wait()  # a process that ended before the first has spoken would take it along
         raise typer.Exit(1)
@@ -112,7 +105,7 @@ def reproduce(
 
 def make_tables(asked: Asked, plan: Plan, dry_run: bool, only_tables: bool, figures: bool) -> bool:
     """Tells whether something failed, having run what was asked for and is missing, and written its tables and figures."""
-    try:
+    with flags_named():
         grid.check(asked.cells, plan)
         if only_tables:
             show_held(asked, plan, figures)
@@ -124,9 +117,6 @@ def make_tables(asked: Asked, plan: Plan, dry_run: bool, only_tables: bool, figu
         with console.status("Laying out the cells"):
             jobs, wrong = grid.lay_out(here, plan, Grounds())
             about = estimates(jobs, plan, device, count=dry_run)
-    except GpflError as problem:
-        only = {f"{section}.{key}" for section, key in HAVE_FLAGS}
-        raise GpflError(flags.name_flags(str(problem), ("run", "train", "split"), only)) from None
     sound = show_plan(jobs, plan, about, wrong, wanting) if dry_run else True
     for words in dict.fromkeys(job.caveat for job in jobs if job.caveat):
         say(words)
@@ -140,47 +130,68 @@ def make_tables(asked: Asked, plan: Plan, dry_run: bool, only_tables: bool, figu
 
 
 def make_attacks(
-    seed: int,
+    seeds: Sequence[int],
     rounds: int,
     patience: int,
     set_: tuple[str, ...],
     values: Mapping[str, object],
     out: str,
     dry_run: bool,
-    *,
-    alone: bool,
 ) -> None:
-    """Makes the table of attacks on the runs of one seed; where nothing else was asked for, its data are got."""
-    settings, _ = split_settings(set_)
-    data = str(flags.merge(study.config_of_runs(), settings)["data"]["name"])
-    if not grid.here(data):
-        if not alone or dry_run:
-            say(f"privacy: data not here: gpfl data get {data}")
-            return
-        get_data([data])
+    """Makes the table of attacks on the runs of the first seed; data that are not here are got."""
     given = flags.given_by_flags(values).get("run", {})
     device, engine = (str(given.get(key, "auto")) for key in ("device", "engine"))
-    privacy_command.columns(
-        seed=seed,
-        rounds=rounds,
-        patience=patience,
-        set_=list(set_),
-        device=device,
-        engine=engine,
-        out=out,
-        dry_run=dry_run,
-    )
+    cells = study.open_cells()
+    with flags_named():
+        refuse_flagged(split_settings(set_)[0])
+        how = (cells, seeds[:1], rounds, patience, out, list(set_), device, engine)
+        plan = privacy_command.planned(*how, weights=True)
+    data = str(plan.given(cells[0])["data"]["name"])
+    if not dry_run and not grid.here(data):
+        get_data([data])
+    if len(seeds) > 1:
+        say(f"Attacks are on the runs of one seed, {seeds[0]}.")
+    try:
+        privacy_command.columns(
+            seed=seeds[0],
+            rounds=rounds,
+            patience=patience,
+            set_=list(set_),
+            device=device,
+            engine=engine,
+            out=out,
+            dry_run=dry_run,
+        )
+    except KeyboardInterrupt:
+        complain(GO_ON.format(command_words()))
+        raise
 
 
-def unheard_by_attacks(given: Mapping[str, bool], set_: tuple[str, ...], values: Mapping[str, object]) -> list[str]:
-    """Gives the flags that were given and that the table of attacks does not listen to."""
+def refuse_unheard_by_attacks(
+    words: Sequence[str], deaf: Sequence[str], set_: tuple[str, ...], values: Mapping[str, object]
+) -> None:
+    """Refuses to make the table of attacks together with others, or by flags that it does not listen to."""
+    if others := [word for word in words if word not in ATTACKS]:
+        raise GpflError(f"privacy is made by attacks, which {others[0]} is not: ask for one at a time; {OF_ATTACKS}")
     _, own = split_settings(set_)
     of_runs = flags.given_by_flags(values).get("run", {})
-    return [
-        *(flag for flag, said in given.items() if said),
-        *(f"--set {name}.…" for name in own if name not in METHODS),
+    deaf = [
+        *deaf,
+        *(f"--set {name}.…" for name in own if name not in nine.METHODS),
         *(f"--{key.replace('_', '-')}" for key in of_runs if key not in ("device", "engine")),
     ]
+    if deaf:
+        raise GpflError(f"privacy does not listen to {', '.join(deaf)}: leave out one or the other; {OF_ATTACKS}")
+
+
+@contextmanager
+def flags_named() -> Iterator[None]:
+    """Names the flags of this command in refusals that speak of options."""
+    try:
+        yield
+    except GpflError as problem:
+        only = {f"{section}.{key}" for section, key in HAVE_FLAGS}
+        raise GpflError(flags.name_flags(str(problem), ("run", "train", "split"), only)) from None
 
 
 # What is asked.
@@ -203,14 +214,10 @@ def planned(
     settings, own = split_settings(set_)
     running = [row.method["name"] for rows in asked.rows.values() for row in rows]
     refuse_unheard(settings, own, running, done="run", kind="tables")
-    for (section, key), name in HAVE_FLAGS.items():
-        if key in settings.get(section, {}):
-            raise GpflError(f"--set {section}.{key} would not be named in tables: give {name}")
+    refuse_flagged(settings)
     if "name" in settings.get("data", {}):
         raise GpflError("--set data.name would put other data under the names of the paper's: gpfl compare --data is for them")
-    folder = named_folder(out)
-    if folder.exists() and not folder.is_dir():
-        raise GpflError(f"--out {folder} is a file; name a folder")
+    folder = results_folder(out)
     chosen = Chosen.read(named_folder(tuned, "--tuned")) if tuned is not None else None
     if chosen:
         chosen.refuse_twice(own, settings)
@@ -230,6 +237,13 @@ def planned(
         tuned=chosen,
         table=table_name(table, [one.name for one in asked.experiments], folder) if table is not None else "",
     )
+
+
+def refuse_flagged(settings: Given) -> None:
+    """Refuses settings that have a flag of their own, by which tables name them."""
+    for (section, key), name in HAVE_FLAGS.items():
+        if key in settings.get(section, {}):
+            raise GpflError(f"--set {section}.{key} would not be named in tables: give {name}")
 
 
 def table_name(name: str, asked: Sequence[str], out: Path) -> str:
@@ -294,7 +308,8 @@ def list_experiments() -> None:
             missing = "" if grid.here(column.data) else f"; data not here: gpfl data get {column.data}"
             extra = "; only where --cells names it" if column.extra else ""
             say(f"  {column.key:<26}{column.heading}, {column.group}{extra}{missing}")
-    say(f"privacy (table5): attacks on uploads, nine columns on Cifar100; {OF_ATTACKS}")
+    missing = "" if grid.here("cifar100") else "; data not here: gpfl data get cifar100"
+    say(f"privacy (table5): attacks on uploads, nine columns on Cifar100; {OF_ATTACKS}{missing}")
     say("")
     say("gpfl reproduce table1 --methods gpfl,fedavg --cells cifar100/practical    # a name, its rows and its columns")
     say("gpfl reproduce all --dry-run                                              # what would be run, and how long")
@@ -323,7 +338,7 @@ def run(
         if ranks().first:
             with suppress(GpflError):
                 write(jobs, plan, asked, {}, figures=False)
-        complain(f"what is done is kept, go on with the same command: {command_words()}")
+        complain(GO_ON.format(command_words()))
         raise
     if left := [job.label for job in jobs if failed.get(job.folder) == grid.BUSY]:
         say(f"Left to another process, which is at it: {', '.join(left)}. Start again when it has ended.")
@@ -358,7 +373,7 @@ def flag(name: str, default: object, words: str, *, kind: type = str, metavar: s
 
 def reproduce_command() -> click.Command:
     """Gives the command `reproduce`."""
-    names = "Experiments, such as effectiveness, table1, scalability, figure3, or all; without one they are listed."
+    names = "Experiments, such as effectiveness, table1, scalability, figure3, privacy, or all; without one they are listed."
     params: list[click.Parameter] = [
         argument("names", names, metavar="[EXPERIMENT]…", several=True),
         flag(

@@ -15,6 +15,9 @@ from gpfl.study.experiments import FAR, Column, Published, spelled
 from gpfl.study.results import Results
 from gpfl.study.trials import Trials
 
+Chance = float | None
+"""A p-value; None where there was no test."""
+
 REFERENCE = "gpfl"
 """The row that others are tested against; where it was not run, the best one."""
 
@@ -246,9 +249,6 @@ def against(entries: Sequence[Entry]) -> str:
         return REFERENCE
     best = foremost(entries)
     return best.label if best else ""
-
-
-Chance = float | None
 
 
 def tests(entries: Iterable[Entry], reference: str, fairness: bool) -> tuple[dict[str, tuple[Chance, Chance]], dict[str, str]]:

@@ -13,7 +13,7 @@ from gpfl import files
 from gpfl.report import latex
 from gpfl.report.beside import Block, Entry, Spread, blocks
 from gpfl.report.screen import Screen, Strip
-from gpfl.report.wording import NONE, brief, chance, difference, notes, ours, place, protocol, spread, tested, theirs
+from gpfl.report.wording import NONE, brief, chance, difference, notes, ours, place, protocol, spread, tested, theirs, untested
 from gpfl.study.experiments import spelled
 from gpfl.study.results import Results
 from gpfl.study.trials import Trials
@@ -104,22 +104,8 @@ def details(block: Block) -> list[str]:
     columns = detail_columns(block)
     lines += [row(columns), rule(len(columns) - 1)]
     lines += [row(cells) for cells in zip(*columns.values(), strict=True)]
-    said = [block.order] if block.order else []
-    said += tested([block])
-    testable = any(entry.trials and entry.label not in (block.reference, *block.untested) for entry in block.entries)
-    if testable and all(entry.p is None for entry in block.entries):
-        said.append("p: none over clients, as a signed-rank test needs six of them.")
-    said += untested(block)
+    said = [*([block.order] if block.order else []), *tested([block], over_seeds=True)]
     return [*lines, "", " ".join(said)] if said else lines
-
-
-def untested(block: Block) -> list[str]:
-    """Gives sentences about the rows of a column that could not be tested."""
-    found = []
-    for why in dict.fromkeys(block.untested.values()):
-        labels = [spelled(label) for label, words in block.untested.items() if words == why]
-        found.append(f"No p of {', '.join(labels)}: {why}.")
-    return found
 
 
 def detail_columns(block: Block) -> dict[str, list[str]]:
@@ -200,9 +186,10 @@ def tex(results: Results, origin: Origin) -> str:
         f"ranks{', both among the methods that were run and for which the paper has a number' * printed}."
     )
     caveats = [f"Data of {block.column.key}: {block.caveat}" for block in made if block.caveat]
-    said = [latex.text(words) for words in (*protocol(results), *tested(made), *caveats, *notes(results, made))]
+    words = [*protocol(results), *tested(made, over_seeds=False), *caveats, *notes(results, made)]
     last = latex.breakable(f"Made by {origin.words(results).replace('`', '')}")
-    return latex.table(latex.text(caption), f"gpfl-{results.name}", groups, headings, body, [*said, last])
+    foot = [*map(latex.text, words), last]
+    return latex.table(latex.text(caption), f"gpfl-{results.name}", groups, headings, body, foot)
 
 
 def in_order(rank: float | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -82,7 +83,8 @@ def draw_lines(results: Results, out: Path) -> list[Path]:
     stops, columns = stops_of(results.experiment.name, run)
     series = [line_of(results, row.label, columns) for row in results.rows]
     drawn = [one for one in series if one.last is not None]
-    return lines.draw(drawn, stops, stem(results, out), heading(results), what="best test accuracy, %", axis=axis)
+    title = heading(dataclasses.replace(results, columns=tuple(run)))
+    return lines.draw(drawn, stops, stem(results, out), title, what="best test accuracy, %", axis=axis)
 
 
 def line_of(results: Results, label: str, columns: list[Column]) -> lines.Series:

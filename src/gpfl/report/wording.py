@@ -68,12 +68,19 @@ def chance(p: float | None) -> str:
     return NONE if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
+def rounds_said(rounds: int, patience: int) -> str:
+    """Gives how many rounds runs may have, and what ends them before."""
+    most = counted(rounds, "round")
+    if not patience:
+        return f"{most} without patience"
+    if patience >= rounds:
+        return f"at most {most}, patience {patience}, which ends none before"
+    return f"at most {most}, ended after {patience} without a better accuracy"
+
+
 def protocol(results: Results) -> list[str]:
     """Gives the sentences about how the numbers were made."""
-    early = f"ended after {results.patience} without a better accuracy"
-    if results.patience >= results.rounds:
-        early = f"patience {results.patience}, which ends none before"
-    rounds = f"at most {counted(results.rounds, 'round')}, {early}" if results.patience else counted(results.rounds, "round")
+    rounds = rounds_said(results.rounds, results.patience)
     printed = bool(results.experiment.paper)
     said = [
         f"Ours: protocol {results.protocol} ({PROTOCOLS[results.protocol]}), {rounds}; {chosen(results)}."
@@ -103,8 +110,7 @@ def protocol(results: Results) -> list[str]:
 def brief(results: Results) -> str:
     """Gives how the numbers were made in a line for the terminal."""
     kept = f", {results.validation:.0%} of training rows for validation" if results.validation else ""
-    rounds = f"at most {counted(results.rounds, 'round')}, patience {results.patience}"
-    return f"Protocol {results.protocol}, {rounds}{kept}; {chosen(results)}."
+    return f"Protocol {results.protocol}, {rounds_said(results.rounds, results.patience)}{kept}; {chosen(results)}."
 
 
 def chosen(results: Results) -> str:
@@ -128,7 +134,10 @@ def causes(problems: Mapping[tuple[str, str], str]) -> list[str]:
     """Gives what is wrong with cells in lines for the terminal: every cause once, behind all cells that have it."""
     lines = []
     for words, cells in by_words(problems).items():
-        named = "; ".join(f"{key} {', '.join(rows)}" for key, rows in by_column(cells).items())
+        columns: dict[tuple[str, ...], list[str]] = {}
+        for key, rows in by_column(cells).items():
+            columns.setdefault(tuple(rows), []).append(key)
+        named = "; ".join(f"{', '.join(keys)} {', '.join(rows)}" for rows, keys in columns.items())
         lines.append(f"{named}: {words}")
     return lines
 
@@ -151,23 +160,38 @@ def cells_in_words(cells: Sequence[tuple[str, str]]) -> str:
     return "; ".join(f"{key}, {', '.join(map(spelled, rows))}" for key, rows in by_column(cells).items())
 
 
-def tested(made: Sequence[Block]) -> list[str]:
-    """Gives sentences about the tests behind p, those of columns that are tested against one method in one."""
-    against: dict[str, list[Block]] = {}
-    for block in made:
-        if any(entry.p is not None or entry.seeds_p is not None for entry in block.entries):
-            against.setdefault(block.reference, []).append(block)
+def tested(made: Sequence[Block], *, over_seeds: bool) -> list[str]:
+    """Gives sentences about the tests behind p, and why there is none; those over seeds where the table shows them."""
     said = []
-    for reference, blocks in against.items():
+    for reference in dict.fromkeys(block.reference for block in made):
+        blocks = [block for block in made if block.reference == reference]
+        found = [block for block in blocks if any(entry.p is not None for entry in block.entries)]
         what = "how far clients' accuracies lie from their mean" if blocks[0].fairness else "the accuracies"
-        which = "" if len(against) == 1 else f" ({', '.join(block.column.key for block in blocks)})"
-        seeds = any(entry.seeds_p is not None for block in blocks for entry in block.entries)
-        also = f"; p over seeds: the same of {'their deviations' if blocks[0].fairness else 'the trials'}" if seeds else ""
-        said.append(
-            f"p: paired signed-rank test of {what} against {spelled(reference)} over clients (means over seeds){also}, "
-            f"corrected for the number of methods by Holm's rule{which}."
-        )
+        if found:
+            which = "" if len(found) == len(made) else f" ({', '.join(block.column.key for block in found)})"
+            said.append(
+                f"p: paired signed-rank test of {what} against {spelled(reference)} over clients (means over seeds), corrected "
+                f"for the number of methods by Holm's rule{which}."
+            )
+        if over_seeds and any(entry.seeds_p is not None for block in blocks for entry in block.entries):
+            trials = "their standard deviations" if blocks[0].fairness else "the accuracies of all rows"
+            said.append(f"p over seeds: the same test of {trials}, a pair a seed, against {spelled(reference)}.")
+    for block in made:
+        where = f"{block.column.key}: " * (len(made) > 1)
+        testable = any(entry.trials and entry.label not in (block.reference, *block.untested) for entry in block.entries)
+        if testable and all(entry.p is None for entry in block.entries):
+            said.append(f"{where}no p over clients, as a signed-rank test needs six of them.")
+        said += [f"{where}{words}" for words in untested(block)]
     return said
+
+
+def untested(block: Block) -> list[str]:
+    """Gives sentences about the rows of a column that could not be tested."""
+    found = []
+    for why in dict.fromkeys(block.untested.values()):
+        labels = [spelled(label) for label, words in block.untested.items() if words == why]
+        found.append(f"No p of {', '.join(labels)}: {why}.")
+    return found
 
 
 def notes(results: Results, made: Sequence[Block]) -> list[str]:

@@ -138,10 +138,12 @@ class Chosen:
         """Gives the refusal of a search under other settings than a cell has: the first of them, and how to search with all."""
         section, key = others[0]
         searched, ours = (repr(held[section][key]) if key in held[section] else "nothing" for held in (study, complete))
+        renamed = [name for name, one in others if one == "name"]  # under another name all options of a section are others
+        wanted = [*others, *((name, one) for name in renamed for one in complete[name])]
         sets = " ".join(
-            f"--set {section}.{key}={value if isinstance(value, str) else toml.value_text(value)}"
-            for section, key in others
-            if (value := complete[section].get(key)) is not None
+            f"--set {name}.{one}={value if isinstance(value, str) else toml.value_text(value)}"
+            for name, one in dict.fromkeys(wanted)
+            if (value := complete[name].get(one)) is not None and one != "validation"
         )
         column = "name the columns that this search is for with --cells"
         way = column if section in ("data", "split", "net") else "ask for what was searched with"

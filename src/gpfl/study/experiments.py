@@ -151,14 +151,17 @@ def place(experiment: Experiment) -> tuple[bool, str, bool, str]:
     return not first.startswith("table"), first, experiment.name != "real-world", experiment.name
 
 
-def named(words: Sequence[str]) -> list[Experiment]:
-    """Gives the experiments of names such as "scalability", "table1", "figure3" or "all", each once."""
+def named(words: Sequence[str], others: Sequence[str] = ()) -> list[Experiment]:
+    """Gives the experiments of names such as "scalability", "table1", "figure3" or "all", each once.
+
+    `others` are names of what is no experiment here, and may be meant.
+    """
     known = experiments()
     found: dict[str, Experiment] = {}
     for word in words:
         meant = [one for one in known.values() if word == "all" or word in (one.name, *one.aliases)]
         if not meant:
-            names = {*known, "all", *(alias for one in known.values() for alias in one.aliases)}
+            names = {*known, *others, "all", *(alias for one in known.values() for alias in one.aliases)}
             raise GpflError(f"unknown experiment '{word}'; {did_you_mean(word, names)}")
         found |= {one.name: one for one in meant}
     return list(found.values())
