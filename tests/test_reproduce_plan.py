@@ -133,16 +133,16 @@ def test_words_on_rounds_are_true_of_recorded_runs() -> None:
     assert max(run["ended"] for run in runs if run["data"] == "amazon") <= 120
     assert sum(early["cifar100"]) > len(early["cifar100"]) / 2
     assert 0 < sum(early["fmnist"]) < len(early["fmnist"]) / 2
-    assert 0 < sum(early["har"]) < len(early["har"]) / 4
-    assert not any(early["agnews"])
+    for name in ("har", "agnews"):
+        assert 0 < sum(early[name]) < len(early[name]) / 4, name
     late = [run for run in recorded() if run["data"] == "agnews" and run["planned"] == 2000 and run["beta"] == 1]
     assert all(run["best"] < 250 if run["method"] == "fedproto" else run["best"] > 850 for run in late)
     most = [run["ended"] > 300 for run in recorded() if run["data"] == "agnews" and run["planned"] > 300]
     assert sum(most) > len(most) / 2
     page = (DOCS / "reproduce.md").read_text()
-    assert "all on Amazon, by round 120, most on Cifar100, less than half on FMNIST, few on HAR and none on AG News" in page
+    assert "all on Amazon, by round 120, most on Cifar100, less than half on FMNIST, few on HAR and AG News" in page
     assert "with 2000 rounds the best came after round 850 (FedProto's before 250)" in page
-    assert "all on Amazon, most on Cifar100, less than half on FMNIST, few on HAR and none on AG News" in grid_plan.UP_TO
+    assert "all on Amazon, most on Cifar100, less than half on FMNIST, few on HAR and AG News" in grid_plan.UP_TO
     [rounds] = [one for one in reproduce_command().params if one.name == "rounds"]
     assert "on Amazon by round 120 and most on Cifar100 by 300; most on FMNIST, HAR and AG News went on" in rounds.help
 

@@ -23,7 +23,7 @@ COUNTED = (
 )
 UP_TO = (
     "Up to: for all rounds. Patience may end a run long before: of ours with at most 300 rounds it ended all on Amazon, most "
-    "on Cifar100, less than half on FMNIST, few on HAR and none on AG News."
+    "on Cifar100, less than half on FMNIST, few on HAR and AG News."
 )
 HEADINGS = ("cell", "method", "seeds\ndone", "time", "memory", "in", "folder")
 LESSER = ("folder", "in", "memory")
