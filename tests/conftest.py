@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -102,6 +103,25 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         return Said(int(ended.value.code or 0), said.out, said.err)
 
     return call
+
+
+@pytest.fixture
+def toy_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Two tables of toys in place of the paper's; HAR is not on this machine."""
+    from toy_tables import FAIR, TOYS
+
+    from gpfl.study import experiments as studies
+
+    folder = tmp_path_factory.mktemp("configs")
+    (folder / "toys.toml").write_text(TOYS)
+    (folder / "fair.toml").write_text(FAIR)
+    shutil.copytree(studies.folder() / "attacks", folder / "attacks")
+    monkeypatch.setattr(studies, "folder", lambda: folder)
+    monkeypatch.setenv("GPFL_CACHE", str(folder / "cache"))
+    monkeypatch.delenv("GPFL_DATA", raising=False)
+    studies.experiments.cache_clear()
+    yield
+    studies.experiments.cache_clear()
 
 
 def diverge(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Command, Said
+from conftest import Command
 from rich.console import Console
+from toy_tables import refused
 
 from gpfl import grid_plan
 from gpfl.grid_plan import plan_table
@@ -41,13 +42,6 @@ def toys(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     studies.experiments.cache_clear()
     yield
     studies.experiments.cache_clear()
-
-
-def refused(said: Said, *words: str) -> None:
-    assert said.code == 2, said.out
-    assert said.err.count("\n") == 1
-    for word in words:
-        assert word in said.err
 
 
 # The plan.

@@ -1,0 +1,83 @@
+"""Two tables of toys in place of the paper's, and what their tests share."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from conftest import Said
+
+TOYS = """
+title = "Toys"
+caption = "The accuracy (%) on toys."
+measure = "accuracy"
+aliases = ["table9"]
+rows = ["fedavg", "fedper", "gpfl"]
+
+[[columns]]
+key = "toy/whole"
+heading = "Whole"
+group = "toys"
+data = { name = "toy" }
+
+[columns.paper]
+fedavg = [40.0, 0.5]
+gpfl = [60.0, 0.5]
+
+[[columns]]
+key = "toy/some"
+heading = "N = 3|4"
+group = "toys"
+data = { name = "toy" }
+split = { clients = 3, of = 4 }
+
+[[columns]]
+key = "har/real"
+heading = "HAR"
+group = "people"
+data = { name = "har" }
+
+[[columns]]
+key = "toy/extra"
+heading = "Extra"
+group = "toys"
+extra = true
+data = { name = "toy" }
+train = { lr = 0.2 }
+"""
+FAIR = """
+title = "Fair toys"
+caption = "Deviation over clients."
+measure = "fairness"
+aliases = ["table10"]
+rows = ["fedavg", "gpfl"]
+
+[[columns]]
+key = "toy/again"
+heading = "Whole"
+group = "toys"
+data = { name = "toy" }
+
+[columns.paper]
+fedavg = [3.0, 20.0]
+gpfl = [2.0, 10.0]
+"""
+
+
+SHORT = ("--rounds", 2, "--seeds", "0,1")
+
+
+def records(name: str = "toys", out: str = "results") -> dict[tuple[str, str], dict[str, str]]:
+    with Path(out, name, "table.csv").open(newline="") as file:
+        return {(row["column"], row["method"]): row for row in csv.DictReader(file)}
+
+
+def runs(out: str = "results") -> list[str]:
+    return sorted(str(path.parent.relative_to(out)) for path in Path(out).glob("runs/*/*/summary.json"))
+
+
+def refused(said: Said, *words: str) -> None:
+    assert said.code == 2, said.out
+    assert said.err.count("\n") == 1
+    for word in words:
+        assert word in said.err
