@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -108,20 +107,13 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 @pytest.fixture
 def toy_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two tables of toys in place of the paper's; HAR is not on this machine."""
-    from toy_tables import FAIR, TOYS
-
-    from gpfl.study import experiments as studies
+    from toy_tables import FAIR, TOYS, in_place_of_the_papers
 
     folder = tmp_path_factory.mktemp("configs")
-    (folder / "toys.toml").write_text(TOYS)
-    (folder / "fair.toml").write_text(FAIR)
-    shutil.copytree(studies.folder() / "attacks", folder / "attacks")
-    monkeypatch.setattr(studies, "folder", lambda: folder)
     monkeypatch.setenv("GPFL_CACHE", str(folder / "cache"))
     monkeypatch.delenv("GPFL_DATA", raising=False)
-    studies.experiments.cache_clear()
-    yield
-    studies.experiments.cache_clear()
+    with in_place_of_the_papers(folder, toys=TOYS, fair=FAIR):
+        yield
 
 
 def diverge(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:

@@ -14,7 +14,7 @@ from conftest import Command, Toy
 from test_privacy_attacks import blobs
 
 import gpfl
-from gpfl import privacy_command, reproduce_command
+from gpfl import privacy_command
 from gpfl.data import DATA
 from gpfl.defence.statement import gaussian
 from gpfl.privacy import columns, curves, leaks, study
@@ -273,25 +273,29 @@ def test_reproduce_makes_table_5_with_the_runs_of_its_first_seed(pictures: Comma
 def test_reproduce_refuses_attacks_before_data_are_got(
     command: Command, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], complaint: str
 ) -> None:
-    monkeypatch.setattr(reproduce_command, "get_data", lambda names: pytest.fail("data are got"))
+    monkeypatch.setattr(privacy_command, "get_data", lambda names: pytest.fail("data are got"))
     Path("file").write_text("mine")
     said = command("reproduce", *words)
     assert said.code == 2
     assert complaint in said.err
 
 
-def test_reproduce_gets_the_data_of_table_5_where_they_are_not_here(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[object] = []
-    monkeypatch.setattr(reproduce_command.grid, "here", lambda data: False)
-    monkeypatch.setattr(reproduce_command, "get_data", done.append)
-    monkeypatch.setattr(privacy_command, "columns", lambda **given: done.append(given["seed"]))
-    said = command("reproduce", "privacy", "--seeds", "3,4")
-    assert said.code == 0, said.err
-    assert said.out == "Attacks are on the runs of one seed, 3.\n"
-    assert done == [["cifar100"], 3]
-    done.clear()
-    assert command("reproduce", "privacy", "--seeds", "3", "--dry-run").code == 0
-    assert done == [3]
+@pytest.mark.parametrize(
+    "words", [("reproduce", "privacy"), ("privacy", "columns"), ("privacy", "leaks"), ("privacy", "curves")]
+)
+def test_data_that_are_not_here_are_got_but_by_a_dry_run(
+    command: Command, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    def get(names: list[str]) -> None:
+        raise gpfl.GpflError(f"{names} would be got")
+
+    monkeypatch.setattr(privacy_command.grid, "here", lambda data: False)
+    monkeypatch.setattr(privacy_command, "get_data", get)
+    for more, complaint in (((), "['cifar100'] would be got"), (("--dry-run",), "not here: gpfl data get cifar100")):
+        said = command(*words, *more)
+        assert said.code == 2
+        assert complaint in said.err
+    assert ("Attacks are on the runs of one seed, 0.\n" in said.out) == (words[0] == "reproduce")
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 from conftest import Command
 from rich.console import Console
-from toy_tables import refused
+from toy_tables import in_place_of_the_papers, refused
 
 from gpfl import grid_plan
 from gpfl.grid_plan import plan_table
 from gpfl.reproduce_command import reproduce_command
-from gpfl.study import experiments as studies
 
 DOCS = Path(__file__).parents[1] / "docs"
 TOYS = """
@@ -34,14 +33,10 @@ data = { name = "toy" }
 
 
 @pytest.fixture
-def toys(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A table of toys in place of the paper's."""
-    folder = tmp_path_factory.mktemp("configs")
-    (folder / "toys.toml").write_text(TOYS)
-    monkeypatch.setattr(studies, "folder", lambda: folder)
-    studies.experiments.cache_clear()
-    yield
-    studies.experiments.cache_clear()
+    with in_place_of_the_papers(tmp_path_factory.mktemp("configs"), toys=TOYS):
+        yield
 
 
 # The plan.

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import csv
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from conftest import Said
+
+from gpfl.study import experiments
 
 TOYS = """
 title = "Toys"
@@ -62,6 +68,19 @@ data = { name = "toy" }
 fedavg = [3.0, 20.0]
 gpfl = [2.0, 10.0]
 """
+
+
+@contextmanager
+def in_place_of_the_papers(folder: Path, **tables: str) -> Iterator[None]:
+    """Lets these tables be the only ones, written into a folder."""
+    for name, text in tables.items():
+        (folder / f"{name}.toml").write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        shutil.copytree(experiments.folder() / "attacks", folder / "attacks")
+        patch.setattr(experiments, "folder", lambda: folder)
+        experiments.experiments.cache_clear()
+        yield
+    experiments.experiments.cache_clear()
 
 
 SHORT = ("--rounds", 2, "--seeds", "0,1")

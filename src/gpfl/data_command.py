@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -141,6 +142,13 @@ def show_command() -> click.Command:
         *flags.config_flags(("data", "split")),
     ]
     return TyperCommand("show", callback=show, params=params, help=show.__doc__, rich_markup_mode="rich")
+
+
+def get_data(names: Iterable[str]) -> None:
+    """Gets data that a command needs from their publishers."""
+    with Downloads() as downloads:
+        for name in names:
+            PUBLISHED[name].get(tell=downloads.tell)
 
 
 class Downloads:

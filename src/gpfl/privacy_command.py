@@ -13,6 +13,7 @@ import typer
 
 from gpfl import api
 from gpfl.attack_command import one_of, single, tell_case, tell_graph, whole_numbers
+from gpfl.data_command import get_data
 from gpfl.defence.record import WHOLE
 from gpfl.defence.statement import accountant
 from gpfl.errors import GpflError, counted, did_you_mean
@@ -95,7 +96,7 @@ def columns(
     effort = effort_of("attack", iterations, restarts, victims, graph)
     cells = study.open_cells()
     plan = planned(cells, [seed], rounds, patience, out, set_, device, engine, weights=True)
-    grounds = grounds_for(cells, plan)
+    grounds = grounds_for(cells, plan, dry_run)
     refuse_victims(cells[0], plan, grounds, images, sorted({1, *batches}), effort)
     jobs = study.jobs_of(cells, plan, grounds)
     cases = len(nine.COLUMNS) * len(kinds) * len(which) * len(batches) * len(trained) + len(kinds)
@@ -139,7 +140,7 @@ def leaks(
     names = list(METHODS) if methods == "all" else known_methods(methods)
     cells = study.open_cells(names)
     plan = planned(cells, [seed], rounds, patience, out, set_, device, engine, weights=True)
-    jobs = study.jobs_of(cells, plan, grounds_for(cells, plan))
+    jobs = study.jobs_of(cells, plan, grounds_for(cells, plan, dry_run))
     if dry_run:
         show(jobs, plan, "labels and members of all clients are then guessed")
         return
@@ -189,7 +190,7 @@ def curves(
     bare = study.spots(names, {}, *bounds, delta, weights=which == "best")
     planned_rounds = rounds or cast(int, own["rounds"])
     plan = planned([s.cell for s in bare], numbers, planned_rounds, 0, out, set_, device, engine, weights=which == "best")
-    grounds = grounds_for([spot.cell for spot in bare], plan)
+    grounds = grounds_for([spot.cell for spot in bare], plan, dry_run)
     refuse_victims(bare[0].cell, plan, grounds, images, [1], effort)
     variants = study.variants_of(bare, plan, grounds)
     texts = {"noise": noise, "example_noise": example_noise, "top_k": top_k, "bits": bits}
@@ -259,11 +260,13 @@ def planned(
     return plan
 
 
-def grounds_for(cells: Sequence[Cell], plan: Plan) -> Grounds:
-    """Gives the ground of the runs, whose data must be here."""
+def grounds_for(cells: Sequence[Cell], plan: Plan, dry_run: bool) -> Grounds:
+    """Gives the ground of the runs; data that are not here are got, which a dry run does not do."""
     data = str(plan.given(cells[0])["data"]["name"])
     if not grid.here(data):
-        raise GpflError(f"the data '{data}' are not here: gpfl data get {data}")
+        if dry_run:
+            raise GpflError(f"the data '{data}' are not here: gpfl data get {data}")
+        get_data([data])
     return Grounds()
 
 

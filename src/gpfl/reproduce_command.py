@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -15,8 +15,7 @@ from typer.core import TyperCommand, TyperOption
 from gpfl import api, files, flags, privacy_command
 from gpfl.arguments import argument
 from gpfl.config import Given
-from gpfl.data import PUBLISHED
-from gpfl.data_command import Downloads
+from gpfl.data_command import get_data
 from gpfl.errors import GpflError, counted
 from gpfl.given import named_folder, refuse_unheard, results_folder, split_settings
 from gpfl.grid_plan import show_plan
@@ -24,7 +23,6 @@ from gpfl.grid_progress import GridReporter
 from gpfl.grid_tables import show_held, tell_problems, write
 from gpfl.origin import command_words, commit
 from gpfl.privacy import columns as nine
-from gpfl.privacy import study
 from gpfl.ranks import ranks
 from gpfl.report import paper
 from gpfl.study import grid
@@ -138,30 +136,24 @@ def make_attacks(
     out: str,
     dry_run: bool,
 ) -> None:
-    """Makes the table of attacks on the runs of the first seed; data that are not here are got."""
+    """Makes the table of attacks on the runs of the first seed."""
     given = flags.given_by_flags(values).get("run", {})
     device, engine = (str(given.get(key, "auto")) for key in ("device", "engine"))
-    cells = study.open_cells()
-    with flags_named():
-        refuse_flagged(split_settings(set_)[0])
-        how = (cells, seeds[:1], rounds, patience, out, list(set_), device, engine)
-        plan = privacy_command.planned(*how, weights=True)
-    data = str(plan.given(cells[0])["data"]["name"])
-    if not dry_run and not grid.here(data):
-        get_data([data])
     if len(seeds) > 1:
         say(f"Attacks are on the runs of one seed, {seeds[0]}.")
     try:
-        privacy_command.columns(
-            seed=seeds[0],
-            rounds=rounds,
-            patience=patience,
-            set_=list(set_),
-            device=device,
-            engine=engine,
-            out=out,
-            dry_run=dry_run,
-        )
+        with flags_named():
+            refuse_flagged(split_settings(set_)[0])
+            privacy_command.columns(
+                seed=seeds[0],
+                rounds=rounds,
+                patience=patience,
+                set_=list(set_),
+                device=device,
+                engine=engine,
+                out=out,
+                dry_run=dry_run,
+            )
     except KeyboardInterrupt:
         complain(GO_ON.format(command_words()))
         raise
@@ -291,13 +283,6 @@ def divided(asked: Asked, dry_run: bool) -> tuple[list[Cell], dict[str, list[str
     for name, keys in wanting.items():
         say(f"{', '.join(keys)}: data not here: gpfl data get {name}")
     return here, wanting
-
-
-def get_data(names: Iterable[str]) -> None:
-    """Gets data from their publishers."""
-    with Downloads() as downloads:
-        for name in names:
-            PUBLISHED[name].get(tell=downloads.tell)
 
 
 def list_experiments() -> None:
