@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import runpy
@@ -196,6 +197,18 @@ def test_shares_of_a_class_that_lie_together_have_one_name() -> None:
     made = squares({(0, 0): (0, 0), (1, 0): (0, 0.01), (2, 0): (9, 9), (2, 1): (9, 0)})
     found = pictures.islands(maps.Map(measure(made), 2, made.label, made.client, made.x))
     assert [(island.label, island.clients) for island in found] == [(0, [0, 1]), (0, [2]), (1, [2])]
+
+
+def test_names_of_islands_that_lie_on_one_another_stand_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    monkeypatch.setattr(pictures.drawing, "write", lambda figure, stem: drawn.append(figure) or [])
+    made = squares({(0, 0): (0, 0), (0, 1): (0, 0.1), (1, 2): (0.1, 0), (1, 3): (9, 9), (2, 4): (9, 9.1)})
+    pictures.draw([maps.Map(measure(made), 2, made.label, made.client, made.x)], tmp_path / "tsne", "title")
+    (figure,) = drawn
+    figure.draw_without_rendering()
+    names = [text.get_window_extent() for text in figure.axes[0].texts]
+    assert len(names) == 5
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(names, 2))
 
 
 def test_many_classes_have_as_many_colours() -> None:

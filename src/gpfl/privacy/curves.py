@@ -23,6 +23,7 @@ from gpfl.privacy.study import FAMILIES, Spot, engine_of, loaded
 from gpfl.privacy.table import Line
 from gpfl.privacy.victim import Victim, choose_victims, state_at
 from gpfl.report import drawing
+from gpfl.report.drawing import Box
 from gpfl.runs import State
 from gpfl.study.experiments import spelled
 from gpfl.study.grid import Job
@@ -367,22 +368,20 @@ def several(found: Curves) -> str:
 
 
 def write_at(axes: Axes, marks: Sequence[tuple[float, float, str, str]]) -> None:
-    """Writes words at marks in their colours, above or below them where no others stand."""
+    """Writes words at marks in their colours, above, below or beside them where no others stand, and off the axis."""
     across, up = 240 / np.ptp(axes.get_xlim()), 190 / np.ptp(axes.get_ylim())  # points of a panel, about
-    taken = [(across * x - 3, up * y - 3, 6.0) for x, y, _, _ in marks]
+    lowest = up * axes.get_ylim()[0] + 3
+    taken = [Box(across * x - 3, up * y - 3, 6.0) for x, y, _, _ in marks]
     for x, y, words, colour in marks:
         wide = 3.8 * len(words)
-        sides = [(-wide / 2, above) for above in (5, -11, 12, -18, -25, 19, 26)]
-        boxes = [(across * x + right, up * y + above, wide) for right, above in sides]
-        place = next((place for place, box in enumerate(boxes) if not any(meet(box, other) for other in taken)), 0)
+        near, far = ([(-wide / 2, above) for above in heights] for heights in ((5, -11, 12, -18), (-25, 19, 26, 33)))
+        sides = [*near, (-wide - 5, -3), (5, -3), (-wide - 5, 4), (5, 4), *far]
+        sides = [side for side in sides if up * y + side[1] > lowest]
+        boxes = [Box(across * x + right, up * y + above, wide) for right, above in sides]
+        place = drawing.first_clear(boxes, taken)
         taken.append(boxes[place])
         behind = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}
         axes.annotate(words, (x, y), sides[place], textcoords="offset points", fontsize=6, color=colour, bbox=behind)
-
-
-def meet(one: tuple[float, float, float], other: tuple[float, float, float]) -> bool:
-    """Says whether two lines of words, each by its left, its foot and its width, run into one another."""
-    return one[0] < other[0] + other[2] and other[0] < one[0] + one[2] and abs(one[1] - other[1]) < 6
 
 
 def legend(figure: Figure, panels: Sequence[Axes]) -> None:

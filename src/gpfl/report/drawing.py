@@ -203,6 +203,27 @@ def apart(wanted: npt.ArrayLike, gap: float) -> npt.NDArray[np.float64]:
     return found
 
 
+# Words at marks, clear of one another.
+
+
+class Box(NamedTuple):
+    """A short line of words, or a mark: its left, its foot and its width, in points."""
+
+    left: float
+    foot: float
+    width: float
+
+    def meets(self, other: Box) -> bool:
+        """Says whether the two run into one another."""
+        beside = self.left < other.left + other.width and other.left < self.left + self.width
+        return beside and abs(self.foot - other.foot) < SMALL - 1
+
+
+def first_clear(boxes: Sequence[Box], taken: Sequence[Box]) -> int:
+    """Gives the first of the boxes that meets none of those that are taken; where all do, the first."""
+    return next((place for place, box in enumerate(boxes) if not any(box.meets(other) for other in taken)), 0)
+
+
 def tidy(axes: Axes) -> None:
     """Gives axes a faint grid, no frame above and at the right, and letters of a middle size."""
     axes.grid(alpha=0.25, linewidth=0.6)

@@ -15,7 +15,7 @@ from gpfl import files
 from gpfl.errors import GpflError, counted
 from gpfl.report import drawing, latex, paper
 from gpfl.report.beside import Spread
-from gpfl.report.drawing import MARKERS, SMALL
+from gpfl.report.drawing import MARKERS, SMALL, Box
 from gpfl.report.wording import spread
 from gpfl.study import maps
 from gpfl.study.experiments import Column, spelled
@@ -37,6 +37,8 @@ MOST_NAMES = 24
 """Classes or clients up to which a key names them."""
 MOST_ISLANDS = 60
 """Pairs of a client and a class up to which the class stands on each."""
+MOST_MARKS = 4
+"""Clients of an island whose marks stand beside its class."""
 
 
 MEASURES: Mapping[str, str] = {
@@ -123,8 +125,7 @@ def draw_map(axes: Axes, one: Map) -> None:
         mark = MARKERS[c % len(MARKERS)]
         axes.scatter(x, y, s=size, marker=mark, alpha=0.55, linewidth=0, color=colours[k], rasterized=True)
     if len(pairs) <= MOST_ISLANDS:
-        for island in islands(one):
-            name_island(axes, island)
+        name_islands(axes, islands(one))
     numbers = one.measures
     axes.set_title(
         f"{spelled(one.method)}, round {one.round}\n"
@@ -164,19 +165,35 @@ def islands(one: Map) -> list[Island]:
     return found
 
 
-def name_island(axes: Axes, island: Island) -> None:
-    """Writes the class on an island, and the marks of its clients beside it, both with a white edge."""
+def name_islands(axes: Axes, found: Sequence[Island]) -> None:
+    """Writes its class on every island, or as near to it as is clear of the others' names."""
+    across, up = 190 / np.ptp(axes.get_xlim()), 165 / np.ptp(axes.get_ylim())  # points of a panel, about
+    shifts = [(0.0, 0.0), *((right, above) for far in (8, 16) for right in (0, -far, far) for above in (far, -far))]
+    taken: list[Box] = []
+    for island in found:
+        x, y = across * float(island.middle[0]), up * float(island.middle[1])
+        wide = 10 + 6 * len(island.clients[:MOST_MARKS])
+        boxes = [Box(x + right - 3, y + above, wide) for right, above in shifts]
+        place = drawing.first_clear(boxes, taken)
+        taken.append(boxes[place])
+        name_island(axes, island, shifts[place])
+
+
+def name_island(axes: Axes, island: Island, shift: tuple[float, float]) -> None:
+    """Writes the class and the marks of its clients beside it, both with a white edge, so many points aside of the island."""
     from matplotlib.patheffects import withStroke
     from matplotlib.transforms import ScaledTranslation
 
     x, y = map(float, island.middle)
-    text = axes.text(x, y, str(island.label), fontsize=SMALL, ha="center", va="center", fontweight="bold", zorder=4)
-    text.set_path_effects([withStroke(linewidth=2, foreground="white")])
     inches = axes.figure.dpi_scale_trans
-    for place, c in enumerate(island.clients[:4]):
-        aside = ScaledTranslation((6.5 + 6 * place) / 72, 0, inches)
+    right, above = shift
+    aside = axes.transData + ScaledTranslation(right / 72, above / 72, inches)
+    text = axes.text(x, y, str(island.label), fontsize=SMALL, ha="center", va="center", fontweight="bold", zorder=4)
+    text.set(transform=aside, path_effects=[withStroke(linewidth=2, foreground="white")])
+    for place, c in enumerate(island.clients[:MOST_MARKS]):
         (mark,) = axes.plot(x, y, MARKERS[c % len(MARKERS)], color="black", markersize=4.5, zorder=4)
-        mark.set(transform=axes.transData + aside, markeredgecolor="white", markeredgewidth=0.6)
+        beside = aside + ScaledTranslation((6.5 + 6 * place) / 72, 0, inches)
+        mark.set(transform=beside, markeredgecolor="white", markeredgewidth=0.6)
 
 
 def add_keys(figure: Figure, one: Map) -> None:
