@@ -13,6 +13,7 @@ import pytest
 from conftest import toy_federation
 from made import trials_of
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
 
 import gpfl
 from gpfl.methods import METHODS
@@ -98,6 +99,15 @@ def test_labels_stay_near_their_curves_and_clear_of_each_other(
     wanted: Sequence[float], gap: float, found: Sequence[float]
 ) -> None:
     assert drawing.apart(wanted, gap).tolist() == pytest.approx(found)
+
+
+def test_only_lines_from_curves_that_end_early_to_their_labels_are_dotted() -> None:
+    axes = drawing.new_figure(4, 3).subplots()
+    axes.set(xlim=(0, 10), ylim=(0, 1))
+    ends = [drawing.End("FedAvg", 2, 0.2), drawing.End("FedPer", 9.8, 0.5), drawing.End("GPFL", 10, 0.9)]
+    drawing.label_ends(axes, ends, drawing.styles([end.label for end in ends]), 3)
+    dashes = [text.arrow_patch.get_linestyle() for text in axes.texts if isinstance(text, Annotation) and text.arrow_patch]
+    assert dashes == [(0, (1, 3)), "-", "-"]
 
 
 # Curves.

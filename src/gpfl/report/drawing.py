@@ -39,6 +39,8 @@ SMALL, MIDDLE = 7.5, 9.0
 """Points of the letters beside curves, and at axes."""
 START, SAMPLE = 1.035, 0.05
 """Where the samples beside curves begin, and how long they are, in widths of the axes."""
+EARLY = 0.1
+"""Widths of the axes by which a curve that ends before the others ends early."""
 SCRIPTS = (
     *("Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans CJK KR", "Source Han Sans SC", "WenQuanYi Micro Hei"),
     *("WenQuanYi Zen Hei", "Microsoft YaHei", "SimHei", "PingFang SC", "Hiragino Sans", "Yu Gothic", "Malgun Gothic"),
@@ -165,18 +167,26 @@ class End(NamedTuple):
 def label_ends(axes: Axes, ends: Sequence[End], looks: Mapping[str, Style], inches: float) -> None:
     """Writes each label right of the axes, at the height of its curve's end and clear of the others.
 
-    A thin line leads from the end to a sample of the curve's dash and mark. `inches` is the height of the axes; their limits
-    must be final.
+    A thin line leads from the end to a sample of the curve's dash and mark, a dotted one where the curve ends well before the
+    others, so that nobody takes it for more of the curve. `inches` is the height of the axes; their limits must be final.
     """
     from matplotlib.lines import Line2D
 
-    heights = (axes.transScale + axes.transLimits).transform(np.array([(end.x, end.y) for end in ends]))[:, 1]
+    across, heights = (axes.transScale + axes.transLimits).transform(np.array([(end.x, end.y) for end in ends])).T
+    dashes = [(0, (1, 3)) if early else "-" for early in across < across.max() - EARLY]
     letters = Letters()
-    for end, place in zip(ends, apart(heights, 1.35 * SMALL / 72 / inches), strict=True):
+    for end, dash, place in zip(ends, dashes, apart(heights, 1.35 * SMALL / 72 / inches), strict=True):
         look = looks[end.label]
         axes.annotate(
             *("", (end.x, end.y), (START, place), "data", "axes fraction"),
-            arrowprops={"arrowstyle": "-", "color": look.colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 1},
+            arrowprops={
+                "arrowstyle": "-",
+                "color": look.colour,
+                "linewidth": 0.5,
+                "linestyle": dash,
+                "shrinkA": 0,
+                "shrinkB": 1,
+            },
             annotation_clip=False,
         )
         line = Line2D([START, START + SAMPLE / 2, START + SAMPLE], [place] * 3, markersize=4, markevery=[1], **look.line)
