@@ -102,6 +102,7 @@ def recorded() -> list[dict[str, Any]]:
                 "split": config["split"]["name"],
                 "own": config["split"].get("draws") != "reference" or config["split"]["seed"] != 1,
                 "beta": config["split"].get("beta"),
+                "clients": config["split"].get("clients"),
                 "method": config["method"]["name"],
                 "protocol": config["run"]["protocol"],
                 "planned": config["train"]["rounds"],
@@ -156,8 +157,8 @@ def test_best_rounds_of_the_page_are_those_of_recorded_runs(
 
 
 def cifar(split: str) -> list[dict[str, Any]]:
-    wanted = {"data": "cifar100", "split": split, "own": False, "protocol": "corrected", "planned": 300, "patience": 50}
-    return [run for run in recorded() if wanted.items() <= run.items()]
+    wanted = {"data": "cifar100", "split": split, "clients": 20, "own": False, "protocol": "corrected"}
+    return [run for run in recorded() if {**wanted, "planned": 300, "patience": 50}.items() <= run.items()]
 
 
 # Words that are meant.
