@@ -10,8 +10,8 @@ from collections.abc import Callable
 import numpy as np
 
 import gpfl
-from gpfl.data import cache
-from gpfl.data.cache import Origin, Parsed
+from gpfl.data.published import cache
+from gpfl.data.published.cache import Origin, Parsed
 
 
 def best(act: Callable[[], object]) -> float:

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import torch
 
-from gpfl import api
-from gpfl import config as configs
-from gpfl.config import Given
-from gpfl.federation import Federation
-from gpfl.study.estimate import speed_of
-from gpfl.study.grid import here
-from gpfl.study.work import round_of, sample_of
+from gpfl.experiments.estimate import speed_of
+from gpfl.experiments.grid import here
+from gpfl.experiments.work import round_of, sample_of
+from gpfl.federation.federation import Federation
+from gpfl.training import api
+from gpfl.training import config as configs
+from gpfl.training.config import Given
 
 RESULTS = Path(__file__).parent / "results"
 TASKS = ("fmnist", "cifar100", "tiny", "agnews", "amazon", "har")

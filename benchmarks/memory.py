@@ -19,7 +19,7 @@ from speed import cpu_name
 from tasks import TASKS
 
 import gpfl
-from gpfl.origin import commit
+from gpfl.io.provenance import commit
 
 
 class Memory:

@@ -30,14 +30,15 @@ import torch
 from tasks import TASKS
 from torch.utils.flop_counter import FlopCounterMode
 
-from gpfl import api, tree
-from gpfl import config as configs
+from gpfl.core import tree
+from gpfl.core.local_round import local_round
 from gpfl.engine import ENGINES, Engine, Setting, choose, exactness, fitting_threads
 from gpfl.engine.base import Train, one
+from gpfl.experiments.machine import limits, timed
+from gpfl.io.provenance import commit
 from gpfl.methods import METHODS
-from gpfl.origin import commit
-from gpfl.rounds import local_round
-from gpfl.study.machine import limits, timed
+from gpfl.training import api
+from gpfl.training import config as configs
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PAPER = [name for name in METHODS if name != "local"]

@@ -14,8 +14,8 @@ import torch
 
 import gpfl
 from gpfl.data import DATA, Source
-from gpfl.runs import RunFolder
-from gpfl.simulate import Simulation
+from gpfl.training.round_loop import Simulation
+from gpfl.training.run_dir import RunFolder
 
 torch.set_num_threads(1)
 
@@ -88,7 +88,7 @@ class Toy(Source):
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """The command as `gpfl` runs it, in an empty folder, with a data set named toy beside the real ones."""
-    from gpfl import cli  # here, so that tests without the command need not have what it needs
+    from gpfl.cli import main as cli  # here, so that tests without the command need not have what it needs
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(DATA, "toy", Toy())

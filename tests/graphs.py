@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from gpfl.engine.passes import drop_idle, share_equal
-from gpfl.engine.product_passes import write_out
-from gpfl.engine.writing import write_back
+from gpfl.engine.compiler.in_place import write_back
+from gpfl.engine.compiler.passes import drop_idle, share_equal
+from gpfl.engine.compiler.product_passes import write_out
 
 Step = Callable[..., list[Tensor]]
 ways = pytest.mark.parametrize("compiled", [False, True], ids=["as it is", "for a compiler"])

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 import gpfl
-from gpfl.federation import Federation, Shard
-from gpfl.runs import LINE_NUMBERS, SUMMARY_NUMBERS, SUMMARY_TEXTS, RunFolder
-from gpfl.study.trials import Trials
+from gpfl.experiments.trials import Trials
+from gpfl.federation.federation import Federation, Shard
+from gpfl.training.run_dir import LINE_NUMBERS, SUMMARY_NUMBERS, SUMMARY_TEXTS, RunFolder
 
 Terms = Mapping[str, float]
 

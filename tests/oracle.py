@@ -9,14 +9,14 @@ import numpy.typing as npt
 import torch
 
 import gpfl
-from gpfl import tree
+from gpfl.core import tree
+from gpfl.core.method import Method
+from gpfl.core.net import Net, from_architecture
+from gpfl.core.schedule import Schedule
+from gpfl.core.tree import Tree
 from gpfl.engine import ENGINES, Engine, Setting
-from gpfl.federation import Shard
-from gpfl.method import Method
-from gpfl.net import Net, from_architecture
-from gpfl.nets.cnn4 import CNN4
-from gpfl.schedule import Schedule
-from gpfl.tree import Tree
+from gpfl.federation.federation import Shard
+from gpfl.models.cnn4 import CNN4
 
 FOLDER = Path(__file__).parent / "oracles"
 Arrays = dict[str, npt.NDArray[np.float32]]
@@ -101,7 +101,7 @@ class Replay:
         rows = self.federation.shards[client].test[:10]
         weights = personal_weights(self.engine, self.shared, self.private, self.round, client)
         x = self.federation.table.inputs(torch.from_numpy(rows))
-        return self.method.logits(gpfl.net.Model(self.method.net, weights), x)
+        return self.method.logits(gpfl.core.net.Model(self.method.net, weights), x)
 
 
 def personal_weights(engine: Engine, shared: Tree, private: Tree, round: int, client: int) -> Tree:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import gpfl
-from gpfl.schedule import Schedule
+from gpfl.core.schedule import Schedule
 
 LR = 0.05
 
@@ -68,7 +68,7 @@ class World:
 
     def batches(self, client: int, round: int, *, epochs: int | None = None, size: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
         """A client's batches in the order of the round."""
-        from gpfl.method import Phase
+        from gpfl.core.method import Phase
 
         phase = Phase(step=None, epochs=self.epochs if epochs is None else epochs, batches=size)  # type: ignore[arg-type]
         for rows in self.schedule.plan([phase], self.federation.shards[client].train, round, client)[0]:

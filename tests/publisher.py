@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gpfl.data.cache import Parsed
-from gpfl.data.fetch import PublishedFile
-from gpfl.data.published import Published
+from gpfl.data.published.cache import Parsed
+from gpfl.data.published.dataset import Published
+from gpfl.data.published.download import PublishedFile
 from gpfl.errors import GpflError
 
 CONTENT = b"0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19"

@@ -3,7 +3,7 @@
 import sys
 
 import gpfl
-from gpfl.ranks import leave
+from gpfl.engine.distributed import leave
 
 
 class Stop:

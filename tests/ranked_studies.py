@@ -11,16 +11,18 @@ from pathlib import Path
 import pytest
 from conftest import Toy
 
-from gpfl import cli, files
+from gpfl.cli import main as cli
 from gpfl.data import DATA
+from gpfl.engine.distributed import ranks
 from gpfl.errors import GpflError
-from gpfl.ranks import ranks
-from gpfl.runs import RunFolder
-from gpfl.simulate import Silent
-from gpfl.study import experiments, grid
-from gpfl.study.asked import selected
-from gpfl.study.grid import Grounds, Plan
-from gpfl.study.trials import resume_trials, run_trials
+from gpfl.experiments import definitions as experiments
+from gpfl.experiments import grid
+from gpfl.experiments.grid import Grounds, Plan
+from gpfl.experiments.selection import selected
+from gpfl.experiments.trials import resume_trials, run_trials
+from gpfl.io import files
+from gpfl.training.round_loop import Silent
+from gpfl.training.run_dir import RunFolder
 
 GIVEN = {"data": {"name": "toy"}, "method": {"name": "gpfl"}}
 TOYS = """

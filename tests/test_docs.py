@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 import gpfl
-from gpfl import config as configs
-from gpfl.cli import command
+from gpfl.cli import flags
+from gpfl.cli.main import command
 from gpfl.data import DATA
+from gpfl.training import config as configs
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -49,7 +50,7 @@ def test_command_is_one_that_parses(line: str) -> None:
     values = {key: value for key, value in context.params.items() if "__" in key}
     own = values.get("data__name") not in (None, *DATA)  # files that the reader has
     if name == "run" and not own and not context.params["config"] and not context.params["federation"]:
-        configs.resolve(gpfl.flags.merge(gpfl.flags.given_by_flags(values), gpfl.flags.given_by_set(context.params["set_"])))
+        configs.resolve(flags.merge(flags.given_by_flags(values), flags.given_by_set(context.params["set_"])))
 
 
 @pytest.mark.parametrize(("page", "text"), blocks("toml"), ids=lambda value: value[:30])

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from conftest import Command
 
-from gpfl.privacy import columns, leaks
+from gpfl.experiments import leaks
+from gpfl.experiments import privacy_table as columns
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 TABLES = sorted(path for path in RESULTS.glob("*/table.md") if "gpfl reproduce" in path.read_text(encoding="utf-8"))

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 import gpfl
-from gpfl import flags
-from gpfl.config import RunOptions, TrainOptions
-from gpfl.defence import Defence
+from gpfl.cli import flags
+from gpfl.core.options import options_of
+from gpfl.defences import Defence
+from gpfl.federation.partition import SPLITS
 from gpfl.methods import METHODS
-from gpfl.nets import NETS
-from gpfl.options import options_of
-from gpfl.partition import SPLITS
+from gpfl.models import NETS
+from gpfl.training.config import RunOptions, TrainOptions
 
 ROOT = Path(gpfl.__file__).parent
 SOURCES = sorted(ROOT.rglob("*.py"))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import Said
 
-from gpfl.study import experiments
+from gpfl.experiments import definitions as experiments
 
 TOYS = """
 title = "Toys"

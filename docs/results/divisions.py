@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from gpfl.data import DATA, Table
-from gpfl.federation import divide
-from gpfl.partition import Dirichlet, Pathological, Split
+from gpfl.federation.federation import divide
+from gpfl.federation.partition import Dirichlet, Pathological, Split
 
 RUNS = Path(__file__).parent / "runs"
 

@@ -30,12 +30,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from gpfl.privacy import columns
+from gpfl.experiments import maps
+from gpfl.experiments import privacy_table as columns
+from gpfl.experiments.grid import NOTE
+from gpfl.experiments.trials import read_plan, summed_up
 from gpfl.privacy.attack import Case
-from gpfl.runs import DIVERGED
-from gpfl.study import maps
-from gpfl.study.grid import NOTE
-from gpfl.study.trials import read_plan, summed_up
+from gpfl.training.run_dir import DIVERGED
 
 HERE = Path(__file__).parent
 DIGITS = 6

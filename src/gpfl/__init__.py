@@ -5,11 +5,11 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gpfl.api import fit, load, load_model, resume
     from gpfl.data import Table
     from gpfl.errors import GpflError
-    from gpfl.federation import Federation, federate
-    from gpfl.result import ClientModel, Result
+    from gpfl.federation.federation import Federation, federate
+    from gpfl.training.api import fit, load, load_model, resume
+    from gpfl.training.result import ClientModel, Result
 
 __version__ = "0.1.0"
 
@@ -28,11 +28,11 @@ __all__ = [
 ]
 
 HOMES = {
-    **dict.fromkeys(("fit", "load", "load_model", "resume"), "gpfl.api"),
+    **dict.fromkeys(("fit", "load", "load_model", "resume"), "gpfl.training.api"),
     "Table": "gpfl.data",
     "GpflError": "gpfl.errors",
-    **dict.fromkeys(("Federation", "federate"), "gpfl.federation"),
-    **dict.fromkeys(("ClientModel", "Result"), "gpfl.result"),
+    **dict.fromkeys(("Federation", "federate"), "gpfl.federation.federation"),
+    **dict.fromkeys(("ClientModel", "Result"), "gpfl.training.result"),
 }
 """The module of each name that is exported."""
 

@@ -13,7 +13,7 @@ def main() -> None:
     usual = signal.getsignal(signal.SIGINT)
     if usual is signal.default_int_handler:  # in the background of a script it is ignored, and stays so
         signal.signal(signal.SIGINT, stop)
-    from gpfl.cli import main as run
+    from gpfl.cli.main import main as run
 
     if usual is signal.default_int_handler:
         signal.signal(signal.SIGINT, usual)

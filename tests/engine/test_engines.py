@@ -14,21 +14,22 @@ from conftest import toy_federation
 from torch import Tensor, nn
 
 import gpfl
-from gpfl import api, tree
-from gpfl import config as configs
+from gpfl.core import tree
+from gpfl.core.method import Method
+from gpfl.core.net import Net, from_architecture, from_module
+from gpfl.core.schedule import Schedule
+from gpfl.core.tree import Tree
 from gpfl.engine import ENGINES, Setting, workers
 from gpfl.engine.base import Cohort, Engine, Judge, Train
-from gpfl.engine.program import Program
+from gpfl.engine.compiler.program import Program
 from gpfl.engine.vmap import Vmap
 from gpfl.engine.workers import Workers
 from gpfl.errors import DivergenceError
-from gpfl.method import Method
 from gpfl.methods import METHODS
 from gpfl.methods.fedavg import FedAvg
-from gpfl.net import Net, from_architecture, from_module
-from gpfl.nets.fasttext import FastText
-from gpfl.schedule import Schedule
-from gpfl.tree import Tree
+from gpfl.models.fasttext import FastText
+from gpfl.training import api
+from gpfl.training import config as configs
 
 LIMIT = 1e-5
 ROUNDS = 3
@@ -207,7 +208,8 @@ def test_number_of_threads_changes_nothing(threads: int, monkeypatch: pytest.Mon
 
 
 def test_segments_of_a_plan_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpfl.engine import judging, vmap
+    from gpfl.engine import batched_evaluation as judging
+    from gpfl.engine import vmap
 
     monkeypatch.setattr(vmap, "SEGMENT", 2)
     monkeypatch.setattr(judging, "SEGMENT", 1)

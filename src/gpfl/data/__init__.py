@@ -4,17 +4,17 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpfl import options
-from gpfl.data.agnews import AGNEWS
-from gpfl.data.amazon import AMAZON
-from gpfl.data.cifar100 import CIFAR100
-from gpfl.data.digits import Digits
-from gpfl.data.fmnist import FMNIST
-from gpfl.data.har import HAR
-from gpfl.data.own import Own
-from gpfl.data.published import Published
+from gpfl.core import options
+from gpfl.data.files import Own
+from gpfl.data.published.agnews import AGNEWS
+from gpfl.data.published.amazon import AMAZON
+from gpfl.data.published.cifar100 import CIFAR100
+from gpfl.data.published.dataset import Published
+from gpfl.data.published.digits import Digits
+from gpfl.data.published.fmnist import FMNIST
+from gpfl.data.published.har import HAR
+from gpfl.data.published.tiny import TINY
 from gpfl.data.table import Source, Table
-from gpfl.data.tiny import TINY
 from gpfl.errors import GpflError, did_you_mean
 
 PUBLISHED: dict[str, Published] = {source.name: source for source in (FMNIST, CIFAR100, TINY, AGNEWS, AMAZON, HAR)}

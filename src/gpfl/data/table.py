@@ -14,9 +14,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gpfl.core.input_spec import ArrayLike, numeric, store
+from gpfl.core.method import Batch
 from gpfl.errors import GpflError
-from gpfl.form import ArrayLike, numeric, store
-from gpfl.method import Batch
 
 Rows: TypeAlias = npt.NDArray[np.int64]
 PARTS = ("train", "validation", "test")
@@ -29,7 +29,7 @@ class Table:
 
     A client's rows with one value in `together` are a bundle: all for training, all for validation or all for testing.
 
-    `kind` says what the numbers of x are (see `gpfl.form`); without it bytes are pixels and the rest floats.
+    `kind` says what the numbers of x are (see `gpfl.core.input_spec`); without it bytes are pixels and the rest floats.
     """
 
     def __init__(

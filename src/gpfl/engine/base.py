@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpfl.core.local_round import judge
+from gpfl.core.method import Client, Method, Terms
+from gpfl.core.metrics import Evaluation
+from gpfl.core.schedule import Plan, Schedule
+from gpfl.core.tree import Tree
 from gpfl.data.table import Rows, Table
-from gpfl.evaluate import Evaluation
-from gpfl.federation import Federation
-from gpfl.method import Client, Method, Terms
-from gpfl.rounds import judge
-from gpfl.schedule import Plan, Schedule
-from gpfl.tree import Tree
+from gpfl.federation.federation import Federation
 
 BLOCK = 1024
 """Rows of one client evaluated at once."""

@@ -7,11 +7,11 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from gpfl import tree
+from gpfl.core import tree
+from gpfl.core.local_round import local_round
+from gpfl.core.metrics import Evaluation
+from gpfl.core.tree import Tree
 from gpfl.engine.base import Cohort, Engine, Judge, Train, one
-from gpfl.evaluate import Evaluation
-from gpfl.rounds import local_round
-from gpfl.tree import Tree
 
 
 class Loop(Engine):

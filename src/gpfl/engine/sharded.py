@@ -7,12 +7,12 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from gpfl import tree
+from gpfl.core import tree
+from gpfl.core.metrics import Evaluation
+from gpfl.core.tree import Tree
 from gpfl.engine.base import Cohort, Engine, Judge, Setting, Train, one
-from gpfl.engine.pack import pack
-from gpfl.evaluate import Evaluation
-from gpfl.ranks import Ranks
-from gpfl.tree import Tree
+from gpfl.engine.distributed import Ranks
+from gpfl.engine.packing import pack
 
 
 class Sharded(Engine):

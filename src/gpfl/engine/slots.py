@@ -7,11 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gpfl import tree
-from gpfl.engine.pack import Packing
-from gpfl.engine.program import Buffers, Program
-from gpfl.method import Client
-from gpfl.tree import Tree
+from gpfl.core import tree
+from gpfl.core.method import Client
+from gpfl.core.tree import Tree
+from gpfl.engine.compiler.program import Buffers, Program
+from gpfl.engine.packing import Packing
 
 
 class Stock(NamedTuple):

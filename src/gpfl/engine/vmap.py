@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from gpfl import tree
+from gpfl.core import tree
+from gpfl.core.method import Batch, Client, Method, Step, Terms
+from gpfl.core.metrics import Evaluation
+from gpfl.core.tree import Tree
 from gpfl.data.table import Rows
 from gpfl.engine.base import Cohort, Engine, Judge, Setting, Train
-from gpfl.engine.judging import Group, Judging
-from gpfl.engine.pack import OVERHEAD, Packing, best_width, blocks, pack
-from gpfl.engine.program import Buffers, Function, Program
-from gpfl.engine.round import Member, Round
+from gpfl.engine.batched_evaluation import Group, Judging
+from gpfl.engine.compiler.program import Buffers, Function, Program
+from gpfl.engine.packing import OVERHEAD, Packing, best_width, blocks, pack
+from gpfl.engine.round_state import Member, Round
 from gpfl.engine.slots import Changes, Stock, like
 from gpfl.errors import GpflError
-from gpfl.evaluate import Evaluation
-from gpfl.method import Batch, Client, Method, Step, Terms
-from gpfl.tree import Tree
 
 SEGMENT = 512
 """Steps whose rows lie on the device at once."""

@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpfl import tree
+from gpfl.core import tree
+from gpfl.core.local_round import local_round
+from gpfl.core.method import Client, Method, Phase, Terms
+from gpfl.core.metrics import Evaluation
+from gpfl.core.schedule import Plan
+from gpfl.core.tree import Tree
 from gpfl.engine.base import Cohort, Engine, Judge, Setting, Train, one
-from gpfl.engine.pack import pack
-from gpfl.engine.program import Buffers, Program
-from gpfl.evaluate import Evaluation
-from gpfl.method import Client, Method, Phase, Terms
-from gpfl.rounds import local_round
-from gpfl.schedule import Plan
-from gpfl.tree import Tree
+from gpfl.engine.compiler.program import Buffers, Program
+from gpfl.engine.packing import pack
 
 T = TypeVar("T")
 

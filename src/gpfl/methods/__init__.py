@@ -1,6 +1,6 @@
 """The methods, one file each. A new one is a file here, a line in METHODS and a page in docs/methods."""
 
-from gpfl.method import Method
+from gpfl.core.method import Method
 from gpfl.methods.ditto import Ditto
 from gpfl.methods.fedavg import FedAvg
 from gpfl.methods.fedper import FedPer

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gpfl import losses, tree
-from gpfl.method import NET, Batch, Client, Method, Phase, Terms
-from gpfl.net import Model
-from gpfl.options import Span, option
-from gpfl.tree import Tree
+from gpfl.core import losses, tree
+from gpfl.core.method import NET, Batch, Client, Method, Phase, Terms
+from gpfl.core.net import Model
+from gpfl.core.options import Span, option
+from gpfl.core.tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)

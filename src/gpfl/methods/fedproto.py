@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gpfl import losses, tree
-from gpfl.method import NET, Batch, Client, Method, Phase, Terms
-from gpfl.net import Model
-from gpfl.options import Span, option
-from gpfl.tree import Tree
+from gpfl.core import losses, tree
+from gpfl.core.method import NET, Batch, Client, Method, Phase, Terms
+from gpfl.core.net import Model
+from gpfl.core.options import Span, option
+from gpfl.core.tree import Tree
 
 UNSEEN = 20.0
 """How far below the lowest seen class a class without a prototype scores; nothing is decided for it."""

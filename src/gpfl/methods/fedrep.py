@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gpfl.method import Batch, Client, Method, Phase, Terms
-from gpfl.options import option
-from gpfl.tree import Tree
+from gpfl.core.method import Batch, Client, Method, Phase, Terms
+from gpfl.core.options import option
+from gpfl.core.tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)

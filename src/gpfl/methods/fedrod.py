@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from gpfl import losses, tree
-from gpfl.method import Batch, Client, Method, Terms, View
-from gpfl.net import Model
-from gpfl.tree import Tree
+from gpfl.core import losses, tree
+from gpfl.core.method import Batch, Client, Method, Terms, View
+from gpfl.core.net import Model
+from gpfl.core.tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gpfl import losses, tree
-from gpfl.method import NET, Batch, Client, Method, Terms, View
-from gpfl.net import Model
-from gpfl.options import BY_NET, Span, option
-from gpfl.randomness import seeded, torch_generator
-from gpfl.tree import Tree
+from gpfl.core import losses, tree
+from gpfl.core.method import NET, Batch, Client, Method, Terms, View
+from gpfl.core.net import Model
+from gpfl.core.options import BY_NET, Span, option
+from gpfl.core.randomness import seeded, torch_generator
+from gpfl.core.tree import Tree
 
 CONSTANTS_SEED = 0
 """The seed of the constant contexts of the ablations: the same in every run and on every client."""

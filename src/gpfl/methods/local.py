@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gpfl.method import Method
+from gpfl.core.method import Method
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,11 +9,11 @@ from typing import ClassVar, Self
 
 from torch import Tensor
 
-from gpfl import tree
-from gpfl.method import NET, Batch, Client, Method, Phase, Terms
-from gpfl.net import Net
-from gpfl.options import BY_NET, Span, option
-from gpfl.tree import Tree
+from gpfl.core import tree
+from gpfl.core.method import NET, Batch, Client, Method, Phase, Terms
+from gpfl.core.net import Net
+from gpfl.core.options import BY_NET, Span, option
+from gpfl.core.tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)

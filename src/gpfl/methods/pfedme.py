@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from gpfl import losses, tree
+from gpfl.core import losses, tree
+from gpfl.core.method import NET, Batch, Client, Method, Terms
+from gpfl.core.net import Model, Net
+from gpfl.core.options import Span, option
+from gpfl.core.tree import Tree
 from gpfl.errors import GpflError
-from gpfl.method import NET, Batch, Client, Method, Terms
-from gpfl.net import Model, Net
-from gpfl.options import Span, option
-from gpfl.tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)

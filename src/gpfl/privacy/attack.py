@@ -14,32 +14,23 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from gpfl import tree
-from gpfl.defence import Defended
+from gpfl.core import tree
+from gpfl.core.method import Method, View
+from gpfl.core.options import values_of
+from gpfl.core.randomness import LARGEST_SEED
+from gpfl.core.schedule import Schedule
+from gpfl.defences import Defended
 from gpfl.engine import Engine, exactness
 from gpfl.engine.base import Setting
 from gpfl.engine.loop import Loop
 from gpfl.errors import GpflError, did_you_mean
-from gpfl.method import Method, View
 from gpfl.methods import METHODS
-from gpfl.options import values_of
 from gpfl.privacy import dlg, geiping, measures
-from gpfl.privacy.labels import guess_labels
-from gpfl.privacy.matching import (
-    Key,
-    Matching,
-    cotangent,
-    cross_entropy,
-    gradients_of,
-    squares,
-    start_images,
-    start_outputs,
-)
-from gpfl.privacy.seen import Seen, view_of
-from gpfl.privacy.victim import Victim, images_of, mean_image, uploads_of
-from gpfl.randomness import LARGEST_SEED
-from gpfl.runs import State, checksum, read_tensors, write_tensors
-from gpfl.schedule import Schedule
+from gpfl.privacy.label_inference import guess_labels
+from gpfl.privacy.matching import Key, Matching, cotangent, cross_entropy, gradients_of, squares, start_images, start_outputs
+from gpfl.privacy.server_view import Seen, view_of
+from gpfl.privacy.victims import Victim, images_of, mean_image, uploads_of
+from gpfl.training.run_dir import State, checksum, read_tensors, write_tensors
 
 KINDS = ("dlg", "geiping")
 CPU = torch.device("cpu")

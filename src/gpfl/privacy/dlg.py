@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpfl import tree
+from gpfl.core import tree
+from gpfl.core.tree import Tree
 from gpfl.privacy import lbfgs
 from gpfl.privacy.geiping import distances
 from gpfl.privacy.matching import Matching, apart, dot
 from gpfl.privacy.running import program
-from gpfl.tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gpfl import tree
+from gpfl.core import tree
+from gpfl.core.tree import Tree
 from gpfl.privacy.matching import Matching, cosine_distance, total_variation
 from gpfl.privacy.running import program
-from gpfl.tree import Tree
 
 DECAYS = (3 / 8, 5 / 8, 7 / 8)
 """The shares of the iterations after which steps become ten times smaller."""

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gpfl import tree
-from gpfl.tree import Tree
+from gpfl.core import tree
+from gpfl.core.tree import Tree
 
 Evaluate = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Gives slopes (problems, entries) and values (problems,) at points (problems, entries)."""

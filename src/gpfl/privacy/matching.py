@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gpfl import tree
-from gpfl.method import View
-from gpfl.net import Model, Net
-from gpfl.privacy.seen import Seen
-from gpfl.randomness import torch_generator
-from gpfl.tree import Tree
+from gpfl.core import tree
+from gpfl.core.method import View
+from gpfl.core.net import Model, Net
+from gpfl.core.randomness import torch_generator
+from gpfl.core.tree import Tree
+from gpfl.privacy.server_view import Seen
 
 Pairing = Callable[[Tensor, Tensor], Tensor]
 

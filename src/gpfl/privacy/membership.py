@@ -11,12 +11,12 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional as F
 
-from gpfl import tree
+from gpfl.core import tree
+from gpfl.core.net import Model
 from gpfl.data.table import Rows
 from gpfl.engine import Engine, products_in
 from gpfl.engine.base import one
-from gpfl.net import Model
-from gpfl.runs import State
+from gpfl.training.run_dir import State
 
 BLOCK = 1024
 """Rows judged at once."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpfl.engine.program import Buffers, Function, Program
-from gpfl.tree import Tree, device_of
+from gpfl.core.tree import Tree, device_of
+from gpfl.engine.compiler.program import Buffers, Function, Program
 
 FEW = 50
 """Iterations for which tracing a step is not worth its time."""

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gpfl.errors import GpflError
+from gpfl.experiments.definitions import spelled
+from gpfl.experiments.trials import Trials
 from gpfl.report import drawing
 from gpfl.report.drawing import End, Style
-from gpfl.runs import Line, RunFolder
-from gpfl.study.experiments import spelled
-from gpfl.study.trials import Trials
+from gpfl.training.run_dir import Line, RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

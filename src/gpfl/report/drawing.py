@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpfl import files
 from gpfl.errors import GpflError
+from gpfl.io import files
 from gpfl.methods import METHODS
 
 if TYPE_CHECKING:  # matplotlib takes half a second, which commands that draw nothing need not wait

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gpfl.errors import GpflError
+from gpfl.experiments.definitions import Published, spelled
+from gpfl.experiments.statistics import judged
+from gpfl.experiments.trials import Trials
 from gpfl.report import drawing
 from gpfl.report.drawing import SMALL, Style
-from gpfl.study.experiments import Published, spelled
-from gpfl.study.statistics import judged
-from gpfl.study.trials import Trials
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

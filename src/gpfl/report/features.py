@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from gpfl import files
 from gpfl.errors import GpflError, counted
+from gpfl.experiments import maps
+from gpfl.experiments.definitions import Column, spelled
+from gpfl.experiments.features import PERPLEXITY, Measures
+from gpfl.experiments.maps import Map
+from gpfl.io import files
 from gpfl.report import drawing, latex, paper
-from gpfl.report.beside import Spread
+from gpfl.report.comparison import Spread
 from gpfl.report.drawing import MARKERS, SMALL, Box
 from gpfl.report.wording import spread
-from gpfl.study import maps
-from gpfl.study.experiments import Column, spelled
-from gpfl.study.features import PERPLEXITY, Measures
-from gpfl.study.maps import Map
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

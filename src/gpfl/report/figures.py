@@ -10,10 +10,10 @@ from typing import cast
 
 import numpy as np
 
-from gpfl.federation import Federation
+from gpfl.experiments.trials import Trials
+from gpfl.federation.federation import Federation
 from gpfl.report.drawing import COLOURS, DASHES, Letters, check_picture, new_figure, save
-from gpfl.runs import RunFolder
-from gpfl.study.trials import Trials
+from gpfl.training.run_dir import RunFolder
 
 DISC = "#c44e52"
 LETTER = 0.08

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gpfl.errors import GpflError
+from gpfl.experiments.definitions import spelled
 from gpfl.report import drawing
 from gpfl.report.drawing import End, Style
-from gpfl.study.experiments import spelled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,14 +9,14 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpfl import files
+from gpfl.experiments.definitions import spelled
+from gpfl.experiments.results import Results
+from gpfl.experiments.trials import Trials
+from gpfl.io import files
 from gpfl.report import latex
-from gpfl.report.beside import Block, Entry, Spread, blocks
+from gpfl.report.comparison import Block, Entry, Spread, blocks
 from gpfl.report.screen import Screen, Strip
 from gpfl.report.wording import NONE, brief, chance, difference, notes, ours, place, protocol, spread, tested, theirs, untested
-from gpfl.study.experiments import spelled
-from gpfl.study.results import Results
-from gpfl.study.trials import Trials
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from gpfl.errors import GpflError
+from gpfl.experiments import maps
+from gpfl.experiments.definitions import Column, spelled
+from gpfl.experiments.features import Measures
+from gpfl.experiments.maps import Map
+from gpfl.experiments.results import Results
+from gpfl.experiments.trials import Trials
 from gpfl.report import curves, drawing, fairness, features, figures, lines, paper
-from gpfl.study import maps
-from gpfl.study.experiments import Column, spelled
-from gpfl.study.features import Measures
-from gpfl.study.maps import Map
-from gpfl.study.results import Results
-from gpfl.study.trials import Trials
 
 AXES: Mapping[str, str] = {
     "scalability": "clients N, on a logarithmic axis; 10|50: ten of the fifty",

@@ -12,8 +12,8 @@ from rich.box import HEAVY_HEAD, SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from gpfl import files
-from gpfl.study.trials import Trials
+from gpfl.experiments.trials import Trials
+from gpfl.io import files
 
 HEADINGS = ("method", "accuracy, %", "last round, %", "std, %", "CoV", "up", "down", "seconds")
 WIDE = 105

@@ -7,10 +7,10 @@ import io
 from collections.abc import Sequence
 
 from gpfl.errors import counted
-from gpfl.runs import device_name
-from gpfl.study.budget import unequal_words
-from gpfl.study.proposals import space_words, value_words
-from gpfl.study.tune import Candidate, Tuned
+from gpfl.experiments.budget import unequal_words
+from gpfl.experiments.proposals import space_words, value_words
+from gpfl.experiments.tune import Candidate, Tuned
+from gpfl.training.run_dir import device_name
 
 
 def score_words(candidate: Candidate) -> str:

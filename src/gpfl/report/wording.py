@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gpfl.errors import counted
-from gpfl.report.beside import LAST, Block, Entry, Spread
-from gpfl.study.experiments import FAR, Published, spelled
-from gpfl.study.results import Results
+from gpfl.experiments.definitions import FAR, Published, spelled
+from gpfl.experiments.results import Results
+from gpfl.report.comparison import LAST, Block, Entry, Spread
 
 MARK = "†"
 """Stands by a difference beyond FAR standard deviations of the paper."""

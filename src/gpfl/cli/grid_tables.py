@@ -1,0 +1,131 @@
+"""The tables of a grid: written of all that a folder holds of them, drawn, and shown on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpfl.cli.terminal import complain, say, wide
+from gpfl.engine.distributed import ranks
+from gpfl.errors import GpflError, counted
+from gpfl.experiments import grid
+from gpfl.experiments.compare import entrants
+from gpfl.experiments.definitions import Cell, Column, experiments
+from gpfl.experiments.grid import Job, Places, Plan
+from gpfl.experiments.results import results as results_of
+from gpfl.experiments.run_index import damages, held_jobs
+from gpfl.experiments.selection import Asked
+from gpfl.io import files
+from gpfl.io.provenance import command_words, commit
+from gpfl.report import drawing, paper
+from gpfl.report.wording import causes
+
+
+def show_held(asked: Asked, plan: Plan, figures: bool) -> None:
+    """Writes tables and figures of what the folder holds, and runs nothing; the data need not be here."""
+    jobs, wrong = held_jobs(asked.cells, plan)
+    if not any(job.finished(plan.seeds) for job in jobs):
+        seeds = ", ".join(map(str, plan.seeds))
+        tell_damages(jobs, plan, {})
+        tell_problems(wrong)
+        raise GpflError(
+            f"{plan.out / 'runs'} holds no finished run of what was asked for with {counted(plan.rounds, 'round')}, patience "
+            f"{plan.patience}, protocol {plan.protocol} and seeds {seeds}: ask as it was run, or leave out --only-tables"
+        )
+    ranks().once(lambda: write(jobs, plan, asked, wrong, figures))
+
+
+def write(jobs: Sequence[Job], plan: Plan, asked: Asked, problems: Places, figures: bool) -> None:
+    """Writes the tables and figures of all that the folder holds of the experiments, and shows them."""
+    from gpfl.report import pictures  # with scipy, which takes half a second
+
+    besides, unclear = held_besides(asked, plan)
+    everything = [*jobs, *besides]
+    tell_damages(everything, plan, problems)
+    tell_problems(unclear)
+    if plan.tuned:
+        say(f"Values were chosen by gpfl tune; the search is kept in {plan.tuned.keep(plan.out)}.")
+    origin = paper.Origin(command_words(), commit())
+    for one in asked.experiments:
+        results = results_of(
+            one,
+            everything,
+            plan,
+            columns=[column.key for column in asked.columns[one.name]],
+            extra=asked.rows[one.name],
+            problems=divergences(everything, plan.seeds) | problems,
+        )
+        if not any(results.trials.values()) and not results.problems:
+            say(f"{one.title}: nothing of it has ended, so no table is written.")
+            continue
+        for table in paper.rich_tables(results):
+            wide().print(table)
+        for words in paper.untested_words(results):
+            say(words)
+        folder = plan.out / results.name
+        paths = paper.save(results, folder, origin, pictures.added(results))
+        if figures:
+            try:
+                drawn = pictures.draw(results, folder, say)
+                if one.measure == "features":  # which were measured just now
+                    paper.save(results, folder, origin, pictures.added(results))
+                files.write_text(paths[0], paths[0].read_text(encoding="utf-8") + drawing.embedded(drawn))
+                paths += drawn
+            except GpflError as problem:
+                say(f"{one.name}: no figure: {problem}")
+        say(f"{one.title}: {', '.join(str(path) for path in paths)}")
+
+
+def divergences(jobs: Sequence[Job], seeds: Sequence[int]) -> Places:
+    """Gives the words about trials that diverged, by column and row."""
+    found = {job: job.diverged(seeds) for job in jobs}
+    return {
+        (cell.column.key, cell.entrant.label): "; ".join(f"seed {seed} diverged in round {ends[seed]}" for seed in ends)
+        for job, ends in found.items()
+        if ends
+        for cell in job.cells
+    }
+
+
+def tell_damages(jobs: Sequence[Job], plan: Plan, problems: Places) -> None:
+    """Prints what tables of these jobs are without as it is damaged, but for what is told as the problem of a cell."""
+    for words in damages(plan.out, jobs, plan.seeds):
+        if not any(words.endswith(problem) for problem in problems.values()):
+            complain(words)
+
+
+def tell_problems(problems: Places) -> None:
+    """Prints what is wrong with cells."""
+    for words in causes(problems):
+        complain(f"  {words}")
+
+
+def held_besides(asked: Asked, plan: Plan) -> tuple[list[Job], Places]:
+    """Gives the jobs of the other cells of these experiments, so that tables show what was run before, and what is wrong.
+
+    Methods that no table of the paper has are among them. Where settings make columns the same, one of them is.
+    """
+    taken = {(cell.experiment.name, cell.column.key, cell.entrant.label) for cell in asked.cells}
+    compared = {row.label for one in experiments().values() for row in one.rows}
+    besides = [row for row in entrants("all") if row.label not in compared]
+    others = [
+        Cell(one, column, row)
+        for one in asked.experiments
+        for column in distinct(one.columns, asked.columns[one.name], plan)
+        for row in (*one.rows, *besides)
+        if (one.name, column.key, row.label) not in taken
+    ]
+    return held_jobs(others, plan)
+
+
+def distinct(columns: Sequence[Column], asked: Sequence[Column], plan: Plan) -> list[Column]:
+    """Gives the columns that differ under what is set by hand: those asked for, and of the others that are the same one.
+
+    That is the one which says most by itself.
+    """
+    kept = list(asked)
+    others = [column for column in columns if column not in asked]
+    for column in sorted(others, key=lambda one: -sum(map(len, one.given.values()))):
+        given = grid.laid_over(column.given, plan.common)
+        if all(given != grid.laid_over(one.given, plan.common) for one in kept):
+            kept.append(column)
+    return kept

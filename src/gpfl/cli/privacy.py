@@ -1,0 +1,406 @@
+"""The command `gpfl privacy`: the paper's table of attacks, and what defences cost, from the runs behind them to figures."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from gpfl.cli.attack import one_of, single, tell_case, tell_graph, whole_numbers
+from gpfl.cli.data import get_data
+from gpfl.cli.grid_plan import show_plan
+from gpfl.cli.grid_progress import GridReporter
+from gpfl.cli.overrides import refuse_unheard, results_folder, split_settings
+from gpfl.cli.terminal import complain, console, say
+from gpfl.core.randomness import LARGEST_SEED
+from gpfl.defences.accounting import accountant
+from gpfl.defences.config import WHOLE
+from gpfl.engine.distributed import refuse_several
+from gpfl.errors import GpflError, counted, did_you_mean
+from gpfl.experiments import defence_study as study
+from gpfl.experiments import definitions as experiments
+from gpfl.experiments import grid
+from gpfl.experiments import privacy_table as nine
+from gpfl.experiments.definitions import Cell
+from gpfl.experiments.estimate import estimates
+from gpfl.experiments.grid import Grounds, Job, Plan
+from gpfl.experiments.leaks import Findings, write_leaks
+from gpfl.experiments.results import commits_of
+from gpfl.experiments.selection import split_words
+from gpfl.io.provenance import command_words, commit
+from gpfl.methods import METHODS
+from gpfl.privacy import label_inference as labels
+from gpfl.privacy import membership
+from gpfl.privacy.attack import KINDS, Effort
+from gpfl.privacy.victims import ROUNDS, STEPS, choose_victims, refuse_other_than_images
+from gpfl.report import defence_curves as points
+from gpfl.report.attack_tables import PSNRS, Line, verdict
+from gpfl.report.paper import Origin
+from gpfl.training import api
+
+privacy_app = typer.Typer(
+    name="privacy", help="The paper's table of attacks, labels and members, and what defences cost: runs, tables and figures."
+)
+
+Out = Annotated[str, typer.Option(help="Folder; runs and attacks that it holds are not made again.", metavar="DIR")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="Set any option of the runs, such as data.name=digits or gpfl.lam=0.1.", metavar="NAME.KEY=VALUE"
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="List the runs with what is done, time and memory; run nothing.")]
+Rounds = Annotated[int, typer.Option(help="Most rounds of a run.", metavar="N")]
+Patience = Annotated[int, typer.Option(help="End a run after so many rounds without a gain; 0 = never.", metavar="N")]
+Images = Annotated[int, typer.Option(help="Images to rebuild in every case.", metavar="N")]
+Iterations = Annotated[int, typer.Option(help="Iterations of an attack; 0 = as in the file of the study.", metavar="N")]
+Restarts = Annotated[int, typer.Option(help="Starts of an attack; 0 = as in the file of the study.", metavar="N")]
+Victims = Annotated[
+    int | None,
+    typer.Option(help="Seed of victims and starts.", metavar="N", show_default="as in the file of the study"),
+]
+Graph = Annotated[bool, typer.Option("--graph", help="GPU: run an attack's steps as a captured graph, which is faster.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.", metavar="TEXT")]
+EngineName = Annotated[str, typer.Option(help="How rounds are executed: auto, loop, vmap or workers.", metavar="TEXT")]
+
+
+@privacy_app.command()
+def columns(
+    kind: Annotated[str, typer.Option(help="Attacks: geiping (strong), dlg (the paper's), or both.")] = "geiping,dlg",
+    images: Images = 20,
+    batch: Annotated[str, typer.Option(help="Images in one upload.")] = "1,4",
+    steps: Annotated[str, typer.Option(help="one = a step on these images alone, epoch = a local round.")] = "one,epoch",
+    round_: Annotated[str, typer.Option("--round", help="0 = untrained, best = the round with the best accuracy.")] = "0,best",
+    psnr: Annotated[
+        str, typer.Option(help="proper (pixels 0 to 1, peak 1) or reference (the authors' formula, as the paper's row has it).")
+    ] = "proper",
+    iterations: Iterations = 0,
+    restarts: Restarts = 0,
+    victims: Victims = None,
+    graph: Graph = False,
+    seed: Annotated[int, typer.Option(help="Seed of the runs.")] = 0,
+    rounds: Rounds = experiments.ROUNDS,
+    patience: Patience = experiments.PATIENCE,
+    set_: Set = None,
+    device: Device = "auto",
+    engine: EngineName = "auto",
+    out: Out = "results",
+    dry_run: DryRun = False,
+) -> None:
+    """Make the paper's nine columns on Cifar100: train the five methods, attack their uploads, and write ours beside theirs."""
+    kinds, which = one_of("--kind", kind, KINDS), one_of("--round", round_, ROUNDS)
+    trained, batches = one_of("--steps", steps, STEPS), whole_numbers("--batch", batch)
+    formula = single("--psnr", psnr, PSNRS)
+    effort = effort_of("attack", iterations, restarts, victims, graph)
+    cells = study.open_cells()
+    plan = planned(cells, [seed], rounds, patience, out, set_, device, engine, weights=True)
+    grounds = grounds_for(cells, plan, dry_run)
+    refuse_victims(cells[0], plan, grounds, images, sorted({1, *batches}), effort)
+    jobs = study.jobs_of(cells, plan, grounds)
+    cases = len(nine.COLUMNS) * len(kinds) * len(which) * len(batches) * len(trained) + len(kinds)
+    if dry_run:
+        show(jobs, plan, f"{cases} attacks of {effort.iterations} iterations on {images} images follow")
+        return
+    tell_graph(graph, api.find_device(device))
+    if train(jobs, plan):
+        complain("what is done is kept; the same command tries the others again")
+        raise typer.Exit(1)
+    results = {cell.entrant.label: study.loaded(job, seed) for cell, job in jobs.items()}
+    paths = nine.nine_columns(
+        results,
+        plan.out / "privacy",
+        kinds=kinds,
+        images=images,
+        batches=batches,
+        steps=trained,
+        rounds=which,
+        effort=effort,
+        psnr=formula,
+        origin=made_by(jobs.values(), [seed]),
+        tell=partial(tell_case, psnr=formula),
+    )
+    tell_files(paths)
+
+
+@privacy_app.command()
+def leaks(
+    methods: Annotated[str, typer.Option(help="Methods, or all.", metavar="NAME,…")] = "all",
+    seed: Annotated[int, typer.Option(help="Seed of the runs.")] = 0,
+    rounds: Rounds = experiments.ROUNDS,
+    patience: Patience = experiments.PATIENCE,
+    set_: Set = None,
+    device: Device = "auto",
+    engine: EngineName = "auto",
+    out: Out = "results",
+    dry_run: DryRun = False,
+) -> None:
+    """Table what uploads tell of labels and personal models of their training rows, method by method."""
+    names = list(METHODS) if methods == "all" else known_methods(methods)
+    cells = study.open_cells(names)
+    plan = planned(cells, [seed], rounds, patience, out, set_, device, engine, weights=True)
+    jobs = study.jobs_of(cells, plan, grounds_for(cells, plan, dry_run))
+    if dry_run:
+        show(jobs, plan, "labels and members of all clients are then guessed")
+        return
+    failed = train(jobs, plan)
+    ended = [job for job in jobs.values() if job.folder not in failed]
+    runs = {job.folder / f"seed-{seed}": partial(study.loaded, job, seed) for job in ended}
+    if runs:
+        tell_files(write_leaks(runs, plan.out / "leaks", origin=made_by(ended, [seed]), tell=tell_leaks))
+    if failed:
+        complain("what is done is kept; the same command tries the others again")
+        raise typer.Exit(1)
+
+
+@privacy_app.command()
+def curves(
+    methods: Annotated[str, typer.Option(help="Methods.", metavar="NAME,…")] = "gpfl,fedavg",
+    noise: Annotated[str, typer.Option(help="Client level: values of the noise; none leaves them out.", metavar="X,…")] = "",
+    example_noise: Annotated[str, typer.Option(help="Example level: values of the noise, or none.", metavar="X,…")] = "",
+    top_k: Annotated[str, typer.Option(help="Shares of entries that are sent, or none.", metavar="X,…")] = "",
+    bits: Annotated[str, typer.Option(help="Bits of an entry that is sent, or none.", metavar="N,…")] = "",
+    epsilon: Annotated[
+        str, typer.Option(help="Values of ε in place of --noise and --example-noise; needs dp-accounting.", metavar="X,…")
+    ] = "",
+    delta: Annotated[float, typer.Option(help="δ for which ε is stated.")] = 1e-5,
+    clip: Annotated[float, typer.Option(help="Client level: most length of an update; 0 = as in the file.")] = 0.0,
+    example_clip: Annotated[float, typer.Option(help="Example level: most length of a gradient; 0 = as in the file.")] = 0.0,
+    images: Images = 20,
+    round_: Annotated[str, typer.Option("--round", help="Round that is attacked: 0 or best.")] = "0",
+    iterations: Iterations = 0,
+    restarts: Restarts = 0,
+    victims: Victims = None,
+    graph: Graph = False,
+    seeds: Annotated[str, typer.Option(help="Seeds of the runs; the first one's uploads are attacked.", metavar="N,…")] = "0",
+    rounds: Annotated[int, typer.Option(help="Rounds of a run; 0 = as in the file.", metavar="N")] = 0,
+    set_: Set = None,
+    device: Device = "auto",
+    engine: EngineName = "auto",
+    out: Out = "results",
+    dry_run: DryRun = False,
+) -> None:
+    """Draw what defences cost and bring: accuracy against ε, and what an attack rebuilds against accuracy."""
+    own = study.file_sections()["defences"]
+    names, which = methods_of(methods), single("--round", round_, ROUNDS)
+    numbers = whole_numbers("--seeds", seeds, least=0)
+    effort = effort_of("defences", iterations, restarts, victims, graph)
+    bounds = clip or cast(float, own["clip"]), example_clip or cast(float, own["example_clip"])
+    bare = study.spots(names, {}, *bounds, delta, weights=which == "best")
+    planned_rounds = rounds or cast(int, own["rounds"])
+    plan = planned([s.cell for s in bare], numbers, planned_rounds, 0, out, set_, device, engine, weights=which == "best")
+    grounds = grounds_for([spot.cell for spot in bare], plan, dry_run)
+    refuse_victims(bare[0].cell, plan, grounds, images, [1], effort)
+    variants = study.variants_of(bare, plan, grounds)
+    texts = {"noise": noise, "example_noise": example_noise, "top_k": top_k, "bits": bits}
+    values = {name: values_of(name, text, own) for name, text in texts.items()}
+    found_for = by_epsilon(epsilon, texts, names, plan, grounds, (*bounds, delta), variants) if epsilon else {}
+    spots = [
+        spot
+        for name in names
+        for spot in study.spots([name], values | found_for.get(name, {}), *bounds, delta, which == "best", variants)
+    ]
+    jobs = study.jobs_of([spot.cell for spot in spots], plan, grounds)
+    if dry_run:
+        show(jobs, plan, f"the uploads of {counted(len(spots), 'run')} are then attacked, {effort.iterations} iterations each")
+        return
+    tell_graph(graph, api.find_device(device))
+    if not accountant():
+        say("ε will not be stated: dp-accounting is not installed. Where it is, the same command adds it and runs nothing.")
+    failed = train(jobs, plan)
+    folder = plan.out / "defences"
+    by_spot = {spot: jobs[spot.cell] for spot in spots}
+    found = points.curves(
+        spots, by_spot, numbers, folder, images=images, which=which, effort=effort, failed=failed, tell=tell_point
+    )
+    paths = points.save(found, folder, made_by(jobs.values(), numbers))
+    tell_files(paths)
+
+
+# What is asked.
+
+
+def effort_of(section: str, iterations: int, restarts: int, victims: int | None, graph: bool) -> Effort:
+    """Gives how hard attacks try, and the seed of victims and starts: as was said, or as the study's file says."""
+    own = study.file_sections()[section]
+    if victims is not None and not 0 <= victims <= LARGEST_SEED:
+        raise GpflError(f"--victims is {victims}; it must be at least 0, at most {LARGEST_SEED}")
+    said = {"iterations": iterations or None, "restarts": restarts or None, "seed": victims}
+    return Effort(graph=graph, **{name: cast(int, own[name]) if value is None else value for name, value in said.items()})
+
+
+def planned(
+    cells: Sequence[Cell],
+    seeds: Sequence[int],
+    rounds: int,
+    patience: int,
+    out: str,
+    set_: list[str] | None,
+    device: str,
+    engine: str,
+    *,
+    weights: bool,
+) -> Plan:
+    """Gives the plan of the flags; settings that no run can have are refused."""
+    refuse_several("gpfl privacy")
+    settings, own = split_settings(tuple(set_ or ()))
+    if not all(0 <= seed <= LARGEST_SEED for seed in seeds):
+        raise GpflError(f"the seed of a run is {min(seeds)}; it must be at least 0, at most {LARGEST_SEED}")
+    names = [cell.entrant.method["name"] for cell in cells]
+    refuse_unheard(settings, own, names, done="run", kind="studies")
+    if "defence" in settings:
+        raise GpflError("--set defence.… is not for studies: curves have flags for their values")
+    folder = results_folder(out)
+    run = {"device": device, "engine": engine}
+    plan = Plan(
+        out=folder, seeds=tuple(seeds), rounds=rounds, patience=patience, run=run, common=settings, own=own, weights=weights
+    )
+    grid.check(cells, plan)
+    return plan
+
+
+def grounds_for(cells: Sequence[Cell], plan: Plan, dry_run: bool) -> Grounds:
+    """Gives the ground of the runs; data that are not here are got, which a dry run does not do."""
+    data = str(plan.given(cells[0])["data"]["name"])
+    if not grid.here(data):
+        if dry_run:
+            raise GpflError(f"the data '{data}' are not here: gpfl data get {data}")
+        get_data([data])
+    return Grounds()
+
+
+def refuse_victims(cell: Cell, plan: Plan, grounds: Grounds, images: int, batches: Sequence[int], effort: Effort) -> None:
+    """Refuses what could not be attacked, before anything is trained: data that are no images, or too few of them."""
+    setting = study.setting_of(cell, plan, grounds)
+    refuse_other_than_images(setting.federation)
+    victims = choose_victims(setting.federation, range(len(setting.federation)), images, batches, effort.seed)
+    least = setting.method.net.least_rows
+    if min(victims) < least:
+        raise GpflError(
+            f"net '{setting.method.net.name}' trains on batches of at least {least} rows, and the ceiling of a study is one "
+            "step on one image: use another net, or attack single runs by gpfl attack --batch"
+        )
+
+
+def methods_of(words: str) -> list[str]:
+    """Gives the methods of a list, each of which sends updates."""
+    names = known_methods(words)
+    for name in names:
+        if not METHODS[name].shares or name == "fedproto":
+            raise GpflError(f"--methods names '{name}', which sends no update of weights that could be attacked or defended")
+    return names
+
+
+def known_methods(words: str) -> list[str]:
+    """Gives the methods of a list."""
+    names = split_words("--methods", words)
+    for name in names:
+        if name not in METHODS:
+            raise GpflError(f"--methods names '{name}', which is no method; {did_you_mean(name, METHODS)}")
+    return list(dict.fromkeys(names))
+
+
+def values_of(name: str, text: str, own: Mapping[str, object]) -> list[float]:
+    """Gives the values of a family: those of a flag, or of the study's file; none where the flag says none."""
+    if not text:
+        return [float(value) for value in cast(Sequence[float], own[name])]
+    if text.strip() == "none":
+        return []
+    found = numbers_in(f"--{name.replace('_', '-')}", text)
+    if name == "bits" and any(value % 1 or value >= WHOLE for value in found):
+        raise GpflError(f"--bits is '{text}'; bits are whole numbers, 2 to {WHOLE - 1}")
+    if name == "top_k" and max(found) >= 1:
+        raise GpflError(f"--top-k is '{text}'; shares must be below 1, which is all entries")
+    return found
+
+
+def numbers_in(flag: str, text: str) -> list[float]:
+    """Gives the numbers of a list with commas, all above 0."""
+    try:
+        found = [float(word) for word in text.split(",")]
+    except ValueError:
+        none = "" if flag == "--epsilon" else ", or none"
+        raise GpflError(f"{flag} is '{text}'; it must be numbers with commas between{none}") from None
+    if min(found) <= 0 or not all(map(math.isfinite, found)):
+        raise GpflError(f"{flag} is '{text}'; its values must be above 0, and finite")
+    return list(dict.fromkeys(found))
+
+
+def by_epsilon(
+    text: str,
+    given: Mapping[str, str],
+    names: Sequence[str],
+    plan: Plan,
+    grounds: Grounds,
+    how: tuple[float, float, float],
+    variants: study.Variants,
+) -> dict[str, dict[str, list[float]]]:
+    """Gives each method's noise for values of ε, under two bounds and δ; a family that was left out stays out."""
+    wanted = numbers_in("--epsilon", text)
+    found: dict[str, dict[str, list[float]]] = {name: {} for name in names}
+    for family in study.FAMILIES[:2]:
+        said = given[family.name].strip()
+        if said not in ("", "none"):
+            raise GpflError(f"--epsilon and --{family.name.replace('_', '-')} were both given: leave one out")
+        for name in names if said != "none" else ():
+            *_, like = study.spots([name], {family.name: [1.0]}, *how, weights=False, variants=variants)
+            found[name][family.name] = study.noises(family, wanted, like.cell, plan, grounds)
+    return found
+
+
+# Running and telling.
+
+
+def train(jobs: Mapping[Cell, Job], plan: Plan) -> dict[Path, str]:
+    """Gives what went wrong by the folder of the run, having run what is missing."""
+    unique = {job.folder: job for job in jobs.values()}
+    lacking = grid.lacking(unique.values(), plan)
+    if len(lacking) < len(unique):
+        say(f"Run before: {len(unique) - len(lacking)} of {counted(len(unique), 'run')}.")
+    about = estimates(lacking, plan, api.find_device(str(plan.run["device"])), count=False)
+    with GridReporter(console, lacking, plan.seeds, about) as reporter:
+        problems = grid.run_all(lacking, plan, reporter.watch, {"command": command_words(), "commit": commit()}, reporter.end)
+    for words in dict.fromkeys(problems.values()):
+        complain(f"{', '.join(unique[path].label for path in problems if problems[path] == words)}: {words}")
+    return problems
+
+
+def show(jobs: Mapping[Cell, Job], plan: Plan, after: str) -> None:
+    """Prints what would be run, and what follows."""
+    unique = list({job.folder: job for job in jobs.values()}.values())
+    with console.status("Counting what runs take"):
+        about = estimates(unique, plan, api.find_device(str(plan.run["device"])), count=True)
+    sound = show_plan(unique, plan, about, {}, {})
+    say(f"{after[0].upper()}{after[1:]}; those that {plan.out} holds are not made again.")
+    if not sound:
+        raise typer.Exit(1)
+
+
+def made_by(jobs: Iterable[Job], seeds: Sequence[int]) -> str:
+    """Gives the last line of a page: the command, and what the runs were made by."""
+    runs = [trials for job in jobs if (trials := job.trials("", seeds))]
+    commits, now = {one for trials in runs for one in commits_of(trials)}, commit()
+    later = "" if now in commits else f" The commit is that of the runs; the page is of {now}, and what was attacked since."
+    return f"Made by {Origin(command_words(), now).line(runs, commits, seeds)}{later}"
+
+
+def tell_point(words: str, line: Line) -> None:
+    """Prints a point of the curves."""
+    say(f"{words}: {line.psnr:.2f} dB (floor {line.floor:.2f}): {verdict(line)}")
+
+
+def tell_leaks(found: Findings) -> None:
+    """Prints what a method's run tells."""
+    for which, guesses in found.labels.items():
+        say(f"Round {which}. {labels.told(guesses, found.method, found.clients)}")
+    say(membership.told(found.members, found.method))
+
+
+def tell_files(paths: Sequence[Path]) -> None:
+    """Prints the first of the files, which is the page of tables, without the pictures that it shows, and names the files."""
+    say(re.sub(r"\n!\[.*\]\(.*\)\n", "", paths[0].read_text(encoding="utf-8")))
+    say(f"Written: {', '.join(path.name for path in paths)} in {paths[0].parent}")

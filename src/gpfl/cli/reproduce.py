@@ -1,0 +1,427 @@
+"""The command `gpfl reproduce`: any cell, row, column or all of the paper's tables and figures, ours beside theirs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import click
+import torch
+import typer
+from typer.core import TyperCommand, TyperOption
+
+from gpfl.cli import flags
+from gpfl.cli import privacy as privacy_command
+from gpfl.cli.arguments import argument
+from gpfl.cli.data import get_data
+from gpfl.cli.grid_plan import show_plan
+from gpfl.cli.grid_progress import GridReporter
+from gpfl.cli.grid_tables import show_held, tell_problems, write
+from gpfl.cli.overrides import named_folder, refuse_unheard, results_folder, split_settings
+from gpfl.cli.terminal import complain, console, say
+from gpfl.engine.distributed import ranks
+from gpfl.errors import GpflError, counted
+from gpfl.experiments import grid
+from gpfl.experiments import privacy_table as nine
+from gpfl.experiments.definitions import PATIENCE, ROUNDS, Cell, experiments, named
+from gpfl.experiments.estimate import Estimate, estimates
+from gpfl.experiments.grid import Grounds, Job, Places, Plan
+from gpfl.experiments.selection import Asked, selected, split_words
+from gpfl.experiments.tuned_config import Chosen
+from gpfl.io import files
+from gpfl.io.provenance import command_words, commit
+from gpfl.report import paper
+from gpfl.training import api
+from gpfl.training.config import Given
+
+ATTACKS = ("privacy", "table5")
+"""What the table is called that attacks on uploads make."""
+
+GO_ON = "what is done is kept, go on with the same command: {}"
+
+OF_ATTACKS = "gpfl privacy columns --help shows the flags of its attacks"
+
+RUN_FLAGS = ("protocol", "device", "engine", "precision", "compile", "checkpoint_every")
+HAVE_FLAGS = {
+    ("train", "rounds"): "--rounds",
+    ("train", "patience"): "--patience",
+    ("split", "validation"): "--validation",
+    **{("run", key): f"--{key.replace('_', '-')}" for key in RUN_FLAGS},
+}
+"""Settings that tables name, and that --set must not change behind their back."""
+
+OTHERS = ("runs", "problems", "tuned", "privacy", "leaks", "defences")
+"""What lies in a folder of results beside the tables of this command."""
+
+
+def reproduce(
+    names: tuple[str, ...],
+    methods: str,
+    cells: str | None,
+    seeds: str,
+    rounds: int,
+    patience: int,
+    validation: float,
+    out: str,
+    table: str | None,
+    set_: tuple[str, ...],
+    tuned: str | None,
+    dry_run: bool,
+    only_tables: bool,
+    figures: bool,
+    keep_weights: bool,
+    **values: object,
+) -> None:
+    """Run any cell, row, column or all of the paper's tables and figures, and show our numbers beside the paper's."""
+    if not names:
+        list_experiments()
+        return
+    words = tuple(dict.fromkeys(word for name in names for word in split_words("EXPERIMENT", name.lower())))
+    if dry_run and only_tables:
+        raise GpflError("--dry-run and --only-tables were both given: leave one out")
+    if {*ATTACKS} & {*words}:
+        given = {
+            "--methods": methods != "all",
+            "--cells": cells is not None,
+            "--validation": validation != 0,
+            "--table": table is not None,
+            "--tuned": tuned is not None,
+            "--only-tables": only_tables,
+            "--no-figures": not figures,
+        }
+        refuse_unheard_by_attacks(words, [flag for flag, said in given.items() if said], set_, values)
+        make_attacks(flags.parse_seeds(seeds), rounds, patience, set_, values, out, dry_run)
+        return
+    asked = selected(named(words, ATTACKS), cells, methods)
+    plan = planned(asked, seeds, rounds, patience, validation, out, table, set_, tuned, keep_weights, values)
+    failed = make_tables(asked, plan, dry_run, only_tables, figures)
+    if "all" in words:
+        say("All but privacy, which is made by attacks: gpfl reproduce privacy.")
+    if failed:
+        ranks().wait()  # a process that ended before the first has spoken would take it along
+        raise typer.Exit(1)
+
+
+def make_tables(asked: Asked, plan: Plan, dry_run: bool, only_tables: bool, figures: bool) -> bool:
+    """Tells whether something failed, having run what was asked for and is missing, and written its tables and figures."""
+    with flags_named():
+        grid.check(asked.cells, plan)
+        if only_tables:
+            show_held(asked, plan, figures)
+            return False
+        device = usable_device(plan)
+        if not dry_run:
+            files.make_folder(plan.out / "runs")
+        here, wanting = divided(asked, dry_run)
+        with console.status("Laying out the cells"):
+            jobs, wrong = grid.lay_out(here, plan, Grounds())
+            about = estimates(jobs, plan, device, count=dry_run)
+    sound = show_plan(jobs, plan, about, wrong, wanting) if dry_run else True
+    for words in dict.fromkeys(job.caveat for job in jobs if job.caveat):
+        say(words)
+    if dry_run:
+        return not sound
+    problems = run(jobs, plan, about, asked, wrong, figures) | wrong
+    if problems:
+        complain(f"{counted(len(problems), 'cell')} of {len(here)} failed; once that is mended, the same command goes on:")
+        tell_problems(problems)
+    return bool(problems)
+
+
+def make_attacks(
+    seeds: Sequence[int],
+    rounds: int,
+    patience: int,
+    set_: tuple[str, ...],
+    values: Mapping[str, object],
+    out: str,
+    dry_run: bool,
+) -> None:
+    """Makes the table of attacks on the runs of the first seed."""
+    given = flags.given_by_flags(values).get("run", {})
+    device, engine = (str(given.get(key, "auto")) for key in ("device", "engine"))
+    if len(seeds) > 1:
+        say(f"Attacks are on the runs of one seed, {seeds[0]}.")
+    try:
+        with flags_named():
+            refuse_flagged(split_settings(set_)[0])
+            privacy_command.columns(
+                seed=seeds[0],
+                rounds=rounds,
+                patience=patience,
+                set_=list(set_),
+                device=device,
+                engine=engine,
+                out=out,
+                dry_run=dry_run,
+            )
+    except KeyboardInterrupt:
+        complain(GO_ON.format(command_words()))
+        raise
+
+
+def refuse_unheard_by_attacks(
+    words: Sequence[str], deaf: Sequence[str], set_: tuple[str, ...], values: Mapping[str, object]
+) -> None:
+    """Refuses to make the table of attacks together with others, or by flags that it does not listen to."""
+    if others := [word for word in words if word not in ATTACKS]:
+        raise GpflError(f"privacy is made by attacks, which {others[0]} is not: ask for one at a time; {OF_ATTACKS}")
+    _, own = split_settings(set_)
+    of_runs = flags.given_by_flags(values).get("run", {})
+    deaf = [
+        *deaf,
+        *(f"--set {name}.…" for name in own if name not in nine.METHODS),
+        *(f"--{key.replace('_', '-')}" for key in of_runs if key not in ("device", "engine")),
+    ]
+    if deaf:
+        raise GpflError(f"privacy does not listen to {', '.join(deaf)}: leave out one or the other; {OF_ATTACKS}")
+
+
+@contextmanager
+def flags_named() -> Iterator[None]:
+    """Names the flags of this command in refusals that speak of options."""
+    try:
+        yield
+    except GpflError as problem:
+        only = {f"{section}.{key}" for section, key in HAVE_FLAGS}
+        raise GpflError(flags.name_flags(str(problem), ("run", "train", "split"), only)) from None
+
+
+# What is asked.
+
+
+def planned(
+    asked: Asked,
+    seeds: str,
+    rounds: int,
+    patience: int,
+    validation: float,
+    out: str,
+    table: str | None,
+    set_: tuple[str, ...],
+    tuned: str | None,
+    keep_weights: bool,
+    values: Mapping[str, object],
+) -> Plan:
+    """Gives the plan of the flags."""
+    settings, own = split_settings(set_)
+    running = [row.method["name"] for rows in asked.rows.values() for row in rows]
+    refuse_unheard(settings, own, running, done="run", kind="tables")
+    refuse_flagged(settings)
+    if "name" in settings.get("data", {}):
+        raise GpflError("--set data.name would put other data under the names of the paper's: gpfl compare --data is for them")
+    folder = results_folder(out)
+    chosen = Chosen.read(named_folder(tuned, "--tuned")) if tuned is not None else None
+    if chosen:
+        chosen.refuse_twice(own, settings)
+    by_flags = flags.given_by_flags(values).get("run", {})
+    protocol = by_flags.pop("protocol", "corrected")
+    return Plan(
+        out=folder,
+        seeds=tuple(flags.parse_seeds(seeds)),
+        rounds=rounds,
+        patience=patience,
+        protocol=str(protocol),
+        validation=validation,
+        run=by_flags,
+        common=settings,
+        own=own,
+        weights=keep_weights,
+        tuned=chosen,
+        table=table_name(table, [one.name for one in asked.experiments], folder) if table is not None else "",
+    )
+
+
+def refuse_flagged(settings: Given) -> None:
+    """Refuses settings that have a flag of their own, by which tables name them."""
+    for (section, key), name in HAVE_FLAGS.items():
+        if key in settings.get(section, {}):
+            raise GpflError(f"--set {section}.{key} would not be named in tables: give {name}")
+
+
+def table_name(name: str, asked: Sequence[str], out: Path) -> str:
+    """Gives the name of --table; refuses one that is not a folder's, or whose folder holds something else."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise GpflError(
+            f"--table is '{name}'; give a folder's name of letters, digits, '-', '_' and '.', a letter or a digit first"
+        )
+    if len(asked) > 1:
+        raise GpflError(f"--table {name} names one table, {', '.join(asked)} are {len(asked)}: ask for one at a time")
+    folder, way = out / name, f"give another name, such as {asked[0]}-2"
+    if name.lower() in {*OTHERS, *experiments()} - {*asked}:
+        raise GpflError(f"--table is '{name}', which has another meaning below {out}: {way}")
+    if folder.exists() and not folder.is_dir():
+        raise GpflError(f"--table is '{name}', but {folder} is a file: {way}")
+    if folder.is_dir() and any(folder.iterdir()) and paper.experiment_in(folder) != asked[0]:
+        raise GpflError(f"--table is '{name}', but {folder} holds something other than a table of {asked[0]}: {way}")
+    return name
+
+
+def usable_device(plan: Plan) -> torch.device:
+    """Gives the device of a plan; refuses a precision that it has not, before every cell fails by it."""
+    device = api.find_device(str(plan.run.get("device", "auto")))
+    precision = plan.run.get("precision", "float32")
+    if precision != "float32" and device.type != "cuda":
+        raise GpflError(f"run.precision is '{precision}', which is for a GPU; run.device is '{device}': leave it out")
+    return device
+
+
+def divided(asked: Asked, dry_run: bool) -> tuple[list[Cell], dict[str, list[str]]]:
+    """Gives the cells whose data are on this machine, and the columns of those that are not by data.
+
+    Where nothing else was asked for, the data are got.
+    """
+    needed = {column.data for columns in asked.columns.values() for column in columns}
+    absent = ranks().once(lambda: {name for name in needed if not grid.here(name)})
+    wanting: dict[str, list[str]] = {
+        name: list(dict.fromkeys(c.key for columns in asked.columns.values() for c in columns if c.data == name))
+        for name in sorted(absent)
+    }
+    here = [cell for cell in asked.cells if cell.column.data not in absent]
+    if not here and not dry_run:
+        get_data(sorted(absent))
+        return asked.cells, {}
+    for name, keys in wanting.items():
+        say(f"{', '.join(keys)}: data not here: gpfl data get {name}")
+    return here, wanting
+
+
+def list_experiments() -> None:
+    """Prints what can be reproduced."""
+    for one in experiments().values():
+        say(f"{one.name} ({', '.join(one.aliases)}): {one.title}; {len(one.rows)} methods")
+        for column in one.columns:
+            missing = "" if grid.here(column.data) else f"; data not here: gpfl data get {column.data}"
+            extra = "; only where --cells names it" if column.extra else ""
+            say(f"  {column.key:<26}{column.heading}, {column.group}{extra}{missing}")
+    missing = "" if grid.here("cifar100") else "; data not here: gpfl data get cifar100"
+    say(f"privacy (table5): attacks on uploads, nine columns on Cifar100; {OF_ATTACKS}{missing}")
+    say("")
+    say("gpfl reproduce table1 --methods gpfl,fedavg --cells cifar100/practical    # a name, its rows and its columns")
+    say("gpfl reproduce all --dry-run                                              # what would be run, and how long")
+
+
+# Running.
+
+
+def run(
+    jobs: Sequence[Job],
+    plan: Plan,
+    about: Mapping[Path, Estimate],
+    asked: Asked,
+    wrong: Places,
+    figures: bool,
+) -> Places:
+    """Gives what went wrong by column and row, having run what is missing and written tables and figures of all there is."""
+    facts = {"command": command_words(), "commit": commit()}
+    lacking = grid.lacking(jobs, plan)
+    if len(lacking) < len(jobs):
+        say(f"Run before: {len(jobs) - len(lacking)} of {counted(len(jobs), 'cell')}.")
+    try:
+        with GridReporter(console, lacking, plan.seeds, about) as reporter:
+            failed = grid.run_all(lacking, plan, reporter.watch, facts, reporter.end)
+    except KeyboardInterrupt:
+        if ranks().first:
+            with suppress(GpflError):
+                write(jobs, plan, asked, {}, figures=False)
+        complain(GO_ON.format(command_words()))
+        raise
+    if left := [job.label for job in jobs if failed.get(job.folder) == grid.BUSY]:
+        say(f"Left to another process, which is at it: {', '.join(left)}. Start again when it has ended.")
+    problems = {
+        (cell.column.key, cell.entrant.label): failed[job.folder]
+        for job in jobs
+        if job.folder in failed and failed[job.folder] != grid.BUSY
+        for cell in job.cells
+    }
+    ranks().once(lambda: write(jobs, plan, asked, problems | wrong, figures))
+    return problems
+
+
+# The command.
+
+
+def flag(name: str, default: object, words: str, *, kind: type = str, metavar: str | None = None) -> TyperOption:
+    """Gives a flag of the command."""
+    key = name.replace("-", "_")
+    boolean = kind is bool
+    decls = [f"--{name}/--no-{name}" if boolean and default is True else f"--{name}", key]
+    return TyperOption(
+        param_decls=decls,
+        type=kind,
+        is_flag=boolean,
+        default=default,
+        show_default=not boolean and default is not None,
+        metavar=metavar,
+        help=words,
+    )
+
+
+def reproduce_command() -> click.Command:
+    """Gives the command `reproduce`."""
+    names = "Experiments, such as effectiveness, table1, scalability, figure3, privacy, or all; without one they are listed."
+    params: list[click.Parameter] = [
+        argument("names", names, metavar="[EXPERIMENT]…", several=True),
+        flag(
+            "methods",
+            "all",
+            "Rows: names, all, ablations; one that the paper lacks, such as local, is added.",
+            metavar="NAME,…",
+        ),
+        flag(
+            "cells",
+            None,
+            "Columns: keys such as cifar100/practical, patterns such as fmnist/*, or half a key.",
+            metavar="KEY,…",
+        ),
+        flag("seeds", "0,1,2", "Seeds of the trials; the paper has three.", metavar="N,…"),
+        flag(
+            "rounds",
+            ROUNDS,
+            f"Most rounds; the paper has {ROUNDS}. Patience ended our runs on Amazon by round 120 and most on Cifar100 by 300; "
+            "most on FMNIST, HAR and AG News went on.",
+            kind=int,
+            metavar="N",
+        ),
+        flag(
+            "patience",
+            PATIENCE,
+            "End a run after so many rounds without a better accuracy, as the authors' code can; 0 = never.",
+            kind=int,
+            metavar="N",
+        ),
+        flag(
+            "validation",
+            0.0,
+            "Share of training rows kept for validation, such as 0.1: adds the accuracy of the round chosen by them.",
+            kind=float,
+            metavar="X",
+        ),
+        flag("out", "results", "Folder; what it holds is not run again, whatever table it was run for.", metavar="DIR"),
+        flag(
+            "table",
+            None,
+            "Name of the table's folder in --out, instead of the experiment's: keeps tables of other settings side by side.",
+            metavar="NAME",
+        ),
+        flag("dry-run", False, "List the cells with what is done, estimated time and memory; run nothing.", kind=bool),
+        flag("only-tables", False, "Write tables and figures of what the folder holds; run nothing, get no data.", kind=bool),
+        flag("figures", True, "Draw the figures of the experiments.", kind=bool),
+        flag("keep-weights", False, "Keep checkpoints and models of all runs: gigabytes a cell.", kind=bool),
+        flag(
+            "tuned",
+            None,
+            "Take the values that gpfl tune chose, from its --out; tables name them, and they are kept with the results.",
+            metavar="DIR",
+        ),
+        TyperOption(
+            param_decls=["--set", "set_"],
+            multiple=True,
+            metavar="NAME.KEY=VALUE",
+            help="Set any option of the config, or of one method, such as fedprox.mu=0.01.",
+        ),
+        *(flags.make_flag("run", key) for key in RUN_FLAGS),
+    ]
+    return TyperCommand("reproduce", callback=reproduce, params=params, help=reproduce.__doc__, rich_markup_mode="rich")

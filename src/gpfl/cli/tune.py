@@ -1,0 +1,319 @@
+"""The command `gpfl tune`: search methods' values on validation rows, and keep what was chosen."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import click
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from typer.core import TyperCommand, TyperOption
+
+from gpfl.cli import flags
+from gpfl.cli.arguments import argument
+from gpfl.cli.overrides import Own, layered, named_folder, refuse_unheard, split_settings
+from gpfl.cli.progress import PAUSE
+from gpfl.cli.terminal import complain, console, say, tell_data
+from gpfl.data import DATA
+from gpfl.errors import GpflError, counted, did_you_mean
+from gpfl.experiments import tune as study
+from gpfl.experiments import tuned_config as chosen
+from gpfl.experiments.budget import BEST, Made, made_or_none, unequal_words
+from gpfl.experiments.proposals import count_of, space_of, space_words, value_words
+from gpfl.experiments.tune import Candidate, Plan, Search, Tuned
+from gpfl.federation.partition import SPLITS
+from gpfl.io import files, toml
+from gpfl.io.provenance import command_words, commit
+from gpfl.methods import METHODS
+from gpfl.models import NETS
+from gpfl.report.tuned import markdown, note_words, score_words, table_csv
+from gpfl.training import config as configs
+from gpfl.training.config import Given
+from gpfl.training.round_loop import number
+from gpfl.training.run_dir import Line
+
+SECTIONS = ("data", "split", "net", "train", "defence", "run")
+
+
+def tune(
+    methods: str,
+    config: str | None,
+    set_: tuple[str, ...],
+    federation: str | None,
+    seeds: str,
+    budget: int,
+    at_once: int,
+    search_seed: int,
+    with_lr: bool,
+    keep_weights: bool,
+    out: str | None,
+    **values: object,
+) -> None:
+    """Search each method's documented ranges on validation rows, never on test rows, with one budget for all methods.
+
+    A folder that holds a part of the search is gone on with.
+    """
+    settings, own = split_settings(set_)
+    names = named_methods(methods)
+    refuse_unheard(settings, own, names, done="tuned", kind="searches", place="the methods")
+    search = Search(
+        budget=budget,
+        seeds=tuple(flags.parse_seeds(seeds)),
+        with_lr=with_lr,
+        at_once=at_once,
+        seed=search_seed,
+        keep_weights=keep_weights,
+    )
+    try:
+        given, first = with_validation(config_of(config, flags.merge(flags.given_by_flags(values), settings), federation))
+        resolved = configs.resolve({**given, "method": {"name": names[0]}})
+        folder = Path("runs") / f"{Path(resolved.data).stem}-tune" if out is None else named_folder(out)
+        tell_data(resolved)
+        with Listener([first, unequal_to(folder, names, own, search)]) as listener:
+            found = study.tune(given, names, own, search, folder, listener)
+    except GpflError as problem:
+        raise GpflError(flags.name_flags(str(problem), SECTIONS)) from None
+    except KeyboardInterrupt:
+        complain(f"go on with the same command: {command_words()}")
+        raise
+    everything = keep(found, chosen.held_beside(found, given), folder)
+    tell(found, folder)
+    if words := unequal_words({tuned.plan.method: tuned.made for tuned in everything}):
+        say(f"{folder} has {words}.")
+
+
+# What is given.
+
+
+def named_methods(words: str) -> list[str]:
+    """Gives the methods of a list such as "gpfl,ditto" or "all"."""
+    found: list[str] = []
+    for word in (word.strip() for word in words.split(",")):
+        if word != "all" and word not in METHODS:
+            raise GpflError(f"unknown method '{word}'; {did_you_mean(word, (*METHODS, 'all'))}")
+        found += METHODS if word == "all" else [word]
+    return list(dict.fromkeys(found))
+
+
+def config_of(config: str | None, by_hand: Given, federation: str | None) -> Given:
+    """Gives the config that all methods share."""
+    given = layered(config, by_hand, federation, "tune METHODS")
+    if given.pop("method", None):
+        say(f"The section [method] of {config} is left aside: values that are not to be searched are given by --set.")
+    return given
+
+
+def with_validation(given: Given) -> tuple[Given, str]:
+    """Gives a config that keeps rows for validation where nothing is said of them, and says so; a manifest has its own."""
+    split = given.get("split", {})
+    if split.get("name") == "manifest" or "validation" in split:
+        return given, ""
+    words = f"A share of {study.VALIDATION} of each client's training rows is kept for validation (--validation)."
+    return {**given, "split": {**split, "validation": study.VALIDATION}}, words
+
+
+def unequal_to(folder: Path, names: Sequence[str], own: Own, search: Search) -> str:
+    """Gives a sentence that other methods of a folder have another budget than these will have; "" where they have not."""
+    others = [path.parent for path in sorted(folder.glob(f"*/{BEST}")) if path.parent.name not in names]
+    tried = {place.name: made for place in others if (made := made_or_none(place))}
+    for name in names:
+        space = space_of(name, {"method": dict(own.get(name, {}))}, search.with_lr)
+        tried[name] = Made(search.budget, count_of(space, search.budget), bool(space))
+    words = unequal_words(tried)
+    return f"{folder} will have {words}." if words else ""
+
+
+# How it goes.
+
+
+class Listener:
+    """Shows a search: a bar for each method on a terminal, and a line for each candidate anywhere."""
+
+    def __init__(self, first: Sequence[str]) -> None:
+        self._first = [words for words in first if words]  # what is said before all else
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[words]}", markup=False),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task: TaskID | None = None
+        self._done: list[Candidate] = []
+        self._running: dict[int, list[RunLine]] = {}  # the runs of candidates that are not done
+
+    def __enter__(self) -> Self:
+        if console.is_terminal:
+            self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if console.is_terminal:
+            self._progress.stop()
+
+    def begins(self, plan: Plan, candidates: Sequence[Candidate]) -> None:
+        """Says what is searched, and shows the method's bar."""
+        for words in self._first:
+            say(words)
+        self._first = []
+        say(plan_words(plan))
+        if candidates:
+            were = "was" if len(candidates) == 1 else "were"
+            say(f"{plan.method}: {counted(len(candidates), 'candidate')} of {plan.count} {were} run before.")
+        self._done, self._running = list(candidates), {}
+        self._task = self._progress.add_task(plan.method, total=plan.count * size(plan), words="")
+        self.draw(plan)
+
+    def watch(self, plan: Plan, candidate: Candidate) -> RunLine:
+        """Gives the watch of one run."""
+        run = RunLine(self, plan, candidate)
+        self._running.setdefault(candidate.number, []).append(run)
+        return run
+
+    def ends(self, plan: Plan, candidate: Candidate) -> None:
+        """Says how a candidate did."""
+        self._done.append(candidate)
+        self._running.pop(candidate.number, None)
+        say(f"{plan.method} {candidate.number}/{plan.count}: {value_words(candidate.values)}: {score_words(candidate)}")
+        self.draw(plan)
+
+    def draw(self, plan: Plan) -> None:
+        """Draws the bar: rounds of what is done, as if none had ended early, and of what runs."""
+        top = max((candidate.score for candidate in self._done), default=0.0)
+        words = f"{len(self._done)}/{plan.count} candidates, best validation {top:.2%}"
+        rounds = len(self._done) * size(plan) + sum(run.round for runs in self._running.values() for run in runs)
+        if self._task is not None:
+            self._progress.update(self._task, words=words, completed=rounds)
+
+
+class RunLine:
+    """The watch of one run: it moves the bar, and where there is none prints a line now and then."""
+
+    def __init__(self, listener: Listener, plan: Plan, candidate: Candidate) -> None:
+        self._listener, self._plan, self._candidate = listener, plan, candidate
+        self.round, self._told = 0, time.monotonic()
+
+    def line(self, line: Line, rounds: int) -> None:
+        """Shows the round by its validation accuracy; test rows are nobody's business here."""
+        self.round = int(number(line, "round"))
+        self._listener.draw(self._plan)
+        if not console.is_terminal and time.monotonic() - self._told > PAUSE:
+            self._told = time.monotonic()
+            name = f"{self._plan.method} {self._candidate.number}/{self._plan.count}"
+            say(f"{name}: round {self.round}/{rounds}, validation {number(line, 'validation'):.2%}")
+
+
+def size(plan: Plan) -> int:
+    """Gives the rounds of a candidate, over all its seeds."""
+    return plan.config.train.rounds * len(plan.search.seeds)
+
+
+def plan_words(plan: Plan) -> str:
+    """Gives what is searched for a method, and with what budget."""
+    runs = f"{counted(len(plan.search.seeds), 'seed')}, {counted(plan.config.train.rounds, 'round')}"
+    ranges = "; ".join(f"{key} in {words}" for key, words in space_words(plan.space).items())
+    if not plan.space:
+        way = "" if plan.search.with_lr else "; --with-lr would search the learning rate"
+        return f"{plan.method}: nothing to search, so it runs once ({runs}){way}."
+    fewer = f", all there are of the budget of {plan.search.budget}" if plan.count < plan.search.budget else ""
+    together = f", {plan.at_once} at once" if plan.at_once > 1 else ""
+    return f"{plan.method}: {ranges}. {counted(plan.count, 'candidate')}{fewer}, each {runs}{together}; the first: defaults."
+
+
+# What is kept.
+
+
+def keep(found: Sequence[Tuned], others: Sequence[Tuned], out: Path) -> list[Tuned]:
+    """Writes each method's best.toml, the config that all share, and the tables of all that the folder holds; gives these."""
+    note = note_words(found, command_words(), commit())
+    everything = [*(replace(tuned, note=note) for tuned in found), *others]
+    for tuned in everything[: len(found)]:
+        if tuned.best.trouble:
+            continue
+        head = f"# {tuned.plan.method}: {value_words(tuned.best.values)}; {score_words(tuned.best)}\n# {note}\n"
+        files.write_text(tuned.plan.folder / BEST, head + chosen.best_config(tuned))
+        study.write_study(tuned.plan, tuned.made)
+    if not found[0].plan.search.with_lr:
+        files.write_text(out / "common.toml", toml.dump(chosen.common_config(found[0])))
+    files.write_text(out / "table.md", markdown(everything))
+    files.write_text(out / "table.csv", table_csv(everything))
+    return everything
+
+
+def tell(found: Sequence[Tuned], out: Path) -> None:
+    """Says what was chosen, and how to run it."""
+    for tuned in found:
+        plan, top = tuned.plan, tuned.best
+        if top.trouble:
+            say(f"{plan.method}: no candidate could be trained to its end.")
+            continue
+        compared = "" if top.number == 1 else f"; with defaults {tuned.candidates[0].score:.2%}"
+        default = " (the defaults)" if top.number == 1 and plan.space else ""
+        say(f"{plan.method}: {value_words(top.values)}{default}: {score_words(top)}{compared}")
+    say(f"Table: {out / 'table.md'}, {out / 'table.csv'}")
+    found = [tuned for tuned in found if not tuned.best.trouble]
+    if not found:
+        raise GpflError(f"nothing could be chosen, since no run came to its end (see {out / 'table.csv'}): lower --lr")
+    say(f"Values: {', '.join(str(tuned.plan.folder / BEST) for tuned in found)}")
+    if len(found) == 1 or found[0].plan.search.with_lr:
+        first = shlex.quote(str(found[0].plan.folder / BEST))
+        others = "" if len(found) == 1 else f", and the other {len(found) - 1} likewise: their learning rates are their own"
+        say(f"Run it: gpfl run {first} --seeds 0,1,2{others}")
+    else:
+        names = ",".join(tuned.plan.method for tuned in found)
+        sets = [word for tuned in found for setting in chosen.assignments(tuned) for word in ("--set", setting)]
+        say(f"Run them: {shlex.join(['gpfl', 'compare', str(out / 'common.toml'), '--methods', names, *sets])}")
+
+
+# The command.
+
+
+def tune_command() -> click.Command:
+    """Gives the command `tune`: the flags of `compare`, and those of the search."""
+    own: list[click.Parameter] = [
+        argument("methods", f"Names with commas between, or all: {', '.join(METHODS)}.", metavar="METHODS", required=True),
+        argument("config", "A config; flags win over it.", metavar="[CONFIG.toml]"),
+        whole_number("budget", 20, "Candidates of each method, its default values among them."),
+        TyperOption(
+            param_decls=["--seeds", "seeds"], default="0", show_default=True, metavar="N,…", help="Seeds of each candidate."
+        ),
+        switch("with-lr", "Search the learning rate as well, for every method."),
+        whole_number("at-once", 4, "Candidates that train at the same time, where the engine can."),
+        whole_number("search-seed", 0, "Seed of the proposals."),
+        switch("keep-weights", "Keep the checkpoints and models of all candidates."),
+        TyperOption(
+            param_decls=["--set", "set_"],
+            multiple=True,
+            metavar="NAME.KEY=VALUE",
+            help="Set any option of the config, or one of a method, which is then not searched, such as ditto.own_epochs=1.",
+        ),
+        TyperOption(param_decls=["--out", "out"], metavar="DIR", help="Folder; a search that it holds is gone on with."),
+        TyperOption(
+            param_decls=["--federation", "federation"],
+            metavar="FILE",
+            help="Use the division of a saved manifest, which must have validation rows.",
+            rich_help_panel=flags.PANELS["split"],
+        ),
+        flags.name_flag("data", (*DATA, "or a file or folder of your own"), flags.PANELS["data"]),
+        flags.name_flag("split", SPLITS, flags.PANELS["split"]),
+        flags.name_flag("net", NETS, flags.PANELS["net"]),
+    ]
+    params = [*own, *flags.config_flags(SECTIONS, omit=("seed",))]
+    return TyperCommand("tune", callback=tune, params=params, help=tune.__doc__, rich_markup_mode="rich")
+
+
+def whole_number(name: str, default: int, words: str) -> TyperOption:
+    """Gives a flag that takes a whole number."""
+    return TyperOption(
+        param_decls=[f"--{name}", name.replace("-", "_")], type=int, default=default, show_default=True, metavar="N", help=words
+    )
+
+
+def switch(name: str, words: str) -> TyperOption:
+    """Gives a flag that is there or not."""
+    return TyperOption(param_decls=[f"--{name}", name.replace("-", "_")], is_flag=True, default=False, help=words)

@@ -1,0 +1,55 @@
+"""The heart: one client's round and one client's judgement, pure functions that engines run for many clients."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gpfl.core.method import Batch, Client, Method, Terms
+from gpfl.core.net import Model
+from gpfl.core.schedule import Plan
+from gpfl.core.tree import Tree
+from gpfl.data.table import Table
+
+
+class Update(NamedTuple):
+    """What a client's round gives: its upload, its new private state, and the mean terms of its objective."""
+
+    upload: Tree
+    private: Tree
+    terms: Terms
+
+
+class Score(NamedTuple):
+    """Correct decisions and summed cross-entropy over some rows."""
+
+    correct: Tensor
+    loss: Tensor
+
+
+def local_round(method: Method, shared: Tree, private: Tree, table: Table, plan: Plan, client: Client) -> Update:
+    """Gives one client's round: download, every step of the plan, upload. Inputs are not changed."""
+    work = method.download(shared, private, client)
+    seen: dict[str, list[Tensor]] = {}
+    for phase, steps in zip(method.phases(), plan, strict=True):
+        rows = torch.from_numpy(steps).to(table.y.device)  # (steps, width)
+        for number, real in enumerate((steps >= 0).sum(1).tolist()):
+            if real == 0:  # regularisers would move an empty batch
+                continue
+            work, terms = phase.step(shared, work, table.batch(rows[number, :real]), client)
+            for name, value in terms.items():
+                seen.setdefault(name, []).append(value.detach())
+    upload, kept = method.upload(shared, work, private, client)
+    return Update(upload, kept, {name: torch.stack(values).mean() for name, values in seen.items()})
+
+
+def judge(method: Method, shared: Tree, private: Tree, adapt: Batch, client: Client, batch: Batch) -> Score:
+    """Gives the score of a client's personal model on a batch; `adapt` is a training batch that the method may adapt to."""
+    weights = method.personal(shared, private, adapt, client)
+    logits = method.logits(Model(method.net, weights), batch.x)  # (rows, classes)
+    correct = (logits.argmax(-1) == batch.y) * batch.mask
+    loss = F.cross_entropy(logits, batch.y, reduction="none") * batch.mask
+    return Score(correct.sum(), loss.sum())

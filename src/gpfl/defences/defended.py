@@ -1,0 +1,151 @@
+"""A method under a defence: the same method, but for the gradients of its steps and what leaves a client."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from gpfl.core import tree
+from gpfl.core.method import Batch, Client, Method, Phase, Slope, Terms
+from gpfl.core.net import Model
+from gpfl.core.randomness import salt_of, stream
+from gpfl.core.tree import Tree
+from gpfl.defences.config import UNDEFENDED, WHOLE, Defence
+from gpfl.defences.per_example import by_rows, row_slope, rows_of
+from gpfl.defences.uploads import protected, wire_bytes
+from gpfl.errors import GpflError
+
+STEPS = "defence"
+"""Where the state of a local round counts the steps done: every step's noise is its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defended(Method):
+    """What a defended method does differently. It stands before a method's own class, whose functions it calls."""
+
+    defence: Defence = UNDEFENDED
+    salt: float = 0.0  # of the run's seed: a number like others, so that trials with several seeds run at once
+    crowd: int = 1  # the fewest clients that join a round: their noise adds up to what is stated
+
+    # Gradients.
+
+    def phases(self) -> tuple[Phase, ...]:
+        """Gives the method's passes, their steps by rows where gradients are clipped."""
+        phases = super().phases()
+        if not self.defence.example_clip:
+            return phases
+        return tuple(phase._replace(step=partial(self.row_step, number)) for number, phase in enumerate(phases))
+
+    def download(self, shared: Tree, private: Tree, client: Client) -> Tree:
+        """Gives the state in which local training starts."""
+        work = super().download(shared, private, client)
+        return {**work, STEPS: {"done": torch.zeros_like(client.round)}} if self.defence.example_clip else work
+
+    def row_step(self, phase: int, shared: Tree, work: Tree, batch: Batch, client: Client) -> tuple[Tree, Terms]:
+        """Gives a step of a phase whose gradients go by rows."""
+        done = tree.leaf(tree.branch(work, STEPS), "done")
+        with by_rows(self.key(client, "example", done)):
+            after, terms = super().phases()[phase].step(shared, tree.drop(work, (STEPS,)), batch, client)
+        return {**after, STEPS: {"done": done + 1}}, terms
+
+    def loss(self, model: Model, shared: Tree, batch: Batch, client: Client) -> Terms:
+        """Gives the terms of the local objective, of one row where gradients go by rows."""
+        plain = super().loss
+        return rows_of(lambda rows: plain(model, shared, rows, client), batch)
+
+    def slope(self, work: Tree, moving: Tree, objective: Callable[[Model], Terms]) -> Slope:
+        """Gives a gradient; within a step that goes by rows it is clipped row by row and has noise."""
+        bound = self.defence.example_clip
+        return row_slope(super().slope, self.net, work, moving, objective, bound, self.defence.example_noise * bound)
+
+    # What leaves the client.
+
+    def upload(self, shared: Tree, work: Tree, private: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Gives what the client sends, defended, and what it keeps."""
+        sent, kept = super().upload(shared, tree.drop(work, (STEPS,)), private, client)
+        if self.defence.on_uploads and sent:
+            sent = protected(shared, sent, self.defence, self.noise_share, self.key(client, "upload"))
+        return sent, kept
+
+    @property
+    def noise_share(self) -> float:
+        """The standard deviation of the noise that one client adds; of a crowd it adds up to noise × clip."""
+        return self.defence.noise * self.defence.clip / math.sqrt(self.crowd)
+
+    def weight(self, client: Client) -> Tensor:
+        """Gives every client the same weight where there is noise: by its rows, one could weigh more than its bound."""
+        return torch.ones_like(client.rows) if self.defence.noise else super().weight(client)
+
+    def bytes_sent(self, upload: Tree) -> int:
+        """Gives the bytes that an upload takes on the wire."""
+        return wire_bytes(upload, self.defence)
+
+    def key(self, client: Client, purpose: str, *words: Tensor) -> Tensor:
+        """Gives the stream of a client's draws in a round."""
+        salt = self.salt if isinstance(self.salt, Tensor) else torch.full_like(client.round, self.salt)
+        return stream(salt, purpose, client.round, client.number, *words)
+
+
+def defended(method: Method, defence: Defence, *, seed: int, crowd: int) -> Method:
+    """Gives a bound method under a defence; the method itself where nothing is asked for. What cannot be is refused."""
+    if not defence.on:
+        return method
+    refuse_uploads(method, defence)
+    refuse_statistics(method, defence)
+    values = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
+    return defended_kind(type(method))(**values, defence=defence, salt=salt_of(seed), crowd=max(1, crowd))
+
+
+KINDS: dict[type[Method], type[Defended]] = {}
+"""Classes that were made, so that the methods of two trials are of one."""
+
+
+def defended_kind(kind: type[Method]) -> type[Defended]:
+    """Gives the class of a method under a defence: Defended's functions first, then the method's own."""
+    if kind not in KINDS:
+        made = type(f"Defended{kind.__name__}", (Defended, kind), {"__doc__": kind.__doc__, "__module__": __name__})
+        KINDS[kind] = dataclass(frozen=True, kw_only=True)(made)
+    return KINDS[kind]
+
+
+def cautions(method: Method) -> list[str]:
+    """Gives what is said before a run whose updates are bounded by what is not of the data: weight decay."""
+    decaying = [part for part, decay in method.decays().items() if decay]
+    if not isinstance(method, Defended) or not decaying or not (method.defence.clip or method.defence.top_k < 1):
+        return []
+    what = "clipped" if method.defence.clip else "cut to its largest entries"
+    return [
+        f"Weight decay moves the parts {' and '.join(decaying)} in every step and is in the update that is {what}: little of "
+        "what the data say may be left. Without decay (of gpfl: --mu 0) all of the bound is theirs."
+    ]
+
+
+def refuse_uploads(method: Method, defence: Defence) -> None:
+    """Refuses to clip, noise or compress what is no update of weights."""
+    if defence.on_uploads and method.shares and not method.views():
+        raise GpflError(
+            f"{method.name} sends {', '.join(method.shares)}, which are no update of weights: a clipped, noisy or compressed "
+            "difference of them means nothing; leave out --clip, --noise, --top-k and --bits"
+        )
+
+
+def refuse_statistics(method: Method, defence: Defence) -> None:
+    """Refuses BatchNorm where it mixes rows, or where noise and rounding could turn a variance negative."""
+    if not method.net.keeps_statistics:
+        return
+    if defence.example_clip:
+        raise GpflError(
+            f"defence.example_clip is {defence.example_clip:g}, but the BatchNorm of net '{method.net.name}' mixes rows, so no "
+            "row's gradient has a bound of its own: use another net"
+        )
+    if "stats" in method.shared_parts and (defence.noise or defence.bits < WHOLE):
+        raise GpflError(
+            "train.batch_norm is 'average', so that BatchNorm's variances are sent: noise and rounding could turn one "
+            "negative; use --batch-norm local"
+        )

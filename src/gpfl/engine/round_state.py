@@ -1,0 +1,95 @@
+"""One of the rounds that are run at once."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.func import vmap
+
+from gpfl.core import tree
+from gpfl.core.local_round import local_round
+from gpfl.core.method import Client, Terms
+from gpfl.core.tree import Tree
+from gpfl.engine.base import Cohort, Engine, Train, one
+
+
+class Member(NamedTuple):
+    """A client of a round: the number of the round and the client's place in its cohort."""
+
+    round: int
+    place: int
+
+
+class Entered(NamedTuple):
+    """Clients that begin to train, stacked."""
+
+    work: Tree
+    client: Client
+
+
+class Round:
+    """One of the rounds that are run at once: its clients enter, and leave what they send and keep."""
+
+    def __init__(self, engine: Engine, asked: Train) -> None:
+        self._engine, self.shared, self._private = engine, asked.shared, asked.private
+        self.method = asked.method
+        self.plans = [engine.plan(client, asked.round, asked.schedule) for client in asked.clients]
+        self._facts = engine.facts(asked.clients, asked.round)
+        self._shares = engine.shares(asked)
+        self._fetched: dict[tuple[int, ...], Tree] = {}
+        self._mean: Tree = {}
+        self._kept: list[Tree] = []
+        self._terms: list[Terms] = []
+        self._order: list[int] = []
+
+    def fetch(self, places: list[int]) -> None:
+        """Begins to move clients' private states here, if they lie elsewhere, ahead of their use."""
+        if places:
+            self._fetched[tuple(places)] = tree.fetch(self._private, places, self._engine.device)
+
+    def enter(self, places: list[int]) -> Entered:
+        """Gives the state in which clients start."""
+        private, client = self._own(places)
+        work = vmap(self.method.download, in_dims=(None, 0, 0))(self.shared, private, client)
+        return Entered(tree.copy(work), client)
+
+    def leave(self, places: list[int], work: Tree, terms: Terms) -> None:
+        """Takes what trained clients send and keep."""
+        private, client = self._own(places)
+        upload, kept = vmap(self.method.upload, in_dims=(None, 0, 0, 0))(self.shared, work, private, client)
+        self._fetched.pop(tuple(places), None)
+        self._add(places, upload, kept, terms)
+
+    def run_alone(self, place: int) -> None:
+        """Runs one client by itself."""
+        private, client = self._own([place])
+        table = self._engine.federation.table
+        update = local_round(self.method, self.shared, tree.take(private, 0), table, self.plans[place], one(client, 0))
+        terms = {name: value.unsqueeze(0) for name, value in update.terms.items()}
+        self._add([place], tree.repeat(update.upload, 1), tree.repeat(update.private, 1), terms)
+
+    def cohort(self) -> Cohort:
+        """Gives the outcome, in the order of the cohort."""
+        order = np.argsort(self._order)
+        back = torch.as_tensor(order, device=self._engine.device)
+        named = {name: torch.cat([terms[name] for terms in self._terms])[back] for name in self._terms[0]}
+        private = tree.concatenate(self._kept)
+        return Cohort(self._mean, tree.take(private, back.to(tree.device_of(private) or back.device)), named)
+
+    def _own(self, places: list[int]) -> tuple[Tree, Client]:
+        index = torch.as_tensor(places, device=self._engine.device)
+        private = self._fetched.get(tuple(places))
+        if private is None:
+            private = tree.fetch(self._private, places, self._engine.device)
+        return private, Client(*(field[index] for field in self._facts))
+
+    def _add(self, places: list[int], upload: Tree, kept: Tree, terms: Terms) -> None:
+        share = self._shares[torch.as_tensor(places, device=self._engine.device)]
+        part = tree.map_leaves(lambda t: torch.tensordot(share.to(t.dtype), t, dims=1), upload)
+        self._mean = tree.map_leaves(torch.add, self._mean, part) if self._mean else part
+        home = tree.device_of(self._private)
+        self._kept.append(kept if home is None else tree.to(kept, home))
+        self._terms.append(terms)
+        self._order += places

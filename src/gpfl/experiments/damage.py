@@ -1,0 +1,72 @@
+"""What is damaged of a folder of runs: a config that lacks what was written, a summary that cannot be read."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+from gpfl.core.options import options_of
+from gpfl.errors import GpflError
+from gpfl.federation.partition import SPLITS
+from gpfl.methods import METHODS
+from gpfl.models import NETS
+from gpfl.training.config import SECTIONS, Given, RunOptions, TrainOptions
+from gpfl.training.run_dir import RunFolder
+
+WAY = "restore the file, or remove {} and have it run again"
+"""The way out of a file that is damaged: a run whose weights are not kept can only begin anew."""
+
+
+def summary_fault(run: Path) -> str:
+    """Gives what is wrong with the summary of a trial, and the way out; "" where there is none, or a whole one."""
+    folder = RunFolder(run)
+    try:
+        if folder.finished:
+            folder.summary(WAY.format(run))
+    except GpflError as problem:
+        return str(problem)
+    return ""
+
+
+def config_fault(folder: Path) -> str:
+    """Gives what is wrong with the config of trials, and the way out; "" where it is whole, or nothing is begun.
+
+    Configs are written complete, so that one which lacks something is damaged.
+    """
+    path = folder / "config.toml"
+    try:
+        if not path.exists() and not any(folder.glob("seed-*")):
+            return ""
+        wrong = shortfall(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as problem:
+        return f"cannot read {path} ({problem.strerror}): {WAY.format(folder)}"
+    except ValueError as problem:  # no TOML, or no text
+        wrong = str(problem)
+    return f"{path} is damaged ({wrong}): {WAY.format(folder)}" if wrong else ""
+
+
+def shortfall(content: Mapping[str, object]) -> str:
+    """Gives the first thing that keeps a content from being a complete config; "" where it is one."""
+    for name, values in content.items():
+        if not isinstance(values, dict):
+            return f"'{name}' stands outside a section"
+    sections = cast(Given, content)
+    for section in (section for section in SECTIONS if section != "defence"):
+        if section not in sections:
+            return f"it lacks [{section}]"
+        for key in written_keys(section, sections[section].get("name")):
+            if key not in sections[section]:
+                return f"it lacks {section}.{key}"
+    return ""
+
+
+def written_keys(section: str, name: object) -> list[str]:
+    """Gives the keys that a section of a complete config holds; of one with a name that nobody knows, the name alone."""
+    always: Mapping[str, type] = {"run": RunOptions, "train": TrainOptions}
+    if section in always:
+        return [key for key, option in options_of(always[section]).items() if not option.later]
+    named: Mapping[str, Mapping[str, type]] = {"split": SPLITS, "net": NETS, "method": METHODS}
+    record = named.get(section, {}).get(str(name))
+    return ["name", *(key for key, option in options_of(record).items() if not option.later)] if record else ["name"]

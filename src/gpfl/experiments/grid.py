@@ -1,0 +1,450 @@
+"""The grid: cells of the paper's tables, each run once whatever tables it stands in, kept, skipped and gone on with."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import math
+import os
+import tomllib
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpfl.core import tree
+from gpfl.data import DATA, Published
+from gpfl.data.published import cache
+from gpfl.data.published.dataset import caveat
+from gpfl.engine import Setting
+from gpfl.engine.distributed import LoneError, ranks
+from gpfl.errors import DivergenceError, GpflError
+from gpfl.experiments.damage import config_fault
+from gpfl.experiments.definitions import PATIENCE, ROUNDS, Cell
+from gpfl.experiments.run_hash import folder_name, held_configs, named_by_content
+from gpfl.experiments.trials import (
+    NEGLIGIBLE,
+    Sections,
+    Trials,
+    Watcher,
+    drop_weights,
+    ended,
+    first_difference,
+    folder_fault,
+    run_trials,
+    trial_fault,
+)
+from gpfl.experiments.tuned_config import Chosen
+from gpfl.experiments.work import Sample, sample_of, share_of
+from gpfl.federation.federation import Federation
+from gpfl.io import files, toml
+from gpfl.training import api
+from gpfl.training import config as configs
+from gpfl.training.config import Config, Given
+from gpfl.training.round_loop import Watch
+from gpfl.training.run_dir import RunFolder
+
+NOTE = "made-{}.json"
+"""The file beside a run that says what makes it: command, commits, batches of a round, and what the data lack."""
+
+CHECKPOINT = 10
+"""Rounds between checkpoints of a state of LIGHT bytes or less; heavier ones are written more rarely, by their weight."""
+
+LIGHT = 256 * 2**20
+
+Places = dict[tuple[str, str], str]
+"""Words by column and row."""
+
+BUSY = "another process is at it: start again when it has ended"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How cells are run. All but `out`, `seeds`, `weights`, `table` are part of a cell's content, where they change numbers."""
+
+    out: Path
+    seeds: tuple[int, ...] = (0, 1, 2)
+    rounds: int = ROUNDS
+    patience: int = PATIENCE
+    protocol: str = "corrected"
+    validation: float = 0.0
+    run: Mapping[str, object] = field(default_factory=dict)  # engine, device, precision and the like
+    common: Given = field(default_factory=dict)  # settings of all cells
+    own: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # settings of single methods by name
+    weights: bool = False  # keep the weights of finished runs
+    tuned: Chosen | None = None  # values that were searched
+    table: str = ""  # the folder of the table below `out`, where it is not the experiment's name
+
+    @property
+    def may_end_early(self) -> bool:
+        """Tells whether patience can end a run before its last round."""
+        return 0 < self.patience < self.rounds
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """What was set by hand and changes numbers, as sentences of a table name it."""
+        sections = {"run": self.run, **self.common, **self.own}
+        return tuple(
+            f"{section}.{key} = {toml.value_text(value)}"
+            for section, values in sections.items()
+            for key, value in values.items()
+            if (section, key) not in NEGLIGIBLE
+        )
+
+    def given(self, cell: Cell) -> Given:
+        """Gives the config of a cell."""
+        column, method = cell.column.given, cell.entrant.method
+        ours: Given = {
+            "run": {"protocol": self.protocol, **self.run},
+            "train": {"rounds": self.rounds, "patience": self.patience},
+            "split": {"validation": self.validation} if self.validation else {},
+        }
+        name = str(method["name"])
+        given = laid_over(column, ours, self.common, {"method": {**self.own.get(name, {}), **method}})
+        chosen = self.tuned.given(name, given, cell.column.key) if self.tuned else {}
+        return plainest(laid_over(chosen, given))
+
+
+@dataclass(frozen=True)
+class Job:
+    """The trials of one or several cells that have the same content."""
+
+    cells: tuple[Cell, ...]
+    given: Given = field(hash=False)
+    folder: Path
+    caveat: str  # what the data lack
+    steps: float = 0.0  # batches of a round, all clients together
+    memory: int = 0  # bytes that a trial may take, and those of the rows
+    rows: int = 0
+    complete: Sections = field(default_factory=dict, compare=False)  # its config with all that is filled in
+    sample: Sample | None = field(default=None, compare=False)  # of its data, to count the work of rounds on
+
+    @property
+    def label(self) -> str:
+        """The words for it on the terminal."""
+        return f"{self.cells[0].column.key} {self.cells[0].entrant.label}"
+
+    def finished(self, seeds: Iterable[int]) -> list[int]:
+        """Gives those of the seeds whose trials have ended and are whole, and this job's."""
+        return [] if self.fault else [seed for seed in seeds if ended(self.folder / f"seed-{seed}")]
+
+    @property
+    def fault(self) -> str:
+        """What is wrong with its folder, and the way out: the config is damaged, or another run's."""
+        return folder_fault(self.folder, self.complete) if self.complete else config_fault(self.folder)
+
+    def diverged(self, seeds: Iterable[int]) -> dict[int, int]:
+        """Gives the rounds in which trials diverged, by their seeds."""
+        runs = {seed: RunFolder(self.folder / f"seed-{seed}") for seed in seeds}
+        ends = {seed: run.diverged for seed, run in runs.items() if not run.finished}
+        return {seed: end for seed, end in ends.items() if end is not None}
+
+    def trials(self, label: str, seeds: Iterable[int]) -> Trials | None:
+        """Gives the finished trials of these seeds; None where there are none.
+
+        Run folders alone decide, so that those of one content which were made in several places may be put together.
+        """
+        folders = [RunFolder(self.folder / f"seed-{seed}") for seed in self.finished(seeds)]
+        return Trials(label, [run.path for run in folders], [run.summary() for run in folders]) if folders else None
+
+
+# Laying out.
+
+
+class Grounds:
+    """The federations that cells are run on, each made once."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Federation | GpflError] = {}
+
+    def federation(self, config: Config) -> Federation:
+        """Gives the federation of a config; one that cannot be made is refused each time with the same words."""
+        sections = tomllib.loads(config.to_toml())
+        key = toml.dump({"data": sections["data"], "split": sections["split"]})
+        if key not in self._made:
+            try:
+                self._made[key] = config.federation()
+            except GpflError as problem:
+                self._made[key] = problem
+        made = self._made[key]
+        if isinstance(made, GpflError):
+            raise made
+        return made
+
+
+def here(data: str) -> bool:
+    """Tells whether data are on this machine, parsed or as files; a damaged table counts, as its complaint is worth hearing."""
+    source = DATA.get(data)
+    if not isinstance(source, Published):
+        return True
+    try:
+        return cache.held(data) is not None or source.find(None) is not None
+    except GpflError:
+        return True
+
+
+def check(cells: Iterable[Cell], plan: Plan) -> None:
+    """Refuses settings that no run can have, before any data is read."""
+    for cell in cells:
+        try:
+            configs.resolve(plan.given(cell))
+        except GpflError as problem:
+            raise GpflError(f"{cell.column.key} {cell.entrant.label}: {problem}") from None
+
+
+def lay_out(cells: Iterable[Cell], plan: Plan, grounds: Grounds) -> tuple[list[Job], Places]:
+    """Gives the jobs of cells, each content once, and what is wrong with cells that cannot be run, by column and row."""
+    jobs: dict[Path, Job] = {}
+    wrong: Places = {}
+    held = held_configs(plan.out)
+    for cell in cells:
+        try:
+            job = found(job_of(cell, plan, grounds), held)
+        except GpflError as problem:
+            wrong[cell.column.key, cell.entrant.label] = str(problem)
+            continue
+        known = jobs.get(job.folder)
+        jobs[job.folder] = dataclasses.replace(job, cells=(*known.cells, cell)) if known else job
+    return list(jobs.values()), wrong
+
+
+def job_of(cell: Cell, plan: Plan, grounds: Grounds) -> Job:
+    """Gives the job of a cell."""
+    given = plan.given(cell)
+    # What decides the content does not depend on the device, so no GPU is filled by looking.
+    asked = configs.resolve({**given, "run": {**given["run"], "device": "cpu", "precision": "float32"}})
+    federation = grounds.federation(asked)
+    config, setting = api.prepare(asked, federation, None, None)
+    complete = tomllib.loads(config.to_toml())
+    complete["run"]["precision"] = given["run"].get("precision", "float32")
+    name = folder_name(config, complete, federation.table.digest)
+    state, memory = weight(setting)
+    usual = {"checkpoint_every": CHECKPOINT * math.ceil(state / LIGHT)}
+    given = {**given, "run": {**usual, **given["run"]}}
+    rows = federation.table.x.element_size() * federation.table.x.nelement()
+    words, sample = caveat(federation.table), sample_of(setting)
+    return Job((cell,), given, plan.out / "runs" / name, words, batches(setting), memory, rows, complete, sample)
+
+
+def found(job: Job, held: Mapping[Path, Sections]) -> Job:
+    """Gives a job in the folder that holds it, whatever its name."""
+    if not job.folder.exists():
+        for folder, sections in held.items():
+            if not first_difference(sections, job.complete) and named_by_content(job.folder, sections, folder):
+                return dataclasses.replace(job, folder=folder)
+    return job
+
+
+def laid_over(*layers: Given) -> Given:
+    """Gives sections of several configs in one, the last on top."""
+    return {name: {key: value for layer in layers for key, value in layer.get(name, {}).items()} for name in chain(*layers)}
+
+
+def plainest(given: Given) -> Given:
+    """Gives a config under the first protocol that it is the same under, so that runs which do not differ are shared."""
+    wanted = {**sections_of(given), "run": None}
+    for protocol in configs.PROTOCOLS:
+        other: Given = {**given, "run": {**given["run"], "protocol": protocol}}
+        if {**sections_of(other), "run": None} == wanted:
+            return other
+    return given
+
+
+def sections_of(given: Given) -> dict[str, object]:
+    """Gives the sections of a config with all that can be filled in without its data, NaN as text: it equals nothing."""
+    return {section: str(values) for section, values in tomllib.loads(configs.resolve(given).to_toml()).items()}
+
+
+def batches(setting: Setting) -> float:
+    """Gives the batches of a round, all clients that join together."""
+    plan, phases = setting.schedule, setting.method.phases()
+    sizes = [len(shard.train) for shard in setting.federation.shards]
+    width = plan.batch_size
+    steps = sum(phase.epochs * max(size // (width * phase.batches), phase.batches == 1) for phase in phases for size in sizes)
+    return steps * share_of(setting)
+
+
+def weight(setting: Setting) -> tuple[int, int]:
+    """Gives the bytes of a trial's state, and those that it takes in training.
+
+    Each client keeps its private state and, as if all trained at once, has a copy of all that it trains, its gradients and the
+    new values.
+    """
+    shared, private = (tree.count_bytes(part) for part in setting.method.init(0))
+    clients = len(setting.federation)
+    return shared + clients * private, shared + clients * (private + 3 * (shared + private))
+
+
+# Running.
+
+
+def run(job: Job, plan: Plan, watcher: Watcher, facts: Mapping[str, object]) -> bool:
+    """Runs what a job lacks of its seeds, and notes `facts` beside it; False where another process is at it.
+
+    Seeds train at once where the engine can; where memory does not suffice for that, one after the other.
+    """
+    with claimed(job.folder) as mine:
+        if not mine:
+            return False
+        missing = ranks().once(lambda: sound_missing(job, plan.seeds))
+
+        def watch(label: str) -> Watch:
+            if ranks().first:
+                note_seeds(job, missing, facts)
+            return watcher(label)
+
+        try:
+            run_seeds(job, missing, watch)
+        finally:  # other seeds than one that diverges have ended
+            if not (plan.weights or any(cell.column.weights for cell in job.cells)) and ranks().first:
+                for seed in job.finished(plan.seeds):
+                    drop_weights(job.folder / f"seed-{seed}")
+    return True
+
+
+def lacking(jobs: Iterable[Job], plan: Plan) -> list[Job]:
+    """Gives the jobs that lack seeds."""
+    jobs = list(jobs)
+    folders = ranks().once(lambda: [job.folder for job in jobs if len(job.finished(plan.seeds)) < len(plan.seeds)])
+    return [job for job in jobs if job.folder in folders]
+
+
+def sound_missing(job: Job, seeds: Iterable[int]) -> list[int]:
+    """Gives the seeds that a job lacks; what is damaged of it is refused, not run over: it may be worth mending."""
+    seeds = list(seeds)
+    if fault := fault_of(job, seeds):
+        raise GpflError(fault)
+    return [seed for seed in seeds if not ended(job.folder / f"seed-{seed}")]
+
+
+def fault_of(job: Job, seeds: Iterable[int]) -> str:
+    """Gives what of a job's folder or of its trials is damaged, so that it is not run, and the way out; "" where nothing is."""
+    faults = (job.fault, *(trial_fault(job.folder / f"seed-{seed}") for seed in seeds))
+    return next((fault for fault in faults if fault), "")
+
+
+def run_seeds(job: Job, seeds: Sequence[int], watcher: Watcher) -> None:
+    """Runs a job with these seeds, at once or one after the other; one that diverges is told of when the others have ended."""
+    if not seeds:
+        return
+    try:
+        run_trials(job.given, seeds, job.folder, watcher, label=job.label)
+        return
+    except torch.OutOfMemoryError:
+        if len(seeds) == 1:
+            raise
+    diverged: list[DivergenceError] = []
+    for seed in seeds:  # not within the handler: the error holds on to the tensors that were too many
+        free_memory()
+        try:
+            run_trials(job.given, [seed], job.folder, watcher, label=job.label)
+        except DivergenceError as end:
+            diverged.append(end.with_traceback(None))
+    if diverged:
+        raise diverged[0]
+
+
+def note_seeds(job: Job, seeds: Iterable[int], facts: Mapping[str, object]) -> None:
+    """Notes beside runs that are begun or gone on with what makes them; several commits have each a part in a run."""
+    for seed in seeds:
+        path = job.folder / NOTE.format(seed)
+        commits = dict.fromkeys([*read_note(path).get("commits", []), facts["commit"]])
+        note = {**facts, "commits": list(commits), "steps": job.steps, "data": job.caveat}
+        del note["commit"]
+        files.write_text(path, json.dumps(note, indent=2) + "\n")
+
+
+def read_note(path: Path) -> dict[str, Any]:
+    """Gives what was noted beside a run; nothing where there is no such file, or a damaged one."""
+    try:
+        note = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    facts = note if isinstance(note, dict) else {}
+    commits = facts.get("commits", [])
+    whole = isinstance(facts.get("data", ""), str) and isinstance(commits, list) and all(isinstance(c, str) for c in commits)
+    return facts if whole else {}
+
+
+def run_all(
+    jobs: Iterable[Job],
+    plan: Plan,
+    watcher: Watcher,
+    facts: Mapping[str, object],
+    tell: Callable[[Job, str], None] = lambda job, problem: None,
+) -> dict[Path, str]:
+    """Gives what went wrong by the folder of the job; one that fails does not stop the others.
+
+    `tell` hears of every job as it ends, with its problem or "". What is no mistake of the user's is kept whole in
+    OUT/problems. A job that was left to another process is no problem where that has ended it meanwhile. Of several processes
+    of a run all are given the first one's problems; where one of them fails alone, none goes on.
+    """
+    problems: dict[Path, str] = {}
+    left: list[Job] = []
+    for job in jobs:
+        try:
+            if not run(job, plan, watcher, facts):
+                problems[job.folder] = BUSY
+                left.append(job)
+        except LoneError:
+            raise
+        except GpflError as problem:
+            problems[job.folder] = str(problem)
+        except Exception as problem:  # whatever it is, the other cells are worth having
+            path = plan.out / "problems" / f"{job.folder.name}.txt"
+            if ranks().first:
+                files.write_text(path, traceback.format_exc())
+            problems[job.folder] = f"{type(problem).__name__}: {(str(problem).splitlines() or [''])[0]}; all of it: {path}"
+        free_memory()
+        tell(job, problems.get(job.folder, ""))
+    others = {job.folder for job in left} - {job.folder for job in lacking(left, plan)}
+    return ranks().agree({folder: words for folder, words in problems.items() if folder not in others})
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[bool]:
+    """Tells whether this process alone may write to a job's folder; the claim ends with the process, however it ends.
+
+    Of several processes of a run, the first has the claim for all.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows: nobody else is expected
+        yield True
+        return
+    path = folder.parent / f".{folder.name}.lock"
+    handles: list[int] = []
+
+    def claim() -> bool:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handles.append(os.open(path, os.O_CREAT | os.O_RDWR))
+        except OSError as problem:
+            raise GpflError(f"cannot write to {folder.parent}: {problem.strerror}; choose another --out") from None
+        try:
+            fcntl.flock(handles[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
+
+    try:
+        mine = ranks().once(claim)
+        yield mine
+        if mine and handles:
+            path.unlink(missing_ok=True)
+    finally:
+        for handle in handles:
+            os.close(handle)
+
+
+def free_memory() -> None:
+    """Lets go of what the last cell held on a GPU."""
+    if torch.cuda.is_available():
+        gc.collect()
+        torch.cuda.empty_cache()

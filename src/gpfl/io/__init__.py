@@ -1,0 +1,1 @@
+"""Files: atomic writes, TOML, and the provenance of a run."""

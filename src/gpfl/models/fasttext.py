@@ -1,0 +1,52 @@
+"""fastText for classification."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from torch import Tensor, nn
+
+from gpfl.core.input_spec import Form
+from gpfl.core.net import Architecture, Parts, Shape
+from gpfl.core.options import option
+from gpfl.errors import GpflError
+
+
+@dataclass(frozen=True, kw_only=True)
+class FastText(Architecture):
+    """The mean of word embeddings and one linear layer without activation as base, one linear layer as head.
+
+    Joulin et al., Bag of Tricks for Efficient Text Classification, EACL 2017, on words alone. Token 0, which pads and
+    stands for unknown words, is a zero vector; the mean is over all positions, as in the authors' code.
+    """
+
+    lr: ClassVar[float] = 0.1
+
+    hidden: int = option(32, "width of the embeddings and of the features", symbol="K", least=1)
+    vocabulary: int = option(0, "number of tokens; 0 = as many as the data has", least=0)
+
+    def fitted(self, form: Form) -> Self:
+        """Gives the net for as many tokens as the data has."""
+        return self if self.vocabulary else dataclasses.replace(self, vocabulary=form.vocabulary)
+
+    def parts(self, shape: Shape, classes: int) -> Parts:
+        """Gives the modules for texts of `shape` (positions,)."""
+        if len(shape) != 1 or not self.vocabulary:
+            raise GpflError(
+                f"net 'fasttext' takes texts as numbers of words; the data has rows of shape {shape} of other numbers"
+            )
+        base = nn.Sequential()
+        base.add_module("embedding", nn.Embedding(self.vocabulary, self.hidden, padding_idx=0))
+        base.add_module("mean", MeanOverPositions())
+        base.add_module("fc1", nn.Linear(self.hidden, self.hidden))
+        return {"base": base, "head": nn.Linear(self.hidden, classes)}
+
+
+class MeanOverPositions(nn.Module):
+    """The mean over the second to last axis."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Gives the mean (rows, width) of (rows, positions, width)."""
+        return x.mean(-2)

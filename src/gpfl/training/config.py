@@ -1,0 +1,338 @@
+"""Configurations: what a run is made of, gathered from defaults, protocol, file and flags, checked, and written down whole."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpfl.core import options
+from gpfl.core.method import Method
+from gpfl.core.net import Architecture
+from gpfl.core.options import BY_NET, Span, option
+from gpfl.core.randomness import LARGEST_SEED
+from gpfl.data import DATA, Source, Table, find_source
+from gpfl.data.files.layout import FILES
+from gpfl.defences.config import UNDEFENDED, Defence
+from gpfl.errors import GpflError, did_you_mean
+from gpfl.federation.federation import MANIFEST, Federation, divide, named_in, read_in
+from gpfl.federation.partition import SPLITS, Split
+from gpfl.io import toml
+from gpfl.methods import METHODS
+from gpfl.models import NETS
+
+Given = dict[str, dict[str, object]]
+"""Values by section and key, as a TOML file holds them."""
+
+CUSTOM = "custom"
+"""The name of a net that was given in Python and cannot be built from a config."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a run is executed."""
+
+    seed: int = option(0, "seed of weights, cohorts and batches", least=0, most=LARGEST_SEED)
+    protocol: str = option(
+        "corrected",
+        "preset of options where paper and authors' code differ; options set by hand win over it",
+        choices=("corrected", "paper", "reference"),
+    )
+    engine: str = option("auto", "how rounds are executed", choices=("auto", "loop", "vmap", "workers"))
+    precision: str = option(
+        "float32", "arithmetic: exact float32, or with tf32 or bf16 products on a GPU", choices=("float32", "tf32", "bf16")
+    )
+    compile: str = option(
+        "auto",
+        "GPU: compile the steps of engine vmap, which takes half a minute; auto: where a run is long enough",
+        choices=("auto", "on", "off"),
+    )
+    device: str = option("auto", "auto, cpu, cuda, cuda:N or mps")
+    eval_every: int = option(1, "rounds between evaluations", least=1)
+    checkpoint_every: int = option(10, "rounds between checkpoints", least=1)
+    allow_noop: bool = option(False, "accept a value that switches the method off, such as FedProx with μ = 0")
+    select: str = option(
+        "auto",
+        "round whose models are kept: the last, or the best on validation or test rows; auto: validation, if there is any",
+        choices=("auto", "last", "validation", "test"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """Local training, common to all methods."""
+
+    rounds: int = option(100, "rounds of training", symbol="T", least=1)
+    lr: float = option(
+        BY_NET, "learning rate of plain SGD", symbol="η", typical="0.005 to 0.1", above=0.0, search=Span(0.001, 0.3)
+    )
+    batch_size: int = option(10, "rows in a batch", symbol="B", least=1)
+    epochs: int = option(1, "local epochs a round", symbol="E", least=1)
+    join: float | tuple[float, float] = option(
+        1.0, "share of clients that join a round, or a range it is drawn from", symbol="ρ", above=0.0, most=1.0
+    )
+    shuffle: bool = option(True, "new order of rows each round")
+    drop_last: bool = option(True, "leave out a last partial batch, unless it is a client's only one")
+    class_counts: str = option(
+        "all",
+        "rows counted for a client's label counts: all, or those in whole batches (authors' code)",
+        choices=("all", "used"),
+    )
+    batch_norm: str = option("local", "BatchNorm running statistics: kept local, or averaged", choices=("local", "average"))
+    patience: int = option(0, "stop after this many rounds without a better accuracy; 0 = never", least=0)
+
+
+PROTOCOLS: Mapping[str, Mapping[str, object]] = {
+    "corrected": {},
+    "paper": {},
+    "reference": {"shuffle": False, "drop_last": True, "class_counts": "used"},
+}
+"""What a protocol sets for every method; a method's own `protocols` add to it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A run, complete. `split` is None where a federation or its manifest was given, `net` where a module was.
+
+    `source` is None where arrays were given in Python; `data` is what they are called in any case.
+    """
+
+    run: RunOptions
+    data: str
+    source: Source | None
+    split: Split | None
+    manifest: str
+    net: Architecture | None
+    train: TrainOptions
+    method: Method
+    defence: Defence = UNDEFENDED
+
+    def to_toml(self) -> str:
+        """Gives the text of config.toml; running it again is running this."""
+        split = (
+            {"name": "manifest", "file": MANIFEST}
+            if self.split is None
+            else {"name": self.split.name, **options.written_of(self.split)}
+        )
+        net = {"name": CUSTOM} if self.net is None else {"name": name_of(self.net), **options.written_of(self.net)}
+        sections: dict[str, object] = {
+            "run": options.written_of(self.run),
+            "data": {"name": self.source.address, **options.written_of(self.source)} if self.source else {"name": self.data},
+            "split": split,
+            "net": net,
+            "train": options.written_of(self.train),
+            "method": {"name": self.method.name, **options.written_of(self.method)},
+        }
+        if self.defence.on:
+            sections["defence"] = options.written_of(self.defence)
+        return toml.dump(sections)
+
+    def federation(self) -> Federation:
+        """Gives the federation that the config describes."""
+        if self.source is None:
+            raise GpflError(f"the data '{self.data}' were given in Python: give them again there")
+        table = self.source.load()
+        if self.split is None:
+            return Federation.load(Path(self.manifest), table)
+        return divide(table, self.split)
+
+
+def name_of(net: Architecture) -> str:
+    """Gives the name of an architecture, or its class's where it is not a named one."""
+    return next((name for name, kind in NETS.items() if type(net) is kind), type(net).__name__)
+
+
+def read(path: Path) -> Given:
+    """Gives the sections of a config file; a manifest or data that it names lie relative to it."""
+    given: Given = {}
+    for section, values in toml.read(path).items():
+        if toml.is_sections(values):
+            raise GpflError(f"{path}: '{section}' is a list of sections, [[{section}]]; write one section, [{section}]")
+        if not isinstance(values, dict):
+            raise GpflError(f"{path}: '{section}' stands outside a section; the sections are {', '.join(SECTIONS)}")
+        given[section] = dict(values)
+    manifest, data = given.get("split", {}).get("file"), given.get("data", {}).get("name")
+    if isinstance(manifest, str):
+        given["split"]["file"] = str(path.parent / manifest)
+    if isinstance(data, str) and data not in DATA and (path.parent / data).exists():
+        given["data"]["name"] = str(path.parent / data)
+    return given
+
+
+def refuse_data(config: str, command: str) -> None:
+    """Refuses data, a method or a run's folder where a config should be, with the command that may be meant."""
+    path, quoted = Path(config), shlex.quote(config)
+    if path.suffix.lower() == ".toml" and not path.is_dir():
+        return
+    flag = ""
+    if config in METHODS and not path.exists():
+        flag = "--method"
+    elif config in DATA or path.suffix.lower() in FILES or path.is_dir():
+        flag = "--data"
+    if (path / "config.toml").is_file():
+        raise GpflError(f"{config} is the folder of a run, not a config: did you mean `gpfl resume {quoted}`?")
+    if flag:
+        raise GpflError(f"{config} is not a config (.toml): did you mean `gpfl {command} {flag} {quoted}`?")
+
+
+SECTIONS = ("run", "data", "split", "net", "train", "method", "defence")
+
+
+def resolve(given: Given, *, federation: Federation | None = None, custom_net: bool = False) -> Config:
+    """Gives the config: what was given, then the protocol's presets, then the data's defaults, then our own."""
+    for section in given:
+        if section not in SECTIONS:
+            raise GpflError(f"unknown section '{section}'; {did_you_mean(section, SECTIONS)}")
+    run = options.build(RunOptions, given.get("run", {}), "run")
+    check_device(run.device)
+    method = chosen_method(given, run)
+    defence = options.build(Defence, given.get("defence", {}), "defence")
+    defence.check()
+    look_over(given, custom_net)
+    source = federation.table.source if federation else chosen_source(given)
+    data = federation.table.name if federation else source.name if source else ""
+    usual = source.defaults if source else DATA[data].defaults if data in DATA else {}
+    net = None if custom_net else chosen_net(given, usual, federation)
+    train = options.build(
+        TrainOptions, {**usual.get("train", {}), **PROTOCOLS[run.protocol], **given.get("train", {})}, "train"
+    )
+    refuse_wrong_join(train)
+    split = None if federation else chosen_split(given, usual)
+    manifest = str(given.get("split", {}).get("file", "")) if split is None else ""
+    return Config(
+        run=run,
+        data=data,
+        source=source,
+        split=split,
+        manifest=manifest,
+        net=net,
+        train=train,
+        method=method,
+        defence=defence,
+    )
+
+
+def look_over(given: Given, custom_net: bool) -> None:
+    """Refuses what can be before data are asked for their defaults: own files are read for that, which may take long."""
+    refuse_wrong_join(options.build(TrainOptions, given.get("train", {}), "train"))
+    look_over_split(given)
+    if "name" in given.get("net", {}) and not custom_net:
+        chosen_net(given, {}, None)
+
+
+def look_over_split(given: Given) -> None:
+    """Refuses a split, or where own files are to choose it, what none of those takes that know all of its options."""
+    values = given.get("split", {})
+    if "name" in values:
+        chosen_split(given, {})
+    elif "file" not in values and name_in(given, "data", "digits") not in DATA:
+        problems = []
+        for name, record in SPLITS.items():
+            if values.keys() <= options.options_of(record).keys():
+                try:
+                    chosen_split({"split": {"name": name, **values}}, {})
+                except GpflError as problem:
+                    problems.append(problem)
+                else:
+                    return
+        if problems:
+            raise problems[0]
+
+
+def check_device(name: str) -> None:
+    """Refuses what is no name of a device; whether it is there is not looked at."""
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?|mps", name):
+        raise GpflError(f"run.device is '{name}'; it must be auto, cpu, cuda, cuda:N or mps")
+
+
+def refuse_wrong_join(train: TrainOptions) -> None:
+    """Refuses shares of clients that are the wrong way round."""
+    if isinstance(train.join, tuple) and train.join[0] > train.join[1]:
+        raise GpflError(f"train.join is {list(train.join)}; the lower share must come first")
+
+
+def chosen_source(given: Given) -> Source:
+    """Gives the data of the section [data]; a manifest names its own, or says how own files were read."""
+    manifest = given.get("split", {}).get("file")
+    divided = Path(manifest) if isinstance(manifest, str) else None
+    usual = named_in(divided) if divided and "name" not in given.get("data", {}) else "digits"
+    name = name_in(given, "data", usual)
+    if name == "arrays":
+        raise GpflError("unknown data 'arrays'; it was given in Python: give it again there")
+    read_before = read_in(divided, name) if divided else {}
+    return find_source(name, {**read_before, **without_name(given.get("data", {}))})
+
+
+def table_of(given: Given) -> Table | None:
+    """Gives the table of a run's own config; None where it was given in Python."""
+    name = name_in(given, "data", "digits")
+    return chosen_source(given).load() if name in DATA or Path(name).is_absolute() else None
+
+
+def name_in(given: Given, section: str, default: str) -> str:
+    """Gives the `name` of a section."""
+    name = given.get(section, {}).get("name", default)
+    if not isinstance(name, str):
+        raise GpflError(f"{section}.name is {name!r}; it must be text")
+    return name
+
+
+def without_name(values: Mapping[str, object]) -> dict[str, object]:
+    """Gives a section's options without its name."""
+    return {key: value for key, value in values.items() if key != "name"}
+
+
+def chosen_method(given: Given, run: RunOptions) -> Method:
+    """Gives the method of the section [method]."""
+    name = name_in(given, "method", "gpfl")
+    if name not in METHODS:
+        raise GpflError(f"unknown method '{name}'; {did_you_mean(name, METHODS)}")
+    preset = METHODS[name].protocols.get(run.protocol, {})
+    method = options.build(METHODS[name], {**preset, **without_name(given.get("method", {}))}, "method")
+    method.check(run.allow_noop)
+    return method
+
+
+def chosen_net(given: Given, usual: Mapping[str, Mapping[str, object]], federation: Federation | None) -> Architecture:
+    """Gives the net of the section [net], by default the data's, else one for the shape of its rows."""
+    fitting = "cnn4" if federation is not None and len(federation.table.shape) == 3 else "mlp"
+    name = name_in(given, "net", str(usual.get("net", {}).get("name", fitting)))
+    if name == CUSTOM:
+        raise GpflError("this run used a net given in Python; give it again: gpfl.resume(folder, net=…) or gpfl.fit(…, net=…)")
+    if name not in NETS:
+        raise GpflError(f"unknown net '{name}'; {did_you_mean(name, NETS)}, or give it in Python: net=…")
+    values = {**fitting_defaults(usual, "net", name, NETS[name]), **without_name(given.get("net", {}))}
+    return options.build(NETS[name], values, "net")
+
+
+def chosen_split(given: Given, usual: Mapping[str, Mapping[str, object]]) -> Split | None:
+    """Gives the split of the section [split], or None where it names a manifest."""
+    name = name_in(given, "split", str(usual.get("split", {}).get("name", "pathological")))
+    if name == "manifest":
+        if not isinstance(given["split"].get("file"), str):
+            raise GpflError("split.name is 'manifest', so split.file must name the file")
+        extra = [key for key in given["split"] if key not in ("name", "file")]
+        if extra:
+            raise GpflError(f"split.{extra[0]} cannot be set: split.name is 'manifest', which says how the rows are divided")
+        return None
+    if name not in SPLITS:
+        raise GpflError(f"unknown split '{name}'; {did_you_mean(name, (*SPLITS, 'manifest'))}")
+    values = {**fitting_defaults(usual, "split", name, SPLITS[name]), **without_name(given.get("split", {}))}
+    for key in values:
+        owners = [kind for kind, record in SPLITS.items() if key in options.options_of(record)]
+        if owners and name not in owners:
+            raise GpflError(
+                f"split.{key} belongs to split '{owners[0]}', not to '{name}': use --split {owners[0]} or leave it out"
+            )
+    return options.build(SPLITS[name], values, "split")
+
+
+def fitting_defaults(usual: Mapping[str, Mapping[str, object]], section: str, name: str, record: type) -> dict[str, object]:
+    """Gives the data's defaults for a section, as far as the named record has them."""
+    values = usual.get(section, {})
+    known = options.options_of(record)
+    if name != values.get("name"):
+        known = {key: described for key, described in known.items() if key in options.options_of(Split)}
+    return {key: value for key, value in values.items() if key in known}

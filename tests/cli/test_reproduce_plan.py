@@ -1,0 +1,227 @@
+"""What `gpfl reproduce` says before it runs: the plan on terminals of any width, words that are meant, equal budgets."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Command
+from rich.console import Console
+from toy_tables import in_place_of_the_papers, refused
+
+from gpfl.cli import grid_plan
+from gpfl.cli.grid_plan import plan_table
+from gpfl.cli.reproduce import reproduce_command
+
+DOCS = Path(__file__).parents[2] / "docs"
+TOYS = """
+title = "Toys"
+caption = "The accuracy (%) on toys."
+measure = "accuracy"
+rows = ["fedavg", "fedprox", "gpfl", "gpfl without pci"]
+
+[[columns]]
+key = "toy/whole"
+heading = "Whole"
+group = "toys"
+data = { name = "toy" }
+"""
+
+
+@pytest.fixture
+def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A table of toys in place of the paper's."""
+    with in_place_of_the_papers(tmp_path_factory.mktemp("configs"), toys=TOYS):
+        yield
+
+
+# The plan.
+
+ROWS = [
+    ("cifar100/pathological", "perfedavg", "0/3", "up to 12.5 days (counted)", "about 870.1 MB", "effectiveness", "a" * 50),
+    ("agnews/practical", "gpfl", "3/3", "done", "", "effectiveness", "b" * 40),
+]
+
+
+def drawn(width: int, wanted: int | None = None) -> str:
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(plan_table(ROWS, wanted or width))
+    return capture.get()
+
+
+@pytest.mark.parametrize(("width", "kept"), [(60, 4), (80, 5), (100, 6), (140, 6), (160, 7)])
+def test_keys_and_numbers_are_whole_on_a_terminal_of_any_width(width: int, kept: int) -> None:
+    text = drawn(width)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    for row in ROWS:
+        [line] = [line for line in text.splitlines() if line.startswith(f"{row[0]} ")]
+        for cell in row[1:kept]:
+            assert cell.removesuffix(" (counted)") in line
+    assert "(counted)" in text
+    assert [word in text for word in ("memory", " in", "folder")] == [kept > 4, kept > 5, kept > 6]
+
+
+def test_terminal_that_is_too_narrow_for_a_key_folds_it() -> None:
+    head, _, body = drawn(30).rpartition("─\n")
+    first = [line.split()[0] for line in body.splitlines() if not line.startswith(" ")]
+    assert "".join(first) == "".join(row[0] for row in ROWS)
+    assert "…" not in head + body
+
+
+def test_file_has_all_columns_with_folders_folded() -> None:
+    text = drawn(120, wanted=10**6)
+    assert "cifar100/pathological   perfedavg" in text
+    assert text.count("a") > 50
+
+
+@pytest.mark.usefixtures("toys")
+def test_up_to_is_explained_where_it_is_said(command: Command) -> None:
+    given = ("reproduce", "toys", "--methods", "gpfl", "--rounds", 9, "--dry-run")
+    assert grid_plan.UP_TO in command(*given, "--patience", 3).out
+    assert grid_plan.UP_TO not in command(*given, "--patience", 0).out
+    assert grid_plan.UP_TO not in command(*given, "--patience", 9).out, "which cannot end a run of nine rounds"
+
+
+# What our runs say of rounds.
+
+
+def recorded() -> list[dict[str, Any]]:
+    """Rounds of recorded runs: planned, patience, ended, best."""
+    found = []
+    for path in sorted((DOCS / "results" / "runs").glob("*/seed-*/summary.json")):
+        summary, config = json.loads(path.read_text()), tomllib.loads((path.parent / "config.toml").read_text())
+        found.append(
+            {
+                "data": config["data"]["name"],
+                "split": config["split"]["name"],
+                "own": config["split"].get("draws") != "reference" or config["split"]["seed"] != 1,
+                "beta": config["split"].get("beta"),
+                "clients": config["split"].get("clients"),
+                "method": config["method"]["name"],
+                "protocol": config["run"]["protocol"],
+                "planned": config["train"]["rounds"],
+                "patience": config["train"]["patience"],
+                "ended": summary["rounds"],
+                "best": summary["best_round"],
+            }
+        )
+    return found
+
+
+def test_words_on_rounds_are_true_of_recorded_runs() -> None:
+    runs = [run for run in recorded() if run["planned"] <= 300 and run["patience"]]
+    early = {
+        name: [run["ended"] < run["planned"] for run in runs if run["data"] == name] for name in {run["data"] for run in runs}
+    }
+    assert all(early["amazon"])
+    assert max(run["ended"] for run in runs if run["data"] == "amazon") <= 120
+    assert sum(early["cifar100"]) > len(early["cifar100"]) / 2
+    assert 0 < sum(early["fmnist"]) < len(early["fmnist"]) / 2
+    for name in ("har", "agnews"):
+        assert 0 < sum(early[name]) < len(early[name]) / 4, name
+    late = [run for run in recorded() if run["data"] == "agnews" and run["planned"] == 2000 and run["beta"] == 1]
+    assert all(run["best"] < 250 if run["method"] == "fedproto" else run["best"] > 850 for run in late)
+    most = [run["ended"] > 300 for run in recorded() if run["data"] == "agnews" and run["planned"] > 300]
+    assert sum(most) > len(most) / 2
+    page = (DOCS / "reproduce.md").read_text()
+    assert "all on Amazon, by round 120, most on Cifar100, less than half on FMNIST, few on HAR and AG News" in page
+    assert "with 2000 rounds the best came after round 850 (FedProto's before 250)" in page
+    assert "all on Amazon, most on Cifar100, less than half on FMNIST, few on HAR and AG News" in grid_plan.UP_TO
+    [rounds] = [one for one in reproduce_command().params if one.name == "rounds"]
+    assert "on Amazon by round 120 and most on Cifar100 by 300; most on FMNIST, HAR and AG News went on" in rounds.help
+
+
+@pytest.mark.parametrize(
+    ("methods", "practical", "pathological"),
+    [
+        (("fedper", "fedrep"), (58, 80), (75, 123)),
+        (("gpfl",), (178, 216), (155, 176)),
+        (("ditto",), (253, 259), (278, 288)),
+    ],
+)
+def test_best_rounds_of_the_page_are_those_of_recorded_runs(
+    methods: tuple[str, ...], practical: tuple[int, int], pathological: tuple[int, int]
+) -> None:
+    page = (DOCS / "reproduce.md").read_text()
+    for split, (low, high) in (("dirichlet", practical), ("pathological", pathological)):
+        best = [run["best"] for run in cifar(split) if run["method"] in methods]
+        assert (min(best), max(best)) == (low, high)
+        assert f"{low} to {high}" in page
+        assert all(run["best"] >= 280 for run in cifar(split) if run["method"] in ("fedphp", "pfedme"))
+
+
+def cifar(split: str) -> list[dict[str, Any]]:
+    wanted = {"data": "cifar100", "split": split, "clients": 20, "own": False, "protocol": "corrected"}
+    return [run for run in recorded() if {**wanted, "planned": 300, "patience": 50}.items() <= run.items()]
+
+
+# Words that are meant.
+
+
+@pytest.mark.usefixtures("toys")
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("--methods GPFL", "--methods names 'GPFL', which is no method; did you mean 'gpfl'?"),
+        ("--methods FedAvg,gpfl", "--methods names 'FedAvg', which is no method; did you mean 'fedavg'?"),
+        ("--methods Per-FedAvg", "did you mean 'perfedavg'?"),
+        ("--cells TOY/whole", "--cells names 'TOY/whole', which is no cell here; did you mean 'toy/whole'?"),
+        ("--cells TOY", "did you mean 'toy'?"),
+        ("--cells toy/hole", "did you mean 'toy/whole'?"),
+        ("--set train.lr=abc", "toy/whole fedavg: train.lr is 'abc'; it must be a number"),
+        ("--rounds 0", "train.rounds (--rounds) is 0"),
+        ("--lr 0.1", "No such option '--lr' of this command: give --set train.lr=…"),
+        ("--classes-per-client 2", "give --set split.classes_per_client=…"),
+    ],
+)
+def test_names_as_tables_print_them_are_refused_with_ours(command: Command, given: str, words: str) -> None:
+    refused(command("reproduce", "toys", *given.split()), words)
+
+
+# Tuned values.
+
+
+@pytest.mark.usefixtures("toys")
+def test_unequal_budgets_are_refused_until_they_are_equal(command: Command) -> None:
+    pytest.importorskip("optuna")
+    search = ("--data", "toy", "--rounds", 1, "--out", "search")
+    for name, budget in (("gpfl", 3), ("fedprox", 1), ("fedavg", 1)):
+        assert command("tune", name, *search, "--budget", budget).code == 0
+    given = ("reproduce", "toys", "--rounds", 1, "--seeds", 0, "--methods", "fedavg,fedprox", "--tuned", "search", "--dry-run")
+    refused(
+        command(*given),
+        "--tuned search was searched with unequal budgets (fedprox 1 candidate, gpfl 3 candidates): "
+        "search fedprox with --budget 3, or gpfl with --budget 1, which runs nothing",
+    )
+    before = Path("search/gpfl/candidates.jsonl").read_bytes()
+    assert command("tune", "gpfl", *search, "--budget", 1).code == 0
+    assert command(*given).code == 0, "gpfl's first candidate alone counts"
+    assert Path("search/gpfl/candidates.jsonl").read_bytes() == before
+    assert command("tune", "gpfl,fedprox", *search, "--budget", 3).code == 0
+    assert command(*given).code == 0
+
+
+@pytest.mark.usefixtures("toys")
+def test_candidates_that_do_not_count_are_not_named_in_tables(command: Command) -> None:
+    pytest.importorskip("optuna")
+    for budget in (3, 2):
+        assert command("tune", "gpfl", "--data", "toy", "--rounds", 1, "--out", "search", "--budget", budget).code == 0
+    given = ("--rounds", 1, "--seeds", 0, "--methods", "gpfl", "--tuned", "search", "--no-figures")
+    assert command("reproduce", "toys", *given).code == 0
+    assert "tuned on validation rows (2 candidates a method; " in Path("results/toys/table.md").read_text()
+
+
+@pytest.mark.usefixtures("toys")
+def test_search_that_does_not_tell_its_budget_had_as_many_as_its_candidates(command: Command) -> None:
+    pytest.importorskip("optuna")
+    for name, budget in (("gpfl", 2), ("fedprox", 1)):
+        assert command("tune", name, "--data", "toy", "--rounds", 1, "--out", "search", "--budget", budget).code == 0
+        path = Path("search", name, "study.toml")
+        path.write_text(path.read_text().partition("[made]")[0])
+    refused(command("reproduce", "toys", "--tuned", "search", "--dry-run"), "(fedprox 1 candidate, gpfl 2 candidates)")

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from gpfl.core import options
+from gpfl.core.options import option
+from gpfl.errors import GpflError, did_you_mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    rate: float = option(0.5, "a rate", above=0.0, most=2.0)
+    count: int = option(3, "a count", least=1)
+    order: str = option("sum", "an order", choices=("sum", "mean"))
+    widths: tuple[int, ...] = option((4,), "widths", least=1)
+    pair: float | tuple[float, float] = option(1.0, "a share or a range", above=0.0, most=1.0)
+    free: float = option(0.0, "any number")
+    seed: int = option(0, "a seed", least=0, most=2**32 - 1)
+    loud: bool = option(False, "a switch")
+    inner: int = 7
+
+
+def test_a_record_is_built_from_what_is_given_and_its_defaults() -> None:
+    assert options.build(Recipe, {"rate": 1, "widths": [2, 3], "pair": [0.5, 1]}, "r") == Recipe(
+        rate=1.0, widths=(2, 3), pair=(0.5, 1.0)
+    )
+
+
+def test_a_whole_number_given_for_a_float_becomes_a_float() -> None:
+    assert isinstance(options.build(Recipe, {"rate": 2}, "r").rate, float)
+
+
+def test_numbers_of_numpy_are_numbers_and_become_pythons_own() -> None:
+    made = options.build(
+        Recipe,
+        {"rate": np.float32(0.5), "count": np.int64(2), "widths": [np.uint8(3)], "pair": (np.float64(0.5), np.int32(1))},
+        "r",
+    )
+    assert made == Recipe(rate=0.5, count=2, widths=(3,), pair=(0.5, 1.0))
+    assert [type(value) for value in (made.rate, made.count, made.widths[0])] == [float, int, int]
+    assert options.build(Recipe, {"rate": np.int64(1)}, "r").rate == 1.0
+
+
+def test_one_number_stands_for_a_list_of_one_where_the_length_is_free() -> None:
+    assert options.build(Recipe, {"widths": 8}, "r").widths == (8,)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"rate": -1.0}, "r.rate is -1.0; it must be above 0 and at most 2"),
+        ({"rate": math.nan}, "r.rate is nan"),
+        ({"free": math.inf}, "r.free is inf; it must be a finite number"),
+        ({"rate": np.float64(-1.0)}, "r.rate is -1.0; it must be above 0"),
+        ({"count": np.int64(0)}, "r.count is 0; it must be at least 1"),
+        ({"count": np.float64(2.0)}, "r.count is 2.0; it must be a whole number"),
+        ({"count": np.bool_(True)}, "it must be a whole number"),
+        ({"seed": 2**32}, "r.seed is 4294967296; it must be at least 0 and at most 4294967295"),
+        ({"rate": True}, "r.rate is True; it must be a number"),
+        ({"count": 0}, "r.count is 0; it must be at least 1"),
+        ({"count": 1.5}, "r.count is 1.5; it must be a whole number"),
+        ({"count": True}, "r.count is True; it must be a whole number"),
+        ({"order": "man"}, "r.order is 'man'; it must be one of sum, mean; did you mean 'mean'?"),
+        ({"order": 1}, "r.order is 1; it must be text"),
+        ({"widths": [4, 0]}, "r.widths is [4, 0]; it must be at least 1"),
+        ({"pair": [0.1, 0.2, 0.3]}, "it must be a number or a list of 2, each entry a number"),
+        ({"pair": [0.0, 0.5]}, "it must be above 0 and at most 1"),
+        ({"loud": 1}, "r.loud is 1; it must be true or false"),
+        ({"cuont": 1}, "unknown key 'r.cuont'; did you mean 'count'?"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_name_value_and_limit(given: dict[str, object], words: str) -> None:
+    with pytest.raises(GpflError) as problem:
+        options.build(Recipe, given, "r")
+    assert words in str(problem.value)
+
+
+def test_fields_that_are_not_options_can_neither_be_set_nor_listed() -> None:
+    assert "inner" not in options.values_of(Recipe())
+    with pytest.raises(GpflError, match=r"unknown key 'r\.inner'"):
+        options.build(Recipe, {"inner": 1}, "r")
+
+
+def test_options_keep_the_order_of_their_declaration() -> None:
+    assert list(options.options_of(Recipe)) == ["rate", "count", "order", "widths", "pair", "free", "seed", "loud"]
+
+
+def test_a_record_without_options_says_so() -> None:
+    @dataclass(frozen=True)
+    class Empty:
+        pass
+
+    with pytest.raises(GpflError, match="'method' has no options"):
+        options.build(Empty, {"lam": 1}, "method")
+
+
+def test_a_name_far_from_all_others_is_answered_with_the_whole_list() -> None:
+    assert did_you_mean("fedavgg", ("gpfl", "fedavg")) == "did you mean 'fedavg'?"
+    assert did_you_mean("xyz", ("gpfl", "fedavg")) == "known: fedavg, gpfl"

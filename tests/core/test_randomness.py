@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from gpfl.core.randomness import PURPOSES, generator, seeded, torch_generator, torch_seed
+
+
+def test_a_generator_is_a_function_of_seed_purpose_and_key() -> None:
+    def draw(*at: object) -> tuple[int, ...]:
+        return tuple(generator(*at).integers(2**32, size=4))  # type: ignore[arg-type]
+
+    places = [(0, purpose, 1, client) for purpose in PURPOSES for client in range(2)]
+    places += [(1, "batches", 1, 0), (0, "batches", 2, 0), (0, "batches", 0, 1)]
+    assert [draw(*place) for place in places] == [draw(*place) for place in places]
+    assert len({draw(*place) for place in places}) == len(places)
+
+
+def test_an_unknown_purpose_is_refused() -> None:
+    with pytest.raises(ValueError, match="not in"):
+        generator(0, "luck")
+
+
+def test_seeded_code_repeats_and_leaves_the_global_generator_alone() -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    with seeded(0, "weights"):
+        first = torch.rand(2)
+    with seeded(0, "weights"):
+        again = torch.rand(2)
+    with seeded(1, "weights"):
+        other = torch.rand(2)
+    assert torch.equal(torch.rand(2), expected)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_torch_draws_from_the_seed_of_its_purpose() -> None:
+    drawn = torch.randn(3, generator=torch_generator(5, "embeddings", 2))
+    by_hand = torch.randn(3, generator=torch.Generator().manual_seed(torch_seed(5, "embeddings", 2)))
+    assert torch.equal(drawn, by_hand)
+    assert not np.array_equal(drawn, torch.randn(3, generator=torch_generator(5, "embeddings", 3)))

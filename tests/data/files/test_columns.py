@@ -1,0 +1,373 @@
+"""One file of rows: whose they are, and what becomes of labels and columns."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from user_files import (
+    AGES,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    VISITS,
+    clients_of,
+    close,
+    lines,
+    load,
+    missing,
+    no_value,
+    parts_of,
+    read_as,
+    refusal,
+    refusal_of,
+    scaled,
+    write,
+)
+
+import gpfl
+from gpfl.data import Own
+from gpfl.data.files.csv_reader import read_csv
+
+# One file.
+
+
+def test_one_csv_has_its_clients_from_a_column(tmp_path: Path) -> None:
+    table = load(write(tmp_path / "visits.csv", lines(*VISITS)), client="hospital", label="outcome")
+    assert close(table.x, [[age, *sex] for age, sex in zip(scaled(AGES), [(1, 0), (0, 1)] * 3, strict=True)])
+    assert table.y.tolist() == [0, 2, 1, 0, 0, 2]
+    assert (table.classes, table.name, table.form.kind, table.shape) == (3, "visits.csv", "floats", (3,))
+    assert clients_of(table) == ["north", "south"] * 3
+    assert table.group_names == ("north", "south")
+    assert table.parts is None
+    mean = sum(AGES) / 6
+    assert table.origin == {
+        "classes": ["home", "icu", "ward"],
+        **read_as("outcome", client="hospital", scale="standard"),
+        "columns": [
+            {
+                "name": "age",
+                "mean": pytest.approx(mean),
+                "std": pytest.approx((sum((age - mean) ** 2 for age in AGES) / 6) ** 0.5),
+            },
+            {"name": "sex", "values": ["f", "m"]},
+        ],
+    }
+    assert table.words == (
+        "visits.csv: 6 rows; 2 clients by 'hospital' with 3 rows; train and test drawn at random.\n"
+        "3 classes of 'outcome': home, icu, ward. Inputs: columns: 1 of numbers (age), scaled to mean 0 and std 1; "
+        "1 of categories, one-hot: sex (f, m)."
+    )
+    assert isinstance(table.source, Own)
+
+
+@pytest.mark.parametrize("label", ["label", "Label", "y", "target", "class"])
+def test_usual_names_of_label_and_client_are_found(label: str, tmp_path: Path) -> None:
+    table = load(write(tmp_path / "a.csv", lines(("client", "x1", label), ("b", 1, "u"), ("a", 2, "v"), ("b", 3, "u"))))
+    assert clients_of(table) == ["b", "a", "b"]
+    assert table.y.tolist() == [0, 1, 0]
+    assert close(table.x, [[v] for v in scaled([1, 2, 3])])
+
+
+def test_csv_without_clients_is_divided_by_a_split(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", lines(("a", "label"), *((k, k % 2) for k in range(40))))
+    table = load(path)
+    assert table.groups is None
+    assert "no clients are told, so rows are divided among clients by a split" in table.words
+    federation = gpfl.federate(path, clients=4, beta=100.0)
+    assert len(federation) == 4
+    assert sorted(np.concatenate([[*s.train, *s.test] for s in federation.shards])) == list(range(40))
+    said = refusal_of(lambda: gpfl.federate(path, split="natural"))
+    assert said == "data 'a.csv' does not tell the group of a row: use --split dirichlet or pathological"
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t"], ids=["comma", "semicolon", "tab"])
+@pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf"], ids=["plain", "BOM"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["unix", "windows"])
+def test_csv_of_any_mark_and_end_of_line_is_the_same(mark: str, start: bytes, end: str, tmp_path: Path) -> None:
+    text = lines(*VISITS, mark=mark).replace("\n", end)
+    table = load(write(tmp_path / "visits.csv", start + text.encode()), client="hospital", label="outcome")
+    assert close(table.x[:, :1], [[age] for age in scaled(AGES)])
+    assert table.group_names == ("north", "south")
+
+
+def test_tsv_is_cut_at_tabs_alone(tmp_path: Path) -> None:
+    rows = [("a, b, c", "label"), (1, "x, y"), (2, "z")]
+    table = load(write(tmp_path / "a.TSV", lines(*rows, mark="\t")))
+    assert table.origin["classes"] == ["x, y", "z"]
+    assert [step["name"] for step in table.origin["columns"]] == ["a, b, c"]  # type: ignore[attr-defined]
+
+
+def test_quoted_cells_hold_marks_quotes_and_lines(tmp_path: Path) -> None:
+    text = '"a",kind,label\n1,"x, y","he said ""no"""\n\n2," x, y ","two\nlines"\n3,z,"two\nlines"\n'
+    table = load(write(tmp_path / "a.csv", text))
+    assert table.origin["classes"] == ['he said "no"', "two\nlines"]
+    assert table.y.tolist() == [0, 1, 1]
+    assert close(table.x, [[a, *kind] for a, kind in zip(scaled([1, 2, 3]), [(1, 0), (1, 0), (0, 1)], strict=True)])
+
+
+# Labels.
+
+
+LABELS: dict[str, tuple[Sequence[object], list[int], list[str]]] = {
+    "names by the alphabet": (["b", "c", "a", "b"], [1, 2, 0, 1], ["a", "b", "c"]),
+    "whole numbers by size": ([10, 2, 2, 33], [1, 0, 0, 2], ["2", "10", "33"]),
+    "from 1 on": ([1, 2, 3, 1], [0, 1, 2, 0], ["1", "2", "3"]),
+    "below 0": ([-1, 1, -1, 1], [0, 1, 0, 1], ["-1", "1"]),
+    "whole floats": (["1.0", "0.0", "2.0", "1"], [1, 0, 2, 1], ["0", "1", "2"]),
+    "with blanks": ([" a", "a ", "b", "b"], [0, 0, 1, 1], ["a", "b"]),
+    "numbers and names": ([1, "x", 10, 1], [0, 2, 1, 0], ["1", "10", "x"]),
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_classes_are_numbered_in_the_order_of_numbers_or_of_the_alphabet(kind: str, tmp_path: Path) -> None:
+    labels, numbers, names = LABELS[kind]
+    table = load(write(tmp_path / "a.csv", lines(("a", "label"), *enumerate(labels))))
+    assert table.y.tolist() == numbers
+    assert table.origin["classes"] == names
+    assert table.classes == len(names)
+
+
+# Columns.
+
+
+def test_part_column_divides_rows_and_only_training_rows_are_measured(tmp_path: Path) -> None:
+    ages = [1.0, 2.0, 6.0, 100.0, -50.0, 3.0]
+    said = ["train", "Training", "train", "test", "val", "train"]
+    rows = [(age, said[k], k % 2, "n") for k, age in enumerate(ages)]
+    table = load(write(tmp_path / "a.csv", lines(("age", "fold", "label", "client"), *rows)), part="fold")
+    assert parts_of(table) == [TRAIN, TRAIN, TRAIN, TEST, VALIDATION, TRAIN]
+    assert close(table.x, [[v] for v in scaled(ages, over=[1.0, 2.0, 6.0, 3.0])])
+    (step,) = table.origin["columns"]  # type: ignore[misc]
+    assert step == {"name": "age", "mean": 3.0, "std": pytest.approx(((4 + 1 + 9 + 0) / 4) ** 0.5)}
+    assert "train and test as given" in table.words
+    (shard,) = gpfl.federate(table, split="natural").shards
+    assert (shard.train.tolist(), shard.validation.tolist(), shard.test.tolist()) == ([0, 1, 2, 5], [4], [3])
+
+
+VISITS_OF_PATIENTS = [(k, f"p{k // 3}", k % 2, "n" if k < 30 else "s") for k in range(60)]
+PATIENTS = ("age", "patient", "label", "client")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "npz"])
+def test_rows_of_one_value_stay_together_and_the_column_is_no_input(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a.{suffix}"
+    if suffix == "csv":
+        write(path, lines(PATIENTS, *VISITS_OF_PATIENTS))
+    else:
+        age, patient, label, client = (np.array(column) for column in zip(*VISITS_OF_PATIENTS, strict=True))
+        np.savez(path, x=np.stack([age, age], axis=1).astype(np.float32), patient=patient, label=label, client=client)
+    table = load(path, together="patient")
+    assert table.together is not None
+    assert len({(k // 3, number) for k, number in enumerate(table.together.tolist())}) == 20
+    assert table.shape == ((1,) if suffix == "csv" else (2,))
+    assert table.origin["together"] == "patient"
+    assert "train and test drawn at random, rows of one 'patient' together." in table.words
+    for shard in gpfl.federate(table, split="natural").shards:
+        assert not set(shard.train // 3) & set(shard.test // 3)
+        assert len(shard.test) in (6, 9)
+
+
+def test_column_of_what_stays_together_must_be_there_and_whole(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", lines(PATIENTS, *VISITS_OF_PATIENTS))
+    assert refusal(path, together="patients") == "data.together is 'patients', which is no column; did you mean 'patient'?"
+    assert "named by both --client and --together" in refusal(path, together="client", client="client")
+    holes = [
+        (age, "" if k == 4 else patient, label, client) for k, (age, patient, label, client) in enumerate(VISITS_OF_PATIENTS)
+    ]
+    gaps = write(tmp_path / "b.csv", lines(PATIENTS, *holes))
+    assert "column 'patient' has 1 missing value, in" in refusal(gaps, together="patient")
+    assert len(load(gaps, together="patient", missing="drop")) == 59
+    alone = write(tmp_path / "d.csv", lines(PATIENTS[:3], *(row[:3] for row in VISITS_OF_PATIENTS)))
+    with pytest.raises(gpfl.GpflError, match=r"split 'dirichlet' deals rows one by one: say whose they are with --client"):
+        gpfl.federate(alone, together="patient", split="dirichlet", clients=2)
+    said = [(*row, "train" if k % 4 else "test") for k, row in enumerate(VISITS_OF_PATIENTS)]
+    parted = write(tmp_path / "c.csv", lines((*PATIENTS, "part"), *said))
+    with pytest.raises(gpfl.GpflError, match=r"client n has rows that stay together in train and in test, such as rows"):
+        gpfl.federate(parted, together="patient", split="natural")
+
+
+def test_values_at_several_clients_and_values_alike_are_named(tmp_path: Path) -> None:
+    rows = [(k, ["p", "P", "q", "r"][k % 4], k % 3 % 2, "n" if k < 30 else "s") for k in range(60)]
+    words = load(write(tmp_path / "a.csv", lines(PATIENTS, *rows)), together="patient").words
+    assert "4 values of 'patient' lie with several clients, and are drawn at each by itself." in words
+    assert "The values of 'patient' 'P' and 'p' differ in small and capital letters alone: are they one?" in words
+
+
+@pytest.mark.parametrize("odd", [np.array(["a"] * 7), np.array("a"), np.zeros((60, 2))])
+@pytest.mark.parametrize("flag", ["client", "together"])
+def test_array_that_does_not_tell_each_row_is_refused(flag: str, odd: np.ndarray, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((60, 2), dtype=np.float32), y=np.arange(60) % 2, who=odd)
+    assert "has no array 'who' with one value for each of its 60 rows" in refusal(tmp_path / "a.npz", **{flag: "who"})
+
+
+def test_column_that_is_the_same_in_all_training_rows_is_not_blown_up(tmp_path: Path) -> None:
+    rows = [(0.1, 0.7, k % 2, "train") for k in range(7)] + [(0.2, 0.7, 1, "test")]
+    table = load(write(tmp_path / "a.csv", lines(("a", "b", "label", "part"), *rows)))
+    assert close(table.x, [[0.0, 0.0]] * 7 + [[0.1, 0.0]])
+
+
+def test_scale_none_leaves_numbers_as_they_are(tmp_path: Path) -> None:
+    path = write(tmp_path / "visits.csv", lines(*VISITS))
+    table = load(path, label="outcome", client="hospital", ignore=["sex"], scale="none")
+    assert close(table.x, [[age] for age in AGES])
+    assert table.origin["columns"] == [{"name": "age", "mean": 0.0, "std": 1.0}]
+    assert "1 of numbers (age), as they are." in table.words
+
+
+def test_ignored_columns_are_no_inputs(tmp_path: Path) -> None:
+    rows = [(k, "nan" if k else "", f"text {k}", k * k, k % 2) for k in range(60)]
+    path = write(tmp_path / "a.csv", lines(("row", "empty", "comment", "2024", "label"), *rows))
+    table = load(path, ignore=["row", "empty", "comment"])
+    assert close(table.x, [[v] for v in scaled([float(k * k) for k in range(60)])])
+    assert load(path, ignore=["empty", "comment", "2024"]).shape == (1,)
+
+
+def test_ignored_column_costs_nothing_however_long_a_cell_is(tmp_path: Path) -> None:
+    rows = [(k, "x" * (100_000 if k == 7 else 1), k % 2) for k in range(40)]
+    path = write(tmp_path / "a.csv", lines(("a", "comment", "label"), *rows))
+    whole = {name: column.nbytes for name, column in read_csv(path).columns.items()}
+    assert whole["comment"] == 40 * 100_000 * 4, "the control: every row is as wide as the longest"
+    assert {name: column.nbytes for name, column in read_csv(path, ["comment"]).columns.items()} == {**whole, "comment": 0}
+    assert close(load(path, ignore=["comment"]).x, [[v] for v in scaled(range(40))])
+
+
+def test_ignored_column_is_not_found_as_label_client_or_part(tmp_path: Path) -> None:
+    rows = [(k, "ns"[k % 2], "train" if k else "test", k % 2, k % 3) for k in range(6)]
+    path = write(tmp_path / "a.csv", lines(("a", "client", "part", "label", "y"), *rows))
+    table = load(path, ignore=["client", "part", "label"])
+    assert (table.groups, table.parts, table.shape) == (None, None, (1,))
+    assert table.y.tolist() == [0, 1, 2] * 2
+
+
+def test_column_that_is_named_is_not_found_as_another(tmp_path: Path) -> None:
+    rows = [(k, "ns"[k % 2], "train" if k else "test", k % 3) for k in range(6)]
+    path = write(tmp_path / "a.csv", lines(("a", "client", "split", "label"), *rows))
+    assert load(path, label="client").groups is None
+    assert load(path, label="split").parts is None
+    assert refusal(path, client="label") == (
+        "which column holds the label? Say --label NAME; there are a, client, split, label"
+    )
+
+
+def test_column_that_some_files_lack_may_be_ignored(tmp_path: Path) -> None:
+    write(tmp_path / "d/n.csv", lines(("a", "note", "label"), (1, "x", 0), (2, "y", 1)))
+    write(tmp_path / "d/s.csv", lines(("a", "label"), (3, 0)))
+    assert close(load(tmp_path / "d", ignore=["note"]).x, [[v] for v in scaled([1, 2, 3])])
+
+
+def test_recipe_gives_the_inputs_of_new_rows(tmp_path: Path) -> None:
+    path = write(tmp_path / "visits.csv", lines(*VISITS))
+    table = load(path, label="outcome", client="hospital")
+    rows = []
+    for age, sex, _, _ in VISITS[1:]:
+        row: list[float] = []
+        for step, cell in zip(table.origin["columns"], (age, sex), strict=True):  # type: ignore[call-overload]
+            row += [(cell - step["mean"]) / step["std"]] if "mean" in step else [float(cell == v) for v in step["values"]]
+        rows.append(row)
+    assert close(table.x, rows)
+
+
+@pytest.mark.parametrize(
+    ("said", "first", "second"),
+    [(["10", "2", "2", "10"], "2", "10"), (["b", "a", "a", "b"], "a", "b"), (["s2", "s10", "s10", "s2"], "s10", "s2")],
+)
+def test_clients_come_in_the_order_of_numbers_or_of_the_alphabet(
+    said: list[str], first: str, second: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "a.csv", lines(("a", "client", "label"), *((k, who, k % 2) for k, who in enumerate(said))))
+    table = load(path)
+    assert table.group_names == (first, second)
+    assert clients_of(table) == said
+    federation = gpfl.federate(path, test=0.5)
+    assert [shard.name for shard in federation.shards] == [first, second]
+
+
+def test_part_column_about_something_else_is_an_input_unless_it_was_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", lines(("part", "label"), ("leg", 0), ("arm", 1), ("leg", 1)))
+    table = load(path)
+    assert table.parts is None
+    assert close(table.x, [[0, 1], [1, 0], [0, 1]])
+    assert refusal(path, part="part") == "column 'part' holds 'leg' in a.csv, line 2; it must hold train, validation or test"
+
+
+def test_part_column_that_says_train_of_all_rows_divides_nothing_and_is_no_input(tmp_path: Path) -> None:
+    table = load(write(tmp_path / "a.csv", lines(("a", "split", "label"), (1, "train", 0), (2, "train", 1))))
+    assert table.parts is None
+    assert table.shape == (1,)
+
+
+def test_part_column_is_an_input_where_folders_tell_the_parts(tmp_path: Path) -> None:
+    for part, rows in (("train", [(1, "leg", 0), (2, "arm", 1)]), ("test", [(3, "arm", 1)])):
+        write(tmp_path / "d" / f"{part}.csv", lines(("a", "part", "label"), *rows))
+    assert load(tmp_path / "d").shape == (3,)
+
+
+# Parquet.
+
+
+def test_parquet_is_read_as_a_csv_of_the_same_columns(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    columns = {name: [row[k] for row in VISITS[1:]] for k, name in enumerate(VISITS[0])}
+    whole = {"stay": pa.array([1, 2, 3, 4, 5, 9], pa.int16()), "kept": [True, False] * 3, **columns}
+    whole["hospital"] = pa.array(columns["hospital"]).dictionary_encode()
+    parquet.write_table(pa.table(whole), tmp_path / "visits.parquet")
+    table = load(tmp_path / "visits.parquet", client="hospital", label="outcome")
+    one_hot = [(0, 1), (1, 0)] * 3, [(1, 0), (0, 1)] * 3  # False before True, f before m
+    rows = zip(scaled([1, 2, 3, 4, 5, 9]), one_hot[0], scaled(AGES), one_hot[1], strict=True)
+    assert close(table.x, [[stay, *kept, age, *sex] for stay, kept, age, sex in rows])
+    assert clients_of(table) == ["north", "south"] * 3
+    assert table.y.tolist() == [0, 2, 1, 0, 0, 2]
+
+
+def test_numbers_of_rows_that_pandas_writes_are_no_inputs(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    columns = {"a": [5, 6, 9], "label": ["x", "y", "x"], "__index_level_0__": [0, 1, 2], "__index_level_12__": ["u", "v", "w"]}
+    parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    table = load(tmp_path / "a.parquet")
+    assert close(table.x, [[v] for v in scaled([5, 6, 9])])
+    assert [step["name"] for step in table.origin["columns"]] == ["a"]  # type: ignore[attr-defined]
+
+
+def test_ignored_column_of_parquet_may_be_of_any_type(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    columns = {"a": [5, 6, 9], "tags": [[1], [], [2, 3]], "raw": [b"1", b"2", b"3"], "label": ["x", "y", "x"]}
+    parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    assert close(load(tmp_path / "a.parquet", ignore=["tags", "raw"]).x, [[v] for v in scaled([5, 6, 9])])
+
+
+def test_bad_parquet_is_refused(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"a": pa.array([1, None, 3]), "label": ["x", "y", "x"]}), path)
+    assert refusal(path) == missing("a", 1, "a.parquet, row 2")
+    parquet.write_table(pa.table({"a": pa.array(["u", None, "v"]), "label": ["x", "y", "x"]}), path)
+    assert refusal(path) == missing("a", 1, "a.parquet, row 2")
+    parquet.write_table(pa.table({"a": [1, 2], "label": pa.array(["x", None])}), path)
+    assert refusal(path) == no_value("label", 1, "a.parquet, row 2")
+    parquet.write_table(pa.table({"a": [[1], [2, 3]], "label": ["x", "y"]}), path)
+    assert refusal(path).startswith(f"{path} has column 'a' of type list<")
+    assert refusal(path).endswith("; columns must be numbers or text: leave out with --ignore a")
+    parquet.write_table(pa.table({"a": pa.array([b"1", b"2"]), "label": ["x", "y"]}), path)
+    assert refusal(path) == (
+        f"{path} has column 'a' of type binary; columns must be numbers or text: leave out with --ignore a"
+    )
+    parquet.write_table(pa.table({"a": pa.array([], pa.int64()), "label": pa.array([], pa.string())}), path)
+    assert refusal(path) == f"{path} has no rows"
+    path.write_bytes(path.read_bytes()[:-9])
+    assert refusal(path).startswith(f"{path} cannot be read as Parquet (")
+
+
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("pyarrow", "pyarrow.parquet", "pyarrow.types"):
+        monkeypatch.setitem(sys.modules, name, None)
+    path = write(tmp_path / "a.parquet", b"PAR1")
+    assert refusal(path) == f"{path} is a Parquet file, which needs pyarrow: pip install pyarrow"

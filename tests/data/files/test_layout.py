@@ -1,0 +1,139 @@
+"""Clients by files and folders, and their training, validation and test rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from user_files import DRAW, TEST, TRAIN, clients_of, close, lines, load, refusal_of, scaled, write
+
+import gpfl
+from gpfl.data import find_source
+from gpfl.data.files.layout import FILES
+from gpfl.data.files.readers import READERS
+
+
+def per_client(mark: str = ",") -> dict[str, str]:
+    return {
+        "10": lines(("a", "label"), (1, "x"), (2, "y"), mark=mark),
+        "2": lines(("label", "a"), ("y", 4), mark=mark),
+    }
+
+
+@pytest.mark.parametrize("ending", [".csv", ".tsv", ".npz"])
+def test_a_file_for_each_client(ending: str, tmp_path: Path) -> None:
+    folder = tmp_path / "sites"
+    for name, text in per_client("\t" if ending == ".tsv" else ",").items():
+        if ending == ".npz":
+            folder.mkdir(exist_ok=True)
+            a, label = ([1.0, 2.0], ["x", "y"]) if name == "10" else ([4.0], ["y"])
+            np.savez(folder / f"{name}.npz", x=np.array(a)[:, None], label=np.array(label))
+        else:
+            write(folder / f"{name}{ending}", text)
+    write(folder / ".hidden.csv", "x")
+    write(folder / "README.txt", "x")
+    table = load(folder)
+    wanted = [[4.0], [1.0], [2.0]] if ending == ".npz" else [[v] for v in scaled([4, 1, 2])]
+    assert close(table.x, wanted), "arrays are not scaled"
+    assert clients_of(table) == ["2", "10", "10"]
+    assert table.group_names == ("2", "10")
+    assert table.y.tolist() == [1, 0, 1]
+    assert (table.name, table.parts) == ("sites", None)
+
+
+def divided_files() -> dict[tuple[str, str], str]:
+    """Text by client and part."""
+    return {
+        ("north", "train"): lines(("a", "label"), (1, "x"), (2, "y")),
+        ("north", "test"): lines(("a", "label"), (9, "x")),
+        ("south", "train"): lines(("a", "label"), (4, "y"), (5, "x")),
+        ("south", "test"): lines(("a", "label"), (8, "y")),
+    }
+
+
+@pytest.mark.parametrize("outer", ["clients", "parts"])
+def test_train_and_test_lie_in_clients_or_clients_in_train_and_test(outer: str, tmp_path: Path) -> None:
+    for (client, part), text in divided_files().items():
+        write(tmp_path / "d" / (f"{client}/{part}.csv" if outer == "clients" else f"{part}/{client}.csv"), text)
+    federation = gpfl.federate(tmp_path / "d")
+    table = federation.table
+    values = (table.x[:, 0].numpy() * 1.5811388 + 3).round(4)  # 1, 2, 4, 5: mean 3, variance 2.5
+    by_client = {
+        s.name: [sorted(values[s.part(part)].tolist()) for part in ("train", "validation", "test")] for s in federation.shards
+    }
+    assert by_client == {"north": [[1.0, 2.0], [], [9.0]], "south": [[4.0, 5.0], [], [8.0]]}
+    assert federation.table.words.startswith("d: 6 rows; 2 clients with 3 rows; train and test as given.\n")
+
+
+def test_every_kind_of_file_has_a_reader() -> None:
+    assert tuple(READERS) == FILES
+
+
+def test_validation_files_are_validation_rows(tmp_path: Path) -> None:
+    for client in ("north", "south"):
+        for part, rows in (("train", 4), ("val", 2), ("test", 1)):
+            write(tmp_path / "d" / client / f"{part}.csv", lines(("a", "label"), *((k, k % 2) for k in range(rows))))
+    federation = gpfl.federate(tmp_path / "d", validation=0.5)
+    assert federation.rows("train").tolist() == [4, 4]
+    assert federation.rows("validation").tolist() == [2, 2], "those given, not a share"
+    assert federation.rows("test").tolist() == [1, 1]
+
+
+def test_share_of_the_given_training_rows_may_be_kept_for_validation(tmp_path: Path) -> None:
+    for client in ("north", "south"):
+        for part, rows in (("train", 8), ("test", 2)):
+            write(tmp_path / "d" / client / f"{part}.csv", lines(("a", "label"), *((k, k % 2) for k in range(rows))))
+    federation = gpfl.federate(tmp_path / "d", validation=0.25)
+    for shard in federation.shards:
+        assert federation.table.parts is not None
+        assert (len(shard.train), len(shard.validation), len(shard.test)) == (6, 2, 2)
+        assert set(federation.table.parts[[*shard.train, *shard.validation]]) == {TRAIN}
+        assert set(federation.table.parts[shard.test]) == {TEST}
+
+
+@pytest.mark.parametrize("split", ["dirichlet", "pathological"])
+def test_parts_hold_under_any_split(split: str, tmp_path: Path) -> None:
+    for part, rows in (("train", 90), ("test", 30)):
+        write(tmp_path / "d" / f"{part}.csv", lines(("a", "label"), *((k, k % 3) for k in range(rows))))
+    options = {"beta": 100.0} if split == "dirichlet" else {"classes_per_client": 3, "balanced": True}
+    federation = gpfl.federate(tmp_path / "d", split=split, clients=2, **options)
+    given = federation.table.parts
+    assert given is not None
+    assert sorted(np.concatenate([shard.train for shard in federation.shards])) == np.flatnonzero(given == TRAIN).tolist()
+    assert sorted(np.concatenate([shard.test for shard in federation.shards])) == np.flatnonzero(given == TEST).tolist()
+
+
+@pytest.mark.parametrize("split", ["natural", "dirichlet"])
+def test_share_for_testing_is_refused_where_files_tell_the_test_rows(split: str, tmp_path: Path) -> None:
+    for (client, part), text in divided_files().items():
+        write(tmp_path / "d" / client / f"{part}.csv", text)
+    assert refusal_of(lambda: gpfl.federate(tmp_path / "d", split=split, clients=2, test=0.5)) == (
+        "split.test is 0.5, but data 'd' tells which rows are for testing: leave it out"
+    )
+    assert len(gpfl.federate(tmp_path / "d", test=0.25)) == 2, "as a run's config.toml says"
+
+
+@pytest.mark.parametrize("leftovers", [(), ("rawdata/MNIST/raw/t10k", "config.json")], ids=["bare", "with downloads"])
+def test_folders_of_pfllib_are_read_as_they_are(leftovers: tuple[str, ...], tmp_path: Path) -> None:
+    root = tmp_path / "MNIST"
+    held = {}
+    for part, rows in (("train", 3), ("test", 2)):
+        (root / part).mkdir(parents=True)
+        for client in range(11):
+            x = DRAW.normal(size=(rows, 1, 4, 5)).astype(np.float32)
+            y = np.array([client % 3, (client + 1) % 3, 0])[:rows]
+            held[str(client), part] = x, y
+            with (root / part / f"{client}.npz").open("wb") as file:
+                np.savez_compressed(file, data={"x": x, "y": y})  # type: ignore[arg-type]
+    for name in leftovers:
+        write(root / name, "x")
+    federation = gpfl.federate(root)
+    assert [shard.name for shard in federation.shards] == [str(client) for client in range(11)]
+    assert federation.table.shape == (1, 4, 5)
+    for shard in federation.shards:
+        for part, rows_ in (("train", shard.train), ("test", shard.test)):
+            x, y = held[shard.name, part]
+            assert np.array_equal(federation.table.x[rows_].numpy(), x)
+            assert np.array_equal(federation.table.y[rows_].numpy(), y)
+    assert find_source(str(root), {}).defaults == {"split": {"name": "natural"}, "net": {"name": "cnn4"}}

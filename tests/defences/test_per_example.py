@@ -1,0 +1,96 @@
+"""Gradients row by row, and what is refused because a promise about rows or clients would be false."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from defences.test_defended import CLIENT, EXAMPLE, SMALL, fit
+from torch import nn
+
+import gpfl
+from gpfl.core import tree
+from gpfl.engine.base import one
+
+
+def test_a_step_by_rows_is_the_plain_computation() -> None:
+    result = fit("fedavg", rounds=1, example_clip=0.7, batch_size=6)
+    method, engine = result.engine.method, result.engine
+    shared, facts = result.outcome.last.shared, one(engine.facts([0], 0), 0)
+    batch = engine.federation.table.batch(torch.tensor([0, 1, 2, 3, -1, -1]))
+    work = method.download(shared, {}, facts)
+    after, _ = method.phases()[0].step(shared, work, batch, facts)
+    module = nn.Sequential(method.net.copy_of("base"), method.net.copy_of("head"))
+    for part, place in (("base", 0), ("head", 1)):
+        module[place].load_state_dict(tree.branch(shared, part))
+    total = [torch.zeros_like(p) for p in module.parameters()]
+    for row in range(4):
+        loss = nn.functional.cross_entropy(module(batch.x[row : row + 1]), batch.y[row : row + 1])
+        gradients = torch.autograd.grad(loss, list(module.parameters()))
+        norm = torch.cat([g.flatten() for g in gradients]).norm()
+        total = [t + g * min(1.0, 0.7 / float(norm)) for t, g in zip(total, gradients, strict=True)]
+    moved = [leaf for part in ("base", "head") for leaf in tree.leaves(tree.branch(after, part))]
+    for new, old, step in zip(moved, module.parameters(), total, strict=True):
+        assert torch.allclose(new, old - 0.1 * step / 4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "method", ["gpfl", "fedavg", "fedprox", "perfedavg", "pfedme", "ditto", "fedper", "fedrep", "fedrod", "local"]
+)
+def test_rows_that_are_not_clipped_train_as_batches_do(method: str) -> None:
+    settings = {"rounds": 2, "engine": "vmap", "drop_last": False}
+    plain, rows = fit(method, **settings), fit(method, example_clip=1e9, **settings)
+    for key in ("loss", "train"):
+        assert rows.history[-1][key] == pytest.approx(plain.history[-1][key], abs=1e-5)
+
+
+def test_noise_of_rows_is_new_in_every_step_and_as_large_as_stated() -> None:
+    result = fit("fedavg", rounds=1, example_clip=1e-6, example_noise=1e6, lr=1.0, batch_size=4)
+    method, engine = result.engine.method, result.engine
+    shared, facts = result.outcome.last.shared, one(engine.facts([2], 0), 0)
+    batch = engine.federation.table.batch(torch.arange(4))
+    states = [method.download(shared, {}, facts)]
+    for _ in range(3):
+        states.append(method.phases()[0].step(shared, states[-1], batch, facts)[0])
+    weights = [torch.cat([leaf.flatten() for leaf in tree.leaves(tree.pick(state, ("base", "head")))]) for state in states]
+    steps = torch.stack([b - a for a, b in itertools.pairwise(weights)])
+    assert float(steps.std()) == pytest.approx(1 / 4, rel=0.05), "noise × bound over the rows"
+    assert float(torch.corrcoef(steps).fill_diagonal_(0).abs().max()) < 0.15
+
+
+# Refusals.
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU()), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "words"),
+    [
+        ("fedavg", {"noise": 1.0}, r"defence\.clip is 0: noise hides only what has a bound; set --clip"),
+        ("fedavg", {"example_noise": 1.0}, r"set --example-clip too"),
+        ("fedavg", {**CLIENT, "bits": 8}, "does not add up"),
+        ("fedavg", {**CLIENT, "top_k": 0.1}, "does not add up"),
+        ("fedavg", {"bits": 1}, "must be at least 2"),
+        ("fedproto", CLIENT, "fedproto sends prototypes, which are no update of weights"),
+        ("fedproto", SMALL, "no update of weights"),
+        ("fedproto", EXAMPLE, "fedproto sends more of its rows than gradients tell"),
+        ("fedphp", EXAMPLE, "the term 'mmd' of fedphp is not a mean over rows"),
+        (
+            "gpfl",
+            {**EXAMPLE, "mlg_norm": "batch"},
+            "term 'magnitude' of gpfl is not a mean over rows.*--mlg-norm sample_mean",
+        ),
+        ("fedavg", {**EXAMPLE, "net": normalised}, "BatchNorm of net 'custom' mixes rows"),
+        ("fedavg", {**CLIENT, "net": normalised, "batch_norm": "average"}, "could turn one negative; use --batch-norm local"),
+    ],
+)
+def test_what_would_make_a_promise_false_is_refused(method: str, settings: dict[str, object], words: str) -> None:
+    with pytest.raises(gpfl.GpflError, match=words):
+        fit(method, rounds=1, **settings)
+
+
+def test_clipping_leaves_averaged_statistics_good() -> None:
+    assert fit("fedavg", rounds=1, clip=0.1, net=normalised, batch_norm="average").accuracy > 0

@@ -1,0 +1,106 @@
+"""Which engine runs, and with how many threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from conftest import toy_federation
+from torch import nn
+
+import gpfl
+from gpfl.engine import Setting, choose, fitting_threads
+from gpfl.engine.selection import fastest
+from gpfl.training import api
+from gpfl.training import config as configs
+
+
+def setting(federation: gpfl.Federation, net: str | nn.Module = "mlp", **settings: object) -> Setting:
+    """The setting of FedAvg on a federation."""
+    named = isinstance(net, str)
+    given: configs.Given = {"method": {"name": "fedavg"}, "train": dict(settings), **({"net": {"name": net}} if named else {})}
+    config = configs.resolve(given, federation=federation, custom_net=not named)
+    return api.prepare(config, federation, None if named else net, None)[1]  # type: ignore[arg-type]
+
+
+def images(side: int, clients: int = 2) -> gpfl.Federation:
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(8, 1, side, side)).astype(np.float32), np.arange(8) % 2
+    return gpfl.federate([(x, y)] * clients)
+
+
+def texts() -> gpfl.Federation:
+    words = np.random.default_rng(0).integers(0, 20_000, (40, 6))
+    return gpfl.federate(gpfl.Table(words, np.arange(40) % 2, kind="tokens"), split="dirichlet", beta=10.0, clients=2)
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer over the features, one a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.GRU(1, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.cell(x.unsqueeze(-1))[0][:, -1])
+
+
+@pytest.mark.parametrize(
+    ("federation", "net", "engine"),
+    [
+        (toy_federation(), "mlp", "vmap"),
+        (toy_federation((40,)), "mlp", "workers"),
+        (toy_federation(), Recurrent(), "loop"),
+        (images(16), "cnn4", "vmap"),
+        (images(28), "cnn4", "workers"),
+        (images(28), "mlp", "vmap"),
+        (texts(), "fasttext", "vmap"),
+        (images(16), nn.Sequential(nn.Flatten(), nn.Linear(256, 2000), nn.ReLU(), nn.Linear(2000, 2)), "workers"),
+    ],
+    ids=[
+        "small",
+        "one client",
+        "recurrent",
+        "small images",
+        "large images",
+        "large images without convolutions",
+        "embeddings",
+        "heavy",
+    ],
+)
+def test_fastest_engine_is_the_one_that_was_measured(federation: gpfl.Federation, net: str | nn.Module, engine: str) -> None:
+    made = setting(federation, net)
+    assert fastest(made) == engine
+    assert choose("auto", made).name == engine
+    assert choose("loop", made).name == "loop"
+
+
+def test_unknown_engine_is_refused() -> None:
+    with pytest.raises(gpfl.GpflError, match=r"unknown engine 'lop'; did you mean 'loop'\?"):
+        choose("lop", setting(toy_federation()))
+
+
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_small_products_take_one_thread_and_large_ones_all_and_all_are_given_back() -> None:
+    small, large = setting(toy_federation()), setting(toy_federation(), batch_size=10_000)
+    for made, threads in ((small, 1), (large, 3), (setting(images(8), "cnn4"), 3)):
+        with fitting_threads(made):
+            assert torch.get_num_threads() == threads
+        assert torch.get_num_threads() == 3
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_threads_are_given_back_after_a_mistake_too() -> None:
+    with pytest.raises(KeyError), fitting_threads(setting(toy_federation())):
+        raise KeyError
+    assert torch.get_num_threads() == 3

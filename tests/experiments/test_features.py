@@ -1,0 +1,370 @@
+"""Learned features: those of the models that a run kept, measured on points laid out by hand."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import runpy
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Command, Toy, toy_federation
+
+import gpfl
+from gpfl.experiments import definitions as studies
+from gpfl.experiments import maps
+from gpfl.experiments.definitions import Column
+from gpfl.experiments.features import Features, Measures, collect, embed, measure
+from gpfl.experiments.trials import drop_weights
+from gpfl.report import features as pictures
+
+RECORD = Path(__file__).parents[2] / "docs" / "results" / "record.py"
+TOYS = """
+title = "Features of toys"
+caption = "Features of toys by t-SNE."
+measure = "features"
+rows = ["fedper", "gpfl"]
+
+[[columns]]
+key = "toy/four"
+heading = "Toys, N = 4"
+group = "skew"
+weights = true
+data = { name = "toy" }
+run = { select = "test" }
+"""
+
+
+def laid_out(points: list[tuple[float, float]], label: list[int], client: list[int]) -> Features:
+    return Features(np.array(points, dtype=np.float32), np.array(label), np.array(client), method="gpfl")
+
+
+def squares(middles: dict[tuple[int, int], tuple[float, float]]) -> Features:
+    """Four points around a middle for each client and class."""
+    around = [(-0.1, 0.0), (0.1, 0.0), (0.0, 0.1), (0.0, -0.1)]
+    points = [(x + dx, y + dy) for x, y in middles.values() for dx, dy in around]
+    return laid_out(points, [k for _, k in middles for _ in around], [c for c, _ in middles for _ in around])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, gpfl.Federation, gpfl.Result]:
+    out, federation = tmp_path_factory.mktemp("runs") / "a", toy_federation()
+    return out, federation, gpfl.fit("gpfl", federation, net="mlp", rounds=2, lr=0.1, out=out)
+
+
+def test_features_are_what_each_clients_kept_model_decides_by(
+    finished: tuple[Path, gpfl.Federation, gpfl.Result],
+) -> None:
+    out, federation, result = finished
+    found = collect(out, federation=federation)
+    assert found.x.dtype == np.float32
+    assert found.method == "gpfl"
+    assert (found.round, found.selected_by) == (2, "last")
+    for place, shard in enumerate(federation.shards):
+        own, model = found.client == place, result.clients[place]
+        head = {key: value.numpy() for key, value in model.weights["head"].items()}
+        logits = found.x[own] @ head["weight"].T + head["bias"]
+        x = federation.table.x[np.sort(shard.test)].numpy()
+        assert np.allclose(logits, model.logits(x), atol=1e-5)  # the head makes its decision of them, and of f^P alone
+        assert found.label[own].tolist() == federation.table.y[np.sort(shard.test)].tolist()
+
+
+@pytest.mark.parametrize("part", ["train", "test", "all"])
+def test_parts_are_as_large_as_the_clients_rows(finished: tuple[Path, gpfl.Federation, gpfl.Result], part: str) -> None:
+    out, federation, _ = finished
+    rows = [federation.rows(name) for name in (("train", "validation", "test") if part == "all" else (part,))]
+    assert np.bincount(collect(out, part, federation=federation).client).tolist() == np.sum(rows, axis=0).tolist()
+
+
+def test_rows_are_drawn_by_the_seed_up_to_most_of_each_client_and_class(
+    finished: tuple[Path, gpfl.Federation, gpfl.Result],
+) -> None:
+    out, federation, _ = finished
+    one, again, other = (collect(out, "all", 3, seed, federation=federation) for seed in (0, 0, 1))
+    counts = np.zeros((4, 3), dtype=int)
+    np.add.at(counts, (one.client, one.label), 1)
+    assert (counts == 3).all()
+    assert np.array_equal(one.x, again.x)
+    assert not np.array_equal(one.x, other.x)
+
+
+def test_what_cannot_be_collected_is_refused(finished: tuple[Path, gpfl.Federation, gpfl.Result], tmp_path: Path) -> None:
+    out, federation, _ = finished
+    for settings, words in (({"part": "rest"}, "part is 'rest'"), ({"most": 0}, "most is 0; it must be at least 1")):
+        with pytest.raises(gpfl.GpflError, match=words):
+            collect(out, **settings, federation=federation)  # type: ignore[arg-type]
+    with pytest.raises(gpfl.GpflError, match="holds no run"):
+        collect(tmp_path)
+    model = out / "models" / "client-2.safetensors"
+    model.rename(tmp_path / "away")
+    try:
+        with pytest.raises(gpfl.GpflError, match=r"the model of client 2 is gone .*gpfl resume"):
+            collect(out, federation=federation)
+    finally:
+        (tmp_path / "away").rename(model)
+    summary = out / "summary.json"
+    summary.rename(tmp_path / "away")
+    try:
+        with pytest.raises(gpfl.GpflError, match="has not finished: gpfl resume"):
+            collect(out, federation=federation)
+    finally:
+        (tmp_path / "away").rename(summary)
+
+
+# Measures.
+
+
+def test_classes_that_all_clients_share_are_pure_across_clients() -> None:
+    shared = squares({(0, 0): (0, 0), (1, 0): (0, 0.01), (0, 1): (9, 0), (1, 1): (9, 0.01)})
+    found = measure(shared, neighbours=3)
+    assert found.silhouette is not None
+    assert found.silhouette > 0.95
+    assert found.silhouette_islands is not None
+    assert found.silhouette_islands < 0.1  # a client's share of a class lies on another's
+    assert (found.purity, found.purity_across) == (1.0, 1.0)
+    assert found.purity_by_chance == pytest.approx(7 / 15)  # of 15 others, 7 have the class
+
+
+def test_islands_of_clients_are_pure_among_themselves_alone() -> None:
+    apart = squares({(0, 0): (0, 0), (0, 1): (2, 0), (1, 0): (2, 3), (1, 1): (0, 3)})  # the other client's lie crosswise
+    found = measure(apart, neighbours=3)
+    assert found.purity == 1.0
+    assert found.purity_across == 0.0
+    assert found.silhouette_within is not None
+    assert found.silhouette_within > 0.8
+    assert found.silhouette_islands is not None
+    assert found.silhouette_islands > 0.8
+    assert found.silhouette is not None
+    assert found.silhouette < 0.2
+
+
+def test_purity_by_hand() -> None:
+    line = laid_out([(0, 0), (1, 0), (2.1, 0), (3.3, 0)], [0, 0, 1, 1], [0, 0, 0, 0])
+    # nearest: 1, 0, 1, 2
+    assert measure(line, neighbours=1).purity == 0.75
+    assert measure(line, neighbours=99).purity == pytest.approx(1 / 3)
+
+
+def test_measures_that_say_nothing_are_none() -> None:
+    one = laid_out([(0, 0), (1, 0)], [0, 0], [0, 0])
+    found = measure(one)
+    assert (found.silhouette, found.silhouette_within, found.silhouette_islands, found.purity_across) == (None,) * 4
+    assert (found.purity, found.purity_by_chance) == (1.0, 1.0)
+    assert measure(laid_out([(0, 0)], [0], [0])).purity is None
+
+
+def test_embedding_is_the_same_for_the_same_seed_and_keeps_far_groups_apart() -> None:
+    draw = np.random.default_rng(0)
+    x = np.concatenate([draw.normal(size=(12, 4)), draw.normal(size=(12, 4)) + 50]).astype(np.float32)
+    features = Features(x, np.repeat([0, 1], 12), np.zeros(24, dtype=np.int64))
+    one, again = embed(features, 3), embed(features, 3)
+    assert np.array_equal(one, again)
+    middles = one[:12].mean(0), one[12:].mean(0)
+    spread = max(
+        np.linalg.norm(part - middle, axis=1).max() for part, middle in zip((one[:12], one[12:]), middles, strict=True)
+    )
+    assert np.linalg.norm(middles[0] - middles[1]) > spread
+    with pytest.raises(gpfl.GpflError, match="there are 2 rows of gpfl; t-SNE needs at least 5"):
+        embed(laid_out([(0, 0), (1, 0)], [0, 1], [0, 0]))
+
+
+# The picture.
+
+
+def test_picture_comes_with_its_points_and_numbers(tmp_path: Path) -> None:
+    far = squares({(0, 0): (0, 0), (1, 0): (0, 20), (0, 1): (20, 0), (1, 1): (20, 20)})
+    other = replace(far, method="fedper", round=7, selected_by="test", clients=("north", "$x$ 北"), classes=("a", "b"))
+    made = [maps.make_map(features) for features in (other, far)]
+    paths = pictures.draw(made, tmp_path / "tsne", "all $ in $ all")
+    assert [path.name for path in paths] == ["tsne.png", "tsne.pdf", "tsne.json"]
+    assert [path.read_bytes()[:4] for path in paths[:2]] == [b"\x89PNG", b"%PDF"]
+    assert [one.points.shape for one in made] == [(16, 2), (16, 2)]
+    records = json.loads(paths[2].read_text())
+    assert [record["method"] for record in records] == ["fedper", "gpfl"]
+    assert (records[0]["round"], records[0]["selected_by"], records[0]["width"]) == (7, "test", 2)
+    assert records[0]["silhouette"] == made[0].measures.silhouette
+    assert records[0]["tsne"] == {"perplexity": 5.0, "seed": 0}
+
+
+def test_shares_of_a_class_that_lie_together_have_one_name() -> None:
+    made = squares({(0, 0): (0, 0), (1, 0): (0, 0.01), (2, 0): (9, 9), (2, 1): (9, 0)})
+    found = pictures.islands(maps.Map(measure(made), 2, made.label, made.client, made.x))
+    assert [(island.label, island.clients) for island in found] == [(0, [0, 1]), (0, [2]), (1, [2])]
+
+
+def test_names_of_islands_that_lie_on_one_another_stand_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    monkeypatch.setattr(pictures.drawing, "write", lambda figure, stem: drawn.append(figure) or [])
+    made = squares({(0, 0): (0, 0), (0, 1): (0, 0.1), (1, 2): (0.1, 0), (1, 3): (9, 9), (2, 4): (9, 9.1)})
+    pictures.draw([maps.Map(measure(made), 2, made.label, made.client, made.x)], tmp_path / "tsne", "title")
+    (figure,) = drawn
+    figure.draw_without_rendering()
+    names = [text.get_window_extent() for text in figure.axes[0].texts]
+    assert len(names) == 5
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(names, 2))
+
+
+def test_many_classes_have_as_many_colours() -> None:
+    assert len(set(pictures.class_colours(10))) == 10
+    assert len(set(pictures.class_colours(100))) > 90
+
+
+# What is kept beside a run.
+
+
+@pytest.fixture
+def run(finished: tuple[Path, gpfl.Federation, gpfl.Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of a finished run, whose data a reader of its folder finds."""
+    out, federation, _ = finished
+    real = gpfl.training.api.reread
+    monkeypatch.setattr(gpfl.training.api, "reread", lambda folder, given, custom_net: real(folder, federation, custom_net))
+    return Path(shutil.copytree(out, tmp_path / "cell-1a2b3c4d" / "seed-0"))
+
+
+def without_weights(run: Path) -> Path:
+    """The run as it is recorded: no weights, and a division without its rows."""
+    drop_weights(run)
+    (run / "federation.toml").write_text("gone")
+    return run
+
+
+def test_map_is_kept_with_its_run_and_read_back_where_the_weights_are_gone(run: Path, tmp_path: Path) -> None:
+    made = maps.map_of(run, "gpfl", points=True)
+    kept = json.loads((run / "features.json").read_text())
+    assert kept["run"] == "cell-1a2b3c4d/seed-0"
+    assert np.sum(kept["rows"]) == 120, "all clients' rows, for the picture of classes"
+    again = maps.map_of(without_weights(run), "gpfl", points=True)
+    for name in vars(made):
+        assert np.array_equal(getattr(made, name), getattr(again, name)), name
+    before, after = (pictures.draw([one], tmp_path / "a", "title")[0].read_bytes() for one in (made, again))
+    assert before == after
+
+
+def facts(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "features.json").read_text())
+    return found
+
+
+def with_facts(run: Path, **more: object) -> None:
+    (run / "features.json").write_text(json.dumps({**facts(run), **more}))
+
+
+def test_map_that_is_kept_is_not_made_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = maps.map_of(run, "gpfl", points=False)
+    assert not measured.drawable
+    made = maps.map_of(run, "gpfl", points=True)
+    assert made.drawable, "points that lack are made of the models"
+    assert made.measures == measured.measures
+    monkeypatch.setattr(maps, "collect", lambda *given: pytest.fail("it is there"))
+    assert maps.map_of(run, "another name", points=True).method == "another name"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda run: (run / "summary.json").write_text((run / "summary.json").read_text() + " "),
+        lambda run: (run / "config.toml").write_text((run / "config.toml").read_text() + "# other"),
+        lambda run: (run / "features.json").write_text((run / "features.json").read_text().replace('"most": 500', '"most": 9')),
+        lambda run: (run / "features.json").write_text((run / "features.json").read_text()[:-9]),
+        lambda run: (run / "features.json").write_text("[]"),
+        lambda run: with_facts(run, rows=[1, 2, 3]),
+        lambda run: with_facts(run, measures={**facts(run)["measures"], "purity": "high"}),
+        lambda run: with_facts(run, points=[{"client": 99, "class": 0, "x": [0.0], "y": [0.0]}]),
+        lambda run: (run / "features.json").unlink(),
+    ],
+    ids=[
+        *("another run", "another config", "made otherwise", "cut off", "something else"),
+        *("rows of no client", "a measure in words", "an unknown client", "none"),
+    ],
+)
+def test_map_that_is_not_of_this_run_is_never_used(run: Path, change: Callable[[Path], object]) -> None:
+    maps.keep(run, maps.make_map(collect(run), points=False))
+    assert maps.kept(run) is not None
+    change(run)
+    assert maps.kept(run) is None
+    assert maps.map_of(run, "gpfl", points=False).measures.rows == len(collect(run)), "made anew of the models"
+    change(run)
+    without_weights(run)
+    with pytest.raises(gpfl.GpflError, match=r"models of cell-1a2b3c4d/seed-0 are gone, and no whole features.json"):
+        maps.map_of(run, "gpfl", points=False)
+
+
+def test_another_device_is_the_same_run(run: Path) -> None:
+    maps.map_of(run, "gpfl", points=False)
+    config = (run / "config.toml").read_text()
+    assert 'device = "auto"' in config
+    (run / "config.toml").write_text(config.replace('device = "auto"', 'device = "cuda"'))
+    assert maps.kept(run) is not None
+
+
+# The table.
+
+
+def test_measures_stand_in_the_table_with_their_deviations() -> None:
+    def one(value: float, across: float | None) -> Measures:
+        return Measures(40, 10, value, 0.5, 0.25, 0.75, 0.1, across)
+
+    rows = {"fedper": [one(-0.25, None)], "gpfl": [one(0.5, 0.5), one(0.25, None)], "fedproto": []}
+    column = Column("toy/ten", "Toys | 10", "skew", {})
+    added = pictures.Measured(column, rows).added()
+    table = [line for line in added.lines if line.startswith("|")]
+    assert table[2:] == [
+        "| FedPer | −0.250 | 0.500 | 0.250 | 0.750 | – | 1 |",
+        "| GPFL | 0.375 ± 0.125 | 0.500 ± 0.000 | 0.250 ± 0.000 | 0.750 ± 0.000 | 0.500 ± 0.000 | 2 |",
+        "| FedProto | – | – | – | – | – | 0 |",
+    ]
+    assert "share of a row's 10 nearest rows, or nearest rows of other clients, that have its class (0.10 by chance)" in str(
+        added.lines
+    )
+    numbers = added.numbers["toy/ten", "gpfl"]
+    assert (numbers["silhouette"], numbers["silhouette_std_over_trials"], numbers["measured_trials"]) == (0.375, 0.125, 2)
+    assert added.numbers["toy/ten", "fedproto"].keys() == numbers.keys(), "one heading for all rows"
+    assert r"FedPer & $-$0.250 &" in added.tex
+    nothing = pictures.Measured(column, {"gpfl": []}).added()
+    assert "Not measured" in str(nothing.lines)
+    assert nothing.tex == ""
+
+
+# Recorded results.
+
+
+def test_recorded_features_are_drawn_and_stand_in_the_table_without_weights_and_data(
+    command: Command, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path_factory.mktemp("configs")
+    (folder / "features.toml").write_text(TOYS)
+    monkeypatch.setattr(studies, "folder", lambda: folder)
+    studies.experiments.cache_clear()
+    try:
+        given = ("reproduce", "features", "--rounds", 2, "--seeds", "0,1")
+        said = command(*given, "--out", "made")
+        assert said.code == 0, said.err
+        assert "Measuring features and drawing them by t-SNE" in said.out
+        docs = Path("docs/results")
+        docs.mkdir(parents=True)
+        shutil.copyfile(RECORD, docs / "record.py")
+        monkeypatch.setattr(sys, "argv", ["record.py", "made"])
+        runpy.run_path(str(docs / "record.py"), run_name="__main__")
+        assert not list(docs.rglob("*.safetensors"))
+        for name in ("features.png", "features.json", "features-classes.pdf"):
+            assert (docs / "features" / name).read_bytes() == Path("made", "features", name).read_bytes()
+            (docs / "features" / name).unlink()
+        monkeypatch.setattr(Toy, "load", lambda source: pytest.fail("the data are not asked for"))
+        said = command(*given, "--only-tables", "--out", docs)
+        assert said.code == 0, said.err
+        assert "t-SNE" not in said.out
+        assert "no figure" not in said.out
+        for name in ("features.png", "features.json", "features-classes.pdf", "table.csv"):
+            assert (docs / "features" / name).read_bytes() == Path("made", "features", name).read_bytes()
+        page = (docs / "features" / "table.md").read_text()
+        assert re.search(r"^\| GPFL \|( −?\d\.\d{3} ± \d\.\d{3} \|){5} 2 \|$", page, re.M)
+        assert page.endswith("![features](features.png)\n\n![features classes](features-classes.png)\n")
+    finally:
+        studies.experiments.cache_clear()

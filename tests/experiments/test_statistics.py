@@ -1,0 +1,160 @@
+"""Statistics: tests and ranks worked out by hand, on run folders made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made import run_folder, trials_of
+
+import gpfl
+from gpfl.experiments import statistics
+from gpfl.experiments.statistics import FEWEST, holm, paired, ranks, signed_rank
+
+NAN = float("nan")
+
+
+def test_client_accuracies_are_paired_by_seed_and_client_at_each_trials_best_round(tmp_path: Path) -> None:
+    one = trials_of(tmp_path, "gpfl", {0: [[0.1, 0.2], [0.9, 0.8]], 1: [[0.7, 0.9], [0.1, 0.1]]})  # rounds 1 and 0 are best
+    other = trials_of(tmp_path, "fedavg", {0: [[0.5, 0.6], [0.0, 0.0]], 1: [[0.6, 0.6], [0.0, 0.0]]})
+    compared = paired(one, other)
+    assert (compared.one, compared.other, compared.at) == ("gpfl", "fedavg", "best")
+    assert compared.pairs.n == 4
+    assert compared.pairs.difference == pytest.approx(np.mean([0.4, 0.2, 0.1, 0.3]))
+    assert compared.clients.n == 2
+    assert compared.clients.difference == pytest.approx(0.25)
+    assert compared.seeds.n == 2
+    assert compared.seeds.difference == pytest.approx(0.25)
+    assert (compared.pairs.wins, compared.pairs.losses) == (4, 0)
+
+
+def test_units_are_named_and_too_few_seeds_are_not_tested(tmp_path: Path) -> None:
+    accuracies = {seed: [[0.5 + 0.01 * k for k in range(8)]] for seed in range(3)}
+    better = {seed: [[value + 0.02 * (k + 1) for k, value in enumerate(rounds[0])]] for seed, rounds in accuracies.items()}
+    compared = paired(trials_of(tmp_path, "gpfl", better), trials_of(tmp_path, "fedavg", accuracies))
+    assert [test.unit for test in (compared.pairs, compared.clients, compared.seeds)] == [
+        *("client of a seed", "client, mean over seeds", "seed")
+    ]
+    assert compared.clients.p == pytest.approx(2 / 2**8)  # all signs alike, of 2⁸
+    assert compared.pairs.p is not None
+    assert compared.pairs.p < compared.clients.p  # pretends to three times the clients
+    assert compared.seeds.p is None
+    assert "+9.00 over 8 × client, mean over seeds: 8 better, 0 worse, 0 equal; p = 0.0078" in compared.words
+    assert "3 × seed: 3 better, 0 worse, 0 equal; too few for a test (6 are needed)" in compared.words
+
+
+def test_seeds_that_both_have_are_compared(tmp_path: Path) -> None:
+    one = trials_of(tmp_path, "gpfl", {0: [[0.1]], 1: [[0.9]], 7: [[0.5]]})
+    other = trials_of(tmp_path, "fedavg", {7: [[0.2]], 1: [[0.3]], 3: [[0.0]]})
+    assert paired(one, other).seeds.n == 2
+    assert paired(one, other).seeds.difference == pytest.approx((0.6 + 0.3) / 2)
+
+
+def test_selected_round_is_judged_where_it_is_asked_for(tmp_path: Path) -> None:
+    one = trials_of(tmp_path, "gpfl", {0: [[0.9], [0.4]]}, selected=1)
+    other = trials_of(tmp_path, "fedavg", {0: [[0.8], [0.1]]}, selected=1)
+    assert paired(one, other).seeds.difference == pytest.approx(0.1)
+    assert paired(one, other, at="selected").seeds.difference == pytest.approx(0.3)
+
+
+def test_spread_is_compared_by_how_far_clients_lie_from_their_mean(tmp_path: Path) -> None:
+    one = trials_of(tmp_path, "gpfl", {0: [[0.5, 0.6, 0.7]], 1: [[0.4, 0.6, 0.8]]})
+    other = trials_of(tmp_path, "fedavg", {0: [[0.2, 0.5, 0.8]], 1: [[0.2, 0.5, 0.8]]})
+    compared = paired(one, other, spread=True)
+    assert compared.clients.difference == pytest.approx(np.mean([-0.15, 0.0, -0.15]))
+    assert (compared.clients.wins, compared.clients.losses) == (0, 2)
+    assert compared.seeds.difference == pytest.approx(np.sqrt(2 / 3) * np.mean([0.1 - 0.3, 0.2 - 0.3]))
+
+
+def test_pairs_that_are_none_are_refused(tmp_path: Path) -> None:
+    one = trials_of(tmp_path, "gpfl", {0: [[0.5, 0.5]]})
+    elsewhere = trials_of(tmp_path, "fedavg", {0: [[0.5, 0.5]]}, rows=(1, 0))
+    later = trials_of(tmp_path, "ditto", {1: [[0.5, 0.5]]})
+    with pytest.raises(gpfl.GpflError, match=r"gpfl and fedavg were run on different federations .*: their clients"):
+        paired(one, elsewhere)
+    with pytest.raises(gpfl.GpflError, match="gpfl and ditto have no seed in common: run both with the same --seeds"):
+        paired(one, later)
+    with pytest.raises(gpfl.GpflError, match="at is 'worst'; it must be one of best, selected"):
+        paired(one, one, at="worst")
+
+
+def test_manifests_that_differ_in_their_words_alone_are_the_same_federation(tmp_path: Path) -> None:
+    one, other = (trials_of(tmp_path, name, {0: [[0.5, 0.25]]}) for name in ("gpfl", "fedavg"))
+    path = other.folders[0] / "federation.toml"
+    path.write_text(path.read_text() + '\n[source]\nread = "elsewhere"\n')
+    assert paired(one, other).pairs.n == 2
+
+
+@pytest.mark.parametrize("text", [b"", b"half = ", b"\xff", b"table = 1"])
+def test_manifest_that_is_damaged_is_named(tmp_path: Path, text: bytes) -> None:
+    one, other = (trials_of(tmp_path, name, {0: [[0.5, 0.25]]}) for name in ("gpfl", "fedavg"))
+    path = other.folders[0] / "federation.toml"
+    path.write_bytes(text)
+    with pytest.raises(gpfl.GpflError, match=rf"{path} is damaged: put a good copy in its place, or remove {path.parent} and"):
+        paired(one, other)
+
+
+def test_metrics_without_client_accuracies_are_refused(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "a", 0, [[0.5]])
+    path = folder / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"clients"', '"customers"'))
+    with pytest.raises(gpfl.GpflError, match=r"does not hold every client's accuracy in round 0: remove summary.json"):
+        statistics.judged(folder)
+
+
+@pytest.mark.parametrize(
+    ("differences", "p"),
+    [
+        ([1, 2, 3, 4, 5, 6], 2 / 64),  # one of 64 signs, and its mirror
+        ([-1, 2, 3, 4, 5, 6], 4 / 64),  # ranks against: 1, or none
+        ([1, 2, 3, 4, 5, 6, 0, 0], 2 / 64),  # equal pairs say nothing
+        ([0, 0, 0, 0, 0, 0], 1.0),
+        ([1, 2, 3, 4, 5], None),
+    ],
+)
+def test_chances_are_those_of_all_signs(differences: Sequence[float], p: float | None) -> None:
+    test = signed_rank("pair", [value / 100 for value in differences])
+    assert test.n == len(differences)
+    assert test.p == (pytest.approx(p) if p is not None else None)
+    assert (test.p is None) == (len(differences) < FEWEST)
+
+
+def test_order_of_the_two_turns_the_difference_and_not_the_chance() -> None:
+    values = [0.01, -0.02, 0.035, 0.04, 0.05, 0.06, -0.01]
+    one, other = signed_rank("pair", values), signed_rank("pair", [-value for value in values])
+    assert one.difference == -other.difference
+    assert one.p == other.p
+    assert (one.wins, one.losses) == (other.losses, other.wins) == (5, 2)
+
+
+def test_several_tests_are_read_together_by_holm() -> None:
+    assert holm([0.01, 0.04, None, 0.03]) == [pytest.approx(0.03), pytest.approx(0.06), None, pytest.approx(0.06)]
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_ranks_share_places_and_leave_out_what_was_not_run() -> None:
+    found = ranks([[90, 50, 1.0], [80, 50, NAN], [80, 70, NAN], [10, NAN, NAN]])
+    assert np.array_equal(found.columns, [[1, 2.5, 1], [2.5, 2.5, NAN], [2.5, 1, NAN], [4, NAN, NAN]], equal_nan=True)
+    assert found.mean.tolist() == [pytest.approx(1.5), 2.5, 1.75, 4.0]
+    assert found.counted.tolist() == [3, 2, 2, 1]
+
+
+def test_numbers_that_differ_by_the_order_of_adding_share_a_place() -> None:
+    seeds = [2385, 2376, 2381], [2384, 2375, 2383]  # right rows of 2584, as many in all
+    means = [100 * np.mean([right / 2584 for right in each]) for each in seeds]
+    assert means[0] != means[1]
+    assert ranks([[means[0]], [means[1]], [99.0], [1.0]]).columns[:, 0].tolist() == [2.5, 2.5, 1, 4]
+    assert ranks([[92.13], [92.13 + 1e-6]]).columns[:, 0].tolist() == [2, 1]
+
+
+def test_lowest_may_be_best_and_a_row_without_values_has_no_rank() -> None:
+    found = ranks([[3.0, 2.0], [1.0, 9.0], [NAN, NAN]], best="lowest")
+    assert np.array_equal(found.columns, [[2, 1], [1, 2], [NAN, NAN]], equal_nan=True)
+    assert np.array_equal(found.mean, [1.5, 1.5, NAN], equal_nan=True)
+    with pytest.raises(gpfl.GpflError, match="best='most'"):
+        ranks([[1.0]], best="most")
+    with pytest.raises(gpfl.GpflError, match=r"shape \(1,\)"):
+        ranks([1.0])

@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import toy_table
+from torch.utils.data import Dataset, TensorDataset
+
+import gpfl
+from gpfl.data.table import PARTS, Rows
+from gpfl.federation.federation import Shard
+from gpfl.federation.partition import Split
+from gpfl.io import toml
+
+
+def client(rows: int, seed: int = 0, labels: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    return draw.normal(size=(rows, 2)), np.arange(rows) % labels
+
+
+def all_rows(federation: gpfl.Federation) -> np.ndarray:
+    return np.concatenate([shard.part(part) for shard in federation.shards for part in PARTS])
+
+
+def cut(name: str, rows: Rows, split: Split, number: int) -> Shard:
+    return Shard(name, *split.cut(toy_table(), rows, number))
+
+
+@pytest.mark.parametrize(("rows", "train"), [(4, 3), (5, 3), (6, 4), (7, 5), (40, 30), (43, 32)])
+def test_three_quarters_rounded_down_are_for_training_and_the_rest_for_testing(rows: int, train: int) -> None:
+    shard = cut("0", np.arange(rows), Split(), 0)
+    assert (len(shard.train), len(shard.test)) == (train, rows - train)
+
+
+@pytest.mark.parametrize(("share", "rows", "train"), [(0.8, 5, 1), (0.9, 10, 1), (0.3, 10, 7), (0.35, 20, 13)])
+def test_a_share_that_divides_the_rows_is_met_exactly(share: float, rows: int, train: int) -> None:
+    assert len(cut("0", np.arange(rows), Split(test=share), 0).train) == train
+
+
+@pytest.mark.parametrize("validation", [0.0, 0.2])
+def test_training_validation_and_test_rows_are_disjoint_and_complete(validation: float) -> None:
+    federation = gpfl.federate(toy_table(), split="dirichlet", clients=4, beta=1.0, validation=validation)
+    assert np.array_equal(np.sort(all_rows(federation)), np.arange(120))
+    assert federation.validates == bool(validation)
+
+
+def test_validation_rows_come_out_of_the_training_rows_alone() -> None:
+    plain = gpfl.federate(toy_table(), clients=3)
+    kept = gpfl.federate(toy_table(), clients=3, validation=0.2)
+    for before, after in zip(plain.shards, kept.shards, strict=True):
+        assert np.array_equal(before.test, after.test)
+        assert sorted(before.train) == sorted([*after.train, *after.validation])
+        assert len(after.validation) == round(0.2 * len(before.train))
+
+
+def test_the_smallest_share_for_validation_is_one_row() -> None:
+    shard = cut("0", np.arange(8), Split(validation=0.01), 0)
+    assert (len(shard.train), len(shard.validation), len(shard.test)) == (5, 1, 2)
+
+
+def test_a_seed_names_a_division() -> None:
+    first, again, other = (gpfl.federate(toy_table(), clients=3, seed=seed) for seed in (1, 1, 2))
+    assert first.manifest() == again.manifest()
+    assert first.manifest() != other.manifest()
+
+
+def test_rows_are_shuffled_before_they_are_cut() -> None:
+    shard = cut("0", np.arange(100), Split(), 0)
+    assert shard.test.tolist() != list(range(75, 100))
+    assert shard.test.tolist() != cut("1", np.arange(100), Split(), 1).test.tolist()
+    assert shard.test.tolist() != cut("0", np.arange(100), Split(seed=2), 0).test.tolist()
+
+
+def test_label_counts_are_those_of_training_rows() -> None:
+    federation = gpfl.federate(toy_table(), clients=3, classes_per_client=1, validation=0.2)
+    counts = federation.label_counts
+    assert counts.shape == (3, 3)
+    assert np.array_equal(counts.sum(1), federation.rows("train"))
+    assert (counts > 0).sum(1).tolist() == [1, 1, 1]
+
+
+def test_arrays_stay_with_the_client_that_brings_them() -> None:
+    federation = gpfl.federate({"ann": client(8, 1), "bob": (*client(6, 2), *client(4, 3))})
+    ann, bob = federation.shards
+    assert (ann.name, bob.name) == ("ann", "bob")
+    assert sorted([*ann.train, *ann.test]) == list(range(8))
+    assert (bob.train.tolist(), bob.test.tolist()) == (list(range(8, 14)), list(range(14, 18)))
+    assert np.allclose(federation.table.x[8:14], client(6, 2)[0])
+    assert federation.rows("test").tolist() == [2, 4]
+
+
+def test_own_test_rows_stay_when_training_rows_are_kept_for_validation() -> None:
+    (shard,) = gpfl.federate([(*client(10), *client(4))], validation=0.3).shards
+    assert shard.test.tolist() == [10, 11, 12, 13]
+    assert sorted([*shard.train, *shard.validation]) == list(range(10))
+    assert len(shard.validation) == 3
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ([(*client(5), client(5)[0])], "client 0 brings 3 arrays; give (x, y) or (x_train, y_train, x_test, y_test)"),
+        ([client(8), (np.zeros((8, 3)), np.zeros(8))], "client 1 has rows of shape (3,)"),
+        ([client(8), (np.zeros((8, 2), np.uint8), np.zeros(8))], "client 1 has rows of shape (2,) (torch.uint8)"),
+        ({"bob": client(1)}, "client bob has no training rows (0 training, 1 test)"),
+        ([], "at least one client"),
+    ],
+)
+def test_arrays_that_make_no_federation_are_refused(data: object, words: str) -> None:
+    with pytest.raises(gpfl.GpflError) as problem:
+        gpfl.federate(data)  # type: ignore[arg-type]
+    assert words in str(problem.value)
+
+
+def test_unknown_names_are_answered_with_the_closest() -> None:
+    with pytest.raises(gpfl.GpflError, match="unknown data 'digit'; did you mean 'digits'"):
+        gpfl.federate("digit")
+    with pytest.raises(gpfl.GpflError, match="unknown split 'dirichlt'; did you mean 'dirichlet'"):
+        gpfl.federate(toy_table(), split="dirichlt")
+    with pytest.raises(gpfl.GpflError, match=r"unknown key 'split\.client'; did you mean 'clients'"):
+        gpfl.federate(toy_table(), client=3)
+
+
+def shard_of(train: list[int], test: list[int]) -> Shard:
+    return Shard("7", np.array(train), np.array([], dtype=np.int64), np.array(test))
+
+
+@pytest.mark.parametrize(
+    ("shard", "words"),
+    [
+        (shard_of([0], []), "client 7 has no test rows"),
+        (shard_of([0, 120], [1]), "client 7 has row 120; the table has rows 0 to 119"),
+        (shard_of([0, -1], [1]), "client 7 has row -1; the table has rows 0 to 119"),
+        (shard_of([0, 1], [1]), "client 7 has a row twice"),
+    ],
+)
+def test_a_client_with_wrong_rows_is_refused(shard: Shard, words: str) -> None:
+    with pytest.raises(gpfl.GpflError) as problem:
+        gpfl.Federation(toy_table(), [shard])
+    assert words in str(problem.value)
+
+
+def test_a_federation_without_clients_is_refused() -> None:
+    with pytest.raises(gpfl.GpflError, match="at least one client"):
+        gpfl.Federation(toy_table(), [])
+
+
+def test_a_manifest_gives_the_very_same_rows_again(tmp_path: Path) -> None:
+    federation = gpfl.federate("digits", split="dirichlet", clients=5, beta=0.5, validation=0.1)
+    federation.save(tmp_path / "federation.toml")
+    again = gpfl.Federation.load(tmp_path / "federation.toml")
+    for before, after in zip(federation.shards, again.shards, strict=True):
+        assert all(np.array_equal(before.part(part), after.part(part)) for part in PARTS)
+    assert again.manifest() == federation.manifest()
+    assert torch.equal(again.table.x, federation.table.x)
+
+
+def test_a_manifest_of_arrays_keeps_odd_client_names(tmp_path: Path) -> None:
+    federation = gpfl.federate({'a "b"\\ é': client(8), "": client(8, 1)})
+    federation.save(tmp_path / "f.toml")
+    assert gpfl.Federation.load(tmp_path / "f.toml", federation.table).manifest() == federation.manifest()
+
+
+def test_a_manifest_refuses_a_table_with_other_content(tmp_path: Path) -> None:
+    federation = gpfl.federate(toy_table(), clients=3)
+    federation.save(tmp_path / "f.toml")
+    changed = toy_table()
+    changed.x[0, 0] += 1
+    with pytest.raises(gpfl.GpflError, match="give the table it was made from"):
+        gpfl.Federation.load(tmp_path / "f.toml", changed)
+    assert gpfl.Federation.load(tmp_path / "f.toml", toy_table()).manifest() == federation.manifest()
+
+
+DAMAGE: dict[str, Callable[[dict], object]] = {
+    "another format": lambda m: m.update(format=2),
+    "no table": lambda m: m.pop("table"),
+    "no hash": lambda m: m["table"].pop("sha256"),
+    "no clients": lambda m: m.pop("client"),
+    "clients not listed": lambda m: m.update(client={"name": "0"}),
+    "a client without test rows": lambda m: m["client"][0].pop("test"),
+    "fractions of rows": lambda m: m["client"][0].update(train=[0.5]),
+    "rows as text": lambda m: m["client"][0].update(train=["1"]),
+    "rows beyond numbers": lambda m: m["client"][0].update(train=[2**70]),
+    "rows in a table": lambda m: m["client"][0].update(train=[[0, 1]]),
+    "one row, not listed": lambda m: m["client"][0].update(train=3),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_manifest_is_refused(damage: Callable[[dict], object], tmp_path: Path) -> None:
+    federation = gpfl.federate(toy_table(), clients=3)
+    content = federation.manifest()
+    damage(content)
+    (tmp_path / "f.toml").write_text(toml.dump(content))
+    with pytest.raises(gpfl.GpflError, match=r"f\.toml is not a federation manifest of format 1"):
+        gpfl.Federation.load(tmp_path / "f.toml", federation.table)
+
+
+def test_a_manifest_with_rows_outside_the_table_is_refused(tmp_path: Path) -> None:
+    federation = gpfl.federate(toy_table(), clients=3)
+    content = tomllib.loads(toml.dump(federation.manifest()))
+    content["client"][1]["train"].append(500)
+    (tmp_path / "f.toml").write_text(toml.dump(content))
+    with pytest.raises(gpfl.GpflError, match="client 1 has row 500"):
+        gpfl.Federation.load(tmp_path / "f.toml", federation.table)
+
+
+def test_a_federation_says_its_sizes() -> None:
+    federation = gpfl.federate([client(8), client(16)])
+    assert (
+        repr(federation) == "Federation of 2 clients on 'arrays': 18 training rows (6 to 12 a client), 6 test rows, 3 classes"
+    )
+
+
+def test_clients_may_bring_torch_datasets(federation: gpfl.Federation) -> None:
+    x, y = federation.table.x, federation.table.y
+    arrays = gpfl.federate({"a": (x[:40], y[:40]), "b": (x[40:70], y[40:70], x[70:80], y[70:80])})
+    sets = gpfl.federate(
+        {"a": TensorDataset(x[:40], y[:40]), "b": (TensorDataset(x[40:70], y[40:70]), TensorDataset(x[70:80], y[70:80]))}
+    )
+    assert arrays.manifest() == sets.manifest()
+
+
+@pytest.mark.parametrize("items", [[], [(torch.zeros(2), 1), (torch.zeros(3), 0)], [torch.zeros(2)], [(torch.zeros(2), "cat")]])
+def test_dataset_that_is_no_table_is_refused(items: list[object]) -> None:
+    class Items(Dataset):
+        def __len__(self) -> int:
+            return len(items)
+
+        def __getitem__(self, place: int) -> object:
+            return items[place]
+
+    with pytest.raises(gpfl.GpflError, match="the dataset of client 0"):
+        gpfl.federate([Items()])

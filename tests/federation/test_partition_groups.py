@@ -1,0 +1,309 @@
+"""Splits by the groups of a table, and N of M clients."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import toy_table
+
+import gpfl
+from gpfl.core import options
+from gpfl.errors import GpflError
+from gpfl.federation.federation import divide
+from gpfl.federation.partition import Dirichlet, Natural, Pathological, Split, choose_bundles
+from gpfl.report import figures
+
+NAMES = ("books", "dvd", "electronics", "kitchen", "nobody", "music")
+GROUPS = np.array([5, 0, 1, 2, 3] * 24)
+ROWS = {name: np.flatnonzero(number == GROUPS).tolist() for number, name in enumerate(NAMES) if name != "nobody"}
+
+
+def grouped_table() -> gpfl.Table:
+    table = toy_table(120)
+    return gpfl.Table(table.x, table.y, name="reviews", groups=GROUPS, group_names=NAMES)
+
+
+def rows_of(split: Split, table: gpfl.Table) -> dict[str, list[int]]:
+    return {name: rows.tolist() for name, rows in split.choose(table).items()}
+
+
+def test_every_group_with_rows_is_a_client_under_its_own_name() -> None:
+    assert rows_of(Natural(), grouped_table()) == ROWS
+    federation = gpfl.federate(grouped_table(), split="natural")
+    assert [shard.name for shard in federation.shards] == list(ROWS)
+    for shard in federation.shards:
+        assert sorted([*shard.train, *shard.validation, *shard.test]) == ROWS[shard.name]
+
+
+def test_groups_without_names_are_called_by_their_numbers() -> None:
+    table = toy_table(120)
+    numbered = gpfl.Table(table.x, table.y, groups=GROUPS)
+    assert list(rows_of(Natural(), numbered)) == ["0", "1", "2", "3", "5"]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_choice_of_groups_grows_with_its_number(seed: int) -> None:
+    table = grouped_table()
+    chosen = [rows_of(Natural(clients=clients, seed=seed), table) for clients in (1, 2, 3, 4, 5)]
+    assert [len(rows) for rows in chosen] == [1, 2, 3, 4, 5]
+    for fewer, more in itertools.pairwise(chosen):
+        assert fewer.items() <= more.items()
+        assert list(fewer) == [name for name in more if name in fewer], "in the order of the table"
+    assert chosen[-1] == ROWS
+    assert chosen[1] == rows_of(Natural(clients=2, seed=seed), table)
+
+
+def test_another_seed_chooses_other_groups() -> None:
+    table = grouped_table()
+    assert len({tuple(rows_of(Natural(clients=2, seed=seed), table)) for seed in range(20)}) > 4
+
+
+def test_a_choice_is_recorded_in_the_manifest() -> None:
+    manifest = divide(grouped_table(), Natural(clients=2, seed=4)).manifest()
+    assert manifest["split"] == {"split": "natural", **options.written_of(Natural(clients=2, seed=4))}
+
+
+def test_more_clients_than_groups_are_refused_with_both_numbers() -> None:
+    with pytest.raises(GpflError, match=r"split\.clients is 6; data 'reviews' has 5 groups"):
+        Natural(clients=6).choose(grouped_table())
+
+
+def test_groups_cannot_be_divided_among_another_number() -> None:
+    with pytest.raises(GpflError, match=r"split\.of is 10"):
+        Natural(of=10).choose(grouped_table())
+
+
+def test_a_table_without_groups_is_refused_with_the_way_out() -> None:
+    with pytest.raises(GpflError, match="data 'toy' does not tell the group of a row: use --split"):
+        Natural().choose(toy_table())
+
+
+@pytest.mark.parametrize("groups", [[0, 1], np.zeros((4, 1))], ids=["too few", "a column"])
+def test_groups_must_be_one_a_row(groups: object) -> None:
+    with pytest.raises(GpflError, match="give one group a row"):
+        gpfl.Table(np.eye(4), [0, 1, 0, 1], groups=groups)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("groups", [[0, 1, 2, 1], [0, -1, 0, 1]], ids=["above", "below"])
+def test_a_group_without_a_name_is_refused(groups: list[int]) -> None:
+    with pytest.raises(GpflError, match="names for groups 0 to 1"):
+        gpfl.Table(np.eye(4), [0, 1, 0, 1], groups=groups, group_names=["a", "b"])
+
+
+def test_the_digest_tells_groups_apart() -> None:
+    x, y = np.eye(4), [0, 1, 0, 1]
+    tables = [gpfl.Table(x, y), gpfl.Table(x, y, groups=[0, 0, 1, 1]), gpfl.Table(x, y, groups=[0, 1, 0, 1])]
+    assert len({table.digest for table in tables}) == 3
+
+
+SPLITS = [
+    Dirichlet(of=10, clients=10, beta=5.0, min_rows=1),
+    Pathological(of=10, clients=10, classes_per_client=2, balanced=True),
+]
+
+
+@pytest.mark.parametrize("whole", SPLITS, ids=["dirichlet", "pathological"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_n_of_m_clients_are_those_of_the_whole_division_and_grow_with_their_number(whole: Split, seed: int) -> None:
+    table = toy_table(300)
+
+    def part(clients: int, of: int) -> dict[str, list[int]]:
+        values = {**options.values_of(whole), "clients": clients, "of": of, "seed": seed}
+        return rows_of(options.build(type(whole), values, "split"), table)
+
+    everybody = part(10, 0)
+    assert part(10, 10) == everybody
+    assert sorted(row for rows in everybody.values() for row in rows) == list(range(300))
+    chosen = [part(clients, 10) for clients in range(1, 11)]
+    for clients, (fewer, more) in enumerate(itertools.pairwise(chosen), start=1):
+        assert len(fewer) == clients
+        assert fewer.items() <= more.items(), "names and rows stay"
+        assert list(fewer) == sorted(fewer, key=int)
+
+
+def test_the_choice_of_n_goes_by_the_seed() -> None:
+    table = toy_table(300)
+    chosen = {tuple(rows_of(Pathological(clients=3, of=10, balanced=True, seed=seed), table)) for seed in range(20)}
+    assert len(chosen) > 10
+
+
+def test_n_of_m_is_part_of_a_federation_and_its_manifest(tmp_path: Path) -> None:
+    table = toy_table(300)
+    federation = gpfl.federate(table, split="dirichlet", clients=3, of=10, beta=5.0, min_rows=10)
+    assert len(federation) == 3
+    assert federation.origin["of"] == 10
+    federation.save(tmp_path / "split.toml")
+    again = gpfl.Federation.load(tmp_path / "split.toml", table)
+    assert [shard.name for shard in again.shards] == [shard.name for shard in federation.shards]
+
+
+# Rows that stay together.
+
+
+def bundled_table(sizes: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)) -> tuple[gpfl.Table, np.ndarray]:
+    """Two clients, each with bundles of these sizes, in any order."""
+    bundles = np.random.default_rng(0).permutation(np.repeat(np.arange(2 * len(sizes)), sizes * 2))
+    table = toy_table(len(bundles))
+    groups = (bundles >= len(sizes)).astype(int)
+    return gpfl.Table(table.x, table.y, name="visits", groups=groups, together=bundles), bundles
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_that_stay_together_are_all_for_training_or_validation_or_testing(seed: int) -> None:
+    table, bundles = bundled_table()
+    federation = gpfl.federate(table, split="natural", test=0.25, validation=0.2, seed=seed)
+    for shard, group in zip(federation.shards, (0, 1), strict=True):
+        parts = [set(bundles[rows]) for rows in (shard.train, shard.validation, shard.test)]
+        assert all(parts)
+        assert sum(map(len, parts)) == len(set.union(*parts)) == 8, "each bundle is in one of them"
+        everything = np.concatenate([shard.train, shard.validation, shard.test])
+        assert sorted(everything) == np.flatnonzero(table.groups == group).tolist()
+        assert abs(len(shard.test) - 9) <= 3, "whole bundles come that near to a quarter of 36 rows"
+        assert abs(len(shard.validation) - 0.2 * (36 - len(shard.test))) <= 3
+
+
+def test_which_bundles_are_tested_is_drawn_by_the_seed() -> None:
+    table, bundles = bundled_table()
+    drawn = [gpfl.federate(table, split="natural", seed=seed).shards[0] for seed in (1, 1, 2, 3, 4)]
+    tests = [tuple(sorted(set(bundles[shard.test]))) for shard in drawn]
+    assert tests[0] == tests[1]
+    assert len(set(tests)) > 2
+    assert list(bundles[drawn[0].train]) != sorted(bundles[drawn[0].train]), "rows are shuffled, not bundle by bundle"
+
+
+def test_the_nearest_number_of_bundles_is_chosen_and_one_is_left() -> None:
+    def chosen(sizes: list[int], share: float, seed: int) -> int:
+        together = np.repeat(np.arange(len(sizes)), sizes)
+        return int(choose_bundles(together, np.arange(len(together)) % 2, share, np.random.default_rng(seed)).sum())
+
+    for seed in range(8):
+        assert chosen([2, 2, 2, 2, 2], 0.35, seed) == 4
+        assert chosen([2, 2, 2, 2, 2], 0.25, seed) == 2
+        assert chosen([27, 3], 0.25, seed) == 3, "not 27, whichever is drawn first"
+        assert chosen([9, 8], 0.1, seed) == 8, "one bundle at least, the smallest"
+        assert chosen([2, 2], 0.9, seed) == 2, "not all of them"
+        assert chosen([7], 0.25, seed) == 0
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
+def test_of_bundles_of_one_class_each_class_has_its_share(share: float) -> None:
+    draw = np.random.default_rng(0)
+    together = np.repeat(np.arange(60), draw.integers(8, 14, 60))
+    labels = together % 6
+    for seed in range(8):
+        mask = choose_bundles(together, labels, share, np.random.default_rng(seed))
+        assert not set(together[mask]) & set(together[~mask])
+        assert abs(mask.mean() - share) < 0.01
+        by_class = np.array([mask[labels == label].mean() for label in range(6)])
+        assert np.abs(by_class - share).max() < 0.11, "no class is off by more than a bundle of ten"
+    few = np.repeat(np.arange(4), 5)
+    for seed in range(8):
+        mask = choose_bundles(few, np.minimum(few, 2), 0.25, np.random.default_rng(seed))
+        assert set(few[mask]) <= {2, 3}, "the only bundle of a class is left"
+        assert len(set(few[mask])) == 1
+    alone = choose_bundles(np.repeat(np.arange(3), [5, 4, 6]), np.repeat(np.arange(3), [5, 4, 6]), 0.25, draw)
+    assert alone.sum() == 4, "where each class has one, the smallest is chosen all the same"
+
+
+def test_what_stays_together_is_part_of_the_content() -> None:
+    table, bundles = bundled_table()
+    plain = gpfl.Table(table.x, table.y, name="visits", groups=table.groups)
+    other = gpfl.Table(table.x, table.y, name="visits", groups=table.groups, together=bundles + (bundles == 3))
+    parted = gpfl.Table(table.x, table.y, name="visits", groups=table.groups, parts=bundles % 2)
+    same = gpfl.Table(table.x, table.y, name="visits", groups=table.groups, together=bundles % 2)
+    assert len({table.digest, plain.digest, other.digest, parted.digest, same.digest}) == 5
+
+
+def test_a_client_whose_rows_all_stay_together_is_refused() -> None:
+    table = toy_table(30)
+    whole = gpfl.Table(table.x, table.y, groups=np.arange(30) % 2, together=np.where(np.arange(30) % 2, 0, np.arange(30)))
+    with pytest.raises(
+        GpflError, match=r"client 1 has no test rows \(15 training, 0 test\): all of its rows stay together; give"
+    ):
+        gpfl.federate(whole, split="natural")
+    small = gpfl.Table(table.x, table.y, groups=np.repeat([0, 1], [26, 4]), together=np.minimum(np.arange(30), 26))
+    with pytest.raises(GpflError, match=r"all of its rows stay together; --min-rows 5 leaves out 1 of 2 clients"):
+        gpfl.federate(small, split="natural")
+    assert [shard.name for shard in gpfl.federate(small, split="natural", min_rows=5).shards] == ["0"]
+
+
+def test_a_client_without_validation_rows_is_refused_where_they_are_asked_for() -> None:
+    table = toy_table(30)
+    two = gpfl.Table(table.x, table.y, groups=np.arange(30) % 2, together=np.arange(30) // 15)
+    with pytest.raises(GpflError, match=r"client 0 has no validation rows: all of its [78] training rows stay together, and 1"):
+        gpfl.federate(two, split="natural", validation=0.2)
+    assert len(gpfl.federate(two, split="natural")) == 2
+
+
+def test_given_parts_are_held_against_what_stays_together() -> None:
+    table = toy_table(40)
+    bundles, groups = np.arange(40) // 4, np.arange(40) // 20
+    parts = np.where(bundles % 5 == 0, 2, 0)
+    whole = gpfl.Table(table.x, table.y, groups=groups, parts=parts, together=bundles)
+    for shard in gpfl.federate(whole, split="natural", validation=0.25).shards:
+        assert len(shard.validation) == 4
+        assert len(set(bundles[shard.validation])) == 1, "validation rows too are whole bundles"
+    parts[7] = 2
+    parted = gpfl.Table(table.x, table.y, groups=groups, parts=parts, together=bundles)
+    with pytest.raises(
+        GpflError, match=r"client 0 has rows that stay together in train and in test, such as rows 4 and 7: divide"
+    ):
+        gpfl.federate(parted, split="natural")
+
+
+def test_rows_taken_of_a_table_keep_what_is_known_of_them() -> None:
+    table, bundles = bundled_table()
+    rows = np.array([7, 3, 50])
+    few = table.taken(rows)
+    assert few.together is not None
+    assert few.groups is not None
+    assert table.together is not None
+    assert table.groups is not None
+    assert torch.equal(few.x, table.x[rows])
+    assert few.y.tolist() == table.y[rows].tolist()
+    assert (few.together.tolist(), few.groups.tolist()) == (table.together[rows].tolist(), table.groups[rows].tolist())
+    assert few.digest != table.digest
+    assert len(table) == len(bundles), "the table itself is as it was"
+
+
+def test_bundles_are_told_by_values_of_any_kind() -> None:
+    table = toy_table(4)
+    for values in (["b", "a", "b", "c"], [2.5, 2.4, 2.5, 3.0], np.array(["b", 1, "b", None], dtype=object)):
+        made = gpfl.Table(table.x, table.y, together=values).together
+        assert made is not None
+        assert len(set(made.tolist())) == 3
+        assert made[0] == made[2]
+
+
+def test_splits_that_would_part_rows_are_refused_where_rows_stay_together() -> None:
+    table, bundles = bundled_table()
+    with pytest.raises(GpflError, match=r"'visits' keeps rows together, and split 'dirichlet' deals rows one by one: use"):
+        gpfl.federate(table, split="dirichlet", clients=2)
+    with pytest.raises(GpflError, match=r"split.draws is 'reference', but data 'visits' keeps rows together.* set it to own"):
+        gpfl.federate(table, split="natural", draws="reference")
+    with pytest.raises(GpflError, match=r"does not tell the group of a row: say whose they are with --client"):
+        gpfl.federate(gpfl.Table(table.x, table.y, together=bundles), split="natural")
+    with pytest.raises(GpflError, match=r"has 72 rows and 'together' of shape \(3,\); give one value a row"):
+        gpfl.Table(table.x, table.y, together=[0, 1, 2])
+
+
+@pytest.mark.parametrize("split", [Dirichlet(clients=11, of=10), Pathological(clients=11, of=10)])
+def test_more_than_m_clients_are_refused_with_both_numbers(split: Split) -> None:
+    with pytest.raises(GpflError, match=r"split.clients is 11 of split.of = 10; .* --clients"):
+        split.choose(toy_table(300))
+
+
+def test_the_picture_has_a_disc_for_every_client_and_class_with_rows(tmp_path: Path) -> None:
+    federation = gpfl.federate(grouped_table(), split="natural", validation=0.2)
+    clients, classes, areas = figures.bubbles(federation)
+    assert areas.sum() == 120
+    for number, rows in enumerate(ROWS.values()):
+        labels, counts = np.unique(federation.table.y.numpy()[rows], return_counts=True)
+        assert classes[clients == number].tolist() == labels.tolist()
+        assert areas[clients == number].tolist() == counts.tolist()
+    figures.draw_bubbles(federation, tmp_path / "bubbles.png")
+    assert (tmp_path / "bubbles.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,84 @@
+"""What is shipped: defaults of every method, presets, and values that are refused because they switch a method off."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from conftest import toy_federation
+
+import gpfl
+from gpfl.core import options
+from gpfl.methods import METHODS
+from gpfl.training import config as configs
+
+SHIPPED: dict[str, dict[str, object]] = {
+    "gpfl": {"p_scale": "sum", "cond_source": "global", "mlg_norm": "batch", "reg": "wd", "without": ()},
+    "fedavg": {},
+    "fedprox": {"mu": 0.001},
+    "perfedavg": {"passes": 2},
+    "pfedme": {"steps": 5, "lam": 15.0, "p_lr": 0.01, "beta": 1.0, "theta_decay": 0.001, "eval_model": "theta"},
+    "ditto": {"lam": 0.1, "own_epochs": 1},
+    "fedper": {},
+    "fedrep": {"head_epochs": 1},
+    "fedrod": {},
+    "fedphp": {"mu": 0.9, "lam": 0.01, "variant": "mix"},
+    "fedproto": {"lam": 1.0, "prototypes": "running"},
+    "local": {},
+}
+"""The proposed defaults of the specification; what depends on the net or the learning rate is tested elsewhere."""
+
+OFF = [
+    ("fedprox", "mu", 0.0, "is FedAvg"),
+    ("ditto", "lam", 0.0, "is local training"),
+    ("pfedme", "beta", 0.0, "keep its first model"),
+    ("pfedme", "lam", 0.0, "never move"),
+    ("fedphp", "lam", 1.0, "no label is ever learned from"),
+    ("fedproto", "lam", 0.0, "trained alone"),
+]
+
+
+def test_every_method_ships_the_defaults_of_the_specification() -> None:
+    assert SHIPPED.keys() == METHODS.keys()
+    for name, expected in SHIPPED.items():
+        values = options.values_of(METHODS[name]())
+        fixed = {key: value for key, value in values.items() if value == value}  # NaN is filled in by net
+        assert fixed == expected, name
+
+
+def test_rates_of_perfedavg_are_the_learning_rate() -> None:
+    method = gpfl.fit("perfedavg", toy_federation(), rounds=1, lr=0.03).engine.method
+    assert (method.alpha, method.beta) == (0.03, 0.03)  # type: ignore[attr-defined]
+
+
+def test_reference_protocol_evaluates_the_model_that_the_authors_code_does() -> None:
+    config = configs.resolve({"method": {"name": "pfedme"}, "run": {"protocol": "reference"}})
+    assert config.method.eval_model == "local_w"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("name", "key", "value", "reason"), OFF)
+def test_value_that_switches_a_method_off_is_refused_unless_it_is_meant(name: str, key: str, value: float, reason: str) -> None:
+    given: configs.Given = {"method": {"name": name, key: value}}
+    with pytest.raises(gpfl.GpflError, match=re.escape(reason)):
+        configs.resolve(given)
+    with pytest.raises(gpfl.GpflError, match="--allow-noop"):
+        gpfl.fit(METHODS[name](**{key: value}), toy_federation(), rounds=1)
+    allowed = configs.resolve({**given, "run": {"allow_noop": True}})
+    assert getattr(allowed.method, key) == value
+    gpfl.fit(name, toy_federation(), rounds=1, allow_noop=True, **{key: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("settings", [{"lr": 0.15}, {"p_lr": 0.2}])
+def test_pull_that_would_diverge_is_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(gpfl.GpflError, match="must stay below 2"):
+        gpfl.fit("pfedme", toy_federation(), rounds=1, **settings)  # type: ignore[arg-type]
+
+
+def test_constant_contexts_are_the_same_in_every_run_and_differ_from_each_other() -> None:
+    constants = []
+    for seed in (0, 1):
+        result = gpfl.fit("gpfl", toy_federation(), net="mlp", rounds=1, seed=seed, without=["pci"])
+        constants.append(result.engine.method.init(seed)[1]["constants"])
+    for name in ("g", "p"):
+        assert constants[0][name].equal(constants[1][name])
+    assert not constants[0]["g"].equal(constants[0]["p"])

@@ -1,0 +1,217 @@
+"""GPFL's own properties: guidance, contexts, protocols."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from conftest import toy_federation
+from torch.nn import functional as F
+
+from gpfl.core import losses, tree
+from gpfl.core.method import Batch, Client
+from gpfl.core.net import Model, from_architecture
+from gpfl.core.schedule import Schedule
+from gpfl.engine import ENGINES, Setting
+from gpfl.engine.base import one
+from gpfl.methods.gpfl import GPFL, embeddings_of, valve
+from gpfl.models.mlp import MLP
+from gpfl.training import config as configs
+
+
+def bound(**options: object) -> GPFL:
+    federation = toy_federation()
+    net = from_architecture(MLP(hidden=(8,)), "mlp", federation.table.inputs(torch.arange(2)), 3)
+    return GPFL(**options).bind(net, lr=0.05, epochs=1)  # type: ignore[arg-type]
+
+
+def a_client(counts: tuple[float, ...] = (3.0, 5.0, 0.0), round: int = 0) -> Client:
+    return Client(torch.tensor(sum(counts)), torch.tensor(counts), torch.tensor(float(round)), torch.tensor(5.0))
+
+
+def a_batch(rows: int = 6) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, 6, generator=generator)
+    return Batch(x, torch.arange(rows) % 3, torch.ones(rows))
+
+
+def test_angle_loss_is_cross_entropy_of_cosines_and_ignores_scale() -> None:
+    f, c, y = torch.randn(5, 8), torch.randn(3, 8), torch.tensor([0, 1, 2, 1, 0])
+    logits = losses.cosine_logits(f, c)
+    by_hand = torch.stack([f @ u / (f.norm(dim=1) * u.norm()) for u in c], dim=1)
+    torch.testing.assert_close(logits, by_hand)
+    torch.testing.assert_close(losses.cosine_logits(7 * f, 0.1 * c), logits)
+    one_hot = F.one_hot(y, 3)
+    expected = -(torch.log_softmax(by_hand, 1) * one_hot).sum(1).mean()
+    torch.testing.assert_close(losses.cross_entropy(logits, y, torch.ones(5)), expected)
+
+
+def test_dead_features_give_zero_logits_and_zero_gradient() -> None:
+    f = torch.zeros(2, 8, requires_grad=True)
+    loss = losses.cross_entropy(losses.cosine_logits(F.relu(f), torch.randn(3, 8)), torch.tensor([0, 1]), torch.ones(2))
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(math.log(3))
+    assert float(f.grad.abs().max()) == 0
+
+
+def test_batch_norm_of_distances_is_root_of_rows_times_their_mean() -> None:
+    a = torch.zeros(10, 8)
+    b = F.normalize(torch.randn(10, 8), dim=1) * 3
+    mask = torch.ones(10)
+    batch, mean = losses.batch_distance(a, b, mask), losses.mean_distance(a, b, mask)
+    assert float(batch) == pytest.approx(math.sqrt(10) * float(mean), rel=1e-5)
+
+
+@pytest.mark.parametrize("distance", [losses.batch_distance, losses.mean_distance])
+def test_gradient_of_the_distance_is_finite_at_zero(distance) -> None:
+    a = torch.ones(4, 8, requires_grad=True)
+    distance(a, torch.ones(4, 8), torch.ones(4)).backward()
+    assert torch.isfinite(a.grad).all()
+
+
+def test_contexts_and_frozen_embeddings_do_not_move_in_local_training() -> None:
+    method = bound()
+    shared, private = method.init(0)
+    client = a_client()
+    work = method.download(shared, private, client)
+    after = work
+    for _ in range(3):
+        after, _ = method.step(shared, after, a_batch(), client)
+    for name in ("g", "p"):
+        assert torch.equal(tree.leaf(tree.branch(after, "context"), name), tree.leaf(tree.branch(work, "context"), name))
+    assert not torch.equal(embeddings_of(after), embeddings_of(work))
+
+
+def test_embeddings_learn_from_angles_alone() -> None:
+    client, tables = a_client(), []
+    for lam in (0.0, 10.0):
+        method = bound(lam=lam)
+        shared, private = method.init(0)
+        work = method.download(shared, private, client)
+        moved, _, _ = method.descend(
+            work, ("gce",), lambda m, method=method, shared=shared: method.loss(m, shared, a_batch(), client)
+        )
+        tables.append(embeddings_of(moved))
+    assert torch.equal(tables[0], tables[1])
+    assert not torch.equal(tables[0], embeddings_of(shared))
+
+
+def test_personal_context_is_weighted_by_class_shares() -> None:
+    shared, private = bound().init(0)
+    table = embeddings_of(shared)
+    context = bound().contexts(shared, private, a_client((3.0, 5.0, 0.0)))
+    g, p = context["g"], context["p"]
+    torch.testing.assert_close(g, table.mean(0))
+    torch.testing.assert_close(p, 3 / 8 * table[0] + 5 / 8 * table[1])
+    divided = bound(p_scale="mean").contexts(shared, private, a_client((3.0, 5.0, 0.0)))
+    torch.testing.assert_close(divided["p"], p / 3)
+
+
+def run(source: str, rounds: int, join: float = 1.0):
+    method = bound(cond_source=source)
+    engine = ENGINES["vmap"](Setting(method, toy_federation(), Schedule(seed=0, rounds=5, join=join)))
+    shared, private = method.init(0)
+    private = tree.repeat(private, 4)
+    states = [(shared, private)]
+    for number in range(rounds):
+        clients = engine.schedule.cohort(number, 4)
+        index = torch.tensor(clients)
+        cohort = engine.train(shared, tree.take(private, index), clients, number)
+        shared, private = method.aggregate(shared, cohort.mean), tree.map_leaves(torch.clone, private)
+        tree.put_(private, index, cohort.private)
+        states.append((shared, private))
+    return engine, states
+
+
+def contexts(engine, state, round: int) -> list[torch.Tensor]:
+    facts = engine.facts(range(4), round)
+    return [engine.method.contexts(state[0], tree.take(state[1], c), one(facts, c))["g"] for c in range(4)]
+
+
+def test_global_contexts_agree_on_all_clients() -> None:
+    engine, states = run("global", 2)
+    g = contexts(engine, states[2], 2)
+    assert all(torch.equal(g[0], other) for other in g[1:])
+
+
+def test_stale_contexts_are_zero_at_first_and_differ_between_clients_later() -> None:
+    engine, states = run("stale_local", 1)
+    assert all(float(g.abs().max()) == 0 for g in contexts(engine, states[0], 0))
+    g = contexts(engine, states[1], 1)
+    assert float((g[0] - g[1]).abs().max()) > 1e-4
+
+
+def test_stale_context_of_a_client_that_sat_out_is_the_table_delivered_before() -> None:
+    engine, states = run("stale_local", 2, join=0.5)
+    outside = next(c for c in range(4) if c not in engine.schedule.cohort(1, 4))
+    g = contexts(engine, states[2], 2)[outside]
+    torch.testing.assert_close(g, embeddings_of(states[1][0]).mean(0))
+
+
+def test_valve_is_the_formula_of_the_paper() -> None:
+    shared, _ = bound().init(0)
+    weights = tree.branch(shared, "cov")
+    f, context = torch.randn(4, 8), torch.randn(8)
+
+    def branch(name: str) -> torch.Tensor:
+        hidden = torch.relu(weights[f"{name}.linear.weight"] @ context + weights[f"{name}.linear.bias"])
+        centred = (hidden - hidden.mean()) / torch.sqrt(hidden.var(unbiased=False) + 1e-5)
+        return centred * weights[f"{name}.norm.weight"] + weights[f"{name}.norm.bias"]
+
+    expected = torch.relu((branch("gamma") + 1) * f + branch("beta"))
+    torch.testing.assert_close(valve(weights, f, context), expected)
+
+
+def test_prediction_takes_the_personal_route_alone() -> None:
+    method = bound()
+    shared, private = method.init(0)
+    model = method.personal(shared, private, a_batch(), a_client())
+    assert "gce" not in model
+    f = Model(method.net, model)("base", a_batch().x)
+    p = method.contexts(shared, private, a_client())["p"]
+    expected = Model(method.net, model)("head", valve(tree.branch(model, "cov"), f, p))
+    torch.testing.assert_close(method.logits(Model(method.net, model), a_batch().x), expected)
+
+
+def test_norm_penalty_and_weight_decay_are_what_they_say() -> None:
+    client, batch = a_client(), a_batch()
+    free = bound(mu=0.0, lam=0.0)
+    shared, private = free.init(0)
+    work = free.download(shared, private, client)
+    base = embeddings_of(free.step(shared, work, batch, client)[0])
+    table = embeddings_of(work)
+    decayed = embeddings_of(bound(mu=0.3, lam=0.0).step(shared, work, batch, client)[0])
+    torch.testing.assert_close(decayed, base - 0.05 * 0.3 * table)
+    normed = embeddings_of(bound(mu=0.3, lam=0.0, reg="norm").step(shared, work, batch, client)[0])
+    torch.testing.assert_close(normed, base - 0.05 * 0.3 * table / table.norm())
+
+
+@pytest.mark.parametrize(
+    ("protocol", "expected", "shuffle"),
+    [
+        ("corrected", ("sum", "global", "batch", "wd"), True),
+        ("paper", ("mean", "global", "sample_mean", "norm"), True),
+        ("reference", ("sum", "stale_local", "batch", "wd"), False),
+    ],
+)
+def test_protocol_sets_its_options_together(protocol: str, expected: tuple[str, ...], shuffle: bool) -> None:
+    config = configs.resolve({"run": {"protocol": protocol}})
+    method = config.method
+    assert isinstance(method, GPFL)
+    assert (method.p_scale, method.cond_source, method.mlg_norm, method.reg) == expected
+    assert config.train.shuffle is shuffle
+    by_hand = configs.resolve({"run": {"protocol": protocol}, "method": {"p_scale": "mean"}})
+    assert by_hand.method.p_scale == "mean"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("net", "lam", "mu"),
+    [("cnn4", 0.01, 0.1), ("mlp", 0.01, 0.1), ("resnet18", 1e-4, 0.0), ("fasttext", 1e-4, 0.0), ("harcnn", 0.01, 1.0)],
+)
+def test_lambda_and_mu_follow_the_net(net: str, lam: float, mu: float) -> None:
+    federation = toy_federation()
+    built = from_architecture(MLP(hidden=(8,)), net, federation.table.inputs(torch.arange(2)), 3)
+    method = GPFL().bind(built, lr=0.1, epochs=1)
+    assert (method.lam, method.mu) == (lam, mu)
+    assert GPFL(lam=0.5).bind(built, lr=0.1, epochs=1).lam == 0.5

@@ -1,0 +1,239 @@
+"""Every method against its plain computation: several epochs, shuffling, partial participation, unequal clients."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import plain
+import pytest
+import torch
+from conftest import toy_table
+from torch import nn
+
+import gpfl
+from gpfl.core import tree
+from gpfl.core.method import Method
+from gpfl.core.net import from_module
+from gpfl.core.schedule import Schedule
+from gpfl.core.tree import Tree
+from gpfl.engine import ENGINES, Setting
+from gpfl.federation.federation import Shard
+from gpfl.methods import METHODS
+
+ROUNDS = 3
+SCHEDULE = Schedule(seed=5, rounds=ROUNDS, join=0.75)
+LIMIT = 1e-5
+CLASSES = 5
+
+SIZES = (30, 20, 24, 6)
+"""Training rows: the last client has less than a batch, so it never takes part in Per-FedAvg."""
+
+LABELS = ((0, 1), (0, 2), (0, 1), (1, 3))
+"""Classes in the training rows of each client: nobody sends class 2 in rounds 0 and 2, nor class 3 in round 1, nor ever 4."""
+
+
+TESTED = (5, 4, 4, 4)
+"""Classes in the test rows of each client: more than it trains on; the first is tested on class 4 too, which nobody knows."""
+
+
+def skewed_federation() -> gpfl.Federation:
+    """Clients of unequal sizes and labels."""
+    table = toy_table(300, CLASSES)
+    labels = table.y.numpy()
+    free = np.arange(len(table))
+    shards = []
+    for client, (size, classes, tested) in enumerate(zip(SIZES, LABELS, TESTED, strict=True)):
+        train = np.concatenate([free[labels[free] == u][: size // len(classes)] for u in classes])
+        free = np.setdiff1d(free, train)
+        test = free[::-1][labels[free[::-1]] < tested][:10]
+        free = np.setdiff1d(free, test)
+        shards.append(Shard(str(client), train, train[:0], test))
+    return gpfl.Federation(table, shards)
+
+
+def new_net() -> nn.Sequential:
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, CLASSES))
+
+
+class Ours:
+    """A run of the library."""
+
+    def __init__(
+        self,
+        method: Method,
+        engine: str = "loop",
+        epochs: int = 1,
+        *,
+        federation: gpfl.Federation | None = None,
+        module: nn.Module | None = None,
+        batch_norm: str = "local",
+    ) -> None:
+        federation = federation or skewed_federation()
+        net = from_module(module or new_net(), federation.table.inputs(torch.arange(2)), CLASSES)
+        self.method = method.bind(net, lr=plain.LR, epochs=epochs, batch_norm=batch_norm)
+        machine = ENGINES[engine](Setting(self.method, federation, SCHEDULE))
+        shared, private = self.method.init(0)
+        self.start = copy.deepcopy((shared, private))
+        private = tree.repeat(private, 4)
+        for number in range(ROUNDS):
+            clients = [client for client in SCHEDULE.cohort(number, 4) if machine.trains(client)]
+            index = torch.tensor(clients)
+            cohort = machine.train(shared, tree.take(private, index), clients, number)
+            shared = self.method.aggregate(shared, cohort.mean)
+            tree.put_(private, index, cohort.private)
+        self.shared, self.private = shared, private
+        self.scores = machine.evaluate(shared, private, ROUNDS, "test")
+        self.world = plain.World(federation, SCHEDULE, epochs)
+
+
+def split_net() -> plain.Split:
+    net = new_net()
+    return plain.Split(nn.Sequential(net[0], net[1], nn.Identity()), net[2])
+
+
+def gap(ours: Tree, theirs: plain.State) -> float:
+    """The largest difference between two states of the same names."""
+    expected = {}
+    for name, value in theirs.items():
+        named = {name: value} if isinstance(value, torch.Tensor) else dict(value.named_parameters(prefix=name))
+        expected |= {path: weight.detach() for path, weight in named.items()}
+    found = {path.replace("/", "."): weight for path, weight in tree.flatten(ours).items()}
+    assert found.keys() == expected.keys()
+    differences = [(found[path] - expected[path]).abs().max() for path in found]
+    return float(torch.stack(differences).max()) if differences else 0.0
+
+
+def state_gap(ours: Ours, theirs: plain.Outcome) -> float:
+    """How far the two runs are apart in the server's state and in any client's."""
+    private = [gap(tree.take(ours.private, client), state) for client, state in enumerate(theirs.private)]
+    return float(np.max([gap(ours.shared, theirs.shared), *private]))
+
+
+def judged(world: plain.World, outcome: plain.Outcome) -> list[tuple[int, float]]:
+    """The right decisions and the summed loss of each client's model on its test rows."""
+    results = []
+    for shard, scores in zip(world.federation.shards, outcome.scores, strict=True):
+        x, y = world.examples(shard.test)
+        with torch.no_grad():
+            logits = scores(x)
+        results.append((int((logits.argmax(1) == y).sum()), float(nn.functional.cross_entropy(logits, y, reduction="sum"))))
+    return results
+
+
+def plain_gpfl(ours: Ours, net: plain.Split, without: tuple[str, ...] = (), **options: float) -> plain.Outcome:
+    """GPFL's computation from the library's first embeddings, valve and constant contexts."""
+    shared, private = ours.start
+    valve, embeddings = plain.Valve(8), nn.Embedding(CLASSES, 8)
+    if "cov" in shared:
+        valve.load_state_dict(tree.branch(shared, "cov"))
+    if "gce" in shared:
+        embeddings.load_state_dict(tree.branch(shared, "gce"))
+    constants = tree.branch(private, "constants") if "constants" in private else None
+    return plain.gpfl_(
+        ours.world, plain.GPFLNet(net, valve, embeddings), ROUNDS, **options, without=without, constants=constants
+    )
+
+
+def plain_run(ours: Ours, options: dict) -> plain.Outcome:
+    """The plain computation of the method that the library ran."""
+    if ours.method.name == "gpfl":
+        return plain_gpfl(ours, split_net(), **options)
+    return getattr(plain, ours.method.name)(ours.world, split_net(), ROUNDS, **options)
+
+
+GPFL = {"lam": 0.03, "mu": 0.2}
+PFEDME = {"lam": 3.0, "p_lr": 0.03, "beta": 0.8, "steps": 3, "theta_decay": 0.02}
+
+CASES: dict[str, tuple[str, dict]] = {
+    "fedavg": ("fedavg", {}),
+    "local": ("local", {}),
+    "fedprox": ("fedprox", {"mu": 0.5}),
+    "perfedavg": ("perfedavg", {"alpha": 0.08, "beta": 0.03}),
+    "perfedavg-defaults": ("perfedavg", {}),
+    "pfedme": ("pfedme", PFEDME),
+    "pfedme-defaults": ("pfedme", {}),
+    "pfedme-local_w": ("pfedme", {**PFEDME, "eval_model": "local_w"}),
+    "ditto": ("ditto", {"lam": 0.5, "own_epochs": 1}),
+    "ditto-own_epochs": ("ditto", {"lam": 0.5, "own_epochs": 2}),
+    "fedper": ("fedper", {}),
+    "fedrep": ("fedrep", {"head_epochs": 1}),
+    "fedrep-head_epochs": ("fedrep", {"head_epochs": 2}),
+    "fedrod": ("fedrod", {}),
+    "fedphp-mix": ("fedphp", {"mu": 0.9, "lam": 0.2}),
+    "fedphp-inherit": ("fedphp", {"mu": 0.9, "lam": 0.2, "variant": "inherit"}),
+    "fedproto-running": ("fedproto", {"lam": 2.0}),
+    "fedproto-after": ("fedproto", {"lam": 2.0, "prototypes": "after"}),
+    "gpfl": ("gpfl", GPFL),
+    "gpfl-without-pci": ("gpfl", {**GPFL, "without": ("pci",)}),
+    "gpfl-without-cov": ("gpfl", {**GPFL, "without": ("cov",)}),
+    "gpfl-without-mlg": ("gpfl", {**GPFL, "without": ("mlg",)}),
+    "gpfl-without-gce": ("gpfl", {**GPFL, "without": ("gce",)}),
+    "gpfl-without-cov-gce": ("gpfl", {**GPFL, "without": ("cov", "gce")}),
+}
+"""A method and its options, which the library and the plain computation both take."""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize("case", CASES)
+def test_library_agrees_with_the_plain_computation(case: str, epochs: int, engine: str) -> None:
+    name, options = CASES[case]
+    ours = Ours(METHODS[name](**options), engine, epochs)
+    theirs = plain_run(ours, options)
+    assert state_gap(ours, theirs) < LIMIT
+    for client, (right, loss) in enumerate(judged(ours.world, theirs)):
+        assert ours.scores.correct[client] == right
+        if (name, client) == ("fedproto", 0):  # tested on a class without a prototype: infinitely far in the plain computation
+            assert math.isinf(loss)
+            assert math.isfinite(ours.scores.loss_sum[client])
+        else:
+            assert ours.scores.loss_sum[client] == pytest.approx(loss, abs=10 * LIMIT)
+
+
+WRONG: list[tuple[str, dict]] = [
+    ("fedprox", {"mu": 0.45}),
+    ("perfedavg", {"alpha": 0.07}),
+    ("perfedavg", {"beta": 0.028}),
+    ("pfedme", {"lam": 2.9}),
+    ("pfedme", {"p_lr": 0.028}),
+    ("pfedme", {"beta": 1.0}),
+    ("pfedme", {"steps": 4}),
+    ("pfedme", {"theta_decay": 0.0}),
+    ("pfedme", {"eval_model": "local_w"}),
+    ("pfedme-defaults", {"theta_decay": 0.0}),
+    ("ditto", {"lam": 0.45}),
+    ("ditto", {"own_epochs": 2}),
+    ("fedrep", {"head_epochs": 2}),
+    ("fedphp-mix", {"mu": 0.8}),
+    ("fedphp-mix", {"lam": 0.18}),
+    ("fedphp-mix", {"variant": "inherit"}),
+    ("fedphp-inherit", {"mu": 0.8}),
+    ("fedphp-inherit", {"lam": 0.18}),
+    ("fedproto-running", {"lam": 1.8}),
+    ("fedproto-running", {"prototypes": "after"}),
+    ("gpfl", {"lam": 0.02}),
+    ("gpfl", {"mu": 0.18}),
+    ("gpfl", {"without": ("mlg",)}),
+]
+"""Options that the plain computation is given in place of the library's."""
+
+
+@pytest.mark.parametrize(("case", "wrong"), WRONG, ids=[f"{case}-{next(iter(wrong))}" for case, wrong in WRONG])
+def test_comparison_sees_a_wrong_option(case: str, wrong: dict) -> None:
+    name, options = CASES[case]
+    ours = Ours(METHODS[name](**options))
+    assert state_gap(ours, plain_run(ours, {**options, **wrong})) > 5 * LIMIT
+
+
+def test_federation_has_absent_clients_missing_classes_and_one_too_small_for_two_batches() -> None:
+    world = plain.World(skewed_federation(), SCHEDULE)
+    assert tuple(world.rows) == SIZES
+    assert [clients for _, clients in world.cohorts(ROUNDS)] == [[0, 2, 3], [0, 1, 2], [0, 2, 3]]
+    assert [clients for _, clients in world.cohorts(ROUNDS, 2 * SCHEDULE.batch_size)] == [[0, 2], [0, 1, 2], [0, 2]]
+    sent = [{u for client in clients for u in LABELS[client]} for _, clients in world.cohorts(ROUNDS)]
+    assert sent == [{0, 1, 3}, {0, 1, 2}, {0, 1, 3}]
+    for client, labels in enumerate(LABELS):
+        assert set(world.counts(client).nonzero().flatten().tolist()) == set(labels)

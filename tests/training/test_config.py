@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import toy_federation, toy_table
+from torch import nn
+
+import gpfl
+from gpfl.core import options
+from gpfl.core.net import Net, from_architecture
+from gpfl.data import DATA, Source
+from gpfl.errors import GpflError
+from gpfl.federation.partition import SPLITS, Dirichlet, Pathological
+from gpfl.methods import METHODS
+from gpfl.methods.gpfl import GPFL
+from gpfl.models import NETS
+from gpfl.models.cnn4 import CNN4
+from gpfl.models.mlp import MLP
+from gpfl.training import config
+from gpfl.training.config import Given, resolve
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shelf(Source):
+    """A data set whose defaults go against a protocol's."""
+
+    name: str = "shelf"
+    doc: str = "a toy"
+
+    @property
+    def defaults(self) -> Mapping[str, Mapping[str, object]]:
+        return {
+            "train": {"shuffle": True, "rounds": 7, "lr": 0.3},
+            "split": {"name": "dirichlet", "clients": 6, "beta": 2.0},
+            "net": {"name": "mlp", "hidden": [9]},
+        }
+
+    def read(self) -> gpfl.Table:
+        return toy_table()
+
+
+@pytest.fixture
+def shelf(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setitem(DATA, "shelf", Shelf())
+    return "shelf"
+
+
+def test_without_anything_given_gpfl_runs_on_digits() -> None:
+    made = resolve({})
+    assert (made.data, made.method.name, made.net, made.train.rounds) == ("digits", "gpfl", MLP(), 40)
+    assert made.split == Pathological(clients=20, classes_per_client=4)
+
+
+def test_given_goes_before_protocol_before_data_before_our_defaults(shelf: str) -> None:
+    base: Given = {"data": {"name": shelf}}
+    usual = resolve(base).train
+    assert (usual.shuffle, usual.rounds, usual.batch_size) == (True, 7, 10)
+    preset = resolve({**base, "run": {"protocol": "reference"}}).train
+    assert (preset.shuffle, preset.class_counts, preset.rounds) == (False, "used", 7)
+    given = resolve({**base, "run": {"protocol": "reference"}, "train": {"shuffle": True, "rounds": 2}}).train
+    assert (given.shuffle, given.class_counts, given.rounds) == (True, "used", 2)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "forms"),
+    [
+        ("corrected", ("sum", "global", "batch", "wd")),
+        ("paper", ("mean", "global", "sample_mean", "norm")),
+        ("reference", ("sum", "stale_local", "batch", "wd")),
+    ],
+)
+def test_a_protocol_sets_a_methods_options_unless_they_are_given(protocol: str, forms: tuple[str, ...]) -> None:
+    keys = ("p_scale", "cond_source", "mlg_norm", "reg")
+    method = resolve({"run": {"protocol": protocol}}).method
+    assert tuple(getattr(method, key) for key in keys) == forms
+    turned = resolve({"run": {"protocol": protocol}, "method": {"reg": "norm"}}).method
+    assert tuple(getattr(turned, key) for key in keys) == (*forms[:3], "norm")
+
+
+def test_a_datas_defaults_for_a_split_and_a_net_go_with_their_names(shelf: str) -> None:
+    made = resolve({"data": {"name": shelf}})
+    assert (made.split, made.net) == (Dirichlet(clients=6, beta=2.0), MLP(hidden=(9,)))
+    other = resolve({"data": {"name": shelf}, "split": {"name": "pathological"}, "net": {"name": "cnn4"}})
+    assert (other.split, other.net) == (Pathological(clients=6), CNN4())
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"trian": {}}, "unknown section 'trian'; did you mean 'train'?"),
+        ({"train": {"round": 3}}, "unknown key 'train.round'; did you mean 'rounds'?"),
+        ({"run": {"sed": 3}}, "unknown key 'run.sed'; did you mean 'seed'?"),
+        ({"data": {"name": "digit"}}, "unknown data 'digit'; did you mean 'digits'?"),
+        ({"data": {"nam": "digits"}}, "unknown key 'data.nam'; did you mean 'name'?"),
+        ({"data": {"name": "arrays"}}, "it was given in Python: give it again there"),
+        ({"method": {"name": "fedavgg"}}, "unknown method 'fedavgg'; did you mean 'fedavg'?"),
+        ({"method": {"lamb": 1.0}}, "unknown key 'method.lamb'; did you mean 'lam'?"),
+        ({"method": {"name": "fedavg", "lam": 1.0}}, "unknown key 'method.lam'; 'method' has no options"),
+        ({"method": {"name": 3}}, "method.name is 3; it must be text"),
+        ({"net": {"name": "cnn"}}, "unknown net 'cnn'; did you mean 'cnn4'?"),
+        ({"net": {"hiden": 3}}, "unknown key 'net.hiden'; did you mean 'hidden'?"),
+        ({"net": {"name": "custom"}}, "this run used a net given in Python"),
+        ({"split": {"name": "pathologic"}}, "unknown split 'pathologic'; did you mean 'pathological'?"),
+        ({"split": {"client": 3}}, "unknown key 'split.client'; did you mean 'clients'?"),
+        ({"split": {"beta": 0.1}}, "split.beta belongs to split 'dirichlet', not to 'pathological': use --split dirichlet"),
+        ({"split": {"name": "manifest"}}, "split.file must name the file"),
+        ({"split": {"name": "manifest", "file": "f", "clients": 3}}, "split.clients cannot be set"),
+        ({"train": {"lr": -0.1}}, "train.lr is -0.1; it must be above 0"),
+        ({"train": {"join": 0}}, "train.join is 0; it must be above 0 and at most 1"),
+        ({"train": {"join": [0.8, 0.2]}}, "train.join is [0.8, 0.2]; the lower share must come first"),
+        ({"train": {"rounds": 0}}, "train.rounds is 0; it must be at least 1"),
+        ({"method": {"lam": -1}}, "method.lam is -1; it must be at least 0"),
+        ({"split": {"test": 0.0}}, "split.test is 0.0; it must be above 0 and at most 0.9"),
+        ({"run": {"protocol": "papr"}}, "it must be one of corrected, paper, reference; did you mean 'paper'?"),
+    ],
+)
+def test_a_mistake_is_refused_with_its_name_and_a_way_out(given: Given, words: str) -> None:
+    with pytest.raises(GpflError) as problem:
+        resolve(given)
+    assert words in str(problem.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"method": {"lam": 1e-05, "mu": 0.0}},
+        {"method": {"lam": 0.1, "mu": 0.1}, "run": {"protocol": "reference", "seed": 3}, "train": {"join": [0.5, 1]}},
+        {"method": {"name": "fedavg"}, "split": {"name": "dirichlet", "beta": 0.5, "cap": False}, "net": {"name": "cnn4"}},
+        {"method": {"name": "local"}, "net": {"hidden": [8, 4]}, "train": {"lr": 0.1, "shuffle": False, "join": 0.5}},
+    ],
+)
+def test_the_written_config_resolves_to_the_same_config(given: Given) -> None:
+    made = resolve(given)
+    again = resolve(tomllib.loads(made.to_toml()))
+    assert again == made
+    assert again.to_toml() == made.to_toml()
+
+
+def test_a_config_on_a_federation_is_written_with_the_manifest_of_its_folder(tmp_path: Path) -> None:
+    federation = toy_federation()
+    made = resolve({"method": {"name": "fedavg"}, "train": {"lr": 0.1}}, federation=federation)
+    assert (made.split, made.data, made.net) == (None, "arrays", MLP())
+    (tmp_path / "config.toml").write_text(made.to_toml())
+    given = config.read(tmp_path / "config.toml")
+    assert given["split"] == {"name": "manifest", "file": str(tmp_path / "federation.toml")}
+    again = resolve(given, federation=federation)
+    assert (again.train, again.net) == (made.train, made.net)
+
+
+def test_images_are_met_with_the_cnn_by_default() -> None:
+    images = gpfl.federate([(torch.zeros(8, 1, 8, 8), torch.arange(8) % 2)])
+    assert resolve({}, federation=images).net == CNN4()
+    assert resolve({}, federation=images, custom_net=True).net is None
+
+
+def test_a_custom_net_is_written_as_such() -> None:
+    text = resolve({"method": {"name": "fedavg"}}, custom_net=True).to_toml()
+    assert tomllib.loads(text)["net"] == {"name": "custom"}
+
+
+def test_a_config_gives_the_federation_it_describes(tmp_path: Path) -> None:
+    made = resolve({"split": {"clients": 5, "classes_per_client": 4}})
+    federation = made.federation()
+    assert len(federation) == 5
+    federation.save(tmp_path / "f.toml")
+    by_manifest = resolve({"split": {"name": "manifest", "file": str(tmp_path / "f.toml")}})
+    assert by_manifest.federation().manifest() == federation.manifest()
+
+
+def test_a_value_outside_a_section_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("lam = 3\n")
+    with pytest.raises(GpflError, match=r"c\.toml: 'lam' stands outside a section; the sections are run, data"):
+        config.read(tmp_path / "c.toml")
+
+
+def net_named(name: str) -> Net:
+    parts = {"base": nn.Flatten(), "head": nn.Linear(4, 3)}
+    return Net(parts, torch.zeros(2, 4), 3, name=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "lam", "mu"),
+    [
+        ("cnn4", 0.01, 0.1),
+        ("mlp", 0.01, 0.1),
+        ("custom", 0.01, 0.1),
+        ("resnet18", 1e-4, 0.0),
+        ("fasttext", 1e-4, 0.0),
+        ("harcnn", 0.01, 1.0),
+    ],
+)
+def test_lambda_and_mu_of_gpfl_are_the_nets_unless_they_are_given(name: str, lam: float, mu: float) -> None:
+    free = GPFL().bind(net_named(name), lr=0.1, epochs=1)
+    assert (free.lam, free.mu) == (lam, mu)
+    fixed = GPFL(lam=0.5).bind(net_named(name), lr=0.1, epochs=1)
+    assert (fixed.lam, fixed.mu) == (0.5, mu)
+
+
+def test_binding_fills_in_what_depends_on_the_net_and_leaves_the_record_alone() -> None:
+    made = resolve({})
+    net = from_architecture(MLP(), "mlp", torch.zeros(2, 6), 3)
+    bound = dataclasses.replace(made, method=made.method.bind(net, lr=0.1, epochs=2))
+    assert math.isnan(options.values_of(made.method)["lam"])  # type: ignore[arg-type]
+    section = tomllib.loads(bound.to_toml())["method"]
+    assert (section["lam"], section["mu"]) == (0.01, 0.1)
+    assert resolve(tomllib.loads(bound.to_toml())).to_toml() == bound.to_toml()
+
+
+WRITTEN = {
+    "gpfl": "lam mu p_scale cond_source mlg_norm reg without",
+    "fedavg": "",
+    "fedprox": "mu",
+    "perfedavg": "alpha beta passes",
+    "pfedme": "steps lam p_lr beta theta_decay eval_model",
+    "ditto": "lam own_epochs",
+    "fedper": "",
+    "fedrep": "head_epochs",
+    "fedrod": "",
+    "fedphp": "mu lam variant",
+    "fedproto": "lam prototypes",
+    "local": "",
+    "cnn4": "channels hidden",
+    "resnet18": "",
+    "fasttext": "hidden vocabulary",
+    "harcnn": "",
+    "mlp": "hidden",
+    "pathological": "clients of test validation seed classes_per_client balanced",
+    "dirichlet": "clients of test validation seed beta cap min_rows",
+    "natural": "clients of test validation seed min_rows",
+    "run": "seed protocol engine precision compile device eval_every checkpoint_every allow_noop select",
+    "train": "rounds lr batch_size epochs join shuffle drop_last class_counts batch_norm patience",
+}
+
+
+@pytest.mark.parametrize(
+    ("section", "name"),
+    [
+        *(("method", name) for name in METHODS),
+        *(("net", name) for name in NETS),
+        *(("split", name) for name in SPLITS),
+        *(("run", ""), ("train", "")),
+    ],
+)
+def test_configs_hold_the_keys_that_recorded_results_have(section: str, name: str) -> None:
+    given = {"data": {"name": "digits"}, **({section: {"name": name}} if name else {})}
+    written = tomllib.loads(resolve(given).to_toml())[section]
+    keys = " ".join(key for key in written if key != "name")
+    hint = "an option that is added later must say so, option(…, later=True): else results would no longer be found"
+    assert keys == WRITTEN.get(name or section, keys), hint  # what is new has no results yet
+
+
+def test_option_that_was_added_later_is_written_where_it_was_set_alone() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Record:
+        old: int = options.option(1, "old")
+        new: int = options.option(2, "new", later=True)
+
+    assert options.written_of(Record()) == {"old": 1}
+    assert options.written_of(Record(new=3)) == {"old": 1, "new": 3}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"split": {"name": "iid"}}, "unknown split 'iid'"),
+        ({"split": {"name": "dirichlet", "beta": -1}}, "split.beta is -1"),
+        ({"net": {"name": "cnn"}}, "unknown net 'cnn'"),
+        ({"method": {"name": "gpfI"}}, "unknown method 'gpfI'"),
+        ({"train": {"rounds": -1}}, "train.rounds is -1"),
+        ({"defence": {"clip": -1}}, "defence.clip is -1"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_mistakes_are_refused_before_own_files_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Given, words: str
+) -> None:
+    (tmp_path / "rows.csv").write_text("a,label\n1,x\n2,y\n")
+
+    def read(*_: object) -> None:
+        raise AssertionError("the file is read")
+
+    monkeypatch.setattr("gpfl.data.files.dataset.read_once", read)
+    with pytest.raises(GpflError, match=words):
+        resolve({"data": {"name": str(tmp_path / "rows.csv")}, **given})
