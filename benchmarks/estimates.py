@@ -20,7 +20,7 @@ from gpfl.experiments.work import round_of, sample_of
 from gpfl.federation.federation import Federation
 from gpfl.training import api
 from gpfl.training import config as configs
-from gpfl.training.config import Given
+from gpfl.training.config import ConfigDict
 
 RESULTS = Path(__file__).parent / "results"
 TASKS = ("fmnist", "cifar100", "tiny", "agnews", "amazon", "har")
@@ -46,8 +46,8 @@ def compare(name: str, device: torch.device) -> Iterator[float]:
 
 
 def count(data: str, net: str, method: str, clients: int, trials: int, device: torch.device) -> float | None:
-    given: Given = {"data": {"name": data}, "net": {"name": net}, "method": {"name": method}, "run": {"device": "cpu"}}
-    config, whole = configs.resolve(given), federation(data, clients)
+    given: ConfigDict = {"data": {"name": data}, "net": {"name": net}, "method": {"name": method}, "run": {"device": "cpu"}}
+    config, whole = configs.resolve_config(given), federation(data, clients)
     sample = sample_of(api.prepare(config, whole, None, None)[1])
     found = round_of(api.prepare(config, sample.federation, None, None)[1], clients * trials, device)
     return found.of_step(sample) if found else None
@@ -57,7 +57,7 @@ def count(data: str, net: str, method: str, clients: int, trials: int, device: t
 def federation(data: str, clients: int) -> Federation:
     natural = data in ("amazon", "har")
     split = {} if natural else {"split": {"name": "dirichlet", "clients": clients, "beta": BETAS.get(data, 0.1)}}
-    return configs.resolve({"data": {"name": data}, "method": {"name": "fedavg"}, **split}).federation()
+    return configs.resolve_config({"data": {"name": data}, "method": {"name": "fedavg"}, **split}).federation()
 
 
 if __name__ == "__main__":

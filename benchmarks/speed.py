@@ -32,8 +32,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gpfl.core import tree
 from gpfl.core.local_round import local_round
-from gpfl.engine import ENGINES, Engine, Setting, choose, exactness, fitting_threads
-from gpfl.engine.base import Train, one
+from gpfl.engine import ENGINES, Engine, RunSpec, choose, exactness, fitting_threads
+from gpfl.engine.base import TrainRequest, one
 from gpfl.experiments.machine import limits, timed
 from gpfl.io.provenance import commit
 from gpfl.methods import METHODS
@@ -182,18 +182,18 @@ class Case:
                 raise SystemExit(f"{words}: '{word}' is none of bNUMBER, xNUMBER, tf32, bf16")
         return cls(task, method, int(clients), engine, compile, **options)
 
-    def setting(self) -> Setting:
+    def setting(self) -> RunSpec:
         federation = TASKS[self.task].federation(self.clients)
-        sections: configs.Given = {
+        sections: configs.ConfigDict = {
             "run": {"compile": self.compile, "precision": self.precision},
             "net": dict(TASKS[self.task].net),
             "method": {"name": self.method},
             "train": {"rounds": 2000, "batch_size": self.batch_size},
         }
-        return api.prepare(configs.resolve(sections, federation=federation), federation, None, None)[1]
+        return api.prepare(configs.resolve_config(sections, federation=federation), federation, None, None)[1]
 
 
-def rounds_of(engine: Engine, setting: Setting, trials: int) -> Callable[[int], object]:
+def rounds_of(engine: Engine, setting: RunSpec, trials: int) -> Callable[[int], object]:
     """Gives the function that trains all clients of so many trials in a round."""
     everyone = [client for client in range(len(setting.federation)) if engine.trains(client)]
     states = [start(setting, seed) for seed in range(trials)]
@@ -203,10 +203,10 @@ def rounds_of(engine: Engine, setting: Setting, trials: int) -> Callable[[int], 
 
     def run(number: int) -> object:
         asked = [
-            Train(*state, everyone, number, schedule, everyone, setting.method)
+            TrainRequest(*state, everyone, number, schedule, everyone, setting.method)
             for state, schedule in zip(own, schedules, strict=True)
         ]
-        return engine.train_all(asked)
+        return engine.train_rounds(asked)
 
     return run
 
@@ -225,7 +225,7 @@ def prepare(case: Case) -> Callable[[dict[str, object]], dict[str, object]]:
 
 
 def measure(
-    case: Case, setting: Setting, engine: Engine, run: Callable[[int], object], first: float, limits: dict[str, object]
+    case: Case, setting: RunSpec, engine: Engine, run: Callable[[int], object], first: float, limits: dict[str, object]
 ) -> dict[str, object]:
     task = TASKS[case.task]
     with fitting_threads(setting), exactness(setting):
@@ -270,12 +270,12 @@ def measure(
     return out
 
 
-def start(setting: Setting, seed: int = 0) -> tuple[tree.Tree, tree.Tree]:
+def start(setting: RunSpec, seed: int = 0) -> tuple[tree.Tree, tree.Tree]:
     shared, private = (tree.to(part, setting.device) for part in setting.method.init(seed))
     return shared, tree.repeat(private, len(setting.federation))
 
 
-def loop_step(setting: Setting, everyone: list[int], steps: list[int]) -> tuple[float, float]:
+def loop_step(setting: RunSpec, everyone: list[int], steps: list[int]) -> tuple[float, float]:
     """Seconds of one client's step and of everyone's judgement under the loop engine, with torch's own number of threads."""
     loop = ENGINES["loop"](setting)
     shared, private = start(setting)
@@ -292,17 +292,17 @@ def loop_step(setting: Setting, everyone: list[int], steps: list[int]) -> tuple[
     each = float(np.median([timed(run, DEVICE) for _ in range(3)])) / count
     rows = setting.federation.rows("test")
     with torch.no_grad():
-        judge = timed(lambda: loop.judge_alone(shared, own, client, alone, "test"), DEVICE)
-        judge = timed(lambda: loop.judge_alone(shared, own, client, alone, "test"), DEVICE)
+        judge = timed(lambda: loop.evaluate_one(shared, own, client, alone, "test"), DEVICE)
+        judge = timed(lambda: loop.evaluate_one(shared, own, client, alone, "test"), DEVICE)
     return each, judge * float(rows.sum()) / float(rows[client])
 
 
-def floors(setting: Setting, client: int, clients: int, limits: dict[str, Any]) -> dict[str, float]:
+def floors(setting: RunSpec, client: int, clients: int, limits: dict[str, Any]) -> dict[str, float]:
     """The least time of a step of all clients, over the phases of a round: weights that it moves are read twice, then read
     and written once more; operations at the peak.
     """
     method, engine, (shared, private) = setting.method, ENGINES["loop"](setting), start(setting)
-    plan, alone = engine.plan(client, 0), one(engine.facts([client], 0), 0)
+    plan, alone = engine.plan(client, 0), one(engine.client_info([client], 0), 0)
     sizes, operations = [], []
     for phase, steps in zip(method.phases(), plan, strict=True):
         work = method.download(shared, tree.take(private, client), alone)
@@ -322,7 +322,7 @@ def floors(setting: Setting, client: int, clients: int, limits: dict[str, Any]) 
     }
 
 
-def touched(path: str, leaf: torch.Tensor, setting: Setting) -> int:
+def touched(path: str, leaf: torch.Tensor, setting: RunSpec) -> int:
     """Bytes of a weight that a step reads and writes: of an embedding, the rows of a batch's words."""
     rows = setting.schedule.batch_size * math.prod(setting.federation.table.shape)
     entries = min(leaf.numel(), rows * leaf.shape[-1]) if "embedding" in path else leaf.numel()

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import gpfl
-from gpfl.data import DATA, Source
-from gpfl.training.round_loop import Simulation
-from gpfl.training.run_dir import RunFolder
+from gpfl.data import DATASETS, DataSource
+from gpfl.training.round_loop import RoundLoop
+from gpfl.training.run_dir import RunDir
 
 torch.set_num_threads(1)
 
@@ -66,7 +66,7 @@ Command = Callable[..., Said]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Toy(Source):
+class Toy(DataSource):
     """A data set of a hundred rows, so that a run takes no time."""
 
     make: Callable[[], gpfl.Table] = lambda: toy_table(120)
@@ -91,7 +91,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     from gpfl.cli import main as cli  # here, so that tests without the command need not have what it needs
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(DATA, "toy", Toy())
+    monkeypatch.setitem(DATASETS, "toy", Toy())
 
     def call(*arguments: object) -> Said:
         monkeypatch.setattr(sys, "argv", ["gpfl", *map(str, arguments)])
@@ -118,14 +118,14 @@ def toy_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 def diverge(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Lets FedPer diverge in round 1 of a trial."""
-    real = Simulation._refuse_nan
+    real = RoundLoop._refuse_nan
 
-    def refuse_nan(self: Simulation, cohort: Any, clients: list[int], round: int) -> None:
+    def refuse_nan(self: RoundLoop, cohort: Any, clients: list[int], round: int) -> None:
         if (self.facts["method"], self.options.seed, round) == ("fedper", seed, 1):
             cohort.terms["ce"][0] = float("nan")
         real(self, cohort, clients, round)
 
-    monkeypatch.setattr(Simulation, "_refuse_nan", refuse_nan)
+    monkeypatch.setattr(RoundLoop, "_refuse_nan", refuse_nan)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -133,4 +133,4 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def without_time(folder: Path) -> list[dict[str, object]]:
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in RunFolder(folder).lines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in RunDir(folder).lines()]

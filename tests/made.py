@@ -10,7 +10,7 @@ import numpy as np
 import gpfl
 from gpfl.experiments.trials import Trials
 from gpfl.federation.federation import Federation, Shard
-from gpfl.training.run_dir import LINE_NUMBERS, SUMMARY_NUMBERS, SUMMARY_TEXTS, RunFolder
+from gpfl.training.run_dir import LINE_NUMBERS, SUMMARY_NUMBERS, SUMMARY_TEXTS, RunDir
 
 Terms = Mapping[str, float]
 
@@ -30,7 +30,7 @@ def run_folder(
     `terms` are those of training from round 1 on, `rows` the number of each client's rows in the table.
     """
     folder.mkdir(parents=True)
-    run = RunFolder(folder)
+    run = RunDir(folder)
     lines = []
     for number, clients in enumerate(rounds):
         values = np.array(clients, dtype=np.float64)
@@ -67,4 +67,4 @@ def trials_of(
         run_folder(folder / method / f"seed-{seed}", seed, rounds, terms=terms, selected=selected, rows=rows, method=method)
         for seed, rounds in seeds.items()
     ]
-    return Trials(method, folders, [RunFolder(path).summary() for path in folders])
+    return Trials(method, folders, [RunDir(path).summary() for path in folders])

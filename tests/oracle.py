@@ -14,7 +14,7 @@ from gpfl.core.method import Method
 from gpfl.core.net import Net, from_architecture
 from gpfl.core.schedule import Schedule
 from gpfl.core.tree import Tree
-from gpfl.engine import ENGINES, Engine, Setting
+from gpfl.engine import ENGINES, Engine, RunSpec
 from gpfl.federation.federation import Shard
 from gpfl.models.cnn4 import CNN4
 
@@ -79,7 +79,7 @@ class Replay:
     def __init__(self, method: Method, engine: str) -> None:
         self.federation = federation()
         bound = method.bind(net(self.federation), lr=0.005, epochs=1)
-        setting = Setting(bound, self.federation, Schedule(seed=0, rounds=3, shuffle=False), class_counts="used")
+        setting = RunSpec(bound, self.federation, Schedule(seed=0, rounds=3, shuffle=False), class_counts="used")
         self.method, self.engine = bound, ENGINES[engine](setting)
         start = recorded_tree(recording("init"))
         shared, private = bound.init(0)
@@ -107,9 +107,9 @@ class Replay:
 def personal_weights(engine: Engine, shared: Tree, private: Tree, round: int, client: int) -> Tree:
     from gpfl.engine.base import one
 
-    facts = one(engine.facts(range(len(engine.federation)), round), client)
+    facts = one(engine.client_info(range(len(engine.federation)), round), client)
     adapt = engine.federation.table.batch(engine.adaptation_rows(client))
-    return engine.method.personal(shared, tree.take(private, client), adapt, facts)
+    return engine.method.personal_weights(shared, tree.take(private, client), adapt, facts)
 
 
 def gap(ours: Tree, theirs: Tree) -> float:

@@ -89,7 +89,7 @@ class World:
 
     def cohorts(self, rounds: int, rows_needed: int = 1) -> Iterator[tuple[int, list[int]]]:
         for number in range(rounds):
-            drawn = self.schedule.cohort(number, len(self.federation))
+            drawn = self.schedule.sample_clients(number, len(self.federation))
             yield number, [client for client in drawn if self.rows[client] >= rows_needed]
 
     def average(self, into: nn.Module, models: list[nn.Module], clients: list[int]) -> None:
@@ -180,7 +180,7 @@ def fedprox(world: World, net: Split, rounds: int, mu: float) -> Outcome:
 def perfedavg(world: World, net: Split, rounds: int, alpha: float = LR, beta: float = LR) -> Outcome:
     """First-order Per-FedAvg: the gradient after an inner step is applied before it; two passes an epoch."""
     half = world.schedule.batch_size
-    for number, clients in world.cohorts(rounds, rows_needed=2 * half):
+    for number, clients in world.cohorts(rounds, min_samples=2 * half):
         models = [copy.deepcopy(net) for _ in clients]
         for model, client in zip(models, clients, strict=True):
             for x, y in world.batches(client, number, epochs=2 * world.epochs, size=2):

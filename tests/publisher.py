@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from gpfl.data.published.cache import Parsed
-from gpfl.data.published.dataset import Published
+from gpfl.data.published.dataset import PublishedDataset
 from gpfl.data.published.download import PublishedFile
 from gpfl.errors import GpflError
 
@@ -32,9 +32,9 @@ def parse_numbers(paths: Mapping[str, Path]) -> Parsed:
     return Parsed(numbers[:, None], numbers % 2, 2, groups=groups, group_names=[f"site {g}" for g in range(groups.max() + 1)])
 
 
-def numbers_set(url: str = "http://127.0.0.1:9/", content: bytes = CONTENT, also_in: tuple[Path, ...] = ()) -> Published:
+def numbers_set(url: str = "http://127.0.0.1:9/", content: bytes = CONTENT, also_in: tuple[Path, ...] = ()) -> PublishedDataset:
     """Gives the data set of the file numbers.txt, which is published with `content`."""
-    return Published(
+    return PublishedDataset(
         name="numbers",
         doc="numbers",
         files=(PublishedFile("numbers.txt", url + "numbers.txt", len(content), sha256=hashlib.sha256(content).hexdigest()),),

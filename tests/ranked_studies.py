@@ -12,17 +12,17 @@ import pytest
 from conftest import Toy
 
 from gpfl.cli import main as cli
-from gpfl.data import DATA
+from gpfl.data import DATASETS
 from gpfl.engine.distributed import ranks
 from gpfl.errors import GpflError
 from gpfl.experiments import definitions as experiments
 from gpfl.experiments import grid
-from gpfl.experiments.grid import Grounds, Plan
+from gpfl.experiments.grid import FederationCache, Plan
 from gpfl.experiments.selection import selected
 from gpfl.experiments.trials import resume_trials, run_trials
 from gpfl.io import files
 from gpfl.training.round_loop import Silent
-from gpfl.training.run_dir import RunFolder
+from gpfl.training.run_dir import RunDir
 
 GIVEN = {"data": {"name": "toy"}, "method": {"name": "gpfl"}}
 TOYS = """
@@ -49,7 +49,7 @@ train = { lr = 1e30 }
 
 def main() -> None:
     out = Path(sys.argv[1])
-    DATA["toy"] = Toy()
+    DATASETS["toy"] = Toy()
     experiments.folder = lambda: out / "experiments"
     if ranks().first:
         files.write_text(out / "experiments" / "toys.toml", TOYS)
@@ -90,14 +90,16 @@ def check_trials(out: Path, patch: pytest.MonkeyPatch) -> None:
     refusal = f"--out {out} is not empty and nothing is overwritten: gpfl resume {out}, or choose another --out"
     assert ranks().gather(words) == [refusal] * 2
     if not ranks().first:
-        patch.setattr(RunFolder, "finished", False)
+        patch.setattr(RunDir, "finished", False)
     assert resume_trials(out, late) == trials
 
 
 def check_grid(out: Path, patch: pytest.MonkeyPatch) -> None:
     """A job that is damaged and one that cannot be written fail in all ranks; the others are run."""
     plan = Plan(out=out / "grid", seeds=(0,), rounds=2, patience=0)
-    jobs, _ = grid.lay_out(selected(experiments.named(["toys"]), "toy/whole", "fedavg,gpfl,local").cells, plan, Grounds())
+    jobs, _ = grid.lay_out(
+        selected(experiments.named(["toys"]), "toy/whole", "fedavg,gpfl,local").cells, plan, FederationCache()
+    )
     damaged, whole, lost = jobs
     lost = dataclasses.replace(lost, folder=out / "file" / "runs" / "lost")
     if ranks().first:
@@ -111,7 +113,7 @@ def check_grid(out: Path, patch: pytest.MonkeyPatch) -> None:
     assert "is damaged" in problems[damaged.folder]
     assert "cannot write to" in problems[lost.folder]
     assert ranks().gather(problems) == [problems] * 2
-    assert RunFolder(whole.folder / "seed-0").finished
+    assert RunDir(whole.folder / "seed-0").finished
 
 
 if __name__ == "__main__":

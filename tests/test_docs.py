@@ -13,7 +13,7 @@ import pytest
 import gpfl
 from gpfl.cli import flags
 from gpfl.cli.main import command
-from gpfl.data import DATA
+from gpfl.data import DATASETS
 from gpfl.training import config as configs
 
 ROOT = Path(__file__).parents[1]
@@ -48,14 +48,14 @@ def test_command_is_one_that_parses(line: str) -> None:
     name, sub, rest = group.resolve_command(group.make_context("gpfl", words, resilient_parsing=True), words)
     context = sub.make_context(name, list(rest))
     values = {key: value for key, value in context.params.items() if "__" in key}
-    own = values.get("data__name") not in (None, *DATA)  # files that the reader has
+    own = values.get("data__name") not in (None, *DATASETS)  # files that the reader has
     if name == "run" and not own and not context.params["config"] and not context.params["federation"]:
-        configs.resolve(flags.merge(flags.given_by_flags(values), flags.given_by_set(context.params["set_"])))
+        configs.resolve_config(flags.merge(flags.given_by_flags(values), flags.given_by_set(context.params["set_"])))
 
 
 @pytest.mark.parametrize(("page", "text"), blocks("toml"), ids=lambda value: value[:30])
 def test_config_block_resolves(page: str, text: str) -> None:
-    configs.resolve(tomllib.loads(text))
+    configs.resolve_config(tomllib.loads(text))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -12,8 +12,8 @@ import pytest
 import gpfl
 from gpfl.cli import flags
 from gpfl.core.options import options_of
-from gpfl.defences import Defence
-from gpfl.federation.partition import SPLITS
+from gpfl.defences import DefenceConfig
+from gpfl.federation.partition import PARTITIONS
 from gpfl.methods import METHODS
 from gpfl.models import NETS
 from gpfl.training.config import RunOptions, TrainOptions
@@ -181,11 +181,11 @@ def test_global_generators_are_not_drawn_from() -> None:
 
 RECORDS = {
     **{f"method {name}": record for name, record in METHODS.items()},
-    **{f"split {name}": record for name, record in SPLITS.items()},
+    **{f"split {name}": record for name, record in PARTITIONS.items()},
     **{f"net {name}": record for name, record in NETS.items()},
     "run": RunOptions,
     "train": TrainOptions,
-    "defence": Defence,
+    "defence": DefenceConfig,
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from gpfl.data import Table, find_source
+from gpfl.data import Table, find_dataset
 from gpfl.errors import GpflError
 
 DRAW = np.random.default_rng(0)
@@ -22,7 +22,7 @@ EXPECTED = (
 
 
 def load(path: Path, **settings: object) -> Table:
-    return find_source(str(path), settings).load()
+    return find_dataset(str(path), settings).load()
 
 
 def refusal(path: Path, **settings: object) -> str:

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import numpy as np
 
-from gpfl.data import DATA, Table
-from gpfl.federation.federation import divide
-from gpfl.federation.partition import Dirichlet, Pathological, Split
+from gpfl.data import DATASETS, Table
+from gpfl.federation.federation import partition_table
+from gpfl.federation.partition import Dirichlet, Partition, Pathological
 
 RUNS = Path(__file__).parent / "runs"
 
 
 def main() -> None:
-    table = DATA["cifar100"].load()
+    table = DATASETS["cifar100"].load()
     seeds = range(int(sys.argv[1]) if len(sys.argv) > 1 else 100)
     for setting, draws in itertools.product((practical, pathological), ("reference", "own")):
         found = {seed: unevenness(table, setting(draws, seed)) for seed in seeds}
@@ -61,9 +61,9 @@ def pathological(draws: str, seed: int) -> Pathological:
     return Pathological(clients=20, classes_per_client=10, draws=draws, seed=seed)
 
 
-def unevenness(table: Table, split: Split) -> float:
+def unevenness(table: Table, split: Partition) -> float:
     """The entropy of a client's training labels, mean over clients."""
-    federation = divide(table, split)
+    federation = partition_table(table, split)
     return float(np.mean([entropy(np.asarray(table.y)[shard.train]) for shard in federation.shards]))
 
 

@@ -10,7 +10,7 @@ import pytest
 from conftest import Command
 from publisher import CONTENT, numbers_set
 
-from gpfl.data import DATA, PUBLISHED
+from gpfl.data import DATASETS, PUBLISHED
 from gpfl.data.published import cache
 from gpfl.data.published.cache import Origin, Parsed
 from gpfl.report import figures
@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A published data set of twenty rows beside the real ones."""
     monkeypatch.setitem(PUBLISHED, "numbers", dataclasses.replace(numbers_set(), rows=20))
-    monkeypatch.setitem(DATA, "numbers", PUBLISHED["numbers"])
+    monkeypatch.setitem(DATASETS, "numbers", PUBLISHED["numbers"])
 
 
 def refused(command: Command, *words: object) -> str:

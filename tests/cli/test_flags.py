@@ -5,7 +5,7 @@ import pytest
 from gpfl.cli import flags
 from gpfl.core.options import options_of
 from gpfl.errors import GpflError
-from gpfl.training.config import Given, resolve
+from gpfl.training.config import ConfigDict, resolve_config
 
 
 def test_every_option_has_one_flag_of_its_own() -> None:
@@ -96,7 +96,7 @@ def test_flags_that_were_not_set_give_nothing() -> None:
 
 def test_a_flag_with_a_wrong_value_is_refused_by_its_option() -> None:
     with pytest.raises(GpflError, match=r"train\.rounds is 'many'; it must be a whole number"):
-        resolve(flags.given_by_flags({"train__rounds": "many"}))
+        resolve_config(flags.given_by_flags({"train__rounds": "many"}))
 
 
 def test_set_gives_any_option_of_any_section() -> None:
@@ -111,7 +111,7 @@ def test_set_without_section_key_or_value_is_refused(text: str) -> None:
 
 
 def test_later_layers_lie_on_top_and_leave_the_lower_ones_alone() -> None:
-    file: Given = {"train": {"rounds": 3, "lr": 0.1}, "method": {"name": "gpfl", "lam": 1.0}}
+    file: ConfigDict = {"train": {"rounds": 3, "lr": 0.1}, "method": {"name": "gpfl", "lam": 1.0}}
     assert flags.merge(file, {"train": {"lr": 0.2}}, {"method": {"mu": 0.0}}) == {
         "train": {"rounds": 3, "lr": 0.2},
         "method": {"name": "gpfl", "lam": 1.0, "mu": 0.0},
@@ -120,7 +120,7 @@ def test_later_layers_lie_on_top_and_leave_the_lower_ones_alone() -> None:
 
 
 def test_a_new_name_drops_the_options_of_the_old_one() -> None:
-    file: Given = {"method": {"name": "gpfl", "lam": 1.0}}
+    file: ConfigDict = {"method": {"name": "gpfl", "lam": 1.0}}
     assert flags.merge(file, {"method": {"name": "fedavg"}}) == {"method": {"name": "fedavg"}}
     assert flags.merge(file, {"method": {"name": "gpfl"}}) == file
 

@@ -23,10 +23,10 @@ import gpfl
 from gpfl.cli import flags
 from gpfl.cli.progress import LiveLine, PlainLines, Reporter
 from gpfl.core.options import options_of
-from gpfl.data import DATA
+from gpfl.data import DATASETS
 from gpfl.methods import METHODS
 from gpfl.models import NETS
-from gpfl.training.run_dir import RunFolder
+from gpfl.training.run_dir import RunDir
 
 SRC = Path(gpfl.__file__).parents[1]
 
@@ -126,7 +126,7 @@ def test_seeds_run_trials_on_one_split_and_report_mean_and_std(command: Command)
     said = command("run", "--data", "toy", "--method", "local", "--seeds", "0,1,2", "--out", "trials")
     assert said.code == 0, said.err
     folders = [Path("trials") / f"seed-{seed}" for seed in (0, 1, 2)]
-    summaries = [RunFolder(folder).summary() for folder in folders]
+    summaries = [RunDir(folder).summary() for folder in folders]
     best = np.array([summary["best_accuracy"] for summary in summaries])
     assert [summary["seed"] for summary in summaries] == [0, 1, 2]
     assert len({(folder / "federation.toml").read_bytes() for folder in folders}) == 1
@@ -140,7 +140,7 @@ def test_seeds_run_trials_on_one_split_and_report_mean_and_std(command: Command)
 
 def test_validation_rows_are_reported_beside_the_best_round(command: Command) -> None:
     said = command("run", "--data", "toy", "--validation", 0.3, "--out", "run")
-    summary = RunFolder(Path("run")).summary()
+    summary = RunDir(Path("run")).summary()
     words = f"At the best round on validation rows ({summary['validation_best_round']}): "
     assert f"{words}{summary['validation_best_accuracy']:.2%}." in said.out
 
@@ -413,7 +413,7 @@ def test_broken_data_are_refused_before_anything_is_written(
     command: Command, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     make, words = broken_tables()[kind]
-    monkeypatch.setitem(DATA, "sick", Toy(make=make))
+    monkeypatch.setitem(DATASETS, "sick", Toy(make=make))
     assert_refused(command("run", "--data", "sick", "--out", "run"), words)
     assert not Path("run").exists()
 
@@ -429,7 +429,7 @@ def test_manifest_with_a_client_that_lacks_rows_is_refused(command: Command, par
 
 def test_manifest_of_other_data_is_refused(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     assert command("run", "--data", "toy", "--rounds", 1, "--out", "run").code == 0
-    monkeypatch.setitem(DATA, "toy", Toy(make=lambda: toy_table(120, seed=5)))
+    monkeypatch.setitem(DATASETS, "toy", Toy(make=lambda: toy_table(120, seed=5)))
     said = command("run", "--data", "toy", "--federation", "run/federation.toml", "--out", "two")
     assert_refused(said, "divides a table with sha256")
     assert not Path("two").exists()
@@ -583,7 +583,7 @@ def test_installed_or_not_the_command_runs_as_a_module(tmp_path: Path) -> None:
     assert said.err == ""
     assert "\x1b" not in said.out
     assert [line.split(",")[0] for line in said.out.splitlines()[:2]] == ["gpfl: round 0/1", "gpfl: round 1/1"]
-    assert RunFolder(tmp_path / "run").finished
+    assert RunDir(tmp_path / "run").finished
 
 
 def stopped_as_soon_as(written: Path, *arguments: str) -> Said:
@@ -608,7 +608,7 @@ def test_ctrl_c_ends_a_run_with_the_command_that_goes_on_with_it(command: Comman
     said = stopped_as_soon_as(Path("my run/metrics.jsonl"), *given, "--out", "my run")
     assert said.err == "gpfl: stopped; go on with python -m gpfl resume 'my run'\n"
     assert said.code == 130
-    assert not RunFolder("my run").finished
+    assert not RunDir("my run").finished
 
 
 def script() -> str:
@@ -696,10 +696,10 @@ def test_ctrl_c_before_anything_is_written_advises_nothing_that_would_be_refused
 def test_ctrl_c_while_resuming_names_the_folder(
     command: Command, monkeypatch: pytest.MonkeyPatch, seeds: tuple[str, ...]
 ) -> None:
-    def stop(folder: RunFolder, line: object) -> None:
+    def stop(folder: RunDir, line: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(RunFolder, "append", stop)
+    monkeypatch.setattr(RunDir, "append", stop)
     for arguments in (("run", "--data", "toy", *seeds, "--out", "here"), ("resume", "here")):
         said = command(*arguments)
         assert (said.code, said.err) == (130, "gpfl: stopped; go on with gpfl resume here\n")
@@ -717,7 +717,7 @@ def test_data_sets_are_listed_with_what_is_here_and_their_licence(
     monkeypatch.setenv("GPFL_DATA", str(tmp_path))
     said = command("data", "list")
     assert said.code == 0
-    for name in DATA:
+    for name in DATASETS:
         assert name in said.out
     assert "CC BY 4.0" in said.out
 

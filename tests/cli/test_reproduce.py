@@ -14,12 +14,12 @@ from conftest import Command, Toy, content, diverge
 from toy_tables import SHORT, records, refused, runs
 
 import gpfl
-from gpfl.data import DATA, PUBLISHED
+from gpfl.data import DATASETS, PUBLISHED
 from gpfl.experiments import definitions as studies
 from gpfl.experiments import grid
 from gpfl.experiments.selection import selected
 from gpfl.training import config as configs
-from gpfl.training.run_dir import RunFolder
+from gpfl.training.run_dir import RunDir
 
 pytestmark = pytest.mark.usefixtures("toy_tables")
 
@@ -373,16 +373,16 @@ def test_stopped_grid_keeps_what_is_done_and_the_same_command_goes_on(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = ("reproduce", "toys", "--cells", "toy/*", *SHORT)
-    real, seen = RunFolder.append, [0]
+    real, seen = RunDir.append, [0]
 
-    def append(folder: RunFolder, line: dict[str, object]) -> None:
+    def append(folder: RunDir, line: dict[str, object]) -> None:
         real(folder, line)
         seen[0] += 1
         if seen[0] == 9:
-            monkeypatch.setattr(RunFolder, "append", real)
+            monkeypatch.setattr(RunDir, "append", real)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(RunFolder, "append", append)
+    monkeypatch.setattr(RunDir, "append", append)
     said = command(*given)
     assert said.code == 130
     assert (
@@ -449,7 +449,7 @@ def test_seed_that_diverges_is_named_and_the_others_stand_in_the_table(
 
 
 def test_cell_that_cannot_be_divided_fails_alone(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(DATA, "har", Toy(name="har", make=lambda: gpfl.Table([[0.0], [1.0]], [0, 1], name="har")))
+    monkeypatch.setitem(DATASETS, "har", Toy(name="har", make=lambda: gpfl.Table([[0.0], [1.0]], [0, 1], name="har")))
     said = command("reproduce", "toys", "--methods", "fedavg", "--cells", "toy/whole,har/real", *SHORT, "--no-figures")
     assert said.code == 1
     assert "har/real fedavg:" in said.err

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from gpfl.core import tree
-from gpfl.core.input_spec import Form
+from gpfl.core.input_spec import InputSpec
 from gpfl.core.modules import refuse_layers
 from gpfl.core.net import Architecture, Model, Net, from_architecture, from_module
 from gpfl.errors import GpflError
@@ -101,8 +101,8 @@ def test_an_mlp_flattens_rows_of_any_shape_and_ends_in_its_last_width() -> None:
 
 @pytest.mark.parametrize("name", NETS)
 def test_a_named_net_draws_its_weights_from_the_seed_alone(name: str) -> None:
-    forms = {"harcnn": Form((2, 1, 28)), "fasttext": Form((7,), "tokens", vocabulary=9)}
-    form = forms.get(name, Form((1, 8, 8)))
+    forms = {"harcnn": InputSpec((2, 1, 28)), "fasttext": InputSpec((7,), "tokens", vocabulary=9)}
+    form = forms.get(name, InputSpec((1, 8, 8)))
     net = from_architecture(NETS[name]().fitted(form), name, form.example(), 3)
     first = tree.flatten(net.init(1))
     torch.manual_seed(99)
@@ -282,7 +282,7 @@ def parameters(architecture: Architecture, shape: tuple[int, ...], classes: int)
     ids=lambda value: type(value).__name__ if isinstance(value, Architecture) else str(value),
 )
 def test_backbones_of_the_paper_have_its_widths_and_parameters(architecture, shape, classes, width, count) -> None:
-    form = Form(shape, "tokens" if isinstance(architecture, FastText) else "floats")
+    form = InputSpec(shape, "tokens" if isinstance(architecture, FastText) else "floats")
     net = from_architecture(architecture, "net", form.example(), classes)
     assert net.width == width
     assert parameters(architecture, shape, classes) == count
@@ -306,7 +306,7 @@ def test_resnet18_gives_what_its_layers_give_one_by_one() -> None:
 
 
 def test_fasttext_takes_the_mean_over_all_positions_and_pads_with_zeros() -> None:
-    architecture = FastText(hidden=4).fitted(Form((6,), "tokens", vocabulary=9))
+    architecture = FastText(hidden=4).fitted(InputSpec((6,), "tokens", vocabulary=9))
     base = architecture.parts((6,), 3)["base"]
     words = torch.tensor([[3, 5, 0, 0, 0, 0]])
     table = base.embedding.weight

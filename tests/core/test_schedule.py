@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpfl.core.method import Batch, Client, Phase, Terms
+from gpfl.core.method import Batch, ClientInfo, LossTerms, Phase
 from gpfl.core.schedule import Schedule
 from gpfl.core.tree import Tree
 
@@ -12,7 +12,7 @@ def schedule(**settings: object) -> Schedule:
     return Schedule(**{"seed": 0, "rounds": 5, "batch_size": 4, **settings})  # type: ignore[arg-type]
 
 
-def step(shared: Tree, work: Tree, batch: Batch, client: Client) -> tuple[Tree, Terms]:
+def step(shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
     return work, {}
 
 
@@ -21,24 +21,24 @@ ROWS = np.arange(100, 110)
 
 @pytest.mark.parametrize(("join", "size"), [(1.0, 10), (0.5, 5), (0.39, 3), (0.01, 1)])
 def test_a_cohort_is_the_share_rounded_down_but_never_empty(join: float, size: int) -> None:
-    cohorts = [schedule(join=join).cohort(t, 10) for t in range(20)]
+    cohorts = [schedule(join=join).sample_clients(t, 10) for t in range(20)]
     assert {len(cohort) for cohort in cohorts} == {size}
     assert all(cohort == sorted(set(cohort)) and set(cohort) <= set(range(10)) for cohort in cohorts)
 
 
 def test_a_range_of_shares_draws_every_size_within_it_and_no_other() -> None:
-    sizes = {len(schedule(join=(0.25, 0.5)).cohort(t, 10)) for t in range(100)}
+    sizes = {len(schedule(join=(0.25, 0.5)).sample_clients(t, 10)) for t in range(100)}
     assert sizes == {2, 3, 4, 5}
 
 
 def test_a_range_that_begins_below_one_client_never_gives_an_empty_cohort() -> None:
-    assert min(len(schedule(join=(0.01, 1.0)).cohort(t, 5)) for t in range(50)) == 1
+    assert min(len(schedule(join=(0.01, 1.0)).sample_clients(t, 5)) for t in range(50)) == 1
 
 
 @pytest.mark.parametrize("join", [0.5, (0.2, 0.8)])
 def test_cohorts_change_with_round_and_seed_and_repeat_for_both(join: float | tuple[float, float]) -> None:
     def cohorts(seed: int) -> list[list[int]]:
-        return [schedule(seed=seed, join=join).cohort(t, 12) for t in range(8)]
+        return [schedule(seed=seed, join=join).sample_clients(t, 12) for t in range(8)]
 
     assert cohorts(0) == cohorts(0)
     assert cohorts(0) != cohorts(1)
@@ -46,7 +46,7 @@ def test_cohorts_change_with_round_and_seed_and_repeat_for_both(join: float | tu
 
 
 def test_every_client_is_drawn_about_as_often() -> None:
-    times = np.bincount([c for t in range(400) for c in schedule(join=0.5).cohort(t, 6)], minlength=6)
+    times = np.bincount([c for t in range(400) for c in schedule(join=0.5).sample_clients(t, 6)], minlength=6)
     assert times.min() > 160
     assert times.max() < 240
 
@@ -114,6 +114,6 @@ def test_with_the_rows_needed_a_client_has_a_step_in_every_phase_and_with_one_le
     batches: tuple[int, ...], needed: int
 ) -> None:
     phases = [Phase(step, batches=count) for count in batches]
-    assert schedule().rows_needed(phases) == needed
+    assert schedule().min_samples(phases) == needed
     assert all(len(plan) for plan in schedule().plan(phases, np.arange(needed), 0, 0))
     assert not all(len(plan) for plan in schedule().plan(phases, np.arange(needed - 1), 0, 0))

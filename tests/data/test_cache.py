@@ -19,7 +19,7 @@ import gpfl
 from gpfl.data.published import cache
 from gpfl.data.published import download as fetch
 from gpfl.data.published.cache import Held, Origin, Parsed
-from gpfl.data.published.dataset import Published, caveat
+from gpfl.data.published.dataset import PublishedDataset, caveat
 from gpfl.errors import GpflError
 from gpfl.io import toml
 
@@ -361,7 +361,7 @@ def test_tables_that_nobody_published_have_no_caveat() -> None:
 def test_the_manifest_of_a_federation_records_the_files_and_can_be_read_again(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(CONTENT)
     file = fetch.PublishedFile(name, "", 1, sha256="0" * 64)
-    table = Published(name="numbers", doc="", files=(file,), licence="", parse=parse_numbers, settings={}).get(
+    table = PublishedDataset(name="numbers", doc="", files=(file,), licence="", parse=parse_numbers, settings={}).get(
         tmp_path, unverified=True
     )
     federation = gpfl.federate(table, split="natural")

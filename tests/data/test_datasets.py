@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from gpfl.data import DATA, Table
+from gpfl.data import DATASETS, Table
 from gpfl.errors import GpflError
 
 
 def test_digits_are_whole_and_scaled_to_one_on_both_sides() -> None:
-    table = DATA["digits"].load()
+    table = DATASETS["digits"].load()
     assert (len(table), table.shape, table.classes, table.name) == (1797, (1, 8, 8), 10, "digits")
     x = table.inputs(torch.arange(len(table)))
     assert (float(x.min()), float(x.max())) == (-1.0, 1.0)

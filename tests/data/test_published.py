@@ -18,7 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
-from gpfl.data import PUBLISHED, Table, find_source
+from gpfl.data import PUBLISHED, Table, find_dataset
 from gpfl.data.published import agnews, archive, cache, cifar100, fmnist, har, tiny
 from gpfl.errors import GpflError
 from gpfl.federation.federation import Federation, Shard
@@ -567,14 +567,14 @@ def test_har_is_read_window_by_window_with_nine_channels_and_the_subjects_as_gro
 def test_har_is_interleaved_as_in_the_authors_code_where_that_was_asked_for(tmp_path: Path) -> None:
     get("har", write_har(tmp_path, GOOD_HAR))
     steps = np.concatenate([SIGNALS["train"], SIGNALS["test"]]).astype(np.float32).transpose(0, 2, 1)  # (windows, 128, 9)
-    channels, interleaved = find_source("har", {}).load(), find_source("har", {"layout": "interleaved"}).load()
+    channels, interleaved = find_dataset("har", {}).load(), find_dataset("har", {"layout": "interleaved"}).load()
     assert np.array_equal(channels.x.numpy(), steps.transpose(0, 2, 1)[:, :, None])
     assert np.array_equal(interleaved.x.numpy(), steps.reshape(len(steps), 9, 1, 128))
     assert (interleaved.shape, interleaved.form, interleaved.y.tolist()) == ((9, 1, 128), channels.form, channels.y.tolist())
     assert len({channels.digest, interleaved.digest}) == 2, "a run of one layout does not go on with the other"
-    assert np.array_equal(find_source("har", {"layout": "channels"}).load().x.numpy(), channels.x.numpy()), "none is changed"
+    assert np.array_equal(find_dataset("har", {"layout": "channels"}).load().x.numpy(), channels.x.numpy()), "none is changed"
     with pytest.raises(GpflError, match=r"data\.layout is 'chanels'; it must be one of channels, interleaved; did you mean"):
-        find_source("har", {"layout": "chanels"})
+        find_dataset("har", {"layout": "chanels"})
 
 
 def test_windows_of_har_that_overlap_are_of_one_recording() -> None:
@@ -598,21 +598,21 @@ def test_windows_of_har_that_overlap_are_of_one_recording() -> None:
 
 def test_manifest_of_har_says_how_it_was_read(tmp_path: Path) -> None:
     get("har", write_har(tmp_path, GOOD_HAR))
-    table = find_source("har", {"layout": "interleaved"}).load()
+    table = find_dataset("har", {"layout": "interleaved"}).load()
     shard = Shard("a", np.array([0, 1]), np.array([], dtype=np.int64), np.array([2]))
     Federation(table, [shard]).save(tmp_path / "split.toml")
     again = Federation.load(tmp_path / "split.toml")
     assert torch.equal(again.table.x, table.x)
-    resolved = configs.resolve({"split": {"name": "manifest", "file": str(tmp_path / "split.toml")}})
-    assert resolved.source == find_source("har", {"layout": "interleaved"})
-    Federation(find_source("har", {}).load(), [shard]).save(tmp_path / "plain.toml")
+    resolved = configs.resolve_config({"split": {"name": "manifest", "file": str(tmp_path / "split.toml")}})
+    assert resolved.source == find_dataset("har", {"layout": "interleaved"})
+    Federation(find_dataset("har", {}).load(), [shard]).save(tmp_path / "plain.toml")
     assert "layout" not in (tmp_path / "plain.toml").read_text()
 
 
 def test_recordings_of_har_stay_together_where_that_was_asked_for(tmp_path: Path) -> None:
     get("har", write_har(tmp_path, GOOD_HAR))
-    windows, whole = find_source("har", {}).load(), find_source("har", {"together": "recordings"}).load()
-    both = find_source("har", {"together": "recordings", "layout": "interleaved"}).load()
+    windows, whole = find_dataset("har", {}).load(), find_dataset("har", {"together": "recordings"}).load()
+    both = find_dataset("har", {"together": "recordings", "layout": "interleaved"}).load()
     assert windows.together is None
     assert whole.together is not None
     assert both.together is not None
@@ -620,7 +620,7 @@ def test_recordings_of_har_stay_together_where_that_was_asked_for(tmp_path: Path
     assert both.together.tolist() == whole.together.tolist(), "whatever the layout"
     assert len({windows.digest, whole.digest, both.digest}) == 3
     with pytest.raises(GpflError, match=r"data\.together is 'recording'; it must be one of windows, recordings; did you mean"):
-        find_source("har", {"together": "recording"})
+        find_dataset("har", {"together": "recording"})
 
 
 ACC = "UCI HAR Dataset/test/Inertial Signals/body_acc_y_test.txt"

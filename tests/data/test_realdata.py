@@ -17,7 +17,7 @@ from conftest import Command
 
 from gpfl.data import PUBLISHED, Table
 from gpfl.data.published import cache
-from gpfl.training.run_dir import RunFolder
+from gpfl.training.run_dir import RunDir
 
 pytestmark = pytest.mark.realdata
 
@@ -135,7 +135,7 @@ def test_two_rounds_of_a_task_of_the_paper(task: str, method: str, command: Comm
     get(str(name))
     said = command("run", "--data", name, *flags, "--method", method, "--rounds", 2, "--device", "cpu", "--out", "run")
     assert said.code == 0, said.err
-    losses = [float(str(line["loss"])) for line in RunFolder(Path("run")).lines()]
+    losses = [float(str(line["loss"])) for line in RunDir(Path("run")).lines()]
     assert len(losses) == 3
     assert all(map(math.isfinite, losses))
     if task != "tiny with resnet18":  # its BatchNorm statistics need more than a dozen steps

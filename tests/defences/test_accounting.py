@@ -11,10 +11,10 @@ from conftest import Command, toy_federation
 import gpfl
 from gpfl.core.method import Phase
 from gpfl.core.schedule import Schedule
-from gpfl.defences import Defence
+from gpfl.defences import DefenceConfig
 from gpfl.defences import accounting as statement
 from gpfl.defences.accounting import (
-    Crowd,
+    AccountingInputs,
     client_level,
     client_words,
     example_level,
@@ -64,12 +64,12 @@ def test_many_releases_are_as_one_with_less_noise() -> None:
 
 def crowd(
     rounds: int = 10, join: float | tuple[float, float] = 1.0, rows: tuple[int, ...] = (100,) * 10, **facts: object
-) -> Crowd:
-    return Crowd(Schedule(seed=0, rounds=rounds, join=join), (Phase(step=None, epochs=1),), rows, **facts)  # type: ignore[arg-type]
+) -> AccountingInputs:
+    return AccountingInputs(Schedule(seed=0, rounds=rounds, join=join), (Phase(step=None, epochs=1),), rows, **facts)  # type: ignore[arg-type]
 
 
 def test_clients_are_promised_what_gaussian_releases_of_all_rounds_give() -> None:
-    facts = client_level(Defence(clip=1.0, noise=4.0), crowd())
+    facts = client_level(DefenceConfig(clip=1.0, noise=4.0), crowd())
     assert facts["epsilon"] == gaussian(2.0, 10, 1e-5), "one client exchanged moves the sum by twice the bound"
     assert facts["epsilon_if_poisson"] == pytest.approx(gaussian(4.0, 10, 1e-5)), "one more or less moves it by the bound"
     assert facts["epsilon_of_one_upload"] == gaussian(2.0 / math.sqrt(10), 1, 1e-5)
@@ -77,7 +77,7 @@ def test_clients_are_promised_what_gaussian_releases_of_all_rounds_give() -> Non
 
 
 def test_clients_that_are_drawn_are_promised_more() -> None:
-    some, all_ = (client_level(Defence(clip=1.0, noise=4.0), crowd(join=join)) for join in (0.2, 1.0))
+    some, all_ = (client_level(DefenceConfig(clip=1.0, noise=4.0), crowd(join=join)) for join in (0.2, 1.0))
     assert some["epsilon"] == without_replacement(2.0, 2, 10, 10, 1e-5)
     assert some["epsilon_if_poisson"] == poisson(4.0, 0.2, 10, 1e-5)
     assert some["epsilon"] < all_["epsilon"]
@@ -89,13 +89,13 @@ def test_clients_that_are_drawn_are_promised_more() -> None:
 
 
 def test_a_range_of_joining_clients_is_counted_as_if_all_joined() -> None:
-    facts = client_level(Defence(clip=1.0, noise=4.0), crowd(join=(0.5, 1.0)))
+    facts = client_level(DefenceConfig(clip=1.0, noise=4.0), crowd(join=(0.5, 1.0)))
     assert facts["epsilon"] == gaussian(2.0, 10, 1e-5)
     assert "epsilon_if_poisson" not in facts
 
 
 def test_rows_are_promised_what_one_noisy_gradient_a_pass_gives() -> None:
-    facts = example_level(Defence(example_clip=1.0, example_noise=4.0), crowd(rows=(200, 100, 55)))
+    facts = example_level(DefenceConfig(example_clip=1.0, example_noise=4.0), crowd(rows=(200, 100, 55)))
     assert facts["epsilon"] == gaussian(2.0, 10, 1e-5)
     assert facts["epsilon_if_poisson"] == poisson(4.0, 10 / 55, 50, 1e-5)
     assert facts["worst_rows"] == 55
@@ -104,14 +104,14 @@ def test_rows_are_promised_what_one_noisy_gradient_a_pass_gives() -> None:
 @pytest.mark.parametrize(("noise", "worst"), [(4.0, 101), (0.1, 130)])
 def test_the_worst_of_many_clients_is_found_at_either_end(noise: float, worst: int) -> None:
     """Much noise: who is drawn most often; little: who takes the most steps."""
-    facts = example_level(Defence(example_clip=1.0, example_noise=noise), crowd(rows=tuple(range(101, 131))))
+    facts = example_level(DefenceConfig(example_clip=1.0, example_noise=noise), crowd(rows=tuple(range(101, 131))))
     assert facts["worst_rows"] == worst
 
 
 def test_passes_and_steps_inside_a_step_count() -> None:
     phases = (Phase(step=None, epochs=2), Phase(step=None, epochs=1))  # type: ignore[arg-type]
     one = dataclasses.replace(crowd(), phases=phases, tried=Tried((1, 5), uses_counts=False))
-    facts = example_level(Defence(example_clip=1.0, example_noise=4.0), one)
+    facts = example_level(DefenceConfig(example_clip=1.0, example_noise=4.0), one)
     assert facts["gradients_a_round"] == 7
     assert facts["epsilon"] == gaussian(2.0, 70, 1e-5)
 
@@ -152,12 +152,12 @@ def test_without_the_accountant_a_run_says_that_nothing_is_stated(command: Comma
 
 
 def test_the_words_name_assumptions_and_numbers() -> None:
-    (text,) = statement.words({"client": client_level(Defence(clip=1.0, noise=4.0), crowd())})
+    (text,) = statement.words({"client": client_level(DefenceConfig(clip=1.0, noise=4.0), crowd())})
     assert "one client exchanged" in text
     assert "if cohorts were Poisson samples" in text
     assert "To the server, which sees single uploads" in text
-    (text,) = statement.words({"example": example_level(Defence(example_clip=1.0, example_noise=4.0), crowd())})
+    (text,) = statement.words({"example": example_level(DefenceConfig(example_clip=1.0, example_noise=4.0), crowd())})
     assert "for the worst client (100 rows) if batches were Poisson samples" in text
     assert statement.number(None) == "endless"
     assert statement.number(123456.0) == "1.2e+05"
-    assert statement.statement(Defence(clip=1.0), crowd()) == {}, "without noise nothing is promised"
+    assert statement.statement(DefenceConfig(clip=1.0), crowd()) == {}, "without noise nothing is promised"

@@ -16,7 +16,7 @@ from torch import Tensor
 import gpfl
 from gpfl.core import tree
 from gpfl.core.local_round import local_round
-from gpfl.defences import Defence, Defended, uploads
+from gpfl.defences import DefenceConfig, Defended, uploads
 from gpfl.defences import accounting as statement
 from gpfl.engine.base import one
 from gpfl.engine.compiler.program import Program
@@ -98,7 +98,7 @@ def test_clients_divided_among_processes_add_up_to_the_numbers_of_one() -> None:
     engine, state = result.engine, result.outcome.last
     whole = engine.train(state.shared, {}, [0, 1, 2, 3], 7).mean
     asked = gpfl.engine.base.Train(state.shared, {}, [1, 3], 7, engine.schedule, [0, 1, 2, 3], engine.method)
-    parts = [engine.train_one(asked._replace(clients=clients)).mean for clients in ([1, 3], [0, 2])]
+    parts = [engine.train_round(asked._replace(clients=clients)).mean for clients in ([1, 3], [0, 2])]
     added = tree.map_leaves(torch.add, *parts)
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in tree.pairs(whole, added))
 
@@ -111,7 +111,7 @@ def updates(result: gpfl.Result, method: gpfl.core.method.Method) -> list[Tensor
     engine, shared = result.engine, result.outcome.last.shared
     found = []
     for client in range(len(engine.federation)):
-        facts = one(engine.facts([client], 5), 0)
+        facts = one(engine.client_info([client], 5), 0)
         private = tree.take(result.outcome.last.private, client)
         sent = local_round(method, shared, private, engine.federation.table, engine.plan(client, 5), facts).upload
         found.append(torch.cat([(a - b).flatten() for a, b in tree.pairs(sent, tree.pick(shared, tuple(sent)))]))
@@ -121,8 +121,8 @@ def updates(result: gpfl.Result, method: gpfl.core.method.Method) -> list[Tensor
 def test_updates_are_clipped_and_noisy_as_stated() -> None:
     result = fit("fedavg", rounds=1, clip=0.05, noise=2.0)
     defended = result.engine.method
-    plain = dataclasses.replace(defended, defence=Defence())
-    only = dataclasses.replace(defended, defence=Defence(clip=0.05))
+    plain = dataclasses.replace(defended, defence=DefenceConfig())
+    only = dataclasses.replace(defended, defence=DefenceConfig(clip=0.05))
     noisy, clipped, raw = (updates(result, method) for method in (defended, only, plain))
     drawn = []
     for mine, bound, full in zip(noisy, clipped, raw, strict=True):
@@ -170,7 +170,7 @@ def test_exchanging_a_client_moves_the_release_by_at_most_twice_the_bound() -> N
 
 def test_with_noise_every_client_counts_alike() -> None:
     noisy, clipped = fit("fedavg", rounds=1, **CLIENT), fit("fedavg", rounds=1, clip=0.5)
-    facts = [one(noisy.engine.facts([client], 0), 0) for client in range(4)]
+    facts = [one(noisy.engine.client_info([client], 0), 0) for client in range(4)]
     assert {float(noisy.engine.method.weight(client)) for client in facts} == {1.0}
     assert len({float(clipped.engine.method.weight(client)) for client in facts}) == 4
 
@@ -218,7 +218,7 @@ def test_rounded_entries_are_levels_no_further_than_one_away(bits: int, rounding
 )
 def test_bytes_are_those_of_entries_places_and_scales(settings: dict[str, float], bytes_: int) -> None:
     upload: tree.Tree = {"a": torch.zeros(600), "b": torch.zeros(20, 20)}
-    assert uploads.wire_bytes(upload, Defence(**settings)) == bytes_
+    assert uploads.wire_bytes(upload, DefenceConfig(**settings)) == bytes_
 
 
 def test_a_run_counts_the_bytes_that_it_sends() -> None:
@@ -304,4 +304,4 @@ def test_models_of_a_defended_run_are_loaded_like_others(tmp_path: Path) -> None
     x = toy_federation().table.x[:5]
     loaded = gpfl.load_model(next((tmp_path / "run" / "models").iterdir()))
     assert np.allclose(loaded.logits(x), result.clients[0].logits(x), atol=1e-6)
-    assert result.welcome(x.numpy(), np.array([0, 1, 2, 0, 1]), rounds=1).predict(x).shape == (5,)
+    assert result.personalize(x.numpy(), np.array([0, 1, 2, 0, 1]), rounds=1).predict(x).shape == (5,)

@@ -19,8 +19,8 @@ from gpfl.core.method import Method
 from gpfl.core.net import Net, from_architecture, from_module
 from gpfl.core.schedule import Schedule
 from gpfl.core.tree import Tree
-from gpfl.engine import ENGINES, Setting, workers
-from gpfl.engine.base import Cohort, Engine, Judge, Train
+from gpfl.engine import ENGINES, RunSpec, workers
+from gpfl.engine.base import Engine, EvalRequest, RoundResult, TrainRequest
 from gpfl.engine.compiler.program import Program
 from gpfl.engine.vmap import Vmap
 from gpfl.engine.workers import Workers
@@ -99,7 +99,7 @@ def make(engine: str, method: Method, build: Build, **schedule: object) -> Engin
     )
     compiled = str(schedule.pop("compile", "off"))
     whole = Schedule(**{"seed": 3, "rounds": ROUNDS, "join": 0.8, **schedule})  # type: ignore[arg-type]
-    return ENGINES[engine](Setting(bound, federation, whole, compile=compiled))
+    return ENGINES[engine](RunSpec(bound, federation, whole, compile=compiled))
 
 
 def start(engine: Engine) -> tuple[Tree, Tree]:
@@ -108,7 +108,7 @@ def start(engine: Engine) -> tuple[Tree, Tree]:
 
 
 def cohort_of(engine: Engine, number: int) -> list[int]:
-    return [client for client in engine.schedule.cohort(number, len(engine.federation)) if engine.trains(client)]
+    return [client for client in engine.schedule.sample_clients(number, len(engine.federation)) if engine.trains(client)]
 
 
 class Run:
@@ -222,7 +222,7 @@ def test_cohort_with_more_steps_than_the_first_one_fits() -> None:
     """As many slots as clients, and the client with most steps comes late."""
     clients = toy_federation((41, 41, 41, 56))
     build = lambda: with_net(clients, lambda: nn.Sequential(nn.Linear(6, 3)))  # noqa: E731
-    late = next(seed for seed in range(99) if 3 not in Schedule(seed=seed, rounds=3, join=0.75).cohort(0, 4))
+    late = next(seed for seed in range(99) if 3 not in Schedule(seed=seed, rounds=3, join=0.75).sample_clients(0, 4))
     loop, vmap = (make(name, FedAvg(), build, seed=late, join=0.75) for name in ("loop", "vmap"))
     assert len(vmap.plan(3, 0)[0]) > len(vmap.plan(0, 0)[0])
     assert_close(Run(vmap).flat, Run(loop).flat)
@@ -244,7 +244,7 @@ def test_another_seed_gives_other_numbers(engine: str) -> None:
 # Trials at once, and parts of a cohort.
 
 
-def flat(cohort: Cohort) -> dict[str, Tensor]:
+def flat(cohort: RoundResult) -> dict[str, Tensor]:
     return tree.flatten({"mean": cohort.mean, "private": cohort.private, "terms": dict(cohort.terms)})
 
 
@@ -259,11 +259,11 @@ def test_rounds_of_several_trials_at_once_are_those_of_each_alone(
     for seed in (3, 4, 5):
         schedule = dataclasses.replace(machine.schedule, seed=seed)
         shared, private = machine.method.init(seed)
-        clients = [c for c in schedule.cohort(1, len(machine.federation)) if machine.trains(c)]
-        trials.append(Train(shared, tree.repeat(private, len(clients)), clients, 1, schedule, clients, machine.method))
+        clients = [c for c in schedule.sample_clients(1, len(machine.federation)) if machine.trains(c)]
+        trials.append(TrainRequest(shared, tree.repeat(private, len(clients)), clients, 1, schedule, clients, machine.method))
 
     plain = make("loop", METHODS[method](), NETS[net])
-    for together, alone in zip(machine.train_all(trials), map(plain.train_one, trials), strict=True):
+    for together, alone in zip(machine.train_rounds(trials), map(plain.train_round, trials), strict=True):
         assert_close(flat(together), flat(alone))
 
 
@@ -274,8 +274,8 @@ def test_parts_of_a_cohort_sum_to_the_whole(engine: str) -> None:
     whole = machine.train(shared, private, range(5), 0)
     parts = [[0, 3], [1, 2, 4]]
     found = [
-        machine.train_one(
-            Train(shared, tree.take(private, torch.tensor(own)), own, 0, machine.schedule, range(5), machine.method)
+        machine.train_round(
+            TrainRequest(shared, tree.take(private, torch.tensor(own)), own, 0, machine.schedule, range(5), machine.method)
         )
         for own in parts
     ]
@@ -285,7 +285,7 @@ def test_parts_of_a_cohort_sum_to_the_whole(engine: str) -> None:
         assert_close(tree.flatten(part.private), tree.flatten(tree.take(whole.private, torch.tensor(own))))
     everyone = machine.evaluate(shared, whole.private, 1, "test")
     own = torch.tensor(parts[1])
-    scores = machine.judge_one(Judge(shared, tree.take(whole.private, own), parts[1], 1, "test"))
+    scores = machine.evaluate_clients(EvalRequest(shared, tree.take(whole.private, own), parts[1], 1, "test"))
     assert scores.correct.tolist() == everyone.correct[parts[1]].tolist()
 
 
@@ -459,16 +459,16 @@ def test_trials_with_other_numbers_run_at_once_as_each_alone(name: str) -> None:
     federation = toy_federation((31, 12, 25))
     runs = []
     for factor in (1.0, 0.5, 0.2):
-        given: configs.Given = {
+        given: configs.ConfigDict = {
             "method": {"name": name},
             "train": {"rounds": 3, "lr": 0.1 * factor},
             "net": {"name": "mlp", "hidden": [8]},
             "run": {"engine": "vmap"},
         }
-        config, setting = api.prepare(configs.resolve(given, federation=federation), federation, None, None)
+        config, setting = api.prepare(configs.resolve_config(given, federation=federation), federation, None, None)
         changed = {key: getattr(setting.method, key) * factor for key in VALUES[name]}
         method = dataclasses.replace(setting.method, **changed)
-        runs.append(api.Run(config, dataclasses.replace(setting, method=method)))
+        runs.append(api.PreparedRun(config, dataclasses.replace(setting, method=method)))
     together = api.execute_trials(runs)
     for run, result in zip(runs, together, strict=True):
         alone = api.execute(run, ENGINES["vmap"](run.setting))
@@ -485,8 +485,8 @@ def test_trial_that_diverges_does_not_stop_the_others(engine: str) -> None:
     federation = toy_federation((31, 12, 25))
     runs = []
     for lr in (1e30, 0.1, 1e30):
-        given: configs.Given = {"method": {"name": "fedavg"}, "train": {"rounds": 3, "lr": lr}, "run": {"engine": engine}}
-        runs.append(api.Run(*api.prepare(configs.resolve(given, federation=federation), federation, None, None)))
+        given: configs.ConfigDict = {"method": {"name": "fedavg"}, "train": {"rounds": 3, "lr": lr}, "run": {"engine": engine}}
+        runs.append(api.PreparedRun(*api.prepare(configs.resolve_config(given, federation=federation), federation, None, None)))
     first, second, third = api.execute_trials(runs)
     assert isinstance(first, DivergenceError)
     assert isinstance(third, DivergenceError)
@@ -501,18 +501,18 @@ def test_trial_that_is_left_alone_goes_on_with_its_own_numbers() -> None:
     shared, private = start(first)
     for lr, clients in ((0.05, [0, 1]), (0.01, [0, 1]), (0.01, [2])):  # one client alone runs another way
         method = dataclasses.replace(first.method, lr=lr)
-        asked = Train(shared, tree.take(private, torch.tensor(clients)), clients, 0, first.schedule, clients, method)
+        asked = TrainRequest(shared, tree.take(private, torch.tensor(clients)), clients, 0, first.schedule, clients, method)
         plain = make("loop", FedAvg(), layered)
         plain.method = dataclasses.replace(plain.method, lr=lr)
-        assert_close(flat(first.train_one(asked)), flat(plain.train_one(asked)))
-        for trial in first.train_all([asked, asked]):
-            assert_close(flat(trial), flat(plain.train_one(asked)))
+        assert_close(flat(first.train_round(asked)), flat(plain.train_round(asked)))
+        for trial in first.train_rounds([asked, asked]):
+            assert_close(flat(trial), flat(plain.train_round(asked)))
 
 
 def test_rehearsal_traces_nothing() -> None:
     machine = make("vmap", FedAvg(), layered, compile="on")
     assert isinstance(machine, Vmap)
-    machine.rehearse()
+    machine.check_vmappable()
     assert not any(program.traced for program in programs_of(machine))
 
 
@@ -520,7 +520,7 @@ def test_trials_that_differ_in_more_than_numbers_cannot_run_at_once() -> None:
     federation = toy_federation((31, 12))
     runs = []
     for reg in ("wd", "norm"):
-        given: configs.Given = {"method": {"name": "gpfl", "reg": reg}, "train": {"rounds": 1}, "run": {"engine": "vmap"}}
-        runs.append(api.Run(*api.prepare(configs.resolve(given, federation=federation), federation, None, None)))
+        given: configs.ConfigDict = {"method": {"name": "gpfl", "reg": reg}, "train": {"rounds": 1}, "run": {"engine": "vmap"}}
+        runs.append(api.PreparedRun(*api.prepare(configs.resolve_config(given, federation=federation), federation, None, None)))
     with pytest.raises(gpfl.GpflError, match="trials that run at once must have the same reg, not 'wd' and others"):
         api.execute_trials(runs)

@@ -12,7 +12,7 @@ from torch import nn
 
 import gpfl
 from gpfl.core import tree
-from gpfl.engine.base import Engine, Train
+from gpfl.engine.base import Engine, TrainRequest
 from gpfl.engine.vmap import Vmap
 from gpfl.methods import METHODS
 
@@ -46,7 +46,7 @@ def test_models_trained_on_a_gpu_are_used_on_the_cpu(tmp_path) -> None:
     loaded = gpfl.load_model(tmp_path / "run" / "models" / "client-0.safetensors")
     assert (loaded.predict(x) == result.clients[0].predict(x)).all()
     assert result.clients[0].module()(x).device.type == "cpu"
-    assert result.welcome(x, federation.table.y[rows], rounds=1).predict(x).shape == (len(rows),)
+    assert result.personalize(x, federation.table.y[rows], rounds=1).predict(x).shape == (len(rows),)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedrod", "gpfl"])
@@ -129,8 +129,8 @@ def test_trials_with_other_seeds_and_numbers_give_at_once_what_they_give_alone(c
         method = dataclasses.replace(engine.method, mu=mu)  # type: ignore[call-arg]
         shared, private = (tree.to(part, engine.device) for part in method.init(seed))
         schedule = dataclasses.replace(engine.schedule, seed=seed)
-        asked.append(Train(shared, tree.repeat(private, len(everyone)), everyone, 0, schedule, everyone, method))
-    together, alone = engine.train_all(asked), [engine.train_all([each])[0] for each in asked]
+        asked.append(TrainRequest(shared, tree.repeat(private, len(everyone)), everyone, 0, schedule, everyone, method))
+    together, alone = engine.train_rounds(asked), [engine.train_rounds([each])[0] for each in asked]
     for one, other in zip(together, alone, strict=True):
         assert_near(tree.flatten(one.mean), tree.flatten(other.mean))
 

@@ -11,17 +11,21 @@ from conftest import toy_federation
 from torch import nn
 
 import gpfl
-from gpfl.engine import Setting, choose, fitting_threads
+from gpfl.engine import RunSpec, choose, fitting_threads
 from gpfl.engine.selection import fastest
 from gpfl.training import api
 from gpfl.training import config as configs
 
 
-def setting(federation: gpfl.Federation, net: str | nn.Module = "mlp", **settings: object) -> Setting:
+def setting(federation: gpfl.Federation, net: str | nn.Module = "mlp", **settings: object) -> RunSpec:
     """The setting of FedAvg on a federation."""
     named = isinstance(net, str)
-    given: configs.Given = {"method": {"name": "fedavg"}, "train": dict(settings), **({"net": {"name": net}} if named else {})}
-    config = configs.resolve(given, federation=federation, custom_net=not named)
+    given: configs.ConfigDict = {
+        "method": {"name": "fedavg"},
+        "train": dict(settings),
+        **({"net": {"name": net}} if named else {}),
+    }
+    config = configs.resolve_config(given, federation=federation, custom_net=not named)
     return api.prepare(config, federation, None if named else net, None)[1]  # type: ignore[arg-type]
 
 

@@ -15,15 +15,15 @@ from conftest import Command, Said, Toy, content, diverge, without_time
 from PIL import Image
 
 import gpfl
-from gpfl.data import DATA
-from gpfl.engine.base import Judge, Train
+from gpfl.data import DATASETS
+from gpfl.engine.base import EvalRequest, TrainRequest
 from gpfl.errors import DivergenceError
 from gpfl.experiments import compare as studies
 from gpfl.experiments import quickstart as quick
 from gpfl.experiments.trials import refuse_diverged, run_trials
 from gpfl.methods import METHODS
-from gpfl.training.round_loop import Outcome, Silent, Simulation
-from gpfl.training.run_dir import RunFolder
+from gpfl.training.round_loop import RoundLoop, RunOutcome, Silent
+from gpfl.training.run_dir import RunDir
 
 TOY = ("--data", "toy", "--rounds", 1)
 
@@ -33,13 +33,13 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The folders of the runs that are begun or gone on with, in their order."""
     told: list[str] = []
 
-    def steps(simulation: Simulation) -> Generator[Train | Judge, Any, Outcome]:
+    def steps(simulation: RoundLoop) -> Generator[TrainRequest | EvalRequest, Any, RunOutcome]:
         assert simulation.folder is not None
         told.append(str(simulation.folder.path))
         return real(simulation)
 
-    real = Simulation.steps
-    monkeypatch.setattr(Simulation, "steps", steps)
+    real = RoundLoop.steps
+    monkeypatch.setattr(RoundLoop, "steps", steps)
     return told
 
 
@@ -48,16 +48,16 @@ def stop_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Lets Ctrl-C come as the run with this number, counted from 0, has written its first line."""
 
     def arm(runs: int) -> None:
-        real, seen = RunFolder.append, set()
+        real, seen = RunDir.append, set()
 
-        def append(folder: RunFolder, line: dict[str, object]) -> None:
+        def append(folder: RunDir, line: dict[str, object]) -> None:
             real(folder, line)
             seen.add(folder.path)
             if len(seen) > runs:
-                monkeypatch.setattr(RunFolder, "append", real)
+                monkeypatch.setattr(RunDir, "append", real)
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(RunFolder, "append", append)
+        monkeypatch.setattr(RunDir, "append", append)
 
     return arm
 
@@ -94,7 +94,7 @@ def test_quickstart_gives_a_table_curves_and_models_and_runs_nothing_twice(comma
     for method in quick.METHODS:
         assert f"{method} seed 2: round 2/2" in said.out
         for seed in quick.SEEDS:
-            folder = RunFolder(Path("quick", method, f"seed-{seed}"))
+            folder = RunDir(Path("quick", method, f"seed-{seed}"))
             assert folder.finished
             assert folder.summary()["seed"] == seed
             assert len(list(folder.path.glob("models/*.safetensors"))) == 20
@@ -175,7 +175,7 @@ def test_comparison_is_sorted_and_kept_as_three_tables_and_a_picture(command: Co
     assert sorted(labels("all")) == ["fedavg", "gpfl", "local"]
     assert {record["trials"] for record in records} == {2}
     for record in records:
-        summaries = [RunFolder(Path("all", record["method"], f"seed-{seed}")).summary() for seed in (0, 1)]
+        summaries = [RunDir(Path("all", record["method"], f"seed-{seed}")).summary() for seed in (0, 1)]
         assert record["best_accuracy"] == pytest.approx(sum(float(str(s["best_accuracy"])) for s in summaries) / 2)
     with Path("all/table.csv").open() as file:
         assert [row["method"] for row in csv.DictReader(file)] == labels("all")
@@ -193,7 +193,7 @@ def test_comparison_knows_its_trials_where_the_data_fill_in_an_option_of_the_net
 ) -> None:
     words = np.random.default_rng(0).integers(0, 30, (120, 6))
     table = lambda: gpfl.Table(words, np.arange(120) % 3, name="words", kind="tokens")  # noqa: E731
-    monkeypatch.setitem(DATA, "words", Toy(make=table, name="words"))
+    monkeypatch.setitem(DATASETS, "words", Toy(make=table, name="words"))
     given = ("compare", "--data", "words", "--net", "fasttext", "--methods", "local,fedavg", "--seeds", "0", "--out", "all")
     for _ in range(2):
         assert command(*given).code == 0

@@ -16,7 +16,7 @@ from privacy.test_attack import blobs
 import gpfl
 from gpfl.cli import privacy as privacy_command
 from gpfl.cli.privacy import effort_of
-from gpfl.data import DATA
+from gpfl.data import DATASETS
 from gpfl.defences.accounting import gaussian
 from gpfl.experiments import defence_study as study
 from gpfl.experiments import leaks
@@ -35,7 +35,7 @@ def pictures(command: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
     """The command with tiny images to study."""
     x, y = blobs(96)
     wide = np.kron(x, np.ones((1, 1, 2, 2), dtype=np.uint8))
-    monkeypatch.setitem(DATA, "pictures", Toy(make=lambda: gpfl.Table(wide, y, name="pictures"), name="pictures"))
+    monkeypatch.setitem(DATASETS, "pictures", Toy(make=lambda: gpfl.Table(wide, y, name="pictures"), name="pictures"))
     return command
 
 
@@ -194,7 +194,7 @@ def noises(method: str, family: study.Family, delta: float) -> list[float]:
     common = {"data": {"name": "pictures"}, "split": {"clients": 2}, "net": {"channels": [4, 8], "hidden": 16}}
     plan = gpfl.experiments.grid.Plan(out=Path("out"), seeds=(0,), rounds=1, patience=0, common=common)
     cell = study.spots([method], {family.name: [1.0]}, 0.2, 1.0, delta, weights=False)[1].cell
-    return study.noises(family, [4.0], cell, plan, gpfl.experiments.grid.Grounds())
+    return study.noises(family, [4.0], cell, plan, gpfl.experiments.grid.FederationCache())
 
 
 @pytest.mark.usefixtures("pictures")

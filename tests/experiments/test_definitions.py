@@ -13,15 +13,15 @@ from conftest import Toy
 
 import gpfl
 from gpfl.core.options import option
-from gpfl.data import DATA
+from gpfl.data import DATASETS
 from gpfl.experiments import definitions as studies
 from gpfl.experiments import grid
-from gpfl.experiments.compare import Entrant
+from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.definitions import Cell, Column, Experiment, Published
-from gpfl.experiments.grid import Grounds, Plan
+from gpfl.experiments.grid import FederationCache, Plan
 from gpfl.methods import METHODS
 from gpfl.models import resnet18
-from gpfl.training.config import PROTOCOLS, resolve
+from gpfl.training.config import PROTOCOLS, resolve_config
 from gpfl.training.result import Result
 from gpfl.training.round_loop import Silent
 
@@ -219,7 +219,7 @@ def test_page_names_every_setting_that_a_protocol_changes() -> None:
     for method in METHODS:
         usual, *others = [
             tomllib.loads(
-                resolve({"data": {"name": "digits"}, "method": {"name": method}, "run": {"protocol": name}}).to_toml()
+                resolve_config({"data": {"name": "digits"}, "method": {"name": method}, "run": {"protocol": name}}).to_toml()
             )
             for name in PROTOCOLS
         ]
@@ -295,7 +295,7 @@ def tiny_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Result, "export", lambda result, folder: None)
     monkeypatch.setattr(resnet18, "WIDTHS", (4, 4, 8, 8))
     for name, source in TINY.items():
-        monkeypatch.setitem(DATA, name, source)
+        monkeypatch.setitem(DATASETS, name, source)
 
 
 def contents() -> list[tuple[Experiment, Column]]:
@@ -318,7 +318,7 @@ def test_every_column_runs_for_a_round_on_tiny_data(tmp_path: Path, one: Experim
     engine, batch_size = ("vmap", 10) if wanted >= 100 else ("loop", 400)  # many clients of few rows, or one step of all rows
     common = small(column, min_rows=2, batch_size=batch_size)
     plan = Plan(out=tmp_path, seeds=(0,), rounds=1, run={"engine": engine}, common=common)
-    [job], wrong = grid.lay_out([Cell(one, column, Entrant("fedavg", {"name": "fedavg"}))], plan, Grounds())
+    [job], wrong = grid.lay_out([Cell(one, column, MethodVariant("fedavg", {"name": "fedavg"}))], plan, FederationCache())
     assert wrong == {}
     assert grid.run_all([job], plan, lambda label: Silent(), {"command": "test", "commit": "none"}) == {}
     trials = job.trials("fedavg", (0,))
@@ -334,7 +334,7 @@ def test_every_row_of_every_experiment_can_be_laid_out(tmp_path: Path, one: Expe
     plan = Plan(out=tmp_path, common=small(column, min_rows=8, batch_size=2))
     cells = [Cell(one, column, row) for row in one.rows]
     grid.check(cells, plan)
-    jobs, wrong = grid.lay_out(cells, plan, Grounds())
+    jobs, wrong = grid.lay_out(cells, plan, FederationCache())
     assert wrong == {}
     assert len(jobs) == len(one.rows)
 
@@ -353,10 +353,12 @@ def test_settings_that_stand_in_several_tables_are_run_once(tmp_path: Path) -> N
     ]
     wanted = {place for places in shared for place in places}
     cells = [
-        Cell(one, column, Entrant("gpfl", {"name": "gpfl"})) for one, column in COLUMNS if (one.name, column.key) in wanted
+        Cell(one, column, MethodVariant("gpfl", {"name": "gpfl"}))
+        for one, column in COLUMNS
+        if (one.name, column.key) in wanted
     ]
     plan = Plan(out=tmp_path, common={"split": {"seed": 2}})
-    jobs, wrong = grid.lay_out(cells, plan, Grounds())
+    jobs, wrong = grid.lay_out(cells, plan, FederationCache())
     assert wrong == {}
     found = [{(cell.experiment.name, cell.column.key) for cell in job.cells} for job in jobs]
     assert sorted(map(sorted, found)) == sorted(map(sorted, shared))

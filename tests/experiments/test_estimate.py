@@ -14,17 +14,17 @@ import torch
 from conftest import Toy, toy_table
 
 import gpfl
-from gpfl.core.method import Batch, Client, Method, Terms
+from gpfl.core.method import Batch, ClientInfo, LossTerms, Method
 from gpfl.core.tree import Tree
-from gpfl.data import DATA
-from gpfl.engine import Setting
+from gpfl.data import DATASETS
+from gpfl.engine import RunSpec
 from gpfl.errors import GpflError
 from gpfl.experiments import estimate as estimates
 from gpfl.experiments import machine, work
-from gpfl.experiments.compare import Entrant
+from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.definitions import Cell, Column, Experiment
 from gpfl.experiments.estimate import Speed, Task, estimate
-from gpfl.experiments.grid import Grounds, Job, Plan, lay_out, run_all
+from gpfl.experiments.grid import FederationCache, Job, Plan, lay_out, run_all
 from gpfl.federation.federation import Federation, Shard
 from gpfl.methods import METHODS
 from gpfl.training import api
@@ -38,24 +38,24 @@ HALF = Column("toy/half", "half", "toys", {"data": {"name": "toy"}, "train": {"j
 
 @pytest.fixture(autouse=True)
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(DATA, "toy", Toy())
+    monkeypatch.setitem(DATASETS, "toy", Toy())
     monkeypatch.setattr(estimates, "COUNTED", {})
 
 
 def setting(
     method: str, federation: Federation | None = None, net: dict[str, object] | None = None, **options: object
-) -> Setting:
+) -> RunSpec:
     given = {
         "data": {"name": "toy"},
         "net": net or {"name": "mlp"},
         "method": {"name": method, **options},
         "run": {"device": "cpu"},
     }
-    config = configs.resolve(given)
+    config = configs.resolve_config(given)
     return api.prepare(config, federation or config.federation(), None, None)[1]
 
 
-def seconds(which: Setting, device: torch.device = CPU, clients: int = 4, **rows: float) -> float:
+def seconds(which: RunSpec, device: torch.device = CPU, clients: int = 4, **rows: float) -> float:
     sample = dataclasses.replace(work.sample_of(which), **{"trained": 1000.0, "judged": 1.0, **rows})
     found = work.round_of(which, clients, device)
     assert found is not None
@@ -73,7 +73,7 @@ def test_sample_is_made_of_rows_that_stay_together_too() -> None:
     assert torch.equal(sample.table.x[shard.test], whole.x[largest.test[:1]])
 
 
-def alone(which: Setting, phase: int = 0) -> float:
+def alone(which: RunSpec, phase: int = 0) -> float:
     """What a step of one phase takes for each client, nothing besides."""
     graph = work.step_graph(which, which.method.phases()[phase], 4)
     return work.seconds(graph, work.MACHINES["cpu"]) / 4
@@ -84,9 +84,9 @@ def plan(out: Path, **changes: Any) -> Plan:
 
 
 def job(out: Path, method: str, column: Column = TOYS, protocol: str = "corrected", **options: object) -> tuple[Job, Plan]:
-    how, rows = plan(out, protocol=protocol), (Entrant(method, {"name": method, **options}),)
+    how, rows = plan(out, protocol=protocol), (MethodVariant(method, {"name": method, **options}),)
     [found], wrong = lay_out(
-        [Cell(Experiment("t", "T", "T.", "accuracy", rows, (column,), {}), column, rows[0])], how, Grounds()
+        [Cell(Experiment("t", "T", "T.", "accuracy", rows, (column,), {}), column, rows[0])], how, FederationCache()
     )
     assert wrong == {}
     return found, how
@@ -107,7 +107,7 @@ class Twice(Method):
 
     name: ClassVar[str] = "twice"
 
-    def step(self, shared: Tree, work: Tree, batch: Batch, client: Client) -> tuple[Tree, Terms]:
+    def step(self, shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives the state after two steps on one batch."""
         work, _ = super().step(shared, work, batch, client)
         return super().step(shared, work, batch, client)
@@ -175,7 +175,7 @@ def test_step_that_cannot_be_traced_has_no_time(tmp_path: Path, monkeypatch: pyt
 
         name: ClassVar[str] = "looks"
 
-        def step(self, shared: Tree, work: Tree, batch: Batch, client: Client) -> tuple[Tree, Terms]:
+        def step(self, shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
             """Gives a step for a batch that is not blank."""
             return super().step(shared, work, batch, client) if batch.x.sum().item() else (work, {})
 

@@ -15,26 +15,26 @@ import torch
 from conftest import Toy, content, toy_table, without_time
 
 import gpfl
-from gpfl.data import DATA, PUBLISHED
-from gpfl.engine.base import Judge, Train
+from gpfl.data import DATASETS, PUBLISHED
+from gpfl.engine.base import EvalRequest, TrainRequest
 from gpfl.experiments import grid
-from gpfl.experiments.compare import Entrant
+from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.definitions import Cell, Column, Experiment, Published
-from gpfl.experiments.grid import Grounds, Job, Plan
+from gpfl.experiments.grid import FederationCache, Job, Plan
 from gpfl.experiments.results import results
 from gpfl.experiments.run_index import held_jobs
 from gpfl.federation.federation import MANIFEST
 from gpfl.methods import METHODS
-from gpfl.training.round_loop import Outcome, Silent, Simulation
-from gpfl.training.run_dir import RunFolder
+from gpfl.training.round_loop import RoundLoop, RunOutcome, Silent
+from gpfl.training.run_dir import RunDir
 
 FACTS = {"command": "gpfl reproduce toys", "commit": "abc1234"}
 HALF = Column("toy/half", "half", "toys", {"data": {"name": "toy"}, "train": {"join": 0.5}})
 WHOLE = Column("toy/whole", "whole", "toys", {"data": {"name": "toy"}}, note="a note")
 
 
-def rows(*names: str) -> tuple[Entrant, ...]:
-    return tuple(Entrant(name, {"name": name}) for name in names)
+def rows(*names: str) -> tuple[MethodVariant, ...]:
+    return tuple(MethodVariant(name, {"name": name}) for name in names)
 
 
 TABLE = Experiment(
@@ -45,7 +45,7 @@ OTHER = Experiment("others", "Others", "Others.", "fairness", rows("gpfl"), (Col
 
 @pytest.fixture(autouse=True)
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(DATA, "toy", Toy())
+    monkeypatch.setitem(DATASETS, "toy", Toy())
 
 
 @pytest.fixture
@@ -53,14 +53,14 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The runs that are begun or gone on with, in their order."""
     told: list[str] = []
 
-    def steps(simulation: Simulation) -> Generator[Train | Judge, Any, Outcome]:
+    def steps(simulation: RoundLoop) -> Generator[TrainRequest | EvalRequest, Any, RunOutcome]:
         assert simulation.folder is not None
         path = simulation.folder.path
         told.append(f"{path.parent.name.rsplit('-', 1)[0].removeprefix('toy-pathological-4-mlp-')} {path.name}")
         return real(simulation)
 
-    real = Simulation.steps
-    monkeypatch.setattr(Simulation, "steps", steps)
+    real = RoundLoop.steps
+    monkeypatch.setattr(RoundLoop, "steps", steps)
     return told
 
 
@@ -73,7 +73,7 @@ def cells(*experiments: Experiment) -> list[Cell]:
 
 
 def jobs(which: Iterable[Cell], how: Plan) -> list[Job]:
-    found, wrong = grid.lay_out(which, how, Grounds())
+    found, wrong = grid.lay_out(which, how, FederationCache())
     assert wrong == {}
     return found
 
@@ -83,7 +83,7 @@ def run(which: Iterable[Cell], how: Plan) -> dict[Path, str]:
 
 
 def name(how: Plan, method: str = "gpfl", column: Column = WHOLE) -> str:
-    return jobs([Cell(TABLE, column, Entrant(method, {"name": method}))], how)[0].folder.name
+    return jobs([Cell(TABLE, column, MethodVariant(method, {"name": method}))], how)[0].folder.name
 
 
 # What a content is.
@@ -122,7 +122,7 @@ def test_content_is_what_changes_numbers_and_nothing_else(tmp_path: Path) -> Non
 
 def test_data_of_the_same_name_and_other_rows_are_another_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = name(plan(tmp_path))
-    monkeypatch.setitem(DATA, "toy", Toy(make=lambda: toy_table(120, seed=1)))
+    monkeypatch.setitem(DATASETS, "toy", Toy(make=lambda: toy_table(120, seed=1)))
     assert name(plan(tmp_path)) != usual
 
 
@@ -140,7 +140,9 @@ def test_settings_that_no_run_can_have_are_refused_with_their_cell(tmp_path: Pat
 
 def test_cell_that_cannot_be_laid_out_leaves_the_others(tmp_path: Path) -> None:
     crowded = Column("toy/crowded", "crowded", "toys", {"data": {"name": "toy"}, "split": {"clients": 500}})
-    found, wrong = grid.lay_out([Cell(TABLE, column, TABLE.rows[0]) for column in (crowded, WHOLE)], plan(tmp_path), Grounds())
+    found, wrong = grid.lay_out(
+        [Cell(TABLE, column, TABLE.rows[0]) for column in (crowded, WHOLE)], plan(tmp_path), FederationCache()
+    )
     assert [job.cells[0].column.key for job in found] == ["toy/whole"]
     assert "lower --clients" in wrong["toy/crowded", "fedavg"]
 
@@ -171,7 +173,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A grid that was not cut off."""
     folder = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(DATA, "toy", Toy())
+        patch.setitem(DATASETS, "toy", Toy())
         assert run(cells(TABLE), plan(folder)) == {}
     return folder
 
@@ -180,16 +182,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_grid_that_was_cut_off_ends_elsewhere_as_one_that_was_not(
     tmp_path: Path, whole: Path, begun: list[str], monkeypatch: pytest.MonkeyPatch, lines: int
 ) -> None:
-    real, seen = RunFolder.append, [0]
+    real, seen = RunDir.append, [0]
 
-    def append(folder: RunFolder, line: dict[str, object]) -> None:
+    def append(folder: RunDir, line: dict[str, object]) -> None:
         real(folder, line)
         seen[0] += 1
         if seen[0] == lines:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "append", append)
+        patch.setattr(RunDir, "append", append)
         with pytest.raises(KeyboardInterrupt):
             run(cells(TABLE), plan(tmp_path / "here", run={"checkpoint_every": 1}))
     there = shutil.move(tmp_path / "here", tmp_path / "there")  # as if to another machine
@@ -328,7 +330,7 @@ def test_weights_go_unless_they_are_wanted_or_a_figure_needs_them(tmp_path: Path
         [seed] = how.out.glob("runs/*/seed-0")
         assert (seed / "models").is_dir() == kept
         assert (seed / "checkpoint.safetensors").exists() == kept
-        assert RunFolder(seed).whole_curve()
+        assert RunDir(seed).whole_curve()
     assert next((tmp_path / "drawn").glob("runs/*/seed-0/selected.safetensors"))
 
 
@@ -348,13 +350,13 @@ def test_results_hold_all_cells_that_are_asked_for_or_were_run(tmp_path: Path) -
 
 
 def test_every_commit_that_had_a_part_in_a_run_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def cut(folder: RunFolder, line: dict[str, object]) -> None:
+    def cut(folder: RunDir, line: dict[str, object]) -> None:
         raise KeyboardInterrupt
 
     how = plan(tmp_path, seeds=(0,))
     [job] = jobs(cells(OTHER), how)
     with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "append", cut)
+        patch.setattr(RunDir, "append", cut)
         with pytest.raises(KeyboardInterrupt):
             run(cells(OTHER), how)
     assert grid.run_all([job], how, lambda label: Silent(), {**FACTS, "commit": "def5678"}) == {}
@@ -389,8 +391,8 @@ def test_runs_made_in_two_places_are_one_table_once_they_are_put_together(
     for place in (here, there):
         shutil.copytree(place, merged, dirs_exist_ok=True)
     how = plan(merged, seeds=(0, 1, 2))
-    monkeypatch.delitem(DATA, "toy")  # a machine that has no data reads tables all the same
-    monkeypatch.setitem(DATA, "toy", Toy(make=lambda: pytest.fail("the data are not asked for")))
+    monkeypatch.delitem(DATASETS, "toy")  # a machine that has no data reads tables all the same
+    monkeypatch.setitem(DATASETS, "toy", Toy(make=lambda: pytest.fail("the data are not asked for")))
     found, wrong = held_jobs(cells(TABLE, OTHER), how)
     assert wrong == {}
     gathered = results(TABLE, found, how)

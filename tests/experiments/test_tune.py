@@ -25,7 +25,7 @@ from gpfl.federation.federation import Federation
 from gpfl.methods import METHODS
 from gpfl.training import api
 from gpfl.training.config import Config, TrainOptions
-from gpfl.training.run_dir import RunFolder
+from gpfl.training.run_dir import RunDir
 
 pytest.importorskip("optuna")
 
@@ -168,7 +168,7 @@ def test_search_keeps_its_candidates_the_best_and_tables(command: Command) -> No
     assert found[0]["values"] == {"method.lam": 0.01, "method.mu": 0.1}, "the defaults come first"
     for line in found:
         for seed, score, place in zip((0, 1), line["scores"], line["rounds"], strict=True):
-            folder = RunFolder(Path("t/gpfl", f"candidate-{line['number']:03}", f"seed-{seed}"))
+            folder = RunDir(Path("t/gpfl", f"candidate-{line['number']:03}", f"seed-{seed}"))
             curve = [row["validation"] for row in folder.whole_curve()]
             assert score == max(curve) == curve[place]
             written = tomllib.loads((folder.path / "config.toml").read_text())
@@ -202,7 +202,7 @@ def test_what_was_chosen_runs_by_the_commands_that_are_named(command: Command) -
         assert chosen("t/fedprox").items() <= written["method"].items()
         assert written["split"]["validation"] == 0.2
     best = max(tried("t/fedprox"), key=lambda candidate: candidate["scores"])
-    curve = [row["validation"] for row in RunFolder(Path("r")).whole_curve()]
+    curve = [row["validation"] for row in RunDir(Path("r")).whole_curve()]
     assert max(curve) == pytest.approx(best["scores"][0])
 
 
@@ -245,7 +245,7 @@ def test_test_rows_have_no_part_in_the_choice(command: Command, monkeypatch: pyt
         assert chosen(f"good/{name}") == chosen(f"spoilt/{name}")
         assert [line["scores"] for line in tried(f"good/{name}")] != [line["scores"] for line in tried(f"control/{name}")]
     folder = "gpfl/candidate-001/seed-0"
-    tests = [[row["accuracy"] for row in RunFolder(Path(out, folder)).whole_curve()] for out in ("good", "spoilt")]
+    tests = [[row["accuracy"] for row in RunDir(Path(out, folder)).whole_curve()] for out in ("good", "spoilt")]
     assert tests[0] != tests[1], "the labels were spoilt"
 
 
@@ -253,7 +253,7 @@ def test_candidates_at_once_are_those_one_by_one(command: Command, monkeypatch: 
     sizes: list[int] = []
     real = api.execute_trials
 
-    def execute(runs: list[api.Run]) -> list[Any]:
+    def execute(runs: list[api.PreparedRun]) -> list[Any]:
         sizes.append(len(runs))
         return real(runs)
 
@@ -303,16 +303,16 @@ def stop_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Lets Ctrl-C come as the run with this number, counted from 0, has written its second line."""
 
     def arm(runs: int) -> None:
-        real, seen = RunFolder.append, []
+        real, seen = RunDir.append, []
 
-        def append(folder: RunFolder, line: dict[str, object]) -> None:
+        def append(folder: RunDir, line: dict[str, object]) -> None:
             real(folder, line)
             seen.append(line["round"])
             if seen.count(1) > runs:
-                monkeypatch.setattr(RunFolder, "append", real)
+                monkeypatch.setattr(RunDir, "append", real)
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(RunFolder, "append", append)
+        monkeypatch.setattr(RunDir, "append", append)
 
     return arm
 

@@ -11,9 +11,9 @@ from conftest import toy_table
 from torch.utils.data import Dataset, TensorDataset
 
 import gpfl
-from gpfl.data.table import PARTS, Rows
+from gpfl.data.table import SPLITS, Rows
 from gpfl.federation.federation import Shard
-from gpfl.federation.partition import Split
+from gpfl.federation.partition import Partition
 from gpfl.io import toml
 
 
@@ -23,22 +23,22 @@ def client(rows: int, seed: int = 0, labels: int = 3) -> tuple[np.ndarray, np.nd
 
 
 def all_rows(federation: gpfl.Federation) -> np.ndarray:
-    return np.concatenate([shard.part(part) for shard in federation.shards for part in PARTS])
+    return np.concatenate([shard.part(part) for shard in federation.shards for part in SPLITS])
 
 
-def cut(name: str, rows: Rows, split: Split, number: int) -> Shard:
+def cut(name: str, rows: Rows, split: Partition, number: int) -> Shard:
     return Shard(name, *split.cut(toy_table(), rows, number))
 
 
 @pytest.mark.parametrize(("rows", "train"), [(4, 3), (5, 3), (6, 4), (7, 5), (40, 30), (43, 32)])
 def test_three_quarters_rounded_down_are_for_training_and_the_rest_for_testing(rows: int, train: int) -> None:
-    shard = cut("0", np.arange(rows), Split(), 0)
+    shard = cut("0", np.arange(rows), Partition(), 0)
     assert (len(shard.train), len(shard.test)) == (train, rows - train)
 
 
 @pytest.mark.parametrize(("share", "rows", "train"), [(0.8, 5, 1), (0.9, 10, 1), (0.3, 10, 7), (0.35, 20, 13)])
 def test_a_share_that_divides_the_rows_is_met_exactly(share: float, rows: int, train: int) -> None:
-    assert len(cut("0", np.arange(rows), Split(test=share), 0).train) == train
+    assert len(cut("0", np.arange(rows), Partition(test=share), 0).train) == train
 
 
 @pytest.mark.parametrize("validation", [0.0, 0.2])
@@ -58,7 +58,7 @@ def test_validation_rows_come_out_of_the_training_rows_alone() -> None:
 
 
 def test_the_smallest_share_for_validation_is_one_row() -> None:
-    shard = cut("0", np.arange(8), Split(validation=0.01), 0)
+    shard = cut("0", np.arange(8), Partition(validation=0.01), 0)
     assert (len(shard.train), len(shard.validation), len(shard.test)) == (5, 1, 2)
 
 
@@ -69,10 +69,10 @@ def test_a_seed_names_a_division() -> None:
 
 
 def test_rows_are_shuffled_before_they_are_cut() -> None:
-    shard = cut("0", np.arange(100), Split(), 0)
+    shard = cut("0", np.arange(100), Partition(), 0)
     assert shard.test.tolist() != list(range(75, 100))
-    assert shard.test.tolist() != cut("1", np.arange(100), Split(), 1).test.tolist()
-    assert shard.test.tolist() != cut("0", np.arange(100), Split(seed=2), 0).test.tolist()
+    assert shard.test.tolist() != cut("1", np.arange(100), Partition(), 1).test.tolist()
+    assert shard.test.tolist() != cut("0", np.arange(100), Partition(seed=2), 0).test.tolist()
 
 
 def test_label_counts_are_those_of_training_rows() -> None:
@@ -154,7 +154,7 @@ def test_a_manifest_gives_the_very_same_rows_again(tmp_path: Path) -> None:
     federation.save(tmp_path / "federation.toml")
     again = gpfl.Federation.load(tmp_path / "federation.toml")
     for before, after in zip(federation.shards, again.shards, strict=True):
-        assert all(np.array_equal(before.part(part), after.part(part)) for part in PARTS)
+        assert all(np.array_equal(before.part(part), after.part(part)) for part in SPLITS)
     assert again.manifest() == federation.manifest()
     assert torch.equal(again.table.x, federation.table.x)
 

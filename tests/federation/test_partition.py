@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from gpfl.errors import GpflError
-from gpfl.federation.partition import Dirichlet, Pathological, Split, deal_classes
+from gpfl.federation.partition import Dirichlet, Partition, Pathological, deal_classes
 
 LABELS = np.arange(3000) % 10
 
 
-def assigned(split: Split, labels: np.ndarray = LABELS, classes: int = 10, seed: int = 1) -> list[np.ndarray]:
+def assigned(split: Partition, labels: np.ndarray = LABELS, classes: int = 10, seed: int = 1) -> list[np.ndarray]:
     return split.deal(labels, classes, np.random.default_rng(seed))
 
 
@@ -43,14 +43,14 @@ def authors_rule(clients: int, classes: int, per_client: int) -> list[list[int]]
     ],
     ids=["pathological", "balanced", "dirichlet", "uncapped"],
 )
-def test_every_row_goes_to_exactly_one_client_and_the_same_one_under_the_same_seed(split: Split) -> None:
+def test_every_row_goes_to_exactly_one_client_and_the_same_one_under_the_same_seed(split: Partition) -> None:
     rows = assigned(split)
     assert np.array_equal(np.sort(np.concatenate(rows)), np.arange(len(LABELS)))
     assert all(np.array_equal(a, b) for a, b in zip(rows, assigned(split), strict=True))
 
 
 @pytest.mark.parametrize("split", [Pathological(clients=20), Dirichlet(clients=8)], ids=["pathological", "dirichlet"])
-def test_another_seed_gives_another_division(split: Split) -> None:
+def test_another_seed_gives_another_division(split: Partition) -> None:
     assert sizes_of(assigned(split)) != sizes_of(assigned(split, seed=2))
 
 
@@ -134,7 +134,7 @@ def test_drawn_shares_are_never_empty_where_classes_are_many_and_small(seed: int
         (Dirichlet(clients=20, beta=1e-3, min_rows=149), "none of 5000 draws with beta 0.001 gave each of 20 clients 149 rows"),
     ],
 )
-def test_an_impossible_division_is_refused_with_its_numbers(split: Split, words: str) -> None:
+def test_an_impossible_division_is_refused_with_its_numbers(split: Partition, words: str) -> None:
     with pytest.raises(GpflError) as problem:
         assigned(split)
     assert words in str(problem.value)

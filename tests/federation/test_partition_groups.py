@@ -13,8 +13,8 @@ from conftest import toy_table
 import gpfl
 from gpfl.core import options
 from gpfl.errors import GpflError
-from gpfl.federation.federation import divide
-from gpfl.federation.partition import Dirichlet, Natural, Pathological, Split, choose_bundles
+from gpfl.federation.federation import partition_table
+from gpfl.federation.partition import Dirichlet, Natural, Partition, Pathological, choose_bundles
 from gpfl.report import figures
 
 NAMES = ("books", "dvd", "electronics", "kitchen", "nobody", "music")
@@ -27,7 +27,7 @@ def grouped_table() -> gpfl.Table:
     return gpfl.Table(table.x, table.y, name="reviews", groups=GROUPS, group_names=NAMES)
 
 
-def rows_of(split: Split, table: gpfl.Table) -> dict[str, list[int]]:
+def rows_of(split: Partition, table: gpfl.Table) -> dict[str, list[int]]:
     return {name: rows.tolist() for name, rows in split.choose(table).items()}
 
 
@@ -63,7 +63,7 @@ def test_another_seed_chooses_other_groups() -> None:
 
 
 def test_a_choice_is_recorded_in_the_manifest() -> None:
-    manifest = divide(grouped_table(), Natural(clients=2, seed=4)).manifest()
+    manifest = partition_table(grouped_table(), Natural(clients=2, seed=4)).manifest()
     assert manifest["split"] == {"split": "natural", **options.written_of(Natural(clients=2, seed=4))}
 
 
@@ -108,7 +108,7 @@ SPLITS = [
 
 @pytest.mark.parametrize("whole", SPLITS, ids=["dirichlet", "pathological"])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_n_of_m_clients_are_those_of_the_whole_division_and_grow_with_their_number(whole: Split, seed: int) -> None:
+def test_n_of_m_clients_are_those_of_the_whole_division_and_grow_with_their_number(whole: Partition, seed: int) -> None:
     table = toy_table(300)
 
     def part(clients: int, of: int) -> dict[str, list[int]]:
@@ -292,7 +292,7 @@ def test_splits_that_would_part_rows_are_refused_where_rows_stay_together() -> N
 
 
 @pytest.mark.parametrize("split", [Dirichlet(clients=11, of=10), Pathological(clients=11, of=10)])
-def test_more_than_m_clients_are_refused_with_both_numbers(split: Split) -> None:
+def test_more_than_m_clients_are_refused_with_both_numbers(split: Partition) -> None:
     with pytest.raises(GpflError, match=r"split.clients is 11 of split.of = 10; .* --clients"):
         split.choose(toy_table(300))
 

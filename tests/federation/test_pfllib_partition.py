@@ -9,7 +9,7 @@ from sklearn.model_selection import train_test_split
 
 import gpfl
 from gpfl.federation import pfllib_partition as reference_division
-from gpfl.federation.federation import divide
+from gpfl.federation.federation import partition_table
 from gpfl.federation.partition import Dirichlet, Natural, Pathological, deal_classes
 
 MNIST = (6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958)
@@ -83,7 +83,7 @@ def test_classes_go_to_their_takers_in_drawn_numbers_and_in_order() -> None:
 def test_federations_are_divided_and_cut_from_one_stream() -> None:
     table = toy_table(900)
     split = Dirichlet(clients=4, beta=1.0, draws="reference")
-    federation = divide(table, split)
+    federation = partition_table(table, split)
     draw = np.random.RandomState(1)
     parts = reference_division.by_shares(table.y.numpy(), table.classes, 4, 1.0, 40, 99, draw)
     for shard, rows in zip(federation.shards, parts, strict=True):
@@ -91,18 +91,18 @@ def test_federations_are_divided_and_cut_from_one_stream() -> None:
         assert np.array_equal(shard.train, train)
         assert np.array_equal(shard.test, test)
     assert federation.manifest()["split"]["draws"] == "reference"
-    older = divide(table, Dirichlet(clients=4, beta=1.0)).manifest()["split"]
+    older = partition_table(table, Dirichlet(clients=4, beta=1.0)).manifest()["split"]
     assert "draws" not in older, "divisions of before stay the same by content"
 
 
 def test_of_many_clients_the_first_take_part_and_validation_rows_are_kept_back() -> None:
     table = toy_table(900)
-    all_six = divide(table, Dirichlet(clients=6, beta=1.0, draws="reference"))
-    two = divide(table, Dirichlet(clients=2, of=6, beta=1.0, draws="reference"))
+    all_six = partition_table(table, Dirichlet(clients=6, beta=1.0, draws="reference"))
+    two = partition_table(table, Dirichlet(clients=2, of=6, beta=1.0, draws="reference"))
     assert [shard.name for shard in two.shards] == ["0", "1"]
     for few, many in zip(two.shards, all_six.shards, strict=False):
         assert np.array_equal(few.train, many.train)
-    kept = divide(table, Dirichlet(clients=6, beta=1.0, draws="reference", validation=0.2))
+    kept = partition_table(table, Dirichlet(clients=6, beta=1.0, draws="reference", validation=0.2))
     for shard, whole in zip(kept.shards, all_six.shards, strict=True):
         assert sorted([*shard.train, *shard.validation]) == sorted(whole.train)
         assert np.array_equal(shard.test, whole.test)
@@ -112,7 +112,7 @@ def test_groups_are_cut_as_they_are_or_shuffled_before() -> None:
     x, groups = np.arange(60, dtype=np.float32).reshape(60, 1), np.arange(60) % 2
     for name in ("har", "amazon"):
         table = gpfl.Table(x, np.arange(60) % 3, name=name, groups=groups, group_names=("a", "b"))
-        federation = divide(table, Natural(draws="reference"))
+        federation = partition_table(table, Natural(draws="reference"))
         draw = np.random.RandomState(1)
         parts = [np.flatnonzero(groups == group) for group in range(2)]
         if name == "amazon":
@@ -131,4 +131,4 @@ def test_groups_are_cut_as_they_are_or_shuffled_before() -> None:
 )
 def test_what_the_authors_code_cannot_do_is_refused(split: Dirichlet | Pathological, complaint: str) -> None:
     with pytest.raises(gpfl.GpflError, match=complaint):
-        divide(toy_table(900), split)
+        partition_table(toy_table(900), split)

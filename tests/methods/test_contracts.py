@@ -14,11 +14,11 @@ from torch import nn
 import gpfl
 from gpfl.core import tree
 from gpfl.core.local_round import local_round
-from gpfl.core.method import Client, Method
+from gpfl.core.method import ClientInfo, Method
 from gpfl.core.net import from_architecture, from_module
 from gpfl.core.schedule import Schedule
 from gpfl.core.tree import Tree
-from gpfl.engine import ENGINES, Setting
+from gpfl.engine import ENGINES, RunSpec
 from gpfl.engine.base import Engine, one
 from gpfl.methods import METHODS
 from gpfl.models.cnn4 import CNN4
@@ -62,7 +62,7 @@ def make_engine(variant: str, engine: str, net=small_net, sizes=CLIENTS, batch_n
     federation = toy_federation(sizes)
     built = from_module(net, federation.table.inputs(torch.arange(2)), 3)
     method = VARIANTS[variant].bind(built, lr=0.05, epochs=schedule.pop("epochs", 1), batch_norm=batch_norm)
-    return ENGINES[engine](Setting(method, federation, Schedule(seed=3, **{"rounds": 5, **schedule})))
+    return ENGINES[engine](RunSpec(method, federation, Schedule(seed=3, **{"rounds": 5, **schedule})))
 
 
 def start(engine: Engine) -> tuple[Tree, Tree]:
@@ -74,7 +74,7 @@ def run(engine: Engine, rounds: int) -> tuple[Tree, Tree]:
     shared, private = start(engine)
     everyone = len(engine.federation)
     for number in range(rounds):
-        clients = [client for client in engine.schedule.cohort(number, everyone) if client in trainers(engine)]
+        clients = [client for client in engine.schedule.sample_clients(number, everyone) if client in trainers(engine)]
         index = torch.tensor(clients)
         cohort = engine.train(shared, tree.take(private, index), clients, number)
         shared = engine.method.aggregate(shared, cohort.mean)
@@ -126,7 +126,7 @@ def test_client_outside_the_cohort_keeps_its_private_state(variant: str, engine:
     machine = make_engine(variant, engine, join=0.5)
     _, before = run(machine, 1)
     _, after = run(machine, 2)
-    outside = torch.tensor([c for c in range(4) if c not in machine.schedule.cohort(1, 4)])
+    outside = torch.tensor([c for c in range(4) if c not in machine.schedule.sample_clients(1, 4)])
     assert len(outside) == 2
     for old, new in zip(tree.leaves(before), tree.leaves(after), strict=True):
         assert torch.equal(old[outside], new[outside])
@@ -155,7 +155,7 @@ def test_nothing_private_is_sent(variant: str) -> None:
         tree.take(private, 0),
         machine.federation.table,
         machine.plan(0, 0),
-        one(machine.facts(range(4), 0), 0),
+        one(machine.client_info(range(4), 0), 0),
     )
     assert set(tree.flatten(upload)) <= set(tree.flatten(shared))
     assert not set(upload) & set(kept)
@@ -168,7 +168,7 @@ def test_empty_batch_is_a_no_op(variant: str) -> None:
     shared, private = start(machine)
     plan = machine.plan(0, 0)
     padded = [np.concatenate([steps[:1], np.full_like(steps[:1], -1), steps[1:]]) for steps in plan]
-    facts = one(machine.facts(range(4), 0), 0)
+    facts = one(machine.client_info(range(4), 0), 0)
     table, own = machine.federation.table, tree.take(private, 0)
     plain = local_round(machine.method, shared, own, table, plan, facts)
     with_hole = local_round(machine.method, shared, own, table, padded, facts)
@@ -180,7 +180,7 @@ def test_empty_batch_is_a_no_op(variant: str) -> None:
 def test_padded_rows_do_not_count(variant: str) -> None:
     machine = make_engine(variant, "loop")
     shared, private = start(machine)
-    facts, own = one(machine.facts(range(4), 0), 3), tree.take(private, 3)
+    facts, own = one(machine.client_info(range(4), 0), 3), tree.take(private, 3)
     work = machine.method.download(shared, own, facts)
     phase = machine.method.phases()[0]
     rows = torch.from_numpy(machine.federation.shards[3].train[:4])
@@ -204,7 +204,7 @@ def test_single_client_is_averaged_to_itself(variant: str) -> None:
         tree.take(private, 0),
         machine.federation.table,
         machine.plan(0, 0),
-        one(machine.facts([0], 0), 0),
+        one(machine.client_info([0], 0), 0),
     )
     assert gap(machine.train(shared, private, [0], 0).mean, update.upload) == 0
 
@@ -245,7 +245,7 @@ def test_weights_that_do_not_travel_are_not_counted_as_traffic(variant: str) -> 
 def test_config_round_trips(name: str, protocol: str, tmp_path: Path) -> None:
     result = gpfl.fit(name, toy_federation(), rounds=1, protocol=protocol, out=tmp_path / "run")
     read = configs.read(tmp_path / "run" / "config.toml")
-    resolved = configs.resolve(read, federation=result.federation)
+    resolved = configs.resolve_config(read, federation=result.federation)
     assert resolved.to_toml() == (tmp_path / "run" / "config.toml").read_text()
 
 
@@ -264,7 +264,7 @@ def test_page_tells_the_bytes_that_travel(name: str) -> None:
     method = METHODS[name]().bind(net, lr=0.005, epochs=1)
     shared, private = method.init(0)
     counts = torch.ones(100)
-    client = Client(counts.sum(), counts, torch.zeros(()), torch.ones(()))
+    client = ClientInfo(counts.sum(), counts, torch.zeros(()), torch.ones(()))
     upload, _ = method.upload(shared, method.download(shared, private, client), private, client)
     sent, received = tree.count_bytes(upload), tree.count_bytes(shared)
     assert f"a client sends {sent:,} bytes a round and receives {received:,}" in page

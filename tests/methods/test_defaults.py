@@ -52,18 +52,18 @@ def test_rates_of_perfedavg_are_the_learning_rate() -> None:
 
 
 def test_reference_protocol_evaluates_the_model_that_the_authors_code_does() -> None:
-    config = configs.resolve({"method": {"name": "pfedme"}, "run": {"protocol": "reference"}})
+    config = configs.resolve_config({"method": {"name": "pfedme"}, "run": {"protocol": "reference"}})
     assert config.method.eval_model == "local_w"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("name", "key", "value", "reason"), OFF)
 def test_value_that_switches_a_method_off_is_refused_unless_it_is_meant(name: str, key: str, value: float, reason: str) -> None:
-    given: configs.Given = {"method": {"name": name, key: value}}
+    given: configs.ConfigDict = {"method": {"name": name, key: value}}
     with pytest.raises(gpfl.GpflError, match=re.escape(reason)):
-        configs.resolve(given)
+        configs.resolve_config(given)
     with pytest.raises(gpfl.GpflError, match="--allow-noop"):
         gpfl.fit(METHODS[name](**{key: value}), toy_federation(), rounds=1)
-    allowed = configs.resolve({**given, "run": {"allow_noop": True}})
+    allowed = configs.resolve_config({**given, "run": {"allow_noop": True}})
     assert getattr(allowed.method, key) == value
     gpfl.fit(name, toy_federation(), rounds=1, allow_noop=True, **{key: value})  # type: ignore[arg-type]
 

@@ -10,10 +10,10 @@ from conftest import toy_federation
 from torch.nn import functional as F
 
 from gpfl.core import losses, tree
-from gpfl.core.method import Batch, Client
+from gpfl.core.method import Batch, ClientInfo
 from gpfl.core.net import Model, from_architecture
 from gpfl.core.schedule import Schedule
-from gpfl.engine import ENGINES, Setting
+from gpfl.engine import ENGINES, RunSpec
 from gpfl.engine.base import one
 from gpfl.methods.gpfl import GPFL, embeddings_of, valve
 from gpfl.models.mlp import MLP
@@ -26,8 +26,8 @@ def bound(**options: object) -> GPFL:
     return GPFL(**options).bind(net, lr=0.05, epochs=1)  # type: ignore[arg-type]
 
 
-def a_client(counts: tuple[float, ...] = (3.0, 5.0, 0.0), round: int = 0) -> Client:
-    return Client(torch.tensor(sum(counts)), torch.tensor(counts), torch.tensor(float(round)), torch.tensor(5.0))
+def a_client(counts: tuple[float, ...] = (3.0, 5.0, 0.0), round: int = 0) -> ClientInfo:
+    return ClientInfo(torch.tensor(sum(counts)), torch.tensor(counts), torch.tensor(float(round)), torch.tensor(5.0))
 
 
 def a_batch(rows: int = 6) -> Batch:
@@ -89,7 +89,7 @@ def test_embeddings_learn_from_angles_alone() -> None:
         method = bound(lam=lam)
         shared, private = method.init(0)
         work = method.download(shared, private, client)
-        moved, _, _ = method.descend(
+        moved, _, _ = method.optimizer_step(
             work, ("gce",), lambda m, method=method, shared=shared: method.loss(m, shared, a_batch(), client)
         )
         tables.append(embeddings_of(moved))
@@ -110,12 +110,12 @@ def test_personal_context_is_weighted_by_class_shares() -> None:
 
 def run(source: str, rounds: int, join: float = 1.0):
     method = bound(cond_source=source)
-    engine = ENGINES["vmap"](Setting(method, toy_federation(), Schedule(seed=0, rounds=5, join=join)))
+    engine = ENGINES["vmap"](RunSpec(method, toy_federation(), Schedule(seed=0, rounds=5, join=join)))
     shared, private = method.init(0)
     private = tree.repeat(private, 4)
     states = [(shared, private)]
     for number in range(rounds):
-        clients = engine.schedule.cohort(number, 4)
+        clients = engine.schedule.sample_clients(number, 4)
         index = torch.tensor(clients)
         cohort = engine.train(shared, tree.take(private, index), clients, number)
         shared, private = method.aggregate(shared, cohort.mean), tree.map_leaves(torch.clone, private)
@@ -125,7 +125,7 @@ def run(source: str, rounds: int, join: float = 1.0):
 
 
 def contexts(engine, state, round: int) -> list[torch.Tensor]:
-    facts = engine.facts(range(4), round)
+    facts = engine.client_info(range(4), round)
     return [engine.method.contexts(state[0], tree.take(state[1], c), one(facts, c))["g"] for c in range(4)]
 
 
@@ -144,7 +144,7 @@ def test_stale_contexts_are_zero_at_first_and_differ_between_clients_later() -> 
 
 def test_stale_context_of_a_client_that_sat_out_is_the_table_delivered_before() -> None:
     engine, states = run("stale_local", 2, join=0.5)
-    outside = next(c for c in range(4) if c not in engine.schedule.cohort(1, 4))
+    outside = next(c for c in range(4) if c not in engine.schedule.sample_clients(1, 4))
     g = contexts(engine, states[2], 2)[outside]
     torch.testing.assert_close(g, embeddings_of(states[1][0]).mean(0))
 
@@ -166,7 +166,7 @@ def test_valve_is_the_formula_of_the_paper() -> None:
 def test_prediction_takes_the_personal_route_alone() -> None:
     method = bound()
     shared, private = method.init(0)
-    model = method.personal(shared, private, a_batch(), a_client())
+    model = method.personal_weights(shared, private, a_batch(), a_client())
     assert "gce" not in model
     f = Model(method.net, model)("base", a_batch().x)
     p = method.contexts(shared, private, a_client())["p"]
@@ -196,12 +196,12 @@ def test_norm_penalty_and_weight_decay_are_what_they_say() -> None:
     ],
 )
 def test_protocol_sets_its_options_together(protocol: str, expected: tuple[str, ...], shuffle: bool) -> None:
-    config = configs.resolve({"run": {"protocol": protocol}})
+    config = configs.resolve_config({"run": {"protocol": protocol}})
     method = config.method
     assert isinstance(method, GPFL)
     assert (method.p_scale, method.cond_source, method.mlg_norm, method.reg) == expected
     assert config.train.shuffle is shuffle
-    by_hand = configs.resolve({"run": {"protocol": protocol}, "method": {"p_scale": "mean"}})
+    by_hand = configs.resolve_config({"run": {"protocol": protocol}, "method": {"p_scale": "mean"}})
     assert by_hand.method.p_scale == "mean"  # type: ignore[attr-defined]
 
 

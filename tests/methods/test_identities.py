@@ -13,15 +13,15 @@ from torch import nn
 import gpfl
 from gpfl.core import tree
 from gpfl.core.local_round import local_round
-from gpfl.core.method import Batch, Client, Method
+from gpfl.core.method import Batch, ClientInfo, Method
 from gpfl.core.net import Model, from_module
 from gpfl.core.schedule import Schedule
 from gpfl.core.tree import Tree
-from gpfl.engine import ENGINES, Engine, Setting
+from gpfl.engine import ENGINES, Engine, RunSpec
 from gpfl.engine.base import one
 from gpfl.methods import METHODS
 from gpfl.training.config import RunOptions
-from gpfl.training.round_loop import Simulation
+from gpfl.training.round_loop import RoundLoop
 
 engines = pytest.mark.parametrize("engine", ENGINES)
 
@@ -32,7 +32,7 @@ def machine_of(method: Method, engine: str = "loop", net: nn.Module | None = Non
     """The engine of a method on the skewed federation."""
     federation = skewed_federation()
     built = from_module(net or new_net(), federation.table.inputs(torch.arange(2)), CLASSES)
-    return ENGINES[engine](Setting(method.bind(built, lr=0.05, epochs=1), federation, schedule))
+    return ENGINES[engine](RunSpec(method.bind(built, lr=0.05, epochs=1), federation, schedule))
 
 
 def first_state(machine: Engine) -> tuple[Tree, Tree]:
@@ -44,8 +44,8 @@ def batch_of(machine: Engine, client: int) -> Batch:
     return machine.federation.table.batch(machine.adaptation_rows(client))
 
 
-def facts_of(machine: Engine, client: int, round: int = 0) -> Client:
-    return one(machine.facts([client], round), 0)
+def facts_of(machine: Engine, client: int, round: int = 0) -> ClientInfo:
+    return one(machine.client_info([client], round), 0)
 
 
 def noisy(state: Tree) -> Tree:
@@ -191,7 +191,7 @@ def test_adaptation_of_perfedavg_leaves_weights_and_running_statistics_as_they_w
     assert same(shared, before[0])
     assert same(private, before[1])
     assert machine.evaluate(shared, private, 0, "test").loss_sum.tolist() == scores.loss_sum.tolist()
-    adapted = machine.method.personal(shared, tree.take(private, 0), batch_of(machine, 0), facts_of(machine, 0))
+    adapted = machine.method.personal_weights(shared, tree.take(private, 0), batch_of(machine, 0), facts_of(machine, 0))
     for part in ("base", "head", "stats"):
         assert gap(tree.branch(adapted, part), tree.branch({**shared, **tree.take(private, 0)}, part)) > 1e-3
 
@@ -210,7 +210,7 @@ def test_new_client_of_fedphp_keeps_its_own_model_whole_at_full_momentum_however
     result = gpfl.fit("fedphp", skewed_federation(), net=new_net(), rounds=2, lr=0.1, mu=1.0, variant="inherit")
     assert result.outcome.selected.round == 2  # the momentum has reached mu
     x, y = result.federation.table.x[:30], result.federation.table.y[:30]
-    start, late = (result.welcome(x, y, rounds=rounds).logits(x) for rounds in (0, 5))
+    start, late = (result.personalize(x, y, rounds=rounds).logits(x) for rounds in (0, 5))
     assert np.abs(late - start).max() < 1e-5
 
 
@@ -274,9 +274,9 @@ def test_run_leaves_private_state_of_absent_clients_alone(name: str, engine: str
     schedule = Schedule(seed=5, rounds=1, join=0.5)
     machine = machine_of(METHODS[name](), engine, schedule=schedule)
     _, before = first_state(machine)
-    setting = Setting(machine.method, machine.federation, schedule)
-    after = Simulation(setting, machine, RunOptions()).run().last.private
-    joined = schedule.cohort(0, len(EVERYONE))
+    setting = RunSpec(machine.method, machine.federation, schedule)
+    after = RoundLoop(setting, machine, RunOptions()).run().last.private
+    joined = schedule.sample_clients(0, len(EVERYONE))
     assert len(joined) == 2
     for client in EVERYONE:
         assert same(tree.take(after, client), tree.take(before, client)) == (client not in joined)

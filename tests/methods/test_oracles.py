@@ -79,7 +79,7 @@ def check_contexts(replay: Replay, arrays: dict[str, np.ndarray], here: str, cli
         return
     from gpfl.engine.base import one
 
-    facts = one(replay.engine.facts(range(4), replay.round), client)
+    facts = one(replay.engine.client_info(range(4), replay.round), client)
     context = replay.method.contexts(replay.shared, tree.take(replay.private, client), facts)  # type: ignore[attr-defined]
     for name in ("g", "p"):
         assert float((context[name] - torch.from_numpy(arrays[f"{here}{name}"])).abs().max()) < LIMIT

@@ -18,7 +18,7 @@ from gpfl.core.method import Method
 from gpfl.core.net import from_module
 from gpfl.core.schedule import Schedule
 from gpfl.core.tree import Tree
-from gpfl.engine import ENGINES, Setting
+from gpfl.engine import ENGINES, RunSpec
 from gpfl.federation.federation import Shard
 from gpfl.methods import METHODS
 
@@ -74,12 +74,12 @@ class Ours:
         federation = federation or skewed_federation()
         net = from_module(module or new_net(), federation.table.inputs(torch.arange(2)), CLASSES)
         self.method = method.bind(net, lr=plain.LR, epochs=epochs, batch_norm=batch_norm)
-        machine = ENGINES[engine](Setting(self.method, federation, SCHEDULE))
+        machine = ENGINES[engine](RunSpec(self.method, federation, SCHEDULE))
         shared, private = self.method.init(0)
         self.start = copy.deepcopy((shared, private))
         private = tree.repeat(private, 4)
         for number in range(ROUNDS):
-            clients = [client for client in SCHEDULE.cohort(number, 4) if machine.trains(client)]
+            clients = [client for client in SCHEDULE.sample_clients(number, 4) if machine.trains(client)]
             index = torch.tensor(clients)
             cohort = machine.train(shared, tree.take(private, index), clients, number)
             shared = self.method.aggregate(shared, cohort.mean)

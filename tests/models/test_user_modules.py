@@ -15,11 +15,11 @@ from torch.nn import functional as F
 
 import gpfl
 from gpfl.core import tree
-from gpfl.core.input_spec import Form
+from gpfl.core.input_spec import InputSpec
 from gpfl.core.method import Phase
 from gpfl.core.net import from_module
 from gpfl.core.schedule import Schedule
-from gpfl.engine import Setting
+from gpfl.engine import RunSpec
 from gpfl.engine.selection import fastest
 from gpfl.methods import METHODS
 from gpfl.training.result import PersonalModule
@@ -108,7 +108,7 @@ def test_a_part_that_is_frozen_as_a_whole_is_trained_around_saved_and_resumed(
     x = federation.table.x
     for model in (again.clients[0], loaded):
         assert np.array_equal(model.logits(x), result.clients[0].logits(x))
-    assert result.welcome(x[:20], federation.table.y[:20], rounds=1).logits(x).shape == (120, 3)
+    assert result.personalize(x[:20], federation.table.y[:20], rounds=1).logits(x).shape == (120, 3)
     state, clients = again.outcome.last, [client for client in range(4) if again.engine.trains(client)]
     again.engine.train(state.shared, tree.take(state.private, torch.tensor(clients)), clients, 2)
 
@@ -176,8 +176,10 @@ def test_module_is_not_made_of_weights_that_do_not_fit() -> None:
             PersonalModule(method, wrong)
 
 
-@pytest.mark.parametrize("kind", [Form((4,)), Form((2, 3), "pixels", white=16), Form((9,), "tokens", vocabulary=5)], ids=str)
-def test_probe_is_of_the_form_and_has_many_values(kind: Form) -> None:
+@pytest.mark.parametrize(
+    "kind", [InputSpec((4,)), InputSpec((2, 3), "pixels", white=16), InputSpec((9,), "tokens", vocabulary=5)], ids=str
+)
+def test_probe_is_of_the_form_and_has_many_values(kind: InputSpec) -> None:
     rows = kind.probe()
     assert rows.shape == (2, *kind.shape)
     assert rows.dtype == kind.example().dtype
@@ -250,8 +252,8 @@ def test_batch_norm_and_a_batch_of_one_row_are_refused_before_training(
 def test_new_client_with_a_batch_of_one_row_is_refused_where_there_is_batch_norm() -> None:
     result = gpfl.fit("fedavg", toy_federation(), net=net(nn.BatchNorm1d(5)), **FAST)
     with pytest.raises(gpfl.GpflError, match="client late has 1 training rows"):
-        result.welcome(draw(1, 6), [0], name="late")
-    assert result.welcome(draw(2, 6), [0, 1]).predict(draw(1, 6)).shape == (1,)
+        result.personalize(draw(1, 6), [0], name="late")
+    assert result.personalize(draw(2, 6), [0, 1]).predict(draw(1, 6)).shape == (1,)
 
 
 def test_batch_norm_over_pixels_takes_a_batch_of_one_image() -> None:
@@ -392,4 +394,4 @@ def test_trial_of_the_engine_takes_a_client_that_trains() -> None:
     federation = toy_federation((9, 41, 33))
     built = from_module(net(nn.BatchNorm1d(5)), federation.table.inputs(torch.arange(2)), 3)
     method = METHODS["perfedavg"]().bind(built, lr=0.1, epochs=1)
-    assert fastest(Setting(method, federation, Schedule(seed=0, rounds=1))) == "vmap"
+    assert fastest(RunSpec(method, federation, Schedule(seed=0, rounds=1))) == "vmap"

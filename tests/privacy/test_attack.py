@@ -20,9 +20,9 @@ from gpfl.methods import METHODS
 from gpfl.models.cnn4 import CNN4
 from gpfl.privacy import attack, lbfgs, measures
 from gpfl.privacy import victims as victim
-from gpfl.privacy.attack import Bench, Case, Effort, rebuild
+from gpfl.privacy.attack import AttackConfig, AttackRunner, Case, rebuild
 from gpfl.privacy.matching import Matching, cosine_distance, cotangent
-from gpfl.privacy.server_view import Seen, view_of
+from gpfl.privacy.server_view import ServerView, view_of
 from gpfl.privacy.victims import Victim
 from gpfl.report import attack_images as pictures
 from gpfl.report import attack_tables as table
@@ -61,7 +61,7 @@ def results() -> dict[str, gpfl.Result]:
     return {name: trained(name) for name in columns.METHODS}
 
 
-def one_image(result: gpfl.Result, count: int = 1) -> tuple[list[Victim], list[Seen], Tensor]:
+def one_image(result: gpfl.Result, count: int = 1) -> tuple[list[Victim], list[ServerView], Tensor]:
     victims = victim.choose_victims(result.federation, [0], count, [1], 0)[1]
     seen = victim.uploads_of(result.engine, victim.state_at(result, "0"), victims, "one")
     return victims, seen, victim.images_of(result.federation, victims)
@@ -74,7 +74,7 @@ def test_one_image_is_rebuilt_from_one_exact_gradient(
     results: dict[str, gpfl.Result], kind: str, target: str, iterations: int
 ) -> None:
     _, seen, true = one_image(results["fedavg"])
-    found = rebuild(seen, target, kind, true.shape[1:], [(0,)], Effort(iterations=iterations, restarts=2))
+    found = rebuild(seen, target, kind, true.shape[1:], [(0,)], AttackConfig(iterations=iterations, restarts=2))
     assert float(measures.psnr(true, found.images)) > 25
 
 
@@ -89,7 +89,7 @@ def test_nothing_is_rebuilt_from_noise(results: dict[str, gpfl.Result], kind: st
         for one in seen
     ]
     keys = [(one.rows[0],) for one in victims]
-    found = rebuild(noisy, "model", kind, true.shape[1:], keys, Effort(iterations=40, restarts=1))
+    found = rebuild(noisy, "model", kind, true.shape[1:], keys, AttackConfig(iterations=40, restarts=1))
     blank = victim.mean_image(results["fedavg"].federation).expand_as(true)
     assert float(measures.psnr(true, found.images).mean()) < float(measures.psnr(true, blank).mean())
 
@@ -125,7 +125,7 @@ def test_what_is_rebuilt_does_not_depend_on_a_model_that_stays_at_home() -> None
     other = state._replace(private=tree.map_leaves(lambda t: t + 1, state.private))
     seen = [victim.uploads_of(engine, one, chosen, "one") for one in (state, other)]
     first, second = (
-        rebuild(one, "model", "geiping", (1, 1, SIDE, SIDE), [(0,)], Effort(iterations=3, restarts=1)) for one in seen
+        rebuild(one, "model", "geiping", (1, 1, SIDE, SIDE), [(0,)], AttackConfig(iterations=3, restarts=1)) for one in seen
     )
     assert torch.equal(first.images, second.images)
 
@@ -133,7 +133,7 @@ def test_what_is_rebuilt_does_not_depend_on_a_model_that_stays_at_home() -> None
 def test_an_epoch_is_the_upload_of_the_runs_own_round(results: dict[str, gpfl.Result]) -> None:
     engine, state = whole(results["fedavg"])
     (seen,) = victim.uploads_of(engine, state, [Victim(1, (0,))], "epoch")
-    facts = gpfl.engine.base.one(engine.facts([1], state.round), 0)
+    facts = gpfl.engine.base.one(engine.client_info([1], state.round), 0)
     plan = engine.plan(1, state.round)
     private = tree.take(state.private, 1)
     update = local_round(engine.method, state.shared, private, engine.federation.table, plan, facts)
@@ -204,7 +204,7 @@ def test_lbfgs_solves_many_problems_each_at_its_own_pace() -> None:
 def test_victims_at_once_are_rebuilt_as_alone(results: dict[str, gpfl.Result]) -> None:
     victims, seen, true = one_image(results["fedavg"], 3)
     keys = [(one.rows[0],) for one in victims]
-    effort = Effort(iterations=8, restarts=2)
+    effort = AttackConfig(iterations=8, restarts=2)
     together = rebuild(seen, "model", "geiping", true.shape[1:], keys, effort)
     alone = rebuild(seen, "model", "geiping", true.shape[1:], keys, dataclasses.replace(effort, at_once=1))
     torch.testing.assert_close(together.images, alone.images, atol=2e-2, rtol=0)
@@ -235,14 +235,14 @@ def test_finished_cases_are_not_attacked_again(
 ) -> None:
     result = results["fedavg"]
     victims = victim.choose_victims(result.federation, [0], 2, [1], 0)
-    effort = Effort(iterations=5, restarts=1)
-    bench = Bench(result.engine, {"0": victim.state_at(result, "0")}, victims, effort)
+    effort = AttackConfig(iterations=5, restarts=1)
+    bench = AttackRunner(result.engine, {"0": victim.state_at(result, "0")}, victims, effort)
     cases = [Case("fedavg", "fe", "geiping", "0", steps, 1) for steps in victim.STEPS]
     first = bench.attack(cases, tmp_path, lambda case, kept: None)
     monkeypatch.setattr(attack, "rebuild", lambda *given: pytest.fail("attacked again"))
     again = bench.attack(cases, tmp_path, lambda case, kept: None)
     assert [kept.records for kept in again.values()] == [kept.records for kept in first.values()]
-    harder = Bench(result.engine, bench.states, victims, dataclasses.replace(effort, iterations=6))
+    harder = AttackRunner(result.engine, bench.states, victims, dataclasses.replace(effort, iterations=6))
     assert harder.held(cases[0], tmp_path) is None
 
 
@@ -253,7 +253,7 @@ def test_a_whole_round_of_other_steps_is_attacked_anew(
     cases = [Case("fedavg", "fe", "geiping", "0", steps, 1) for steps in victim.STEPS]
     victims = victim.choose_victims(results["fedavg"].federation, [0], 1, [1], 0)
     benches = [
-        Bench(result.engine, {"0": victim.state_at(result, "0")}, victims, Effort(iterations=1, restarts=1))
+        AttackRunner(result.engine, {"0": victim.state_at(result, "0")}, victims, AttackConfig(iterations=1, restarts=1))
         for result in (results["fedavg"], trained("fedavg", **settings))
     ]
     benches[0].attack(cases, tmp_path, lambda case, kept: None)
@@ -264,7 +264,7 @@ def test_a_whole_round_of_other_steps_is_attacked_anew(
 def test_a_weak_attack_is_said_to_prove_nothing(results: dict[str, gpfl.Result], tmp_path: Path) -> None:
     result = results["fedavg"]
     victims = victim.choose_victims(result.federation, [0, 1, 2, 3], 8, [1], 0)
-    bench, top = attack.ceiling_of(result.engine, victims, "dlg", Effort(iterations=1, restarts=1))
+    bench, top = attack.ceiling_of(result.engine, victims, "dlg", AttackConfig(iterations=1, restarts=1))
     done = bench.attack([top], None, lambda case, kept: None)
     text = table.markdown(done, (top, done[top]), "proper", "title")
     assert "proves nothing" in text
@@ -288,7 +288,7 @@ def test_a_verdict_says_what_the_images_say() -> None:
 
 
 def test_nine_columns_stand_beside_the_papers(results: dict[str, gpfl.Result], tmp_path: Path) -> None:
-    effort = Effort(iterations=2, restarts=1)
+    effort = AttackConfig(iterations=2, restarts=1)
     paths = columns.nine_columns(results, tmp_path, kinds=("geiping",), images=2, batches=(2,), rounds=("0",), effort=effort)
     text = (tmp_path / "table.md").read_text(encoding="utf-8")
     assert (
@@ -313,7 +313,7 @@ def test_the_nine_columns_can_be_by_the_papers_formula(results: dict[str, gpfl.R
     given = {"kinds": ("dlg",), "images": 1, "batches": (1,), "steps": ("one",), "rounds": ("0",)}
     lines = []
     for psnr in table.PSNRS:
-        columns.nine_columns(results, tmp_path, **given, effort=Effort(iterations=1, restarts=1), psnr=psnr)
+        columns.nine_columns(results, tmp_path, **given, effort=AttackConfig(iterations=1, restarts=1), psnr=psnr)
         text = (tmp_path / "table.md").read_text(encoding="utf-8")
         lines.append(next(line for line in text.splitlines() if line.startswith("| round 0")))
     starts = [float(line.split("|")[-3]) for line in lines]

@@ -11,20 +11,20 @@ from privacy.test_attack import trained
 
 import gpfl
 from gpfl.privacy import attack
-from gpfl.privacy.attack import Bench, Case, Effort
+from gpfl.privacy.attack import AttackConfig, AttackRunner, Case
 from gpfl.privacy.victims import choose_victims, state_at, uploads_of
 
 
-def psnrs(result: gpfl.Result, effort: Effort) -> tuple[float, float]:
+def psnrs(result: gpfl.Result, effort: AttackConfig) -> tuple[float, float]:
     victims = choose_victims(result.federation, [0, 1], 6, [1], 0)
-    bench = Bench(result.engine, {"0": state_at(result, "0")}, victims, effort)
+    bench = AttackRunner(result.engine, {"0": state_at(result, "0")}, victims, effort)
     case = Case("fedavg", "model", "geiping", "0", "one", 1)
     records = bench.attack([case], None, lambda case, kept: None)[case].records
     found = np.array([[record["psnr"], max(record["start_psnr"], record["mean_psnr"])] for record in records])
     return float(found[:, 0].mean()), float(found[:, 1].mean())
 
 
-EFFORT = Effort(iterations=80, restarts=1)
+EFFORT = AttackConfig(iterations=80, restarts=1)
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +48,12 @@ def test_clipping_alone_hides_nothing(undefended: tuple[float, float]) -> None:
 
 
 def test_cases_of_another_defence_are_attacked_anew(tmp_path: Path) -> None:
-    effort, case = Effort(iterations=2, restarts=1), Case("fedavg", "model", "geiping", "0", "one", 1)
+    effort, case = AttackConfig(iterations=2, restarts=1), Case("fedavg", "model", "geiping", "0", "one", 1)
     told = []
     for settings in ({}, {"clip": 0.1}, {"clip": 0.1}):
         result = trained("fedavg", **settings)
         victims = choose_victims(result.federation, [0], 1, [1], 0)
-        bench = Bench(result.engine, {"0": state_at(result, "0")}, victims, effort)
+        bench = AttackRunner(result.engine, {"0": state_at(result, "0")}, victims, effort)
         told.append(bench.held(case, tmp_path) is not None)
         bench.attack([case], tmp_path, lambda case, kept: None)
     assert told == [False, False, True]

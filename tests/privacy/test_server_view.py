@@ -17,7 +17,7 @@ from gpfl.methods.gpfl import GPFL, embeddings_of
 from gpfl.privacy import label_inference as labels
 from gpfl.privacy import membership
 from gpfl.privacy import victims as victim
-from gpfl.privacy.server_view import Seen
+from gpfl.privacy.server_view import ServerView
 from gpfl.privacy.victims import Victim
 
 # Gradients.
@@ -31,7 +31,7 @@ def test_decay_is_taken_out_of_many_steps(steps: int, mu: float) -> None:
     weights = sent
     for _ in range(steps):
         weights = weights - 0.1 * (gradient + mu * weights)
-    seen = Seen(GPFL(lam=0.01, mu=mu, lr=0.1), {"gce": {"weight": sent}}, {"gce": {"weight": weights}}, 1, steps)
+    seen = ServerView(GPFL(lam=0.01, mu=mu, lr=0.1), {"gce": {"weight": sent}}, {"gce": {"weight": weights}}, 1, steps)
     torch.testing.assert_close(embeddings_of(seen.gradient(("gce",))), gradient)
 
 
@@ -43,18 +43,18 @@ def test_the_pull_of_a_norm_is_taken_out_of_many_steps() -> None:
         weights = weights - 0.01 * (gradient + 2 * weights / torch.linalg.vector_norm(weights))
     for reg, mu in (("norm", 2.0), ("wd", 0.0)):
         method = GPFL(lam=0.01, mu=mu, lr=0.01, reg=reg)
-        seen = Seen(method, {"gce": {"weight": sent}}, {"gce": {"weight": weights}}, 1, 20)
+        seen = ServerView(method, {"gce": {"weight": sent}}, {"gce": {"weight": weights}}, 1, 20)
         found[reg] = float((embeddings_of(seen.gradient(("gce",))) - gradient).norm() / gradient.norm())
     assert found["norm"] < 0.01 < 1 < found["wd"]
 
 
-def one_step(method: str, rounds: int = 1, **settings: object) -> tuple[Seen, tree.Tree]:
+def one_step(method: str, rounds: int = 1, **settings: object) -> tuple[ServerView, tree.Tree]:
     """Gives what the server sees of a step on one image after some rounds, and the gradient of the client's data there."""
     result = trained(method, rounds=rounds, **settings)
     engine, state = result.engine, result.outcome.last
     row = int(engine.federation.shards[0].train[0])
     (seen,) = victim.uploads_of(engine, state, [Victim(0, (row,))], "one")
-    facts = one(engine.facts([0], state.round), 0)
+    facts = one(engine.client_info([0], state.round), 0)
     work = engine.method.download(state.shared, tree.take(state.private, 0), facts)
     batch = engine.federation.table.batch(torch.tensor([row]))
 

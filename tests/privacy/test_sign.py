@@ -13,7 +13,7 @@ import gpfl
 from gpfl.core import tree
 from gpfl.privacy import attack, geiping, measures
 from gpfl.privacy import victims as victim
-from gpfl.privacy.attack import Bench, Case, Effort, Kept, Rebuilt
+from gpfl.privacy.attack import AttackConfig, AttackRunner, Case, Kept, Rebuilt
 from gpfl.privacy.geiping import Geiping
 from gpfl.privacy.matching import Matching, cotangent, gradients_of, start_images
 from gpfl.report import attack_images as pictures
@@ -28,9 +28,11 @@ def result() -> gpfl.Result:
     return trained("fedavg", rounds=10)
 
 
-def bench_of(result: gpfl.Result, images: int = 2, batch: int = 1, effort: Effort | None = None) -> Bench:
+def bench_of(result: gpfl.Result, images: int = 2, batch: int = 1, effort: AttackConfig | None = None) -> AttackRunner:
     victims = victim.choose_victims(result.federation, [0, 1], images, [batch], 3)
-    return Bench(result.engine, {"0": victim.state_at(result, "0")}, victims, effort or Effort(iterations=3, restarts=1))
+    return AttackRunner(
+        result.engine, {"0": victim.state_at(result, "0")}, victims, effort or AttackConfig(iterations=3, restarts=1)
+    )
 
 
 # The search.
@@ -67,7 +69,7 @@ def test_the_strong_attack_tries_the_negative_of_single_images_only(
 
     monkeypatch.setattr(geiping, "settle_sign", settle)
     for batch, target in ((1, "fe"), (2, "fe"), (1, "model")):
-        bench = bench_of(result, 2, batch, Effort(iterations=2, restarts=2, at_once=3))
+        bench = bench_of(result, 2, batch, AttackConfig(iterations=2, restarts=2, at_once=3))
         bench.attack([Case("fedavg", target, "geiping", "0", "one", batch)], None, lambda case, kept: None)
     assert asked == [(2, 1, 1, 8, 8)], "not of batches, nor where labels are known"
 

@@ -22,7 +22,7 @@ from gpfl.experiments.results import Results
 from gpfl.experiments.trials import Trials, drop_weights
 from gpfl.methods import METHODS
 from gpfl.report import curves, drawing, fairness, figures, lines, paper, pictures
-from gpfl.training.run_dir import RunFolder
+from gpfl.training.run_dir import RunDir
 
 NAN = float("nan")
 
@@ -378,7 +378,7 @@ def featured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
     monkeypatch.setattr(gpfl.training.api, "reread", lambda folder, given, custom_net: real(folder, federation, custom_net))
     key = experiments.experiments()["features"].columns[0].key
     folders = {name: [tmp_path / name / f"seed-{seed}" for seed in seeds[name]] for name in seeds}
-    trials = {(key, name): Trials(name, runs, [RunFolder(run).summary() for run in runs]) for name, runs in folders.items()}
+    trials = {(key, name): Trials(name, runs, [RunDir(run).summary() for run in runs]) for name, runs in folders.items()}
     return results_of("features", dict(trials))
 
 

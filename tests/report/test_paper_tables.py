@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from gpfl.experiments import definitions as studies
-from gpfl.experiments.compare import Entrant
+from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.definitions import Column, Experiment, Published
 from gpfl.experiments.features import Measures
 from gpfl.experiments.results import Results
@@ -59,7 +59,7 @@ def trials(label: str, *accuracies: float, **more: float) -> Trials:
 
 
 def results(found: Mapping[tuple[str, str], Trials], measure: str = "accuracy", **more: object) -> Results:
-    rows = tuple(Entrant(label, {"name": label}) for label in LABELS)
+    rows = tuple(MethodVariant(label, {"name": label}) for label in LABELS)
     remarks = {("toy/whole", "ditto"): "The paper has two numbers."}
     table = Experiment("toys", "Toys", "Accuracy (%) & more of β.", measure, rows, COLUMNS, PAPER, remarks)
     keys = {(column.key, row.label): found.get((column.key, row.label)) for column in COLUMNS for row in rows}
@@ -125,7 +125,7 @@ def test_ranks_go_by_our_means_and_beside_them_by_the_papers() -> None:
 def test_method_that_the_paper_does_not_have_takes_no_rank_from_the_others() -> None:
     own = {("toy/whole", "mine"): trials("mine", 70.0, 70.0)}
     found = results(RUN)
-    found = replace(found, rows=(*found.rows, Entrant("mine", {"name": "mine"})), trials={**found.trials, **own})
+    found = replace(found, rows=(*found.rows, MethodVariant("mine", {"name": "mine"})), trials={**found.trials, **own})
     assert {label: entry(found, label).rank for label in LABELS} == {"fedavg": 3, "ditto": None, "fedper": 2, "gpfl": 1}
     assert entry(found, "mine").rank is None
     [block, _] = beside.blocks(found)

@@ -18,7 +18,7 @@ from rich.console import Console
 import gpfl
 from gpfl.experiments.trials import Trials
 from gpfl.report import drawing, figures, tables
-from gpfl.training.run_dir import LINE_NUMBERS, SUMMARY_NUMBERS, SUMMARY_TEXTS, RunFolder
+from gpfl.training.run_dir import LINE_NUMBERS, SUMMARY_NUMBERS, SUMMARY_TEXTS, RunDir
 
 
 def summary(**numbers: float) -> dict[str, object]:
@@ -123,7 +123,7 @@ def test_table_fits_its_terminal_and_always_names_the_methods(width: int, last: 
 def finished(folder: Path, accuracies: dict[int, float]) -> Path:
     """A finished run with these accuracies by round."""
     folder.mkdir()
-    run = RunFolder(folder)
+    run = RunDir(folder)
     for number, accuracy in accuracies.items():
         run.append({**dict.fromkeys(LINE_NUMBERS, 0), "round": number, "accuracy": accuracy})
     run.write_summary(summary(rounds=max(accuracies)))

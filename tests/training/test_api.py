@@ -19,7 +19,7 @@ from torch import nn
 
 import gpfl
 from gpfl.core import tree
-from gpfl.core.method import Batch, Client, Terms
+from gpfl.core.method import Batch, ClientInfo, LossTerms
 from gpfl.core.net import Architecture, Parts, Shape
 from gpfl.core.options import option
 from gpfl.core.tree import Tree
@@ -109,7 +109,7 @@ def test_a_method_whose_steps_name_no_terms_is_told_so() -> None:
 
         name: ClassVar[str] = "silent"
 
-        def step(self, shared: Tree, work: Tree, batch: Batch, client: Client) -> tuple[Tree, Terms]:
+        def step(self, shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
             return super().step(shared, work, batch, client)[0], {}
 
     with pytest.raises(GpflError, match="the steps of method 'silent' name no terms: give at least one"):

@@ -15,20 +15,20 @@ from torch import nn
 import gpfl
 from gpfl.core import options
 from gpfl.core.net import Net, from_architecture
-from gpfl.data import DATA, Source
+from gpfl.data import DATASETS, DataSource
 from gpfl.errors import GpflError
-from gpfl.federation.partition import SPLITS, Dirichlet, Pathological
+from gpfl.federation.partition import PARTITIONS, Dirichlet, Pathological
 from gpfl.methods import METHODS
 from gpfl.methods.gpfl import GPFL
 from gpfl.models import NETS
 from gpfl.models.cnn4 import CNN4
 from gpfl.models.mlp import MLP
 from gpfl.training import config
-from gpfl.training.config import Given, resolve
+from gpfl.training.config import ConfigDict, resolve_config
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shelf(Source):
+class Shelf(DataSource):
     """A data set whose defaults go against a protocol's."""
 
     name: str = "shelf"
@@ -48,23 +48,23 @@ class Shelf(Source):
 
 @pytest.fixture
 def shelf(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setitem(DATA, "shelf", Shelf())
+    monkeypatch.setitem(DATASETS, "shelf", Shelf())
     return "shelf"
 
 
 def test_without_anything_given_gpfl_runs_on_digits() -> None:
-    made = resolve({})
+    made = resolve_config({})
     assert (made.data, made.method.name, made.net, made.train.rounds) == ("digits", "gpfl", MLP(), 40)
     assert made.split == Pathological(clients=20, classes_per_client=4)
 
 
 def test_given_goes_before_protocol_before_data_before_our_defaults(shelf: str) -> None:
-    base: Given = {"data": {"name": shelf}}
-    usual = resolve(base).train
+    base: ConfigDict = {"data": {"name": shelf}}
+    usual = resolve_config(base).train
     assert (usual.shuffle, usual.rounds, usual.batch_size) == (True, 7, 10)
-    preset = resolve({**base, "run": {"protocol": "reference"}}).train
+    preset = resolve_config({**base, "run": {"protocol": "reference"}}).train
     assert (preset.shuffle, preset.class_counts, preset.rounds) == (False, "used", 7)
-    given = resolve({**base, "run": {"protocol": "reference"}, "train": {"shuffle": True, "rounds": 2}}).train
+    given = resolve_config({**base, "run": {"protocol": "reference"}, "train": {"shuffle": True, "rounds": 2}}).train
     assert (given.shuffle, given.class_counts, given.rounds) == (True, "used", 2)
 
 
@@ -78,16 +78,16 @@ def test_given_goes_before_protocol_before_data_before_our_defaults(shelf: str) 
 )
 def test_a_protocol_sets_a_methods_options_unless_they_are_given(protocol: str, forms: tuple[str, ...]) -> None:
     keys = ("p_scale", "cond_source", "mlg_norm", "reg")
-    method = resolve({"run": {"protocol": protocol}}).method
+    method = resolve_config({"run": {"protocol": protocol}}).method
     assert tuple(getattr(method, key) for key in keys) == forms
-    turned = resolve({"run": {"protocol": protocol}, "method": {"reg": "norm"}}).method
+    turned = resolve_config({"run": {"protocol": protocol}, "method": {"reg": "norm"}}).method
     assert tuple(getattr(turned, key) for key in keys) == (*forms[:3], "norm")
 
 
 def test_a_datas_defaults_for_a_split_and_a_net_go_with_their_names(shelf: str) -> None:
-    made = resolve({"data": {"name": shelf}})
+    made = resolve_config({"data": {"name": shelf}})
     assert (made.split, made.net) == (Dirichlet(clients=6, beta=2.0), MLP(hidden=(9,)))
-    other = resolve({"data": {"name": shelf}, "split": {"name": "pathological"}, "net": {"name": "cnn4"}})
+    other = resolve_config({"data": {"name": shelf}, "split": {"name": "pathological"}, "net": {"name": "cnn4"}})
     assert (other.split, other.net) == (Pathological(clients=6), CNN4())
 
 
@@ -121,9 +121,9 @@ def test_a_datas_defaults_for_a_split_and_a_net_go_with_their_names(shelf: str) 
         ({"run": {"protocol": "papr"}}, "it must be one of corrected, paper, reference; did you mean 'paper'?"),
     ],
 )
-def test_a_mistake_is_refused_with_its_name_and_a_way_out(given: Given, words: str) -> None:
+def test_a_mistake_is_refused_with_its_name_and_a_way_out(given: ConfigDict, words: str) -> None:
     with pytest.raises(GpflError) as problem:
-        resolve(given)
+        resolve_config(given)
     assert words in str(problem.value)
 
 
@@ -136,41 +136,41 @@ def test_a_mistake_is_refused_with_its_name_and_a_way_out(given: Given, words: s
         {"method": {"name": "local"}, "net": {"hidden": [8, 4]}, "train": {"lr": 0.1, "shuffle": False, "join": 0.5}},
     ],
 )
-def test_the_written_config_resolves_to_the_same_config(given: Given) -> None:
-    made = resolve(given)
-    again = resolve(tomllib.loads(made.to_toml()))
+def test_the_written_config_resolves_to_the_same_config(given: ConfigDict) -> None:
+    made = resolve_config(given)
+    again = resolve_config(tomllib.loads(made.to_toml()))
     assert again == made
     assert again.to_toml() == made.to_toml()
 
 
 def test_a_config_on_a_federation_is_written_with_the_manifest_of_its_folder(tmp_path: Path) -> None:
     federation = toy_federation()
-    made = resolve({"method": {"name": "fedavg"}, "train": {"lr": 0.1}}, federation=federation)
+    made = resolve_config({"method": {"name": "fedavg"}, "train": {"lr": 0.1}}, federation=federation)
     assert (made.split, made.data, made.net) == (None, "arrays", MLP())
     (tmp_path / "config.toml").write_text(made.to_toml())
     given = config.read(tmp_path / "config.toml")
     assert given["split"] == {"name": "manifest", "file": str(tmp_path / "federation.toml")}
-    again = resolve(given, federation=federation)
+    again = resolve_config(given, federation=federation)
     assert (again.train, again.net) == (made.train, made.net)
 
 
 def test_images_are_met_with_the_cnn_by_default() -> None:
     images = gpfl.federate([(torch.zeros(8, 1, 8, 8), torch.arange(8) % 2)])
-    assert resolve({}, federation=images).net == CNN4()
-    assert resolve({}, federation=images, custom_net=True).net is None
+    assert resolve_config({}, federation=images).net == CNN4()
+    assert resolve_config({}, federation=images, custom_net=True).net is None
 
 
 def test_a_custom_net_is_written_as_such() -> None:
-    text = resolve({"method": {"name": "fedavg"}}, custom_net=True).to_toml()
+    text = resolve_config({"method": {"name": "fedavg"}}, custom_net=True).to_toml()
     assert tomllib.loads(text)["net"] == {"name": "custom"}
 
 
 def test_a_config_gives_the_federation_it_describes(tmp_path: Path) -> None:
-    made = resolve({"split": {"clients": 5, "classes_per_client": 4}})
+    made = resolve_config({"split": {"clients": 5, "classes_per_client": 4}})
     federation = made.federation()
     assert len(federation) == 5
     federation.save(tmp_path / "f.toml")
-    by_manifest = resolve({"split": {"name": "manifest", "file": str(tmp_path / "f.toml")}})
+    by_manifest = resolve_config({"split": {"name": "manifest", "file": str(tmp_path / "f.toml")}})
     assert by_manifest.federation().manifest() == federation.manifest()
 
 
@@ -204,13 +204,13 @@ def test_lambda_and_mu_of_gpfl_are_the_nets_unless_they_are_given(name: str, lam
 
 
 def test_binding_fills_in_what_depends_on_the_net_and_leaves_the_record_alone() -> None:
-    made = resolve({})
+    made = resolve_config({})
     net = from_architecture(MLP(), "mlp", torch.zeros(2, 6), 3)
     bound = dataclasses.replace(made, method=made.method.bind(net, lr=0.1, epochs=2))
     assert math.isnan(options.values_of(made.method)["lam"])  # type: ignore[arg-type]
     section = tomllib.loads(bound.to_toml())["method"]
     assert (section["lam"], section["mu"]) == (0.01, 0.1)
-    assert resolve(tomllib.loads(bound.to_toml())).to_toml() == bound.to_toml()
+    assert resolve_config(tomllib.loads(bound.to_toml())).to_toml() == bound.to_toml()
 
 
 WRITTEN = {
@@ -244,13 +244,13 @@ WRITTEN = {
     [
         *(("method", name) for name in METHODS),
         *(("net", name) for name in NETS),
-        *(("split", name) for name in SPLITS),
+        *(("split", name) for name in PARTITIONS),
         *(("run", ""), ("train", "")),
     ],
 )
 def test_configs_hold_the_keys_that_recorded_results_have(section: str, name: str) -> None:
     given = {"data": {"name": "digits"}, **({section: {"name": name}} if name else {})}
-    written = tomllib.loads(resolve(given).to_toml())[section]
+    written = tomllib.loads(resolve_config(given).to_toml())[section]
     keys = " ".join(key for key in written if key != "name")
     hint = "an option that is added later must say so, option(…, later=True): else results would no longer be found"
     assert keys == WRITTEN.get(name or section, keys), hint  # what is new has no results yet
@@ -279,7 +279,7 @@ def test_option_that_was_added_later_is_written_where_it_was_set_alone() -> None
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_mistakes_are_refused_before_own_files_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Given, words: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: ConfigDict, words: str
 ) -> None:
     (tmp_path / "rows.csv").write_text("a,label\n1,x\n2,y\n")
 
@@ -288,4 +288,4 @@ def test_mistakes_are_refused_before_own_files_are_read(
 
     monkeypatch.setattr("gpfl.data.files.dataset.read_once", read)
     with pytest.raises(GpflError, match=words):
-        resolve({"data": {"name": str(tmp_path / "rows.csv")}, **given})
+        resolve_config({"data": {"name": str(tmp_path / "rows.csv")}, **given})

@@ -186,7 +186,7 @@ def test_new_client_gets_a_good_model(method: str) -> None:
     result = fitted(method, rounds=6)
     x, y = new_client()
     half = len(x) // 2
-    model = result.welcome(x[:half], y[:half])
+    model = result.personalize(x[:half], y[:half])
     assert model.name == "new"
     assert model.accuracy(x[half:], y[half:]) > 0.8
     assert model.module()(torch.from_numpy(x[:3])).shape == (3, 3)
@@ -199,7 +199,7 @@ def test_new_client_changes_neither_shared_state_nor_other_clients(method: str) 
     state = result.outcome.selected
     before = {key: t.clone() for key, t in tree.flatten({"s": state.shared, "p": state.private}).items()}
     logits = [client.logits(x) for client in result.clients]
-    result.welcome(*new_client())
+    result.personalize(*new_client())
     after = tree.flatten({"s": state.shared, "p": state.private})
     assert all(torch.equal(before[key], after[key]) for key in before)
     assert all(np.array_equal(was, client.logits(x)) for was, client in zip(logits, result.clients, strict=True))
@@ -208,7 +208,7 @@ def test_new_client_changes_neither_shared_state_nor_other_clients(method: str) 
 def test_new_client_takes_the_shared_parts_as_they_are_and_makes_the_private_ones_its_own() -> None:
     result = fitted("gpfl")
     shared = result.outcome.selected.shared
-    untrained, model = result.welcome(*new_client(), rounds=0), result.welcome(*new_client(), rounds=5)
+    untrained, model = result.personalize(*new_client(), rounds=0), result.personalize(*new_client(), rounds=5)
     own, start = tree.flatten(model.weights), tree.flatten(untrained.weights)
     assert all(torch.equal(own[f"base/{key}"], value) for key, value in tree.flatten(shared["base"]).items())
     assert not torch.equal(own["head/weight"], start["head/weight"])
@@ -217,26 +217,26 @@ def test_new_client_takes_the_shared_parts_as_they_are_and_makes_the_private_one
 def test_new_client_is_guided_by_its_own_label_counts() -> None:
     result = fitted("gpfl")
     embeddings = result.outcome.selected.shared["gce"]["weight"]
-    model = result.welcome(*new_client(classes=(2,)), rounds=0)
+    model = result.personalize(*new_client(classes=(2,)), rounds=0)
     assert torch.allclose(model.weights["context"]["p"], embeddings[2], atol=1e-6)
 
 
 def test_new_client_of_fedavg_gets_the_global_model() -> None:
     result = fitted("fedavg")
     x, y = new_client()
-    assert np.array_equal(result.welcome(x, y).logits(x), result.clients[0].logits(x))
+    assert np.array_equal(result.personalize(x, y).logits(x), result.clients[0].logits(x))
 
 
 def test_new_client_gets_the_same_model_twice_and_needs_less_than_a_batch_of_rows() -> None:
     result = fitted("gpfl")
     x, y = new_client()
-    one, again = (result.welcome(x[:4], y[:4], rounds=3) for _ in range(2))
+    one, again = (result.personalize(x[:4], y[:4], rounds=3) for _ in range(2))
     assert np.array_equal(one.logits(x), again.logits(x))
 
 
 def test_model_of_a_new_client_is_saved_like_any_other(tmp_path: Path) -> None:
     x, y = new_client()
-    model = fitted("gpfl").welcome(x, y, name="latecomer")
+    model = fitted("gpfl").personalize(x, y, name="latecomer")
     model.save(tmp_path / "late.safetensors")
     again = gpfl.load_model(tmp_path / "late.safetensors")
     assert again.name == "latecomer"
@@ -255,7 +255,7 @@ def test_model_of_a_new_client_is_saved_like_any_other(tmp_path: Path) -> None:
 )
 def test_new_client_with_unfit_rows_is_refused(x: np.ndarray, y: np.ndarray, rounds: int, words: str) -> None:
     with pytest.raises(gpfl.GpflError, match=words):
-        fitted("gpfl", rounds=1).welcome(x, y, rounds=rounds)
+        fitted("gpfl", rounds=1).personalize(x, y, rounds=rounds)
 
 
 def test_selected_round_is_the_one_the_models_are_of() -> None:
@@ -305,7 +305,7 @@ def test_models_are_used_in_float32_whatever_torch_was_told() -> None:
     torch.set_float32_matmul_precision("medium")
     try:
         result.clients[0].predict(federation.table.x)
-        result.welcome(federation.table.x, federation.table.y, rounds=1)
+        result.personalize(federation.table.x, federation.table.y, rounds=1)
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision(before)

@@ -23,20 +23,20 @@ from torch import Tensor
 import gpfl
 from gpfl.cli import main as cli
 from gpfl.core import tree
-from gpfl.core.method import Batch, Client, Method, Terms
+from gpfl.core.method import Batch, ClientInfo, LossTerms, Method
 from gpfl.core.metrics import Evaluation
 from gpfl.core.net import Model
 from gpfl.core.tree import Tree
-from gpfl.engine import Setting
-from gpfl.engine.base import Judge
+from gpfl.engine import RunSpec
+from gpfl.engine.base import EvalRequest
 from gpfl.engine.loop import Loop
 from gpfl.io import files
 from gpfl.methods import METHODS
 from gpfl.training import api
 from gpfl.training import config as configs
 from gpfl.training.config import RunOptions
-from gpfl.training.round_loop import Simulation
-from gpfl.training.run_dir import Line, RunFolder, read_tensors
+from gpfl.training.round_loop import RoundLoop
+from gpfl.training.run_dir import MetricsRecord, RunDir, read_tensors
 
 SRC = Path(gpfl.__file__).parents[1]
 FAST = {"net": "mlp", "lr": 0.1, "engine": "loop"}
@@ -52,7 +52,7 @@ class KillAt:
     def __init__(self, round: int) -> None:
         self.round = round
 
-    def line(self, line: Line, rounds: int) -> None:
+    def line(self, line: MetricsRecord, rounds: int) -> None:
         if line["round"] == self.round:
             raise KilledError
 
@@ -63,7 +63,7 @@ class Notes:
     def __init__(self) -> None:
         self.rounds: list[object] = []
 
-    def line(self, line: Line, rounds: int) -> None:
+    def line(self, line: MetricsRecord, rounds: int) -> None:
         self.rounds.append(line["round"])
 
 
@@ -74,7 +74,7 @@ def metrics(folder: Path) -> str:
 
 def facts(folder: Path) -> dict[str, object]:
     """The summary without its time."""
-    return {key: value for key, value in RunFolder(folder).summary().items() if key != "seconds"}
+    return {key: value for key, value in RunDir(folder).summary().items() if key != "seconds"}
 
 
 def assert_same_weights(one: Path, other: Path) -> None:
@@ -117,7 +117,7 @@ def test_run_killed_after_any_evaluation_goes_on_as_if_it_had_not_been(tmp_path:
     federation = make()
     settings = {**FAST, "rounds": 5, "checkpoint_every": 2, **settings}
     gpfl.fit("gpfl", federation, out=tmp_path / "whole", **settings)
-    for number in [line["round"] for line in RunFolder(tmp_path / "whole").lines()]:
+    for number in [line["round"] for line in RunDir(tmp_path / "whole").lines()]:
         cut = tmp_path / f"cut-{number}"
         with pytest.raises(KilledError):
             gpfl.fit("gpfl", federation, out=cut, watch=KillAt(number), **settings)
@@ -341,24 +341,24 @@ def test_line_counts_every_test_row_once() -> None:
 class Scripted(Loop):
     """An engine that trains as ever and reads its scores off a curve: right decisions of each client out of ten."""
 
-    def __init__(self, setting: Setting, test: list[list[int]], validation: list[list[int]] | None = None) -> None:
+    def __init__(self, setting: RunSpec, test: list[list[int]], validation: list[list[int]] | None = None) -> None:
         super().__init__(setting)
         self.curves = {"test": test, "validation": validation or []}
 
-    def judge_one(self, asked: Judge) -> Evaluation:
+    def evaluate_clients(self, asked: EvalRequest) -> Evaluation:
         correct = np.array(self.curves[asked.part][asked.round], dtype=np.float64)
         return Evaluation(correct, np.ones_like(correct), np.full_like(correct, 10.0))
 
 
 def simulate_curve(
     test: list[list[int]], validation: list[list[int]] | None = None, *, patience: int = 0, **run: object
-) -> Simulation:
+) -> RoundLoop:
     """A run on two clients whose scores are hand-made."""
     table = toy_table(40)
     federation = gpfl.federate(table, clients=2, classes_per_client=3, balanced=True, validation=0.2 if validation else 0.0)
     given = {"train": {"rounds": len(test) - 1}, "net": {"name": "mlp", "hidden": [2]}, "method": {"name": "fedavg"}}
-    _, setting = api.prepare(configs.resolve(given, federation=federation), federation, None, None)
-    return Simulation(setting, Scripted(setting, test, validation), RunOptions(**run), patience)  # type: ignore[arg-type]
+    _, setting = api.prepare(configs.resolve_config(given, federation=federation), federation, None, None)
+    return RoundLoop(setting, Scripted(setting, test, validation), RunOptions(**run), patience)  # type: ignore[arg-type]
 
 
 def test_best_round_is_the_first_of_the_highest_and_brings_its_spread() -> None:
@@ -472,7 +472,7 @@ def test_bytes_under_a_range_of_shares_follow_the_cohorts_that_were_drawn() -> N
 
 def test_clients_outside_the_cohort_keep_their_private_state() -> None:
     result = gpfl.fit("local", toy_federation(), rounds=1, join=0.5, **FAST)
-    cohort = result.engine.schedule.cohort(0, 4)
+    cohort = result.engine.schedule.sample_clients(0, 4)
     start = tree.flatten(result.engine.method.init(0)[1])
     for client in range(4):
         own = tree.flatten(tree.take(result.outcome.last.private, client))
@@ -489,7 +489,7 @@ class Exploding(Method):
 
     name: ClassVar[str] = "fedavg"
 
-    def loss(self, model: Model, shared: Tree, batch: Batch, client: Client) -> Terms:
+    def loss(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
         terms = super().loss(model, shared, batch, client)
         sick = (client.round == 3) & (client.rows == int(0.75 * 33))
         return {"ce": torch.where(sick, torch.tensor(float("nan")), terms["ce"])}
@@ -501,7 +501,7 @@ class Poisoned(Method):
 
     name: ClassVar[str] = "fedavg"
 
-    def upload(self, shared: Tree, work: Tree, private: Tree, client: Client) -> tuple[Tree, Tree]:
+    def upload(self, shared: Tree, work: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
         sent, kept = super().upload(shared, work, private, client)
 
         def spoil(t: Tensor) -> Tensor:
@@ -520,7 +520,7 @@ def test_nan_loss_stops_the_run_names_round_and_client_and_keeps_the_last_checkp
     assert f"the last good checkpoint is kept in {out / 'checkpoint.safetensors'}" in str(told.value)
     gpfl.fit("fedavg", federation, out=tmp_path / "good", **{**settings, "rounds": 2})
     assert_same_weights(out / "checkpoint.safetensors", tmp_path / "good" / "checkpoint.safetensors")
-    assert [line["round"] for line in RunFolder(out).lines()] == [0, 1, 2, 3]
+    assert [line["round"] for line in RunDir(out).lines()] == [0, 1, 2, 3]
     assert not (out / "summary.json").exists()
 
 
@@ -542,7 +542,7 @@ def test_huge_learning_rate_ends_in_a_users_error(tmp_path: Path, method: str) -
     with pytest.raises(gpfl.GpflError, match=r"^round \d+: .* client \d .*: lower train.lr \(.*, now 1e\+30\)"):
         gpfl.fit(method, toy_federation(), out=tmp_path, rounds=5, **{**FAST, "lr": 1e30})
     assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])["round"] == 0
-    assert RunFolder(tmp_path).diverged in range(6)
+    assert RunDir(tmp_path).diverged in range(6)
     assert (tmp_path / "checkpoint.safetensors").exists()
 
 

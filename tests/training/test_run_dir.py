@@ -12,25 +12,25 @@ import gpfl
 from gpfl.core.tree import Tree, flatten
 from gpfl.io import files
 from gpfl.training import run_dir as runs
-from gpfl.training.run_dir import RunFolder, State
+from gpfl.training.run_dir import RunDir, RunState
 
 CONFIG = '[run]\nseed = 0\n\n[data]\nname = "toy"\n'
 
 
-def line(round: int, **more: object) -> runs.Line:
+def line(round: int, **more: object) -> runs.MetricsRecord:
     """An evaluated round."""
     return {**dict.fromkeys(runs.LINE_NUMBERS, 0.5), "round": round, **more}
 
 
-def example_state(round: int = 3) -> State:
+def example_state(round: int = 3) -> RunState:
     shared: Tree = {"base": {"weight": torch.arange(6.0).reshape(2, 3)}, "head": {"bias": torch.tensor([0.5])}}
     private: Tree = {"own": {"head": torch.linspace(0, 1, 8).reshape(4, 2)}}
-    return State(round, shared, private, bytes_up=120, bytes_down=240)
+    return RunState(round, shared, private, bytes_up=120, bytes_down=240)
 
 
-def blank() -> State:
+def blank() -> RunState:
     """A state of the same shape with other values, as a resumed run has before it reads its checkpoint."""
-    return State(
+    return RunState(
         0,
         {"base": {"weight": torch.zeros(2, 3)}, "head": {"bias": torch.zeros(1)}},
         {"own": {"head": torch.zeros(4, 2)}},
@@ -38,11 +38,11 @@ def blank() -> State:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, federation: gpfl.Federation) -> RunFolder:
-    return RunFolder.create(tmp_path / "run", CONFIG, federation)
+def folder(tmp_path: Path, federation: gpfl.Federation) -> RunDir:
+    return RunDir.create(tmp_path / "run", CONFIG, federation)
 
 
-def test_new_folder_holds_the_config_as_given_and_the_manifest(folder: RunFolder, federation: gpfl.Federation) -> None:
+def test_new_folder_holds_the_config_as_given_and_the_manifest(folder: RunDir, federation: gpfl.Federation) -> None:
     assert (folder.path / "config.toml").read_text() == CONFIG
     again = gpfl.Federation.load(folder.path / "federation.toml", federation.table)
     assert again.manifest() == federation.manifest()
@@ -51,20 +51,20 @@ def test_new_folder_holds_the_config_as_given_and_the_manifest(folder: RunFolder
 
 def test_empty_folder_may_be_used(tmp_path: Path, federation: gpfl.Federation) -> None:
     (tmp_path / "empty").mkdir()
-    assert (RunFolder.create(tmp_path / "empty", CONFIG, federation).path / "config.toml").is_file()
+    assert (RunDir.create(tmp_path / "empty", CONFIG, federation).path / "config.toml").is_file()
 
 
-def test_used_folder_is_refused_and_left_as_it_is(folder: RunFolder, federation: gpfl.Federation) -> None:
+def test_used_folder_is_refused_and_left_as_it_is(folder: RunDir, federation: gpfl.Federation) -> None:
     before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
     with pytest.raises(gpfl.GpflError, match="not empty and nothing is overwritten: gpfl resume"):
-        RunFolder.create(folder.path, "[run]\nseed = 9\n", federation)
+        RunDir.create(folder.path, "[run]\nseed = 9\n", federation)
     assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
 
 
 def test_folder_with_other_things_is_refused_without_advice_to_resume(tmp_path: Path, federation: gpfl.Federation) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(gpfl.GpflError, match="nothing is overwritten: choose another --out"):
-        RunFolder.create(tmp_path, CONFIG, federation)
+        RunDir.create(tmp_path, CONFIG, federation)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
@@ -72,7 +72,7 @@ def test_folder_with_other_things_is_refused_without_advice_to_resume(tmp_path: 
 def test_file_in_the_place_of_the_folder_is_refused(tmp_path: Path, federation: gpfl.Federation, below: str) -> None:
     (tmp_path / "taken").write_text("mine")
     with pytest.raises(gpfl.GpflError, match="choose a"):
-        RunFolder.create(tmp_path / "taken" / below, CONFIG, federation)
+        RunDir.create(tmp_path / "taken" / below, CONFIG, federation)
     assert (tmp_path / "taken").read_text() == "mine"
 
 
@@ -84,27 +84,27 @@ def test_folder_that_may_not_be_looked_into_is_refused_in_one_line(
 
     monkeypatch.setattr(Path, "exists", forbidden)
     with pytest.raises(gpfl.GpflError, match="Permission denied; choose another --out"):
-        RunFolder.create(tmp_path / "run", CONFIG, federation)
+        RunDir.create(tmp_path / "run", CONFIG, federation)
 
 
 def test_folder_without_a_name_is_refused(federation: gpfl.Federation) -> None:
     with pytest.raises(gpfl.GpflError, match="out is empty; name a folder"):
-        RunFolder.create("", CONFIG, federation)
+        RunDir.create("", CONFIG, federation)
 
 
 def test_folder_of_several_methods_says_how_to_go_on(tmp_path: Path) -> None:
     (tmp_path / "gpfl").mkdir()
     (tmp_path / "gpfl" / "trials.json").write_text("{}")
     with pytest.raises(gpfl.GpflError, match="holds trials of several methods: go on with the command that began them"):
-        RunFolder.open(tmp_path)
+        RunDir.open(tmp_path)
 
 
 def test_folder_without_a_config_is_not_a_run(tmp_path: Path) -> None:
     with pytest.raises(gpfl.GpflError, match=r"holds no run \(no config.toml\)"):
-        RunFolder.open(tmp_path)
+        RunDir.open(tmp_path)
 
 
-def test_stump_of_a_run_is_cleared_but_a_run_and_foreign_files_are_not(tmp_path: Path, folder: RunFolder) -> None:
+def test_stump_of_a_run_is_cleared_but_a_run_and_foreign_files_are_not(tmp_path: Path, folder: RunDir) -> None:
     before = sorted(folder.path.iterdir())
     runs.clear_stump(folder.path)
     assert sorted(folder.path.iterdir()) == before
@@ -125,7 +125,7 @@ def test_stump_of_a_run_is_cleared_but_a_run_and_foreign_files_are_not(tmp_path:
 # Metrics.
 
 
-def test_divergence_is_told_until_the_run_ends_after_all(folder: RunFolder) -> None:
+def test_divergence_is_told_until_the_run_ends_after_all(folder: RunDir) -> None:
     assert folder.diverged is None
     for text in ("", "[]", '{"what": "loss"}'):
         (folder.path / "diverged.json").write_text(text)
@@ -136,19 +136,19 @@ def test_divergence_is_told_until_the_run_ends_after_all(folder: RunFolder) -> N
     assert folder.diverged is None
 
 
-def test_lines_come_back_as_they_were_appended(folder: RunFolder) -> None:
+def test_lines_come_back_as_they_were_appended(folder: RunDir) -> None:
     lines = [line(k, accuracy=k / 7, clients=[0.1 * k, 1 / 3]) for k in range(3)]
     for entry in lines:
         folder.append(entry)
     assert folder.lines() == lines
 
 
-def test_no_metrics_are_no_lines(folder: RunFolder) -> None:
+def test_no_metrics_are_no_lines(folder: RunDir) -> None:
     assert folder.lines() == []
 
 
 @pytest.mark.parametrize("cut", [1, 10, 25])
-def test_torn_last_line_is_left_out(folder: RunFolder, cut: int) -> None:
+def test_torn_last_line_is_left_out(folder: RunDir, cut: int) -> None:
     folder.append(line(0))
     folder.append(line(1))
     path = folder.path / "metrics.jsonl"
@@ -166,21 +166,21 @@ def test_torn_last_line_is_left_out(folder: RunFolder, cut: int) -> None:
         json.dumps(line(1, seconds=True)).encode(),
     ],
 )
-def test_lines_end_where_the_file_is_garbage(folder: RunFolder, garbage: bytes) -> None:
+def test_lines_end_where_the_file_is_garbage(folder: RunDir, garbage: bytes) -> None:
     folder.append(line(0))
     with (folder.path / "metrics.jsonl").open("ab") as file:
         file.write(garbage + b"\n" + json.dumps(line(2)).encode() + b"\n")
     assert folder.lines() == [line(0)]
 
 
-def test_line_must_hold_what_is_asked_for_besides(folder: RunFolder) -> None:
+def test_line_must_hold_what_is_asked_for_besides(folder: RunDir) -> None:
     folder.append(line(0, validation=0.5))
     folder.append(line(1))
     assert len(folder.lines()) == 2
     assert folder.lines(also=("validation",)) == [line(0, validation=0.5)]
 
 
-def test_cut_back_metrics_have_the_bytes_they_had_when_appended(folder: RunFolder) -> None:
+def test_cut_back_metrics_have_the_bytes_they_had_when_appended(folder: RunDir) -> None:
     lines = [line(k, accuracy=k / 7, train={"ce": 1e-9}) for k in range(4)]
     for entry in lines[:2]:
         folder.append(entry)
@@ -191,7 +191,7 @@ def test_cut_back_metrics_have_the_bytes_they_had_when_appended(folder: RunFolde
     assert (folder.path / "metrics.jsonl").read_bytes() == wanted
 
 
-def test_nan_never_reaches_metrics_or_summary(folder: RunFolder) -> None:
+def test_nan_never_reaches_metrics_or_summary(folder: RunDir) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         folder.append({"round": 0, "loss": float("nan")})
     with pytest.raises(ValueError, match="not JSON compliant"):
@@ -200,13 +200,13 @@ def test_nan_never_reaches_metrics_or_summary(folder: RunFolder) -> None:
     assert not folder.finished
 
 
-def test_metrics_that_cannot_be_written_are_a_users_error(folder: RunFolder) -> None:
+def test_metrics_that_cannot_be_written_are_a_users_error(folder: RunDir) -> None:
     (folder.path / "metrics.jsonl").mkdir()
     with pytest.raises(gpfl.GpflError, match=r"cannot write .*metrics.jsonl"):
         folder.append({"round": 0})
 
 
-def test_summary_marks_the_run_as_finished(folder: RunFolder) -> None:
+def test_summary_marks_the_run_as_finished(folder: RunDir) -> None:
     assert not folder.finished
     summary = {**dict.fromkeys(runs.SUMMARY_NUMBERS, 1 / 3), **dict.fromkeys(runs.SUMMARY_TEXTS, "text"), "extra": None}
     folder.write_summary(summary)
@@ -215,7 +215,7 @@ def test_summary_marks_the_run_as_finished(folder: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("key", [*runs.SUMMARY_NUMBERS, *runs.SUMMARY_TEXTS])
-def test_summary_without_what_every_summary_holds_is_damaged(folder: RunFolder, key: str) -> None:
+def test_summary_without_what_every_summary_holds_is_damaged(folder: RunDir, key: str) -> None:
     summary = {**dict.fromkeys(runs.SUMMARY_NUMBERS, 1), **dict.fromkeys(runs.SUMMARY_TEXTS, "text")}
     for wrong in ({name: value for name, value in summary.items() if name != key}, {**summary, key: None}):
         folder.write_summary(wrong)
@@ -224,7 +224,7 @@ def test_summary_without_what_every_summary_holds_is_damaged(folder: RunFolder, 
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "\x00"])
-def test_damaged_summary_is_named(folder: RunFolder, text: str) -> None:
+def test_damaged_summary_is_named(folder: RunDir, text: str) -> None:
     (folder.path / "summary.json").write_text(text)
     with pytest.raises(gpfl.GpflError, match=r"summary.json"):
         folder.summary()
@@ -233,7 +233,7 @@ def test_damaged_summary_is_named(folder: RunFolder, text: str) -> None:
 # Checkpoints.
 
 
-def test_state_comes_back_bit_for_bit_with_its_counters(folder: RunFolder) -> None:
+def test_state_comes_back_bit_for_bit_with_its_counters(folder: RunDir) -> None:
     state = example_state()
     folder.save_state(state)
     again = folder.load_state(blank())
@@ -245,20 +245,20 @@ def test_state_comes_back_bit_for_bit_with_its_counters(folder: RunFolder) -> No
         assert all(torch.equal(was[key], now[key]) for key in was)
 
 
-def test_state_without_shared_or_private_tensors_comes_back(folder: RunFolder) -> None:
-    alone = State(1, {}, {"head": {"weight": torch.ones(2, 2)}})
+def test_state_without_shared_or_private_tensors_comes_back(folder: RunDir) -> None:
+    alone = RunState(1, {}, {"head": {"weight": torch.ones(2, 2)}})
     folder.save_state(alone)
-    again = folder.load_state(State(0, {}, {"head": {"weight": torch.zeros(2, 2)}}))
+    again = folder.load_state(RunState(0, {}, {"head": {"weight": torch.zeros(2, 2)}}))
     assert again is not None
     assert again.shared == {}
     assert torch.equal(flatten(again.private)["head/weight"], torch.ones(2, 2))
 
 
-def test_missing_checkpoint_is_none(folder: RunFolder) -> None:
+def test_missing_checkpoint_is_none(folder: RunDir) -> None:
     assert folder.load_state(example_state()) is None
 
 
-def test_every_flipped_byte_of_a_checkpoint_is_noticed(folder: RunFolder) -> None:
+def test_every_flipped_byte_of_a_checkpoint_is_noticed(folder: RunDir) -> None:
     state = example_state()
     folder.save_state(state)
     path = folder.path / "checkpoint.safetensors"
@@ -272,7 +272,7 @@ def test_every_flipped_byte_of_a_checkpoint_is_noticed(folder: RunFolder) -> Non
 
 
 @pytest.mark.parametrize("length", [0, 4, 100, -1])
-def test_checkpoint_cut_off_is_named_with_the_way_out(folder: RunFolder, length: int) -> None:
+def test_checkpoint_cut_off_is_named_with_the_way_out(folder: RunDir, length: int) -> None:
     folder.save_state(example_state())
     path = folder.path / "checkpoint.safetensors"
     path.write_bytes(path.read_bytes()[:length])
@@ -281,28 +281,28 @@ def test_checkpoint_cut_off_is_named_with_the_way_out(folder: RunFolder, length:
     assert "\n" not in str(told.value)
 
 
-def test_checkpoint_of_another_run_is_refused(folder: RunFolder) -> None:
+def test_checkpoint_of_another_run_is_refused(folder: RunDir) -> None:
     folder.save_state(example_state())
-    other = State(0, {"base": {"weight": torch.zeros(3, 3)}, "head": {"bias": torch.zeros(1)}}, {})
+    other = RunState(0, {"base": {"weight": torch.zeros(3, 3)}, "head": {"bias": torch.zeros(1)}}, {})
     with pytest.raises(gpfl.GpflError, match="does not belong to this run's method, net and clients"):
         folder.load_state(other)
 
 
 @pytest.mark.parametrize("name", ["config.toml", "federation.toml"])
-def test_checkpoint_under_another_config_or_federation_is_refused(folder: RunFolder, name: str) -> None:
+def test_checkpoint_under_another_config_or_federation_is_refused(folder: RunDir, name: str) -> None:
     folder.save_state(example_state())
     path = folder.path / name
     path.write_text(path.read_text() + "# mine\n")
     assert folder.load_state(blank()) is not None  # what is being run stays what it was
     with pytest.raises(gpfl.GpflError, match=rf"{name} is not as it was when checkpoint.safetensors was written: restore it"):
-        RunFolder(folder.path).load_state(blank())
+        RunDir(folder.path).load_state(blank())
 
 
 def test_run_may_go_on_on_another_device(tmp_path: Path, federation: gpfl.Federation) -> None:
-    folder = RunFolder.create(tmp_path / "run", '[run]\nseed = 0\ndevice = "cuda"\n', federation)
+    folder = RunDir.create(tmp_path / "run", '[run]\nseed = 0\ndevice = "cuda"\n', federation)
     folder.save_state(example_state())
     (folder.path / "config.toml").write_text('[run]\nseed = 0\ndevice = "cpu"\n')
-    assert RunFolder(folder.path).load_state(blank()) is not None
+    assert RunDir(folder.path).load_state(blank()) is not None
 
 
 def test_missing_tensors_are_called_missing(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_missing_tensors_are_called_missing(tmp_path: Path) -> None:
         runs.read_tensors(tmp_path)
 
 
-def test_tensors_that_are_no_checkpoint_are_refused(folder: RunFolder) -> None:
+def test_tensors_that_are_no_checkpoint_are_refused(folder: RunDir) -> None:
     state = example_state()
     flat = flatten({"shared": state.shared, "private": state.private})
     runs.write_tensors(folder.path / "checkpoint.safetensors", flat, {"round": "three"})
@@ -345,7 +345,7 @@ class KilledError(Exception):
     """Stands for the end of the process."""
 
 
-def test_checkpoint_before_stays_whole_when_the_next_one_is_cut_off(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_before_stays_whole_when_the_next_one_is_cut_off(folder: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.save_state(example_state(3))
 
     def killed(handle: int) -> None:
@@ -360,7 +360,7 @@ def test_checkpoint_before_stays_whole_when_the_next_one_is_cut_off(folder: RunF
     assert not [path for path in folder.path.iterdir() if path.name.startswith(".")]
 
 
-def test_files_of_a_run_are_plain_json_and_safetensors(folder: RunFolder) -> None:
+def test_files_of_a_run_are_plain_json_and_safetensors(folder: RunDir) -> None:
     folder.append({"round": 0})
     folder.save_state(example_state())
     assert json.loads((folder.path / "metrics.jsonl").read_text()) == {"round": 0}

@@ -19,7 +19,7 @@ from gpfl.federation.federation import Federation
 from gpfl.io import files
 from gpfl.privacy import label_inference as label_leakage
 from gpfl.privacy import membership as member_inference
-from gpfl.privacy.attack import KINDS, Bench, Case, Effort, Kept, ceiling_of
+from gpfl.privacy.attack import KINDS, AttackConfig, AttackRunner, Case, Kept, ceiling_of
 from gpfl.privacy.server_view import view_of
 from gpfl.privacy.victims import (
     ROUNDS,
@@ -73,7 +73,7 @@ def attack(
     }
     formula = single("--psnr", psnr, table.PSNRS)
     batches = whole_numbers("--batch", batch)
-    effort = Effort(iterations=iterations, restarts=restarts, seed=seed, graph=graph)
+    effort = AttackConfig(iterations=iterations, restarts=restarts, seed=seed, graph=graph)
     refuse_several("gpfl attack")
     refuse_trials(run)
     result = api.load(run)
@@ -118,7 +118,7 @@ def targets_of(result: Result, words: str) -> list[str]:
 
 
 def victims_of(
-    result: Result, clients: Sequence[int], images: int, batches: Sequence[int], steps: Sequence[str], effort: Effort
+    result: Result, clients: Sequence[int], images: int, batches: Sequence[int], steps: Sequence[str], effort: AttackConfig
 ) -> dict[int, list[Victim]]:
     """Gives the victims by size of batch; refuses a run that has not the images, and victims that the steps cannot be on."""
     engine = result.engine
@@ -139,13 +139,13 @@ def rebuild_images(
     targets: Sequence[str],
     wanted: dict[str, list[str]],
     psnr: str,
-    effort: Effort,
+    effort: AttackConfig,
     folder: Path,
 ) -> None:
     """Attacks, prints and keeps all cases that were asked for."""
     method = result.engine.method
     states = {which: state_at(result, which) for which in wanted["round"]}
-    bench = Bench(result.engine, states, victims, effort)
+    bench = AttackRunner(result.engine, states, victims, effort)
     text, records = [], []
     for kind in wanted["kind"]:
         other, top = ceiling_of(result.engine, victims, kind, effort)

@@ -18,14 +18,14 @@ from typer.core import TyperCommand, TyperOption
 
 from gpfl.cli import flags
 from gpfl.cli.terminal import console, say, tell_caveat, wide
-from gpfl.data import DATA, PUBLISHED, Published
+from gpfl.data import DATASETS, PUBLISHED, PublishedDataset
 from gpfl.data.published import cache
-from gpfl.data.table import PARTS
+from gpfl.data.table import SPLITS
 from gpfl.errors import GpflError, did_you_mean
-from gpfl.federation.partition import SPLITS
+from gpfl.federation.partition import PARTITIONS
 from gpfl.report import drawing, figures, tables
 from gpfl.training import config as configs
-from gpfl.training.config import Given
+from gpfl.training.config import ConfigDict
 
 data_app = typer.Typer(name="data", help="Get, list and show data sets.", no_args_is_help=True)
 
@@ -42,7 +42,7 @@ def get(
     again: Annotated[bool, typer.Option("--again", help="Parse the files anew.")] = False,
 ) -> None:
     """Download a data set from its publisher, or take files that are here, check them, and parse them once."""
-    if name in DATA and name not in PUBLISHED:
+    if name in DATASETS and name not in PUBLISHED:
         say(f"{name} is inside a package that gpfl needs: nothing to get.")
         return
     if name not in PUBLISHED:
@@ -59,7 +59,7 @@ def get(
 def list_() -> None:
     """List data sets: what is here, what would be downloaded, licences."""
     table = RichTable("name", "what", "here", Column("download", overflow="fold"), "licence")
-    for name, source in DATA.items():
+    for name, source in DATASETS.items():
         if name in PUBLISHED:
             published = PUBLISHED[name]
             table.add_row(name, source.doc, what_is_here(published), download_words(published), published.licence)
@@ -68,7 +68,7 @@ def list_() -> None:
     wide().print(table)
 
 
-def what_is_here(published: Published) -> str:
+def what_is_here(published: PublishedDataset) -> str:
     """Gives what this machine has of a data set, in words."""
     try:
         held = cache.held(published.name)
@@ -80,7 +80,7 @@ def what_is_here(published: Published) -> str:
     return f"parsed, {held.rows:,}{of} rows, {'verified' if held.verified else 'unverified'}"
 
 
-def download_words(published: Published) -> str:
+def download_words(published: PublishedDataset) -> str:
     """Gives what would be downloaded, and from where."""
     hosts = ", ".join(dict.fromkeys(urlsplit(file.url).hostname or file.url for file in published.files))
     files = f"{len(published.files)} files, " if len(published.files) > 1 else ""
@@ -95,7 +95,7 @@ def show(federation: str | None, out: str, **values: object) -> None:
     if federation is not None:
         refuse_splits(given, federation)
         given["split"] = {"name": "manifest", "file": federation}
-    config = configs.resolve(given)
+    config = configs.resolve_config(given)
     if config.source is not None:  # said before the rows are divided, which may fail
         found = config.source.load()
         tell_caveat(found)
@@ -106,15 +106,15 @@ def show(federation: str | None, out: str, **values: object) -> None:
     table = RichTable("client", "training", "validation", "test", "classes")
     for number, shard in enumerate(divided.shards):
         held = int((divided.label_counts[number] > 0).sum())
-        table.add_row(escape(shard.name), *(str(len(shard.part(part))) for part in PARTS), str(held))
+        table.add_row(escape(shard.name), *(str(len(shard.part(part))) for part in SPLITS), str(held))
     wide().print(table)
-    for oddity in divided.oddities():
+    for oddity in divided.data_warnings():
         say(oddity)
     figures.draw_bubbles(divided, picture)
     say(f"Picture: {out}")
 
 
-def refuse_splits(given: Given, federation: str) -> None:
+def refuse_splits(given: ConfigDict, federation: str) -> None:
     """Refuses flags that would divide rows which a manifest divides."""
     for key in given.get("split", {}):
         named = key in flags.keys_of("split")
@@ -125,8 +125,8 @@ def refuse_splits(given: Given, federation: str) -> None:
 def show_command() -> click.Command:
     """Gives the command `data show`, whose flags are those of splits."""
     params: list[click.Parameter] = [
-        flags.name_flag("data", (*DATA, "or a file or folder of your own"), flags.PANELS["data"]),
-        flags.name_flag("split", SPLITS, flags.PANELS["split"]),
+        flags.name_flag("data", (*DATASETS, "or a file or folder of your own"), flags.PANELS["data"]),
+        flags.name_flag("split", PARTITIONS, flags.PANELS["split"]),
         TyperOption(
             param_decls=["--federation", "federation"],
             metavar="FILE",

@@ -14,22 +14,22 @@ from typer.core import TyperOption
 
 from gpfl.core.options import Option, describe_type, options_of
 from gpfl.core.randomness import LARGEST_SEED
-from gpfl.data import DATA, FILES, Own
-from gpfl.defences.config import Defence
+from gpfl.data import DATASETS, FILES, FileDataset
+from gpfl.defences.config import DefenceConfig
 from gpfl.errors import GpflError
-from gpfl.federation.partition import SPLITS
+from gpfl.federation.partition import PARTITIONS
 from gpfl.io import toml
 from gpfl.methods import METHODS
 from gpfl.models import NETS
-from gpfl.training.config import Given, RunOptions, TrainOptions
+from gpfl.training.config import ConfigDict, RunOptions, TrainOptions
 
 RECORDS: Mapping[str, Mapping[str, type]] = {
     "method": METHODS,
-    "data": {FILES: Own, **{name: type(source) for name, source in DATA.items() if options_of(type(source))}},
-    "split": SPLITS,
+    "data": {FILES: FileDataset, **{name: type(source) for name, source in DATASETS.items() if options_of(type(source))}},
+    "split": PARTITIONS,
     "net": NETS,
     "train": {"": TrainOptions},
-    "defence": {"": Defence},
+    "defence": {"": DefenceConfig},
     "run": {"": RunOptions},
 }
 """The records behind each section of a config, by name where there are several."""
@@ -156,9 +156,9 @@ def default_words(record: type, key: str, default: object) -> str:
     return f"{default:g}" if isinstance(default, float) else str(default) or "none"
 
 
-def given_by_flags(values: Mapping[str, object]) -> Given:
+def given_by_flags(values: Mapping[str, object]) -> ConfigDict:
     """Gives the sections of a config from the flags that were set."""
-    given: Given = {}
+    given: ConfigDict = {}
     for name, value in values.items():
         section, _, key = name.partition("__")
         if value is None or value == () or not key:
@@ -219,9 +219,9 @@ def parse_seeds(seeds: str) -> list[int]:
     return numbers
 
 
-def given_by_set(assignments: tuple[str, ...]) -> Given:
+def given_by_set(assignments: tuple[str, ...]) -> ConfigDict:
     """Gives the sections of a config from `--set section.key=value`."""
-    given: Given = {}
+    given: ConfigDict = {}
     for text in assignments:
         path, equals, value = text.partition("=")
         section, dot, key = path.strip().partition(".")
@@ -231,9 +231,9 @@ def given_by_set(assignments: tuple[str, ...]) -> Given:
     return given
 
 
-def merge(*layers: Given) -> Given:
+def merge(*layers: ConfigDict) -> ConfigDict:
     """Gives several configs laid over each other, the last on top; a new name drops the options of the old one."""
-    merged: Given = {}
+    merged: ConfigDict = {}
     for layer in layers:
         for section, values in layer.items():
             below = merged.get(section, {})

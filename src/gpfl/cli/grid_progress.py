@@ -17,7 +17,7 @@ from gpfl.experiments.grid import BUSY, Job
 from gpfl.report.comparison import Spread
 from gpfl.report.wording import spread
 from gpfl.training.round_loop import number
-from gpfl.training.run_dir import Line
+from gpfl.training.run_dir import MetricsRecord
 
 
 class GridReporter:
@@ -121,7 +121,7 @@ class RunWatch:
     def __init__(self, reporter: GridReporter, label: str, shown: LiveLine | PlainLines) -> None:
         self._reporter, self._label, self._shown = reporter, label, shown
 
-    def line(self, line: Line, rounds: int) -> None:
+    def line(self, line: MetricsRecord, rounds: int) -> None:
         """Shows the round."""
         self._shown.line(line, rounds)
         self._reporter.move(self._label, number(line, "round"), rounds)

@@ -26,7 +26,7 @@ from gpfl.cli.progress import Reporter
 from gpfl.cli.reproduce import reproduce_command
 from gpfl.cli.terminal import complain, console, say, show_rows, tell_data, tell_run, tell_trials
 from gpfl.cli.tune import tune_command
-from gpfl.data import DATA
+from gpfl.data import DATASETS
 from gpfl.engine import ENGINES
 from gpfl.engine.allocator import keep_memory
 from gpfl.engine.distributed import leave, ranks
@@ -34,13 +34,13 @@ from gpfl.errors import DivergenceError, GpflError, did_you_mean
 from gpfl.experiments import compare as studies
 from gpfl.experiments import quickstart as quick
 from gpfl.experiments.trials import holds_trials, resume_trials, run_trials
-from gpfl.federation.partition import SPLITS
+from gpfl.federation.partition import PARTITIONS
 from gpfl.methods import METHODS
 from gpfl.models import NETS
 from gpfl.report import figures, tables
 from gpfl.training import api
 from gpfl.training import config as configs
-from gpfl.training.run_dir import RunFolder, refuse_used
+from gpfl.training.run_dir import RunDir, refuse_used
 
 REFUSALS = {
     getattr(errno, name, 0) for name in ("EACCES", "EPERM", "EROFS", "ENOSPC", "EDQUOT", "ENAMETOOLONG", "ENOTDIR", "ELOOP")
@@ -106,7 +106,7 @@ def resume(
             trials = resume_trials(folder, reporter.watch)
         tell_trials(trials, folder)
         return
-    finished = RunFolder.open(folder).finished
+    finished = RunDir.open(folder).finished
     with stoppable(lambda: resumption(folder)), Reporter(console) as reporter:
         result = api.resume(folder, watch=reporter.watch(str(folder)))
     if finished:
@@ -124,8 +124,8 @@ def list_(
     """List the methods, data sets, splits, nets and engines there are."""
     entries = {
         "methods": {name: first_sentence(kind) for name, kind in METHODS.items()},
-        "data": {name: source.doc for name, source in DATA.items()},
-        "splits": {name: first_sentence(kind) for name, kind in SPLITS.items()},
+        "data": {name: source.doc for name, source in DATASETS.items()},
+        "splits": {name: first_sentence(kind) for name, kind in PARTITIONS.items()},
         "nets": {name: first_sentence(kind) for name, kind in NETS.items()},
         "engines": {name: first_sentence(kind) for name, kind in ENGINES.items()},
     }
@@ -152,7 +152,7 @@ def run(
     with speaking_of(flags.RECORDS):
         given = layered(config, by_hand, federation, "run")
         numbers = flags.parse_seeds(seeds) if seeds is not None else []
-        resolved = configs.resolve(given)
+        resolved = configs.resolve_config(given)
         tail = "-trials" if numbers else ""
         folder = out_folder(out, Path("runs") / f"{Path(resolved.data).stem}-{resolved.method.name}{tail}")
         tell_data(resolved)
@@ -161,7 +161,7 @@ def run(
                 trials = run_trials(given, numbers, folder, reporter.watch)
             else:
                 watch = reporter.watch(resolved.method.name)
-                result = api.begin(resolved, resolved.federation(), out=folder, watch=watch)
+                result = api.start_run(resolved, resolved.federation(), out=folder, watch=watch)
     if numbers:
         tell_trials(trials, folder)
     else:
@@ -186,7 +186,7 @@ def compare(
         if "method" in given:
             say(f"The section [method] of {config} is left aside: a comparison has its methods from --methods and --set.")
         studies.check_methods(given, entrants, own)
-        resolved = configs.resolve({**given, "method": dict(entrants[0].method)})
+        resolved = configs.resolve_config({**given, "method": dict(entrants[0].method)})
         folder = out_folder(out, Path("runs") / f"{Path(resolved.data).stem}-comparison")
         tell_data(resolved)
         with stoppable(lambda: same_command(out, folder)):
@@ -228,8 +228,8 @@ def shared_parameters(config_help: str) -> list[click.Parameter]:
             help="Use the division of a saved manifest instead of a split.",
             rich_help_panel=flags.PANELS["split"],
         ),
-        flags.name_flag("data", (*DATA, "or a file or folder of your own"), flags.PANELS["data"]),
-        flags.name_flag("split", SPLITS, flags.PANELS["split"]),
+        flags.name_flag("data", (*DATASETS, "or a file or folder of your own"), flags.PANELS["data"]),
+        flags.name_flag("split", PARTITIONS, flags.PANELS["split"]),
         flags.name_flag("net", NETS, flags.PANELS["net"]),
     ]
 

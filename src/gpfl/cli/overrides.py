@@ -10,13 +10,13 @@ from gpfl.cli.data import refuse_splits
 from gpfl.errors import GpflError
 from gpfl.methods import METHODS
 from gpfl.training import config as configs
-from gpfl.training.config import Given
+from gpfl.training.config import ConfigDict
 
 Own = Mapping[str, Mapping[str, object]]
 """Settings of single methods by name."""
 
 
-def layered(config: str | None, by_hand: Given, federation: str | None, command: str) -> Given:
+def layered(config: str | None, by_hand: ConfigDict, federation: str | None, command: str) -> ConfigDict:
     """Gives the config of a file with what was given by flags and --set over it; a manifest takes the place of a split.
 
     `command` is the one that data or a method in the place of the config may be meant for.
@@ -30,7 +30,7 @@ def layered(config: str | None, by_hand: Given, federation: str | None, command:
     return {**flags.merge(file, by_hand), "split": {"name": "manifest", "file": federation}}
 
 
-def split_settings(assignments: tuple[str, ...]) -> tuple[Given, Own]:
+def split_settings(assignments: tuple[str, ...]) -> tuple[ConfigDict, Own]:
     """Gives what --set says to all methods, by section, and what it says to single ones, by name."""
     settings = flags.given_by_set(assignments)
     own = {name: settings.pop(name) for name in list(settings) if name in METHODS}
@@ -38,7 +38,7 @@ def split_settings(assignments: tuple[str, ...]) -> tuple[Given, Own]:
 
 
 def refuse_unheard(
-    settings: Given, own: Own, names: Iterable[object], *, done: str, kind: str, place: str = "--methods"
+    settings: ConfigDict, own: Own, names: Iterable[object], *, done: str, kind: str, place: str = "--methods"
 ) -> None:
     """Refuses settings that a command for methods of these names would not listen to.
 

@@ -28,7 +28,7 @@ from gpfl.experiments import grid
 from gpfl.experiments import privacy_table as nine
 from gpfl.experiments.definitions import Cell
 from gpfl.experiments.estimate import estimates
-from gpfl.experiments.grid import Grounds, Job, Plan
+from gpfl.experiments.grid import FederationCache, Job, Plan
 from gpfl.experiments.leaks import Findings, write_leaks
 from gpfl.experiments.results import commits_of
 from gpfl.experiments.selection import split_words
@@ -36,7 +36,7 @@ from gpfl.io.provenance import command_words, commit
 from gpfl.methods import METHODS
 from gpfl.privacy import label_inference as labels
 from gpfl.privacy import membership
-from gpfl.privacy.attack import KINDS, Effort
+from gpfl.privacy.attack import KINDS, AttackConfig
 from gpfl.privacy.victims import ROUNDS, STEPS, choose_victims, refuse_other_than_images
 from gpfl.report import defence_curves as points
 from gpfl.report.attack_tables import PSNRS, Line, verdict
@@ -224,13 +224,13 @@ def curves(
 # What is asked.
 
 
-def effort_of(section: str, iterations: int, restarts: int, victims: int | None, graph: bool) -> Effort:
+def effort_of(section: str, iterations: int, restarts: int, victims: int | None, graph: bool) -> AttackConfig:
     """Gives how hard attacks try, and the seed of victims and starts: as was said, or as the study's file says."""
     own = study.file_sections()[section]
     if victims is not None and not 0 <= victims <= LARGEST_SEED:
         raise GpflError(f"--victims is {victims}; it must be at least 0, at most {LARGEST_SEED}")
     said = {"iterations": iterations or None, "restarts": restarts or None, "seed": victims}
-    return Effort(graph=graph, **{name: cast(int, own[name]) if value is None else value for name, value in said.items()})
+    return AttackConfig(graph=graph, **{name: cast(int, own[name]) if value is None else value for name, value in said.items()})
 
 
 def planned(
@@ -263,17 +263,19 @@ def planned(
     return plan
 
 
-def grounds_for(cells: Sequence[Cell], plan: Plan, dry_run: bool) -> Grounds:
+def grounds_for(cells: Sequence[Cell], plan: Plan, dry_run: bool) -> FederationCache:
     """Gives the ground of the runs; data that are not here are got, which a dry run does not do."""
     data = str(plan.given(cells[0])["data"]["name"])
     if not grid.here(data):
         if dry_run:
             raise GpflError(f"the data '{data}' are not here: gpfl data get {data}")
         get_data([data])
-    return Grounds()
+    return FederationCache()
 
 
-def refuse_victims(cell: Cell, plan: Plan, grounds: Grounds, images: int, batches: Sequence[int], effort: Effort) -> None:
+def refuse_victims(
+    cell: Cell, plan: Plan, grounds: FederationCache, images: int, batches: Sequence[int], effort: AttackConfig
+) -> None:
     """Refuses what could not be attacked, before anything is trained: data that are no images, or too few of them."""
     setting = study.setting_of(cell, plan, grounds)
     refuse_other_than_images(setting.federation)
@@ -335,7 +337,7 @@ def by_epsilon(
     given: Mapping[str, str],
     names: Sequence[str],
     plan: Plan,
-    grounds: Grounds,
+    grounds: FederationCache,
     how: tuple[float, float, float],
     variants: study.Variants,
 ) -> dict[str, dict[str, list[float]]]:

@@ -12,7 +12,7 @@ from rich.table import Column
 from rich.text import Text
 
 from gpfl.training.round_loop import number
-from gpfl.training.run_dir import Line
+from gpfl.training.run_dir import MetricsRecord
 
 PAUSE = 10.0
 """Seconds between two plain lines of a run, besides its first and last."""
@@ -72,7 +72,7 @@ class LiveLine:
         self._progress, self._label, self._best = progress, label, 0.0
         self._task: TaskID | None = None
 
-    def line(self, line: Line, rounds: int) -> None:
+    def line(self, line: MetricsRecord, rounds: int) -> None:
         """Draws the round."""
         self._best = max(self._best, number(line, "accuracy"))
         words = f"{number(line, 'accuracy'):.2%} accuracy, best {self._best:.2%}"
@@ -92,7 +92,7 @@ class PlainLines:
         self._console, self._label = console, label
         self._told: float | None = None
 
-    def line(self, line: Line, rounds: int) -> None:
+    def line(self, line: MetricsRecord, rounds: int) -> None:
         """Prints the round, if it is time."""
         now = time.monotonic()
         if self._told is not None and line["round"] != rounds and now - self._told < PAUSE:

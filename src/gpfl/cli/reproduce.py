@@ -27,14 +27,14 @@ from gpfl.experiments import grid
 from gpfl.experiments import privacy_table as nine
 from gpfl.experiments.definitions import PATIENCE, ROUNDS, Cell, experiments, named
 from gpfl.experiments.estimate import Estimate, estimates
-from gpfl.experiments.grid import Grounds, Job, Places, Plan
+from gpfl.experiments.grid import FederationCache, Job, Places, Plan
 from gpfl.experiments.selection import Asked, selected, split_words
 from gpfl.experiments.tuned_config import Chosen
 from gpfl.io import files
 from gpfl.io.provenance import command_words, commit
 from gpfl.report import paper
 from gpfl.training import api
-from gpfl.training.config import Given
+from gpfl.training.config import ConfigDict
 
 ATTACKS = ("privacy", "table5")
 """What the table is called that attacks on uploads make."""
@@ -116,7 +116,7 @@ def make_tables(asked: Asked, plan: Plan, dry_run: bool, only_tables: bool, figu
             files.make_folder(plan.out / "runs")
         here, wanting = divided(asked, dry_run)
         with console.status("Laying out the cells"):
-            jobs, wrong = grid.lay_out(here, plan, Grounds())
+            jobs, wrong = grid.lay_out(here, plan, FederationCache())
             about = estimates(jobs, plan, device, count=dry_run)
     sound = show_plan(jobs, plan, about, wrong, wanting) if dry_run else True
     for words in dict.fromkeys(job.caveat for job in jobs if job.caveat):
@@ -234,7 +234,7 @@ def planned(
     )
 
 
-def refuse_flagged(settings: Given) -> None:
+def refuse_flagged(settings: ConfigDict) -> None:
     """Refuses settings that have a flag of their own, by which tables name them."""
     for (section, key), name in HAVE_FLAGS.items():
         if key in settings.get(section, {}):

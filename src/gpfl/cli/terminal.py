@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gpfl.data import Own
+from gpfl.data import FileDataset
 from gpfl.data.published.dataset import caveat
 from gpfl.data.table import Table
 from gpfl.experiments.trials import Trials
@@ -54,9 +54,9 @@ def tell_data(config: configs.Config) -> None:
     """Prints what should be known of the data before hours of training: what a person's own files hold, what a set lacks."""
     if config.source is not None:
         tell_caveat(config.source.load())
-    if isinstance(config.source, Own):
+    if isinstance(config.source, FileDataset):
         say(config.source.load().words)
-        for words in config.federation().oddities():
+        for words in config.federation().data_warnings():
             say(words)
 
 

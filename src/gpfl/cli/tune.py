@@ -19,23 +19,23 @@ from gpfl.cli.arguments import argument
 from gpfl.cli.overrides import Own, layered, named_folder, refuse_unheard, split_settings
 from gpfl.cli.progress import PAUSE
 from gpfl.cli.terminal import complain, console, say, tell_data
-from gpfl.data import DATA
+from gpfl.data import DATASETS
 from gpfl.errors import GpflError, counted, did_you_mean
 from gpfl.experiments import tune as study
 from gpfl.experiments import tuned_config as chosen
 from gpfl.experiments.budget import BEST, Made, made_or_none, unequal_words
 from gpfl.experiments.proposals import count_of, space_of, space_words, value_words
 from gpfl.experiments.tune import Candidate, Plan, Search, Tuned
-from gpfl.federation.partition import SPLITS
+from gpfl.federation.partition import PARTITIONS
 from gpfl.io import files, toml
 from gpfl.io.provenance import command_words, commit
 from gpfl.methods import METHODS
 from gpfl.models import NETS
 from gpfl.report.tuned import markdown, note_words, score_words, table_csv
 from gpfl.training import config as configs
-from gpfl.training.config import Given
+from gpfl.training.config import ConfigDict
 from gpfl.training.round_loop import number
-from gpfl.training.run_dir import Line
+from gpfl.training.run_dir import MetricsRecord
 
 SECTIONS = ("data", "split", "net", "train", "defence", "run")
 
@@ -71,7 +71,7 @@ def tune(
     )
     try:
         given, first = with_validation(config_of(config, flags.merge(flags.given_by_flags(values), settings), federation))
-        resolved = configs.resolve({**given, "method": {"name": names[0]}})
+        resolved = configs.resolve_config({**given, "method": {"name": names[0]}})
         folder = Path("runs") / f"{Path(resolved.data).stem}-tune" if out is None else named_folder(out)
         tell_data(resolved)
         with Listener([first, unequal_to(folder, names, own, search)]) as listener:
@@ -100,7 +100,7 @@ def named_methods(words: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def config_of(config: str | None, by_hand: Given, federation: str | None) -> Given:
+def config_of(config: str | None, by_hand: ConfigDict, federation: str | None) -> ConfigDict:
     """Gives the config that all methods share."""
     given = layered(config, by_hand, federation, "tune METHODS")
     if given.pop("method", None):
@@ -108,7 +108,7 @@ def config_of(config: str | None, by_hand: Given, federation: str | None) -> Giv
     return given
 
 
-def with_validation(given: Given) -> tuple[Given, str]:
+def with_validation(given: ConfigDict) -> tuple[ConfigDict, str]:
     """Gives a config that keeps rows for validation where nothing is said of them, and says so; a manifest has its own."""
     split = given.get("split", {})
     if split.get("name") == "manifest" or "validation" in split:
@@ -198,7 +198,7 @@ class RunLine:
         self._listener, self._plan, self._candidate = listener, plan, candidate
         self.round, self._told = 0, time.monotonic()
 
-    def line(self, line: Line, rounds: int) -> None:
+    def line(self, line: MetricsRecord, rounds: int) -> None:
         """Shows the round by its validation accuracy; test rows are nobody's business here."""
         self.round = int(number(line, "round"))
         self._listener.draw(self._plan)
@@ -299,8 +299,8 @@ def tune_command() -> click.Command:
             help="Use the division of a saved manifest, which must have validation rows.",
             rich_help_panel=flags.PANELS["split"],
         ),
-        flags.name_flag("data", (*DATA, "or a file or folder of your own"), flags.PANELS["data"]),
-        flags.name_flag("split", SPLITS, flags.PANELS["split"]),
+        flags.name_flag("data", (*DATASETS, "or a file or folder of your own"), flags.PANELS["data"]),
+        flags.name_flag("split", PARTITIONS, flags.PANELS["split"]),
         flags.name_flag("net", NETS, flags.PANELS["net"]),
     ]
     params = [*own, *flags.config_flags(SECTIONS, omit=("seed",))]

@@ -24,7 +24,7 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class Form:
+class InputSpec:
     """The form of a table's rows: one row's shape, the kind of number, and what belongs to the kind.
 
     Rows stay in the smallest type that holds them until a batch is made of them.
@@ -76,7 +76,7 @@ class Form:
             raise GpflError(f"{name} holds other numbers than the whole ones {limit} that its {self.kind} may be")
 
 
-def store(x: ArrayLike, kind: str | None, white: int, vocabulary: int, name: str) -> tuple[Tensor, Form]:
+def store(x: ArrayLike, kind: str | None, white: int, vocabulary: int, name: str) -> tuple[Tensor, InputSpec]:
     """Gives rows in the type a table keeps them in, and their form. Without a kind, bytes are pixels and the rest floats."""
     rows = as_tensor(x, name)
     if kind is not None and kind not in KINDS:
@@ -84,10 +84,10 @@ def store(x: ArrayLike, kind: str | None, white: int, vocabulary: int, name: str
     kind = kind or ("pixels" if rows.dtype == torch.uint8 else "floats")
     shape = tuple(rows.shape[1:])
     if kind == "floats":
-        return finite(rows.to(torch.float32), f"data '{name}'"), Form(shape)
+        return finite(rows.to(torch.float32), f"data '{name}'"), InputSpec(shape)
     if kind == "tokens" and not vocabulary:
         vocabulary = int(rows.max()) + 1 if rows.numel() else 0
-    form = Form(shape, kind, white if kind == "pixels" else 0, vocabulary if kind == "tokens" else 0)
+    form = InputSpec(shape, kind, white if kind == "pixels" else 0, vocabulary if kind == "tokens" else 0)
     if rows.dtype in (torch.uint8, torch.int16, torch.int32):  # small enough: shared with whoever holds it
         form.check(rows, f"data '{name}'")
         return rows, form

@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gpfl.core.method import Batch, Client, Method, Terms
+from gpfl.core.method import Batch, ClientInfo, LossTerms, Method
 from gpfl.core.net import Model
 from gpfl.core.schedule import Plan
 from gpfl.core.tree import Tree
 from gpfl.data.table import Table
 
 
-class Update(NamedTuple):
+class ClientUpdate(NamedTuple):
     """What a client's round gives: its upload, its new private state, and the mean terms of its objective."""
 
     upload: Tree
     private: Tree
-    terms: Terms
+    terms: LossTerms
 
 
 class Score(NamedTuple):
@@ -30,7 +30,7 @@ class Score(NamedTuple):
     loss: Tensor
 
 
-def local_round(method: Method, shared: Tree, private: Tree, table: Table, plan: Plan, client: Client) -> Update:
+def local_round(method: Method, shared: Tree, private: Tree, table: Table, plan: Plan, client: ClientInfo) -> ClientUpdate:
     """Gives one client's round: download, every step of the plan, upload. Inputs are not changed."""
     work = method.download(shared, private, client)
     seen: dict[str, list[Tensor]] = {}
@@ -43,12 +43,12 @@ def local_round(method: Method, shared: Tree, private: Tree, table: Table, plan:
             for name, value in terms.items():
                 seen.setdefault(name, []).append(value.detach())
     upload, kept = method.upload(shared, work, private, client)
-    return Update(upload, kept, {name: torch.stack(values).mean() for name, values in seen.items()})
+    return ClientUpdate(upload, kept, {name: torch.stack(values).mean() for name, values in seen.items()})
 
 
-def judge(method: Method, shared: Tree, private: Tree, adapt: Batch, client: Client, batch: Batch) -> Score:
+def evaluate_client(method: Method, shared: Tree, private: Tree, adapt: Batch, client: ClientInfo, batch: Batch) -> Score:
     """Gives the score of a client's personal model on a batch; `adapt` is a training batch that the method may adapt to."""
-    weights = method.personal(shared, private, adapt, client)
+    weights = method.personal_weights(shared, private, adapt, client)
     logits = method.logits(Model(method.net, weights), batch.x)  # (rows, classes)
     correct = (logits.argmax(-1) == batch.y) * batch.mask
     loss = F.cross_entropy(logits, batch.y, reduction="none") * batch.mask

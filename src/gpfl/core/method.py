@@ -20,11 +20,11 @@ from gpfl.core.net import Model, Net
 from gpfl.core.tree import Tree
 from gpfl.errors import GpflError
 
-Terms = dict[str, Tensor]
+LossTerms = dict[str, Tensor]
 """The terms of an objective by name; their sum is what a step descends. "ce" is the client's own cross-entropy, as weighted."""
 
 
-NET = ("base", "head")
+NET_PARTS = ("base", "head")
 """The parts of a net."""
 
 
@@ -39,7 +39,7 @@ class Batch(NamedTuple):
 NOBODY = torch.zeros(())
 
 
-class Client(NamedTuple):
+class ClientInfo(NamedTuple):
     """What a client knows besides its rows."""
 
     rows: Tensor  # training rows, as a float
@@ -49,27 +49,27 @@ class Client(NamedTuple):
     number: Tensor = NOBODY  # of the client in the federation, by which its draws are told from others'
 
 
-class Slope(NamedTuple):
+class GradientResult(NamedTuple):
     """The gradient of an objective: with it come the terms, new BatchNorm statistics, and what the objective kept."""
 
     gradient: Tree
-    terms: Terms
+    terms: LossTerms
     stats: Tree
-    kept: Tree
+    aux: Tree
 
 
-class Descent(NamedTuple):
+class StepResult(NamedTuple):
     """A step of SGD: the new state, the terms before the step, and what the objective kept."""
 
     work: Tree
-    terms: Terms
-    kept: Tree
+    terms: LossTerms
+    aux: Tree
 
 
 class Step(Protocol):
     """One step of local training."""
 
-    def __call__(self, shared: Tree, work: Tree, batch: Batch, client: Client) -> tuple[Tree, Terms]:
+    def __call__(self, shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives the new state of the local round and the terms of the objective before the step."""
 
 
@@ -99,7 +99,7 @@ class Method:
     """
 
     name: ClassVar[str]
-    shares: ClassVar[tuple[str, ...]] = NET  # the parts that travel
+    shares: ClassVar[tuple[str, ...]] = NET_PARTS  # the parts that travel
     by_net: ClassVar[Mapping[str, Mapping[str, float]]] = {}
     protocols: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     switched_off_by: ClassVar[Mapping[str, tuple[float, str]]] = {}  # option: the value, and what the method then is
@@ -145,27 +145,27 @@ class Method:
         """Gives the passes of a local round."""
         return (Phase(self.step, self.epochs),)
 
-    def download(self, shared: Tree, private: Tree, client: Client) -> Tree:
+    def download(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
         """Gives the state in which local training starts."""
         return {**shared, **private}
 
-    def step(self, shared: Tree, work: Tree, batch: Batch, client: Client) -> tuple[Tree, Terms]:
+    def step(self, shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives the state after one batch: a step of SGD on all parts of the net."""
-        work, terms, _ = self.descend(work, NET, lambda model: self.loss(model, shared, batch, client))
+        work, terms, _ = self.optimizer_step(work, NET_PARTS, lambda model: self.loss(model, shared, batch, client))
         return work, terms
 
-    def loss(self, model: Model, shared: Tree, batch: Batch, client: Client) -> Terms:
+    def loss(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
         """Gives the terms of the local objective."""
         return {"ce": losses.cross_entropy(self.logits(model, batch.x), batch.y, batch.mask)}
 
-    def upload(self, shared: Tree, work: Tree, private: Tree, client: Client) -> tuple[Tree, Tree]:
+    def upload(self, shared: Tree, work: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
         """Gives what the client sends and what it keeps."""
         return self.split(work)
 
     # The server's part. It sees a weighted mean of uploads and nothing else, so that a round may be run in chunks,
     # across machines or under secure summation, and give the same.
 
-    def weight(self, client: Client) -> Tensor:
+    def weight(self, client: ClientInfo) -> Tensor:
         """Gives the weight of a client in the mean of uploads: its number of training rows."""
         return client.rows
 
@@ -182,8 +182,8 @@ class Method:
         views = {}
         if "base" in self.shares:
             views["fe"] = View(("base",), lambda model, x: model("base", x))
-        if set(NET) <= set(self.shares):
-            views["model"] = View(NET, lambda model, x: model("head", model("base", x)), knows_loss=True)
+        if set(NET_PARTS) <= set(self.shares):
+            views["model"] = View(NET_PARTS, lambda model, x: model("head", model("base", x)), knows_loss=True)
         return views
 
     def decays(self) -> dict[str, float]:
@@ -196,7 +196,7 @@ class Method:
 
     # The model a client would use. Accuracy, fairness, pictures, export and deployment all judge this one.
 
-    def personal(self, shared: Tree, private: Tree, batch: Batch, client: Client) -> Tree:
+    def personal_weights(self, shared: Tree, private: Tree, batch: Batch, client: ClientInfo) -> Tree:
         """Gives the weights of the client's own model; `batch` is one of its training batches."""
         return {**shared, **private}
 
@@ -210,23 +210,23 @@ class Method:
 
     # For subclasses.
 
-    def descend(
+    def optimizer_step(
         self,
         work: Tree,
         parts: tuple[str, ...],
-        objective: Callable[[Model], Terms],
+        objective: Callable[[Model], LossTerms],
         *,
         lr: float | None = None,
         decay: Mapping[str, float] | None = None,
-    ) -> Descent:
+    ) -> StepResult:
         """Gives `work` after one step of SGD on `parts` down the sum of the objective's terms.
 
-        `decay` adds weight decay to parts by name, on every tensor of them. What the objective puts into `model.kept`
+        `decay` adds weight decay to parts by name, on every tensor of them. What the objective puts into `model.aux`
         comes back with the terms.
         """
         rate = self.lr if lr is None else lr
         moving = tree.pick(work, parts)
-        gradient, terms, stats, kept = self.slope(work, moving, objective)
+        gradient, terms, stats, kept = self.loss_gradient(work, moving, objective)
         moved: Tree = {}
         for part in moving:
             pull = (decay or {}).get(part)
@@ -235,21 +235,21 @@ class Method:
                 tree.branch(moving, part),
                 tree.branch(gradient, part),
             )
-        return Descent({**work, **moved, **({"stats": stats} if stats else {})}, terms, kept)
+        return StepResult({**work, **moved, **({"stats": stats} if stats else {})}, terms, kept)
 
-    def slope(self, work: Tree, moving: Tree, objective: Callable[[Model], Terms]) -> Slope:
+    def loss_gradient(self, work: Tree, moving: Tree, objective: Callable[[Model], LossTerms]) -> GradientResult:
         """Gives the gradient of the sum of the objective's terms by the weights `moving`, which are parts of `work`."""
 
-        def total(moving: Tree) -> tuple[Tensor, tuple[Terms, Tree, Tree]]:
+        def total(moving: Tree) -> tuple[Tensor, tuple[LossTerms, Tree, Tree]]:
             model = Model(self.net, {**work, **moving}, training=True)
             terms = objective(model)
-            return sum_of(terms), (terms, model.stats, model.kept)
+            return total_loss(terms), (terms, model.stats, model.aux)
 
         gradient, (terms, stats, kept) = torch.func.grad(total, has_aux=True)(moving)
-        return Slope(gradient, terms, stats, kept)
+        return GradientResult(gradient, terms, stats, kept)
 
 
-def sum_of(terms: Terms) -> Tensor:
+def total_loss(terms: LossTerms) -> Tensor:
     """Gives the objective: the sum of its terms."""
     values = list(terms.values())
     total = values[0]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from gpfl.core import modules, tree
-from gpfl.core.input_spec import Form
+from gpfl.core.input_spec import InputSpec
 from gpfl.core.modules import Parts as Parts
 from gpfl.core.modules import statistics, template, trainable
 from gpfl.core.options import Value, values_of
@@ -30,7 +30,7 @@ class Architecture:
 
     lr: ClassVar[float]
 
-    def fitted(self, form: Form) -> Self:
+    def fitted(self, form: InputSpec) -> Self:
         """Gives the net with the options filled in that depend on the form of the data."""
         return self
 
@@ -144,7 +144,7 @@ class Model:
         self.net, self.weights, self.training = net, weights, training
         stats = weights.get("stats", {})
         self.stats: Tree = dict(stats) if isinstance(stats, dict) else {}
-        self.kept: Tree = {}  # what an objective wants back besides its terms
+        self.aux: Tree = {}  # what an objective wants back besides its terms
 
     def __getitem__(self, part: str) -> Tree:
         return tree.branch(self.weights, part)

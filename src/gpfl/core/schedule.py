@@ -27,7 +27,7 @@ class Schedule:
     shuffle: bool = True
     drop_last: bool = True
 
-    def cohort(self, round: int, clients: int) -> list[int]:
+    def sample_clients(self, round: int, clients: int) -> list[int]:
         """Gives the clients of a round in ascending order: a fixed share, or a number drawn from the range of shares."""
         draw = generator(self.seed, "cohort", round)
         if isinstance(self.join, tuple):
@@ -62,7 +62,7 @@ class Schedule:
         padded[0, : len(short)] = short
         return np.concatenate([steps, padded])
 
-    def rows_needed(self, phases: Sequence[Phase]) -> int:
+    def min_samples(self, phases: Sequence[Phase]) -> int:
         """Gives the fewest training rows with which a client has a step in every phase."""
         return max(self.batch_size * phase.batches if phase.batches > 1 else 1 for phase in phases)
 

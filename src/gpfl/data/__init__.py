@@ -5,43 +5,46 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpfl.core import options
-from gpfl.data.files import Own
+from gpfl.data.files import FileDataset
 from gpfl.data.published.agnews import AGNEWS
 from gpfl.data.published.amazon import AMAZON
 from gpfl.data.published.cifar100 import CIFAR100
-from gpfl.data.published.dataset import Published
+from gpfl.data.published.dataset import PublishedDataset
 from gpfl.data.published.digits import Digits
 from gpfl.data.published.fmnist import FMNIST
 from gpfl.data.published.har import HAR
 from gpfl.data.published.tiny import TINY
-from gpfl.data.table import Source, Table
+from gpfl.data.table import DataSource, Table
 from gpfl.errors import GpflError, did_you_mean
 
-PUBLISHED: dict[str, Published] = {source.name: source for source in (FMNIST, CIFAR100, TINY, AGNEWS, AMAZON, HAR)}
+PUBLISHED: dict[str, PublishedDataset] = {source.name: source for source in (FMNIST, CIFAR100, TINY, AGNEWS, AMAZON, HAR)}
 """The six of the paper, which lie with their publishers."""
 
-DATA: dict[str, Source] = {"digits": Digits(), **PUBLISHED}
+DATASETS: dict[str, DataSource] = {"digits": Digits(), **PUBLISHED}
 
 FILES = "files"
 """The name that options of a person's own files go by."""
 
 
-def find_source(name: str, settings: Mapping[str, object]) -> Source:
+def find_dataset(name: str, settings: Mapping[str, object]) -> DataSource:
     """Gives the data of that name, or the file or folder at that path, read as `settings` say."""
-    if name in DATA:
-        return read_as(DATA[name], settings)
+    if name in DATASETS:
+        return read_as(DATASETS[name], settings)
     path = Path(name).expanduser()
     if not name or not (path.exists() or os.sep in name or path.suffix):
-        raise GpflError(f"unknown data '{name}'; {did_you_mean(name, DATA)} (or the path of a file or folder of your own)")
+        raise GpflError(f"unknown data '{name}'; {did_you_mean(name, DATASETS)} (or the path of a file or folder of your own)")
     if not path.exists():
         raise GpflError(f"there is no file or folder {name}")
-    return read_as(Own(name=path.resolve().name, doc="your own files", path=path), settings)
+    return read_as(FileDataset(name=path.resolve().name, doc="your own files", path=path), settings)
 
 
-def read_as(source: Source, settings: Mapping[str, object]) -> Source:
+def read_as(source: DataSource, settings: Mapping[str, object]) -> DataSource:
     """Gives the source with its options set; one that is another source's is refused by name."""
     known = options.options_of(type(source))
-    others: dict[str, type] = {"your own files": Own, **{f"data '{name}'": type(other) for name, other in DATA.items()}}
+    others: dict[str, type] = {
+        "your own files": FileDataset,
+        **{f"data '{name}'": type(other) for name, other in DATASETS.items()},
+    }
     for key in settings:
         owners = [name for name, kind in others.items() if key in options.options_of(kind)]
         if key not in known and owners:
@@ -51,4 +54,4 @@ def read_as(source: Source, settings: Mapping[str, object]) -> Source:
     return options.changed(source, settings, "data")
 
 
-__all__ = ["DATA", "FILES", "PUBLISHED", "Own", "Published", "Source", "Table", "find_source"]
+__all__ = ["DATASETS", "FILES", "PUBLISHED", "FileDataset", "PublishedDataset", "DataSource", "Table", "find_dataset"]

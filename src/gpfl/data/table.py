@@ -19,7 +19,7 @@ from gpfl.core.method import Batch
 from gpfl.errors import GpflError
 
 Rows: TypeAlias = npt.NDArray[np.int64]
-PARTS = ("train", "validation", "test")
+SPLITS = ("train", "validation", "test")
 MOST_CLASSES = 100_000
 """More are labels that were not numbered from 0: each class costs a score in every head."""
 
@@ -50,7 +50,7 @@ class Table:
     ) -> None:
         """`parts` are places in PARTS; `origin` says where rows came from, and is kept with the manifest of every run."""
         self.name, self.origin = name, dict(origin or {})
-        self.source: Source | None = None  # what loads this table again
+        self.source: DataSource | None = None  # what loads this table again
         self.words = ""  # what was found in a person's own files
         self.x, self.form = store(x, kind, white, vocabulary, name)
         self.y, self.classes = as_labels(y, classes, name)
@@ -120,7 +120,7 @@ class Table:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source(ABC):
+class DataSource(ABC):
     """Data: how to load them, and the settings they are run with unless the user says otherwise.
 
     Fields declared with `option` are how they are read: keys of the section [data].
@@ -189,7 +189,7 @@ def as_parts(parts: ArrayLike | None, rows: int, name: str) -> Rows | None:
     if parts is None:
         return None
     places = np.asarray(parts).astype(np.int64)
-    if places.shape != (rows,) or (rows and (places.min() < 0 or places.max() >= len(PARTS))):
+    if places.shape != (rows,) or (rows and (places.min() < 0 or places.max() >= len(SPLITS))):
         raise GpflError(f"data '{name}' must say 0 (train), 1 (validation) or 2 (test) for each of its {rows} rows")
     return places
 

@@ -20,7 +20,7 @@ from typing import cast
 
 from gpfl.core.method import Phase
 from gpfl.core.schedule import Schedule, part_of
-from gpfl.defences.config import Defence
+from gpfl.defences.config import DefenceConfig
 from gpfl.defences.coupling import Tried
 from gpfl.errors import GpflError, counted
 
@@ -35,7 +35,7 @@ FINEST = 1000
 
 
 @dataclass(frozen=True)
-class Crowd:
+class AccountingInputs:
     """What the promise depends on besides the defence."""
 
     schedule: Schedule
@@ -58,7 +58,7 @@ class Crowd:
         clients = len(self.rows)
         if self.schedule.join == 1.0:
             return self.schedule.rounds
-        joined = Counter(c for number in range(self.schedule.rounds) for c in self.schedule.cohort(number, clients))
+        joined = Counter(c for number in range(self.schedule.rounds) for c in self.schedule.sample_clients(number, clients))
         return max(joined.values())
 
 
@@ -121,7 +121,7 @@ def composed(event: object, times: int, delta: float, relation: object) -> float
 # Statements.
 
 
-def client_level(defence: Defence, crowd: Crowd) -> Facts:
+def client_level(defence: DefenceConfig, crowd: AccountingInputs) -> Facts:
     """Gives what is promised to a client whose updates are clipped and noisy; ε is missing without the accountant."""
     fewest, most = crowd.joining
     clients, rounds = len(crowd.rows), crowd.schedule.rounds
@@ -150,7 +150,7 @@ def client_level(defence: Defence, crowd: Crowd) -> Facts:
     }
 
 
-def example_level(defence: Defence, crowd: Crowd) -> Facts:
+def example_level(defence: DefenceConfig, crowd: AccountingInputs) -> Facts:
     """Gives what is promised to a row of the worst client, whose gradients are clipped and noisy."""
     tried = crowd.tried or Tried((1,) * len(crowd.phases), False)
     passes = sum(phase.epochs * descents for phase, descents in zip(crowd.phases, tried.descents, strict=True))
@@ -176,7 +176,7 @@ def example_level(defence: Defence, crowd: Crowd) -> Facts:
     }
 
 
-def sampling(size: int, crowd: Crowd, tried: Tried) -> tuple[float, int]:
+def sampling(size: int, crowd: AccountingInputs, tried: Tried) -> tuple[float, int]:
     """Gives the share of a client's rows in a batch, and its noisy gradients in a round."""
     width, steps = crowd.schedule.batch_size, 0
     for phase, descents in zip(crowd.phases, tried.descents, strict=True):
@@ -186,7 +186,7 @@ def sampling(size: int, crowd: Crowd, tried: Tried) -> tuple[float, int]:
     return min(1.0, width / size), max(1, steps)
 
 
-def statement(defence: Defence, crowd: Crowd) -> Facts:
+def statement(defence: DefenceConfig, crowd: AccountingInputs) -> Facts:
     """Gives all that is promised, for summary.json; nothing where there is no noise."""
     out: Facts = {}
     if defence.noise:

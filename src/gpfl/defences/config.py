@@ -12,7 +12,7 @@ WHOLE = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Defence:
+class DefenceConfig:
     """What protects uploads; all of it is off unless it is asked for."""
 
     clip: float = option(
@@ -64,4 +64,4 @@ class Defence:
             )
 
 
-UNDEFENDED = Defence()
+NO_DEFENCE = DefenceConfig()

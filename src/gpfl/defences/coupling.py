@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 
 from gpfl.core import tree
-from gpfl.core.method import Batch, Client
+from gpfl.core.method import Batch, ClientInfo
 from gpfl.core.randomness import torch_generator
 from gpfl.core.tree import Tree
 from gpfl.data.table import Table
-from gpfl.defences.config import Defence
+from gpfl.defences.config import DefenceConfig
 from gpfl.defences.defended import Defended
 from gpfl.defences.per_example import Pass, watching
 from gpfl.errors import GpflError
@@ -45,19 +45,19 @@ def tried(method: Defended, table: Table, rows: list[int]) -> Tried:
     shared, private = (stirred(tree.to(state, device), place) for place, state in enumerate(method.init(0)))
     counts = torch.arange(1, table.classes + 1, dtype=torch.float32, device=device)
     one, half, none = torch.ones((), device=device), torch.full((), 0.5, device=device), torch.zeros((), device=device)
-    client = Client(counts.sum(), counts, half, one, none)
+    client = ClientInfo(counts.sum(), counts, half, one, none)
     first, second = (batches(method, table, rows, start) for start in (0, ROWS))
     with watching() as passes:
         run(method, shared, private, client, first)
     refuse_coupled(method, passes)
-    deaf = dataclasses.replace(method, defence=Defence(example_clip=FAINT, example_noise=LOUD))
+    deaf = dataclasses.replace(method, defence=DefenceConfig(example_clip=FAINT, example_noise=LOUD))
     quiet = run(deaf, shared, private, client, first)
     if not same(quiet, run(deaf, shared, private, client, second)):
         raise GpflError(
             f"defence.example_clip is {method.defence.example_clip:g}, but {method.name} sends more of its rows than gradients "
             "tell, which noise on gradients does not cover: leave out --example-clip and --example-noise"
         )
-    keen = dataclasses.replace(method, defence=Defence(example_clip=ENDLESS))
+    keen = dataclasses.replace(method, defence=DefenceConfig(example_clip=ENDLESS))
     other = client._replace(label_counts=counts.flip(0))
     heard = [run(keen, shared, private, one, first) for one in (client, other)]
     return Tried(tuple(one.descents for one in passes), not same(*heard))
@@ -75,7 +75,7 @@ def refuse_coupled(method: Defended, passes: list[Pass]) -> None:
                 )
 
 
-def run(method: Defended, shared: Tree, private: Tree, client: Client, steps: list[Batch]) -> Tree:
+def run(method: Defended, shared: Tree, private: Tree, client: ClientInfo, steps: list[Batch]) -> Tree:
     """Gives what a client sends after one step of every phase."""
     work = method.download(shared, private, client)
     for phase, batch in zip(method.phases(), steps, strict=True):

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from gpfl.core import tree
-from gpfl.core.method import Batch, Client, Method, Phase, Slope, Terms
+from gpfl.core.method import Batch, ClientInfo, GradientResult, LossTerms, Method, Phase
 from gpfl.core.net import Model
 from gpfl.core.randomness import salt_of, stream
 from gpfl.core.tree import Tree
-from gpfl.defences.config import UNDEFENDED, WHOLE, Defence
+from gpfl.defences.config import NO_DEFENCE, WHOLE, DefenceConfig
 from gpfl.defences.per_example import by_rows, row_slope, rows_of
 from gpfl.defences.uploads import protected, wire_bytes
 from gpfl.errors import GpflError
@@ -29,7 +29,7 @@ STEPS = "defence"
 class Defended(Method):
     """What a defended method does differently. It stands before a method's own class, whose functions it calls."""
 
-    defence: Defence = UNDEFENDED
+    defence: DefenceConfig = NO_DEFENCE
     salt: float = 0.0  # of the run's seed: a number like others, so that trials with several seeds run at once
     crowd: int = 1  # the fewest clients that join a round: their noise adds up to what is stated
 
@@ -42,31 +42,31 @@ class Defended(Method):
             return phases
         return tuple(phase._replace(step=partial(self.row_step, number)) for number, phase in enumerate(phases))
 
-    def download(self, shared: Tree, private: Tree, client: Client) -> Tree:
+    def download(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
         """Gives the state in which local training starts."""
         work = super().download(shared, private, client)
         return {**work, STEPS: {"done": torch.zeros_like(client.round)}} if self.defence.example_clip else work
 
-    def row_step(self, phase: int, shared: Tree, work: Tree, batch: Batch, client: Client) -> tuple[Tree, Terms]:
+    def row_step(self, phase: int, shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives a step of a phase whose gradients go by rows."""
         done = tree.leaf(tree.branch(work, STEPS), "done")
         with by_rows(self.key(client, "example", done)):
             after, terms = super().phases()[phase].step(shared, tree.drop(work, (STEPS,)), batch, client)
         return {**after, STEPS: {"done": done + 1}}, terms
 
-    def loss(self, model: Model, shared: Tree, batch: Batch, client: Client) -> Terms:
+    def loss(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
         """Gives the terms of the local objective, of one row where gradients go by rows."""
         plain = super().loss
         return rows_of(lambda rows: plain(model, shared, rows, client), batch)
 
-    def slope(self, work: Tree, moving: Tree, objective: Callable[[Model], Terms]) -> Slope:
+    def loss_gradient(self, work: Tree, moving: Tree, objective: Callable[[Model], LossTerms]) -> GradientResult:
         """Gives a gradient; within a step that goes by rows it is clipped row by row and has noise."""
         bound = self.defence.example_clip
-        return row_slope(super().slope, self.net, work, moving, objective, bound, self.defence.example_noise * bound)
+        return row_slope(super().loss_gradient, self.net, work, moving, objective, bound, self.defence.example_noise * bound)
 
     # What leaves the client.
 
-    def upload(self, shared: Tree, work: Tree, private: Tree, client: Client) -> tuple[Tree, Tree]:
+    def upload(self, shared: Tree, work: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
         """Gives what the client sends, defended, and what it keeps."""
         sent, kept = super().upload(shared, tree.drop(work, (STEPS,)), private, client)
         if self.defence.on_uploads and sent:
@@ -78,7 +78,7 @@ class Defended(Method):
         """The standard deviation of the noise that one client adds; of a crowd it adds up to noise × clip."""
         return self.defence.noise * self.defence.clip / math.sqrt(self.crowd)
 
-    def weight(self, client: Client) -> Tensor:
+    def weight(self, client: ClientInfo) -> Tensor:
         """Gives every client the same weight where there is noise: by its rows, one could weigh more than its bound."""
         return torch.ones_like(client.rows) if self.defence.noise else super().weight(client)
 
@@ -86,13 +86,13 @@ class Defended(Method):
         """Gives the bytes that an upload takes on the wire."""
         return wire_bytes(upload, self.defence)
 
-    def key(self, client: Client, purpose: str, *words: Tensor) -> Tensor:
+    def key(self, client: ClientInfo, purpose: str, *words: Tensor) -> Tensor:
         """Gives the stream of a client's draws in a round."""
         salt = self.salt if isinstance(self.salt, Tensor) else torch.full_like(client.round, self.salt)
         return stream(salt, purpose, client.round, client.number, *words)
 
 
-def defended(method: Method, defence: Defence, *, seed: int, crowd: int) -> Method:
+def defended(method: Method, defence: DefenceConfig, *, seed: int, crowd: int) -> Method:
     """Gives a bound method under a defence; the method itself where nothing is asked for. What cannot be is refused."""
     if not defence.on:
         return method
@@ -126,7 +126,7 @@ def cautions(method: Method) -> list[str]:
     ]
 
 
-def refuse_uploads(method: Method, defence: Defence) -> None:
+def refuse_uploads(method: Method, defence: DefenceConfig) -> None:
     """Refuses to clip, noise or compress what is no update of weights."""
     if defence.on_uploads and method.shares and not method.views():
         raise GpflError(
@@ -135,7 +135,7 @@ def refuse_uploads(method: Method, defence: Defence) -> None:
         )
 
 
-def refuse_statistics(method: Method, defence: Defence) -> None:
+def refuse_statistics(method: Method, defence: DefenceConfig) -> None:
     """Refuses BatchNorm where it mixes rows, or where noise and rounding could turn a variance negative."""
     if not method.net.keeps_statistics:
         return

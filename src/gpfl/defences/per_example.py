@@ -16,15 +16,15 @@ from torch import Tensor
 from torch.func import vmap
 
 from gpfl.core import losses, tree
-from gpfl.core.method import Batch, Slope, Terms
+from gpfl.core.method import Batch, GradientResult, LossTerms
 from gpfl.core.net import Model, Net
 from gpfl.core.randomness import stream
 from gpfl.core.tree import Tree
 from gpfl.defences.uploads import noisy, shrink
 from gpfl.errors import GpflError
 
-Objective = Callable[[Model], Terms]
-Plain = Callable[[Tree, Tree, Objective], Slope]
+Objective = Callable[[Model], LossTerms]
+Plain = Callable[[Tree, Tree, Objective], GradientResult]
 """Gives the gradient by some weights of a state under an objective."""
 
 
@@ -75,7 +75,7 @@ def watching() -> Iterator[list[Pass]]:
         WATCHED.reset(before)
 
 
-def rows_of(loss: Callable[[Batch], Terms], batch: Batch) -> Terms:
+def rows_of(loss: Callable[[Batch], LossTerms], batch: Batch) -> LossTerms:
     """Gives the terms of the rows that the pass is at, in place of the batch's; those of the batch where there is no pass."""
     passing = PASS.get()
     if passing is None:
@@ -85,7 +85,9 @@ def rows_of(loss: Callable[[Batch], Terms], batch: Batch) -> Terms:
     return loss(passing.rows)
 
 
-def row_slope(plain: Plain, net: Net, work: Tree, moving: Tree, objective: Objective, bound: float, std: float) -> Slope:
+def row_slope(
+    plain: Plain, net: Net, work: Tree, moving: Tree, objective: Objective, bound: float, std: float
+) -> GradientResult:
     """Gives the mean of the rows' gradients, each no longer than `bound`, with noise of `std` on their sum."""
     passing = PASS.get()
     if passing is None:
@@ -93,11 +95,11 @@ def row_slope(plain: Plain, net: Net, work: Tree, moving: Tree, objective: Objec
     model = Model(net, {**work, **moving}, training=True)
     batch = asked_rows(objective, model)
 
-    def one(x: Tensor, y: Tensor) -> tuple[Tree, Terms, Tree]:
+    def one(x: Tensor, y: Tensor) -> tuple[Tree, LossTerms, Tree]:
         row = Batch(x.unsqueeze(0), y.unsqueeze(0), torch.ones_like(y, dtype=torch.float32).unsqueeze(0))
         with at(passing, row):
             slope = plain(work, moving, objective)
-        return slope.gradient, slope.terms, slope.kept
+        return slope.gradient, slope.terms, slope.aux
 
     gradients, terms, kept = vmap(one)(batch.x, batch.y)
     by_leaf = [torch.linalg.vector_norm(leaf.reshape(len(leaf), -1), dim=1) for leaf in tree.leaves(gradients)]
@@ -113,7 +115,7 @@ def row_slope(plain: Plain, net: Net, work: Tree, moving: Tree, objective: Objec
         with at(passing, batch):
             note_apart(passing.apart, objective(model), means)
     # What a row keeps has an axis of one row.
-    return Slope(mean, means, {}, tree.map_leaves(lambda leaf: leaf.flatten(0, 1), kept))
+    return GradientResult(mean, means, {}, tree.map_leaves(lambda leaf: leaf.flatten(0, 1), kept))
 
 
 @contextmanager
@@ -135,7 +137,7 @@ def asked_rows(objective: Objective, model: Model) -> Batch:
     raise GpflError("an objective of the method does not ask Method.loss for the loss of rows: leave out --example-clip")
 
 
-def note_apart(apart: dict[str, float], whole: Terms, means: Terms) -> None:
+def note_apart(apart: dict[str, float], whole: LossTerms, means: LossTerms) -> None:
     """Notes how far the terms of a batch are from the means of its rows' terms, as a share of them."""
     for name, value in whole.items():
         far = float((value - means[name]).abs() / (value.abs() + means[name].abs()).clamp_min(1e-12))

@@ -10,7 +10,7 @@ from torch import Tensor
 from gpfl.core import tree
 from gpfl.core.randomness import normals, stream, uniforms
 from gpfl.core.tree import Tree
-from gpfl.defences.config import WHOLE, Defence
+from gpfl.defences.config import WHOLE, DefenceConfig
 
 INSIDE = 1 - 1e-6
 """What is clipped ends this much within the bound, so that rounding does not carry it out."""
@@ -74,7 +74,7 @@ def rounded(update: Tree, bits: int, key: Tensor | None) -> Tree:
     return tree.filled(update, {path: leveled(path, leaf) for path, leaf in flat.items()})
 
 
-def protected(sent: Tree, upload: Tree, defence: Defence, std: float, key: Tensor) -> Tree:
+def protected(sent: Tree, upload: Tree, defence: DefenceConfig, std: float, key: Tensor) -> Tree:
     """Gives an upload under a defence: the update is clipped, noise of `std` is added, then it is made smaller."""
     update = tree.map_leaves(torch.sub, upload, sent)
     if defence.clip:
@@ -89,7 +89,7 @@ def protected(sent: Tree, upload: Tree, defence: Defence, std: float, key: Tenso
     return tree.map_leaves(torch.add, sent, update)
 
 
-def wire_bytes(upload: Tree, defence: Defence) -> int:
+def wire_bytes(upload: Tree, defence: DefenceConfig) -> int:
     """Gives the bytes of an upload on the wire.
 
     Of few entries the places are sent too: as numbers of four bytes, or a bit for every entry, whichever is less. Levels

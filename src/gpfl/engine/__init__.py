@@ -1,7 +1,7 @@
 """How a round of a cohort is executed. Every engine gives the same numbers; `auto` picks by device, net and cohort."""
 
-from gpfl.engine.base import Engine, Setting
+from gpfl.engine.base import Engine, RunSpec
 from gpfl.engine.precision import exactness, products_in
 from gpfl.engine.selection import ENGINES, choose, fitting_threads
 
-__all__ = ["ENGINES", "Engine", "Setting", "choose", "exactness", "fitting_threads", "products_in"]
+__all__ = ["ENGINES", "Engine", "RunSpec", "choose", "exactness", "fitting_threads", "products_in"]

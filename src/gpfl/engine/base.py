@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpfl.core.local_round import judge
-from gpfl.core.method import Client, Method, Terms
+from gpfl.core.local_round import evaluate_client
+from gpfl.core.method import ClientInfo, LossTerms, Method
 from gpfl.core.metrics import Evaluation
 from gpfl.core.schedule import Plan, Schedule
 from gpfl.core.tree import Tree
@@ -25,7 +25,7 @@ BLOCK = 1024
 
 
 @dataclass(frozen=True)
-class Setting:
+class RunSpec:
     """What a run is: a method bound to a net, a federation on its device, and a schedule."""
 
     method: Method
@@ -41,7 +41,7 @@ class Setting:
         return self.federation.table.y.device
 
 
-class Train(NamedTuple):
+class TrainRequest(NamedTuple):
     """A round that is asked for: of `clients` (ascending), whose private state is stacked in that order.
 
     They are this process's part of the `cohort`, over all of which uploads are averaged. A trial may have a `method` of
@@ -57,7 +57,7 @@ class Train(NamedTuple):
     method: Method
 
 
-class Judge(NamedTuple):
+class EvalRequest(NamedTuple):
     """A judgement that is asked for: of the personal models of `clients` (ascending) on their rows of `part`."""
 
     shared: Tree
@@ -67,12 +67,12 @@ class Judge(NamedTuple):
     part: str
 
 
-class Cohort(NamedTuple):
+class RoundResult(NamedTuple):
     """The outcome of a cohort's round: the weighted mean of uploads, and what each client keeps, stacked in order."""
 
     mean: Tree
     private: Tree
-    terms: Terms  # (clients,) each
+    terms: LossTerms  # (clients,) each
 
 
 class Engine(ABC):
@@ -82,7 +82,7 @@ class Engine(ABC):
     stacks: ClassVar[bool] = False  # trials may run at once
     private_share: ClassVar[float] = 0.25  # of a GPU's memory that private states may take
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: RunSpec) -> None:
         self.method, self.schedule = setting.method, setting.schedule
         self.federation, self.device = setting.federation, setting.device
         self.class_counts = setting.class_counts
@@ -92,49 +92,49 @@ class Engine(ABC):
         self._rows = torch.from_numpy(self.federation.rows("train").astype(np.float32)).to(self.device)
 
     @abstractmethod
-    def train_one(self, asked: Train) -> Cohort:
+    def train_round(self, asked: TrainRequest) -> RoundResult:
         """Gives a round."""
 
     @abstractmethod
-    def judge_one(self, asked: Judge) -> Evaluation:
+    def evaluate_clients(self, asked: EvalRequest) -> Evaluation:
         """Gives the scores of the clients."""
 
-    def under(self, setting: Setting) -> Self:
+    def for_trial(self, setting: RunSpec) -> Self:
         """Gives the engine for another trial: the same setting with another seed, or other numbers in its method."""
         out = copy.copy(self)
         out.schedule, out.method = setting.schedule, setting.method
         return out
 
-    def train_all(self, asked: Sequence[Train]) -> list[Cohort]:
+    def train_rounds(self, asked: Sequence[TrainRequest]) -> list[RoundResult]:
         """Gives the rounds of several trials, which may run at once."""
-        return [self.train_one(one) for one in asked]
+        return [self.train_round(one) for one in asked]
 
-    def train(self, shared: Tree, private: Tree, clients: Sequence[int], round: int) -> Cohort:
+    def train(self, shared: Tree, private: Tree, clients: Sequence[int], round: int) -> RoundResult:
         """Gives the round of `clients` (ascending), whose private state is stacked in that order."""
-        return self.train_all([Train(shared, private, clients, round, self.schedule, clients, self.method)])[0]
+        return self.train_rounds([TrainRequest(shared, private, clients, round, self.schedule, clients, self.method)])[0]
 
     def evaluate(self, shared: Tree, private: Tree, round: int, part: str) -> Evaluation:
         """Gives the scores of all clients' personal models on their rows of `part`."""
-        return self.judge_one(Judge(shared, private, range(len(self.federation)), round, part))
+        return self.evaluate_clients(EvalRequest(shared, private, range(len(self.federation)), round, part))
 
-    def shares(self, asked: Train) -> Tensor:
+    def shares(self, asked: TrainRequest) -> Tensor:
         """Gives the weights of the clients in the mean over the cohort; all of the cohort's sum to one."""
-        weights = self.weights(asked.method, self.facts(asked.cohort, asked.round))
+        weights = self.weights(asked.method, self.client_info(asked.cohort, asked.round))
         places = {client: place for place, client in enumerate(asked.cohort)}
         return (weights / weights.sum())[torch.as_tensor([places[client] for client in asked.clients], device=self.device)]
 
-    def weights(self, method: Method, clients: Client) -> Tensor:
+    def weights(self, method: Method, clients: ClientInfo) -> Tensor:
         """Gives the weights of stacked clients, each by itself."""
         return torch.stack([method.weight(one(clients, place)) for place in range(len(clients.rows))])
 
-    def home(self, bytes_each: int) -> torch.device:
+    def private_device(self, bytes_each: int) -> torch.device:
         """Gives where private states are kept: with the engine, or on the host where they would fill a GPU."""
         if self.device.type != "cuda":
             return self.device
         _, memory = torch.cuda.mem_get_info(self.device)
         return torch.device("cpu") if bytes_each * len(self.owned) > self.private_share * memory else self.device
 
-    def whole(self, private: Tree) -> Tree:
+    def gather_private(self, private: Tree) -> Tree:
         """Gives the private states of all clients, where a process has only its own."""
         return private
 
@@ -143,23 +143,25 @@ class Engine(ABC):
         """The engine in words, for the summary."""
         return self.name
 
-    def facts(self, clients: Sequence[int], round: int) -> Client:
+    def client_info(self, clients: Sequence[int], round: int) -> ClientInfo:
         """Gives what the clients know besides their rows, stacked."""
         index = torch.as_tensor(list(clients), device=self.device)
         same = torch.ones(len(clients), device=self.device)
-        return Client(self._rows[index], self._counts[index], same * round, same * self.schedule.rounds, index.to(same.dtype))
+        return ClientInfo(
+            self._rows[index], self._counts[index], same * round, same * self.schedule.rounds, index.to(same.dtype)
+        )
 
     def counted(self, rows: Rows) -> Rows:
         """Gives the training rows that count for a client's label counts."""
         return self.schedule.used(rows) if self.class_counts == "used" else rows
 
-    def newcomer(self, table: Table, round: int) -> Client:
+    def unseen_client_info(self, table: Table, round: int) -> ClientInfo:
         """Gives what a client knows that is not of the federation and trains on all rows of a table of its own."""
         labels = table.y[torch.from_numpy(self.counted(np.arange(len(table)))).to(self.device)]
         counts = torch.bincount(labels, minlength=table.classes).to(torch.float32)
         known = [len(table), round, self.schedule.rounds, len(self.federation)]
         rows, now, planned, number = torch.tensor(known, dtype=torch.float32, device=self.device)
-        return Client(rows, counts, now, planned, number)
+        return ClientInfo(rows, counts, now, planned, number)
 
     def plan(self, client: int, round: int, schedule: Schedule | None = None) -> Plan:
         """Gives the steps of a client's round, under the schedule of a trial or the engine's own."""
@@ -167,12 +169,12 @@ class Engine(ABC):
 
     def trains(self, client: int) -> bool:
         """Tells whether the client has rows enough to take part in the method."""
-        return len(self.federation.shards[client].train) >= self.rows_needed
+        return len(self.federation.shards[client].train) >= self.min_samples
 
     @property
-    def rows_needed(self) -> int:
+    def min_samples(self) -> int:
         """The fewest training rows with which a client can take part."""
-        return self.schedule.rows_needed(self.method.phases())
+        return self.schedule.min_samples(self.method.phases())
 
     @property
     def idle(self) -> list[int]:
@@ -184,8 +186,8 @@ class Engine(ABC):
         rows = self.schedule.batches(self.federation.shards[client].train)[0]
         return torch.from_numpy(rows).to(self.device)
 
-    def judge_alone(
-        self, shared: Tree, private: Tree, client: int, facts: Client, part: str, method: Method | None = None
+    def evaluate_one(
+        self, shared: Tree, private: Tree, client: int, facts: ClientInfo, part: str, method: Method | None = None
     ) -> Tensor:
         """Gives one client's (correct decisions, summed loss) on its rows of `part`; threads have a method each."""
         method = method or self.method
@@ -193,10 +195,10 @@ class Engine(ABC):
         rows = self.adaptation_rows(client)
         adapt = table.batch(rows[rows >= 0])
         blocks = torch.split(torch.from_numpy(self.federation.shards[client].part(part)).to(self.device), BLOCK)
-        scores = [judge(method, shared, private, adapt, facts, table.batch(block)) for block in blocks]
+        scores = [evaluate_client(method, shared, private, adapt, facts, table.batch(block)) for block in blocks]
         return torch.stack([torch.stack(score) for score in scores]).sum(0)
 
 
-def one(client: Client, place: int) -> Client:
+def one(client: ClientInfo, place: int) -> ClientInfo:
     """Gives one client out of a stack."""
-    return Client(*(field[place] for field in client))
+    return ClientInfo(*(field[place] for field in client))

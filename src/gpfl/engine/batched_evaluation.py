@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from gpfl.core import tree
-from gpfl.core.local_round import judge
-from gpfl.core.method import Client
+from gpfl.core.local_round import evaluate_client
+from gpfl.core.method import ClientInfo
 from gpfl.core.metrics import Evaluation
 from gpfl.core.tree import Tree
-from gpfl.engine.base import Engine, Judge, one
+from gpfl.engine.base import Engine, EvalRequest, one
 from gpfl.engine.compiler.program import Buffers, Function, Program
 from gpfl.engine.packing import blocks
 
@@ -36,7 +36,7 @@ class Group(NamedTuple):
     plan: Tensor  # (clients, blocks, rows)
 
 
-class Judging:
+class BatchedEvaluator:
     """Judges the clients of an engine; `make` gives a program for so many calls."""
 
     def __init__(self, engine: Engine, slots: int, make: Callable[[Function, Buffers, Buffers, int], Program]) -> None:
@@ -44,18 +44,18 @@ class Judging:
         self._groups: dict[object, list[Group]] = {}
         self._programs: dict[object, Program] = {}
 
-    def scores(self, asked: Judge) -> Evaluation:
+    def scores(self, asked: EvalRequest) -> Evaluation:
         """Gives the scores of the clients."""
         shared, private, clients = asked.shared, asked.private, list(asked.clients)
         sizes = self._engine.federation.rows(asked.part)[clients]
-        facts = self._engine.facts(clients, asked.round)
+        facts = self._engine.client_info(clients, asked.round)
         totals = torch.zeros(len(sizes), 2, device=self._engine.device)
         with torch.no_grad():
             for group in self._laid_out(asked.part, clients):
                 totals[group.places] = self.judge_group(shared, private, group, facts)
             for place in self._alone(clients):
                 own = tree.take(tree.fetch(private, [place], self._engine.device), 0)
-                totals[place] = self._engine.judge_alone(shared, own, clients[place], one(facts, place), asked.part)
+                totals[place] = self._engine.evaluate_one(shared, own, clients[place], one(facts, place), asked.part)
         correct, loss = totals.T.cpu().double().numpy()
         return Evaluation(correct, loss, sizes.astype(np.float64))
 
@@ -87,7 +87,7 @@ class Judging:
         who = torch.as_tensor(full, device=self._engine.device)
         return Group(places, full, who, adapt, torch.from_numpy(plan).reshape(width, count, block))
 
-    def judge_group(self, shared: Tree, private: Tree, group: Group, facts: Client) -> Tensor:
+    def judge_group(self, shared: Tree, private: Tree, group: Group, facts: ClientInfo) -> Tensor:
         """Gives (correct decisions, summed loss) of a group."""
         program = self._program(shared, private, group, facts)
         fixed = program.fixed
@@ -106,14 +106,14 @@ class Judging:
         totals: Tensor = program.state["totals"][: len(group.places)]
         return totals.clone()
 
-    def _program(self, shared: Tree, private: Tree, group: Group, facts: Client) -> Program:
+    def _program(self, shared: Tree, private: Tree, group: Group, facts: ClientInfo) -> Program:
         """Gives the program that judges a block of rows of every client of a group, made once."""
         width, count, block = group.plan.shape
         key = (width, block)
         if key not in self._programs:
             table, method = self._engine.federation.table, self._engine.method
             scored = vmap(
-                lambda shared, private, adapt, client, batch: judge(method, shared, private, adapt, client, batch),
+                lambda shared, private, adapt, client, batch: evaluate_client(method, shared, private, adapt, client, batch),
                 in_dims=(None, 0, 0, 0, 0),
             )
 
@@ -131,7 +131,7 @@ class Judging:
                 "shared": tree.copy(shared),
                 "private": tree.fetch(private, group.full, self._engine.device),
                 "adapt": group.adapt.clone(),
-                "client": Client(*(field[group.who].clone() for field in facts)),
+                "client": ClientInfo(*(field[group.who].clone() for field in facts)),
                 "plan": torch.zeros(width, min(count, SEGMENT), block, dtype=torch.int64, device=self._engine.device),
                 "x": table.x,
                 "y": table.y,

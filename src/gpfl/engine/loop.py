@@ -11,7 +11,7 @@ from gpfl.core import tree
 from gpfl.core.local_round import local_round
 from gpfl.core.metrics import Evaluation
 from gpfl.core.tree import Tree
-from gpfl.engine.base import Cohort, Engine, Judge, Train, one
+from gpfl.engine.base import Engine, EvalRequest, RoundResult, TrainRequest, one
 
 
 class Loop(Engine):
@@ -19,10 +19,10 @@ class Loop(Engine):
 
     name: ClassVar[str] = "loop"
 
-    def train_one(self, asked: Train) -> Cohort:
+    def train_round(self, asked: TrainRequest) -> RoundResult:
         """Gives the cohort's round, the mean of uploads summed client by client."""
         shared, private, clients, number, schedule = asked[:5]
-        facts = self.facts(clients, number)
+        facts = self.client_info(clients, number)
         shares = self.shares(asked)
         mean: Tree = {}
         kept, terms = [], []
@@ -41,15 +41,15 @@ class Loop(Engine):
             terms.append(update.terms)
         stacked = {name: torch.stack([t[name] for t in terms]) for name in terms[0]}
         private = tree.stack(kept)
-        return Cohort(mean, tree.to(private, tree.device_of(asked.private) or self.device), stacked)
+        return RoundResult(mean, tree.to(private, tree.device_of(asked.private) or self.device), stacked)
 
-    def judge_one(self, asked: Judge) -> Evaluation:
+    def evaluate_clients(self, asked: EvalRequest) -> Evaluation:
         """Gives the scores, each client's rows in blocks."""
         shared, private, clients, number, part = asked
-        facts = self.facts(clients, number)
+        facts = self.client_info(clients, number)
         with torch.no_grad():
             scores = [
-                self.judge_alone(
+                self.evaluate_one(
                     shared, tree.take(tree.fetch(private, [place], self.device), 0), client, one(facts, place), part
                 )
                 for place, client in enumerate(clients)

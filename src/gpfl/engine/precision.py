@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from gpfl.engine.base import Setting
+from gpfl.engine.base import RunSpec
 
 T = TypeVar("T")
 PRECISIONS = {"float32": "highest", "tf32": "high", "bf16": "medium"}
@@ -18,7 +18,7 @@ LIBRARIES = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.
 """Operations that newer versions of torch set one by one."""
 
 
-def exactness(setting: Setting) -> AbstractContextManager[None]:
+def exactness(setting: RunSpec) -> AbstractContextManager[None]:
     """Runs products in the precision of the setting, and restores what was set before."""
     return products_in(setting.precision)
 

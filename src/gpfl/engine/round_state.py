@@ -10,9 +10,9 @@ from torch.func import vmap
 
 from gpfl.core import tree
 from gpfl.core.local_round import local_round
-from gpfl.core.method import Client, Terms
+from gpfl.core.method import ClientInfo, LossTerms
 from gpfl.core.tree import Tree
-from gpfl.engine.base import Cohort, Engine, Train, one
+from gpfl.engine.base import Engine, RoundResult, TrainRequest, one
 
 
 class Member(NamedTuple):
@@ -26,22 +26,22 @@ class Entered(NamedTuple):
     """Clients that begin to train, stacked."""
 
     work: Tree
-    client: Client
+    client: ClientInfo
 
 
 class Round:
     """One of the rounds that are run at once: its clients enter, and leave what they send and keep."""
 
-    def __init__(self, engine: Engine, asked: Train) -> None:
+    def __init__(self, engine: Engine, asked: TrainRequest) -> None:
         self._engine, self.shared, self._private = engine, asked.shared, asked.private
         self.method = asked.method
         self.plans = [engine.plan(client, asked.round, asked.schedule) for client in asked.clients]
-        self._facts = engine.facts(asked.clients, asked.round)
+        self._facts = engine.client_info(asked.clients, asked.round)
         self._shares = engine.shares(asked)
         self._fetched: dict[tuple[int, ...], Tree] = {}
         self._mean: Tree = {}
         self._kept: list[Tree] = []
-        self._terms: list[Terms] = []
+        self._terms: list[LossTerms] = []
         self._order: list[int] = []
 
     def fetch(self, places: list[int]) -> None:
@@ -55,7 +55,7 @@ class Round:
         work = vmap(self.method.download, in_dims=(None, 0, 0))(self.shared, private, client)
         return Entered(tree.copy(work), client)
 
-    def leave(self, places: list[int], work: Tree, terms: Terms) -> None:
+    def leave(self, places: list[int], work: Tree, terms: LossTerms) -> None:
         """Takes what trained clients send and keep."""
         private, client = self._own(places)
         upload, kept = vmap(self.method.upload, in_dims=(None, 0, 0, 0))(self.shared, work, private, client)
@@ -70,22 +70,22 @@ class Round:
         terms = {name: value.unsqueeze(0) for name, value in update.terms.items()}
         self._add([place], tree.repeat(update.upload, 1), tree.repeat(update.private, 1), terms)
 
-    def cohort(self) -> Cohort:
+    def cohort(self) -> RoundResult:
         """Gives the outcome, in the order of the cohort."""
         order = np.argsort(self._order)
         back = torch.as_tensor(order, device=self._engine.device)
         named = {name: torch.cat([terms[name] for terms in self._terms])[back] for name in self._terms[0]}
         private = tree.concatenate(self._kept)
-        return Cohort(self._mean, tree.take(private, back.to(tree.device_of(private) or back.device)), named)
+        return RoundResult(self._mean, tree.take(private, back.to(tree.device_of(private) or back.device)), named)
 
-    def _own(self, places: list[int]) -> tuple[Tree, Client]:
+    def _own(self, places: list[int]) -> tuple[Tree, ClientInfo]:
         index = torch.as_tensor(places, device=self._engine.device)
         private = self._fetched.get(tuple(places))
         if private is None:
             private = tree.fetch(self._private, places, self._engine.device)
-        return private, Client(*(field[index] for field in self._facts))
+        return private, ClientInfo(*(field[index] for field in self._facts))
 
-    def _add(self, places: list[int], upload: Tree, kept: Tree, terms: Terms) -> None:
+    def _add(self, places: list[int], upload: Tree, kept: Tree, terms: LossTerms) -> None:
         share = self._shares[torch.as_tensor(places, device=self._engine.device)]
         part = tree.map_leaves(lambda t: torch.tensordot(share.to(t.dtype), t, dims=1), upload)
         self._mean = tree.map_leaves(torch.add, self._mean, part) if self._mean else part

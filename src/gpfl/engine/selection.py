@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gpfl.core.modules import reason
-from gpfl.engine.base import Engine, Setting
+from gpfl.engine.base import Engine, RunSpec
 from gpfl.engine.distributed import ranks
 from gpfl.engine.loop import Loop
 from gpfl.engine.sharded import Sharded
@@ -24,7 +24,7 @@ from gpfl.models import NETS
 ENGINES: dict[str, type[Engine]] = {"loop": Loop, "vmap": Vmap, "workers": Workers}
 
 
-def choose(name: str, setting: Setting) -> Engine:
+def choose(name: str, setting: RunSpec) -> Engine:
     """Gives the named engine; `auto` takes the one measured to be faster for the device and the net."""
     if name == "auto":
         name = fastest(setting)
@@ -48,7 +48,7 @@ HEAVY = 1 << 20
 count, since a step touches few of their rows."""
 
 
-def fastest(setting: Setting) -> str:
+def fastest(setting: RunSpec) -> str:
     """Gives `workers` for large images and heavy nets on a CPU, `loop` for recurrent layers, one client on a GPU and what
     cannot be vmapped well; else `vmap`.
     """
@@ -59,7 +59,7 @@ def fastest(setting: Setting) -> str:
     return "loop" if len(setting.federation) == 1 or obstacle(setting, slow=True) else "vmap"
 
 
-def heavy(setting: Setting) -> bool:
+def heavy(setting: RunSpec) -> bool:
     """Tells whether a client's own step fills a core."""
     large = math.prod(setting.federation.table.shape[-2:]) > LARGE_IMAGE
     if large and has_layer(setting, nn.modules.conv._ConvNd):
@@ -69,7 +69,7 @@ def heavy(setting: Setting) -> bool:
     return sum(p.numel() * p.element_size() for p in weights) > HEAVY
 
 
-def obstacle(setting: Setting, slow: bool = False) -> Exception | None:
+def obstacle(setting: RunSpec, slow: bool = False) -> Exception | None:
     """Gives what torch raises when a user's net or method is vmapped; with `slow` also where it would loop inside."""
     if setting.method.net.name in NETS and type(setting.method) in METHODS.values():
         return None
@@ -78,13 +78,13 @@ def obstacle(setting: Setting, slow: bool = False) -> Exception | None:
         if slow:
             warnings.filterwarnings("error", "There is a performance drop")
         try:
-            Vmap(setting).rehearse()
+            Vmap(setting).check_vmappable()
         except Exception as problem:  # anything may go wrong in a user's forward
             return problem
     return None
 
 
-def has_layer(setting: Setting, kind: type[nn.Module]) -> bool:
+def has_layer(setting: RunSpec, kind: type[nn.Module]) -> bool:
     """Tells whether the base has a layer of that kind."""
     return any(isinstance(layer, kind) for layer in setting.method.net.module("base", training=True).modules())
 
@@ -95,7 +95,7 @@ and, on a busy machine, waits for its core most of the time."""
 
 
 @contextmanager
-def fitting_threads(setting: Setting) -> Iterator[None]:
+def fitting_threads(setting: RunSpec) -> Iterator[None]:
     """Runs small products on a CPU with one thread, and restores the number of threads after."""
     before = torch.get_num_threads()
     widest = max((p.numel() for p in setting.method.net.module("base", training=True).parameters()), default=0)

@@ -10,7 +10,7 @@ import torch
 from gpfl.core import tree
 from gpfl.core.metrics import Evaluation
 from gpfl.core.tree import Tree
-from gpfl.engine.base import Cohort, Engine, Judge, Setting, Train, one
+from gpfl.engine.base import Engine, EvalRequest, RoundResult, RunSpec, TrainRequest, one
 from gpfl.engine.distributed import Ranks
 from gpfl.engine.packing import pack
 
@@ -20,7 +20,7 @@ class Sharded(Engine):
 
     name: ClassVar[str] = "sharded"
 
-    def __init__(self, setting: Setting, inner: Engine, ranks: Ranks) -> None:
+    def __init__(self, setting: RunSpec, inner: Engine, ranks: Ranks) -> None:
         super().__init__(setting)
         self._inner, self._ranks = inner, ranks
         steps = [max(1, len(shard.train) // setting.schedule.batch_size) for shard in setting.federation.shards]
@@ -32,27 +32,27 @@ class Sharded(Engine):
         """The engine in words, for the summary."""
         return f"{self._inner.words} on {self._ranks.world} ranks"
 
-    def train_one(self, asked: Train) -> Cohort:
+    def train_round(self, asked: TrainRequest) -> RoundResult:
         """Gives the sum over all processes, and what this one's clients keep."""
-        own = self._inner.train_one(asked) if asked.clients else self._nothing(asked)
+        own = self._inner.train_round(asked) if asked.clients else self._nothing(asked)
         told = self._ranks.gather({name: values.cpu() for name, values in own.terms.items()})
         sizes = self._ranks.gather(list(asked.clients))
         order = np.argsort([client for clients in sizes for client in clients])
         names = next((list(terms) for terms in told if terms), [])
         terms = {name: torch.cat([part[name] for part in told if part])[order].to(self.device) for name in names}
-        return Cohort(self._ranks.add(own.mean), own.private, terms)
+        return RoundResult(self._ranks.add(own.mean), own.private, terms)
 
-    def _nothing(self, asked: Train) -> Cohort:
+    def _nothing(self, asked: TrainRequest) -> RoundResult:
         """Gives the outcome of a process that has no client in the cohort: a mean of zeros."""
         private = tree.to(self.method.init(asked.schedule.seed)[1], self.device)
-        client = one(self.facts([0], asked.round), 0)
+        client = one(self.client_info([0], asked.round), 0)
         work = self.method.download(asked.shared, private, client)
         upload, _ = self.method.upload(asked.shared, work, private, client)
-        return Cohort(tree.map_leaves(torch.zeros_like, upload), asked.private, {})
+        return RoundResult(tree.map_leaves(torch.zeros_like, upload), asked.private, {})
 
-    def judge_one(self, asked: Judge) -> Evaluation:
+    def evaluate_clients(self, asked: EvalRequest) -> Evaluation:
         """Gives the scores of all clients, each judged by its process."""
-        own = self._inner.judge_one(asked) if asked.clients else None
+        own = self._inner.evaluate_clients(asked) if asked.clients else None
         told = self._ranks.gather((list(asked.clients), own))
         out = Evaluation(*(np.zeros(len(self.federation)) for _ in range(3)))
         for clients, part in told:
@@ -61,7 +61,7 @@ class Sharded(Engine):
                     whole[clients] = values
         return out
 
-    def whole(self, private: Tree) -> Tree:
+    def gather_private(self, private: Tree) -> Tree:
         """Gives the private states of all clients, gathered from their processes, on the CPU."""
         parts = self._ranks.gather(tree.to(private, torch.device("cpu")))
         order = torch.as_tensor(np.argsort([client for clients in self._shares for client in clients]))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gpfl.core import tree
-from gpfl.core.method import Client
+from gpfl.core.method import ClientInfo
 from gpfl.core.tree import Tree
 from gpfl.engine.compiler.program import Buffers, Program
 from gpfl.engine.packing import Packing
@@ -18,7 +18,7 @@ class Stock(NamedTuple):
     """What slots are filled from: members' states, what they know, and their rounds' shared states, if there are several."""
 
     store: Buffers
-    client: Client
+    client: ClientInfo
     shared: Tree
     groups: Tensor | None
 

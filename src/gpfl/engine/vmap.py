@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.func import vmap
 
 from gpfl.core import tree
-from gpfl.core.method import Batch, Client, Method, Step, Terms
+from gpfl.core.method import Batch, ClientInfo, LossTerms, Method, Step
 from gpfl.core.metrics import Evaluation
 from gpfl.core.tree import Tree
 from gpfl.data.table import Rows
-from gpfl.engine.base import Cohort, Engine, Judge, Setting, Train
-from gpfl.engine.batched_evaluation import Group, Judging
+from gpfl.engine.base import Engine, EvalRequest, RoundResult, RunSpec, TrainRequest
+from gpfl.engine.batched_evaluation import BatchedEvaluator, Group
 from gpfl.engine.compiler.program import Buffers, Function, Program
 from gpfl.engine.packing import OVERHEAD, Packing, best_width, blocks, pack
 from gpfl.engine.round_state import Member, Round
@@ -38,20 +38,20 @@ class Vmap(Engine):
     trace_from: ClassVar[int] = 100  # calls of a program from which tracing it pays
     compile_from: ClassVar[int] = 20_000  # calls from which compiling it pays, on a GPU
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: RunSpec) -> None:
         super().__init__(setting)
         self._compile, self._traces = setting.compile, True
         self._programs: dict[object, Program] = {}
-        self._judging = Judging(self, self.slots, self._program)
+        self._judging = BatchedEvaluator(self, self.slots, self._program)
         self._usual: dict[int, int] = {}
 
-    def rehearse(self) -> None:
+    def check_vmappable(self) -> None:
         """Runs a step of every phase and a judgement for a client and its double: what torch cannot vmap fails here."""
         self._traces = False
         client = next(client for client in range(len(self.federation)) if self.trains(client))
         shared, private = (tree.to(state, self.device) for state in self.method.init(self.schedule.seed))
-        private, facts = tree.repeat(private, 2), self.facts([client, client], 0)
-        double = Round(self, Train(shared, private, [client, client], 0, self.schedule, [client], self.method))
+        private, facts = tree.repeat(private, 2), self.client_info([client, client], 0)
+        double = Round(self, TrainRequest(shared, private, [client, client], 0, self.schedule, [client], self.method))
         double.plans = [[steps[:1] for steps in plan] for plan in double.plans]
         self._train_members([double], {"state": shared, "values": {}}, [Member(0, 0), Member(0, 1)])
         rows = torch.stack([self.adaptation_rows(client)] * 2)
@@ -61,11 +61,11 @@ class Vmap(Engine):
 
     # Training.
 
-    def train_one(self, asked: Train) -> Cohort:
+    def train_round(self, asked: TrainRequest) -> RoundResult:
         """Gives a round."""
-        return self.train_all([asked])[0]
+        return self.train_rounds([asked])[0]
 
-    def train_all(self, asked: Sequence[Train]) -> list[Cohort]:
+    def train_rounds(self, asked: Sequence[TrainRequest]) -> list[RoundResult]:
         """Gives the rounds of several trials, whose clients train in the same slots, results in the order of their clients."""
         rounds = [Round(self, each) for each in asked]
         names = differing([self.method, *(each.method for each in asked)])  # also where one trial of several is left
@@ -79,7 +79,7 @@ class Vmap(Engine):
             self._train_members(rounds, shared, members)
         return [each.cohort() for each in rounds]
 
-    def weights(self, method: Method, clients: Client) -> Tensor:
+    def weights(self, method: Method, clients: ClientInfo) -> Tensor:
         """Gives the weights of stacked clients, all at once."""
         return vmap(method.weight)(clients)
 
@@ -104,7 +104,7 @@ class Vmap(Engine):
         # Rounds one after the other, and clients in each as they are in `members`.
         order = [member for number, _ in of_round for member in members if member.round == number]
         work = tree.concatenate([part.work for part in parts])
-        client = Client(*(torch.cat(fields) for fields in zip(*(part.client for part in parts), strict=True)))
+        client = ClientInfo(*(torch.cat(fields) for fields in zip(*(part.client for part in parts), strict=True)))
         groups = torch.tensor([member.round for member in order], device=self.device) if len(rounds) > 1 else None
         plans = [rounds[member.round].plans[member.place] for member in order]
         counts = torch.tensor([[float(len(steps)) for steps in plan] for plan in plans], device=self.device)
@@ -130,8 +130,8 @@ class Vmap(Engine):
         groups: Tensor | None,
         work: Tree,
         steps: list[Rows],
-        client: Client,
-    ) -> tuple[Tree, Terms]:
+        client: ClientInfo,
+    ) -> tuple[Tree, LossTerms]:
         """Gives all members after a phase, and the sums of its terms."""
         lengths = [len(part) for part in steps]
         packing = pack(lengths, self._width(lengths))
@@ -196,11 +196,11 @@ class Vmap(Engine):
                 sums = {name: state["terms"][name] + value for name, value in terms.items()} if state["terms"] else terms
                 return {"work": after, "terms": sums, "step": state["step"] + 1}
 
-            facts = self.facts([0] * width, 0)
+            facts = self.client_info([0] * width, 0)
             state = {"work": like(work, width), "terms": {}, "step": torch.zeros(1, dtype=torch.int64, device=self.device)}
             fixed = {
                 "shared": tree.copy(shared) if groups is None else like(shared, width),
-                "client": Client(*(field.clone() for field in facts)),
+                "client": ClientInfo(*(field.clone() for field in facts)),
                 "plan": torch.zeros(width, min(SEGMENT, self._longest(packing)), rows, dtype=torch.int64, device=self.device),
                 "x": table.x,
                 "y": table.y,
@@ -214,7 +214,7 @@ class Vmap(Engine):
         """Gives the step of a phase; what comes as shared state also holds the values in which trials differ."""
         method = self.method
 
-        def step(shared: Tree, work: Tree, batch: Batch, client: Client) -> tuple[Tree, Terms]:
+        def step(shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
             values: dict[str, Any] = tree.branch(shared, "values")
             own = dataclasses.replace(method, **values)
             return own.phases()[number].step(tree.branch(shared, "state"), work, batch, client)
@@ -234,14 +234,14 @@ class Vmap(Engine):
         everyone = len(packing.lengths) == len(packing.slots) == len(self.federation)
         return packing.steps if everyone else SEGMENT
 
-    def under(self, setting: Setting) -> Self:
+    def for_trial(self, setting: RunSpec) -> Self:
         """Gives the engine for another trial; other numbers in its method are judged by programs of their own."""
-        out = super().under(setting)
+        out = super().for_trial(setting)
         if differing([self.method, setting.method]):
-            out._judging = Judging(out, self.slots, self._program)
+            out._judging = BatchedEvaluator(out, self.slots, self._program)
         return out
 
-    def judge_one(self, asked: Judge) -> Evaluation:
+    def evaluate_clients(self, asked: EvalRequest) -> Evaluation:
         """Gives the scores of all clients."""
         return self._judging.scores(asked)
 

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from gpfl.core import tree
 from gpfl.core.local_round import local_round
-from gpfl.core.method import Client, Method, Phase, Terms
+from gpfl.core.method import ClientInfo, LossTerms, Method, Phase
 from gpfl.core.metrics import Evaluation
 from gpfl.core.schedule import Plan
 from gpfl.core.tree import Tree
-from gpfl.engine.base import Cohort, Engine, Judge, Setting, Train, one
+from gpfl.engine.base import Engine, EvalRequest, RoundResult, RunSpec, TrainRequest, one
 from gpfl.engine.compiler.program import Buffers, Program
 from gpfl.engine.packing import pack
 
@@ -31,7 +31,7 @@ class Done(NamedTuple):
 
     total: Tree
     private: dict[int, Tree]
-    terms: dict[int, Terms]
+    terms: dict[int, LossTerms]
 
 
 class Workers(Engine):
@@ -41,7 +41,7 @@ class Workers(Engine):
 
     trace_from: ClassVar[int] = 100  # steps of a run from which tracing them pays
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: RunSpec) -> None:
         super().__init__(setting)
         self.workers = max(1, min(len(setting.federation), cores()))
         self._phases = self.method.phases()
@@ -49,11 +49,11 @@ class Workers(Engine):
         self._methods = [self.method, *(copy.deepcopy(self.method) for _ in range(self.workers - 1))]
         self._programs: dict[tuple[int, int], list[Program | None]] = {}
 
-    def train_one(self, asked: Train) -> Cohort:
+    def train_round(self, asked: TrainRequest) -> RoundResult:
         """Gives the cohort's round. Who works on whom follows from the clients' steps alone, so sums are the same again."""
         shared, private, clients, number, schedule = asked[:5]
         plans = [self.plan(client, number, schedule) for client in clients]
-        facts = self.facts(clients, number)
+        facts = self.client_info(clients, number)
         shares = self.shares(asked)
         programs = self._prepare(shared, private, facts, plans)
         packing = pack([sum(len(steps) for steps in plan) for plan in plans], min(self.workers, len(clients)))
@@ -61,7 +61,7 @@ class Workers(Engine):
         def work(worker: int) -> Done:
             total: Tree = {}
             kept: dict[int, Tree] = {}
-            terms: dict[int, Terms] = {}
+            terms: dict[int, LossTerms] = {}
             own = [lanes[worker] for lanes in programs]
             for place in packing.slots[worker]:
                 client, before = one(facts, place), tree.take(tree.fetch(private, [place], self.device), 0)
@@ -79,11 +79,11 @@ class Workers(Engine):
         kept = {place: own for result in done for place, own in result.private.items()}
         terms = {place: own for result in done for place, own in result.terms.items()}
         named = {name: torch.stack([terms[place][name] for place in range(len(clients))]) for name in terms[0]}
-        return Cohort(mean, tree.stack([kept[place] for place in range(len(clients))]), named)
+        return RoundResult(mean, tree.stack([kept[place] for place in range(len(clients))]), named)
 
     def _round(
-        self, method: Method, programs: list[Program | None], shared: Tree, private: Tree, plan: Plan, client: Client
-    ) -> tuple[Tree, Tree, Terms]:
+        self, method: Method, programs: list[Program | None], shared: Tree, private: Tree, plan: Plan, client: ClientInfo
+    ) -> tuple[Tree, Tree, LossTerms]:
         """Gives one client's upload, private state and mean terms."""
         short = any((steps < 0).any() for steps in plan)
         traced = [program for program in programs if program is not None]
@@ -108,7 +108,7 @@ class Workers(Engine):
         upload, kept = method.upload(shared, work, private, client)
         return upload, kept, {name: sums[name] / steps_seen[name] for name in sums}
 
-    def _prepare(self, shared: Tree, private: Tree, facts: Client, plans: list[Plan]) -> list[list[Program | None]]:
+    def _prepare(self, shared: Tree, private: Tree, facts: ClientInfo, plans: list[Plan]) -> list[list[Program | None]]:
         """Gives each phase's programs, one for every worker, with the shared state of this round; None where none is traced."""
         calls = sum(len(steps) for plan in plans for steps in plan) * self.schedule.rounds
         if calls < self.trace_from:
@@ -126,7 +126,7 @@ class Workers(Engine):
             out.append(lanes)
         return out
 
-    def _program(self, phase: Phase, shared: Tree, private: Tree, client: Client, width: int) -> Program:
+    def _program(self, phase: Phase, shared: Tree, private: Tree, client: ClientInfo, width: int) -> Program:
         """Gives the program of a phase's step for one client."""
         table = self.federation.table
 
@@ -139,7 +139,7 @@ class Workers(Engine):
         work = tree.copy(self.method.download(shared, private, client))
         fixed = {
             "shared": tree.copy(shared),
-            "client": Client(*(field.clone() for field in client)),
+            "client": ClientInfo(*(field.clone() for field in client)),
             "rows": torch.zeros(width, dtype=torch.int64),
             "x": table.x,
             "y": table.y,
@@ -147,11 +147,11 @@ class Workers(Engine):
         terms = {name: torch.zeros_like(value) for name, value in advance({"work": work, "terms": {}}, fixed)["terms"].items()}
         return Program(advance, {"work": work, "terms": terms}, fixed)
 
-    def judge_one(self, asked: Judge) -> Evaluation:
+    def evaluate_clients(self, asked: EvalRequest) -> Evaluation:
         """Gives the scores, clients side by side."""
         shared, private, clients, number, part = asked
         sizes = self.federation.rows(part)[list(clients)]
-        facts = self.facts(clients, number)
+        facts = self.client_info(clients, number)
         packing = pack(sizes.tolist(), min(self.workers, len(sizes)))
         totals = torch.zeros(len(sizes), 2)
 
@@ -159,7 +159,7 @@ class Workers(Engine):
             with torch.no_grad():
                 for place in packing.slots[worker]:
                     own = tree.take(tree.fetch(private, [place], self.device), 0)
-                    totals[place] = self.judge_alone(
+                    totals[place] = self.evaluate_one(
                         shared, own, clients[place], one(facts, place), part, self._methods[worker]
                     )
 

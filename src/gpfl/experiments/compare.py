@@ -12,7 +12,7 @@ from gpfl.errors import DivergenceError, GpflError, did_you_mean
 from gpfl.experiments.trials import NEGLIGIBLE, Trials, Watcher, check_trials, read_plan, read_trials, run_trials
 from gpfl.methods import METHODS
 from gpfl.training import config as configs
-from gpfl.training.config import Config, Given, RunOptions
+from gpfl.training.config import Config, ConfigDict, RunOptions
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Entrant:
+class MethodVariant:
     """A method with settings of its own, under the name it has in the table."""
 
     label: str
@@ -41,30 +41,33 @@ ABLATIONS = (("pci",), ("cov",), ("mlg",), ("gce",), ("cov", "gce"))
 """The paper's five: without personal context, valve, magnitude loss, embeddings, and both of valve and embeddings."""
 
 
-def entrants(words: str) -> list[Entrant]:
+def entrants(words: str) -> list[MethodVariant]:
     """Gives the methods of a list such as "gpfl,fedrep", "all" or "ablations"."""
-    found: list[Entrant] = []
+    found: list[MethodVariant] = []
     for word in (word.strip() for word in words.split(",")):
         if word == "all":
-            found += [Entrant(name, {"name": name}) for name in METHODS]
+            found += [MethodVariant(name, {"name": name}) for name in METHODS]
         elif word == "ablations":
-            found.append(Entrant("gpfl", {"name": "gpfl"}))
+            found.append(MethodVariant("gpfl", {"name": "gpfl"}))
             found += [
-                Entrant(f"gpfl without {'+'.join(parts)}", {"name": "gpfl", "without": list(parts)}) for parts in ABLATIONS
+                MethodVariant(f"gpfl without {'+'.join(parts)}", {"name": "gpfl", "without": list(parts)})
+                for parts in ABLATIONS
             ]
         elif word in METHODS:
-            found.append(Entrant(word, {"name": word}))
+            found.append(MethodVariant(word, {"name": word}))
         else:
             raise GpflError(f"unknown method '{word}'; {did_you_mean(word, (*METHODS, 'all', 'ablations'))}")
     return list({entrant.label: entrant for entrant in found}.values())
 
 
-def sections(given: Given, methods: Sequence[Entrant], own: Mapping[str, Mapping[str, object]]) -> dict[Entrant, Given]:
+def sections(
+    given: ConfigDict, methods: Sequence[MethodVariant], own: Mapping[str, Mapping[str, object]]
+) -> dict[MethodVariant, ConfigDict]:
     """Gives every method's config; `own` holds settings of single methods by name."""
     return {entrant: {**given, "method": {**own.get(str(entrant.method["name"]), {}), **entrant.method}} for entrant in methods}
 
 
-def check_methods(given: Given, methods: Sequence[Entrant], own: Mapping[str, Mapping[str, object]]) -> None:
+def check_methods(given: ConfigDict, methods: Sequence[MethodVariant], own: Mapping[str, Mapping[str, object]]) -> None:
     """Refuses mistakes in the methods' settings, for which no data are needed."""
     run = options.build(RunOptions, given.get("run", {}), "run")
     for entrant, section in sections(given, methods, own).items():
@@ -75,8 +78,8 @@ def check_methods(given: Given, methods: Sequence[Entrant], own: Mapping[str, Ma
 
 
 def compare(
-    given: Given,
-    methods: Sequence[Entrant],
+    given: ConfigDict,
+    methods: Sequence[MethodVariant],
     own: Mapping[str, Mapping[str, object]],
     seeds: Sequence[int],
     out: Path,

@@ -9,11 +9,11 @@ from typing import cast
 
 from gpfl.core.options import options_of
 from gpfl.errors import GpflError
-from gpfl.federation.partition import SPLITS
+from gpfl.federation.partition import PARTITIONS
 from gpfl.methods import METHODS
 from gpfl.models import NETS
-from gpfl.training.config import SECTIONS, Given, RunOptions, TrainOptions
-from gpfl.training.run_dir import RunFolder
+from gpfl.training.config import SECTIONS, ConfigDict, RunOptions, TrainOptions
+from gpfl.training.run_dir import RunDir
 
 WAY = "restore the file, or remove {} and have it run again"
 """The way out of a file that is damaged: a run whose weights are not kept can only begin anew."""
@@ -21,7 +21,7 @@ WAY = "restore the file, or remove {} and have it run again"
 
 def summary_fault(run: Path) -> str:
     """Gives what is wrong with the summary of a trial, and the way out; "" where there is none, or a whole one."""
-    folder = RunFolder(run)
+    folder = RunDir(run)
     try:
         if folder.finished:
             folder.summary(WAY.format(run))
@@ -52,7 +52,7 @@ def shortfall(content: Mapping[str, object]) -> str:
     for name, values in content.items():
         if not isinstance(values, dict):
             return f"'{name}' stands outside a section"
-    sections = cast(Given, content)
+    sections = cast(ConfigDict, content)
     for section in (section for section in SECTIONS if section != "defence"):
         if section not in sections:
             return f"it lacks [{section}]"
@@ -67,6 +67,6 @@ def written_keys(section: str, name: object) -> list[str]:
     always: Mapping[str, type] = {"run": RunOptions, "train": TrainOptions}
     if section in always:
         return [key for key, option in options_of(always[section]).items() if not option.later]
-    named: Mapping[str, Mapping[str, type]] = {"split": SPLITS, "net": NETS, "method": METHODS}
+    named: Mapping[str, Mapping[str, type]] = {"split": PARTITIONS, "net": NETS, "method": METHODS}
     record = named.get(section, {}).get(str(name))
     return ["name", *(key for key, option in options_of(record).items() if not option.later)] if record else ["name"]

@@ -11,19 +11,19 @@ from typing import cast
 from gpfl.defences import Defended
 from gpfl.defences.accounting import client_level, example_level, noise_for
 from gpfl.defences.coupling import tried
-from gpfl.engine import Setting
+from gpfl.engine import RunSpec
 from gpfl.engine.loop import Loop
 from gpfl.errors import GpflError
 from gpfl.experiments import definitions as experiments
-from gpfl.experiments.compare import Entrant
+from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.definitions import Cell, Column, Experiment
-from gpfl.experiments.grid import Grounds, Job, Plan, job_of
+from gpfl.experiments.grid import FederationCache, Job, Plan, job_of
 from gpfl.experiments.privacy_table import METHODS
 from gpfl.io import toml
 from gpfl.methods.gpfl import GPFL
 from gpfl.training import api
 from gpfl.training import config as configs
-from gpfl.training.config import SECTIONS, Given
+from gpfl.training.config import SECTIONS, ConfigDict
 from gpfl.training.defences import crowd_of, rows_to_try
 from gpfl.training.result import Result
 
@@ -54,18 +54,18 @@ FAMILIES = (
 )
 
 
-def file_sections() -> Given:
+def file_sections() -> ConfigDict:
     """Gives the sections of the study's own file."""
     content = toml.read(experiments.folder() / FILE)
     return {name: dict(values) for name, values in content.items() if isinstance(values, dict)}
 
 
-def config_of_runs() -> Given:
+def config_of_runs() -> ConfigDict:
     """Gives the config of the runs that are attacked, but for their methods."""
     return {section: values for section, values in file_sections().items() if section in SECTIONS}
 
 
-def cell(entrant: Entrant, key: str, heading: str, defence: Mapping[str, object], weights: bool) -> Cell:
+def cell(entrant: MethodVariant, key: str, heading: str, defence: Mapping[str, object], weights: bool) -> Cell:
     """Gives the cell of a method under a defence."""
     given = config_of_runs() | ({"defence": dict(defence)} if defence else {})
     column = Column(f"privacy/{key}", heading, "privacy", given, weights=weights)
@@ -75,7 +75,7 @@ def cell(entrant: Entrant, key: str, heading: str, defence: Mapping[str, object]
 
 def open_cells(methods: Sequence[str] = METHODS) -> list[Cell]:
     """Gives the runs of methods without a defence, with their weights; usually those behind the nine columns."""
-    return [cell(Entrant(name, {"name": name}), NONE, "no defence", {}, True) for name in methods]
+    return [cell(MethodVariant(name, {"name": name}), NONE, "no defence", {}, True) for name in methods]
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Spot:
         return " ".join(f"--{key.replace('_', '-')} {value}" for key, value in shown.items())
 
 
-Variants = Mapping[tuple[str, str], Entrant]
+Variants = Mapping[tuple[str, str], MethodVariant]
 """Methods that are defended in a variant of their own, by their names and those of families of defences."""
 
 
@@ -111,7 +111,7 @@ def spots(
     """Gives the points of the curves: every method without a defence, in each of its variants, and under every value."""
     found = []
     for method in methods:
-        plain = Entrant(method, {"name": method})
+        plain = MethodVariant(method, {"name": method})
         used = {family: (variants or {}).get((method, family.name), plain) for family in FAMILIES if values.get(family.name)}
         for entrant in unique([plain, *used.values()]):
             found.append(Spot(method, None, 0.0, cell(entrant, NONE, "no defence", {}, weights)))
@@ -132,16 +132,16 @@ def defence_of(family: Family, value: float, clip: float, example_clip: float, d
     return {family.name: int(value) if family.name == "bits" else value}
 
 
-def unique(entrants: Iterable[Entrant]) -> list[Entrant]:
+def unique(entrants: Iterable[MethodVariant]) -> list[MethodVariant]:
     """Gives entrants without repeats, in order."""
-    found: list[Entrant] = []
+    found: list[MethodVariant] = []
     for entrant in entrants:
         if entrant not in found:
             found.append(entrant)
     return found
 
 
-def variants_of(bare: Sequence[Spot], plan: Plan, grounds: Grounds) -> dict[tuple[str, str], Entrant]:
+def variants_of(bare: Sequence[Spot], plan: Plan, grounds: FederationCache) -> dict[tuple[str, str], MethodVariant]:
     """Gives the variants in which GPFL is defended.
 
     At example level its loss must be a mean over rows: the magnitude term by rows, λ times √B. Where updates are clipped or
@@ -155,14 +155,14 @@ def variants_of(bare: Sequence[Spot], plan: Plan, grounds: Grounds) -> dict[tupl
         if isinstance(method, GPFL) and method.mlg_norm == "batch":
             lam = round(method.lam * math.sqrt(setting.schedule.batch_size), 6)
             by_rows = {"name": spot.method, "mlg_norm": "sample_mean", "lam": lam}
-            found[spot.method, "example_noise"] = Entrant(spot.method, by_rows)
+            found[spot.method, "example_noise"] = MethodVariant(spot.method, by_rows)
         if isinstance(method, GPFL) and any(method.decays().values()):
-            undecayed = Entrant(spot.method, {"name": spot.method, "mu": 0.0})
+            undecayed = MethodVariant(spot.method, {"name": spot.method, "mu": 0.0})
             found |= {(spot.method, name): undecayed for name in ("noise", "top_k")}
     return found
 
 
-def noises(family: Family, epsilons: Sequence[float], like: Cell, plan: Plan, grounds: Grounds) -> list[float]:
+def noises(family: Family, epsilons: Sequence[float], like: Cell, plan: Plan, grounds: FederationCache) -> list[float]:
     """Gives the noise for each ε in the setting of a cell that has some of the family's, by what holds as it is run."""
     setting = setting_of(like, plan, grounds)
     method = cast(Defended, setting.method)
@@ -178,10 +178,10 @@ def noises(family: Family, epsilons: Sequence[float], like: Cell, plan: Plan, gr
     return [noise_for(epsilon, made) for epsilon in epsilons]
 
 
-def setting_of(like: Cell, plan: Plan, grounds: Grounds) -> Setting:
+def setting_of(like: Cell, plan: Plan, grounds: FederationCache) -> RunSpec:
     """Gives the setting of a cell, on the CPU."""
     given = plan.given(like)
-    asked = configs.resolve({**given, "run": {**given["run"], "device": "cpu", "precision": "float32"}})
+    asked = configs.resolve_config({**given, "run": {**given["run"], "device": "cpu", "precision": "float32"}})
     return api.prepare(asked, grounds.federation(asked), None, None)[1]
 
 
@@ -198,10 +198,10 @@ def loaded(job: Job, seed: int) -> Result:
 
 def engine_of(job: Job, seed: int) -> Loop:
     """Gives the engine of a finished run, whose weights may be gone: before round 0 they follow from the seed."""
-    return Loop(api.reopened(job.folder / f"seed-{seed}").setting)
+    return Loop(api.open_run(job.folder / f"seed-{seed}").setting)
 
 
-def jobs_of(cells: Iterable[Cell], plan: Plan, grounds: Grounds) -> dict[Cell, Job]:
+def jobs_of(cells: Iterable[Cell], plan: Plan, grounds: FederationCache) -> dict[Cell, Job]:
     """Gives the job of each cell; what cannot be run is refused in the words of its setting."""
     found = {}
     for one in cells:

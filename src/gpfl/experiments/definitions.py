@@ -11,10 +11,10 @@ from types import MappingProxyType
 from typing import cast
 
 from gpfl.errors import GpflError, did_you_mean
-from gpfl.experiments.compare import Entrant, entrants
+from gpfl.experiments.compare import MethodVariant, entrants
 from gpfl.io import toml
 from gpfl.methods import METHODS
-from gpfl.training.config import SECTIONS, Given
+from gpfl.training.config import SECTIONS, ConfigDict
 
 MEASURES = ("accuracy", "fairness", "curves", "features")
 """What an experiment is about; `curves` and `features` have a table of accuracies as well."""
@@ -81,7 +81,7 @@ class Column:
     key: str
     heading: str
     group: str
-    given: Given = field(hash=False)
+    given: ConfigDict = field(hash=False)
     note: str = ""
     extra: bool = False  # run only where --cells means it: `gpfl.experiments.selection.meant`
     weights: bool = False  # models are kept: a figure needs them
@@ -104,7 +104,7 @@ class Experiment:
     title: str
     caption: str
     measure: str
-    rows: tuple[Entrant, ...]
+    rows: tuple[MethodVariant, ...]
     columns: tuple[Column, ...]
     paper: Mapping[tuple[str, str], Published] = field(hash=False)  # by column key and row label
     remarks: Mapping[tuple[str, str], str] = field(hash=False, default_factory=dict)  # by the same; a row of "" is the column's
@@ -117,7 +117,7 @@ class Cell:
 
     experiment: Experiment
     column: Column
-    entrant: Entrant
+    entrant: MethodVariant
 
 
 def spelled(label: str) -> str:
@@ -228,13 +228,13 @@ def numbers_of(path: Path, key: str, given: object, before: Mapping[str, Mapping
     return before[given] if isinstance(given, str) else given
 
 
-def entrant(path: Path, row: object) -> Entrant:
+def entrant(path: Path, row: object) -> MethodVariant:
     """Gives a row: the name of a method or of an ablation, or a method's settings with the label of the row."""
     known = {one.label: one for one in entrants("all,ablations")}
     if isinstance(row, str) and row in known:
         return known[row]
     if isinstance(row, dict) and isinstance(row.get("label"), str) and row.get("name") in METHODS:
-        return Entrant(row["label"], {key: value for key, value in row.items() if key != "label"})
+        return MethodVariant(row["label"], {key: value for key, value in row.items() if key != "label"})
     raise GpflError(f"{path}: the row {row!r} is no method; {did_you_mean(str(row), known)}")
 
 
@@ -254,7 +254,7 @@ def published(path: Path, where: str, numbers: object, measure: str) -> Publishe
 
 
 def remarks(
-    path: Path, content: Mapping[str, object], columns: Sequence[Column], rows: Sequence[Entrant]
+    path: Path, content: Mapping[str, object], columns: Sequence[Column], rows: Sequence[MethodVariant]
 ) -> dict[tuple[str, str], str]:
     """Gives the remarks of a file by column and row."""
     found = {}

@@ -22,7 +22,7 @@ from typing import NamedTuple, cast
 import numpy as np
 import torch
 
-from gpfl.data import DATA
+from gpfl.data import DATASETS
 from gpfl.engine.vmap import Vmap
 from gpfl.errors import GpflError
 from gpfl.experiments.grid import NOTE, Job, Plan, read_note
@@ -31,8 +31,8 @@ from gpfl.experiments.trials import Sections
 from gpfl.experiments.work import Machine, Round, machine_at_hand, round_of
 from gpfl.training import api
 from gpfl.training import config as configs
-from gpfl.training.config import Given, RunOptions, TrainOptions
-from gpfl.training.run_dir import RunFolder, device_name
+from gpfl.training.config import ConfigDict, RunOptions, TrainOptions
+from gpfl.training.run_dir import RunDir, device_name
 
 
 class Task(NamedTuple):
@@ -55,7 +55,9 @@ class Speed:
     trials: int = 1  # of a benchmark: those that train at once
     precision: str = "float32"
     planned: float = math.inf  # rounds that the run was given
-    given: Given = field(default_factory=dict)  # the sections of its config that a batch's work depends on; {}: as they come
+    given: ConfigDict = field(
+        default_factory=dict
+    )  # the sections of its config that a batch's work depends on; {}: as they come
     device: str = "cpu"  # its type
     limits: Limits | None = None  # of the machine of a benchmark, where that is another than this one
 
@@ -186,7 +188,7 @@ def times_as_long(job: Job, speed: Speed, trials: int) -> float | None:
     run = {**job.given.get("run", {}), "protocol": RunOptions.protocol}  # that of benchmarks; others' methods are complete
     timed = {**job.given, "method": method, "defence": defence, "train": train, "run": run}
     clients = trials * (clients_of(job) or speed.clients)
-    own, other = (counted(job, cast(Given, given), clients, speed.device) for given in (job.given, timed))
+    own, other = (counted(job, cast(ConfigDict, given), clients, speed.device) for given in (job.given, timed))
     return own / other if own and other else None
 
 
@@ -194,7 +196,7 @@ COUNTED: dict[str, Round | None] = {}
 """Rounds that were counted: tracing one takes a while, and many cells have the same but for their rows."""
 
 
-def counted(job: Job, given: Given, clients: int, device: str, machine: Machine | None = None) -> float | None:
+def counted(job: Job, given: ConfigDict, clients: int, device: str, machine: Machine | None = None) -> float | None:
     """Gives what a config may take for each step on the data of a job; None where it cannot be counted."""
     if job.sample is None:
         return None
@@ -205,7 +207,7 @@ def counted(job: Job, given: Given, clients: int, device: str, machine: Machine 
     if key not in COUNTED:
         plain = {**given, "run": {**given.get("run", {}), "device": "cpu", "precision": "float32"}}
         try:
-            _, setting = api.prepare(configs.resolve(plain), job.sample.federation, None, None)
+            _, setting = api.prepare(configs.resolve_config(plain), job.sample.federation, None, None)
             COUNTED[key] = round_of(setting, clients, torch.device(device), machine)
         except GpflError:  # the timed method may not take what this one does
             COUNTED[key] = None
@@ -226,7 +228,7 @@ def clients_of(job: Job) -> int:
 
 def usual_net(data: str) -> str:
     """Gives the net that data are run with unless another is named."""
-    return str(DATA[data].defaults.get("net", {}).get("name", "")) if data in DATA else ""
+    return str(DATASETS[data].defaults.get("net", {}).get("name", "")) if data in DATASETS else ""
 
 
 def speeds(out: Path, device: torch.device) -> list[Speed]:
@@ -242,9 +244,9 @@ def measured(out: Path, device: torch.device) -> Iterator[Speed]:
             steps = float(note["steps"])
             config = tomllib.loads((path.parent / "config.toml").read_text(encoding="utf-8"))
             task = Task(config["data"]["name"], config["net"]["name"], config["method"]["name"])
-            given: Given = {key: values for key, values in config.items() if key in ("method", "defence", "train")}
+            given: ConfigDict = {key: values for key, values in config.items() if key in ("method", "defence", "train")}
             precision, planned = str(config["run"]["precision"]), float(config["train"]["rounds"])
-            summary = RunFolder(path.parent).summary()
+            summary = RunDir(path.parent).summary()
         except (OSError, ValueError, KeyError, TypeError, GpflError):
             continue
         rounds, seconds = cast(float, summary["rounds"]), cast(float, summary["seconds"])

@@ -12,13 +12,13 @@ import torch
 
 from gpfl.core.net import Model
 from gpfl.core.randomness import generator
-from gpfl.data.table import PARTS, Rows
+from gpfl.data.table import SPLITS, Rows
 from gpfl.errors import GpflError, counted
 from gpfl.federation.federation import Federation, Shard
 from gpfl.training import api
 from gpfl.training.api import CustomNet
 from gpfl.training.result import BLOCK, ClientModel, safe_name
-from gpfl.training.run_dir import RunFolder
+from gpfl.training.run_dir import RunDir
 
 Floats = npt.NDArray[np.float32]
 Whole = npt.NDArray[np.int64]
@@ -71,15 +71,15 @@ def collect(
     are taken, drawn by `seed`; `label` names the features where the method's name does not do. The models are those that
     the run kept: run.select = "test" keeps the best round's. Data and nets that were given in Python must be given again.
     """
-    if part not in (*PARTS, "all"):
-        raise GpflError(f"part is '{part}'; it must be one of {', '.join(PARTS)} or all")
+    if part not in (*SPLITS, "all"):
+        raise GpflError(f"part is '{part}'; it must be one of {', '.join(SPLITS)} or all")
     if most < 1:
         raise GpflError(f"most is {most}; it must be at least 1")
-    folder = RunFolder.open(run_folder)
+    folder = RunDir.open(run_folder)
     if not folder.finished:
         raise GpflError(f"the run in {folder.path} has not finished: gpfl resume {folder.path}")
     summary = folder.summary()
-    _, divided = api.reread(folder, federation, custom_net=net is not None)
+    _, divided = api.load_run_config(folder, federation, custom_net=net is not None)
     vectors: list[Floats] = []
     rows: list[Rows] = []
     for place, shard in enumerate(divided.shards):
@@ -97,11 +97,11 @@ def collect(
         clients=tuple(shard.name for shard in divided.shards),
         classes=tuple(divided.class_name(label) for label in range(divided.table.classes)),
         data=divided.table.name,
-        held=divided.count_labels([np.concatenate([s.part(name) for name in PARTS]) for s in divided.shards]).astype(np.int64),
+        held=divided.count_labels([np.concatenate([s.part(name) for name in SPLITS]) for s in divided.shards]).astype(np.int64),
     )
 
 
-def model_file(folder: RunFolder, client: str) -> Path:
+def model_file(folder: RunDir, client: str) -> Path:
     """Gives the file of a client's model in a run folder."""
     path = folder.path / "models" / f"client-{safe_name(client)}.safetensors"
     if not path.is_file():
@@ -111,7 +111,7 @@ def model_file(folder: RunFolder, client: str) -> Path:
 
 def sample(federation: Federation, shard: Shard, part: str, most: int, seed: int, place: int) -> Rows:
     """Gives a client's rows of a part, in their order, at most `most` of each class."""
-    rows = np.concatenate([shard.part(name) for name in (PARTS if part == "all" else (part,))])
+    rows = np.concatenate([shard.part(name) for name in (SPLITS if part == "all" else (part,))])
     labels = federation.table.y[torch.from_numpy(rows)].numpy()
     kept: list[Rows] = []
     for label in np.unique(labels):

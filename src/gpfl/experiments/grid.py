@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from gpfl.core import tree
-from gpfl.data import DATA, Published
+from gpfl.data import DATASETS, PublishedDataset
 from gpfl.data.published import cache
 from gpfl.data.published.dataset import caveat
-from gpfl.engine import Setting
+from gpfl.engine import RunSpec
 from gpfl.engine.distributed import LoneError, ranks
 from gpfl.errors import DivergenceError, GpflError
 from gpfl.experiments.damage import config_fault
@@ -46,9 +46,9 @@ from gpfl.federation.federation import Federation
 from gpfl.io import files, toml
 from gpfl.training import api
 from gpfl.training import config as configs
-from gpfl.training.config import Config, Given
+from gpfl.training.config import Config, ConfigDict
 from gpfl.training.round_loop import Watch
-from gpfl.training.run_dir import RunFolder
+from gpfl.training.run_dir import RunDir
 
 NOTE = "made-{}.json"
 """The file beside a run that says what makes it: command, commits, batches of a round, and what the data lack."""
@@ -75,7 +75,7 @@ class Plan:
     protocol: str = "corrected"
     validation: float = 0.0
     run: Mapping[str, object] = field(default_factory=dict)  # engine, device, precision and the like
-    common: Given = field(default_factory=dict)  # settings of all cells
+    common: ConfigDict = field(default_factory=dict)  # settings of all cells
     own: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # settings of single methods by name
     weights: bool = False  # keep the weights of finished runs
     tuned: Chosen | None = None  # values that were searched
@@ -97,10 +97,10 @@ class Plan:
             if (section, key) not in NEGLIGIBLE
         )
 
-    def given(self, cell: Cell) -> Given:
+    def given(self, cell: Cell) -> ConfigDict:
         """Gives the config of a cell."""
         column, method = cell.column.given, cell.entrant.method
-        ours: Given = {
+        ours: ConfigDict = {
             "run": {"protocol": self.protocol, **self.run},
             "train": {"rounds": self.rounds, "patience": self.patience},
             "split": {"validation": self.validation} if self.validation else {},
@@ -116,7 +116,7 @@ class Job:
     """The trials of one or several cells that have the same content."""
 
     cells: tuple[Cell, ...]
-    given: Given = field(hash=False)
+    given: ConfigDict = field(hash=False)
     folder: Path
     caveat: str  # what the data lack
     steps: float = 0.0  # batches of a round, all clients together
@@ -141,7 +141,7 @@ class Job:
 
     def diverged(self, seeds: Iterable[int]) -> dict[int, int]:
         """Gives the rounds in which trials diverged, by their seeds."""
-        runs = {seed: RunFolder(self.folder / f"seed-{seed}") for seed in seeds}
+        runs = {seed: RunDir(self.folder / f"seed-{seed}") for seed in seeds}
         ends = {seed: run.diverged for seed, run in runs.items() if not run.finished}
         return {seed: end for seed, end in ends.items() if end is not None}
 
@@ -150,14 +150,14 @@ class Job:
 
         Run folders alone decide, so that those of one content which were made in several places may be put together.
         """
-        folders = [RunFolder(self.folder / f"seed-{seed}") for seed in self.finished(seeds)]
+        folders = [RunDir(self.folder / f"seed-{seed}") for seed in self.finished(seeds)]
         return Trials(label, [run.path for run in folders], [run.summary() for run in folders]) if folders else None
 
 
 # Laying out.
 
 
-class Grounds:
+class FederationCache:
     """The federations that cells are run on, each made once."""
 
     def __init__(self) -> None:
@@ -180,8 +180,8 @@ class Grounds:
 
 def here(data: str) -> bool:
     """Tells whether data are on this machine, parsed or as files; a damaged table counts, as its complaint is worth hearing."""
-    source = DATA.get(data)
-    if not isinstance(source, Published):
+    source = DATASETS.get(data)
+    if not isinstance(source, PublishedDataset):
         return True
     try:
         return cache.held(data) is not None or source.find(None) is not None
@@ -193,12 +193,12 @@ def check(cells: Iterable[Cell], plan: Plan) -> None:
     """Refuses settings that no run can have, before any data is read."""
     for cell in cells:
         try:
-            configs.resolve(plan.given(cell))
+            configs.resolve_config(plan.given(cell))
         except GpflError as problem:
             raise GpflError(f"{cell.column.key} {cell.entrant.label}: {problem}") from None
 
 
-def lay_out(cells: Iterable[Cell], plan: Plan, grounds: Grounds) -> tuple[list[Job], Places]:
+def lay_out(cells: Iterable[Cell], plan: Plan, grounds: FederationCache) -> tuple[list[Job], Places]:
     """Gives the jobs of cells, each content once, and what is wrong with cells that cannot be run, by column and row."""
     jobs: dict[Path, Job] = {}
     wrong: Places = {}
@@ -214,11 +214,11 @@ def lay_out(cells: Iterable[Cell], plan: Plan, grounds: Grounds) -> tuple[list[J
     return list(jobs.values()), wrong
 
 
-def job_of(cell: Cell, plan: Plan, grounds: Grounds) -> Job:
+def job_of(cell: Cell, plan: Plan, grounds: FederationCache) -> Job:
     """Gives the job of a cell."""
     given = plan.given(cell)
     # What decides the content does not depend on the device, so no GPU is filled by looking.
-    asked = configs.resolve({**given, "run": {**given["run"], "device": "cpu", "precision": "float32"}})
+    asked = configs.resolve_config({**given, "run": {**given["run"], "device": "cpu", "precision": "float32"}})
     federation = grounds.federation(asked)
     config, setting = api.prepare(asked, federation, None, None)
     complete = tomllib.loads(config.to_toml())
@@ -241,27 +241,27 @@ def found(job: Job, held: Mapping[Path, Sections]) -> Job:
     return job
 
 
-def laid_over(*layers: Given) -> Given:
+def laid_over(*layers: ConfigDict) -> ConfigDict:
     """Gives sections of several configs in one, the last on top."""
     return {name: {key: value for layer in layers for key, value in layer.get(name, {}).items()} for name in chain(*layers)}
 
 
-def plainest(given: Given) -> Given:
+def plainest(given: ConfigDict) -> ConfigDict:
     """Gives a config under the first protocol that it is the same under, so that runs which do not differ are shared."""
     wanted = {**sections_of(given), "run": None}
     for protocol in configs.PROTOCOLS:
-        other: Given = {**given, "run": {**given["run"], "protocol": protocol}}
+        other: ConfigDict = {**given, "run": {**given["run"], "protocol": protocol}}
         if {**sections_of(other), "run": None} == wanted:
             return other
     return given
 
 
-def sections_of(given: Given) -> dict[str, object]:
+def sections_of(given: ConfigDict) -> dict[str, object]:
     """Gives the sections of a config with all that can be filled in without its data, NaN as text: it equals nothing."""
-    return {section: str(values) for section, values in tomllib.loads(configs.resolve(given).to_toml()).items()}
+    return {section: str(values) for section, values in tomllib.loads(configs.resolve_config(given).to_toml()).items()}
 
 
-def batches(setting: Setting) -> float:
+def batches(setting: RunSpec) -> float:
     """Gives the batches of a round, all clients that join together."""
     plan, phases = setting.schedule, setting.method.phases()
     sizes = [len(shard.train) for shard in setting.federation.shards]
@@ -270,7 +270,7 @@ def batches(setting: Setting) -> float:
     return steps * share_of(setting)
 
 
-def weight(setting: Setting) -> tuple[int, int]:
+def weight(setting: RunSpec) -> tuple[int, int]:
     """Gives the bytes of a trial's state, and those that it takes in training.
 
     Each client keeps its private state and, as if all trained at once, has a copy of all that it trains, its gradients and the

@@ -13,7 +13,7 @@ import numpy as np
 from gpfl.errors import GpflError
 from gpfl.experiments.features import NEIGHBOURS, PERPLEXITY, Features, Floats, Known, Measures, Whole, collect, embed, measure
 from gpfl.io import files
-from gpfl.training.run_dir import RunFolder, digest
+from gpfl.training.run_dir import RunDir, digest
 
 FILE = "features.json"
 """The file of a run's folder that holds its map."""
@@ -71,7 +71,7 @@ def map_of(run: Path, label: str, *, points: bool) -> Map:
     if found is None and not here:
         raise GpflError(
             f"the models of {named(run)} are gone, and no whole {FILE} of them was kept beside the run: "
-            f"copy it from where the models were, or {RunFolder(run).start_over}"
+            f"copy it from where the models were, or {RunDir(run).start_over}"
         )
     if found is None or (points and not found.drawable and here):
         found = make_map(collect(run, PART, MOST_ROWS, SEED), points=points)

@@ -15,7 +15,7 @@ import torch
 from gpfl.errors import GpflError, counted
 from gpfl.experiments import definitions as experiments
 from gpfl.io import files, toml
-from gpfl.privacy.attack import Bench, Case, Effort, Kept, Record, ceiling_of
+from gpfl.privacy.attack import AttackConfig, AttackRunner, Case, Kept, Record, ceiling_of
 from gpfl.privacy.victims import ROUNDS, STEPS, choose_victims, state_at
 from gpfl.report import attack_tables as table
 from gpfl.report import drawing
@@ -52,7 +52,7 @@ CEILING = "ceiling"
 Done = Mapping[tuple[Column, Case], Kept]
 
 
-class Nine(NamedTuple):
+class PrivacyTable(NamedTuple):
     """All cases of the columns, the ceiling of each attack, and the methods' best rounds."""
 
     done: Done
@@ -78,7 +78,7 @@ def nine_columns(
     batches: Sequence[int] = (1, 4),
     steps: Sequence[str] = STEPS,
     rounds: Sequence[str] = ROUNDS,
-    effort: Effort | None = None,
+    effort: AttackConfig | None = None,
     psnr: str = "proper",
     origin: str = "",
     tell: Callable[[Case, Kept], None] = lambda case, kept: None,
@@ -88,12 +88,12 @@ def nine_columns(
     `results` are the runs of METHODS on one federation with one seed. Victims are spread over the clients; they, their
     starts and the effort are the same in every column. `psnr` is one of table.PSNRS, `origin` the last line of the page.
     """
-    effort = effort or Effort()
+    effort = effort or AttackConfig()
     refuse_unequal(results)
     first = results[METHODS[0]]
     victims = choose_victims(first.federation, range(len(first.federation)), images, sorted({1, *batches}), effort.seed)
     benches = {
-        name: Bench(results[name].engine, {which: state_at(results[name], which) for which in rounds}, victims, effort)
+        name: AttackRunner(results[name].engine, {which: state_at(results[name], which) for which in rounds}, victims, effort)
         for name in METHODS
     }
     done: dict[tuple[Column, Case], Kept] = {}
@@ -110,7 +110,7 @@ def nine_columns(
             ]
             done |= {(column, case): kept for case, kept in benches[column.method].attack(cases, out, tell).items()}
     best = {name: results[name].outcome.selected.round for name in METHODS}
-    return write(Nine(done, ceilings, best), out, psnr, origin)
+    return write(PrivacyTable(done, ceilings, best), out, psnr, origin)
 
 
 def refuse_unequal(results: Mapping[str, Result]) -> None:
@@ -126,7 +126,7 @@ def refuse_unequal(results: Mapping[str, Result]) -> None:
         raise GpflError(f"the runs have the seeds {sorted(seeds)}: give all of them the same")
 
 
-def write(nine: Nine, out: Path, psnr: str, origin: str) -> list[Path]:
+def write(nine: PrivacyTable, out: Path, psnr: str, origin: str) -> list[Path]:
     """Writes table, records and pictures of all columns."""
     pictures = {
         kind: [path for key in settings(nine.done, kind) for path in draw(nine.done, kind, key, out)] for kind in nine.ceilings
@@ -136,7 +136,7 @@ def write(nine: Nine, out: Path, psnr: str, origin: str) -> list[Path]:
     return [out / "table.md", out / "results.json", *(path for paths in pictures.values() for path in paths)]
 
 
-def page(nine: Nine, psnr: str, origin: str, pictures: Mapping[str, Sequence[Path]] | None = None) -> str:
+def page(nine: PrivacyTable, psnr: str, origin: str, pictures: Mapping[str, Sequence[Path]] | None = None) -> str:
     """Gives the page: the tables of each attack, its pictures if there are any, and where all comes from."""
     parts = [
         markdown(nine.done, kind, ceiling, nine.rounds, psnr) + drawing.embedded((pictures or {}).get(kind, ()))
@@ -145,7 +145,7 @@ def page(nine: Nine, psnr: str, origin: str, pictures: Mapping[str, Sequence[Pat
     return "\n".join([*parts, *([f"{origin}\n"] if origin else [])])
 
 
-def records_of(nine: Nine) -> list[Record]:
+def records_of(nine: PrivacyTable) -> list[Record]:
     """Gives a record of every rebuilt image, with its column and the best round of its method."""
     records: list[Record] = [
         {"column": column.label, "best_round": nine.rounds[column.method], **record}
@@ -155,7 +155,7 @@ def records_of(nine: Nine) -> list[Record]:
     return records + [{"column": CEILING, **record} for _, kept in nine.ceilings.values() for record in kept.records]
 
 
-def read(path: Path) -> Nine:
+def read(path: Path) -> PrivacyTable:
     """Gives what `results.json` holds: all numbers, no images."""
     columns = {column.label: column for column in COLUMNS}
     done: dict[tuple[Column, Case], Kept] = {}
@@ -169,7 +169,7 @@ def read(path: Path) -> Nine:
             kept = done.setdefault((columns[str(record["column"])], case), numbers_alone())
             rounds[case.method] = cast(int, record["best_round"])
         kept.records.append(record)
-    return Nine(done, ceilings, rounds)
+    return PrivacyTable(done, ceilings, rounds)
 
 
 def numbers_alone() -> Kept:

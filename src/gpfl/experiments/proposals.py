@@ -13,7 +13,7 @@ from gpfl.core import options
 from gpfl.core.options import Span
 from gpfl.errors import GpflError
 from gpfl.methods import METHODS
-from gpfl.training.config import Given, TrainOptions
+from gpfl.training.config import ConfigDict, TrainOptions
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -31,7 +31,7 @@ DRAWS = 200
 """Proposals that are looked at, of which some may have been tried or be refused by the method."""
 
 
-def space_of(method: str, given: Given, with_lr: bool) -> Space:
+def space_of(method: str, given: ConfigDict, with_lr: bool) -> Space:
     """Gives what is searched for a method: its options that have a range and no value by hand.
 
     The learning rate is among them if it is asked for.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpfl.experiments.trials import Trials, Watcher, run_trials
-from gpfl.training.config import Given
+from gpfl.training.config import ConfigDict
 
 METHODS = ("gpfl", "fedavg", "local")
 SEEDS = (0, 1, 2)
-SETTING: Given = {
+SETTING: ConfigDict = {
     "data": {"name": "digits"},
     "split": {"name": "pathological", "clients": 20, "classes_per_client": 4, "seed": 1},
     "net": {"name": "mlp", "hidden": [64]},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from gpfl.experiments.compare import Entrant
+from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.definitions import Column, Experiment
 from gpfl.experiments.grid import NOTE, Job, Plan, read_note
 from gpfl.experiments.trials import Trials
@@ -25,7 +25,7 @@ class Results:
     seeds: tuple[int, ...]
     trials: Mapping[Place, Trials | None]
     columns: tuple[Column, ...] = ()
-    rows: tuple[Entrant, ...] = ()
+    rows: tuple[MethodVariant, ...] = ()
     caveats: Mapping[str, str] = field(default_factory=dict)  # by column key: what the data lack
     problems: Mapping[Place, str] = field(default_factory=dict)
     validation: float = 0.0
@@ -50,7 +50,7 @@ def results(
     plan: Plan,
     *,
     columns: Iterable[str] = (),
-    extra: Iterable[Entrant] = (),
+    extra: Iterable[MethodVariant] = (),
     problems: Mapping[Place, str] | None = None,
 ) -> Results:
     """Gives what the jobs hold of an experiment.
@@ -61,7 +61,7 @@ def results(
     trials: dict[Place, Trials | None] = {}
     caveats: dict[str, str] = {}
     commits: dict[Place, tuple[str, ...]] = {}
-    found_rows: list[Entrant] = []
+    found_rows: list[MethodVariant] = []
     for job in jobs:
         for cell in job.cells:
             if cell.experiment.name != experiment.name:

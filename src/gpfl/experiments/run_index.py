@@ -18,7 +18,7 @@ from gpfl.experiments.grid import NOTE, Job, Places, Plan, read_note
 from gpfl.experiments.run_hash import data_digest, held_configs, named_by_content
 from gpfl.experiments.trials import NEGLIGIBLE, Sections, trial_fault
 from gpfl.training import config as configs
-from gpfl.training.config import Given
+from gpfl.training.config import ConfigDict
 
 
 def held_jobs(cells: Iterable[Cell], plan: Plan) -> tuple[list[Job], Places]:
@@ -56,9 +56,9 @@ def original(copies: Sequence[Path], held: Mapping[Path, Sections]) -> Path:
     return next((folder for folder in copies if named_by_content(folder, held[folder], folder)), copies[0])
 
 
-def without_data(given: Given) -> Sections:
+def without_data(given: ConfigDict) -> Sections:
     """Gives the sections of a config with all filled in that does not depend on its data."""
-    config = configs.resolve(given)
+    config = configs.resolve_config(given)
     if config.net is None:  # never so in a cell
         return tomllib.loads(config.to_toml())
     lr = config.net.lr if math.isnan(config.train.lr) else config.train.lr

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpfl.errors import GpflError, did_you_mean
-from gpfl.experiments.compare import Entrant
+from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.definitions import Cell, Column, Experiment
 from gpfl.methods import METHODS
 
@@ -17,7 +17,7 @@ class Asked:
 
     experiments: list[Experiment]
     columns: dict[str, list[Column]]  # by the experiment's name
-    rows: dict[str, list[Entrant]]
+    rows: dict[str, list[MethodVariant]]
 
     @property
     def cells(self) -> list[Cell]:
@@ -50,7 +50,7 @@ def selected(named: list[Experiment], cells: str | None, methods: str) -> Asked:
             known = {row.label for one in named for row in one.rows} | {*METHODS, "all", "ablations"}
             raise GpflError(f"--methods names '{word}', which is no method; {did_you_mean(word, known)}")
         for one in named:  # a row that the paper does not have
-            rows[one.name].append(Entrant(word, {"name": word}))
+            rows[one.name].append(MethodVariant(word, {"name": word}))
     kept = [one for one in named if columns[one.name] and rows[one.name]]
     if not kept:
         names = ", ".join(one.name for one in named)
@@ -66,7 +66,7 @@ def meant(word: str, columns: Sequence[Column]) -> list[Column]:
     return [column for column in found if not column.extra or "/" in word] or found
 
 
-def names_row(word: str, row: Entrant) -> bool:
+def names_row(word: str, row: MethodVariant) -> bool:
     """Tells whether a word means a row: its label, its folder's name, all, or the ablations."""
     return word == "all" or word in (row.label, row.folder) or (word == "ablations" and "without" in row.label)
 

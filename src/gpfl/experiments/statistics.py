@@ -17,7 +17,7 @@ import numpy.typing as npt
 from gpfl.errors import GpflError
 from gpfl.experiments.trials import Trials
 from gpfl.federation.federation import MANIFEST
-from gpfl.training.run_dir import RunFolder
+from gpfl.training.run_dir import RunDir
 
 Floats = npt.NDArray[np.float64]
 
@@ -178,7 +178,7 @@ def by_seed(trials: Trials) -> dict[int, Path]:
 
 def judged(folder: Path, at: str = "best") -> tuple[Floats, float]:
     """Gives the accuracy of each client and that over all rows, in the best round or the selected one."""
-    run = RunFolder(folder)
+    run = RunDir(folder)
     number = run.summary().get(ROUNDS[at])
     line = next((line for line in run.whole_curve() if line["round"] == number), None)
     clients = line.get("clients") if line else None

@@ -19,9 +19,9 @@ from gpfl.federation.federation import MANIFEST, Federation
 from gpfl.io import files, toml
 from gpfl.training import api
 from gpfl.training import config as configs
-from gpfl.training.config import Config, Given
+from gpfl.training.config import Config, ConfigDict
 from gpfl.training.round_loop import Watch
-from gpfl.training.run_dir import RunFolder, clear_stump, read_json, refuse_used
+from gpfl.training.run_dir import RunDir, clear_stump, read_json, refuse_used
 
 NEGLIGIBLE = (*(("run", key) for key in ("seed", "engine", "device", "compile", "checkpoint_every")), ("split", "file"))
 """Settings in which trials of one study may differ: they change no number, or are what trials differ in."""
@@ -56,7 +56,7 @@ class Trials:
         return float(np.std(self.values(key)))
 
 
-def run_trials(given: Given, seeds: Sequence[int], out: Path, watcher: Watcher, *, label: str = "") -> Trials:
+def run_trials(given: ConfigDict, seeds: Sequence[int], out: Path, watcher: Watcher, *, label: str = "") -> Trials:
     """Gives the trials of a config in `out`, each in a folder seed-N; those that are there are not run again.
 
     With a `label`, as comparisons give it, `out` may hold trials of the same config; otherwise it must be new.
@@ -81,11 +81,11 @@ def write_plan(out: Path, config: Config, federation: Federation, seeds: Sequenc
         files.write_text(out / "config.toml", config.to_toml())  # last: its presence says that all is there to go on
 
 
-def check_trials(given: Given, seeds: Sequence[int], out: Path | None) -> tuple[Config, Federation]:
+def check_trials(given: ConfigDict, seeds: Sequence[int], out: Path | None) -> tuple[Config, Federation]:
     """Gives the config of trials, complete, and their federation; refuses what could not be run, or not in that folder."""
     if not seeds:
         raise GpflError("there is no seed; give at least one")
-    config = configs.resolve(with_seed(given, seeds[0]))
+    config = configs.resolve_config(with_seed(given, seeds[0]))
     federation = config.federation()
     config, _ = api.prepare(config, federation, None, None)
     if out is not None and (out / "config.toml").exists():
@@ -122,7 +122,7 @@ def first_difference(old: Sections, new: Sections) -> tuple[str, str, str] | Non
 
 def ended(run: Path) -> bool:
     """Tells whether a trial has ended and is whole."""
-    return RunFolder(run).finished and not trial_fault(run)
+    return RunDir(run).finished and not trial_fault(run)
 
 
 def trial_fault(run: Path) -> str:
@@ -130,7 +130,7 @@ def trial_fault(run: Path) -> str:
 
     Its summary cannot be read, or its config is not its folder's with its seed.
     """
-    if not RunFolder(run).finished:
+    if not RunDir(run).finished:
         return ""
     path = run / "config.toml"
     if (fault := summary_fault(run)) or config_fault(run) or not path.exists():
@@ -186,7 +186,7 @@ def resume_trials(out: Path, watcher: Watcher, *, only: Sequence[int] | None = N
     """Gives the trials of `out`: finished ones are read, others are gone on with or begun."""
     name, seeds, given, unfinished = ranks().once(lambda: stand(out, only))
     if unfinished:
-        federation = configs.resolve(with_seed(given, seeds[0])).federation()
+        federation = configs.resolve_config(with_seed(given, seeds[0])).federation()
         with ranks().in_step():
             runs = [
                 opened(out / f"seed-{seed}", with_seed(given, seed), federation, watcher(f"{name} seed {seed}"))
@@ -197,12 +197,12 @@ def resume_trials(out: Path, watcher: Watcher, *, only: Sequence[int] | None = N
     return ranks().once(lambda: summed_up(out, name, seeds, only or seeds))
 
 
-def stand(out: Path, only: Sequence[int] | None) -> tuple[str, list[int], Given, list[int]]:
+def stand(out: Path, only: Sequence[int] | None) -> tuple[str, list[int], ConfigDict, list[int]]:
     """Gives the name, the seeds and the config of the trials in `out`, and the seeds that have not ended, all or of some."""
-    RunFolder.open(out)
+    RunDir.open(out)
     name, seeds = read_plan(out)
     given = configs.read(out / "config.toml")
-    return name, seeds, given, [seed for seed in only or seeds if not RunFolder(out / f"seed-{seed}").finished]
+    return name, seeds, given, [seed for seed in only or seeds if not RunDir(out / f"seed-{seed}").finished]
 
 
 def summed_up(out: Path, name: str, seeds: Sequence[int], wanted: Sequence[int]) -> Trials:
@@ -224,23 +224,25 @@ def refuse_diverged(diverged: Mapping[int, DivergenceError]) -> None:
         raise DivergenceError(f"seed {seed}: {end.what}{also if others else ''}", end.way)
 
 
-def opened(path: Path, given: Given, federation: Federation | None, watch: Watch) -> api.Run:
+def opened(path: Path, given: ConfigDict, federation: Federation | None, watch: Watch) -> api.PreparedRun:
     """Gives the run of a trial: gone on with, or new."""
     if ranks().agree((path / "config.toml").exists()):
-        return api.reopened(path, federation=federation, watch=watch)
-    config, setting = api.prepare(configs.resolve(given), federation or configs.resolve(given).federation(), None, None)
-    return api.Run(config, setting, RunFolder.create(path, config.to_toml(), setting.federation), watch)
+        return api.open_run(path, federation=federation, watch=watch)
+    config, setting = api.prepare(
+        configs.resolve_config(given), federation or configs.resolve_config(given).federation(), None, None
+    )
+    return api.PreparedRun(config, setting, RunDir.create(path, config.to_toml(), setting.federation), watch)
 
 
 def read_trials(out: Path, only: Sequence[int] | None = None) -> Trials:
     """Gives the trials of `out` that have finished, all or those of some seeds."""
     name, seeds = read_plan(out)
-    folders = [RunFolder(out / f"seed-{seed}") for seed in (seeds if only is None else only)]
+    folders = [RunDir(out / f"seed-{seed}") for seed in (seeds if only is None else only)]
     finished = [folder for folder in folders if folder.finished]
     return Trials(name, [folder.path for folder in finished], [folder.summary() for folder in finished])
 
 
-def with_seed(given: Given, seed: int) -> Given:
+def with_seed(given: ConfigDict, seed: int) -> ConfigDict:
     """Gives the same config with another seed."""
     return {**given, "run": {**given.get("run", {}), "seed": seed}}
 

@@ -29,9 +29,9 @@ from gpfl.federation.federation import MANIFEST, Federation
 from gpfl.io import files, toml
 from gpfl.training import api
 from gpfl.training import config as configs
-from gpfl.training.config import Config, Given
+from gpfl.training.config import Config, ConfigDict
 from gpfl.training.round_loop import Watch
-from gpfl.training.run_dir import RunFolder
+from gpfl.training.run_dir import RunDir
 
 VALIDATION = 0.2
 """The share of each client's training rows that is kept for validation where nobody says."""
@@ -81,7 +81,7 @@ class Plan:
     """The search of one method: what is given, what is searched, and where it is kept."""
 
     method: str
-    given: Given
+    given: ConfigDict
     config: Config  # complete, with the default values
     federation: Federation
     space: Space
@@ -106,7 +106,7 @@ class Plan:
         found = {key: getattr(sections[key.split(".")[0]], key.split(".")[1]) for key in self.space}
         return cast(Values, found)
 
-    def sections(self, values: Values) -> Given:
+    def sections(self, values: Values) -> ConfigDict:
         """Gives the sections of a candidate's config."""
         given = {section: dict(content) for section, content in self.given.items()}
         for key, value in values.items():
@@ -152,7 +152,7 @@ class Audience(Protocol):
 
 
 def tune(
-    given: Given,
+    given: ConfigDict,
     methods: Sequence[str],
     own: Mapping[str, Mapping[str, object]],
     search: Search,
@@ -174,7 +174,7 @@ def tune(
 
 
 def plan_all(
-    given: Given, methods: Sequence[str], own: Mapping[str, Mapping[str, object]], search: Search, out: Path
+    given: ConfigDict, methods: Sequence[str], own: Mapping[str, Mapping[str, object]], search: Search, out: Path
 ) -> list[Plan]:
     """Gives the plans of all methods, checked before the first candidate is run."""
     refuse_search(search, given)
@@ -182,7 +182,7 @@ def plan_all(
     for name in methods:
         sections = {**given, "method": {**own.get(name, {}), "name": name}}
         try:
-            config = configs.resolve(with_seed(sections, search.seeds[0]))
+            config = configs.resolve_config(with_seed(sections, search.seeds[0]))
             federation = plans[0].federation if plans else validated(config).to(api.find_device(config.run.device))
             config, setting = api.prepare(config, federation, None, None)
             at_once = search.at_once if choose(config.run.engine, setting).stacks else 1
@@ -195,7 +195,7 @@ def plan_all(
     return plans
 
 
-def refuse_search(search: Search, given: Given) -> None:
+def refuse_search(search: Search, given: ConfigDict) -> None:
     """Refuses numbers that make no search."""
     for flag, value in (("--budget", search.budget), ("--at-once", search.at_once)):
         if value < 1:
@@ -217,9 +217,9 @@ def validated(config: Config) -> Federation:
 # What is kept.
 
 
-def study_content(plan: Plan) -> Given:
+def study_content(plan: Plan) -> ConfigDict:
     """Gives what a method's candidates have in common: the complete config with default values, seeds and ranges."""
-    content: Given = tomllib.loads(plan.config.to_toml())
+    content: ConfigDict = tomllib.loads(plan.config.to_toml())
     run = {key: value for key, value in content["run"].items() if ("run", key) not in NEGLIGIBLE}
     search = {"seeds": list(plan.search.seeds), "with_lr": plan.search.with_lr, "search_seed": plan.search.seed}
     return {**content, "run": run, "tune": search, "space": dict(space_words(plan.space))}
@@ -246,7 +246,7 @@ def refuse_other_study(plan: Plan) -> None:
     now = study_content(plan)
     for path in studies:
         mine = path.parent.name == plan.method
-        before = cast(Given, toml.read(path))
+        before = cast(ConfigDict, toml.read(path))
         for section in now if mine else [section for section in now if section not in ("method", "space")]:
             old, new = before.get(section, {}), now[section]
             for key in {**new, **old}:
@@ -329,7 +329,7 @@ def run_candidates(plan: Plan, candidates: Sequence[Candidate], audience: Audien
 
     def run(some: Sequence[tuple[Candidate, int]]) -> dict[int, str]:
         """Gives how candidates diverged, by their numbers; all else is not their fault."""
-        unfinished = [(one, seed) for one, seed in some if not RunFolder(plan.home(one) / f"seed-{seed}").finished]
+        unfinished = [(one, seed) for one, seed in some if not RunDir(plan.home(one) / f"seed-{seed}").finished]
         runs = [run_of(plan, one, seed, audience.watch(plan, one)) for one, seed in unfinished]
         ends = api.execute_trials(runs) if runs else []
         return {
@@ -350,7 +350,7 @@ def run_candidates(plan: Plan, candidates: Sequence[Candidate], audience: Audien
     return [outcome(plan, candidate, troubles.get(candidate.number, "")) for candidate in candidates]
 
 
-def run_of(plan: Plan, candidate: Candidate, seed: int, watch: Watch) -> api.Run:
+def run_of(plan: Plan, candidate: Candidate, seed: int, watch: Watch) -> api.PreparedRun:
     """Gives a candidate's run with one seed: new, or gone on with."""
     given = plan.sections(candidate.values if candidate.number > 1 else {})
     return opened(plan.home(candidate) / f"seed-{seed}", with_seed(given, seed), plan.federation, watch)
@@ -358,7 +358,7 @@ def run_of(plan: Plan, candidate: Candidate, seed: int, watch: Watch) -> api.Run
 
 def outcome(plan: Plan, candidate: Candidate, trouble: str) -> Candidate:
     """Gives a candidate with its validation accuracies, read from the metrics of its runs. Test rows are not looked at."""
-    folders = [RunFolder(plan.home(candidate) / f"seed-{seed}") for seed in plan.search.seeds]
+    folders = [RunDir(plan.home(candidate) / f"seed-{seed}") for seed in plan.search.seeds]
     curves = [folder.lines() if trouble else folder.whole_curve() for folder in folders]
     tops = [curve[best([cast(float, line["validation"]) for line in curve])] for curve in curves if curve]
     return dataclasses.replace(
@@ -389,7 +389,7 @@ def proposals(plan: Plan, tried: Sequence[Candidate]) -> list[Values]:
 def refusal(plan: Plan, values: Values) -> str:
     """Gives why a method would not run with these values, if so: pFedMe's rates and pull must fit each other."""
     try:
-        api.prepare(configs.resolve(plan.sections(values)), plan.federation, None, None)
+        api.prepare(configs.resolve_config(plan.sections(values)), plan.federation, None, None)
     except GpflError as problem:
         return str(problem)
     return ""

@@ -17,13 +17,13 @@ from gpfl.federation.federation import MANIFEST
 from gpfl.io import files, toml
 from gpfl.training import api
 from gpfl.training import config as configs
-from gpfl.training.config import Given
+from gpfl.training.config import ConfigDict
 
 LIKE = (("net", "name"), ("train", "lr"), ("train", "batch_size"), ("train", "epochs"), ("run", "protocol"))
 """What values belong to, besides data and division: chosen under another one of these, they say little."""
 
 
-def held_beside(found: Sequence[Tuned], given: Given) -> list[Tuned]:
+def held_beside(found: Sequence[Tuned], given: ConfigDict) -> list[Tuned]:
     """Gives the searches of other methods that the folder holds: those behind a choice, or as far as they went."""
     plan = found[0].plan
     others: list[Tuned] = []
@@ -31,7 +31,7 @@ def held_beside(found: Sequence[Tuned], given: Given) -> list[Tuned]:
         name = path.parent.name
         if name in {tuned.plan.method for tuned in found}:
             continue
-        before = cast(Given, toml.read(path))
+        before = cast(ConfigDict, toml.read(path))
         own = {
             key: value for key, value in before["method"].items() if f"method.{key}" not in before["space"] and key != "name"
         }
@@ -53,16 +53,16 @@ def best_config(tuned: Tuned) -> str:
     return toml.dump(content)
 
 
-def common_config(tuned: Tuned) -> Given:
+def common_config(tuned: Tuned) -> ConfigDict:
     """Gives the config that all methods of a search share."""
     content = settled(tuned.plan, tuned.plan.given, MANIFEST)
     return {section: values for section, values in content.items() if section != "method"}
 
 
-def settled(plan: Plan, given: Given, manifest: str) -> Given:
+def settled(plan: Plan, given: ConfigDict, manifest: str) -> ConfigDict:
     """Gives the complete config of a candidate, but of [run] only what was given and matters to its numbers."""
-    complete, _ = api.prepare(configs.resolve(given), plan.federation, None, None)
-    content: Given = tomllib.loads(complete.to_toml())
+    complete, _ = api.prepare(configs.resolve_config(given), plan.federation, None, None)
+    content: ConfigDict = tomllib.loads(complete.to_toml())
     if "file" in content["split"]:
         content["split"]["file"] = manifest
     content["run"] = {key: value for key, value in given.get("run", {}).items() if ("run", key) not in NEGLIGIBLE}
@@ -83,8 +83,8 @@ class Chosen:
     """What the searches of a folder chose, method by method, and what they were made under."""
 
     folder: Path
-    values: Mapping[str, Given] = field(hash=False)  # by method: its own values, and a learning rate that was searched
-    studies: Mapping[str, Given] = field(hash=False)  # by method: the complete config with default values, and the search
+    values: Mapping[str, ConfigDict] = field(hash=False)  # by method: its own values, and a learning rate that was searched
+    studies: Mapping[str, ConfigDict] = field(hash=False)  # by method: the complete config with default values, and the search
     made: Mapping[str, Made] = field(hash=False)  # by method
     how: str  # they were searched, as a folder's searches all are
 
@@ -98,7 +98,7 @@ class Chosen:
             raise GpflError(f"--tuned {folder} was searched with {words}")
         values, studies, how = {}, {}, ""
         for place in (folder / name for name in made):
-            best, study = configs.read(place / BEST), cast(Given, toml.read(place / STUDY))
+            best, study = configs.read(place / BEST), cast(ConfigDict, toml.read(place / STUDY))
             try:
                 own = {key: value for key, value in best["method"].items() if key != "name"}
                 values[place.name] = {"method": own}
@@ -111,7 +111,7 @@ class Chosen:
                 raise GpflError(f"--tuned {folder}: the search in {place} is damaged ({problem!r}): search it again") from None
         return cls(folder, values, studies, made, how)
 
-    def given(self, name: str, without: Given, where: str) -> Given:
+    def given(self, name: str, without: ConfigDict, where: str) -> ConfigDict:
         """Gives what was chosen for a method; refuses one that was not searched, or not under what its cell has.
 
         `without` is the cell's config without it, and `where` the cell's name.
@@ -120,8 +120,8 @@ class Chosen:
             raise GpflError(
                 f"--tuned {self.folder} holds no search of {name}: search it with the same budget, or leave it out of --methods"
             )
-        config, study = configs.resolve(without), self.studies[name]
-        complete: Given = tomllib.loads(config.to_toml())
+        config, study = configs.resolve_config(without), self.studies[name]
+        complete: ConfigDict = tomllib.loads(config.to_toml())
         if config.net and math.isnan(config.train.lr):
             complete["train"]["lr"] = config.net.lr
         divided = [(section, key) for section in ("data", "split") for key in {**study[section], **complete[section]}]
@@ -135,7 +135,7 @@ class Chosen:
             raise GpflError(self.mismatch(others, study, complete, where))
         return self.values[name]
 
-    def mismatch(self, others: Sequence[tuple[str, str]], study: Given, complete: Given, where: str) -> str:
+    def mismatch(self, others: Sequence[tuple[str, str]], study: ConfigDict, complete: ConfigDict, where: str) -> str:
         """Gives the refusal of a search under other settings than a cell has: the first of them, and how to search with all."""
         section, key = others[0]
         searched, ours = (repr(held[section][key]) if key in held[section] else "nothing" for held in (study, complete))
@@ -153,7 +153,7 @@ class Chosen:
             f"tune with {sets}, or {way}"
         )
 
-    def refuse_twice(self, own: Mapping[str, Mapping[str, object]], common: Given) -> None:
+    def refuse_twice(self, own: Mapping[str, Mapping[str, object]], common: ConfigDict) -> None:
         """Refuses values that are given by hand as well."""
         for name, values in self.values.items():
             twice = [f"{name}.{key}" for key in own.get(name, {}) if key in values["method"]]

@@ -25,10 +25,10 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils import _pytree as pytree
 
 from gpfl.core import tree
-from gpfl.core.local_round import judge
-from gpfl.core.method import Client, Phase
+from gpfl.core.local_round import evaluate_client
+from gpfl.core.method import ClientInfo, Phase
 from gpfl.core.tree import Tree
-from gpfl.engine import Setting
+from gpfl.engine import RunSpec
 from gpfl.engine.compiler.in_place import write_back
 from gpfl.engine.compiler.passes import drop_idle, is_view, origin, share_equal, written_by
 from gpfl.engine.compiler.per_example_passes import fold_rows
@@ -85,11 +85,11 @@ class Sample:
     judged: float
 
 
-def sample_of(setting: Setting) -> Sample:
+def sample_of(setting: RunSpec) -> Sample:
     """Gives the sample of a setting, its rows in a table of their own: the whole need not be held for it."""
     federation, schedule, rows = setting.federation, setting.schedule, setting.federation.rows
     largest = max(federation.shards, key=lambda shard: len(shard.train))
-    train = largest.train[: max(4 * schedule.batch_size, schedule.rows_needed(setting.method.phases()))]
+    train = largest.train[: max(4 * schedule.batch_size, schedule.min_samples(setting.method.phases()))]
     chosen = np.concatenate([train, largest.test[:1]])
     table = federation.table.taken(chosen)
     numbers = np.arange(len(chosen))
@@ -98,7 +98,7 @@ def sample_of(setting: Setting) -> Sample:
     return Sample(few, len(federation), float(rows("train").mean()), judged / share_of(setting))
 
 
-def share_of(setting: Setting) -> float:
+def share_of(setting: RunSpec) -> float:
     """Gives the share of clients that join a round, in the mean."""
     join = setting.schedule.join
     return sum(join) / 2 if isinstance(join, tuple) else join
@@ -132,7 +132,7 @@ JUDGED = 100
 """Rows on which judging is traced."""
 
 
-def round_of(setting: Setting, clients: int, device: torch.device, machine: Machine | None = None) -> Round | None:
+def round_of(setting: RunSpec, clients: int, device: torch.device, machine: Machine | None = None) -> Round | None:
     """Gives what a round may take, where so many clients train at once; None where it cannot be traced.
 
     The setting is that of a method on few rows, on a CPU whatever the device. The machine is that of the benchmarks unless
@@ -154,7 +154,7 @@ def round_of(setting: Setting, clients: int, device: torch.device, machine: Mach
     return Round(width or 1, tuple(stints), judging, carrying(setting, width or 1, machine))
 
 
-def carrying(setting: Setting, width: int, machine: Machine) -> float:
+def carrying(setting: RunSpec, width: int, machine: Machine) -> float:
     """Gives what it may take to give clients their state, and to take it from them."""
     sizes = [width * held(leaf) for state in setting.method.init(0) for leaf in tree.leaves(state)]
     return CARRIED * (2 * sum(sizes) / machine.bytes + len(sizes) / machine.calls)
@@ -168,12 +168,12 @@ class Stage(NamedTuple):
 
     shared: Tree
     private: Tree
-    client: Client
+    client: ClientInfo
     x: Tensor
     y: Tensor
 
 
-def stage(setting: Setting, width: int | None, fake: FakeTensorMode) -> Stage:
+def stage(setting: RunSpec, width: int | None, fake: FakeTensorMode) -> Stage:
     """Gives the state of `width` clients, or of one alone."""
     table, lead = setting.federation.table, [] if width is None else [width]
     shared, private = (tree.map_leaves(fake.from_tensor, state) for state in setting.method.init(0))
@@ -181,11 +181,11 @@ def stage(setting: Setting, width: int | None, fake: FakeTensorMode) -> Stage:
         fact, counts = torch.ones(lead), torch.ones(*lead, table.classes)
         private = private if width is None else tree.repeat(private, width)
         return Stage(
-            shared, private, Client(fact, counts, fact, fact, fact), fake.from_tensor(table.x), fake.from_tensor(table.y)
+            shared, private, ClientInfo(fact, counts, fact, fact, fact), fake.from_tensor(table.x), fake.from_tensor(table.y)
         )
 
 
-def step_graph(setting: Setting, phase: Phase, width: int | None) -> fx.Graph:
+def step_graph(setting: RunSpec, phase: Phase, width: int | None) -> fx.Graph:
     """Gives the operations of a phase's step."""
     method, table = setting.method, setting.federation.table
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
@@ -205,7 +205,7 @@ def step_graph(setting: Setting, phase: Phase, width: int | None) -> fx.Graph:
         return with_shapes(module, leaves, fake)
 
 
-def judge_graph(setting: Setting, width: int | None, rows: int) -> fx.Graph:
+def judge_graph(setting: RunSpec, width: int | None, rows: int) -> fx.Graph:
     """Gives the operations of a judgement on so many rows of each client."""
     method, table = setting.method, setting.federation.table
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.no_grad():
@@ -216,7 +216,7 @@ def judge_graph(setting: Setting, width: int | None, rows: int) -> fx.Graph:
         def score(*leaves: Tensor) -> list[Tensor]:
             shared, private, client, x, y, adapt, judged = pytree.tree_unflatten(list(leaves), shape)
             batches = [table.over(x, y).batch(part) for part in (adapt, judged)]
-            return list(each(partial(judge, method), width)(shared, private, batches[0], client, batches[1]))
+            return list(each(partial(evaluate_client, method), width)(shared, private, batches[0], client, batches[1]))
 
         return with_shapes(simplified(score, leaves), leaves, fake)
 

@@ -16,10 +16,10 @@ from torch.utils.data import Dataset, IterableDataset
 
 from gpfl.core import options
 from gpfl.core.input_spec import ArrayLike
-from gpfl.data import DATA, Own, find_source
-from gpfl.data.table import PARTS, Rows, Source, Table
+from gpfl.data import DATASETS, FileDataset, find_dataset
+from gpfl.data.table import SPLITS, DataSource, Rows, Table
 from gpfl.errors import GpflError, counted, did_you_mean
-from gpfl.federation.partition import SPLITS, Split
+from gpfl.federation.partition import PARTITIONS, Partition
 from gpfl.io import files, toml
 
 Samples: TypeAlias = Dataset[tuple[Tensor, int]]
@@ -95,7 +95,7 @@ class Federation:
         labels, classes = self.table.y.cpu().numpy(), self.table.classes
         return np.stack([np.bincount(labels[part], minlength=classes) for part in rows]).astype(np.float32)
 
-    def oddities(self) -> list[str]:
+    def data_warnings(self) -> list[str]:
         """Gives what a person should know of the division before training: labels that cannot be learnt from these rows."""
         seen = self.label_counts > 0
         tested = self.count_labels([shard.test for shard in self.shards])
@@ -144,7 +144,7 @@ class Federation:
 
     def manifest(self) -> dict[str, object]:
         """Gives the division as plain values: the table's name and content hash, and every client's row numbers."""
-        clients = [{"name": shard.name, **{part: shard.part(part).tolist() for part in PARTS}} for shard in self.shards]
+        clients = [{"name": shard.name, **{part: shard.part(part).tolist() for part in SPLITS}} for shard in self.shards]
         table = {"name": self.table.name, "rows": len(self.table), "classes": self.table.classes, "sha256": self.table.digest}
         content = {"format": 1, "table": table, "split": self.origin, "client": clients}
         source = {**self.table.origin, **read_otherwise(self.table.source)}
@@ -164,13 +164,13 @@ class Federation:
             if content["format"] != 1 or not isinstance(facts, dict) or not isinstance(clients, list):
                 raise KeyError("format")
             name, digest = str(facts["name"]), str(facts["sha256"])
-            shards = [Shard(str(c["name"]), *(as_rows(c[part]) for part in PARTS)) for c in clients]
+            shards = [Shard(str(c["name"]), *(as_rows(c[part]) for part in SPLITS)) for c in clients]
         except (KeyError, TypeError, ValueError) as problem:
             raise GpflError(f"{path} is not a federation manifest of format 1 (missing or wrong: {problem})") from None
         if table is None:
-            if name not in DATA:
+            if name not in DATASETS:
                 raise unnamed(path, name, content)
-            table = find_source(name, read_in(path, name)).load()
+            table = find_dataset(name, read_in(path, name)).load()
         if table.digest != digest:
             raise GpflError(
                 f"{path} divides a table with sha256 {digest[:12]}…, but the data '{table.name}' has {table.digest[:12]}…: "
@@ -195,12 +195,12 @@ def federate(
             source, settings = reading(str(data), settings)
             usual = source.defaults.get("split", {})
         name = split or str(usual.get("name", "pathological"))
-        if name not in SPLITS:
+        if name not in PARTITIONS:
             raise GpflError(f"unknown split '{name}'; {did_you_mean(name, SPLITS)}")
         table = data if isinstance(data, Table) else source.load()
         refuse_unknown(settings, {} if isinstance(data, Table) else options.options_of(type(source)))
         known = {key: value for key, value in usual.items() if name == usual["name"] and key != "name"}
-        return divide(table, options.build(SPLITS[name], {**known, **settings}, "split"))
+        return partition_table(table, options.build(PARTITIONS[name], {**known, **settings}, "split"))
     if not isinstance(data, (list, tuple, Mapping)) or not data:
         raise GpflError(
             f"data is {type(data).__name__}; give a name, a gpfl.Table, or the arrays of at least one client: [(x, y), …]"
@@ -209,7 +209,7 @@ def federate(
         if value is not None:
             raise GpflError(f"{key} is {value!r}, but these arrays lie with their clients: leave it out, or give a Table")
     clients: Mapping[str, Arrays] = data if isinstance(data, Mapping) else {str(n): arrays for n, arrays in enumerate(data)}
-    return gather(clients, options.build(Split, {**settings, "clients": len(clients)}, "split"))
+    return gather(clients, options.build(Partition, {**settings, "clients": len(clients)}, "split"))
 
 
 def named_in(manifest: Path) -> str:
@@ -217,23 +217,23 @@ def named_in(manifest: Path) -> str:
     content = toml.read(manifest) if manifest.is_file() else {}
     table = content.get("table")
     name = str(table.get("name", "digits")) if isinstance(table, dict) else "digits"
-    if name not in DATA:
+    if name not in DATASETS:
         raise unnamed(manifest, name, content)
     return name
 
 
-def read_otherwise(source: Source | None) -> dict[str, object]:
+def read_otherwise(source: DataSource | None) -> dict[str, object]:
     """Gives the options by which data of a name were read otherwise than by default; own files tell theirs by themselves."""
-    if source is None or isinstance(source, Own):
+    if source is None or isinstance(source, FileDataset):
         return {}
-    usual = options.values_of(DATA[source.name]) if source.name in DATA else {}
+    usual = options.values_of(DATASETS[source.name]) if source.name in DATASETS else {}
     return {key: value for key, value in options.values_of(source).items() if value != usual.get(key)}
 
 
 def read_in(manifest: Path, name: str) -> dict[str, object]:
     """Gives how the data of a manifest were read, as options of those of that name, or of own files."""
     source = toml.read(manifest).get("source") if manifest.is_file() else None
-    known = options.options_of(type(DATA[name]) if name in DATA else Own)
+    known = options.options_of(type(DATASETS[name]) if name in DATASETS else FileDataset)
     return {key: source[key] for key in known if key in source} if isinstance(source, dict) else {}
 
 
@@ -247,21 +247,21 @@ def unnamed(manifest: Path, name: str, content: Mapping[str, object]) -> GpflErr
 
 def refuse_unknown(settings: Mapping[str, object], reading: Iterable[str]) -> None:
     """Refuses a setting that is no option of any split; the options of reading were taken out before, and may be meant."""
-    splits = {key for split in SPLITS.values() for key in options.options_of(split)}
+    splits = {key for split in PARTITIONS.values() for key in options.options_of(split)}
     for key in settings:
         close = did_you_mean(key, {*splits, *reading})
         if key not in splits and any(f"'{other}'" in close for other in reading):
             raise GpflError(f"unknown setting '{key}'; {close}")
 
 
-def reading(name: str, settings: Mapping[str, object]) -> tuple[Source, dict[str, object]]:
+def reading(name: str, settings: Mapping[str, object]) -> tuple[DataSource, dict[str, object]]:
     """Gives the data of that name, read as those of the settings say that are its own, and the other settings."""
-    own = options.options_of(type(find_source(name, {})))
-    source = find_source(name, {key: value for key, value in settings.items() if key in own})
+    own = options.options_of(type(find_dataset(name, {})))
+    source = find_dataset(name, {key: value for key, value in settings.items() if key in own})
     return source, {key: value for key, value in settings.items() if key not in own}
 
 
-def divide(table: Table, split: Split) -> Federation:
+def partition_table(table: Table, split: Partition) -> Federation:
     """Gives the table divided by a split."""
     shards = [Shard(name, *parts) for name, parts in split.divided(table).items()]
     rows = {shard.name: len(shard.train) + len(shard.validation) + len(shard.test) for shard in shards}
@@ -272,7 +272,7 @@ def divide(table: Table, split: Split) -> Federation:
     return Federation(table, shards, {"split": split.name, **options.written_of(split)})
 
 
-def gather(clients: Mapping[str, Arrays], split: Split) -> Federation:
+def gather(clients: Mapping[str, Arrays], split: Partition) -> Federation:
     """Gives the federation of clients that bring their own arrays, joined into one table."""
     pieces: list[Table] = []
     shards: list[Shard] = []
@@ -340,7 +340,7 @@ def check_bundles(shard: Shard, table: Table) -> None:
     if table.together is None:
         return
     seen: dict[int, str] = {}
-    for part in PARTS:
+    for part in SPLITS:
         for bundle in np.unique(table.together[shard.part(part)]).tolist():
             other = seen.setdefault(bundle, part)
             if other != part:
@@ -353,7 +353,7 @@ def check_bundles(shard: Shard, table: Table) -> None:
 
 def check_shard(shard: Shard, total: int) -> None:
     """Refuses a client that has rows outside the table or twice."""
-    rows = np.concatenate([shard.part(part) for part in PARTS])
+    rows = np.concatenate([shard.part(part) for part in SPLITS])
     outside = rows[(rows < 0) | (rows >= total)]
     if len(outside):
         raise GpflError(f"client {shard.name} has row {int(outside[0])}; the table has rows 0 to {total - 1}")
@@ -363,10 +363,10 @@ def check_shard(shard: Shard, total: int) -> None:
 
 def unpacked(brought: object, name: str) -> Sequence[ArrayLike]:
     """Gives what a client brought as two or four arrays, its torch Datasets read."""
-    parts = [brought] if isinstance(brought, Dataset) else brought
+    parts = [brought] if isinstance(brought, DataSource) else brought
     if not isinstance(parts, (tuple, list)):
         raise GpflError(f"client {name} brings {type(parts).__name__}; {WANTED}")
-    if parts and all(isinstance(part, Dataset) for part in parts):
+    if parts and all(isinstance(part, DataSource) for part in parts):
         parts = [array for part in parts for array in read_dataset(part, name)]
     if len(parts) not in (2, 4):
         raise GpflError(f"client {name} brings {len(parts)} arrays; {WANTED}")
@@ -403,7 +403,7 @@ def check_disjoint(shards: Sequence[Shard], total: int) -> None:
     """Refuses a row that two clients hold: one's test row may be the other's training row."""
     owner = np.full(total, -1)
     for number, shard in enumerate(shards):
-        rows = np.concatenate([shard.part(part) for part in PARTS])
+        rows = np.concatenate([shard.part(part) for part in SPLITS])
         taken = rows[owner[rows] >= 0]
         if len(taken):
             first = shards[owner[taken[0]]].name

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gpfl.core.options import option
 from gpfl.core.randomness import LARGEST_SEED, generator
-from gpfl.data.table import PARTS, Rows, Table
+from gpfl.data.table import SPLITS, Rows, Table
 from gpfl.errors import GpflError, counted
 from gpfl.federation import pfllib_partition as reference_division
 
@@ -23,7 +23,7 @@ DRAWS = 5000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Split:
+class Partition:
     """A way to divide a table among clients, and how each client's rows are divided into train, validation and test."""
 
     name: ClassVar[str]
@@ -79,7 +79,7 @@ class Split:
     def choose(self, table: Table) -> dict[str, Rows]:
         """Gives the rows of the clients that take part: all, or a seeded choice of them that grows with its number."""
         self.check()
-        if table.parts is not None and self.test != Split.test:
+        if table.parts is not None and self.test != Partition.test:
             raise GpflError(
                 f"split.test is {self.test:g}, but data '{table.name}' tells which rows are for testing: leave it out"
             )
@@ -122,7 +122,7 @@ class Split:
         Of bundles, whole ones are chosen whose rows come near to the share.
         """
         if table.parts is not None:
-            train, validation, test = (rows[table.parts[rows] == place] for place in range(len(PARTS)))
+            train, validation, test = (rows[table.parts[rows] == place] for place in range(len(SPLITS)))
             return (train, validation, test) if len(validation) else (*self.keep_back(table, train, number), test)
         draw = generator(self.seed, "cut", number)
         shuffled = draw.permutation(rows)
@@ -153,7 +153,7 @@ class Split:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pathological(Split):
+class Pathological(Partition):
     """Each client holds the rows of a few classes; neighbouring clients hold the same ones, in unequal numbers."""
 
     name: ClassVar[str] = "pathological"
@@ -213,7 +213,7 @@ class Pathological(Split):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dirichlet(Split):
+class Dirichlet(Partition):
     """Each class is spread over the clients by shares from a symmetric Dirichlet distribution."""
 
     name: ClassVar[str] = "dirichlet"
@@ -288,7 +288,7 @@ class Dirichlet(Split):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Natural(Split):
+class Natural(Partition):
     """Each group of the table is a client: a domain, a subject, a site, as the data were collected."""
 
     name: ClassVar[str] = "natural"
@@ -361,7 +361,7 @@ def numbered(parts: Sequence[Rows]) -> dict[str, Rows]:
     return {str(number): rows for number, rows in enumerate(parts)}
 
 
-SPLITS: dict[str, type[Split]] = {split.name: split for split in (Pathological, Dirichlet, Natural)}
+PARTITIONS: dict[str, type[Partition]] = {split.name: split for split in (Pathological, Dirichlet, Natural)}
 
 
 def deal_classes(clients: int, classes: int, per_client: int) -> list[list[int]]:

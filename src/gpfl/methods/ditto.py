@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gpfl.core import losses, tree
-from gpfl.core.method import NET, Batch, Client, Method, Phase, Terms
+from gpfl.core.method import NET_PARTS, Batch, ClientInfo, LossTerms, Method, Phase
 from gpfl.core.net import Model
 from gpfl.core.options import Span, option
 from gpfl.core.tree import Tree
@@ -41,23 +41,25 @@ class Ditto(Method):
         """Gives the passes on the own model, then those on the global one."""
         return (Phase(self.own_step, self.own_epochs), Phase(self.global_step, self.epochs))
 
-    def own_step(self, shared: Tree, work: Tree, batch: Batch, client: Client) -> tuple[Tree, Terms]:
+    def own_step(self, shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives v after one step, the rest as it was."""
-        own, terms, _ = self.descend(tree.branch(work, "own"), NET, lambda model: self.near(model, shared, batch, client))
+        own, terms, _ = self.optimizer_step(
+            tree.branch(work, "own"), NET_PARTS, lambda model: self.near(model, shared, batch, client)
+        )
         return {**work, "own": own}, terms
 
-    def global_step(self, shared: Tree, work: Tree, batch: Batch, client: Client) -> tuple[Tree, Terms]:
+    def global_step(self, shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives w after one step, v as it was."""
         work, terms = self.step(shared, work, batch, client)
         return work, {"global_ce": terms["ce"]}
 
-    def near(self, model: Model, shared: Tree, batch: Batch, client: Client) -> Terms:
+    def near(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
         """Gives the objective of v: cross-entropy and its distance to the model received."""
         terms = self.loss(model, shared, batch, client)
-        distance = losses.squared_distance(tree.pick(model.weights, NET), tree.pick(shared, NET))
+        distance = losses.squared_distance(tree.pick(model.weights, NET_PARTS), tree.pick(shared, NET_PARTS))
         terms["proximal"] = self.lam / 2 * distance
         return terms
 
-    def personal(self, shared: Tree, private: Tree, batch: Batch, client: Client) -> Tree:
+    def personal_weights(self, shared: Tree, private: Tree, batch: Batch, client: ClientInfo) -> Tree:
         """Gives v."""
         return tree.branch(private, "own")

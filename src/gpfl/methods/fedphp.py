@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from gpfl.core import losses, tree
-from gpfl.core.method import NET, Batch, Client, Method, Terms, View
+from gpfl.core.method import NET_PARTS, Batch, ClientInfo, LossTerms, Method, View
 from gpfl.core.net import Model
 from gpfl.core.options import Span, option
 from gpfl.core.tree import Tree
@@ -60,30 +60,30 @@ class FedPHP(Method):
     def init(self, seed: int) -> tuple[Tree, Tree]:
         """Gives the global model; every client's own model starts equal to it."""
         shared, private = super().init(seed)
-        return shared, {**private, "own": tree.copy(tree.pick(shared, NET))}
+        return shared, {**private, "own": tree.copy(tree.pick(shared, NET_PARTS))}
 
-    def momentum(self, client: Client) -> Tensor:
+    def momentum(self, client: ClientInfo) -> Tensor:
         """Gives m of the round."""
         return self.mu * (client.round / client.rounds).clamp_max(1.0)
 
-    def download(self, shared: Tree, private: Tree, client: Client) -> Tree:
+    def download(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
         """Gives the model that training starts from, and the teacher of the round."""
-        received, own = tree.pick(shared, NET), tree.branch(private, "own")
+        received, own = tree.pick(shared, NET_PARTS), tree.branch(private, "own")
         rest = tree.pick({**shared, **private}, ("stats",))
         if self.variant == "mix":
             return {**tree.lerp(received, own, self.momentum(client)), **rest, "teacher": {**received, **rest}}
         return {**received, **rest, "teacher": {**own, **rest}}
 
-    def loss(self, model: Model, shared: Tree, batch: Batch, client: Client) -> Terms:
+    def loss(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
         """Gives weighted cross-entropy and the distance of feature distributions."""
         f = model("base", batch.x)
         taught = Model(self.net, model["teacher"])("base", batch.x)
         ce = losses.cross_entropy(model("head", f), batch.y, batch.mask)
         return {"ce": (1 - self.lam) * ce, "mmd": self.lam * losses.mmd2(f, taught, batch.mask)}
 
-    def upload(self, shared: Tree, work: Tree, private: Tree, client: Client) -> tuple[Tree, Tree]:
+    def upload(self, shared: Tree, work: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
         """Gives the trained model to the server; the own model becomes it, or takes it in."""
-        trained = tree.pick(work, NET)
+        trained = tree.pick(work, NET_PARTS)
         sent, kept = self.split(tree.drop(work, ("teacher",)))
         if self.variant == "inherit":
             trained = tree.lerp(trained, tree.branch(private, "own"), self.momentum(client))
@@ -94,9 +94,9 @@ class FedPHP(Method):
         views = super().views()
         return {**views, "model": views["model"]._replace(knows_loss=self.variant == "inherit")}
 
-    def personal(self, shared: Tree, private: Tree, batch: Batch, client: Client) -> Tree:
+    def personal_weights(self, shared: Tree, private: Tree, batch: Batch, client: ClientInfo) -> Tree:
         """Gives the own model, mixed with the global one as it would be at the start of this round."""
         own = tree.branch(private, "own")
         if self.variant == "mix":
-            own = tree.lerp(tree.pick(shared, NET), own, self.momentum(client))
+            own = tree.lerp(tree.pick(shared, NET_PARTS), own, self.momentum(client))
         return {**own, **tree.pick({**shared, **private}, ("stats",))}

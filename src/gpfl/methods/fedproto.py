@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gpfl.core import losses, tree
-from gpfl.core.method import NET, Batch, Client, Method, Phase, Terms
+from gpfl.core.method import NET_PARTS, Batch, ClientInfo, LossTerms, Method, Phase
 from gpfl.core.net import Model
 from gpfl.core.options import Span, option
 from gpfl.core.tree import Tree
@@ -60,22 +60,22 @@ class FedProto(Method):
         train = Phase(self.step, self.epochs)
         return (train, Phase(self.collect, 1)) if self.prototypes == "after" else (train,)
 
-    def download(self, shared: Tree, private: Tree, client: Client) -> Tree:
+    def download(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
         """Gives the own model and empty sums of features."""
         empty = tree.map_leaves(torch.zeros_like, tree.branch(shared, "prototypes"))
         return {**private, "sums": empty}
 
-    def step(self, shared: Tree, work: Tree, batch: Batch, client: Client) -> tuple[Tree, Terms]:
+    def step(self, shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives the model after one step; the features before it join the sums."""
-        work, terms, kept = self.descend(work, NET, lambda model: self.loss(model, shared, batch, client))
+        work, terms, kept = self.optimizer_step(work, NET_PARTS, lambda model: self.loss(model, shared, batch, client))
         if self.prototypes == "running":
             work = self.add(work, tree.leaf(kept, "features"), batch)
         return work, terms
 
-    def loss(self, model: Model, shared: Tree, batch: Batch, client: Client) -> Terms:
+    def loss(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
         """Gives cross-entropy and the mean squared distance to the prototype of each row's class."""
         f = model("base", batch.x)  # (rows, width)
-        model.kept["features"] = f.detach()
+        model.aux["features"] = f.detach()
         known = tree.branch(shared, "prototypes")
         mean, seen = tree.leaf(known, "mean"), tree.leaf(known, "seen")
         distance = (f - mean[batch.y]).square().mean(-1) * seen[batch.y]  # (rows,)
@@ -84,7 +84,7 @@ class FedProto(Method):
             "prototype": self.lam * losses.masked_mean(distance, batch.mask),
         }
 
-    def collect(self, shared: Tree, work: Tree, batch: Batch, client: Client) -> tuple[Tree, Terms]:
+    def collect(self, shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives the sums with a batch's features of the model as it is."""
         return self.add(work, Model(self.net, work)("base", batch.x), batch), {}
 
@@ -95,14 +95,14 @@ class FedProto(Method):
         more: Tree = {"mean": chosen.T @ features, "seen": chosen.sum(0)}
         return {**work, "sums": tree.map_leaves(torch.add, sums, more)}
 
-    def upload(self, shared: Tree, work: Tree, private: Tree, client: Client) -> tuple[Tree, Tree]:
+    def upload(self, shared: Tree, work: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
         """Gives the client's prototypes, zero for classes it has not seen, and keeps the model."""
         sums = tree.branch(work, "sums")
         counts = tree.leaf(sums, "seen")
         mean = tree.leaf(sums, "mean") / counts.clamp_min(1.0).unsqueeze(-1)
         return {"prototypes": {"mean": mean, "seen": (counts > 0).to(mean.dtype)}}, tree.drop(work, ("sums",))
 
-    def weight(self, client: Client) -> Tensor:
+    def weight(self, client: ClientInfo) -> Tensor:
         """Gives every client the same weight."""
         return torch.ones_like(client.rows)
 

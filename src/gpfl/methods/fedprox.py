@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gpfl.core import losses, tree
-from gpfl.core.method import NET, Batch, Client, Method, Terms
+from gpfl.core.method import NET_PARTS, Batch, ClientInfo, LossTerms, Method
 from gpfl.core.net import Model
 from gpfl.core.options import Span, option
 from gpfl.core.tree import Tree
@@ -27,9 +27,9 @@ class FedProx(Method):
 
     mu: float = option(0.001, "weight of the proximal term", symbol="μ", typical="0.001 to 1", least=0.0, search=Span(0.001, 1))
 
-    def loss(self, model: Model, shared: Tree, batch: Batch, client: Client) -> Terms:
+    def loss(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
         """Gives cross-entropy and the proximal term."""
         terms = super().loss(model, shared, batch, client)
-        received = tree.pick(shared, NET)
-        terms["proximal"] = self.mu / 2 * losses.squared_distance(tree.pick(model.weights, NET), received)
+        received = tree.pick(shared, NET_PARTS)
+        terms["proximal"] = self.mu / 2 * losses.squared_distance(tree.pick(model.weights, NET_PARTS), received)
         return terms

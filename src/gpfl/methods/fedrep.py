@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gpfl.core.method import Batch, Client, Method, Phase, Terms
+from gpfl.core.method import Batch, ClientInfo, LossTerms, Method, Phase
 from gpfl.core.options import option
 from gpfl.core.tree import Tree
 
@@ -28,12 +28,12 @@ class FedRep(Method):
         """Gives the head's passes, then the base's."""
         return (Phase(self.head_step, self.head_epochs), Phase(self.base_step, self.epochs))
 
-    def head_step(self, shared: Tree, work: Tree, batch: Batch, client: Client) -> tuple[Tree, Terms]:
+    def head_step(self, shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives the head after one step, the base as it was."""
-        work, terms, _ = self.descend(work, ("head",), lambda model: self.loss(model, shared, batch, client))
+        work, terms, _ = self.optimizer_step(work, ("head",), lambda model: self.loss(model, shared, batch, client))
         return work, {"head_ce": terms["ce"]}
 
-    def base_step(self, shared: Tree, work: Tree, batch: Batch, client: Client) -> tuple[Tree, Terms]:
+    def base_step(self, shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives the base after one step, the head as it was."""
-        work, terms, _ = self.descend(work, ("base",), lambda model: self.loss(model, shared, batch, client))
+        work, terms, _ = self.optimizer_step(work, ("base",), lambda model: self.loss(model, shared, batch, client))
         return work, terms

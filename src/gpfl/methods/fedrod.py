@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from gpfl.core import losses, tree
-from gpfl.core.method import Batch, Client, Method, Terms, View
+from gpfl.core.method import Batch, ClientInfo, LossTerms, Method, View
 from gpfl.core.net import Model
 from gpfl.core.tree import Tree
 
@@ -30,13 +30,13 @@ class FedRoD(Method):
         state = self.net.init(seed)
         return self.split({**state, "own_head": tree.copy(tree.branch(state, "head"))})
 
-    def step(self, shared: Tree, work: Tree, batch: Batch, client: Client) -> tuple[Tree, Terms]:
+    def step(self, shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives φ, G and P after one step; both losses see r and G(r) from before it."""
         parts = ("base", "head", "own_head")
-        work, terms, _ = self.descend(work, parts, lambda model: self.loss(model, shared, batch, client))
+        work, terms, _ = self.optimizer_step(work, parts, lambda model: self.loss(model, shared, batch, client))
         return work, terms
 
-    def loss(self, model: Model, shared: Tree, batch: Batch, client: Client) -> Terms:
+    def loss(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
         """Gives the balanced softmax loss of φ and G, and the cross-entropy that moves P alone."""
         r = model("base", batch.x)  # (rows, width)
         generic = model("head", r)  # (rows, classes)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gpfl.core import losses, tree
-from gpfl.core.method import NET, Batch, Client, Method, Terms, View
+from gpfl.core.method import NET_PARTS, Batch, ClientInfo, LossTerms, Method, View
 from gpfl.core.net import Model
 from gpfl.core.options import BY_NET, Span, option
 from gpfl.core.randomness import seeded, torch_generator
@@ -115,11 +115,11 @@ class GPFL(Method):
 
     # A client's round.
 
-    def download(self, shared: Tree, private: Tree, client: Client) -> Tree:
+    def download(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
         """Gives received φ, V, C, own ψ, and the contexts of the round."""
         return {**shared, **private, "context": self.contexts(shared, private, client)}
 
-    def loss(self, model: Model, shared: Tree, batch: Batch, client: Client) -> Terms:
+    def loss(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
         """Gives L^P (eq. 10), L^alg (eq. 8), λL^mlg (eq. 9) and, under `reg="norm"`, the μ term (eq. 11)."""
         f = model("base", batch.x)  # (rows, width)
         personal = model("head", self.route(model, f, "p"))
@@ -136,15 +136,15 @@ class GPFL(Method):
             terms |= {f"norm_{part}": self.mu * norm(model[part]) for part in self.guidance}
         return terms
 
-    def step(self, shared: Tree, work: Tree, batch: Batch, client: Client) -> tuple[Tree, Terms]:
+    def step(self, shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives all parts moved together, decay on the valve and the embeddings alone."""
         decay = dict.fromkeys(self.guidance, self.mu) if self.reg == "wd" else None
-        work, terms, _ = self.descend(
-            work, (*NET, *self.guidance), lambda model: self.loss(model, shared, batch, client), decay=decay
+        work, terms, _ = self.optimizer_step(
+            work, (*NET_PARTS, *self.guidance), lambda model: self.loss(model, shared, batch, client), decay=decay
         )
         return work, terms
 
-    def upload(self, shared: Tree, work: Tree, private: Tree, client: Client) -> tuple[Tree, Tree]:
+    def upload(self, shared: Tree, work: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
         """Gives φ, V and C to the server; the head stays."""
         sent, kept = self.split(tree.drop(work, ("context",)))
         if self.stale:
@@ -188,7 +188,7 @@ class GPFL(Method):
 
     # The client's model.
 
-    def personal(self, shared: Tree, private: Tree, batch: Batch, client: Client) -> Tree:
+    def personal_weights(self, shared: Tree, private: Tree, batch: Batch, client: ClientInfo) -> Tree:
         """Gives the personal route: received φ and V, own ψ, and p_i as a constant."""
         own = tree.pick({**shared, **private}, ("base", "cov", "head", "stats"))
         context = self.contexts(shared, private, client)
@@ -202,7 +202,7 @@ class GPFL(Method):
         """Gives features through the valve under a context; without a valve they pass as they are."""
         return f if "cov" in self.without else valve(model["cov"], f, tree.leaf(model["context"], context))
 
-    def contexts(self, shared: Tree, private: Tree, client: Client) -> Tree:
+    def contexts(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
         """Gives g (eq. 5) and p_i (eq. 7), constants of a round.
 
         Stale contexts are zero in round 0; a client that sat out the last round uses the embeddings delivered before it.

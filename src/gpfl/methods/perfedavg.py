@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 from torch import Tensor
 
 from gpfl.core import tree
-from gpfl.core.method import NET, Batch, Client, Method, Phase, Terms
+from gpfl.core.method import NET_PARTS, Batch, ClientInfo, LossTerms, Method, Phase
 from gpfl.core.net import Net
 from gpfl.core.options import BY_NET, Span, option
 from gpfl.core.tree import Tree
@@ -52,22 +52,26 @@ class PerFedAvg(Method):
         """Gives passes whose steps take two batches; a client with fewer rows cannot take part."""
         return (Phase(self.step, self.epochs * self.passes, batches=2),)
 
-    def step(self, shared: Tree, work: Tree, batch: Batch, client: Client) -> tuple[Tree, Terms]:
+    def step(self, shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives w after the outer step, its gradient taken at w'."""
         first, second = halves(batch)
-        inner, before, _ = self.descend(work, NET, lambda model: self.loss(model, shared, first, client), lr=self.alpha)
-        outer, after, _ = self.descend(inner, NET, lambda model: self.loss(model, shared, second, client), lr=self.beta)
+        inner, before, _ = self.optimizer_step(
+            work, NET_PARTS, lambda model: self.loss(model, shared, first, client), lr=self.alpha
+        )
+        outer, after, _ = self.optimizer_step(
+            inner, NET_PARTS, lambda model: self.loss(model, shared, second, client), lr=self.beta
+        )
 
         def moved(w: Tensor, w_inner: Tensor, w_outer: Tensor) -> Tensor:
             return w + (w_outer - w_inner)
 
-        weights = tree.map_leaves(moved, *(tree.pick(state, NET) for state in (work, inner, outer)))
+        weights = tree.map_leaves(moved, *(tree.pick(state, NET_PARTS) for state in (work, inner, outer)))
         return {**outer, **weights}, {"ce": before["ce"], "adapted_ce": after["ce"]}
 
-    def personal(self, shared: Tree, private: Tree, batch: Batch, client: Client) -> Tree:
+    def personal_weights(self, shared: Tree, private: Tree, batch: Batch, client: ClientInfo) -> Tree:
         """Gives the global model after one step on a batch of the client's training rows."""
-        own, _, _ = self.descend(
-            {**shared, **private}, NET, lambda model: self.loss(model, shared, batch, client), lr=self.alpha
+        own, _, _ = self.optimizer_step(
+            {**shared, **private}, NET_PARTS, lambda model: self.loss(model, shared, batch, client), lr=self.alpha
         )
         return own
 

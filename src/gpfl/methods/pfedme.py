@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from gpfl.core import losses, tree
-from gpfl.core.method import NET, Batch, Client, Method, Terms
+from gpfl.core.method import NET_PARTS, Batch, ClientInfo, LossTerms, Method
 from gpfl.core.net import Model, Net
 from gpfl.core.options import Span, option
 from gpfl.core.tree import Tree
@@ -66,48 +66,48 @@ class PFedMe(Method):
     def init(self, seed: int) -> tuple[Tree, Tree]:
         """Gives the global model; every client's own model starts equal to it."""
         shared, private = super().init(seed)
-        return shared, {**private, "own": tree.copy(tree.pick(shared, NET))}
+        return shared, {**private, "own": tree.copy(tree.pick(shared, NET_PARTS))}
 
-    def download(self, shared: Tree, private: Tree, client: Client) -> Tree:
+    def download(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
         """Gives w_i and θ, both the received model."""
-        received = tree.pick(shared, NET)
+        received = tree.pick(shared, NET_PARTS)
         return {**shared, **tree.drop(private, ("own",)), "local": received}
 
-    def step(self, shared: Tree, work: Tree, batch: Batch, client: Client) -> tuple[Tree, Terms]:
+    def step(self, shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives θ after K steps on the batch, and w_i after one towards it."""
         local = tree.branch(work, "local")
-        seen: list[Terms] = []
+        seen: list[LossTerms] = []
         for _ in range(self.steps):
-            work, terms, _ = self.descend(
+            work, terms, _ = self.optimizer_step(
                 work,
-                NET,
+                NET_PARTS,
                 lambda model: self.near(model, local, shared, batch, client),
                 lr=self.p_lr,
-                decay=dict.fromkeys(NET, self.theta_decay),
+                decay=dict.fromkeys(NET_PARTS, self.theta_decay),
             )
             seen.append(terms)
-        theta = tree.pick(work, NET)
+        theta = tree.pick(work, NET_PARTS)
         local = tree.map_leaves(lambda w, t: w - self.lr * self.lam * (w - t), local, theta)
         means = {name: losses.mean_of([terms[name] for terms in seen]) for name in seen[0]}
         return {**work, "local": local}, means
 
-    def near(self, model: Model, local: Tree, shared: Tree, batch: Batch, client: Client) -> Terms:
+    def near(self, model: Model, local: Tree, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
         """Gives the objective of θ: cross-entropy and its distance to w_i."""
         terms = self.loss(model, shared, batch, client)
-        terms["proximal"] = self.lam / 2 * losses.squared_distance(tree.pick(model.weights, NET), local)
+        terms["proximal"] = self.lam / 2 * losses.squared_distance(tree.pick(model.weights, NET_PARTS), local)
         return terms
 
-    def upload(self, shared: Tree, work: Tree, private: Tree, client: Client) -> tuple[Tree, Tree]:
+    def upload(self, shared: Tree, work: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
         """Gives w_i to the server; the client keeps the model it would use."""
-        local, theta = tree.branch(work, "local"), tree.pick(work, NET)
+        local, theta = tree.branch(work, "local"), tree.pick(work, NET_PARTS)
         sent, kept = self.split({**tree.drop(work, ("local",)), **local})
         return sent, {**kept, "own": theta if self.eval_model == "theta" else local}
 
     def aggregate(self, shared: Tree, mean: Tree) -> Tree:
         """Gives (1 − β)w + β·mean; averaged BatchNorm statistics are the mean, since β > 1 could turn a variance negative."""
-        old, new = tree.pick(shared, NET), tree.pick(mean, NET)
+        old, new = tree.pick(shared, NET_PARTS), tree.pick(mean, NET_PARTS)
         return {**mean, **tree.map_leaves(lambda a, b: (1 - self.beta) * a + self.beta * b, old, new)}
 
-    def personal(self, shared: Tree, private: Tree, batch: Batch, client: Client) -> Tree:
+    def personal_weights(self, shared: Tree, private: Tree, batch: Batch, client: ClientInfo) -> Tree:
         """Gives the client's own model."""
         return {**tree.branch(private, "own"), **tree.pick({**shared, **private}, ("stats",))}

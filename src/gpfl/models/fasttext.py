@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 
 from torch import Tensor, nn
 
-from gpfl.core.input_spec import Form
+from gpfl.core.input_spec import InputSpec
 from gpfl.core.net import Architecture, Parts, Shape
 from gpfl.core.options import option
 from gpfl.errors import GpflError
@@ -27,7 +27,7 @@ class FastText(Architecture):
     hidden: int = option(32, "width of the embeddings and of the features", symbol="K", least=1)
     vocabulary: int = option(0, "number of tokens; 0 = as many as the data has", least=0)
 
-    def fitted(self, form: Form) -> Self:
+    def fitted(self, form: InputSpec) -> Self:
         """Gives the net for as many tokens as the data has."""
         return self if self.vocabulary else dataclasses.replace(self, vocabulary=form.vocabulary)
 

@@ -21,16 +21,16 @@ from gpfl.core.randomness import LARGEST_SEED
 from gpfl.core.schedule import Schedule
 from gpfl.defences import Defended
 from gpfl.engine import Engine, exactness
-from gpfl.engine.base import Setting
+from gpfl.engine.base import RunSpec
 from gpfl.engine.loop import Loop
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.methods import METHODS
 from gpfl.privacy import dlg, geiping, measures
 from gpfl.privacy.label_inference import guess_labels
 from gpfl.privacy.matching import Key, Matching, cotangent, cross_entropy, gradients_of, squares, start_images, start_outputs
-from gpfl.privacy.server_view import Seen, view_of
+from gpfl.privacy.server_view import ServerView, view_of
 from gpfl.privacy.victims import Victim, images_of, mean_image, uploads_of
-from gpfl.training.run_dir import State, checksum, read_tensors, write_tensors
+from gpfl.training.run_dir import RunState, checksum, read_tensors, write_tensors
 
 KINDS = ("dlg", "geiping")
 CPU = torch.device("cpu")
@@ -45,7 +45,7 @@ Record = dict[str, object]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Effort:
+class AttackConfig:
     """How hard an attack tries."""
 
     iterations: int = 2000
@@ -111,7 +111,9 @@ class Kept(NamedTuple):
 # The attack itself: it is given what the server sees, and nothing else.
 
 
-def rebuild(seen: Sequence[Seen], target: str, kind: str, shape: Sequence[int], keys: Sequence[Key], effort: Effort) -> Rebuilt:
+def rebuild(
+    seen: Sequence[ServerView], target: str, kind: str, shape: Sequence[int], keys: Sequence[Key], effort: AttackConfig
+) -> Rebuilt:
     """Gives what an attack rebuilds of each upload; all must have been sent the same. Of the restarts the gradient decides.
 
     `shape` is that of one victim's images, `keys` name the starts.
@@ -147,7 +149,7 @@ def rebuild(seen: Sequence[Seen], target: str, kind: str, shape: Sequence[int], 
     return Rebuilt(images, far, pick(logits))
 
 
-def labels_of(seen: Sequence[Seen], view: View) -> Tensor | None:
+def labels_of(seen: Sequence[ServerView], view: View) -> Tensor | None:
     """Gives the labels that uploads tell (victims, rows), where the loss on the view's output is known and they tell them."""
     told = [guess_labels(one) for one in seen] if view.knows_loss else [None]
     known = [labels for labels in told if labels is not None]
@@ -161,7 +163,7 @@ def tried(
     logits: Tensor,
     names: Sequence[Key],
     labels: Tensor | None,
-    effort: Effort,
+    effort: AttackConfig,
 ) -> tuple[Tensor, Tensor]:
     """Gives images and distances of tries that run at once."""
     images = torch.sigmoid(logits)
@@ -178,7 +180,7 @@ def tried(
 
 
 def settled(
-    matching: Matching, wanted: tree.Tree, images: Tensor, far: Tensor, width: int, effort: Effort
+    matching: Matching, wanted: tree.Tree, images: Tensor, far: Tensor, width: int, effort: AttackConfig
 ) -> tuple[Tensor, Tensor]:
     """Gives found images and their distances once the negative of each has been tried too, so many at once."""
     free = dataclasses.replace(matching, pairing=cotangent)
@@ -202,16 +204,16 @@ def fitting(wanted: tree.Tree, known: tree.Tree) -> int:
 # Cases: victims are trained, attacked, measured and kept.
 
 
-class Bench:
+class AttackRunner:
     """Victims of one run, attacked in cases; finished cases of a folder are not attacked again."""
 
     def __init__(
-        self, engine: Engine, states: Mapping[str, State], victims: Mapping[int, list[Victim]], effort: Effort
+        self, engine: Engine, states: Mapping[str, RunState], victims: Mapping[int, list[Victim]], effort: AttackConfig
     ) -> None:
         self.engine, self.states, self.victims, self.effort = engine, states, victims, effort
         self.sent = {which: checksum(tree.flatten(tree.to(state.shared, CPU)), {}) for which, state in states.items()}
-        self.rounds: dict[str, dict[int, Seen]] = {which: {} for which in states}  # whole rounds of clients
-        self.setting = Setting(engine.method, engine.federation, engine.schedule)  # in float32, whatever the run was in
+        self.rounds: dict[str, dict[int, ServerView]] = {which: {} for which in states}  # whole rounds of clients
+        self.setting = RunSpec(engine.method, engine.federation, engine.schedule)  # in float32, whatever the run was in
 
     def attack(self, cases: Sequence[Case], folder: Path | None, tell: Callable[[Case, Kept], None]) -> dict[Case, Kept]:
         """Gives all cases; those that differ only in their steps are attacked at once."""
@@ -340,15 +342,17 @@ def case_file(folder: Path, case: Case) -> Path:
     return folder / "cases" / f"{case.name}.safetensors"
 
 
-def ceiling_of(engine: Engine, victims: Mapping[int, list[Victim]], kind: str, effort: Effort) -> tuple[Bench, Case]:
+def ceiling_of(
+    engine: Engine, victims: Mapping[int, list[Victim]], kind: str, effort: AttackConfig
+) -> tuple[AttackRunner, Case]:
     """Gives what an attack can reach at best: FedAvg's untrained net, one step on the smallest batch, whole model.
 
     It has the run's net, data, seed and learning rate, whatever its method.
     """
     method = engine.method
     plain = METHODS["fedavg"]().bind(method.net, lr=method.lr, epochs=method.epochs, batch_norm=method.batch_norm)
-    other = Loop(Setting(plain, engine.federation, engine.schedule, engine.class_counts))
+    other = Loop(RunSpec(plain, engine.federation, engine.schedule, engine.class_counts))
     shared, private = plain.init(engine.schedule.seed)
     everyone = tree.repeat(private, len(engine.federation))
-    state = State(0, tree.to(shared, engine.device), tree.to(everyone, engine.device))
-    return Bench(other, {"0": state}, victims, effort), Case("fedavg", "model", kind, "0", "one", min(victims))
+    state = RunState(0, tree.to(shared, engine.device), tree.to(everyone, engine.device))
+    return AttackRunner(other, {"0": state}, victims, effort), Case("fedavg", "model", kind, "0", "one", min(victims))

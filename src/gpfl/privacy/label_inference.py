@@ -22,9 +22,9 @@ from gpfl.defences import Defended
 from gpfl.engine import Engine, products_in
 from gpfl.errors import counted
 from gpfl.privacy import lbfgs
-from gpfl.privacy.server_view import Seen
+from gpfl.privacy.server_view import ServerView
 from gpfl.privacy.victims import Victim, refuse_idle, uploads_of
-from gpfl.training.run_dir import State
+from gpfl.training.run_dir import RunState
 
 Floats = npt.NDArray[np.float64]
 
@@ -42,12 +42,12 @@ STRONGEST = 15.0
 """The strength from which on a pull leaves nothing to turn."""
 
 
-def clue_of(seen: Seen) -> str:
+def clue_of(seen: ServerView) -> str:
     """Gives the part of an upload that tells of labels, or "" where none does."""
     return next((part for part in ("prototypes", "gce", "head") if part in seen.upload), "")
 
 
-def guess_shares(seen: Seen) -> Tensor | None:
+def guess_shares(seen: ServerView) -> Tensor | None:
     """Gives the guessed share of each class (classes,), or nothing where the upload tells nothing."""
     clue = clue_of(seen)
     if not clue:
@@ -62,7 +62,7 @@ def guess_shares(seen: Seen) -> Tensor | None:
     return torch.where(total > 0, signs / total.clamp_min(1e-30), torch.full_like(signs, 1 / len(signs)))
 
 
-def head_signs(seen: Seen) -> Tensor:
+def head_signs(seen: ServerView) -> Tensor:
     """Gives how far each class of a shared head was pushed up from where absent classes are pushed down to.
 
     Cross-entropy pulls a bias by the mean of p − y; only classes that are there can be pushed up, and the others show p.
@@ -80,7 +80,7 @@ def head_signs(seen: Seen) -> Tensor:
     return ((down.mean() if len(down) else 0.0) - pulled).clamp_min(0)
 
 
-def embedding_signs(seen: Seen) -> Tensor:
+def embedding_signs(seen: ServerView) -> Tensor:
     """Gives how much of each class its embedding tells: by where it turned, and by how much it grew.
 
     L^alg, and nothing but it and decay, moves C_u, by −(s_u − y_u) times the features over the length of C_u, always at right
@@ -107,7 +107,7 @@ def blurred(method: Method) -> bool:
     return bool(method.defence.noise or method.defence.example_noise or method.defence.compresses)
 
 
-def lengths(seen: Seen, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+def lengths(seen: ServerView, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
     """Gives the squared lengths of embeddings in the middle of spans (spans, classes), and how much steps lengthened them.
 
     Steps at right angles make |C|² ← a²|C|² + |η·step|², a = 1 − ημ; the last term is taken to stay the same for the round.
@@ -183,7 +183,7 @@ def guess_counts(shares: Tensor, rows: int) -> Tensor:
     return counts
 
 
-def guess_labels(seen: Seen) -> Tensor | None:
+def guess_labels(seen: ServerView) -> Tensor | None:
     """Gives a label for each image that is looked for, (rows,) in ascending order; one image's label is exact."""
     shares = guess_shares(seen)
     if shares is None:
@@ -202,7 +202,7 @@ class Leak:
     correlation: float | None
 
 
-def label_leaks(engine: Engine, state: State, clients: Sequence[int]) -> list[Leak]:
+def label_leaks(engine: Engine, state: RunState, clients: Sequence[int]) -> list[Leak]:
     """Gives how well the server guesses each client's label distribution from a whole local round's upload.
 
     Of several clients those that have too few rows to train are left out: they send nothing.
@@ -219,7 +219,7 @@ def sending(engine: Engine, clients: Sequence[int]) -> list[int]:
     return found
 
 
-def leak_of(engine: Engine, state: State, client: int) -> Leak:
+def leak_of(engine: Engine, state: RunState, client: int) -> Leak:
     """Gives how well the server guesses one client's label distribution."""
     counts = engine.federation.label_counts.astype(np.float64)
     (seen,) = uploads_of(engine, state, [Victim(client, (0,))], "epoch")

@@ -54,7 +54,11 @@ def advance(state: Tree, evaluate: Evaluate) -> Tree:
     lost = ~taken & (length < SHORTEST * first_length(direction).clamp_max(1.0))
     steps = pushed(tree.leaf(state, "steps"), step, curved, lost)
     turns = pushed(tree.leaf(state, "turns"), turn, curved, lost)
-    point, value, slope = choose(taken, trial, point), torch.where(taken, new_value, value), choose(taken, new_slope, slope)
+    point, value, slope = (
+        choose(taken, trial, point),
+        torch.where(taken, new_value, value),
+        choose(taken, new_slope, slope),
+    )
     newton = -multiply(steps, turns, slope)
     uphill = inner(newton, slope) >= 0
     fresh = choose(uphill | lost, -slope, newton)

@@ -18,7 +18,7 @@ from gpfl.core.method import View
 from gpfl.core.net import Model, Net
 from gpfl.core.randomness import torch_generator
 from gpfl.core.tree import Tree
-from gpfl.privacy.server_view import Seen
+from gpfl.privacy.server_view import ServerView
 
 Pairing = Callable[[Tensor, Tensor], Tensor]
 
@@ -89,7 +89,7 @@ def cosine_distance(a: Tree, b: Tree) -> Tensor:
     return 1 - dot(a, b) / lengths
 
 
-def gradients_of(seen: Sequence[Seen], view: View) -> Tree:
+def gradients_of(seen: Sequence[ServerView], view: View) -> Tree:
     """Gives the gradients that are to be matched, stacked over victims."""
     return tree.stack([one.gradient(view.parts) for one in seen])
 

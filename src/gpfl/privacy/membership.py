@@ -16,7 +16,7 @@ from gpfl.core.net import Model
 from gpfl.data.table import Rows
 from gpfl.engine import Engine, products_in
 from gpfl.engine.base import one
-from gpfl.training.run_dir import State
+from gpfl.training.run_dir import RunState
 
 BLOCK = 1024
 """Rows judged at once."""
@@ -32,19 +32,19 @@ class Membership:
     test_loss: float
 
 
-def memberships(engine: Engine, state: State, clients: Sequence[int]) -> list[Membership]:
+def memberships(engine: Engine, state: RunState, clients: Sequence[int]) -> list[Membership]:
     """Gives the attack on each client's own model, its training rows against its test rows."""
     with products_in("float32"):  # whatever the run was in
         return [membership_of(engine, state, client) for client in clients]
 
 
-def membership_of(engine: Engine, state: State, client: int) -> Membership:
+def membership_of(engine: Engine, state: RunState, client: int) -> Membership:
     """Gives the attack on one client's own model."""
     shard, rows = engine.federation.shards[client], engine.adaptation_rows(client)
-    adapt, facts = engine.federation.table.batch(rows[rows >= 0]), one(engine.facts([client], state.round), 0)
+    adapt, facts = engine.federation.table.batch(rows[rows >= 0]), one(engine.client_info([client], state.round), 0)
     shared = tree.to(state.shared, engine.device)
     own = tree.to(tree.take(state.private, client), engine.device)
-    model = Model(engine.method.net, engine.method.personal(shared, own, adapt, facts))
+    model = Model(engine.method.net, engine.method.personal_weights(shared, own, adapt, facts))
     train, test = (losses_of(engine, model, part) for part in (shard.train, shard.test))
     return Membership(shard.name, auc(-train, -test), float(train.mean()), float(test.mean()))
 

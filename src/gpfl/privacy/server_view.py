@@ -14,7 +14,7 @@ from gpfl.errors import GpflError
 
 
 @dataclass(frozen=True)
-class Seen:
+class ServerView:
     """All that an attack is given: what the server sent, what one client sent back, and what is public.
 
     Public are the method with its code and hyperparameters, the net, the statistics that every net started from, the

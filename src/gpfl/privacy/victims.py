@@ -23,9 +23,9 @@ from gpfl.engine import Engine
 from gpfl.engine.base import one
 from gpfl.errors import GpflError, counted
 from gpfl.federation.federation import Federation
-from gpfl.privacy.server_view import Seen
+from gpfl.privacy.server_view import ServerView
 from gpfl.training.result import Result
-from gpfl.training.run_dir import State
+from gpfl.training.run_dir import RunState
 
 STEPS = ("one", "epoch")
 """One step on the victim's rows alone, or a whole local round of the client, whose rows they are among."""
@@ -80,19 +80,19 @@ def refuse_few_rows(federation: Federation, client: int, wanted: int, group: int
     )
 
 
-def state_at(result: Result, which: str) -> State:
+def state_at(result: Result, which: str) -> RunState:
     """Gives the state of a run before round 0, or of the round that it keeps."""
     if which == "best":
         return result.outcome.selected
     engine = result.engine
     shared, private = engine.method.init(engine.schedule.seed)
     everyone = tree.repeat(private, len(engine.federation))
-    return State(0, tree.to(shared, engine.device), tree.to(everyone, engine.device))
+    return RunState(0, tree.to(shared, engine.device), tree.to(everyone, engine.device))
 
 
 def uploads_of(
-    engine: Engine, state: State, victims: Sequence[Victim], steps: str, rounds: dict[int, Seen] | None = None
-) -> list[Seen]:
+    engine: Engine, state: RunState, victims: Sequence[Victim], steps: str, rounds: dict[int, ServerView] | None = None
+) -> list[ServerView]:
     """Gives what the server sees of each victim's round.
 
     A client's whole round is trained once for all its victims; `rounds` keeps such rounds by client for later calls.
@@ -111,17 +111,17 @@ def uploads_of(
     return out
 
 
-def upload_of(engine: Engine, state: State, client: int, plan: Plan, rows: int) -> Seen:
+def upload_of(engine: Engine, state: RunState, client: int, plan: Plan, rows: int) -> ServerView:
     """Gives what the server sees of a client's round along a plan."""
     method, device = engine.method, engine.device
     shared = tree.to(state.shared, device)
     private = tree.to(tree.take(state.private, client), device)
-    facts = one(engine.facts([client], state.round), 0)
+    facts = one(engine.client_info([client], state.round), 0)
     update = local_round(method, shared, private, engine.federation.table, plan, facts)
     public: tree.Tree = {}
     if method.net.keeps_statistics and "stats" not in shared:
         public = tree.to(tree.pick(method.net.init(engine.schedule.seed), ("stats",)), device)
-    return Seen(unsalted(method), shared, update.upload, rows, len(plan[-1]), public)
+    return ServerView(unsalted(method), shared, update.upload, rows, len(plan[-1]), public)
 
 
 def unsalted(method: Method) -> Method:

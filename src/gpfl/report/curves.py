@@ -15,7 +15,7 @@ from gpfl.experiments.definitions import spelled
 from gpfl.experiments.trials import Trials
 from gpfl.report import drawing
 from gpfl.report.drawing import End, Style
-from gpfl.training.run_dir import Line, RunFolder
+from gpfl.training.run_dir import MetricsRecord, RunDir
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,18 +26,18 @@ ASIDE = ("head_ce", "global_ce")
 """Logged terms that the client's own model does not descend: of FedRep's head, trained before, and of Ditto's global model."""
 
 
-def accuracy(line: Line) -> float:
+def accuracy(line: MetricsRecord) -> float:
     """Gives the test accuracy of a round in percent."""
     return 100 * cast(float, line["accuracy"])
 
 
-def cross_entropy(line: Line) -> float:
+def cross_entropy(line: MetricsRecord) -> float:
     """Gives the mean cross-entropy of training; Per-FedAvg's is that after adapting, FedPHP's is times 1 − λ."""
     terms = trained(line)
     return terms.get("adapted_ce", terms.get("ce", float("nan")))
 
 
-def objective(line: Line) -> float:
+def objective(line: MetricsRecord) -> float:
     """Gives the sum of the terms that a client's own model descends: each method's own, so that levels do not compare."""
     terms = trained(line)
     if "adapted_ce" in terms:  # Per-FedAvg descends this alone
@@ -46,7 +46,7 @@ def objective(line: Line) -> float:
     return sum(own) if own else float("nan")
 
 
-def trained(line: Line) -> Mapping[str, float]:
+def trained(line: MetricsRecord) -> Mapping[str, float]:
     """Gives the terms of training before a line; none in round 0, and where nobody joined."""
     return cast(Mapping[str, float], line.get("train", {}))
 
@@ -56,7 +56,7 @@ class Panel:
     """A quantity that is drawn by round."""
 
     heading: str
-    of: Callable[[Line], float]
+    of: Callable[[MetricsRecord], float]
     log: bool = False
     digits: int = 1
 
@@ -89,7 +89,7 @@ class Curve:
 
 def curve(trials: Trials, panel: Panel) -> Curve:
     """Gives a quantity over the rounds that all trials have."""
-    runs = [RunFolder(folder).whole_curve() for folder in trials.folders]
+    runs = [RunDir(folder).whole_curve() for folder in trials.folders]
     shortest = min(len(lines) for lines in runs)
     rounds = np.array([cast(int, line["round"]) for line in runs[0][:shortest]], dtype=np.float64)
     values = np.array([[panel.of(line) for line in lines[:shortest]] for lines in runs])

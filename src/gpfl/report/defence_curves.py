@@ -20,14 +20,14 @@ from gpfl.experiments.defence_study import FAMILIES, Spot, engine_of, loaded
 from gpfl.experiments.definitions import spelled
 from gpfl.experiments.grid import Job
 from gpfl.io import files
-from gpfl.privacy.attack import Bench, Case, Effort, Kept, ceiling_of
+from gpfl.privacy.attack import AttackConfig, AttackRunner, Case, Kept, ceiling_of
 from gpfl.privacy.victims import Victim, choose_victims, state_at
 from gpfl.report import attack_tables as table
 from gpfl.report import drawing
 from gpfl.report.attack_tables import Line
 from gpfl.report.drawing import Box
 from gpfl.training.defences import promised
-from gpfl.training.run_dir import State
+from gpfl.training.run_dir import RunState
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -95,7 +95,7 @@ def curves(
     *,
     images: int,
     which: str,
-    effort: Effort,
+    effort: AttackConfig,
     failed: Mapping[Path, str] | None = None,
     tell: Callable[[str, Line], None] = lambda words, line: None,
 ) -> Curves:
@@ -136,22 +136,27 @@ def quietly(case: Case, kept: Kept) -> None:
     """Says nothing."""
 
 
-def opened(job: Job, seed: int, which: str) -> tuple[Engine, State, int]:
+def opened(job: Job, seed: int, which: str) -> tuple[Engine, RunState, int]:
     """Gives the engine of a run, the state that is attacked, and the run's planned rounds."""
     if which == "0":
         engine: Engine = engine_of(job, seed)
         shared, private = engine.method.init(engine.schedule.seed)
         everyone = tree.to(tree.repeat(private, len(engine.federation)), engine.device)
-        return engine, State(0, tree.to(shared, engine.device), everyone), engine.schedule.rounds
+        return engine, RunState(0, tree.to(shared, engine.device), everyone), engine.schedule.rounds
     result = loaded(job, seed)
     return result.engine, state_at(result, which), result.engine.schedule.rounds
 
 
 def attacked(
-    engine: Engine, states: Mapping[str, State], victims: Mapping[int, list[Victim]], effort: Effort, folder: Path, which: str
+    engine: Engine,
+    states: Mapping[str, RunState],
+    victims: Mapping[int, list[Victim]],
+    effort: AttackConfig,
+    folder: Path,
+    which: str,
 ) -> Line:
     """Gives the line of the target that leaks most."""
-    bench = Bench(engine, states, victims, effort)
+    bench = AttackRunner(engine, states, victims, effort)
     cases = [Case(engine.method.name, target, KIND, which, "one", 1) for target in engine.method.views()]
     lines = [table.line_of(case, kept) for case, kept in bench.attack(cases, folder, quietly).items()]
     return max(lines, key=lambda line: line.psnr)

@@ -13,7 +13,7 @@ import numpy as np
 from gpfl.experiments.trials import Trials
 from gpfl.federation.federation import Federation
 from gpfl.report.drawing import COLOURS, DASHES, Letters, check_picture, new_figure, save
-from gpfl.training.run_dir import RunFolder
+from gpfl.training.run_dir import RunDir
 
 DISC = "#c44e52"
 LETTER = 0.08
@@ -50,7 +50,7 @@ def draw_curves(rows: Sequence[Trials], path: Path, title: str) -> None:
 
 def curves(trials: Trials) -> tuple[np.ndarray, np.ndarray]:
     """Gives rounds and accuracies in percent, (trials, rounds), over the rounds that all trials have."""
-    runs = [RunFolder(folder).whole_curve() for folder in trials.folders]
+    runs = [RunDir(folder).whole_curve() for folder in trials.folders]
     shortest = min(len(lines) for lines in runs)
     rounds = np.array([cast(int, line["round"]) for line in runs[0][:shortest]])
     return rounds, 100 * np.array([[cast(float, line["accuracy"]) for line in lines[:shortest]] for lines in runs])

@@ -13,25 +13,25 @@ from torch import Tensor, nn
 
 import gpfl
 from gpfl.core import options, tree
-from gpfl.core.input_spec import Form
+from gpfl.core.input_spec import InputSpec
 from gpfl.core.method import Method
 from gpfl.core.modules import CLOSE, same_scores
 from gpfl.core.net import Architecture, Net, from_architecture, from_module
 from gpfl.core.schedule import Schedule
 from gpfl.core.tree import Tree
-from gpfl.defences import Defence
-from gpfl.engine import Engine, Setting, choose, exactness, fitting_threads
+from gpfl.defences import DefenceConfig
+from gpfl.engine import Engine, RunSpec, choose, exactness, fitting_threads
 from gpfl.engine.distributed import local_rank, ranks
 from gpfl.errors import DivergenceError, GpflError, did_you_mean
 from gpfl.federation.federation import MANIFEST, Federation
 from gpfl.methods import METHODS
 from gpfl.models import NETS
 from gpfl.training import config as configs
-from gpfl.training.config import Config, Given, RunOptions, TrainOptions, check_device
+from gpfl.training.config import Config, ConfigDict, RunOptions, TrainOptions, check_device
 from gpfl.training.defences import guarded, promised
 from gpfl.training.result import ClientModel, Result
-from gpfl.training.round_loop import Silent, Simulation, Watch, run_together
-from gpfl.training.run_dir import RunFolder, read_tensors
+from gpfl.training.round_loop import RoundLoop, Silent, Watch, run_concurrently
+from gpfl.training.run_dir import RunDir, read_tensors
 
 CustomNet: TypeAlias = Architecture | nn.Module | Callable[[], nn.Module]
 NetLike: TypeAlias = str | CustomNet
@@ -57,16 +57,16 @@ def fit(
         raise GpflError(f"federation is {type(federation).__name__}; make one with gpfl.federate(…)")
     refuse_head(net, head)
     given = sort_settings(method, net, settings)
-    config = configs.resolve(given, federation=federation, custom_net=net is not None and not isinstance(net, str))
+    config = configs.resolve_config(given, federation=federation, custom_net=net is not None and not isinstance(net, str))
     if isinstance(net, Architecture):
         config = dataclasses.replace(config, net=net)
     if isinstance(method, Method):
         config = dataclasses.replace(config, method=checked_method(method, config.run))
     module = net if not isinstance(net, (str, Architecture)) else None
-    return begin(config, federation, module=module, head=head, out=out, watch=watch)
+    return start_run(config, federation, module=module, head=head, out=out, watch=watch)
 
 
-def begin(
+def start_run(
     config: Config,
     federation: Federation,
     *,
@@ -78,8 +78,8 @@ def begin(
     """Gives the result of a new run."""
     config, setting = prepare(config, federation, module, head)
     engine = choose(config.run.engine, setting)
-    folder = RunFolder.create(out, config.to_toml(), federation) if out is not None else None
-    return execute(Run(config, setting, folder, watch), engine)
+    folder = RunDir.create(out, config.to_toml(), federation) if out is not None else None
+    return execute(PreparedRun(config, setting, folder, watch), engine)
 
 
 def resume(
@@ -94,7 +94,7 @@ def resume(
 
     Data and nets that were given in Python must be given again.
     """
-    run = reopened(folder, federation=federation, net=net, head=head, watch=watch)
+    run = open_run(folder, federation=federation, net=net, head=head, watch=watch)
     return execute(run, choose(run.config.run.engine, run.setting))
 
 
@@ -109,7 +109,7 @@ def load(
 
     Data and nets that were given in Python must be given again.
     """
-    opened = RunFolder.open(folder)
+    opened = RunDir.open(folder)
     if not opened.finished:
         raise GpflError(f"the run in {opened.path} has not finished: gpfl resume {opened.path}")
     return resume(folder, federation=federation, net=net, head=head)
@@ -123,7 +123,7 @@ def load_model(path: str | Path, *, net: CustomNet | None = None, head: str | No
     if not {"client", "probe"} <= facts.keys():
         raise GpflError(f"{path} is not a client's model of gpfl")
     about = cast(dict[str, Any], facts)
-    form = Form(**{**about["form"], "shape": tuple(about["form"]["shape"])})
+    form = InputSpec(**{**about["form"], "shape": tuple(about["form"]["shape"])})
     classes, example = int(about["classes"]), form.probe()
     name, kind = about["net"].pop("name"), about["method"].pop("name")
     if isinstance(net, Architecture):
@@ -153,36 +153,36 @@ def load_model(path: str | Path, *, net: CustomNet | None = None, head: str | No
 # Parts of the above.
 
 
-class Run(NamedTuple):
+class PreparedRun(NamedTuple):
     """A run that is ready to be executed from where its folder stands."""
 
     config: Config
-    setting: Setting
-    folder: RunFolder | None = None
+    setting: RunSpec
+    folder: RunDir | None = None
     watch: Watch | None = None
 
 
-def reopened(
+def open_run(
     folder: str | Path,
     *,
     federation: Federation | None = None,
     net: CustomNet | None = None,
     head: str | None = None,
     watch: Watch | None = None,
-) -> Run:
+) -> PreparedRun:
     """Gives the run of a folder."""
-    opened = RunFolder.open(folder)
+    opened = RunDir.open(folder)
     refuse_name(net)
     refuse_head(net, head)
-    config, federation = reread(opened, federation, custom_net=net is not None)
+    config, federation = load_run_config(opened, federation, custom_net=net is not None)
     if isinstance(net, Architecture):
         config = dataclasses.replace(config, net=net)
     module = net if not isinstance(net, Architecture) else None
     config, setting = prepare(config, federation, module, head)
-    return Run(config, setting, opened, watch)
+    return PreparedRun(config, setting, opened, watch)
 
 
-def reread(folder: RunFolder, given: Federation | None, custom_net: bool) -> tuple[Config, Federation]:
+def load_run_config(folder: RunDir, given: Federation | None, custom_net: bool) -> tuple[Config, Federation]:
     """Gives the config and the federation of a folder; what is wrong with a file that was changed comes with the way out."""
     manifest = folder.path / MANIFEST
     try:
@@ -190,7 +190,7 @@ def reread(folder: RunFolder, given: Federation | None, custom_net: bool) -> tup
         federation = Federation.load(manifest, given.table if given else configs.table_of(sections))
         if given is not None and given.manifest() != federation.manifest():
             raise GpflError(f"the federation given is not the one of {folder.path}")
-        return configs.resolve(sections, federation=given or federation, custom_net=custom_net), given or federation
+        return configs.resolve_config(sections, federation=given or federation, custom_net=custom_net), given or federation
     except GpflError as problem:
         changed = folder.changed_files()
         if not changed:
@@ -212,20 +212,20 @@ def refuse_head(net: NetLike | None, head: str | None) -> None:
         raise GpflError(f"head is '{head}', but no module was given as net to look for it in: leave head out, or give net=…")
 
 
-def sort_settings(method: str | Method, net: NetLike | None, settings: dict[str, object]) -> Given:
+def sort_settings(method: str | Method, net: NetLike | None, settings: dict[str, object]) -> ConfigDict:
     """Gives keyword settings by section."""
     if not isinstance(method, (str, Method)):
         raise GpflError(f"method is {type(method).__name__}; give a name ({', '.join(METHODS)}) or a Method")
     if isinstance(method, str) and method not in METHODS:
         raise GpflError(f"unknown method '{method}'; {did_you_mean(method, METHODS)}")
     sections = {"run": options.options_of(RunOptions), "train": options.options_of(TrainOptions)}
-    given: Given = {"run": {}, "train": {}, "defence": {}}
+    given: ConfigDict = {"run": {}, "train": {}, "defence": {}}
     if isinstance(method, str):
         sections["method"], given["method"] = options.options_of(METHODS[method]), {"name": method}
     if isinstance(net, str):
         sections["net"] = options.options_of(NETS[net]) if net in NETS else {}
         given["net"] = {"name": net}
-    sections["defence"] = options.options_of(Defence)
+    sections["defence"] = options.options_of(DefenceConfig)
     for key, value in settings.items():
         owner = next((section for section, known in sections.items() if key in known), None)
         if owner is None:
@@ -245,7 +245,7 @@ def checked_method(method: Method, run: RunOptions) -> Method:
 
 def prepare(
     config: Config, federation: Federation, module: nn.Module | Callable[[], nn.Module] | None, head: str | None
-) -> tuple[Config, Setting]:
+) -> tuple[Config, RunSpec]:
     """Gives the config with everything filled in that depends on the net, and the setting to run."""
     if config.run.select == "validation" and not federation.validates:
         raise GpflError("run.select is 'validation', but no client has validation rows: set --validation, such as 0.1")
@@ -274,7 +274,7 @@ def prepare(
         shuffle=train.shuffle,
         drop_last=train.drop_last,
     )
-    most, needed = int(federation.rows("train").max()), schedule.rows_needed(method.phases())
+    most, needed = int(federation.rows("train").max()), schedule.min_samples(method.phases())
     if most < needed:
         raise GpflError(
             f"the largest client has {most} training rows; {method.name} needs {needed} at batch size {train.batch_size}: "
@@ -284,11 +284,11 @@ def prepare(
         schedule.refuse_single_rows(method, len(shard.train), shard.name)
     placed = federation.to(device)
     guard = guarded(method, config.defence, placed, schedule)
-    setting = Setting(guard, placed, schedule, train.class_counts, config.run.compile, config.run.precision)
+    setting = RunSpec(guard, placed, schedule, train.class_counts, config.run.compile, config.run.precision)
     return dataclasses.replace(config, train=train, method=method), setting
 
 
-def execute(run: Run, engine: Engine) -> Result:
+def execute(run: PreparedRun, engine: Engine) -> Result:
     """Gives the result of a run from where its folder stands."""
     simulation = simulation_of(run, engine)
     if run.folder is not None and run.folder.finished:
@@ -298,7 +298,7 @@ def execute(run: Run, engine: Engine) -> Result:
     return kept(Result(engine, outcome), run)
 
 
-def execute_trials(runs: Sequence[Run]) -> list[Result | DivergenceError]:
+def execute_trials(runs: Sequence[PreparedRun]) -> list[Result | DivergenceError]:
     """Gives the results of unfinished trials, whose clients train at once where the engine can.
 
     Trials differ in their seeds, or in numbers of their method such as λ or the learning rate. One that diverges does not stop
@@ -310,17 +310,17 @@ def execute_trials(runs: Sequence[Run]) -> list[Result | DivergenceError]:
     runs = [run._replace(setting=dataclasses.replace(run.setting, federation=first.federation)) for run in runs]
     if not engine.stacks:
         return [execute_or_diverge(run, choose(run.config.run.engine, run.setting)) for run in runs]
-    engines = [engine.under(run.setting) for run in runs]
+    engines = [engine.for_trial(run.setting) for run in runs]
     simulations = [simulation_of(run, own) for run, own in zip(runs, engines, strict=True)]
     with fitting_threads(first), exactness(first):
-        outcomes = run_together(simulations)
+        outcomes = run_concurrently(simulations)
     return [
         outcome if isinstance(outcome, DivergenceError) else kept(Result(own, outcome), run)
         for own, outcome, run in zip(engines, outcomes, runs, strict=True)
     ]
 
 
-def execute_or_diverge(run: Run, engine: Engine) -> Result | DivergenceError:
+def execute_or_diverge(run: PreparedRun, engine: Engine) -> Result | DivergenceError:
     """Gives the result of a run, or its end where it diverges."""
     try:
         return execute(run, engine)
@@ -328,7 +328,7 @@ def execute_or_diverge(run: Run, engine: Engine) -> Result | DivergenceError:
         return end.with_traceback(None)  # which would hold on to its state
 
 
-def kept(result: Result, run: Run) -> Result:
+def kept(result: Result, run: PreparedRun) -> Result:
     """Gives the result, having written its models and its summary into the run's folder."""
     if run.folder is not None and ranks().first:
         result.export(run.folder.path / "models")
@@ -337,7 +337,7 @@ def kept(result: Result, run: Run) -> Result:
     return result
 
 
-def simulation_of(run: Run, engine: Engine) -> Simulation:
+def simulation_of(run: PreparedRun, engine: Engine) -> RoundLoop:
     """Gives the simulation of a run."""
     config, setting, folder, watch = run
     facts = {
@@ -350,10 +350,10 @@ def simulation_of(run: Run, engine: Engine) -> Simulation:
         "torch": torch.__version__,
         **defence_facts(config, setting),
     }
-    return Simulation(setting, engine, config.run, config.train.patience, folder, watch or Silent(), facts)
+    return RoundLoop(setting, engine, config.run, config.train.patience, folder, watch or Silent(), facts)
 
 
-def defence_facts(config: Config, setting: Setting) -> dict[str, object]:
+def defence_facts(config: Config, setting: RunSpec) -> dict[str, object]:
     """Gives what the summary says of a run's defence: its options, and what it promises."""
     if not config.defence.on:
         return {}

@@ -13,17 +13,17 @@ from gpfl.core.method import Method
 from gpfl.core.net import Architecture
 from gpfl.core.options import BY_NET, Span, option
 from gpfl.core.randomness import LARGEST_SEED
-from gpfl.data import DATA, Source, Table, find_source
+from gpfl.data import DATASETS, DataSource, Table, find_dataset
 from gpfl.data.files.layout import FILES
-from gpfl.defences.config import UNDEFENDED, Defence
+from gpfl.defences.config import NO_DEFENCE, DefenceConfig
 from gpfl.errors import GpflError, did_you_mean
-from gpfl.federation.federation import MANIFEST, Federation, divide, named_in, read_in
-from gpfl.federation.partition import SPLITS, Split
+from gpfl.federation.federation import MANIFEST, Federation, named_in, partition_table, read_in
+from gpfl.federation.partition import PARTITIONS, Partition
 from gpfl.io import toml
 from gpfl.methods import METHODS
 from gpfl.models import NETS
 
-Given = dict[str, dict[str, object]]
+ConfigDict = dict[str, dict[str, object]]
 """Values by section and key, as a TOML file holds them."""
 
 CUSTOM = "custom"
@@ -101,13 +101,13 @@ class Config:
 
     run: RunOptions
     data: str
-    source: Source | None
-    split: Split | None
+    source: DataSource | None
+    split: Partition | None
     manifest: str
     net: Architecture | None
     train: TrainOptions
     method: Method
-    defence: Defence = UNDEFENDED
+    defence: DefenceConfig = NO_DEFENCE
 
     def to_toml(self) -> str:
         """Gives the text of config.toml; running it again is running this."""
@@ -136,7 +136,7 @@ class Config:
         table = self.source.load()
         if self.split is None:
             return Federation.load(Path(self.manifest), table)
-        return divide(table, self.split)
+        return partition_table(table, self.split)
 
 
 def name_of(net: Architecture) -> str:
@@ -144,9 +144,9 @@ def name_of(net: Architecture) -> str:
     return next((name for name, kind in NETS.items() if type(net) is kind), type(net).__name__)
 
 
-def read(path: Path) -> Given:
+def read(path: Path) -> ConfigDict:
     """Gives the sections of a config file; a manifest or data that it names lie relative to it."""
-    given: Given = {}
+    given: ConfigDict = {}
     for section, values in toml.read(path).items():
         if toml.is_sections(values):
             raise GpflError(f"{path}: '{section}' is a list of sections, [[{section}]]; write one section, [{section}]")
@@ -156,7 +156,7 @@ def read(path: Path) -> Given:
     manifest, data = given.get("split", {}).get("file"), given.get("data", {}).get("name")
     if isinstance(manifest, str):
         given["split"]["file"] = str(path.parent / manifest)
-    if isinstance(data, str) and data not in DATA and (path.parent / data).exists():
+    if isinstance(data, str) and data not in DATASETS and (path.parent / data).exists():
         given["data"]["name"] = str(path.parent / data)
     return given
 
@@ -169,7 +169,7 @@ def refuse_data(config: str, command: str) -> None:
     flag = ""
     if config in METHODS and not path.exists():
         flag = "--method"
-    elif config in DATA or path.suffix.lower() in FILES or path.is_dir():
+    elif config in DATASETS or path.suffix.lower() in FILES or path.is_dir():
         flag = "--data"
     if (path / "config.toml").is_file():
         raise GpflError(f"{config} is the folder of a run, not a config: did you mean `gpfl resume {quoted}`?")
@@ -180,7 +180,7 @@ def refuse_data(config: str, command: str) -> None:
 SECTIONS = ("run", "data", "split", "net", "train", "method", "defence")
 
 
-def resolve(given: Given, *, federation: Federation | None = None, custom_net: bool = False) -> Config:
+def resolve_config(given: ConfigDict, *, federation: Federation | None = None, custom_net: bool = False) -> Config:
     """Gives the config: what was given, then the protocol's presets, then the data's defaults, then our own."""
     for section in given:
         if section not in SECTIONS:
@@ -188,12 +188,12 @@ def resolve(given: Given, *, federation: Federation | None = None, custom_net: b
     run = options.build(RunOptions, given.get("run", {}), "run")
     check_device(run.device)
     method = chosen_method(given, run)
-    defence = options.build(Defence, given.get("defence", {}), "defence")
+    defence = options.build(DefenceConfig, given.get("defence", {}), "defence")
     defence.check()
     look_over(given, custom_net)
     source = federation.table.source if federation else chosen_source(given)
     data = federation.table.name if federation else source.name if source else ""
-    usual = source.defaults if source else DATA[data].defaults if data in DATA else {}
+    usual = source.defaults if source else DATASETS[data].defaults if data in DATASETS else {}
     net = None if custom_net else chosen_net(given, usual, federation)
     train = options.build(
         TrainOptions, {**usual.get("train", {}), **PROTOCOLS[run.protocol], **given.get("train", {})}, "train"
@@ -214,7 +214,7 @@ def resolve(given: Given, *, federation: Federation | None = None, custom_net: b
     )
 
 
-def look_over(given: Given, custom_net: bool) -> None:
+def look_over(given: ConfigDict, custom_net: bool) -> None:
     """Refuses what can be before data are asked for their defaults: own files are read for that, which may take long."""
     refuse_wrong_join(options.build(TrainOptions, given.get("train", {}), "train"))
     look_over_split(given)
@@ -222,14 +222,14 @@ def look_over(given: Given, custom_net: bool) -> None:
         chosen_net(given, {}, None)
 
 
-def look_over_split(given: Given) -> None:
+def look_over_split(given: ConfigDict) -> None:
     """Refuses a split, or where own files are to choose it, what none of those takes that know all of its options."""
     values = given.get("split", {})
     if "name" in values:
         chosen_split(given, {})
-    elif "file" not in values and name_in(given, "data", "digits") not in DATA:
+    elif "file" not in values and name_in(given, "data", "digits") not in DATASETS:
         problems = []
-        for name, record in SPLITS.items():
+        for name, record in PARTITIONS.items():
             if values.keys() <= options.options_of(record).keys():
                 try:
                     chosen_split({"split": {"name": name, **values}}, {})
@@ -253,7 +253,7 @@ def refuse_wrong_join(train: TrainOptions) -> None:
         raise GpflError(f"train.join is {list(train.join)}; the lower share must come first")
 
 
-def chosen_source(given: Given) -> Source:
+def chosen_source(given: ConfigDict) -> DataSource:
     """Gives the data of the section [data]; a manifest names its own, or says how own files were read."""
     manifest = given.get("split", {}).get("file")
     divided = Path(manifest) if isinstance(manifest, str) else None
@@ -262,16 +262,16 @@ def chosen_source(given: Given) -> Source:
     if name == "arrays":
         raise GpflError("unknown data 'arrays'; it was given in Python: give it again there")
     read_before = read_in(divided, name) if divided else {}
-    return find_source(name, {**read_before, **without_name(given.get("data", {}))})
+    return find_dataset(name, {**read_before, **without_name(given.get("data", {}))})
 
 
-def table_of(given: Given) -> Table | None:
+def table_of(given: ConfigDict) -> Table | None:
     """Gives the table of a run's own config; None where it was given in Python."""
     name = name_in(given, "data", "digits")
-    return chosen_source(given).load() if name in DATA or Path(name).is_absolute() else None
+    return chosen_source(given).load() if name in DATASETS or Path(name).is_absolute() else None
 
 
-def name_in(given: Given, section: str, default: str) -> str:
+def name_in(given: ConfigDict, section: str, default: str) -> str:
     """Gives the `name` of a section."""
     name = given.get(section, {}).get("name", default)
     if not isinstance(name, str):
@@ -284,7 +284,7 @@ def without_name(values: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in values.items() if key != "name"}
 
 
-def chosen_method(given: Given, run: RunOptions) -> Method:
+def chosen_method(given: ConfigDict, run: RunOptions) -> Method:
     """Gives the method of the section [method]."""
     name = name_in(given, "method", "gpfl")
     if name not in METHODS:
@@ -295,7 +295,7 @@ def chosen_method(given: Given, run: RunOptions) -> Method:
     return method
 
 
-def chosen_net(given: Given, usual: Mapping[str, Mapping[str, object]], federation: Federation | None) -> Architecture:
+def chosen_net(given: ConfigDict, usual: Mapping[str, Mapping[str, object]], federation: Federation | None) -> Architecture:
     """Gives the net of the section [net], by default the data's, else one for the shape of its rows."""
     fitting = "cnn4" if federation is not None and len(federation.table.shape) == 3 else "mlp"
     name = name_in(given, "net", str(usual.get("net", {}).get("name", fitting)))
@@ -307,7 +307,7 @@ def chosen_net(given: Given, usual: Mapping[str, Mapping[str, object]], federati
     return options.build(NETS[name], values, "net")
 
 
-def chosen_split(given: Given, usual: Mapping[str, Mapping[str, object]]) -> Split | None:
+def chosen_split(given: ConfigDict, usual: Mapping[str, Mapping[str, object]]) -> Partition | None:
     """Gives the split of the section [split], or None where it names a manifest."""
     name = name_in(given, "split", str(usual.get("split", {}).get("name", "pathological")))
     if name == "manifest":
@@ -317,16 +317,16 @@ def chosen_split(given: Given, usual: Mapping[str, Mapping[str, object]]) -> Spl
         if extra:
             raise GpflError(f"split.{extra[0]} cannot be set: split.name is 'manifest', which says how the rows are divided")
         return None
-    if name not in SPLITS:
-        raise GpflError(f"unknown split '{name}'; {did_you_mean(name, (*SPLITS, 'manifest'))}")
-    values = {**fitting_defaults(usual, "split", name, SPLITS[name]), **without_name(given.get("split", {}))}
+    if name not in PARTITIONS:
+        raise GpflError(f"unknown split '{name}'; {did_you_mean(name, (*PARTITIONS, 'manifest'))}")
+    values = {**fitting_defaults(usual, "split", name, PARTITIONS[name]), **without_name(given.get("split", {}))}
     for key in values:
-        owners = [kind for kind, record in SPLITS.items() if key in options.options_of(record)]
+        owners = [kind for kind, record in PARTITIONS.items() if key in options.options_of(record)]
         if owners and name not in owners:
             raise GpflError(
                 f"split.{key} belongs to split '{owners[0]}', not to '{name}': use --split {owners[0]} or leave it out"
             )
-    return options.build(SPLITS[name], values, "split")
+    return options.build(PARTITIONS[name], values, "split")
 
 
 def fitting_defaults(usual: Mapping[str, Mapping[str, object]], section: str, name: str, record: type) -> dict[str, object]:
@@ -334,5 +334,5 @@ def fitting_defaults(usual: Mapping[str, Mapping[str, object]], section: str, na
     values = usual.get(section, {})
     known = options.options_of(record)
     if name != values.get("name"):
-        known = {key: described for key, described in known.items() if key in options.options_of(Split)}
+        known = {key: described for key, described in known.items() if key in options.options_of(Partition)}
     return {key: value for key, value in values.items() if key in known}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from gpfl.core.method import Method
 from gpfl.core.schedule import Schedule
-from gpfl.defences.accounting import Crowd, Facts, statement
-from gpfl.defences.config import Defence
+from gpfl.defences.accounting import AccountingInputs, Facts, statement
+from gpfl.defences.config import DefenceConfig
 from gpfl.defences.coupling import tried
 from gpfl.defences.defended import Defended, defended
 from gpfl.federation.federation import Federation
 
 
-def guarded(method: Method, defence: Defence, federation: Federation, schedule: Schedule) -> Method:
+def guarded(method: Method, defence: DefenceConfig, federation: Federation, schedule: Schedule) -> Method:
     """Gives a bound method under a defence; refuses what would make its promise false."""
     fewest = crowd_of(method, federation, schedule).joining[0]
     method = defended(method, defence, seed=schedule.seed, crowd=fewest)
@@ -27,15 +27,15 @@ def promised(method: Method, federation: Federation, schedule: Schedule) -> Fact
     crowd = crowd_of(method, federation, schedule)
     if method.defence.example_noise:
         found = tried(method, federation.table, rows_to_try(federation))
-        crowd = Crowd(crowd.schedule, crowd.phases, crowd.rows, crowd.idle, found)
+        crowd = AccountingInputs(crowd.schedule, crowd.phases, crowd.rows, crowd.idle, found)
     return statement(method.defence, crowd)
 
 
-def crowd_of(method: Method, federation: Federation, schedule: Schedule) -> Crowd:
+def crowd_of(method: Method, federation: Federation, schedule: Schedule) -> AccountingInputs:
     """Gives what a promise depends on besides the defence."""
     rows, phases = tuple(int(size) for size in federation.rows("train")), method.phases()
-    needed = schedule.rows_needed(phases)
-    return Crowd(schedule, phases, rows, sum(size < needed for size in rows))
+    needed = schedule.min_samples(phases)
+    return AccountingInputs(schedule, phases, rows, sum(size < needed for size in rows))
 
 
 def rows_to_try(federation: Federation) -> list[int]:

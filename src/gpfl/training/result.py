@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from gpfl.core import options, tree
-from gpfl.core.input_spec import ArrayLike, Form
+from gpfl.core.input_spec import ArrayLike, InputSpec
 from gpfl.core.local_round import local_round
-from gpfl.core.method import NET, Method
+from gpfl.core.method import NET_PARTS, Method
 from gpfl.core.net import Model, Net
 from gpfl.core.tree import Tree
 from gpfl.data.table import Table
@@ -25,8 +25,8 @@ from gpfl.engine import Engine, products_in
 from gpfl.engine.base import one
 from gpfl.errors import GpflError
 from gpfl.federation.federation import Federation
-from gpfl.training.round_loop import Outcome
-from gpfl.training.run_dir import Line, write_tensors
+from gpfl.training.round_loop import RunOutcome
+from gpfl.training.run_dir import MetricsRecord, write_tensors
 
 BLOCK = 1024
 """Rows predicted at once."""
@@ -35,7 +35,7 @@ BLOCK = 1024
 class ClientModel:
     """One client's own model. Rows are given in the form the data has them: floats, or whole-numbered pixels."""
 
-    def __init__(self, method: Method, weights: Tree, name: str, form: Form) -> None:
+    def __init__(self, method: Method, weights: Tree, name: str, form: InputSpec) -> None:
         self.method, self.weights, self.name, self.form = method, weights, name, form
 
     def __repr__(self) -> str:
@@ -97,14 +97,14 @@ class PersonalModule(nn.Module):
         if misfit:
             raise GpflError(f"the weights are not those of net '{method.net.name}': {misfit}")
         stats = tree.branch(weights, "stats") if "stats" in weights else {}
-        parts = {part: method.net.copy_of(part) for part in NET}
+        parts = {part: method.net.copy_of(part) for part in NET_PARTS}
         for part, module in parts.items():
             state = {**tree.branch(weights, part), **(tree.branch(stats, part) if part in stats else {})}
             # The names are right; those that are missing are constants, which the copy has.
             module.load_state_dict(cast(dict[str, Tensor], state), strict=False)
             self.add_module(part, module)
         self._method = dataclasses.replace(method, net=method.net.around(parts))
-        others = tree.drop(weights, (*NET, "stats"))
+        others = tree.drop(weights, (*NET_PARTS, "stats"))
         extra = tree.flatten(others)
         self._branches = tuple(others)  # one without a tensor leaves no trace in buffers
         self._buffer_names = {path: path.replace(tree.SEPARATOR, "_").replace(".", "_") for path in extra}
@@ -138,7 +138,7 @@ class Result:
     """A finished run."""
 
     engine: Engine
-    outcome: Outcome
+    outcome: RunOutcome
 
     def __repr__(self) -> str:
         s = self.summary
@@ -150,7 +150,7 @@ class Result:
         return self.outcome.summary
 
     @property
-    def history(self) -> list[Line]:
+    def history(self) -> list[MetricsRecord]:
         """The evaluated rounds, as in metrics.jsonl."""
         return self.outcome.lines
 
@@ -174,13 +174,13 @@ class Result:
     def clients(self) -> list[ClientModel]:
         """Each client's own model."""
         engine, state = self.engine, self.outcome.selected
-        facts = engine.facts(range(len(engine.federation)), state.round)
+        facts = engine.client_info(range(len(engine.federation)), state.round)
         models = []
         for place, shard in enumerate(engine.federation.shards):
             rows = engine.adaptation_rows(place)
             adapt = engine.federation.table.batch(rows[rows >= 0])
             own = tree.to(tree.take(state.private, place), engine.device)
-            models.append(self._model(engine.method.personal(state.shared, own, adapt, one(facts, place)), shard.name))
+            models.append(self._model(engine.method.personal_weights(state.shared, own, adapt, one(facts, place)), shard.name))
         return models
 
     def export(self, folder: str | Path) -> list[Path]:
@@ -193,7 +193,7 @@ class Result:
         return paths
 
     @products_in("float32")
-    def welcome(self, x: ArrayLike, y: ArrayLike, *, rounds: int = 20, name: str = "new") -> ClientModel:
+    def personalize(self, x: ArrayLike, y: ArrayLike, *, rounds: int = 20, name: str = "new") -> ClientModel:
         """Gives a client that was not in training its own model.
 
         It starts from the shared state and the common private start, and runs `rounds` local rounds whose uploads
@@ -218,15 +218,15 @@ class Result:
         private = tree.to(method.init(schedule.seed)[1], engine.device)
         for number in range(state.round, state.round + rounds):
             plan = schedule.plan(method.phases(), rows, number, len(engine.federation))
-            update = local_round(method, state.shared, private, table, plan, engine.newcomer(table, number))
+            update = local_round(method, state.shared, private, table, plan, engine.unseen_client_info(table, number))
             if not all(bool(torch.isfinite(value)) for value in update.terms.values()):
                 raise GpflError(
                     f"the loss of client {name} is not a number after {number - state.round} rounds: check the rows"
                 )
             private = update.private
         first = torch.from_numpy(schedule.batches(rows)[0]).to(engine.device)
-        client = engine.newcomer(table, state.round + rounds)
-        return self._model(method.personal(state.shared, private, table.batch(first[first >= 0]), client), name)
+        client = engine.unseen_client_info(table, state.round + rounds)
+        return self._model(method.personal_weights(state.shared, private, table.batch(first[first >= 0]), client), name)
 
     def _model(self, weights: Tree, name: str) -> ClientModel:
         return ClientModel(self.engine.method, weights, name, self.engine.federation.table.form)

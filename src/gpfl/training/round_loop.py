@@ -14,17 +14,17 @@ from gpfl.core import tree
 from gpfl.core.metrics import Evaluation, best, mean_of_last
 from gpfl.defences import cautions
 from gpfl.defences.accounting import words
-from gpfl.engine import Engine, Setting
-from gpfl.engine.base import Cohort, Judge, Train
+from gpfl.engine import Engine, RunSpec
+from gpfl.engine.base import EvalRequest, RoundResult, TrainRequest
 from gpfl.errors import LOWER, DivergenceError, GpflError
 from gpfl.training.config import RunOptions
-from gpfl.training.run_dir import Line, RunFolder, State, device_name
+from gpfl.training.run_dir import MetricsRecord, RunDir, RunState, device_name
 
 
 class Watch(Protocol):
     """Someone who is told how a run goes."""
 
-    def line(self, line: Line, rounds: int) -> None:
+    def line(self, line: MetricsRecord, rounds: int) -> None:
         """Is told of an evaluated round."""
 
 
@@ -39,48 +39,48 @@ class Listener(Protocol):
 class Silent:
     """Nobody watches."""
 
-    def line(self, line: Line, rounds: int) -> None:
+    def line(self, line: MetricsRecord, rounds: int) -> None:
         """Says nothing."""
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """A finished run: its last state, the state whose models are kept, every evaluated round and the summary."""
 
-    last: State
-    selected: State
-    lines: list[Line]
+    last: RunState
+    selected: RunState
+    lines: list[MetricsRecord]
     summary: dict[str, object]
 
 
 @dataclass
-class Simulation:
+class RoundLoop:
     """Runs a setting from its last checkpoint to its end."""
 
-    setting: Setting
+    setting: RunSpec
     engine: Engine
     options: RunOptions
     patience: int = 0
-    folder: RunFolder | None = None
+    folder: RunDir | None = None
     watch: Watch = field(default_factory=Silent)
     facts: Mapping[str, object] = field(default_factory=dict)  # what the summary says besides the results
-    lines: list[Line] = field(default_factory=list)
-    abreast: int = 1  # simulations that run at once and share the time
+    lines: list[MetricsRecord] = field(default_factory=list)
+    n_concurrent: int = 1  # simulations that run at once and share the time
 
-    def run(self) -> Outcome:
+    def run(self) -> RunOutcome:
         """Gives the finished run."""
-        outcome = run_together([self])[0]
+        outcome = run_concurrently([self])[0]
         if isinstance(outcome, DivergenceError):
             raise outcome
         return outcome
 
-    def steps(self) -> Generator[Train | Judge, Any, Outcome]:
+    def steps(self) -> Generator[TrainRequest | EvalRequest, Any, RunOutcome]:
         """Asks for one round or judgement after the other, is given each, and gives the finished run."""
         state, selected = self._start()
         if self.folder:
             self.folder.cut_back(self.lines)
         rounds = self.setting.schedule.rounds
-        cohort: Cohort | None = None
+        cohort: RoundResult | None = None
         self._clock = time.perf_counter()
         while True:
             due = state.round % self.options.eval_every == 0 or state.round == rounds
@@ -95,9 +95,9 @@ class Simulation:
                 break
             state, cohort = yield from self._round(state)
         selected = state if self.selects == "last" else selected
-        return Outcome(self._whole(state), self._whole(selected), self.lines, self._summary(selected))
+        return RunOutcome(self._whole(state), self._whole(selected), self.lines, self._summary(selected))
 
-    def reopen(self) -> Outcome:
+    def reopen(self) -> RunOutcome:
         """Gives a run that has finished, from its folder."""
         if self.folder is None:
             raise GpflError("a run without a folder cannot be opened again")
@@ -107,7 +107,7 @@ class Simulation:
                 f"the run in {self.folder.path} has finished, but its checkpoint is gone: its models are in models/"
             )
         summary = self.folder.summary()
-        return Outcome(state, state if self.selects == "last" else selected, self.lines, summary)
+        return RunOutcome(state, state if self.selects == "last" else selected, self.lines, summary)
 
     @property
     def selects(self) -> str:
@@ -120,12 +120,12 @@ class Simulation:
         """Gives the accuracies of all evaluated rounds on test or validation rows."""
         return [number(line, "accuracy" if part == "test" else part) for line in self.lines]
 
-    def _start(self) -> tuple[State, State]:
+    def _start(self) -> tuple[RunState, RunState]:
         """Gives the state to go on from and the state selected so far."""
         shared, private = self.setting.method.init(self.options.seed)
-        home = self.engine.home(tree.count_bytes(private))
+        home = self.engine.private_device(tree.count_bytes(private))
         everyone = tree.to(tree.repeat(private, len(self.setting.federation)), home)
-        whole = State(0, tree.to(shared, self.setting.device), everyone)
+        whole = RunState(0, tree.to(shared, self.setting.device), everyone)
         first = self._own(whole)
         if self.folder is None:
             return first, first
@@ -141,12 +141,12 @@ class Simulation:
         return state, chosen
 
     @overload
-    def _own(self, state: State) -> State: ...
+    def _own(self, state: RunState) -> RunState: ...
 
     @overload
     def _own(self, state: None) -> None: ...
 
-    def _own(self, state: State | None) -> State | None:
+    def _own(self, state: RunState | None) -> RunState | None:
         """Gives a state with the private states of this process's clients alone."""
         if state is None or len(self.engine.owned) == len(self.setting.federation):
             return state
@@ -155,9 +155,9 @@ class Simulation:
             private=tree.take(state.private, torch.as_tensor(self.engine.owned, dtype=torch.int64, device=home))
         )
 
-    def _whole(self, state: State) -> State:
+    def _whole(self, state: RunState) -> RunState:
         """Gives a state with the private states of all clients."""
-        return state._replace(private=self.engine.whole(state.private))
+        return state._replace(private=self.engine.gather_private(state.private))
 
     def _refuse_gaps(self, done: int) -> None:
         """Refuses metrics that lack an evaluated round up to round `done`."""
@@ -169,10 +169,10 @@ class Simulation:
                     f"{self.folder.path / 'metrics.jsonl'} is damaged (it lacks round {missing}): {self.folder.start_over}"
                 )
 
-    def _round(self, state: State) -> Generator[Train, Cohort, tuple[State, Cohort | None]]:
+    def _round(self, state: RunState) -> Generator[TrainRequest, RoundResult, tuple[RunState, RoundResult | None]]:
         """Gives the state after one more round; nothing moves where nobody of the cohort has rows enough to train."""
         method, everyone = self.setting.method, len(self.setting.federation)
-        clients = [c for c in self.setting.schedule.cohort(state.round, everyone) if self.engine.trains(c)]
+        clients = [c for c in self.setting.schedule.sample_clients(state.round, everyone) if self.engine.trains(c)]
         if not clients:
             return state._replace(round=state.round + 1), None
         places = {client: place for place, client in enumerate(self.engine.owned)}
@@ -180,7 +180,7 @@ class Simulation:
         home = tree.device_of(state.private) or self.setting.device
         index = torch.as_tensor([places[client] for client in own], dtype=torch.int64, device=home)
         chosen = tree.take(state.private, index)
-        cohort = yield Train(state.shared, chosen, own, state.round, self.setting.schedule, clients, method)
+        cohort = yield TrainRequest(state.shared, chosen, own, state.round, self.setting.schedule, clients, method)
         if not cohort.terms:
             raise GpflError(f"the steps of method '{method.name}' name no terms: give at least one, such as the loss")
         self._refuse_nan(cohort, clients, state.round)
@@ -191,12 +191,12 @@ class Simulation:
             tree.put_(private, index, cohort.private)
         up = state.bytes_up + len(clients) * method.bytes_sent(cohort.mean)
         down = state.bytes_down + len(clients) * tree.count_bytes(state.shared)
-        return State(state.round + 1, method.aggregate(state.shared, cohort.mean), private, up, down), cohort
+        return RunState(state.round + 1, method.aggregate(state.shared, cohort.mean), private, up, down), cohort
 
-    def _evaluate(self, state: State, cohort: Cohort | None) -> Generator[Judge, Evaluation, None]:
+    def _evaluate(self, state: RunState, cohort: RoundResult | None) -> Generator[EvalRequest, Evaluation, None]:
         """Adds the line of a round; `cohort` is the outcome of the round before it."""
         test = yield from self._judge(state, "test")
-        line: Line = {"round": state.round, "accuracy": test.accuracy, "loss": test.loss}
+        line: MetricsRecord = {"round": state.round, "accuracy": test.accuracy, "loss": test.loss}
         if self.setting.federation.validates:
             line["validation"] = (yield from self._judge(state, "validation")).accuracy
         line |= {"mean": test.mean, "std": test.std, "cov": test.cov, "clients": test.clients.tolist()}
@@ -204,7 +204,7 @@ class Simulation:
             line["train"] = {name: float(values.double().mean()) for name, values in cohort.terms.items()}
             line["joined"] = len(next(iter(cohort.terms.values())))
         now = time.perf_counter()
-        seconds = (now - self._clock) / self.abreast
+        seconds = (now - self._clock) / self.n_concurrent
         line |= {"bytes_up": state.bytes_up, "bytes_down": state.bytes_down, "seconds": round(seconds, 4)}
         self._clock = now
         self.lines.append(line)
@@ -212,15 +212,15 @@ class Simulation:
             self.folder.append(line)
         self.watch.line(line, self.setting.schedule.rounds)
 
-    def _judge(self, state: State, part: str) -> Generator[Judge, Evaluation, Evaluation]:
+    def _judge(self, state: RunState, part: str) -> Generator[EvalRequest, Evaluation, Evaluation]:
         """Gives the scores on the rows of `part`, none of them NaN."""
-        scores = yield Judge(state.shared, state.private, self.engine.owned, state.round, part)
+        scores = yield EvalRequest(state.shared, state.private, self.engine.owned, state.round, part)
         for place, loss in enumerate(scores.loss_sum):
             if not math.isfinite(loss):
                 self._stop(f"the model of client {self._name(place)} has loss {loss} on its {part} rows", state.round)
         return scores
 
-    def _refuse_nan(self, cohort: Cohort, clients: list[int], round: int) -> None:
+    def _refuse_nan(self, cohort: RoundResult, clients: list[int], round: int) -> None:
         """Stops the run where a client's training loss is not a number."""
         for name, values in cohort.terms.items():
             bad = (~torch.isfinite(values)).nonzero().flatten().tolist()
@@ -248,7 +248,7 @@ class Simulation:
         risen = number(self.lines[best(self.scores(part))], "round")
         return number(self.lines[-1], "round") - risen >= self.patience
 
-    def _save(self, state: State, selected: State) -> None:
+    def _save(self, state: RunState, selected: RunState) -> None:
         """Writes the checkpoint; a state with NaN in it is left out, the next loss or evaluation stops the run."""
         if not self.folder:
             return
@@ -258,7 +258,7 @@ class Simulation:
                 self.folder.save_state(self._whole(selected), "selected")
             self.folder.save_state(whole)
 
-    def _summary(self, selected: State) -> dict[str, object]:
+    def _summary(self, selected: RunState) -> dict[str, object]:
         """Gives the content of summary.json; accuracies are shares of one."""
         test = self.scores("test")
         top = self.lines[best(test)]
@@ -278,7 +278,7 @@ class Simulation:
             "last_ten_accuracy": mean_of_last(test[1:] or test),  # without the start, which nothing has trained
             **validation,
             "idle_clients": len(self.engine.idle),
-            "rows_needed": self.engine.rows_needed,
+            "rows_needed": self.engine.min_samples,
             "selected_by": self.selects,
             "selected_round": selected.round,
             "selected_accuracy": chosen["accuracy"],
@@ -292,7 +292,7 @@ class Simulation:
         }
 
 
-def run_together(simulations: Sequence[Simulation]) -> list[Outcome | DivergenceError]:
+def run_concurrently(simulations: Sequence[RoundLoop]) -> list[RunOutcome | DivergenceError]:
     """Gives the finished runs of trials of one setting, their rounds run at once on the first one's engine.
 
     Trials differ in their seeds, or in numbers of their method; each has its folder, its checkpoints and its end, and one that
@@ -302,11 +302,11 @@ def run_together(simulations: Sequence[Simulation]) -> list[Outcome | Divergence
     tell_promises(simulations)
     running = {number: simulation.steps() for number, simulation in enumerate(simulations)}
     answers: dict[int, object] = dict.fromkeys(running)
-    outcomes: dict[int, Outcome | DivergenceError] = {}
+    outcomes: dict[int, RunOutcome | DivergenceError] = {}
     while running:
-        asked: dict[int, Train | Judge] = {}
+        asked: dict[int, TrainRequest | EvalRequest] = {}
         for number in list(running):
-            simulations[number].abreast = len(running)
+            simulations[number].n_concurrent = len(running)
             try:
                 asked[number] = running[number].send(answers[number])
             except StopIteration as end:
@@ -315,15 +315,17 @@ def run_together(simulations: Sequence[Simulation]) -> list[Outcome | Divergence
             except DivergenceError as end:  # alike in all processes, so that none waits for another
                 outcomes[number] = end.with_traceback(None)  # which would hold on to its state
                 del running[number]
-        rounds = {number: work for number, work in asked.items() if isinstance(work, Train)}
-        answers = dict(zip(rounds, engine.train_all(list(rounds.values())), strict=True)) if rounds else {}
+        rounds = {number: work for number, work in asked.items() if isinstance(work, TrainRequest)}
+        answers = dict(zip(rounds, engine.train_rounds(list(rounds.values())), strict=True)) if rounds else {}
         answers |= {
-            number: simulations[number].engine.judge_one(work) for number, work in asked.items() if isinstance(work, Judge)
+            number: simulations[number].engine.evaluate_clients(work)
+            for number, work in asked.items()
+            if isinstance(work, EvalRequest)
         }
     return [outcomes[number] for number in range(len(simulations))]
 
 
-def tell_promises(simulations: Sequence[Simulation]) -> None:
+def tell_promises(simulations: Sequence[RoundLoop]) -> None:
     """Says before the first round what the defences of trials promise and what weakens them, what is the same once."""
     told: set[str] = set()
     for simulation in simulations:
@@ -335,6 +337,6 @@ def tell_promises(simulations: Sequence[Simulation]) -> None:
             told.add(sentence)
 
 
-def number(line: Line, key: str) -> float:
+def number(line: MetricsRecord, key: str) -> float:
     """Gives a number of a line."""
     return cast(float, line[key])

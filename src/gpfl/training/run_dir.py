@@ -24,7 +24,7 @@ from gpfl.errors import GpflError
 from gpfl.federation.federation import MANIFEST, Federation
 from gpfl.io import files
 
-Line = dict[str, object]
+MetricsRecord = dict[str, object]
 """One evaluated round of metrics.jsonl."""
 
 
@@ -47,7 +47,7 @@ SUMMARY_NUMBERS = (
 """What every summary.json holds."""
 
 
-class State(NamedTuple):
+class RunState(NamedTuple):
     """A run between two rounds: rounds done, the shared state, all clients' private state stacked, and the traffic so far."""
 
     round: int
@@ -57,14 +57,14 @@ class State(NamedTuple):
     bytes_down: int = 0
 
 
-class RunFolder:
+class RunDir:
     """One run on disk. Everything but the metrics is replaced whole; metrics grow by a line and are cut back on resume."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
     @classmethod
-    def create(cls, path: str | Path, config: str, federation: Federation) -> RunFolder:
+    def create(cls, path: str | Path, config: str, federation: Federation) -> RunDir:
         """Gives a new run's folder; one that holds anything is refused."""
         if path == "":
             raise GpflError("out is empty; name a folder")
@@ -83,7 +83,7 @@ class RunFolder:
         return ranks().first
 
     @classmethod
-    def open(cls, path: str | Path) -> RunFolder:
+    def open(cls, path: str | Path) -> RunDir:
         """Gives the folder of a run that was begun."""
         folder = cls(path)
         if not (folder.path / "config.toml").is_file():
@@ -108,7 +108,7 @@ class RunFolder:
 
     # Metrics.
 
-    def append(self, line: Line) -> None:
+    def append(self, line: MetricsRecord) -> None:
         """Adds an evaluated round."""
         path = self.path / "metrics.jsonl"
         if not self.writes:
@@ -121,7 +121,7 @@ class RunFolder:
         except OSError as problem:
             raise GpflError(f"cannot write {path}: {problem.strerror}; make room and gpfl resume {self.path}") from None
 
-    def lines(self, also: Iterable[str] = ()) -> list[Line]:
+    def lines(self, also: Iterable[str] = ()) -> list[MetricsRecord]:
         """Gives the evaluated rounds up to the first line that is damaged: the last may have been cut off in writing.
 
         `also` names numbers that a line must hold besides the usual ones.
@@ -133,7 +133,7 @@ class RunFolder:
             text = path.read_text(encoding="utf-8", errors="replace")
         except OSError as problem:
             raise GpflError(f"cannot read {path}: {problem.strerror}") from None
-        lines: list[Line] = []
+        lines: list[MetricsRecord] = []
         for row in text.splitlines():
             try:
                 line = json.loads(row)
@@ -144,14 +144,14 @@ class RunFolder:
             lines.append(line)
         return lines
 
-    def whole_curve(self) -> list[Line]:
+    def whole_curve(self) -> list[MetricsRecord]:
         """Gives the evaluated rounds of a finished run, all of them."""
         lines, last = self.lines(), self.summary()["rounds"]
         if not lines or lines[-1]["round"] != last:
             raise GpflError(f"{self.path / 'metrics.jsonl'} is damaged (it does not reach round {last}): {self.start_over}")
         return lines
 
-    def cut_back(self, lines: list[Line]) -> None:
+    def cut_back(self, lines: list[MetricsRecord]) -> None:
         """Replaces the metrics by `lines`: rounds after the checkpoint are run again."""
         ranks().wait()  # all have read what is cut back
         if self.writes:
@@ -159,7 +159,7 @@ class RunFolder:
 
     # Checkpoints.
 
-    def save_state(self, state: State, name: str = "checkpoint") -> None:
+    def save_state(self, state: RunState, name: str = "checkpoint") -> None:
         """Writes a state; the one before stays until this one is whole."""
         if not self.writes:
             return
@@ -167,7 +167,7 @@ class RunFolder:
         facts = {**{name: getattr(state, name) for name in COUNTERS}, "files": self.digests}
         write_tensors(self.path / f"{name}.safetensors", tree.flatten(content), facts)
 
-    def load_state(self, like: State, name: str = "checkpoint") -> State | None:
+    def load_state(self, like: RunState, name: str = "checkpoint") -> RunState | None:
         """Gives a saved state, checked against one of the same run; None where there is none."""
         path = self.path / f"{name}.safetensors"
         if not path.exists():
@@ -187,7 +187,7 @@ class RunFolder:
             counters = {name: int(cast(int, facts[name])) for name in COUNTERS}
         except (KeyError, ValueError, TypeError):
             raise GpflError(f"{path} is not a checkpoint of gpfl: remove it to start the run over") from None
-        return State(shared=tree.branch(restored, "shared"), private=tree.branch(restored, "private"), **counters)
+        return RunState(shared=tree.branch(restored, "shared"), private=tree.branch(restored, "private"), **counters)
 
     def changed_files(self) -> list[str]:
         """Gives the files that are not those the checkpoint was written under, as far as there is a good one."""

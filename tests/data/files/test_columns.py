@@ -29,7 +29,7 @@ from user_files import (
 )
 
 import gpfl
-from gpfl.data import Own
+from gpfl.data import FileDataset
 from gpfl.data.files.csv_reader import read_csv
 
 # One file.
@@ -61,7 +61,7 @@ def test_one_csv_has_its_clients_from_a_column(tmp_path: Path) -> None:
         "3 classes of 'outcome': home, icu, ward. Inputs: columns: 1 of numbers (age), scaled to mean 0 and std 1; "
         "1 of categories, one-hot: sex (f, m)."
     )
-    assert isinstance(table.source, Own)
+    assert isinstance(table.source, FileDataset)
 
 
 @pytest.mark.parametrize("label", ["label", "Label", "y", "target", "class"])

@@ -13,7 +13,7 @@ from user_files import AGES, GOOD_ROWS, VISITS, lines, load, many, read_as, writ
 
 import gpfl
 from gpfl.cli import flags
-from gpfl.data import Own, Table
+from gpfl.data import FileDataset, Table
 from gpfl.data.files import dataset as own_source
 from gpfl.errors import GpflError
 from gpfl.federation.federation import Shard
@@ -31,20 +31,20 @@ def shards(**rows: tuple[list[int], list[int]]) -> list[Shard]:
 def test_oddities_count_labels_that_cannot_be_learnt() -> None:
     y = [0, 1, 2, 0, 1, 2, 0, 3]
     table = Table(np.zeros((8, 1)), y, origin={"classes": ["home", "icu", "ward", "gone"]})
-    assert gpfl.Federation(table, shards(a=([0, 1, 2], [3, 4, 5]))).oddities() == []
+    assert gpfl.Federation(table, shards(a=([0, 1, 2], [3, 4, 5]))).data_warnings() == []
     federation = gpfl.Federation(table, shards(a=([0, 1], [3, 2, 5]), b=([6], [4, 7])))
-    assert federation.oddities() == [
+    assert federation.data_warnings() == [
         "No client has training rows of 2 classes that have test rows: ward, gone.",
         "4 test rows of 2 clients have a label that their client never trains on (most: client a, 2).",
         "1 client trains on one class only: client b.",
     ]
     plain = gpfl.Federation(Table(np.zeros((8, 1)), y), shards(a=([0, 1], [2]), b=([3, 4], [6])))
-    assert plain.oddities() == [
+    assert plain.data_warnings() == [
         "No client has training rows of 1 class that has test rows: 2.",
         "1 test row of 1 client has a label that its client never trains on (most: client a, 1).",
     ]
     single = gpfl.Federation(Table(np.zeros((8, 1)), y), shards(a=([0], [3]), b=([1], [4])))
-    assert single.oddities() == ["2 clients train on one class only, such as client a."]
+    assert single.data_warnings() == ["2 clients train on one class only, such as client a."]
     assert repr(gpfl.Federation(table, shards(a=([0, 1], [3])))).startswith("Federation of 1 client on 'arrays': ")
 
 
@@ -322,9 +322,9 @@ def test_config_names_data_that_lie_beside_it(command: Command, monkeypatch: pyt
     written = config.read(Path("one/config.toml"))["data"]
     assert written["name"] == str(here / "visits.csv")
     assert written["ignore"] == ["b"]
-    resolved = config.resolve(config.read(Path("one/config.toml")))
+    resolved = config.resolve_config(config.read(Path("one/config.toml")))
     assert resolved.to_toml() == Path("one/config.toml").read_text()
-    assert resolved.source == Own(
+    assert resolved.source == FileDataset(
         name="visits.csv", doc="your own files", path=here / "visits.csv", client="site", label="kind", ignore=("b",)
     )
     monkeypatch.chdir("study")
@@ -344,21 +344,21 @@ def test_other_data_by_flag_drop_the_options_of_the_files_data(command: Command)
 
 
 @pytest.fixture
-def gathered(monkeypatch: pytest.MonkeyPatch) -> list[Own]:
+def gathered(monkeypatch: pytest.MonkeyPatch) -> list[FileDataset]:
     """The sources whose files were read."""
-    seen: list[Own] = []
-    original = Own.gather
+    seen: list[FileDataset] = []
+    original = FileDataset.gather
 
-    def gather(self: Own) -> Table:
+    def gather(self: FileDataset) -> Table:
         seen.append(self)
         return original(self)
 
-    monkeypatch.setattr(Own, "gather", gather)
+    monkeypatch.setattr(FileDataset, "gather", gather)
     own_source.read_once.cache_clear()
     return seen
 
 
-def test_trials_and_comparisons_read_the_files_once(command: Command, gathered: list[Own]) -> None:
+def test_trials_and_comparisons_read_the_files_once(command: Command, gathered: list[FileDataset]) -> None:
     write(Path("visits.csv"), many())
     said = command("compare", *OWN, "--methods", "local,fedavg", "--seeds", "0,1", "--rounds", 1, "--out", "all")
     assert said.code == 0, said.err
@@ -376,7 +376,7 @@ def test_trials_and_comparisons_read_the_files_once(command: Command, gathered: 
     ],
 )
 def test_mistakes_are_told_before_files_are_read(
-    command: Command, gathered: list[Own], flags: tuple[object, ...], words: str
+    command: Command, gathered: list[FileDataset], flags: tuple[object, ...], words: str
 ) -> None:
     write(Path("visits.csv"), many())
     said = command("run", *OWN, *flags)
@@ -385,7 +385,7 @@ def test_mistakes_are_told_before_files_are_read(
     assert gathered == []
 
 
-def test_files_that_change_are_read_again(tmp_path: Path, gathered: list[Own]) -> None:
+def test_files_that_change_are_read_again(tmp_path: Path, gathered: list[FileDataset]) -> None:
     d = tmp_path / "d"
     for name in ("a", "b"):
         write(d / f"{name}.csv", lines(("a", "label"), *GOOD_ROWS))

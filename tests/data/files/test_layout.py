@@ -9,7 +9,7 @@ import pytest
 from user_files import DRAW, TEST, TRAIN, clients_of, close, lines, load, refusal_of, scaled, write
 
 import gpfl
-from gpfl.data import find_source
+from gpfl.data import find_dataset
 from gpfl.data.files.layout import FILES
 from gpfl.data.files.readers import READERS
 
@@ -136,4 +136,4 @@ def test_folders_of_pfllib_are_read_as_they_are(leftovers: tuple[str, ...], tmp_
             x, y = held[shard.name, part]
             assert np.array_equal(federation.table.x[rows_].numpy(), x)
             assert np.array_equal(federation.table.y[rows_].numpy(), y)
-    assert find_source(str(root), {}).defaults == {"split": {"name": "natural"}, "net": {"name": "cnn4"}}
+    assert find_dataset(str(root), {}).defaults == {"split": {"name": "natural"}, "net": {"name": "cnn4"}}

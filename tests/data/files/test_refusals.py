@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset
 from user_files import EXPECTED, GOOD_ROWS, X, Y, lines, missing, no_value, refusal, refusal_of, write
 
 import gpfl
-from gpfl.data import find_source
+from gpfl.data import find_dataset
 
 
 def endless(number: str) -> str:
@@ -222,10 +222,10 @@ def test_parts_in_disorder_are_refused(tmp_path: Path) -> None:
 def test_data_that_are_not_there_are_refused(tmp_path: Path) -> None:
     path = "or the path of a file or folder of your own"
     names = "agnews, amazon, cifar100, digits, fmnist, har, tiny"
-    assert refusal_of(lambda: find_source("qqq", {})) == f"unknown data 'qqq'; known: {names} ({path})"
-    assert refusal_of(lambda: find_source("digit", {})) == f"unknown data 'digit'; did you mean 'digits'? ({path})"
+    assert refusal_of(lambda: find_dataset("qqq", {})) == f"unknown data 'qqq'; known: {names} ({path})"
+    assert refusal_of(lambda: find_dataset("digit", {})) == f"unknown data 'digit'; did you mean 'digits'? ({path})"
     assert refusal(tmp_path / "a.csv") == f"there is no file or folder {tmp_path}/a.csv"
-    assert refusal_of(lambda: find_source("./nope", {})) == "there is no file or folder ./nope"
+    assert refusal_of(lambda: find_dataset("./nope", {})) == "there is no file or folder ./nope"
     file = write(tmp_path / "a.xlsx", "x")
     assert refusal(file) == f"{file} is no file that can be read: it must be .csv, .tsv, .parquet, .npz, or a folder"
 
@@ -260,7 +260,7 @@ def test_choices_are_named_once(tmp_path: Path) -> None:
 
 
 def test_options_of_own_files_do_not_go_with_named_data() -> None:
-    said = refusal_of(lambda: find_source("digits", {"label": "y"}))
+    said = refusal_of(lambda: find_dataset("digits", {"label": "y"}))
     assert said == "data.label belongs to your own files, not to 'digits': leave it out"
 
 
@@ -277,8 +277,8 @@ def test_client_without_test_rows_is_refused_and_min_rows_leaves_it_out(tmp_path
     assert refusal_of(lambda: gpfl.federate(path, min_rows=13)) == (
         "split.min_rows is 13; the largest group of data 'a.csv' has 12 rows"
     )
-    assert federation.oddities() == ["1 client has fewer than 2 rows and is left out: small."]
-    assert gpfl.federate(path, min_rows=2, clients=1).oddities() == federation.oddities()
+    assert federation.data_warnings() == ["1 client has fewer than 2 rows and is left out: small."]
+    assert gpfl.federate(path, min_rows=2, clients=1).data_warnings() == federation.data_warnings()
     for client, parts in (("a", ("train", "test")), ("b", ("train",))):
         for part in parts:
             write(tmp_path / "d" / client / f"{part}.csv", lines(("a", "label"), *GOOD_ROWS))

@@ -1,5 +1,5 @@
 """A person's own data: a file or folder, whose clients are files, sub-folders or the values of a column."""
 
-from gpfl.data.files.dataset import Own
+from gpfl.data.files.dataset import FileDataset
 
-__all__ = ["Own"]
+__all__ = ["FileDataset"]

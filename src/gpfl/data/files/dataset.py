@@ -19,7 +19,7 @@ from gpfl.data.files.labels import number_classes, number_values
 from gpfl.data.files.layout import Found, find_pieces
 from gpfl.data.files.readers import READERS
 from gpfl.data.files.sheet import shortened
-from gpfl.data.table import PARTS, Source, Table
+from gpfl.data.table import SPLITS, DataSource, Table
 from gpfl.errors import GpflError, counted
 
 FOR_IMAGES = ("image_size",)
@@ -27,7 +27,7 @@ FOR_IMAGES = ("image_size",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Own(Source):
+class FileDataset(DataSource):
     """Your own files."""
 
     path: Path
@@ -104,7 +104,7 @@ class Own(Source):
     def _made(self, gathered: Gathered) -> Table:
         labels, classes = number_classes(gathered)
         groups, names = number_values(gathered.clients) if gathered.clients is not None else (None, [])
-        parts = None if gathered.parts is None else np.array([PARTS.index(part) for part in gathered.parts.tolist()])
+        parts = None if gathered.parts is None else np.array([SPLITS.index(part) for part in gathered.parts.tolist()])
         table = Table(
             gathered.x,
             labels,
@@ -177,6 +177,6 @@ def span(low: int, high: int) -> str:
 
 
 @lru_cache(maxsize=2)
-def read_once(source: Own, stamp: int) -> Table:
+def read_once(source: FileDataset, stamp: int) -> Table:
     """Gives the table of files that had this stamp; several trials on one table read it once."""
     return source.gather()

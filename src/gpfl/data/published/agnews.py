@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from gpfl.data.published.cache import Parsed
-from gpfl.data.published.dataset import Published
+from gpfl.data.published.dataset import PublishedDataset
 from gpfl.data.published.download import PublishedFile
 from gpfl.errors import GpflError
 
@@ -60,7 +60,7 @@ def read_articles(path: Path) -> Iterator[tuple[int, str]]:
         raise GpflError(f"{path} is not the CSV file it should be ({problem}): get it again") from None
 
 
-AGNEWS = Published(
+AGNEWS = PublishedDataset(
     name="agnews",
     doc="AG News: 127,600 news articles as up to 200 words, 4 classes",
     files=(

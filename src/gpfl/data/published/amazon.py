@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from gpfl.data.published.cache import Array, Parsed
-from gpfl.data.published.dataset import Published
+from gpfl.data.published.dataset import PublishedDataset
 from gpfl.data.published.download import PublishedFile
 from gpfl.errors import GpflError
 
@@ -82,7 +82,7 @@ def file(domain: str, place: int, part: str) -> PublishedFile:
     return PublishedFile(name, HOST + name, SIZES[domain][place], sha256=SHA256[domain][place])
 
 
-AMAZON = Published(
+AMAZON = PublishedDataset(
     name="amazon",
     doc="Amazon Review: 27,677 reviews as counts of 5,000 words, good or bad, 4 domains",
     files=tuple(file(domain, k, part) for domain in DOMAINS for k, part in enumerate(("train", "test"))),

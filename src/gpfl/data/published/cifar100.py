@@ -9,7 +9,7 @@ import numpy as np
 
 from gpfl.data.published import archive
 from gpfl.data.published.cache import Parsed
-from gpfl.data.published.dataset import Published
+from gpfl.data.published.dataset import PublishedDataset
 from gpfl.data.published.download import PublishedFile
 from gpfl.errors import GpflError
 
@@ -32,7 +32,7 @@ def parse(paths: Mapping[str, Path]) -> Parsed:
     return Parsed(table[:, 2:].reshape(-1, 3, 32, 32), table[:, 1], 100, kind="pixels")
 
 
-CIFAR100 = Published(
+CIFAR100 = PublishedDataset(
     name="cifar100",
     doc="CIFAR-100: 60,000 photographs, 32×32 colour, 100 classes",
     files=(

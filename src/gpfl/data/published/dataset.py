@@ -13,14 +13,14 @@ from gpfl.data.published import cache
 from gpfl.data.published import download as fetch
 from gpfl.data.published.cache import Origin, Parsed
 from gpfl.data.published.download import PublishedFile, Tell
-from gpfl.data.table import Source, Table
+from gpfl.data.table import DataSource, Table
 from gpfl.errors import GpflError
 
 Parse = Callable[[Mapping[str, Path]], Parsed]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Published(Source):
+class PublishedDataset(DataSource):
     """A data set that lies with its publisher."""
 
     files: tuple[PublishedFile, ...]
@@ -133,7 +133,7 @@ class Published(Source):
 
 def caveat(table: Table) -> str:
     """Gives in a line what nobody vouches for: missing rows of a published set, files other than the published ones; or ""."""
-    if not isinstance(table.source, Published):
+    if not isinstance(table.source, PublishedDataset):
         return ""
     doubts = []
     rows = table.source.rows

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpfl.data.table import Source, Table
+from gpfl.data.table import DataSource, Table
 
 
 @dataclass(frozen=True, kw_only=True)
-class Digits(Source):
+class Digits(DataSource):
     """1,797 images of 8×8 pixels in 17 shades, ten classes of about 180 (UCI optical recognition of handwritten digits)."""
 
     name: str = "digits"

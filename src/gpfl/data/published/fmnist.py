@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from gpfl.data.published import archive
 from gpfl.data.published.cache import Parsed
-from gpfl.data.published.dataset import Published
+from gpfl.data.published.dataset import PublishedDataset
 from gpfl.data.published.download import PublishedFile
 from gpfl.errors import GpflError
 
@@ -55,7 +55,7 @@ def read_idx(path: Path, magic: int, shape: tuple[int, ...]) -> npt.NDArray[np.u
     return np.frombuffer(content[header:], dtype=np.uint8).reshape(shape)
 
 
-FMNIST = Published(
+FMNIST = PublishedDataset(
     name="fmnist",
     doc="Fashion-MNIST: 70,000 images of clothes, 28×28 grey, 10 classes",
     files=(

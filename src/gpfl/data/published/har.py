@@ -16,7 +16,7 @@ from scipy.sparse.csgraph import connected_components
 from gpfl.core.options import option
 from gpfl.data.published import archive
 from gpfl.data.published.cache import Array, Parsed
-from gpfl.data.published.dataset import Published
+from gpfl.data.published.dataset import PublishedDataset
 from gpfl.data.published.download import PublishedFile
 from gpfl.data.table import Rows, Table
 from gpfl.errors import GpflError
@@ -96,7 +96,7 @@ def recordings(x: npt.NDArray[np.float32], people: Rows) -> Rows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Har(Published):
+class Har(PublishedDataset):
     """UCI HAR, in one of two layouts, divided by windows or by whole recordings."""
 
     layout: str = option(

@@ -13,7 +13,7 @@ from PIL import Image
 
 from gpfl.data.published import archive
 from gpfl.data.published.cache import Array, Parsed
-from gpfl.data.published.dataset import Published
+from gpfl.data.published.dataset import PublishedDataset
 from gpfl.data.published.download import PublishedFile
 from gpfl.errors import GpflError
 
@@ -56,7 +56,7 @@ def read_image(members: zipfile.ZipFile, name: str, label: str) -> Array:
         raise GpflError(f"{name} in {label} is not a JPEG image ({problem}): get it again") from None
 
 
-TINY = Published(
+TINY = PublishedDataset(
     name="tiny",
     doc="Tiny-ImageNet: 100,000 photographs, 64×64 colour, 200 classes",
     files=(PublishedFile(NAME, f"http://cs231n.stanford.edu/{NAME}", 248_100_043, md5="90528d7ca1a48142e341f4ef8d21d0de"),),
