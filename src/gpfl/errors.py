@@ -1,31 +1,34 @@
-"""The exception a user's mistake raises, the one of a run that diverges, and words that messages share."""
+"""The exceptions of the package and the phrases that error messages share."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-LOWER = "lower train.lr"
-"""How the way out of a run that diverges begins."""
-
 
 class GpflError(Exception):
-    """A mistake in what the user gave: one line that names the thing, the value, the limit and the way out."""
+    """A user's mistake, reported in one line: the thing, the value, the limit and the fix."""
 
 
 class DivergenceError(GpflError):
-    """The end of a run whose loss is no number any more: in which round and `what` happened, and the way out."""
+    """A run whose loss became NaN or infinite.
 
-    def __init__(self, what: str, way: str) -> None:
-        super().__init__(what, way)
-        self.what, self.way = what, way
+    Attributes:
+        reason: What happened, and in which round.
+        remedy: What to change.
+
+    """
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(reason, remedy)
+        self.reason, self.remedy = reason, remedy
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.way}"
+        return f"{self.reason}: {self.remedy}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Gives the tail of an "unknown name" message: the closest known name, in whatever case, or all of them."""
+    """Return the tail of an "unknown name" message: the closest known name ignoring case, or all known names."""
     names = {each.lower(): each for each in sorted(known)}
     close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     if close:
@@ -33,7 +36,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return "known: " + ", ".join(sorted(names.values()))
 
 
-def counted(number: int, noun: str) -> str:
-    """Gives a number with its noun: "1 class", "2 classes", "1,200 rows"."""
-    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
-    return f"{number:,} {noun}{ending}"
+def pluralize(count: int, noun: str) -> str:
+    """Return a count with its noun: "1 class", "2 classes", "1,200 samples"."""
+    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{ending}"

@@ -13,7 +13,7 @@ import typer
 from gpfl.cli.terminal import say
 from gpfl.defences import Defended
 from gpfl.engine.distributed import refuse_several
-from gpfl.errors import GpflError, counted, did_you_mean
+from gpfl.errors import GpflError, did_you_mean, pluralize
 from gpfl.experiments.privacy_table import json_of
 from gpfl.federation.federation import Federation
 from gpfl.io import files
@@ -101,7 +101,7 @@ def refuse_trials(folder: Path) -> None:
     """Refuses a folder of several seeds, which is no run itself."""
     seeds = sorted(path.parent for path in folder.glob("seed-*/config.toml"))
     if seeds:
-        raise GpflError(f"{folder} holds the trials of {counted(len(seeds), 'seed')}: name one of them, such as {seeds[0]}")
+        raise GpflError(f"{folder} holds the trials of {pluralize(len(seeds), 'seed')}: name one of them, such as {seeds[0]}")
 
 
 def targets_of(result: Result, words: str) -> list[str]:

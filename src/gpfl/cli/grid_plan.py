@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
 
 from gpfl.cli.terminal import complain, say, wide
-from gpfl.errors import counted
+from gpfl.errors import pluralize
 from gpfl.experiments import grid
 from gpfl.experiments.estimate import Estimate
 from gpfl.experiments.grid import Job, Places, Plan
@@ -54,14 +54,14 @@ def show_plan(
     for words in causes(wrong | faults):
         complain(f"cannot be run: {words}")
     rounds = rounds_said(plan.rounds, plan.patience)
-    say(f"{counted(len(lacking), 'cell')} to run, {len(jobs) - len(lacking) - len(damaged)} done; {rounds}.")
+    say(f"{pluralize(len(lacking), 'cell')} to run, {len(jobs) - len(lacking) - len(damaged)} done; {rounds}.")
     timed = [each for job in lacking if (each := about[job.folder]).seconds is not None]
     if timed:
         which = "" if len(timed) == len(lacking) else f" of {len(timed)} of them"
         words = Estimate(sum(each.seconds or 0.0 for each in timed), any(each.most for each in timed), 0).words
         say(f"Time{which}: {words}, from {'; '.join(sorted({each.source for each in timed}))}.")
     if len(timed) < len(lacking):
-        unknown = counted(len(lacking) - len(timed), "cell")
+        unknown = pluralize(len(lacking) - len(timed), "cell")
         say(f"Unknown: {unknown} of kinds that were not timed here and cannot be counted; known once one ran.")
     if any(each.way == "counted" for each in timed):
         say(COUNTED)

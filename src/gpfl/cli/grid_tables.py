@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gpfl.cli.terminal import complain, say, wide
 from gpfl.engine.distributed import ranks
-from gpfl.errors import GpflError, counted
+from gpfl.errors import GpflError, pluralize
 from gpfl.experiments import grid
 from gpfl.experiments.compare import entrants
 from gpfl.experiments.definitions import Cell, Column, experiments
@@ -28,7 +28,7 @@ def show_held(asked: Asked, plan: Plan, figures: bool) -> None:
         tell_damages(jobs, plan, {})
         tell_problems(wrong)
         raise GpflError(
-            f"{plan.out / 'runs'} holds no finished run of what was asked for with {counted(plan.rounds, 'round')}, patience "
+            f"{plan.out / 'runs'} holds no finished run of what was asked for with {pluralize(plan.rounds, 'round')}, patience "
             f"{plan.patience}, protocol {plan.protocol} and seeds {seeds}: ask as it was run, or leave out --only-tables"
         )
     ranks().once(lambda: write(jobs, plan, asked, wrong, figures))

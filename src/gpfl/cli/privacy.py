@@ -21,7 +21,7 @@ from gpfl.core.randomness import LARGEST_SEED
 from gpfl.defences.accounting import accountant
 from gpfl.defences.config import WHOLE
 from gpfl.engine.distributed import refuse_several
-from gpfl.errors import GpflError, counted, did_you_mean
+from gpfl.errors import GpflError, did_you_mean, pluralize
 from gpfl.experiments import defence_study as study
 from gpfl.experiments import definitions as experiments
 from gpfl.experiments import grid
@@ -206,7 +206,9 @@ def curves(
     ]
     jobs = study.jobs_of([spot.cell for spot in spots], plan, grounds)
     if dry_run:
-        show(jobs, plan, f"the uploads of {counted(len(spots), 'run')} are then attacked, {effort.iterations} iterations each")
+        show(
+            jobs, plan, f"the uploads of {pluralize(len(spots), 'run')} are then attacked, {effort.iterations} iterations each"
+        )
         return
     tell_graph(graph, api.find_device(device))
     if not accountant():
@@ -362,7 +364,7 @@ def train(jobs: Mapping[Cell, Job], plan: Plan) -> dict[Path, str]:
     unique = {job.folder: job for job in jobs.values()}
     lacking = grid.lacking(unique.values(), plan)
     if len(lacking) < len(unique):
-        say(f"Run before: {len(unique) - len(lacking)} of {counted(len(unique), 'run')}.")
+        say(f"Run before: {len(unique) - len(lacking)} of {pluralize(len(unique), 'run')}.")
     about = estimates(lacking, plan, api.find_device(str(plan.run["device"])), count=False)
     with GridReporter(console, lacking, plan.seeds, about) as reporter:
         problems = grid.run_all(lacking, plan, reporter.watch, {"command": command_words(), "commit": commit()}, reporter.end)

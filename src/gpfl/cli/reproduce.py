@@ -22,7 +22,7 @@ from gpfl.cli.grid_tables import show_held, tell_problems, write
 from gpfl.cli.overrides import named_folder, refuse_unheard, results_folder, split_settings
 from gpfl.cli.terminal import complain, console, say
 from gpfl.engine.distributed import ranks
-from gpfl.errors import GpflError, counted
+from gpfl.errors import GpflError, pluralize
 from gpfl.experiments import grid
 from gpfl.experiments import privacy_table as nine
 from gpfl.experiments.definitions import PATIENCE, ROUNDS, Cell, experiments, named
@@ -125,7 +125,7 @@ def make_tables(asked: Asked, plan: Plan, dry_run: bool, only_tables: bool, figu
         return not sound
     problems = run(jobs, plan, about, asked, wrong, figures) | wrong
     if problems:
-        complain(f"{counted(len(problems), 'cell')} of {len(here)} failed; once that is mended, the same command goes on:")
+        complain(f"{pluralize(len(problems), 'cell')} of {len(here)} failed; once that is mended, the same command goes on:")
         tell_problems(problems)
     return bool(problems)
 
@@ -318,7 +318,7 @@ def run(
     facts = {"command": command_words(), "commit": commit()}
     lacking = grid.lacking(jobs, plan)
     if len(lacking) < len(jobs):
-        say(f"Run before: {len(jobs) - len(lacking)} of {counted(len(jobs), 'cell')}.")
+        say(f"Run before: {len(jobs) - len(lacking)} of {pluralize(len(jobs), 'cell')}.")
     try:
         with GridReporter(console, lacking, plan.seeds, about) as reporter:
             failed = grid.run_all(lacking, plan, reporter.watch, facts, reporter.end)

@@ -20,7 +20,7 @@ from gpfl.cli.overrides import Own, layered, named_folder, refuse_unheard, split
 from gpfl.cli.progress import PAUSE
 from gpfl.cli.terminal import complain, console, say, tell_data
 from gpfl.data import DATASETS
-from gpfl.errors import GpflError, counted, did_you_mean
+from gpfl.errors import GpflError, did_you_mean, pluralize
 from gpfl.experiments import tune as study
 from gpfl.experiments import tuned_config as chosen
 from gpfl.experiments.budget import BEST, Made, made_or_none, unequal_words
@@ -164,7 +164,7 @@ class Listener:
         say(plan_words(plan))
         if candidates:
             were = "was" if len(candidates) == 1 else "were"
-            say(f"{plan.method}: {counted(len(candidates), 'candidate')} of {plan.count} {were} run before.")
+            say(f"{plan.method}: {pluralize(len(candidates), 'candidate')} of {plan.count} {were} run before.")
         self._done, self._running = list(candidates), {}
         self._task = self._progress.add_task(plan.method, total=plan.count * size(plan), words="")
         self.draw(plan)
@@ -215,14 +215,14 @@ def size(plan: Plan) -> int:
 
 def plan_words(plan: Plan) -> str:
     """Gives what is searched for a method, and with what budget."""
-    runs = f"{counted(len(plan.search.seeds), 'seed')}, {counted(plan.config.train.rounds, 'round')}"
+    runs = f"{pluralize(len(plan.search.seeds), 'seed')}, {pluralize(plan.config.train.rounds, 'round')}"
     ranges = "; ".join(f"{key} in {words}" for key, words in space_words(plan.space).items())
     if not plan.space:
         way = "" if plan.search.with_lr else "; --with-lr would search the learning rate"
         return f"{plan.method}: nothing to search, so it runs once ({runs}){way}."
     fewer = f", all there are of the budget of {plan.search.budget}" if plan.count < plan.search.budget else ""
     together = f", {plan.at_once} at once" if plan.at_once > 1 else ""
-    return f"{plan.method}: {ranges}. {counted(plan.count, 'candidate')}{fewer}, each {runs}{together}; the first: defaults."
+    return f"{plan.method}: {ranges}. {pluralize(plan.count, 'candidate')}{fewer}, each {runs}{together}; the first: defaults."
 
 
 # What is kept.

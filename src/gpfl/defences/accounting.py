@@ -22,7 +22,7 @@ from gpfl.core.method import Phase
 from gpfl.core.schedule import Schedule, part_of
 from gpfl.defences.config import DefenceConfig
 from gpfl.defences.coupling import Tried
-from gpfl.errors import GpflError, counted
+from gpfl.errors import GpflError, pluralize
 
 Facts = dict[str, object]
 """What is promised at one level, as summary.json has it."""
@@ -250,7 +250,7 @@ def client_words(facts: Facts) -> str:
     )
     return (
         f"{clipping(facts, 'client')}: ε = {number(facts['epsilon'])}, δ = {facts['delta']:g} for all that "
-        f"{counted(cast(int, facts['rounds']), 'round')} release, one client exchanged{known}{usual}. To the server, which "
+        f"{pluralize(cast(int, facts['rounds']), 'round')} release, one client exchanged{known}{usual}. To the server, which "
         f"sees single uploads: ε = {number(facts['epsilon_of_one_upload'])} of one, "
         f"{number(facts['epsilon_of_all_uploads'])} of all that a client sends."
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from gpfl.errors import GpflError, counted
+from gpfl.errors import GpflError, pluralize
 from gpfl.io import toml
 from gpfl.training.config import ConfigDict
 
@@ -62,7 +62,7 @@ def unequal_words(tried: Mapping[str, Made]) -> str:
         return ""
     counts = {name: made.candidates for name, made in tried.items() if made.searched}
     most, least = max(counts.values()), min(counts[name] for name in few)
-    listed = ", ".join(f"{name} {counted(count, 'candidate')}" for name, count in counts.items())
+    listed = ", ".join(f"{name} {pluralize(count, 'candidate')}" for name, count in counts.items())
     more = ", ".join(name for name, count in counts.items() if count > least)
     return (
         f"unequal budgets ({listed}): search {', '.join(few)} with --budget {most}, or {more} with --budget {least}, "

@@ -13,7 +13,7 @@ import torch
 from gpfl.core.net import Model
 from gpfl.core.randomness import generator
 from gpfl.data.table import SPLITS, Rows
-from gpfl.errors import GpflError, counted
+from gpfl.errors import GpflError, pluralize
 from gpfl.federation.federation import Federation, Shard
 from gpfl.training import api
 from gpfl.training.api import CustomNet
@@ -140,7 +140,7 @@ def embed(features: Features, seed: int = 0) -> Floats:
     from sklearn.manifold import TSNE
 
     if len(features) < FEWEST:
-        raise GpflError(f"there are {counted(len(features), 'row')} of {features.method}; t-SNE needs at least {FEWEST}")
+        raise GpflError(f"there are {pluralize(len(features), 'row')} of {features.method}; t-SNE needs at least {FEWEST}")
     perplexity = min(PERPLEXITY, (len(features) - 1) / 3)
     how = TSNE(perplexity=perplexity, init="pca" if features.x.shape[1] > 1 else "random", random_state=seed)
     points: Floats = how.fit_transform(features.x).astype(np.float32)

@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 import numpy as np
 import torch
 
-from gpfl.errors import GpflError, counted
+from gpfl.errors import GpflError, pluralize
 from gpfl.experiments import definitions as experiments
 from gpfl.io import files, toml
 from gpfl.privacy.attack import AttackConfig, AttackRunner, Case, Kept, Record, ceiling_of
@@ -210,7 +210,7 @@ def markdown(done: Done, kind: str, ceiling: tuple[Case, Kept], rounds: Mapping[
     lines.append(["paper, Cifar100", *(f"{paper[label]:.2f}" for label in labels), "", ""])
     top = table.line_of(*ceiling, psnr)
     images = len(ceiling[1].records)
-    text = [f"PSNR in dB [SSIM] by the attack '{kind}', mean over {counted(images, 'image')}; lower is more private."]
+    text = [f"PSNR in dB [SSIM] by the attack '{kind}', mean over {pluralize(images, 'image')}; lower is more private."]
     text.append("\n".join(table.rows_of(["setting", *labels, "start", "mean image"], lines, 1)))
     text += [table.EITHER]
     text += ["\\* leaks: nearer to the victims than the start and the mean image, image by image (signed-rank test, p < 0.05)."]

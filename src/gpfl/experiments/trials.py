@@ -221,7 +221,7 @@ def refuse_diverged(diverged: Mapping[int, DivergenceError]) -> None:
     if diverged:
         (seed, end), *others = diverged.items()
         also = f", and seed{'s' * (len(others) > 1)} {', '.join(str(other) for other, _ in others)} diverged as well"
-        raise DivergenceError(f"seed {seed}: {end.what}{also if others else ''}", end.way)
+        raise DivergenceError(f"seed {seed}: {end.reason}{also if others else ''}", end.remedy)
 
 
 def opened(path: Path, given: ConfigDict, federation: Federation | None, watch: Watch) -> api.PreparedRun:

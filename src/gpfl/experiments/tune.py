@@ -333,7 +333,7 @@ def run_candidates(plan: Plan, candidates: Sequence[Candidate], audience: Audien
         runs = [run_of(plan, one, seed, audience.watch(plan, one)) for one, seed in unfinished]
         ends = api.execute_trials(runs) if runs else []
         return {
-            one.number: end.what for (one, _), end in zip(unfinished, ends, strict=True) if isinstance(end, DivergenceError)
+            one.number: end.reason for (one, _), end in zip(unfinished, ends, strict=True) if isinstance(end, DivergenceError)
         }
 
     troubles: dict[int, str] | None = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
-from gpfl.errors import GpflError, counted
+from gpfl.errors import GpflError, pluralize
 from gpfl.experiments.budget import BEST, CANDIDATES, STUDY, Made, all_made, made_or_none, unequal_words
 from gpfl.experiments.trials import NEGLIGIBLE
 from gpfl.experiments.tune import Plan, Tuned, plan_all, read_candidates
@@ -106,7 +106,7 @@ class Chosen:
                     values[place.name]["train"] = {"lr": best["train"]["lr"]}
                 studies[place.name] = {name: dict(study[name]) for name in ("data", "split", "net", "train", "run", "tune")}
                 seeds, rounds = cast(Sequence[int], study["tune"]["seeds"]), cast(int, study["train"]["rounds"])
-                how = f"seeds {', '.join(map(str, seeds))}; {counted(rounds, 'round')}"
+                how = f"seeds {', '.join(map(str, seeds))}; {pluralize(rounds, 'round')}"
             except (ValueError, KeyError, TypeError, AttributeError) as problem:
                 raise GpflError(f"--tuned {folder}: the search in {place} is damaged ({problem!r}): search it again") from None
         return cls(folder, values, studies, made, how)
@@ -168,7 +168,7 @@ class Chosen:
             return ""
         study = self.studies[known[0]]
         counts = {name: self.made[name].candidates for name in known}
-        same = f"{counted(counts[known[0]], 'candidate')} a method"
+        same = f"{pluralize(counts[known[0]], 'candidate')} a method"
         tried = same if len({*counts.values()}) == 1 else f"candidates: {', '.join(f'{n} {c}' for n, c in counts.items())}"
         chosen = [
             f"{name}.{key} = {toml.value_text(value)}" if section == "method" else f"{name}'s {section}.{key} = {value}"

@@ -18,7 +18,7 @@ from gpfl.core import options
 from gpfl.core.input_spec import ArrayLike
 from gpfl.data import DATASETS, FileDataset, find_dataset
 from gpfl.data.table import SPLITS, DataSource, Rows, Table
-from gpfl.errors import GpflError, counted, did_you_mean
+from gpfl.errors import GpflError, did_you_mean, pluralize
 from gpfl.federation.partition import PARTITIONS, Partition
 from gpfl.io import files, toml
 
@@ -72,7 +72,7 @@ class Federation:
     def __repr__(self) -> str:
         sizes = self.rows("train")
         return (
-            f"Federation of {counted(len(self), 'client')} on '{self.table.name}': {sizes.sum()} training rows "
+            f"Federation of {pluralize(len(self), 'client')} on '{self.table.name}': {sizes.sum()} training rows "
             f"({sizes.min()} to {sizes.max()} a client), {self.rows('test').sum()} test rows, {self.table.classes} classes"
         )
 
@@ -104,20 +104,20 @@ class Federation:
         if len(nowhere):
             names = ", ".join(str(self.class_name(label)) for label in nowhere[:5])
             have = "has" if len(nowhere) == 1 else "have"
-            said.append(f"No client has training rows of {counted(len(nowhere), 'class')} that {have} test rows: {names}.")
+            said.append(f"No client has training rows of {pluralize(len(nowhere), 'class')} that {have} test rows: {names}.")
         strange = np.where(seen, 0, tested).sum(1)
         if strange.any():
             rows, who = int(strange.sum()), self.shards[int(strange.argmax())].name
             have, their = ("has", "its") if rows == 1 else ("have", "their")
             said.append(
-                f"{counted(rows, 'test row')} of {counted(int((strange > 0).sum()), 'client')} {have} a label that {their} "
+                f"{pluralize(rows, 'test row')} of {pluralize(int((strange > 0).sum()), 'client')} {have} a label that {their} "
                 f"client never trains on (most: client {who}, {int(strange.max()):,})."
             )
         single = np.flatnonzero(seen.sum(1) == 1)
         if len(single):
             train, such_as = ("trains", ":") if len(single) == 1 else ("train", ", such as")
             who = self.shards[int(single[0])].name
-            said.append(f"{counted(len(single), 'client')} {train} on one class only{such_as} client {who}.")
+            said.append(f"{pluralize(len(single), 'client')} {train} on one class only{such_as} client {who}.")
         return said
 
     def left_out(self) -> list[str]:
@@ -131,7 +131,7 @@ class Federation:
             return []
         names = ", ".join(small[:5]) + (", …" if len(small) > 5 else "")
         have, are = ("has", "is") if len(small) == 1 else ("have", "are")
-        return [f"{counted(len(small), 'client')} {have} fewer than {counted(fewest, 'row')} and {are} left out: {names}."]
+        return [f"{pluralize(len(small), 'client')} {have} fewer than {pluralize(fewest, 'row')} and {are} left out: {names}."]
 
     def class_name(self, label: int) -> str:
         """Gives the name of a class, where the data tell it, else its number."""
@@ -316,7 +316,7 @@ def check_validated(shards: Sequence[Shard]) -> None:
     """Refuses clients without validation rows where a share was asked for: all of their training rows stay together."""
     bad = [shard for shard in shards if not len(shard.validation)]
     if bad:
-        others = f", and {counted(len(bad) - 1, 'other client')} of {len(shards):,} have none either" if len(bad) > 1 else ""
+        others = f", and {pluralize(len(bad) - 1, 'other client')} of {len(shards):,} have none either" if len(bad) > 1 else ""
         raise GpflError(
             f"client {bad[0].name} has no validation rows: all of its {len(bad[0].train)} training rows stay together{others}; "
             "leave out such clients, or --validation"
@@ -329,7 +329,7 @@ def check_filled(shards: Sequence[Shard], way: str) -> None:
     if bad:
         first = bad[0]
         purpose = "test" if len(first.train) else "training"
-        others = f", and {counted(len(bad) - 1, 'other client')} of {len(shards):,} lack some as well" if len(bad) > 1 else ""
+        others = f", and {pluralize(len(bad) - 1, 'other client')} of {len(shards):,} lack some as well" if len(bad) > 1 else ""
         raise GpflError(
             f"client {first.name} has no {purpose} rows ({len(first.train)} training, {len(first.test)} test){others}: {way}"
         )

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gpfl.core.options import option
 from gpfl.core.randomness import LARGEST_SEED, generator
 from gpfl.data.table import SPLITS, Rows, Table
-from gpfl.errors import GpflError, counted
+from gpfl.errors import GpflError, pluralize
 from gpfl.federation import pfllib_partition as reference_division
 
 Labels = npt.NDArray[np.int64]
@@ -329,7 +329,7 @@ class Natural(Partition):
         bundle = "all of its rows stay together; " if table.together is not None else ""
         if left == len(rows):
             return f"{bundle}give clients more rows{ask}"
-        return f"{bundle}--min-rows {fewest} leaves out {left:,} of {counted(len(rows), 'client')}{ask}"
+        return f"{bundle}--min-rows {fewest} leaves out {left:,} of {pluralize(len(rows), 'client')}{ask}"
 
 
 def choose_bundles(together: Rows, labels: Labels, share: float, draw: np.random.Generator) -> npt.NDArray[np.bool_]:

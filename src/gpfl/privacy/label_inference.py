@@ -20,7 +20,7 @@ from gpfl.core import tree
 from gpfl.core.method import Method
 from gpfl.defences import Defended
 from gpfl.engine import Engine, products_in
-from gpfl.errors import counted
+from gpfl.errors import pluralize
 from gpfl.privacy import lbfgs
 from gpfl.privacy.server_view import ServerView
 from gpfl.privacy.victims import Victim, refuse_idle, uploads_of
@@ -272,5 +272,5 @@ def told(leaks: Sequence[Leak], method: str, asked: int) -> str:
 def spoken_of(leaks: Sequence[Leak], asked: int) -> str:
     """Gives of how many clients leaks tell, of so many that were asked."""
     if len(leaks) == asked:
-        return counted(asked, "client")
-    return f"{len(leaks)} of {counted(asked, 'client')}, the others having too few rows to train"
+        return pluralize(asked, "client")
+    return f"{len(leaks)} of {pluralize(asked, 'client')}, the others having too few rows to train"

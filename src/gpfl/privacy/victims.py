@@ -21,7 +21,7 @@ from gpfl.data.table import Rows
 from gpfl.defences import Defended
 from gpfl.engine import Engine
 from gpfl.engine.base import one
-from gpfl.errors import GpflError, counted
+from gpfl.errors import GpflError, pluralize
 from gpfl.federation.federation import Federation
 from gpfl.privacy.server_view import ServerView
 from gpfl.training.result import Result
@@ -75,7 +75,7 @@ def refuse_few_rows(federation: Federation, client: int, wanted: int, group: int
     few = len(shard.train) < group
     way = f"{'lower --batch' if group > 1 else 'give it rows'} or choose other clients"
     raise GpflError(
-        f"client {shard.name} has {counted(len(shard.train), 'training row')}; {wanted} of them are asked for: "
+        f"client {shard.name} has {pluralize(len(shard.train), 'training row')}; {wanted} of them are asked for: "
         f"{way if few else 'lower --images or name more clients'}"
     )
 

@@ -15,7 +15,7 @@ import numpy as np
 from gpfl.core import tree
 from gpfl.defences.accounting import EXTRA, accountant, number
 from gpfl.engine import Engine
-from gpfl.errors import LOWER, GpflError
+from gpfl.errors import GpflError
 from gpfl.experiments.defence_study import FAMILIES, Spot, engine_of, loaded
 from gpfl.experiments.definitions import spelled
 from gpfl.experiments.grid import Job
@@ -129,7 +129,7 @@ def curves(
 
 def short(problem: str) -> str:
     """Gives a problem without the ways out of it, which are for a single run."""
-    return problem.split(f": {LOWER}")[0]
+    return problem.split(": lower train.lr")[0]
 
 
 def quietly(case: Case, kept: Kept) -> None:

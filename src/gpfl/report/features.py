@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from gpfl.errors import GpflError, counted
+from gpfl.errors import GpflError, pluralize
 from gpfl.experiments import maps
 from gpfl.experiments.definitions import Column, spelled
 from gpfl.experiments.features import PERPLEXITY, Measures
@@ -281,7 +281,7 @@ class Measured:
         """Gives a line of the terminal for each row that was measured."""
         return [
             f"{self.column.key} {spelled(label)}: silhouette by class {words_of(found, 'silhouette')}, purity "
-            f"{words_of(found, 'purity')} ({counted(len(found), 'trial')})"
+            f"{words_of(found, 'purity')} ({pluralize(len(found), 'trial')})"
             for label, found in self.rows.items()
             if found
         ]

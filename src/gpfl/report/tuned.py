@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 
-from gpfl.errors import counted
+from gpfl.errors import pluralize
 from gpfl.experiments.budget import unequal_words
 from gpfl.experiments.proposals import space_words, value_words
 from gpfl.experiments.tune import Candidate, Tuned
@@ -28,9 +28,9 @@ def note_words(found: Sequence[Tuned], command: str, commit: str) -> str:
     validation = int(plan.federation.rows("validation").sum())
     return (
         f"Command: {command}; commit {commit}; seeds {', '.join(map(str, plan.search.seeds))}; "
-        f"budget {counted(plan.search.budget, 'candidate')} a method; search seed {plan.search.seed}; "
-        f"{counted(plan.config.train.rounds, 'round')}; {device_name(plan.federation.table.y.device)}. "
-        f"Chosen on {counted(validation, 'validation row')}; test rows had no part in it."
+        f"budget {pluralize(plan.search.budget, 'candidate')} a method; search seed {plan.search.seed}; "
+        f"{pluralize(plan.config.train.rounds, 'round')}; {device_name(plan.federation.table.y.device)}. "
+        f"Chosen on {pluralize(validation, 'validation row')}; test rows had no part in it."
     )
 
 
@@ -42,7 +42,7 @@ def markdown(found: Sequence[Tuned]) -> str:
     """Gives the table of methods, each method's candidates, and the notes on them."""
     plan = found[0].plan
     split = plan.config.split.name if plan.config.split else "as in a manifest"
-    lines = [f"# Tuned values: {plan.config.data}, {counted(len(plan.federation), 'client')} ({split})", ""]
+    lines = [f"# Tuned values: {plan.config.data}, {pluralize(len(plan.federation), 'client')} ({split})", ""]
     lines += [
         "| method | searched | candidates | chosen | validation, % | with defaults, % |",
         "| --- " * 4 + "| ---: | ---: |",

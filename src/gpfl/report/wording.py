@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpfl.errors import counted
+from gpfl.errors import pluralize
 from gpfl.experiments.definitions import FAR, Published, spelled
 from gpfl.experiments.results import Results
 from gpfl.report.comparison import LAST, Block, Entry, Spread
@@ -70,7 +70,7 @@ def chance(p: float | None) -> str:
 
 def rounds_said(rounds: int, patience: int) -> str:
     """Gives how many rounds runs may have, and what ends them before."""
-    most = counted(rounds, "round")
+    most = pluralize(rounds, "round")
     if not patience:
         return f"{most} without patience"
     if patience >= rounds:

@@ -16,7 +16,7 @@ from gpfl.defences import cautions
 from gpfl.defences.accounting import words
 from gpfl.engine import Engine, RunSpec
 from gpfl.engine.base import EvalRequest, RoundResult, TrainRequest
-from gpfl.errors import LOWER, DivergenceError, GpflError
+from gpfl.errors import DivergenceError, GpflError
 from gpfl.training.config import RunOptions
 from gpfl.training.run_dir import MetricsRecord, RunDir, RunState, device_name
 
@@ -234,7 +234,7 @@ class RoundLoop:
             self.folder.write_divergence(round, what)
             checkpoint = self.folder.path / "checkpoint.safetensors"
             kept = f"; the last good checkpoint is kept in {checkpoint}" if checkpoint.exists() else ""
-        way = f"{LOWER} (--lr or --set train.lr=…, now {self.setting.method.lr:g}) or check the data{kept}"
+        way = f"lower train.lr (--lr or --set train.lr=…, now {self.setting.method.lr:g}) or check the data{kept}"
         raise DivergenceError(f"round {round}: {what}", way)
 
     def _name(self, client: int) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpfl.data.files.sheet import MISSING, Array, Mask, Places, ignoring, missing_in
-from gpfl.errors import GpflError, counted
+from gpfl.errors import GpflError, pluralize
 
 Floats = npt.NDArray[np.float64]
 
@@ -97,7 +97,7 @@ def problem_of(column: Column, filled: bool, training: Mask, commas: bool, place
         return problem
     if not filled:
         first = f"{'first ' if column.missing.sum() > 1 else ''}in {places.first(column.missing)}"
-        return Problem(column.name, f"has {counted(int(column.missing.sum()), 'missing value')}, {first}", missing=True)
+        return Problem(column.name, f"has {pluralize(int(column.missing.sum()), 'missing value')}, {first}", missing=True)
     if column.numbers is not None and column.missing[training].all():
         return Problem(column.name, "has no value in any training row, so there is no mean to fill in")
     return None
@@ -150,7 +150,7 @@ def refuse(problems: Sequence[Problem], ignore: Sequence[str]) -> None:
         return
     said = [f"column '{problem.name}' {problem.words}" for problem in problems[:5]]
     if len(problems) > len(said):
-        said.append(f"{counted(len(problems) - len(said), 'more column')} cannot be inputs either")
+        said.append(f"{pluralize(len(problems) - len(said), 'more column')} cannot be inputs either")
     raise GpflError(f"{'; '.join(said)}: {', '.join(ways_out(problems, ignore))}")
 
 

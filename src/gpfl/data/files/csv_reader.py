@@ -11,7 +11,7 @@ from typing import TextIO
 import numpy as np
 
 from gpfl.data.files.sheet import UNREAD, Array, Columns, Sheet
-from gpfl.errors import GpflError, counted
+from gpfl.errors import GpflError, pluralize
 
 CELL = 1 << 20
 """Characters that a cell of a CSV file may hold."""
@@ -90,7 +90,7 @@ def records_of(
         if cells:
             if len(cells) != len(names):
                 raise GpflError(
-                    f"{path}, line {begins}, has {counted(len(cells), 'cell')}, cut at {MARKS[mark]}; "
+                    f"{path}, line {begins}, has {pluralize(len(cells), 'cell')}, cut at {MARKS[mark]}; "
                     f"the first line names {len(names)}"
                 )
             yield begins, cells

@@ -20,7 +20,7 @@ from gpfl.data.files.layout import Found, find_pieces
 from gpfl.data.files.readers import READERS
 from gpfl.data.files.sheet import shortened
 from gpfl.data.table import SPLITS, DataSource, Table
-from gpfl.errors import GpflError, counted
+from gpfl.errors import GpflError, pluralize
 
 FOR_IMAGES = ("image_size",)
 """Options that say how images are read; the others are about columns."""
@@ -129,7 +129,7 @@ class FileDataset(DataSource):
             return []
         lie, are = ("lies", "is") if several == 1 else ("lie", "are")
         return [
-            f"{counted(several, 'value')} of '{self.together}' {lie} with several clients, and {are} drawn at each by itself."
+            f"{pluralize(several, 'value')} of '{self.together}' {lie} with several clients, and {are} drawn at each by itself."
         ]
 
     def _words(self, gathered: Gathered, table: Table, classes: list[str]) -> str:
@@ -139,7 +139,7 @@ class FileDataset(DataSource):
         else:
             sizes = np.bincount(table.groups)
             by = f" by '{gathered.client_name}'" if gathered.client_name else ""
-            whose = f"{counted(len(sizes), 'client')}{by} with {span(sizes.min(), sizes.max())}"
+            whose = f"{pluralize(len(sizes), 'client')}{by} with {span(sizes.min(), sizes.max())}"
         parts = "train and test as given" if table.parts is not None else "train and test drawn at random"
         parts += f", rows of one '{self.together}' together" if table.together is not None else ""
         bundles = [] if gathered.together is None else np.unique(gathered.together).tolist()
@@ -149,8 +149,9 @@ class FileDataset(DataSource):
             notes.append("There is one client only, so nothing is exchanged.")
         return "\n".join(
             (
-                f"{self.name}: {counted(len(table), 'row')}; {whose}; {parts}.",
-                f"{counted(len(classes), 'class')} of '{gathered.label_name}': {shortened(classes)}. Inputs: {gathered.words}.",
+                f"{self.name}: {pluralize(len(table), 'row')}; {whose}; {parts}.",
+                f"{pluralize(len(classes), 'class')} of '{gathered.label_name}': {shortened(classes)}. "
+                f"Inputs: {gathered.words}.",
                 *notes,
             )
         )
@@ -173,7 +174,7 @@ def stamp(found: Found) -> int:
 
 def span(low: int, high: int) -> str:
     """Gives a range of rows in words."""
-    return counted(low, "row") if low == high else f"{low:,} to {counted(high, 'row')}"
+    return pluralize(low, "row") if low == high else f"{low:,} to {pluralize(high, 'row')}"
 
 
 @lru_cache(maxsize=2)

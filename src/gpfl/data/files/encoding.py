@@ -13,7 +13,7 @@ from gpfl.data.files.gathered import Columned, Gathered, read_as, without_missin
 from gpfl.data.files.labels import LABEL_NAMES, find, find_client, find_parts, told_by, told_clients
 from gpfl.data.files.layout import Piece
 from gpfl.data.files.sheet import Array, Mask, Places, Sheet, column, ignoring, shortened
-from gpfl.errors import GpflError, counted, did_you_mean
+from gpfl.errors import GpflError, did_you_mean, pluralize
 
 
 def gather(pieces: Sequence[Piece], sheets: Sequence[Sheet], columned: Columned) -> Gathered:
@@ -135,7 +135,7 @@ def advice(names: Sequence[str], what: str, ignore: Sequence[str]) -> list[str]:
     """Gives the line that says how to leave out columns that look like ids."""
     if len(names) == 1:
         return [f"Column '{names[0]}' has {what}; if it is an id: {ignoring(ignore, names)}"]
-    return [f"{counted(len(names), 'column')} have {what}: {shortened(names)}; if they are ids: {ignoring(ignore, names)}"]
+    return [f"{pluralize(len(names), 'column')} have {what}: {shortened(names)}; if they are ids: {ignoring(ignore, names)}"]
 
 
 def column_words(recipe: Sequence[Mapping[str, Any]], scale: str) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpfl.data.files.layout import Piece
 from gpfl.data.files.sheet import MISSING, NO_VALUE, Array, Mask, Places, Sheet, ignoring, missing_in, shortened
-from gpfl.errors import GpflError, counted
+from gpfl.errors import GpflError, pluralize
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,13 @@ def without_missing(
     if not kept:
         worst = max(counts, key=lambda name: counts[name])
         way = "" if worst in needed else f": leave it out with {ignoring(ignore, [worst])}"
-        raise GpflError(f"each of {counted(before, 'row')} lacks a value, most of them that of column '{worst}'{way}")
+        raise GpflError(f"each of {pluralize(before, 'row')} lacks a value, most of them that of column '{worst}'{way}")
     left = before - sum(len(sheet.numbers) for sheet in kept)
     lacking = shortened([f"{name} {count:,}" for name, count in counts.items() if count])
     have = "has" if left == 1 else "have"
-    note = f"{left:,} of {counted(before, 'row')} {have} missing values and {'is' if left == 1 else 'are'} left out: {lacking}."
+    note = (
+        f"{left:,} of {pluralize(before, 'row')} {have} missing values and {'is' if left == 1 else 'are'} left out: {lacking}."
+    )
     gone = [piece.path.name for piece in pieces if piece not in kept_pieces]
     note += f" Nothing is left of {shortened(gone)}." if gone else ""
     return kept_pieces, kept, note if left else "No row has missing values."
@@ -100,7 +102,7 @@ def refuse_missing(name: str, missing: Mask, places: Places) -> None:
     if missing.any():
         first = f"{'first ' if missing.sum() > 1 else ''}in {places.first(missing)}"
         raise GpflError(
-            f"column '{name}' has {counted(int(missing.sum()), 'missing value')}, {first}: fill in the file, "
+            f"column '{name}' has {pluralize(int(missing.sum()), 'missing value')}, {first}: fill in the file, "
             "or leave such rows out with --missing drop"
         )
 
