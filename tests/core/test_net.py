@@ -244,7 +244,7 @@ def test_training_passes_collect_batchnorm_statistics_as_torch_does_and_mutate_n
     module.train()
     expected = [module.norm(x) for x in batches]
     assert all(torch.allclose(ours, theirs) for ours, theirs in zip(outputs, expected, strict=True))
-    stats = tree.flatten(model.stats)
+    stats = tree.flatten(model.batch_norm_stats)
     assert torch.allclose(stats["base/norm.running_mean"], module.norm.running_mean)
     assert torch.allclose(stats["base/norm.running_var"], module.norm.running_var)
     assert not torch.equal(stats["base/norm.running_mean"], before["stats/base/norm.running_mean"])
@@ -254,17 +254,17 @@ def test_training_passes_collect_batchnorm_statistics_as_torch_does_and_mutate_n
 def test_a_frozen_model_uses_its_statistics_and_collects_none() -> None:
     net, x = from_module(Normed(), example(6), 3), example(6, rows=4) + 2
     weights = net.init(0)
-    tree.leaf(tree.branch(tree.branch(weights, "stats"), "base"), "norm.running_mean").fill_(2.0)
+    tree.leaf(tree.branch(tree.branch(weights, "batch_norm_stats"), "base"), "norm.running_mean").fill_(2.0)
     model = Model(net, weights)
     assert torch.allclose(model("base", x), (x - 2) / (1 + 1e-5) ** 0.5, atol=1e-6)
-    assert torch.equal(tree.flatten(model.stats)["base/norm.running_mean"], torch.full((6,), 2.0))
+    assert torch.equal(tree.flatten(model.batch_norm_stats)["base/norm.running_mean"], torch.full((6,), 2.0))
 
 
 def test_only_nets_with_running_statistics_keep_them() -> None:
-    assert from_module(Normed(), example(6), 3).keeps_statistics
+    assert from_module(Normed(), example(6), 3).has_batch_norm
     plain = from_module(small(), example(6), 3)
-    assert not plain.keeps_statistics
-    assert "stats" not in plain.init(0)
+    assert not plain.has_batch_norm
+    assert "batch_norm_stats" not in plain.init(0)
 
 
 def parameters(architecture: Architecture, shape: tuple[int, ...], classes: int) -> int:

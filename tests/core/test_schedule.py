@@ -12,8 +12,8 @@ def schedule(**settings: object) -> Schedule:
     return Schedule(**{"seed": 0, "rounds": 5, "batch_size": 4, **settings})  # type: ignore[arg-type]
 
 
-def step(shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
-    return work, {}
+def step(shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
+    return local_state, {}
 
 
 ROWS = np.arange(100, 110)

@@ -41,7 +41,7 @@ def test_equal_content_has_an_equal_digest_and_any_other_content_another() -> No
     assert Table(torch.tensor(x), torch.tensor(y), name="other").digest == digest
     pixels = x.astype(np.uint8)
     others = [Table(x + 1, y), Table(x, 1 - y), Table(x, y, classes=3), Table(x[:, None], y)]
-    others += [Table(pixels, y), Table(pixels, y, white=16)]
+    others += [Table(pixels, y), Table(pixels, y, pixel_max=16)]
     assert len({digest, *(other.digest for other in others)}) == 7
 
 

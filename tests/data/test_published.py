@@ -87,7 +87,7 @@ def pack(content: bytes) -> Damage:
 def test_fashion_mnist_is_read_training_before_test(clothes: Path) -> None:
     table = get("fmnist", clothes)
     assert np.array_equal(table.x.numpy(), np.concatenate(IMAGES)[:, None])
-    assert (table.x.dtype, table.form.kind, table.form.white, table.classes) == (torch.uint8, "pixels", 255, 10)
+    assert (table.x.dtype, table.form.kind, table.form.pixel_max, table.classes) == (torch.uint8, "pixels", 255, 10)
     assert table.y.tolist() == [9, 0, 3, 3, 1, 2, 0, 8]
     assert table.groups is None
 
@@ -151,7 +151,7 @@ def test_cifar_is_read_training_before_test_with_fine_labels(tmp_path: Path) -> 
     table = get("cifar100", write_tar(tmp_path, GOOD_TAR[1], plain("cifar-100-binary/fine_label_names.txt", b"a"), GOOD_TAR[0]))
     records = np.concatenate(PHOTOS)
     assert np.array_equal(table.x.numpy(), records[:, 2:].reshape(6, 3, 32, 32))
-    assert (table.x.dtype, table.form.kind, table.form.white, table.classes) == (torch.uint8, "pixels", 255, 100)
+    assert (table.x.dtype, table.form.kind, table.form.pixel_max, table.classes) == (torch.uint8, "pixels", 255, 100)
     assert table.y.tolist() == records[:, 1].tolist()
 
 

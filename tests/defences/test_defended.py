@@ -171,8 +171,8 @@ def test_exchanging_a_client_moves_the_release_by_at_most_twice_the_bound() -> N
 def test_with_noise_every_client_counts_alike() -> None:
     noisy, clipped = fit("fedavg", rounds=1, **CLIENT), fit("fedavg", rounds=1, clip=0.5)
     facts = [one(noisy.engine.client_info([client], 0), 0) for client in range(4)]
-    assert {float(noisy.engine.method.weight(client)) for client in facts} == {1.0}
-    assert len({float(clipped.engine.method.weight(client)) for client in facts}) == 4
+    assert {float(noisy.engine.method.aggregation_weight(client)) for client in facts} == {1.0}
+    assert len({float(clipped.engine.method.aggregation_weight(client)) for client in facts}) == 4
 
 
 def test_the_noise_of_the_fewest_that_join_is_enough() -> None:

@@ -19,9 +19,9 @@ def test_a_step_by_rows_is_the_plain_computation() -> None:
     method, engine = result.engine.method, result.engine
     shared, facts = result.outcome.last.shared, one(engine.client_info([0], 0), 0)
     batch = engine.federation.table.batch(torch.tensor([0, 1, 2, 3, -1, -1]))
-    work = method.download(shared, {}, facts)
-    after, _ = method.phases()[0].step(shared, work, batch, facts)
-    module = nn.Sequential(method.net.copy_of("base"), method.net.copy_of("head"))
+    local_state = method.download(shared, {}, facts)
+    after, _ = method.phases()[0].step(shared, local_state, batch, facts)
+    module = nn.Sequential(method.net.make_module("base"), method.net.make_module("head"))
     for part, place in (("base", 0), ("head", 1)):
         module[place].load_state_dict(tree.branch(shared, part))
     total = [torch.zeros_like(p) for p in module.parameters()]

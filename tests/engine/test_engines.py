@@ -333,13 +333,13 @@ class Reversed(FedAvg):
         shared, private = super().init(seed)
         return shared, {**private, "past": tree.map_leaves(torch.zeros_like, tree.branch(shared, "head"))}
 
-    def step(self, shared, work, batch, client):
-        after, terms = super().step(shared, work, batch, client)
-        after["past"] = work["head"]
+    def step(self, shared, local_state, batch, client):
+        after, terms = super().step(shared, local_state, batch, client)
+        after["past"] = local_state["head"]
         return backwards(after), terms
 
-    def upload(self, shared, work, private, client):
-        sent, kept = super().upload(shared, work, private, client)
+    def upload(self, shared, local_state, private, client):
+        sent, kept = super().upload(shared, local_state, private, client)
         return sent, backwards(kept)
 
     def aggregate(self, shared, mean):

@@ -181,15 +181,15 @@ def test_padded_rows_do_not_count(variant: str) -> None:
     machine = make_engine(variant, "loop")
     shared, private = start(machine)
     facts, own = one(machine.client_info(range(4), 0), 3), tree.take(private, 3)
-    work = machine.method.download(shared, own, facts)
+    local_state = machine.method.download(shared, own, facts)
     phase = machine.method.phases()[0]
     rows = torch.from_numpy(machine.federation.shards[3].train[:4])
     halves = rows.reshape(phase.batches, -1)  # each batch of a step is padded by itself
     hole = torch.full((phase.batches, 2), -1)
     batch = machine.federation.table.batch
-    expected, _ = phase.step(shared, work, batch(rows), facts)
-    padded, _ = phase.step(shared, work, batch(torch.cat([halves, hole], 1).ravel()), facts)
-    counted, _ = phase.step(shared, work, batch(torch.cat([halves, hole + 1], 1).ravel()), facts)
+    expected, _ = phase.step(shared, local_state, batch(rows), facts)
+    padded, _ = phase.step(shared, local_state, batch(torch.cat([halves, hole], 1).ravel()), facts)
+    counted, _ = phase.step(shared, local_state, batch(torch.cat([halves, hole + 1], 1).ravel()), facts)
     assert gap(expected, padded) < 1e-6
     assert gap(expected, counted) > 1e-6  # the mask is what makes the difference
 

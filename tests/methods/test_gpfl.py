@@ -74,13 +74,13 @@ def test_contexts_and_frozen_embeddings_do_not_move_in_local_training() -> None:
     method = bound()
     shared, private = method.init(0)
     client = a_client()
-    work = method.download(shared, private, client)
-    after = work
+    local_state = method.download(shared, private, client)
+    after = local_state
     for _ in range(3):
         after, _ = method.step(shared, after, a_batch(), client)
     for name in ("g", "p"):
-        assert torch.equal(tree.leaf(tree.branch(after, "context"), name), tree.leaf(tree.branch(work, "context"), name))
-    assert not torch.equal(embeddings_of(after), embeddings_of(work))
+        assert torch.equal(tree.leaf(tree.branch(after, "context"), name), tree.leaf(tree.branch(local_state, "context"), name))
+    assert not torch.equal(embeddings_of(after), embeddings_of(local_state))
 
 
 def test_embeddings_learn_from_angles_alone() -> None:
@@ -88,9 +88,9 @@ def test_embeddings_learn_from_angles_alone() -> None:
     for lam in (0.0, 10.0):
         method = bound(lam=lam)
         shared, private = method.init(0)
-        work = method.download(shared, private, client)
+        local_state = method.download(shared, private, client)
         moved, _, _ = method.optimizer_step(
-            work, ("gce",), lambda m, method=method, shared=shared: method.loss(m, shared, a_batch(), client)
+            local_state, ("gce",), lambda m, method=method, shared=shared: method.loss(m, shared, a_batch(), client)
         )
         tables.append(embeddings_of(moved))
     assert torch.equal(tables[0], tables[1])
@@ -178,12 +178,12 @@ def test_norm_penalty_and_weight_decay_are_what_they_say() -> None:
     client, batch = a_client(), a_batch()
     free = bound(mu=0.0, lam=0.0)
     shared, private = free.init(0)
-    work = free.download(shared, private, client)
-    base = embeddings_of(free.step(shared, work, batch, client)[0])
-    table = embeddings_of(work)
-    decayed = embeddings_of(bound(mu=0.3, lam=0.0).step(shared, work, batch, client)[0])
+    local_state = free.download(shared, private, client)
+    base = embeddings_of(free.step(shared, local_state, batch, client)[0])
+    table = embeddings_of(local_state)
+    decayed = embeddings_of(bound(mu=0.3, lam=0.0).step(shared, local_state, batch, client)[0])
     torch.testing.assert_close(decayed, base - 0.05 * 0.3 * table)
-    normed = embeddings_of(bound(mu=0.3, lam=0.0, reg="norm").step(shared, work, batch, client)[0])
+    normed = embeddings_of(bound(mu=0.3, lam=0.0, reg="norm").step(shared, local_state, batch, client)[0])
     torch.testing.assert_close(normed, base - 0.05 * 0.3 * table / table.norm())
 
 

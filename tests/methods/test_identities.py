@@ -119,10 +119,10 @@ def test_fedrep_moves_the_head_first_and_the_base_second(phase: int, moves: str,
     machine = machine_of(METHODS["fedrep"]())
     client = facts_of(machine, 0)
     shared, private = machine.method.init(0)
-    work = machine.method.download(shared, private, client)
-    after, _ = machine.method.phases()[phase].step(shared, work, batch_of(machine, 0), client)
-    assert same(tree.branch(after, stays), tree.branch(work, stays))
-    assert gap(tree.branch(after, moves), tree.branch(work, moves)) > 1e-3
+    local_state = machine.method.download(shared, private, client)
+    after, _ = machine.method.phases()[phase].step(shared, local_state, batch_of(machine, 0), client)
+    assert same(tree.branch(after, stays), tree.branch(local_state, stays))
+    assert gap(tree.branch(after, moves), tree.branch(local_state, moves)) > 1e-3
 
 
 @engines
@@ -143,8 +143,8 @@ def test_fedrod_with_equal_counts_trains_the_shared_model_of_fedavg() -> None:
     for counts in ("equal", "own"):
         told = client._replace(label_counts=torch.full((CLASSES,), 6.0)) if counts == "equal" else client
         shared, private = fedrod.method.init(0)
-        work = fedrod.method.download(shared, private, told)
-        after[counts] = tree.pick(fedrod.method.step(shared, work, batch, told)[0], ("base", "head"))
+        local_state = fedrod.method.download(shared, private, told)
+        after[counts] = tree.pick(fedrod.method.step(shared, local_state, batch, told)[0], ("base", "head"))
     expected, _ = fedavg.method.step(shared, shared, batch, client)
     assert gap(after["equal"], expected) < 1e-6
     assert gap(after["own"], expected) > 1e-3
@@ -192,7 +192,7 @@ def test_adaptation_of_perfedavg_leaves_weights_and_running_statistics_as_they_w
     assert same(private, before[1])
     assert machine.evaluate(shared, private, 0, "test").loss_sum.tolist() == scores.loss_sum.tolist()
     adapted = machine.method.personal_weights(shared, tree.take(private, 0), batch_of(machine, 0), facts_of(machine, 0))
-    for part in ("base", "head", "stats"):
+    for part in ("base", "head", "batch_norm_stats"):
         assert gap(tree.branch(adapted, part), tree.branch({**shared, **tree.take(private, 0)}, part)) > 1e-3
 
 

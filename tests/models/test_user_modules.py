@@ -171,13 +171,16 @@ def test_module_is_not_made_of_weights_that_do_not_fit() -> None:
     result = gpfl.fit("fedavg", toy_federation(), net=net(nn.BatchNorm1d(5)), **FAST)
     method, weights = result.engine.method, result.clients[0].weights
     PersonalModule(method, weights)
-    for wrong in (tree.drop(weights, ("stats",)), {**weights, "base": {**weights["base"], "7.weight": torch.ones(2)}}):
+    for wrong in (
+        tree.drop(weights, ("batch_norm_stats",)),
+        {**weights, "base": {**weights["base"], "7.weight": torch.ones(2)}},
+    ):
         with pytest.raises(gpfl.GpflError, match="the weights are not those of net 'custom'"):
             PersonalModule(method, wrong)
 
 
 @pytest.mark.parametrize(
-    "kind", [InputSpec((4,)), InputSpec((2, 3), "pixels", white=16), InputSpec((9,), "tokens", vocabulary=5)], ids=str
+    "kind", [InputSpec((4,)), InputSpec((2, 3), "pixels", pixel_max=16), InputSpec((9,), "tokens", vocabulary=5)], ids=str
 )
 def test_probe_is_of_the_form_and_has_many_values(kind: InputSpec) -> None:
     rows = kind.probe()
@@ -260,7 +263,7 @@ def test_batch_norm_over_pixels_takes_a_batch_of_one_image() -> None:
     images = np.random.default_rng(0).normal(size=(40, 1, 4, 4)).astype(np.float32)
     federation = gpfl.federate([(images[:28], np.arange(28) % 2), (images[28:], np.arange(12) % 2)])
     module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 2))
-    assert from_module(module, federation.table.inputs(torch.arange(2)), 2).least_rows == 1
+    assert from_module(module, federation.table.inputs(torch.arange(2)), 2).min_batch == 1
     one, other = (
         flat(gpfl.fit("fedavg", federation, net=module, drop_last=False, engine=engine, **FAST)) for engine in ("loop", "vmap")
     )

@@ -106,7 +106,7 @@ def test_nothing_private_reaches_the_attacker(name: str) -> None:
             assert set(seen.sent) <= allowed
             assert set(seen.upload) <= allowed
             assert not {"head", "own_head", "own"} & (set(seen.sent) | set(seen.upload)) - allowed
-            assert set(seen.known) <= allowed | {"stats"}
+            assert set(seen.known) <= allowed | {"batch_norm_stats"}
 
 
 def whole(result: gpfl.Result) -> tuple[Engine, gpfl.training.run_dir.State]:

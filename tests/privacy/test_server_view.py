@@ -55,16 +55,16 @@ def one_step(method: str, rounds: int = 1, **settings: object) -> tuple[ServerVi
     row = int(engine.federation.shards[0].train[0])
     (seen,) = victim.uploads_of(engine, state, [Victim(0, (row,))], "one")
     facts = one(engine.client_info([0], state.round), 0)
-    work = engine.method.download(state.shared, tree.take(state.private, 0), facts)
+    local_state = engine.method.download(state.shared, tree.take(state.private, 0), facts)
     batch = engine.federation.table.batch(torch.tensor([row]))
 
     def total(moving: tree.Tree) -> Tensor:
-        model = gpfl.core.net.Model(engine.method.net, {**work, **moving})
+        model = gpfl.core.net.Model(engine.method.net, {**local_state, **moving})
         terms = engine.method.loss(model, state.shared, batch, facts)
         return gpfl.core.method.sum_of({name: term for name, term in terms.items() if not name.startswith("norm_")})
 
     parts = tuple(engine.method.views().values())[-1].parts
-    at = {**work, **tree.pick(state.shared, parts)}  # the weights that were sent
+    at = {**local_state, **tree.pick(state.shared, parts)}  # the weights that were sent
     return seen, torch.func.grad(total)(tree.pick(at, parts))
 
 

@@ -109,8 +109,8 @@ def test_a_method_whose_steps_name_no_terms_is_told_so() -> None:
 
         name: ClassVar[str] = "silent"
 
-        def step(self, shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
-            return super().step(shared, work, batch, client)[0], {}
+        def step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
+            return super().step(shared, local_state, batch, client)[0], {}
 
     with pytest.raises(GpflError, match="the steps of method 'silent' name no terms: give at least one"):
         gpfl.fit(Silent(), toy_federation(), net="mlp", **FAST)

@@ -108,7 +108,7 @@ def test_saved_model_comes_back_with_the_same_logits(tmp_path: Path, method: str
 
 def test_saved_model_of_pixels_takes_pixels(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 17, size=(40, 1, 5, 5)).astype(np.uint8)
-    table = gpfl.Table(pixels, np.arange(40) % 2, name="squares", white=16)
+    table = gpfl.Table(pixels, np.arange(40) % 2, name="squares", pixel_max=16)
     result = gpfl.fit("gpfl", gpfl.federate(table, clients=2, balanced=True), net="cnn4", rounds=1, lr=0.05)
     client = result.clients[0]
     client.save(tmp_path / "model.safetensors")
@@ -125,7 +125,7 @@ def test_saved_model_with_batch_norm_comes_back(tmp_path: Path) -> None:
         client.save(tmp_path / "model.safetensors")
         again = gpfl.load_model(tmp_path / "model.safetensors", net=normed_net())
         assert np.array_equal(again.logits(x), client.logits(x))
-    one, other = (client.weights["stats"]["base"]["1.running_mean"] for client in result.clients[:2])
+    one, other = (client.weights["batch_norm_stats"]["base"]["1.running_mean"] for client in result.clients[:2])
     assert not torch.equal(one, other)
 
 

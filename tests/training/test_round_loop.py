@@ -501,8 +501,8 @@ class Poisoned(Method):
 
     name: ClassVar[str] = "fedavg"
 
-    def upload(self, shared: Tree, work: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
-        sent, kept = super().upload(shared, work, private, client)
+    def upload(self, shared: Tree, local_state: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
+        sent, kept = super().upload(shared, local_state, private, client)
 
         def spoil(t: Tensor) -> Tensor:
             return torch.where(client.round == 3, torch.full_like(t, float("nan")), t)

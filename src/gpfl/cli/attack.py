@@ -123,7 +123,7 @@ def victims_of(
     """Gives the victims by size of batch; refuses a run that has not the images, and victims that the steps cannot be on."""
     engine = result.engine
     refuse_other_than_images(result.federation)
-    victims = choose_victims(result.federation, clients, images, sorted({engine.method.net.least_rows, *batches}), effort.seed)
+    victims = choose_victims(result.federation, clients, images, sorted({engine.method.net.min_batch, *batches}), effort.seed)
     if "one" in steps:
         refuse_small_batch(engine.method.net, min(batches))
     if "epoch" in steps:

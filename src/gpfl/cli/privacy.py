@@ -282,7 +282,7 @@ def refuse_victims(
     setting = study.setting_of(cell, plan, grounds)
     refuse_other_than_images(setting.federation)
     victims = choose_victims(setting.federation, range(len(setting.federation)), images, batches, effort.seed)
-    least = setting.method.net.least_rows
+    least = setting.method.net.min_batch
     if min(victims) < least:
         raise GpflError(
             f"net '{setting.method.net.name}' trains on batches of at least {least} rows, and the ceiling of a study is one "

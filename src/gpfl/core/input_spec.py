@@ -17,7 +17,7 @@ ArrayLike: TypeAlias = npt.ArrayLike | Tensor
 
 KINDS = {
     "floats": "floats, taken as they are",
-    "pixels": "whole numbers from 0 to white, scaled to [-1, 1]",
+    "pixels": "whole numbers from 0 to pixel_max, scaled to [-1, 1]",
     "counts": "whole numbers, taken as they are",
     "tokens": "numbers of words, from 0 to the size of the vocabulary",
 }
@@ -32,13 +32,13 @@ class InputSpec:
 
     shape: tuple[int, ...]
     kind: str = "floats"
-    white: int = 0  # pixels: the largest value
+    pixel_max: int = 0  # pixels: the largest value
     vocabulary: int = 0  # tokens: how many there are
 
     def to_net(self, stored: Tensor) -> Tensor:
         """Gives stored rows as a net takes them."""
         if self.kind == "pixels":
-            return stored.to(torch.float32) / (self.white / 2) - 1
+            return stored.to(torch.float32) / (self.pixel_max / 2) - 1
         return stored.to(torch.int64 if self.kind == "tokens" else torch.float32)
 
     def example(self) -> Tensor:
@@ -50,7 +50,7 @@ class InputSpec:
         numbers = torch.arange(2 * math.prod(self.shape)).reshape(2, *self.shape)
         if self.kind == "floats":
             return torch.sin(numbers + 1.0)
-        values = {"pixels": self.white + 1, "tokens": max(1, self.vocabulary)}.get(self.kind, 10)
+        values = {"pixels": self.pixel_max + 1, "tokens": max(1, self.vocabulary)}.get(self.kind, 10)
         return self.to_net(numbers % values)
 
     def read(self, x: ArrayLike, name: str) -> Tensor:
@@ -67,7 +67,7 @@ class InputSpec:
 
     def check(self, rows: Tensor, name: str) -> None:
         """Refuses numbers that pixels, counts or tokens of this form cannot be."""
-        most = {"pixels": self.white, "tokens": self.vocabulary - 1}.get(self.kind)
+        most = {"pixels": self.pixel_max, "tokens": self.vocabulary - 1}.get(self.kind)
         if rows.dtype == torch.uint8 and (most is None or most >= 255):
             return  # no byte is outside, so none is read
         outside = rows.numel() > 0 and (rows.min() < 0 or (most is not None and rows.max() > most))
@@ -76,7 +76,7 @@ class InputSpec:
             raise GpflError(f"{name} holds other numbers than the whole ones {limit} that its {self.kind} may be")
 
 
-def store(x: ArrayLike, kind: str | None, white: int, vocabulary: int, name: str) -> tuple[Tensor, InputSpec]:
+def store(x: ArrayLike, kind: str | None, pixel_max: int, vocabulary: int, name: str) -> tuple[Tensor, InputSpec]:
     """Gives rows in the type a table keeps them in, and their form. Without a kind, bytes are pixels and the rest floats."""
     rows = as_tensor(x, name)
     if kind is not None and kind not in KINDS:
@@ -87,7 +87,7 @@ def store(x: ArrayLike, kind: str | None, white: int, vocabulary: int, name: str
         return finite(rows.to(torch.float32), f"data '{name}'"), InputSpec(shape)
     if kind == "tokens" and not vocabulary:
         vocabulary = int(rows.max()) + 1 if rows.numel() else 0
-    form = InputSpec(shape, kind, white if kind == "pixels" else 0, vocabulary if kind == "tokens" else 0)
+    form = InputSpec(shape, kind, pixel_max if kind == "pixels" else 0, vocabulary if kind == "tokens" else 0)
     if rows.dtype in (torch.uint8, torch.int16, torch.int32):  # small enough: shared with whoever holds it
         form.check(rows, f"data '{name}'")
         return rows, form

@@ -32,17 +32,17 @@ class Score(NamedTuple):
 
 def local_round(method: Method, shared: Tree, private: Tree, table: Table, plan: Plan, client: ClientInfo) -> ClientUpdate:
     """Gives one client's round: download, every step of the plan, upload. Inputs are not changed."""
-    work = method.download(shared, private, client)
+    local_state = method.download(shared, private, client)
     seen: dict[str, list[Tensor]] = {}
     for phase, steps in zip(method.phases(), plan, strict=True):
         rows = torch.from_numpy(steps).to(table.y.device)  # (steps, width)
         for number, real in enumerate((steps >= 0).sum(1).tolist()):
             if real == 0:  # regularisers would move an empty batch
                 continue
-            work, terms = phase.step(shared, work, table.batch(rows[number, :real]), client)
+            local_state, terms = phase.step(shared, local_state, table.batch(rows[number, :real]), client)
             for name, value in terms.items():
                 seen.setdefault(name, []).append(value.detach())
-    upload, kept = method.upload(shared, work, private, client)
+    upload, kept = method.upload(shared, local_state, private, client)
     return ClientUpdate(upload, kept, {name: torch.stack(values).mean() for name, values in seen.items()})
 
 

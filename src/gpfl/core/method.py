@@ -36,17 +36,14 @@ class Batch(NamedTuple):
     mask: Tensor
 
 
-NOBODY = torch.zeros(())
-
-
 class ClientInfo(NamedTuple):
-    """What a client knows besides its rows."""
+    """What a client knows about itself and the run besides its samples."""
 
-    rows: Tensor  # training rows, as a float
-    label_counts: Tensor  # (classes,) training rows of each class
-    round: Tensor  # rounds done before this one
-    rounds: Tensor  # rounds planned
-    number: Tensor = NOBODY  # of the client in the federation, by which its draws are told from others'
+    n_samples: Tensor  # training samples, as a float
+    label_counts: Tensor  # (classes,) training samples of each class
+    round: Tensor  # counted from 0
+    total_rounds: Tensor
+    index: Tensor = torch.zeros(())  # type: ignore[assignment]  # position in the federation; hides tuple.index
 
 
 class GradientResult(NamedTuple):
@@ -54,14 +51,14 @@ class GradientResult(NamedTuple):
 
     gradient: Tree
     terms: LossTerms
-    stats: Tree
+    batch_norm_stats: Tree
     aux: Tree
 
 
 class StepResult(NamedTuple):
     """A step of SGD: the new state, the terms before the step, and what the objective kept."""
 
-    work: Tree
+    local_state: Tree
     terms: LossTerms
     aux: Tree
 
@@ -69,7 +66,7 @@ class StepResult(NamedTuple):
 class Step(Protocol):
     """One step of local training."""
 
-    def __call__(self, shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
+    def __call__(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives the new state of the local round and the terms of the objective before the step."""
 
 
@@ -95,7 +92,7 @@ class Method:
     """FedAvg's behaviour, and the interface of every method. Fields declared with `option` are its hyperparameters.
 
     `shared` is what the server holds and sends: every function sees it as received, so anchors and frozen copies are
-    simply `shared`. `private` never leaves the client. `work` is the state of one local round.
+    simply `shared`. `private` never leaves the client. `local_state` is the state of one local round.
     """
 
     name: ClassVar[str]
@@ -127,15 +124,15 @@ class Method:
     @property
     def shared_parts(self) -> tuple[str, ...]:
         """The parts that travel, BatchNorm statistics among them if they are averaged."""
-        return (*self.shares, "stats") if self.batch_norm == "average" and self.shares else self.shares
+        return (*self.shares, "batch_norm_stats") if self.batch_norm == "average" and self.shares else self.shares
 
     # The server's and the client's state before round 0.
 
     def init(self, seed: int) -> tuple[Tree, Tree]:
         """Gives the shared state and the private state that every client starts from."""
-        return self.split(self.net.init(seed))
+        return self.split_state(self.net.init(seed))
 
-    def split(self, state: Tree) -> tuple[Tree, Tree]:
+    def split_state(self, state: Tree) -> tuple[Tree, Tree]:
         """Gives the parts of a state that travel and those that stay."""
         return tree.pick(state, self.shared_parts), tree.drop(state, self.shared_parts)
 
@@ -149,25 +146,27 @@ class Method:
         """Gives the state in which local training starts."""
         return {**shared, **private}
 
-    def step(self, shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
+    def step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives the state after one batch: a step of SGD on all parts of the net."""
-        work, terms, _ = self.optimizer_step(work, NET_PARTS, lambda model: self.loss(model, shared, batch, client))
-        return work, terms
+        local_state, terms, _ = self.optimizer_step(
+            local_state, NET_PARTS, lambda model: self.loss(model, shared, batch, client)
+        )
+        return local_state, terms
 
     def loss(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
         """Gives the terms of the local objective."""
         return {"ce": losses.cross_entropy(self.logits(model, batch.x), batch.y, batch.mask)}
 
-    def upload(self, shared: Tree, work: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
+    def upload(self, shared: Tree, local_state: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
         """Gives what the client sends and what it keeps."""
-        return self.split(work)
+        return self.split_state(local_state)
 
     # The server's part. It sees a weighted mean of uploads and nothing else, so that a round may be run in chunks,
     # across machines or under secure summation, and give the same.
 
-    def weight(self, client: ClientInfo) -> Tensor:
+    def aggregation_weight(self, client: ClientInfo) -> Tensor:
         """Gives the weight of a client in the mean of uploads: its number of training rows."""
-        return client.rows
+        return client.n_samples
 
     def aggregate(self, shared: Tree, mean: Tree) -> Tree:
         """Gives the new shared state from the old one and the mean of uploads."""
@@ -212,21 +211,21 @@ class Method:
 
     def optimizer_step(
         self,
-        work: Tree,
+        local_state: Tree,
         parts: tuple[str, ...],
         objective: Callable[[Model], LossTerms],
         *,
         lr: float | None = None,
         decay: Mapping[str, float] | None = None,
     ) -> StepResult:
-        """Gives `work` after one step of SGD on `parts` down the sum of the objective's terms.
+        """Gives `local_state` after one step of SGD on `parts` down the sum of the objective's terms.
 
         `decay` adds weight decay to parts by name, on every tensor of them. What the objective puts into `model.aux`
         comes back with the terms.
         """
         rate = self.lr if lr is None else lr
-        moving = tree.pick(work, parts)
-        gradient, terms, stats, kept = self.loss_gradient(work, moving, objective)
+        moving = tree.pick(local_state, parts)
+        gradient, terms, stats, kept = self.loss_gradient(local_state, moving, objective)
         moved: Tree = {}
         for part in moving:
             pull = (decay or {}).get(part)
@@ -235,15 +234,15 @@ class Method:
                 tree.branch(moving, part),
                 tree.branch(gradient, part),
             )
-        return StepResult({**work, **moved, **({"stats": stats} if stats else {})}, terms, kept)
+        return StepResult({**local_state, **moved, **({"batch_norm_stats": stats} if stats else {})}, terms, kept)
 
-    def loss_gradient(self, work: Tree, moving: Tree, objective: Callable[[Model], LossTerms]) -> GradientResult:
-        """Gives the gradient of the sum of the objective's terms by the weights `moving`, which are parts of `work`."""
+    def loss_gradient(self, local_state: Tree, moving: Tree, objective: Callable[[Model], LossTerms]) -> GradientResult:
+        """Gives the gradient of the sum of the objective's terms by the weights `moving`, which are parts of `local_state`."""
 
         def total(moving: Tree) -> tuple[Tensor, tuple[LossTerms, Tree, Tree]]:
-            model = Model(self.net, {**work, **moving}, training=True)
+            model = Model(self.net, {**local_state, **moving}, training=True)
             terms = objective(model)
-            return total_loss(terms), (terms, model.stats, model.aux)
+            return total_loss(terms), (terms, model.batch_norm_stats, model.aux)
 
         gradient, (terms, stats, kept) = torch.func.grad(total, has_aux=True)(moving)
         return GradientResult(gradient, terms, stats, kept)

@@ -71,26 +71,26 @@ class Net:
         self.width = self._measure(example)
         modules.refuse_state(parts, example, name)
         modules.refuse_mixing(parts, example, name)
-        self.least_rows = 1 if modules.trains_on_one_row(parts, example) else 2  # in a training batch
+        self.min_batch = 1 if modules.trains_on_one_row(parts, example) else 2  # in a training batch
         if not any(True for module in parts.values() for _ in trainable(module)):
             raise GpflError(f"net '{name}' has no weight that trains: set requires_grad=True where training should change it")
 
     @property
-    def keeps_statistics(self) -> bool:
+    def has_batch_norm(self) -> bool:
         """Tells whether a part has BatchNorm running statistics."""
         return any(True for module in self._training.values() for _ in statistics(module))
 
     def init(self, seed: int) -> Tree:
-        """Gives the weights of a run: {"base": …, "head": …}, and "stats" where there is BatchNorm."""
+        """Gives the weights of a run: {"base": …, "head": …}, and "batch_norm_stats" where there is BatchNorm."""
         if self._rebuild is None:
             return weights_of(self._initial)
         with seeded(seed, "weights"):
             return weights_of(self._rebuild())
 
-    def misfit(self, weights: Tree) -> str:
+    def mismatch(self, weights: Tree) -> str:
         """Gives in words where the names or shapes of `weights` are not the net's own; nothing where they are."""
         own = {path: tuple(t.shape) for path, t in tree.flatten(weights_of(self._initial)).items()}
-        given = tree.flatten(tree.pick(weights, ("base", "head", "stats")))
+        given = tree.flatten(tree.pick(weights, ("base", "head", "batch_norm_stats")))
         for path in sorted(own.keys() | given.keys()):
             if path not in own:
                 return f"the net has no '{path}'"
@@ -104,11 +104,11 @@ class Net:
         """Gives the template of a part; its own weights are never used."""
         return (self._training if training else self._frozen)[part]
 
-    def copy_of(self, part: str) -> nn.Module:
+    def make_module(self, part: str) -> nn.Module:
         """Gives a module of its own, to be loaded with a client's weights."""
         return copy.deepcopy(self._initial[part])
 
-    def around(self, parts: Parts) -> Net:
+    def with_parts(self, parts: Parts) -> Net:
         """Gives the net with modules that have weights of their own as its parts: what one client's module is made of."""
         out = copy.copy(self)
         out._initial = out._training = out._frozen = parts
@@ -142,8 +142,8 @@ class Model:
 
     def __init__(self, net: Net, weights: Tree, *, training: bool = False) -> None:
         self.net, self.weights, self.training = net, weights, training
-        stats = weights.get("stats", {})
-        self.stats: Tree = dict(stats) if isinstance(stats, dict) else {}
+        stats = weights.get("batch_norm_stats", {})
+        self.batch_norm_stats: Tree = dict(stats) if isinstance(stats, dict) else {}
         self.aux: Tree = {}  # what an objective wants back besides its terms
 
     def __getitem__(self, part: str) -> Tree:
@@ -152,22 +152,22 @@ class Model:
     def __call__(self, part: str, x: Tensor, weights: Tree | None = None) -> Tensor:
         """Gives the output of a part of the net, with the model's weights for it or with others."""
         state: dict[str, Tensor] = dict(self[part] if weights is None else weights)  # type: ignore[arg-type]
-        stats = tree.branch(self.stats, part) if part in self.stats else {}
+        stats = tree.branch(self.batch_norm_stats, part) if part in self.batch_norm_stats else {}
         if self.training and stats:
             # BatchNorm writes into what it is given: into copies, which under vmap belong to one client each like its rows.
             nothing = torch.zeros_like(x.reshape(-1)[0], dtype=torch.float32)
             stats = tree.map_leaves(lambda value: value + nothing, stats)
-            self.stats[part] = stats
+            self.batch_norm_stats[part] = stats
         state.update(stats)  # type: ignore[arg-type]
         out: Tensor = functional_call(self.net.module(part, training=self.training), state, (x,))
         return out
 
 
 def weights_of(parts: Parts) -> Tree:
-    """Gives the weights of modules that train: {"base": …, "head": …}, and "stats" where there is BatchNorm."""
+    """Gives the weights of modules that train: {"base": …, "head": …}, and "batch_norm_stats" where there is BatchNorm."""
     state: Tree = {part: {name: p.detach().clone() for name, p in trainable(module)} for part, module in parts.items()}
     stats: Tree = {part: {name: b.detach().clone() for name, b in statistics(module)} for part, module in parts.items()}
-    return {**state, "stats": stats} if any(True for _ in tree.leaves(stats)) else state
+    return {**state, "batch_norm_stats": stats} if any(True for _ in tree.leaves(stats)) else state
 
 
 def from_architecture(architecture: Architecture, name: str, example: Tensor, classes: int) -> Net:

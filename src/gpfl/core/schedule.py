@@ -74,7 +74,7 @@ class Schedule:
 
     def refuse_single_rows(self, method: Method, rows: int, client: str) -> None:
         """Refuses a client that comes to a batch of one row where the net's training pass cannot take one."""
-        if self.fewest_rows(rows, method.phases()) >= method.net.least_rows:
+        if self.fewest_rows(rows, method.phases()) >= method.net.min_batch:
             return
         way = "raise --batch-size" if self.batch_size == 1 else "set drop_last or another --batch-size"
         raise GpflError(

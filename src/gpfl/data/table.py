@@ -40,7 +40,7 @@ class Table:
         classes: int | None = None,
         name: str = "arrays",
         kind: str | None = None,
-        white: int = 255,
+        pixel_max: int = 255,
         vocabulary: int = 0,
         groups: ArrayLike | None = None,
         group_names: Sequence[str] = (),
@@ -52,7 +52,7 @@ class Table:
         self.name, self.origin = name, dict(origin or {})
         self.source: DataSource | None = None  # what loads this table again
         self.words = ""  # what was found in a person's own files
-        self.x, self.form = store(x, kind, white, vocabulary, name)
+        self.x, self.form = store(x, kind, pixel_max, vocabulary, name)
         self.y, self.classes = as_labels(y, classes, name)
         if len(self.x) != len(self.y):
             raise GpflError(f"data '{name}' has {len(self.x)} rows and {len(self.y)} labels; there must be as many of both")
@@ -74,7 +74,10 @@ class Table:
     def digest(self) -> str:
         """The sha256 of the content: form, rows, labels, groups, parts and what stays together."""
         x, y = self.x.cpu().contiguous(), self.y.cpu().contiguous()
-        content = hashlib.sha256(f"{tuple(x.shape)} {x.dtype} {self.classes} {self.form}".encode())
+        spec = self.form
+        # Recorded manifests hold this digest, so the names in the text are those of the first version.
+        form = f"Form(shape={spec.shape}, kind={spec.kind!r}, white={spec.pixel_max}, vocabulary={spec.vocabulary})"
+        content = hashlib.sha256(f"{tuple(x.shape)} {x.dtype} {self.classes} {form}".encode())
         content.update(x.numpy().data)
         content.update(y.numpy().data)
         if self.groups is not None:

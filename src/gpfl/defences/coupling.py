@@ -77,10 +77,10 @@ def refuse_coupled(method: Defended, passes: list[Pass]) -> None:
 
 def run(method: Defended, shared: Tree, private: Tree, client: ClientInfo, steps: list[Batch]) -> Tree:
     """Gives what a client sends after one step of every phase."""
-    work = method.download(shared, private, client)
+    local_state = method.download(shared, private, client)
     for phase, batch in zip(method.phases(), steps, strict=True):
-        work, _ = phase.step(shared, work, batch, client)
-    return method.upload(shared, work, private, client)[0]
+        local_state, _ = phase.step(shared, local_state, batch, client)
+    return method.upload(shared, local_state, private, client)[0]
 
 
 def batches(method: Defended, table: Table, rows: list[int], start: int) -> list[Batch]:

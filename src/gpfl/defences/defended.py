@@ -44,14 +44,14 @@ class Defended(Method):
 
     def download(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
         """Gives the state in which local training starts."""
-        work = super().download(shared, private, client)
-        return {**work, STEPS: {"done": torch.zeros_like(client.round)}} if self.defence.example_clip else work
+        local_state = super().download(shared, private, client)
+        return {**local_state, STEPS: {"done": torch.zeros_like(client.round)}} if self.defence.example_clip else local_state
 
-    def row_step(self, phase: int, shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
+    def row_step(self, phase: int, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives a step of a phase whose gradients go by rows."""
-        done = tree.leaf(tree.branch(work, STEPS), "done")
+        done = tree.leaf(tree.branch(local_state, STEPS), "done")
         with by_rows(self.key(client, "example", done)):
-            after, terms = super().phases()[phase].step(shared, tree.drop(work, (STEPS,)), batch, client)
+            after, terms = super().phases()[phase].step(shared, tree.drop(local_state, (STEPS,)), batch, client)
         return {**after, STEPS: {"done": done + 1}}, terms
 
     def loss(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
@@ -59,16 +59,18 @@ class Defended(Method):
         plain = super().loss
         return rows_of(lambda rows: plain(model, shared, rows, client), batch)
 
-    def loss_gradient(self, work: Tree, moving: Tree, objective: Callable[[Model], LossTerms]) -> GradientResult:
+    def loss_gradient(self, local_state: Tree, moving: Tree, objective: Callable[[Model], LossTerms]) -> GradientResult:
         """Gives a gradient; within a step that goes by rows it is clipped row by row and has noise."""
         bound = self.defence.example_clip
-        return row_slope(super().loss_gradient, self.net, work, moving, objective, bound, self.defence.example_noise * bound)
+        return row_slope(
+            super().loss_gradient, self.net, local_state, moving, objective, bound, self.defence.example_noise * bound
+        )
 
     # What leaves the client.
 
-    def upload(self, shared: Tree, work: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
+    def upload(self, shared: Tree, local_state: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
         """Gives what the client sends, defended, and what it keeps."""
-        sent, kept = super().upload(shared, tree.drop(work, (STEPS,)), private, client)
+        sent, kept = super().upload(shared, tree.drop(local_state, (STEPS,)), private, client)
         if self.defence.on_uploads and sent:
             sent = protected(shared, sent, self.defence, self.noise_share, self.key(client, "upload"))
         return sent, kept
@@ -78,9 +80,9 @@ class Defended(Method):
         """The standard deviation of the noise that one client adds; of a crowd it adds up to noise × clip."""
         return self.defence.noise * self.defence.clip / math.sqrt(self.crowd)
 
-    def weight(self, client: ClientInfo) -> Tensor:
+    def aggregation_weight(self, client: ClientInfo) -> Tensor:
         """Gives every client the same weight where there is noise: by its rows, one could weigh more than its bound."""
-        return torch.ones_like(client.rows) if self.defence.noise else super().weight(client)
+        return torch.ones_like(client.n_samples) if self.defence.noise else super().aggregation_weight(client)
 
     def bytes_sent(self, upload: Tree) -> int:
         """Gives the bytes that an upload takes on the wire."""
@@ -89,7 +91,7 @@ class Defended(Method):
     def key(self, client: ClientInfo, purpose: str, *words: Tensor) -> Tensor:
         """Gives the stream of a client's draws in a round."""
         salt = self.salt if isinstance(self.salt, Tensor) else torch.full_like(client.round, self.salt)
-        return stream(salt, purpose, client.round, client.number, *words)
+        return stream(salt, purpose, client.round, client.index, *words)
 
 
 def defended(method: Method, defence: DefenceConfig, *, seed: int, crowd: int) -> Method:
@@ -137,14 +139,14 @@ def refuse_uploads(method: Method, defence: DefenceConfig) -> None:
 
 def refuse_statistics(method: Method, defence: DefenceConfig) -> None:
     """Refuses BatchNorm where it mixes rows, or where noise and rounding could turn a variance negative."""
-    if not method.net.keeps_statistics:
+    if not method.net.has_batch_norm:
         return
     if defence.example_clip:
         raise GpflError(
             f"defence.example_clip is {defence.example_clip:g}, but the BatchNorm of net '{method.net.name}' mixes rows, so no "
             "row's gradient has a bound of its own: use another net"
         )
-    if "stats" in method.shared_parts and (defence.noise or defence.bits < WHOLE):
+    if "batch_norm_stats" in method.shared_parts and (defence.noise or defence.bits < WHOLE):
         raise GpflError(
             "train.batch_norm is 'average', so that BatchNorm's variances are sent: noise and rounding could turn one "
             "negative; use --batch-norm local"

@@ -86,19 +86,19 @@ def rows_of(loss: Callable[[Batch], LossTerms], batch: Batch) -> LossTerms:
 
 
 def row_slope(
-    plain: Plain, net: Net, work: Tree, moving: Tree, objective: Objective, bound: float, std: float
+    plain: Plain, net: Net, local_state: Tree, moving: Tree, objective: Objective, bound: float, std: float
 ) -> GradientResult:
     """Gives the mean of the rows' gradients, each no longer than `bound`, with noise of `std` on their sum."""
     passing = PASS.get()
     if passing is None:
-        return plain(work, moving, objective)
-    model = Model(net, {**work, **moving}, training=True)
+        return plain(local_state, moving, objective)
+    model = Model(net, {**local_state, **moving}, training=True)
     batch = asked_rows(objective, model)
 
     def one(x: Tensor, y: Tensor) -> tuple[Tree, LossTerms, Tree]:
         row = Batch(x.unsqueeze(0), y.unsqueeze(0), torch.ones_like(y, dtype=torch.float32).unsqueeze(0))
         with at(passing, row):
-            slope = plain(work, moving, objective)
+            slope = plain(local_state, moving, objective)
         return slope.gradient, slope.terms, slope.aux
 
     gradients, terms, kept = vmap(one)(batch.x, batch.y)

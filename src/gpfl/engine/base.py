@@ -125,7 +125,7 @@ class Engine(ABC):
 
     def weights(self, method: Method, clients: ClientInfo) -> Tensor:
         """Gives the weights of stacked clients, each by itself."""
-        return torch.stack([method.weight(one(clients, place)) for place in range(len(clients.rows))])
+        return torch.stack([method.aggregation_weight(one(clients, place)) for place in range(len(clients.n_samples))])
 
     def private_device(self, bytes_each: int) -> torch.device:
         """Gives where private states are kept: with the engine, or on the host where they would fill a GPU."""

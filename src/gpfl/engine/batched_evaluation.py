@@ -61,7 +61,7 @@ class BatchedEvaluator:
 
     def _alone(self, clients: list[int]) -> list[int]:
         """Gives the places of clients whose batch to adapt to is short, where that would shift BatchNorm statistics."""
-        if not self._engine.method.net.keeps_statistics:
+        if not self._engine.method.net.has_batch_norm:
             return []
         return [place for place, c in enumerate(clients) if bool((self._engine.adaptation_rows(c) < 0).any())]
 

@@ -25,7 +25,7 @@ class Member(NamedTuple):
 class Entered(NamedTuple):
     """Clients that begin to train, stacked."""
 
-    work: Tree
+    local_state: Tree
     client: ClientInfo
 
 
@@ -52,13 +52,13 @@ class Round:
     def enter(self, places: list[int]) -> Entered:
         """Gives the state in which clients start."""
         private, client = self._own(places)
-        work = vmap(self.method.download, in_dims=(None, 0, 0))(self.shared, private, client)
-        return Entered(tree.copy(work), client)
+        local_state = vmap(self.method.download, in_dims=(None, 0, 0))(self.shared, private, client)
+        return Entered(tree.copy(local_state), client)
 
-    def leave(self, places: list[int], work: Tree, terms: LossTerms) -> None:
+    def leave(self, places: list[int], local_state: Tree, terms: LossTerms) -> None:
         """Takes what trained clients send and keep."""
         private, client = self._own(places)
-        upload, kept = vmap(self.method.upload, in_dims=(None, 0, 0, 0))(self.shared, work, private, client)
+        upload, kept = vmap(self.method.upload, in_dims=(None, 0, 0, 0))(self.shared, local_state, private, client)
         self._fetched.pop(tuple(places), None)
         self._add(places, upload, kept, terms)
 

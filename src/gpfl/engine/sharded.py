@@ -46,8 +46,8 @@ class Sharded(Engine):
         """Gives the outcome of a process that has no client in the cohort: a mean of zeros."""
         private = tree.to(self.method.init(asked.schedule.seed)[1], self.device)
         client = one(self.client_info([0], asked.round), 0)
-        work = self.method.download(asked.shared, private, client)
-        upload, _ = self.method.upload(asked.shared, work, private, client)
+        local_state = self.method.download(asked.shared, private, client)
+        upload, _ = self.method.upload(asked.shared, local_state, private, client)
         return RoundResult(tree.map_leaves(torch.zeros_like, upload), asked.private, {})
 
     def evaluate_clients(self, asked: EvalRequest) -> Evaluation:

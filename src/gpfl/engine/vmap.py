@@ -81,7 +81,7 @@ class Vmap(Engine):
 
     def weights(self, method: Method, clients: ClientInfo) -> Tensor:
         """Gives the weights of stacked clients, all at once."""
-        return vmap(method.weight)(clients)
+        return vmap(method.aggregation_weight)(clients)
 
     def _arrange(self, rounds: Sequence[Round]) -> list[list[Member]]:
         """Gives the clients of all rounds in chunks, those with most steps first.
@@ -90,7 +90,7 @@ class Vmap(Engine):
         """
         everyone = [Member(number, place) for number, each in enumerate(rounds) for place in range(len(each.plans))]
         plans = {member: rounds[member.round].plans[member.place] for member in everyone}
-        alone = {m for m, plan in plans.items() if self.method.net.keeps_statistics and any((s < 0).any() for s in plan)}
+        alone = {m for m, plan in plans.items() if self.method.net.has_batch_norm and any((s < 0).any() for s in plan)}
         rest = sorted((m for m in everyone if m not in alone), key=lambda m: [-len(steps) for steps in plans[m]])
         return [*blocks(rest, self.chunk), *blocks(sorted(alone), 1)]
 
@@ -103,7 +103,7 @@ class Vmap(Engine):
         parts = [rounds[number].enter(places) for number, places in of_round if places]
         # Rounds one after the other, and clients in each as they are in `members`.
         order = [member for number, _ in of_round for member in members if member.round == number]
-        work = tree.concatenate([part.work for part in parts])
+        local_state = tree.concatenate([part.local_state for part in parts])
         client = ClientInfo(*(torch.cat(fields) for fields in zip(*(part.client for part in parts), strict=True)))
         groups = torch.tensor([member.round for member in order], device=self.device) if len(rounds) > 1 else None
         plans = [rounds[member.round].plans[member.place] for member in order]
@@ -112,7 +112,7 @@ class Vmap(Engine):
         seen: dict[str, Tensor] = {}
         for number in range(len(self.method.phases())):
             steps = [plan[number] for plan in plans]
-            work, terms = self._run_phase(number, shared, groups, work, steps, client)
+            local_state, terms = self._run_phase(number, shared, groups, local_state, steps, client)
             for name, value in terms.items():
                 sums[name] = sums.get(name, torch.zeros_like(value)) + value
                 seen[name] = seen.get(name, torch.zeros_like(value)) + counts[:, number]
@@ -121,24 +121,27 @@ class Vmap(Engine):
         for number, places in of_round:
             own = slice(start, start := start + len(places))
             if places:
-                rounds[number].leave(places, tree.take(work, own), {name: value[own] for name, value in means.items()})
+                rounds[number].leave(places, tree.take(local_state, own), {name: value[own] for name, value in means.items()})
 
     def _run_phase(
         self,
         number: int,
         shared: Tree,
         groups: Tensor | None,
-        work: Tree,
+        local_state: Tree,
         steps: list[Rows],
         client: ClientInfo,
     ) -> tuple[Tree, LossTerms]:
         """Gives all members after a phase, and the sums of its terms."""
         lengths = [len(part) for part in steps]
         packing = pack(lengths, self._width(lengths))
-        program = self._step_program(number, shared, groups, work, packing, steps[0].shape[1])
+        program = self._step_program(number, shared, groups, local_state, packing, steps[0].shape[1])
         if groups is None:
             tree.put_all_(program.fixed["shared"], shared)
-        store = {"work": work, "terms": {name: value.new_zeros(len(lengths)) for name, value in program.state["terms"].items()}}
+        store = {
+            "work": local_state,
+            "terms": {name: value.new_zeros(len(lengths)) for name, value in program.state["terms"].items()},
+        }
         stock = Stock(store, client, shared, groups)
         plan = torch.from_numpy(packing.plan(steps)).to(self.device)
         changes = Changes(packing, self.device)
@@ -178,7 +181,7 @@ class Vmap(Engine):
         number: int,
         shared: Tree,
         groups: Tensor | None,
-        work: Tree,
+        local_state: Tree,
         packing: Packing,
         rows: int,
     ) -> Program:
@@ -197,7 +200,11 @@ class Vmap(Engine):
                 return {"work": after, "terms": sums, "step": state["step"] + 1}
 
             facts = self.client_info([0] * width, 0)
-            state = {"work": like(work, width), "terms": {}, "step": torch.zeros(1, dtype=torch.int64, device=self.device)}
+            state = {
+                "work": like(local_state, width),
+                "terms": {},
+                "step": torch.zeros(1, dtype=torch.int64, device=self.device),
+            }
             fixed = {
                 "shared": tree.copy(shared) if groups is None else like(shared, width),
                 "client": ClientInfo(*(field.clone() for field in facts)),
@@ -214,10 +221,10 @@ class Vmap(Engine):
         """Gives the step of a phase; what comes as shared state also holds the values in which trials differ."""
         method = self.method
 
-        def step(shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
+        def step(shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
             values: dict[str, Any] = tree.branch(shared, "values")
             own = dataclasses.replace(method, **values)
-            return own.phases()[number].step(tree.branch(shared, "state"), work, batch, client)
+            return own.phases()[number].step(tree.branch(shared, "state"), local_state, batch, client)
 
         return step
 

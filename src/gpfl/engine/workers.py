@@ -87,13 +87,13 @@ class Workers(Engine):
         """Gives one client's upload, private state and mean terms."""
         short = any((steps < 0).any() for steps in plan)
         traced = [program for program in programs if program is not None]
-        if len(traced) < len(programs) or (short and method.net.keeps_statistics):
+        if len(traced) < len(programs) or (short and method.net.has_batch_norm):
             return local_round(method, shared, private, self.federation.table, plan, client)
-        work = method.download(shared, private, client)
+        local_state = method.download(shared, private, client)
         sums: dict[str, Tensor] = {}
         steps_seen: dict[str, int] = {}
         for program, steps in zip(traced, plan, strict=True):
-            tree.put_all_(program.state["work"], work)
+            tree.put_all_(program.state["work"], local_state)
             for buffer, field in zip(program.fixed["client"], client, strict=True):
                 buffer.copy_(field)
             for value in program.state["terms"].values():
@@ -101,11 +101,11 @@ class Workers(Engine):
             for rows in torch.from_numpy(steps):
                 program.fixed["rows"].copy_(rows)
                 program()
-            work = tree.copy(program.state["work"])
+            local_state = tree.copy(program.state["work"])
             for name, value in program.state["terms"].items():
                 sums[name] = sums.get(name, torch.zeros(())) + value
                 steps_seen[name] = steps_seen.get(name, 0) + len(steps)
-        upload, kept = method.upload(shared, work, private, client)
+        upload, kept = method.upload(shared, local_state, private, client)
         return upload, kept, {name: sums[name] / steps_seen[name] for name in sums}
 
     def _prepare(self, shared: Tree, private: Tree, facts: ClientInfo, plans: list[Plan]) -> list[list[Program | None]]:
@@ -136,7 +136,7 @@ class Workers(Engine):
             sums = {name: state["terms"][name] + value for name, value in terms.items()} if state["terms"] else terms
             return {"work": after, "terms": sums}
 
-        work = tree.copy(self.method.download(shared, private, client))
+        local_state = tree.copy(self.method.download(shared, private, client))
         fixed = {
             "shared": tree.copy(shared),
             "client": ClientInfo(*(field.clone() for field in client)),
@@ -144,8 +144,10 @@ class Workers(Engine):
             "x": table.x,
             "y": table.y,
         }
-        terms = {name: torch.zeros_like(value) for name, value in advance({"work": work, "terms": {}}, fixed)["terms"].items()}
-        return Program(advance, {"work": work, "terms": terms}, fixed)
+        terms = {
+            name: torch.zeros_like(value) for name, value in advance({"work": local_state, "terms": {}}, fixed)["terms"].items()
+        }
+        return Program(advance, {"work": local_state, "terms": terms}, fixed)
 
     def evaluate_clients(self, asked: EvalRequest) -> Evaluation:
         """Gives the scores, clients side by side."""

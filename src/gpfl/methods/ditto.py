@@ -34,24 +34,24 @@ class Ditto(Method):
     def init(self, seed: int) -> tuple[Tree, Tree]:
         """Gives the global model; every client's own model starts equal to it."""
         state = self.net.init(seed)
-        shared, private = self.split(state)
+        shared, private = self.split_state(state)
         return shared, {**private, "own": tree.copy(state)}
 
     def phases(self) -> tuple[Phase, ...]:
         """Gives the passes on the own model, then those on the global one."""
         return (Phase(self.own_step, self.own_epochs), Phase(self.global_step, self.epochs))
 
-    def own_step(self, shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
+    def own_step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives v after one step, the rest as it was."""
         own, terms, _ = self.optimizer_step(
-            tree.branch(work, "own"), NET_PARTS, lambda model: self.near(model, shared, batch, client)
+            tree.branch(local_state, "own"), NET_PARTS, lambda model: self.near(model, shared, batch, client)
         )
-        return {**work, "own": own}, terms
+        return {**local_state, "own": own}, terms
 
-    def global_step(self, shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
+    def global_step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives w after one step, v as it was."""
-        work, terms = self.step(shared, work, batch, client)
-        return work, {"global_ce": terms["ce"]}
+        local_state, terms = self.step(shared, local_state, batch, client)
+        return local_state, {"global_ce": terms["ce"]}
 
     def near(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
         """Gives the objective of v: cross-entropy and its distance to the model received."""

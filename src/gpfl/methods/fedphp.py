@@ -64,12 +64,12 @@ class FedPHP(Method):
 
     def momentum(self, client: ClientInfo) -> Tensor:
         """Gives m of the round."""
-        return self.mu * (client.round / client.rounds).clamp_max(1.0)
+        return self.mu * (client.round / client.total_rounds).clamp_max(1.0)
 
     def download(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
         """Gives the model that training starts from, and the teacher of the round."""
         received, own = tree.pick(shared, NET_PARTS), tree.branch(private, "own")
-        rest = tree.pick({**shared, **private}, ("stats",))
+        rest = tree.pick({**shared, **private}, ("batch_norm_stats",))
         if self.variant == "mix":
             return {**tree.lerp(received, own, self.momentum(client)), **rest, "teacher": {**received, **rest}}
         return {**received, **rest, "teacher": {**own, **rest}}
@@ -81,10 +81,10 @@ class FedPHP(Method):
         ce = losses.cross_entropy(model("head", f), batch.y, batch.mask)
         return {"ce": (1 - self.lam) * ce, "mmd": self.lam * losses.mmd2(f, taught, batch.mask)}
 
-    def upload(self, shared: Tree, work: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
+    def upload(self, shared: Tree, local_state: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
         """Gives the trained model to the server; the own model becomes it, or takes it in."""
-        trained = tree.pick(work, NET_PARTS)
-        sent, kept = self.split(tree.drop(work, ("teacher",)))
+        trained = tree.pick(local_state, NET_PARTS)
+        sent, kept = self.split_state(tree.drop(local_state, ("teacher",)))
         if self.variant == "inherit":
             trained = tree.lerp(trained, tree.branch(private, "own"), self.momentum(client))
         return sent, {**kept, "own": trained}
@@ -99,4 +99,4 @@ class FedPHP(Method):
         own = tree.branch(private, "own")
         if self.variant == "mix":
             own = tree.lerp(tree.pick(shared, NET_PARTS), own, self.momentum(client))
-        return {**own, **tree.pick({**shared, **private}, ("stats",))}
+        return {**own, **tree.pick({**shared, **private}, ("batch_norm_stats",))}

@@ -65,12 +65,14 @@ class FedProto(Method):
         empty = tree.map_leaves(torch.zeros_like, tree.branch(shared, "prototypes"))
         return {**private, "sums": empty}
 
-    def step(self, shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
+    def step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives the model after one step; the features before it join the sums."""
-        work, terms, kept = self.optimizer_step(work, NET_PARTS, lambda model: self.loss(model, shared, batch, client))
+        local_state, terms, kept = self.optimizer_step(
+            local_state, NET_PARTS, lambda model: self.loss(model, shared, batch, client)
+        )
         if self.prototypes == "running":
-            work = self.add(work, tree.leaf(kept, "features"), batch)
-        return work, terms
+            local_state = self.add(local_state, tree.leaf(kept, "features"), batch)
+        return local_state, terms
 
     def loss(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
         """Gives cross-entropy and the mean squared distance to the prototype of each row's class."""
@@ -84,27 +86,27 @@ class FedProto(Method):
             "prototype": self.lam * losses.masked_mean(distance, batch.mask),
         }
 
-    def collect(self, shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
+    def collect(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives the sums with a batch's features of the model as it is."""
-        return self.add(work, Model(self.net, work)("base", batch.x), batch), {}
+        return self.add(local_state, Model(self.net, local_state)("base", batch.x), batch), {}
 
-    def add(self, work: Tree, features: Tensor, batch: Batch) -> Tree:
-        """Gives `work` with features added to the sum of their class."""
+    def add(self, local_state: Tree, features: Tensor, batch: Batch) -> Tree:
+        """Gives `local_state` with features added to the sum of their class."""
         chosen = losses.one_hot(batch.y, self.net.classes) * batch.mask.unsqueeze(-1)  # (rows, classes)
-        sums = tree.branch(work, "sums")
+        sums = tree.branch(local_state, "sums")
         more: Tree = {"mean": chosen.T @ features, "seen": chosen.sum(0)}
-        return {**work, "sums": tree.map_leaves(torch.add, sums, more)}
+        return {**local_state, "sums": tree.map_leaves(torch.add, sums, more)}
 
-    def upload(self, shared: Tree, work: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
+    def upload(self, shared: Tree, local_state: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
         """Gives the client's prototypes, zero for classes it has not seen, and keeps the model."""
-        sums = tree.branch(work, "sums")
+        sums = tree.branch(local_state, "sums")
         counts = tree.leaf(sums, "seen")
         mean = tree.leaf(sums, "mean") / counts.clamp_min(1.0).unsqueeze(-1)
-        return {"prototypes": {"mean": mean, "seen": (counts > 0).to(mean.dtype)}}, tree.drop(work, ("sums",))
+        return {"prototypes": {"mean": mean, "seen": (counts > 0).to(mean.dtype)}}, tree.drop(local_state, ("sums",))
 
-    def weight(self, client: ClientInfo) -> Tensor:
+    def aggregation_weight(self, client: ClientInfo) -> Tensor:
         """Gives every client the same weight."""
-        return torch.ones_like(client.rows)
+        return torch.ones_like(client.n_samples)
 
     def aggregate(self, shared: Tree, mean: Tree) -> Tree:
         """Gives the mean prototype over the clients that hold the class; a class nobody sent stays as it was."""

@@ -28,12 +28,16 @@ class FedRep(Method):
         """Gives the head's passes, then the base's."""
         return (Phase(self.head_step, self.head_epochs), Phase(self.base_step, self.epochs))
 
-    def head_step(self, shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
+    def head_step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives the head after one step, the base as it was."""
-        work, terms, _ = self.optimizer_step(work, ("head",), lambda model: self.loss(model, shared, batch, client))
-        return work, {"head_ce": terms["ce"]}
+        local_state, terms, _ = self.optimizer_step(
+            local_state, ("head",), lambda model: self.loss(model, shared, batch, client)
+        )
+        return local_state, {"head_ce": terms["ce"]}
 
-    def base_step(self, shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
+    def base_step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives the base after one step, the head as it was."""
-        work, terms, _ = self.optimizer_step(work, ("base",), lambda model: self.loss(model, shared, batch, client))
-        return work, terms
+        local_state, terms, _ = self.optimizer_step(
+            local_state, ("base",), lambda model: self.loss(model, shared, batch, client)
+        )
+        return local_state, terms

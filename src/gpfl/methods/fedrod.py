@@ -28,13 +28,13 @@ class FedRoD(Method):
     def init(self, seed: int) -> tuple[Tree, Tree]:
         """Gives the shared model; every client's own head starts as a copy of the shared one."""
         state = self.net.init(seed)
-        return self.split({**state, "own_head": tree.copy(tree.branch(state, "head"))})
+        return self.split_state({**state, "own_head": tree.copy(tree.branch(state, "head"))})
 
-    def step(self, shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
+    def step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives φ, G and P after one step; both losses see r and G(r) from before it."""
         parts = ("base", "head", "own_head")
-        work, terms, _ = self.optimizer_step(work, parts, lambda model: self.loss(model, shared, batch, client))
-        return work, terms
+        local_state, terms, _ = self.optimizer_step(local_state, parts, lambda model: self.loss(model, shared, batch, client))
+        return local_state, terms
 
     def loss(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
         """Gives the balanced softmax loss of φ and G, and the cross-entropy that moves P alone."""

@@ -111,7 +111,7 @@ class GPFL(Method):
             state["stale"] = {"weight": torch.zeros_like(embeddings), "round": torch.zeros(())}
         if self.constant and "cov" not in self.without:
             state["constants"] = {**constants(self.net.width)}
-        return self.split(tree.drop(state, self.without))
+        return self.split_state(tree.drop(state, self.without))
 
     # A client's round.
 
@@ -136,19 +136,19 @@ class GPFL(Method):
             terms |= {f"norm_{part}": self.mu * norm(model[part]) for part in self.guidance}
         return terms
 
-    def step(self, shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
+    def step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives all parts moved together, decay on the valve and the embeddings alone."""
         decay = dict.fromkeys(self.guidance, self.mu) if self.reg == "wd" else None
-        work, terms, _ = self.optimizer_step(
-            work, (*NET_PARTS, *self.guidance), lambda model: self.loss(model, shared, batch, client), decay=decay
+        local_state, terms, _ = self.optimizer_step(
+            local_state, (*NET_PARTS, *self.guidance), lambda model: self.loss(model, shared, batch, client), decay=decay
         )
-        return work, terms
+        return local_state, terms
 
-    def upload(self, shared: Tree, work: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
+    def upload(self, shared: Tree, local_state: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
         """Gives φ, V and C to the server; the head stays."""
-        sent, kept = self.split(tree.drop(work, ("context",)))
+        sent, kept = self.split_state(tree.drop(local_state, ("context",)))
         if self.stale:
-            kept["stale"] = {"weight": embeddings_of(work), "round": client.round + 1}
+            kept["stale"] = {"weight": embeddings_of(local_state), "round": client.round + 1}
             sent = tree.drop(sent, ("before",))
         return sent, kept
 
@@ -190,7 +190,7 @@ class GPFL(Method):
 
     def personal_weights(self, shared: Tree, private: Tree, batch: Batch, client: ClientInfo) -> Tree:
         """Gives the personal route: received φ and V, own ψ, and p_i as a constant."""
-        own = tree.pick({**shared, **private}, ("base", "cov", "head", "stats"))
+        own = tree.pick({**shared, **private}, ("base", "cov", "head", "batch_norm_stats"))
         context = self.contexts(shared, private, client)
         return {**own, "context": tree.pick(context, ("p",))}
 

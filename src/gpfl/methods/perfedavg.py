@@ -52,11 +52,11 @@ class PerFedAvg(Method):
         """Gives passes whose steps take two batches; a client with fewer rows cannot take part."""
         return (Phase(self.step, self.epochs * self.passes, batches=2),)
 
-    def step(self, shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
+    def step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives w after the outer step, its gradient taken at w'."""
         first, second = halves(batch)
         inner, before, _ = self.optimizer_step(
-            work, NET_PARTS, lambda model: self.loss(model, shared, first, client), lr=self.alpha
+            local_state, NET_PARTS, lambda model: self.loss(model, shared, first, client), lr=self.alpha
         )
         outer, after, _ = self.optimizer_step(
             inner, NET_PARTS, lambda model: self.loss(model, shared, second, client), lr=self.beta
@@ -65,7 +65,7 @@ class PerFedAvg(Method):
         def moved(w: Tensor, w_inner: Tensor, w_outer: Tensor) -> Tensor:
             return w + (w_outer - w_inner)
 
-        weights = tree.map_leaves(moved, *(tree.pick(state, NET_PARTS) for state in (work, inner, outer)))
+        weights = tree.map_leaves(moved, *(tree.pick(state, NET_PARTS) for state in (local_state, inner, outer)))
         return {**outer, **weights}, {"ce": before["ce"], "adapted_ce": after["ce"]}
 
     def personal_weights(self, shared: Tree, private: Tree, batch: Batch, client: ClientInfo) -> Tree:

@@ -73,23 +73,23 @@ class PFedMe(Method):
         received = tree.pick(shared, NET_PARTS)
         return {**shared, **tree.drop(private, ("own",)), "local": received}
 
-    def step(self, shared: Tree, work: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
+    def step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives θ after K steps on the batch, and w_i after one towards it."""
-        local = tree.branch(work, "local")
+        local = tree.branch(local_state, "local")
         seen: list[LossTerms] = []
         for _ in range(self.steps):
-            work, terms, _ = self.optimizer_step(
-                work,
+            local_state, terms, _ = self.optimizer_step(
+                local_state,
                 NET_PARTS,
                 lambda model: self.near(model, local, shared, batch, client),
                 lr=self.p_lr,
                 decay=dict.fromkeys(NET_PARTS, self.theta_decay),
             )
             seen.append(terms)
-        theta = tree.pick(work, NET_PARTS)
+        theta = tree.pick(local_state, NET_PARTS)
         local = tree.map_leaves(lambda w, t: w - self.lr * self.lam * (w - t), local, theta)
         means = {name: losses.mean_of([terms[name] for terms in seen]) for name in seen[0]}
-        return {**work, "local": local}, means
+        return {**local_state, "local": local}, means
 
     def near(self, model: Model, local: Tree, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
         """Gives the objective of θ: cross-entropy and its distance to w_i."""
@@ -97,10 +97,10 @@ class PFedMe(Method):
         terms["proximal"] = self.lam / 2 * losses.squared_distance(tree.pick(model.weights, NET_PARTS), local)
         return terms
 
-    def upload(self, shared: Tree, work: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
+    def upload(self, shared: Tree, local_state: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
         """Gives w_i to the server; the client keeps the model it would use."""
-        local, theta = tree.branch(work, "local"), tree.pick(work, NET_PARTS)
-        sent, kept = self.split({**tree.drop(work, ("local",)), **local})
+        local, theta = tree.branch(local_state, "local"), tree.pick(local_state, NET_PARTS)
+        sent, kept = self.split_state({**tree.drop(local_state, ("local",)), **local})
         return sent, {**kept, "own": theta if self.eval_model == "theta" else local}
 
     def aggregate(self, shared: Tree, mean: Tree) -> Tree:
@@ -110,4 +110,4 @@ class PFedMe(Method):
 
     def personal_weights(self, shared: Tree, private: Tree, batch: Batch, client: ClientInfo) -> Tree:
         """Gives the client's own model."""
-        return {**tree.branch(private, "own"), **tree.pick({**shared, **private}, ("stats",))}
+        return {**tree.branch(private, "own"), **tree.pick({**shared, **private}, ("batch_norm_stats",))}

@@ -27,14 +27,16 @@ class ServerView:
     upload: Tree
     rows: int  # images that are looked for
     steps: int = 1  # local steps that the upload sums up
-    public: Tree = field(default_factory=dict)  # {"stats": …} as every client started, where BatchNorm is not averaged
+    public: Tree = field(
+        default_factory=dict
+    )  # BatchNorm statistics of the start, where they are not averaged
 
     def __post_init__(self) -> None:
         allowed = set(self.method.shared_parts)
         for name, held, keys in (
             ("sent", self.sent, allowed),
             ("upload", self.upload, allowed),
-            ("public", self.public, {"stats"}),
+            ("public", self.public, {"batch_norm_stats"}),
         ):
             hidden = sorted(held.keys() - keys)
             if hidden:

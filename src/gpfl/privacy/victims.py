@@ -119,8 +119,8 @@ def upload_of(engine: Engine, state: RunState, client: int, plan: Plan, rows: in
     facts = one(engine.client_info([client], state.round), 0)
     update = local_round(method, shared, private, engine.federation.table, plan, facts)
     public: tree.Tree = {}
-    if method.net.keeps_statistics and "stats" not in shared:
-        public = tree.to(tree.pick(method.net.init(engine.schedule.seed), ("stats",)), device)
+    if method.net.has_batch_norm and "batch_norm_stats" not in shared:
+        public = tree.to(tree.pick(method.net.init(engine.schedule.seed), ("batch_norm_stats",)), device)
     return ServerView(unsalted(method), shared, update.upload, rows, len(plan[-1]), public)
 
 
@@ -144,8 +144,8 @@ def refuse_idle(engine: Engine, client: int) -> None:
 
 def refuse_small_batch(net: Net, rows: int) -> None:
     """Refuses a step on fewer rows than a net trains on."""
-    if rows < net.least_rows:
-        raise GpflError(f"net '{net.name}' trains on batches of at least {net.least_rows} rows: raise --batch")
+    if rows < net.min_batch:
+        raise GpflError(f"net '{net.name}' trains on batches of at least {net.min_batch} rows: raise --batch")
 
 
 def images_of(federation: Federation, victims: Sequence[Victim]) -> Tensor:
@@ -153,7 +153,7 @@ def images_of(federation: Federation, victims: Sequence[Victim]) -> Tensor:
     refuse_other_than_images(federation)
     table = federation.table
     rows = torch.tensor([victim.rows for victim in victims], device=table.y.device)
-    return table.x[rows].to(torch.float32) / table.form.white
+    return table.x[rows].to(torch.float32) / table.form.pixel_max
 
 
 def mean_image(federation: Federation) -> Tensor:
@@ -161,7 +161,7 @@ def mean_image(federation: Federation) -> Tensor:
     table = federation.table
     blocks = torch.split(table.x, 4096)
     total = torch.stack([block.to(torch.float64).sum(0) for block in blocks]).sum(0)
-    return (total / len(table) / table.form.white).to(torch.float32)
+    return (total / len(table) / table.form.pixel_max).to(torch.float32)
 
 
 def refuse_other_than_images(federation: Federation) -> None:

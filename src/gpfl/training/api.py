@@ -137,9 +137,9 @@ def load_model(path: str | Path, *, net: CustomNet | None = None, head: str | No
     if kind not in METHODS:
         raise GpflError(f"{path} was made with the method '{kind}', which is not one of gpfl's: {', '.join(METHODS)}")
     weights: Tree = {**{branch: {} for branch in about["branches"]}, **tree.unflatten(flat)}
-    misfit = built.misfit(weights)
-    if misfit:
-        raise GpflError(f"{path} was made with another net: {misfit}; give the net that it was trained with")
+    mismatch = built.mismatch(weights)
+    if mismatch:
+        raise GpflError(f"{path} was made with another net: {mismatch}; give the net that it was trained with")
     method = options.build(METHODS[kind], about["method"], "method").bind(built, lr=0.0, epochs=1)
     model = ClientModel(method, weights, about["client"], form)
     if not same_scores(torch.tensor(about["probe"]), torch.tensor(model.probe()), CLOSE):

@@ -93,18 +93,18 @@ class PersonalModule(nn.Module):
 
     def __init__(self, method: Method, weights: Tree) -> None:
         super().__init__()
-        misfit = method.net.misfit(weights)
-        if misfit:
-            raise GpflError(f"the weights are not those of net '{method.net.name}': {misfit}")
-        stats = tree.branch(weights, "stats") if "stats" in weights else {}
-        parts = {part: method.net.copy_of(part) for part in NET_PARTS}
+        mismatch = method.net.mismatch(weights)
+        if mismatch:
+            raise GpflError(f"the weights are not those of net '{method.net.name}': {mismatch}")
+        stats = tree.branch(weights, "batch_norm_stats") if "batch_norm_stats" in weights else {}
+        parts = {part: method.net.make_module(part) for part in NET_PARTS}
         for part, module in parts.items():
             state = {**tree.branch(weights, part), **(tree.branch(stats, part) if part in stats else {})}
             # The names are right; those that are missing are constants, which the copy has.
             module.load_state_dict(cast(dict[str, Tensor], state), strict=False)
             self.add_module(part, module)
-        self._method = dataclasses.replace(method, net=method.net.around(parts))
-        others = tree.drop(weights, (*NET_PARTS, "stats"))
+        self._method = dataclasses.replace(method, net=method.net.with_parts(parts))
+        others = tree.drop(weights, (*NET_PARTS, "batch_norm_stats"))
         extra = tree.flatten(others)
         self._branches = tuple(others)  # one without a tensor leaves no trace in buffers
         self._buffer_names = {path: path.replace(tree.SEPARATOR, "_").replace(".", "_") for path in extra}
@@ -210,7 +210,7 @@ class Result:
             classes=known.classes,
             name=f"client {name}",
             kind=form.kind,
-            white=form.white,
+            pixel_max=form.pixel_max,
             vocabulary=form.vocabulary,
         ).to(engine.device)
         rows = np.arange(len(table))

@@ -21,7 +21,7 @@ def test_class_folders_without_clients(tmp_path: Path) -> None:
     (tmp_path / "p/empty").mkdir()
     table = load(tmp_path / "p")
     assert np.array_equal(table.x.numpy(), np.stack(wanted))
-    assert (table.x.dtype, table.form.kind, table.form.white) == (torch.uint8, "pixels", 255)
+    assert (table.x.dtype, table.form.kind, table.form.pixel_max) == (torch.uint8, "pixels", 255)
     assert table.y.tolist() == [0, 0, 1, 1]
     assert table.origin == {"classes": ["cat", "dog"], "image_size": 0}
     assert (table.groups, table.parts) == (None, None)

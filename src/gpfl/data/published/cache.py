@@ -30,7 +30,7 @@ class Parsed:
     y: Array
     classes: int
     kind: str = "floats"
-    white: int = 255
+    pixel_max: int = 255
     vocabulary: int = 0
     groups: Rows | None = None
     group_names: Sequence[str] = ()
@@ -73,7 +73,7 @@ def as_table(name: str, parsed: Parsed, origin: Mapping[str, object]) -> Table:
         classes=parsed.classes,
         name=name,
         kind=parsed.kind,
-        white=parsed.white,
+        pixel_max=parsed.pixel_max,
         vocabulary=parsed.vocabulary,
         groups=parsed.groups,
         group_names=parsed.group_names,
@@ -106,7 +106,7 @@ def write(folder: Path, parsed: Parsed, origin: Origin) -> None:
         "format": FORMAT,
         "classes": parsed.classes,
         "kind": parsed.kind,
-        "white": parsed.white,
+        "white": parsed.pixel_max,
         "vocabulary": parsed.vocabulary,
         "group_names": list(parsed.group_names),
         "origin": asdict(origin),
@@ -157,7 +157,7 @@ def opened(folder: Path) -> tuple[Parsed, dict[str, object]] | None:
         y,
         classes=int(facts["classes"]),
         kind=facts["kind"],
-        white=int(facts["white"]),
+        pixel_max=int(facts["white"]),
         vocabulary=int(facts["vocabulary"]),
         groups=np.lib.format.open_memmap(groups, mode="c") if groups.exists() else None,
         group_names=facts["group_names"],

@@ -32,4 +32,4 @@ class Digits(DataSource):
 
         digits = load_digits()
         images = digits.images.astype(np.uint8)[:, None]  # (rows, 1, 8, 8), 0 to 16
-        return Table(images, digits.target, classes=10, name="digits", white=16)
+        return Table(images, digits.target, classes=10, name="digits", pixel_max=16)
