@@ -11,7 +11,7 @@ from rich.progress import ProgressColumn
 
 from gpfl.cli import grid_progress
 from gpfl.cli.grid_progress import GridReporter
-from gpfl.cli.progress import bars, remaining
+from gpfl.cli.progress import progress_bars, time_remaining_column
 from gpfl.experiments.estimate import Estimate
 from gpfl.experiments.grid import Job
 
@@ -37,14 +37,14 @@ def reporter(expected: list[float | None], most: bool = False) -> tuple[GridRepo
     [
         (130, (), "less where patience ends a run"),
         (80, (), "about 5 min left"),
-        (80, (remaining(),), "about"),
+        (80, (time_remaining_column(),), "about"),
         (60, (), "about"),
     ],
 )
 def test_narrow_terminal_keeps_name_bar_and_count_and_cuts_words(
     width: int, more: tuple[ProgressColumn, ...], words: str
 ) -> None:
-    shown = bars(Console(width=width), "{task.completed:.0f}/{task.total:.0f}", *more)
+    shown = progress_bars(Console(width=width), "{task.completed:.0f}/{task.total:.0f}", *more)
     shown.add_task("cells", total=4, completed=1, words="about 5 min left, less where patience ends a run")
     shown.add_task("cifar100/practical perfedavg seed 2", total=400, completed=138, words="96.72% accuracy, best 97.16%")
     console = Console(width=width, record=True, quiet=False, file=io.StringIO())

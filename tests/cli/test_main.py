@@ -21,7 +21,7 @@ from rich.console import Console
 
 import gpfl
 from gpfl.cli import flags
-from gpfl.cli.progress import LiveLine, PlainLines, Reporter
+from gpfl.cli.progress import LiveProgress, PlainProgress, ProgressReporter
 from gpfl.core.options import options_of
 from gpfl.data import DATASETS
 from gpfl.methods import METHODS
@@ -258,21 +258,21 @@ def test_version_is_the_packages(command: Command) -> None:
 
 def test_progress_is_one_live_line_on_a_terminal_and_plain_lines_elsewhere() -> None:
     line = {"round": 1, "accuracy": 0.5, "loss": 1.0}
-    with Reporter(Console(force_terminal=True, width=100)) as reporter:
+    with ProgressReporter(Console(force_terminal=True, width=100)) as reporter:
         reporter.watch("gpfl").line(line, 2)
         progress = reporter._progress
         assert progress is not None
         (task,) = progress.tasks
         assert (task.completed, task.total, task.fields["words"]) == (1, 2, "50.00% accuracy, best 50.00%")
-    with Reporter(Console(force_terminal=False)) as reporter:
-        assert isinstance(reporter.watch("gpfl"), PlainLines)
+    with ProgressReporter(Console(force_terminal=False)) as reporter:
+        assert isinstance(reporter.watch("gpfl"), PlainProgress)
 
 
 def test_live_line_draws_round_accuracy_and_the_best_so_far() -> None:
     screen = io.StringIO()
-    with Reporter(Console(file=screen, force_terminal=True, width=120)) as reporter:
+    with ProgressReporter(Console(file=screen, force_terminal=True, width=120)) as reporter:
         watch = reporter.watch("[bold]a[/b]")
-        assert isinstance(watch, LiveLine)
+        assert isinstance(watch, LiveProgress)
         for number, accuracy in enumerate((0.25, 0.75, 0.5)):
             watch.line({"round": number, "accuracy": accuracy, "loss": 1.0}, 2)
     drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue()).splitlines()[-1]
@@ -282,7 +282,7 @@ def test_live_line_draws_round_accuracy_and_the_best_so_far() -> None:
 
 
 def test_each_run_has_a_live_line_of_its_own() -> None:
-    with Reporter(Console(file=io.StringIO(), force_terminal=True, width=120)) as reporter:
+    with ProgressReporter(Console(file=io.StringIO(), force_terminal=True, width=120)) as reporter:
         for label in ("one", "two"):
             reporter.watch(label).line({"round": 0, "accuracy": 0.5, "loss": 1.0}, 2)
         assert reporter._progress is not None
@@ -301,7 +301,7 @@ def test_folders_are_printed_as_they_are_named(command: Command, name: str) -> N
 
 
 def test_plain_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = PlainLines(Console(force_terminal=False), "gpfl")
+    lines = PlainProgress(Console(force_terminal=False), "gpfl")
     for number in range(101):
         lines.line({"round": number, "accuracy": number / 100, "loss": 1.0}, 100)
     said = capsys.readouterr().out.splitlines()

@@ -21,7 +21,7 @@ from gpfl.experiments.definitions import Published
 from gpfl.experiments.results import Results
 from gpfl.experiments.trials import Trials, drop_weights
 from gpfl.methods import METHODS
-from gpfl.report import curves, drawing, fairness, figures, lines, paper, pictures
+from gpfl.report import curves, experiment_figures, fairness, figures, lines, paper_tables, plotting
 from gpfl.training.run_dir import RunDir
 
 NAN = float("nan")
@@ -35,9 +35,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     def write(figure: Figure, stem: Path) -> list[Path]:
         figure.draw_without_rendering()
         kept.append(figure)
-        return [stem.with_name(stem.name + ending) for ending in drawing.BOTH]
+        return [stem.with_name(stem.name + ending) for ending in plotting.BOTH]
 
-    monkeypatch.setattr(drawing, "write", write)
+    monkeypatch.setattr(plotting, "save_png_and_pdf", write)
     return kept
 
 
@@ -54,9 +54,9 @@ def whole(figure: Figure) -> bool:
 
 def test_both_forms_are_written_and_equal_figures_are_equal_bytes(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        figure = drawing.new_figure(2, 2)
+        figure = plotting.new_figure(2, 2)
         figure.add_subplot().plot([0, 1])
-        assert drawing.write(figure, tmp_path / "new" / f"{name}.v1") == [
+        assert plotting.save_png_and_pdf(figure, tmp_path / "new" / f"{name}.v1") == [
             tmp_path / "new" / f"{name}.v1{ending}" for ending in (".png", ".pdf")
         ]
     for ending, start in ((".png", b"\x89PNG"), (".pdf", b"%PDF")):
@@ -68,19 +68,19 @@ def test_both_forms_are_written_and_equal_figures_are_equal_bytes(tmp_path: Path
 def test_no_form_is_written_where_one_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "a.pdf").mkdir()
     with pytest.raises(gpfl.GpflError, match="is a folder: name a file"):
-        drawing.write(drawing.new_figure(1, 1), tmp_path / "a")
+        plotting.save_png_and_pdf(plotting.new_figure(1, 1), tmp_path / "a")
     assert not (tmp_path / "a.png").exists()
 
 
 def test_every_method_has_a_mark_of_its_own_and_the_same_in_all_pictures() -> None:
-    everyone = drawing.styles(list(METHODS))
+    everyone = plotting.method_styles(list(METHODS))
     assert len({look.marker for look in everyone.values()}) == len(METHODS)
     assert len({look.colour for look in everyone.values()}) == len(METHODS)
-    assert drawing.styles(["local", "gpfl"])["gpfl"] == everyone["gpfl"]
-    assert drawing.styles(["Per-FedAvg"])["Per-FedAvg"] == everyone["perfedavg"]
-    variants = drawing.styles(["gpfl", "gpfl without cov", "gpfl without gce"])
+    assert plotting.method_styles(["local", "gpfl"])["gpfl"] == everyone["gpfl"]
+    assert plotting.method_styles(["Per-FedAvg"])["Per-FedAvg"] == everyone["perfedavg"]
+    variants = plotting.method_styles(["gpfl", "gpfl without cov", "gpfl without gce"])
     assert len({look.marker for look in variants.values()}) == 3
-    assert len(drawing.styles([f"method {k}" for k in range(40)])) == 40
+    assert len(plotting.method_styles([f"method {k}" for k in range(40)])) == 40
 
 
 @pytest.mark.parametrize(
@@ -98,14 +98,14 @@ def test_every_method_has_a_mark_of_its_own_and_the_same_in_all_pictures() -> No
 def test_labels_stay_near_their_curves_and_clear_of_each_other(
     wanted: Sequence[float], gap: float, found: Sequence[float]
 ) -> None:
-    assert drawing.apart(wanted, gap).tolist() == pytest.approx(found)
+    assert plotting.apart(wanted, gap).tolist() == pytest.approx(found)
 
 
 def test_only_lines_from_curves_that_end_early_to_their_labels_are_dotted() -> None:
-    axes = drawing.new_figure(4, 3).subplots()
+    axes = plotting.new_figure(4, 3).subplots()
     axes.set(xlim=(0, 10), ylim=(0, 1))
-    ends = [drawing.End("FedAvg", 2, 0.2), drawing.End("FedPer", 9.8, 0.5), drawing.End("GPFL", 10, 0.9)]
-    drawing.label_ends(axes, ends, drawing.styles([end.label for end in ends]), 3)
+    ends = [plotting.End("FedAvg", 2, 0.2), plotting.End("FedPer", 9.8, 0.5), plotting.End("GPFL", 10, 0.9)]
+    plotting.label_ends(axes, ends, plotting.method_styles([end.label for end in ends]), 3)
     dashes = [text.arrow_patch.get_linestyle() for text in axes.texts if isinstance(text, Annotation) and text.arrow_patch]
     assert dashes == [(0, (1, 3)), "-", "-"]
 
@@ -278,13 +278,13 @@ def results_of(name: str, trials: dict[tuple[str, str], Trials | None], columns:
 
 def test_data_that_nobody_checked_are_not_called_a_part() -> None:
     results = results_of("fairness", {})
-    assert pictures.heading(results) == "Fairness (corrected protocol, part of the data)"
+    assert experiment_figures.heading(results) == "Fairness (corrected protocol, part of the data)"
     unchecked = {column.key: "har comes from files whose checksum is not the published one." for column in results.columns}
-    assert pictures.heading(replace(results, caveats=unchecked)) == "Fairness (corrected protocol)"
+    assert experiment_figures.heading(replace(results, caveats=unchecked)) == "Fairness (corrected protocol)"
     one = results.columns[0]
     mixed = replace(results, caveats={**unchecked, one.key: results.caveats[one.key]})
-    assert pictures.heading(mixed) == "Fairness (corrected protocol)", "the panel says it"
-    assert pictures.heading(mixed, one).endswith(", TINY, N = 20 (corrected protocol, part of the data)")
+    assert experiment_figures.heading(mixed) == "Fairness (corrected protocol)", "the panel says it"
+    assert experiment_figures.heading(mixed, one).endswith(", TINY, N = 20 (corrected protocol, part of the data)")
 
 
 def test_longer_curves_are_smoothed_no_less() -> None:
@@ -298,15 +298,15 @@ def test_scalability_is_drawn_by_the_number_of_clients_and_ends_with_all_fifty(t
     keys = [column.key for column in experiments.experiments()["scalability"].columns]
     trials = {(key, "gpfl"): trials_of(tmp_path / str(k), "gpfl", {0: [[k / 10]]}) for k, key in enumerate(keys)}
     results = results_of("scalability", {**trials, ("cifar100/50", "fedavg"): None})
-    stops, columns = pictures.stops_of(results.experiment.name, results.columns)
+    stops, columns = experiment_figures.stops_of(results.experiment.name, results.columns)
     assert [stop.heading for stop in stops] == ["20", "30", "50", "100", "500", "10|50", "30|50", "50"]
     assert columns[2] == columns[-1]
     assert stops[0].x == pytest.approx(np.log10(20))
     assert [stop.x for stop in stops] == sorted(stop.x for stop in stops)
-    one = pictures.line_of(results, "gpfl", columns)
+    one = experiment_figures.line_of(results, "gpfl", columns)
     assert one.mean.tolist() == pytest.approx([0, 10, 20, 30, 40, 50, 60, 20])
     assert one.paper.tolist() == pytest.approx([61.86, 60.96, 60.98, 57.11, 37.28, 53.26, 59.18, 60.98])
-    assert [path.name for path in pictures.draw(results, tmp_path)] == ["scalability.png", "scalability.pdf"]
+    assert [path.name for path in experiment_figures.draw(results, tmp_path)] == ["scalability.png", "scalability.pdf"]
     assert drawn[0].axes[0].get_title(loc="left") == "Scalability (corrected protocol, part of the data)"
     assert whole(drawn[0])
 
@@ -325,16 +325,16 @@ def test_measure_chooses_the_picture(name: str, files: list[str], tmp_path: Path
     experiment = experiments.experiments()[name]
     made = trials_of(tmp_path / "runs", "gpfl", {0: [[0.5, 0.25], [0.75, 0.5]]}, terms=[{"ce": 1.0}])
     results = results_of(name, {(column.key, "gpfl"): made for column in experiment.columns})
-    assert [path.name for path in pictures.draw(results, tmp_path)] == files
+    assert [path.name for path in experiment_figures.draw(results, tmp_path)] == files
     assert all(whole(figure) for figure in drawn)
 
 
 def test_experiment_of_which_nothing_was_run_has_no_picture(tmp_path: Path) -> None:
-    assert pictures.draw(results_of("stability", {("cifar100/join-1", "gpfl"): None}), tmp_path) == []
+    assert experiment_figures.draw(results_of("stability", {("cifar100/join-1", "gpfl"): None}), tmp_path) == []
 
 
 def test_every_experiment_that_has_a_line_has_an_axis() -> None:
-    assert set(pictures.AXES) <= set(experiments.experiments())
+    assert set(experiment_figures.AXES) <= set(experiments.experiments())
     assert set(experiments.MEASURES) == {"accuracy", "fairness", "curves", "features"}
 
 
@@ -346,21 +346,21 @@ def test_one_column_is_no_line_and_that_is_said(tmp_path: Path) -> None:
     for name, key in (("scalability", "cifar100/500"), ("stability", "cifar100/join-1")):
         made = {(key, "gpfl"): trials_of(tmp_path / name, "gpfl", {0: [[0.5]]})}
         with pytest.raises(gpfl.GpflError, match=f"{key} is the only column that was run, and a line needs two"):
-            pictures.draw(results_of(name, dict(made), [key]), tmp_path)
+            experiment_figures.draw(results_of(name, dict(made), [key]), tmp_path)
         with pytest.raises(gpfl.GpflError, match="is the only column that was run"):
-            pictures.draw(results_of(name, dict(made), keys_of(name)), tmp_path)
+            experiment_figures.draw(results_of(name, dict(made), keys_of(name)), tmp_path)
 
 
 def test_columns_that_were_not_run_have_no_place_on_the_axis(tmp_path: Path, drawn: list[Figure]) -> None:
     keys = keys_of("scalability")
     made = {(key, "gpfl"): trials_of(tmp_path / str(k), "gpfl", {0: [[0.5]]}) for k, key in enumerate(keys[:2])}
-    pictures.draw(results_of("scalability", dict(made), keys), tmp_path)
+    experiment_figures.draw(results_of("scalability", dict(made), keys), tmp_path)
     assert [tick.get_text() for tick in drawn[0].axes[0].get_xticklabels()] == ["20", "30"]
 
 
 def test_title_says_where_values_are_not_the_usual_ones() -> None:
     results = replace(results_of("fairness", {}), caveats={}, settings=("train.batch_size = 1000",), tuned="by a search")
-    assert pictures.heading(results) == "Fairness (corrected protocol, values set by hand, tuned values)"
+    assert experiment_figures.heading(results) == "Fairness (corrected protocol, values set by hand, tuned values)"
 
 
 # Features.
@@ -374,8 +374,10 @@ def featured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
     for name in seeds:
         for seed in seeds[name]:
             gpfl.fit(name, federation, net="mlp", rounds=1, lr=0.1, seed=seed, out=tmp_path / name / f"seed-{seed}")
-    real = gpfl.training.api.reread
-    monkeypatch.setattr(gpfl.training.api, "reread", lambda folder, given, custom_net: real(folder, federation, custom_net))
+    real = gpfl.training.api.load_run_config
+    monkeypatch.setattr(
+        gpfl.training.api, "load_run_config", lambda folder, given, custom_net: real(folder, federation, custom_net)
+    )
     key = experiments.experiments()["features"].columns[0].key
     folders = {name: [tmp_path / name / f"seed-{seed}" for seed in seeds[name]] for name in seeds}
     trials = {(key, name): Trials(name, runs, [RunDir(run).summary() for run in runs]) for name, runs in folders.items()}
@@ -387,7 +389,7 @@ def test_features_are_drawn_with_the_classes_of_clients(
 ) -> None:
     shown: list[tuple[figures.Holding, Path]] = []
     monkeypatch.setattr(figures, "draw_bubbles", lambda of, path: shown.append((of, path)))
-    paths = pictures.draw(featured, tmp_path / "out")
+    paths = experiment_figures.draw(featured, tmp_path / "out")
     names = [f"features{ending}" for ending in (".png", ".pdf", ".json", "-classes.png", "-classes.pdf")]
     assert [path.name for path in paths] == names
     assert [path for _, path in shown] == paths[3:]
@@ -401,9 +403,9 @@ def test_features_are_drawn_with_the_classes_of_clients(
 def test_features_are_drawn_again_and_stand_in_the_table_where_weights_are_gone(featured: Results, tmp_path: Path) -> None:
     """And nothing but the folders of runs is needed."""
     said: list[str] = []
-    assert "Not measured" in str(pictures.added(featured).lines)
-    before = {path.name: path.read_bytes() for path in pictures.draw(featured, tmp_path / "out", said.append)}
-    table = pictures.added(featured)
+    assert "Not measured" in str(experiment_figures.added(featured).lines)
+    before = {path.name: path.read_bytes() for path in experiment_figures.draw(featured, tmp_path / "out", said.append)}
+    table = experiment_figures.added(featured)
     key = featured.columns[0].key
     assert [table.numbers[key, row.label]["measured_trials"] for row in featured.rows] == [1, 0, 2]
     assert said[0] == "Measuring features and drawing them by t-SNE, which takes minutes."
@@ -413,11 +415,13 @@ def test_features_are_drawn_again_and_stand_in_the_table_where_weights_are_gone(
         for run in trials.folders if trials else ():
             drop_weights(run)
             (run / "federation.toml").unlink()
-    assert {path.name: path.read_bytes() for path in pictures.draw(featured, tmp_path / "again", said.append)} == before
-    assert pictures.added(featured) == table
+    assert {
+        path.name: path.read_bytes() for path in experiment_figures.draw(featured, tmp_path / "again", said.append)
+    } == before
+    assert experiment_figures.added(featured) == table
     assert said[3:] == said[1:3], "and t-SNE is not waited for"
-    origin = paper.Origin("gpfl reproduce features", "abc1234")
-    page, _, plain = paper.save(featured, tmp_path / "out", origin, table)
+    origin = paper_tables.Origin("gpfl reproduce features", "abc1234")
+    page, _, plain = paper_tables.save(featured, tmp_path / "out", origin, table)
     section = page.read_text().split("## Features of fmnist/10-clients\n")[1]
     assert section.index("| GPFL | ") < section.index("Silhouettes (−1 to 1)") < section.index("Made by")
     with plain.open(newline="") as file:
@@ -431,7 +435,7 @@ def test_features_that_cannot_be_had_are_named_and_the_others_drawn(
 ) -> None:
     said: list[str] = []
     drop_weights(tmp_path / "fedper" / "seed-0")
-    pictures.draw(featured, tmp_path / "out", said.append)
+    experiment_figures.draw(featured, tmp_path / "out", said.append)
     assert [axes.get_title().split(",")[0] for axes in drawn[0].axes] == ["GPFL"]
     assert said[1].startswith(
         "FedPer, seed-0: the models of fedper/seed-0 are gone, and no whole features.json of them was kept"
@@ -439,10 +443,10 @@ def test_features_that_cannot_be_had_are_named_and_the_others_drawn(
     assert said[2] == "FedPer is left out of the picture: no points of these trials were kept"
     (tmp_path / "gpfl" / "seed-0" / "features.json").unlink()
     drop_weights(tmp_path / "gpfl" / "seed-0")
-    pictures.draw(featured, tmp_path / "out", said.append)
+    experiment_figures.draw(featured, tmp_path / "out", said.append)
     assert drawn[1].axes[0].get_title().startswith("GPFL, round 1"), "of the other seed"
     for path in tmp_path.glob("*/seed-*/features.json"):
         path.unlink()
     drop_weights(tmp_path / "gpfl" / "seed-1")
     with pytest.raises(gpfl.GpflError, match="fmnist/10-clients has no features to draw"):
-        pictures.draw(featured, tmp_path / "out", said.append)
+        experiment_figures.draw(featured, tmp_path / "out", said.append)

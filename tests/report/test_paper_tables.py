@@ -22,11 +22,11 @@ from gpfl.experiments.features import Measures
 from gpfl.experiments.results import Results
 from gpfl.experiments.trials import Trials
 from gpfl.report import comparison as beside
-from gpfl.report import latex, paper, wording
+from gpfl.report import latex, paper_tables, wording
 from gpfl.report.features import Measured
 from gpfl.report.screen import Screen, Strip
 
-ORIGIN = paper.Origin("gpfl reproduce toys --seeds 0,1", "abc1234")
+ORIGIN = paper_tables.Origin("gpfl reproduce toys --seeds 0,1", "abc1234")
 FACTS = {"device": "a GPU", "gpfl": "1.0", "torch": "2.0", "best_round": 7, "rounds": 30, "seconds": 2.0}
 LABELS = ("fedavg", "ditto", "fedper", "gpfl")
 COLUMNS = (
@@ -130,9 +130,9 @@ def test_method_that_the_paper_does_not_have_takes_no_rank_from_the_others() -> 
     assert entry(found, "mine").rank is None
     [block, _] = beside.blocks(found)
     assert [one.label for one in block.entries if block.leads(one)] == ["mine"], "the best is in bold all the same"
-    assert "| mine | **70.00 ± 0.00** | – | – | – | – |" in paper.markdown(found, ORIGIN)
-    assert "Ranks are among methods for which the paper has a number: not mine." in paper.markdown(found, ORIGIN)
-    assert "Ranks are among" not in paper.markdown(results(RUN), ORIGIN)
+    assert "| mine | **70.00 ± 0.00** | – | – | – | – |" in paper_tables.markdown(found, ORIGIN)
+    assert "Ranks are among methods for which the paper has a number: not mine." in paper_tables.markdown(found, ORIGIN)
+    assert "Ranks are among" not in paper_tables.markdown(results(RUN), ORIGIN)
     alone = replace(found, trials=own)
     assert entry(alone, "mine").rank is None, "nor where nothing else was run"
     assert entry(alone, "gpfl").paper_rank == 1
@@ -179,12 +179,12 @@ def test_fairness_is_deviation_and_coefficient_and_less_is_better() -> None:
     assert wording.difference(one) == "+0.50 [+1.00]"
     assert wording.difference(other) == "−0.50 [−1.00]"
     assert beside.blocks(found)[0].order == "1 of 1 pairs of methods stand in the paper's order."
-    text = paper.markdown(found, ORIGIN)
+    text = paper_tables.markdown(found, ORIGIN)
     assert "**9.00 [15.00]** / 8.50 [14.00] (+0.50 [+1.00])" in text
     assert "| 60.00 ± 0.00 | – |" in text, "the accuracy stands beside, and none that validation selected"
     kept = {"validation_best_accuracy": 0.58}
     also = results({("toy/whole", "gpfl"): trials("gpfl", 60.0, std=0.09, cov=0.15, **kept)}, "fairness", validation=0.1)
-    assert "| 60.00 | 58.00 |" in paper.markdown(also, ORIGIN)
+    assert "| 60.00 | 58.00 |" in paper_tables.markdown(also, ORIGIN)
 
 
 def test_methods_are_tested_against_gpfl_or_where_it_was_not_run_against_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +205,7 @@ def test_methods_are_tested_against_gpfl_or_where_it_was_not_run_against_the_bes
     assert entry(found, "gpfl").p is None
     assert set(asked) == {("fedavg", "gpfl"), ("fedper", "gpfl")}
     test = "p: paired signed-rank test of the accuracies against GPFL over clients (means over seeds), corrected"
-    page, source = paper.markdown(found, ORIGIN), paper.tex(found, ORIGIN)
+    page, source = paper_tables.markdown(found, ORIGIN), paper_tables.tex(found, ORIGIN)
     assert test in page
     assert "| p | p over seeds |" in page
     assert "| 0.040 | 0.030 |" in page
@@ -214,7 +214,7 @@ def test_methods_are_tested_against_gpfl_or_where_it_was_not_run_against_the_bes
     assert "over seeds:" not in source, "which has no such column"
     assert r"\quad $p$ & {\footnotesize 0.020} & {\footnotesize --} \\" in source
     monkeypatch.setattr("gpfl.experiments.statistics.paired", lambda one, other, spread: few)
-    page, source = paper.markdown(found, ORIGIN), paper.tex(found, ORIGIN)
+    page, source = paper_tables.markdown(found, ORIGIN), paper_tables.tex(found, ORIGIN)
     assert "no p over clients, as a signed-rank test needs six of them." in page
     assert "p: paired" not in page
     assert "p over seeds: the same test" in page
@@ -233,7 +233,7 @@ def test_markdown_says_all_that_must_be_known(tmp_path: Path) -> None:
         caveats={"toy/whole": "toy has 5 of the 9 published rows."},
         problems={("toy/10of50", "gpfl"): "the loss of client 3 is nan"},
     )
-    text = paper.markdown(found, ORIGIN)
+    text = paper_tables.markdown(found, ORIGIN)
     how = "protocol paper (GPFL's formulas as printed), at most 300 rounds, ended after 100 without a better accuracy"
     assert f"Ours: {how}; seeds 0, 1. The paper:" in text
     assert "No validation rows were kept" in text
@@ -253,11 +253,11 @@ def test_markdown_says_all_that_must_be_known(tmp_path: Path) -> None:
 def test_settings_by_hand_and_missing_trials_are_named_in_every_form() -> None:
     few = {**RUN, ("toy/whole", "ditto"): trials("ditto", 50.0)}
     found = results(few, settings=('run.precision = "tf32"', "gpfl.lam = 0.5"))
-    for text in (paper.markdown(found, ORIGIN), paper.tex(found, ORIGIN).replace("{-}", "-").replace(r"\_", "_")):
+    for text in (paper_tables.markdown(found, ORIGIN), paper_tables.tex(found, ORIGIN).replace("{-}", "-").replace(r"\_", "_")):
         assert 'seeds 0, 1; set by hand: run.precision = "tf32", gpfl.lam = 0.5.' in text
         assert "Trials are 2, but for toy/whole Ditto 1." in text
-    assert {record["settings"] for record in paper.records(found)} == {'run.precision = "tf32", gpfl.lam = 0.5'}
-    assert "Trials are" not in paper.markdown(results(RUN), ORIGIN)
+    assert {record["settings"] for record in paper_tables.records(found)} == {'run.precision = "tf32", gpfl.lam = 0.5'}
+    assert "Trials are" not in paper_tables.markdown(results(RUN), ORIGIN)
 
 
 def test_number_that_the_paper_does_not_print_is_about_and_has_no_rank() -> None:
@@ -270,8 +270,8 @@ def test_number_that_the_paper_does_not_print_is_about_and_has_no_rank() -> None
     assert beside.blocks(found)[0].order == (
         "5 of 5 pairs of methods stand in the paper's order (of 1 more the paper's numbers do not tell which is ahead)."
     )
-    assert "paper's rank" not in paper.markdown(found, ORIGIN), "as it has none"
-    [record] = [r for r in paper.records(found) if (r["column"], r["method"]) == ("toy/whole", "gpfl")]
+    assert "paper's rank" not in paper_tables.markdown(found, ORIGIN), "as it has none"
+    [record] = [r for r in paper_tables.records(found) if (r["column"], r["method"]) == ("toy/whole", "gpfl")]
     assert (record["paper"], record["paper_least"], record["paper_most"]) == (60.0, 59.7, 60.3)
 
 
@@ -288,10 +288,10 @@ def test_pairs_are_compared_where_the_printed_digits_tell_which_is_ahead() -> No
 def test_runs_of_fewer_than_ten_rounds_have_no_mean_of_the_last_ten() -> None:
     found = results({**RUN, ("toy/whole", "gpfl"): trials("gpfl", 60.5, 61.5, rounds=9)})
     assert entry(found, "gpfl").last_ten is None
-    text = paper.markdown(found, ORIGIN)
+    text = paper_tables.markdown(found, ORIGIN)
     assert "| GPFL | **61.00 ± 0.50** | 60.00 ± 0.50 | +1.00 | 1 | 1 | – | – | 7 | 9 | 2 | – |" in text
     assert "- Trials of fewer than 10 rounds have no mean of the last ten." in text
-    assert "fewer than 10 rounds" not in paper.markdown(results(RUN), ORIGIN)
+    assert "fewer than 10 rounds" not in paper_tables.markdown(results(RUN), ORIGIN)
     ten = results({("toy/whole", "gpfl"): trials("gpfl", 60.5, rounds=10)})
     assert entry(ten, "gpfl").last_ten is not None
 
@@ -299,7 +299,7 @@ def test_runs_of_fewer_than_ten_rounds_have_no_mean_of_the_last_ten() -> None:
 def test_table_without_numbers_of_the_papers_speaks_of_none() -> None:
     found = results(RUN)
     silent = replace(found, experiment=replace(found.experiment, paper={}))
-    text, source = paper.markdown(silent, ORIGIN), paper.tex(silent, ORIGIN)
+    text, source = paper_tables.markdown(silent, ORIGIN), paper_tables.tex(silent, ORIGIN)
     assert "| method | ours, % | rank | last ten rounds, % | selected on validation, % |" in text
     assert "| GPFL | **61.00 ± 0.50** | not run |" in text, "side by side"
     assert "| GPFL | **61.00 ± 0.50** | 1 | 59.00 ± 0.50 |" in text
@@ -308,22 +308,22 @@ def test_table_without_numbers_of_the_papers_speaks_of_none() -> None:
     assert r"\caption{Accuracy (\%) \& more of $\beta$. In parentheses: ranks.}" in source
     for words in (text, source):
         assert "the paper" not in words.replace("the paper does", "").lower().replace("the paper has two numbers", "")
-    [shown] = paper.rich_tables(silent)
+    [shown] = paper_tables.rich_tables(silent)
     assert [strip.heading for strip in shown.strips] == ["method", "ours", "our\nrank", "trials"]
 
 
 def test_accuracy_selected_on_validation_stands_beside_the_best_on_test() -> None:
-    text = paper.markdown(results(VALIDATED, validation=0.1), ORIGIN)
+    text = paper_tables.markdown(results(VALIDATED, validation=0.1), ORIGIN)
     assert "10% of each client's training rows were kept for validation" in text
     assert "| GPFL | **61.00 ± 0.00** | 60.00 ± 0.50 | +1.00 | 1 | 1 | 59.00 ± 0.00 | 60.50 ± 0.00 |" in text
-    source = paper.tex(results(VALIDATED, validation=0.1), ORIGIN)
+    source = paper_tables.tex(results(VALIDATED, validation=0.1), ORIGIN)
     assert r"\quad by validation & 60.50 $\pm$ 0.00 & -- \\" in source
-    [shown, *_] = paper.rich_tables(results(VALIDATED, validation=0.1))
+    [shown, *_] = paper_tables.rich_tables(results(VALIDATED, validation=0.1))
     assert shown.strips[2] == Strip("by validation", ["–", "–", "–", "60.50 ± 0.00"], 2)
 
 
 def test_numbers_of_the_csv_are_those_of_the_table() -> None:
-    text = paper.as_csv(paper.records(results(RUN)))
+    text = paper_tables.as_csv(paper_tables.records(results(RUN)))
     records = list(csv.DictReader(io.StringIO(text)))
     assert len(records) == 8
     [one] = [r for r in records if (r["column"], r["method"]) == ("toy/whole", "gpfl")]
@@ -336,16 +336,16 @@ def test_numbers_of_the_csv_are_those_of_the_table() -> None:
 
 
 def test_table_for_the_terminal_has_the_best_in_bold() -> None:
-    [shown] = paper.rich_tables(results(RUN))
+    [shown] = paper_tables.rich_tables(results(RUN))
     assert [row.style for row in shown.table(shown.strips, 80).rows] == [None, None, None, "bold"]
     assert shown.strips[1].cells == ["41.00 ± 1.00", "not run", "52.00 ± 0.00", "61.00 ± 0.50"]
 
 
 def test_terminal_shows_columns_of_which_something_was_run_or_failed() -> None:
     failed = {("toy/10of50", "gpfl"): "the loss of client 3 is nan"}
-    assert len(paper.rich_tables(results(RUN, problems=failed))) == 2
+    assert len(paper_tables.rich_tables(results(RUN, problems=failed))) == 2
     diverged = {("toy/whole", "gpfl"): "seed 2 diverged in round 3"}
-    assert len(paper.rich_tables(results(RUN, problems=diverged))) == 1, "of the other there is nothing to show"
+    assert len(paper_tables.rich_tables(results(RUN, problems=diverged))) == 1, "of the other there is nothing to show"
 
 
 def lines(shown: Screen, width: int) -> list[str]:
@@ -367,7 +367,7 @@ def left_out(said: list[str]) -> list[str]:
 def test_no_number_is_cut_on_a_narrow_terminal_and_what_is_left_out_is_named(
     found: Mapping[tuple[str, str], Trials],
 ) -> None:
-    [shown] = paper.rich_tables(results(found))
+    [shown] = paper_tables.rich_tables(results(found))
     for width in (*range(24, 100), 160):
         said = lines(shown, width)
         assert max(map(len, said)) <= width
@@ -381,7 +381,7 @@ def test_no_number_is_cut_on_a_narrow_terminal_and_what_is_left_out_is_named(
 
 def test_least_important_columns_are_left_out_first() -> None:
     many = results({**VALIDATED, ("toy/whole", "ditto"): trials("ditto", 50.0, 50.0)}, validation=0.1)
-    [shown] = paper.rich_tables(many)
+    [shown] = paper_tables.rich_tables(many)
     shown = replace(shown, strips=[*shown.strips, Strip("p", ["< 0.001"] * 4, 6)])
     seen: list[str] = []
     for width in range(100, 20, -1):
@@ -391,7 +391,7 @@ def test_least_important_columns_are_left_out_first() -> None:
 
 
 def test_every_table_of_the_terminal_names_protocol_rounds_and_patience() -> None:
-    [shown] = paper.rich_tables(results(RUN, settings=("gpfl.mu = 0.1",), validation=0.1))
+    [shown] = paper_tables.rich_tables(results(RUN, settings=("gpfl.mu = 0.1",), validation=0.1))
     rounds = "at most 300 rounds, ended after 100 without a better accuracy"
     said = f"Protocol paper, {rounds}, 10% of training rows for validation; seeds 0, 1; set by hand: gpfl.mu = 0.1."
     assert lines(shown, 200)[:2] == ["toy/whole: Whole, toys", said]
@@ -406,13 +406,13 @@ def test_every_table_of_the_terminal_names_protocol_rounds_and_patience() -> Non
     ],
 )
 def test_patience_is_always_said(patience: int, words: str) -> None:
-    assert f"protocol paper (GPFL's formulas as printed), {words}; seeds" in paper.markdown(
+    assert f"protocol paper (GPFL's formulas as printed), {words}; seeds" in paper_tables.markdown(
         results(RUN, patience=patience), ORIGIN
     )
 
 
 def test_files_are_written_into_the_folder(tmp_path: Path) -> None:
-    paths = paper.save(results(RUN), tmp_path / "toys", ORIGIN)
+    paths = paper_tables.save(results(RUN), tmp_path / "toys", ORIGIN)
     assert [path.name for path in paths] == ["table.md", "table.tex", "table.csv"]
     assert all(path.read_text() for path in paths)
 
@@ -421,7 +421,7 @@ def test_files_are_written_into_the_folder(tmp_path: Path) -> None:
 
 
 def test_latex_has_booktabs_bold_best_and_a_line_for_the_paper() -> None:
-    text = paper.tex(results(RUN), ORIGIN)
+    text = paper_tables.tex(results(RUN), ORIGIN)
     assert all(word in text for word in (r"\toprule", r"\midrule", r"\bottomrule"))
     assert r"GPFL & \textbf{\boldmath 61.00 $\pm$ 0.50}~{\footnotesize (1)} & not run \\" in text
     assert r"\quad paper & {\footnotesize 60.00 $\pm$ 0.50 (1), $+$1.00} & {\footnotesize --} \\" in text
@@ -434,7 +434,7 @@ def test_latex_has_booktabs_bold_best_and_a_line_for_the_paper() -> None:
 
 def test_long_lists_of_a_command_may_be_broken() -> None:
     assert latex.breakable("gpfl --cells a_b,c") == r"gpfl {-}{-}cells a\_b,\allowbreak{}c"
-    assert r"seeds 0,\allowbreak{} 1" in paper.tex(results(RUN), ORIGIN)
+    assert r"seeds 0,\allowbreak{} 1" in paper_tables.tex(results(RUN), ORIGIN)
 
 
 def test_columns_of_one_group_share_its_heading() -> None:
@@ -456,14 +456,14 @@ HERE = next((name for name in COMPILERS if shutil.which(name)), None)
 
 @pytest.mark.skipif(HERE is None, reason="there is no LaTeX compiler here")
 def test_latex_compiles(tmp_path: Path) -> None:
-    tables = [paper.tex(results(RUN), ORIGIN), paper.tex(results(VALIDATED, validation=0.1), ORIGIN)]
+    tables = [paper_tables.tex(results(RUN), ORIGIN), paper_tables.tex(results(VALIDATED, validation=0.1), ORIGIN)]
     measured = Measures(40, 10, -0.1, 0.2, None, 0.9, 0.1, 0.8)
     measures = {"fedper": [measured] * 2, "gpfl": []}
     tables.append(Measured(COLUMNS[0], measures).tex())
     for one in studies.experiments().values():
         nothing = {(column.key, row.label): None for column in one.columns for row in one.rows}
         made = Results(one, "corrected", 2000, 100, (0,), nothing, columns=one.columns, rows=one.rows)
-        tables.append(paper.tex(made, ORIGIN))
+        tables.append(paper_tables.tex(made, ORIGIN))
     head = "\\documentclass{article}\n\\usepackage{booktabs,graphicx}\n\\begin{document}\n"
     (tmp_path / "table.tex").write_text(head + "\n\\clearpage\n".join(tables) + "\\end{document}\n")
     done = subprocess.run(COMPILERS[str(HERE)], cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -474,7 +474,7 @@ def test_latex_compiles(tmp_path: Path) -> None:
 def test_table_of_an_experiment_that_was_not_run_shows_the_papers_numbers(one: Experiment) -> None:
     nothing = {(column.key, row.label): None for column in one.columns for row in one.rows}
     made = Results(one, "corrected", 2000, 100, (0,), nothing, columns=one.columns, rows=one.rows)
-    text, source = paper.markdown(made, ORIGIN), paper.tex(made, ORIGIN)
+    text, source = paper_tables.markdown(made, ORIGIN), paper_tables.tex(made, ORIGIN)
     assert text.count("not run") >= len(one.columns) * len(one.rows)
     for numbers in one.paper.values():
         assert f" {numbers.mean:.{1 if numbers.between else 2}f}" in text

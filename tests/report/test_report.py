@@ -17,7 +17,7 @@ from rich.console import Console
 
 import gpfl
 from gpfl.experiments.trials import Trials
-from gpfl.report import drawing, figures, tables
+from gpfl.report import figures, method_tables, plotting
 from gpfl.training.run_dir import LINE_NUMBERS, SUMMARY_NUMBERS, SUMMARY_TEXTS, RunDir
 
 
@@ -54,7 +54,7 @@ def two_trials() -> Trials:
 
 
 def test_cells_are_means_and_population_deviations_in_percent() -> None:
-    assert tables.cells(two_trials()) == [
+    assert method_tables.cells(two_trials()) == [
         *("gpfl", "80.00 ± 10.00", "80.00 ± 0.00", "20.00", "0.2500", "1.6 KB", "4.0 MB", "2.0", "2")
     ]
 
@@ -62,7 +62,7 @@ def test_cells_are_means_and_population_deviations_in_percent() -> None:
 def test_one_trial_has_no_deviation() -> None:
     trials = two_trials()
     alone = Trials("gpfl", trials.folders[:1], trials.summaries[:1])
-    assert tables.cells(alone) == ["gpfl", "90.00", "80.00", "10.00", "0.1250", "1.5 KB", "3.0 MB", "1.5", "1"]
+    assert method_tables.cells(alone) == ["gpfl", "90.00", "80.00", "10.00", "0.1250", "1.5 KB", "3.0 MB", "1.5", "1"]
 
 
 @pytest.mark.parametrize(
@@ -73,12 +73,12 @@ def test_one_trial_has_no_deviation() -> None:
     ],
 )
 def test_bytes_are_told_in_a_unit_that_suits_them(count: float, words: str) -> None:
-    assert tables.size(count) == words
+    assert method_tables.format_bytes(count) == words
 
 
 def test_saved_tables_hold_the_same_numbers(tmp_path: Path) -> None:
     other = Trials("local[b]", [Path("c")], [summary(best_accuracy=0.5)])
-    paths = tables.save([two_trials(), other], tmp_path, "the title")
+    paths = method_tables.save([two_trials(), other], tmp_path, "the title")
     assert [path.name for path in paths] == ["table.md", "table.csv", "table.json"]
     records = json.loads((tmp_path / "table.json").read_text())
     assert [record["method"] for record in records] == ["gpfl", "local[b]"]
@@ -92,14 +92,14 @@ def test_saved_tables_hold_the_same_numbers(tmp_path: Path) -> None:
     assert [{key: str(value) for key, value in record.items()} for record in records] == rows
     lines = (tmp_path / "table.md").read_text().splitlines()
     assert lines[:2] == ["the title", ""]
-    assert lines[4] == "| " + " | ".join(tables.cells(two_trials())) + " |"
+    assert lines[4] == "| " + " | ".join(method_tables.cells(two_trials())) + " |"
     assert "1 of 0 clients have fewer than the 0 training rows" in lines[-1]
 
 
 def test_table_on_a_terminal_shows_names_as_they_are() -> None:
     trials = Trials("a[bold]b", [Path("c")], [summary()])
     screen = io.StringIO()
-    Console(width=160, file=screen).print(tables.rich_table([trials], "title [/b]"))
+    Console(width=160, file=screen).print(method_tables.rich_table([trials], "title [/b]"))
     drawn = screen.getvalue()
     assert "a[bold]b" in drawn
     assert "title [/b]" in drawn
@@ -109,7 +109,7 @@ def test_table_on_a_terminal_shows_names_as_they_are() -> None:
 def test_table_fits_its_terminal_and_always_names_the_methods(width: int, last: bool) -> None:
     screen = io.StringIO()
     trials = Trials("gpfl without cov+gce", two_trials().folders, two_trials().summaries)
-    Console(width=width, file=screen).print(tables.rich_table([trials], "title", width))
+    Console(width=width, file=screen).print(method_tables.rich_table([trials], "title", width))
     drawn = screen.getvalue()
     assert "gpfl without cov+gce" in drawn
     assert "80.00 ± 10.00" in drawn
@@ -200,7 +200,7 @@ def named(clients: Sequence[str], classes: Sequence[str], name: str = "toy") -> 
 def drawn(federation: gpfl.Federation, monkeypatch: pytest.MonkeyPatch) -> Figure:
     """The picture of a federation, laid out as it is saved."""
     kept: list[Figure] = []
-    monkeypatch.setattr(figures, "save", lambda figure, path: kept.append(figure))
+    monkeypatch.setattr(figures, "save_figure", lambda figure, path: kept.append(figure))
     figures.draw_bubbles(federation, Path("a.png"))
     kept[0].draw_without_rendering()
     return kept[0]
@@ -237,7 +237,7 @@ def test_nothing_of_the_picture_is_cut_off(crowd: str, monkeypatch: pytest.Monke
         assert box.x1 <= width + 1
         assert box.y1 <= height + 1
     assert not legend.overlaps(axes.title.get_window_extent())
-    if len(clients) <= drawing.MOST_TICKS:
+    if len(clients) <= plotting.MOST_TICKS:
         across = [text.get_window_extent() for text in axes.get_xticklabels()]
         assert len(across) == len(clients)
         assert not any(one.overlaps(other) for one, other in itertools.pairwise(across))
@@ -266,7 +266,7 @@ def test_clients_and_classes_stand_at_the_axes_by_name(monkeypatch: pytest.Monke
 
 
 def test_names_without_a_font_are_told_by_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "SCRIPTS", ())
+    monkeypatch.setattr(plotting, "SCRIPTS", ())
     (axes,) = drawn(named(["north", "北京"], ["bad", "good"], "医院"), monkeypatch).axes
     assert [text.get_text() for text in axes.get_xticklabels()] == ["north", "#1"]
     assert axes.get_xlabel() == "client (#: no font here has its letters)"
@@ -275,8 +275,8 @@ def test_names_without_a_font_are_told_by_their_place(monkeypatch: pytest.Monkey
 
 
 def test_fonts_of_other_scripts_are_taken_where_they_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "SCRIPTS", ("No Such Font", "DejaVu Serif"))
-    assert drawing.Letters().fonts == ["DejaVu Sans", "DejaVu Serif"]
+    monkeypatch.setattr(plotting, "SCRIPTS", ("No Such Font", "DejaVu Serif"))
+    assert plotting.Letters().fonts == ["DejaVu Sans", "DejaVu Serif"]
 
 
 @pytest.mark.parametrize(("most", "shown"), [(1, [1]), (9, [5, 1]), (180, [100, 20, 5]), (2000, [2000, 500, 100]), (3, [2])])

@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 import typer
 
-from gpfl.cli.terminal import say
+from gpfl.cli.terminal import print_line
 from gpfl.defences import Defended
 from gpfl.engine.distributed import refuse_several
 from gpfl.errors import GpflError, did_you_mean, pluralize
@@ -32,7 +32,7 @@ from gpfl.privacy.victims import (
     state_at,
 )
 from gpfl.report import attack_tables as table
-from gpfl.report import drawing
+from gpfl.report import plotting
 from gpfl.report.attack_images import draw_grid
 from gpfl.training import api
 from gpfl.training.result import Result
@@ -167,15 +167,15 @@ def rebuild_images(
             for case, kept in done.items()
         ]
         paths = draw_grid(ceiling[1].true, rows, f"{title}; PSNR in dB", folder / f"grid-{kind}")
-        text.append(table.markdown(done, ceiling, psnr, title) + drawing.embedded(paths))
+        text.append(table.markdown(done, ceiling, psnr, title) + plotting.markdown_images(paths))
         records += [record for kept in done.values() for record in kept.records]
         records += [{**record, "ceiling": True} for record in ceiling[1].records]
         for note in table.notes(table.line_of(*ceiling, psnr), psnr, ceiling[1].records):
-            say(note)
-        say(f"Picture: {', '.join(str(path) for path in paths)}")
+            print_line(note)
+        print_line(f"Picture: {', '.join(str(path) for path in paths)}")
     files.write_text(folder / "table.md", "\n".join(text))
     files.write_text(folder / "results.json", json_of(records))
-    say(f"Table: {folder / 'table.md'}. Each image: {folder / 'results.json'}")
+    print_line(f"Table: {folder / 'table.md'}. Each image: {folder / 'results.json'}")
 
 
 def report_labels(result: Result, clients: Sequence[int], rounds: Sequence[str], folder: Path) -> None:
@@ -183,25 +183,25 @@ def report_labels(result: Result, clients: Sequence[int], rounds: Sequence[str],
     method, records = result.engine.method.name, []
     for which in rounds:
         leaks = label_leakage.label_leaks(result.engine, state_at(result, which), clients)
-        say(f"Round {which}. {label_leakage.told(leaks, method, len(clients))}")
+        print_line(f"Round {which}. {label_leakage.told(leaks, method, len(clients))}")
         records += [{"round": which, **record} for record in label_leakage.records(leaks)]
     files.write_text(folder / "labels.json", json_of(records))
-    say(f"Each client: {folder / 'labels.json'}")
+    print_line(f"Each client: {folder / 'labels.json'}")
 
 
 def report_membership(result: Result, clients: Sequence[int], folder: Path) -> None:
     """Prints and keeps the membership inference on the personal models that the run keeps."""
     found = member_inference.memberships(result.engine, state_at(result, "best"), clients)
-    say(member_inference.told(found, result.engine.method.name))
+    print_line(member_inference.told(found, result.engine.method.name))
     files.write_text(folder / "membership.json", json_of(member_inference.records(found)))
-    say(f"Each client: {folder / 'membership.json'}")
+    print_line(f"Each client: {folder / 'membership.json'}")
 
 
 def tell_round(result: Result, rounds: Sequence[str]) -> None:
     """Prints which round "best" is, where it is not the one with the best accuracy."""
     summary = result.summary
     if "best" in rounds and summary["selected_round"] != summary["best_round"]:
-        say(
+        print_line(
             f"The run keeps round {summary['selected_round']}, selected by '{summary['selected_by']}'; its best accuracy was "
             f"at round {summary['best_round']} (run it with --select test to keep that one)."
         )
@@ -210,13 +210,13 @@ def tell_round(result: Result, rounds: Sequence[str]) -> None:
 def tell_graph(graph: bool, device: torch.device) -> None:
     """Prints that no graph can be captured where there is no GPU."""
     if graph and device.type != "cuda":
-        say(f"--graph is for a GPU; on {device} attacks run without it.")
+        print_line(f"--graph is for a GPU; on {device} attacks run without it.")
 
 
 def tell_case(case: Case, kept: Kept, psnr: str = "proper") -> None:
     """Prints the outcome of a case, by one of table.PSNRS."""
     line = table.line_of(case, kept, psnr)
-    say(
+    print_line(
         f"{case.words}: {line.psnr:.2f} dB, SSIM {line.ssim:.3f} over {line.images} images "
         f"(start {line.start:.2f}, mean image {line.mean:.2f}): {table.verdict(line)}{turned_words(line)}"
     )
@@ -230,7 +230,7 @@ def turned_words(line: table.Line) -> str:
 def tell_ceiling(case: Case, kept: Kept, psnr: str = "proper") -> None:
     """Prints the ceiling, by one of table.PSNRS."""
     line = table.line_of(case, kept, psnr)
-    say(f"ceiling: {case.words}: {line.psnr:.2f} dB, SSIM {line.ssim:.3f} (floor {line.floor:.2f})")
+    print_line(f"ceiling: {case.words}: {line.psnr:.2f} dB, SSIM {line.ssim:.3f} (floor {line.floor:.2f})")
 
 
 def one_of(flag: str, words: str, known: Sequence[str]) -> list[str]:

@@ -17,13 +17,13 @@ from rich.table import Table as RichTable
 from typer.core import TyperCommand, TyperOption
 
 from gpfl.cli import flags
-from gpfl.cli.terminal import console, say, tell_caveat, wide
+from gpfl.cli.terminal import console, print_dataset_caveat, print_line, table_console
 from gpfl.data import DATASETS, PUBLISHED, PublishedDataset
 from gpfl.data.published import cache
 from gpfl.data.table import SPLITS
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.federation.partition import PARTITIONS
-from gpfl.report import drawing, figures, tables
+from gpfl.report import figures, method_tables, plotting
 from gpfl.training import config as configs
 from gpfl.training.config import ConfigDict
 
@@ -43,7 +43,7 @@ def get(
 ) -> None:
     """Download a data set from its publisher, or take files that are here, check them, and parse them once."""
     if name in DATASETS and name not in PUBLISHED:
-        say(f"{name} is inside a package that gpfl needs: nothing to get.")
+        print_line(f"{name} is inside a package that gpfl needs: nothing to get.")
         return
     if name not in PUBLISHED:
         raise GpflError(f"unknown data '{name}'; {did_you_mean(name, PUBLISHED)}")
@@ -51,8 +51,8 @@ def get(
         raise GpflError(f"--from {source} does not exist")
     with Downloads() as downloads:
         table = PUBLISHED[name].get(source, unverified=unverified, again=again, tell=downloads.tell)
-    say(f"{name}: {len(table):,} rows of shape {table.shape}, {table.classes} classes, in {cache.table_folder(name)}")
-    tell_caveat(table)
+    print_line(f"{name}: {len(table):,} rows of shape {table.shape}, {table.classes} classes, in {cache.table_folder(name)}")
+    print_dataset_caveat(table)
 
 
 @data_app.command("list")
@@ -65,7 +65,7 @@ def list_() -> None:
             table.add_row(name, source.doc, what_is_here(published), download_words(published), published.licence)
         else:
             table.add_row(name, source.doc, "yes", "none", "CC BY 4.0")
-    wide().print(table)
+    table_console().print(table)
 
 
 def what_is_here(published: PublishedDataset) -> str:
@@ -84,13 +84,13 @@ def download_words(published: PublishedDataset) -> str:
     """Gives what would be downloaded, and from where."""
     hosts = ", ".join(dict.fromkeys(urlsplit(file.url).hostname or file.url for file in published.files))
     files = f"{len(published.files)} files, " if len(published.files) > 1 else ""
-    return f"{files}{tables.size(published.size)} from {hosts}"
+    return f"{files}{method_tables.format_bytes(published.size)} from {hosts}"
 
 
 def show(federation: str | None, out: str, **values: object) -> None:
     """Print each client's rows and draw the picture of classes on clients."""
     picture = Path(out)
-    drawing.check_picture(picture)
+    plotting.check_image_path(picture)
     given = flags.given_by_flags(values)
     if federation is not None:
         refuse_splits(given, federation)
@@ -98,20 +98,20 @@ def show(federation: str | None, out: str, **values: object) -> None:
     config = configs.resolve_config(given)
     if config.source is not None:  # said before the rows are divided, which may fail
         found = config.source.load()
-        tell_caveat(found)
+        print_dataset_caveat(found)
         if found.words:
-            say(found.words)
+            print_line(found.words)
     divided = config.federation()
-    say(repr(divided))
+    print_line(repr(divided))
     table = RichTable("client", "training", "validation", "test", "classes")
     for number, shard in enumerate(divided.shards):
         held = int((divided.label_counts[number] > 0).sum())
         table.add_row(escape(shard.name), *(str(len(shard.part(part))) for part in SPLITS), str(held))
-    wide().print(table)
+    table_console().print(table)
     for oddity in divided.data_warnings():
-        say(oddity)
+        print_line(oddity)
     figures.draw_bubbles(divided, picture)
-    say(f"Picture: {out}")
+    print_line(f"Picture: {out}")
 
 
 def refuse_splits(given: ConfigDict, federation: str) -> None:

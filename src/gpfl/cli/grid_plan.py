@@ -10,13 +10,13 @@ from pathlib import Path
 from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
 
-from gpfl.cli.terminal import complain, say, wide
+from gpfl.cli.terminal import print_error, print_line, table_console
 from gpfl.errors import pluralize
 from gpfl.experiments import grid
 from gpfl.experiments.estimate import Estimate
 from gpfl.experiments.grid import Job, Places, Plan
-from gpfl.report.tables import size
-from gpfl.report.wording import causes, rounds_said
+from gpfl.report.method_tables import format_bytes
+from gpfl.report.wording import describe_rounds, group_problems
 
 COUNTED = (
     "Counted: the operations of a round at the speed of this machine now; nothing was timed, perhaps half as long, or twice."
@@ -43,32 +43,32 @@ def show_plan(
     for job in jobs:
         needed = about[job.folder]
         tables = ", ".join(dict.fromkeys(cell.experiment.name for cell in job.cells))
-        needs = (needed.words, f"about {size(needed.memory)}") if job in lacking else ("done", "")
+        needs = (needed.words, f"about {format_bytes(needed.memory)}") if job in lacking else ("done", "")
         if job in damaged:
             needs = ("damaged", "")
         done = f"{len(job.finished(plan.seeds))}/{len(plan.seeds)}"
         rows.append((job.cells[0].column.key, job.cells[0].entrant.label, done, *needs, tables, job.folder.name))
     if jobs:
-        wide().print(plan_table(rows, wide().width if wide().is_terminal else sys.maxsize))
+        table_console().print(plan_table(rows, table_console().width if table_console().is_terminal else sys.maxsize))
     faults = {(cell.column.key, cell.entrant.label): fault for job, fault in damaged.items() for cell in job.cells}
-    for words in causes(wrong | faults):
-        complain(f"cannot be run: {words}")
-    rounds = rounds_said(plan.rounds, plan.patience)
-    say(f"{pluralize(len(lacking), 'cell')} to run, {len(jobs) - len(lacking) - len(damaged)} done; {rounds}.")
+    for words in group_problems(wrong | faults):
+        print_error(f"cannot be run: {words}")
+    rounds = describe_rounds(plan.rounds, plan.patience)
+    print_line(f"{pluralize(len(lacking), 'cell')} to run, {len(jobs) - len(lacking) - len(damaged)} done; {rounds}.")
     timed = [each for job in lacking if (each := about[job.folder]).seconds is not None]
     if timed:
         which = "" if len(timed) == len(lacking) else f" of {len(timed)} of them"
         words = Estimate(sum(each.seconds or 0.0 for each in timed), any(each.most for each in timed), 0).words
-        say(f"Time{which}: {words}, from {'; '.join(sorted({each.source for each in timed}))}.")
+        print_line(f"Time{which}: {words}, from {'; '.join(sorted({each.source for each in timed}))}.")
     if len(timed) < len(lacking):
         unknown = pluralize(len(lacking) - len(timed), "cell")
-        say(f"Unknown: {unknown} of kinds that were not timed here and cannot be counted; known once one ran.")
+        print_line(f"Unknown: {unknown} of kinds that were not timed here and cannot be pluralize; known once one ran.")
     if any(each.way == "counted" for each in timed):
-        say(COUNTED)
+        print_line(COUNTED)
     if any(each.most for each in timed):
-        say(UP_TO)
+        print_line(UP_TO)
     if wanting:
-        say(f"Left out for want of data: {', '.join(key for keys in wanting.values() for key in keys)}.")
+        print_line(f"Left out for want of data: {', '.join(key for keys in wanting.values() for key in keys)}.")
     return not (wrong or damaged)
 
 

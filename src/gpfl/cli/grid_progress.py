@@ -11,11 +11,11 @@ from typing import Self
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from gpfl.cli.progress import LiveLine, PlainLines, bars
+from gpfl.cli.progress import LiveProgress, PlainProgress, progress_bars
 from gpfl.experiments.estimate import Estimate, duration, work_of
 from gpfl.experiments.grid import BUSY, Job
-from gpfl.report.comparison import Spread
-from gpfl.report.wording import spread
+from gpfl.report.comparison import MeanStd
+from gpfl.report.wording import format_mean_std
 from gpfl.training.round_loop import number
 from gpfl.training.run_dir import MetricsRecord
 
@@ -38,7 +38,7 @@ class GridReporter:
 
     def __enter__(self) -> Self:
         if self._console.is_terminal and self._jobs:
-            self._progress = bars(self._console, "{task.completed:.0f}/{task.total:.0f}")
+            self._progress = progress_bars(self._console, "{task.completed:.0f}/{task.total:.0f}")
             self._progress.start()
             self._bar = self._progress.add_task("cells", total=len(self._jobs), words="")
         return self
@@ -49,7 +49,7 @@ class GridReporter:
 
     def watch(self, label: str) -> RunWatch:
         """Gives the watch of one run."""
-        shown = LiveLine(self._progress, label) if self._progress else PlainLines(self._console, label)
+        shown = LiveProgress(self._progress, label) if self._progress else PlainProgress(self._console, label)
         return RunWatch(self, label, shown)
 
     def move(self, label: str, done: float, rounds: int) -> None:
@@ -118,7 +118,7 @@ class GridReporter:
 class RunWatch:
     """The watch of one run of a cell."""
 
-    def __init__(self, reporter: GridReporter, label: str, shown: LiveLine | PlainLines) -> None:
+    def __init__(self, reporter: GridReporter, label: str, shown: LiveProgress | PlainProgress) -> None:
         self._reporter, self._label, self._shown = reporter, label, shown
 
     def line(self, line: MetricsRecord, rounds: int) -> None:
@@ -137,7 +137,7 @@ def outcome(job: Job, seeds: Sequence[int]) -> str:
     if trials is None:
         return "not run"
     count = len(trials.summaries)
-    return f"{spread(Spread.of(trials, 'best_accuracy'), count)} %, best round {trials.mean('best_round'):.0f}"
+    return f"{format_mean_std(MeanStd.of(trials, 'best_accuracy'), count)} %, best round {trials.mean('best_round'):.0f}"
 
 
 def tail(words: str) -> str:

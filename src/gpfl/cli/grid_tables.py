@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpfl.cli.terminal import complain, say, wide
+from gpfl.cli.terminal import print_error, print_line, table_console
 from gpfl.engine.distributed import ranks
 from gpfl.errors import GpflError, pluralize
 from gpfl.experiments import grid
@@ -16,8 +16,8 @@ from gpfl.experiments.run_index import damages, held_jobs
 from gpfl.experiments.selection import Asked
 from gpfl.io import files
 from gpfl.io.provenance import command_words, commit
-from gpfl.report import drawing, paper
-from gpfl.report.wording import causes
+from gpfl.report import paper_tables, plotting
+from gpfl.report.wording import group_problems
 
 
 def show_held(asked: Asked, plan: Plan, figures: bool) -> None:
@@ -36,15 +36,15 @@ def show_held(asked: Asked, plan: Plan, figures: bool) -> None:
 
 def write(jobs: Sequence[Job], plan: Plan, asked: Asked, problems: Places, figures: bool) -> None:
     """Writes the tables and figures of all that the folder holds of the experiments, and shows them."""
-    from gpfl.report import pictures  # with scipy, which takes half a second
+    from gpfl.report import experiment_figures  # with scipy, which takes half a second
 
     besides, unclear = held_besides(asked, plan)
     everything = [*jobs, *besides]
     tell_damages(everything, plan, problems)
     tell_problems(unclear)
     if plan.tuned:
-        say(f"Values were chosen by gpfl tune; the search is kept in {plan.tuned.keep(plan.out)}.")
-    origin = paper.Origin(command_words(), commit())
+        print_line(f"Values were chosen by gpfl tune; the search is kept in {plan.tuned.keep(plan.out)}.")
+    origin = paper_tables.Origin(command_words(), commit())
     for one in asked.experiments:
         results = results_of(
             one,
@@ -55,24 +55,24 @@ def write(jobs: Sequence[Job], plan: Plan, asked: Asked, problems: Places, figur
             problems=divergences(everything, plan.seeds) | problems,
         )
         if not any(results.trials.values()) and not results.problems:
-            say(f"{one.title}: nothing of it has ended, so no table is written.")
+            print_line(f"{one.title}: nothing of it has ended, so no table is written.")
             continue
-        for table in paper.rich_tables(results):
-            wide().print(table)
-        for words in paper.untested_words(results):
-            say(words)
+        for table in paper_tables.rich_tables(results):
+            table_console().print(table)
+        for words in paper_tables.untested_words(results):
+            print_line(words)
         folder = plan.out / results.name
-        paths = paper.save(results, folder, origin, pictures.added(results))
+        paths = paper_tables.save(results, folder, origin, experiment_figures.added(results))
         if figures:
             try:
-                drawn = pictures.draw(results, folder, say)
+                drawn = experiment_figures.draw(results, folder, print_line)
                 if one.measure == "features":  # which were measured just now
-                    paper.save(results, folder, origin, pictures.added(results))
-                files.write_text(paths[0], paths[0].read_text(encoding="utf-8") + drawing.embedded(drawn))
+                    paper_tables.save(results, folder, origin, experiment_figures.added(results))
+                files.write_text(paths[0], paths[0].read_text(encoding="utf-8") + plotting.markdown_images(drawn))
                 paths += drawn
             except GpflError as problem:
-                say(f"{one.name}: no figure: {problem}")
-        say(f"{one.title}: {', '.join(str(path) for path in paths)}")
+                print_line(f"{one.name}: no figure: {problem}")
+        print_line(f"{one.title}: {', '.join(str(path) for path in paths)}")
 
 
 def divergences(jobs: Sequence[Job], seeds: Sequence[int]) -> Places:
@@ -90,13 +90,13 @@ def tell_damages(jobs: Sequence[Job], plan: Plan, problems: Places) -> None:
     """Prints what tables of these jobs are without as it is damaged, but for what is told as the problem of a cell."""
     for words in damages(plan.out, jobs, plan.seeds):
         if not any(words.endswith(problem) for problem in problems.values()):
-            complain(words)
+            print_error(words)
 
 
 def tell_problems(problems: Places) -> None:
     """Prints what is wrong with cells."""
-    for words in causes(problems):
-        complain(f"  {words}")
+    for words in group_problems(problems):
+        print_error(f"  {words}")
 
 
 def held_besides(asked: Asked, plan: Plan) -> tuple[list[Job], Places]:

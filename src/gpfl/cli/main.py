@@ -22,9 +22,17 @@ from gpfl.cli.attack import attack
 from gpfl.cli.data import data_app, show_command
 from gpfl.cli.overrides import layered, named_folder, refuse_unheard, split_settings
 from gpfl.cli.privacy import privacy_app
-from gpfl.cli.progress import Reporter
+from gpfl.cli.progress import ProgressReporter
 from gpfl.cli.reproduce import reproduce_command
-from gpfl.cli.terminal import complain, console, say, show_rows, tell_data, tell_run, tell_trials
+from gpfl.cli.terminal import (
+    console,
+    print_data_warnings,
+    print_error,
+    print_line,
+    print_method_table,
+    print_run_summary,
+    print_trials_summary,
+)
 from gpfl.cli.tune import tune_command
 from gpfl.data import DATASETS
 from gpfl.engine import ENGINES
@@ -37,7 +45,7 @@ from gpfl.experiments.trials import holds_trials, resume_trials, run_trials
 from gpfl.federation.partition import PARTITIONS
 from gpfl.methods import METHODS
 from gpfl.models import NETS
-from gpfl.report import figures, tables
+from gpfl.report import figures, method_tables
 from gpfl.training import api
 from gpfl.training import config as configs
 from gpfl.training.run_dir import RunDir, refuse_used
@@ -81,19 +89,21 @@ def quickstart(
     folder = out_folder(out, Path("runs") / "quickstart")
     if not quick.begun(folder):
         refuse_used(folder)
-    say("1,797 handwritten digits on 20 clients; each holds 4 of the 10 classes, in unequal numbers.")
+    print_line("1,797 handwritten digits on 20 clients; each holds 4 of the 10 classes, in unequal numbers.")
     with stoppable(lambda: same_command(out, folder)):
-        with Reporter(console) as reporter:
+        with ProgressReporter(console) as reporter:
             rows = quick.quickstart(folder, reporter.watch)
         title = "Digits, 20 clients with 4 classes each: mean ± std over 3 seeds"
-        show_rows(rows, title)
+        print_method_table(rows, title)
         picture = folder / "curves.png"
         figures.draw_curves(rows, picture, "Digits, 20 clients with 4 classes each, 3 seeds")
-        tables.save(rows, folder, title)
-    say(f"Curves: {picture}. Table: {folder / 'table.md'}. Each client's model: {rows[0].folders[0] / 'models'}")
-    say("fedavg gives every client the same model, gpfl gives each its own; local exchanges nothing, so it shows what exchange")
-    say("is worth on these data.")
-    say(f"Next: {called_as()} run --method gpfl --split dirichlet --beta 0.1")
+        method_tables.save(rows, folder, title)
+    print_line(f"Curves: {picture}. Table: {folder / 'table.md'}. Each client's model: {rows[0].folders[0] / 'models'}")
+    print_line(
+        "fedavg gives every client the same model, gpfl gives each its own; local exchanges nothing, so it shows what exchange"
+    )
+    print_line("is worth on these data.")
+    print_line(f"Next: {called_as()} run --method gpfl --split dirichlet --beta 0.1")
 
 
 @app.command()
@@ -102,16 +112,16 @@ def resume(
 ) -> None:
     """Go on with a run that was cut off; its numbers are those of one that was not."""
     if holds_trials(folder):
-        with stoppable(lambda: resumption(folder)), Reporter(console) as reporter:
+        with stoppable(lambda: resumption(folder)), ProgressReporter(console) as reporter:
             trials = resume_trials(folder, reporter.watch)
-        tell_trials(trials, folder)
+        print_trials_summary(trials, folder)
         return
     finished = RunDir.open(folder).finished
-    with stoppable(lambda: resumption(folder)), Reporter(console) as reporter:
+    with stoppable(lambda: resumption(folder)), ProgressReporter(console) as reporter:
         result = api.resume(folder, watch=reporter.watch(str(folder)))
     if finished:
-        say(f"The run in {folder} had finished.")
-    tell_run(result, folder)
+        print_line(f"The run in {folder} had finished.")
+    print_run_summary(result, folder)
 
 
 LISTS = ("methods", "data", "splits", "nets", "engines")
@@ -132,9 +142,9 @@ def list_(
     if what and what not in entries:
         raise GpflError(f"unknown list '{what}'; {did_you_mean(what, entries)}")
     for kind in [what] if what else LISTS:
-        say(kind)
+        print_line(kind)
         for name, words in entries[kind].items():
-            say(f"  {name:<14}{words}")
+            print_line(f"  {name:<14}{words}")
 
 
 def run(
@@ -155,17 +165,17 @@ def run(
         resolved = configs.resolve_config(given)
         tail = "-trials" if numbers else ""
         folder = out_folder(out, Path("runs") / f"{Path(resolved.data).stem}-{resolved.method.name}{tail}")
-        tell_data(resolved)
-        with stoppable(lambda: resumption(folder)), Reporter(console) as reporter:
+        print_data_warnings(resolved)
+        with stoppable(lambda: resumption(folder)), ProgressReporter(console) as reporter:
             if numbers:
                 trials = run_trials(given, numbers, folder, reporter.watch)
             else:
                 watch = reporter.watch(resolved.method.name)
                 result = api.start_run(resolved, resolved.federation(), out=folder, watch=watch)
     if numbers:
-        tell_trials(trials, folder)
+        print_trials_summary(trials, folder)
     else:
-        tell_run(result, folder)
+        print_run_summary(result, folder)
 
 
 def compare(
@@ -184,13 +194,15 @@ def compare(
     with speaking_of(section for section in flags.RECORDS if section != "method"):
         given = layered(config, flags.merge(flags.given_by_flags(values), settings), federation, "compare")
         if "method" in given:
-            say(f"The section [method] of {config} is left aside: a comparison has its methods from --methods and --set.")
+            print_line(
+                f"The section [method] of {config} is left aside: a comparison has its methods from --methods and --set."
+            )
         studies.check_methods(given, entrants, own)
         resolved = configs.resolve_config({**given, "method": dict(entrants[0].method)})
         folder = out_folder(out, Path("runs") / f"{Path(resolved.data).stem}-comparison")
-        tell_data(resolved)
+        print_data_warnings(resolved)
         with stoppable(lambda: same_command(out, folder)):
-            with Reporter(console) as reporter:
+            with ProgressReporter(console) as reporter:
                 compared = studies.compare(given, entrants, own, numbers, folder, reporter.watch)
             if compared.rows:
                 tell_comparison(compared, resolved, folder)
@@ -201,7 +213,7 @@ def compare(
 def end_diverged(diverged: Mapping[str, DivergenceError]) -> None:
     """Ends a comparison in which some trials diverged, once the table shows those that did not."""
     for label, end in diverged.items():
-        complain(f"{label}: {end}; other settings need another --out")
+        print_error(f"{label}: {end}; other settings need another --out")
     ranks().wait()  # a process that ended before the first has spoken would take it along
     raise typer.Exit(1)
 
@@ -212,10 +224,10 @@ def tell_comparison(compared: studies.Compared, config: configs.Config, folder: 
     clients = rows[0].summaries[0]["clients"]
     split = config.split.name if config.split else "as in a manifest"
     title = f"{config.data}, {clients} clients ({split}), {config.train.rounds} rounds; mean ± std over seeds"
-    show_rows(rows, title, compared.unended)
-    paths = tables.save(rows, folder, title, compared.unended)
+    print_method_table(rows, title, compared.unended)
+    paths = method_tables.save(rows, folder, title, compared.unended)
     figures.draw_curves(rows, folder / "curves.png", title)
-    say(f"Table: {', '.join(str(path) for path in paths)}. Curves: {folder / 'curves.png'}")
+    print_line(f"Table: {', '.join(str(path) for path in paths)}. Curves: {folder / 'curves.png'}")
 
 
 def shared_parameters(config_help: str) -> list[click.Parameter]:
@@ -354,23 +366,23 @@ def main() -> None:
         if type(problem).__name__ == "NoArgsIsHelpError":  # click 8.2 on; its text is the help
             problem.show()
         else:
-            complain(setting_instead(problem) or one_suggestion(problem.format_message()))
+            print_error(setting_instead(problem) or one_suggestion(problem.format_message()))
         sys.exit(2)
     except GpflError as problem:
-        complain(str(problem))
+        print_error(str(problem))
         sys.exit(2)
     except OSError as problem:
         if problem.errno not in REFUSALS or problem.filename is None:
             raise
-        complain(f"{problem.filename}: {problem.strerror}: choose another place, or mend that one")
+        print_error(f"{problem.filename}: {problem.strerror}: choose another place, or mend that one")
         sys.exit(2)
     except StoppedError as stopped:
-        complain(f"stopped; go on with {stopped}" if str(stopped) else "stopped")
+        print_error(f"stopped; go on with {stopped}" if str(stopped) else "stopped")
         sys.exit(130)
     except (click.Abort, KeyboardInterrupt):
         code = 130
     if code == 130:  # typer's word for Ctrl-C where nothing of ours caught it
-        complain("stopped")
+        print_error("stopped")
     leave(code)
 
 

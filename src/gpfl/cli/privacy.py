@@ -16,7 +16,7 @@ from gpfl.cli.data import get_data
 from gpfl.cli.grid_plan import show_plan
 from gpfl.cli.grid_progress import GridReporter
 from gpfl.cli.overrides import refuse_unheard, results_folder, split_settings
-from gpfl.cli.terminal import complain, console, say
+from gpfl.cli.terminal import console, print_error, print_line
 from gpfl.core.randomness import LARGEST_SEED
 from gpfl.defences.accounting import accountant
 from gpfl.defences.config import WHOLE
@@ -40,7 +40,7 @@ from gpfl.privacy.attack import KINDS, AttackConfig
 from gpfl.privacy.victims import ROUNDS, STEPS, choose_victims, refuse_other_than_images
 from gpfl.report import defence_curves as points
 from gpfl.report.attack_tables import PSNRS, Line, verdict
-from gpfl.report.paper import Origin
+from gpfl.report.paper_tables import Origin
 from gpfl.training import api
 
 privacy_app = typer.Typer(
@@ -108,7 +108,7 @@ def columns(
         return
     tell_graph(graph, api.find_device(device))
     if train(jobs, plan):
-        complain("what is done is kept; the same command tries the others again")
+        print_error("what is done is kept; the same command tries the others again")
         raise typer.Exit(1)
     results = {cell.entrant.label: study.loaded(job, seed) for cell, job in jobs.items()}
     paths = nine.nine_columns(
@@ -153,7 +153,7 @@ def leaks(
     if runs:
         tell_files(write_leaks(runs, plan.out / "leaks", origin=made_by(ended, [seed]), tell=tell_leaks))
     if failed:
-        complain("what is done is kept; the same command tries the others again")
+        print_error("what is done is kept; the same command tries the others again")
         raise typer.Exit(1)
 
 
@@ -212,7 +212,9 @@ def curves(
         return
     tell_graph(graph, api.find_device(device))
     if not accountant():
-        say("ε will not be stated: dp-accounting is not installed. Where it is, the same command adds it and runs nothing.")
+        print_line(
+            "ε will not be stated: dp-accounting is not installed. Where it is, the same command adds it and runs nothing."
+        )
     failed = train(jobs, plan)
     folder = plan.out / "defences"
     by_spot = {spot: jobs[spot.cell] for spot in spots}
@@ -364,12 +366,12 @@ def train(jobs: Mapping[Cell, Job], plan: Plan) -> dict[Path, str]:
     unique = {job.folder: job for job in jobs.values()}
     lacking = grid.lacking(unique.values(), plan)
     if len(lacking) < len(unique):
-        say(f"Run before: {len(unique) - len(lacking)} of {pluralize(len(unique), 'run')}.")
+        print_line(f"Run before: {len(unique) - len(lacking)} of {pluralize(len(unique), 'run')}.")
     about = estimates(lacking, plan, api.find_device(str(plan.run["device"])), count=False)
     with GridReporter(console, lacking, plan.seeds, about) as reporter:
         problems = grid.run_all(lacking, plan, reporter.watch, {"command": command_words(), "commit": commit()}, reporter.end)
     for words in dict.fromkeys(problems.values()):
-        complain(f"{', '.join(unique[path].label for path in problems if problems[path] == words)}: {words}")
+        print_error(f"{', '.join(unique[path].label for path in problems if problems[path] == words)}: {words}")
     return problems
 
 
@@ -379,7 +381,7 @@ def show(jobs: Mapping[Cell, Job], plan: Plan, after: str) -> None:
     with console.status("Counting what runs take"):
         about = estimates(unique, plan, api.find_device(str(plan.run["device"])), count=True)
     sound = show_plan(unique, plan, about, {}, {})
-    say(f"{after[0].upper()}{after[1:]}; those that {plan.out} holds are not made again.")
+    print_line(f"{after[0].upper()}{after[1:]}; those that {plan.out} holds are not made again.")
     if not sound:
         raise typer.Exit(1)
 
@@ -394,17 +396,17 @@ def made_by(jobs: Iterable[Job], seeds: Sequence[int]) -> str:
 
 def tell_point(words: str, line: Line) -> None:
     """Prints a point of the curves."""
-    say(f"{words}: {line.psnr:.2f} dB (floor {line.floor:.2f}): {verdict(line)}")
+    print_line(f"{words}: {line.psnr:.2f} dB (floor {line.floor:.2f}): {verdict(line)}")
 
 
 def tell_leaks(found: Findings) -> None:
     """Prints what a method's run tells."""
     for which, guesses in found.labels.items():
-        say(f"Round {which}. {labels.told(guesses, found.method, found.clients)}")
-    say(membership.told(found.members, found.method))
+        print_line(f"Round {which}. {labels.told(guesses, found.method, found.clients)}")
+    print_line(membership.told(found.members, found.method))
 
 
 def tell_files(paths: Sequence[Path]) -> None:
     """Prints the first of the files, which is the page of tables, without the pictures that it shows, and names the files."""
-    say(re.sub(r"\n!\[.*\]\(.*\)\n", "", paths[0].read_text(encoding="utf-8")))
-    say(f"Written: {', '.join(path.name for path in paths)} in {paths[0].parent}")
+    print_line(re.sub(r"\n!\[.*\]\(.*\)\n", "", paths[0].read_text(encoding="utf-8")))
+    print_line(f"Written: {', '.join(path.name for path in paths)} in {paths[0].parent}")

@@ -14,11 +14,11 @@ from rich.text import Text
 from gpfl.training.round_loop import number
 from gpfl.training.run_dir import MetricsRecord
 
-PAUSE = 10.0
+LOG_INTERVAL = 10.0
 """Seconds between two plain lines of a run, besides its first and last."""
 
 
-class Reporter:
+class ProgressReporter:
     """Shows runs as they go; a run's watch is `reporter.watch(label)`."""
 
     def __init__(self, console: Console) -> None:
@@ -27,7 +27,7 @@ class Reporter:
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
-            self._progress = bars(self.console, "round {task.completed:.0f}/{task.total:.0f}", remaining())
+            self._progress = progress_bars(self.console, "round {task.completed:.0f}/{task.total:.0f}", time_remaining_column())
             self._progress.start()
         return self
 
@@ -35,9 +35,9 @@ class Reporter:
         if self._progress:
             self._progress.stop()
 
-    def watch(self, label: str) -> LiveLine | PlainLines:
+    def watch(self, label: str) -> LiveProgress | PlainProgress:
         """Gives the watch of one run."""
-        return LiveLine(self._progress, label) if self._progress else PlainLines(self.console, label)
+        return LiveProgress(self._progress, label) if self._progress else PlainProgress(self.console, label)
 
 
 class Words(TextColumn):
@@ -53,19 +53,19 @@ class Words(TextColumn):
         return text
 
 
-def bars(console: Console, count: str, *more: ProgressColumn) -> Progress:
+def progress_bars(console: Console, count: str, *more: ProgressColumn) -> Progress:
     """Gives lines with a name, a bar, a count and words; where there is little room the bar is short, and the words are cut."""
     room = max(4, min(24, console.width // 8))
     bar = BarColumn(bar_width=room, table_column=Column(no_wrap=True, width=room))
     return Progress(TextColumn("{task.description}", markup=False), bar, TextColumn(count), Words(), *more, console=console)
 
 
-def remaining() -> ProgressColumn:
+def time_remaining_column() -> ProgressColumn:
     """Gives the time that is left of each line."""
     return TimeRemainingColumn(table_column=Column(no_wrap=True))
 
 
-class LiveLine:
+class LiveProgress:
     """One line of a terminal that is drawn anew each round."""
 
     def __init__(self, progress: Progress, label: str) -> None:
@@ -85,7 +85,7 @@ class LiveLine:
         self._progress.console.print(f"{self._label}: {words}", highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
-class PlainLines:
+class PlainProgress:
     """A line for the first and the last round, and at most one in ten seconds between."""
 
     def __init__(self, console: Console, label: str) -> None:
@@ -95,7 +95,7 @@ class PlainLines:
     def line(self, line: MetricsRecord, rounds: int) -> None:
         """Prints the round, if it is time."""
         now = time.monotonic()
-        if self._told is not None and line["round"] != rounds and now - self._told < PAUSE:
+        if self._told is not None and line["round"] != rounds and now - self._told < LOG_INTERVAL:
             return
         self._told = now
         scores = f"accuracy {number(line, 'accuracy'):.2%}, loss {number(line, 'loss'):.4f}"

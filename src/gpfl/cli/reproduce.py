@@ -20,7 +20,7 @@ from gpfl.cli.grid_plan import show_plan
 from gpfl.cli.grid_progress import GridReporter
 from gpfl.cli.grid_tables import show_held, tell_problems, write
 from gpfl.cli.overrides import named_folder, refuse_unheard, results_folder, split_settings
-from gpfl.cli.terminal import complain, console, say
+from gpfl.cli.terminal import console, print_error, print_line
 from gpfl.engine.distributed import ranks
 from gpfl.errors import GpflError, pluralize
 from gpfl.experiments import grid
@@ -32,7 +32,7 @@ from gpfl.experiments.selection import Asked, selected, split_words
 from gpfl.experiments.tuned_config import Chosen
 from gpfl.io import files
 from gpfl.io.provenance import command_words, commit
-from gpfl.report import paper
+from gpfl.report import paper_tables
 from gpfl.training import api
 from gpfl.training.config import ConfigDict
 
@@ -98,7 +98,7 @@ def reproduce(
     plan = planned(asked, seeds, rounds, patience, validation, out, table, set_, tuned, keep_weights, values)
     failed = make_tables(asked, plan, dry_run, only_tables, figures)
     if "all" in words:
-        say("All but privacy, which is made by attacks: gpfl reproduce privacy.")
+        print_line("All but privacy, which is made by attacks: gpfl reproduce privacy.")
     if failed:
         ranks().wait()  # a process that ended before the first has spoken would take it along
         raise typer.Exit(1)
@@ -120,12 +120,12 @@ def make_tables(asked: Asked, plan: Plan, dry_run: bool, only_tables: bool, figu
             about = estimates(jobs, plan, device, count=dry_run)
     sound = show_plan(jobs, plan, about, wrong, wanting) if dry_run else True
     for words in dict.fromkeys(job.caveat for job in jobs if job.caveat):
-        say(words)
+        print_line(words)
     if dry_run:
         return not sound
     problems = run(jobs, plan, about, asked, wrong, figures) | wrong
     if problems:
-        complain(f"{pluralize(len(problems), 'cell')} of {len(here)} failed; once that is mended, the same command goes on:")
+        print_error(f"{pluralize(len(problems), 'cell')} of {len(here)} failed; once that is mended, the same command goes on:")
         tell_problems(problems)
     return bool(problems)
 
@@ -143,7 +143,7 @@ def make_attacks(
     given = flags.given_by_flags(values).get("run", {})
     device, engine = (str(given.get(key, "auto")) for key in ("device", "engine"))
     if len(seeds) > 1:
-        say(f"Attacks are on the runs of one seed, {seeds[0]}.")
+        print_line(f"Attacks are on the runs of one seed, {seeds[0]}.")
     try:
         with flags_named():
             refuse_flagged(split_settings(set_)[0])
@@ -158,7 +158,7 @@ def make_attacks(
                 dry_run=dry_run,
             )
     except KeyboardInterrupt:
-        complain(GO_ON.format(command_words()))
+        print_error(GO_ON.format(command_words()))
         raise
 
 
@@ -254,7 +254,7 @@ def table_name(name: str, asked: Sequence[str], out: Path) -> str:
         raise GpflError(f"--table is '{name}', which has another meaning below {out}: {way}")
     if folder.exists() and not folder.is_dir():
         raise GpflError(f"--table is '{name}', but {folder} is a file: {way}")
-    if folder.is_dir() and any(folder.iterdir()) and paper.experiment_in(folder) != asked[0]:
+    if folder.is_dir() and any(folder.iterdir()) and paper_tables.experiment_in(folder) != asked[0]:
         raise GpflError(f"--table is '{name}', but {folder} holds something other than a table of {asked[0]}: {way}")
     return name
 
@@ -284,23 +284,23 @@ def divided(asked: Asked, dry_run: bool) -> tuple[list[Cell], dict[str, list[str
         get_data(sorted(absent))
         return asked.cells, {}
     for name, keys in wanting.items():
-        say(f"{', '.join(keys)}: data not here: gpfl data get {name}")
+        print_line(f"{', '.join(keys)}: data not here: gpfl data get {name}")
     return here, wanting
 
 
 def list_experiments() -> None:
     """Prints what can be reproduced."""
     for one in experiments().values():
-        say(f"{one.name} ({', '.join(one.aliases)}): {one.title}; {len(one.rows)} methods")
+        print_line(f"{one.name} ({', '.join(one.aliases)}): {one.title}; {len(one.rows)} methods")
         for column in one.columns:
             missing = "" if grid.here(column.data) else f"; data not here: gpfl data get {column.data}"
             extra = "; only where --cells names it" if column.extra else ""
-            say(f"  {column.key:<26}{column.heading}, {column.group}{extra}{missing}")
+            print_line(f"  {column.key:<26}{column.heading}, {column.group}{extra}{missing}")
     missing = "" if grid.here("cifar100") else "; data not here: gpfl data get cifar100"
-    say(f"privacy (table5): attacks on uploads, nine columns on Cifar100; {OF_ATTACKS}{missing}")
-    say("")
-    say("gpfl reproduce table1 --methods gpfl,fedavg --cells cifar100/practical    # a name, its rows and its columns")
-    say("gpfl reproduce all --dry-run                                              # what would be run, and how long")
+    print_line(f"privacy (table5): attacks on uploads, nine columns on Cifar100; {OF_ATTACKS}{missing}")
+    print_line("")
+    print_line("gpfl reproduce table1 --methods gpfl,fedavg --cells cifar100/practical    # a name, its rows and its columns")
+    print_line("gpfl reproduce all --dry-run                                              # what would be run, and how long")
 
 
 # Running.
@@ -318,7 +318,7 @@ def run(
     facts = {"command": command_words(), "commit": commit()}
     lacking = grid.lacking(jobs, plan)
     if len(lacking) < len(jobs):
-        say(f"Run before: {len(jobs) - len(lacking)} of {pluralize(len(jobs), 'cell')}.")
+        print_line(f"Run before: {len(jobs) - len(lacking)} of {pluralize(len(jobs), 'cell')}.")
     try:
         with GridReporter(console, lacking, plan.seeds, about) as reporter:
             failed = grid.run_all(lacking, plan, reporter.watch, facts, reporter.end)
@@ -326,10 +326,10 @@ def run(
         if ranks().first:
             with suppress(GpflError):
                 write(jobs, plan, asked, {}, figures=False)
-        complain(GO_ON.format(command_words()))
+        print_error(GO_ON.format(command_words()))
         raise
     if left := [job.label for job in jobs if failed.get(job.folder) == grid.BUSY]:
-        say(f"Left to another process, which is at it: {', '.join(left)}. Start again when it has ended.")
+        print_line(f"Left to another process, which is at it: {', '.join(left)}. Start again when it has ended.")
     problems = {
         (cell.column.key, cell.entrant.label): failed[job.folder]
         for job in jobs

@@ -12,7 +12,7 @@ from gpfl.data import FileDataset
 from gpfl.data.published.dataset import caveat
 from gpfl.data.table import Table
 from gpfl.experiments.trials import Trials
-from gpfl.report import tables
+from gpfl.report import method_tables
 from gpfl.training import config as configs
 from gpfl.training.result import Result
 
@@ -20,61 +20,61 @@ SILENT = os.environ.get("RANK", "0") != "0"
 console = Console(quiet=SILENT)
 
 
-def wide() -> Console:
+def table_console() -> Console:
     """Gives the terminal, or where output is none, one as wide as a table needs."""
     return console if console.is_terminal else Console(width=160, quiet=SILENT)
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Prints a line as it is."""
     console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
-def complain(text: str) -> None:
+def print_error(text: str) -> None:
     """Prints one line of complaint."""
     Console(stderr=True, quiet=SILENT).print(f"gpfl: {text}", highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
-def show_rows(rows: list[Trials], title: str, notes: Sequence[str] = ()) -> None:
+def print_method_table(rows: list[Trials], title: str, notes: Sequence[str] = ()) -> None:
     """Prints the table of methods and what must be known of it; where output is not a terminal it is as wide as it needs."""
-    place = wide()
-    place.print(tables.rich_table(rows, title, place.width))
-    for note in (*tables.idle_notes(rows), *notes):
-        say(note)
+    place = table_console()
+    place.print(method_tables.rich_table(rows, title, place.width))
+    for note in (*method_tables.format_idle_notes(rows), *notes):
+        print_line(note)
 
 
-def tell_caveat(table: Table) -> None:
+def print_dataset_caveat(table: Table) -> None:
     """Prints what nobody vouches for in a published set: rows that it lacks, files that were not checked."""
     words = caveat(table)
     if words:
-        say(words)
+        print_line(words)
 
 
-def tell_data(config: configs.Config) -> None:
+def print_data_warnings(config: configs.Config) -> None:
     """Prints what should be known of the data before hours of training: what a person's own files hold, what a set lacks."""
     if config.source is not None:
-        tell_caveat(config.source.load())
+        print_dataset_caveat(config.source.load())
     if isinstance(config.source, FileDataset):
-        say(config.source.load().words)
+        print_line(config.source.load().words)
         for words in config.federation().data_warnings():
-            say(words)
+            print_line(words)
 
 
-def tell_run(result: Result, folder: Path) -> None:
+def print_run_summary(result: Result, folder: Path) -> None:
     """Prints the outcome of a run."""
     s = result.summary
-    say(
+    print_line(
         f"{s['method']}: best accuracy {s['best_accuracy']:.2%} at round {s['best_round']}, last {s['last_accuracy']:.2%}, "
         f"std over clients {s['std']:.2%}, {s['seconds']:.1f} s ({s['engine']} on {s['device']})."
     )
     if "validation_best_accuracy" in s:
-        say(f"At the best round on validation rows ({s['validation_best_round']}): {s['validation_best_accuracy']:.2%}.")
+        print_line(f"At the best round on validation rows ({s['validation_best_round']}): {s['validation_best_accuracy']:.2%}.")
     if s["idle_clients"]:
-        say(tables.idle_note(s))
-    say(f"Run: {folder}. Each client's model (round {s['selected_round']}): {folder / 'models'}")
+        print_line(method_tables.format_idle_note(s))
+    print_line(f"Run: {folder}. Each client's model (round {s['selected_round']}): {folder / 'models'}")
 
 
-def tell_trials(trials: Trials, folder: Path) -> None:
+def print_trials_summary(trials: Trials, folder: Path) -> None:
     """Prints the outcome of trials."""
-    show_rows([trials], f"{len(trials.summaries)} trials, mean ± std over them")
-    say(f"Trials: {folder}")
+    print_method_table([trials], f"{len(trials.summaries)} trials, mean ± std over them")
+    print_line(f"Trials: {folder}")

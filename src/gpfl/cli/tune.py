@@ -17,8 +17,8 @@ from typer.core import TyperCommand, TyperOption
 from gpfl.cli import flags
 from gpfl.cli.arguments import argument
 from gpfl.cli.overrides import Own, layered, named_folder, refuse_unheard, split_settings
-from gpfl.cli.progress import PAUSE
-from gpfl.cli.terminal import complain, console, say, tell_data
+from gpfl.cli.progress import LOG_INTERVAL
+from gpfl.cli.terminal import console, print_data_warnings, print_error, print_line
 from gpfl.data import DATASETS
 from gpfl.errors import GpflError, did_you_mean, pluralize
 from gpfl.experiments import tune as study
@@ -31,7 +31,7 @@ from gpfl.io import files, toml
 from gpfl.io.provenance import command_words, commit
 from gpfl.methods import METHODS
 from gpfl.models import NETS
-from gpfl.report.tuned import markdown, note_words, score_words, table_csv
+from gpfl.report.tuning_tables import markdown, note_words, score_words, table_csv
 from gpfl.training import config as configs
 from gpfl.training.config import ConfigDict
 from gpfl.training.round_loop import number
@@ -73,18 +73,18 @@ def tune(
         given, first = with_validation(config_of(config, flags.merge(flags.given_by_flags(values), settings), federation))
         resolved = configs.resolve_config({**given, "method": {"name": names[0]}})
         folder = Path("runs") / f"{Path(resolved.data).stem}-tune" if out is None else named_folder(out)
-        tell_data(resolved)
+        print_data_warnings(resolved)
         with Listener([first, unequal_to(folder, names, own, search)]) as listener:
             found = study.tune(given, names, own, search, folder, listener)
     except GpflError as problem:
         raise GpflError(flags.name_flags(str(problem), SECTIONS)) from None
     except KeyboardInterrupt:
-        complain(f"go on with the same command: {command_words()}")
+        print_error(f"go on with the same command: {command_words()}")
         raise
     everything = keep(found, chosen.held_beside(found, given), folder)
     tell(found, folder)
     if words := unequal_words({tuned.plan.method: tuned.made for tuned in everything}):
-        say(f"{folder} has {words}.")
+        print_line(f"{folder} has {words}.")
 
 
 # What is given.
@@ -104,7 +104,7 @@ def config_of(config: str | None, by_hand: ConfigDict, federation: str | None) -
     """Gives the config that all methods share."""
     given = layered(config, by_hand, federation, "tune METHODS")
     if given.pop("method", None):
-        say(f"The section [method] of {config} is left aside: values that are not to be searched are given by --set.")
+        print_line(f"The section [method] of {config} is left aside: values that are not to be searched are given by --set.")
     return given
 
 
@@ -159,12 +159,12 @@ class Listener:
     def begins(self, plan: Plan, candidates: Sequence[Candidate]) -> None:
         """Says what is searched, and shows the method's bar."""
         for words in self._first:
-            say(words)
+            print_line(words)
         self._first = []
-        say(plan_words(plan))
+        print_line(plan_words(plan))
         if candidates:
             were = "was" if len(candidates) == 1 else "were"
-            say(f"{plan.method}: {pluralize(len(candidates), 'candidate')} of {plan.count} {were} run before.")
+            print_line(f"{plan.method}: {pluralize(len(candidates), 'candidate')} of {plan.count} {were} run before.")
         self._done, self._running = list(candidates), {}
         self._task = self._progress.add_task(plan.method, total=plan.count * size(plan), words="")
         self.draw(plan)
@@ -179,7 +179,7 @@ class Listener:
         """Says how a candidate did."""
         self._done.append(candidate)
         self._running.pop(candidate.number, None)
-        say(f"{plan.method} {candidate.number}/{plan.count}: {value_words(candidate.values)}: {score_words(candidate)}")
+        print_line(f"{plan.method} {candidate.number}/{plan.count}: {value_words(candidate.values)}: {score_words(candidate)}")
         self.draw(plan)
 
     def draw(self, plan: Plan) -> None:
@@ -202,10 +202,10 @@ class RunLine:
         """Shows the round by its validation accuracy; test rows are nobody's business here."""
         self.round = int(number(line, "round"))
         self._listener.draw(self._plan)
-        if not console.is_terminal and time.monotonic() - self._told > PAUSE:
+        if not console.is_terminal and time.monotonic() - self._told > LOG_INTERVAL:
             self._told = time.monotonic()
             name = f"{self._plan.method} {self._candidate.number}/{self._plan.count}"
-            say(f"{name}: round {self.round}/{rounds}, validation {number(line, 'validation'):.2%}")
+            print_line(f"{name}: round {self.round}/{rounds}, validation {number(line, 'validation'):.2%}")
 
 
 def size(plan: Plan) -> int:
@@ -250,24 +250,24 @@ def tell(found: Sequence[Tuned], out: Path) -> None:
     for tuned in found:
         plan, top = tuned.plan, tuned.best
         if top.trouble:
-            say(f"{plan.method}: no candidate could be trained to its end.")
+            print_line(f"{plan.method}: no candidate could be trained to its end.")
             continue
         compared = "" if top.number == 1 else f"; with defaults {tuned.candidates[0].score:.2%}"
         default = " (the defaults)" if top.number == 1 and plan.space else ""
-        say(f"{plan.method}: {value_words(top.values)}{default}: {score_words(top)}{compared}")
-    say(f"Table: {out / 'table.md'}, {out / 'table.csv'}")
+        print_line(f"{plan.method}: {value_words(top.values)}{default}: {score_words(top)}{compared}")
+    print_line(f"Table: {out / 'table.md'}, {out / 'table.csv'}")
     found = [tuned for tuned in found if not tuned.best.trouble]
     if not found:
         raise GpflError(f"nothing could be chosen, since no run came to its end (see {out / 'table.csv'}): lower --lr")
-    say(f"Values: {', '.join(str(tuned.plan.folder / BEST) for tuned in found)}")
+    print_line(f"Values: {', '.join(str(tuned.plan.folder / BEST) for tuned in found)}")
     if len(found) == 1 or found[0].plan.search.with_lr:
         first = shlex.quote(str(found[0].plan.folder / BEST))
         others = "" if len(found) == 1 else f", and the other {len(found) - 1} likewise: their learning rates are their own"
-        say(f"Run it: gpfl run {first} --seeds 0,1,2{others}")
+        print_line(f"Run it: gpfl run {first} --seeds 0,1,2{others}")
     else:
         names = ",".join(tuned.plan.method for tuned in found)
         sets = [word for tuned in found for setting in chosen.assignments(tuned) for word in ("--set", setting)]
-        say(f"Run them: {shlex.join(['gpfl', 'compare', str(out / 'common.toml'), '--methods', names, *sets])}")
+        print_line(f"Run them: {shlex.join(['gpfl', 'compare', str(out / 'common.toml'), '--methods', names, *sets])}")
 
 
 # The command.

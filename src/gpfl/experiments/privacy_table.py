@@ -18,7 +18,7 @@ from gpfl.io import files, toml
 from gpfl.privacy.attack import AttackConfig, AttackRunner, Case, Kept, Record, ceiling_of
 from gpfl.privacy.victims import ROUNDS, STEPS, choose_victims, state_at
 from gpfl.report import attack_tables as table
-from gpfl.report import drawing
+from gpfl.report import plotting
 from gpfl.report.attack_images import draw_grid
 from gpfl.training.result import Result
 
@@ -139,7 +139,7 @@ def write(nine: PrivacyTable, out: Path, psnr: str, origin: str) -> list[Path]:
 def page(nine: PrivacyTable, psnr: str, origin: str, pictures: Mapping[str, Sequence[Path]] | None = None) -> str:
     """Gives the page: the tables of each attack, its pictures if there are any, and where all comes from."""
     parts = [
-        markdown(nine.done, kind, ceiling, nine.rounds, psnr) + drawing.embedded((pictures or {}).get(kind, ()))
+        markdown(nine.done, kind, ceiling, nine.rounds, psnr) + plotting.markdown_images((pictures or {}).get(kind, ()))
         for kind, ceiling in nine.ceilings.items()
     ]
     return "\n".join([*parts, *([f"{origin}\n"] if origin else [])])

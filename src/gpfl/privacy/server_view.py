@@ -27,9 +27,7 @@ class ServerView:
     upload: Tree
     rows: int  # images that are looked for
     steps: int = 1  # local steps that the upload sums up
-    public: Tree = field(
-        default_factory=dict
-    )  # BatchNorm statistics of the start, where they are not averaged
+    public: Tree = field(default_factory=dict)  # BatchNorm statistics of the start, where they are not averaged
 
     def __post_init__(self) -> None:
         allowed = set(self.method.shared_parts)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from gpfl.report import drawing
+from gpfl.report import plotting
 
 MOST = 10
 """Images across."""
@@ -35,8 +35,8 @@ def draw_grid(true: Tensor, rows: Sequence[Row], title: str, stem: Path) -> list
     across = min(MOST, len(true))
     wide = MARGIN + INCH * across
     lines = textwrap.wrap(title, int(LETTERS * wide))
-    figure = drawing.new_figure(wide, 0.3 + 0.2 * len(lines) + (INCH + 0.17) * (len(rows) + 1))
-    figure.suptitle("\n".join(lines), fontsize=drawing.MIDDLE)
+    figure = plotting.new_figure(wide, 0.3 + 0.2 * len(lines) + (INCH + 0.17) * (len(rows) + 1))
+    figure.suptitle("\n".join(lines), fontsize=plotting.MIDDLE)
     places = figure.subplots(len(rows) + 1, across, squeeze=False)
     for down, row in enumerate([Row("original", true), *rows]):
         for right in range(across):
@@ -48,10 +48,10 @@ def draw_grid(true: Tensor, rows: Sequence[Row], title: str, stem: Path) -> list
             if row.psnrs:
                 mark = " neg." if row.turned[right] else ""
                 axes.set_xlabel(f"{row.psnrs[right]:.1f}{mark}", fontsize=6, labelpad=1.5)
-        places[down, 0].set_ylabel(row.label, rotation=0, ha="right", va="center", fontsize=drawing.SMALL)
+        places[down, 0].set_ylabel(row.label, rotation=0, ha="right", va="center", fontsize=plotting.SMALL)
     if any(any(row.turned[:across]) for row in rows):
-        drawing.foot(figure, ["neg.: the negative of what was found, which is nearer to the original."])
-    return drawing.write(figure, stem)
+        plotting.add_footnote(figure, ["neg.: the negative of what was found, which is nearer to the original."])
+    return plotting.save_png_and_pdf(figure, stem)
 
 
 def pixels(image: Tensor) -> npt.NDArray[np.float32]:

@@ -26,14 +26,14 @@ LAST = 10
 
 
 @dataclass(frozen=True)
-class Spread:
+class MeanStd:
     """A mean over trials, and its population standard deviation."""
 
     mean: float
     std: float
 
     @classmethod
-    def of(cls, trials: Trials, key: str) -> Spread:
+    def of(cls, trials: Trials, key: str) -> MeanStd:
         """Gives a number of the trials' summaries, in percent."""
         return cls(100 * trials.mean(key), 100 * trials.std(key))
 
@@ -63,14 +63,14 @@ class Entry:
         return len(self.trials.summaries) if self.trials else 0
 
     @property
-    def accuracy(self) -> Spread | None:
+    def accuracy(self) -> MeanStd | None:
         """The accuracy of the best round on test rows, which is what the paper reports."""
-        return Spread.of(self.trials, "best_accuracy") if self.trials else None
+        return MeanStd.of(self.trials, "best_accuracy") if self.trials else None
 
     @property
-    def last_ten(self) -> Spread | None:
+    def last_ten(self) -> MeanStd | None:
         """The mean accuracy of the last ten rounds; None where a trial has fewer."""
-        return Spread.of(self.trials, "last_ten_accuracy") if self.trials and not self.short else None
+        return MeanStd.of(self.trials, "last_ten_accuracy") if self.trials and not self.short else None
 
     @property
     def short(self) -> bool:
@@ -78,23 +78,23 @@ class Entry:
         return self.trials is not None and min(self.trials.values("rounds")) < LAST
 
     @property
-    def validated(self) -> Spread | None:
+    def validated(self) -> MeanStd | None:
         """The test accuracy of the round that was best on validation rows."""
         kept = self.trials and all("validation_best_accuracy" in summary for summary in self.trials.summaries)
-        return Spread.of(self.trials, "validation_best_accuracy") if self.trials and kept else None
+        return MeanStd.of(self.trials, "validation_best_accuracy") if self.trials and kept else None
 
     @property
-    def client_std(self) -> Spread | None:
+    def client_std(self) -> MeanStd | None:
         """The standard deviation over clients at the best round."""
-        return Spread.of(self.trials, "std") if self.trials else None
+        return MeanStd.of(self.trials, "std") if self.trials else None
 
     @property
-    def client_cov(self) -> Spread | None:
+    def client_cov(self) -> MeanStd | None:
         """The coefficient of variation at the best round, in hundredths."""
-        return Spread.of(self.trials, "cov") if self.trials else None
+        return MeanStd.of(self.trials, "cov") if self.trials else None
 
     @property
-    def ours(self) -> Spread | None:
+    def ours(self) -> MeanStd | None:
         """The number that the paper's table is about: accuracy, or for fairness the deviation over clients."""
         return self.client_std if self.fairness else self.accuracy
 

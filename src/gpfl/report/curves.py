@@ -13,8 +13,8 @@ import numpy.typing as npt
 from gpfl.errors import GpflError
 from gpfl.experiments.definitions import spelled
 from gpfl.experiments.trials import Trials
-from gpfl.report import drawing
-from gpfl.report.drawing import End, Style
+from gpfl.report import plotting
+from gpfl.report.plotting import End, Style
 from gpfl.training.run_dir import MetricsRecord, RunDir
 
 if TYPE_CHECKING:
@@ -130,20 +130,20 @@ def draw(
         raise GpflError("there are no finished trials to draw curves of: run some first")
     drawn = {name: [curve(trials, PANELS[name]) for trials in rows] for name in panels}
     window = window or fitting_window(max(len(one.rounds) for curves in drawn.values() for one in curves))
-    looks = drawing.styles([spelled(trials.method) for trials in rows])
+    looks = plotting.method_styles([spelled(trials.method) for trials in rows])
     inches = max(2.3, 0.155 * len(rows))
-    figure = drawing.new_figure(7.2, len(panels) * (inches + 0.45) + 0.7)
+    figure = plotting.new_figure(7.2, len(panels) * (inches + 0.45) + 0.7)
     panes = figure.subplots(len(panels), squeeze=False, sharex=True)
     cut = False
     for place, (axes, name) in enumerate(zip(panes.flat, panels, strict=True)):
         cut |= draw_panel(axes, PANELS[name], drawn[name], window, looks, inches)
         if place == 0:
-            letters = drawing.Letters()
+            letters = plotting.Letters()
             axes.set_title(letters.line(title, 90), fontfamily=letters.fonts, parse_math=False, loc="left", fontsize=10)
     last = max(float(one.rounds.max(initial=1.0)) for curves in drawn.values() for one in curves)
     axes.set_xlim(min(float(one.rounds.min(initial=last)) for curves in drawn.values() for one in curves), last)
     axes.set_xlabel("round")
-    axes.xaxis.set_major_locator(drawing.whole_numbers())
+    axes.xaxis.set_major_locator(plotting.whole_numbers())
     counts = sorted({len(trials.folders) for trials in rows})
     words = [f"Strong: running mean over {window} evaluated rounds; faint: as measured" if window > 1 else "As measured"]
     words[0] += f"; mean of {' or '.join(map(str, counts))} seeds, band ± std" if counts[-1] > 1 else "; one seed"
@@ -156,8 +156,8 @@ def draw(
         words.append("An objective is the sum of a method's own loss terms: its level does not compare between methods.")
     if "ce" in panels:
         words.append("Cross-entropy is that of the local training steps, Per-FedAvg's after adapting, FedPHP's times 1 − λ.")
-    drawing.foot(figure, words)
-    return drawing.write(figure, stem), drawn
+    plotting.add_footnote(figure, words)
+    return plotting.save_png_and_pdf(figure, stem), drawn
 
 
 def draw_panel(
@@ -186,11 +186,11 @@ def draw_panel(
         axes.set_yscale("log")
     cut = fit(axes, curves, window)
     if axes.get_yscale() == "log":
-        drawing.plain_numbers(axes)
+        plotting.plain_numbers(axes)
     axes.set_ylabel(panel.heading)
-    drawing.tidy(axes)
+    plotting.tidy(axes)
     if ends:
-        drawing.label_ends(axes, ends, looks, inches)
+        plotting.label_ends(axes, ends, looks, inches)
     return cut
 
 

@@ -23,9 +23,9 @@ from gpfl.io import files
 from gpfl.privacy.attack import AttackConfig, AttackRunner, Case, Kept, ceiling_of
 from gpfl.privacy.victims import Victim, choose_victims, state_at
 from gpfl.report import attack_tables as table
-from gpfl.report import drawing
+from gpfl.report import plotting
 from gpfl.report.attack_tables import Line
-from gpfl.report.drawing import Box
+from gpfl.report.plotting import Box
 from gpfl.training.defences import promised
 from gpfl.training.run_dir import RunState
 
@@ -199,7 +199,7 @@ def save(found: Curves, out: Path, origin: str) -> list[Path]:
     """Writes table, numbers and figures, and gives the files."""
     stated = any(point.epsilon is not None for point in found.points)
     pictures = [*(draw_epsilon(found, out / "epsilon") if stated else []), *draw_leak(found, out / "leak")]
-    files.write_text(out / "table.md", markdown(found, origin) + drawing.embedded(pictures))
+    files.write_text(out / "table.md", markdown(found, origin) + plotting.markdown_images(pictures))
     files.write_text(out / "points.csv", as_csv(found))
     files.write_text(out / "points.json", json.dumps([asdict(point) for point in found.points], indent=1) + "\n")
     return [out / "table.md", out / "points.csv", out / "points.json", *pictures]
@@ -311,8 +311,8 @@ def within_classes(found: Curves) -> str:
 def draw_epsilon(found: Curves, stem: Path) -> list[Path]:
     """Draws accuracy against ε, a panel a level: filled marks as run, hollow ones if samples were Poisson."""
     families = [family for family in FAMILIES if family.level and any(found.of(m, family.name) for m in found.methods)]
-    figure = drawing.new_figure(3.6 * len(families) + 0.4, 3.6)
-    looks = drawing.styles(found.methods)
+    figure = plotting.new_figure(3.6 * len(families) + 0.4, 3.6)
+    looks = plotting.method_styles(found.methods)
     panels = figure.subplots(1, len(families), squeeze=False, sharey=True)[0]
     for axes, family in zip(panels, families, strict=True):
         for method in found.methods:
@@ -334,13 +334,13 @@ def draw_epsilon(found: Curves, stem: Path) -> list[Path]:
         tidy(axes)
     panels[0].set_ylabel("accuracy, %")
     legend(figure, panels[:1])
-    drawing.foot(figure, [f"Horizontal lines: without a defence{several(found)}. Left is more private."])
-    return drawing.write(figure, stem)
+    plotting.add_footnote(figure, [f"Horizontal lines: without a defence{several(found)}. Left is more private."])
+    return plotting.save_png_and_pdf(figure, stem)
 
 
 def draw_leak(found: Curves, stem: Path) -> list[Path]:
     """Draws PSNR against accuracy, a panel a method, a mark and a dash for each family; the values stand at the points."""
-    figure = drawing.new_figure(3.9 * len(found.methods) + 0.4, 3.8)
+    figure = plotting.new_figure(3.9 * len(found.methods) + 0.4, 3.8)
     panels = figure.subplots(1, len(found.methods), squeeze=False, sharey=True)[0]
     for axes, method in zip(panels, found.methods, strict=True):
         values: list[tuple[float, float, str, str]] = []
@@ -348,7 +348,7 @@ def draw_leak(found: Curves, stem: Path) -> list[Path]:
             points = found.of(method, family.name)
             if not points:
                 continue
-            look = drawing.style_at(place + 1)
+            look = plotting.style_at(place + 1)
             x, y = [100 * point.accuracy for point in points], [point.psnr for point in points]
             axes.plot(x, y, **look.line, markersize=5, label=family.words)
             values += [(here, there, f"{point.value:g}", look.colour) for point, here, there in zip(points, x, y, strict=True)]
@@ -364,8 +364,8 @@ def draw_leak(found: Curves, stem: Path) -> list[Path]:
     panels[0].set_ylabel("PSNR of what is rebuilt, dB")
     legend(figure, panels)
     words = f"Numbers at the marks: noise, share of entries, bits. Stars: no defence{several(found)}."
-    drawing.foot(figure, [f"Right and down is better. {words}"])
-    return drawing.write(figure, stem)
+    plotting.add_footnote(figure, [f"Right and down is better. {words}"])
+    return plotting.save_png_and_pdf(figure, stem)
 
 
 def several(found: Curves) -> str:
@@ -384,7 +384,7 @@ def write_at(axes: Axes, marks: Sequence[tuple[float, float, str, str]]) -> None
         sides = [*near, (-wide - 5, -3), (5, -3), (-wide - 5, 4), (5, 4), *far]
         sides = [side for side in sides if up * y + side[1] > lowest]
         boxes = [Box(across * x + right, up * y + above, wide) for right, above in sides]
-        place = drawing.first_clear(boxes, taken)
+        place = plotting.first_clear(boxes, taken)
         taken.append(boxes[place])
         behind = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}
         axes.annotate(words, (x, y), sides[place], textcoords="offset points", fontsize=6, color=colour, bbox=behind)
@@ -394,10 +394,10 @@ def legend(figure: Figure, panels: Sequence[Axes]) -> None:
     """Writes above the panels what their marks mean, each once."""
     known = {str(line.get_label()): line for axes in panels for line in axes.get_lines()}
     shown = {label: line for label, line in known.items() if not label.startswith("_")}
-    figure.legend(list(shown.values()), list(shown), loc="outside upper left", ncols=5, fontsize=drawing.SMALL, frameon=False)
+    figure.legend(list(shown.values()), list(shown), loc="outside upper left", ncols=5, fontsize=plotting.SMALL, frameon=False)
 
 
 def tidy(axes: Axes) -> None:
     """Gives axes the look of the others, with a title of a middle size."""
-    drawing.tidy(axes)
-    axes.title.set_fontsize(drawing.MIDDLE)
+    plotting.tidy(axes)
+    axes.title.set_fontsize(plotting.MIDDLE)

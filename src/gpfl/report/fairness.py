@@ -14,8 +14,8 @@ from gpfl.errors import GpflError
 from gpfl.experiments.definitions import Published, spelled
 from gpfl.experiments.statistics import judged
 from gpfl.experiments.trials import Trials
-from gpfl.report import drawing
-from gpfl.report.drawing import SMALL, Style
+from gpfl.report import plotting
+from gpfl.report.plotting import SMALL, Style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,23 +78,25 @@ def draw(settings: Sequence[Setting], stem: Path, title: str) -> tuple[list[Path
     shown = [Setting(one.heading, sorted(one.spreads, key=lambda spread: float(spread.cov.mean()))) for one in filled]
     if not shown:
         raise GpflError("there are no finished trials to draw clients of: run some first")
-    looks = drawing.styles([spelled(method) for method in dict.fromkeys(s.method for one in shown for s in one.spreads)])
+    looks = plotting.method_styles(
+        [spelled(method) for method in dict.fromkeys(s.method for one in shown for s in one.spreads)]
+    )
     heights = [0.7 + 0.24 * len(one.spreads) for one in shown]
-    figure = drawing.new_figure(7.2, sum(heights) + 0.7)
+    figure = plotting.new_figure(7.2, sum(heights) + 0.7)
     panels = figure.subplots(len(shown), squeeze=False, height_ratios=heights).flat
     for one, axes in zip(shown, panels, strict=True):
         draw_setting(axes, one, looks)
-    axes.set_xlabel("accuracy of a client, %", fontsize=drawing.MIDDLE)
-    letters = drawing.Letters()
+    axes.set_xlabel("accuracy of a client, %", fontsize=plotting.MIDDLE)
+    letters = plotting.Letters()
     figure.suptitle(letters.line(title, 90), fontsize=10, x=0.01, ha="left", fontfamily=letters.fonts, parse_math=False)
-    drawing.foot(
+    plotting.add_footnote(
         figure,
         [
             "A mark is a client in one trial at its best round, a grey box their quartiles, a black line their median,",
             "a triangle below the row the accuracy over all rows. Sorted by CoV = std over that accuracy; less is fairer.",
         ],
     )
-    return drawing.write(figure, stem), shown
+    return plotting.save_png_and_pdf(figure, stem), shown
 
 
 def draw_setting(axes: Axes, setting: Setting, looks: Mapping[str, Style]) -> None:
@@ -119,11 +121,11 @@ def draw_setting(axes: Axes, setting: Setting, looks: Mapping[str, Style]) -> No
         axes.plot(one.accuracy.mean(), y - 0.4, marker="^", color="black", markersize=4, zorder=5, clip_on=False)
     axes.set_yticks(range(rows), [spelled(one.method) for one in reversed(setting.spreads)])
     axes.set_ylim(-0.6, rows - 0.4)
-    drawing.tidy(axes)
+    plotting.tidy(axes)
     axes.grid(visible=False, axis="y")
-    letters = drawing.Letters()
+    letters = plotting.Letters()
     axes.set_title(
-        letters.line(setting.heading, 60), fontsize=drawing.MIDDLE, loc="left", fontfamily=letters.fonts, parse_math=False
+        letters.line(setting.heading, 60), fontsize=plotting.MIDDLE, loc="left", fontfamily=letters.fonts, parse_math=False
     )
     print_numbers(axes, setting)
 

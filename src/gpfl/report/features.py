@@ -17,10 +17,10 @@ from gpfl.experiments.definitions import Column, spelled
 from gpfl.experiments.features import PERPLEXITY, Measures
 from gpfl.experiments.maps import Map
 from gpfl.io import files
-from gpfl.report import drawing, latex, paper
-from gpfl.report.comparison import Spread
-from gpfl.report.drawing import MARKERS, SMALL, Box
-from gpfl.report.wording import spread
+from gpfl.report import latex, paper_tables, plotting
+from gpfl.report.comparison import MeanStd
+from gpfl.report.plotting import MARKERS, SMALL, Box
+from gpfl.report.wording import format_mean_std
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,7 +67,7 @@ def draw(made: Sequence[Map], stem: Path, title: str, *, seed: int = maps.SEED) 
         raise GpflError("there are no features to draw: run some methods first")
     across = min(3, len(made))
     rows = -(-len(made) // across)
-    figure = drawing.new_figure(max(2.9 * across + 1.4, LEAST), 3.2 * rows + 0.9)
+    figure = plotting.new_figure(max(2.9 * across + 1.4, LEAST), 3.2 * rows + 0.9)
     panels = figure.subplots(rows, across, squeeze=False).flat
     for axes in panels:
         axes.set_visible(False)
@@ -75,11 +75,11 @@ def draw(made: Sequence[Map], stem: Path, title: str, *, seed: int = maps.SEED) 
         axes.set_visible(True)
         draw_map(axes, one)
     add_keys(figure, made[0])
-    letters = drawing.Letters()
+    letters = plotting.Letters()
     figure.suptitle(letters.line(title, 100), fontsize=10, x=0.01, ha="left", fontfamily=letters.fonts, parse_math=False)
-    drawing.foot(figure, notes(made))
+    plotting.add_footnote(figure, notes(made))
     record = stem.with_name(f"{stem.name}.json")
-    paths = drawing.write(figure, stem)
+    paths = plotting.save_png_and_pdf(figure, stem)
     files.write_text(record, json.dumps(records(made, seed), indent=2) + "\n")
     return [*paths, record]
 
@@ -131,7 +131,7 @@ def draw_map(axes: Axes, one: Map) -> None:
         f"{spelled(one.method)}, round {one.round}\n"
         f"silhouette {shown(numbers.silhouette)}, by client too {shown(numbers.silhouette_islands)}\n"
         f"purity {shown(numbers.purity)}, in other clients {shown(numbers.purity_across)}",
-        fontsize=drawing.MIDDLE - 0.5,
+        fontsize=plotting.MIDDLE - 0.5,
     )
     axes.set(xticks=[], yticks=[])
     for spine in axes.spines.values():
@@ -174,7 +174,7 @@ def name_islands(axes: Axes, found: Sequence[Island]) -> None:
         x, y = across * float(island.middle[0]), up * float(island.middle[1])
         wide = 10 + 6 * len(island.clients[:MOST_MARKS])
         boxes = [Box(x + right - 3, y + above, wide) for right, above in shifts]
-        place = drawing.first_clear(boxes, taken)
+        place = plotting.first_clear(boxes, taken)
         taken.append(boxes[place])
         name_island(axes, island, shifts[place])
 
@@ -200,7 +200,7 @@ def add_keys(figure: Figure, one: Map) -> None:
     """Adds the keys of classes and of clients, where they are few enough to be told apart."""
     from matplotlib.lines import Line2D
 
-    letters = drawing.Letters()
+    letters = plotting.Letters()
     held = [int(label) for label in np.unique(one.label)]
     colours = class_colours(len(one.classes) or max(held) + 1)
     classes = [
@@ -222,13 +222,13 @@ def add_keys(figure: Figure, one: Map) -> None:
         text.set(fontfamily=letters.fonts, parse_math=False)
 
 
-def class_words(one: Map, label: int, letters: drawing.Letters) -> str:
+def class_words(one: Map, label: int, letters: plotting.Letters) -> str:
     """Gives a class by number, and its name where it has one."""
     name = one.classes[label] if one.classes else str(label)
     return str(label) if name == str(label) else f"{label} {letters.line(name, 16)}"
 
 
-def client_words(one: Map, place: int, letters: drawing.Letters) -> str:
+def client_words(one: Map, place: int, letters: plotting.Letters) -> str:
     """Gives a client's name, or its place."""
     return letters.line(one.clients[place], 16) if one.clients else str(place)
 
@@ -259,9 +259,9 @@ class Measured:
     rows: Mapping[str, Sequence[Measures]]
     table: str = "features"  # the name of the table that it is added to
 
-    def added(self) -> paper.Added:
+    def added(self) -> paper_tables.Added:
         """Gives what the experiment's table has of it besides accuracies."""
-        return paper.Added(self.lines(), self.numbers(), self.tex() if any(self.rows.values()) else "")
+        return paper_tables.Added(self.lines(), self.numbers(), self.tex() if any(self.rows.values()) else "")
 
     def lines(self) -> list[str]:
         """Gives a section of the page."""
@@ -269,8 +269,8 @@ class Measured:
         if not any(self.rows.values()):
             return [*lines, "Not measured: the same command without --no-figures does it where the models are.", ""]
         headings = ["method", *MEASURES.values(), "trials"]
-        lines += [paper.row(headings), paper.rule(len(headings) - 1)]
-        lines += [paper.row([spelled(label), *self.cells(found)]) for label, found in self.rows.items()]
+        lines += [paper_tables.row(headings), paper_tables.rule(len(headings) - 1)]
+        lines += [paper_tables.row([spelled(label), *self.cells(found)]) for label, found in self.rows.items()]
         return [*lines, "", self.meaning(), ""]
 
     def cells(self, found: Sequence[Measures]) -> list[str]:
@@ -323,10 +323,10 @@ class Measured:
 
 def words_of(found: Sequence[Measures], name: str) -> str:
     """Gives a measure's mean and deviation in words."""
-    return spread(spread_of(found, name), len(found), digits=3).replace("-", "−")
+    return format_mean_std(spread_of(found, name), len(found), digits=3).replace("-", "−")
 
 
-def spread_of(found: Sequence[Measures], name: str) -> Spread | None:
+def spread_of(found: Sequence[Measures], name: str) -> MeanStd | None:
     """Gives a measure's mean and population standard deviation over trials; None where no trial has it."""
     values = [value for one in found if (value := getattr(one, name)) is not None]
-    return Spread(float(np.mean(values)), float(np.std(values))) if values else None
+    return MeanStd(float(np.mean(values)), float(np.std(values))) if values else None

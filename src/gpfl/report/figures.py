@@ -12,7 +12,7 @@ import numpy as np
 
 from gpfl.experiments.trials import Trials
 from gpfl.federation.federation import Federation
-from gpfl.report.drawing import COLOURS, DASHES, Letters, check_picture, new_figure, save
+from gpfl.report.plotting import COLOURS, DASHES, Letters, check_image_path, new_figure, save_figure
 from gpfl.training.run_dir import RunDir
 
 DISC = "#c44e52"
@@ -26,7 +26,7 @@ WIDE = 0x2E80
 
 def draw_curves(rows: Sequence[Trials], path: Path, title: str) -> None:
     """Draws test accuracy by round, the mean over trials with the range between them; readable without colour."""
-    check_picture(path)
+    check_image_path(path)
     figure = new_figure(7 if len(rows) <= 5 else 8.5, 4)
     axes = figure.add_subplot()
     for place, trials in enumerate(rows):
@@ -45,7 +45,7 @@ def draw_curves(rows: Sequence[Trials], path: Path, title: str) -> None:
         figure.legend(loc="outside right upper", title="method (last round)")
     else:
         axes.legend(loc="lower right", title="method (last round)")
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def curves(trials: Trials) -> tuple[np.ndarray, np.ndarray]:
@@ -76,7 +76,7 @@ class Holding:
 
 def draw_bubbles(federation: Federation | Holding, path: Path) -> None:
     """Draws a disc for every client and class, its area by the number of rows, training and test together."""
-    check_picture(path)
+    check_image_path(path)
     held = federation if isinstance(federation, Holding) else Holding.of(federation)
     clients, classes, rows = bubbles(held)
     letters = Letters()
@@ -99,7 +99,7 @@ def draw_bubbles(federation: Federation | Holding, path: Path) -> None:
     axes.tick_params("x", rotation=90 if sheet.upright else 0)
     axes.set_xlim(-sheet.margins[0], len(held.clients) - 1 + sheet.margins[0])
     axes.set_ylim(-sheet.margins[1], len(held.classes) - 1 + sheet.margins[1])
-    save(figure, path)
+    save_figure(figure, path)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from gpfl.errors import GpflError
 from gpfl.experiments.definitions import spelled
-from gpfl.report import drawing
-from gpfl.report.drawing import End, Style
+from gpfl.report import plotting
+from gpfl.report.plotting import End, Style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,12 +61,12 @@ def draw(series: Sequence[Series], stops: Sequence[Stop], stem: Path, title: str
     """
     if not any(one.last is not None for one in series):
         raise GpflError("there are no finished trials to draw lines of: run some first")
-    looks = drawing.styles([one.label for one in series])
+    looks = plotting.method_styles([one.label for one in series])
     several = len(series) > OVERLAID
     across = min(ACROSS, key=lambda wide: -len(series) % wide)
     rows = -(-len(series) // across) if several else 0
     inches = max(2.8, 0.16 * len(series))
-    figure = drawing.new_figure(7.2, inches + 1.2 + 1.55 * rows)
+    figure = plotting.new_figure(7.2, inches + 1.2 + 1.55 * rows)
     upper: FigureBase = figure
     if several:
         upper, lower = np.ravel(figure.subfigures(2, 1, height_ratios=[inches + 0.8, 1.55 * rows]))  # type: ignore[arg-type]
@@ -74,10 +74,10 @@ def draw(series: Sequence[Series], stops: Sequence[Stop], stem: Path, title: str
     top = upper.subplots()
     draw_all(top, series, stops, looks, inches, papers=not several)
     top.set(ylabel=what, xlabel=axis)
-    letters = drawing.Letters()
+    letters = plotting.Letters()
     top.set_title(letters.line(title, 90), fontfamily=letters.fonts, parse_math=False, loc="left", fontsize=10)
-    drawing.foot(figure, [notes(series)])
-    return drawing.write(figure, stem)
+    plotting.add_footnote(figure, [notes(series)])
+    return plotting.save_png_and_pdf(figure, stem)
 
 
 def draw_each(
@@ -113,9 +113,9 @@ def draw_all(
             if papers:
                 draw_paper(axes, x, one, part, look)
     mark_stops(axes, stops)
-    drawing.tidy(axes)
+    plotting.tidy(axes)
     axes.autoscale_view()
-    drawing.label_ends(axes, [end_of(one, one.last, stops) for one in series if one.last is not None], looks, inches)
+    plotting.label_ends(axes, [end_of(one, one.last, stops) for one in series if one.last is not None], looks, inches)
 
 
 def end_of(one: Series, last: int, stops: Sequence[Stop]) -> End:
@@ -143,8 +143,8 @@ def draw_one(axes: Axes, series: Sequence[Series], place: int, stops: Sequence[S
         )
         draw_paper(axes, x, one, part, look)
     mark_stops(axes, stops)
-    axes.set_title(one.label, fontsize=drawing.SMALL + 0.5, pad=2)
-    drawing.tidy(axes)
+    axes.set_title(one.label, fontsize=plotting.SMALL + 0.5, pad=2)
+    plotting.tidy(axes)
     axes.tick_params(labelsize=6)
     axes.tick_params("x", rotation=90 if len(stops) > 4 else 0)
 
@@ -158,8 +158,8 @@ def draw_paper(axes: Axes, x: Floats, one: Series, part: Sequence[int], look: St
 
 def mark_stops(axes: Axes, stops: Sequence[Stop]) -> None:
     """Writes the settings below the axis."""
-    letters = drawing.Letters()
-    ticks = [letters.line(stop.heading, drawing.LONGEST_TICK) for stop in stops]
+    letters = plotting.Letters()
+    ticks = [letters.line(stop.heading, plotting.LONGEST_TICK) for stop in stops]
     axes.set_xticks([stop.x for stop in stops], ticks, fontfamily=letters.fonts, parse_math=False)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from gpfl.errors import pluralize
 from gpfl.experiments.definitions import FAR, Published, spelled
 from gpfl.experiments.results import Results
-from gpfl.report.comparison import LAST, Block, Entry, Spread
+from gpfl.report.comparison import LAST, Block, Entry, MeanStd
 
 MARK = "†"
 """Stands by a difference beyond FAR standard deviations of the paper."""
@@ -22,7 +22,7 @@ PROTOCOLS: Mapping[str, str] = {
 """What protocols are, in a few words."""
 
 
-def spread(number: Spread | None, count: int, digits: int = 2) -> str:
+def format_mean_std(number: MeanStd | None, count: int, digits: int = 2) -> str:
     """Gives a mean, and its standard deviation where there are several trials."""
     if number is None:
         return NONE
@@ -35,7 +35,7 @@ def ours(entry: Entry) -> str:
         return entry.state
     if entry.fairness and entry.client_std and entry.client_cov:
         return f"{entry.client_std.mean:.2f} [{entry.client_cov.mean:.2f}]"
-    return spread(entry.accuracy, entry.count)
+    return format_mean_std(entry.accuracy, entry.count)
 
 
 def theirs(paper: Published | None) -> str:
@@ -68,7 +68,7 @@ def chance(p: float | None) -> str:
     return NONE if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def rounds_said(rounds: int, patience: int) -> str:
+def describe_rounds(rounds: int, patience: int) -> str:
     """Gives how many rounds runs may have, and what ends them before."""
     most = pluralize(rounds, "round")
     if not patience:
@@ -80,7 +80,7 @@ def rounds_said(rounds: int, patience: int) -> str:
 
 def protocol(results: Results) -> list[str]:
     """Gives the sentences about how the numbers were made."""
-    rounds = rounds_said(results.rounds, results.patience)
+    rounds = describe_rounds(results.rounds, results.patience)
     printed = bool(results.experiment.paper)
     said = [
         f"Ours: protocol {results.protocol} ({PROTOCOLS[results.protocol]}), {rounds}; {chosen(results)}."
@@ -110,7 +110,7 @@ def protocol(results: Results) -> list[str]:
 def brief(results: Results) -> str:
     """Gives how the numbers were made in a line for the terminal."""
     kept = f", {results.validation:.0%} of training rows for validation" if results.validation else ""
-    return f"Protocol {results.protocol}, {rounds_said(results.rounds, results.patience)}{kept}; {chosen(results)}."
+    return f"Protocol {results.protocol}, {describe_rounds(results.rounds, results.patience)}{kept}; {chosen(results)}."
 
 
 def chosen(results: Results) -> str:
@@ -130,7 +130,7 @@ def fewer_trials(block: Block, asked: int) -> str:
     return f"{block.column.key} {', '.join(rows)}" if rows else ""
 
 
-def causes(problems: Mapping[tuple[str, str], str]) -> list[str]:
+def group_problems(problems: Mapping[tuple[str, str], str]) -> list[str]:
     """Gives what is wrong with cells in lines for the terminal: every cause once, behind all cells that have it."""
     lines = []
     for words, cells in by_words(problems).items():

@@ -14,7 +14,7 @@ from gpfl.experiments.features import Measures
 from gpfl.experiments.maps import Map
 from gpfl.experiments.results import Results
 from gpfl.experiments.trials import Trials
-from gpfl.report import curves, drawing, fairness, features, figures, lines, paper
+from gpfl.report import curves, fairness, features, figures, lines, paper_tables, plotting
 
 AXES: Mapping[str, str] = {
     "scalability": "clients N, on a logarithmic axis; 10|50: ten of the fifty",
@@ -206,18 +206,18 @@ def draw_classes(one: Map, path: Path, data: str) -> list[Path]:
     if one.held is None:
         return []
     holding = figures.Holding(data, one.clients, one.classes, one.held)
-    paths = [path.with_name(f"{path.name}-classes{ending}") for ending in drawing.BOTH]
+    paths = [path.with_name(f"{path.name}-classes{ending}") for ending in plotting.BOTH]
     for picture in paths:
         figures.draw_bubbles(holding, picture)
     return paths
 
 
-def added(results: Results) -> paper.Added:
+def added(results: Results) -> paper_tables.Added:
     """Gives what an experiment's table has besides accuracies: measures of features, as far as they are kept beside runs."""
     if results.experiment.measure != "features":
-        return paper.Added()
+        return paper_tables.Added()
     found = [features.Measured(column, measures_of(results, column), results.name).added() for column in results.columns]
-    return paper.Added(
+    return paper_tables.Added(
         [line for one in found for line in one.lines],
         {place: numbers for one in found for place, numbers in one.numbers.items()},
         "".join(one.tex for one in found),

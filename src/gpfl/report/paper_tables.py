@@ -14,9 +14,22 @@ from gpfl.experiments.results import Results
 from gpfl.experiments.trials import Trials
 from gpfl.io import files
 from gpfl.report import latex
-from gpfl.report.comparison import Block, Entry, Spread, blocks
+from gpfl.report.comparison import Block, Entry, MeanStd, blocks
 from gpfl.report.screen import Screen, Strip
-from gpfl.report.wording import NONE, brief, chance, difference, notes, ours, place, protocol, spread, tested, theirs, untested
+from gpfl.report.wording import (
+    NONE,
+    brief,
+    chance,
+    difference,
+    format_mean_std,
+    notes,
+    ours,
+    place,
+    protocol,
+    tested,
+    theirs,
+    untested,
+)
 
 
 @dataclass(frozen=True)
@@ -127,7 +140,8 @@ def detail_columns(block: Block) -> dict[str, list[str]]:
         "selected on validation, %": [e.validated for e in entries],
     }
     found |= {
-        heading: [spread(one, e.count) for one, e in zip(numbers, entries, strict=True)] for heading, numbers in means.items()
+        heading: [format_mean_std(one, e.count) for one, e in zip(numbers, entries, strict=True)]
+        for heading, numbers in means.items()
     }
     for heading, key in (("best round", "best_round"), ("rounds", "rounds")):
         found[heading] = [f"{e.trials.mean(key):.0f}" if e.trials else NONE for e in entries]
@@ -170,7 +184,7 @@ def tex(results: Results, origin: Origin) -> str:
         ]
         body.append([latex.text(spelled(entry.label)), *mine])
         if validated:
-            body.append([r"\quad by validation", *(latex.text(spread(one.validated, one.count)) for one in entries)])
+            body.append([r"\quad by validation", *(latex.text(format_mean_std(one.validated, one.count)) for one in entries)])
         if any(one.p is not None for one in entries):
             body.append([r"\quad $p$", *(latex.small(latex.text(chance(one.p))) for one in entries)])
         if printed:
@@ -230,7 +244,7 @@ def records(results: Results) -> list[dict[str, object]]:
 
 def numbers(entry: Entry) -> dict[str, object]:
     """Gives the numbers of an entry by name."""
-    kinds: Mapping[str, Spread | None] = {
+    kinds: Mapping[str, MeanStd | None] = {
         "accuracy": entry.accuracy,
         "last_ten": entry.last_ten,
         "validation_selected": entry.validated,
@@ -312,7 +326,7 @@ def screen(results: Results, block: Block) -> Screen:
     strips = [
         Strip("method", [spelled(e.label) for e in entries]),
         Strip("ours", [ours(e) for e in entries]),
-        Strip("by validation", [spread(e.validated, e.count) for e in entries], 2),
+        Strip("by validation", [format_mean_std(e.validated, e.count) for e in entries], 2),
         Strip("paper", [theirs(e.paper) for e in entries], 1),
         Strip("ours −\npaper", [difference(e) for e in entries], 3),
         Strip("our\nrank", [place(e.rank) for e in entries], 4),

@@ -54,7 +54,7 @@ MOST_TICKS, LONGEST_TICK = 40, 24
 # Files.
 
 
-def check_picture(path: Path) -> None:
+def check_image_path(path: Path) -> None:
     """Refuses a path that no picture can be written to."""
     if path.suffix.lower() not in FORMATS:
         ending = f"ends in {path.suffix}" if path.suffix else "has no ending"
@@ -73,23 +73,23 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def save(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path) -> None:
     """Writes a figure in the format that the path ends in."""
     files.write_bytes(path, rendered(figure, path.suffix))
 
 
-def write(figure: Figure, stem: Path) -> list[Path]:
+def save_png_and_pdf(figure: Figure, stem: Path) -> list[Path]:
     """Writes a figure as pixels and as vectors, both or none, and gives the files; `stem` is their path without an ending."""
     paths = [stem.with_name(stem.name + ending) for ending in BOTH]
     for path in paths:
-        check_picture(path)
+        check_image_path(path)
     contents = [rendered(figure, path.suffix) for path in paths]
     for path, content in zip(paths, contents, strict=True):
         files.write_bytes(path, content)
     return paths
 
 
-def embedded(paths: Sequence[Path]) -> str:
+def markdown_images(paths: Sequence[Path]) -> str:
     """Gives the last lines of a Markdown page, which show those of the files beside it that are pixels."""
     return "".join(f"\n![{path.stem.replace('-', ' ')}]({path.name})\n" for path in paths if path.suffix == ".png")
 
@@ -131,7 +131,7 @@ PALETTE = (
 """For the methods in the order of METHODS: GPFL's is the warmest."""
 
 
-def styles(labels: Sequence[str]) -> dict[str, Style]:
+def method_styles(labels: Sequence[str]) -> dict[str, Style]:
     """Gives each label its style: methods always have theirs, other labels take those that are left, and then any."""
     places = {name: place for place, name in enumerate(METHODS)}
     known = {label: places[plain(label)] for label in labels if plain(label) in places}
@@ -260,7 +260,7 @@ def whole_numbers() -> Locator:
     return MaxNLocator(integer=True, steps=[1, 2, 5, 10])
 
 
-def foot(figure: Figure, sentences: Iterable[str]) -> None:
+def add_footnote(figure: Figure, sentences: Iterable[str]) -> None:
     """Writes what must be known of a picture below it."""
     letters = Letters()
     figure.supxlabel(

@@ -38,8 +38,8 @@ def cells(trials: Trials) -> list[str]:
         spread("last_accuracy", 100, 2),
         f"{100 * trials.mean('std'):.2f}",
         f"{trials.mean('cov'):.4f}",
-        size(trials.mean("bytes_up")),
-        size(trials.mean("bytes_down")),
+        format_bytes(trials.mean("bytes_up")),
+        format_bytes(trials.mean("bytes_down")),
         f"{trials.mean('seconds'):.1f}",
         str(len(trials.summaries)),
     ]
@@ -66,16 +66,16 @@ def markdown(rows: Sequence[Trials], title: str = "", notes: Sequence[str] = ())
     lines = [f"{title}\n"] if title else []
     lines += ["| " + " | ".join(names) + " |", "| --- |" + " ---: |" * (len(names) - 1)]
     lines += ["| " + " | ".join(cells(trials)[: len(names)]) + " |" for trials in rows]
-    lines += [f"\n{note}" for note in (*idle_notes(rows), *notes)]
+    lines += [f"\n{note}" for note in (*format_idle_notes(rows), *notes)]
     return "\n".join(lines) + "\n"
 
 
-def idle_notes(rows: Sequence[Trials]) -> list[str]:
+def format_idle_notes(rows: Sequence[Trials]) -> list[str]:
     """Gives a sentence for each method in which some clients could never take part."""
-    return [idle_note(trials.summaries[0]) for trials in rows if trials.mean("idle_clients")]
+    return [format_idle_note(trials.summaries[0]) for trials in rows if trials.mean("idle_clients")]
 
 
-def idle_note(summary: Mapping[str, object]) -> str:
+def format_idle_note(summary: Mapping[str, object]) -> str:
     """Gives the sentence about clients that have too few rows for a method."""
     return (
         f"{summary['method']}: {summary['idle_clients']} of {summary['clients']} clients have fewer than the "
@@ -113,7 +113,7 @@ def save(rows: Sequence[Trials], folder: Path, title: str = "", notes: Sequence[
     return [folder / f"table.{kind}" for kind in ("md", "csv", "json")]
 
 
-def size(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Gives a number of bytes in a unit that suits it."""
     for unit in ("B", "KB", "MB", "GB"):
         if count < 1000:
