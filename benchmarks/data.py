@@ -25,7 +25,7 @@ def best(act: Callable[[], object]) -> float:
 
 def main() -> None:
     table = gpfl.Table(np.zeros((60_000, 1), dtype=np.uint8), np.arange(60_000) % 100)
-    for split in ({"split": "dirichlet", "beta": 0.1}, {"split": "pathological", "classes_per_client": 10}):
+    for split in ({"partition": "dirichlet", "beta": 0.1}, {"partition": "pathological", "classes_per_client": 10}):
         print(f"{split}: {best(lambda split=split: gpfl.federate(table, clients=500, **split)):.3f} s")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["GPFL_CACHE"] = folder

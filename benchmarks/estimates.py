@@ -56,7 +56,7 @@ def count(data: str, net: str, method: str, clients: int, trials: int, device: t
 @cache
 def federation(data: str, clients: int) -> Federation:
     natural = data in ("amazon", "har")
-    split = {} if natural else {"split": {"name": "dirichlet", "clients": clients, "beta": BETAS.get(data, 0.1)}}
+    split = {} if natural else {"partition": {"name": "dirichlet", "clients": clients, "beta": BETAS.get(data, 0.1)}}
     return configs.resolve_config({"data": {"name": data}, "method": {"name": "fedavg"}, **split}).federation()
 
 

@@ -62,7 +62,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         task.federation(given.clients),
         net=str(task.net["name"]),
         rounds=given.rounds,
-        join=given.join / given.clients,
+        client_fraction=given.join / given.clients,
         eval_every=max(1, given.rounds // 10),
         watch=watch,
     )

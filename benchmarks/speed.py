@@ -290,7 +290,7 @@ def loop_step(setting: RunSpec, everyone: list[int], steps: list[int]) -> tuple[
     run()
     count = sum(len(part) for part in plan)
     each = float(np.median([timed(run, DEVICE) for _ in range(3)])) / count
-    rows = setting.federation.rows("test")
+    rows = setting.federation.n_samples("test")
     with torch.no_grad():
         judge = timed(lambda: loop.evaluate_one(shared, own, client, alone, "test"), DEVICE)
         judge = timed(lambda: loop.evaluate_one(shared, own, client, alone, "test"), DEVICE)

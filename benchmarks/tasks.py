@@ -77,16 +77,18 @@ def digits() -> gpfl.Table:
     return gpfl.federate("digits").table
 
 
-DIRICHLET = {"split": "dirichlet", "beta": 0.1}
-EVEN = {"split": "pathological", "classes_per_client": 10, "balanced": True}
+DIRICHLET = {"partition": "dirichlet", "beta": 0.1}
+EVEN = {"partition": "pathological", "classes_per_client": 10, "balanced": True}
 TASKS = {
     "cifar100": Task(cifar100, {"name": "cnn4"}, DIRICHLET),
     "fmnist": Task(fmnist, {"name": "cnn4"}, DIRICHLET),
     "even": Task(cifar100, {"name": "cnn4"}, EVEN, "40 rows of 3 × 32 × 32 a client", rows_each=40),
-    "har": Task(har, {"name": "harcnn"}, {"split": "dirichlet", "beta": 1.0}),
+    "har": Task(har, {"name": "harcnn"}, {"partition": "dirichlet", "beta": 1.0}),
     "tiny": Task(tiny, {"name": "cnn4"}, DIRICHLET, "20,000 rows"),
     "tiny-resnet18": Task(tiny, {"name": "resnet18"}, DIRICHLET, "20,000 rows"),
-    "agnews": Task(agnews, {"name": "fasttext"}, {"split": "dirichlet", "beta": 1.0}),
-    "amazon": Task(amazon, {"name": "mlp", "hidden": [1000, 500, 100]}, {"split": "dirichlet", "beta": 100.0}, "8,000 rows"),
-    "digits": Task(digits, {"name": "mlp"}, {"split": "pathological", "classes_per_client": 4}),
+    "agnews": Task(agnews, {"name": "fasttext"}, {"partition": "dirichlet", "beta": 1.0}),
+    "amazon": Task(
+        amazon, {"name": "mlp", "hidden": [1000, 500, 100]}, {"partition": "dirichlet", "beta": 100.0}, "8,000 rows"
+    ),
+    "digits": Task(digits, {"name": "mlp"}, {"partition": "pathological", "classes_per_client": 4}),
 }

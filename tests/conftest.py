@@ -76,7 +76,7 @@ class Toy(DataSource):
     @property
     def defaults(self) -> Mapping[str, Mapping[str, object]]:
         return {
-            "split": {"name": "pathological", "clients": 4, "classes_per_client": 2, "balanced": True},
+            "partition": {"name": "pathological", "clients": 4, "classes_per_client": 2, "balanced": True},
             "net": {"name": "mlp"},
             "train": {"rounds": 2, "lr": 0.1},
         }

@@ -64,7 +64,7 @@ class World:
 
     def __init__(self, federation: gpfl.Federation, schedule: Schedule, epochs: int = 1) -> None:
         self.federation, self.schedule, self.epochs = federation, schedule, epochs
-        self.rows = federation.rows("train")
+        self.rows = federation.n_samples("train")
 
     def batches(self, client: int, round: int, *, epochs: int | None = None, size: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
         """A client's batches in the order of the round."""

@@ -22,9 +22,20 @@ def main() -> None:
     if stop == ["resume"]:
         gpfl.resume(folder)
         leave()
-    federation = gpfl.federate("digits", clients=5, classes_per_client=3, validation=0.1)
+    federation = gpfl.federate("digits", clients=5, classes_per_client=3, validation_fraction=0.1)
     watch = Stop(int(stop[0])) if stop else None
-    gpfl.fit(method, federation, net="mlp", rounds=5, lr=0.05, join=0.6, seed=1, checkpoint_every=2, out=folder, watch=watch)
+    gpfl.fit(
+        method,
+        federation,
+        net="mlp",
+        rounds=5,
+        lr=0.05,
+        client_fraction=0.6,
+        seed=1,
+        checkpoint_every=2,
+        out=folder,
+        watch=watch,
+    )
     leave()
 
 

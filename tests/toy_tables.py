@@ -35,7 +35,7 @@ key = "toy/some"
 heading = "N = 3|4"
 group = "toys"
 data = { name = "toy" }
-split = { clients = 3, of = 4 }
+partition = { clients = 3, total_clients = 4 }
 
 [[columns]]
 key = "har/real"

@@ -106,7 +106,7 @@ def test_a_publisher_that_cannot_be_reached_is_said_alike_by_get_and_run(command
     said = refused(command, "get", "numbers")
     assert said.startswith("cannot reach 127.0.0.1 (")
     assert said.endswith(words)
-    run = command("run", "--data", "numbers", "--split", "natural", "--rounds", 1)
+    run = command("run", "--data", "numbers", "--partition", "natural", "--rounds", 1)
     assert run.code == 2
     assert run.err == f"gpfl: {said}\n"
 
@@ -124,7 +124,7 @@ def test_picture_of_no_known_format_is_refused_before_data_are_read(command: Com
 def test_show_begins_with_what_nobody_vouches_for(command: Command, tmp_path: Path) -> None:
     (tmp_path / "numbers.txt").write_bytes(b"1 2 3 4 5 6 7 8")
     assert command("data", "get", "numbers", "--from", tmp_path, "--unverified").code == 0
-    said = command("data", "show", "--data", "numbers", "--split", "dirichlet", "--clients", 2, "--beta", 5)
+    said = command("data", "show", "--data", "numbers", "--partition", "dirichlet", "--clients", 2, "--beta", 5)
     assert said.code == 0, said.err
     first, second = said.out.splitlines()[:2]
     assert first == "numbers has 8 of the 20 published rows and comes from files whose checksum is not the published one."
@@ -134,9 +134,9 @@ def test_show_begins_with_what_nobody_vouches_for(command: Command, tmp_path: Pa
 @pytest.mark.parametrize(
     ("given", "flag"),
     [
-        (("--split", "dirichlet"), "--split"),
+        (("--partition", "dirichlet"), "--partition"),
         (("--clients", 3), "--clients"),
-        (("--split-seed", 3), "--split-seed"),
+        (("--partition-seed", 3), "--partition-seed"),
         (("--beta", 3), "--beta"),
         (("--balanced",), "--balanced"),
     ],

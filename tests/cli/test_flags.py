@@ -26,7 +26,7 @@ def test_every_flag_is_explained_in_the_words_of_its_option() -> None:
 
 
 def test_an_option_of_two_sections_is_named_after_its_own_except_in_run() -> None:
-    assert (flags.flag_name("run", "seed"), flags.flag_name("split", "seed")) == ("seed", "split-seed")
+    assert (flags.flag_name("run", "seed"), flags.flag_name("partition", "seed")) == ("seed", "partition-seed")
     assert flags.flag_name("train", "batch_size") == "batch-size"
 
 
@@ -44,7 +44,7 @@ def test_flags_of_lists_may_be_given_several_times() -> None:
 def test_flags_of_the_run_can_be_left_out() -> None:
     names = {flag.name for flag in flags.config_flags(omit=("seed",))}
     assert "run__seed" not in names
-    assert "split__seed" in names
+    assert "partition__seed" in names
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_flags_of_the_run_can_be_left_out() -> None:
         ("net__hidden", "cnn4: K, width of the features (default: 512)."),
         ("net__hidden", "mlp: widths of the hidden layers"),
         ("net__channels", "(default: 32,64)"),
-        ("split__clients", "N, number of clients (default: 20)"),
+        ("partition__clients", "N, number of clients (default: 20)"),
     ],
 )
 def test_help_gives_the_default_and_whose_option_it_is(name: str, words: str) -> None:
@@ -74,9 +74,9 @@ def test_help_gives_the_default_and_whose_option_it_is(name: str, words: str) ->
         ("train__lr", "1e-3", 1e-3),
         ("train__lr", ".05", 0.05),
         ("train__lr", "fast", "fast"),
-        ("train__join", "0.5,1", [0.5, 1]),
-        ("train__join", "[.5, 1]", [0.5, 1]),
-        ("train__join", "0.5", 0.5),
+        ("train__client_fraction", "0.5,1", [0.5, 1]),
+        ("train__client_fraction", "[.5, 1]", [0.5, 1]),
+        ("train__client_fraction", "0.5", 0.5),
         ("net__hidden", "64,32", [64, 32]),
         ("net__hidden", "64", 64),
         ("run__device", "0", "0"),
@@ -100,8 +100,13 @@ def test_a_flag_with_a_wrong_value_is_refused_by_its_option() -> None:
 
 
 def test_set_gives_any_option_of_any_section() -> None:
-    given = flags.given_by_set(("method.lam=0.1", "train.join = [0.5, 1]", "run.protocol=paper", "data.name=a=b"))
-    assert given == {"method": {"lam": 0.1}, "train": {"join": [0.5, 1]}, "run": {"protocol": "paper"}, "data": {"name": "a=b"}}
+    given = flags.given_by_set(("method.lam=0.1", "train.client_fraction = [0.5, 1]", "run.protocol=paper", "data.name=a=b"))
+    assert given == {
+        "method": {"lam": 0.1},
+        "train": {"client_fraction": [0.5, 1]},
+        "run": {"protocol": "paper"},
+        "data": {"name": "a=b"},
+    }
 
 
 @pytest.mark.parametrize("text", ["method.lam", "lam=1", "method.=1"])
@@ -129,8 +134,8 @@ def test_a_new_name_drops_the_options_of_the_old_one() -> None:
     ("text", "wanted"),
     [
         ("train.lr is -1; it must be above 0", "train.lr (--lr) is -1; it must be above 0"),
-        ("split.seed is -1", "split.seed (--split-seed) is -1"),
-        ("split.beta belongs to split 'dirichlet'", "split.beta (--beta) belongs to split 'dirichlet'"),
+        ("partition.seed is -1", "partition.seed (--partition-seed) is -1"),
+        ("partition.beta belongs to partition 'dirichlet'", "partition.beta (--beta) belongs to partition 'dirichlet'"),
         ("unknown key 'train.lr' is here", "unknown key 'train.lr' is here"),
         ("--set train.lr is not of the form", "--set train.lr is not of the form"),
         ("runs/train.lr is missing", "runs/train.lr is missing"),
@@ -139,5 +144,5 @@ def test_a_new_name_drops_the_options_of_the_old_one() -> None:
     ],
 )
 def test_a_message_about_an_option_names_its_flag(text: str, wanted: str) -> None:
-    assert flags.name_flags(text, ("run", "train", "split", "net")) == wanted
+    assert flags.name_flags(text, ("run", "train", "partition", "net")) == wanted
     assert flags.name_flags("method.lam is -1", ("method",)) == "method.lam (--lam) is -1"

@@ -73,16 +73,33 @@ def test_run_without_out_takes_the_first_free_folder(command: Command) -> None:
 
 def test_flags_reach_the_config(command: Command) -> None:
     said = command(
-        *("run", "--data", "toy", "--method", "gpfl", "--split", "dirichlet", "--clients", 3, "--beta", 5, "--rounds", 1),
-        *("--seed", 7, "--split-seed", 2, "--lr", 0.05, "--hidden", "8,4", "--join", "0.5,1", "--no-shuffle", "--lam", "1e-3"),
-        *("--engine", "loop", "--validation", 0.2, "--out", "run"),
+        *("run", "--data", "toy", "--method", "gpfl", "--partition", "dirichlet", "--clients", 3, "--beta", 5, "--rounds", 1),
+        *(
+            "--seed",
+            7,
+            "--partition-seed",
+            2,
+            "--lr",
+            0.05,
+            "--hidden",
+            "8,4",
+            "--client-fraction",
+            "0.5,1",
+            "--no-shuffle",
+            "--lam",
+            "1e-3",
+        ),
+        *("--engine", "loop", "--validation-fraction", 0.2, "--out", "run"),
     )
     assert said.code == 0, said.err
     written = config(Path("run"))
     assert written["method"]["name"] == "gpfl"
     assert written["method"]["lam"] == 0.001
-    assert written["split"] | {"name": "dirichlet", "clients": 3, "beta": 5.0, "seed": 2, "validation": 0.2} == written["split"]
-    assert written["train"] | {"rounds": 1, "lr": 0.05, "join": [0.5, 1.0], "shuffle": False} == written["train"]
+    assert (
+        written["partition"] | {"name": "dirichlet", "clients": 3, "beta": 5.0, "seed": 2, "validation_fraction": 0.2}
+        == written["partition"]
+    )
+    assert written["train"] | {"rounds": 1, "lr": 0.05, "client_fraction": [0.5, 1.0], "shuffle": False} == written["train"]
     assert written["run"] | {"seed": 7, "engine": "loop"} == written["run"]
     assert written["net"] == {"name": "mlp", "hidden": [8, 4]}
     assert "At the best round on validation rows" in said.out
@@ -99,7 +116,7 @@ def test_set_wins_over_flags_and_flags_over_the_file(command: Command) -> None:
 
 
 def test_written_config_run_again_is_the_same_run(command: Command) -> None:
-    assert command("run", "--data", "toy", "--clients", 3, "--seed", 3, "--join", 0.5, "--out", "one").code == 0
+    assert command("run", "--data", "toy", "--clients", 3, "--seed", 3, "--client-fraction", 0.5, "--out", "one").code == 0
     assert command("run", "one/config.toml", "--out", "two").code == 0
     assert without_time(Path("one")) == without_time(Path("two"))
     assert Path("one/config.toml").read_bytes() == Path("two/config.toml").read_bytes()
@@ -113,7 +130,7 @@ def test_another_method_by_flag_drops_the_options_of_the_files_method(command: C
 
 
 def test_federation_manifest_gives_the_same_split_to_another_run(command: Command) -> None:
-    assert command("run", "--data", "toy", "--split-seed", 9, "--rounds", 1, "--out", "one").code == 0
+    assert command("run", "--data", "toy", "--partition-seed", 9, "--rounds", 1, "--out", "one").code == 0
     said = command("run", "--data", "toy", "--federation", "one/federation.toml", "--rounds", 1, "--out", "two")
     assert said.code == 0, said.err
     assert Path("one/federation.toml").read_bytes() == Path("two/federation.toml").read_bytes()
@@ -139,7 +156,7 @@ def test_seeds_run_trials_on_one_split_and_report_mean_and_std(command: Command)
 
 
 def test_validation_rows_are_reported_beside_the_best_round(command: Command) -> None:
-    said = command("run", "--data", "toy", "--validation", 0.3, "--out", "run")
+    said = command("run", "--data", "toy", "--validation-fraction", 0.3, "--out", "run")
     summary = RunDir(Path("run")).summary()
     words = f"At the best round on validation rows ({summary['validation_best_round']}): "
     assert f"{words}{summary['validation_best_accuracy']:.2%}." in said.out
@@ -239,7 +256,7 @@ def test_help_says_what_arguments_are(command: Command, words: list[str], said: 
 def test_help_of_run_has_a_flag_for_every_option(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     help_ = command("run", "--help").out
-    wanted = ["--out", "--seeds", "--set", "--federation", "--method", "--data", "--split", "--net"]
+    wanted = ["--out", "--seeds", "--set", "--federation", "--method", "--data", "--partition", "--net"]
     for section, records in flags.RECORDS.items():
         wanted += [f"--{flags.flag_name(section, key)}" for record in records.values() for key in options_of(record)]
     missing = [flag for flag in wanted if not re.search(rf"{flag}\b", help_)]
@@ -325,7 +342,7 @@ def assert_refused(said: Said, *words: str) -> None:
 MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("--method gpfll", ("unknown method 'gpfll'", "did you mean 'gpfl'?")),
     ("--data digit", ("unknown data 'digit'", "did you mean 'digits'?")),
-    ("--split dirichlett", ("unknown split 'dirichlett'", "did you mean 'dirichlet'?")),
+    ("--partition dirichlett", ("unknown partition 'dirichlett'", "did you mean 'dirichlet'?")),
     ("--net cnn5", ("unknown net 'cnn5'", "did you mean 'cnn4'?")),
     ("--engine lopo", ("run.engine (--engine) is 'lopo'", "did you mean 'loop'?")),
     ("--set method.lamb=1", ("unknown key 'method.lamb'", "did you mean 'lam'?")),
@@ -339,31 +356,31 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("--rounds 0", ("train.rounds (--rounds) is 0; it must be at least 1",)),
     ("--lr -0.1", ("train.lr (--lr) is -0.1; it must be above 0",)),
     ("--lr nan", ("train.lr (--lr) is nan",)),
-    ("--join 1.5", ("train.join (--join) is 1.5", "at most 1")),
-    ("--join 0", ("train.join (--join) is 0", "above 0")),
+    ("--client-fraction 1.5", ("train.client_fraction (--client-fraction) is 1.5", "at most 1")),
+    ("--client-fraction 0", ("train.client_fraction (--client-fraction) is 0", "above 0")),
     ("--seed -1", ("run.seed (--seed) is -1; it must be at least 0 and at most 4294967295",)),
-    ("--split-seed -1", ("split.seed (--split-seed) is -1",)),
+    ("--partition-seed -1", ("partition.seed (--partition-seed) is -1",)),
     ("--set train.lr=-1", ("train.lr (--lr) is -1; it must be above 0",)),
     ("--seeds 0,4294967296", ("a seed must be at most 4294967295",)),
     ("--seeds 0,1 --seed 4", ("--seed and --seeds were both given: leave one out",)),
     ("--seeds 0,1 --set run.seed=4", ("--seed and --seeds were both given",)),
     ("--federation f.toml --clients 3", ("--federation f.toml says how the rows are divided: leave out --clients",)),
-    ("--federation f.toml --split dirichlet", ("leave out --split",)),
+    ("--federation f.toml --partition dirichlet", ("leave out --partition",)),
     ("--federation f.toml --beta 0.1", ("leave out --beta",)),
-    ("--federation f.toml --set split.seed=3", ("leave out --split-seed",)),
+    ("--federation f.toml --set partition.seed=3", ("leave out --partition-seed",)),
     ("--out=", ("--out is empty; name a folder",)),
     ("twice.toml", ("twice.toml: 'train' is a list of sections, [[train]]; write one section, [train]",)),
     ("--seeds 0,x", ("--seeds is '0,x'; it must be whole numbers",)),
     ("--seeds 1,1", ("--seeds is '1,1'; the seeds must differ",)),
     ("--method fedavg --lam 0.1", ("unknown key 'method.lam'; 'method' has no options",)),
-    ("--classes-per-client 4", ("split.classes_per_client (--classes-per-client) is 4; the data has 3 classes",)),
+    ("--classes-per-client 4", ("partition.classes_per_client (--classes-per-client) is 4; the data has 3 classes",)),
     ("--clients 1 --classes-per-client 2", ("1 clients × 2 classes = 2 places for 3 classes", "raise --clients")),
     ("--clients 4000", ("lower --clients",)),
-    ("--split dirichlet --beta -1", ("split.beta (--beta) is -1; it must be above 0",)),
-    ("--split dirichlet --beta 0.001 --min-rows 29", ("raise --beta, or lower --clients or --min-rows",)),
-    ("--split dirichlet --balanced", ("split.balanced (--balanced) belongs to split 'pathological'",)),
+    ("--partition dirichlet --beta -1", ("partition.beta (--beta) is -1; it must be above 0",)),
+    ("--partition dirichlet --beta 0.001 --min-samples 29", ("raise --beta, or lower --clients or --min-samples",)),
+    ("--partition dirichlet --balanced", ("partition.balanced (--balanced) belongs to partition 'pathological'",)),
     ("--clients 120 --classes-per-client 1", ("client 0 has no training rows (0 training, 1 test)", "--clients")),
-    ("--select validation", ("no client has validation rows: set --validation",)),
+    ("--select validation", ("no client has validation rows: set --validation-fraction",)),
     ("--device abacus", ("run.device (--device) is 'abacus'; it must be auto, cpu, cuda, cuda:N or mps",)),
     ("--device meta", ("run.device (--device) is 'meta'; it must be",)),
     ("--device cuda:99", ("run.device (--device) is 'cuda:99', which cannot be used here",)),
@@ -558,7 +575,7 @@ def test_damaged_metrics_of_a_finished_run_are_one_line(command: Command, line: 
 
 
 def test_line_without_the_validation_accuracy_is_damaged_where_there_are_such_rows(command: Command) -> None:
-    assert command("run", "--data", "toy", "--method", "local", "--validation", 0.3, "--out", "run").code == 0
+    assert command("run", "--data", "toy", "--method", "local", "--validation-fraction", 0.3, "--out", "run").code == 0
     path = Path("run/metrics.jsonl")
     path.write_text(path.read_text().replace("validation", "elsewhere"))
     assert_refused(command("resume", "run"), "metrics.jsonl is damaged (it lacks round 0)")
@@ -736,7 +753,7 @@ def test_data_show_prints_sizes_and_draws_the_picture(command: Command, tmp_path
         (("get", "cifar10"), "did you mean 'cifar100'"),
         (("get", "har", "--from", "nowhere"), "--from nowhere does not exist"),
         (("get", "har", "--from", "."), "does not hold the files of 'har'"),
-        (("show", "--data", "digits", "--split", "natural"), "does not tell the group of a row"),
+        (("show", "--data", "digits", "--partition", "natural"), "does not tell the group of a row"),
     ],
 )
 def test_mistake_about_data_is_one_line(

@@ -222,7 +222,7 @@ def test_extra_columns_and_rows_are_run_where_they_are_named(command: Command) -
 
 def test_validation_rows_give_a_second_accuracy(command: Command) -> None:
     given = ("reproduce", "toys", "--methods", "gpfl", "--cells", "toy/whole", *SHORT, "--no-figures")
-    said = command(*given, "--validation", 0.2)
+    said = command(*given, "--validation-fraction", 0.2)
     assert "by validation" in said.out
     selected = float(records()["toy/whole", "gpfl"]["validation_selected"])
     assert f"{selected:.2f} ±" in said.out
@@ -309,7 +309,10 @@ def test_tuned_values_reach_the_runs_and_are_named_and_kept(command: Command) ->
     [
         ("--methods fedper", "--tuned search holds no search of fedper: search it with the same budget"),
         ("--methods fedavg --cells toy/extra", "has 0.2: search it by gpfl tune with --set train.lr=0.2, or ask for what"),
-        ("--methods fedavg --cells toy/some", "has 3: search it by gpfl tune with --set split.clients=3 --set split.of=4, or"),
+        (
+            "--methods fedavg --cells toy/some",
+            "has 3: search it by gpfl tune with --set partition.clients=3 --set partition.total_clients=4, or",
+        ),
         (
             "--methods fedavg --protocol paper --cells toy/whole",
             "run.protocol (--protocol) = 'corrected', but toy/whole has 'paper'",
@@ -481,7 +484,7 @@ def test_cell_that_cannot_be_divided_fails_alone(command: Command, monkeypatch: 
         ("toys --seeds 0,0", "the seeds must differ"),
         ("toys --rounds 0", "train.rounds (--rounds) is 0; it must be at least 1"),
         ("toys --patience -1", "train.patience (--patience) is -1; it must be at least 0"),
-        ("toys --validation 2", "split.validation (--validation) is 2"),
+        ("toys --validation-fraction 2", "partition.validation_fraction (--validation-fraction) is 2"),
         ("toys --protocol papr", "did you mean 'paper'?"),
         ("toys --device meta", "run.device (--device) is 'meta'"),
         ("toys --precision tf32 --device cpu", "run.precision (--precision) is 'tf32', which is for a GPU"),

@@ -35,7 +35,7 @@ def without_line(start: str) -> Callable[[str], str]:
 
 
 CONFIGS: dict[str, tuple[Callable[[str], str], str]] = {
-    "half-written": (lambda text: text[: text.index("[split]") + 5], "Expected ']' at the end of a table declaration"),
+    "half-written": (lambda text: text[: text.index("[partition]") + 5], "Expected ']' at the end of a table declaration"),
     "no TOML": (lambda text: "\0not } this", "Invalid statement"),
     "empty": (lambda text: "", "it lacks [run]"),
     "cut between sections": (lambda text: text[: text.index("[method]")], "it lacks [method]"),

@@ -177,7 +177,7 @@ def cifar(split: str) -> list[dict[str, Any]]:
         ("--set train.lr=abc", "toy/whole fedavg: train.lr is 'abc'; it must be a number"),
         ("--rounds 0", "train.rounds (--rounds) is 0"),
         ("--lr 0.1", "No such option '--lr' of this command: give --set train.lr=…"),
-        ("--classes-per-client 2", "give --set split.classes_per_client=…"),
+        ("--classes-per-client 2", "give --set partition.classes_per_client=…"),
     ],
 )
 def test_names_as_tables_print_them_are_refused_with_ours(command: Command, given: str, words: str) -> None:

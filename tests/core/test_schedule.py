@@ -19,26 +19,26 @@ def step(shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> t
 ROWS = np.arange(100, 110)
 
 
-@pytest.mark.parametrize(("join", "size"), [(1.0, 10), (0.5, 5), (0.39, 3), (0.01, 1)])
-def test_a_cohort_is_the_share_rounded_down_but_never_empty(join: float, size: int) -> None:
-    cohorts = [schedule(join=join).sample_clients(t, 10) for t in range(20)]
+@pytest.mark.parametrize(("client_fraction", "size"), [(1.0, 10), (0.5, 5), (0.39, 3), (0.01, 1)])
+def test_a_cohort_is_the_share_rounded_down_but_never_empty(client_fraction: float, size: int) -> None:
+    cohorts = [schedule(client_fraction=client_fraction).sample_clients(t, 10) for t in range(20)]
     assert {len(cohort) for cohort in cohorts} == {size}
     assert all(cohort == sorted(set(cohort)) and set(cohort) <= set(range(10)) for cohort in cohorts)
 
 
 def test_a_range_of_shares_draws_every_size_within_it_and_no_other() -> None:
-    sizes = {len(schedule(join=(0.25, 0.5)).sample_clients(t, 10)) for t in range(100)}
+    sizes = {len(schedule(client_fraction=(0.25, 0.5)).sample_clients(t, 10)) for t in range(100)}
     assert sizes == {2, 3, 4, 5}
 
 
 def test_a_range_that_begins_below_one_client_never_gives_an_empty_cohort() -> None:
-    assert min(len(schedule(join=(0.01, 1.0)).sample_clients(t, 5)) for t in range(50)) == 1
+    assert min(len(schedule(client_fraction=(0.01, 1.0)).sample_clients(t, 5)) for t in range(50)) == 1
 
 
-@pytest.mark.parametrize("join", [0.5, (0.2, 0.8)])
-def test_cohorts_change_with_round_and_seed_and_repeat_for_both(join: float | tuple[float, float]) -> None:
+@pytest.mark.parametrize("client_fraction", [0.5, (0.2, 0.8)])
+def test_cohorts_change_with_round_and_seed_and_repeat_for_both(client_fraction: float | tuple[float, float]) -> None:
     def cohorts(seed: int) -> list[list[int]]:
-        return [schedule(seed=seed, join=join).sample_clients(t, 12) for t in range(8)]
+        return [schedule(seed=seed, client_fraction=client_fraction).sample_clients(t, 12) for t in range(8)]
 
     assert cohorts(0) == cohorts(0)
     assert cohorts(0) != cohorts(1)
@@ -46,7 +46,7 @@ def test_cohorts_change_with_round_and_seed_and_repeat_for_both(join: float | tu
 
 
 def test_every_client_is_drawn_about_as_often() -> None:
-    times = np.bincount([c for t in range(400) for c in schedule(join=0.5).sample_clients(t, 6)], minlength=6)
+    times = np.bincount([c for t in range(400) for c in schedule(client_fraction=0.5).sample_clients(t, 6)], minlength=6)
     assert times.min() > 160
     assert times.max() < 240
 

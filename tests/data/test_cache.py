@@ -364,7 +364,7 @@ def test_the_manifest_of_a_federation_records_the_files_and_can_be_read_again(na
     table = PublishedDataset(name="numbers", doc="", files=(file,), licence="", parse=parse_numbers, settings={}).get(
         tmp_path, unverified=True
     )
-    federation = gpfl.federate(table, split="natural")
+    federation = gpfl.federate(table, partition="natural")
     source = {"files": [{"name": name, "sha256": hashlib.sha256(CONTENT).hexdigest()}], "verified": False}
     assert federation.manifest()["source"] == source
     federation.save(tmp_path / "split.toml")

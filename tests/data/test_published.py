@@ -603,7 +603,7 @@ def test_manifest_of_har_says_how_it_was_read(tmp_path: Path) -> None:
     Federation(table, [shard]).save(tmp_path / "split.toml")
     again = Federation.load(tmp_path / "split.toml")
     assert torch.equal(again.table.x, table.x)
-    resolved = configs.resolve_config({"split": {"name": "manifest", "file": str(tmp_path / "split.toml")}})
+    resolved = configs.resolve_config({"partition": {"name": "manifest", "file": str(tmp_path / "split.toml")}})
     assert resolved.source == find_dataset("har", {"layout": "interleaved"})
     Federation(find_dataset("har", {}).load(), [shard]).save(tmp_path / "plain.toml")
     assert "layout" not in (tmp_path / "plain.toml").read_text()

@@ -117,11 +117,11 @@ def test_fashion_mnist_has_7000_images_a_class() -> None:
 
 
 TASKS = {
-    "fmnist": ("fmnist", "--clients", 2, "--of", 200, "--beta", 1),
-    "cifar100": ("cifar100", "--clients", 2, "--of", 200),
-    "tiny": ("tiny", "--clients", 2, "--of", 200),
-    "tiny with resnet18": ("tiny", "--net", "resnet18", "--clients", 2, "--of", 200),
-    "agnews": ("agnews", "--clients", 2, "--of", 200),
+    "fmnist": ("fmnist", "--clients", 2, "--total-clients", 200, "--beta", 1),
+    "cifar100": ("cifar100", "--clients", 2, "--total-clients", 200),
+    "tiny": ("tiny", "--clients", 2, "--total-clients", 200),
+    "tiny with resnet18": ("tiny", "--net", "resnet18", "--clients", 2, "--total-clients", 200),
+    "agnews": ("agnews", "--clients", 2, "--total-clients", 200),
     "amazon": ("amazon", "--clients", 2, "--batch-size", 250, "--lr", 0.1),
     "har": ("har", "--clients", 2, "--batch-size", 20),
 }

@@ -65,7 +65,7 @@ def test_many_releases_are_as_one_with_less_noise() -> None:
 def crowd(
     rounds: int = 10, join: float | tuple[float, float] = 1.0, rows: tuple[int, ...] = (100,) * 10, **facts: object
 ) -> AccountingInputs:
-    return AccountingInputs(Schedule(seed=0, rounds=rounds, join=join), (Phase(step=None, epochs=1),), rows, **facts)  # type: ignore[arg-type]
+    return AccountingInputs(Schedule(seed=0, rounds=rounds, client_fraction=join), (Phase(step=None, epochs=1),), rows, **facts)  # type: ignore[arg-type]
 
 
 def test_clients_are_promised_what_gaussian_releases_of_all_rounds_give() -> None:
@@ -77,7 +77,7 @@ def test_clients_are_promised_what_gaussian_releases_of_all_rounds_give() -> Non
 
 
 def test_clients_that_are_drawn_are_promised_more() -> None:
-    some, all_ = (client_level(DefenceConfig(clip=1.0, noise=4.0), crowd(join=join)) for join in (0.2, 1.0))
+    some, all_ = (client_level(DefenceConfig(clip=1.0, noise=4.0), crowd(client_fraction=join)) for join in (0.2, 1.0))
     assert some["epsilon"] == without_replacement(2.0, 2, 10, 10, 1e-5)
     assert some["epsilon_if_poisson"] == poisson(4.0, 0.2, 10, 1e-5)
     assert some["epsilon"] < all_["epsilon"]
@@ -89,7 +89,7 @@ def test_clients_that_are_drawn_are_promised_more() -> None:
 
 
 def test_a_range_of_joining_clients_is_counted_as_if_all_joined() -> None:
-    facts = client_level(DefenceConfig(clip=1.0, noise=4.0), crowd(join=(0.5, 1.0)))
+    facts = client_level(DefenceConfig(clip=1.0, noise=4.0), crowd(client_fraction=(0.5, 1.0)))
     assert facts["epsilon"] == gaussian(2.0, 10, 1e-5)
     assert "epsilon_if_poisson" not in facts
 

@@ -47,7 +47,9 @@ def shared_of(result: gpfl.Result) -> Tensor:
 @pytest.mark.parametrize("method", ["gpfl", "fedavg", "fedrep"])
 def test_engines_agree(method: str, settings: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statement, "accountant", lambda: "")  # which takes longer than the runs
-    runs = [fit(method, engine=engine, join=0.75, drop_last=False, **settings) for engine in ("loop", "vmap", "workers")]
+    runs = [
+        fit(method, engine=engine, client_fraction=0.75, drop_last=False, **settings) for engine in ("loop", "vmap", "workers")
+    ]
     for other in runs[1:]:
         assert torch.allclose(shared_of(runs[0]), shared_of(other), atol=2e-5)
         assert other.summary["bytes_up"] == runs[0].summary["bytes_up"]
@@ -59,7 +61,7 @@ def test_traced_steps_on_convolutions_draw_the_same(settings: dict[str, float], 
     monkeypatch.setattr(statement, "accountant", lambda: "")
     draw = np.random.default_rng(0)
     table = gpfl.Table(draw.integers(0, 256, (48, 1, 16, 16)).astype(np.uint8), np.arange(48) % 3, name="noise")
-    federation = gpfl.federate(table, split="pathological", clients=3, classes_per_client=2, balanced=True)
+    federation = gpfl.federate(table, partition="pathological", clients=3, classes_per_client=2, balanced=True)
     runs = []
     for engine in ("loop", "vmap"):
         monkeypatch.setattr(Vmap, "trace_from", 1)
@@ -177,10 +179,10 @@ def test_with_noise_every_client_counts_alike() -> None:
 
 def test_the_noise_of_the_fewest_that_join_is_enough() -> None:
     federation = toy_federation((41, 27, 33, 5))
-    method = fit("perfedavg", federation, rounds=1, join=(0.5, 1.0), **CLIENT).engine.method
+    method = fit("perfedavg", federation, rounds=1, client_fraction=(0.5, 1.0), **CLIENT).engine.method
     assert isinstance(method, Defended)
     assert method.crowd == 1, "of two that join one may have too few rows"
-    assert fit("fedavg", federation, rounds=1, join=0.5, **CLIENT).engine.method.crowd == 2
+    assert fit("fedavg", federation, rounds=1, client_fraction=0.5, **CLIENT).engine.method.crowd == 2
 
 
 # Fewer bytes.

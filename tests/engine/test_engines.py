@@ -81,7 +81,7 @@ def written() -> tuple[gpfl.Federation, Net]:
     rows = sum(SIZES)
     words = draw.integers(1, 12, size=(rows, 7)) * (np.arange(7) < draw.integers(1, 7, size=(rows, 1)))
     table = gpfl.Table(words, np.arange(rows) % 3, kind="tokens", vocabulary=15)
-    federation = gpfl.federate(table, split="dirichlet", clients=4, beta=5.0, min_rows=12, seed=1)
+    federation = gpfl.federate(table, partition="dirichlet", clients=4, beta=5.0, min_samples=12, seed=1)
     architecture = FastText(hidden=5).fitted(table.form)
     return federation, from_architecture(architecture, "fasttext", table.inputs(torch.arange(2)), 3)
 
@@ -98,7 +98,7 @@ def make(engine: str, method: Method, build: Build, **schedule: object) -> Engin
         net, lr=0.05, epochs=int(schedule.pop("epochs", 1)), batch_norm=str(schedule.pop("batch_norm", "local"))
     )
     compiled = str(schedule.pop("compile", "off"))
-    whole = Schedule(**{"seed": 3, "rounds": ROUNDS, "join": 0.8, **schedule})  # type: ignore[arg-type]
+    whole = Schedule(**{"seed": 3, "rounds": ROUNDS, "client_fraction": 0.8, **schedule})  # type: ignore[arg-type]
     return ENGINES[engine](RunSpec(bound, federation, whole, compile=compiled))
 
 
@@ -222,8 +222,8 @@ def test_cohort_with_more_steps_than_the_first_one_fits() -> None:
     """As many slots as clients, and the client with most steps comes late."""
     clients = toy_federation((41, 41, 41, 56))
     build = lambda: with_net(clients, lambda: nn.Sequential(nn.Linear(6, 3)))  # noqa: E731
-    late = next(seed for seed in range(99) if 3 not in Schedule(seed=seed, rounds=3, join=0.75).sample_clients(0, 4))
-    loop, vmap = (make(name, FedAvg(), build, seed=late, join=0.75) for name in ("loop", "vmap"))
+    late = next(seed for seed in range(99) if 3 not in Schedule(seed=seed, rounds=3, client_fraction=0.75).sample_clients(0, 4))
+    loop, vmap = (make(name, FedAvg(), build, seed=late, client_fraction=0.75) for name in ("loop", "vmap"))
     assert len(vmap.plan(3, 0)[0]) > len(vmap.plan(0, 0)[0])
     assert_close(Run(vmap).flat, Run(loop).flat)
 
@@ -398,7 +398,7 @@ def test_net_that_cannot_be_traced_runs_on_threads(layer: type[nn.Module]) -> No
 @pytest.mark.parametrize("engine", ENGINES)
 def test_part_without_rows_has_no_scores(engine: str) -> None:
     machine = make(engine, METHODS["perfedavg"](), layered)
-    assert machine.federation.rows("validation").sum() == 0
+    assert machine.federation.n_samples("validation").sum() == 0
     scores = machine.evaluate(*start(machine), 0, "validation")
     assert scores.correct.tolist() == scores.loss_sum.tolist() == [0.0] * len(SIZES)
 
@@ -426,7 +426,7 @@ def test_threads_do_not_share_the_modules_that_weights_are_put_into(monkeypatch:
 
         return with_net(toy_federation((14, 14)), layers)
 
-    loop, threads = (make(name, METHODS["local"](), build, join=1.0) for name in ("loop", "workers"))
+    loop, threads = (make(name, METHODS["local"](), build, client_fraction=1.0) for name in ("loop", "workers"))
     plain = Run(loop)
     monkeypatch.setattr(Slow, "meeting", threading.Barrier(2))
     mixed = Run(threads)

@@ -78,7 +78,7 @@ def convolved() -> tuple[gpfl.Federation, nn.Module]:
 
 def states(method: str, **settings: object) -> dict[str, torch.Tensor]:
     federation, module = convolved()
-    settings = {"rounds": 3, "lr": 0.003, "join": 0.8, "device": "cuda", "allow_noop": True, **settings}
+    settings = {"rounds": 3, "lr": 0.003, "client_fraction": 0.8, "device": "cuda", "allow_noop": True, **settings}
     selected = gpfl.fit(method, federation, net=module, **settings).outcome.selected  # type: ignore[arg-type]
     return {f"{part}/{name}": leaf.cpu() for part in ("shared", "private") for name, leaf in flat(selected, part).items()}
 

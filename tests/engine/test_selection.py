@@ -37,7 +37,7 @@ def images(side: int, clients: int = 2) -> gpfl.Federation:
 
 def texts() -> gpfl.Federation:
     words = np.random.default_rng(0).integers(0, 20_000, (40, 6))
-    return gpfl.federate(gpfl.Table(words, np.arange(40) % 2, kind="tokens"), split="dirichlet", beta=10.0, clients=2)
+    return gpfl.federate(gpfl.Table(words, np.arange(40) % 2, kind="tokens"), partition="dirichlet", beta=10.0, clients=2)
 
 
 class Recurrent(nn.Module):

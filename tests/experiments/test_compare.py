@@ -267,7 +267,7 @@ def test_comparison_refuses_a_folder_of_another_config_and_names_the_key(command
     assert command(*given).code == 0
     before = content(Path("all"))
     refused(command(*given, "--rounds", 3), "all/local holds trials with train.rounds (--rounds) = 2, now it is 3", "--out")
-    refused(command(*given, "--split-seed", 4), "split.seed (--split-seed) = 1, now it is 4")
+    refused(command(*given, "--partition-seed", 4), "partition.seed (--partition-seed) = 1, now it is 4")
     assert content(Path("all")) == before
     Path("all/local/config.toml").write_text("[run")
     refused(command(*given), "all/local/config.toml is not a TOML file", "put a good copy in its place")
@@ -275,7 +275,7 @@ def test_comparison_refuses_a_folder_of_another_config_and_names_the_key(command
 
 def test_comparison_refuses_a_folder_of_another_federation(command: Command) -> None:
     for seed in (1, 2):
-        assert command("run", *TOY, "--split-seed", seed, "--out", f"run{seed}").code == 0
+        assert command("run", *TOY, "--partition-seed", seed, "--out", f"run{seed}").code == 0
     given = ("compare", *TOY, "--methods", "local", "--seeds", "0", "--out", "all", "--federation")
     assert command(*given, "run1/federation.toml").code == 0
     assert command(*given, "run1/federation.toml").code == 0
@@ -389,10 +389,10 @@ def test_trials_that_were_stopped_name_their_folder_and_go_on(
 
 @pytest.mark.parametrize("method", ["gpfl", "perfedavg", "ditto"])
 def test_trials_at_once_are_those_that_run_one_after_the_other(tmp_path: Path, method: str) -> None:
-    train = {"rounds": 12, "patience": 2, "join": [0.5, 1.0], "lr": 0.1}
+    train = {"rounds": 12, "patience": 2, "client_fraction": [0.5, 1.0], "lr": 0.1}
     given: dict[str, dict[str, object]] = {
         "data": {"name": "digits"},
-        "split": {"clients": 6, "classes_per_client": 3},
+        "partition": {"clients": 6, "classes_per_client": 3},
         "method": {"name": method},
         "train": {**train, "batch_size": 20},
         "run": {"engine": "vmap"},
@@ -411,7 +411,7 @@ def test_trials_at_once_are_those_that_run_one_after_the_other(tmp_path: Path, m
 def test_trials_at_once_end_when_their_own_patience_does(tmp_path: Path) -> None:
     given: dict[str, dict[str, object]] = {
         "data": {"name": "digits"},
-        "split": {"clients": 5, "classes_per_client": 2},
+        "partition": {"clients": 5, "classes_per_client": 2},
         "method": {"name": "local"},
         "train": {"rounds": 30, "patience": 1, "lr": 0.3},
         "run": {"engine": "vmap"},

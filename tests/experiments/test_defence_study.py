@@ -26,7 +26,16 @@ from gpfl.privacy.membership import Membership
 from gpfl.report import defence_curves as curves
 from gpfl.report.defence_curves import Curves, Point
 
-SMALL = ("--set", "data.name=pictures", "--set", "split.clients=2", "--set", "net.channels=[4, 8]", "--set", "net.hidden=16")
+SMALL = (
+    "--set",
+    "data.name=pictures",
+    "--set",
+    "partition.clients=2",
+    "--set",
+    "net.channels=[4, 8]",
+    "--set",
+    "net.hidden=16",
+)
 QUICK = (*SMALL, "--rounds", "1", "--images", "2", "--iterations", "3", "--restarts", "1", "--device", "cpu", "--out", "out")
 
 
@@ -191,7 +200,7 @@ def test_noise_of_curves_can_be_asked_for_by_epsilon(pictures: Command) -> None:
 
 
 def noises(method: str, family: study.Family, delta: float) -> list[float]:
-    common = {"data": {"name": "pictures"}, "split": {"clients": 2}, "net": {"channels": [4, 8], "hidden": 16}}
+    common = {"data": {"name": "pictures"}, "partition": {"clients": 2}, "net": {"channels": [4, 8], "hidden": 16}}
     plan = gpfl.experiments.grid.Plan(out=Path("out"), seeds=(0,), rounds=1, patience=0, common=common)
     cell = study.spots([method], {family.name: [1.0]}, 0.2, 1.0, delta, weights=False)[1].cell
     return study.noises(family, [4.0], cell, plan, gpfl.experiments.grid.FederationCache())
@@ -241,7 +250,7 @@ def test_what_a_study_cannot_do_is_refused(pictures: Command, words: tuple[str, 
 
 
 def test_data_that_are_no_images_are_refused_before_anything_is_trained(pictures: Command) -> None:
-    toy = ("--set", "data.name=toy", "--set", "net.name=mlp", "--set", "split.clients=2", "--set", "split.beta=10")
+    toy = ("--set", "data.name=toy", "--set", "net.name=mlp", "--set", "partition.clients=2", "--set", "partition.beta=10")
     said = pictures("privacy", "columns", *toy, "--out", "out", "--dry-run")
     assert said.code == 2
     assert "attacks rebuild images" in said.err

@@ -304,19 +304,19 @@ def contents() -> list[tuple[Experiment, Column]]:
     return list(found.values())
 
 
-def small(column: Column, *, min_rows: int, batch_size: int) -> dict[str, dict[str, object]]:
+def small(column: Column, *, min_samples: int, batch_size: int) -> dict[str, dict[str, object]]:
     """Settings for few rows and little time."""
-    split = {"min_rows": min_rows} if column.given["split"]["name"] == "dirichlet" else {}
+    split = {"min_samples": min_samples} if column.given["partition"]["name"] == "dirichlet" else {}
     net: dict[str, object] = {"channels": [2, 2], "hidden": 8} if column.given["net"]["name"] == "cnn4" else {}
-    return {"train": {"batch_size": batch_size}, "split": dict(split), "net": net}
+    return {"train": {"batch_size": batch_size}, "partition": dict(split), "net": net}
 
 
 @pytest.mark.usefixtures("tiny_data")
 @pytest.mark.parametrize(("one", "column"), contents(), ids=lambda value: getattr(value, "key", getattr(value, "name", "")))
 def test_every_column_runs_for_a_round_on_tiny_data(tmp_path: Path, one: Experiment, column: Column) -> None:
-    wanted = int(str(column.given["split"].get("clients", 0)))
+    wanted = int(str(column.given["partition"].get("clients", 0)))
     engine, batch_size = ("vmap", 10) if wanted >= 100 else ("loop", 400)  # many clients of few rows, or one step of all rows
-    common = small(column, min_rows=2, batch_size=batch_size)
+    common = small(column, min_samples=2, batch_size=batch_size)
     plan = Plan(out=tmp_path, seeds=(0,), rounds=1, run={"engine": engine}, common=common)
     [job], wrong = grid.lay_out([Cell(one, column, MethodVariant("fedavg", {"name": "fedavg"}))], plan, FederationCache())
     assert wrong == {}
@@ -331,7 +331,7 @@ def test_every_column_runs_for_a_round_on_tiny_data(tmp_path: Path, one: Experim
 @pytest.mark.parametrize("one", ALL.values(), ids=ALL)
 def test_every_row_of_every_experiment_can_be_laid_out(tmp_path: Path, one: Experiment) -> None:
     column = one.columns[0]
-    plan = Plan(out=tmp_path, common=small(column, min_rows=8, batch_size=2))
+    plan = Plan(out=tmp_path, common=small(column, min_samples=8, batch_size=2))
     cells = [Cell(one, column, row) for row in one.rows]
     grid.check(cells, plan)
     jobs, wrong = grid.lay_out(cells, plan, FederationCache())
@@ -357,7 +357,7 @@ def test_settings_that_stand_in_several_tables_are_run_once(tmp_path: Path) -> N
         for one, column in COLUMNS
         if (one.name, column.key) in wanted
     ]
-    plan = Plan(out=tmp_path, common={"split": {"seed": 2}})
+    plan = Plan(out=tmp_path, common={"partition": {"seed": 2}})
     jobs, wrong = grid.lay_out(cells, plan, FederationCache())
     assert wrong == {}
     found = [{(cell.experiment.name, cell.column.key) for cell in job.cells} for job in jobs]

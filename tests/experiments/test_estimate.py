@@ -33,7 +33,7 @@ from gpfl.training.round_loop import Silent
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 TOYS = Column("toy/whole", "whole", "toys", {"data": {"name": "toy"}})
-HALF = Column("toy/half", "half", "toys", {"data": {"name": "toy"}, "train": {"join": 0.5}})
+HALF = Column("toy/half", "half", "toys", {"data": {"name": "toy"}, "train": {"client_fraction": 0.5}})
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +66,7 @@ def test_sample_is_made_of_rows_that_stay_together_too() -> None:
     table = toy_table(120)
     order = np.random.default_rng(0).permutation(120)  # not as the rows of a sample are numbered
     whole = gpfl.Table(table.x, table.y, name="toy", groups=order % 4, together=order // 8 * 4 + order % 4)
-    federation = gpfl.federate(whole, split="natural")
+    federation = gpfl.federate(whole, partition="natural")
     sample = work.sample_of(setting("fedavg", federation)).federation
     largest = max(federation.shards, key=lambda shard: len(shard.train))
     (shard,) = sample.shards
@@ -370,7 +370,7 @@ def test_sample_is_few_rows_and_knows_how_many_there_are(tmp_path: Path) -> None
     assert len(sample.federation) == 1
     assert len(sample.federation.table) < len(toy_table()) / 3
     whole = setting("perfedavg").federation
-    assert (sample.trained, sample.judged) == (whole.rows("train").mean(), whole.rows("test").mean())
+    assert (sample.trained, sample.judged) == (whole.n_samples("train").mean(), whole.n_samples("test").mean())
 
 
 # Benchmarks.

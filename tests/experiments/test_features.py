@@ -79,7 +79,7 @@ def test_features_are_what_each_clients_kept_model_decides_by(
 @pytest.mark.parametrize("part", ["train", "test", "all"])
 def test_parts_are_as_large_as_the_clients_rows(finished: tuple[Path, gpfl.Federation, gpfl.Result], part: str) -> None:
     out, federation, _ = finished
-    rows = [federation.rows(name) for name in (("train", "validation", "test") if part == "all" else (part,))]
+    rows = [federation.n_samples(name) for name in (("train", "validation", "test") if part == "all" else (part,))]
     assert np.bincount(collect(out, part, federation=federation).client).tolist() == np.sum(rows, axis=0).tolist()
 
 

@@ -29,7 +29,7 @@ from gpfl.training.round_loop import RoundLoop, RunOutcome, Silent
 from gpfl.training.run_dir import RunDir
 
 FACTS = {"command": "gpfl reproduce toys", "commit": "abc1234"}
-HALF = Column("toy/half", "half", "toys", {"data": {"name": "toy"}, "train": {"join": 0.5}})
+HALF = Column("toy/half", "half", "toys", {"data": {"name": "toy"}, "train": {"client_fraction": 0.5}})
 WHOLE = Column("toy/whole", "whole", "toys", {"data": {"name": "toy"}}, note="a note")
 
 
@@ -139,7 +139,7 @@ def test_settings_that_no_run_can_have_are_refused_with_their_cell(tmp_path: Pat
 
 
 def test_cell_that_cannot_be_laid_out_leaves_the_others(tmp_path: Path) -> None:
-    crowded = Column("toy/crowded", "crowded", "toys", {"data": {"name": "toy"}, "split": {"clients": 500}})
+    crowded = Column("toy/crowded", "crowded", "toys", {"data": {"name": "toy"}, "partition": {"clients": 500}})
     found, wrong = grid.lay_out(
         [Cell(TABLE, column, TABLE.rows[0]) for column in (crowded, WHOLE)], plan(tmp_path), FederationCache()
     )
@@ -255,7 +255,7 @@ def test_cell_that_fails_is_named_and_the_others_are_run(tmp_path: Path, monkeyp
         if given["method"]["name"] == "fedavg":
             raise (
                 RuntimeError("the device\nis on fire")
-                if "train" in given and "join" in given["train"]
+                if "train" in given and "client_fraction" in given["train"]
                 else gpfl.GpflError("no")
             )
         return real(given, *rest, **more)

@@ -159,7 +159,7 @@ def test_search_keeps_its_candidates_the_best_and_tables(command: Command) -> No
     assert said.code == 0, said.err
     assert said.err == ""
     lines = said.out.splitlines()
-    assert lines[0] == "A share of 0.2 of each client's training rows is kept for validation (--validation)."
+    assert lines[0] == "A share of 0.2 of each client's training rows is kept for validation (--validation-fraction)."
     assert "method.lam in 0.0001 to 0.1, log; method.mu in 0.0001 to 1, log. 3 candidates, each 2 seeds, 2 rounds" in lines[1]
     assert "fedavg: nothing to search, so it runs once (2 seeds, 2 rounds); --with-lr would search" in said.out
     assert [len(tried(f"t/{name}")) for name in ("gpfl", "fedavg")] == [3, 1]
@@ -173,7 +173,7 @@ def test_search_keeps_its_candidates_the_best_and_tables(command: Command) -> No
             assert score == max(curve) == curve[place]
             written = tomllib.loads((folder.path / "config.toml").read_text())
             assert {f"method.{key}": written["method"][key] for key in ("lam", "mu")} == line["values"]
-            assert written["split"]["validation"] == 0.2
+            assert written["partition"]["validation_fraction"] == 0.2
             assert not list(folder.path.rglob("*.safetensors")), "weights are not kept"
     means = [np.mean(line["scores"]) for line in found]
     top = found[means.index(max(means))]
@@ -200,7 +200,7 @@ def test_what_was_chosen_runs_by_the_commands_that_are_named(command: Command) -
     for folder in ("c/fedprox", "r"):
         written = tomllib.loads(Path(folder, "config.toml").read_text())
         assert chosen("t/fedprox").items() <= written["method"].items()
-        assert written["split"]["validation"] == 0.2
+        assert written["partition"]["validation_fraction"] == 0.2
     best = max(tried("t/fedprox"), key=lambda candidate: candidate["scores"])
     curve = [row["validation"] for row in RunDir(Path("r")).whole_curve()]
     assert max(curve) == pytest.approx(best["scores"][0])
@@ -224,7 +224,7 @@ def spoilt(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     def federation(config: Config) -> Federation:
         made = real(config)
         y = made.table.y.clone()
-        rows = np.concatenate([shard.part(part) for shard in made.shards])
+        rows = np.concatenate([shard.split(part) for shard in made.shards])
         y[rows] = (y[rows] + 1) % made.table.classes
         return Federation(made.table.over(made.table.x, y), made.shards, made.origin)
 
@@ -431,7 +431,10 @@ def test_search_that_was_cut_off_has_no_command_in_the_table_and_is_searched_to_
         ("gpfll", "unknown method 'gpfll'; did you mean 'gpfl'?"),
         ("gpfl --budget 0", "--budget is 0; it must be at least 1"),
         ("gpfl --at-once 0", "--at-once is 0; it must be at least 1"),
-        ("gpfl --validation 0", "chosen on validation rows, but no client has any: set --validation, such as 0.2"),
+        (
+            "gpfl --validation-fraction 0",
+            "chosen on validation rows, but no client has any: set --validation-fraction, such as 0.2",
+        ),
         ("gpfl --lr 0.1 --with-lr", "train.lr (--lr) is given, and --with-lr searches it"),
         ("gpfl --set gpfl.lam=-1", "method.lam is -1; it must be at least 0"),
         ("gpfl,ditto --set ditto.lamb=1", "ditto: unknown key 'method.lamb'; did you mean 'lam'?"),
@@ -459,7 +462,7 @@ def test_folder_of_another_search_is_refused_and_the_setting_named(command: Comm
     refused(command(*given, "--with-lr"), "holds a search with --with-lr = False, now it is True")
     refused(command(*given, "--set", "fedprox.mu=1"), "holds a search with method.mu = 0.001, now it is 1.0")
     other = ("tune", "ditto", *given[2:])
-    refused(command(*other, "--clients", 3), "t/fedprox holds a search with split.clients (--clients) = 4, now it is 3")
+    refused(command(*other, "--clients", 3), "t/fedprox holds a search with partition.clients (--clients) = 4, now it is 3")
     assert content(Path("t")) == before
     Path("mine").mkdir()
     Path("mine/notes").write_text("mine")
@@ -470,9 +473,9 @@ def test_folder_of_another_search_is_refused_and_the_setting_named(command: Comm
 
 def test_manifest_must_have_validation_rows_and_is_kept_with_the_choice(command: Command) -> None:
     for share in (0, 0.2):
-        assert command("run", *TOY, "--validation", share, "--out", f"run{share}").code == 0
+        assert command("run", *TOY, "--validation-fraction", share, "--out", f"run{share}").code == 0
     given = ("tune", "fedprox", *TOY, "--budget", 2, "--out", "t", "--federation")
-    refused(command(*given, "run0/federation.toml"), "no client has any: make one with --validation")
+    refused(command(*given, "run0/federation.toml"), "no client has any: make one with --validation-fraction")
     assert command(*given, "run0.2/federation.toml").code == 0
     assert command("run", "t/fedprox/best.toml", "--out", "again").code == 0
     assert Path("again/federation.toml").read_text() == Path("run0.2/federation.toml").read_text()

@@ -23,11 +23,11 @@ def client(rows: int, seed: int = 0, labels: int = 3) -> tuple[np.ndarray, np.nd
 
 
 def all_rows(federation: gpfl.Federation) -> np.ndarray:
-    return np.concatenate([shard.part(part) for shard in federation.shards for part in SPLITS])
+    return np.concatenate([shard.split(part) for shard in federation.shards for part in SPLITS])
 
 
-def cut(name: str, rows: Rows, split: Partition, number: int) -> Shard:
-    return Shard(name, *split.cut(toy_table(), rows, number))
+def cut(name: str, rows: Rows, partition: Partition, number: int) -> Shard:
+    return Shard(name, *partition.cut(toy_table(), rows, number))
 
 
 @pytest.mark.parametrize(("rows", "train"), [(4, 3), (5, 3), (6, 4), (7, 5), (40, 30), (43, 32)])
@@ -38,19 +38,19 @@ def test_three_quarters_rounded_down_are_for_training_and_the_rest_for_testing(r
 
 @pytest.mark.parametrize(("share", "rows", "train"), [(0.8, 5, 1), (0.9, 10, 1), (0.3, 10, 7), (0.35, 20, 13)])
 def test_a_share_that_divides_the_rows_is_met_exactly(share: float, rows: int, train: int) -> None:
-    assert len(cut("0", np.arange(rows), Partition(test=share), 0).train) == train
+    assert len(cut("0", np.arange(rows), Partition(test_fraction=share), 0).train) == train
 
 
 @pytest.mark.parametrize("validation", [0.0, 0.2])
 def test_training_validation_and_test_rows_are_disjoint_and_complete(validation: float) -> None:
-    federation = gpfl.federate(toy_table(), split="dirichlet", clients=4, beta=1.0, validation=validation)
+    federation = gpfl.federate(toy_table(), partition="dirichlet", clients=4, beta=1.0, validation_fraction=validation)
     assert np.array_equal(np.sort(all_rows(federation)), np.arange(120))
-    assert federation.validates == bool(validation)
+    assert federation.has_validation == bool(validation)
 
 
 def test_validation_rows_come_out_of_the_training_rows_alone() -> None:
     plain = gpfl.federate(toy_table(), clients=3)
-    kept = gpfl.federate(toy_table(), clients=3, validation=0.2)
+    kept = gpfl.federate(toy_table(), clients=3, validation_fraction=0.2)
     for before, after in zip(plain.shards, kept.shards, strict=True):
         assert np.array_equal(before.test, after.test)
         assert sorted(before.train) == sorted([*after.train, *after.validation])
@@ -58,7 +58,7 @@ def test_validation_rows_come_out_of_the_training_rows_alone() -> None:
 
 
 def test_the_smallest_share_for_validation_is_one_row() -> None:
-    shard = cut("0", np.arange(8), Partition(validation=0.01), 0)
+    shard = cut("0", np.arange(8), Partition(validation_fraction=0.01), 0)
     assert (len(shard.train), len(shard.validation), len(shard.test)) == (5, 1, 2)
 
 
@@ -76,10 +76,10 @@ def test_rows_are_shuffled_before_they_are_cut() -> None:
 
 
 def test_label_counts_are_those_of_training_rows() -> None:
-    federation = gpfl.federate(toy_table(), clients=3, classes_per_client=1, validation=0.2)
+    federation = gpfl.federate(toy_table(), clients=3, classes_per_client=1, validation_fraction=0.2)
     counts = federation.label_counts
     assert counts.shape == (3, 3)
-    assert np.array_equal(counts.sum(1), federation.rows("train"))
+    assert np.array_equal(counts.sum(1), federation.n_samples("train"))
     assert (counts > 0).sum(1).tolist() == [1, 1, 1]
 
 
@@ -90,11 +90,11 @@ def test_arrays_stay_with_the_client_that_brings_them() -> None:
     assert sorted([*ann.train, *ann.test]) == list(range(8))
     assert (bob.train.tolist(), bob.test.tolist()) == (list(range(8, 14)), list(range(14, 18)))
     assert np.allclose(federation.table.x[8:14], client(6, 2)[0])
-    assert federation.rows("test").tolist() == [2, 4]
+    assert federation.n_samples("test").tolist() == [2, 4]
 
 
 def test_own_test_rows_stay_when_training_rows_are_kept_for_validation() -> None:
-    (shard,) = gpfl.federate([(*client(10), *client(4))], validation=0.3).shards
+    (shard,) = gpfl.federate([(*client(10), *client(4))], validation_fraction=0.3).shards
     assert shard.test.tolist() == [10, 11, 12, 13]
     assert sorted([*shard.train, *shard.validation]) == list(range(10))
     assert len(shard.validation) == 3
@@ -119,9 +119,9 @@ def test_arrays_that_make_no_federation_are_refused(data: object, words: str) ->
 def test_unknown_names_are_answered_with_the_closest() -> None:
     with pytest.raises(gpfl.GpflError, match="unknown data 'digit'; did you mean 'digits'"):
         gpfl.federate("digit")
-    with pytest.raises(gpfl.GpflError, match="unknown split 'dirichlt'; did you mean 'dirichlet'"):
-        gpfl.federate(toy_table(), split="dirichlt")
-    with pytest.raises(gpfl.GpflError, match=r"unknown key 'split\.client'; did you mean 'clients'"):
+    with pytest.raises(gpfl.GpflError, match="unknown partition 'dirichlt'; did you mean 'dirichlet'"):
+        gpfl.federate(toy_table(), partition="dirichlt")
+    with pytest.raises(gpfl.GpflError, match=r"unknown key 'partition.client'; did you mean 'clients'"):
         gpfl.federate(toy_table(), client=3)
 
 
@@ -150,11 +150,11 @@ def test_a_federation_without_clients_is_refused() -> None:
 
 
 def test_a_manifest_gives_the_very_same_rows_again(tmp_path: Path) -> None:
-    federation = gpfl.federate("digits", split="dirichlet", clients=5, beta=0.5, validation=0.1)
+    federation = gpfl.federate("digits", partition="dirichlet", clients=5, beta=0.5, validation_fraction=0.1)
     federation.save(tmp_path / "federation.toml")
     again = gpfl.Federation.load(tmp_path / "federation.toml")
     for before, after in zip(federation.shards, again.shards, strict=True):
-        assert all(np.array_equal(before.part(part), after.part(part)) for part in SPLITS)
+        assert all(np.array_equal(before.split(part), after.split(part)) for part in SPLITS)
     assert again.manifest() == federation.manifest()
     assert torch.equal(again.table.x, federation.table.x)
 

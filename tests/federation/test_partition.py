@@ -9,8 +9,8 @@ from gpfl.federation.partition import Dirichlet, Partition, Pathological, deal_c
 LABELS = np.arange(3000) % 10
 
 
-def assigned(split: Partition, labels: np.ndarray = LABELS, classes: int = 10, seed: int = 1) -> list[np.ndarray]:
-    return split.deal(labels, classes, np.random.default_rng(seed))
+def assigned(partition: Partition, labels: np.ndarray = LABELS, classes: int = 10, seed: int = 1) -> list[np.ndarray]:
+    return partition.deal(labels, classes, np.random.default_rng(seed))
 
 
 def classes_of(rows: list[np.ndarray], labels: np.ndarray = LABELS) -> list[list[int]]:
@@ -34,24 +34,24 @@ def authors_rule(clients: int, classes: int, per_client: int) -> list[list[int]]
 
 
 @pytest.mark.parametrize(
-    "split",
+    "partition",
     [
         Pathological(clients=20, classes_per_client=2),
         Pathological(clients=7, classes_per_client=3, balanced=True),
         Dirichlet(clients=8),
-        Dirichlet(clients=8, cap=False, min_rows=1),
+        Dirichlet(clients=8, cap=False, min_samples=1),
     ],
     ids=["pathological", "balanced", "dirichlet", "uncapped"],
 )
-def test_every_row_goes_to_exactly_one_client_and_the_same_one_under_the_same_seed(split: Partition) -> None:
-    rows = assigned(split)
+def test_every_row_goes_to_exactly_one_client_and_the_same_one_under_the_same_seed(partition: Partition) -> None:
+    rows = assigned(partition)
     assert np.array_equal(np.sort(np.concatenate(rows)), np.arange(len(LABELS)))
-    assert all(np.array_equal(a, b) for a, b in zip(rows, assigned(split), strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(rows, assigned(partition), strict=True))
 
 
-@pytest.mark.parametrize("split", [Pathological(clients=20), Dirichlet(clients=8)], ids=["pathological", "dirichlet"])
-def test_another_seed_gives_another_division(split: Partition) -> None:
-    assert sizes_of(assigned(split)) != sizes_of(assigned(split, seed=2))
+@pytest.mark.parametrize("partition", [Pathological(clients=20), Dirichlet(clients=8)], ids=["pathological", "dirichlet"])
+def test_another_seed_gives_another_division(partition: Partition) -> None:
+    assert sizes_of(assigned(partition)) != sizes_of(assigned(partition, seed=2))
 
 
 def test_neighbouring_clients_hold_the_same_classes_as_in_the_paper() -> None:
@@ -124,25 +124,28 @@ def test_drawn_shares_are_never_empty_where_classes_are_many_and_small(seed: int
 
 
 @pytest.mark.parametrize(
-    ("split", "words"),
+    ("partition", "words"),
     [
-        (Pathological(clients=2, classes_per_client=11), "split.classes_per_client is 11; the data has 10 classes"),
+        (Pathological(clients=2, classes_per_client=11), "partition.classes_per_client is 11; the data has 10 classes"),
         (Pathological(clients=4, classes_per_client=2), "4 clients × 2 classes = 8 places for 10 classes"),
         (Pathological(clients=400, classes_per_client=2), "class 0 has 300 rows for 80 clients, 3.8 each"),
         (Pathological(clients=2000, classes_per_client=2, balanced=True), "class 0 has 300 rows for 400 clients"),
-        (Dirichlet(clients=40, min_rows=80), "40 clients × 80 rows = 3200, but the table has 3000 rows"),
-        (Dirichlet(clients=20, beta=1e-3, min_rows=149), "none of 5000 draws with beta 0.001 gave each of 20 clients 149 rows"),
+        (Dirichlet(clients=40, min_samples=80), "40 clients × 80 rows = 3200, but the table has 3000 rows"),
+        (
+            Dirichlet(clients=20, beta=1e-3, min_samples=149),
+            "none of 5000 draws with beta 0.001 gave each of 20 clients 149 rows",
+        ),
     ],
 )
-def test_an_impossible_division_is_refused_with_its_numbers(split: Partition, words: str) -> None:
+def test_an_impossible_division_is_refused_with_its_numbers(partition: Partition, words: str) -> None:
     with pytest.raises(GpflError) as problem:
-        assigned(split)
+        assigned(partition)
     assert words in str(problem.value)
 
 
 def test_the_smallest_client_of_a_dirichlet_split_has_enough_rows() -> None:
-    assert min(sizes_of(assigned(Dirichlet(clients=6, beta=0.3, cap=False, min_rows=250)))) >= 250
-    assert min(sizes_of(assigned(Dirichlet(clients=6, beta=0.3, cap=False, min_rows=1)))) < 250
+    assert min(sizes_of(assigned(Dirichlet(clients=6, beta=0.3, cap=False, min_samples=250)))) >= 250
+    assert min(sizes_of(assigned(Dirichlet(clients=6, beta=0.3, cap=False, min_samples=1)))) < 250
     assert min(sizes_of(assigned(Dirichlet(clients=20)))) >= 40
     assert min(sizes_of(assigned(Dirichlet(clients=10), LABELS[:400]))) >= 20
 
@@ -170,7 +173,7 @@ def test_the_cap_makes_sizes_more_even() -> None:
 
 def test_a_smaller_beta_makes_clients_differ_more() -> None:
     def held(beta: float) -> float:
-        return float(np.mean([len(c) for c in classes_of(assigned(Dirichlet(clients=10, beta=beta, min_rows=1)))]))
+        return float(np.mean([len(c) for c in classes_of(assigned(Dirichlet(clients=10, beta=beta, min_samples=1)))]))
 
     assert held(0.05) < held(0.5) < held(50.0) == 10.0
 

@@ -27,13 +27,13 @@ def grouped_table() -> gpfl.Table:
     return gpfl.Table(table.x, table.y, name="reviews", groups=GROUPS, group_names=NAMES)
 
 
-def rows_of(split: Partition, table: gpfl.Table) -> dict[str, list[int]]:
-    return {name: rows.tolist() for name, rows in split.choose(table).items()}
+def rows_of(partition: Partition, table: gpfl.Table) -> dict[str, list[int]]:
+    return {name: rows.tolist() for name, rows in partition.choose(table).items()}
 
 
 def test_every_group_with_rows_is_a_client_under_its_own_name() -> None:
     assert rows_of(Natural(), grouped_table()) == ROWS
-    federation = gpfl.federate(grouped_table(), split="natural")
+    federation = gpfl.federate(grouped_table(), partition="natural")
     assert [shard.name for shard in federation.shards] == list(ROWS)
     for shard in federation.shards:
         assert sorted([*shard.train, *shard.validation, *shard.test]) == ROWS[shard.name]
@@ -64,21 +64,21 @@ def test_another_seed_chooses_other_groups() -> None:
 
 def test_a_choice_is_recorded_in_the_manifest() -> None:
     manifest = partition_table(grouped_table(), Natural(clients=2, seed=4)).manifest()
-    assert manifest["split"] == {"split": "natural", **options.written_of(Natural(clients=2, seed=4))}
+    assert manifest["partition"] == {"partition": "natural", **options.written_of(Natural(clients=2, seed=4))}
 
 
 def test_more_clients_than_groups_are_refused_with_both_numbers() -> None:
-    with pytest.raises(GpflError, match=r"split\.clients is 6; data 'reviews' has 5 groups"):
+    with pytest.raises(GpflError, match=r"partition.clients is 6; data 'reviews' has 5 groups"):
         Natural(clients=6).choose(grouped_table())
 
 
 def test_groups_cannot_be_divided_among_another_number() -> None:
-    with pytest.raises(GpflError, match=r"split\.of is 10"):
-        Natural(of=10).choose(grouped_table())
+    with pytest.raises(GpflError, match=r"partition.total_clients is 10"):
+        Natural(total_clients=10).choose(grouped_table())
 
 
 def test_a_table_without_groups_is_refused_with_the_way_out() -> None:
-    with pytest.raises(GpflError, match="data 'toy' does not tell the group of a row: use --split"):
+    with pytest.raises(GpflError, match="data 'toy' does not tell the group of a row: use --partition"):
         Natural().choose(toy_table())
 
 
@@ -101,8 +101,8 @@ def test_the_digest_tells_groups_apart() -> None:
 
 
 SPLITS = [
-    Dirichlet(of=10, clients=10, beta=5.0, min_rows=1),
-    Pathological(of=10, clients=10, classes_per_client=2, balanced=True),
+    Dirichlet(total_clients=10, clients=10, beta=5.0, min_samples=1),
+    Pathological(total_clients=10, clients=10, classes_per_client=2, balanced=True),
 ]
 
 
@@ -112,8 +112,8 @@ def test_n_of_m_clients_are_those_of_the_whole_division_and_grow_with_their_numb
     table = toy_table(300)
 
     def part(clients: int, of: int) -> dict[str, list[int]]:
-        values = {**options.values_of(whole), "clients": clients, "of": of, "seed": seed}
-        return rows_of(options.build(type(whole), values, "split"), table)
+        values = {**options.values_of(whole), "clients": clients, "total_clients": of, "seed": seed}
+        return rows_of(options.build(type(whole), values, "partition"), table)
 
     everybody = part(10, 0)
     assert part(10, 10) == everybody
@@ -127,15 +127,15 @@ def test_n_of_m_clients_are_those_of_the_whole_division_and_grow_with_their_numb
 
 def test_the_choice_of_n_goes_by_the_seed() -> None:
     table = toy_table(300)
-    chosen = {tuple(rows_of(Pathological(clients=3, of=10, balanced=True, seed=seed), table)) for seed in range(20)}
+    chosen = {tuple(rows_of(Pathological(clients=3, total_clients=10, balanced=True, seed=seed), table)) for seed in range(20)}
     assert len(chosen) > 10
 
 
 def test_n_of_m_is_part_of_a_federation_and_its_manifest(tmp_path: Path) -> None:
     table = toy_table(300)
-    federation = gpfl.federate(table, split="dirichlet", clients=3, of=10, beta=5.0, min_rows=10)
+    federation = gpfl.federate(table, partition="dirichlet", clients=3, total_clients=10, beta=5.0, min_samples=10)
     assert len(federation) == 3
-    assert federation.origin["of"] == 10
+    assert federation.origin["total_clients"] == 10
     federation.save(tmp_path / "split.toml")
     again = gpfl.Federation.load(tmp_path / "split.toml", table)
     assert [shard.name for shard in again.shards] == [shard.name for shard in federation.shards]
@@ -155,7 +155,7 @@ def bundled_table(sizes: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)) -> tuple[gp
 @pytest.mark.parametrize("seed", range(5))
 def test_rows_that_stay_together_are_all_for_training_or_validation_or_testing(seed: int) -> None:
     table, bundles = bundled_table()
-    federation = gpfl.federate(table, split="natural", test=0.25, validation=0.2, seed=seed)
+    federation = gpfl.federate(table, partition="natural", test_fraction=0.25, validation_fraction=0.2, seed=seed)
     for shard, group in zip(federation.shards, (0, 1), strict=True):
         parts = [set(bundles[rows]) for rows in (shard.train, shard.validation, shard.test)]
         assert all(parts)
@@ -168,7 +168,7 @@ def test_rows_that_stay_together_are_all_for_training_or_validation_or_testing(s
 
 def test_which_bundles_are_tested_is_drawn_by_the_seed() -> None:
     table, bundles = bundled_table()
-    drawn = [gpfl.federate(table, split="natural", seed=seed).shards[0] for seed in (1, 1, 2, 3, 4)]
+    drawn = [gpfl.federate(table, partition="natural", seed=seed).shards[0] for seed in (1, 1, 2, 3, 4)]
     tests = [tuple(sorted(set(bundles[shard.test]))) for shard in drawn]
     assert tests[0] == tests[1]
     assert len(set(tests)) > 2
@@ -224,19 +224,19 @@ def test_a_client_whose_rows_all_stay_together_is_refused() -> None:
     with pytest.raises(
         GpflError, match=r"client 1 has no test rows \(15 training, 0 test\): all of its rows stay together; give"
     ):
-        gpfl.federate(whole, split="natural")
+        gpfl.federate(whole, partition="natural")
     small = gpfl.Table(table.x, table.y, groups=np.repeat([0, 1], [26, 4]), together=np.minimum(np.arange(30), 26))
-    with pytest.raises(GpflError, match=r"all of its rows stay together; --min-rows 5 leaves out 1 of 2 clients"):
-        gpfl.federate(small, split="natural")
-    assert [shard.name for shard in gpfl.federate(small, split="natural", min_rows=5).shards] == ["0"]
+    with pytest.raises(GpflError, match=r"all of its rows stay together; --min-samples 5 leaves out 1 of 2 clients"):
+        gpfl.federate(small, partition="natural")
+    assert [shard.name for shard in gpfl.federate(small, partition="natural", min_samples=5).shards] == ["0"]
 
 
 def test_a_client_without_validation_rows_is_refused_where_they_are_asked_for() -> None:
     table = toy_table(30)
     two = gpfl.Table(table.x, table.y, groups=np.arange(30) % 2, together=np.arange(30) // 15)
     with pytest.raises(GpflError, match=r"client 0 has no validation rows: all of its [78] training rows stay together, and 1"):
-        gpfl.federate(two, split="natural", validation=0.2)
-    assert len(gpfl.federate(two, split="natural")) == 2
+        gpfl.federate(two, partition="natural", validation_fraction=0.2)
+    assert len(gpfl.federate(two, partition="natural")) == 2
 
 
 def test_given_parts_are_held_against_what_stays_together() -> None:
@@ -244,7 +244,7 @@ def test_given_parts_are_held_against_what_stays_together() -> None:
     bundles, groups = np.arange(40) // 4, np.arange(40) // 20
     parts = np.where(bundles % 5 == 0, 2, 0)
     whole = gpfl.Table(table.x, table.y, groups=groups, parts=parts, together=bundles)
-    for shard in gpfl.federate(whole, split="natural", validation=0.25).shards:
+    for shard in gpfl.federate(whole, partition="natural", validation_fraction=0.25).shards:
         assert len(shard.validation) == 4
         assert len(set(bundles[shard.validation])) == 1, "validation rows too are whole bundles"
     parts[7] = 2
@@ -252,7 +252,7 @@ def test_given_parts_are_held_against_what_stays_together() -> None:
     with pytest.raises(
         GpflError, match=r"client 0 has rows that stay together in train and in test, such as rows 4 and 7: divide"
     ):
-        gpfl.federate(parted, split="natural")
+        gpfl.federate(parted, partition="natural")
 
 
 def test_rows_taken_of_a_table_keep_what_is_known_of_them() -> None:
@@ -281,24 +281,24 @@ def test_bundles_are_told_by_values_of_any_kind() -> None:
 
 def test_splits_that_would_part_rows_are_refused_where_rows_stay_together() -> None:
     table, bundles = bundled_table()
-    with pytest.raises(GpflError, match=r"'visits' keeps rows together, and split 'dirichlet' deals rows one by one: use"):
-        gpfl.federate(table, split="dirichlet", clients=2)
-    with pytest.raises(GpflError, match=r"split.draws is 'reference', but data 'visits' keeps rows together.* set it to own"):
-        gpfl.federate(table, split="natural", draws="reference")
+    with pytest.raises(GpflError, match=r"'visits' keeps rows together, and partition 'dirichlet' deals rows one by one: use"):
+        gpfl.federate(table, partition="dirichlet", clients=2)
+    with pytest.raises(GpflError, match=r"partition.rng is 'pfllib', but data 'visits' keeps rows together.* set it to gpfl"):
+        gpfl.federate(table, partition="natural", rng="pfllib")
     with pytest.raises(GpflError, match=r"does not tell the group of a row: say whose they are with --client"):
-        gpfl.federate(gpfl.Table(table.x, table.y, together=bundles), split="natural")
+        gpfl.federate(gpfl.Table(table.x, table.y, together=bundles), partition="natural")
     with pytest.raises(GpflError, match=r"has 72 rows and 'together' of shape \(3,\); give one value a row"):
         gpfl.Table(table.x, table.y, together=[0, 1, 2])
 
 
-@pytest.mark.parametrize("split", [Dirichlet(clients=11, of=10), Pathological(clients=11, of=10)])
-def test_more_than_m_clients_are_refused_with_both_numbers(split: Partition) -> None:
-    with pytest.raises(GpflError, match=r"split.clients is 11 of split.of = 10; .* --clients"):
-        split.choose(toy_table(300))
+@pytest.mark.parametrize("partition", [Dirichlet(clients=11, total_clients=10), Pathological(clients=11, total_clients=10)])
+def test_more_than_m_clients_are_refused_with_both_numbers(partition: Partition) -> None:
+    with pytest.raises(GpflError, match=r"partition.clients is 11 of partition.total_clients = 10; .* --clients"):
+        partition.choose(toy_table(300))
 
 
 def test_the_picture_has_a_disc_for_every_client_and_class_with_rows(tmp_path: Path) -> None:
-    federation = gpfl.federate(grouped_table(), split="natural", validation=0.2)
+    federation = gpfl.federate(grouped_table(), partition="natural", validation_fraction=0.2)
     clients, classes, areas = figures.bubbles(federation)
     assert areas.sum() == 120
     for number, rows in enumerate(ROWS.values()):

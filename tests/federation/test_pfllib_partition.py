@@ -82,27 +82,27 @@ def test_classes_go_to_their_takers_in_drawn_numbers_and_in_order() -> None:
 
 def test_federations_are_divided_and_cut_from_one_stream() -> None:
     table = toy_table(900)
-    split = Dirichlet(clients=4, beta=1.0, draws="reference")
-    federation = partition_table(table, split)
+    partition = Dirichlet(clients=4, beta=1.0, rng="pfllib")
+    federation = partition_table(table, partition)
     draw = np.random.RandomState(1)
     parts = reference_division.by_shares(table.y.numpy(), table.classes, 4, 1.0, 40, 99, draw)
     for shard, rows in zip(federation.shards, parts, strict=True):
         train, test = reference_division.cut(rows, 0.25, draw)
         assert np.array_equal(shard.train, train)
         assert np.array_equal(shard.test, test)
-    assert federation.manifest()["split"]["draws"] == "reference"
-    older = partition_table(table, Dirichlet(clients=4, beta=1.0)).manifest()["split"]
-    assert "draws" not in older, "divisions of before stay the same by content"
+    assert federation.manifest()["partition"]["rng"] == "pfllib"
+    older = partition_table(table, Dirichlet(clients=4, beta=1.0)).manifest()["partition"]
+    assert "rng" not in older, "divisions of before stay the same by content"
 
 
 def test_of_many_clients_the_first_take_part_and_validation_rows_are_kept_back() -> None:
     table = toy_table(900)
-    all_six = partition_table(table, Dirichlet(clients=6, beta=1.0, draws="reference"))
-    two = partition_table(table, Dirichlet(clients=2, of=6, beta=1.0, draws="reference"))
+    all_six = partition_table(table, Dirichlet(clients=6, beta=1.0, rng="pfllib"))
+    two = partition_table(table, Dirichlet(clients=2, total_clients=6, beta=1.0, rng="pfllib"))
     assert [shard.name for shard in two.shards] == ["0", "1"]
     for few, many in zip(two.shards, all_six.shards, strict=False):
         assert np.array_equal(few.train, many.train)
-    kept = partition_table(table, Dirichlet(clients=6, beta=1.0, draws="reference", validation=0.2))
+    kept = partition_table(table, Dirichlet(clients=6, beta=1.0, rng="pfllib", validation_fraction=0.2))
     for shard, whole in zip(kept.shards, all_six.shards, strict=True):
         assert sorted([*shard.train, *shard.validation]) == sorted(whole.train)
         assert np.array_equal(shard.test, whole.test)
@@ -112,7 +112,7 @@ def test_groups_are_cut_as_they_are_or_shuffled_before() -> None:
     x, groups = np.arange(60, dtype=np.float32).reshape(60, 1), np.arange(60) % 2
     for name in ("har", "amazon"):
         table = gpfl.Table(x, np.arange(60) % 3, name=name, groups=groups, group_names=("a", "b"))
-        federation = partition_table(table, Natural(draws="reference"))
+        federation = partition_table(table, Natural(rng="pfllib"))
         draw = np.random.RandomState(1)
         parts = [np.flatnonzero(groups == group) for group in range(2)]
         if name == "amazon":
@@ -122,13 +122,13 @@ def test_groups_are_cut_as_they_are_or_shuffled_before() -> None:
 
 
 @pytest.mark.parametrize(
-    ("split", "complaint"),
+    ("partition", "complaint"),
     [
-        (Dirichlet(clients=4, cap=False, draws="reference"), "the authors' code has the cap"),
-        (Dirichlet(clients=4, min_rows=400, draws="reference"), "but the table has 900 rows"),
-        (Pathological(clients=300, classes_per_client=3, draws="reference"), "unequal shares need more than"),
+        (Dirichlet(clients=4, cap=False, rng="pfllib"), "the authors' code has the cap"),
+        (Dirichlet(clients=4, min_samples=400, rng="pfllib"), "but the table has 900 rows"),
+        (Pathological(clients=300, classes_per_client=3, rng="pfllib"), "unequal shares need more than"),
     ],
 )
-def test_what_the_authors_code_cannot_do_is_refused(split: Dirichlet | Pathological, complaint: str) -> None:
+def test_what_the_authors_code_cannot_do_is_refused(partition: Dirichlet | Pathological, complaint: str) -> None:
     with pytest.raises(gpfl.GpflError, match=complaint):
-        partition_table(toy_table(900), split)
+        partition_table(toy_table(900), partition)

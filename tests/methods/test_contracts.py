@@ -93,7 +93,7 @@ def gap(a: Tree, b: Tree) -> float:
 @pytest.mark.parametrize("net", [small_net, batch_norm_net])
 @pytest.mark.parametrize(
     "schedule",
-    [{}, {"join": 0.5}, {"epochs": 2, "drop_last": False, "shuffle": False}, {"batch_norm": "average"}],
+    [{}, {"client_fraction": 0.5}, {"epochs": 2, "drop_last": False, "shuffle": False}, {"batch_norm": "average"}],
     ids=str,
 )
 def test_vmap_gives_what_loop_gives(variant: str, net, schedule) -> None:
@@ -123,7 +123,7 @@ def test_order_of_clients_changes_nothing(variant: str, engine: str) -> None:
 @variants
 @engines
 def test_client_outside_the_cohort_keeps_its_private_state(variant: str, engine: str) -> None:
-    machine = make_engine(variant, engine, join=0.5)
+    machine = make_engine(variant, engine, client_fraction=0.5)
     _, before = run(machine, 1)
     _, after = run(machine, 2)
     outside = torch.tensor([c for c in range(4) if c not in machine.schedule.sample_clients(1, 4)])

@@ -108,9 +108,9 @@ def test_personal_context_is_weighted_by_class_shares() -> None:
     torch.testing.assert_close(divided["p"], p / 3)
 
 
-def run(source: str, rounds: int, join: float = 1.0):
+def run(source: str, rounds: int, client_fraction: float = 1.0):
     method = bound(cond_source=source)
-    engine = ENGINES["vmap"](RunSpec(method, toy_federation(), Schedule(seed=0, rounds=5, join=join)))
+    engine = ENGINES["vmap"](RunSpec(method, toy_federation(), Schedule(seed=0, rounds=5, client_fraction=client_fraction)))
     shared, private = method.init(0)
     private = tree.repeat(private, 4)
     states = [(shared, private)]
@@ -143,7 +143,7 @@ def test_stale_contexts_are_zero_at_first_and_differ_between_clients_later() -> 
 
 
 def test_stale_context_of_a_client_that_sat_out_is_the_table_delivered_before() -> None:
-    engine, states = run("stale_local", 2, join=0.5)
+    engine, states = run("stale_local", 2, client_fraction=0.5)
     outside = next(c for c in range(4) if c not in engine.schedule.sample_clients(1, 4))
     g = contexts(engine, states[2], 2)[outside]
     torch.testing.assert_close(g, embeddings_of(states[1][0]).mean(0))

@@ -271,7 +271,7 @@ PERSONAL = [name for name in METHODS if name not in ("fedavg", "fedprox", "perfe
 @engines
 @pytest.mark.parametrize("name", PERSONAL)
 def test_run_leaves_private_state_of_absent_clients_alone(name: str, engine: str) -> None:
-    schedule = Schedule(seed=5, rounds=1, join=0.5)
+    schedule = Schedule(seed=5, rounds=1, client_fraction=0.5)
     machine = machine_of(METHODS[name](), engine, schedule=schedule)
     _, before = first_state(machine)
     setting = RunSpec(machine.method, machine.federation, schedule)

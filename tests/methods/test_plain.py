@@ -23,7 +23,7 @@ from gpfl.federation.federation import Shard
 from gpfl.methods import METHODS
 
 ROUNDS = 3
-SCHEDULE = Schedule(seed=5, rounds=ROUNDS, join=0.75)
+SCHEDULE = Schedule(seed=5, rounds=ROUNDS, client_fraction=0.75)
 LIMIT = 1e-5
 CLASSES = 5
 

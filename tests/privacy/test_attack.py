@@ -51,7 +51,7 @@ def blobs(rows: int = 64) -> tuple[np.ndarray, np.ndarray]:
 def trained(method: str, out: Path | None = None, rounds: int = 1, **settings: object) -> gpfl.Result:
     x, y = blobs()
     federation = gpfl.federate(
-        gpfl.Table(x, y, name="blobs"), split="pathological", clients=4, classes_per_client=2, balanced=True
+        gpfl.Table(x, y, name="blobs"), partition="pathological", clients=4, classes_per_client=2, balanced=True
     )
     return gpfl.fit(method, federation, net=smooth, head="1", rounds=rounds, lr=0.1, device="cpu", out=out, **settings)
 

@@ -93,7 +93,7 @@ def test_who_starts_from_a_mix_sends_no_gradient_and_is_not_said_to() -> None:
 
 
 def digits(method: str, clients: int = 4, beta: float = 0.1, **settings: object) -> gpfl.Result:
-    federation = gpfl.federate("digits", split="dirichlet", clients=clients, beta=beta, min_rows=10, seed=0)
+    federation = gpfl.federate("digits", partition="dirichlet", clients=clients, beta=beta, min_samples=10, seed=0)
     return gpfl.fit(method, federation, **{"net": "mlp", "hidden": 32, "lr": 0.05, "device": "cpu", **settings})
 
 
@@ -130,7 +130,7 @@ def test_features_are_found_that_turn_embeddings_as_they_did() -> None:
 
 def uneven(*rows: int) -> gpfl.Federation:
     draw = np.random.default_rng(0)
-    return gpfl.federate([(draw.normal(size=(n, 6)).astype(np.float32), np.arange(n) % 3) for n in rows], test=0.25)
+    return gpfl.federate([(draw.normal(size=(n, 6)).astype(np.float32), np.arange(n) % 3) for n in rows], test_fraction=0.25)
 
 
 def test_clients_that_never_train_are_left_out_of_the_labels() -> None:

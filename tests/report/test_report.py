@@ -194,7 +194,7 @@ def named(clients: Sequence[str], classes: Sequence[str], name: str = "toy") -> 
     table = gpfl.Table(
         *(np.zeros((len(labels), 1)), labels), name=name, groups=groups, group_names=clients, origin={"classes": list(classes)}
     )
-    return gpfl.federate(table, split="natural")
+    return gpfl.federate(table, partition="natural")
 
 
 def drawn(federation: gpfl.Federation, monkeypatch: pytest.MonkeyPatch) -> Figure:
@@ -287,7 +287,7 @@ def test_key_has_round_numbers_of_rows(most: int, shown: list[int]) -> None:
 def test_areas_go_by_rows_and_a_single_row_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     labels = np.repeat([0, 1, 2], [40_000, 10_000, 4])
     table = gpfl.Table(np.zeros((len(labels), 1)), labels, groups=np.zeros(len(labels)), group_names=["a"])
-    figure = drawn(gpfl.federate(table, split="natural"), monkeypatch)
+    figure = drawn(gpfl.federate(table, partition="natural"), monkeypatch)
     large, quarter, tiny = figure.axes[0].collections[0].get_sizes()
     assert large == pytest.approx(4 * quarter)
     assert tiny == 1

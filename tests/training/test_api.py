@@ -176,7 +176,7 @@ def test_clients_may_bring_arrays_with_names_and_their_own_test_rows() -> None:
 
 def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
     federation = toy_federation()
-    one, again, other = (gpfl.fit("gpfl", federation, net="mlp", seed=seed, join=0.5, **FAST) for seed in (3, 3, 4))
+    one, again, other = (gpfl.fit("gpfl", federation, net="mlp", seed=seed, client_fraction=0.5, **FAST) for seed in (3, 3, 4))
     assert same(one, again)
     assert not same(one, other)
 
@@ -218,7 +218,7 @@ def test_run_folder_holds_all_that_is_promised(tmp_path: Path) -> None:
         ({"lr": -0.1}, "train.lr is -0.1; it must be above 0"),
         ({"rounds": 0}, "train.rounds is 0; it must be at least 1"),
         ({"rounds": 2.5}, "train.rounds is 2.5; it must be a whole number"),
-        ({"join": (0.9, 0.1)}, "the lower share must come first"),
+        ({"client_fraction": (0.9, 0.1)}, "the lower share must come first"),
         ({"engine": "vmpa"}, "did you mean 'vmap'?"),
         ({"device": "cuda:99"}, "run.device is 'cuda:99', which cannot be used here"),
         ({"lam": -1.0}, "method.lam is -1.0; it must be at least 0"),

@@ -38,7 +38,7 @@ class Shelf(DataSource):
     def defaults(self) -> Mapping[str, Mapping[str, object]]:
         return {
             "train": {"shuffle": True, "rounds": 7, "lr": 0.3},
-            "split": {"name": "dirichlet", "clients": 6, "beta": 2.0},
+            "partition": {"name": "dirichlet", "clients": 6, "beta": 2.0},
             "net": {"name": "mlp", "hidden": [9]},
         }
 
@@ -55,7 +55,7 @@ def shelf(monkeypatch: pytest.MonkeyPatch) -> str:
 def test_without_anything_given_gpfl_runs_on_digits() -> None:
     made = resolve_config({})
     assert (made.data, made.method.name, made.net, made.train.rounds) == ("digits", "gpfl", MLP(), 40)
-    assert made.split == Pathological(clients=20, classes_per_client=4)
+    assert made.partition == Pathological(clients=20, classes_per_client=4)
 
 
 def test_given_goes_before_protocol_before_data_before_our_defaults(shelf: str) -> None:
@@ -86,9 +86,9 @@ def test_a_protocol_sets_a_methods_options_unless_they_are_given(protocol: str, 
 
 def test_a_datas_defaults_for_a_split_and_a_net_go_with_their_names(shelf: str) -> None:
     made = resolve_config({"data": {"name": shelf}})
-    assert (made.split, made.net) == (Dirichlet(clients=6, beta=2.0), MLP(hidden=(9,)))
-    other = resolve_config({"data": {"name": shelf}, "split": {"name": "pathological"}, "net": {"name": "cnn4"}})
-    assert (other.split, other.net) == (Pathological(clients=6), CNN4())
+    assert (made.partition, made.net) == (Dirichlet(clients=6, beta=2.0), MLP(hidden=(9,)))
+    other = resolve_config({"data": {"name": shelf}, "partition": {"name": "pathological"}, "net": {"name": "cnn4"}})
+    assert (other.partition, other.net) == (Pathological(clients=6), CNN4())
 
 
 @pytest.mark.parametrize(
@@ -107,17 +107,20 @@ def test_a_datas_defaults_for_a_split_and_a_net_go_with_their_names(shelf: str) 
         ({"net": {"name": "cnn"}}, "unknown net 'cnn'; did you mean 'cnn4'?"),
         ({"net": {"hiden": 3}}, "unknown key 'net.hiden'; did you mean 'hidden'?"),
         ({"net": {"name": "custom"}}, "this run used a net given in Python"),
-        ({"split": {"name": "pathologic"}}, "unknown split 'pathologic'; did you mean 'pathological'?"),
-        ({"split": {"client": 3}}, "unknown key 'split.client'; did you mean 'clients'?"),
-        ({"split": {"beta": 0.1}}, "split.beta belongs to split 'dirichlet', not to 'pathological': use --split dirichlet"),
-        ({"split": {"name": "manifest"}}, "split.file must name the file"),
-        ({"split": {"name": "manifest", "file": "f", "clients": 3}}, "split.clients cannot be set"),
+        ({"partition": {"name": "pathologic"}}, "unknown partition 'pathologic'; did you mean 'pathological'?"),
+        ({"partition": {"client": 3}}, "unknown key 'partition.client'; did you mean 'clients'?"),
+        (
+            {"partition": {"beta": 0.1}},
+            "partition.beta belongs to partition 'dirichlet', not to 'pathological': use --partition dirichlet",
+        ),
+        ({"partition": {"name": "manifest"}}, "partition.file must name the file"),
+        ({"partition": {"name": "manifest", "file": "f", "clients": 3}}, "partition.clients cannot be set"),
         ({"train": {"lr": -0.1}}, "train.lr is -0.1; it must be above 0"),
-        ({"train": {"join": 0}}, "train.join is 0; it must be above 0 and at most 1"),
-        ({"train": {"join": [0.8, 0.2]}}, "train.join is [0.8, 0.2]; the lower share must come first"),
+        ({"train": {"client_fraction": 0}}, "train.client_fraction is 0; it must be above 0 and at most 1"),
+        ({"train": {"client_fraction": [0.8, 0.2]}}, "train.client_fraction is [0.8, 0.2]; the lower share must come first"),
         ({"train": {"rounds": 0}}, "train.rounds is 0; it must be at least 1"),
         ({"method": {"lam": -1}}, "method.lam is -1; it must be at least 0"),
-        ({"split": {"test": 0.0}}, "split.test is 0.0; it must be above 0 and at most 0.9"),
+        ({"partition": {"test_fraction": 0.0}}, "partition.test_fraction is 0.0; it must be above 0 and at most 0.9"),
         ({"run": {"protocol": "papr"}}, "it must be one of corrected, paper, reference; did you mean 'paper'?"),
     ],
 )
@@ -131,9 +134,17 @@ def test_a_mistake_is_refused_with_its_name_and_a_way_out(given: ConfigDict, wor
     "given",
     [
         {"method": {"lam": 1e-05, "mu": 0.0}},
-        {"method": {"lam": 0.1, "mu": 0.1}, "run": {"protocol": "reference", "seed": 3}, "train": {"join": [0.5, 1]}},
-        {"method": {"name": "fedavg"}, "split": {"name": "dirichlet", "beta": 0.5, "cap": False}, "net": {"name": "cnn4"}},
-        {"method": {"name": "local"}, "net": {"hidden": [8, 4]}, "train": {"lr": 0.1, "shuffle": False, "join": 0.5}},
+        {
+            "method": {"lam": 0.1, "mu": 0.1},
+            "run": {"protocol": "reference", "seed": 3},
+            "train": {"client_fraction": [0.5, 1]},
+        },
+        {"method": {"name": "fedavg"}, "partition": {"name": "dirichlet", "beta": 0.5, "cap": False}, "net": {"name": "cnn4"}},
+        {
+            "method": {"name": "local"},
+            "net": {"hidden": [8, 4]},
+            "train": {"lr": 0.1, "shuffle": False, "client_fraction": 0.5},
+        },
     ],
 )
 def test_the_written_config_resolves_to_the_same_config(given: ConfigDict) -> None:
@@ -146,10 +157,10 @@ def test_the_written_config_resolves_to_the_same_config(given: ConfigDict) -> No
 def test_a_config_on_a_federation_is_written_with_the_manifest_of_its_folder(tmp_path: Path) -> None:
     federation = toy_federation()
     made = resolve_config({"method": {"name": "fedavg"}, "train": {"lr": 0.1}}, federation=federation)
-    assert (made.split, made.data, made.net) == (None, "arrays", MLP())
+    assert (made.partition, made.data, made.net) == (None, "arrays", MLP())
     (tmp_path / "config.toml").write_text(made.to_toml())
     given = config.read(tmp_path / "config.toml")
-    assert given["split"] == {"name": "manifest", "file": str(tmp_path / "federation.toml")}
+    assert given["partition"] == {"name": "manifest", "file": str(tmp_path / "federation.toml")}
     again = resolve_config(given, federation=federation)
     assert (again.train, again.net) == (made.train, made.net)
 
@@ -166,11 +177,11 @@ def test_a_custom_net_is_written_as_such() -> None:
 
 
 def test_a_config_gives_the_federation_it_describes(tmp_path: Path) -> None:
-    made = resolve_config({"split": {"clients": 5, "classes_per_client": 4}})
+    made = resolve_config({"partition": {"clients": 5, "classes_per_client": 4}})
     federation = made.federation()
     assert len(federation) == 5
     federation.save(tmp_path / "f.toml")
-    by_manifest = resolve_config({"split": {"name": "manifest", "file": str(tmp_path / "f.toml")}})
+    by_manifest = resolve_config({"partition": {"name": "manifest", "file": str(tmp_path / "f.toml")}})
     assert by_manifest.federation().manifest() == federation.manifest()
 
 
@@ -231,11 +242,11 @@ WRITTEN = {
     "fasttext": "hidden vocabulary",
     "harcnn": "",
     "mlp": "hidden",
-    "pathological": "clients of test validation seed classes_per_client balanced",
-    "dirichlet": "clients of test validation seed beta cap min_rows",
-    "natural": "clients of test validation seed min_rows",
+    "pathological": "clients total_clients test_fraction validation_fraction seed classes_per_client balanced",
+    "dirichlet": "clients total_clients test_fraction validation_fraction seed beta cap min_samples",
+    "natural": "clients total_clients test_fraction validation_fraction seed min_samples",
     "run": "seed protocol engine precision compile device eval_every checkpoint_every allow_noop select",
-    "train": "rounds lr batch_size epochs join shuffle drop_last class_counts batch_norm patience",
+    "train": "rounds lr batch_size epochs client_fraction shuffle drop_last class_counts batch_norm patience",
 }
 
 
@@ -244,7 +255,7 @@ WRITTEN = {
     [
         *(("method", name) for name in METHODS),
         *(("net", name) for name in NETS),
-        *(("split", name) for name in PARTITIONS),
+        *(("partition", name) for name in PARTITIONS),
         *(("run", ""), ("train", "")),
     ],
 )
@@ -269,8 +280,8 @@ def test_option_that_was_added_later_is_written_where_it_was_set_alone() -> None
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"split": {"name": "iid"}}, "unknown split 'iid'"),
-        ({"split": {"name": "dirichlet", "beta": -1}}, "split.beta is -1"),
+        ({"partition": {"name": "iid"}}, "unknown partition 'iid'"),
+        ({"partition": {"name": "dirichlet", "beta": -1}}, "partition.beta is -1"),
         ({"net": {"name": "cnn"}}, "unknown net 'cnn'"),
         ({"method": {"name": "gpfI"}}, "unknown method 'gpfI'"),
         ({"train": {"rounds": -1}}, "train.rounds is -1"),

@@ -99,15 +99,15 @@ def assert_same_run(one: Path, other: Path) -> None:
 def validated_federation() -> gpfl.Federation:
     """Clients with validation rows on blobs so close that the best validation round is not the last one."""
     table = toy_table(160, classes=4, seed=3)
-    return gpfl.federate(table, clients=4, classes_per_client=3, balanced=True, validation=0.3)
+    return gpfl.federate(table, clients=4, classes_per_client=3, balanced=True, validation_fraction=0.3)
 
 
 CASES: dict[str, tuple[Callable[[], gpfl.Federation], dict[str, object]]] = {
     "full": (toy_federation, {}),
-    "partial": (toy_federation, {"join": 0.5}),
-    "range": (toy_federation, {"join": (0.25, 1.0)}),
-    "validation": (validated_federation, {"join": 0.5}),
-    "sparse": (toy_federation, {"join": 0.5, "eval_every": 2, "select": "test"}),
+    "partial": (toy_federation, {"client_fraction": 0.5}),
+    "range": (toy_federation, {"client_fraction": (0.25, 1.0)}),
+    "validation": (validated_federation, {"client_fraction": 0.5}),
+    "sparse": (toy_federation, {"client_fraction": 0.5, "eval_every": 2, "select": "test"}),
 }
 
 
@@ -132,7 +132,7 @@ def test_every_method_goes_on_exactly_with_some_clients_absent_and_a_round_selec
     tmp_path: Path, method: str, protocol: str
 ) -> None:
     federation = validated_federation()
-    settings = {**FAST, "rounds": 2, "checkpoint_every": 1, "join": 0.5, "protocol": protocol}
+    settings = {**FAST, "rounds": 2, "checkpoint_every": 1, "client_fraction": 0.5, "protocol": protocol}
     gpfl.fit(method, federation, out=tmp_path / "whole", **settings)
     with pytest.raises(KilledError):
         gpfl.fit(method, federation, out=tmp_path / "cut", watch=KillAt(2), **settings)
@@ -142,7 +142,7 @@ def test_every_method_goes_on_exactly_with_some_clients_absent_and_a_round_selec
 
 def test_stacked_run_goes_on_exactly(tmp_path: Path) -> None:
     federation = toy_federation()
-    settings = {**FAST, "engine": "vmap", "rounds": 3, "checkpoint_every": 2, "join": 0.5}
+    settings = {**FAST, "engine": "vmap", "rounds": 3, "checkpoint_every": 2, "client_fraction": 0.5}
     gpfl.fit("gpfl", federation, out=tmp_path / "whole", **settings)
     with pytest.raises(KilledError):
         gpfl.fit("gpfl", federation, out=tmp_path / "cut", watch=KillAt(3), **settings)
@@ -155,7 +155,7 @@ def test_run_killed_at_any_write_goes_on_as_if_it_had_not_been(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: bool
 ) -> None:
     federation = validated_federation()
-    settings = {**FAST, "rounds": 4, "checkpoint_every": 2, "join": 0.5}
+    settings = {**FAST, "rounds": 4, "checkpoint_every": 2, "client_fraction": 0.5}
     write, count = files.write_bytes, 0
     last = -1
 
@@ -183,7 +183,7 @@ def test_run_killed_at_any_write_goes_on_as_if_it_had_not_been(
 
 def test_run_killed_again_and_again_ends_as_one_that_was_not(tmp_path: Path) -> None:
     federation = toy_federation()
-    settings = {**FAST, "rounds": 8, "checkpoint_every": 2, "join": 0.5}
+    settings = {**FAST, "rounds": 8, "checkpoint_every": 2, "client_fraction": 0.5}
     gpfl.fit("gpfl", federation, out=tmp_path / "whole", **settings)
     with pytest.raises(KilledError):
         gpfl.fit("gpfl", federation, out=tmp_path / "cut", watch=KillAt(1), **settings)
@@ -267,7 +267,7 @@ def test_finished_run_without_its_checkpoint_is_not_opened_and_keeps_its_metrics
 def test_command_killed_by_the_system_and_resumed_gives_the_bytes_of_one_that_was_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = ["--clients=4", "--rounds=60", "--hidden=8", "--join=0.5", "--batch-size=200", "--checkpoint-every=3"]
+    given = ["--clients=4", "--rounds=60", "--hidden=8", "--client-fraction=0.5", "--batch-size=200", "--checkpoint-every=3"]
     cut, whole = tmp_path / "cut", tmp_path / "whole"
     command = [sys.executable, "-m", "gpfl", "run", *given, "--out", str(cut)]
     environment = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
@@ -321,8 +321,8 @@ def test_round_zero_judges_the_untrained_net_and_says_nothing_of_training() -> N
 
 
 def test_evaluating_less_often_does_not_change_the_numbers() -> None:
-    often = gpfl.fit("gpfl", toy_federation(), rounds=6, join=0.5, **FAST).history
-    seldom = gpfl.fit("gpfl", toy_federation(), rounds=6, join=0.5, eval_every=3, **FAST).history
+    often = gpfl.fit("gpfl", toy_federation(), rounds=6, client_fraction=0.5, **FAST).history
+    seldom = gpfl.fit("gpfl", toy_federation(), rounds=6, client_fraction=0.5, eval_every=3, **FAST).history
     by_round = {line["round"]: {**line, "seconds": 0} for line in often}
     assert [{**line, "seconds": 0} for line in seldom] == [by_round[0], by_round[3], by_round[6]]
 
@@ -330,7 +330,7 @@ def test_evaluating_less_often_does_not_change_the_numbers() -> None:
 def test_line_counts_every_test_row_once() -> None:
     federation = toy_federation()
     line = gpfl.fit("local", federation, rounds=2, **FAST).history[-1]
-    rows = federation.rows("test")
+    rows = federation.n_samples("test")
     accuracies = np.array(line["clients"])
     assert line["accuracy"] == pytest.approx(float((accuracies * rows).sum() / rows.sum()), abs=1e-12)
     assert line["mean"] == pytest.approx(accuracies.mean(), abs=1e-12)
@@ -346,7 +346,7 @@ class Scripted(Loop):
         self.curves = {"test": test, "validation": validation or []}
 
     def evaluate_clients(self, asked: EvalRequest) -> Evaluation:
-        correct = np.array(self.curves[asked.part][asked.round], dtype=np.float64)
+        correct = np.array(self.curves[asked.split][asked.round], dtype=np.float64)
         return Evaluation(correct, np.ones_like(correct), np.full_like(correct, 10.0))
 
 
@@ -355,7 +355,9 @@ def simulate_curve(
 ) -> RoundLoop:
     """A run on two clients whose scores are hand-made."""
     table = toy_table(40)
-    federation = gpfl.federate(table, clients=2, classes_per_client=3, balanced=True, validation=0.2 if validation else 0.0)
+    federation = gpfl.federate(
+        table, clients=2, classes_per_client=3, balanced=True, validation_fraction=0.2 if validation else 0.0
+    )
     given = {"train": {"rounds": len(test) - 1}, "net": {"name": "mlp", "hidden": [2]}, "method": {"name": "fedavg"}}
     _, setting = api.prepare(configs.resolve_config(given, federation=federation), federation, None, None)
     return RoundLoop(setting, Scripted(setting, test, validation), RunOptions(**run), patience)  # type: ignore[arg-type]
@@ -406,10 +408,10 @@ def test_selected_state_is_the_state_of_the_selected_round(select: str, round: i
 
 def test_selected_private_state_does_not_change_under_later_rounds_of_others() -> None:
     federation = validated_federation()
-    kept = gpfl.fit("local", federation, rounds=8, join=0.5, select="test", **FAST)
+    kept = gpfl.fit("local", federation, rounds=8, client_fraction=0.5, select="test", **FAST)
     best = int(str(kept.summary["best_round"]))
     assert 0 < best < 8
-    short = gpfl.fit("local", federation, rounds=best, join=0.5, select="last", **FAST)
+    short = gpfl.fit("local", federation, rounds=best, client_fraction=0.5, select="last", **FAST)
     for model, wanted in zip(kept.clients, short.clients, strict=True):
         was, now = tree.flatten(wanted.weights), tree.flatten(model.weights)
         assert all(torch.equal(was[key], now[key]) for key in was)
@@ -451,19 +453,19 @@ SENT = {"fedavg": 4 * (BASE + HEAD), "gpfl": 4 * (BASE + VALVE + EMBEDDINGS), "l
 
 
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
-@pytest.mark.parametrize(("join", "cohort"), [(1.0, 4), (0.5, 2), (0.1, 1)])
+@pytest.mark.parametrize(("client_fraction", "cohort"), [(1.0, 4), (0.5, 2), (0.1, 1)])
 @pytest.mark.parametrize("method", SENT)
 def test_bytes_are_those_of_the_shared_parts_for_each_member_of_each_cohort(
-    method: str, join: float, cohort: int, engine: str
+    method: str, client_fraction: float, cohort: int, engine: str
 ) -> None:
     net = torch.nn.Sequential(torch.nn.Linear(INPUTS, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, CLASSES))
-    result = gpfl.fit(method, toy_federation(), net=net, rounds=3, join=join, engine=engine)
+    result = gpfl.fit(method, toy_federation(), net=net, rounds=3, client_fraction=client_fraction, engine=engine)
     assert result.summary["bytes_up"] == result.summary["bytes_down"] == SENT[method] * cohort * 3
     assert [line["bytes_up"] for line in result.history] == [SENT[method] * cohort * k for k in range(4)]
 
 
 def test_bytes_under_a_range_of_shares_follow_the_cohorts_that_were_drawn() -> None:
-    result = gpfl.fit("fedavg", toy_federation(), rounds=8, join=(0.25, 1.0), **FAST)
+    result = gpfl.fit("fedavg", toy_federation(), rounds=8, client_fraction=(0.25, 1.0), **FAST)
     joined = [int(str(line["joined"])) for line in result.history[1:]]
     one = tree.count_bytes(result.outcome.last.shared)
     assert len(set(joined)) > 1
@@ -471,7 +473,7 @@ def test_bytes_under_a_range_of_shares_follow_the_cohorts_that_were_drawn() -> N
 
 
 def test_clients_outside_the_cohort_keep_their_private_state() -> None:
-    result = gpfl.fit("local", toy_federation(), rounds=1, join=0.5, **FAST)
+    result = gpfl.fit("local", toy_federation(), rounds=1, client_fraction=0.5, **FAST)
     cohort = result.engine.schedule.sample_clients(0, 4)
     start = tree.flatten(result.engine.method.init(0)[1])
     for client in range(4):
@@ -547,6 +549,6 @@ def test_huge_learning_rate_ends_in_a_users_error(tmp_path: Path, method: str) -
 
 
 def test_selection_by_validation_rows_that_nobody_has_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(gpfl.GpflError, match="no client has validation rows: set --validation"):
+    with pytest.raises(gpfl.GpflError, match="no client has validation rows: set --validation-fraction"):
         gpfl.fit("gpfl", toy_federation(), out=tmp_path / "run", select="validation", **FAST)
     assert not (tmp_path / "run").exists()

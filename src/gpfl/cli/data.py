@@ -94,7 +94,7 @@ def show(federation: str | None, out: str, **values: object) -> None:
     given = flags.given_by_flags(values)
     if federation is not None:
         refuse_splits(given, federation)
-        given["split"] = {"name": "manifest", "file": federation}
+        given["partition"] = {"name": "manifest", "file": federation}
     config = configs.resolve_config(given)
     if config.source is not None:  # said before the rows are divided, which may fail
         found = config.source.load()
@@ -106,7 +106,7 @@ def show(federation: str | None, out: str, **values: object) -> None:
     table = RichTable("client", "training", "validation", "test", "classes")
     for number, shard in enumerate(divided.shards):
         held = int((divided.label_counts[number] > 0).sum())
-        table.add_row(escape(shard.name), *(str(len(shard.part(part))) for part in SPLITS), str(held))
+        table.add_row(escape(shard.name), *(str(len(shard.split(part))) for part in SPLITS), str(held))
     table_console().print(table)
     for oddity in divided.data_warnings():
         print_line(oddity)
@@ -116,22 +116,22 @@ def show(federation: str | None, out: str, **values: object) -> None:
 
 def refuse_splits(given: ConfigDict, federation: str) -> None:
     """Refuses flags that would divide rows which a manifest divides."""
-    for key in given.get("split", {}):
-        named = key in flags.keys_of("split")
-        flag = "--split" if key == "name" else f"--{flags.flag_name('split', key)}" if named else f"split.{key}"
+    for key in given.get("partition", {}):
+        named = key in flags.keys_of("partition")
+        flag = "--partition" if key == "name" else f"--{flags.flag_name('partition', key)}" if named else f"partition.{key}"
         raise GpflError(f"--federation {federation} says how the rows are divided: leave out {flag}")
 
 
 def show_command() -> click.Command:
-    """Gives the command `data show`, whose flags are those of splits."""
+    """Gives the command `data show`, whose flags are those of partitions."""
     params: list[click.Parameter] = [
         flags.name_flag("data", (*DATASETS, "or a file or folder of your own"), flags.PANELS["data"]),
-        flags.name_flag("split", PARTITIONS, flags.PANELS["split"]),
+        flags.name_flag("partition", PARTITIONS, flags.PANELS["partition"]),
         TyperOption(
             param_decls=["--federation", "federation"],
             metavar="FILE",
             help="Show the division of a saved manifest.",
-            rich_help_panel=flags.PANELS["split"],
+            rich_help_panel=flags.PANELS["partition"],
         ),
         TyperOption(
             param_decls=["--out", "out"],
@@ -140,7 +140,7 @@ def show_command() -> click.Command:
             metavar="FILE",
             help="The picture: png, pdf or svg.",
         ),
-        *flags.config_flags(("data", "split")),
+        *flags.config_flags(("data", "partition")),
     ]
     return TyperCommand("show", callback=show, params=params, help=show.__doc__, rich_markup_mode="rich")
 

@@ -1,4 +1,4 @@
-"""Flags: every option of runs, splits, nets, training, methods and defences as a flag of the command, with its own words."""
+"""Command-line flags for the options of a run: data, partition, net, training, method and defence."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gpfl.training.config import ConfigDict, RunOptions, TrainOptions
 RECORDS: Mapping[str, Mapping[str, type]] = {
     "method": METHODS,
     "data": {FILES: FileDataset, **{name: type(source) for name, source in DATASETS.items() if options_of(type(source))}},
-    "split": PARTITIONS,
+    "partition": PARTITIONS,
     "net": NETS,
     "train": {"": TrainOptions},
     "defence": {"": DefenceConfig},
@@ -34,13 +34,16 @@ RECORDS: Mapping[str, Mapping[str, type]] = {
 }
 """The records behind each section of a config, by name where there are several."""
 
-PLAIN = ("run", "data", "split", "train", "net", "method", "defence")
-"""Who has the plain flag where two sections have an option of one name: --seed is the run's, --beta the split's."""
+PLAIN = ("run", "data", "partition", "train", "net", "method", "defence")
+"""Who has the plain flag where two sections have an option of one name: --seed is the run's, --beta the partition's."""
+
+PREFIXED = {("partition", "rng")}
+"""Options whose flag carries the name of their section though no other section has them."""
 
 PANELS = {
     "method": "Method",
     "data": "Data",
-    "split": "Federation",
+    "partition": "Federation",
     "net": "Net",
     "train": "Training",
     "defence": "Defence",
@@ -51,7 +54,7 @@ PANELS = {
 def flag_name(section: str, key: str) -> str:
     """Gives an option's flag; of two sections that have the name, the later of PLAIN carries its own before it."""
     first = next(s for s in PLAIN if key in keys_of(s))
-    prefix = "" if section == first else f"{section}-"
+    prefix = "" if section == first and (section, key) not in PREFIXED else f"{section}-"
     return prefix + key.replace("_", "-")
 
 
@@ -83,7 +86,7 @@ def config_flags(sections: Iterable[str] = tuple(RECORDS), omit: tuple[str, ...]
 
 
 def name_flag(section: str, known: Iterable[str], panel: str) -> TyperOption:
-    """Gives the flag that names a method, data set, split or net."""
+    """Gives the flag that names a method, data set, partition or net."""
     words = f"Name of the {section}: {', '.join(known)}."
     return TyperOption(param_decls=[f"--{section}", f"{section}__name"], metavar="NAME", help=words, rich_help_panel=panel)
 

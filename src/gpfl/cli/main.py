@@ -103,7 +103,7 @@ def quickstart(
         "fedavg gives every client the same model, gpfl gives each its own; local exchanges nothing, so it shows what exchange"
     )
     print_line("is worth on these data.")
-    print_line(f"Next: {called_as()} run --method gpfl --split dirichlet --beta 0.1")
+    print_line(f"Next: {called_as()} run --method gpfl --partition dirichlet --beta 0.1")
 
 
 @app.command()
@@ -124,18 +124,18 @@ def resume(
     print_run_summary(result, folder)
 
 
-LISTS = ("methods", "data", "splits", "nets", "engines")
+LISTS = ("methods", "data", "partitions", "nets", "engines")
 
 
 @app.command("list")
 def list_(
     what: Annotated[str, typer.Argument(help=f"One of {', '.join(LISTS)}; all without it.", metavar="[WHAT]")] = "",
 ) -> None:
-    """List the methods, data sets, splits, nets and engines there are."""
+    """List the methods, data sets, partitions, nets and engines there are."""
     entries = {
         "methods": {name: first_sentence(kind) for name, kind in METHODS.items()},
         "data": {name: source.doc for name, source in DATASETS.items()},
-        "splits": {name: first_sentence(kind) for name, kind in PARTITIONS.items()},
+        "partitions": {name: first_sentence(kind) for name, kind in PARTITIONS.items()},
         "nets": {name: first_sentence(kind) for name, kind in NETS.items()},
         "engines": {name: first_sentence(kind) for name, kind in ENGINES.items()},
     }
@@ -222,8 +222,8 @@ def tell_comparison(compared: studies.Compared, config: configs.Config, folder: 
     """Prints the outcome of a comparison, and keeps it as a table and a figure."""
     rows = compared.rows
     clients = rows[0].summaries[0]["clients"]
-    split = config.split.name if config.split else "as in a manifest"
-    title = f"{config.data}, {clients} clients ({split}), {config.train.rounds} rounds; mean ± std over seeds"
+    partition = config.partition.name if config.partition else "as in a manifest"
+    title = f"{config.data}, {clients} clients ({partition}), {config.train.rounds} rounds; mean ± std over seeds"
     print_method_table(rows, title, compared.unended)
     paths = method_tables.save(rows, folder, title, compared.unended)
     figures.draw_curves(rows, folder / "curves.png", title)
@@ -237,11 +237,11 @@ def shared_parameters(config_help: str) -> list[click.Parameter]:
         TyperOption(
             param_decls=["--federation", "federation"],
             metavar="FILE",
-            help="Use the division of a saved manifest instead of a split.",
-            rich_help_panel=flags.PANELS["split"],
+            help="Use the division of a saved manifest instead of a partition.",
+            rich_help_panel=flags.PANELS["partition"],
         ),
         flags.name_flag("data", (*DATASETS, "or a file or folder of your own"), flags.PANELS["data"]),
-        flags.name_flag("split", PARTITIONS, flags.PANELS["split"]),
+        flags.name_flag("partition", PARTITIONS, flags.PANELS["partition"]),
         flags.name_flag("net", NETS, flags.PANELS["net"]),
     ]
 
@@ -282,7 +282,7 @@ def compare_command() -> click.Command:
         ),
     ]
     shared = shared_parameters("A config for all methods; flags win over it.")
-    params = [*own, *shared, *flags.config_flags(("data", "split", "net", "train", "defence", "run"), omit=("seed",))]
+    params = [*own, *shared, *flags.config_flags(("data", "partition", "net", "train", "defence", "run"), omit=("seed",))]
     return TyperCommand("compare", callback=compare, params=params, help=compare.__doc__, rich_markup_mode="rich")
 
 

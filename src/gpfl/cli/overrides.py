@@ -17,7 +17,7 @@ Own = Mapping[str, Mapping[str, object]]
 
 
 def layered(config: str | None, by_hand: ConfigDict, federation: str | None, command: str) -> ConfigDict:
-    """Gives the config of a file with what was given by flags and --set over it; a manifest takes the place of a split.
+    """Gives the config of a file with what was given by flags and --set over it; a manifest takes the place of a partition.
 
     `command` is the one that data or a method in the place of the config may be meant for.
     """
@@ -27,7 +27,7 @@ def layered(config: str | None, by_hand: ConfigDict, federation: str | None, com
     if federation is None:
         return flags.merge(file, by_hand)
     refuse_splits(by_hand, federation)
-    return {**flags.merge(file, by_hand), "split": {"name": "manifest", "file": federation}}
+    return {**flags.merge(file, by_hand), "partition": {"name": "manifest", "file": federation}}
 
 
 def split_settings(assignments: tuple[str, ...]) -> tuple[ConfigDict, Own]:

@@ -47,7 +47,7 @@ RUN_FLAGS = ("protocol", "device", "engine", "precision", "compile", "checkpoint
 HAVE_FLAGS = {
     ("train", "rounds"): "--rounds",
     ("train", "patience"): "--patience",
-    ("split", "validation"): "--validation",
+    ("partition", "validation_fraction"): "--validation-fraction",
     **{("run", key): f"--{key.replace('_', '-')}" for key in RUN_FLAGS},
 }
 """Settings that tables name, and that --set must not change behind their back."""
@@ -85,7 +85,7 @@ def reproduce(
         given = {
             "--methods": methods != "all",
             "--cells": cells is not None,
-            "--validation": validation != 0,
+            "--validation-fraction": validation != 0,
             "--table": table is not None,
             "--tuned": tuned is not None,
             "--only-tables": only_tables,
@@ -186,7 +186,7 @@ def flags_named() -> Iterator[None]:
         yield
     except GpflError as problem:
         only = {f"{section}.{key}" for section, key in HAVE_FLAGS}
-        raise GpflError(flags.name_flags(str(problem), ("run", "train", "split"), only)) from None
+        raise GpflError(flags.name_flags(str(problem), ("run", "train", "partition"), only)) from None
 
 
 # What is asked.

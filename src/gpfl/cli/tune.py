@@ -37,7 +37,7 @@ from gpfl.training.config import ConfigDict
 from gpfl.training.round_loop import number
 from gpfl.training.run_dir import MetricsRecord
 
-SECTIONS = ("data", "split", "net", "train", "defence", "run")
+SECTIONS = ("data", "partition", "net", "train", "defence", "run")
 
 
 def tune(
@@ -110,11 +110,11 @@ def config_of(config: str | None, by_hand: ConfigDict, federation: str | None) -
 
 def with_validation(given: ConfigDict) -> tuple[ConfigDict, str]:
     """Gives a config that keeps rows for validation where nothing is said of them, and says so; a manifest has its own."""
-    split = given.get("split", {})
-    if split.get("name") == "manifest" or "validation" in split:
+    partition = given.get("partition", {})
+    if partition.get("name") == "manifest" or "validation_fraction" in partition:
         return given, ""
-    words = f"A share of {study.VALIDATION} of each client's training rows is kept for validation (--validation)."
-    return {**given, "split": {**split, "validation": study.VALIDATION}}, words
+    words = f"A share of {study.VALIDATION} of each client's training rows is kept for validation (--validation-fraction)."
+    return {**given, "partition": {**partition, "validation_fraction": study.VALIDATION}}, words
 
 
 def unequal_to(folder: Path, names: Sequence[str], own: Own, search: Search) -> str:
@@ -297,10 +297,10 @@ def tune_command() -> click.Command:
             param_decls=["--federation", "federation"],
             metavar="FILE",
             help="Use the division of a saved manifest, which must have validation rows.",
-            rich_help_panel=flags.PANELS["split"],
+            rich_help_panel=flags.PANELS["partition"],
         ),
         flags.name_flag("data", (*DATASETS, "or a file or folder of your own"), flags.PANELS["data"]),
-        flags.name_flag("split", PARTITIONS, flags.PANELS["split"]),
+        flags.name_flag("partition", PARTITIONS, flags.PANELS["partition"]),
         flags.name_flag("net", NETS, flags.PANELS["net"]),
     ]
     params = [*own, *flags.config_flags(SECTIONS, omit=("seed",))]

@@ -1,4 +1,4 @@
-"""Options: documented, checked fields of frozen dataclasses. Methods, nets, splits and config sections are all made of them."""
+"""Options: documented, validated fields of frozen dataclasses, such as methods, nets, partitions and config sections."""
 
 from __future__ import annotations
 

@@ -23,18 +23,18 @@ class Schedule:
     seed: int
     rounds: int
     batch_size: int = 10
-    join: float | tuple[float, float] = 1.0
+    client_fraction: float | tuple[float, float] = 1.0
     shuffle: bool = True
     drop_last: bool = True
 
     def sample_clients(self, round: int, clients: int) -> list[int]:
         """Gives the clients of a round in ascending order: a fixed share, or a number drawn from the range of shares."""
         draw = generator(self.seed, "cohort", round)
-        if isinstance(self.join, tuple):
-            low, high = (part_of(share, clients) for share in self.join)
+        if isinstance(self.client_fraction, tuple):
+            low, high = (part_of(share, clients) for share in self.client_fraction)
             size = int(draw.integers(low, high, endpoint=True))
         else:
-            size = part_of(self.join, clients)
+            size = part_of(self.client_fraction, clients)
         if size == clients:
             return list(range(clients))
         return sorted(int(c) for c in draw.choice(clients, size, replace=False))

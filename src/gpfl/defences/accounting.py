@@ -47,7 +47,7 @@ class AccountingInputs:
     @property
     def joining(self) -> tuple[int, int]:
         """The fewest and the most clients that join a round."""
-        join, clients = self.schedule.join, len(self.rows)
+        join, clients = self.schedule.client_fraction, len(self.rows)
         shares = join if isinstance(join, tuple) else (join, join)
         low, high = (part_of(share, clients) for share in shares)
         return max(1, low - self.idle), min(high, max(1, clients - self.idle))
@@ -56,7 +56,7 @@ class AccountingInputs:
     def most_rounds(self) -> int:
         """The rounds that the busiest client joins."""
         clients = len(self.rows)
-        if self.schedule.join == 1.0:
+        if self.schedule.client_fraction == 1.0:
             return self.schedule.rounds
         joined = Counter(c for number in range(self.schedule.rounds) for c in self.schedule.sample_clients(number, clients))
         return max(joined.values())
@@ -138,8 +138,10 @@ def client_level(defence: DefenceConfig, crowd: AccountingInputs) -> Facts:
     }
     if not accountant():
         return facts
-    fixed = not isinstance(crowd.schedule.join, tuple)
-    drawn = part_of(crowd.schedule.join, clients) if not isinstance(crowd.schedule.join, tuple) else clients
+    fixed = not isinstance(crowd.schedule.client_fraction, tuple)
+    drawn = (
+        part_of(crowd.schedule.client_fraction, clients) if not isinstance(crowd.schedule.client_fraction, tuple) else clients
+    )
     half, own = defence.noise / 2, defence.noise / 2 / math.sqrt(fewest)
     return facts | {
         "epsilon": without_replacement(half, drawn, clients, rounds, defence.delta),

@@ -58,13 +58,13 @@ class TrainRequest(NamedTuple):
 
 
 class EvalRequest(NamedTuple):
-    """A judgement that is asked for: of the personal models of `clients` (ascending) on their rows of `part`."""
+    """A judgement that is asked for: of the personal models of `clients` (ascending) on their rows of `split`."""
 
     shared: Tree
     private: Tree
     clients: Sequence[int]
     round: int
-    part: str
+    split: str
 
 
 class RoundResult(NamedTuple):
@@ -89,7 +89,7 @@ class Engine(ABC):
         self.owned: Sequence[int] = range(len(setting.federation))  # the clients of this process
         counted = [self.counted(shard.train) for shard in setting.federation.shards]
         self._counts = torch.from_numpy(self.federation.count_labels(counted)).to(self.device)
-        self._rows = torch.from_numpy(self.federation.rows("train").astype(np.float32)).to(self.device)
+        self._rows = torch.from_numpy(self.federation.n_samples("train").astype(np.float32)).to(self.device)
 
     @abstractmethod
     def train_round(self, asked: TrainRequest) -> RoundResult:
@@ -113,9 +113,9 @@ class Engine(ABC):
         """Gives the round of `clients` (ascending), whose private state is stacked in that order."""
         return self.train_rounds([TrainRequest(shared, private, clients, round, self.schedule, clients, self.method)])[0]
 
-    def evaluate(self, shared: Tree, private: Tree, round: int, part: str) -> Evaluation:
-        """Gives the scores of all clients' personal models on their rows of `part`."""
-        return self.evaluate_clients(EvalRequest(shared, private, range(len(self.federation)), round, part))
+    def evaluate(self, shared: Tree, private: Tree, round: int, split: str) -> Evaluation:
+        """Gives the scores of all clients' personal models on their rows of `split`."""
+        return self.evaluate_clients(EvalRequest(shared, private, range(len(self.federation)), round, split))
 
     def shares(self, asked: TrainRequest) -> Tensor:
         """Gives the weights of the clients in the mean over the cohort; all of the cohort's sum to one."""
@@ -187,14 +187,14 @@ class Engine(ABC):
         return torch.from_numpy(rows).to(self.device)
 
     def evaluate_one(
-        self, shared: Tree, private: Tree, client: int, facts: ClientInfo, part: str, method: Method | None = None
+        self, shared: Tree, private: Tree, client: int, facts: ClientInfo, split: str, method: Method | None = None
     ) -> Tensor:
-        """Gives one client's (correct decisions, summed loss) on its rows of `part`; threads have a method each."""
+        """Gives one client's (correct decisions, summed loss) on its rows of `split`; threads have a method each."""
         method = method or self.method
         table = self.federation.table
         rows = self.adaptation_rows(client)
         adapt = table.batch(rows[rows >= 0])
-        blocks = torch.split(torch.from_numpy(self.federation.shards[client].part(part)).to(self.device), BLOCK)
+        blocks = torch.split(torch.from_numpy(self.federation.shards[client].split(split)).to(self.device), BLOCK)
         scores = [evaluate_client(method, shared, private, adapt, facts, table.batch(block)) for block in blocks]
         return torch.stack([torch.stack(score) for score in scores]).sum(0)
 

@@ -47,15 +47,15 @@ class BatchedEvaluator:
     def scores(self, asked: EvalRequest) -> Evaluation:
         """Gives the scores of the clients."""
         shared, private, clients = asked.shared, asked.private, list(asked.clients)
-        sizes = self._engine.federation.rows(asked.part)[clients]
+        sizes = self._engine.federation.n_samples(asked.split)[clients]
         facts = self._engine.client_info(clients, asked.round)
         totals = torch.zeros(len(sizes), 2, device=self._engine.device)
         with torch.no_grad():
-            for group in self._laid_out(asked.part, clients):
+            for group in self._laid_out(asked.split, clients):
                 totals[group.places] = self.judge_group(shared, private, group, facts)
             for place in self._alone(clients):
                 own = tree.take(tree.fetch(private, [place], self._engine.device), 0)
-                totals[place] = self._engine.evaluate_one(shared, own, clients[place], one(facts, place), asked.part)
+                totals[place] = self._engine.evaluate_one(shared, own, clients[place], one(facts, place), asked.split)
         correct, loss = totals.T.cpu().double().numpy()
         return Evaluation(correct, loss, sizes.astype(np.float64))
 
@@ -65,19 +65,19 @@ class BatchedEvaluator:
             return []
         return [place for place, c in enumerate(clients) if bool((self._engine.adaptation_rows(c) < 0).any())]
 
-    def _laid_out(self, part: str, clients: list[int]) -> list[Group]:
-        """Gives the clients that are judged together and their rows of `part`, laid out once."""
-        key = (part, tuple(clients))
+    def _laid_out(self, split: str, clients: list[int]) -> list[Group]:
+        """Gives the clients that are judged together and their rows of `split`, laid out once."""
+        key = (split, tuple(clients))
         if key not in self._groups:
-            sizes, alone = self._engine.federation.rows(part)[clients], set(self._alone(clients))
+            sizes, alone = self._engine.federation.n_samples(split)[clients], set(self._alone(clients))
             order = [place for place in np.argsort(-sizes, kind="stable").tolist() if place not in alone]
             width = max(1, min(len(order), self._slots, JUDGED_CLIENTS.get(self._engine.device.type, self._slots)))
-            self._groups[key] = [self._group(places, clients, width, part) for places in blocks(order, width)]
+            self._groups[key] = [self._group(places, clients, width, split) for places in blocks(order, width)]
         return self._groups[key]
 
-    def _group(self, places: list[int], clients: list[int], width: int, part: str) -> Group:
+    def _group(self, places: list[int], clients: list[int], width: int, split: str) -> Group:
         full = [*places, *[places[0]] * (width - len(places))]  # a last group is filled up, and what is added left aside
-        rows = [self._engine.federation.shards[clients[place]].part(part) for place in places]
+        rows = [self._engine.federation.shards[clients[place]].split(split) for place in places]
         block = max(16, JUDGED // width)
         count = max(1, -(-len(rows[0]) // block))  # clients without rows have an empty block
         plan = np.full((width, count * block), -1, dtype=np.int64)

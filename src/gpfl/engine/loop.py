@@ -45,14 +45,14 @@ class Loop(Engine):
 
     def evaluate_clients(self, asked: EvalRequest) -> Evaluation:
         """Gives the scores, each client's rows in blocks."""
-        shared, private, clients, number, part = asked
+        shared, private, clients, number, split = asked
         facts = self.client_info(clients, number)
         with torch.no_grad():
             scores = [
                 self.evaluate_one(
-                    shared, tree.take(tree.fetch(private, [place], self.device), 0), client, one(facts, place), part
+                    shared, tree.take(tree.fetch(private, [place], self.device), 0), client, one(facts, place), split
                 )
                 for place, client in enumerate(clients)
             ]
         correct, loss = torch.stack(scores).T.cpu().double().numpy()
-        return Evaluation(correct, loss, self.federation.rows(part)[list(clients)].astype(np.float64))
+        return Evaluation(correct, loss, self.federation.n_samples(split)[list(clients)].astype(np.float64))

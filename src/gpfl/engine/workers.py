@@ -151,8 +151,8 @@ class Workers(Engine):
 
     def evaluate_clients(self, asked: EvalRequest) -> Evaluation:
         """Gives the scores, clients side by side."""
-        shared, private, clients, number, part = asked
-        sizes = self.federation.rows(part)[list(clients)]
+        shared, private, clients, number, split = asked
+        sizes = self.federation.n_samples(split)[list(clients)]
         facts = self.client_info(clients, number)
         packing = pack(sizes.tolist(), min(self.workers, len(sizes)))
         totals = torch.zeros(len(sizes), 2)
@@ -162,7 +162,7 @@ class Workers(Engine):
                 for place in packing.slots[worker]:
                     own = tree.take(tree.fetch(private, [place], self.device), 0)
                     totals[place] = self.evaluate_one(
-                        shared, own, clients[place], one(facts, place), part, self._methods[worker]
+                        shared, own, clients[place], one(facts, place), split, self._methods[worker]
                     )
 
         self._side_by_side(work, len(packing.slots))

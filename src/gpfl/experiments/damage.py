@@ -67,6 +67,6 @@ def written_keys(section: str, name: object) -> list[str]:
     always: Mapping[str, type] = {"run": RunOptions, "train": TrainOptions}
     if section in always:
         return [key for key, option in options_of(always[section]).items() if not option.later]
-    named: Mapping[str, Mapping[str, type]] = {"split": PARTITIONS, "net": NETS, "method": METHODS}
+    named: Mapping[str, Mapping[str, type]] = {"partition": PARTITIONS, "net": NETS, "method": METHODS}
     record = named.get(section, {}).get(str(name))
     return ["name", *(key for key, option in options_of(record).items() if not option.later)] if record else ["name"]

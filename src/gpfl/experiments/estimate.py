@@ -201,7 +201,9 @@ def counted(job: Job, given: ConfigDict, clients: int, device: str, machine: Mac
     if job.sample is None:
         return None
     sections = {section: given.get(section, {}) for section in ("data", "net", "run")}
-    train = {key: value for key, value in given.get("train", {}).items() if key not in ("rounds", "patience", "join")}
+    train = {
+        key: value for key, value in given.get("train", {}).items() if key not in ("rounds", "patience", "client_fraction")
+    }
     what = [sections, train, sections_of_step(given), min(clients, Vmap.slots), device, machine]
     key = json.dumps(what, sort_keys=True, default=str)
     if key not in COUNTED:
@@ -222,8 +224,8 @@ def task_of(job: Job) -> Task:
 
 
 def clients_of(job: Job) -> int:
-    """Gives the number of clients that a job's split asks for; 0 where the data decide."""
-    return int(cast(int, job.given.get("split", {}).get("clients", 0)))
+    """Gives the number of clients that a job's partition asks for; 0 where the data decide."""
+    return int(cast(int, job.given.get("partition", {}).get("clients", 0)))
 
 
 def usual_net(data: str) -> str:

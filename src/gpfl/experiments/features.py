@@ -97,7 +97,9 @@ def collect(
         clients=tuple(shard.name for shard in divided.shards),
         classes=tuple(divided.class_name(label) for label in range(divided.table.classes)),
         data=divided.table.name,
-        held=divided.count_labels([np.concatenate([s.part(name) for name in SPLITS]) for s in divided.shards]).astype(np.int64),
+        held=divided.count_labels([np.concatenate([s.split(name) for name in SPLITS]) for s in divided.shards]).astype(
+            np.int64
+        ),
     )
 
 
@@ -111,7 +113,7 @@ def model_file(folder: RunDir, client: str) -> Path:
 
 def sample(federation: Federation, shard: Shard, part: str, most: int, seed: int, place: int) -> Rows:
     """Gives a client's rows of a part, in their order, at most `most` of each class."""
-    rows = np.concatenate([shard.part(name) for name in (SPLITS if part == "all" else (part,))])
+    rows = np.concatenate([shard.split(name) for name in (SPLITS if part == "all" else (part,))])
     labels = federation.table.y[torch.from_numpy(rows)].numpy()
     kept: list[Rows] = []
     for label in np.unique(labels):

@@ -103,7 +103,7 @@ class Plan:
         ours: ConfigDict = {
             "run": {"protocol": self.protocol, **self.run},
             "train": {"rounds": self.rounds, "patience": self.patience},
-            "split": {"validation": self.validation} if self.validation else {},
+            "partition": {"validation_fraction": self.validation} if self.validation else {},
         }
         name = str(method["name"])
         given = laid_over(column, ours, self.common, {"method": {**self.own.get(name, {}), **method}})
@@ -166,7 +166,7 @@ class FederationCache:
     def federation(self, config: Config) -> Federation:
         """Gives the federation of a config; one that cannot be made is refused each time with the same words."""
         sections = tomllib.loads(config.to_toml())
-        key = toml.dump({"data": sections["data"], "split": sections["split"]})
+        key = toml.dump({"data": sections["data"], "partition": sections["partition"]})
         if key not in self._made:
             try:
                 self._made[key] = config.federation()

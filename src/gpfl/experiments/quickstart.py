@@ -1,4 +1,4 @@
-"""The quickstart: GPFL beside FedAvg and training alone, on one split of the digits."""
+"""The quickstart: GPFL beside FedAvg and training alone, on one partition of the digits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ METHODS = ("gpfl", "fedavg", "local")
 SEEDS = (0, 1, 2)
 SETTING: ConfigDict = {
     "data": {"name": "digits"},
-    "split": {"name": "pathological", "clients": 20, "classes_per_client": 4, "seed": 1},
+    "partition": {"name": "pathological", "clients": 20, "classes_per_client": 4, "seed": 1},
     "net": {"name": "mlp", "hidden": [64]},
     "train": {"rounds": 40, "lr": 0.05},
 }

@@ -30,13 +30,13 @@ def digest(sections: Sections, data: str) -> str:
 
 
 def readable(config: Config) -> str:
-    """Gives the words of a folder's name: data, split, net and method."""
-    split = config.split
-    clients = f"-{split.clients}" if split and split.clients else ""
-    of = f"of{split.of}" if split and split.of else ""
+    """Gives the words of a folder's name: data, partition, net and method."""
+    partition = config.partition
+    clients = f"-{partition.clients}" if partition and partition.clients else ""
+    of = f"of{partition.total_clients}" if partition and partition.total_clients else ""
     without = "".join(f"-without-{part}" for part in getattr(config.method, "without", ()))
     net = configs.name_of(config.net) if config.net else configs.CUSTOM
-    return f"{config.data}-{split.name if split else 'manifest'}{clients}{of}-{net}-{config.method.name}{without}"
+    return f"{config.data}-{partition.name if partition else 'manifest'}{clients}{of}-{net}-{config.method.name}{without}"
 
 
 def held_configs(out: Path) -> dict[Path, Sections]:
@@ -54,6 +54,8 @@ def data_digest(folder: Path) -> str:
     """Gives the digest of the rows that trials were run on; "" where their folder does not tell it."""
     for path in (folder / MANIFEST, *sorted(folder.glob(f"seed-*/{MANIFEST}"))):
         with suppress(OSError, ValueError, KeyError):
-            head, _, _ = path.read_text(encoding="utf-8").partition("\n[split]")  # rows of clients are long, and come after it
+            head, _, _ = path.read_text(encoding="utf-8").partition(
+                "\n[partition]"
+            )  # rows of clients are long, and come after it
             return str(tomllib.loads(head)["table"]["sha256"])
     return ""

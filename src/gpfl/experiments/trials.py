@@ -1,4 +1,4 @@
-"""Trials: one config run with several seeds on one split."""
+"""Trials: one config run with several seeds on one partition."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpfl.training.config import Config, ConfigDict
 from gpfl.training.round_loop import Watch
 from gpfl.training.run_dir import RunDir, clear_stump, read_json, refuse_used
 
-NEGLIGIBLE = (*(("run", key) for key in ("seed", "engine", "device", "compile", "checkpoint_every")), ("split", "file"))
+NEGLIGIBLE = (*(("run", key) for key in ("seed", "engine", "device", "compile", "checkpoint_every")), ("partition", "file"))
 """Settings in which trials of one study may differ: they change no number, or are what trials differ in."""
 
 ANOTHER = "it is another run's: move {0} away, or remove {0} and have this one run"

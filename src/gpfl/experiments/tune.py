@@ -208,8 +208,12 @@ def refuse_search(search: Search, given: ConfigDict) -> None:
 def validated(config: Config) -> Federation:
     """Gives the federation of a config; one without validation rows is refused."""
     federation = config.federation()
-    if not federation.validates:
-        way = f"set --validation, such as {VALIDATION}" if config.split else "make one with --validation, such as 0.2"
+    if not federation.has_validation:
+        way = (
+            f"set --validation-fraction, such as {VALIDATION}"
+            if config.partition
+            else "make one with --validation-fraction, such as 0.2"
+        )
         raise GpflError(f"values are chosen on validation rows, but no client has any: {way}")
     return federation
 

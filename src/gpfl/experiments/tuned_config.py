@@ -63,8 +63,8 @@ def settled(plan: Plan, given: ConfigDict, manifest: str) -> ConfigDict:
     """Gives the complete config of a candidate, but of [run] only what was given and matters to its numbers."""
     complete, _ = api.prepare(configs.resolve_config(given), plan.federation, None, None)
     content: ConfigDict = tomllib.loads(complete.to_toml())
-    if "file" in content["split"]:
-        content["split"]["file"] = manifest
+    if "file" in content["partition"]:
+        content["partition"]["file"] = manifest
     content["run"] = {key: value for key, value in given.get("run", {}).items() if ("run", key) not in NEGLIGIBLE}
     return {section: values for section, values in content.items() if values}
 
@@ -104,7 +104,7 @@ class Chosen:
                 values[place.name] = {"method": own}
                 if "train.lr" in study.get("space", {}):
                     values[place.name]["train"] = {"lr": best["train"]["lr"]}
-                studies[place.name] = {name: dict(study[name]) for name in ("data", "split", "net", "train", "run", "tune")}
+                studies[place.name] = {name: dict(study[name]) for name in ("data", "partition", "net", "train", "run", "tune")}
                 seeds, rounds = cast(Sequence[int], study["tune"]["seeds"]), cast(int, study["train"]["rounds"])
                 how = f"seeds {', '.join(map(str, seeds))}; {pluralize(rounds, 'round')}"
             except (ValueError, KeyError, TypeError, AttributeError) as problem:
@@ -124,8 +124,8 @@ class Chosen:
         complete: ConfigDict = tomllib.loads(config.to_toml())
         if config.net and math.isnan(config.train.lr):
             complete["train"]["lr"] = config.net.lr
-        divided = [(section, key) for section in ("data", "split") for key in {**study[section], **complete[section]}]
-        free = {("split", "validation"), *((("train", "lr"),) if "train" in self.values[name] else ())}
+        divided = [(section, key) for section in ("data", "partition") for key in {**study[section], **complete[section]}]
+        free = {("partition", "validation_fraction"), *((("train", "lr"),) if "train" in self.values[name] else ())}
         others = [
             (section, key)
             for section, key in dict.fromkeys((*divided, *LIKE))
@@ -144,10 +144,10 @@ class Chosen:
         sets = " ".join(
             f"--set {name}.{one}={value if isinstance(value, str) else toml.value_text(value)}"
             for name, one in dict.fromkeys(wanted)
-            if (value := complete[name].get(one)) is not None and one != "validation"
+            if (value := complete[name].get(one)) is not None and one != "validation_fraction"
         )
         column = "name the columns that this search is for with --cells"
-        way = column if section in ("data", "split", "net") else "ask for what was searched with"
+        way = column if section in ("data", "partition", "net") else "ask for what was searched with"
         return (
             f"--tuned {self.folder} was searched with {section}.{key} = {searched}, but {where} has {ours}: search it by gpfl "
             f"tune with {sets}, or {way}"
@@ -176,7 +176,7 @@ class Chosen:
             for section, values in self.values[name].items()
             for key, value in values.items()
         ]
-        share = study["split"].get("validation")
+        share = study["partition"].get("validation_fraction")
         kept = f", {share} of the training rows" if share else ""
         return f"tuned on validation rows ({tried}; {self.how}{kept}): {', '.join(chosen) or 'the defaults'}"
 

@@ -87,7 +87,7 @@ class Sample:
 
 def sample_of(setting: RunSpec) -> Sample:
     """Gives the sample of a setting, its rows in a table of their own: the whole need not be held for it."""
-    federation, schedule, rows = setting.federation, setting.schedule, setting.federation.rows
+    federation, schedule, rows = setting.federation, setting.schedule, setting.federation.n_samples
     largest = max(federation.shards, key=lambda shard: len(shard.train))
     train = largest.train[: max(4 * schedule.batch_size, schedule.min_samples(setting.method.phases()))]
     chosen = np.concatenate([train, largest.test[:1]])
@@ -100,7 +100,7 @@ def sample_of(setting: RunSpec) -> Sample:
 
 def share_of(setting: RunSpec) -> float:
     """Gives the share of clients that join a round, in the mean."""
-    join = setting.schedule.join
+    join = setting.schedule.client_fraction
     return sum(join) / 2 if isinstance(join, tuple) else join
 
 

@@ -1,4 +1,4 @@
-"""Federations: a table and each client's rows of it, saved as a small manifest that gives another person the same split."""
+"""Federations: a table and each client's rows of it, saved as a small manifest that gives another person the same partition."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Shard:
     validation: Rows
     test: Rows
 
-    def part(self, name: str) -> Rows:
+    def split(self, name: str) -> Rows:
         """Gives the rows of one of PARTS."""
         rows: Rows = getattr(self, name)
         return rows
@@ -70,20 +70,20 @@ class Federation:
         return len(self.shards)
 
     def __repr__(self) -> str:
-        sizes = self.rows("train")
+        sizes = self.n_samples("train")
         return (
             f"Federation of {pluralize(len(self), 'client')} on '{self.table.name}': {sizes.sum()} training rows "
-            f"({sizes.min()} to {sizes.max()} a client), {self.rows('test').sum()} test rows, {self.table.classes} classes"
+            f"({sizes.min()} to {sizes.max()} a client), {self.n_samples('test').sum()} test rows, {self.table.classes} classes"
         )
 
-    def rows(self, part: str) -> npt.NDArray[np.int64]:
+    def n_samples(self, split: str) -> npt.NDArray[np.int64]:
         """Gives the number of rows of each client."""
-        return np.array([len(shard.part(part)) for shard in self.shards])
+        return np.array([len(shard.split(split)) for shard in self.shards])
 
     @property
-    def validates(self) -> bool:
+    def has_validation(self) -> bool:
         """Tells whether clients hold validation rows."""
-        return bool(self.rows("validation").sum())
+        return bool(self.n_samples("validation").sum())
 
     @cached_property
     def label_counts(self) -> npt.NDArray[np.float32]:
@@ -122,8 +122,8 @@ class Federation:
 
     def left_out(self) -> list[str]:
         """Gives the groups of the data that have too few rows to be clients, in a line, if there are such."""
-        fewest, groups = self.origin.get("min_rows"), self.table.groups
-        if self.origin.get("split") != "natural" or groups is None or not isinstance(fewest, int):
+        fewest, groups = self.origin.get("min_samples"), self.table.groups
+        if self.origin.get("partition") != "natural" or groups is None or not isinstance(fewest, int):
             return []
         sizes = np.bincount(groups, minlength=len(self.table.group_names))
         small = [name for name, size in zip(self.table.group_names, sizes, strict=True) if 0 < size < fewest]
@@ -144,9 +144,9 @@ class Federation:
 
     def manifest(self) -> dict[str, object]:
         """Gives the division as plain values: the table's name and content hash, and every client's row numbers."""
-        clients = [{"name": shard.name, **{part: shard.part(part).tolist() for part in SPLITS}} for shard in self.shards]
+        clients = [{"name": shard.name, **{split: shard.split(split).tolist() for split in SPLITS}} for shard in self.shards]
         table = {"name": self.table.name, "rows": len(self.table), "classes": self.table.classes, "sha256": self.table.digest}
-        content = {"format": 1, "table": table, "split": self.origin, "client": clients}
+        content = {"format": 1, "table": table, "partition": self.origin, "client": clients}
         source = {**self.table.origin, **read_otherwise(self.table.source)}
         return {**content, "source": source} if source else content
 
@@ -164,7 +164,7 @@ class Federation:
             if content["format"] != 1 or not isinstance(facts, dict) or not isinstance(clients, list):
                 raise KeyError("format")
             name, digest = str(facts["name"]), str(facts["sha256"])
-            shards = [Shard(str(c["name"]), *(as_rows(c[part]) for part in SPLITS)) for c in clients]
+            shards = [Shard(str(c["name"]), *(as_rows(c[split]) for split in SPLITS)) for c in clients]
         except (KeyError, TypeError, ValueError) as problem:
             raise GpflError(f"{path} is not a federation manifest of format 1 (missing or wrong: {problem})") from None
         if table is None:
@@ -176,16 +176,16 @@ class Federation:
                 f"{path} divides a table with sha256 {digest[:12]}…, but the data '{table.name}' has {table.digest[:12]}…: "
                 "give the table it was made from"
             )
-        origin = content.get("split", {})
+        origin = content.get("partition", {})
         return cls(table, shards, origin if isinstance(origin, dict) else {})
 
 
 def federate(
-    data: str | Path | Table | Sequence[Arrays] | Mapping[str, Arrays], *, split: str | None = None, **settings: object
+    data: str | Path | Table | Sequence[Arrays] | Mapping[str, Arrays], *, partition: str | None = None, **settings: object
 ) -> Federation:
-    """Gives a federation: a named data set, your own files or a table, divided by a split, or arrays that lie with clients.
+    """Gives a federation: a named data set, your own files or a table, divided by a partition, or arrays that lie with clients.
 
-    `settings` are the split's options, such as `clients=20, classes_per_client=4, seed=1` or `beta=0.1`, and how data are
+    `settings` are the partition's options, such as `clients=20, classes_per_client=4, seed=1` or `beta=0.1`, and how data are
     read: `federate("visits.csv", client="hospital", label="outcome")`. Clients that bring (x, y) are divided into training
     and test rows; clients that bring (x_train, y_train, x_test, y_test) stay so.
     """
@@ -193,23 +193,23 @@ def federate(
         usual: Mapping[str, object] = {}
         if not isinstance(data, Table):
             source, settings = reading(str(data), settings)
-            usual = source.defaults.get("split", {})
-        name = split or str(usual.get("name", "pathological"))
+            usual = source.defaults.get("partition", {})
+        name = partition or str(usual.get("name", "pathological"))
         if name not in PARTITIONS:
-            raise GpflError(f"unknown split '{name}'; {did_you_mean(name, SPLITS)}")
+            raise GpflError(f"unknown partition '{name}'; {did_you_mean(name, PARTITIONS)}")
         table = data if isinstance(data, Table) else source.load()
         refuse_unknown(settings, {} if isinstance(data, Table) else options.options_of(type(source)))
         known = {key: value for key, value in usual.items() if name == usual["name"] and key != "name"}
-        return partition_table(table, options.build(PARTITIONS[name], {**known, **settings}, "split"))
+        return partition_table(table, options.build(PARTITIONS[name], {**known, **settings}, "partition"))
     if not isinstance(data, (list, tuple, Mapping)) or not data:
         raise GpflError(
             f"data is {type(data).__name__}; give a name, a gpfl.Table, or the arrays of at least one client: [(x, y), …]"
         )
-    for key, value in (("split", split), ("clients", settings.get("clients")), ("draws", settings.get("draws"))):
+    for key, value in (("partition", partition), ("clients", settings.get("clients")), ("rng", settings.get("rng"))):
         if value is not None:
             raise GpflError(f"{key} is {value!r}, but these arrays lie with their clients: leave it out, or give a Table")
     clients: Mapping[str, Arrays] = data if isinstance(data, Mapping) else {str(n): arrays for n, arrays in enumerate(data)}
-    return gather(clients, options.build(Partition, {**settings, "clients": len(clients)}, "split"))
+    return gather(clients, options.build(Partition, {**settings, "clients": len(clients)}, "partition"))
 
 
 def named_in(manifest: Path) -> str:
@@ -246,11 +246,11 @@ def unnamed(manifest: Path, name: str, content: Mapping[str, object]) -> GpflErr
 
 
 def refuse_unknown(settings: Mapping[str, object], reading: Iterable[str]) -> None:
-    """Refuses a setting that is no option of any split; the options of reading were taken out before, and may be meant."""
-    splits = {key for split in PARTITIONS.values() for key in options.options_of(split)}
+    """Refuses a setting that is no option of any partition; the options of reading were taken out before, and may be meant."""
+    partitions = {key for partition in PARTITIONS.values() for key in options.options_of(partition)}
     for key in settings:
-        close = did_you_mean(key, {*splits, *reading})
-        if key not in splits and any(f"'{other}'" in close for other in reading):
+        close = did_you_mean(key, {*partitions, *reading})
+        if key not in partitions and any(f"'{other}'" in close for other in reading):
             raise GpflError(f"unknown setting '{key}'; {close}")
 
 
@@ -261,18 +261,18 @@ def reading(name: str, settings: Mapping[str, object]) -> tuple[DataSource, dict
     return source, {key: value for key, value in settings.items() if key not in own}
 
 
-def partition_table(table: Table, split: Partition) -> Federation:
-    """Gives the table divided by a split."""
-    shards = [Shard(name, *parts) for name, parts in split.divided(table).items()]
+def partition_table(table: Table, partition: Partition) -> Federation:
+    """Gives the table divided by a partition."""
+    shards = [Shard(name, *parts) for name, parts in partition.divided(table).items()]
     rows = {shard.name: len(shard.train) + len(shard.validation) + len(shard.test) for shard in shards}
     few = [rows[shard.name] for shard in lacking(shards)]
-    check_filled(shards, split.way_out(table, list(rows.values()), few) if few else "")
-    if split.validation:
+    check_filled(shards, partition.way_out(table, list(rows.values()), few) if few else "")
+    if partition.validation_fraction:
         check_validated(shards)
-    return Federation(table, shards, {"split": split.name, **options.written_of(split)})
+    return Federation(table, shards, {"partition": partition.name, **options.written_of(partition)})
 
 
-def gather(clients: Mapping[str, Arrays], split: Partition) -> Federation:
+def gather(clients: Mapping[str, Arrays], partition: Partition) -> Federation:
     """Gives the federation of clients that bring their own arrays, joined into one table."""
     pieces: list[Table] = []
     shards: list[Shard] = []
@@ -283,9 +283,9 @@ def gather(clients: Mapping[str, Arrays], split: Partition) -> Federation:
         tables = [Table(arrays[k], arrays[k + 1], name=f"client {name}") for k in range(0, len(arrays), 2)]
         rows = [np.arange(start, start := start + len(table)) for table in tables]
         if len(rows) == 1:
-            shards.append(Shard(name, *split.cut(tables[0], rows[0], number)))
+            shards.append(Shard(name, *partition.cut(tables[0], rows[0], number)))
         else:
-            train, validation = split.keep_back(tables[0], rows[0], number)
+            train, validation = partition.keep_back(tables[0], rows[0], number)
             shards.append(Shard(name, train, validation, rows[1]))
         pieces += tables
     first = pieces[0]
@@ -296,7 +296,7 @@ def gather(clients: Mapping[str, Arrays], split: Partition) -> Federation:
                 f"{first.name} of {first.shape} ({first.x.dtype}); they must agree"
             )
     table = Table(torch.cat([piece.x for piece in pieces]), torch.cat([piece.y for piece in pieces]))
-    return Federation(table, shards, {"split": "arrays", **options.written_of(split)})
+    return Federation(table, shards, {"partition": "arrays", **options.written_of(partition)})
 
 
 def as_rows(values: Sequence[int]) -> Rows:
@@ -319,7 +319,7 @@ def check_validated(shards: Sequence[Shard]) -> None:
         others = f", and {pluralize(len(bad) - 1, 'other client')} of {len(shards):,} have none either" if len(bad) > 1 else ""
         raise GpflError(
             f"client {bad[0].name} has no validation rows: all of its {len(bad[0].train)} training rows stay together{others}; "
-            "leave out such clients, or --validation"
+            "leave out such clients, or --validation-fraction"
         )
 
 
@@ -340,20 +340,20 @@ def check_bundles(shard: Shard, table: Table) -> None:
     if table.together is None:
         return
     seen: dict[int, str] = {}
-    for part in SPLITS:
-        for bundle in np.unique(table.together[shard.part(part)]).tolist():
-            other = seen.setdefault(bundle, part)
-            if other != part:
-                rows = [int(shard.part(name)[table.together[shard.part(name)] == bundle][0]) for name in (other, part)]
+    for split in SPLITS:
+        for bundle in np.unique(table.together[shard.split(split)]).tolist():
+            other = seen.setdefault(bundle, split)
+            if other != split:
+                rows = [int(shard.split(name)[table.together[shard.split(name)] == bundle][0]) for name in (other, split)]
                 raise GpflError(
-                    f"client {shard.name} has rows that stay together in {other} and in {part}, such as rows {rows[0]} and "
+                    f"client {shard.name} has rows that stay together in {other} and in {split}, such as rows {rows[0]} and "
                     f"{rows[1]}: divide them otherwise, or keep none together"
                 )
 
 
 def check_shard(shard: Shard, total: int) -> None:
     """Refuses a client that has rows outside the table or twice."""
-    rows = np.concatenate([shard.part(part) for part in SPLITS])
+    rows = np.concatenate([shard.split(split) for split in SPLITS])
     outside = rows[(rows < 0) | (rows >= total)]
     if len(outside):
         raise GpflError(f"client {shard.name} has row {int(outside[0])}; the table has rows 0 to {total - 1}")
@@ -363,10 +363,10 @@ def check_shard(shard: Shard, total: int) -> None:
 
 def unpacked(brought: object, name: str) -> Sequence[ArrayLike]:
     """Gives what a client brought as two or four arrays, its torch Datasets read."""
-    parts = [brought] if isinstance(brought, DataSource) else brought
+    parts = [brought] if isinstance(brought, Dataset) else brought
     if not isinstance(parts, (tuple, list)):
         raise GpflError(f"client {name} brings {type(parts).__name__}; {WANTED}")
-    if parts and all(isinstance(part, DataSource) for part in parts):
+    if parts and all(isinstance(part, Dataset) for part in parts):
         parts = [array for part in parts for array in read_dataset(part, name)]
     if len(parts) not in (2, 4):
         raise GpflError(f"client {name} brings {len(parts)} arrays; {WANTED}")
@@ -403,7 +403,7 @@ def check_disjoint(shards: Sequence[Shard], total: int) -> None:
     """Refuses a row that two clients hold: one's test row may be the other's training row."""
     owner = np.full(total, -1)
     for number, shard in enumerate(shards):
-        rows = np.concatenate([shard.part(part) for part in SPLITS])
+        rows = np.concatenate([shard.split(split) for split in SPLITS])
         taken = rows[owner[rows] >= 0]
         if len(taken):
             first = shards[owner[taken[0]]].name

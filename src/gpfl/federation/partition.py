@@ -19,7 +19,7 @@ from gpfl.federation import pfllib_partition as reference_division
 Labels = npt.NDArray[np.int64]
 WHOSE = "say whose they are with --client"
 DRAWS = 5000
-"""How often a Dirichlet split is drawn before it is called impossible."""
+"""How often a Dirichlet partition is drawn before it is called impossible."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,24 +29,26 @@ class Partition:
     name: ClassVar[str]
 
     clients: int = option(20, "number of clients", symbol="N", least=1)
-    of: int = option(
+    total_clients: int = option(
         0,
         "divide among this many clients, of whom `clients` take part: chosen at random, or the first (draws reference)",
         least=0,
     )
-    test: float = option(0.25, "share of each client's rows kept for testing", above=0.0, most=0.9)
-    validation: float = option(0.0, "share of each client's training rows kept for choosing a round", least=0.0, most=0.9)
-    seed: int = option(1, "seed of the split; trials with other seeds share one split", least=0, most=LARGEST_SEED)
-    draws: str = option(
-        "own",
+    test_fraction: float = option(0.25, "share of each client's rows kept for testing", above=0.0, most=0.9)
+    validation_fraction: float = option(
+        0.0, "share of each client's training rows kept for choosing a round", least=0.0, most=0.9
+    )
+    seed: int = option(1, "seed of the partition; trials with other seeds share one partition", least=0, most=LARGEST_SEED)
+    rng: str = option(
+        "gpfl",
         "random numbers: our own, or 'reference' = those of the authors' code, with seed 1 its very division",
-        choices=("own", "reference"),
+        choices=("gpfl", "pfllib"),
         later=True,
     )
 
     def divided(self, table: Table) -> dict[str, tuple[Rows, Rows, Rows]]:
         """Gives the training, validation and test rows of the clients that take part."""
-        if self.draws == "reference":
+        if self.rng == "pfllib":
             return self._as_reference(table)
         return {name: self.cut(table, rows, number) for number, (name, rows) in enumerate(self.choose(table).items())}
 
@@ -55,20 +57,20 @@ class Partition:
         self.check()
         if table.parts is not None:
             raise GpflError(
-                f"split.draws is 'reference', but data '{table.name}' tells which rows are for testing, and the authors' code "
-                "draws them: set it to own"
+                f"partition.rng is 'pfllib', but data '{table.name}' tells which rows are for testing, and the authors' code "
+                "draws them: set it to gpfl"
             )
         if table.together is not None:
             raise GpflError(
-                f"split.draws is 'reference', but data '{table.name}' keeps rows together, and the authors' code draws them "
-                "one by one: set it to own"
+                f"partition.rng is 'pfllib', but data '{table.name}' keeps rows together, and the authors' code draws them "
+                "one by one: set it to gpfl"
             )
-        whole = dataclasses.replace(self, clients=self.of, of=0) if self.of else self
+        whole = dataclasses.replace(self, clients=self.total_clients, total_clients=0) if self.total_clients else self
         draw = np.random.RandomState(self.seed)
         assigned = whole.reference(table, draw)
         wanted = self.clients or len(assigned)
         self._refuse_more(table, wanted, len(assigned))
-        cuts = {name: reference_division.cut(rows, self.test, draw) for name, rows in assigned.items()}
+        cuts = {name: reference_division.cut(rows, self.test_fraction, draw) for name, rows in assigned.items()}
         taking_part = list(cuts.items())[:wanted]
         return {name: (*self.keep_back(table, train, number), test) for number, (name, (train, test)) in enumerate(taking_part)}
 
@@ -79,11 +81,12 @@ class Partition:
     def choose(self, table: Table) -> dict[str, Rows]:
         """Gives the rows of the clients that take part: all, or a seeded choice of them that grows with its number."""
         self.check()
-        if table.parts is not None and self.test != Partition.test:
+        if table.parts is not None and self.test_fraction != Partition.test_fraction:
             raise GpflError(
-                f"split.test is {self.test:g}, but data '{table.name}' tells which rows are for testing: leave it out"
+                f"partition.test_fraction is {self.test_fraction:g}, but data '{table.name}' tells which rows are for testing: "
+                "leave it out"
             )
-        whole = dataclasses.replace(self, clients=self.of, of=0) if self.of else self
+        whole = dataclasses.replace(self, clients=self.total_clients, total_clients=0) if self.total_clients else self
         assigned = whole.assign(table, generator(self.seed, "split"))
         wanted = self.clients or len(assigned)
         self._refuse_more(table, wanted, len(assigned))
@@ -92,18 +95,23 @@ class Partition:
 
     def _refuse_more(self, table: Table, wanted: int, there: int) -> None:
         if wanted > there:
-            raise GpflError(f"split.clients is {wanted}; data '{table.name}' has {there} groups: ask for at most that")
+            raise GpflError(f"partition.clients is {wanted}; data '{table.name}' has {there} groups: ask for at most that")
 
     def check(self) -> None:
         """Refuses numbers that do not go together."""
-        if self.of and self.clients > self.of:
-            raise GpflError(f"split.clients is {self.clients} of split.of = {self.of}; it must not be more: lower --clients")
+        if self.total_clients and self.clients > self.total_clients:
+            raise GpflError(
+                f"partition.clients is {self.clients} of partition.total_clients = {self.total_clients}; it must not be more: "
+                "lower --clients"
+            )
 
     def assign(self, table: Table, draw: np.random.Generator) -> dict[str, Rows]:
         """Gives each client's rows by its name: disjoint, and all of the table."""
         if table.together is not None:
-            way = "use --split natural" if table.groups is not None else WHOSE
-            raise GpflError(f"data '{table.name}' keeps rows together, and split '{self.name}' deals rows one by one: {way}")
+            way = "use --partition natural" if table.groups is not None else WHOSE
+            raise GpflError(
+                f"data '{table.name}' keeps rows together, and partition '{self.name}' deals rows one by one: {way}"
+            )
         labels = table.y.cpu().numpy()
         if table.parts is None:
             parts = self.deal(labels, table.classes, draw)
@@ -113,7 +121,7 @@ class Partition:
         return numbered(parts)
 
     def deal(self, labels: Labels, classes: int, draw: np.random.Generator) -> list[Rows]:
-        """Gives the rows of clients 0, 1, …; for splits that go by labels."""
+        """Gives the rows of clients 0, 1, …; for partitions that go by labels."""
         raise NotImplementedError
 
     def cut(self, table: Table, rows: Rows, number: int) -> tuple[Rows, Rows, Rows]:
@@ -127,26 +135,26 @@ class Partition:
         draw = generator(self.seed, "cut", number)
         shuffled = draw.permutation(rows)
         if table.together is not None:
-            test = choose_bundles(table.together[shuffled], labels_of(table, shuffled), self.test, draw)
+            test = choose_bundles(table.together[shuffled], labels_of(table, shuffled), self.test_fraction, draw)
             return *self.keep_back(table, shuffled[~test], number), shuffled[test]
-        kept = int((1 - self.test) * len(rows) + 1e-9)  # (1 - 0.8) * 5 is a little less than 1
+        kept = int((1 - self.test_fraction) * len(rows) + 1e-9)  # (1 - 0.8) * 5 is a little less than 1
         return *self.keep_back(table, shuffled[:kept], number), shuffled[kept:]
 
     def way_out(self, table: Table, rows: Sequence[int], few: Sequence[int]) -> str:
         """Gives what helps where some clients lack training or test rows, of the numbers of rows of all and of those."""
-        return "lower --clients, or change --test or --validation"
+        return "lower --clients, or change --test-fraction or --validation-fraction"
 
     def keep_back(self, table: Table, rows: Rows, number: int) -> tuple[Rows, Rows]:
         """Gives training rows without and with the share kept for validation; at least one row, where a share is asked
         and not all of them are one bundle.
         """
-        if not self.validation:
+        if not self.validation_fraction:
             return rows, rows[:0]
         draw = generator(self.seed, "validation", number)
         if table.together is not None:
-            mask = choose_bundles(table.together[rows], labels_of(table, rows), self.validation, draw)
+            mask = choose_bundles(table.together[rows], labels_of(table, rows), self.validation_fraction, draw)
             return rows[~mask], rows[mask]
-        kept = max(1, round(self.validation * len(rows)))
+        kept = max(1, round(self.validation_fraction * len(rows)))
         mask = np.zeros(len(rows), dtype=bool)
         mask[draw.permutation(len(rows))[:kept]] = True
         return rows[~mask], rows[mask]
@@ -183,7 +191,8 @@ class Pathological(Partition):
     def _check(self, classes: int) -> None:
         if self.classes_per_client > classes:
             raise GpflError(
-                f"split.classes_per_client is {self.classes_per_client}; the data has {classes} classes: ask for at most that"
+                f"partition.classes_per_client is {self.classes_per_client}; the data has {classes} classes: "
+                "ask for at most that"
             )
         places = self.clients * self.classes_per_client
         if places < classes:
@@ -222,13 +231,14 @@ class Dirichlet(Partition):
         0.1, "concentration; the smaller, the more the clients differ", symbol="β", typical="0.01 to 5", above=0.0
     )
     cap: bool = option(True, "give no more classes to a client that holds its n/N rows (authors' code)")
-    min_rows: int = option(0, "fewest rows of a client; 0 = the smaller of 40 and half of n/N", least=0)
+    min_samples: int = option(0, "fewest rows of a client; 0 = the smaller of 40 and half of n/N", least=0)
 
     def reference(self, table: Table, draw: np.random.RandomState) -> dict[str, Rows]:
         """Gives each client's rows by its name, drawn as the authors' code draws them."""
         if not self.cap:
             raise GpflError(
-                "split.cap is false and split.draws 'reference', but the authors' code has the cap: use --draws own"
+                "partition.cap is false and partition.rng is 'pfllib', but the authors' code has the cap: "
+                "use --partition-rng gpfl"
             )
         labels = table.y.cpu().numpy()
         fewest = self._fewest(len(labels))
@@ -236,11 +246,11 @@ class Dirichlet(Partition):
 
     def _fewest(self, total: int) -> int:
         """Gives the rows that every client must have, of so many in all."""
-        fewest = self.min_rows or max(1, min(reference_division.FEWEST, total // self.clients // 2))
+        fewest = self.min_samples or max(1, min(reference_division.FEWEST, total // self.clients // 2))
         if fewest * self.clients > total:
             raise GpflError(
                 f"{self.clients} clients × {fewest} rows = {fewest * self.clients}, but the table has {total} rows: "
-                "lower --clients or --min-rows"
+                "lower --clients or --min-samples"
             )
         return fewest
 
@@ -257,7 +267,7 @@ class Dirichlet(Partition):
             closest = max(closest, smallest)
         raise GpflError(
             f"none of {DRAWS} draws with beta {self.beta:g} gave each of {self.clients} clients {fewest} rows "
-            f"(the best gave its smallest client {closest}): raise --beta, or lower --clients or --min-rows"
+            f"(the best gave its smallest client {closest}): raise --beta, or lower --clients or --min-samples"
         )
 
     def _draw_sizes(self, counts: Labels, draw: np.random.Generator) -> Labels:
@@ -294,23 +304,28 @@ class Natural(Partition):
     name: ClassVar[str] = "natural"
 
     clients: int = option(0, "groups that take part, chosen at random; 0 = all", symbol="N", least=0)
-    min_rows: int = option(0, "leave out groups with fewer rows", least=0)
+    min_samples: int = option(0, "leave out groups with fewer rows", least=0)
 
     def check(self) -> None:
         """Refuses a number of clients to divide among: the groups are what they are."""
-        if self.of:
-            raise GpflError(f"split.of is {self.of}, but split 'natural' has the groups of the data: set --clients alone")
+        if self.total_clients:
+            raise GpflError(
+                f"partition.total_clients is {self.total_clients}, but partition 'natural' has the groups of the data: "
+                "set --clients alone"
+            )
 
     def assign(self, table: Table, draw: np.random.Generator) -> dict[str, Rows]:
         """Gives the rows of every group that has some."""
         if table.groups is None:
-            way = WHOSE if table.together is not None else "use --split dirichlet or pathological"
+            way = WHOSE if table.together is not None else "use --partition dirichlet or pathological"
             raise GpflError(f"data '{table.name}' does not tell the group of a row: {way}")
         parts = {name: np.flatnonzero(table.groups == number) for number, name in enumerate(table.group_names)}
-        kept = {name: rows for name, rows in parts.items() if len(rows) >= max(1, self.min_rows)}
+        kept = {name: rows for name, rows in parts.items() if len(rows) >= max(1, self.min_samples)}
         if not kept:
             most = max(len(rows) for rows in parts.values())
-            raise GpflError(f"split.min_rows is {self.min_rows}; the largest group of data '{table.name}' has {most} rows")
+            raise GpflError(
+                f"partition.min_samples is {self.min_samples}; the largest group of data '{table.name}' has {most} rows"
+            )
         return kept
 
     def reference(self, table: Table, draw: np.random.RandomState) -> dict[str, Rows]:
@@ -329,7 +344,7 @@ class Natural(Partition):
         bundle = "all of its rows stay together; " if table.together is not None else ""
         if left == len(rows):
             return f"{bundle}give clients more rows{ask}"
-        return f"{bundle}--min-rows {fewest} leaves out {left:,} of {pluralize(len(rows), 'client')}{ask}"
+        return f"{bundle}--min-samples {fewest} leaves out {left:,} of {pluralize(len(rows), 'client')}{ask}"
 
 
 def choose_bundles(together: Rows, labels: Labels, share: float, draw: np.random.Generator) -> npt.NDArray[np.bool_]:
@@ -361,7 +376,7 @@ def numbered(parts: Sequence[Rows]) -> dict[str, Rows]:
     return {str(number): rows for number, rows in enumerate(parts)}
 
 
-PARTITIONS: dict[str, type[Partition]] = {split.name: split for split in (Pathological, Dirichlet, Natural)}
+PARTITIONS: dict[str, type[Partition]] = {partition.name: partition for partition in (Pathological, Dirichlet, Natural)}
 
 
 def deal_classes(clients: int, classes: int, per_client: int) -> list[list[int]]:

@@ -35,7 +35,8 @@ def by_shares(
             shares = draw.dirichlet(np.full(clients, beta)) * (held < full)
             if not shares.sum():
                 raise GpflError(
-                    f"the authors' code fails here: all of class {label} would go to clients that are full; use --draws own"
+                    f"the authors' code fails here: all of class {label} would go to clients that are full; "
+                    "use --partition-rng gpfl"
                 )
             cuts = (np.cumsum(shares / shares.sum()) * len(members)).astype(int)[:-1]
             for client, part in enumerate(np.split(members, cuts)):

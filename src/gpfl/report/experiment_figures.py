@@ -116,12 +116,12 @@ def stops_of(experiment: str, run: Sequence[Column]) -> tuple[list[lines.Stop], 
 
 def clients_of(column: Column) -> int:
     """Gives the number of a column's clients."""
-    return int(str(column.given["split"]["clients"]))
+    return int(str(column.given["partition"]["clients"]))
 
 
 def drawn_of(column: Column) -> int:
     """Gives the number of clients that a column's are drawn from; 0 where they are all."""
-    return int(str(column.given["split"].get("of", 0)))
+    return int(str(column.given["partition"].get("total_clients", 0)))
 
 
 def short(column: Column) -> str:

@@ -25,7 +25,7 @@ def score_words(candidate: Candidate) -> str:
 def note_words(found: Sequence[Tuned], command: str, commit: str) -> str:
     """Gives the command, commit, seeds, budget and device behind the numbers, in a line."""
     plan = found[0].plan
-    validation = int(plan.federation.rows("validation").sum())
+    validation = int(plan.federation.n_samples("validation").sum())
     return (
         f"Command: {command}; commit {commit}; seeds {', '.join(map(str, plan.search.seeds))}; "
         f"budget {pluralize(plan.search.budget, 'candidate')} a method; search seed {plan.search.seed}; "
@@ -41,8 +41,8 @@ UNKNOWN = "the command that searched it was not noted, or has not ended."
 def markdown(found: Sequence[Tuned]) -> str:
     """Gives the table of methods, each method's candidates, and the notes on them."""
     plan = found[0].plan
-    split = plan.config.split.name if plan.config.split else "as in a manifest"
-    lines = [f"# Tuned values: {plan.config.data}, {pluralize(len(plan.federation), 'client')} ({split})", ""]
+    partition = plan.config.partition.name if plan.config.partition else "as in a manifest"
+    lines = [f"# Tuned values: {plan.config.data}, {pluralize(len(plan.federation), 'client')} ({partition})", ""]
     lines += [
         "| method | searched | candidates | chosen | validation, % | with defaults, % |",
         "| --- " * 4 + "| ---: | ---: |",

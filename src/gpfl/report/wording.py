@@ -102,7 +102,7 @@ def protocol(results: Results) -> list[str]:
         f"{results.validation:.0%} of each client's training rows were kept for validation: the round that is best on them "
         "gives an accuracy that no test row has chosen, and patience goes by them."
         if results.validation
-        else "No validation rows were kept (--validation 0.1 keeps some), so no round was selected by them."
+        else "No validation rows were kept (--validation-fraction 0.1 keeps some), so no round was selected by them."
     )
     return said
 

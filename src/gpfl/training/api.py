@@ -247,8 +247,8 @@ def prepare(
     config: Config, federation: Federation, module: nn.Module | Callable[[], nn.Module] | None, head: str | None
 ) -> tuple[Config, RunSpec]:
     """Gives the config with everything filled in that depends on the net, and the setting to run."""
-    if config.run.select == "validation" and not federation.validates:
-        raise GpflError("run.select is 'validation', but no client has validation rows: set --validation, such as 0.1")
+    if config.run.select == "validation" and not federation.has_validation:
+        raise GpflError("run.select is 'validation', but no client has validation rows: set --validation-fraction, such as 0.1")
     device = find_device(config.run.device)
     if config.run.precision != "float32" and device.type != "cuda":
         raise GpflError(
@@ -270,11 +270,11 @@ def prepare(
         seed=config.run.seed,
         rounds=train.rounds,
         batch_size=train.batch_size,
-        join=train.join,
+        client_fraction=train.client_fraction,
         shuffle=train.shuffle,
         drop_last=train.drop_last,
     )
-    most, needed = int(federation.rows("train").max()), schedule.min_samples(method.phases())
+    most, needed = int(federation.n_samples("train").max()), schedule.min_samples(method.phases())
     if most < needed:
         raise GpflError(
             f"the largest client has {most} training rows; {method.name} needs {needed} at batch size {train.batch_size}: "

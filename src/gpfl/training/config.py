@@ -70,7 +70,7 @@ class TrainOptions:
     )
     batch_size: int = option(10, "rows in a batch", symbol="B", least=1)
     epochs: int = option(1, "local epochs a round", symbol="E", least=1)
-    join: float | tuple[float, float] = option(
+    client_fraction: float | tuple[float, float] = option(
         1.0, "share of clients that join a round, or a range it is drawn from", symbol="ρ", above=0.0, most=1.0
     )
     shuffle: bool = option(True, "new order of rows each round")
@@ -94,7 +94,7 @@ PROTOCOLS: Mapping[str, Mapping[str, object]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A run, complete. `split` is None where a federation or its manifest was given, `net` where a module was.
+    """A run, complete. `partition` is None where a federation or its manifest was given, `net` where a module was.
 
     `source` is None where arrays were given in Python; `data` is what they are called in any case.
     """
@@ -102,7 +102,7 @@ class Config:
     run: RunOptions
     data: str
     source: DataSource | None
-    split: Partition | None
+    partition: Partition | None
     manifest: str
     net: Architecture | None
     train: TrainOptions
@@ -111,16 +111,16 @@ class Config:
 
     def to_toml(self) -> str:
         """Gives the text of config.toml; running it again is running this."""
-        split = (
+        partition = (
             {"name": "manifest", "file": MANIFEST}
-            if self.split is None
-            else {"name": self.split.name, **options.written_of(self.split)}
+            if self.partition is None
+            else {"name": self.partition.name, **options.written_of(self.partition)}
         )
         net = {"name": CUSTOM} if self.net is None else {"name": name_of(self.net), **options.written_of(self.net)}
         sections: dict[str, object] = {
             "run": options.written_of(self.run),
             "data": {"name": self.source.address, **options.written_of(self.source)} if self.source else {"name": self.data},
-            "split": split,
+            "partition": partition,
             "net": net,
             "train": options.written_of(self.train),
             "method": {"name": self.method.name, **options.written_of(self.method)},
@@ -134,9 +134,9 @@ class Config:
         if self.source is None:
             raise GpflError(f"the data '{self.data}' were given in Python: give them again there")
         table = self.source.load()
-        if self.split is None:
+        if self.partition is None:
             return Federation.load(Path(self.manifest), table)
-        return partition_table(table, self.split)
+        return partition_table(table, self.partition)
 
 
 def name_of(net: Architecture) -> str:
@@ -153,9 +153,9 @@ def read(path: Path) -> ConfigDict:
         if not isinstance(values, dict):
             raise GpflError(f"{path}: '{section}' stands outside a section; the sections are {', '.join(SECTIONS)}")
         given[section] = dict(values)
-    manifest, data = given.get("split", {}).get("file"), given.get("data", {}).get("name")
+    manifest, data = given.get("partition", {}).get("file"), given.get("data", {}).get("name")
     if isinstance(manifest, str):
-        given["split"]["file"] = str(path.parent / manifest)
+        given["partition"]["file"] = str(path.parent / manifest)
     if isinstance(data, str) and data not in DATASETS and (path.parent / data).exists():
         given["data"]["name"] = str(path.parent / data)
     return given
@@ -177,7 +177,7 @@ def refuse_data(config: str, command: str) -> None:
         raise GpflError(f"{config} is not a config (.toml): did you mean `gpfl {command} {flag} {quoted}`?")
 
 
-SECTIONS = ("run", "data", "split", "net", "train", "method", "defence")
+SECTIONS = ("run", "data", "partition", "net", "train", "method", "defence")
 
 
 def resolve_config(given: ConfigDict, *, federation: Federation | None = None, custom_net: bool = False) -> Config:
@@ -199,13 +199,13 @@ def resolve_config(given: ConfigDict, *, federation: Federation | None = None, c
         TrainOptions, {**usual.get("train", {}), **PROTOCOLS[run.protocol], **given.get("train", {})}, "train"
     )
     refuse_wrong_join(train)
-    split = None if federation else chosen_split(given, usual)
-    manifest = str(given.get("split", {}).get("file", "")) if split is None else ""
+    partition = None if federation else chosen_partition(given, usual)
+    manifest = str(given.get("partition", {}).get("file", "")) if partition is None else ""
     return Config(
         run=run,
         data=data,
         source=source,
-        split=split,
+        partition=partition,
         manifest=manifest,
         net=net,
         train=train,
@@ -217,22 +217,22 @@ def resolve_config(given: ConfigDict, *, federation: Federation | None = None, c
 def look_over(given: ConfigDict, custom_net: bool) -> None:
     """Refuses what can be before data are asked for their defaults: own files are read for that, which may take long."""
     refuse_wrong_join(options.build(TrainOptions, given.get("train", {}), "train"))
-    look_over_split(given)
+    look_over_partition(given)
     if "name" in given.get("net", {}) and not custom_net:
         chosen_net(given, {}, None)
 
 
-def look_over_split(given: ConfigDict) -> None:
-    """Refuses a split, or where own files are to choose it, what none of those takes that know all of its options."""
-    values = given.get("split", {})
+def look_over_partition(given: ConfigDict) -> None:
+    """Refuses a partition, or where own files are to choose it, what none of those takes that know all of its options."""
+    values = given.get("partition", {})
     if "name" in values:
-        chosen_split(given, {})
+        chosen_partition(given, {})
     elif "file" not in values and name_in(given, "data", "digits") not in DATASETS:
         problems = []
         for name, record in PARTITIONS.items():
             if values.keys() <= options.options_of(record).keys():
                 try:
-                    chosen_split({"split": {"name": name, **values}}, {})
+                    chosen_partition({"partition": {"name": name, **values}}, {})
                 except GpflError as problem:
                     problems.append(problem)
                 else:
@@ -249,13 +249,13 @@ def check_device(name: str) -> None:
 
 def refuse_wrong_join(train: TrainOptions) -> None:
     """Refuses shares of clients that are the wrong way round."""
-    if isinstance(train.join, tuple) and train.join[0] > train.join[1]:
-        raise GpflError(f"train.join is {list(train.join)}; the lower share must come first")
+    if isinstance(train.client_fraction, tuple) and train.client_fraction[0] > train.client_fraction[1]:
+        raise GpflError(f"train.client_fraction is {list(train.client_fraction)}; the lower share must come first")
 
 
 def chosen_source(given: ConfigDict) -> DataSource:
     """Gives the data of the section [data]; a manifest names its own, or says how own files were read."""
-    manifest = given.get("split", {}).get("file")
+    manifest = given.get("partition", {}).get("file")
     divided = Path(manifest) if isinstance(manifest, str) else None
     usual = named_in(divided) if divided and "name" not in given.get("data", {}) else "digits"
     name = name_in(given, "data", usual)
@@ -307,26 +307,29 @@ def chosen_net(given: ConfigDict, usual: Mapping[str, Mapping[str, object]], fed
     return options.build(NETS[name], values, "net")
 
 
-def chosen_split(given: ConfigDict, usual: Mapping[str, Mapping[str, object]]) -> Partition | None:
-    """Gives the split of the section [split], or None where it names a manifest."""
-    name = name_in(given, "split", str(usual.get("split", {}).get("name", "pathological")))
+def chosen_partition(given: ConfigDict, usual: Mapping[str, Mapping[str, object]]) -> Partition | None:
+    """Gives the partition of the section [partition], or None where it names a manifest."""
+    name = name_in(given, "partition", str(usual.get("partition", {}).get("name", "pathological")))
     if name == "manifest":
-        if not isinstance(given["split"].get("file"), str):
-            raise GpflError("split.name is 'manifest', so split.file must name the file")
-        extra = [key for key in given["split"] if key not in ("name", "file")]
+        if not isinstance(given["partition"].get("file"), str):
+            raise GpflError("partition.name is 'manifest', so partition.file must name the file")
+        extra = [key for key in given["partition"] if key not in ("name", "file")]
         if extra:
-            raise GpflError(f"split.{extra[0]} cannot be set: split.name is 'manifest', which says how the rows are divided")
+            raise GpflError(
+                f"partition.{extra[0]} cannot be set: partition.name is 'manifest', which says how the rows are divided"
+            )
         return None
     if name not in PARTITIONS:
-        raise GpflError(f"unknown split '{name}'; {did_you_mean(name, (*PARTITIONS, 'manifest'))}")
-    values = {**fitting_defaults(usual, "split", name, PARTITIONS[name]), **without_name(given.get("split", {}))}
+        raise GpflError(f"unknown partition '{name}'; {did_you_mean(name, (*PARTITIONS, 'manifest'))}")
+    values = {**fitting_defaults(usual, "partition", name, PARTITIONS[name]), **without_name(given.get("partition", {}))}
     for key in values:
         owners = [kind for kind, record in PARTITIONS.items() if key in options.options_of(record)]
         if owners and name not in owners:
             raise GpflError(
-                f"split.{key} belongs to split '{owners[0]}', not to '{name}': use --split {owners[0]} or leave it out"
+                f"partition.{key} belongs to partition '{owners[0]}', not to '{name}': "
+                f"use --partition {owners[0]} or leave it out"
             )
-    return options.build(PARTITIONS[name], values, "split")
+    return options.build(PARTITIONS[name], values, "partition")
 
 
 def fitting_defaults(usual: Mapping[str, Mapping[str, object]], section: str, name: str, record: type) -> dict[str, object]:

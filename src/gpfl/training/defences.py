@@ -33,7 +33,7 @@ def promised(method: Method, federation: Federation, schedule: Schedule) -> Fact
 
 def crowd_of(method: Method, federation: Federation, schedule: Schedule) -> AccountingInputs:
     """Gives what a promise depends on besides the defence."""
-    rows, phases = tuple(int(size) for size in federation.rows("train")), method.phases()
+    rows, phases = tuple(int(size) for size in federation.n_samples("train")), method.phases()
     needed = schedule.min_samples(phases)
     return AccountingInputs(schedule, phases, rows, sum(size < needed for size in rows))
 

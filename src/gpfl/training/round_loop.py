@@ -114,11 +114,11 @@ class RoundLoop:
         """What decides which round's models are kept: last, validation or test."""
         if self.options.select != "auto":
             return self.options.select
-        return "validation" if self.setting.federation.validates else "last"
+        return "validation" if self.setting.federation.has_validation else "last"
 
-    def scores(self, part: str) -> list[float]:
+    def scores(self, split: str) -> list[float]:
         """Gives the accuracies of all evaluated rounds on test or validation rows."""
-        return [number(line, "accuracy" if part == "test" else part) for line in self.lines]
+        return [number(line, "accuracy" if split == "test" else split) for line in self.lines]
 
     def _start(self) -> tuple[RunState, RunState]:
         """Gives the state to go on from and the state selected so far."""
@@ -133,7 +133,7 @@ class RoundLoop:
         chosen = self._own(self.folder.load_state(whole, "selected")) if self.selects != "last" else state
         if chosen is None:
             state = chosen = first  # the round that was selected is lost, so the run starts over
-        also = ("validation",) if self.setting.federation.validates else ()
+        also = ("validation",) if self.setting.federation.has_validation else ()
         saved = self.folder.lines(also) if state is not first else []
         self.lines = [line for line in saved if number(line, "round") <= state.round]
         if state is not first:
@@ -197,7 +197,7 @@ class RoundLoop:
         """Adds the line of a round; `cohort` is the outcome of the round before it."""
         test = yield from self._judge(state, "test")
         line: MetricsRecord = {"round": state.round, "accuracy": test.accuracy, "loss": test.loss}
-        if self.setting.federation.validates:
+        if self.setting.federation.has_validation:
             line["validation"] = (yield from self._judge(state, "validation")).accuracy
         line |= {"mean": test.mean, "std": test.std, "cov": test.cov, "clients": test.clients.tolist()}
         if cohort is not None:
@@ -212,12 +212,12 @@ class RoundLoop:
             self.folder.append(line)
         self.watch.line(line, self.setting.schedule.rounds)
 
-    def _judge(self, state: RunState, part: str) -> Generator[EvalRequest, Evaluation, Evaluation]:
-        """Gives the scores on the rows of `part`, none of them NaN."""
-        scores = yield EvalRequest(state.shared, state.private, self.engine.owned, state.round, part)
+    def _judge(self, state: RunState, split: str) -> Generator[EvalRequest, Evaluation, Evaluation]:
+        """Gives the scores on the rows of `split`, none of them NaN."""
+        scores = yield EvalRequest(state.shared, state.private, self.engine.owned, state.round, split)
         for place, loss in enumerate(scores.loss_sum):
             if not math.isfinite(loss):
-                self._stop(f"the model of client {self._name(place)} has loss {loss} on its {part} rows", state.round)
+                self._stop(f"the model of client {self._name(place)} has loss {loss} on its {split} rows", state.round)
         return scores
 
     def _refuse_nan(self, cohort: RoundResult, clients: list[int], round: int) -> None:
@@ -244,8 +244,8 @@ class RoundLoop:
         """Tells whether the accuracy (on validation rows, where there are some) has not risen for too long."""
         if not self.patience or not self.lines:
             return False
-        part = "validation" if self.setting.federation.validates else "test"
-        risen = number(self.lines[best(self.scores(part))], "round")
+        split = "validation" if self.setting.federation.has_validation else "test"
+        risen = number(self.lines[best(self.scores(split))], "round")
         return number(self.lines[-1], "round") - risen >= self.patience
 
     def _save(self, state: RunState, selected: RunState) -> None:
@@ -265,7 +265,7 @@ class RoundLoop:
         chosen = next((line for line in self.lines if line["round"] == selected.round), self.lines[-1])
         last = self.lines[-1]
         validation = {}
-        if self.setting.federation.validates:
+        if self.setting.federation.has_validation:
             line = self.lines[best(self.scores("validation"))]
             validation = {"validation_best_round": line["round"], "validation_best_accuracy": line["accuracy"]}
         return {

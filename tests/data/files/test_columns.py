@@ -80,7 +80,7 @@ def test_csv_without_clients_is_divided_by_a_split(tmp_path: Path) -> None:
     federation = gpfl.federate(path, clients=4, beta=100.0)
     assert len(federation) == 4
     assert sorted(np.concatenate([[*s.train, *s.test] for s in federation.shards])) == list(range(40))
-    said = refusal_of(lambda: gpfl.federate(path, split="natural"))
+    said = refusal_of(lambda: gpfl.federate(path, partition="natural"))
     assert said == "data 'a.csv' does not tell the group of a row: use --split dirichlet or pathological"
 
 
@@ -145,7 +145,7 @@ def test_part_column_divides_rows_and_only_training_rows_are_measured(tmp_path: 
     (step,) = table.origin["columns"]  # type: ignore[misc]
     assert step == {"name": "age", "mean": 3.0, "std": pytest.approx(((4 + 1 + 9 + 0) / 4) ** 0.5)}
     assert "train and test as given" in table.words
-    (shard,) = gpfl.federate(table, split="natural").shards
+    (shard,) = gpfl.federate(table, partition="natural").shards
     assert (shard.train.tolist(), shard.validation.tolist(), shard.test.tolist()) == ([0, 1, 2, 5], [4], [3])
 
 
@@ -167,7 +167,7 @@ def test_rows_of_one_value_stay_together_and_the_column_is_no_input(suffix: str,
     assert table.shape == ((1,) if suffix == "csv" else (2,))
     assert table.origin["together"] == "patient"
     assert "train and test drawn at random, rows of one 'patient' together." in table.words
-    for shard in gpfl.federate(table, split="natural").shards:
+    for shard in gpfl.federate(table, partition="natural").shards:
         assert not set(shard.train // 3) & set(shard.test // 3)
         assert len(shard.test) in (6, 9)
 
@@ -184,11 +184,11 @@ def test_column_of_what_stays_together_must_be_there_and_whole(tmp_path: Path) -
     assert len(load(gaps, together="patient", missing="drop")) == 59
     alone = write(tmp_path / "d.csv", lines(PATIENTS[:3], *(row[:3] for row in VISITS_OF_PATIENTS)))
     with pytest.raises(gpfl.GpflError, match=r"split 'dirichlet' deals rows one by one: say whose they are with --client"):
-        gpfl.federate(alone, together="patient", split="dirichlet", clients=2)
+        gpfl.federate(alone, together="patient", partition="dirichlet", clients=2)
     said = [(*row, "train" if k % 4 else "test") for k, row in enumerate(VISITS_OF_PATIENTS)]
     parted = write(tmp_path / "c.csv", lines((*PATIENTS, "part"), *said))
     with pytest.raises(gpfl.GpflError, match=r"client n has rows that stay together in train and in test, such as rows"):
-        gpfl.federate(parted, together="patient", split="natural")
+        gpfl.federate(parted, together="patient", partition="natural")
 
 
 def test_values_at_several_clients_and_values_alike_are_named(tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_clients_come_in_the_order_of_numbers_or_of_the_alphabet(
     table = load(path)
     assert table.group_names == (first, second)
     assert clients_of(table) == said
-    federation = gpfl.federate(path, test=0.5)
+    federation = gpfl.federate(path, test_fraction=0.5)
     assert [shard.name for shard in federation.shards] == [first, second]
 
 

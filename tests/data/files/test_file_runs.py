@@ -162,7 +162,7 @@ def test_resume_of_changed_or_vanished_files_is_refused(command: Command) -> Non
 def test_manifest_divides_the_same_file_and_refuses_a_changed_one(command: Command) -> None:
     write(Path("visits.csv"), many())
     rounds = ("--method", "local", "--rounds", 1)
-    assert command("run", *OWN, *rounds, "--split-seed", 7, "--out", "one").code == 0
+    assert command("run", *OWN, *rounds, "--partition-seed", 7, "--out", "one").code == 0
     said = command("run", *OWN, *rounds, "--federation", "one/federation.toml", "--out", "two")
     assert said.code == 0, said.err
     assert without_time(Path("two")) == without_time(Path("one"))
@@ -222,8 +222,8 @@ def test_findings_are_told_even_if_the_rows_cannot_be_divided(command: Command) 
     write(Path("visits.csv"), lines(("a", "client", "label"), *rows))
     said = command("run", "--data", "visits.csv", "--rounds", 1)
     assert said.out.startswith("visits.csv: 13 rows; 2 clients by 'client' with 1 to 12 rows; ")
-    assert_refused(said, "client small has no training rows", "--min-rows 2 leaves out 1 of 2 clients")
-    said = command("run", "--data", "visits.csv", "--min-rows", 2, "--rounds", 1)
+    assert_refused(said, "client small has no training rows", "--min-samples 2 leaves out 1 of 2 clients")
+    said = command("run", "--data", "visits.csv", "--min-samples", 2, "--rounds", 1)
     assert said.code == 0, said.err
     assert "1 client has fewer than 2 rows and is left out: small." in said.out.splitlines()
 
@@ -279,17 +279,21 @@ def test_data_in_the_place_of_a_config_is_refused_with_the_command(
         (("--data", "visits.csv", "--label", "knd"), "data.label (--label) is 'knd', which is no column; did you mean 'kind'?"),
         (("--data", "visits.csv", "--label", "kind", "--ignore", "c"), "data.ignore names column 'c'; known: a, b, kind, site"),
         (("--data", "visits.csv"), "which column holds the label? Say --label NAME; there are a, b, site, kind"),
-        (("--data", "visits.csv", "--label", "kind", "--split", "natural"), "does not tell the group of a row"),
-        ((*OWN, "--min-rows", 40), "split.min_rows (--min-rows) is 40; the largest group of data 'visits.csv' has 16 rows"),
+        (("--data", "visits.csv", "--label", "kind", "--partition", "natural"), "does not tell the group of a row"),
+        (
+            (*OWN, "--min-samples", 40),
+            "partition.min_samples (--min-samples) is 40; the largest group of data 'visits.csv' has 16 rows",
+        ),
         (
             ("--data", "visits.csv", "--label", "site", "--client", "site"),
             "column 'site' is named by both --label and --client: take it out of one",
         ),
         (
-            ("--data", "divided.csv", "--test", 0.5),
-            "split.test (--test) is 0.5, but data 'divided.csv' tells which rows are for testing: leave it out",
+            ("--data", "divided.csv", "--test-fraction", 0.5),
+            "partition.test_fraction (--test-fraction) is 0.5, but data 'divided.csv' tells which rows are for testing: leave "
+            "it out",
         ),
-        ((*OWN, "--beta", 1), "split.beta (--beta) belongs to split 'dirichlet', not to 'natural'"),
+        ((*OWN, "--beta", 1), "partition.beta (--beta) belongs to partition 'dirichlet', not to 'natural'"),
         (("--data", "qqq"), "unknown data 'qqq'; known: agnews, amazon, "),
         (("--data", "other/visits.csv"), "there is no file or folder other/visits.csv"),
     ],
@@ -368,11 +372,11 @@ def test_trials_and_comparisons_read_the_files_once(command: Command, gathered: 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--clients", -1), "split.clients (--clients) is -1; it must be at least 1"),
-        (("--beta", -0.5), "split.beta (--beta) is -0.5; it must be above 0"),
+        (("--clients", -1), "partition.clients (--clients) is -1; it must be at least 1"),
+        (("--beta", -0.5), "partition.beta (--beta) is -0.5; it must be above 0"),
         (("--device", "tpu"), "run.device (--device) is 'tpu'; it must be auto, cpu, cuda, cuda:N or mps"),
         (("--lr", -1), "train.lr (--lr) is -1"),
-        (("--split", "iid"), "unknown split 'iid'"),
+        (("--partition", "iid"), "unknown partition 'iid'"),
     ],
 )
 def test_mistakes_are_told_before_files_are_read(

@@ -60,7 +60,7 @@ def test_train_and_test_lie_in_clients_or_clients_in_train_and_test(outer: str, 
     table = federation.table
     values = (table.x[:, 0].numpy() * 1.5811388 + 3).round(4)  # 1, 2, 4, 5: mean 3, variance 2.5
     by_client = {
-        s.name: [sorted(values[s.part(part)].tolist()) for part in ("train", "validation", "test")] for s in federation.shards
+        s.name: [sorted(values[s.split(part)].tolist()) for part in ("train", "validation", "test")] for s in federation.shards
     }
     assert by_client == {"north": [[1.0, 2.0], [], [9.0]], "south": [[4.0, 5.0], [], [8.0]]}
     assert federation.table.words.startswith("d: 6 rows; 2 clients with 3 rows; train and test as given.\n")
@@ -74,17 +74,17 @@ def test_validation_files_are_validation_rows(tmp_path: Path) -> None:
     for client in ("north", "south"):
         for part, rows in (("train", 4), ("val", 2), ("test", 1)):
             write(tmp_path / "d" / client / f"{part}.csv", lines(("a", "label"), *((k, k % 2) for k in range(rows))))
-    federation = gpfl.federate(tmp_path / "d", validation=0.5)
-    assert federation.rows("train").tolist() == [4, 4]
-    assert federation.rows("validation").tolist() == [2, 2], "those given, not a share"
-    assert federation.rows("test").tolist() == [1, 1]
+    federation = gpfl.federate(tmp_path / "d", validation_fraction=0.5)
+    assert federation.n_samples("train").tolist() == [4, 4]
+    assert federation.n_samples("validation").tolist() == [2, 2], "those given, not a share"
+    assert federation.n_samples("test").tolist() == [1, 1]
 
 
 def test_share_of_the_given_training_rows_may_be_kept_for_validation(tmp_path: Path) -> None:
     for client in ("north", "south"):
         for part, rows in (("train", 8), ("test", 2)):
             write(tmp_path / "d" / client / f"{part}.csv", lines(("a", "label"), *((k, k % 2) for k in range(rows))))
-    federation = gpfl.federate(tmp_path / "d", validation=0.25)
+    federation = gpfl.federate(tmp_path / "d", validation_fraction=0.25)
     for shard in federation.shards:
         assert federation.table.parts is not None
         assert (len(shard.train), len(shard.validation), len(shard.test)) == (6, 2, 2)
@@ -92,26 +92,26 @@ def test_share_of_the_given_training_rows_may_be_kept_for_validation(tmp_path: P
         assert set(federation.table.parts[shard.test]) == {TEST}
 
 
-@pytest.mark.parametrize("split", ["dirichlet", "pathological"])
-def test_parts_hold_under_any_split(split: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("partition", ["dirichlet", "pathological"])
+def test_parts_hold_under_any_split(partition: str, tmp_path: Path) -> None:
     for part, rows in (("train", 90), ("test", 30)):
         write(tmp_path / "d" / f"{part}.csv", lines(("a", "label"), *((k, k % 3) for k in range(rows))))
-    options = {"beta": 100.0} if split == "dirichlet" else {"classes_per_client": 3, "balanced": True}
-    federation = gpfl.federate(tmp_path / "d", split=split, clients=2, **options)
+    options = {"beta": 100.0} if partition == "dirichlet" else {"classes_per_client": 3, "balanced": True}
+    federation = gpfl.federate(tmp_path / "d", partition=partition, clients=2, **options)
     given = federation.table.parts
     assert given is not None
     assert sorted(np.concatenate([shard.train for shard in federation.shards])) == np.flatnonzero(given == TRAIN).tolist()
     assert sorted(np.concatenate([shard.test for shard in federation.shards])) == np.flatnonzero(given == TEST).tolist()
 
 
-@pytest.mark.parametrize("split", ["natural", "dirichlet"])
-def test_share_for_testing_is_refused_where_files_tell_the_test_rows(split: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("partition", ["natural", "dirichlet"])
+def test_share_for_testing_is_refused_where_files_tell_the_test_rows(partition: str, tmp_path: Path) -> None:
     for (client, part), text in divided_files().items():
         write(tmp_path / "d" / client / f"{part}.csv", text)
-    assert refusal_of(lambda: gpfl.federate(tmp_path / "d", split=split, clients=2, test=0.5)) == (
-        "split.test is 0.5, but data 'd' tells which rows are for testing: leave it out"
+    assert refusal_of(lambda: gpfl.federate(tmp_path / "d", partition=partition, clients=2, test_fraction=0.5)) == (
+        "partition.test_fraction is 0.5, but data 'd' tells which rows are for testing: leave it out"
     )
-    assert len(gpfl.federate(tmp_path / "d", test=0.25)) == 2, "as a run's config.toml says"
+    assert len(gpfl.federate(tmp_path / "d", test_fraction=0.25)) == 2, "as a run's config.toml says"
 
 
 @pytest.mark.parametrize("leftovers", [(), ("rawdata/MNIST/raw/t10k", "config.json")], ids=["bare", "with downloads"])
@@ -136,4 +136,4 @@ def test_folders_of_pfllib_are_read_as_they_are(leftovers: tuple[str, ...], tmp_
             x, y = held[shard.name, part]
             assert np.array_equal(federation.table.x[rows_].numpy(), x)
             assert np.array_equal(federation.table.y[rows_].numpy(), y)
-    assert find_dataset(str(root), {}).defaults == {"split": {"name": "natural"}, "net": {"name": "cnn4"}}
+    assert find_dataset(str(root), {}).defaults == {"partition": {"name": "natural"}, "net": {"name": "cnn4"}}

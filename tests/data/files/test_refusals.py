@@ -268,17 +268,17 @@ def test_client_without_test_rows_is_refused_and_min_rows_leaves_it_out(tmp_path
     rows = [(k, "big", k % 2) for k in range(12)] + [(5, "small", 1)]
     path = write(tmp_path / "a.csv", lines(("a", "client", "label"), *rows))
     assert refusal_of(lambda: gpfl.federate(path)) == (
-        "client small has no training rows (0 training, 1 test): --min-rows 2 leaves out 1 of 2 clients; "
+        "client small has no training rows (0 training, 1 test): --min-samples 2 leaves out 1 of 2 clients; "
         "is 'client' the column of clients?"
     )
-    federation = gpfl.federate(path, min_rows=2)
+    federation = gpfl.federate(path, min_samples=2)
     assert [shard.name for shard in federation.shards] == ["big"]
     assert sorted([*federation.shards[0].train, *federation.shards[0].test]) == list(range(12))
-    assert refusal_of(lambda: gpfl.federate(path, min_rows=13)) == (
-        "split.min_rows is 13; the largest group of data 'a.csv' has 12 rows"
+    assert refusal_of(lambda: gpfl.federate(path, min_samples=13)) == (
+        "partition.min_samples is 13; the largest group of data 'a.csv' has 12 rows"
     )
     assert federation.data_warnings() == ["1 client has fewer than 2 rows and is left out: small."]
-    assert gpfl.federate(path, min_rows=2, clients=1).data_warnings() == federation.data_warnings()
+    assert gpfl.federate(path, min_samples=2, clients=1).data_warnings() == federation.data_warnings()
     for client, parts in (("a", ("train", "test")), ("b", ("train",))):
         for part in parts:
             write(tmp_path / "d" / client / f"{part}.csv", lines(("a", "label"), *GOOD_ROWS))

@@ -91,7 +91,9 @@ def test_copy_that_is_written_into_by_its_view_is_not_shared() -> None:
 
 
 @pytest.mark.parametrize(
-    "part", [lambda y: y, lambda y: y[0], lambda y: y.split(2)[1], lambda y: y.unbind(0)[2]], ids=["all", "row", "split", "one"]
+    "part",
+    [lambda y: y, lambda y: y[0], lambda y: y.split(2)[1], lambda y: y.unbind(0)[2]],
+    ids=["all", "row", "partition", "one"],
 )
 def test_reading_before_and_after_a_write_is_not_the_same(part: Callable[[Tensor], Tensor]) -> None:
     def step(x: Tensor) -> list[Tensor]:

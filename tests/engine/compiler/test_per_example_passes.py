@@ -120,7 +120,7 @@ def test_steps_without_gradients_of_rows_are_left_as_they_are(method: str, monke
     monkeypatch.setattr(Vmap, "trace_from", 1)
     draw = np.random.default_rng(0)
     table = gpfl.Table(draw.integers(0, 256, (48, 1, 16, 16)).astype(np.uint8), np.arange(48) % 3, name="noise")
-    federation = gpfl.federate(table, split="pathological", clients=2, classes_per_client=2, balanced=True)
+    federation = gpfl.federate(table, partition="pathological", clients=2, classes_per_client=2, balanced=True)
     gpfl.fit(method, federation, net=CNN4(channels=(4, 8), hidden=64), rounds=1, engine="vmap", device="cpu", batch_size=4)
     assert seen
     for before, after in seen:

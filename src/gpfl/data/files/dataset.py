@@ -64,8 +64,8 @@ class FileDataset(DataSource):
         """A net for the shape of a row; clients as they are, if the files tell them."""
         table = self.load()
         net = {"name": "cnn4" if len(table.shape) == 3 else "mlp"}
-        split = {"name": "natural"} if table.groups is not None else {"name": "dirichlet"}
-        return {"split": split, "net": net}
+        partition = {"name": "natural"} if table.groups is not None else {"name": "dirichlet"}
+        return {"partition": partition, "net": net}
 
     def read(self) -> Table:
         """Gives the table, read once as long as no file changes."""
@@ -135,7 +135,7 @@ class FileDataset(DataSource):
     def _words(self, gathered: Gathered, table: Table, classes: list[str]) -> str:
         """Gives what was found in the files, for a person to check."""
         if table.groups is None:
-            whose = "no clients are told, so rows are divided among clients by a split"
+            whose = "no clients are told, so rows are divided among clients by a partition"
         else:
             sizes = np.bincount(table.groups)
             by = f" by '{gathered.client_name}'" if gathered.client_name else ""

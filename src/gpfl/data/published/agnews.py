@@ -82,7 +82,7 @@ AGNEWS = PublishedDataset(
     folders=("ag_news", "ag-news", "ag_news_csv", "AG_NEWS", "AGNews"),
     parse=parse,
     settings={
-        "split": {"name": "dirichlet", "clients": 20, "beta": 1.0},
+        "partition": {"name": "dirichlet", "clients": 20, "beta": 1.0},
         "net": {"name": "fasttext"},
         "train": {"rounds": 2000, "patience": 100},
     },

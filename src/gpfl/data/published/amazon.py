@@ -91,7 +91,7 @@ AMAZON = PublishedDataset(
     folders=("amazon_review", "amazon-review", "amazon_reviews", "AmazonReview"),
     parse=parse,
     settings={
-        "split": {"name": "natural"},
+        "partition": {"name": "natural"},
         "net": {"name": "mlp", "hidden": [1000, 500, 100]},
         "train": {"rounds": 2000, "patience": 100},
     },

@@ -49,7 +49,7 @@ CIFAR100 = PublishedDataset(
     parse=parse,
     mistaken={"cifar-100-python.tar.gz": f"holds pickles, which are not read: the binary version is wanted, {NAME}"},
     settings={
-        "split": {"name": "dirichlet", "clients": 20, "beta": 0.1},
+        "partition": {"name": "dirichlet", "clients": 20, "beta": 0.1},
         "net": {"name": "cnn4"},
         "train": {"rounds": 2000, "patience": 100},
     },

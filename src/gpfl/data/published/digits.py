@@ -21,7 +21,7 @@ class Digits(DataSource):
     def defaults(self) -> Mapping[str, Mapping[str, object]]:
         """Twenty clients with four classes each, and a small net."""
         return {
-            "split": {"name": "pathological", "clients": 20, "classes_per_client": 4},
+            "partition": {"name": "pathological", "clients": 20, "classes_per_client": 4},
             "net": {"name": "mlp"},
             "train": {"rounds": 40, "lr": 0.05},
         }

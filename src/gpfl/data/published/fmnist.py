@@ -89,7 +89,7 @@ FMNIST = PublishedDataset(
     folders=("fashion_mnist", "fashion-mnist", "fashionmnist", "FashionMNIST", "FashionMNIST/raw"),
     parse=parse,
     settings={
-        "split": {"name": "dirichlet", "clients": 20, "beta": 0.1},
+        "partition": {"name": "dirichlet", "clients": 20, "beta": 0.1},
         "net": {"name": "cnn4"},
         "train": {"rounds": 2000, "patience": 100},
     },

@@ -137,5 +137,5 @@ HAR = Har(
     rows=10_299,
     folders=("uci_har", "uci-har", "UCI_HAR", "HAR"),
     parse=parse,
-    settings={"split": {"name": "natural"}, "net": {"name": "harcnn"}, "train": {"rounds": 2000, "patience": 100}},
+    settings={"partition": {"name": "natural"}, "net": {"name": "harcnn"}, "train": {"rounds": 2000, "patience": 100}},
 )

@@ -65,7 +65,7 @@ TINY = PublishedDataset(
     folders=("tiny_imagenet", "tiny-imagenet", "tiny-imagenet-200", "TinyImagenet"),
     parse=parse,
     settings={
-        "split": {"name": "dirichlet", "clients": 20, "beta": 0.1},
+        "partition": {"name": "dirichlet", "clients": 20, "beta": 0.1},
         "net": {"name": "cnn4"},
         "train": {"rounds": 2000, "patience": 100},
     },
