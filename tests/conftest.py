@@ -71,7 +71,7 @@ class Toy(DataSource):
 
     make: Callable[[], gpfl.Table] = lambda: toy_table(120)
     name: str = "toy"
-    doc: str = "blobs"
+    description: str = "blobs"
 
     @property
     def defaults(self) -> Mapping[str, Mapping[str, object]]:

@@ -29,14 +29,16 @@ def parse_numbers(paths: Mapping[str, Path]) -> Parsed:
     except ValueError:
         raise GpflError(f"{path} holds something else than numbers") from None
     groups = np.arange(len(numbers)) // 5
-    return Parsed(numbers[:, None], numbers % 2, 2, groups=groups, group_names=[f"site {g}" for g in range(groups.max() + 1)])
+    return Parsed(
+        numbers[:, None], numbers % 2, 2, client_ids=groups, client_names=[f"site {g}" for g in range(groups.max() + 1)]
+    )
 
 
 def numbers_set(url: str = "http://127.0.0.1:9/", content: bytes = CONTENT, also_in: tuple[Path, ...] = ()) -> PublishedDataset:
     """Gives the data set of the file numbers.txt, which is published with `content`."""
     return PublishedDataset(
         name="numbers",
-        doc="numbers",
+        description="numbers",
         files=(PublishedFile("numbers.txt", url + "numbers.txt", len(content), sha256=hashlib.sha256(content).hexdigest()),),
         licence="none",
         parse=parse_numbers,

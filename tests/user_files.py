@@ -51,13 +51,13 @@ def lines(*rows: Sequence[object], mark: str = ",") -> str:
 
 def clients_of(table: Table) -> list[str]:
     """The name of each row's client."""
-    assert table.groups is not None
-    return [table.group_names[group] for group in table.groups]
+    assert table.client_ids is not None
+    return [table.client_names[group] for group in table.client_ids]
 
 
 def parts_of(table: Table) -> list[int]:
-    assert table.parts is not None
-    return table.parts.tolist()
+    assert table.splits is not None
+    return table.splits.tolist()
 
 
 def scaled(column: Sequence[float], over: Sequence[float] | None = None) -> list[float]:
@@ -88,7 +88,7 @@ def no_value(column: str, count: int, first: str) -> str:
 
 def read_as(label: str, **said: object) -> dict[str, object]:
     """How a manifest says that columns or arrays were read."""
-    return {"label": label, "client": "", "part": "", "ignore": [], "missing": "refuse"} | said
+    return {"label": label, "client": "", "split_column": "", "ignore": [], "missing": "refuse"} | said
 
 
 AGES = [61.5, 48.0, 70.0, 55.5, 39.0, 66.0]

@@ -24,7 +24,7 @@ from gpfl.errors import GpflError
 from gpfl.io import toml
 
 PARSED = Parsed(np.arange(24, dtype=np.uint8).reshape(6, 1, 2, 2), np.arange(6) % 3, 3, kind="pixels")
-GROUPED = Parsed(np.eye(4, dtype=np.float32), np.arange(4) % 2, 2, groups=np.array([0, 1, 1, 0]), group_names=["a", "b"])
+GROUPED = Parsed(np.eye(4, dtype=np.float32), np.arange(4) % 2, 2, client_ids=np.array([0, 1, 1, 0]), client_names=["a", "b"])
 TOKENS = Parsed(np.array([[1, 2], [3, 0]], dtype=np.int32), np.array([0, 1]), 2, kind="tokens", vocabulary=9)
 
 
@@ -63,10 +63,10 @@ def test_what_was_saved_is_opened(parsed: Parsed, folder: Path) -> None:
     assert np.array_equal(table.x.numpy(), parsed.x)
     assert table.x.numpy().dtype == parsed.x.dtype
     assert table.y.tolist() == parsed.y.tolist()
-    assert (table.name, table.classes, table.form.kind) == ("toy", parsed.classes, parsed.kind)
-    assert (table.form.vocabulary, table.group_names) == (parsed.vocabulary, tuple(parsed.group_names))
-    assert np.array_equal(table.groups, parsed.groups) if parsed.groups is not None else table.groups is None
-    assert table.origin == {"files": [{"name": "a", "sha256": "b"}], "verified": False}
+    assert (table.name, table.classes, table.input_spec.kind) == ("toy", parsed.classes, parsed.kind)
+    assert (table.input_spec.vocabulary, table.client_names) == (parsed.vocabulary, tuple(parsed.client_names))
+    assert np.array_equal(table.client_ids, parsed.client_ids) if parsed.client_ids is not None else table.client_ids is None
+    assert table.metadata == {"files": [{"name": "a", "sha256": "b"}], "verified": False}
     assert [entry.name for entry in folder.iterdir()] == ["toy"]
 
 
@@ -88,7 +88,7 @@ def test_a_table_is_replaced_by_the_next(folder: Path) -> None:
     older = opened("toy")
     cache.save("toy", PARSED, Origin())
     assert opened("toy").shape == (1, 2, 2)
-    assert opened("toy").groups is None
+    assert opened("toy").client_ids is None
     assert older.x.tolist() == GROUPED.x.tolist(), "who has it open keeps it"
     assert [entry.name for entry in folder.iterdir()] == ["toy"]
 
@@ -100,7 +100,7 @@ def test_a_table_is_replaced_by_the_next(folder: Path) -> None:
         Parsed(np.array([[np.nan]], dtype=np.float32), np.array([0]), 1),
         Parsed(np.zeros((0, 2), dtype=np.float32), np.zeros(0), 2),
         Parsed(np.array([[9]], dtype=np.int32), np.array([0]), 1, kind="tokens", vocabulary=9),
-        Parsed(np.eye(2, dtype=np.float32), np.array([0, 1]), 2, groups=np.array([0, 2]), group_names=["a", "b"]),
+        Parsed(np.eye(2, dtype=np.float32), np.array([0, 1]), 2, client_ids=np.array([0, 2]), client_names=["a", "b"]),
     ],
     ids=["label", "nan", "empty", "token", "group"],
 )
@@ -306,7 +306,7 @@ def test_a_set_of_several_files_needs_them_all_in_one_place(tmp_path: Path) -> N
 
 def test_a_file_under_any_name_is_taken_when_it_is_given(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_bytes(CONTENT)
-    assert numbers_set().get(tmp_path / "mine.txt").origin["verified"] is True
+    assert numbers_set().get(tmp_path / "mine.txt").metadata["verified"] is True
 
 
 def test_other_content_is_taken_only_when_the_user_says_so_and_remembered(folder: Path, tmp_path: Path) -> None:
@@ -321,13 +321,13 @@ def test_other_content_is_taken_only_when_the_user_says_so_and_remembered(folder
     with pytest.raises(GpflError, match=rf"--from '{tmp_path}/of mine/numbers.txt' --unverified"):
         published.get(place(tmp_path / "of mine", 1))
     for table in (published.get(tmp_path, unverified=True), published.load()):
-        assert table.origin == {"files": [{"name": path.name, "sha256": fetch.digest(path)}], "verified": False}
+        assert table.metadata == {"files": [{"name": path.name, "sha256": fetch.digest(path)}], "verified": False}
 
 
 def test_the_published_content_is_verified_with_and_without_leave(tmp_path: Path) -> None:
     (tmp_path / "numbers.txt").write_bytes(CONTENT)
     for unverified in (False, True):
-        assert numbers_set().get(tmp_path, unverified=unverified).origin["verified"] is True
+        assert numbers_set().get(tmp_path, unverified=unverified).metadata["verified"] is True
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ def test_what_nobody_vouches_for_is_said_in_a_line(published: int, content: byte
     (tmp_path / "numbers.txt").write_bytes(content)
     table = numbers.get(tmp_path, unverified=True)
     assert caveat(table) == caveat(numbers.load()) == words
-    assert caveat(table.over(table.x.clone(), table.y.clone())) == words, "in other memory it is the same table"
+    assert caveat(table.with_tensors(table.x.clone(), table.y.clone())) == words, "in other memory it is the same table"
 
 
 def test_tables_that_nobody_published_have_no_caveat() -> None:
@@ -361,7 +361,7 @@ def test_tables_that_nobody_published_have_no_caveat() -> None:
 def test_the_manifest_of_a_federation_records_the_files_and_can_be_read_again(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(CONTENT)
     file = fetch.PublishedFile(name, "", 1, sha256="0" * 64)
-    table = PublishedDataset(name="numbers", doc="", files=(file,), licence="", parse=parse_numbers, settings={}).get(
+    table = PublishedDataset(name="numbers", description="", files=(file,), licence="", parse=parse_numbers, settings={}).get(
         tmp_path, unverified=True
     )
     federation = gpfl.federate(table, partition="natural")

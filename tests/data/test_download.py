@@ -212,7 +212,7 @@ def test_a_data_set_is_downloaded_checked_parsed_and_then_here(publisher: Publis
     publisher.files[NAME] = CONTENT
     table = numbers_set(publisher.url).load()
     assert table.x.flatten().tolist() == list(range(20))
-    assert table.origin == {"files": [{"name": NAME, "sha256": hashlib.sha256(CONTENT).hexdigest()}], "verified": True}
+    assert table.metadata == {"files": [{"name": NAME, "sha256": hashlib.sha256(CONTENT).hexdigest()}], "verified": True}
     assert numbers_set(publisher.url).load().digest == table.digest
     assert publisher.asked == [None]
 

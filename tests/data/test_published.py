@@ -87,9 +87,9 @@ def pack(content: bytes) -> Damage:
 def test_fashion_mnist_is_read_training_before_test(clothes: Path) -> None:
     table = get("fmnist", clothes)
     assert np.array_equal(table.x.numpy(), np.concatenate(IMAGES)[:, None])
-    assert (table.x.dtype, table.form.kind, table.form.pixel_max, table.classes) == (torch.uint8, "pixels", 255, 10)
+    assert (table.x.dtype, table.input_spec.kind, table.input_spec.pixel_max, table.classes) == (torch.uint8, "pixels", 255, 10)
     assert table.y.tolist() == [9, 0, 3, 3, 1, 2, 0, 8]
-    assert table.groups is None
+    assert table.client_ids is None
 
 
 BAD_CLOTHES: dict[str, tuple[str, Damage, str]] = {
@@ -151,7 +151,12 @@ def test_cifar_is_read_training_before_test_with_fine_labels(tmp_path: Path) -> 
     table = get("cifar100", write_tar(tmp_path, GOOD_TAR[1], plain("cifar-100-binary/fine_label_names.txt", b"a"), GOOD_TAR[0]))
     records = np.concatenate(PHOTOS)
     assert np.array_equal(table.x.numpy(), records[:, 2:].reshape(6, 3, 32, 32))
-    assert (table.x.dtype, table.form.kind, table.form.pixel_max, table.classes) == (torch.uint8, "pixels", 255, 100)
+    assert (table.x.dtype, table.input_spec.kind, table.input_spec.pixel_max, table.classes) == (
+        torch.uint8,
+        "pixels",
+        255,
+        100,
+    )
     assert table.y.tolist() == records[:, 1].tolist()
 
 
@@ -287,7 +292,7 @@ def test_tiny_imagenet_is_read_class_after_class_and_grey_images_have_three_equa
         f"/tmp/{image_name(WNIDS[0], 8)}": b"escaped",
     }
     table = get("tiny", write_zip(tmp_path / tiny.NAME, {**others, **GOOD_TINY}))
-    assert (table.x.dtype, table.shape, table.form.kind, table.classes) == (torch.uint8, (3, 64, 64), "pixels", 3)
+    assert (table.x.dtype, table.shape, table.input_spec.kind, table.classes) == (torch.uint8, (3, 64, 64), "pixels", 3)
     assert table.y.tolist() == [0, 0, 1, 2]
     colours = table.x.double().mean((2, 3))
     assert colours.numpy() == pytest.approx(np.array([[77] * 3, [255, 0, 0], [255] * 3, [0, 0, 255]]), abs=3)
@@ -386,7 +391,7 @@ def news(tmp_path: Path) -> Path:
 
 def test_ag_news_is_read_with_quotes_and_line_ends_inside(news: Path) -> None:
     table = get("agnews", news)
-    assert (table.shape, table.form.kind, table.classes) == ((200,), "tokens", 4)
+    assert (table.shape, table.input_spec.kind, table.classes) == ((200,), "tokens", 4)
     assert table.y.tolist() == [2, 0, 3, 1]
     words = [
         ["a", "quoted", "title", "text", ",", "with", "a", "comma", "."],
@@ -395,7 +400,7 @@ def test_ag_news_is_read_with_quotes_and_line_ends_inside(news: Path) -> None:
         [],
     ]
     numbers = agnews.number_words(words)
-    assert table.form.vocabulary == len(numbers) + 1
+    assert table.input_spec.vocabulary == len(numbers) + 1
     for row, text in zip(table.x, words, strict=True):
         assert row.tolist() == [numbers[word] for word in text] + [0] * (200 - len(text))
 
@@ -406,7 +411,7 @@ def test_articles_are_cut_after_200_words_and_their_other_words_still_counted(ne
     row = table.x[-1]
     assert (row != 0).all()
     assert torch.unique_consecutive(row, return_counts=True)[1].tolist() == [150, 50]
-    assert table.form.vocabulary == 1 + len(
+    assert table.input_spec.vocabulary == 1 + len(
         set(agnews.tokenize("a quoted title text, with comma. two lines world end w v last"))
     )
 
@@ -479,11 +484,11 @@ def reviews(tmp_path: Path) -> Path:
 def test_amazon_is_read_domain_after_domain_and_a_review_may_be_empty(reviews: Path) -> None:
     (reviews / "kitchen_test.svmlight").write_text("-1\n1 7:1 8:2")
     table = get("amazon", reviews)
-    assert (table.shape, table.x.dtype, table.form.kind, table.classes) == ((5000,), torch.uint8, "counts", 2)
+    assert (table.shape, table.x.dtype, table.input_spec.kind, table.classes) == ((5000,), torch.uint8, "counts", 2)
     assert table.y.tolist() == [1, 0, 1, 1, 0, 1, 1, 0, 1, 1, 0, 0, 1]
-    assert table.group_names == ("books", "dvd", "electronics", "kitchen")
-    assert table.groups is not None
-    assert table.groups.tolist() == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 4
+    assert table.client_names == ("books", "dvd", "electronics", "kitchen")
+    assert table.client_ids is not None
+    assert table.client_ids.tolist() == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 4
     entries = [(int(row), int(word), int(table.x[row, word])) for row, word in table.x.nonzero()]
     expected = []
     for k in range(4):
@@ -555,13 +560,13 @@ def write_har(folder: Path, members: Mapping[str, bytes], inner: str | zipfile.Z
 
 def test_har_is_read_window_by_window_with_nine_channels_and_the_subjects_as_groups(tmp_path: Path) -> None:
     table = get("har", write_har(tmp_path, GOOD_HAR))
-    assert (table.shape, table.x.dtype, table.form.kind, table.classes) == ((9, 1, 128), torch.float32, "floats", 6)
+    assert (table.shape, table.x.dtype, table.input_spec.kind, table.classes) == ((9, 1, 128), torch.float32, "floats", 6)
     signals = np.concatenate([SIGNALS["train"], SIGNALS["test"]]).astype(np.float32)
     assert np.array_equal(table.x.numpy(), signals[:, :, None])
     assert table.y.tolist() == [4, 0, 5, 1, 2, 3]
-    assert table.group_names == ("subject 1", "subject 2", "subject 3", "subject 30")
-    assert table.groups is not None
-    assert table.groups.tolist() == [2, 0, 3, 0, 2, 1]
+    assert table.client_names == ("subject 1", "subject 2", "subject 3", "subject 30")
+    assert table.client_ids is not None
+    assert table.client_ids.tolist() == [2, 0, 3, 0, 2, 1]
 
 
 def test_har_is_interleaved_as_in_the_authors_code_where_that_was_asked_for(tmp_path: Path) -> None:
@@ -570,7 +575,11 @@ def test_har_is_interleaved_as_in_the_authors_code_where_that_was_asked_for(tmp_
     channels, interleaved = find_dataset("har", {}).load(), find_dataset("har", {"layout": "interleaved"}).load()
     assert np.array_equal(channels.x.numpy(), steps.transpose(0, 2, 1)[:, :, None])
     assert np.array_equal(interleaved.x.numpy(), steps.reshape(len(steps), 9, 1, 128))
-    assert (interleaved.shape, interleaved.form, interleaved.y.tolist()) == ((9, 1, 128), channels.form, channels.y.tolist())
+    assert (interleaved.shape, interleaved.input_spec, interleaved.y.tolist()) == (
+        (9, 1, 128),
+        channels.input_spec,
+        channels.y.tolist(),
+    )
     assert len({channels.digest, interleaved.digest}) == 2, "a run of one layout does not go on with the other"
     assert np.array_equal(find_dataset("har", {"layout": "channels"}).load().x.numpy(), channels.x.numpy()), "none is changed"
     with pytest.raises(GpflError, match=r"data\.layout is 'chanels'; it must be one of channels, interleaved; did you mean"):
@@ -611,16 +620,16 @@ def test_manifest_of_har_says_how_it_was_read(tmp_path: Path) -> None:
 
 def test_recordings_of_har_stay_together_where_that_was_asked_for(tmp_path: Path) -> None:
     get("har", write_har(tmp_path, GOOD_HAR))
-    windows, whole = find_dataset("har", {}).load(), find_dataset("har", {"together": "recordings"}).load()
-    both = find_dataset("har", {"together": "recordings", "layout": "interleaved"}).load()
-    assert windows.together is None
-    assert whole.together is not None
-    assert both.together is not None
-    assert len(set(whole.together.tolist())) == 6, "windows of noise do not overlap"
-    assert both.together.tolist() == whole.together.tolist(), "whatever the layout"
+    windows, whole = find_dataset("har", {}).load(), find_dataset("har", {"group": "recordings"}).load()
+    both = find_dataset("har", {"group": "recordings", "layout": "interleaved"}).load()
+    assert windows.group_ids is None
+    assert whole.group_ids is not None
+    assert both.group_ids is not None
+    assert len(set(whole.group_ids.tolist())) == 6, "windows of noise do not overlap"
+    assert both.group_ids.tolist() == whole.group_ids.tolist(), "whatever the layout"
     assert len({windows.digest, whole.digest, both.digest}) == 3
-    with pytest.raises(GpflError, match=r"data\.together is 'recording'; it must be one of windows, recordings; did you mean"):
-        find_dataset("har", {"together": "recording"})
+    with pytest.raises(GpflError, match=r"data\.group is 'recording'; it must be one of windows, recordings; did you mean"):
+        find_dataset("har", {"group": "recording"})
 
 
 ACC = "UCI HAR Dataset/test/Inertial Signals/body_acc_y_test.txt"
@@ -691,7 +700,7 @@ def test_files_with_the_published_checksums_need_no_leave(clothes: Path) -> None
         for file in PUBLISHED["fmnist"].files
     )
     published = dataclasses.replace(PUBLISHED["fmnist"], files=files)
-    assert published.get(clothes).origin["verified"] is True
+    assert published.get(clothes).metadata["verified"] is True
     with pytest.raises(GpflError, match="is not the file its publisher offers"):
         PUBLISHED["fmnist"].get(clothes)
 

@@ -55,12 +55,12 @@ def class_counts(table: Table) -> list[int]:
 
 def test_har_has_the_published_windows_activities_and_subjects() -> None:
     table = get("har")
-    assert (len(table), table.shape, table.form.kind) == (10_299, (9, 1, 128), "floats")
+    assert (len(table), table.shape, table.input_spec.kind) == (10_299, (9, 1, 128), "floats")
     assert class_counts(table) == [1722, 1544, 1406, 1777, 1906, 1944]
-    assert table.groups is not None
-    sizes = np.bincount(table.groups)
+    assert table.client_ids is not None
+    sizes = np.bincount(table.client_ids)
     assert (len(sizes), sizes.min(), sizes.max()) == (30, 281, 409)
-    assert table.group_names == tuple(f"subject {person}" for person in range(1, 31))
+    assert table.client_names == tuple(f"subject {person}" for person in range(1, 31))
     body, total = table.x[:, 0], table.x[:, 6]
     assert body.mean().abs() < 0.05, "without gravity"
     assert 0.5 < total.mean() < 1.1, "with gravity, in g"
@@ -68,11 +68,11 @@ def test_har_has_the_published_windows_activities_and_subjects() -> None:
 
 def test_amazon_has_the_published_reviews_of_each_domain_and_the_published_checksums() -> None:
     table = get("amazon")
-    assert (len(table), table.shape, table.form.kind, table.x.dtype) == (27_677, (5000,), "counts", torch.uint8)
-    assert table.group_names == ("books", "dvd", "electronics", "kitchen")
-    assert table.groups is not None
-    assert np.bincount(table.groups).tolist() == [6465, 5586, 7681, 7945]
-    assert table.origin["verified"] is True
+    assert (len(table), table.shape, table.input_spec.kind, table.x.dtype) == (27_677, (5000,), "counts", torch.uint8)
+    assert table.client_names == ("books", "dvd", "electronics", "kitchen")
+    assert table.client_ids is not None
+    assert np.bincount(table.client_ids).tolist() == [6465, 5586, 7681, 7945]
+    assert table.metadata["verified"] is True
     assert abs(table.y.double().mean() - 0.5) < 0.02
 
 
@@ -94,11 +94,11 @@ def test_tiny_imagenet_has_equally_many_images_of_200_classes() -> None:
 
 def test_ag_news_has_four_classes_and_the_published_test_rows() -> None:
     table = get("agnews")
-    assert (table.shape, table.classes, table.form.kind) == ((200,), 4, "tokens")
+    assert (table.shape, table.classes, table.input_spec.kind) == ((200,), 4, "tokens")
     assert torch.bincount(table.y[-7600:]).tolist() == [1900] * 4
-    assert 1 < int(table.x.max()) < table.form.vocabulary <= 98_635
+    assert 1 < int(table.x.max()) < table.input_spec.vocabulary <= 98_635
     if len(table) == 127_600:
-        assert table.form.vocabulary == 98_635
+        assert table.input_spec.vocabulary == 98_635
     assert (table.x[:, 0] > 0).all()
     assert ((table.x[:, :-1] > 0) | (table.x[:, 1:] == 0)).all(), "padding stands at the end only"
 
@@ -107,7 +107,7 @@ def test_ag_news_has_four_classes_and_the_published_test_rows() -> None:
 def test_fashion_mnist_of_the_system_package_is_the_published_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPFL_DATA", raising=False)
     monkeypatch.setenv("GPFL_CACHE", str(tmp_path))
-    assert PUBLISHED["fmnist"].get().origin["verified"] is True
+    assert PUBLISHED["fmnist"].get().metadata["verified"] is True
 
 
 def test_fashion_mnist_has_7000_images_a_class() -> None:

@@ -159,7 +159,7 @@ def test_exchanging_a_client_moves_the_release_by_at_most_twice_the_bound() -> N
     bound, shifted = 0.2, toy_federation()
     table = shifted.table
     rows = torch.from_numpy(shifted.shards[0].train)
-    moved = table.over(table.x.clone(), table.y.clone())
+    moved = table.with_tensors(table.x.clone(), table.y.clone())
     moved.x[rows] = 50 * moved.x[rows].flip(0)
     other = gpfl.Federation(moved, shifted.shards)
     releases = []

@@ -82,7 +82,7 @@ def written() -> tuple[gpfl.Federation, Net]:
     words = draw.integers(1, 12, size=(rows, 7)) * (np.arange(7) < draw.integers(1, 7, size=(rows, 1)))
     table = gpfl.Table(words, np.arange(rows) % 3, kind="tokens", vocabulary=15)
     federation = gpfl.federate(table, partition="dirichlet", clients=4, beta=5.0, min_samples=12, seed=1)
-    architecture = FastText(hidden=5).fitted(table.form)
+    architecture = FastText(hidden=5).fitted(table.input_spec)
     return federation, from_architecture(architecture, "fasttext", table.inputs(torch.arange(2)), 3)
 
 

@@ -247,13 +247,13 @@ class TinyHar(Tiny):
     """Windows of signals, which may be laid out in two ways."""
 
     layout: str = option("channels", "the layout of a window", choices=("channels", "interleaved"))
-    together: str = option("windows", "what stays together", choices=("windows", "recordings"))
+    group: str = option("windows", "what stays together", choices=("windows", "recordings"))
 
     def read(self) -> gpfl.Table:
         table = super().read()
-        if self.together == "recordings":
+        if self.group == "recordings":
             rows = np.arange(len(table))
-            table.together = rows % 30 + 30 * (rows // 60)  # two windows of each person
+            table.group_ids = rows % 30 + 30 * (rows // 60)  # two windows of each person
         return table
 
 
@@ -269,7 +269,7 @@ def images(name: str, count: int, shape: tuple[int, ...], classes: int) -> Calla
 def grouped(name: str, count: int, shape: tuple[int, ...], classes: int, groups: int) -> Callable[[], gpfl.Table]:
     def make() -> gpfl.Table:
         x, y = rows(count, shape, classes)
-        return gpfl.Table(x.astype(np.float32) / 256, y, classes=classes, name=name, groups=np.arange(count) % groups)
+        return gpfl.Table(x.astype(np.float32) / 256, y, classes=classes, name=name, client_ids=np.arange(count) % groups)
 
     return make
 

@@ -65,7 +65,7 @@ def seconds(which: RunSpec, device: torch.device = CPU, clients: int = 4, **rows
 def test_sample_is_made_of_rows_that_stay_together_too() -> None:
     table = toy_table(120)
     order = np.random.default_rng(0).permutation(120)  # not as the rows of a sample are numbered
-    whole = gpfl.Table(table.x, table.y, name="toy", groups=order % 4, together=order // 8 * 4 + order % 4)
+    whole = gpfl.Table(table.x, table.y, name="toy", client_ids=order % 4, group_ids=order // 8 * 4 + order % 4)
     federation = gpfl.federate(whole, partition="natural")
     sample = work.sample_of(setting("fedavg", federation)).federation
     largest = max(federation.shards, key=lambda shard: len(shard.train))

@@ -226,7 +226,7 @@ def spoilt(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
         y = made.table.y.clone()
         rows = np.concatenate([shard.split(part) for shard in made.shards])
         y[rows] = (y[rows] + 1) % made.table.classes
-        return Federation(made.table.over(made.table.x, y), made.shards, made.origin)
+        return Federation(made.table.with_tensors(made.table.x, y), made.shards, made.origin)
 
     monkeypatch.setattr(Config, "federation", federation)
 

@@ -11,7 +11,7 @@ from conftest import toy_table
 from torch.utils.data import Dataset, TensorDataset
 
 import gpfl
-from gpfl.data.table import SPLITS, Rows
+from gpfl.data.table import SPLITS, Indices
 from gpfl.federation.federation import Shard
 from gpfl.federation.partition import Partition
 from gpfl.io import toml
@@ -26,7 +26,7 @@ def all_rows(federation: gpfl.Federation) -> np.ndarray:
     return np.concatenate([shard.split(part) for shard in federation.shards for part in SPLITS])
 
 
-def cut(name: str, rows: Rows, partition: Partition, number: int) -> Shard:
+def cut(name: str, rows: Indices, partition: Partition, number: int) -> Shard:
     return Shard(name, *partition.cut(toy_table(), rows, number))
 
 

@@ -24,7 +24,7 @@ ROWS = {name: np.flatnonzero(number == GROUPS).tolist() for number, name in enum
 
 def grouped_table() -> gpfl.Table:
     table = toy_table(120)
-    return gpfl.Table(table.x, table.y, name="reviews", groups=GROUPS, group_names=NAMES)
+    return gpfl.Table(table.x, table.y, name="reviews", client_ids=GROUPS, client_names=NAMES)
 
 
 def rows_of(partition: Partition, table: gpfl.Table) -> dict[str, list[int]]:
@@ -41,7 +41,7 @@ def test_every_group_with_rows_is_a_client_under_its_own_name() -> None:
 
 def test_groups_without_names_are_called_by_their_numbers() -> None:
     table = toy_table(120)
-    numbered = gpfl.Table(table.x, table.y, groups=GROUPS)
+    numbered = gpfl.Table(table.x, table.y, client_ids=GROUPS)
     assert list(rows_of(Natural(), numbered)) == ["0", "1", "2", "3", "5"]
 
 
@@ -84,19 +84,19 @@ def test_a_table_without_groups_is_refused_with_the_way_out() -> None:
 
 @pytest.mark.parametrize("groups", [[0, 1], np.zeros((4, 1))], ids=["too few", "a column"])
 def test_groups_must_be_one_a_row(groups: object) -> None:
-    with pytest.raises(GpflError, match="give one group a row"):
-        gpfl.Table(np.eye(4), [0, 1, 0, 1], groups=groups)  # type: ignore[arg-type]
+    with pytest.raises(GpflError, match="give one client per row"):
+        gpfl.Table(np.eye(4), [0, 1, 0, 1], client_ids=groups)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("groups", [[0, 1, 2, 1], [0, -1, 0, 1]], ids=["above", "below"])
 def test_a_group_without_a_name_is_refused(groups: list[int]) -> None:
-    with pytest.raises(GpflError, match="names for groups 0 to 1"):
-        gpfl.Table(np.eye(4), [0, 1, 0, 1], groups=groups, group_names=["a", "b"])
+    with pytest.raises(GpflError, match="names for clients 0 to 1"):
+        gpfl.Table(np.eye(4), [0, 1, 0, 1], client_ids=groups, client_names=["a", "b"])
 
 
 def test_the_digest_tells_groups_apart() -> None:
     x, y = np.eye(4), [0, 1, 0, 1]
-    tables = [gpfl.Table(x, y), gpfl.Table(x, y, groups=[0, 0, 1, 1]), gpfl.Table(x, y, groups=[0, 1, 0, 1])]
+    tables = [gpfl.Table(x, y), gpfl.Table(x, y, client_ids=[0, 0, 1, 1]), gpfl.Table(x, y, client_ids=[0, 1, 0, 1])]
     assert len({table.digest for table in tables}) == 3
 
 
@@ -149,7 +149,7 @@ def bundled_table(sizes: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)) -> tuple[gp
     bundles = np.random.default_rng(0).permutation(np.repeat(np.arange(2 * len(sizes)), sizes * 2))
     table = toy_table(len(bundles))
     groups = (bundles >= len(sizes)).astype(int)
-    return gpfl.Table(table.x, table.y, name="visits", groups=groups, together=bundles), bundles
+    return gpfl.Table(table.x, table.y, name="visits", client_ids=groups, group_ids=bundles), bundles
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -161,7 +161,7 @@ def test_rows_that_stay_together_are_all_for_training_or_validation_or_testing(s
         assert all(parts)
         assert sum(map(len, parts)) == len(set.union(*parts)) == 8, "each bundle is in one of them"
         everything = np.concatenate([shard.train, shard.validation, shard.test])
-        assert sorted(everything) == np.flatnonzero(table.groups == group).tolist()
+        assert sorted(everything) == np.flatnonzero(table.client_ids == group).tolist()
         assert abs(len(shard.test) - 9) <= 3, "whole bundles come that near to a quarter of 36 rows"
         assert abs(len(shard.validation) - 0.2 * (36 - len(shard.test))) <= 3
 
@@ -211,21 +211,21 @@ def test_of_bundles_of_one_class_each_class_has_its_share(share: float) -> None:
 
 def test_what_stays_together_is_part_of_the_content() -> None:
     table, bundles = bundled_table()
-    plain = gpfl.Table(table.x, table.y, name="visits", groups=table.groups)
-    other = gpfl.Table(table.x, table.y, name="visits", groups=table.groups, together=bundles + (bundles == 3))
-    parted = gpfl.Table(table.x, table.y, name="visits", groups=table.groups, parts=bundles % 2)
-    same = gpfl.Table(table.x, table.y, name="visits", groups=table.groups, together=bundles % 2)
+    plain = gpfl.Table(table.x, table.y, name="visits", client_ids=table.client_ids)
+    other = gpfl.Table(table.x, table.y, name="visits", client_ids=table.client_ids, group_ids=bundles + (bundles == 3))
+    parted = gpfl.Table(table.x, table.y, name="visits", client_ids=table.client_ids, splits=bundles % 2)
+    same = gpfl.Table(table.x, table.y, name="visits", client_ids=table.client_ids, group_ids=bundles % 2)
     assert len({table.digest, plain.digest, other.digest, parted.digest, same.digest}) == 5
 
 
 def test_a_client_whose_rows_all_stay_together_is_refused() -> None:
     table = toy_table(30)
-    whole = gpfl.Table(table.x, table.y, groups=np.arange(30) % 2, together=np.where(np.arange(30) % 2, 0, np.arange(30)))
+    whole = gpfl.Table(table.x, table.y, client_ids=np.arange(30) % 2, group_ids=np.where(np.arange(30) % 2, 0, np.arange(30)))
     with pytest.raises(
         GpflError, match=r"client 1 has no test rows \(15 training, 0 test\): all of its rows stay together; give"
     ):
         gpfl.federate(whole, partition="natural")
-    small = gpfl.Table(table.x, table.y, groups=np.repeat([0, 1], [26, 4]), together=np.minimum(np.arange(30), 26))
+    small = gpfl.Table(table.x, table.y, client_ids=np.repeat([0, 1], [26, 4]), group_ids=np.minimum(np.arange(30), 26))
     with pytest.raises(GpflError, match=r"all of its rows stay together; --min-samples 5 leaves out 1 of 2 clients"):
         gpfl.federate(small, partition="natural")
     assert [shard.name for shard in gpfl.federate(small, partition="natural", min_samples=5).shards] == ["0"]
@@ -233,7 +233,7 @@ def test_a_client_whose_rows_all_stay_together_is_refused() -> None:
 
 def test_a_client_without_validation_rows_is_refused_where_they_are_asked_for() -> None:
     table = toy_table(30)
-    two = gpfl.Table(table.x, table.y, groups=np.arange(30) % 2, together=np.arange(30) // 15)
+    two = gpfl.Table(table.x, table.y, client_ids=np.arange(30) % 2, group_ids=np.arange(30) // 15)
     with pytest.raises(GpflError, match=r"client 0 has no validation rows: all of its [78] training rows stay together, and 1"):
         gpfl.federate(two, partition="natural", validation_fraction=0.2)
     assert len(gpfl.federate(two, partition="natural")) == 2
@@ -243,12 +243,12 @@ def test_given_parts_are_held_against_what_stays_together() -> None:
     table = toy_table(40)
     bundles, groups = np.arange(40) // 4, np.arange(40) // 20
     parts = np.where(bundles % 5 == 0, 2, 0)
-    whole = gpfl.Table(table.x, table.y, groups=groups, parts=parts, together=bundles)
+    whole = gpfl.Table(table.x, table.y, client_ids=groups, splits=parts, group_ids=bundles)
     for shard in gpfl.federate(whole, partition="natural", validation_fraction=0.25).shards:
         assert len(shard.validation) == 4
         assert len(set(bundles[shard.validation])) == 1, "validation rows too are whole bundles"
     parts[7] = 2
-    parted = gpfl.Table(table.x, table.y, groups=groups, parts=parts, together=bundles)
+    parted = gpfl.Table(table.x, table.y, client_ids=groups, splits=parts, group_ids=bundles)
     with pytest.raises(
         GpflError, match=r"client 0 has rows that stay together in train and in test, such as rows 4 and 7: divide"
     ):
@@ -258,14 +258,17 @@ def test_given_parts_are_held_against_what_stays_together() -> None:
 def test_rows_taken_of_a_table_keep_what_is_known_of_them() -> None:
     table, bundles = bundled_table()
     rows = np.array([7, 3, 50])
-    few = table.taken(rows)
-    assert few.together is not None
-    assert few.groups is not None
-    assert table.together is not None
-    assert table.groups is not None
+    few = table.select(rows)
+    assert few.group_ids is not None
+    assert few.client_ids is not None
+    assert table.group_ids is not None
+    assert table.client_ids is not None
     assert torch.equal(few.x, table.x[rows])
     assert few.y.tolist() == table.y[rows].tolist()
-    assert (few.together.tolist(), few.groups.tolist()) == (table.together[rows].tolist(), table.groups[rows].tolist())
+    assert (few.group_ids.tolist(), few.client_ids.tolist()) == (
+        table.group_ids[rows].tolist(),
+        table.client_ids[rows].tolist(),
+    )
     assert few.digest != table.digest
     assert len(table) == len(bundles), "the table itself is as it was"
 
@@ -273,7 +276,7 @@ def test_rows_taken_of_a_table_keep_what_is_known_of_them() -> None:
 def test_bundles_are_told_by_values_of_any_kind() -> None:
     table = toy_table(4)
     for values in (["b", "a", "b", "c"], [2.5, 2.4, 2.5, 3.0], np.array(["b", 1, "b", None], dtype=object)):
-        made = gpfl.Table(table.x, table.y, together=values).together
+        made = gpfl.Table(table.x, table.y, group_ids=values).group_ids
         assert made is not None
         assert len(set(made.tolist())) == 3
         assert made[0] == made[2]
@@ -286,9 +289,9 @@ def test_splits_that_would_part_rows_are_refused_where_rows_stay_together() -> N
     with pytest.raises(GpflError, match=r"partition.rng is 'pfllib', but data 'visits' keeps rows together.* set it to gpfl"):
         gpfl.federate(table, partition="natural", rng="pfllib")
     with pytest.raises(GpflError, match=r"does not tell the group of a row: say whose they are with --client"):
-        gpfl.federate(gpfl.Table(table.x, table.y, together=bundles), partition="natural")
-    with pytest.raises(GpflError, match=r"has 72 rows and 'together' of shape \(3,\); give one value a row"):
-        gpfl.Table(table.x, table.y, together=[0, 1, 2])
+        gpfl.federate(gpfl.Table(table.x, table.y, group_ids=bundles), partition="natural")
+    with pytest.raises(GpflError, match=r"has 72 rows and group_ids of shape \(3,\); give one group per row"):
+        gpfl.Table(table.x, table.y, group_ids=[0, 1, 2])
 
 
 @pytest.mark.parametrize("partition", [Dirichlet(clients=11, total_clients=10), Pathological(clients=11, total_clients=10)])

@@ -111,7 +111,7 @@ def test_of_many_clients_the_first_take_part_and_validation_rows_are_kept_back()
 def test_groups_are_cut_as_they_are_or_shuffled_before() -> None:
     x, groups = np.arange(60, dtype=np.float32).reshape(60, 1), np.arange(60) % 2
     for name in ("har", "amazon"):
-        table = gpfl.Table(x, np.arange(60) % 3, name=name, groups=groups, group_names=("a", "b"))
+        table = gpfl.Table(x, np.arange(60) % 3, name=name, client_ids=groups, client_names=("a", "b"))
         federation = partition_table(table, Natural(rng="pfllib"))
         draw = np.random.RandomState(1)
         parts = [np.flatnonzero(groups == group) for group in range(2)]

@@ -192,7 +192,11 @@ def named(clients: Sequence[str], classes: Sequence[str], name: str = "toy") -> 
     labels = np.tile(np.repeat(np.arange(len(classes)), 8), len(clients))
     groups = np.repeat(np.arange(len(clients)), 8 * len(classes))
     table = gpfl.Table(
-        *(np.zeros((len(labels), 1)), labels), name=name, groups=groups, group_names=clients, origin={"classes": list(classes)}
+        *(np.zeros((len(labels), 1)), labels),
+        name=name,
+        groups=groups,
+        client_names=clients,
+        metadata={"classes": list(classes)},
     )
     return gpfl.federate(table, partition="natural")
 
@@ -286,7 +290,7 @@ def test_key_has_round_numbers_of_rows(most: int, shown: list[int]) -> None:
 
 def test_areas_go_by_rows_and_a_single_row_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     labels = np.repeat([0, 1, 2], [40_000, 10_000, 4])
-    table = gpfl.Table(np.zeros((len(labels), 1)), labels, groups=np.zeros(len(labels)), group_names=["a"])
+    table = gpfl.Table(np.zeros((len(labels), 1)), labels, client_ids=np.zeros(len(labels)), client_names=["a"])
     figure = drawn(gpfl.federate(table, partition="natural"), monkeypatch)
     large, quarter, tiny = figure.axes[0].collections[0].get_sizes()
     assert large == pytest.approx(4 * quarter)

@@ -32,7 +32,7 @@ class Shelf(DataSource):
     """A data set whose defaults go against a protocol's."""
 
     name: str = "shelf"
-    doc: str = "a toy"
+    description: str = "a toy"
 
     @property
     def defaults(self) -> Mapping[str, Mapping[str, object]]:

@@ -62,9 +62,9 @@ def list_() -> None:
     for name, source in DATASETS.items():
         if name in PUBLISHED:
             published = PUBLISHED[name]
-            table.add_row(name, source.doc, what_is_here(published), download_words(published), published.licence)
+            table.add_row(name, source.description, what_is_here(published), download_words(published), published.licence)
         else:
-            table.add_row(name, source.doc, "yes", "none", "CC BY 4.0")
+            table.add_row(name, source.description, "yes", "none", "CC BY 4.0")
     table_console().print(table)
 
 
@@ -99,8 +99,8 @@ def show(federation: str | None, out: str, **values: object) -> None:
     if config.source is not None:  # said before the rows are divided, which may fail
         found = config.source.load()
         print_dataset_caveat(found)
-        if found.words:
-            print_line(found.words)
+        if found.description:
+            print_line(found.description)
     divided = config.federation()
     print_line(repr(divided))
     table = RichTable("client", "training", "validation", "test", "classes")

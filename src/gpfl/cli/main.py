@@ -134,7 +134,7 @@ def list_(
     """List the methods, data sets, partitions, nets and engines there are."""
     entries = {
         "methods": {name: first_sentence(kind) for name, kind in METHODS.items()},
-        "data": {name: source.doc for name, source in DATASETS.items()},
+        "data": {name: source.description for name, source in DATASETS.items()},
         "partitions": {name: first_sentence(kind) for name, kind in PARTITIONS.items()},
         "nets": {name: first_sentence(kind) for name, kind in NETS.items()},
         "engines": {name: first_sentence(kind) for name, kind in ENGINES.items()},

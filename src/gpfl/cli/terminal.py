@@ -55,7 +55,7 @@ def print_data_warnings(config: configs.Config) -> None:
     if config.source is not None:
         print_dataset_caveat(config.source.load())
     if isinstance(config.source, FileDataset):
-        print_line(config.source.load().words)
+        print_line(config.source.load().description)
         for words in config.federation().data_warnings():
             print_line(words)
 

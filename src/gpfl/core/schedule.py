@@ -9,10 +9,10 @@ import numpy as np
 
 from gpfl.core.method import Method, Phase
 from gpfl.core.randomness import generator
-from gpfl.data.table import Rows
+from gpfl.data.table import Indices
 from gpfl.errors import GpflError
 
-Plan = list[Rows]
+Plan = list[Indices]
 """For each phase the row numbers of every step, (steps, width); -1 pads a short batch."""
 
 
@@ -39,14 +39,14 @@ class Schedule:
             return list(range(clients))
         return sorted(int(c) for c in draw.choice(clients, size, replace=False))
 
-    def plan(self, phases: Sequence[Phase], rows: Rows, round: int, client: int) -> Plan:
+    def plan(self, phases: Sequence[Phase], rows: Indices, round: int, client: int) -> Plan:
         """Gives a client's steps. Every phase sees the same orders, so that phases added to a method leave the others alone."""
         epochs = max(phase.epochs for phase in phases)
         draw = generator(self.seed, "batches", round, client)
         orders = [draw.permutation(rows) if self.shuffle else rows for _ in range(epochs)]
         return [np.concatenate([self.batches(order, phase.batches) for order in orders[: phase.epochs]]) for phase in phases]
 
-    def batches(self, rows: Rows, per_step: int = 1) -> Rows:
+    def batches(self, rows: Indices, per_step: int = 1) -> Indices:
         """Gives rows in steps of `per_step` batches, (steps, width).
 
         A last partial step is dropped, but a client's only batch is kept: it would never train otherwise. Steps of
@@ -82,7 +82,7 @@ class Schedule:
             f"the BatchNorm of net '{method.net.name}' needs 2: {way if rows > 1 else 'give it more rows or leave it out'}"
         )
 
-    def used(self, rows: Rows) -> Rows:
+    def used(self, rows: Indices) -> Indices:
         """Gives the rows that an unshuffled pass trains on."""
         steps = self.batches(rows).ravel()
         return steps[steps >= 0]

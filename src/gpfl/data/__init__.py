@@ -35,7 +35,7 @@ def find_dataset(name: str, settings: Mapping[str, object]) -> DataSource:
         raise GpflError(f"unknown data '{name}'; {did_you_mean(name, DATASETS)} (or the path of a file or folder of your own)")
     if not path.exists():
         raise GpflError(f"there is no file or folder {name}")
-    return read_as(FileDataset(name=path.resolve().name, doc="your own files", path=path), settings)
+    return read_as(FileDataset(name=path.resolve().name, description="your own files", path=path), settings)
 
 
 def read_as(source: DataSource, settings: Mapping[str, object]) -> DataSource:

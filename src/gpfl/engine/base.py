@@ -17,7 +17,7 @@ from gpfl.core.method import ClientInfo, LossTerms, Method
 from gpfl.core.metrics import Evaluation
 from gpfl.core.schedule import Plan, Schedule
 from gpfl.core.tree import Tree
-from gpfl.data.table import Rows, Table
+from gpfl.data.table import Indices, Table
 from gpfl.federation.federation import Federation
 
 BLOCK = 1024
@@ -151,7 +151,7 @@ class Engine(ABC):
             self._rows[index], self._counts[index], same * round, same * self.schedule.rounds, index.to(same.dtype)
         )
 
-    def counted(self, rows: Rows) -> Rows:
+    def counted(self, rows: Indices) -> Indices:
         """Gives the training rows that count for a client's label counts."""
         return self.schedule.used(rows) if self.class_counts == "used" else rows
 

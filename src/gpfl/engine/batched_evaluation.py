@@ -118,7 +118,7 @@ class BatchedEvaluator:
             )
 
             def advance(state: Buffers, fixed: Buffers) -> Buffers:
-                here = table.over(fixed["x"], fixed["y"])
+                here = table.with_tensors(fixed["x"], fixed["y"])
                 rows = fixed["plan"].index_select(1, state["step"]).squeeze(1)  # (clients, rows)
                 score = scored(fixed["shared"], fixed["private"], here.batch(fixed["adapt"]), fixed["client"], here.batch(rows))
                 return {"totals": state["totals"] + torch.stack(score, dim=1), "step": state["step"] + 1}

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from gpfl.data.table import Rows
+from gpfl.data.table import Indices
 
 T = TypeVar("T")
 OVERHEAD = 9
@@ -28,7 +28,7 @@ class Packing:
         """Steps until the last slot is empty."""
         return max(sum(self.lengths[place] for place in slot) for slot in self.slots)
 
-    def plan(self, rows: Sequence[Rows]) -> Rows:
+    def plan(self, rows: Sequence[Indices]) -> Indices:
         """Gives the rows of every step of every slot, (slots, steps, width), -1 where a slot is empty."""
         width = max(part.shape[1] for part in rows)
         plan = np.full((len(self.slots), self.steps, width), -1, dtype=np.int64)

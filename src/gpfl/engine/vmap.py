@@ -14,7 +14,7 @@ from gpfl.core import tree
 from gpfl.core.method import Batch, ClientInfo, LossTerms, Method, Step
 from gpfl.core.metrics import Evaluation
 from gpfl.core.tree import Tree
-from gpfl.data.table import Rows
+from gpfl.data.table import Indices
 from gpfl.engine.base import Engine, EvalRequest, RoundResult, RunSpec, TrainRequest
 from gpfl.engine.batched_evaluation import BatchedEvaluator, Group
 from gpfl.engine.compiler.program import Buffers, Function, Program
@@ -129,7 +129,7 @@ class Vmap(Engine):
         shared: Tree,
         groups: Tensor | None,
         local_state: Tree,
-        steps: list[Rows],
+        steps: list[Indices],
         client: ClientInfo,
     ) -> tuple[Tree, LossTerms]:
         """Gives all members after a phase, and the sums of its terms."""
@@ -194,7 +194,7 @@ class Vmap(Engine):
 
             def advance(state: Buffers, fixed: Buffers) -> Buffers:
                 own = fixed["plan"].index_select(1, state["step"]).squeeze(1)  # (slots, rows)
-                batch = table.over(fixed["x"], fixed["y"]).batch(own)
+                batch = table.with_tensors(fixed["x"], fixed["y"]).batch(own)
                 after, terms = step(fixed["shared"], state["work"], batch, fixed["client"])
                 sums = {name: state["terms"][name] + value for name, value in terms.items()} if state["terms"] else terms
                 return {"work": after, "terms": sums, "step": state["step"] + 1}

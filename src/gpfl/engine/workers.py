@@ -131,7 +131,7 @@ class Workers(Engine):
         table = self.federation.table
 
         def advance(state: Buffers, fixed: Buffers) -> Buffers:
-            batch = table.over(fixed["x"], fixed["y"]).batch(fixed["rows"])
+            batch = table.with_tensors(fixed["x"], fixed["y"]).batch(fixed["rows"])
             after, terms = phase.step(fixed["shared"], state["work"], batch, fixed["client"])
             sums = {name: state["terms"][name] + value for name, value in terms.items()} if state["terms"] else terms
             return {"work": after, "terms": sums}

@@ -12,7 +12,7 @@ import torch
 
 from gpfl.core.net import Model
 from gpfl.core.randomness import generator
-from gpfl.data.table import SPLITS, Rows
+from gpfl.data.table import SPLITS, Indices
 from gpfl.errors import GpflError, pluralize
 from gpfl.federation.federation import Federation, Shard
 from gpfl.training import api
@@ -81,7 +81,7 @@ def collect(
     summary = folder.summary()
     _, divided = api.load_run_config(folder, federation, custom_net=net is not None)
     vectors: list[Floats] = []
-    rows: list[Rows] = []
+    rows: list[Indices] = []
     for place, shard in enumerate(divided.shards):
         chosen = sample(divided, shard, part, most, seed, place)
         model = api.load_model(model_file(folder, shard.name), net=net, head=head)
@@ -111,11 +111,11 @@ def model_file(folder: RunDir, client: str) -> Path:
     return path
 
 
-def sample(federation: Federation, shard: Shard, part: str, most: int, seed: int, place: int) -> Rows:
+def sample(federation: Federation, shard: Shard, part: str, most: int, seed: int, place: int) -> Indices:
     """Gives a client's rows of a part, in their order, at most `most` of each class."""
     rows = np.concatenate([shard.split(name) for name in (SPLITS if part == "all" else (part,))])
     labels = federation.table.y[torch.from_numpy(rows)].numpy()
-    kept: list[Rows] = []
+    kept: list[Indices] = []
     for label in np.unique(labels):
         held = rows[labels == label]
         draw = generator(seed, "subset", place, int(label))
@@ -123,7 +123,7 @@ def sample(federation: Federation, shard: Shard, part: str, most: int, seed: int
     return np.sort(np.concatenate(kept)) if kept else rows
 
 
-def features_of(model: ClientModel, federation: Federation, rows: Rows) -> Floats:
+def features_of(model: ClientModel, federation: Federation, rows: Indices) -> Floats:
     """Gives the features (rows, width) that a client's model makes of rows of the table."""
     own, width = Model(model.method.net, model.weights), model.method.net.width
     vectors = [np.zeros((0, width), dtype=np.float32)]

@@ -91,7 +91,7 @@ def sample_of(setting: RunSpec) -> Sample:
     largest = max(federation.shards, key=lambda shard: len(shard.train))
     train = largest.train[: max(4 * schedule.batch_size, schedule.min_samples(setting.method.phases()))]
     chosen = np.concatenate([train, largest.test[:1]])
-    table = federation.table.taken(chosen)
+    table = federation.table.select(chosen)
     numbers = np.arange(len(chosen))
     few = Federation(table, [Shard(largest.name, numbers[: len(train)], numbers[:0], numbers[len(train) :])])
     judged = float(rows("test").mean() + rows("validation").mean())  # of all clients, whoever joins
@@ -197,7 +197,7 @@ def step_graph(setting: RunSpec, phase: Phase, width: int | None) -> fx.Graph:
 
         def advance(*leaves: Tensor) -> list[Tensor]:
             work, shared, client, x, y, rows = pytree.tree_unflatten(list(leaves), shape)
-            after, _ = each(phase.step, width)(shared, work, table.over(x, y).batch(rows), client)
+            after, _ = each(phase.step, width)(shared, work, table.with_tensors(x, y).batch(rows), client)
             return cast(list[Tensor], state.flatten_up_to(after))
 
         module = simplified(advance, leaves)
@@ -215,7 +215,7 @@ def judge_graph(setting: RunSpec, width: int | None, rows: int) -> fx.Graph:
 
         def score(*leaves: Tensor) -> list[Tensor]:
             shared, private, client, x, y, adapt, judged = pytree.tree_unflatten(list(leaves), shape)
-            batches = [table.over(x, y).batch(part) for part in (adapt, judged)]
+            batches = [table.with_tensors(x, y).batch(part) for part in (adapt, judged)]
             return list(each(partial(evaluate_client, method), width)(shared, private, batches[0], client, batches[1]))
 
         return with_shapes(simplified(score, leaves), leaves, fake)

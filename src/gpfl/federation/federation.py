@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, IterableDataset
 from gpfl.core import options
 from gpfl.core.input_spec import ArrayLike
 from gpfl.data import DATASETS, FileDataset, find_dataset
-from gpfl.data.table import SPLITS, DataSource, Rows, Table
+from gpfl.data.table import SPLITS, DataSource, Indices, Table
 from gpfl.errors import GpflError, did_you_mean, pluralize
 from gpfl.federation.partition import PARTITIONS, Partition
 from gpfl.io import files, toml
@@ -40,13 +40,13 @@ class Shard:
     """The rows of one client."""
 
     name: str
-    train: Rows
-    validation: Rows
-    test: Rows
+    train: Indices
+    validation: Indices
+    test: Indices
 
-    def split(self, name: str) -> Rows:
+    def split(self, name: str) -> Indices:
         """Gives the rows of one of PARTS."""
-        rows: Rows = getattr(self, name)
+        rows: Indices = getattr(self, name)
         return rows
 
 
@@ -90,7 +90,7 @@ class Federation:
         """Training rows of each class on each client, (clients, classes)."""
         return self.count_labels([shard.train for shard in self.shards])
 
-    def count_labels(self, rows: Sequence[Rows]) -> npt.NDArray[np.float32]:
+    def count_labels(self, rows: Sequence[Indices]) -> npt.NDArray[np.float32]:
         """Gives the number of rows of each class, (clients, classes)."""
         labels, classes = self.table.y.cpu().numpy(), self.table.classes
         return np.stack([np.bincount(labels[part], minlength=classes) for part in rows]).astype(np.float32)
@@ -122,11 +122,11 @@ class Federation:
 
     def left_out(self) -> list[str]:
         """Gives the groups of the data that have too few rows to be clients, in a line, if there are such."""
-        fewest, groups = self.origin.get("min_samples"), self.table.groups
+        fewest, groups = self.origin.get("min_samples"), self.table.client_ids
         if self.origin.get("partition") != "natural" or groups is None or not isinstance(fewest, int):
             return []
-        sizes = np.bincount(groups, minlength=len(self.table.group_names))
-        small = [name for name, size in zip(self.table.group_names, sizes, strict=True) if 0 < size < fewest]
+        sizes = np.bincount(groups, minlength=len(self.table.client_names))
+        small = [name for name, size in zip(self.table.client_names, sizes, strict=True) if 0 < size < fewest]
         if not small:
             return []
         names = ", ".join(small[:5]) + (", …" if len(small) > 5 else "")
@@ -135,7 +135,7 @@ class Federation:
 
     def class_name(self, label: int) -> str:
         """Gives the name of a class, where the data tell it, else its number."""
-        names = self.table.origin.get("classes")
+        names = self.table.metadata.get("classes")
         return str(names[label]) if isinstance(names, list) else str(label)
 
     def to(self, device: torch.device) -> Federation:
@@ -147,7 +147,7 @@ class Federation:
         clients = [{"name": shard.name, **{split: shard.split(split).tolist() for split in SPLITS}} for shard in self.shards]
         table = {"name": self.table.name, "rows": len(self.table), "classes": self.table.classes, "sha256": self.table.digest}
         content = {"format": 1, "table": table, "partition": self.origin, "client": clients}
-        source = {**self.table.origin, **read_otherwise(self.table.source)}
+        source = {**self.table.metadata, **read_otherwise(self.table.source)}
         return {**content, "source": source} if source else content
 
     def save(self, path: str | Path) -> None:
@@ -299,7 +299,7 @@ def gather(clients: Mapping[str, Arrays], partition: Partition) -> Federation:
     return Federation(table, shards, {"partition": "arrays", **options.written_of(partition)})
 
 
-def as_rows(values: Sequence[int]) -> Rows:
+def as_rows(values: Sequence[int]) -> Indices:
     """Gives row numbers as an array."""
     rows = np.asarray(values)
     if rows.ndim != 1 or (len(rows) and rows.dtype.kind != "i"):
@@ -337,14 +337,14 @@ def check_filled(shards: Sequence[Shard], way: str) -> None:
 
 def check_bundles(shard: Shard, table: Table) -> None:
     """Refuses a client that has rows of one bundle in two parts."""
-    if table.together is None:
+    if table.group_ids is None:
         return
     seen: dict[int, str] = {}
     for split in SPLITS:
-        for bundle in np.unique(table.together[shard.split(split)]).tolist():
+        for bundle in np.unique(table.group_ids[shard.split(split)]).tolist():
             other = seen.setdefault(bundle, split)
             if other != split:
-                rows = [int(shard.split(name)[table.together[shard.split(name)] == bundle][0]) for name in (other, split)]
+                rows = [int(shard.split(name)[table.group_ids[shard.split(name)] == bundle][0]) for name in (other, split)]
                 raise GpflError(
                     f"client {shard.name} has rows that stay together in {other} and in {split}, such as rows {rows[0]} and "
                     f"{rows[1]}: divide them otherwise, or keep none together"

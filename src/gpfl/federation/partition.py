@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gpfl.core.options import option
 from gpfl.core.randomness import LARGEST_SEED, generator
-from gpfl.data.table import SPLITS, Rows, Table
+from gpfl.data.table import SPLITS, Indices, Table
 from gpfl.errors import GpflError, pluralize
 from gpfl.federation import pfllib_partition as reference_division
 
@@ -46,21 +46,21 @@ class Partition:
         later=True,
     )
 
-    def divided(self, table: Table) -> dict[str, tuple[Rows, Rows, Rows]]:
+    def divided(self, table: Table) -> dict[str, tuple[Indices, Indices, Indices]]:
         """Gives the training, validation and test rows of the clients that take part."""
         if self.rng == "pfllib":
             return self._as_reference(table)
         return {name: self.cut(table, rows, number) for number, (name, rows) in enumerate(self.choose(table).items())}
 
-    def _as_reference(self, table: Table) -> dict[str, tuple[Rows, Rows, Rows]]:
+    def _as_reference(self, table: Table) -> dict[str, tuple[Indices, Indices, Indices]]:
         """Gives them as the authors' code draws them; of `of` clients the first ones take part."""
         self.check()
-        if table.parts is not None:
+        if table.splits is not None:
             raise GpflError(
                 f"partition.rng is 'pfllib', but data '{table.name}' tells which rows are for testing, and the authors' code "
                 "draws them: set it to gpfl"
             )
-        if table.together is not None:
+        if table.group_ids is not None:
             raise GpflError(
                 f"partition.rng is 'pfllib', but data '{table.name}' keeps rows together, and the authors' code draws them "
                 "one by one: set it to gpfl"
@@ -74,14 +74,14 @@ class Partition:
         taking_part = list(cuts.items())[:wanted]
         return {name: (*self.keep_back(table, train, number), test) for number, (name, (train, test)) in enumerate(taking_part)}
 
-    def reference(self, table: Table, draw: np.random.RandomState) -> dict[str, Rows]:
+    def reference(self, table: Table, draw: np.random.RandomState) -> dict[str, Indices]:
         """Gives each client's rows by its name, drawn as the authors' code draws them."""
         raise NotImplementedError
 
-    def choose(self, table: Table) -> dict[str, Rows]:
+    def choose(self, table: Table) -> dict[str, Indices]:
         """Gives the rows of the clients that take part: all, or a seeded choice of them that grows with its number."""
         self.check()
-        if table.parts is not None and self.test_fraction != Partition.test_fraction:
+        if table.splits is not None and self.test_fraction != Partition.test_fraction:
             raise GpflError(
                 f"partition.test_fraction is {self.test_fraction:g}, but data '{table.name}' tells which rows are for testing: "
                 "leave it out"
@@ -105,37 +105,37 @@ class Partition:
                 "lower --clients"
             )
 
-    def assign(self, table: Table, draw: np.random.Generator) -> dict[str, Rows]:
+    def assign(self, table: Table, draw: np.random.Generator) -> dict[str, Indices]:
         """Gives each client's rows by its name: disjoint, and all of the table."""
-        if table.together is not None:
-            way = "use --partition natural" if table.groups is not None else WHOSE
+        if table.group_ids is not None:
+            way = "use --partition natural" if table.client_ids is not None else WHOSE
             raise GpflError(
                 f"data '{table.name}' keeps rows together, and partition '{self.name}' deals rows one by one: {way}"
             )
         labels = table.y.cpu().numpy()
-        if table.parts is None:
+        if table.splits is None:
             parts = self.deal(labels, table.classes, draw)
         else:  # training and test rows may lie in blocks: mixed, each client gets some of both
             order = draw.permutation(len(labels))
             parts = [order[rows] for rows in self.deal(labels[order], table.classes, draw)]
         return numbered(parts)
 
-    def deal(self, labels: Labels, classes: int, draw: np.random.Generator) -> list[Rows]:
+    def deal(self, labels: Labels, classes: int, draw: np.random.Generator) -> list[Indices]:
         """Gives the rows of clients 0, 1, …; for partitions that go by labels."""
         raise NotImplementedError
 
-    def cut(self, table: Table, rows: Rows, number: int) -> tuple[Rows, Rows, Rows]:
+    def cut(self, table: Table, rows: Indices, number: int) -> tuple[Indices, Indices, Indices]:
         """Gives a client's training, validation and test rows: by the table's parts, else in random order, not stratified.
 
         Of bundles, whole ones are chosen whose rows come near to the share.
         """
-        if table.parts is not None:
-            train, validation, test = (rows[table.parts[rows] == place] for place in range(len(SPLITS)))
+        if table.splits is not None:
+            train, validation, test = (rows[table.splits[rows] == place] for place in range(len(SPLITS)))
             return (train, validation, test) if len(validation) else (*self.keep_back(table, train, number), test)
         draw = generator(self.seed, "cut", number)
         shuffled = draw.permutation(rows)
-        if table.together is not None:
-            test = choose_bundles(table.together[shuffled], labels_of(table, shuffled), self.test_fraction, draw)
+        if table.group_ids is not None:
+            test = choose_bundles(table.group_ids[shuffled], labels_of(table, shuffled), self.test_fraction, draw)
             return *self.keep_back(table, shuffled[~test], number), shuffled[test]
         kept = int((1 - self.test_fraction) * len(rows) + 1e-9)  # (1 - 0.8) * 5 is a little less than 1
         return *self.keep_back(table, shuffled[:kept], number), shuffled[kept:]
@@ -144,15 +144,15 @@ class Partition:
         """Gives what helps where some clients lack training or test rows, of the numbers of rows of all and of those."""
         return "lower --clients, or change --test-fraction or --validation-fraction"
 
-    def keep_back(self, table: Table, rows: Rows, number: int) -> tuple[Rows, Rows]:
+    def keep_back(self, table: Table, rows: Indices, number: int) -> tuple[Indices, Indices]:
         """Gives training rows without and with the share kept for validation; at least one row, where a share is asked
         and not all of them are one bundle.
         """
         if not self.validation_fraction:
             return rows, rows[:0]
         draw = generator(self.seed, "validation", number)
-        if table.together is not None:
-            mask = choose_bundles(table.together[rows], labels_of(table, rows), self.validation_fraction, draw)
+        if table.group_ids is not None:
+            mask = choose_bundles(table.group_ids[rows], labels_of(table, rows), self.validation_fraction, draw)
             return rows[~mask], rows[mask]
         kept = max(1, round(self.validation_fraction * len(rows)))
         mask = np.zeros(len(rows), dtype=bool)
@@ -169,11 +169,11 @@ class Pathological(Partition):
     classes_per_client: int = option(2, "classes each client holds", least=1)
     balanced: bool = option(False, "divide a class evenly among its clients")
 
-    def deal(self, labels: Labels, classes: int, draw: np.random.Generator) -> list[Rows]:
+    def deal(self, labels: Labels, classes: int, draw: np.random.Generator) -> list[Indices]:
         """Walks the classes; each goes to the next clients that still have room for one."""
         self._check(classes)
         takers = deal_classes(self.clients, classes, self.classes_per_client)
-        rows: list[list[Rows]] = [[] for _ in range(self.clients)]
+        rows: list[list[Indices]] = [[] for _ in range(self.clients)]
         for label in range(classes):
             members = np.flatnonzero(labels == label)
             sizes = self._sizes(len(members), len(takers[label]), classes, label, draw)
@@ -181,7 +181,7 @@ class Pathological(Partition):
                 rows[client].append(part)
         return [np.concatenate(parts) for parts in rows]
 
-    def reference(self, table: Table, draw: np.random.RandomState) -> dict[str, Rows]:
+    def reference(self, table: Table, draw: np.random.RandomState) -> dict[str, Indices]:
         """Gives each client's rows by its name, drawn as the authors' code draws them."""
         self._check(table.classes)
         takers = deal_classes(self.clients, table.classes, self.classes_per_client)
@@ -233,7 +233,7 @@ class Dirichlet(Partition):
     cap: bool = option(True, "give no more classes to a client that holds its n/N rows (authors' code)")
     min_samples: int = option(0, "fewest rows of a client; 0 = the smaller of 40 and half of n/N", least=0)
 
-    def reference(self, table: Table, draw: np.random.RandomState) -> dict[str, Rows]:
+    def reference(self, table: Table, draw: np.random.RandomState) -> dict[str, Indices]:
         """Gives each client's rows by its name, drawn as the authors' code draws them."""
         if not self.cap:
             raise GpflError(
@@ -254,7 +254,7 @@ class Dirichlet(Partition):
             )
         return fewest
 
-    def deal(self, labels: Labels, classes: int, draw: np.random.Generator) -> list[Rows]:
+    def deal(self, labels: Labels, classes: int, draw: np.random.Generator) -> list[Indices]:
         """Draws all shares anew until the smallest client has enough rows."""
         fewest = self._fewest(len(labels))
         counts = np.bincount(labels, minlength=classes)
@@ -287,9 +287,9 @@ class Dirichlet(Partition):
             held += sizes[label]
         return sizes
 
-    def _rows(self, labels: Labels, sizes: Labels, draw: np.random.Generator) -> list[Rows]:
+    def _rows(self, labels: Labels, sizes: Labels, draw: np.random.Generator) -> list[Indices]:
         """Gives each client its number of rows of each class, drawn at random."""
-        parts: list[list[Rows]] = [[] for _ in range(self.clients)]
+        parts: list[list[Indices]] = [[] for _ in range(self.clients)]
         for label, wanted in enumerate(sizes):
             members = draw.permutation(np.flatnonzero(labels == label))
             for client, part in enumerate(np.split(members, np.cumsum(wanted)[:-1])):
@@ -314,12 +314,12 @@ class Natural(Partition):
                 "set --clients alone"
             )
 
-    def assign(self, table: Table, draw: np.random.Generator) -> dict[str, Rows]:
+    def assign(self, table: Table, draw: np.random.Generator) -> dict[str, Indices]:
         """Gives the rows of every group that has some."""
-        if table.groups is None:
-            way = WHOSE if table.together is not None else "use --partition dirichlet or pathological"
+        if table.client_ids is None:
+            way = WHOSE if table.group_ids is not None else "use --partition dirichlet or pathological"
             raise GpflError(f"data '{table.name}' does not tell the group of a row: {way}")
-        parts = {name: np.flatnonzero(table.groups == number) for number, name in enumerate(table.group_names)}
+        parts = {name: np.flatnonzero(table.client_ids == number) for number, name in enumerate(table.client_names)}
         kept = {name: rows for name, rows in parts.items() if len(rows) >= max(1, self.min_samples)}
         if not kept:
             most = max(len(rows) for rows in parts.values())
@@ -328,7 +328,7 @@ class Natural(Partition):
             )
         return kept
 
-    def reference(self, table: Table, draw: np.random.RandomState) -> dict[str, Rows]:
+    def reference(self, table: Table, draw: np.random.RandomState) -> dict[str, Indices]:
         """Gives the rows of every group, shuffled where the authors' code does that."""
         groups = self.assign(table, generator(self.seed, "split"))
         if table.name not in reference_division.SHUFFLED:
@@ -339,15 +339,15 @@ class Natural(Partition):
         """Gives the number of rows from which all clients have enough, and asks whether these are the clients."""
         fewest = max(few) + 1
         left = sum(count < fewest for count in rows)
-        column = table.origin.get("client")
+        column = table.metadata.get("client")
         ask = f"; is '{column}' the column of clients?" if column else ""
-        bundle = "all of its rows stay together; " if table.together is not None else ""
+        bundle = "all of its rows stay together; " if table.group_ids is not None else ""
         if left == len(rows):
             return f"{bundle}give clients more rows{ask}"
         return f"{bundle}--min-samples {fewest} leaves out {left:,} of {pluralize(len(rows), 'client')}{ask}"
 
 
-def choose_bundles(together: Rows, labels: Labels, share: float, draw: np.random.Generator) -> npt.NDArray[np.bool_]:
+def choose_bundles(together: Indices, labels: Labels, share: float, draw: np.random.Generator) -> npt.NDArray[np.bool_]:
     """Tells which rows are chosen: whole bundles whose rows come near to a share of all; of one bundle none.
 
     Where every bundle is of one class, some of each class are chosen as far as the share goes, and one of each is left.
@@ -366,12 +366,12 @@ def choose_bundles(together: Rows, labels: Labels, share: float, draw: np.random
     return chosen[place]
 
 
-def labels_of(table: Table, rows: Rows) -> Labels:
+def labels_of(table: Table, rows: Indices) -> Labels:
     """Gives the labels of rows."""
     return table.y.cpu().numpy()[rows]
 
 
-def numbered(parts: Sequence[Rows]) -> dict[str, Rows]:
+def numbered(parts: Sequence[Indices]) -> dict[str, Indices]:
     """Gives the rows of clients 0, 1, … by their names."""
     return {str(number): rows for number, rows in enumerate(parts)}
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gpfl.data.table import Rows
+from gpfl.data.table import Indices
 from gpfl.errors import GpflError
 
 Labels = npt.NDArray[np.int64]
@@ -23,11 +23,11 @@ SHUFFLED = ("amazon",)
 
 def by_shares(
     labels: Labels, classes: int, clients: int, beta: float, fewest: int, tries: int, draw: np.random.RandomState
-) -> list[Rows]:
+) -> list[Indices]:
     """Gives clients' rows by Dirichlet shares, class after class, none for clients that are full; anew while one has few."""
     full = len(labels) / clients
     for _ in range(tries):
-        parts: list[list[Rows]] = [[] for _ in range(clients)]
+        parts: list[list[Indices]] = [[] for _ in range(clients)]
         held = np.zeros(clients, dtype=np.int64)
         for label in range(classes):
             members = np.flatnonzero(labels == label)
@@ -51,9 +51,9 @@ def by_shares(
 
 def by_classes(
     labels: Labels, classes: int, takers: Sequence[Sequence[int]], clients: int, balanced: bool, draw: np.random.RandomState
-) -> list[Rows]:
+) -> list[Indices]:
     """Gives clients' rows where each class goes to its takers, in the order of the table; the last takes what is left."""
-    parts: list[list[Rows]] = [[] for _ in range(clients)]
+    parts: list[list[Indices]] = [[] for _ in range(clients)]
     for label in range(classes):
         members, count = np.flatnonzero(labels == label), len(takers[label])
         mean = len(members) / count
@@ -69,14 +69,14 @@ def by_classes(
     return [np.concatenate(part) for part in parts]
 
 
-def shuffled(rows: Rows, draw: np.random.RandomState) -> Rows:
+def shuffled(rows: Indices, draw: np.random.RandomState) -> Indices:
     """Gives the rows in another order."""
     order = np.arange(len(rows))
     draw.shuffle(order)
     return rows[order]
 
 
-def cut(rows: Rows, test: float, draw: np.random.RandomState) -> tuple[Rows, Rows]:
+def cut(rows: Indices, test: float, draw: np.random.RandomState) -> tuple[Indices, Indices]:
     """Gives a client's training and test rows: of a permutation the test rows come first."""
     kept = int((1 - test) * len(rows) + 1e-9)
     order = draw.permutation(len(rows))

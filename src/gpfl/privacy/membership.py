@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from gpfl.core import tree
 from gpfl.core.net import Model
-from gpfl.data.table import Rows
+from gpfl.data.table import Indices
 from gpfl.engine import Engine, products_in
 from gpfl.engine.base import one
 from gpfl.training.run_dir import RunState
@@ -49,7 +49,7 @@ def membership_of(engine: Engine, state: RunState, client: int) -> Membership:
     return Membership(shard.name, auc(-train, -test), float(train.mean()), float(test.mean()))
 
 
-def losses_of(engine: Engine, model: Model, rows: Rows) -> npt.NDArray[np.float64]:
+def losses_of(engine: Engine, model: Model, rows: Indices) -> npt.NDArray[np.float64]:
     """Gives the cross-entropy of each row."""
     table, found = engine.federation.table, []
     with torch.no_grad():

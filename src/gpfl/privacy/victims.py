@@ -17,7 +17,7 @@ from gpfl.core.method import Method
 from gpfl.core.net import Net
 from gpfl.core.randomness import generator
 from gpfl.core.schedule import Plan
-from gpfl.data.table import Rows
+from gpfl.data.table import Indices
 from gpfl.defences import Defended
 from gpfl.engine import Engine
 from gpfl.engine.base import one
@@ -132,7 +132,7 @@ def unsalted(method: Method) -> Method:
 def one_step(engine: Engine, victim: Victim) -> Plan:
     """Gives a plan of one step a phase on the victim's rows; a step that takes several batches gets them several times."""
     refuse_small_batch(engine.method.net, len(victim.rows))
-    rows: Rows = np.array([victim.rows], dtype=np.int64)
+    rows: Indices = np.array([victim.rows], dtype=np.int64)
     return [np.tile(rows, (1, phase.batches)) for phase in engine.method.phases()]
 
 
@@ -153,7 +153,7 @@ def images_of(federation: Federation, victims: Sequence[Victim]) -> Tensor:
     refuse_other_than_images(federation)
     table = federation.table
     rows = torch.tensor([victim.rows for victim in victims], device=table.y.device)
-    return table.x[rows].to(torch.float32) / table.form.pixel_max
+    return table.x[rows].to(torch.float32) / table.input_spec.pixel_max
 
 
 def mean_image(federation: Federation) -> Tensor:
@@ -161,12 +161,12 @@ def mean_image(federation: Federation) -> Tensor:
     table = federation.table
     blocks = torch.split(table.x, 4096)
     total = torch.stack([block.to(torch.float64).sum(0) for block in blocks]).sum(0)
-    return (total / len(table) / table.form.pixel_max).to(torch.float32)
+    return (total / len(table) / table.input_spec.pixel_max).to(torch.float32)
 
 
 def refuse_other_than_images(federation: Federation) -> None:
     """Refuses data whose rows are no images: pixel measures say nothing of them."""
-    form = federation.table.form
+    form = federation.table.input_spec
     if form.kind != "pixels" or len(form.shape) != 3:
         raise GpflError(
             f"data '{federation.table.name}' holds {form.kind} of shape {form.shape}; attacks rebuild images "

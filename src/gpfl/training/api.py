@@ -258,7 +258,7 @@ def prepare(
     classes = federation.table.classes
     net: Net
     if config.net is not None:
-        architecture = config.net.fitted(federation.table.form)
+        architecture = config.net.fitted(federation.table.input_spec)
         config = dataclasses.replace(config, net=architecture)
         net = from_architecture(architecture, configs.name_of(architecture), example, classes)
     else:

@@ -119,7 +119,9 @@ class Config:
         net = {"name": CUSTOM} if self.net is None else {"name": name_of(self.net), **options.written_of(self.net)}
         sections: dict[str, object] = {
             "run": options.written_of(self.run),
-            "data": {"name": self.source.address, **options.written_of(self.source)} if self.source else {"name": self.data},
+            "data": {"name": self.source.config_name, **options.written_of(self.source)}
+            if self.source
+            else {"name": self.data},
             "partition": partition,
             "net": net,
             "train": options.written_of(self.train),

@@ -36,7 +36,7 @@ class ClientModel:
     """One client's own model. Rows are given in the form the data has them: floats, or whole-numbered pixels."""
 
     def __init__(self, method: Method, weights: Tree, name: str, form: InputSpec) -> None:
-        self.method, self.weights, self.name, self.form = method, weights, name, form
+        self.method, self.weights, self.name, self.input_spec = method, weights, name, form
 
     def __repr__(self) -> str:
         net = self.method.net
@@ -44,11 +44,11 @@ class ClientModel:
 
     def logits(self, x: ArrayLike) -> npt.NDArray[np.float32]:
         """Gives the scores (rows, classes)."""
-        rows = self.form.read(x, "x")
+        rows = self.input_spec.read(x, "x")
         device = next(tree.leaves(self.weights)).device
         model = Model(self.method.net, self.weights)
         with torch.no_grad(), products_in("float32"):
-            blocks = [self.method.logits(model, self.form.to_net(part.to(device))) for part in torch.split(rows, BLOCK)]
+            blocks = [self.method.logits(model, self.input_spec.to_net(part.to(device))) for part in torch.split(rows, BLOCK)]
         return torch.cat(blocks).cpu().numpy()
 
     def predict(self, x: ArrayLike) -> npt.NDArray[np.int64]:
@@ -70,7 +70,7 @@ class ClientModel:
     def probe(self) -> list[list[float]]:
         """Gives the scores of the form's probe, by which `gpfl.load_model` knows a net that is not this model's."""
         with torch.no_grad():
-            scores: list[list[float]] = self.module()(self.form.probe()).tolist()
+            scores: list[list[float]] = self.module()(self.input_spec.probe()).tolist()
         return scores
 
     def save(self, path: str | Path) -> None:
@@ -81,7 +81,7 @@ class ClientModel:
             "method": {"name": self.method.name, **options.values_of(self.method)},
             "net": {"name": net.name, **net.options},
             "classes": net.classes,
-            "form": dataclasses.asdict(self.form),
+            "form": dataclasses.asdict(self.input_spec),
             "branches": list(self.weights),
             "probe": self.probe(),
         }
@@ -203,7 +203,7 @@ class Result:
             raise GpflError(f"rounds is {rounds}; it must be a whole number, at least 0")
         engine, state = self.engine, self.outcome.selected
         method, schedule, known = engine.method, engine.schedule, engine.federation.table
-        form = known.form
+        form = known.input_spec
         table = Table(
             form.read(x, f"client {name}"),
             y,
@@ -229,7 +229,7 @@ class Result:
         return self._model(method.personal_weights(state.shared, private, table.batch(first[first >= 0]), client), name)
 
     def _model(self, weights: Tree, name: str) -> ClientModel:
-        return ClientModel(self.engine.method, weights, name, self.engine.federation.table.form)
+        return ClientModel(self.engine.method, weights, name, self.engine.federation.table.input_spec)
 
 
 def safe_name(name: str) -> str:

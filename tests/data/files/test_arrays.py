@@ -47,7 +47,7 @@ def test_labels_of_an_array_are_numbered_too(labels: np.ndarray, tmp_path: Path)
     np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)), y=labels)
     table = load(tmp_path / "a.npz")
     assert table.y.tolist() == [0, 1, 0]
-    assert table.origin == {"classes": ["7", "9"], **read_as("y")}
+    assert table.metadata == {"classes": ["7", "9"], **read_as("y")}
 
 
 def test_npz_may_hold_its_parts(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_npz_may_name_clients_and_labels_of_its_rows(tmp_path: Path) -> None:
     table = load(tmp_path / "a.npz", label="kind", client="who")
     assert np.array_equal(table.x.numpy(), x)
     assert table.y.tolist() == [1, 0, 1, 0]
-    assert table.group_names == ("2", "10")
+    assert table.client_names == ("2", "10")
     assert clients_of(table) == ["10", "2", "2", "10"]
 
 
@@ -109,10 +109,10 @@ def test_bytes_of_an_array_are_pixels_with_channels_first(kind: str, tmp_path: P
     given, wanted = PIXELS[kind]
     np.savez(tmp_path / "a.npz", images=given, labels=np.array([0, 1, 0, 1]))
     table = load(tmp_path / "a.npz")
-    assert (table.x.dtype, table.form.kind) == (torch.uint8, "pixels")
+    assert (table.x.dtype, table.input_spec.kind) == (torch.uint8, "pixels")
     assert np.array_equal(table.x.numpy(), wanted)
     assert np.allclose(table.inputs(torch.arange(4)).numpy(), wanted / 127.5 - 1, rtol=0, atol=1e-6)
-    assert "bytes taken as pixels" in table.words
+    assert "bytes taken as pixels" in table.description
 
 
 # What is refused.

@@ -39,12 +39,12 @@ def test_one_csv_has_its_clients_from_a_column(tmp_path: Path) -> None:
     table = load(write(tmp_path / "visits.csv", lines(*VISITS)), client="hospital", label="outcome")
     assert close(table.x, [[age, *sex] for age, sex in zip(scaled(AGES), [(1, 0), (0, 1)] * 3, strict=True)])
     assert table.y.tolist() == [0, 2, 1, 0, 0, 2]
-    assert (table.classes, table.name, table.form.kind, table.shape) == (3, "visits.csv", "floats", (3,))
+    assert (table.classes, table.name, table.input_spec.kind, table.shape) == (3, "visits.csv", "floats", (3,))
     assert clients_of(table) == ["north", "south"] * 3
-    assert table.group_names == ("north", "south")
-    assert table.parts is None
+    assert table.client_names == ("north", "south")
+    assert table.splits is None
     mean = sum(AGES) / 6
-    assert table.origin == {
+    assert table.metadata == {
         "classes": ["home", "icu", "ward"],
         **read_as("outcome", client="hospital", scale="standard"),
         "columns": [
@@ -56,7 +56,7 @@ def test_one_csv_has_its_clients_from_a_column(tmp_path: Path) -> None:
             {"name": "sex", "values": ["f", "m"]},
         ],
     }
-    assert table.words == (
+    assert table.description == (
         "visits.csv: 6 rows; 2 clients by 'hospital' with 3 rows; train and test drawn at random.\n"
         "3 classes of 'outcome': home, icu, ward. Inputs: columns: 1 of numbers (age), scaled to mean 0 and std 1; "
         "1 of categories, one-hot: sex (f, m)."
@@ -75,8 +75,8 @@ def test_usual_names_of_label_and_client_are_found(label: str, tmp_path: Path) -
 def test_csv_without_clients_is_divided_by_a_split(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", lines(("a", "label"), *((k, k % 2) for k in range(40))))
     table = load(path)
-    assert table.groups is None
-    assert "no clients are told, so rows are divided among clients by a split" in table.words
+    assert table.client_ids is None
+    assert "no clients are told, so rows are divided among clients by a split" in table.description
     federation = gpfl.federate(path, clients=4, beta=100.0)
     assert len(federation) == 4
     assert sorted(np.concatenate([[*s.train, *s.test] for s in federation.shards])) == list(range(40))
@@ -91,20 +91,20 @@ def test_csv_of_any_mark_and_end_of_line_is_the_same(mark: str, start: bytes, en
     text = lines(*VISITS, mark=mark).replace("\n", end)
     table = load(write(tmp_path / "visits.csv", start + text.encode()), client="hospital", label="outcome")
     assert close(table.x[:, :1], [[age] for age in scaled(AGES)])
-    assert table.group_names == ("north", "south")
+    assert table.client_names == ("north", "south")
 
 
 def test_tsv_is_cut_at_tabs_alone(tmp_path: Path) -> None:
     rows = [("a, b, c", "label"), (1, "x, y"), (2, "z")]
     table = load(write(tmp_path / "a.TSV", lines(*rows, mark="\t")))
-    assert table.origin["classes"] == ["x, y", "z"]
-    assert [step["name"] for step in table.origin["columns"]] == ["a, b, c"]  # type: ignore[attr-defined]
+    assert table.metadata["classes"] == ["x, y", "z"]
+    assert [step["name"] for step in table.metadata["columns"]] == ["a, b, c"]  # type: ignore[attr-defined]
 
 
 def test_quoted_cells_hold_marks_quotes_and_lines(tmp_path: Path) -> None:
     text = '"a",kind,label\n1,"x, y","he said ""no"""\n\n2," x, y ","two\nlines"\n3,z,"two\nlines"\n'
     table = load(write(tmp_path / "a.csv", text))
-    assert table.origin["classes"] == ['he said "no"', "two\nlines"]
+    assert table.metadata["classes"] == ['he said "no"', "two\nlines"]
     assert table.y.tolist() == [0, 1, 1]
     assert close(table.x, [[a, *kind] for a, kind in zip(scaled([1, 2, 3]), [(1, 0), (1, 0), (0, 1)], strict=True)])
 
@@ -128,7 +128,7 @@ def test_classes_are_numbered_in_the_order_of_numbers_or_of_the_alphabet(kind: s
     labels, numbers, names = LABELS[kind]
     table = load(write(tmp_path / "a.csv", lines(("a", "label"), *enumerate(labels))))
     assert table.y.tolist() == numbers
-    assert table.origin["classes"] == names
+    assert table.metadata["classes"] == names
     assert table.classes == len(names)
 
 
@@ -139,12 +139,12 @@ def test_part_column_divides_rows_and_only_training_rows_are_measured(tmp_path: 
     ages = [1.0, 2.0, 6.0, 100.0, -50.0, 3.0]
     said = ["train", "Training", "train", "test", "val", "train"]
     rows = [(age, said[k], k % 2, "n") for k, age in enumerate(ages)]
-    table = load(write(tmp_path / "a.csv", lines(("age", "fold", "label", "client"), *rows)), part="fold")
+    table = load(write(tmp_path / "a.csv", lines(("age", "fold", "label", "client"), *rows)), split_column="fold")
     assert parts_of(table) == [TRAIN, TRAIN, TRAIN, TEST, VALIDATION, TRAIN]
     assert close(table.x, [[v] for v in scaled(ages, over=[1.0, 2.0, 6.0, 3.0])])
-    (step,) = table.origin["columns"]  # type: ignore[misc]
+    (step,) = table.metadata["columns"]  # type: ignore[misc]
     assert step == {"name": "age", "mean": 3.0, "std": pytest.approx(((4 + 1 + 9 + 0) / 4) ** 0.5)}
-    assert "train and test as given" in table.words
+    assert "train and test as given" in table.description
     (shard,) = gpfl.federate(table, partition="natural").shards
     assert (shard.train.tolist(), shard.validation.tolist(), shard.test.tolist()) == ([0, 1, 2, 5], [4], [3])
 
@@ -161,12 +161,12 @@ def test_rows_of_one_value_stay_together_and_the_column_is_no_input(suffix: str,
     else:
         age, patient, label, client = (np.array(column) for column in zip(*VISITS_OF_PATIENTS, strict=True))
         np.savez(path, x=np.stack([age, age], axis=1).astype(np.float32), patient=patient, label=label, client=client)
-    table = load(path, together="patient")
-    assert table.together is not None
-    assert len({(k // 3, number) for k, number in enumerate(table.together.tolist())}) == 20
+    table = load(path, group="patient")
+    assert table.group_ids is not None
+    assert len({(k // 3, number) for k, number in enumerate(table.group_ids.tolist())}) == 20
     assert table.shape == ((1,) if suffix == "csv" else (2,))
-    assert table.origin["together"] == "patient"
-    assert "train and test drawn at random, rows of one 'patient' together." in table.words
+    assert table.metadata["group"] == "patient"
+    assert "train and test drawn at random, rows of one 'patient' together." in table.description
     for shard in gpfl.federate(table, partition="natural").shards:
         assert not set(shard.train // 3) & set(shard.test // 3)
         assert len(shard.test) in (6, 9)
@@ -174,32 +174,32 @@ def test_rows_of_one_value_stay_together_and_the_column_is_no_input(suffix: str,
 
 def test_column_of_what_stays_together_must_be_there_and_whole(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", lines(PATIENTS, *VISITS_OF_PATIENTS))
-    assert refusal(path, together="patients") == "data.together is 'patients', which is no column; did you mean 'patient'?"
-    assert "named by both --client and --together" in refusal(path, together="client", client="client")
+    assert refusal(path, group="patients") == "data.group is 'patients', which is no column; did you mean 'patient'?"
+    assert "named by both --client and --group" in refusal(path, group="client", client="client")
     holes = [
         (age, "" if k == 4 else patient, label, client) for k, (age, patient, label, client) in enumerate(VISITS_OF_PATIENTS)
     ]
     gaps = write(tmp_path / "b.csv", lines(PATIENTS, *holes))
-    assert "column 'patient' has 1 missing value, in" in refusal(gaps, together="patient")
-    assert len(load(gaps, together="patient", missing="drop")) == 59
+    assert "column 'patient' has 1 missing value, in" in refusal(gaps, group="patient")
+    assert len(load(gaps, group="patient", missing="drop")) == 59
     alone = write(tmp_path / "d.csv", lines(PATIENTS[:3], *(row[:3] for row in VISITS_OF_PATIENTS)))
     with pytest.raises(gpfl.GpflError, match=r"split 'dirichlet' deals rows one by one: say whose they are with --client"):
-        gpfl.federate(alone, together="patient", partition="dirichlet", clients=2)
+        gpfl.federate(alone, group="patient", partition="dirichlet", clients=2)
     said = [(*row, "train" if k % 4 else "test") for k, row in enumerate(VISITS_OF_PATIENTS)]
     parted = write(tmp_path / "c.csv", lines((*PATIENTS, "part"), *said))
     with pytest.raises(gpfl.GpflError, match=r"client n has rows that stay together in train and in test, such as rows"):
-        gpfl.federate(parted, together="patient", partition="natural")
+        gpfl.federate(parted, group="patient", partition="natural")
 
 
 def test_values_at_several_clients_and_values_alike_are_named(tmp_path: Path) -> None:
     rows = [(k, ["p", "P", "q", "r"][k % 4], k % 3 % 2, "n" if k < 30 else "s") for k in range(60)]
-    words = load(write(tmp_path / "a.csv", lines(PATIENTS, *rows)), together="patient").words
+    words = load(write(tmp_path / "a.csv", lines(PATIENTS, *rows)), group="patient").description
     assert "4 values of 'patient' lie with several clients, and are drawn at each by itself." in words
     assert "The values of 'patient' 'P' and 'p' differ in small and capital letters alone: are they one?" in words
 
 
 @pytest.mark.parametrize("odd", [np.array(["a"] * 7), np.array("a"), np.zeros((60, 2))])
-@pytest.mark.parametrize("flag", ["client", "together"])
+@pytest.mark.parametrize("flag", ["client", "group"])
 def test_array_that_does_not_tell_each_row_is_refused(flag: str, odd: np.ndarray, tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((60, 2), dtype=np.float32), y=np.arange(60) % 2, who=odd)
     assert "has no array 'who' with one value for each of its 60 rows" in refusal(tmp_path / "a.npz", **{flag: "who"})
@@ -215,8 +215,8 @@ def test_scale_none_leaves_numbers_as_they_are(tmp_path: Path) -> None:
     path = write(tmp_path / "visits.csv", lines(*VISITS))
     table = load(path, label="outcome", client="hospital", ignore=["sex"], scale="none")
     assert close(table.x, [[age] for age in AGES])
-    assert table.origin["columns"] == [{"name": "age", "mean": 0.0, "std": 1.0}]
-    assert "1 of numbers (age), as they are." in table.words
+    assert table.metadata["columns"] == [{"name": "age", "mean": 0.0, "std": 1.0}]
+    assert "1 of numbers (age), as they are." in table.description
 
 
 def test_ignored_columns_are_no_inputs(tmp_path: Path) -> None:
@@ -240,15 +240,15 @@ def test_ignored_column_is_not_found_as_label_client_or_part(tmp_path: Path) -> 
     rows = [(k, "ns"[k % 2], "train" if k else "test", k % 2, k % 3) for k in range(6)]
     path = write(tmp_path / "a.csv", lines(("a", "client", "part", "label", "y"), *rows))
     table = load(path, ignore=["client", "part", "label"])
-    assert (table.groups, table.parts, table.shape) == (None, None, (1,))
+    assert (table.client_ids, table.splits, table.shape) == (None, None, (1,))
     assert table.y.tolist() == [0, 1, 2] * 2
 
 
 def test_column_that_is_named_is_not_found_as_another(tmp_path: Path) -> None:
     rows = [(k, "ns"[k % 2], "train" if k else "test", k % 3) for k in range(6)]
     path = write(tmp_path / "a.csv", lines(("a", "client", "split", "label"), *rows))
-    assert load(path, label="client").groups is None
-    assert load(path, label="split").parts is None
+    assert load(path, label="client").client_ids is None
+    assert load(path, label="split").splits is None
     assert refusal(path, client="label") == (
         "which column holds the label? Say --label NAME; there are a, client, split, label"
     )
@@ -266,7 +266,7 @@ def test_recipe_gives_the_inputs_of_new_rows(tmp_path: Path) -> None:
     rows = []
     for age, sex, _, _ in VISITS[1:]:
         row: list[float] = []
-        for step, cell in zip(table.origin["columns"], (age, sex), strict=True):  # type: ignore[call-overload]
+        for step, cell in zip(table.metadata["columns"], (age, sex), strict=True):  # type: ignore[call-overload]
             row += [(cell - step["mean"]) / step["std"]] if "mean" in step else [float(cell == v) for v in step["values"]]
         rows.append(row)
     assert close(table.x, rows)
@@ -281,7 +281,7 @@ def test_clients_come_in_the_order_of_numbers_or_of_the_alphabet(
 ) -> None:
     path = write(tmp_path / "a.csv", lines(("a", "client", "label"), *((k, who, k % 2) for k, who in enumerate(said))))
     table = load(path)
-    assert table.group_names == (first, second)
+    assert table.client_names == (first, second)
     assert clients_of(table) == said
     federation = gpfl.federate(path, test_fraction=0.5)
     assert [shard.name for shard in federation.shards] == [first, second]
@@ -290,14 +290,17 @@ def test_clients_come_in_the_order_of_numbers_or_of_the_alphabet(
 def test_part_column_about_something_else_is_an_input_unless_it_was_named(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", lines(("part", "label"), ("leg", 0), ("arm", 1), ("leg", 1)))
     table = load(path)
-    assert table.parts is None
+    assert table.splits is None
     assert close(table.x, [[0, 1], [1, 0], [0, 1]])
-    assert refusal(path, part="part") == "column 'part' holds 'leg' in a.csv, line 2; it must hold train, validation or test"
+    assert (
+        refusal(path, split_column="part")
+        == "column 'part' holds 'leg' in a.csv, line 2; it must hold train, validation or test"
+    )
 
 
 def test_part_column_that_says_train_of_all_rows_divides_nothing_and_is_no_input(tmp_path: Path) -> None:
     table = load(write(tmp_path / "a.csv", lines(("a", "split", "label"), (1, "train", 0), (2, "train", 1))))
-    assert table.parts is None
+    assert table.splits is None
     assert table.shape == (1,)
 
 
@@ -332,7 +335,7 @@ def test_numbers_of_rows_that_pandas_writes_are_no_inputs(tmp_path: Path) -> Non
     parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
     table = load(tmp_path / "a.parquet")
     assert close(table.x, [[v] for v in scaled([5, 6, 9])])
-    assert [step["name"] for step in table.origin["columns"]] == ["a"]  # type: ignore[attr-defined]
+    assert [step["name"] for step in table.metadata["columns"]] == ["a"]  # type: ignore[attr-defined]
 
 
 def test_ignored_column_of_parquet_may_be_of_any_type(tmp_path: Path) -> None:

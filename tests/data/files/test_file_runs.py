@@ -30,7 +30,7 @@ def shards(**rows: tuple[list[int], list[int]]) -> list[Shard]:
 
 def test_oddities_count_labels_that_cannot_be_learnt() -> None:
     y = [0, 1, 2, 0, 1, 2, 0, 3]
-    table = Table(np.zeros((8, 1)), y, origin={"classes": ["home", "icu", "ward", "gone"]})
+    table = Table(np.zeros((8, 1)), y, metadata={"classes": ["home", "icu", "ward", "gone"]})
     assert gpfl.Federation(table, shards(a=([0, 1, 2], [3, 4, 5]))).data_warnings() == []
     federation = gpfl.Federation(table, shards(a=([0, 1], [3, 2, 5]), b=([6], [4, 7])))
     assert federation.data_warnings() == [
@@ -51,11 +51,11 @@ def test_oddities_count_labels_that_cannot_be_learnt() -> None:
 def test_words_of_one_are_singular(tmp_path: Path) -> None:
     rows = [(1, "n", 0, "train"), (2, "n", 1, "train"), (3, "n", 1, "test")]
     path = write(tmp_path / "a.csv", lines(("a", "client", "label", "part"), *rows))
-    assert load(path).words.startswith(
+    assert load(path).description.startswith(
         "a.csv: 3 rows; 1 client by 'client' with 3 rows; train and test as given.\n2 classes of "
     )
     path = write(tmp_path / "b.csv", lines(("a", "client", "label"), (1, "n", 0), (2, "s", 1)))
-    assert load(path).words.startswith("b.csv: 2 rows; 2 clients by 'client' with 1 row; ")
+    assert load(path).description.startswith("b.csv: 2 rows; 2 clients by 'client' with 1 row; ")
 
 
 # Runs.
@@ -98,7 +98,7 @@ def test_run_says_what_was_found_and_writes_the_recipe_down(command: Command) ->
         "name": str(Path("visits.csv").resolve()),
         "label": "outcome",
         "client": "hospital",
-        "part": "",
+        "split_column": "",
         "ignore": [],
         "scale": "standard",
         "missing": "refuse",
@@ -329,7 +329,7 @@ def test_config_names_data_that_lie_beside_it(command: Command, monkeypatch: pyt
     resolved = config.resolve_config(config.read(Path("one/config.toml")))
     assert resolved.to_toml() == Path("one/config.toml").read_text()
     assert resolved.source == FileDataset(
-        name="visits.csv", doc="your own files", path=here / "visits.csv", client="site", label="kind", ignore=("b",)
+        name="visits.csv", description="your own files", path=here / "visits.csv", client="site", label="kind", ignore=("b",)
     )
     monkeypatch.chdir("study")
     assert command("run", "my.toml", "--out", "../two").code == 0
@@ -399,14 +399,14 @@ def test_files_that_change_are_read_again(tmp_path: Path, gathered: list[FileDat
     write(d / "b.csv", lines(("a", "label"), *GOOD_ROWS, (9, 1)))
     assert len(load(d)) == 9
     write(d / "c.csv", lines(("a", "label"), *GOOD_ROWS))
-    assert load(d).group_names == ("a", "b", "c")
+    assert load(d).client_names == ("a", "b", "c")
     os.utime(d / "a.csv", ns=(1, 1))
     load(d)
     assert len(gathered) == 4
     load(d, scale="none")
     assert len(gathered) == 5, "read otherwise is read anew"
     (d / "c.csv").unlink()
-    assert load(d).group_names == ("a", "b")
+    assert load(d).client_names == ("a", "b")
 
 
 def test_same_content_has_the_same_digest_and_another_division_another(tmp_path: Path) -> None:

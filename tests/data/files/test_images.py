@@ -21,12 +21,12 @@ def test_class_folders_without_clients(tmp_path: Path) -> None:
     (tmp_path / "p/empty").mkdir()
     table = load(tmp_path / "p")
     assert np.array_equal(table.x.numpy(), np.stack(wanted))
-    assert (table.x.dtype, table.form.kind, table.form.pixel_max) == (torch.uint8, "pixels", 255)
+    assert (table.x.dtype, table.input_spec.kind, table.input_spec.pixel_max) == (torch.uint8, "pixels", 255)
     assert table.y.tolist() == [0, 0, 1, 1]
-    assert table.origin == {"classes": ["cat", "dog"], "image_size": 0}
-    assert (table.groups, table.parts) == (None, None)
-    assert "2 classes of 'class': cat, dog. Inputs: colour images of 5×4.\n" in table.words
-    assert table.words.endswith("\nNot read: cat/notes.txt.")
+    assert table.metadata == {"classes": ["cat", "dog"], "image_size": 0}
+    assert (table.client_ids, table.splits) == (None, None)
+    assert "2 classes of 'class': cat, dog. Inputs: colour images of 5×4.\n" in table.description
+    assert table.description.endswith("\nNot read: cat/notes.txt.")
 
 
 @pytest.mark.parametrize("form", ["{client}/{part}/{kind}", "{part}/{client}/{kind}", "{client}/{kind}", "{part}/{kind}"])
@@ -46,18 +46,18 @@ def test_class_folders_with_clients_and_parts(form: str, tmp_path: Path) -> None
         if "client" in form:
             assert clients_of(table)[row] == client
         else:
-            assert table.groups is None
+            assert table.client_ids is None
         if "part" in form:
             assert parts_of(table)[row] == part
         else:
-            assert table.parts is None
+            assert table.splits is None
 
 
 def test_grey_images_have_one_channel_and_three_beside_a_coloured_one(tmp_path: Path) -> None:
     grey = [picture(tmp_path / f"p/{kind}/1.png", k, mode="L") for k, kind in enumerate("ab")]
     table = load(tmp_path / "p")
     assert np.array_equal(table.x.numpy(), np.stack(grey))
-    assert "grey images of 5×4" in table.words
+    assert "grey images of 5×4" in table.description
     colour = picture(tmp_path / "p/b/2.png", 7, mode="RGBA")
     table = load(tmp_path / "p")
     assert np.array_equal(table.x.numpy(), np.stack([grey[0].repeat(3, 0), grey[1].repeat(3, 0), colour[:3]]))
@@ -74,7 +74,7 @@ def test_images_of_other_sizes_are_resized_where_a_size_was_named(tmp_path: Path
     assert table.x.shape == (3, 3, 3, 3)
     assert np.array_equal(table.x[0].numpy(), first), "one that has the size stays as it is"
     assert (table.x[2].flatten(1).numpy() == np.array([[10], [20], [30]])).all(), "one colour stays one colour"
-    assert table.words.endswith("colour images of 3×3, resized.")
+    assert table.description.endswith("colour images of 3×3, resized.")
 
 
 def test_bad_images_are_refused(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_image_too_large_to_decode_is_refused_in_one_line(tmp_path: Path, monkey
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("label", "a"), ("client", "a"), ("part", "a"), ("ignore", ["a"]), ("scale", "none"), ("missing", "mean")],
+    [("label", "a"), ("client", "a"), ("split_column", "a"), ("ignore", ["a"]), ("scale", "none"), ("missing", "mean")],
 )
 def test_options_of_columns_are_refused_with_images(option: str, value: object, tmp_path: Path) -> None:
     for kind in "ab":

@@ -37,9 +37,9 @@ def test_a_file_for_each_client(ending: str, tmp_path: Path) -> None:
     wanted = [[4.0], [1.0], [2.0]] if ending == ".npz" else [[v] for v in scaled([4, 1, 2])]
     assert close(table.x, wanted), "arrays are not scaled"
     assert clients_of(table) == ["2", "10", "10"]
-    assert table.group_names == ("2", "10")
+    assert table.client_names == ("2", "10")
     assert table.y.tolist() == [1, 0, 1]
-    assert (table.name, table.parts) == ("sites", None)
+    assert (table.name, table.splits) == ("sites", None)
 
 
 def divided_files() -> dict[tuple[str, str], str]:
@@ -63,7 +63,7 @@ def test_train_and_test_lie_in_clients_or_clients_in_train_and_test(outer: str, 
         s.name: [sorted(values[s.split(part)].tolist()) for part in ("train", "validation", "test")] for s in federation.shards
     }
     assert by_client == {"north": [[1.0, 2.0], [], [9.0]], "south": [[4.0, 5.0], [], [8.0]]}
-    assert federation.table.words.startswith("d: 6 rows; 2 clients with 3 rows; train and test as given.\n")
+    assert federation.table.description.startswith("d: 6 rows; 2 clients with 3 rows; train and test as given.\n")
 
 
 def test_every_kind_of_file_has_a_reader() -> None:
@@ -86,10 +86,10 @@ def test_share_of_the_given_training_rows_may_be_kept_for_validation(tmp_path: P
             write(tmp_path / "d" / client / f"{part}.csv", lines(("a", "label"), *((k, k % 2) for k in range(rows))))
     federation = gpfl.federate(tmp_path / "d", validation_fraction=0.25)
     for shard in federation.shards:
-        assert federation.table.parts is not None
+        assert federation.table.splits is not None
         assert (len(shard.train), len(shard.validation), len(shard.test)) == (6, 2, 2)
-        assert set(federation.table.parts[[*shard.train, *shard.validation]]) == {TRAIN}
-        assert set(federation.table.parts[shard.test]) == {TEST}
+        assert set(federation.table.splits[[*shard.train, *shard.validation]]) == {TRAIN}
+        assert set(federation.table.splits[shard.test]) == {TEST}
 
 
 @pytest.mark.parametrize("partition", ["dirichlet", "pathological"])
@@ -98,7 +98,7 @@ def test_parts_hold_under_any_split(partition: str, tmp_path: Path) -> None:
         write(tmp_path / "d" / f"{part}.csv", lines(("a", "label"), *((k, k % 3) for k in range(rows))))
     options = {"beta": 100.0} if partition == "dirichlet" else {"classes_per_client": 3, "balanced": True}
     federation = gpfl.federate(tmp_path / "d", partition=partition, clients=2, **options)
-    given = federation.table.parts
+    given = federation.table.splits
     assert given is not None
     assert sorted(np.concatenate([shard.train for shard in federation.shards])) == np.flatnonzero(given == TRAIN).tolist()
     assert sorted(np.concatenate([shard.test for shard in federation.shards])) == np.flatnonzero(given == TEST).tolist()

@@ -23,7 +23,7 @@ def people(ages: Sequence[object], mark: str = ",") -> str:
 
 def notes(path: Path, **settings: object) -> list[str]:
     """The words about a file after the first two lines."""
-    return load(path, **settings).words.split("\n")[2:]
+    return load(path, **settings).description.split("\n")[2:]
 
 
 # Nearly numbers.
@@ -71,8 +71,8 @@ def test_words_for_a_missing_value_are_known(word: str, tmp_path: Path) -> None:
 def test_a_class_or_a_client_may_be_named_by_such_a_word(word: str, tmp_path: Path) -> None:
     rows = [(k, word if k % 2 else "n", word if k % 3 else "b") for k in range(8)]
     table = load(write(tmp_path / "a.csv", lines(HEAD, *rows)))
-    assert word in table.group_names
-    assert word in table.origin["classes"]  # type: ignore[operator]
+    assert word in table.client_names
+    assert word in table.metadata["classes"]  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("word", ["", "NA", "n/a", "nan", "null"])
@@ -155,7 +155,7 @@ def test_mean_fills_numbers_and_makes_missing_text_a_category(tmp_path: Path) ->
     mean, std = 40.0, float(np.std([30, 50, 70, 10]))
     sexes = [(0, 1, 0), (0, 0, 1), (1, 0, 0), (0, 1, 0), (1, 0, 0)]
     assert close(table.x, [[(age - mean) / std, *sex] for age, sex in zip([30, 40, 50, 70, 10], sexes, strict=True)])
-    assert table.origin == {
+    assert table.metadata == {
         "classes": ["a", "b"],
         **read_as("label", client="client", missing="mean", scale="standard"),
         "columns": [
@@ -163,14 +163,14 @@ def test_mean_fills_numbers_and_makes_missing_text_a_category(tmp_path: Path) ->
             {"name": "sex", "values": ["", "f", "m"]},
         ],
     }
-    assert "sex (f, m, missing)" in table.words
+    assert "sex (f, m, missing)" in table.description
     assert notes(path, missing="mean") == [
         "Missing values filled with the mean of their column: age 1.",
         "Missing values made a category of their own: sex 2.",
     ]
     plain = load(path, missing="mean", scale="none")
     assert plain.x[:, 0].tolist() == [30, 40, 50, 70, 10]
-    assert plain.origin["columns"][0] == {"name": "age", "mean": 0.0, "std": 1.0, "missing": 40.0}  # type: ignore[index]
+    assert plain.metadata["columns"][0] == {"name": "age", "mean": 0.0, "std": 1.0, "missing": 40.0}  # type: ignore[index]
 
 
 def test_mean_is_that_of_training_rows(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_drop_leaves_out_rows_that_lack_any_value(tmp_path: Path) -> None:
     table = load(path, missing="drop", scale="none")
     assert table.x.tolist() == [[30, 1, 0], [70, 1, 0], [60, 0, 1]]
     assert table.y.tolist() == [0, 0, 1]
-    assert table.origin["missing"] == "drop"
+    assert table.metadata["missing"] == "drop"
     assert notes(path, missing="drop")[0] == (
         "5 of 8 rows have missing values and are left out: label 1, client 1, age 1, sex 2."
     )
@@ -206,7 +206,7 @@ def test_drop_names_files_of_which_nothing_is_left(tmp_path: Path) -> None:
         write(tmp_path / "d" / f"{client}.csv", lines(("age", "label"), (age, "x"), (age, "y")))
     said = "2 of 4 rows have missing values and are left out: age 2. Nothing is left of s.csv."
     assert said in notes(tmp_path / "d", missing="drop")
-    assert load(tmp_path / "d", missing="drop").group_names == ("n",)
+    assert load(tmp_path / "d", missing="drop").client_names == ("n",)
 
 
 def test_drop_leaves_out_rows_of_arrays(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_numbers_of_rows_and_empty_columns_without_a_name_are_left_out(tmp_path:
         path = write(tmp_path / "b.csv", text)
         table = load(path, client="site", label="kind")
         assert table.digest == wanted.digest
-        assert table.words.split("\n")[2:] == [
+        assert table.description.split("\n")[2:] == [
             "Left out of b.csv: the first column, which has no name and numbers the rows.",
             "Left out of b.csv: an empty column without a name.",
         ]
@@ -271,7 +271,7 @@ def test_numbers_of_rows_and_empty_columns_without_a_name_are_left_out(tmp_path:
 
 def test_mark_is_counted_outside_quotes(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", '"name, first, last";label\n1;x\n2;y\n')
-    assert [step["name"] for step in load(path).origin["columns"]] == ["name, first, last"]  # type: ignore[attr-defined]
+    assert [step["name"] for step in load(path).metadata["columns"]] == ["name, first, last"]  # type: ignore[attr-defined]
 
 
 def test_excels_line_names_the_mark(tmp_path: Path) -> None:
@@ -303,8 +303,8 @@ def test_names_that_differ_in_case_and_a_single_client_are_remarked(tmp_path: Pa
 
 def test_names_with_commas_are_quoted_in_the_words(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", 'doctor,label\n"Müller, Anna","ja, sehr"\nLee,nein\n')
-    assert "2 classes of 'label': 'ja, sehr', nein." in load(path).words
-    assert "doctor (Lee, 'Müller, Anna')" in load(path).words
+    assert "2 classes of 'label': 'ja, sehr', nein." in load(path).description
+    assert "doctor (Lee, 'Müller, Anna')" in load(path).description
 
 
 def test_long_files_are_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,8 +99,8 @@ BAD_CSVS: dict[str, tuple[str | bytes, dict[str, object], str]] = {
     ),
     "another part": (
         lines(("a", "label"), *GOOD_ROWS),
-        {"part": "zzz"},
-        "data.part is 'zzz', which is no column; known: a, label",
+        {"split_column": "zzz"},
+        "data.split_column is 'zzz', which is no column; known: a, label",
     ),
     "another column to ignore": (
         lines(("a", "row_id", "label"), (1, 1, 0), (2, 2, 1)),
@@ -114,8 +114,8 @@ BAD_CSVS: dict[str, tuple[str | bytes, dict[str, object], str]] = {
     ),
     "one column for client and part": (
         lines(("a", "site", "label"), (1, "n", 0), (2, "s", 1)),
-        {"part": "site", "client": "site"},
-        "column 'site' is named by both --client and --part: take it out of one",
+        {"split_column": "site", "client": "site"},
+        "column 'site' is named by both --client and --split-column: take it out of one",
     ),
     "a label to ignore": (
         lines(("a", "label"), *GOOD_ROWS),

@@ -37,7 +37,7 @@ def gather_arrays(pieces: Sequence[Piece], sheets: Sequence[Sheet], columned: Co
     label = find(columned, "label", LABEL_NAMES, sheets[0])
     name = find_inputs(pieces[0], sheets[0], label)
     client = find_client(pieces, sheets[0], columned)
-    bundle = find(columned, "together", (), sheets[0], needed=False)
+    bundle = find(columned, "group", (), sheets[0], needed=False)
     for piece, sheet in zip(pieces, sheets, strict=True):
         check_arrays(piece, sheet, name, label, pieces[0], sheets[0])
     if columned.scale != Columned.scale:

@@ -34,8 +34,10 @@ class FileDataset(DataSource):
 
     label: str = option("", "column (or array) of labels; found by itself where it is named label, y, target or class")
     client: str = option("", "column that names each row's client; found by itself where it is named client")
-    part: str = option("", "column that says train, validation or test of each row; without one, rows are divided at random")
-    together: str = option(
+    split_column: str = option(
+        "", "column that says train, validation or test of each row; without one, rows are divided at random"
+    )
+    group: str = option(
         "",
         "column whose rows stay together: a client's with one value (a patient) are all for training, validation or testing",
         later=True,
@@ -55,7 +57,7 @@ class FileDataset(DataSource):
     image_size: int = option(0, "resize images to this many pixels a side; 0 = they have one size", least=0, most=1024)
 
     @property
-    def address(self) -> str:
+    def config_name(self) -> str:
         """The whole path, so that a run can be resumed from elsewhere."""
         return str(self.path.resolve())
 
@@ -64,7 +66,7 @@ class FileDataset(DataSource):
         """A net for the shape of a row; clients as they are, if the files tell them."""
         table = self.load()
         net = {"name": "cnn4" if len(table.shape) == 3 else "mlp"}
-        partition = {"name": "natural"} if table.groups is not None else {"name": "dirichlet"}
+        partition = {"name": "natural"} if table.client_ids is not None else {"name": "dirichlet"}
         return {"partition": partition, "net": net}
 
     def read(self) -> Table:
@@ -82,7 +84,7 @@ class FileDataset(DataSource):
         if found.images:
             gathered = gather_images(found.pieces, self.image_size)
         else:
-            columned = Columned(self.label, self.client, self.part, self.together, self.ignore, self.scale, self.missing)
+            columned = Columned(self.label, self.client, self.split_column, self.group, self.ignore, self.scale, self.missing)
             columned.check()
             sheets = [READERS[piece.path.suffix.lower()](piece.path, self.ignore) for piece in found.pieces]
             gathered = gather(found.pieces, sheets, columned)
@@ -110,42 +112,42 @@ class FileDataset(DataSource):
             labels,
             classes=len(classes),
             name=self.name,
-            groups=groups,
-            group_names=names,
-            parts=parts,
-            together=gathered.together,
-            origin={"classes": classes, **gathered.recipe},
+            client_ids=groups,
+            client_names=names,
+            splits=parts,
+            group_ids=gathered.together,
+            metadata={"classes": classes, **gathered.recipe},
         )
-        table.words = self._words(gathered, table, classes)
+        table.description = self._words(gathered, table, classes)
         return table
 
     def _shared_bundles(self, table: Table) -> list[str]:
         """Gives a line about rows that stay together within a client, but lie with several."""
-        if table.together is None or table.groups is None:
+        if table.group_ids is None or table.client_ids is None:
             return []
-        pairs = np.unique(np.stack([table.together, table.groups]), axis=1)
+        pairs = np.unique(np.stack([table.group_ids, table.client_ids]), axis=1)
         several = int((np.bincount(pairs[0]) > 1).sum())
         if not several:
             return []
         lie, are = ("lies", "is") if several == 1 else ("lie", "are")
         return [
-            f"{pluralize(several, 'value')} of '{self.together}' {lie} with several clients, and {are} drawn at each by itself."
+            f"{pluralize(several, 'value')} of '{self.group}' {lie} with several clients, and {are} drawn at each by itself."
         ]
 
     def _words(self, gathered: Gathered, table: Table, classes: list[str]) -> str:
         """Gives what was found in the files, for a person to check."""
-        if table.groups is None:
+        if table.client_ids is None:
             whose = "no clients are told, so rows are divided among clients by a partition"
         else:
-            sizes = np.bincount(table.groups)
+            sizes = np.bincount(table.client_ids)
             by = f" by '{gathered.client_name}'" if gathered.client_name else ""
             whose = f"{pluralize(len(sizes), 'client')}{by} with {span(sizes.min(), sizes.max())}"
-        parts = "train and test as given" if table.parts is not None else "train and test drawn at random"
-        parts += f", rows of one '{self.together}' together" if table.together is not None else ""
+        parts = "train and test as given" if table.splits is not None else "train and test drawn at random"
+        parts += f", rows of one '{self.group}' together" if table.group_ids is not None else ""
         bundles = [] if gathered.together is None else np.unique(gathered.together).tolist()
-        names = {"classes": classes, "clients": table.group_names, f"values of '{self.together}'": bundles}
+        names = {"classes": classes, "clients": table.client_names, f"values of '{self.group}'": bundles}
         notes = [*gathered.notes, *case_remarks(names), *self._shared_bundles(table)]
-        if len(table.group_names) == 1:
+        if len(table.client_names) == 1:
             notes.append("There is one client only, so nothing is exchanged.")
         return "\n".join(
             (

@@ -43,7 +43,7 @@ def gather_columns(pieces: Sequence[Piece], sheets: Sequence[Sheet], columned: C
     names = list(sheets[0].columns)
     label = find(columned, "label", LABEL_NAMES, sheets[0])
     client = find_client(pieces, sheets[0], columned)
-    bundle = find(columned, "together", (), sheets[0], needed=False)
+    bundle = find(columned, "group", (), sheets[0], needed=False)
     parts, part = find_parts(pieces, sheets, columned, Places(pieces, sheets))
     left = [name for name in names if name not in (label, client, part, bundle)]
     if not left:

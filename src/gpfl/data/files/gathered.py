@@ -18,8 +18,8 @@ class Columned:
 
     label: str = ""
     client: str = ""
-    part: str = ""
-    together: str = ""
+    split_column: str = ""
+    group: str = ""
     ignore: Sequence[str] = ()
     scale: str = "standard"
     missing: str = "refuse"
@@ -27,11 +27,18 @@ class Columned:
     def check(self) -> None:
         """Refuses a column that is named for two things."""
         named: dict[str, str] = {}
-        one = {what: [getattr(self, what)] for what in ("label", "client", "part", "together")}
+        one = {what: [getattr(self, what)] for what in ("label", "client", "split_column", "group")}
         for what, names in {**one, "ignore": self.ignore}.items():
             for name in filter(None, names):
                 if named.setdefault(name, what) != what:
-                    raise GpflError(f"column '{name}' is named by both --{named[name]} and --{what}: take it out of one")
+                    raise GpflError(
+                        f"column '{name}' is named by both {flag(named[name])} and {flag(what)}: take it out of one"
+                    )
+
+
+def flag(name: str) -> str:
+    """Return the command-line flag of an option."""
+    return f"--{name.replace('_', '-')}"
 
 
 @dataclass
@@ -56,11 +63,11 @@ class Gathered:
 
 def read_as(columned: Columned, label: str, client: str, part: str) -> dict[str, object]:
     """Gives how files were read, with the names that were found."""
-    together = {"together": columned.together} if columned.together else {}
+    together = {"group": columned.group} if columned.group else {}
     return {
         "label": label,
         "client": client,
-        "part": part,
+        "split_column": part,
         **together,
         "ignore": list(columned.ignore),
         "missing": columned.missing,

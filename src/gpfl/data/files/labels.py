@@ -22,8 +22,8 @@ MANY_CLASSES = 1000
 
 def find(columned: Columned, what: str, usual: Sequence[str], sheet: Sheet, *, needed: bool = True) -> str:
     """Gives the column that the user named, or the first of the usual names there is; "" where it need not be there."""
-    named = {"label": columned.label, "client": columned.client, "part": columned.part, "together": columned.together}
-    wanted = named[what]
+    named = {what: getattr(columned, what) for what in ("label", "client", "split_column", "group")}
+    wanted: str = named[what]
     if wanted:
         if wanted not in sheet.columns:
             raise GpflError(f"data.{what} is '{wanted}', which is no column; {did_you_mean(wanted, sheet.columns)}")
@@ -70,13 +70,13 @@ def find_parts(
     if all(placed):
         parts = np.repeat([piece.part for piece in pieces], [len(sheet.numbers) for sheet in sheets])
     else:
-        name = find(columned, "part", PART_COLUMNS, sheets[0], needed=False)
+        name = find(columned, "split_column", PART_COLUMNS, sheets[0], needed=False)
         if not name:
             return None, ""
         said = np.char.lower(as_text(column(sheets, name)))
         unknown = ~np.isin(said, list(PART_NAMES))
         if unknown.any():
-            if not columned.part:
+            if not columned.split_column:
                 return None, ""  # a column of that name that is about something else
             row = int(np.flatnonzero(unknown)[0])
             raise GpflError(

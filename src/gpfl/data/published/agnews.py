@@ -62,7 +62,7 @@ def read_articles(path: Path) -> Iterator[tuple[int, str]]:
 
 AGNEWS = PublishedDataset(
     name="agnews",
-    doc="AG News: 127,600 news articles as up to 200 words, 4 classes",
+    description="AG News: 127,600 news articles as up to 200 words, 4 classes",
     files=(
         PublishedFile(
             "train.csv",

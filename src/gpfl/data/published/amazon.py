@@ -51,7 +51,7 @@ def parse(paths: Mapping[str, Path]) -> Parsed:
             labels.append(y)
             domains.append(np.full(len(y), number))
     return Parsed(
-        np.concatenate(rows), np.concatenate(labels), 2, kind="counts", groups=np.concatenate(domains), group_names=DOMAINS
+        np.concatenate(rows), np.concatenate(labels), 2, kind="counts", client_ids=np.concatenate(domains), client_names=DOMAINS
     )
 
 
@@ -84,7 +84,7 @@ def file(domain: str, place: int, part: str) -> PublishedFile:
 
 AMAZON = PublishedDataset(
     name="amazon",
-    doc="Amazon Review: 27,677 reviews as counts of 5,000 words, good or bad, 4 domains",
+    description="Amazon Review: 27,677 reviews as counts of 5,000 words, good or bad, 4 domains",
     files=tuple(file(domain, k, part) for domain in DOMAINS for k, part in enumerate(("train", "test"))),
     licence="none stated; cite Blitzer et al. 2007",
     rows=27_677,

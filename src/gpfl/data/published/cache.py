@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from gpfl.data.table import Rows, Table
+from gpfl.data.table import Indices, Table
 from gpfl.errors import GpflError
 
 Array = npt.NDArray[np.generic]
@@ -32,8 +32,8 @@ class Parsed:
     kind: str = "floats"
     pixel_max: int = 255
     vocabulary: int = 0
-    groups: Rows | None = None
-    group_names: Sequence[str] = ()
+    client_ids: Indices | None = None
+    client_names: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ def as_table(name: str, parsed: Parsed, origin: Mapping[str, object]) -> Table:
         kind=parsed.kind,
         pixel_max=parsed.pixel_max,
         vocabulary=parsed.vocabulary,
-        groups=parsed.groups,
-        group_names=parsed.group_names,
-        origin=origin,
+        client_ids=parsed.client_ids,
+        client_names=parsed.client_names,
+        metadata=origin,
     )
 
 
@@ -100,15 +100,15 @@ def write(folder: Path, parsed: Parsed, origin: Origin) -> None:
     """Writes a parsed table's arrays and facts into a folder."""
     np.save(folder / "x.npy", np.ascontiguousarray(parsed.x), allow_pickle=False)
     np.save(folder / "y.npy", np.ascontiguousarray(parsed.y).astype(np.int64), allow_pickle=False)
-    if parsed.groups is not None:
-        np.save(folder / "groups.npy", np.ascontiguousarray(parsed.groups).astype(np.int64), allow_pickle=False)
+    if parsed.client_ids is not None:
+        np.save(folder / "groups.npy", np.ascontiguousarray(parsed.client_ids).astype(np.int64), allow_pickle=False)
     facts = {
         "format": FORMAT,
         "classes": parsed.classes,
         "kind": parsed.kind,
         "white": parsed.pixel_max,
         "vocabulary": parsed.vocabulary,
-        "group_names": list(parsed.group_names),
+        "group_names": list(parsed.client_names),
         "origin": asdict(origin),
     }
     (folder / "table.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
@@ -159,8 +159,8 @@ def opened(folder: Path) -> tuple[Parsed, dict[str, object]] | None:
         kind=facts["kind"],
         pixel_max=int(facts["white"]),
         vocabulary=int(facts["vocabulary"]),
-        groups=np.lib.format.open_memmap(groups, mode="c") if groups.exists() else None,
-        group_names=facts["group_names"],
+        client_ids=np.lib.format.open_memmap(groups, mode="c") if groups.exists() else None,
+        client_names=facts["group_names"],
     )
     return parsed, dict(facts["origin"])
 

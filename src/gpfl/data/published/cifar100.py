@@ -34,7 +34,7 @@ def parse(paths: Mapping[str, Path]) -> Parsed:
 
 CIFAR100 = PublishedDataset(
     name="cifar100",
-    doc="CIFAR-100: 60,000 photographs, 32×32 colour, 100 classes",
+    description="CIFAR-100: 60,000 photographs, 32×32 colour, 100 classes",
     files=(
         PublishedFile(
             NAME,

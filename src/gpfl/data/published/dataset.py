@@ -139,6 +139,6 @@ def caveat(table: Table) -> str:
     rows = table.source.rows
     if rows and len(table) != rows:
         doubts.append(f"has {len(table):,} of the {rows:,} published rows")
-    if table.origin.get("verified") is not True:
+    if table.metadata.get("verified") is not True:
         doubts.append("comes from files whose checksum is not the published one")
     return f"{table.name} {' and '.join(doubts)}." if doubts else ""

@@ -15,7 +15,7 @@ class Digits(DataSource):
     """1,797 images of 8×8 pixels in 17 shades, ten classes of about 180 (UCI optical recognition of handwritten digits)."""
 
     name: str = "digits"
-    doc: str = "1,797 handwritten digits, 8×8 (inside scikit-learn, no download)"
+    description: str = "1,797 handwritten digits, 8×8 (inside scikit-learn, no download)"
 
     @property
     def defaults(self) -> Mapping[str, Mapping[str, object]]:

@@ -57,7 +57,7 @@ def read_idx(path: Path, magic: int, shape: tuple[int, ...]) -> npt.NDArray[np.u
 
 FMNIST = PublishedDataset(
     name="fmnist",
-    doc="Fashion-MNIST: 70,000 images of clothes, 28×28 grey, 10 classes",
+    description="Fashion-MNIST: 70,000 images of clothes, 28×28 grey, 10 classes",
     files=(
         file(
             "train-images-idx3-ubyte.gz",

@@ -18,7 +18,7 @@ from gpfl.data.published import archive
 from gpfl.data.published.cache import Array, Parsed
 from gpfl.data.published.dataset import PublishedDataset
 from gpfl.data.published.download import PublishedFile
-from gpfl.data.table import Rows, Table
+from gpfl.data.table import Indices, Table
 from gpfl.errors import GpflError
 
 NAME = "human+activity+recognition+using+smartphones.zip"
@@ -42,8 +42,10 @@ def parse(paths: Mapping[str, Path]) -> Parsed:
     with archive.open_zip(inner, label) as members:
         parts = [read_part(members, part, label) for part in ("train", "test")]
     x, y, subject = (np.concatenate([part[k] for part in parts]) for k in range(3))
-    people, group = np.unique(subject, return_inverse=True)
-    return Parsed(x[:, :, None], y - 1, ACTIVITIES, groups=group, group_names=[f"subject {person}" for person in people])
+    people, client_ids = np.unique(subject, return_inverse=True)
+    return Parsed(
+        x[:, :, None], y - 1, ACTIVITIES, client_ids=client_ids, client_names=[f"subject {person}" for person in people]
+    )
 
 
 def read_part(members: zipfile.ZipFile, part: str, label: str) -> tuple[Array, Array, Array]:
@@ -81,7 +83,7 @@ def read_whole(members: zipfile.ZipFile, name: str, label: str) -> npt.NDArray[n
     return values.astype(np.int64)
 
 
-def recordings(x: npt.NDArray[np.float32], people: Rows) -> Rows:
+def recordings(x: npt.NDArray[np.float32], people: Indices) -> Indices:
     """Gives the number of each window's recording: a window begins with the second half of the one before it."""
     signals = np.ascontiguousarray(x[:, TOTAL].transpose(0, 2, 1))  # the steps of a half lie side by side
     known: dict[tuple[int, bytes], int] = {}
@@ -104,7 +106,7 @@ class Har(PublishedDataset):
         "9 channels of 128 steps, or interleaved as in the authors' code: 128 steps of 9 values in a row, cut into 9 lines",
         choices=("channels", "interleaved"),
     )
-    together: str = option(
+    group: str = option(
         "windows",
         "what is all for training, validation or testing: windows, one by one as in the authors' code, or whole recordings",
         choices=("windows", "recordings"),
@@ -114,9 +116,9 @@ class Har(PublishedDataset):
     def read(self) -> Table:
         """Gives the table in the layout that was asked for, with recordings that stay together if so."""
         table = super().read()
-        if self.together == "recordings":
-            assert table.groups is not None
-            table.together = recordings(table.x.squeeze(2).numpy(), table.groups)
+        if self.group == "recordings":
+            assert table.client_ids is not None
+            table.group_ids = recordings(table.x.squeeze(2).numpy(), table.client_ids)
         if self.layout == "interleaved":
             table.x = table.x.squeeze(2).transpose(1, 2).reshape(table.x.shape)
         return table
@@ -124,7 +126,7 @@ class Har(PublishedDataset):
 
 HAR = Har(
     name="har",
-    doc="UCI HAR: 10,299 windows of phone sensors, 9×128, 6 activities, 30 people",
+    description="UCI HAR: 10,299 windows of phone sensors, 9×128, 6 activities, 30 people",
     files=(
         PublishedFile(
             NAME,

@@ -58,7 +58,7 @@ def read_image(members: zipfile.ZipFile, name: str, label: str) -> Array:
 
 TINY = PublishedDataset(
     name="tiny",
-    doc="Tiny-ImageNet: 100,000 photographs, 64×64 colour, 200 classes",
+    description="Tiny-ImageNet: 100,000 photographs, 64×64 colour, 200 classes",
     files=(PublishedFile(NAME, f"http://cs231n.stanford.edu/{NAME}", 248_100_043, md5="90528d7ca1a48142e341f4ef8d21d0de"),),
     licence="non-commercial (ImageNet terms)",
     rows=100_000,
