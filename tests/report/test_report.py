@@ -65,17 +65,6 @@ def test_one_trial_has_no_deviation() -> None:
     assert method_tables.cells(alone) == ["gpfl", "90.00", "80.00", "10.00", "0.1250", "1.5 KB", "3.0 MB", "1.5", "1"]
 
 
-@pytest.mark.parametrize(
-    ("count", "words"),
-    [
-        *((0, "0 B"), (999, "999 B"), (1000, "1.0 KB"), (1549, "1.5 KB"), (2_500_000, "2.5 MB"), (3e9, "3.0 GB")),
-        *((4e12, "4.0 TB"), (5e15, "5000.0 TB")),
-    ],
-)
-def test_bytes_are_told_in_a_unit_that_suits_them(count: float, words: str) -> None:
-    assert method_tables.format_bytes(count) == words
-
-
 def test_saved_tables_hold_the_same_numbers(tmp_path: Path) -> None:
     other = Trials("local[b]", [Path("c")], [summary(best_accuracy=0.5)])
     paths = method_tables.save([two_trials(), other], tmp_path, "the title")

@@ -23,7 +23,8 @@ from gpfl.data.published import cache
 from gpfl.data.table import SPLITS
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.federation.partition import PARTITIONS
-from gpfl.report import figures, method_tables, plotting
+from gpfl.report import figures, plotting
+from gpfl.report.tables import format_bytes
 from gpfl.training import config as configs
 from gpfl.training.config import ConfigDict
 
@@ -84,7 +85,7 @@ def download_words(published: PublishedDataset) -> str:
     """Gives what would be downloaded, and from where."""
     hosts = ", ".join(dict.fromkeys(urlsplit(file.url).hostname or file.url for file in published.files))
     files = f"{len(published.files)} files, " if len(published.files) > 1 else ""
-    return f"{files}{method_tables.format_bytes(published.size)} from {hosts}"
+    return f"{files}{format_bytes(published.size)} from {hosts}"
 
 
 def show(federation: str | None, out: str, **values: object) -> None:

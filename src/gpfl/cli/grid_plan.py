@@ -15,7 +15,7 @@ from gpfl.errors import pluralize
 from gpfl.experiments import grid
 from gpfl.experiments.estimate import Estimate
 from gpfl.experiments.grid import Job, Places, Plan
-from gpfl.report.method_tables import format_bytes
+from gpfl.report.tables import format_bytes
 from gpfl.report.wording import describe_rounds, group_problems
 
 COUNTED = (

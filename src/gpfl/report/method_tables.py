@@ -14,6 +14,7 @@ from rich.table import Table as RichTable
 
 from gpfl.experiments.trials import Trials
 from gpfl.io import files
+from gpfl.report.tables import format_bytes
 
 HEADINGS = ("method", "accuracy, %", "last round, %", "std, %", "CoV", "up", "down", "seconds")
 WIDE = 105
@@ -111,12 +112,3 @@ def save(rows: Sequence[Trials], folder: Path, title: str = "", notes: Sequence[
     files.write_text(folder / "table.csv", text.getvalue())
     files.write_text(folder / "table.json", json.dumps(content, indent=2) + "\n")
     return [folder / f"table.{kind}" for kind in ("md", "csv", "json")]
-
-
-def format_bytes(count: float) -> str:
-    """Gives a number of bytes in a unit that suits it."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"

@@ -1,0 +1,256 @@
+"""Tables of results, for Markdown, LaTeX and the terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import groupby
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+MISSING = "–"
+"""Text of a cell without a value."""
+
+_GAP = 2  # spaces between two columns on a terminal
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "|": r"$|$",
+    "<": r"$<$",
+    ">": r"$>$",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "≈": r"$\approx$",
+    "−": r"$-$",
+    "+": r"$+$",
+    "†": r"$^\dagger$",
+    "∈": r"$\in$",
+    "ρ": r"$\rho$",
+    "β": r"$\beta$",
+    "λ": r"$\lambda$",
+    "μ": r"$\mu$",
+    "η": r"$\eta$",
+    "ε": r"$\varepsilon$",
+    "δ": r"$\delta$",
+    "–": "--",
+    "…": r"\dots{}",
+    "\u2003": r"\quad ",
+    "-": "{-}",  # keeps "--" of flags from becoming a dash
+    ",": r",\allowbreak{}",  # long lists in commands may wrap
+}
+
+
+@dataclass(frozen=True)
+class MeanStd:
+    """A mean and population standard deviation over `n` trials; it prints as `61.00 ± 0.50`, or `61.00` for one trial."""
+
+    mean: float
+    std: float
+    n: int = 1
+
+    @classmethod
+    def from_values(cls, values: Iterable[float]) -> MeanStd:
+        """Return the mean and the population standard deviation of values."""
+        array = np.array(list(values), dtype=np.float64)
+        return cls(float(array.mean()), float(array.std()), len(array))
+
+    def __format__(self, spec: str) -> str:
+        return f"{self.mean:{spec}}" + (f" ± {self.std:{spec}}" if self.n > 1 else "")
+
+
+Value = str | float | MeanStd | None
+
+
+@dataclass(frozen=True)
+class Bold:
+    """A cell in bold."""
+
+    value: Value
+
+
+@dataclass(frozen=True)
+class TableColumn:
+    """Header and format of a column.
+
+    `format` is the format of its numbers, such as ".2f". Columns next to each other with the same `group` share that header in
+    LaTeX. A terminal that is too narrow hides the columns with the highest `hide` first; columns with 0 always stay.
+    """
+
+    header: str
+    format: str = ""
+    align: Literal["left", "right"] = "right"
+    group: str = ""
+    hide: int = 0
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """A table whose first column names the rows.
+
+    A cell is a text, a number, a `MeanStd` or None (no value), or one of these in `Bold`. Print it with rich, or write it with
+    `to_markdown`, `to_latex` and `render_page`; `format_csv` writes records of plain numbers.
+    """
+
+    columns: Sequence[TableColumn]
+    rows: Sequence[Sequence[Value | Bold]]
+    title: str = ""
+    caption: str = ""
+    notes: Sequence[str] = ()
+
+    def drop_empty(self) -> ResultTable:
+        """Return the table without columns in which no row has a value."""
+        kept = [k for k in range(len(self.columns)) if k == 0 or any(_value(row[k]) is not None for row in self.rows)]
+        return replace(self, columns=[self.columns[k] for k in kept], rows=[[row[k] for k in kept] for row in self.rows])
+
+    def cells(self) -> list[list[str]]:
+        """Return the rows as text."""
+        return [
+            [format_value(_value(cell), column.format) for cell, column in zip(row, self.columns, strict=True)]
+            for row in self.rows
+        ]
+
+    def to_markdown(self) -> str:
+        """Return caption, table and notes as Markdown."""
+        return _render("table.md", table=self, rows=self._marked("**{}**", _escape_markdown))
+
+    def to_latex(self, label: str) -> str:
+        """Return a LaTeX table; it needs the packages booktabs and graphicx."""
+        spans, first = [], 2
+        for group, members in groupby(column.group for column in self.columns[1:]):
+            width = len(list(members))
+            spans.append((group, width, first, first + width - 1))
+            first += width
+        rows = self._marked(r"\textbf{{\boldmath {}}}", escape_latex)
+        return _render("table.tex", table=self, label=label, rows=rows, spans=spans)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield title, caption and table for a terminal, without columns for which it is too narrow."""
+        cells, columns = self.cells(), self.columns
+        widths = [
+            max(map(cell_len, [*column.header.splitlines(), *(row[k] for row in cells)]), default=0)
+            for k, column in enumerate(columns)
+        ]
+        shown = list(range(len(columns)))
+
+        def fits() -> bool:
+            return sum(widths[k] for k in shown) + _GAP * (len(shown) - 1) <= options.max_width
+
+        while not fits() and (hide := max(columns[k].hide for k in shown)):
+            shown = [k for k in shown if columns[k].hide != hide]
+        if self.title:
+            yield Text(self.title, style="table.title")
+        if self.caption:
+            yield Text(self.caption)
+        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0))
+        for k in shown:
+            header = Text(columns[k].header)
+            align = columns[k].align if k else "left"
+            table.add_column(header, justify=align, vertical="bottom", no_wrap=fits(), overflow="fold")
+        for row, texts in zip(self.rows, cells, strict=True):
+            table.add_row(*(Text(texts[k], style="bold" if isinstance(row[k], Bold) else "") for k in shown))
+        yield table
+        if hidden := [column.header.replace("\n", " ") for k, column in enumerate(columns) if k not in shown]:
+            yield Text(f"Hidden, as {options.max_width} characters are too few: {', '.join(hidden)}.")
+        for note in self.notes:
+            yield Text(note)
+
+    def _marked(self, bold: str, escape: Callable[[str], str]) -> list[list[str]]:
+        pairs = [zip(row, texts, strict=True) for row, texts in zip(self.rows, self.cells(), strict=True)]
+        return [[bold.format(escape(text)) if isinstance(cell, Bold) else escape(text) for cell, text in row] for row in pairs]
+
+
+def render_page(
+    title: str,
+    tables: Sequence[ResultTable],
+    *,
+    intro: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    origin: str = "",
+) -> str:
+    """Return a Markdown page: title, paragraphs, tables under their titles, a list of notes and where the numbers come from."""
+    return _render("page.md", title=title, tables=tables, intro=intro, notes=notes, origin=origin)
+
+
+def format_csv(records: Sequence[Mapping[str, object]]) -> str:
+    """Return records as CSV with a header line; a record may lack keys of others."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for record in records for key in record)), lineterminator="\n")
+    if records:
+        writer.writeheader()
+        writer.writerows(records)
+    return text.getvalue()
+
+
+def format_value(value: Value, spec: str = "") -> str:
+    """Return the text of a value: strings as they are, numbers by the format spec, `MISSING` for None."""
+    if value is None:
+        return MISSING
+    if isinstance(value, str):
+        return value
+    text = format(value, spec)
+    return f"−{text[1:]}" if text.startswith("-") else text
+
+
+def format_p_value(p: float | None) -> str | None:
+    """Return a p-value with three digits."""
+    return None if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def format_bytes(count: float) -> str:
+    """Return a number of bytes in the unit that fits."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def escape_latex(text: str) -> str:
+    """Return text with LaTeX's special characters escaped and others as commands; unknown non-ASCII characters become ?."""
+    return "".join(_LATEX.get(character, character if character.isascii() else "?") for character in text)
+
+
+def _escape_markdown(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _value(cell: Value | Bold) -> Value:
+    return cell.value if isinstance(cell, Bold) else cell
+
+
+@cache
+def _templates() -> Environment:
+    import jinja2  # not needed to train
+
+    environment = jinja2.Environment(  # delimiters that LaTeX does not use
+        loader=jinja2.PackageLoader("gpfl.report"),
+        block_start_string="<%",
+        block_end_string="%>",
+        variable_start_string="<<",
+        variable_end_string=">>",
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters.update(latex=escape_latex, markdown=_escape_markdown)
+    return environment
+
+
+def _render(template: str, **values: object) -> str:
+    return _templates().get_template(template).render(**values)
