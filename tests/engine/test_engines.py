@@ -467,7 +467,7 @@ def test_trials_with_other_numbers_run_at_once_as_each_alone(name: str) -> None:
         }
         config, setting = api.prepare(configs.resolve_config(given, federation=federation), federation, None, None)
         changed = {key: getattr(setting.method, key) * factor for key in VALUES[name]}
-        method = dataclasses.replace(setting.method, **changed)
+        method = setting.method.replace(**changed)
         runs.append(api.PreparedRun(config, dataclasses.replace(setting, method=method)))
     together = api.execute_trials(runs)
     for run, result in zip(runs, together, strict=True):
@@ -500,10 +500,10 @@ def test_trial_that_is_left_alone_goes_on_with_its_own_numbers() -> None:
     first = make("vmap", FedAvg(), layered)
     shared, private = start(first)
     for lr, clients in ((0.05, [0, 1]), (0.01, [0, 1]), (0.01, [2])):  # one client alone runs another way
-        method = dataclasses.replace(first.method, lr=lr)
+        method = first.method.replace(lr=lr)
         asked = TrainRequest(shared, tree.take(private, torch.tensor(clients)), clients, 0, first.schedule, clients, method)
         plain = make("loop", FedAvg(), layered)
-        plain.method = dataclasses.replace(plain.method, lr=lr)
+        plain.method = plain.method.replace(lr=lr)
         assert_close(flat(first.train_round(asked)), flat(plain.train_round(asked)))
         for trial in first.train_rounds([asked, asked]):
             assert_close(flat(trial), flat(plain.train_round(asked)))

@@ -71,7 +71,7 @@ def test_range_lies_within_the_limits_of_its_option_and_holds_the_default(key: s
     default = next(f.default for f in dataclasses.fields(record) if f.name == field)
     tries = (kind.low, kind.high) if isinstance(kind, Span) else kind
     assert all(described.admits(value) for value in tries)
-    off = getattr(record, "switched_off_by", {}).get(field)
+    off = described.disabled_by
     assert off is None or off[0] not in tries
     if isinstance(kind, Span):
         assert 0 < kind.low < kind.high

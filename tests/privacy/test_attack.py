@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import gpfl
 from gpfl.core import tree
 from gpfl.core.local_round import local_round
+from gpfl.core.method import Method
 from gpfl.engine import Engine
 from gpfl.experiments import privacy_table as columns
 from gpfl.methods import METHODS
@@ -21,6 +22,7 @@ from gpfl.models.cnn4 import CNN4
 from gpfl.privacy import attack, lbfgs, measures
 from gpfl.privacy import victims as victim
 from gpfl.privacy.attack import AttackConfig, AttackRunner, Case, rebuild
+from gpfl.privacy.gradient_targets import gradient_targets
 from gpfl.privacy.matching import Matching, cosine_distance, cotangent
 from gpfl.privacy.server_view import ServerView, view_of
 from gpfl.privacy.victims import Victim
@@ -142,7 +144,7 @@ def test_an_epoch_is_the_upload_of_the_runs_own_round(results: dict[str, gpfl.Re
 
 
 def test_methods_offer_the_papers_targets() -> None:
-    offered = {column.method: set(METHODS[column.method](net=gpfl_net()).views()) for column in columns.COLUMNS}
+    offered = {column.method: set(gradient_targets(bound(METHODS[column.method]()))) for column in columns.COLUMNS}
     assert offered == {
         "fedper": {"fe"},
         "fedrep": {"fe"},
@@ -150,9 +152,13 @@ def test_methods_offer_the_papers_targets() -> None:
         "fedrod": {"fe", "model"},
         "gpfl": {"fe", "sfe", "sm"},
     }
-    assert set(METHODS["gpfl"](net=gpfl_net(), without=("cov", "gce")).views()) == {"fe"}
+    assert set(gradient_targets(bound(METHODS["gpfl"](without=("cov", "gce"))))) == {"fe"}
     with pytest.raises(gpfl.GpflError, match="fedproto has no target 'fe'"):
-        view_of(METHODS["fedproto"](net=gpfl_net()), "fe")
+        view_of(bound(METHODS["fedproto"]()), "fe")
+
+
+def bound(method: Method) -> Method:
+    return method.bind(gpfl_net(), lr=0.1, epochs=1)
 
 
 def gpfl_net() -> gpfl.core.net.Net:
@@ -167,9 +173,9 @@ def test_gpfls_sfe_is_the_global_route(results: dict[str, gpfl.Result]) -> None:
     from gpfl.methods.gpfl import embeddings_of, valve
 
     f = valve(model["cov"], model("base", x), embeddings_of(shared).mean(0))
-    torch.testing.assert_close(method.views()["sfe"].output(model, x), f)
+    torch.testing.assert_close(gradient_targets(method)["sfe"].output(model, x), f)
     unit = torch.nn.functional.normalize
-    torch.testing.assert_close(method.views()["sm"].output(model, x), unit(f, dim=-1) @ unit(embeddings_of(shared), dim=-1).T)
+    torch.testing.assert_close(gradient_targets(method)["sm"].output(model, x), unit(f, dim=-1) @ unit(embeddings_of(shared), dim=-1).T)
 
 
 # Victims, L-BFGS, cases.
@@ -216,7 +222,7 @@ def test_corners_and_pools_of_the_papers_net_are_matched_at_once_as_alone() -> N
     method = METHODS["fedavg"](net=net)
     draw = torch.Generator().manual_seed(0)
     images, outputs = torch.rand(3, 2, 1, 16, 16, generator=draw), torch.randn(3, 2, 8, generator=draw)
-    matching = Matching(method.net, method.views()["fe"], method.init(0)[0], cotangent)
+    matching = Matching(method.net, gradient_targets(method)["fe"], method.init(0)[0], cotangent)
     wanted = torch.func.vmap(matching.gradient)(images.flip(0), outputs)
 
     def far(image: Tensor, output: Tensor, wanted: tree.Tree) -> Tensor:

@@ -17,6 +17,7 @@ from gpfl.methods.gpfl import GPFL, embeddings_of
 from gpfl.privacy import label_inference as labels
 from gpfl.privacy import membership
 from gpfl.privacy import victims as victim
+from gpfl.privacy.gradient_targets import gradient_targets
 from gpfl.privacy.server_view import ServerView
 from gpfl.privacy.victims import Victim
 
@@ -61,9 +62,9 @@ def one_step(method: str, rounds: int = 1, **settings: object) -> tuple[ServerVi
     def total(moving: tree.Tree) -> Tensor:
         model = gpfl.core.net.Model(engine.method.net, {**local_state, **moving})
         terms = engine.method.loss(model, state.shared, batch, facts)
-        return gpfl.core.method.sum_of({name: term for name, term in terms.items() if not name.startswith("norm_")})
+        return gpfl.core.method.total_loss({name: term for name, term in terms.items() if not name.startswith("norm_")})
 
-    parts = tuple(engine.method.views().values())[-1].parts
+    parts = tuple(gradient_targets(engine.method).values())[-1].parts
     at = {**local_state, **tree.pick(state.shared, parts)}  # the weights that were sent
     return seen, torch.func.grad(total)(tree.pick(at, parts))
 
@@ -85,8 +86,8 @@ def test_who_starts_from_a_mix_sends_no_gradient_and_is_not_said_to() -> None:
     seen, wanted = one_step("fedphp", rounds=5)
     flat = [torch.cat([leaf.flatten() for leaf in tree.leaves(part)]) for part in (seen.gradient(tuple(wanted)), wanted)]
     assert float(torch.cosine_similarity(*flat, dim=0)) < 0.9
-    assert not seen.method.views()["model"].knows_loss
-    assert FedPHP(variant="inherit").views()["model"].knows_loss
+    assert not gradient_targets(seen.method)["model"].knows_loss
+    assert gradient_targets(FedPHP(variant="inherit"))["model"].knows_loss
 
 
 # Labels.

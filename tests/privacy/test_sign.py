@@ -15,6 +15,7 @@ from gpfl.privacy import attack, geiping, measures
 from gpfl.privacy import victims as victim
 from gpfl.privacy.attack import AttackConfig, AttackRunner, Case, Kept, Rebuilt
 from gpfl.privacy.geiping import Geiping
+from gpfl.privacy.gradient_targets import gradient_targets
 from gpfl.privacy.matching import Matching, cotangent, gradients_of, start_images
 from gpfl.report import attack_images as pictures
 from gpfl.report import attack_tables as table
@@ -47,8 +48,8 @@ def test_a_search_that_ends_at_negatives_is_set_right_by_the_gradient_alone(resu
     seen = victim.uploads_of(result.engine, victim.state_at(result, "best"), victims, "one")
     true = victim.images_of(result.federation, victims)
     method = result.engine.method
-    matching = Matching(method.net, method.views()["fe"], seen[0].known, cotangent)
-    wanted = gradients_of(seen, method.views()["fe"])
+    matching = Matching(method.net, gradient_targets(method)["fe"], seen[0].known, cotangent)
+    wanted = gradients_of(seen, gradient_targets(method)["fe"])
     how = Geiping(iterations=200)
     found, far = geiping.invert_freely(matching, wanted, 1 - (0.1 + 0.8 * true), how)
     wrong = ~upright(true, found)

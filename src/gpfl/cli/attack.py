@@ -20,6 +20,7 @@ from gpfl.io import files
 from gpfl.privacy import label_inference as label_leakage
 from gpfl.privacy import membership as member_inference
 from gpfl.privacy.attack import KINDS, AttackConfig, AttackRunner, Case, Kept, ceiling_of
+from gpfl.privacy.gradient_targets import gradient_targets
 from gpfl.privacy.server_view import view_of
 from gpfl.privacy.victims import (
     ROUNDS,
@@ -107,7 +108,7 @@ def refuse_trials(folder: Path) -> None:
 def targets_of(result: Result, words: str) -> list[str]:
     """Gives the targets that are named or all, of which the run's method must have some."""
     method = result.engine.method
-    targets = list(method.views()) if words == "all" else [word.strip() for word in words.split(",")]
+    targets = list(gradient_targets(method)) if words == "all" else [word.strip() for word in words.split(",")]
     if not targets:
         raise GpflError(
             f"{method.name} has no target: nothing that it sends is the gradient of a net; ask --labels or --membership"

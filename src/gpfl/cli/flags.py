@@ -148,7 +148,7 @@ def describe(record: type, key: str) -> str:
 def default_words(record: type, key: str, default: object) -> str:
     """Gives a default in words."""
     if isinstance(default, float) and math.isnan(default):
-        by_net = getattr(record, "by_net", {}).get(key)
+        by_net = options_of(record)[key].by_net
         if by_net:
             return "by net: " + ", ".join(f"{net} {value:g}" for net, value in by_net.items()).replace("* ", "others ")
         if key != "lr":

@@ -51,6 +51,8 @@ class Option:
     later: bool = (
         False  # added after results were recorded: at its default it is not written, so that their configs stay the same
     )
+    by_net: Mapping[str, float] | None = None  # the default for each net, "*" for all others; the field's default is BY_NET
+    disabled_by: tuple[float, str] | None = None  # a value that disables the method, and what it then is
 
     def limits(self) -> str:
         """Gives the limits in words."""
@@ -93,9 +95,11 @@ def option(
     choices: tuple[str, ...] = (),
     search: Span | tuple[int, ...] | None = None,
     later: bool = False,
+    by_net: Mapping[str, float] | None = None,
+    disabled_by: tuple[float, str] | None = None,
 ) -> T:
     """Declares a dataclass field that users may set."""
-    described = Option(doc, symbol, typical, least, above, most, choices, search, later)
+    described = Option(doc, symbol, typical, least, above, most, choices, search, later, by_net, disabled_by)
     return dataclasses.field(default=default, metadata={"option": described})
 
 
@@ -137,6 +141,16 @@ def checked_values(record: type, given: Mapping[str, object], where: str) -> dic
             raise GpflError(f"unknown key '{where}.{key}'; {unknown_key_hint(key, known, where)}")
         values[key] = checked(raw, hints[key], known[key], f"{where}.{key}")
     return values
+
+
+def check_not_disabled(record: object, section: str) -> None:
+    """Raise if an option has the value that disables the method."""
+    for name, described in options_of(type(record)).items():
+        if described.disabled_by and getattr(record, name) == described.disabled_by[0]:
+            value, reason = described.disabled_by
+            raise GpflError(
+                f"{section}.{name} is {value:g}: {reason}; choose another value, or pass --allow-noop (allow_noop=True)"
+            )
 
 
 def unknown_key_hint(key: str, known: Iterable[str], where: str) -> str:

@@ -5,3 +5,4 @@ from gpfl.defences.config import DefenceConfig as DefenceConfig
 from gpfl.defences.defended import Defended as Defended
 from gpfl.defences.defended import cautions as cautions
 from gpfl.defences.defended import defended as defended
+from gpfl.defences.defended import upload_bytes as upload_bytes

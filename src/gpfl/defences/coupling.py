@@ -18,7 +18,7 @@ from gpfl.core.tree import Tree
 from gpfl.data.table import Table
 from gpfl.defences.config import DefenceConfig
 from gpfl.defences.defended import Defended
-from gpfl.defences.per_example import Pass, watching
+from gpfl.defences.per_example import PerExampleGradient
 from gpfl.errors import GpflError
 
 ROWS = 4
@@ -47,8 +47,8 @@ def tried(method: Defended, table: Table, rows: list[int]) -> Tried:
     one, half, none = torch.ones((), device=device), torch.full((), 0.5, device=device), torch.zeros((), device=device)
     client = ClientInfo(counts.sum(), counts, half, one, none)
     first, second = (batches(method, table, rows, start) for start in (0, ROWS))
-    with watching() as passes:
-        run(method, shared, private, client, first)
+    passes: list[PerExampleGradient] = []
+    run(dataclasses.replace(method, recorded=passes), shared, private, client, first)
     refuse_coupled(method, passes)
     deaf = dataclasses.replace(method, defence=DefenceConfig(example_clip=FAINT, example_noise=LOUD))
     quiet = run(deaf, shared, private, client, first)
@@ -60,13 +60,13 @@ def tried(method: Defended, table: Table, rows: list[int]) -> Tried:
     keen = dataclasses.replace(method, defence=DefenceConfig(example_clip=ENDLESS))
     other = client._replace(label_counts=counts.flip(0))
     heard = [run(keen, shared, private, one, first) for one in (client, other)]
-    return Tried(tuple(one.descents for one in passes), not same(*heard))
+    return Tried(tuple(one.calls for one in passes), not same(*heard))
 
 
-def refuse_coupled(method: Defended, passes: list[Pass]) -> None:
+def refuse_coupled(method: Defended, passes: list[PerExampleGradient]) -> None:
     """Refuses a loss whose terms of a batch are not the means of its rows'."""
     for passing in passes:
-        for name, far in (passing.apart or {}).items():
+        for name, far in (passing.coupling or {}).items():
             if far > SAME:
                 way = "say --mlg-norm sample_mean" if hasattr(method, "mlg_norm") else "leave out --example-clip"
                 raise GpflError(

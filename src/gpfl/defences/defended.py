@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,14 +11,14 @@ import torch
 from torch import Tensor
 
 from gpfl.core import tree
-from gpfl.core.method import Batch, ClientInfo, GradientResult, LossTerms, Method, Phase
-from gpfl.core.net import Model
+from gpfl.core.method import Batch, ClientInfo, LossTerms, Method, Phase
 from gpfl.core.randomness import salt_of, stream
 from gpfl.core.tree import Tree
 from gpfl.defences.config import NO_DEFENCE, WHOLE, DefenceConfig
-from gpfl.defences.per_example import by_rows, row_slope, rows_of
+from gpfl.defences.per_example import PerExampleGradient
 from gpfl.defences.uploads import protected, wire_bytes
 from gpfl.errors import GpflError
+from gpfl.methods.gpfl import GPFL
 
 STEPS = "defence"
 """Where the state of a local round counts the steps done: every step's noise is its own."""
@@ -32,6 +31,7 @@ class Defended(Method):
     defence: DefenceConfig = NO_DEFENCE
     salt: float = 0.0  # of the run's seed: a number like others, so that trials with several seeds run at once
     crowd: int = 1  # the fewest clients that join a round: their noise adds up to what is stated
+    recorded: list[PerExampleGradient] | None = dataclasses.field(default=None, repr=False, compare=False)  # of every step
 
     # Gradients.
 
@@ -40,31 +40,27 @@ class Defended(Method):
         phases = super().phases()
         if not self.defence.example_clip:
             return phases
-        return tuple(phase._replace(step=partial(self.row_step, number)) for number, phase in enumerate(phases))
+        return tuple(phase._replace(step=partial(self.per_example_step, number)) for number, phase in enumerate(phases))
 
     def download(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
         """Gives the state in which local training starts."""
         local_state = super().download(shared, private, client)
         return {**local_state, STEPS: {"done": torch.zeros_like(client.round)}} if self.defence.example_clip else local_state
 
-    def row_step(self, phase: int, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
-        """Gives a step of a phase whose gradients go by rows."""
+    def per_example_step(
+        self, phase: int, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo
+    ) -> tuple[Tree, LossTerms]:
+        """Return the state after a step of a phase with per-example gradients."""
         done = tree.leaf(tree.branch(local_state, STEPS), "done")
-        with by_rows(self.key(client, "example", done)):
-            after, terms = super().phases()[phase].step(shared, tree.drop(local_state, (STEPS,)), batch, client)
-        return {**after, STEPS: {"done": done + 1}}, terms
-
-    def loss(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
-        """Gives the terms of the local objective, of one row where gradients go by rows."""
-        plain = super().loss
-        return rows_of(lambda rows: plain(model, shared, rows, client), batch)
-
-    def loss_gradient(self, local_state: Tree, moving: Tree, objective: Callable[[Model], LossTerms]) -> GradientResult:
-        """Gives a gradient; within a step that goes by rows it is clipped row by row and has noise."""
-        bound = self.defence.example_clip
-        return row_slope(
-            super().loss_gradient, self.net, local_state, moving, objective, bound, self.defence.example_noise * bound
+        gradient = PerExampleGradient(
+            self.key(client, "example", done), self.defence.example_clip, self.defence.example_noise * self.defence.example_clip
         )
+        if self.recorded is not None:
+            gradient.coupling = {}
+            self.recorded.append(gradient)
+        method = self.replace(gradient=gradient)
+        after, terms = super(Defended, method).phases()[phase].step(shared, tree.drop(local_state, (STEPS,)), batch, client)
+        return {**after, STEPS: {"done": done + 1}}, terms
 
     # What leaves the client.
 
@@ -84,14 +80,15 @@ class Defended(Method):
         """Gives every client the same weight where there is noise: by its rows, one could weigh more than its bound."""
         return torch.ones_like(client.n_samples) if self.defence.noise else super().aggregation_weight(client)
 
-    def bytes_sent(self, upload: Tree) -> int:
-        """Gives the bytes that an upload takes on the wire."""
-        return wire_bytes(upload, self.defence)
-
     def key(self, client: ClientInfo, purpose: str, *words: Tensor) -> Tensor:
         """Gives the stream of a client's draws in a round."""
         salt = self.salt if isinstance(self.salt, Tensor) else torch.full_like(client.round, self.salt)
         return stream(salt, purpose, client.round, client.index, *words)
+
+
+def upload_bytes(method: Method, upload: Tree) -> int:
+    """Return the bytes that an upload takes on the wire; `upload` is one, or a mean of several."""
+    return wire_bytes(upload, method.defence if isinstance(method, Defended) else NO_DEFENCE)
 
 
 def defended(method: Method, defence: DefenceConfig, *, seed: int, crowd: int) -> Method:
@@ -118,7 +115,7 @@ def defended_kind(kind: type[Method]) -> type[Defended]:
 
 def cautions(method: Method) -> list[str]:
     """Gives what is said before a run whose updates are bounded by what is not of the data: weight decay."""
-    decaying = [part for part, decay in method.decays().items() if decay]
+    decaying = method.guidance if isinstance(method, GPFL) and method.reg == "wd" and method.mu else ()
     if not isinstance(method, Defended) or not decaying or not (method.defence.clip or method.defence.top_k < 1):
         return []
     what = "clipped" if method.defence.clip else "cut to its largest entries"
@@ -130,7 +127,7 @@ def cautions(method: Method) -> list[str]:
 
 def refuse_uploads(method: Method, defence: DefenceConfig) -> None:
     """Refuses to clip, noise or compress what is no update of weights."""
-    if defence.on_uploads and method.shares and not method.views():
+    if defence.on_uploads and method.shares and "base" not in method.shares:
         raise GpflError(
             f"{method.name} sends {', '.join(method.shares)}, which are no update of weights: a clipped, noisy or compressed "
             "difference of them means nothing; leave out --clip, --noise, --top-k and --bits"

@@ -223,7 +223,7 @@ class Vmap(Engine):
 
         def step(shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
             values: dict[str, Any] = tree.branch(shared, "values")
-            own = dataclasses.replace(method, **values)
+            own = method.replace(**values)
             return own.phases()[number].step(tree.branch(shared, "state"), local_state, batch, client)
 
         return step
@@ -257,14 +257,13 @@ def differing(methods: Sequence[Method]) -> list[str]:
     """Gives the names of numbers in which methods differ; all else must be equal, or they could not be run at once."""
     first = methods[0]
     names = []
-    for field in dataclasses.fields(first):
-        if field.name == "net":
-            continue
-        values = [getattr(method, field.name, None) for method in methods]
+    fields = [field.name for field in dataclasses.fields(first) if field.name != "setup"]
+    for name in ("lr", "epochs", "batch_norm", *fields):
+        values = [getattr(method, name, None) for method in methods]
         if any(value != values[0] for value in values):
             if not all(isinstance(value, float) for value in values):
-                raise GpflError(f"trials that run at once must have the same {field.name}, not {values[0]!r} and others")
-            names.append(field.name)
+                raise GpflError(f"trials that run at once must have the same {name}, not {values[0]!r} and others")
+            names.append(name)
     if any(type(method) is not type(first) for method in methods):
         raise GpflError("trials that run at once must be of one method")
     return names

@@ -156,7 +156,7 @@ def variants_of(bare: Sequence[Spot], plan: Plan, grounds: FederationCache) -> d
             lam = round(method.lam * math.sqrt(setting.schedule.batch_size), 6)
             by_rows = {"name": spot.method, "mlg_norm": "sample_mean", "lam": lam}
             found[spot.method, "example_noise"] = MethodVariant(spot.method, by_rows)
-        if isinstance(method, GPFL) and any(method.decays().values()):
+        if isinstance(method, GPFL) and method.reg == "wd" and method.mu:
             undecayed = MethodVariant(spot.method, {"name": spot.method, "mu": 0.0})
             found |= {(spot.method, name): undecayed for name in ("noise", "top_k")}
     return found

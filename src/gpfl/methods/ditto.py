@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,12 +21,15 @@ class Ditto(Method):
     """
 
     name: ClassVar[str] = "ditto"
-    switched_off_by: ClassVar[Mapping[str, tuple[float, str]]] = {
-        "lam": (0.0, "Ditto's own models then never hear of the global one, which is local training")
-    }
 
     lam: float = option(
-        0.1, "pull of the own model to the global one", symbol="λ", typical="0.01 to 2", least=0.0, search=Span(0.01, 2)
+        0.1,
+        "pull of the own model to the global one",
+        symbol="λ",
+        typical="0.01 to 2",
+        least=0.0,
+        search=Span(0.01, 2),
+        disabled_by=(0.0, "the personal models would be trained alone"),
     )
     own_epochs: int = option(1, "epochs of the own model a round", typical="1 to 5", least=1, search=(1, 2, 5))
 
@@ -43,9 +45,7 @@ class Ditto(Method):
 
     def own_step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives v after one step, the rest as it was."""
-        own, terms, _ = self.optimizer_step(
-            tree.branch(local_state, "own"), NET_PARTS, lambda model: self.near(model, shared, batch, client)
-        )
+        own, terms, _ = self.optimizer_step(shared, tree.branch(local_state, "own"), batch, client, loss=self.near)
         return {**local_state, "own": own}, terms
 
     def global_step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:

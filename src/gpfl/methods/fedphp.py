@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from gpfl.core import losses, tree
-from gpfl.core.method import NET_PARTS, Batch, ClientInfo, LossTerms, Method, View
+from gpfl.core.method import NET_PARTS, Batch, ClientInfo, LossTerms, Method
 from gpfl.core.net import Model
 from gpfl.core.options import Span, option
 from gpfl.core.tree import Tree
@@ -31,9 +30,6 @@ class FedPHP(Method):
     """
 
     name: ClassVar[str] = "fedphp"
-    switched_off_by: ClassVar[Mapping[str, tuple[float, str]]] = {
-        "lam": (1.0, "the cross-entropy then has weight 0 and no label is ever learned from")
-    }
 
     mu: float = option(
         0.9,
@@ -52,6 +48,7 @@ class FedPHP(Method):
         least=0.0,
         most=1.0,
         search=Span(0.001, 0.5),
+        disabled_by=(1.0, "the cross-entropy would have weight 0"),
     )
     variant: str = option(
         "mix", "'mix' = start from global and own mixed (authors' code), 'inherit' = original", choices=("mix", "inherit")
@@ -88,11 +85,6 @@ class FedPHP(Method):
         if self.variant == "inherit":
             trained = tree.lerp(trained, tree.branch(private, "own"), self.momentum(client))
         return sent, {**kept, "own": trained}
-
-    def views(self) -> dict[str, View]:
-        """Gives φ and the whole net; from a mix no client sends the gradient of its cross-entropy at what it received."""
-        views = super().views()
-        return {**views, "model": views["model"]._replace(knows_loss=self.variant == "inherit")}
 
     def personal_weights(self, shared: Tree, private: Tree, batch: Batch, client: ClientInfo) -> Tree:
         """Gives the own model, mixed with the global one as it would be at the start of this round."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gpfl.core import losses, tree
-from gpfl.core.method import NET_PARTS, Batch, ClientInfo, LossTerms, Method, Phase
+from gpfl.core.method import Batch, ClientInfo, LossTerms, Method, Phase
 from gpfl.core.net import Model
 from gpfl.core.options import Span, option
 from gpfl.core.tree import Tree
@@ -32,12 +31,15 @@ class FedProto(Method):
 
     name: ClassVar[str] = "fedproto"
     shares: ClassVar[tuple[str, ...]] = ("prototypes",)
-    switched_off_by: ClassVar[Mapping[str, tuple[float, str]]] = {
-        "lam": (0.0, "without the pull to the prototypes every model is trained alone")
-    }
 
     lam: float = option(
-        1.0, "weight of the distance to the prototypes", symbol="λ", typical="0.1 to 10", least=0.0, search=Span(0.1, 10)
+        1.0,
+        "weight of the distance to the prototypes",
+        symbol="λ",
+        typical="0.1 to 10",
+        least=0.0,
+        search=Span(0.1, 10),
+        disabled_by=(0.0, "every model would be trained alone"),
     )
     prototypes: str = option(
         "running",
@@ -67,9 +69,7 @@ class FedProto(Method):
 
     def step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives the model after one step; the features before it join the sums."""
-        local_state, terms, kept = self.optimizer_step(
-            local_state, NET_PARTS, lambda model: self.loss(model, shared, batch, client)
-        )
+        local_state, terms, kept = self.optimizer_step(shared, local_state, batch, client)
         if self.prototypes == "running":
             local_state = self.add(local_state, tree.leaf(kept, "features"), batch)
         return local_state, terms

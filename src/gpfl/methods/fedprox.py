@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,9 +22,16 @@ class FedProx(Method):
     """
 
     name: ClassVar[str] = "fedprox"
-    switched_off_by: ClassVar[Mapping[str, tuple[float, str]]] = {"mu": (0.0, "FedProx without its proximal term is FedAvg")}
 
-    mu: float = option(0.001, "weight of the proximal term", symbol="μ", typical="0.001 to 1", least=0.0, search=Span(0.001, 1))
+    mu: float = option(
+        0.001,
+        "weight of the proximal term",
+        symbol="μ",
+        typical="0.001 to 1",
+        least=0.0,
+        search=Span(0.001, 1),
+        disabled_by=(0.0, "FedProx without its proximal term is FedAvg"),
+    )
 
     def loss(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
         """Gives cross-entropy and the proximal term."""

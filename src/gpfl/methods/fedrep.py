@@ -30,14 +30,10 @@ class FedRep(Method):
 
     def head_step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives the head after one step, the base as it was."""
-        local_state, terms, _ = self.optimizer_step(
-            local_state, ("head",), lambda model: self.loss(model, shared, batch, client)
-        )
+        local_state, terms, _ = self.optimizer_step(shared, local_state, batch, client, parts=("head",))
         return local_state, {"head_ce": terms["ce"]}
 
     def base_step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives the base after one step, the head as it was."""
-        local_state, terms, _ = self.optimizer_step(
-            local_state, ("base",), lambda model: self.loss(model, shared, batch, client)
-        )
+        local_state, terms, _ = self.optimizer_step(shared, local_state, batch, client, parts=("base",))
         return local_state, terms

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from gpfl.core import losses, tree
-from gpfl.core.method import Batch, ClientInfo, LossTerms, Method, View
+from gpfl.core.method import Batch, ClientInfo, LossTerms, Method
 from gpfl.core.net import Model
 from gpfl.core.tree import Tree
 
@@ -33,7 +33,7 @@ class FedRoD(Method):
     def step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives φ, G and P after one step; both losses see r and G(r) from before it."""
         parts = ("base", "head", "own_head")
-        local_state, terms, _ = self.optimizer_step(local_state, parts, lambda model: self.loss(model, shared, batch, client))
+        local_state, terms, _ = self.optimizer_step(shared, local_state, batch, client, parts=parts)
         return local_state, terms
 
     def loss(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
@@ -46,11 +46,6 @@ class FedRoD(Method):
             "ce": losses.cross_entropy(own, batch.y, batch.mask),
             "balanced_ce": losses.cross_entropy(balanced, batch.y, batch.mask),
         }
-
-    def views(self) -> dict[str, View]:
-        """Gives φ, and φ with G; the balanced loss on G has the client's label counts in it, which the server does not know."""
-        views = super().views()
-        return {**views, "model": views["model"]._replace(knows_loss=False, counts_in_loss=True)}
 
     def logits(self, model: Model, x: Tensor) -> Tensor:
         """Gives G(r) + P(r)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gpfl.core import losses, tree
-from gpfl.core.method import NET_PARTS, Batch, ClientInfo, LossTerms, Method, View
+from gpfl.core.method import NET_PARTS, Batch, ClientInfo, LossTerms, Method
 from gpfl.core.net import Model
 from gpfl.core.options import BY_NET, Span, option
 from gpfl.core.randomness import seeded, torch_generator
@@ -38,20 +37,23 @@ class GPFL(Method):
 
     name: ClassVar[str] = "gpfl"
     shares: ClassVar[tuple[str, ...]] = ("base", "cov", "gce")
-    by_net: ClassVar[Mapping[str, Mapping[str, float]]] = {
-        "lam": {"resnet18": 1e-4, "fasttext": 1e-4, "*": 0.01},
-        "mu": {"resnet18": 0.0, "fasttext": 0.0, "harcnn": 1.0, "*": 0.1},
-    }
-    protocols: ClassVar[Mapping[str, Mapping[str, object]]] = {
-        "paper": {"p_scale": "mean", "cond_source": "global", "mlg_norm": "sample_mean", "reg": "norm"},
-        "reference": {"p_scale": "sum", "cond_source": "stale_local", "mlg_norm": "batch", "reg": "wd"},
-    }
-
     lam: float = option(
-        BY_NET, "weight of the magnitude-level guidance", symbol="λ", typical="1e-4 to 0.1", least=0.0, search=Span(1e-4, 0.1)
+        BY_NET,
+        "weight of the magnitude-level guidance",
+        symbol="λ",
+        typical="1e-4 to 0.1",
+        least=0.0,
+        search=Span(1e-4, 0.1),
+        by_net={"resnet18": 1e-4, "fasttext": 1e-4, "*": 0.01},
     )
     mu: float = option(
-        BY_NET, "decay of the valve and the embeddings", symbol="μ", typical="0 to 1", least=0.0, search=Span(1e-4, 1)
+        BY_NET,
+        "decay of the valve and the embeddings",
+        symbol="μ",
+        typical="0 to 1",
+        least=0.0,
+        search=Span(1e-4, 1),
+        by_net={"resnet18": 0.0, "fasttext": 0.0, "harcnn": 1.0, "*": 0.1},
     )
     p_scale: str = option(
         "sum",
@@ -138,10 +140,9 @@ class GPFL(Method):
 
     def step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives all parts moved together, decay on the valve and the embeddings alone."""
+        parts = (*NET_PARTS, *self.guidance)
         decay = dict.fromkeys(self.guidance, self.mu) if self.reg == "wd" else None
-        local_state, terms, _ = self.optimizer_step(
-            local_state, (*NET_PARTS, *self.guidance), lambda model: self.loss(model, shared, batch, client), decay=decay
-        )
+        local_state, terms, _ = self.optimizer_step(shared, local_state, batch, client, parts=parts, weight_decay=decay)
         return local_state, terms
 
     def upload(self, shared: Tree, local_state: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
@@ -155,36 +156,6 @@ class GPFL(Method):
     def aggregate(self, shared: Tree, mean: Tree) -> Tree:
         """Gives the means of φ, V and C."""
         return {**mean, "before": {"weight": embeddings_of(shared)}} if self.stale else mean
-
-    def views(self) -> dict[str, View]:
-        """Gives φ ("fe"), φ and the valve under g ("sfe"), and their cosines to C ("sm"), as far as they are there."""
-        fixed = constants(self.net.width)["g"] if self.constant else None
-
-        def features(model: Model, x: Tensor) -> Tensor:  # f^G, as the server can have it
-            f = model("base", x)
-            if "cov" in self.without:
-                return f
-            return valve(model["cov"], f, embeddings_of(model.weights).detach().mean(0) if fixed is None else fixed.to(f))
-
-        def cosines(model: Model, x: Tensor) -> Tensor:
-            return losses.cosine_logits(features(model, x), embeddings_of(model.weights))
-
-        views = super().views()
-        if "cov" not in self.without:
-            views["sfe"] = View(("base", "cov"), features)
-        if "gce" not in self.without:
-            views["sm"] = View(("base", *self.guidance), cosines)
-        return views
-
-    def decays(self) -> dict[str, float]:
-        """Gives μ on V and C where it is weight decay."""
-        return dict.fromkeys(self.guidance, self.mu) if self.reg == "wd" else {}
-
-    def decay_at(self, part: str, weights: Tree) -> float:
-        """Gives μ on V and C; a norm pulls as decay of μ over its length does."""
-        if self.reg == "wd" or part not in self.guidance:
-            return super().decay_at(part, weights)
-        return self.mu / max(float(norm(weights)), 1e-12)
 
     # The client's model.
 

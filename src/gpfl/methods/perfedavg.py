@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -46,7 +45,7 @@ class PerFedAvg(Method):
         """Gives the method for one net; α and β are the learning rate unless they were set."""
         alpha, beta = (lr if math.isnan(rate) else rate for rate in (self.alpha, self.beta))
         bound = super().bind(net, lr=lr, epochs=epochs, batch_norm=batch_norm)
-        return dataclasses.replace(bound, alpha=alpha, beta=beta)
+        return bound.replace(alpha=alpha, beta=beta)
 
     def phases(self) -> tuple[Phase, ...]:
         """Gives passes whose steps take two batches; a client with fewer rows cannot take part."""
@@ -55,12 +54,8 @@ class PerFedAvg(Method):
     def step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives w after the outer step, its gradient taken at w'."""
         first, second = halves(batch)
-        inner, before, _ = self.optimizer_step(
-            local_state, NET_PARTS, lambda model: self.loss(model, shared, first, client), lr=self.alpha
-        )
-        outer, after, _ = self.optimizer_step(
-            inner, NET_PARTS, lambda model: self.loss(model, shared, second, client), lr=self.beta
-        )
+        inner, before, _ = self.optimizer_step(shared, local_state, first, client, lr=self.alpha)
+        outer, after, _ = self.optimizer_step(shared, inner, second, client, lr=self.beta)
 
         def moved(w: Tensor, w_inner: Tensor, w_outer: Tensor) -> Tensor:
             return w + (w_outer - w_inner)
@@ -70,9 +65,7 @@ class PerFedAvg(Method):
 
     def personal_weights(self, shared: Tree, private: Tree, batch: Batch, client: ClientInfo) -> Tree:
         """Gives the global model after one step on a batch of the client's training rows."""
-        own, _, _ = self.optimizer_step(
-            {**shared, **private}, NET_PARTS, lambda model: self.loss(model, shared, batch, client), lr=self.alpha
-        )
+        own, _, _ = self.optimizer_step(shared, {**shared, **private}, batch, client, lr=self.alpha)
         return own
 
 

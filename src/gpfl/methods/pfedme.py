@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -25,15 +24,16 @@ class PFedMe(Method):
     """
 
     name: ClassVar[str] = "pfedme"
-    protocols: ClassVar[Mapping[str, Mapping[str, object]]] = {"reference": {"eval_model": "local_w"}}
-    switched_off_by: ClassVar[Mapping[str, tuple[float, str]]] = {
-        "beta": (0.0, "the server would keep its first model for ever"),
-        "lam": (0.0, "the local model would never move"),
-    }
 
     steps: int = option(5, "steps on each batch", symbol="K", typical="1 to 10", least=1, search=(1, 3, 5, 7))
     lam: float = option(
-        15.0, "pull of the personal model to the local one", symbol="λ", typical="5 to 30", least=0.0, search=Span(1, 30)
+        15.0,
+        "pull of the personal model to the local one",
+        symbol="λ",
+        typical="5 to 30",
+        least=0.0,
+        search=Span(1, 30),
+        disabled_by=(0.0, "the local model would never move"),
     )
     p_lr: float = option(
         0.01, "learning rate of the personal model", symbol="η_p", typical="0.005 to 0.1", above=0.0, search=Span(0.005, 0.1)
@@ -45,6 +45,7 @@ class PFedMe(Method):
         typical="1 to 4",
         least=0.0,
         search=Span(1, 4, log=False),
+        disabled_by=(0.0, "the server would keep its first model"),
     )
     theta_decay: float = option(0.001, "weight decay of the personal model (authors' code)", typical="0 or 0.001", least=0.0)
     eval_model: str = option(
@@ -79,11 +80,13 @@ class PFedMe(Method):
         seen: list[LossTerms] = []
         for _ in range(self.steps):
             local_state, terms, _ = self.optimizer_step(
+                shared,
                 local_state,
-                NET_PARTS,
-                lambda model: self.near(model, local, shared, batch, client),
+                batch,
+                client,
+                loss=self.near,
                 lr=self.p_lr,
-                decay=dict.fromkeys(NET_PARTS, self.theta_decay),
+                weight_decay=dict.fromkeys(NET_PARTS, self.theta_decay),
             )
             seen.append(terms)
         theta = tree.pick(local_state, NET_PARTS)
@@ -91,10 +94,10 @@ class PFedMe(Method):
         means = {name: losses.mean_of([terms[name] for terms in seen]) for name in seen[0]}
         return {**local_state, "local": local}, means
 
-    def near(self, model: Model, local: Tree, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
+    def near(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
         """Gives the objective of θ: cross-entropy and its distance to w_i."""
         terms = self.loss(model, shared, batch, client)
-        terms["proximal"] = self.lam / 2 * losses.squared_distance(tree.pick(model.weights, NET_PARTS), local)
+        terms["proximal"] = self.lam / 2 * losses.squared_distance(tree.pick(model.weights, NET_PARTS), model["local"])
         return terms
 
     def upload(self, shared: Tree, local_state: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gpfl.core import tree
-from gpfl.core.method import Method, View
+from gpfl.core.method import Setup
 from gpfl.core.options import values_of
 from gpfl.core.randomness import LARGEST_SEED
 from gpfl.core.schedule import Schedule
@@ -26,6 +26,7 @@ from gpfl.engine.loop import Loop
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.methods import METHODS
 from gpfl.privacy import dlg, geiping, measures
+from gpfl.privacy.gradient_targets import GradientTarget
 from gpfl.privacy.label_inference import guess_labels
 from gpfl.privacy.matching import Key, Matching, cotangent, cross_entropy, gradients_of, squares, start_images, start_outputs
 from gpfl.privacy.server_view import ServerView, view_of
@@ -149,7 +150,7 @@ def rebuild(
     return Rebuilt(images, far, pick(logits))
 
 
-def labels_of(seen: Sequence[ServerView], view: View) -> Tensor | None:
+def labels_of(seen: Sequence[ServerView], view: GradientTarget) -> Tensor | None:
     """Gives the labels that uploads tell (victims, rows), where the loss on the view's output is known and they tell them."""
     told = [guess_labels(one) for one in seen] if view.knows_loss else [None]
     known = [labels for labels in told if labels is not None]
@@ -311,9 +312,9 @@ class AttackRunner:
     def unusual(self, case: Case) -> dict[str, object]:
         """Gives what else changes an upload, as far as it is not as usual: cases of usual runs are found as they were kept."""
         method, schedule = self.engine.method, self.engine.schedule
-        facts: dict[str, tuple[object, object]] = {"batch_norm": (method.batch_norm, Method.batch_norm)}
+        facts: dict[str, tuple[object, object]] = {"batch_norm": (method.batch_norm, Setup.batch_norm)}
         if case.steps == "epoch":
-            facts["epochs"] = (method.epochs, Method.epochs)
+            facts["epochs"] = (method.epochs, Setup.epochs)
             for name in ("batch_size", "shuffle", "drop_last"):
                 facts[name] = (getattr(schedule, name), getattr(Schedule, name))
         return {name: value for name, (value, usual) in facts.items() if value != usual}

@@ -22,6 +22,7 @@ from gpfl.defences import Defended
 from gpfl.engine import Engine, products_in
 from gpfl.errors import pluralize
 from gpfl.privacy import lbfgs
+from gpfl.privacy.gradient_targets import gradient_targets
 from gpfl.privacy.server_view import ServerView
 from gpfl.privacy.victims import Victim, refuse_idle, uploads_of
 from gpfl.training.run_dir import RunState
@@ -72,7 +73,7 @@ def head_signs(seen: ServerView) -> Tensor:
     gradient = tree.branch(seen.gradient(("head",)), "head")
     layers = [value for value in tree.leaves(gradient) if len(value) == seen.method.net.classes]
     biases, weights = [v for v in layers if v.dim() == 1], [v for v in layers if v.dim() == 2]
-    if seen.method.views()["model"].counts_in_loss:
+    if gradient_targets(seen.method)["model"].counts_in_loss:
         moved = torch.linalg.vector_norm(weights[-1], dim=1)
         return torch.where(moved > STILL * moved.max(), moved, torch.zeros_like(moved))
     pulled = biases[-1] if biases else weights[-1].sum(1)

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gpfl.core import tree
-from gpfl.core.method import View
 from gpfl.core.net import Model, Net
 from gpfl.core.randomness import torch_generator
 from gpfl.core.tree import Tree
+from gpfl.privacy.gradient_targets import GradientTarget
 from gpfl.privacy.server_view import ServerView
 
 Pairing = Callable[[Tensor, Tensor], Tensor]
@@ -43,7 +43,7 @@ class Matching:
     """The function that maps a dummy to the gradient it would have given, at the weights that were sent."""
 
     net: Net
-    view: View
+    view: GradientTarget
     known: Tree
     pairing: Pairing
 
@@ -89,7 +89,7 @@ def cosine_distance(a: Tree, b: Tree) -> Tensor:
     return 1 - dot(a, b) / lengths
 
 
-def gradients_of(seen: Sequence[ServerView], view: View) -> Tree:
+def gradients_of(seen: Sequence[ServerView], view: GradientTarget) -> Tree:
     """Gives the gradients that are to be matched, stacked over victims."""
     return tree.stack([one.gradient(view.parts) for one in seen])
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from gpfl.core import tree
-from gpfl.core.method import Method, View
+from gpfl.core.method import Method
 from gpfl.core.tree import Tree
 from gpfl.errors import GpflError
+from gpfl.privacy.gradient_targets import GradientTarget, gradient_targets, weight_decay
 
 
 @dataclass(frozen=True)
@@ -68,14 +69,14 @@ class ServerView:
         """Gives the weight decay of a part, which the server knows: at the weights that were sent, or amid many steps."""
         before, after = tree.branch(self.sent, part), tree.branch(self.upload, part)
         if self.steps == 1:
-            return self.method.decay_at(part, before)
+            return weight_decay(self.method, part, before)
         amid = tree.map_leaves(lambda one, other: (one + other) / 2, before, after)
-        return min(self.method.decay_at(part, amid), 1 / self.method.lr)  # none pulls further than to 0
+        return min(weight_decay(self.method, part, amid), 1 / self.method.lr)  # none pulls further than to 0
 
 
-def view_of(method: Method, target: str) -> View:
+def view_of(method: Method, target: str) -> GradientTarget:
     """Gives the view of that name, or refuses one that the method does not offer."""
-    views = method.views()
+    views = gradient_targets(method)
     if target not in views:
         has = f"it offers {', '.join(views)}" if views else "nothing that it sends is the gradient of a net"
         raise GpflError(f"{method.name} has no target '{target}': {has}")

@@ -21,6 +21,7 @@ from gpfl.experiments.definitions import spelled
 from gpfl.experiments.grid import Job
 from gpfl.io import files
 from gpfl.privacy.attack import AttackConfig, AttackRunner, Case, Kept, ceiling_of
+from gpfl.privacy.gradient_targets import gradient_targets
 from gpfl.privacy.victims import Victim, choose_victims, state_at
 from gpfl.report import attack_tables as table
 from gpfl.report import plotting
@@ -157,7 +158,7 @@ def attacked(
 ) -> Line:
     """Gives the line of the target that leaks most."""
     bench = AttackRunner(engine, states, victims, effort)
-    cases = [Case(engine.method.name, target, KIND, which, "one", 1) for target in engine.method.views()]
+    cases = [Case(engine.method.name, target, KIND, which, "one", 1) for target in gradient_targets(engine.method)]
     lines = [table.line_of(case, kept) for case, kept in bench.attack(cases, folder, quietly).items()]
     return max(lines, key=lambda line: line.psnr)
 

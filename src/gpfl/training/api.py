@@ -239,7 +239,8 @@ def checked_method(method: Method, run: RunOptions) -> Method:
     """Gives a method that was made in Python, its values checked as those of a config are."""
     values = {key: value for key, value in options.values_of(method).items() if value == value}  # NaN is filled in by net
     checked = options.build(type(method), values, "method")
-    checked.check(run.allow_noop)
+    if not run.allow_noop:
+        options.check_not_disabled(checked, "method")
     return checked
 
 

@@ -21,6 +21,7 @@ from gpfl.federation.federation import MANIFEST, Federation, named_in, partition
 from gpfl.federation.partition import PARTITIONS, Partition
 from gpfl.io import toml
 from gpfl.methods import METHODS
+from gpfl.methods.presets import METHOD_PRESETS
 from gpfl.models import NETS
 
 ConfigDict = dict[str, dict[str, object]]
@@ -89,7 +90,7 @@ PROTOCOLS: Mapping[str, Mapping[str, object]] = {
     "paper": {},
     "reference": {"shuffle": False, "drop_last": True, "class_counts": "used"},
 }
-"""What a protocol sets for every method; a method's own `protocols` add to it."""
+"""What a protocol sets for every method; `METHOD_PRESETS` adds the options of single methods."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,9 +292,10 @@ def chosen_method(given: ConfigDict, run: RunOptions) -> Method:
     name = name_in(given, "method", "gpfl")
     if name not in METHODS:
         raise GpflError(f"unknown method '{name}'; {did_you_mean(name, METHODS)}")
-    preset = METHODS[name].protocols.get(run.protocol, {})
+    preset = METHOD_PRESETS[run.protocol].get(name, {})
     method = options.build(METHODS[name], {**preset, **without_name(given.get("method", {}))}, "method")
-    method.check(run.allow_noop)
+    if not run.allow_noop:
+        options.check_not_disabled(method, "method")
     return method
 
 

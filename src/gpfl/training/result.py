@@ -103,7 +103,7 @@ class PersonalModule(nn.Module):
             # The names are right; those that are missing are constants, which the copy has.
             module.load_state_dict(cast(dict[str, Tensor], state), strict=False)
             self.add_module(part, module)
-        self._method = dataclasses.replace(method, net=method.net.with_parts(parts))
+        self._method = method.replace(net=method.net.with_parts(parts))
         others = tree.drop(weights, (*NET_PARTS, "batch_norm_stats"))
         extra = tree.flatten(others)
         self._branches = tuple(others)  # one without a tensor leaves no trace in buffers

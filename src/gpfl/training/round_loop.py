@@ -12,7 +12,7 @@ import torch
 
 from gpfl.core import tree
 from gpfl.core.metrics import Evaluation, best, mean_of_last
-from gpfl.defences import cautions
+from gpfl.defences import cautions, upload_bytes
 from gpfl.defences.accounting import words
 from gpfl.engine import Engine, RunSpec
 from gpfl.engine.base import EvalRequest, RoundResult, TrainRequest
@@ -189,7 +189,7 @@ class RoundLoop:
             # A state that may be kept as the selected one must not change under it.
             private = state.private if self.selects == "last" else tree.copy(state.private)
             tree.put_(private, index, cohort.private)
-        up = state.bytes_up + len(clients) * method.bytes_sent(cohort.mean)
+        up = state.bytes_up + len(clients) * upload_bytes(method, cohort.mean)
         down = state.bytes_down + len(clients) * tree.count_bytes(state.shared)
         return RunState(state.round + 1, method.aggregate(state.shared, cohort.mean), private, up, down), cohort
 

@@ -1,0 +1,83 @@
+"""What a curious server can match: functions of the input whose gradient clients upload, and the known weight decay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import singledispatch
+from typing import NamedTuple
+
+from torch import Tensor
+
+from gpfl.core import losses
+from gpfl.core.method import NET_PARTS, Method
+from gpfl.core.net import Model
+from gpfl.core.tree import Tree
+from gpfl.methods.fedphp import FedPHP
+from gpfl.methods.fedrod import FedRoD
+from gpfl.methods.gpfl import GPFL, constants, embeddings_of, norm, valve
+
+
+class GradientTarget(NamedTuple):
+    """A function of the input that a client's training can be taken for, of parts that the server sends and gets back."""
+
+    parts: tuple[str, ...]  # the parts whose gradient the attack matches
+    output: Callable[[Model, Tensor], Tensor]  # (batch, …), from what the server knows
+    knows_loss: bool = False  # the loss of the output is cross-entropy; otherwise the attack guesses the cotangent
+    counts_in_loss: bool = False  # the loss of the output contains the client's label counts
+
+
+@singledispatch
+def gradient_targets(method: Method) -> dict[str, GradientTarget]:
+    """Return the targets of an attack on a method's uploads by name: "fe" the base, "model" the whole net."""
+    targets = {}
+    if "base" in method.shares:
+        targets["fe"] = GradientTarget(("base",), lambda model, x: model("base", x))
+    if set(NET_PARTS) <= set(method.shares):
+        targets["model"] = GradientTarget(NET_PARTS, lambda model, x: model("head", model("base", x)), knows_loss=True)
+    return targets
+
+
+_common_targets = gradient_targets.dispatch(Method)
+
+
+@gradient_targets.register
+def _(method: FedRoD) -> dict[str, GradientTarget]:
+    targets = _common_targets(method)
+    return {**targets, "model": targets["model"]._replace(knows_loss=False, counts_in_loss=True)}
+
+
+@gradient_targets.register
+def _(method: FedPHP) -> dict[str, GradientTarget]:
+    targets = _common_targets(method)
+    # Under "mix" no client starts from the weights it received, so none uploads their gradient.
+    return {**targets, "model": targets["model"]._replace(knows_loss=method.variant == "inherit")}
+
+
+@gradient_targets.register
+def _(method: GPFL) -> dict[str, GradientTarget]:
+    """Return φ ("fe"), φ and the valve under g ("sfe"), and their cosines to C ("sm"), as far as the ablation has them."""
+    fixed = constants(method.net.width)["g"] if method.constant else None
+
+    def features(model: Model, x: Tensor) -> Tensor:  # f^G, with what the server knows
+        f = model("base", x)
+        if "cov" in method.without:
+            return f
+        return valve(model["cov"], f, embeddings_of(model.weights).detach().mean(0) if fixed is None else fixed.to(f))
+
+    def cosines(model: Model, x: Tensor) -> Tensor:
+        return losses.cosine_logits(features(model, x), embeddings_of(model.weights))
+
+    targets = _common_targets(method)
+    if "cov" not in method.without:
+        targets["sfe"] = GradientTarget(("base", "cov"), features)
+    if "gce" not in method.without:
+        targets["sm"] = GradientTarget(("base", *method.guidance), cosines)
+    return targets
+
+
+def weight_decay(method: Method, part: str, weights: Tree) -> float:
+    """Return the weight decay that the known terms of the objective are at these weights of a part."""
+    if not isinstance(method, GPFL) or part not in method.guidance:
+        return 0.0
+    # The gradient of μ‖w‖ is μ·w/‖w‖, which is decay of μ over the length.
+    return method.mu if method.reg == "wd" else method.mu / max(float(norm(weights)), 1e-12)
