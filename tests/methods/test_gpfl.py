@@ -89,9 +89,7 @@ def test_embeddings_learn_from_angles_alone() -> None:
         method = bound(lam=lam)
         shared, private = method.init(0)
         local_state = method.download(shared, private, client)
-        moved, _, _ = method.optimizer_step(
-            local_state, ("gce",), lambda m, method=method, shared=shared: method.loss(m, shared, a_batch(), client)
-        )
+        moved, _, _ = method.optimizer_step(shared, local_state, a_batch(), client, parts=("gce",))
         tables.append(embeddings_of(moved))
     assert torch.equal(tables[0], tables[1])
     assert not torch.equal(tables[0], embeddings_of(shared))

@@ -175,7 +175,9 @@ def test_gpfls_sfe_is_the_global_route(results: dict[str, gpfl.Result]) -> None:
     f = valve(model["cov"], model("base", x), embeddings_of(shared).mean(0))
     torch.testing.assert_close(gradient_targets(method)["sfe"].output(model, x), f)
     unit = torch.nn.functional.normalize
-    torch.testing.assert_close(gradient_targets(method)["sm"].output(model, x), unit(f, dim=-1) @ unit(embeddings_of(shared), dim=-1).T)
+    torch.testing.assert_close(
+        gradient_targets(method)["sm"].output(model, x), unit(f, dim=-1) @ unit(embeddings_of(shared), dim=-1).T
+    )
 
 
 # Victims, L-BFGS, cases.
