@@ -32,8 +32,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gpfl.core import tree
 from gpfl.core.local_round import local_round
-from gpfl.engine import ENGINES, Engine, RunSpec, choose, exactness, fitting_threads
-from gpfl.engine.base import TrainRequest, one
+from gpfl.engine import ENGINES, Engine, RunSpec, exactness, limit_threads, make_engine
+from gpfl.engine.base import TrainRequest
 from gpfl.experiments.machine import limits, timed
 from gpfl.io.provenance import commit
 from gpfl.methods import METHODS
@@ -195,7 +195,7 @@ class Case:
 
 def rounds_of(engine: Engine, setting: RunSpec, trials: int) -> Callable[[int], object]:
     """Gives the function that trains all clients of so many trials in a round."""
-    everyone = [client for client in range(len(setting.federation)) if engine.trains(client)]
+    everyone = [client for client in range(len(setting.federation)) if engine.can_train(client)]
     states = [start(setting, seed) for seed in range(trials)]
     index = torch.as_tensor(everyone, device=setting.device)
     own = [(shared, tree.take(private, index)) for shared, private in states]
@@ -216,8 +216,8 @@ def prepare(case: Case) -> Callable[[dict[str, object]], dict[str, object]]:
     setting = case.setting()
     gc.collect()
     reset_memory()
-    engine = choose(case.engine, setting)
-    with fitting_threads(setting), exactness(setting):
+    engine = make_engine(case.engine, setting)
+    with limit_threads(setting), exactness(setting):
         run = rounds_of(engine, setting, case.trials)
         first = timed(lambda: run(0), DEVICE)
         engine.evaluate(*start(setting), 0, "test")
@@ -228,9 +228,9 @@ def measure(
     case: Case, setting: RunSpec, engine: Engine, run: Callable[[int], object], first: float, limits: dict[str, object]
 ) -> dict[str, object]:
     task = TASKS[case.task]
-    with fitting_threads(setting), exactness(setting):
+    with limit_threads(setting), exactness(setting):
         shared, private = start(setting)
-        everyone = [client for client in range(len(setting.federation)) if engine.trains(client)]
+        everyone = [client for client in range(len(setting.federation)) if engine.can_train(client)]
         steps = [sum(len(part) for part in engine.plan(client, 0)) for client in everyone]
         numbers = iter(range(1, 10**6))
         train = [timed(lambda: run(next(numbers)), DEVICE) for _ in range(REPEATS)]
@@ -281,7 +281,7 @@ def loop_step(setting: RunSpec, everyone: list[int], steps: list[int]) -> tuple[
     shared, private = start(setting)
     client = everyone[int(np.argsort(steps)[len(steps) // 2])]
     plan = [part[: max(1, 60 // len(steps_of))] for steps_of in [loop.plan(client, 0)] for part in steps_of]
-    alone = one(loop.facts([client], 0), 0)
+    alone = loop.facts([client], 0).select(0)
     own = tree.take(private, client)
 
     def run() -> None:
@@ -292,8 +292,8 @@ def loop_step(setting: RunSpec, everyone: list[int], steps: list[int]) -> tuple[
     each = float(np.median([timed(run, DEVICE) for _ in range(3)])) / count
     rows = setting.federation.n_samples("test")
     with torch.no_grad():
-        judge = timed(lambda: loop.evaluate_one(shared, own, client, alone, "test"), DEVICE)
-        judge = timed(lambda: loop.evaluate_one(shared, own, client, alone, "test"), DEVICE)
+        judge = timed(lambda: loop.score_client(shared, own, client, alone, "test"), DEVICE)
+        judge = timed(lambda: loop.score_client(shared, own, client, alone, "test"), DEVICE)
     return each, judge * float(rows.sum()) / float(rows[client])
 
 
@@ -302,7 +302,7 @@ def floors(setting: RunSpec, client: int, clients: int, limits: dict[str, Any]) 
     and written once more; operations at the peak.
     """
     method, engine, (shared, private) = setting.method, ENGINES["loop"](setting), start(setting)
-    plan, alone = engine.plan(client, 0), one(engine.client_info([client], 0), 0)
+    plan, alone = engine.plan(client, 0), engine.client_info([client], 0).select(0)
     sizes, operations = [], []
     for phase, steps in zip(method.phases(), plan, strict=True):
         work = method.download(shared, tree.take(private, client), alone)

@@ -105,10 +105,9 @@ class Replay:
 
 
 def personal_weights(engine: Engine, shared: Tree, private: Tree, round: int, client: int) -> Tree:
-    from gpfl.engine.base import one
 
-    facts = one(engine.client_info(range(len(engine.federation)), round), client)
-    adapt = engine.federation.table.batch(engine.adaptation_rows(client))
+    facts = engine.client_info(range(len(engine.federation)), round).select(client)
+    adapt = engine.federation.table.batch(engine.adaptation_indices(client))
     return engine.method.personal_weights(shared, tree.take(private, client), adapt, facts)
 
 

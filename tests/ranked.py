@@ -3,7 +3,7 @@
 import sys
 
 import gpfl
-from gpfl.engine.distributed import leave
+from gpfl.engine.distributed import exit_process
 
 
 class Stop:
@@ -14,14 +14,14 @@ class Stop:
 
     def line(self, line: dict[str, object], rounds: int) -> None:
         if line["round"] == self.after:
-            leave()
+            exit_process()
 
 
 def main() -> None:
     folder, method, *stop = sys.argv[1:]
     if stop == ["resume"]:
         gpfl.resume(folder)
-        leave()
+        exit_process()
     federation = gpfl.federate("digits", clients=5, classes_per_client=3, validation_fraction=0.1)
     watch = Stop(int(stop[0])) if stop else None
     gpfl.fit(
@@ -36,7 +36,7 @@ def main() -> None:
         out=folder,
         watch=watch,
     )
-    leave()
+    exit_process()
 
 
 if __name__ == "__main__":

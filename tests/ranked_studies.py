@@ -13,7 +13,7 @@ from conftest import Toy
 
 from gpfl.cli import main as cli
 from gpfl.data import DATASETS
-from gpfl.engine.distributed import ranks
+from gpfl.engine.distributed import process_group
 from gpfl.errors import GpflError
 from gpfl.experiments import definitions as experiments
 from gpfl.experiments import grid
@@ -51,12 +51,12 @@ def main() -> None:
     out = Path(sys.argv[1])
     DATASETS["toy"] = Toy()
     experiments.folder = lambda: out / "experiments"
-    if ranks().first:
+    if process_group().is_main:
         files.write_text(out / "experiments" / "toys.toml", TOYS)
         files.write_text(out / "file", "")
     else:
         files.write_bytes = refuse_to_write
-    ranks().wait()
+    process_group().barrier()
     with pytest.MonkeyPatch.context() as patch:
         check_trials(out / "trials", patch)
     with pytest.MonkeyPatch.context() as patch:
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def refuse_to_write(path: Path, content: bytes) -> None:
-    raise AssertionError(f"rank {ranks().rank} writes {path}")
+    raise AssertionError(f"rank {process_group().rank} writes {path}")
 
 
 def check_trials(out: Path, patch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def check_trials(out: Path, patch: pytest.MonkeyPatch) -> None:
     def late(label: str) -> Silent:
         """Keeps later ranks until the first may have begun the trial."""
         begun, end = out / f"seed-{label[-1]}" / "config.toml", time.monotonic() + 2
-        while not ranks().first and not begun.exists() and time.monotonic() < end:
+        while not process_group().is_main and not begun.exists() and time.monotonic() < end:
             time.sleep(0.01)
         return Silent()
 
@@ -88,8 +88,8 @@ def check_trials(out: Path, patch: pytest.MonkeyPatch) -> None:
     except GpflError as problem:
         words = str(problem)
     refusal = f"--out {out} is not empty and nothing is overwritten: gpfl resume {out}, or choose another --out"
-    assert ranks().gather(words) == [refusal] * 2
-    if not ranks().first:
+    assert process_group().all_gather(words) == [refusal] * 2
+    if not process_group().is_main:
         patch.setattr(RunDir, "finished", False)
     assert resume_trials(out, late) == trials
 
@@ -102,7 +102,7 @@ def check_grid(out: Path, patch: pytest.MonkeyPatch) -> None:
     )
     damaged, whole, lost = jobs
     lost = dataclasses.replace(lost, folder=out / "file" / "runs" / "lost")
-    if ranks().first:
+    if process_group().is_main:
         files.write_text(damaged.folder / "config.toml", "[run")
     else:
         patch.setattr(grid, "ended", lambda run: True)
@@ -112,7 +112,7 @@ def check_grid(out: Path, patch: pytest.MonkeyPatch) -> None:
     assert list(problems) == [damaged.folder, lost.folder]
     assert "is damaged" in problems[damaged.folder]
     assert "cannot write to" in problems[lost.folder]
-    assert ranks().gather(problems) == [problems] * 2
+    assert process_group().all_gather(problems) == [problems] * 2
     assert RunDir(whole.folder / "seed-0").finished
 
 

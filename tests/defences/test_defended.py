@@ -18,7 +18,6 @@ from gpfl.core import tree
 from gpfl.core.local_round import local_round
 from gpfl.defences import DefenceConfig, Defended, uploads
 from gpfl.defences import accounting as statement
-from gpfl.engine.base import one
 from gpfl.engine.compiler.program import Program
 from gpfl.engine.vmap import Vmap
 from gpfl.models.cnn4 import CNN4
@@ -99,7 +98,7 @@ def test_clients_divided_among_processes_add_up_to_the_numbers_of_one() -> None:
     result = fit("fedavg", engine="loop", **CLIENT)
     engine, state = result.engine, result.outcome.last
     whole = engine.train(state.shared, {}, [0, 1, 2, 3], 7).mean
-    asked = gpfl.engine.base.Train(state.shared, {}, [1, 3], 7, engine.schedule, [0, 1, 2, 3], engine.method)
+    asked = gpfl.engine.base.TrainRequest(state.shared, {}, [1, 3], 7, engine.schedule, [0, 1, 2, 3], engine.method)
     parts = [engine.train_round(asked._replace(clients=clients)).mean for clients in ([1, 3], [0, 2])]
     added = tree.map_leaves(torch.add, *parts)
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in tree.pairs(whole, added))
@@ -113,7 +112,7 @@ def updates(result: gpfl.Result, method: gpfl.core.method.Method) -> list[Tensor
     engine, shared = result.engine, result.outcome.last.shared
     found = []
     for client in range(len(engine.federation)):
-        facts = one(engine.client_info([client], 5), 0)
+        facts = engine.client_info([client], 5).select(0)
         private = tree.take(result.outcome.last.private, client)
         sent = local_round(method, shared, private, engine.federation.table, engine.plan(client, 5), facts).upload
         found.append(torch.cat([(a - b).flatten() for a, b in tree.pairs(sent, tree.pick(shared, tuple(sent)))]))
@@ -172,7 +171,7 @@ def test_exchanging_a_client_moves_the_release_by_at_most_twice_the_bound() -> N
 
 def test_with_noise_every_client_counts_alike() -> None:
     noisy, clipped = fit("fedavg", rounds=1, **CLIENT), fit("fedavg", rounds=1, clip=0.5)
-    facts = [one(noisy.engine.client_info([client], 0), 0) for client in range(4)]
+    facts = [noisy.engine.client_info([client], 0).select(0) for client in range(4)]
     assert {float(noisy.engine.method.aggregation_weight(client)) for client in facts} == {1.0}
     assert len({float(clipped.engine.method.aggregation_weight(client)) for client in facts}) == 4
 

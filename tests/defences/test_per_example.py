@@ -11,13 +11,12 @@ from torch import nn
 
 import gpfl
 from gpfl.core import tree
-from gpfl.engine.base import one
 
 
 def test_a_step_by_rows_is_the_plain_computation() -> None:
     result = fit("fedavg", rounds=1, example_clip=0.7, batch_size=6)
     method, engine = result.engine.method, result.engine
-    shared, facts = result.outcome.last.shared, one(engine.client_info([0], 0), 0)
+    shared, facts = result.outcome.last.shared, engine.client_info([0], 0).select(0)
     batch = engine.federation.table.batch(torch.tensor([0, 1, 2, 3, -1, -1]))
     local_state = method.download(shared, {}, facts)
     after, _ = method.phases()[0].step(shared, local_state, batch, facts)
@@ -48,7 +47,7 @@ def test_rows_that_are_not_clipped_train_as_batches_do(method: str) -> None:
 def test_noise_of_rows_is_new_in_every_step_and_as_large_as_stated() -> None:
     result = fit("fedavg", rounds=1, example_clip=1e-6, example_noise=1e6, lr=1.0, batch_size=4)
     method, engine = result.engine.method, result.engine
-    shared, facts = result.outcome.last.shared, one(engine.client_info([2], 0), 0)
+    shared, facts = result.outcome.last.shared, engine.client_info([2], 0).select(0)
     batch = engine.federation.table.batch(torch.arange(4))
     states = [method.download(shared, {}, facts)]
     for _ in range(3):

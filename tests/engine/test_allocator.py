@@ -11,14 +11,14 @@ import pytest
 from conftest import Command
 
 from gpfl.cli import main as cli
-from gpfl.engine.allocator import keep_memory, user_sets
+from gpfl.engine.allocator import retain_freed_memory, user_sets
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told what to keep")
 
 FAULTS = """
 import resource, sys, torch
-from gpfl.engine.memory import keep_memory
-keep_memory()
+from gpfl.engine.allocator import retain_freed_memory
+retain_freed_memory()
 torch.ones(20 * 2**20)  # 80 MiB
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(20):
@@ -43,7 +43,7 @@ def test_kept_memory_is_used_again_without_new_pages() -> None:
 
 def test_command_keeps_memory(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[bool] = []
-    monkeypatch.setattr(cli, "keep_memory", lambda: called.append(True))
+    monkeypatch.setattr(cli, "retain_freed_memory", lambda: called.append(True))
     assert command("list").code == 0
     assert called == [True]
 
@@ -63,4 +63,4 @@ def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch, name: str, val
     assert not user_sets()
     monkeypatch.setenv(name, value)
     assert user_sets()
-    assert keep_memory() is False
+    assert retain_freed_memory() is False

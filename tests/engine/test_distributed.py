@@ -15,7 +15,7 @@ import gpfl
 from gpfl.cli import attack as attack_command
 from gpfl.cli import privacy as privacy_command
 from gpfl.engine import distributed as processes
-from gpfl.engine.distributed import LoneError, Ranks
+from gpfl.engine.distributed import ProcessFailedError, ProcessGroup
 from gpfl.errors import GpflError
 from gpfl.experiments import grid
 from gpfl.experiments.grid import Job, Plan
@@ -89,25 +89,25 @@ def test_studies_of_two_ranks_go_by_what_the_first_sees_and_it_alone_writes(tmp_
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_error_of_one_rank_in_step_with_others_ends_all(rank: int, capsys: pytest.CaptureFixture[str]) -> None:
-    words = rf" \(process {rank} of 2; the others do not go on without it\)"
-    with pytest.raises(LoneError, match=f"^no room{words}$"), Ranks(rank, 2).in_step():
+    words = rf" \(process {rank} of 2 failed; the others cannot continue without it\)"
+    with pytest.raises(ProcessFailedError, match=f"^no room{words}$"), ProcessGroup(rank, 2).abort_all_on_error():
         raise GpflError("no room")
     assert ("Traceback" in capsys.readouterr().err) == (rank > 0)
-    with pytest.raises(LoneError, match=rf"^OSError\('odd'\){words}$"), Ranks(rank, 2).in_step():
+    with pytest.raises(ProcessFailedError, match=rf"^OSError\('odd'\){words}$"), ProcessGroup(rank, 2).abort_all_on_error():
         raise OSError("odd")
     assert "OSError: odd" in capsys.readouterr().err
 
 
 def test_grid_does_not_go_on_after_an_error_of_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid, "run", lambda *given: fail(LoneError("no room")))
-    with pytest.raises(LoneError, match="no room"):
+    monkeypatch.setattr(grid, "run", lambda *given: fail(ProcessFailedError("no room")))
+    with pytest.raises(ProcessFailedError, match="no room"):
         grid.run_all([Job((), {}, tmp_path, "")], Plan(out=tmp_path), lambda label: Silent(), {})
 
 
 def test_error_of_one_process_stays_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     problem = OSError("odd")
-    with pytest.raises(OSError, match="odd") as raised, Ranks().in_step():
-        Ranks().once(lambda: fail(problem))
+    with pytest.raises(OSError, match="odd") as raised, ProcessGroup().abort_all_on_error():
+        ProcessGroup().run_on_main(lambda: fail(problem))
     assert raised.value is problem
     assert capsys.readouterr().err == ""
 
@@ -117,7 +117,7 @@ def fail(problem: Exception) -> None:
 
 
 def test_attacks_run_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "ranks", lambda: Ranks(0, 2))
+    monkeypatch.setattr(processes, "process_group", lambda: ProcessGroup(0, 2))
     for study in (privacy_command.columns, privacy_command.leaks, privacy_command.curves):
         with pytest.raises(GpflError, match=r"^gpfl privacy runs in one process, not in 2: start it without torchrun$"):
             study()
@@ -126,9 +126,9 @@ def test_attacks_run_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_process_gathers_and_adds_nothing() -> None:
-    one = Ranks()
-    assert one.first
-    assert one.gather(3) == [3]
-    assert one.agree("x") == "x"
-    assert one.once(lambda: "y") == "y"
-    assert one.add({}) == {}
+    one = ProcessGroup()
+    assert one.is_main
+    assert one.all_gather(3) == [3]
+    assert one.broadcast("x") == "x"
+    assert one.run_on_main(lambda: "y") == "y"
+    assert one.all_reduce({}) == {}

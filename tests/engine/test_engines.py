@@ -108,7 +108,7 @@ def start(engine: Engine) -> tuple[Tree, Tree]:
 
 
 def cohort_of(engine: Engine, number: int) -> list[int]:
-    return [client for client in engine.schedule.sample_clients(number, len(engine.federation)) if engine.trains(client)]
+    return [client for client in engine.schedule.sample_clients(number, len(engine.federation)) if engine.can_train(client)]
 
 
 class Run:
@@ -259,7 +259,7 @@ def test_rounds_of_several_trials_at_once_are_those_of_each_alone(
     for seed in (3, 4, 5):
         schedule = dataclasses.replace(machine.schedule, seed=seed)
         shared, private = machine.method.init(seed)
-        clients = [c for c in schedule.sample_clients(1, len(machine.federation)) if machine.trains(c)]
+        clients = [c for c in schedule.sample_clients(1, len(machine.federation)) if machine.can_train(c)]
         trials.append(TrainRequest(shared, tree.repeat(private, len(clients)), clients, 1, schedule, clients, machine.method))
 
     plain = make("loop", METHODS[method](), NETS[net])

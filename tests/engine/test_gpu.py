@@ -114,7 +114,7 @@ def test_clients_in_chunks_with_private_states_on_the_host_give_the_same(monkeyp
     whole = states("ditto", engine="vmap")
     for name, value in (("chunk", 2), ("slots", 2), ("trace_from", 0)):
         monkeypatch.setattr(Vmap, name, value)
-    monkeypatch.setattr(Engine, "private_share", 0.0)
+    monkeypatch.setattr(Engine, "private_memory_fraction", 0.0)
     assert_near(states("ditto", engine="vmap"), whole)
 
 

@@ -11,8 +11,8 @@ from conftest import toy_federation
 from torch import nn
 
 import gpfl
-from gpfl.engine import RunSpec, choose, fitting_threads
-from gpfl.engine.selection import fastest
+from gpfl.engine import RunSpec, limit_threads, make_engine
+from gpfl.engine.selection import select_engine
 from gpfl.training import api
 from gpfl.training import config as configs
 
@@ -71,19 +71,19 @@ class Recurrent(nn.Module):
         "large images",
         "large images without convolutions",
         "embeddings",
-        "heavy",
+        "large net",
     ],
 )
 def test_fastest_engine_is_the_one_that_was_measured(federation: gpfl.Federation, net: str | nn.Module, engine: str) -> None:
     made = setting(federation, net)
-    assert fastest(made) == engine
-    assert choose("auto", made).name == engine
-    assert choose("loop", made).name == "loop"
+    assert select_engine(made) == engine
+    assert make_engine("auto", made).name == engine
+    assert make_engine("loop", made).name == "loop"
 
 
 def test_unknown_engine_is_refused() -> None:
     with pytest.raises(gpfl.GpflError, match=r"unknown engine 'lop'; did you mean 'loop'\?"):
-        choose("lop", setting(toy_federation()))
+        make_engine("lop", setting(toy_federation()))
 
 
 @pytest.fixture
@@ -98,13 +98,13 @@ def three_threads() -> Iterator[None]:
 def test_small_products_take_one_thread_and_large_ones_all_and_all_are_given_back() -> None:
     small, large = setting(toy_federation()), setting(toy_federation(), batch_size=10_000)
     for made, threads in ((small, 1), (large, 3), (setting(images(8), "cnn4"), 3)):
-        with fitting_threads(made):
+        with limit_threads(made):
             assert torch.get_num_threads() == threads
         assert torch.get_num_threads() == 3
 
 
 @pytest.mark.usefixtures("three_threads")
 def test_threads_are_given_back_after_a_mistake_too() -> None:
-    with pytest.raises(KeyError), fitting_threads(setting(toy_federation())):
+    with pytest.raises(KeyError), limit_threads(setting(toy_federation())):
         raise KeyError
     assert torch.get_num_threads() == 3

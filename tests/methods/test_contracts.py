@@ -19,7 +19,7 @@ from gpfl.core.net import from_architecture, from_module
 from gpfl.core.schedule import Schedule
 from gpfl.core.tree import Tree
 from gpfl.engine import ENGINES, RunSpec
-from gpfl.engine.base import Engine, one
+from gpfl.engine.base import Engine
 from gpfl.methods import METHODS
 from gpfl.models.cnn4 import CNN4
 from gpfl.training import config as configs
@@ -30,7 +30,7 @@ CLIENTS = (41, 27, 33, 9)  # 30, 20, 24 and 6 training rows: whole batches, a la
 
 def trainers(engine: Engine) -> list[int]:
     """The clients that can take part: all, but for methods whose steps take several batches."""
-    return [client for client in range(len(engine.federation)) if engine.trains(client)]
+    return [client for client in range(len(engine.federation)) if engine.can_train(client)]
 
 
 VARIANTS: dict[str, Method] = {name: kind() for name, kind in METHODS.items()} | {
@@ -155,7 +155,7 @@ def test_nothing_private_is_sent(variant: str) -> None:
         tree.take(private, 0),
         machine.federation.table,
         machine.plan(0, 0),
-        one(machine.client_info(range(4), 0), 0),
+        machine.client_info(range(4), 0).select(0),
     )
     assert set(tree.flatten(upload)) <= set(tree.flatten(shared))
     assert not set(upload) & set(kept)
@@ -168,7 +168,7 @@ def test_empty_batch_is_a_no_op(variant: str) -> None:
     shared, private = start(machine)
     plan = machine.plan(0, 0)
     padded = [np.concatenate([steps[:1], np.full_like(steps[:1], -1), steps[1:]]) for steps in plan]
-    facts = one(machine.client_info(range(4), 0), 0)
+    facts = machine.client_info(range(4), 0).select(0)
     table, own = machine.federation.table, tree.take(private, 0)
     plain = local_round(machine.method, shared, own, table, plan, facts)
     with_hole = local_round(machine.method, shared, own, table, padded, facts)
@@ -180,7 +180,7 @@ def test_empty_batch_is_a_no_op(variant: str) -> None:
 def test_padded_rows_do_not_count(variant: str) -> None:
     machine = make_engine(variant, "loop")
     shared, private = start(machine)
-    facts, own = one(machine.client_info(range(4), 0), 3), tree.take(private, 3)
+    facts, own = machine.client_info(range(4), 0).select(3), tree.take(private, 3)
     local_state = machine.method.download(shared, own, facts)
     phase = machine.method.phases()[0]
     rows = torch.from_numpy(machine.federation.shards[3].train[:4])
@@ -204,7 +204,7 @@ def test_single_client_is_averaged_to_itself(variant: str) -> None:
         tree.take(private, 0),
         machine.federation.table,
         machine.plan(0, 0),
-        one(machine.client_info([0], 0), 0),
+        machine.client_info([0], 0).select(0),
     )
     assert gap(machine.train(shared, private, [0], 0).mean, update.upload) == 0
 

@@ -14,7 +14,6 @@ from gpfl.core.method import Batch, ClientInfo
 from gpfl.core.net import Model, from_architecture
 from gpfl.core.schedule import Schedule
 from gpfl.engine import ENGINES, RunSpec
-from gpfl.engine.base import one
 from gpfl.methods.gpfl import GPFL, embeddings_of, valve
 from gpfl.models.mlp import MLP
 from gpfl.training import config as configs
@@ -124,7 +123,7 @@ def run(source: str, rounds: int, client_fraction: float = 1.0):
 
 def contexts(engine, state, round: int) -> list[torch.Tensor]:
     facts = engine.client_info(range(4), round)
-    return [engine.method.contexts(state[0], tree.take(state[1], c), one(facts, c))["g"] for c in range(4)]
+    return [engine.method.contexts(state[0], tree.take(state[1], c), facts.select(c))["g"] for c in range(4)]
 
 
 def test_global_contexts_agree_on_all_clients() -> None:

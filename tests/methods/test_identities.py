@@ -18,7 +18,6 @@ from gpfl.core.net import Model, from_module
 from gpfl.core.schedule import Schedule
 from gpfl.core.tree import Tree
 from gpfl.engine import ENGINES, Engine, RunSpec
-from gpfl.engine.base import one
 from gpfl.methods import METHODS
 from gpfl.training.config import RunOptions
 from gpfl.training.round_loop import RoundLoop
@@ -41,11 +40,11 @@ def first_state(machine: Engine) -> tuple[Tree, Tree]:
 
 
 def batch_of(machine: Engine, client: int) -> Batch:
-    return machine.federation.table.batch(machine.adaptation_rows(client))
+    return machine.federation.table.batch(machine.adaptation_indices(client))
 
 
 def facts_of(machine: Engine, client: int, round: int = 0) -> ClientInfo:
-    return one(machine.client_info([client], round), 0)
+    return machine.client_info([client], round).select(0)
 
 
 def noisy(state: Tree) -> Tree:

@@ -77,9 +77,8 @@ def check_losses(terms: dict[str, float], losses: np.ndarray, weights: dict[str,
 def check_contexts(replay: Replay, arrays: dict[str, np.ndarray], here: str, client: int) -> None:
     if f"{here}g" not in arrays:
         return
-    from gpfl.engine.base import one
 
-    facts = one(replay.engine.client_info(range(4), replay.round), client)
+    facts = replay.engine.client_info(range(4), replay.round).select(client)
     context = replay.method.contexts(replay.shared, tree.take(replay.private, client), facts)  # type: ignore[attr-defined]
     for name in ("g", "p"):
         assert float((context[name] - torch.from_numpy(arrays[f"{here}{name}"])).abs().max()) < LIMIT

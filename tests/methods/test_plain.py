@@ -79,7 +79,7 @@ class Ours:
         self.start = copy.deepcopy((shared, private))
         private = tree.repeat(private, 4)
         for number in range(ROUNDS):
-            clients = [client for client in SCHEDULE.sample_clients(number, 4) if machine.trains(client)]
+            clients = [client for client in SCHEDULE.sample_clients(number, 4) if machine.can_train(client)]
             index = torch.tensor(clients)
             cohort = machine.train(shared, tree.take(private, index), clients, number)
             shared = self.method.aggregate(shared, cohort.mean)

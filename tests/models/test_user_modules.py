@@ -20,7 +20,7 @@ from gpfl.core.method import Phase
 from gpfl.core.net import from_module
 from gpfl.core.schedule import Schedule
 from gpfl.engine import RunSpec
-from gpfl.engine.selection import fastest
+from gpfl.engine.selection import select_engine
 from gpfl.methods import METHODS
 from gpfl.training.result import PersonalModule
 
@@ -109,7 +109,7 @@ def test_a_part_that_is_frozen_as_a_whole_is_trained_around_saved_and_resumed(
     for model in (again.clients[0], loaded):
         assert np.array_equal(model.logits(x), result.clients[0].logits(x))
     assert result.personalize(x[:20], federation.table.y[:20], rounds=1).logits(x).shape == (120, 3)
-    state, clients = again.outcome.last, [client for client in range(4) if again.engine.trains(client)]
+    state, clients = again.outcome.last, [client for client in range(4) if again.engine.can_train(client)]
     again.engine.train(state.shared, tree.take(state.private, torch.tensor(clients)), clients, 2)
 
 
@@ -397,4 +397,4 @@ def test_trial_of_the_engine_takes_a_client_that_trains() -> None:
     federation = toy_federation((9, 41, 33))
     built = from_module(net(nn.BatchNorm1d(5)), federation.table.inputs(torch.arange(2)), 3)
     method = METHODS["perfedavg"]().bind(built, lr=0.1, epochs=1)
-    assert fastest(RunSpec(method, federation, Schedule(seed=0, rounds=1))) == "vmap"
+    assert select_engine(RunSpec(method, federation, Schedule(seed=0, rounds=1))) == "vmap"

@@ -135,7 +135,7 @@ def test_what_is_rebuilt_does_not_depend_on_a_model_that_stays_at_home() -> None
 def test_an_epoch_is_the_upload_of_the_runs_own_round(results: dict[str, gpfl.Result]) -> None:
     engine, state = whole(results["fedavg"])
     (seen,) = victim.uploads_of(engine, state, [Victim(1, (0,))], "epoch")
-    facts = gpfl.engine.base.one(engine.client_info([1], state.round), 0)
+    facts = engine.client_info([1], state.round).select(0)
     plan = engine.plan(1, state.round)
     private = tree.take(state.private, 1)
     update = local_round(engine.method, state.shared, private, engine.federation.table, plan, facts)

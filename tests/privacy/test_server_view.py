@@ -11,7 +11,6 @@ from torch import Tensor
 import gpfl
 from gpfl.core import tree
 from gpfl.engine import products_in
-from gpfl.engine.base import one
 from gpfl.methods.fedphp import FedPHP
 from gpfl.methods.gpfl import GPFL, embeddings_of
 from gpfl.privacy import label_inference as labels
@@ -55,7 +54,7 @@ def one_step(method: str, rounds: int = 1, **settings: object) -> tuple[ServerVi
     engine, state = result.engine, result.outcome.last
     row = int(engine.federation.shards[0].train[0])
     (seen,) = victim.uploads_of(engine, state, [Victim(0, (row,))], "one")
-    facts = one(engine.client_info([0], state.round), 0)
+    facts = engine.client_info([0], state.round).select(0)
     local_state = engine.method.download(state.shared, tree.take(state.private, 0), facts)
     batch = engine.federation.table.batch(torch.tensor([row]))
 
@@ -137,7 +136,7 @@ def uneven(*rows: int) -> gpfl.Federation:
 def test_clients_that_never_train_are_left_out_of_the_labels() -> None:
     result = gpfl.fit("perfedavg", uneven(60, 8, 60), net="mlp", hidden=4, rounds=1, device="cpu")
     state = result.outcome.last
-    assert result.engine.idle == [1]
+    assert result.engine.ineligible_clients == [1]
     leaks = labels.label_leaks(result.engine, state, range(3))
     assert [leak.client for leak in leaks] == [result.federation.shards[place].name for place in (0, 2)]
     assert "(mean over 2 of 3 clients, the others having too few rows to train; 0 is exact)" in labels.told(

@@ -415,7 +415,7 @@ def test_exports_and_modules_are_there_once_they_are_asked_for(tmp_path: Path) -
     code = """
 import sys, gpfl
 print("torch" in sys.modules, [name for name in gpfl.__all__ if not hasattr(gpfl, name)])
-print(gpfl.engine.distributed.leave, gpfl.experiments, hasattr(gpfl, "nothing"), dir(gpfl) == sorted(gpfl.__all__))
+print(gpfl.engine.distributed.exit_process, gpfl.experiments, hasattr(gpfl, "nothing"), dir(gpfl) == sorted(gpfl.__all__))
 """
     environment = {**os.environ, "PYTHONPATH": str(Path(gpfl.__file__).parents[1])}
     said = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True)

@@ -12,7 +12,7 @@ import typer
 
 from gpfl.cli.terminal import print_line
 from gpfl.defences import Defended
-from gpfl.engine.distributed import refuse_several
+from gpfl.engine.distributed import require_single_process
 from gpfl.errors import GpflError, did_you_mean, pluralize
 from gpfl.experiments.privacy_table import json_of
 from gpfl.federation.federation import Federation
@@ -75,7 +75,7 @@ def attack(
     formula = single("--psnr", psnr, table.PSNRS)
     batches = whole_numbers("--batch", batch)
     effort = AttackConfig(iterations=iterations, restarts=restarts, seed=seed, graph=graph)
-    refuse_several("gpfl attack")
+    require_single_process("gpfl attack")
     refuse_trials(run)
     result = api.load(run)
     clients = clients_of(result.federation, client)

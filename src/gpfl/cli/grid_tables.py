@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpfl.cli.terminal import print_error, print_line, table_console
-from gpfl.engine.distributed import ranks
+from gpfl.engine.distributed import process_group
 from gpfl.errors import GpflError, pluralize
 from gpfl.experiments import grid
 from gpfl.experiments.compare import entrants
@@ -31,7 +31,7 @@ def show_held(asked: Asked, plan: Plan, figures: bool) -> None:
             f"{plan.out / 'runs'} holds no finished run of what was asked for with {pluralize(plan.rounds, 'round')}, patience "
             f"{plan.patience}, protocol {plan.protocol} and seeds {seeds}: ask as it was run, or leave out --only-tables"
         )
-    ranks().once(lambda: write(jobs, plan, asked, wrong, figures))
+    process_group().run_on_main(lambda: write(jobs, plan, asked, wrong, figures))
 
 
 def write(jobs: Sequence[Job], plan: Plan, asked: Asked, problems: Places, figures: bool) -> None:

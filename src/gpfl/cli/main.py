@@ -36,8 +36,8 @@ from gpfl.cli.terminal import (
 from gpfl.cli.tune import tune_command
 from gpfl.data import DATASETS
 from gpfl.engine import ENGINES
-from gpfl.engine.allocator import keep_memory
-from gpfl.engine.distributed import leave, ranks
+from gpfl.engine.allocator import retain_freed_memory
+from gpfl.engine.distributed import exit_process, process_group
 from gpfl.errors import DivergenceError, GpflError, did_you_mean
 from gpfl.experiments import compare as studies
 from gpfl.experiments import quickstart as quick
@@ -214,7 +214,7 @@ def end_diverged(diverged: Mapping[str, DivergenceError]) -> None:
     """Ends a comparison in which some trials diverged, once the table shows those that did not."""
     for label, end in diverged.items():
         print_error(f"{label}: {end}; other settings need another --out")
-    ranks().wait()  # a process that ended before the first has spoken would take it along
+    process_group().barrier()  # a process that ended before the first has spoken would take it along
     raise typer.Exit(1)
 
 
@@ -316,7 +316,7 @@ def out_folder(wanted: str | None, usual: Path) -> Path:
     while folder.exists():
         number += 1
         folder = usual.with_name(f"{usual.name}-{number}")
-    return ranks().agree(folder)
+    return process_group().broadcast(folder)
 
 
 class StoppedError(Exception):
@@ -359,7 +359,7 @@ def command() -> click.Group:
 
 def main() -> None:
     """Runs the command; a user's mistake ends it with one line and exit code 2, Ctrl-C with one and 130."""
-    keep_memory()
+    retain_freed_memory()
     try:
         code = command().main(prog_name="gpfl", standalone_mode=False) or 0
     except click.ClickException as problem:
@@ -383,7 +383,7 @@ def main() -> None:
         code = 130
     if code == 130:  # typer's word for Ctrl-C where nothing of ours caught it
         print_error("stopped")
-    leave(code)
+    exit_process(code)
 
 
 def setting_instead(problem: click.ClickException) -> str:

@@ -20,7 +20,7 @@ from gpfl.cli.terminal import console, print_error, print_line
 from gpfl.core.randomness import LARGEST_SEED
 from gpfl.defences.accounting import accountant
 from gpfl.defences.config import WHOLE
-from gpfl.engine.distributed import refuse_several
+from gpfl.engine.distributed import require_single_process
 from gpfl.errors import GpflError, did_you_mean, pluralize
 from gpfl.experiments import defence_study as study
 from gpfl.experiments import definitions as experiments
@@ -250,7 +250,7 @@ def planned(
     weights: bool,
 ) -> Plan:
     """Gives the plan of the flags; settings that no run can have are refused."""
-    refuse_several("gpfl privacy")
+    require_single_process("gpfl privacy")
     settings, own = split_settings(tuple(set_ or ()))
     if not all(0 <= seed <= LARGEST_SEED for seed in seeds):
         raise GpflError(f"the seed of a run is {min(seeds)}; it must be at least 0, at most {LARGEST_SEED}")

@@ -21,7 +21,7 @@ from gpfl.cli.grid_progress import GridReporter
 from gpfl.cli.grid_tables import show_held, tell_problems, write
 from gpfl.cli.overrides import named_folder, refuse_unheard, results_folder, split_settings
 from gpfl.cli.terminal import console, print_error, print_line
-from gpfl.engine.distributed import ranks
+from gpfl.engine.distributed import process_group
 from gpfl.errors import GpflError, pluralize
 from gpfl.experiments import grid
 from gpfl.experiments import privacy_table as nine
@@ -100,7 +100,7 @@ def reproduce(
     if "all" in words:
         print_line("All but privacy, which is made by attacks: gpfl reproduce privacy.")
     if failed:
-        ranks().wait()  # a process that ended before the first has spoken would take it along
+        process_group().barrier()  # a process that ended before the first has spoken would take it along
         raise typer.Exit(1)
 
 
@@ -274,7 +274,7 @@ def divided(asked: Asked, dry_run: bool) -> tuple[list[Cell], dict[str, list[str
     Where nothing else was asked for, the data are got.
     """
     needed = {column.data for columns in asked.columns.values() for column in columns}
-    absent = ranks().once(lambda: {name for name in needed if not grid.here(name)})
+    absent = process_group().run_on_main(lambda: {name for name in needed if not grid.here(name)})
     wanting: dict[str, list[str]] = {
         name: list(dict.fromkeys(c.key for columns in asked.columns.values() for c in columns if c.data == name))
         for name in sorted(absent)
@@ -323,7 +323,7 @@ def run(
         with GridReporter(console, lacking, plan.seeds, about) as reporter:
             failed = grid.run_all(lacking, plan, reporter.watch, facts, reporter.end)
     except KeyboardInterrupt:
-        if ranks().first:
+        if process_group().is_main:
             with suppress(GpflError):
                 write(jobs, plan, asked, {}, figures=False)
         print_error(GO_ON.format(command_words()))
@@ -336,7 +336,7 @@ def run(
         if job.folder in failed and failed[job.folder] != grid.BUSY
         for cell in job.cells
     }
-    ranks().once(lambda: write(jobs, plan, asked, problems | wrong, figures))
+    process_group().run_on_main(lambda: write(jobs, plan, asked, problems | wrong, figures))
     return problems
 
 

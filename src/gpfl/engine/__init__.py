@@ -2,6 +2,6 @@
 
 from gpfl.engine.base import Engine, RunSpec
 from gpfl.engine.precision import exactness, products_in
-from gpfl.engine.selection import ENGINES, choose, fitting_threads
+from gpfl.engine.selection import ENGINES, limit_threads, make_engine
 
-__all__ = ["ENGINES", "Engine", "RunSpec", "choose", "exactness", "fitting_threads", "products_in"]
+__all__ = ["ENGINES", "Engine", "RunSpec", "make_engine", "exactness", "limit_threads", "products_in"]

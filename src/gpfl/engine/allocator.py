@@ -21,7 +21,7 @@ NAMES = ("MMAP_MAX", "MMAP_THRESHOLD", "TRIM_THRESHOLD", "TOP_PAD")
 """What glibc's users set, as MALLOC_MMAP_MAX_ or among its tunables, to say what it keeps."""
 
 
-def keep_memory() -> bool:
+def retain_freed_memory() -> bool:
     """Lets this process keep what it frees, where its C library is glibc and the user has set nothing else; says whether."""
     if platform.libc_ver()[0] != "glibc" or user_sets():
         return False

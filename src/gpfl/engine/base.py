@@ -1,4 +1,4 @@
-"""What engines have in common."""
+"""The engine interface: the run it serves, requests, results, and what all engines share."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from gpfl.core.tree import Tree
 from gpfl.data.table import Indices, Table
 from gpfl.federation.federation import Federation
 
-BLOCK = 1024
-"""Rows of one client evaluated at once."""
+EVAL_BATCH_SIZE = 1024
+"""Samples of one client that are evaluated at once."""
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What a run is: a method bound to a net, a federation on its device, and a schedule."""
+    """The fixed inputs of a run: a method bound to a net, a federation on its device, and a schedule."""
 
     method: Method
     federation: Federation
@@ -37,15 +37,15 @@ class RunSpec:
 
     @property
     def device(self) -> torch.device:
-        """Where the table lies and rounds run."""
+        """The device of the table, on which rounds run."""
         return self.federation.table.y.device
 
 
 class TrainRequest(NamedTuple):
-    """A round that is asked for: of `clients` (ascending), whose private state is stacked in that order.
+    """One round of `clients` (ascending), whose private state is stacked in that order.
 
-    They are this process's part of the `cohort`, over all of which uploads are averaged. A trial may have a `method` of
-    its own, which is the engine's but for the values of some numbers.
+    `clients` are those of this process, `cohort` those of all processes, over which uploads are averaged. The `method`
+    of a trial may differ from the engine's in the values of float hyperparameters.
     """
 
     shared: Tree
@@ -58,7 +58,7 @@ class TrainRequest(NamedTuple):
 
 
 class EvalRequest(NamedTuple):
-    """A judgement that is asked for: of the personal models of `clients` (ascending) on their rows of `split`."""
+    """An evaluation of the personal models of `clients` (ascending) on their samples of `split`."""
 
     shared: Tree
     private: Tree
@@ -68,7 +68,7 @@ class EvalRequest(NamedTuple):
 
 
 class RoundResult(NamedTuple):
-    """The outcome of a cohort's round: the weighted mean of uploads, and what each client keeps, stacked in order."""
+    """The weighted mean of a cohort's uploads, and the clients' new private state, stacked in order."""
 
     mean: Tree
     private: Tree
@@ -76,129 +76,125 @@ class RoundResult(NamedTuple):
 
 
 class Engine(ABC):
-    """Executes rounds and evaluations of a setting. Private state comes and goes as one tree stacked over clients."""
+    """Runs the rounds and evaluations of a run. Private state is passed as one tree stacked over clients."""
 
     name: ClassVar[str]
-    stacks: ClassVar[bool] = False  # trials may run at once
-    private_share: ClassVar[float] = 0.25  # of a GPU's memory that private states may take
+    supports_concurrent_trials: ClassVar[bool] = False
+    private_memory_fraction: ClassVar[float] = 0.25  # of a GPU's memory that private states may take
 
-    def __init__(self, setting: RunSpec) -> None:
-        self.method, self.schedule = setting.method, setting.schedule
-        self.federation, self.device = setting.federation, setting.device
-        self.class_counts = setting.class_counts
-        self.owned: Sequence[int] = range(len(setting.federation))  # the clients of this process
-        counted = [self.counted(shard.train) for shard in setting.federation.shards]
+    def __init__(self, spec: RunSpec) -> None:
+        self.method, self.schedule = spec.method, spec.schedule
+        self.federation, self.device = spec.federation, spec.device
+        self.class_counts = spec.class_counts
+        self.local_clients: Sequence[int] = range(len(spec.federation))  # the clients of this process
+        counted = [self._samples_for_label_counts(shard.train) for shard in spec.federation.shards]
         self._counts = torch.from_numpy(self.federation.count_labels(counted)).to(self.device)
         self._rows = torch.from_numpy(self.federation.n_samples("train").astype(np.float32)).to(self.device)
 
     @abstractmethod
-    def train_round(self, asked: TrainRequest) -> RoundResult:
-        """Gives a round."""
+    def train_round(self, request: TrainRequest) -> RoundResult:
+        """Run a round."""
 
     @abstractmethod
-    def evaluate_clients(self, asked: EvalRequest) -> Evaluation:
-        """Gives the scores of the clients."""
+    def evaluate_clients(self, request: EvalRequest) -> Evaluation:
+        """Return the scores of the clients."""
 
-    def for_trial(self, setting: RunSpec) -> Self:
-        """Gives the engine for another trial: the same setting with another seed, or other numbers in its method."""
+    def for_trial(self, spec: RunSpec) -> Self:
+        """Return this engine for another trial: equal but for the seed or float hyperparameters of the method."""
         out = copy.copy(self)
-        out.schedule, out.method = setting.schedule, setting.method
+        out.schedule, out.method = spec.schedule, spec.method
         return out
 
-    def train_rounds(self, asked: Sequence[TrainRequest]) -> list[RoundResult]:
-        """Gives the rounds of several trials, which may run at once."""
-        return [self.train_round(one) for one in asked]
+    def train_rounds(self, requests: Sequence[TrainRequest]) -> list[RoundResult]:
+        """Run a round of each of several trials, concurrently where the engine supports it."""
+        return [self.train_round(request) for request in requests]
 
     def train(self, shared: Tree, private: Tree, clients: Sequence[int], round: int) -> RoundResult:
-        """Gives the round of `clients` (ascending), whose private state is stacked in that order."""
+        """Run a round of `clients` (ascending), whose private state is stacked in that order."""
         return self.train_rounds([TrainRequest(shared, private, clients, round, self.schedule, clients, self.method)])[0]
 
     def evaluate(self, shared: Tree, private: Tree, round: int, split: str) -> Evaluation:
-        """Gives the scores of all clients' personal models on their rows of `split`."""
+        """Return the scores of all clients' personal models on their samples of `split`."""
         return self.evaluate_clients(EvalRequest(shared, private, range(len(self.federation)), round, split))
 
-    def shares(self, asked: TrainRequest) -> Tensor:
-        """Gives the weights of the clients in the mean over the cohort; all of the cohort's sum to one."""
-        weights = self.weights(asked.method, self.client_info(asked.cohort, asked.round))
-        places = {client: place for place, client in enumerate(asked.cohort)}
-        return (weights / weights.sum())[torch.as_tensor([places[client] for client in asked.clients], device=self.device)]
+    def aggregation_weights(self, request: TrainRequest) -> Tensor:
+        """Return the weights of the request's clients in the mean; over the whole cohort they sum to one."""
+        weights = self._client_weights(request.method, self.client_info(request.cohort, request.round))
+        index = {client: i for i, client in enumerate(request.cohort)}
+        return (weights / weights.sum())[torch.as_tensor([index[client] for client in request.clients], device=self.device)]
 
-    def weights(self, method: Method, clients: ClientInfo) -> Tensor:
-        """Gives the weights of stacked clients, each by itself."""
-        return torch.stack([method.aggregation_weight(one(clients, place)) for place in range(len(clients.n_samples))])
+    def _client_weights(self, method: Method, clients: ClientInfo) -> Tensor:
+        """Return the unnormalised weights of stacked clients."""
+        return torch.stack([method.aggregation_weight(clients.select(i)) for i in range(len(clients.n_samples))])
 
-    def private_device(self, bytes_each: int) -> torch.device:
-        """Gives where private states are kept: with the engine, or on the host where they would fill a GPU."""
+    def private_device(self, bytes_per_client: int) -> torch.device:
+        """Return where to keep private state: the engine's device, or the CPU where it would fill a GPU."""
         if self.device.type != "cuda":
             return self.device
         _, memory = torch.cuda.mem_get_info(self.device)
-        return torch.device("cpu") if bytes_each * len(self.owned) > self.private_share * memory else self.device
+        too_large = bytes_per_client * len(self.local_clients) > self.private_memory_fraction * memory
+        return torch.device("cpu") if too_large else self.device
 
     def gather_private(self, private: Tree) -> Tree:
-        """Gives the private states of all clients, where a process has only its own."""
+        """Return the private state of all clients, where each process holds that of its own."""
         return private
 
     @property
-    def words(self) -> str:
-        """The engine in words, for the summary."""
+    def description(self) -> str:
+        """The engine as the summary names it."""
         return self.name
 
     def client_info(self, clients: Sequence[int], round: int) -> ClientInfo:
-        """Gives what the clients know besides their rows, stacked."""
+        """Return the stacked `ClientInfo` of the clients."""
         index = torch.as_tensor(list(clients), device=self.device)
-        same = torch.ones(len(clients), device=self.device)
+        ones = torch.ones(len(clients), device=self.device)
         return ClientInfo(
-            self._rows[index], self._counts[index], same * round, same * self.schedule.rounds, index.to(same.dtype)
+            self._rows[index], self._counts[index], ones * round, ones * self.schedule.rounds, index.to(ones.dtype)
         )
 
-    def counted(self, rows: Indices) -> Indices:
-        """Gives the training rows that count for a client's label counts."""
-        return self.schedule.used(rows) if self.class_counts == "used" else rows
-
     def unseen_client_info(self, table: Table, round: int) -> ClientInfo:
-        """Gives what a client knows that is not of the federation and trains on all rows of a table of its own."""
-        labels = table.y[torch.from_numpy(self.counted(np.arange(len(table)))).to(self.device)]
+        """Return the `ClientInfo` of a client outside the federation that trains on all samples of `table`."""
+        labels = table.y[torch.from_numpy(self._samples_for_label_counts(np.arange(len(table)))).to(self.device)]
         counts = torch.bincount(labels, minlength=table.classes).to(torch.float32)
-        known = [len(table), round, self.schedule.rounds, len(self.federation)]
-        rows, now, planned, number = torch.tensor(known, dtype=torch.float32, device=self.device)
-        return ClientInfo(rows, counts, now, planned, number)
+        values = [len(table), round, self.schedule.rounds, len(self.federation)]
+        samples, this_round, rounds, index = torch.tensor(values, dtype=torch.float32, device=self.device)
+        return ClientInfo(samples, counts, this_round, rounds, index)
+
+    def _samples_for_label_counts(self, samples: Indices) -> Indices:
+        """Return those of a client's training samples that its label counts count."""
+        return self.schedule.used(samples) if self.class_counts == "used" else samples
 
     def plan(self, client: int, round: int, schedule: Schedule | None = None) -> Plan:
-        """Gives the steps of a client's round, under the schedule of a trial or the engine's own."""
+        """Return the batches of a client's round, by default under the engine's own schedule."""
         return (schedule or self.schedule).plan(self.method.phases(), self.federation.shards[client].train, round, client)
 
-    def trains(self, client: int) -> bool:
-        """Tells whether the client has rows enough to take part in the method."""
+    def can_train(self, client: int) -> bool:
+        """Return whether the client has enough samples to train."""
         return len(self.federation.shards[client].train) >= self.min_samples
 
     @property
     def min_samples(self) -> int:
-        """The fewest training rows with which a client can take part."""
+        """Number of training samples that a client needs to train."""
         return self.schedule.min_samples(self.method.phases())
 
     @property
-    def idle(self) -> list[int]:
-        """The clients that can never take part: they keep their private state and are evaluated like the others."""
-        return [client for client in range(len(self.federation)) if not self.trains(client)]
+    def ineligible_clients(self) -> list[int]:
+        """The clients with too few samples to train. They keep their private state and are evaluated like the others."""
+        return [client for client in range(len(self.federation)) if not self.can_train(client)]
 
-    def adaptation_rows(self, client: int) -> Tensor:
-        """Gives the rows of the batch a personal model may adapt to: the client's first, padded to the batch size."""
-        rows = self.schedule.batches(self.federation.shards[client].train)[0]
-        return torch.from_numpy(rows).to(self.device)
+    def adaptation_indices(self, client: int) -> Tensor:
+        """Return the indices of the batch a personal model may adapt to: the client's first, padded to the batch size."""
+        indices = self.schedule.batches(self.federation.shards[client].train)[0]
+        return torch.from_numpy(indices).to(self.device)
 
-    def evaluate_one(
-        self, shared: Tree, private: Tree, client: int, facts: ClientInfo, split: str, method: Method | None = None
+    def score_client(
+        self, shared: Tree, private: Tree, client: int, info: ClientInfo, split: str, method: Method | None = None
     ) -> Tensor:
-        """Gives one client's (correct decisions, summed loss) on its rows of `split`; threads have a method each."""
+        """Return one client's (correct predictions, summed loss) on `split`; threads pass a copy of the method each."""
         method = method or self.method
         table = self.federation.table
-        rows = self.adaptation_rows(client)
-        adapt = table.batch(rows[rows >= 0])
-        blocks = torch.split(torch.from_numpy(self.federation.shards[client].split(split)).to(self.device), BLOCK)
-        scores = [evaluate_client(method, shared, private, adapt, facts, table.batch(block)) for block in blocks]
+        indices = self.adaptation_indices(client)
+        adapt = table.batch(indices[indices >= 0])
+        batches = torch.split(torch.from_numpy(self.federation.shards[client].split(split)).to(self.device), EVAL_BATCH_SIZE)
+        scores = [evaluate_client(method, shared, private, adapt, info, table.batch(batch)) for batch in batches]
         return torch.stack([torch.stack(score) for score in scores]).sum(0)
-
-
-def one(client: ClientInfo, place: int) -> ClientInfo:
-    """Gives one client out of a stack."""
-    return ClientInfo(*(field[place] for field in client))

@@ -15,7 +15,7 @@ from gpfl.core.local_round import evaluate_client
 from gpfl.core.method import ClientInfo
 from gpfl.core.metrics import Evaluation
 from gpfl.core.tree import Tree
-from gpfl.engine.base import Engine, EvalRequest, one
+from gpfl.engine.base import Engine, EvalRequest
 from gpfl.engine.compiler.program import Buffers, Function, Program
 from gpfl.engine.packing import blocks
 
@@ -44,18 +44,18 @@ class BatchedEvaluator:
         self._groups: dict[object, list[Group]] = {}
         self._programs: dict[object, Program] = {}
 
-    def scores(self, asked: EvalRequest) -> Evaluation:
+    def scores(self, request: EvalRequest) -> Evaluation:
         """Gives the scores of the clients."""
-        shared, private, clients = asked.shared, asked.private, list(asked.clients)
-        sizes = self._engine.federation.n_samples(asked.split)[clients]
-        facts = self._engine.client_info(clients, asked.round)
+        shared, private, clients = request.shared, request.private, list(request.clients)
+        sizes = self._engine.federation.n_samples(request.split)[clients]
+        facts = self._engine.client_info(clients, request.round)
         totals = torch.zeros(len(sizes), 2, device=self._engine.device)
         with torch.no_grad():
-            for group in self._laid_out(asked.split, clients):
+            for group in self._laid_out(request.split, clients):
                 totals[group.places] = self.judge_group(shared, private, group, facts)
             for place in self._alone(clients):
                 own = tree.take(tree.fetch(private, [place], self._engine.device), 0)
-                totals[place] = self._engine.evaluate_one(shared, own, clients[place], one(facts, place), asked.split)
+                totals[place] = self._engine.score_client(shared, own, clients[place], facts.select(place), request.split)
         correct, loss = totals.T.cpu().double().numpy()
         return Evaluation(correct, loss, sizes.astype(np.float64))
 
@@ -63,7 +63,7 @@ class BatchedEvaluator:
         """Gives the places of clients whose batch to adapt to is short, where that would shift BatchNorm statistics."""
         if not self._engine.method.net.has_batch_norm:
             return []
-        return [place for place, c in enumerate(clients) if bool((self._engine.adaptation_rows(c) < 0).any())]
+        return [place for place, c in enumerate(clients) if bool((self._engine.adaptation_indices(c) < 0).any())]
 
     def _laid_out(self, split: str, clients: list[int]) -> list[Group]:
         """Gives the clients that are judged together and their rows of `split`, laid out once."""
@@ -83,7 +83,7 @@ class BatchedEvaluator:
         plan = np.full((width, count * block), -1, dtype=np.int64)
         for place, own in enumerate(rows):
             plan[place, : len(own)] = own
-        adapt = torch.stack([self._engine.adaptation_rows(clients[place]) for place in full])
+        adapt = torch.stack([self._engine.adaptation_indices(clients[place]) for place in full])
         who = torch.as_tensor(full, device=self._engine.device)
         return Group(places, full, who, adapt, torch.from_numpy(plan).reshape(width, count, block))
 

@@ -1,4 +1,4 @@
-"""Ranks: the processes of one run, as torchrun starts them. Without it there is one, and nothing here does anything."""
+"""The processes of a run that torchrun starts. Without torchrun there is one, and nothing here does anything."""
 
 from __future__ import annotations
 
@@ -22,111 +22,113 @@ from gpfl.errors import GpflError
 T = TypeVar("T")
 
 
-class LoneError(GpflError):
-    """An error of one process in the midst of work that others share: they wait for it, so that none can go on."""
+class ProcessFailedError(GpflError):
+    """An error of one process during collective work: the other processes wait for it, so the run must end."""
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """A process among those of a run."""
+class ProcessGroup:
+    """The rank of this process and the number of processes, with the collectives that a run needs."""
 
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
 
     @property
-    def first(self) -> bool:
-        """Tells whether this is the process that writes and speaks."""
+    def is_main(self) -> bool:
+        """Whether this process writes files and prints."""
         return self.rank == 0
 
-    def agree(self, value: T) -> T:
-        """Gives every process the first one's value."""
-        if self.world == 1:
+    def broadcast(self, value: T) -> T:
+        """Return the value of the main process."""
+        if self.world_size == 1:
             return value
         box = [value]
         distributed.broadcast_object_list(box, src=0)
         return box[0]
 
-    def once(self, act: Callable[[], T]) -> T:
-        """Gives every process what the first alone does once all are here: its result, or its error.
+    def run_on_main(self, action: Callable[[], T]) -> T:
+        """Run the action on the main process only, and return its result, or raise its error, on every process.
 
-        What the others have read of the disk before, they have read before the first writes.
+        A barrier comes first, so that the main process does not overwrite files that others are still reading.
         """
-        if self.world == 1:
-            return act()
-        self.wait()
+        if self.world_size == 1:
+            return action()
+        self.barrier()
         result: T | None = None
-        problem: Exception | None = None
-        if self.first:
+        error: Exception | None = None
+        if self.is_main:
             try:
-                result = act()
-            except Exception as error:  # whatever it is, the others wait to hear of it
-                problem = error
-        result, problem = self.agree((result, problem))
-        if problem is not None:
-            raise problem
+                result = action()
+            except Exception as problem:  # of any kind: the other processes wait for the broadcast
+                error = problem
+        result, error = self.broadcast((result, error))
+        if error is not None:
+            raise error
         return cast(T, result)
 
     @contextmanager
-    def in_step(self) -> Iterator[None]:
-        """Makes an error of this process, among several that work in step within, one after which none goes on."""
+    def abort_all_on_error(self) -> Iterator[None]:
+        """Turn an error inside the block, which all processes run in step, into a `ProcessFailedError`."""
         try:
             yield
-        except Exception as problem:
-            if self.world == 1:
+        except Exception as error:
+            if self.world_size == 1:
                 raise
-            if not self.first or not isinstance(problem, GpflError):  # of which nobody else would speak
+            if not self.is_main or not isinstance(error, GpflError):  # nobody else would print it
                 traceback.print_exc()
-            words = str(problem) if isinstance(problem, GpflError) else repr(problem)
-            raise LoneError(f"{words} (process {self.rank} of {self.world}; the others do not go on without it)") from None
+            message = str(error) if isinstance(error, GpflError) else repr(error)
+            raise ProcessFailedError(
+                f"{message} (process {self.rank} of {self.world_size} failed; the others cannot continue without it)"
+            ) from None
 
-    def gather(self, value: T) -> list[T]:
-        """Gives every process the values of all, in their order."""
-        if self.world == 1:
+    def all_gather(self, value: T) -> list[T]:
+        """Return the values of all processes, ordered by rank."""
+        if self.world_size == 1:
             return [value]
-        out: list[T | None] = [None] * self.world
+        out: list[T | None] = [None] * self.world_size
         distributed.all_gather_object(out, value)
         return out  # type: ignore[return-value]
 
-    def add(self, part: Tree) -> Tree:
-        """Gives every process the sum of all processes' trees, which have one shape; in one message."""
-        leaves = list(tree.leaves(part))
-        if self.world == 1 or not leaves:
-            return part
+    def all_reduce(self, local: Tree) -> Tree:
+        """Return the sum of all processes' trees, which have equal shapes, with one message."""
+        leaves = list(tree.leaves(local))
+        if self.world_size == 1 or not leaves:
+            return local
         flat = torch.cat([leaf.reshape(-1) for leaf in leaves])
         distributed.all_reduce(flat)
         pieces = iter(torch.split(flat, [leaf.numel() for leaf in leaves]))
-        return tree.map_leaves(lambda leaf: next(pieces).reshape(leaf.shape), part)
+        return tree.map_leaves(lambda leaf: next(pieces).reshape(leaf.shape), local)
 
-    def wait(self) -> None:
-        """Waits until all processes are here."""
-        if self.world > 1:
+    def barrier(self) -> None:
+        """Wait until all processes have reached this point."""
+        if self.world_size > 1:
             distributed.barrier()
 
 
 @cache
-def ranks() -> Ranks:
-    """Gives this process's place, and on the first call joins it to the others."""
-    world = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
-    if world == 1:
-        return Ranks()
+def process_group() -> ProcessGroup:
+    """Return the process group of this process; the first call connects it to the others."""
+    world_size = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+    if world_size == 1:
+        return ProcessGroup()
     if torch.cuda.is_available():
         torch.cuda.set_device(local_rank())
     if not distributed.is_initialized():
         distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-        atexit.register(distributed.destroy_process_group)  # threads that still wait for messages would abort the process
-    return Ranks(distributed.get_rank(), distributed.get_world_size())
+        atexit.register(distributed.destroy_process_group)  # threads still waiting for messages would abort the process
+    return ProcessGroup(distributed.get_rank(), distributed.get_world_size())
 
 
-def refuse_several(command: str) -> None:
-    """Refuses a command that several processes cannot share, as each holds the models of its own clients alone."""
-    if ranks().world > 1:
-        raise GpflError(f"{command} runs in one process, not in {ranks().world}: start it without torchrun")
+def require_single_process(command: str) -> None:
+    """Raise if the command runs under torchrun with several processes, each of which holds only its own clients' models."""
+    if process_group().world_size > 1:
+        raise GpflError(f"{command} runs in one process, not in {process_group().world_size}: start it without torchrun")
 
 
-def leave(code: int = 0) -> NoReturn:
-    """Ends this process; of several, all together and at once.
+def exit_process(code: int = 0) -> NoReturn:
+    """Exit; under torchrun all processes exit together, without interpreter shutdown.
 
-    Threads of torch's that wait for messages can abort a process that takes itself apart, after all its work is done.
+    torch's communication threads can abort a process that shuts down normally after its work is done.
     """
     if not distributed.is_initialized():
         sys.exit(code)
@@ -138,5 +140,5 @@ def leave(code: int = 0) -> NoReturn:
 
 
 def local_rank() -> int:
-    """Gives the number of this process on its host."""
+    """Return the index of this process on its host."""
     return int(os.environ.get("LOCAL_RANK", "0"))

@@ -11,7 +11,7 @@ from gpfl.core import tree
 from gpfl.core.local_round import local_round
 from gpfl.core.metrics import Evaluation
 from gpfl.core.tree import Tree
-from gpfl.engine.base import Engine, EvalRequest, RoundResult, TrainRequest, one
+from gpfl.engine.base import Engine, EvalRequest, RoundResult, TrainRequest
 
 
 class Loop(Engine):
@@ -19,11 +19,11 @@ class Loop(Engine):
 
     name: ClassVar[str] = "loop"
 
-    def train_round(self, asked: TrainRequest) -> RoundResult:
+    def train_round(self, request: TrainRequest) -> RoundResult:
         """Gives the cohort's round, the mean of uploads summed client by client."""
-        shared, private, clients, number, schedule = asked[:5]
+        shared, private, clients, number, schedule = request[:5]
         facts = self.client_info(clients, number)
-        shares = self.shares(asked)
+        shares = self.aggregation_weights(request)
         mean: Tree = {}
         kept, terms = [], []
         for place, client in enumerate(clients):
@@ -33,7 +33,7 @@ class Loop(Engine):
                 tree.take(tree.fetch(private, [place], self.device), 0),
                 self.federation.table,
                 self.plan(client, number, schedule),
-                one(facts, place),
+                facts.select(place),
             )
             part = tree.map_leaves(lambda t, place=place: shares[place] * t, update.upload)
             mean = tree.map_leaves(torch.add, mean, part) if mean else part
@@ -41,16 +41,16 @@ class Loop(Engine):
             terms.append(update.terms)
         stacked = {name: torch.stack([t[name] for t in terms]) for name in terms[0]}
         private = tree.stack(kept)
-        return RoundResult(mean, tree.to(private, tree.device_of(asked.private) or self.device), stacked)
+        return RoundResult(mean, tree.to(private, tree.device_of(request.private) or self.device), stacked)
 
-    def evaluate_clients(self, asked: EvalRequest) -> Evaluation:
+    def evaluate_clients(self, request: EvalRequest) -> Evaluation:
         """Gives the scores, each client's rows in blocks."""
-        shared, private, clients, number, split = asked
+        shared, private, clients, number, split = request
         facts = self.client_info(clients, number)
         with torch.no_grad():
             scores = [
-                self.evaluate_one(
-                    shared, tree.take(tree.fetch(private, [place], self.device), 0), client, one(facts, place), split
+                self.score_client(
+                    shared, tree.take(tree.fetch(private, [place], self.device), 0), client, facts.select(place), split
                 )
                 for place, client in enumerate(clients)
             ]

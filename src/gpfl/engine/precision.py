@@ -18,9 +18,9 @@ LIBRARIES = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.
 """Operations that newer versions of torch set one by one."""
 
 
-def exactness(setting: RunSpec) -> AbstractContextManager[None]:
+def exactness(spec: RunSpec) -> AbstractContextManager[None]:
     """Runs products in the precision of the setting, and restores what was set before."""
-    return products_in(setting.precision)
+    return products_in(spec.precision)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from gpfl.core import tree
 from gpfl.core.local_round import local_round
 from gpfl.core.method import ClientInfo, LossTerms
 from gpfl.core.tree import Tree
-from gpfl.engine.base import Engine, RoundResult, TrainRequest, one
+from gpfl.engine.base import Engine, RoundResult, TrainRequest
 
 
 class Member(NamedTuple):
@@ -32,12 +32,12 @@ class Entered(NamedTuple):
 class Round:
     """One of the rounds that are run at once: its clients enter, and leave what they send and keep."""
 
-    def __init__(self, engine: Engine, asked: TrainRequest) -> None:
-        self._engine, self.shared, self._private = engine, asked.shared, asked.private
-        self.method = asked.method
-        self.plans = [engine.plan(client, asked.round, asked.schedule) for client in asked.clients]
-        self._facts = engine.client_info(asked.clients, asked.round)
-        self._shares = engine.shares(asked)
+    def __init__(self, engine: Engine, request: TrainRequest) -> None:
+        self._engine, self.shared, self._private = engine, request.shared, request.private
+        self.method = request.method
+        self.plans = [engine.plan(client, request.round, request.schedule) for client in request.clients]
+        self._facts = engine.client_info(request.clients, request.round)
+        self._shares = engine.aggregation_weights(request)
         self._fetched: dict[tuple[int, ...], Tree] = {}
         self._mean: Tree = {}
         self._kept: list[Tree] = []
@@ -66,7 +66,7 @@ class Round:
         """Runs one client by itself."""
         private, client = self._own([place])
         table = self._engine.federation.table
-        update = local_round(self.method, self.shared, tree.take(private, 0), table, self.plans[place], one(client, 0))
+        update = local_round(self.method, self.shared, tree.take(private, 0), table, self.plans[place], client.select(0))
         terms = {name: value.unsqueeze(0) for name, value in update.terms.items()}
         self._add([place], tree.repeat(update.upload, 1), tree.repeat(update.private, 1), terms)
 

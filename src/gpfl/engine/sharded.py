@@ -1,4 +1,4 @@
-"""Clients divided among processes: each runs its own on an engine of its own, and what they send is summed across."""
+"""The engine for several processes: each runs its own clients on an engine of its own, and uploads are summed across."""
 
 from __future__ import annotations
 
@@ -10,59 +10,58 @@ import torch
 from gpfl.core import tree
 from gpfl.core.metrics import Evaluation
 from gpfl.core.tree import Tree
-from gpfl.engine.base import Engine, EvalRequest, RoundResult, RunSpec, TrainRequest, one
-from gpfl.engine.distributed import Ranks
+from gpfl.engine.base import Engine, EvalRequest, RoundResult, RunSpec, TrainRequest
+from gpfl.engine.distributed import ProcessGroup
 from gpfl.engine.packing import pack
 
 
 class Sharded(Engine):
-    """Runs the clients of one process. Their private states stay there; only sums, terms and scores travel."""
+    """Runs the clients of one process. Their private state stays there; only sums, loss terms and scores travel."""
 
     name: ClassVar[str] = "sharded"
 
-    def __init__(self, setting: RunSpec, inner: Engine, ranks: Ranks) -> None:
-        super().__init__(setting)
-        self._inner, self._ranks = inner, ranks
-        steps = [max(1, len(shard.train) // setting.schedule.batch_size) for shard in setting.federation.shards]
-        self._shares = [sorted(slot) for slot in pack(steps, ranks.world).slots]
-        self.owned = self._shares[ranks.rank]
+    def __init__(self, spec: RunSpec, local_engine: Engine, group: ProcessGroup) -> None:
+        super().__init__(spec)
+        self._local_engine, self._group = local_engine, group
+        steps = [max(1, len(shard.train) // spec.schedule.batch_size) for shard in spec.federation.shards]
+        self._clients_by_rank = [sorted(slot) for slot in pack(steps, group.world_size).slots]
+        self.local_clients = self._clients_by_rank[group.rank]
 
     @property
-    def words(self) -> str:
-        """The engine in words, for the summary."""
-        return f"{self._inner.words} on {self._ranks.world} ranks"
+    def description(self) -> str:
+        """The engine as the summary names it."""
+        return f"{self._local_engine.description} on {self._group.world_size} ranks"
 
-    def train_round(self, asked: TrainRequest) -> RoundResult:
-        """Gives the sum over all processes, and what this one's clients keep."""
-        own = self._inner.train_round(asked) if asked.clients else self._nothing(asked)
-        told = self._ranks.gather({name: values.cpu() for name, values in own.terms.items()})
-        sizes = self._ranks.gather(list(asked.clients))
-        order = np.argsort([client for clients in sizes for client in clients])
-        names = next((list(terms) for terms in told if terms), [])
-        terms = {name: torch.cat([part[name] for part in told if part])[order].to(self.device) for name in names}
-        return RoundResult(self._ranks.add(own.mean), own.private, terms)
+    def train_round(self, request: TrainRequest) -> RoundResult:
+        """Run the round of this process's clients and sum uploads over all processes."""
+        local = self._local_engine.train_round(request) if request.clients else self._empty_result(request)
+        terms_by_rank = self._group.all_gather({name: values.cpu() for name, values in local.terms.items()})
+        clients_by_rank = self._group.all_gather(list(request.clients))
+        order = np.argsort([client for clients in clients_by_rank for client in clients])
+        names = next((list(terms) for terms in terms_by_rank if terms), [])
+        terms = {name: torch.cat([terms[name] for terms in terms_by_rank if terms])[order].to(self.device) for name in names}
+        return RoundResult(self._group.all_reduce(local.mean), local.private, terms)
 
-    def _nothing(self, asked: TrainRequest) -> RoundResult:
-        """Gives the outcome of a process that has no client in the cohort: a mean of zeros."""
-        private = tree.to(self.method.init(asked.schedule.seed)[1], self.device)
-        client = one(self.client_info([0], asked.round), 0)
-        local_state = self.method.download(asked.shared, private, client)
-        upload, _ = self.method.upload(asked.shared, local_state, private, client)
-        return RoundResult(tree.map_leaves(torch.zeros_like, upload), asked.private, {})
+    def _empty_result(self, request: TrainRequest) -> RoundResult:
+        """Return the result of a process without a client in the cohort: a mean of zeros."""
+        private = tree.to(self.method.init(request.schedule.seed)[1], self.device)
+        client = self.client_info([0], request.round).select(0)
+        local_state = self.method.download(request.shared, private, client)
+        upload, _ = self.method.upload(request.shared, local_state, private, client)
+        return RoundResult(tree.map_leaves(torch.zeros_like, upload), request.private, {})
 
-    def evaluate_clients(self, asked: EvalRequest) -> Evaluation:
-        """Gives the scores of all clients, each judged by its process."""
-        own = self._inner.evaluate_clients(asked) if asked.clients else None
-        told = self._ranks.gather((list(asked.clients), own))
+    def evaluate_clients(self, request: EvalRequest) -> Evaluation:
+        """Return the scores of all clients, each evaluated by its process."""
+        local = self._local_engine.evaluate_clients(request) if request.clients else None
         out = Evaluation(*(np.zeros(len(self.federation)) for _ in range(3)))
-        for clients, part in told:
-            if part is not None:
-                for whole, values in ((out.correct, part.correct), (out.loss_sum, part.loss_sum), (out.rows, part.rows)):
-                    whole[clients] = values
+        for clients, scores in self._group.all_gather((list(request.clients), local)):
+            if scores is not None:
+                out.correct[clients], out.loss_sum[clients], out.rows[clients] = scores.correct, scores.loss_sum, scores.rows
         return out
 
     def gather_private(self, private: Tree) -> Tree:
-        """Gives the private states of all clients, gathered from their processes, on the CPU."""
-        parts = self._ranks.gather(tree.to(private, torch.device("cpu")))
-        order = torch.as_tensor(np.argsort([client for clients in self._shares for client in clients]))
-        return tree.take(tree.concatenate([part for part, clients in zip(parts, self._shares, strict=True) if clients]), order)
+        """Return the private state of all clients, gathered from their processes, on the CPU."""
+        shards = self._group.all_gather(tree.to(private, torch.device("cpu")))
+        order = torch.as_tensor(np.argsort([client for clients in self._clients_by_rank for client in clients]))
+        filled = [shard for shard, clients in zip(shards, self._clients_by_rank, strict=True) if clients]
+        return tree.take(tree.concatenate(filled), order)

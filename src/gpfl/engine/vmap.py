@@ -38,9 +38,9 @@ class Vmap(Engine):
     trace_from: ClassVar[int] = 100  # calls of a program from which tracing it pays
     compile_from: ClassVar[int] = 20_000  # calls from which compiling it pays, on a GPU
 
-    def __init__(self, setting: RunSpec) -> None:
-        super().__init__(setting)
-        self._compile, self._traces = setting.compile, True
+    def __init__(self, spec: RunSpec) -> None:
+        super().__init__(spec)
+        self._compile, self._traces = spec.compile, True
         self._programs: dict[object, Program] = {}
         self._judging = BatchedEvaluator(self, self.slots, self._program)
         self._usual: dict[int, int] = {}
@@ -48,28 +48,28 @@ class Vmap(Engine):
     def check_vmappable(self) -> None:
         """Runs a step of every phase and a judgement for a client and its double: what torch cannot vmap fails here."""
         self._traces = False
-        client = next(client for client in range(len(self.federation)) if self.trains(client))
+        client = next(client for client in range(len(self.federation)) if self.can_train(client))
         shared, private = (tree.to(state, self.device) for state in self.method.init(self.schedule.seed))
         private, facts = tree.repeat(private, 2), self.client_info([client, client], 0)
         double = Round(self, TrainRequest(shared, private, [client, client], 0, self.schedule, [client], self.method))
         double.plans = [[steps[:1] for steps in plan] for plan in double.plans]
         self._train_members([double], {"state": shared, "values": {}}, [Member(0, 0), Member(0, 1)])
-        rows = torch.stack([self.adaptation_rows(client)] * 2)
+        rows = torch.stack([self.adaptation_indices(client)] * 2)
         group = Group([0, 1], [0, 1], torch.tensor([0, 1], device=self.device), rows, rows[:, None])
         with torch.no_grad():
             self._judging.judge_group(shared, private, group, facts)
 
     # Training.
 
-    def train_round(self, asked: TrainRequest) -> RoundResult:
+    def train_round(self, request: TrainRequest) -> RoundResult:
         """Gives a round."""
-        return self.train_rounds([asked])[0]
+        return self.train_rounds([request])[0]
 
-    def train_rounds(self, asked: Sequence[TrainRequest]) -> list[RoundResult]:
+    def train_rounds(self, request: Sequence[TrainRequest]) -> list[RoundResult]:
         """Gives the rounds of several trials, whose clients train in the same slots, results in the order of their clients."""
-        rounds = [Round(self, each) for each in asked]
-        names = differing([self.method, *(each.method for each in asked)])  # also where one trial of several is left
-        values = [{name: torch.tensor(getattr(each.method, name), device=self.device) for name in names} for each in asked]
+        rounds = [Round(self, each) for each in request]
+        names = differing([self.method, *(each.method for each in request)])  # also where one trial of several is left
+        values = [{name: torch.tensor(getattr(each.method, name), device=self.device) for name in names} for each in request]
         bundles: list[Tree] = [{"state": one.shared, "values": dict(own)} for one, own in zip(rounds, values, strict=True)]
         shared = bundles[0] if len(rounds) == 1 else tree.stack(bundles)
         chunks = self._arrange(rounds)
@@ -79,7 +79,7 @@ class Vmap(Engine):
             self._train_members(rounds, shared, members)
         return [each.cohort() for each in rounds]
 
-    def weights(self, method: Method, clients: ClientInfo) -> Tensor:
+    def _client_weights(self, method: Method, clients: ClientInfo) -> Tensor:
         """Gives the weights of stacked clients, all at once."""
         return vmap(method.aggregation_weight)(clients)
 
@@ -241,16 +241,16 @@ class Vmap(Engine):
         everyone = len(packing.lengths) == len(packing.slots) == len(self.federation)
         return packing.steps if everyone else SEGMENT
 
-    def for_trial(self, setting: RunSpec) -> Self:
+    def for_trial(self, spec: RunSpec) -> Self:
         """Gives the engine for another trial; other numbers in its method are judged by programs of their own."""
-        out = super().for_trial(setting)
-        if differing([self.method, setting.method]):
+        out = super().for_trial(spec)
+        if differing([self.method, spec.method]):
             out._judging = BatchedEvaluator(out, self.slots, self._program)
         return out
 
-    def evaluate_clients(self, asked: EvalRequest) -> Evaluation:
+    def evaluate_clients(self, request: EvalRequest) -> Evaluation:
         """Gives the scores of all clients."""
-        return self._judging.scores(asked)
+        return self._judging.scores(request)
 
 
 def differing(methods: Sequence[Method]) -> list[str]:

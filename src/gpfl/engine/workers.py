@@ -19,7 +19,7 @@ from gpfl.core.method import ClientInfo, LossTerms, Method, Phase
 from gpfl.core.metrics import Evaluation
 from gpfl.core.schedule import Plan
 from gpfl.core.tree import Tree
-from gpfl.engine.base import Engine, EvalRequest, RoundResult, RunSpec, TrainRequest, one
+from gpfl.engine.base import Engine, EvalRequest, RoundResult, RunSpec, TrainRequest
 from gpfl.engine.compiler.program import Buffers, Program
 from gpfl.engine.packing import pack
 
@@ -41,20 +41,20 @@ class Workers(Engine):
 
     trace_from: ClassVar[int] = 100  # steps of a run from which tracing them pays
 
-    def __init__(self, setting: RunSpec) -> None:
-        super().__init__(setting)
-        self.workers = max(1, min(len(setting.federation), cores()))
+    def __init__(self, spec: RunSpec) -> None:
+        super().__init__(spec)
+        self.workers = max(1, min(len(spec.federation), cores()))
         self._phases = self.method.phases()
         # A pass puts weights into the modules of its net, so no two threads may share them.
         self._methods = [self.method, *(copy.deepcopy(self.method) for _ in range(self.workers - 1))]
         self._programs: dict[tuple[int, int], list[Program | None]] = {}
 
-    def train_round(self, asked: TrainRequest) -> RoundResult:
+    def train_round(self, request: TrainRequest) -> RoundResult:
         """Gives the cohort's round. Who works on whom follows from the clients' steps alone, so sums are the same again."""
-        shared, private, clients, number, schedule = asked[:5]
+        shared, private, clients, number, schedule = request[:5]
         plans = [self.plan(client, number, schedule) for client in clients]
         facts = self.client_info(clients, number)
-        shares = self.shares(asked)
+        shares = self.aggregation_weights(request)
         programs = self._prepare(shared, private, facts, plans)
         packing = pack([sum(len(steps) for steps in plan) for plan in plans], min(self.workers, len(clients)))
 
@@ -64,7 +64,7 @@ class Workers(Engine):
             terms: dict[int, LossTerms] = {}
             own = [lanes[worker] for lanes in programs]
             for place in packing.slots[worker]:
-                client, before = one(facts, place), tree.take(tree.fetch(private, [place], self.device), 0)
+                client, before = facts.select(place), tree.take(tree.fetch(private, [place], self.device), 0)
                 upload, kept[place], terms[place] = self._round(
                     self._methods[worker], own, shared, before, plans[place], client
                 )
@@ -117,7 +117,7 @@ class Workers(Engine):
         for number, phase in enumerate(self._phases):
             width = plans[0][number].shape[1]
             if (number, width) not in self._programs:
-                first = self._program(phase, shared, tree.take(private, 0), one(facts, 0), width)
+                first = self._program(phase, shared, tree.take(private, 0), facts.select(0), width)
                 twins = [first.twin(("shared", "x", "y")) for _ in range(self.workers - 1)]
                 self._programs[number, width] = [first, *twins] if first.traced else [None] * self.workers
             lanes = self._programs[number, width]
@@ -149,9 +149,9 @@ class Workers(Engine):
         }
         return Program(advance, {"work": local_state, "terms": terms}, fixed)
 
-    def evaluate_clients(self, asked: EvalRequest) -> Evaluation:
+    def evaluate_clients(self, request: EvalRequest) -> Evaluation:
         """Gives the scores, clients side by side."""
-        shared, private, clients, number, split = asked
+        shared, private, clients, number, split = request
         sizes = self.federation.n_samples(split)[list(clients)]
         facts = self.client_info(clients, number)
         packing = pack(sizes.tolist(), min(self.workers, len(sizes)))
@@ -161,8 +161,8 @@ class Workers(Engine):
             with torch.no_grad():
                 for place in packing.slots[worker]:
                     own = tree.take(tree.fetch(private, [place], self.device), 0)
-                    totals[place] = self.evaluate_one(
-                        shared, own, clients[place], one(facts, place), split, self._methods[worker]
+                    totals[place] = self.score_client(
+                        shared, own, clients[place], facts.select(place), split, self._methods[worker]
                     )
 
         self._side_by_side(work, len(packing.slots))

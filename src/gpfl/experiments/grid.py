@@ -23,7 +23,7 @@ from gpfl.data import DATASETS, PublishedDataset
 from gpfl.data.published import cache
 from gpfl.data.published.dataset import caveat
 from gpfl.engine import RunSpec
-from gpfl.engine.distributed import LoneError, ranks
+from gpfl.engine.distributed import ProcessFailedError, process_group
 from gpfl.errors import DivergenceError, GpflError
 from gpfl.experiments.damage import config_fault
 from gpfl.experiments.definitions import PATIENCE, ROUNDS, Cell
@@ -292,17 +292,17 @@ def run(job: Job, plan: Plan, watcher: Watcher, facts: Mapping[str, object]) -> 
     with claimed(job.folder) as mine:
         if not mine:
             return False
-        missing = ranks().once(lambda: sound_missing(job, plan.seeds))
+        missing = process_group().run_on_main(lambda: sound_missing(job, plan.seeds))
 
         def watch(label: str) -> Watch:
-            if ranks().first:
+            if process_group().is_main:
                 note_seeds(job, missing, facts)
             return watcher(label)
 
         try:
             run_seeds(job, missing, watch)
         finally:  # other seeds than one that diverges have ended
-            if not (plan.weights or any(cell.column.weights for cell in job.cells)) and ranks().first:
+            if not (plan.weights or any(cell.column.weights for cell in job.cells)) and process_group().is_main:
                 for seed in job.finished(plan.seeds):
                     drop_weights(job.folder / f"seed-{seed}")
     return True
@@ -311,7 +311,9 @@ def run(job: Job, plan: Plan, watcher: Watcher, facts: Mapping[str, object]) -> 
 def lacking(jobs: Iterable[Job], plan: Plan) -> list[Job]:
     """Gives the jobs that lack seeds."""
     jobs = list(jobs)
-    folders = ranks().once(lambda: [job.folder for job in jobs if len(job.finished(plan.seeds)) < len(plan.seeds)])
+    folders = process_group().run_on_main(
+        lambda: [job.folder for job in jobs if len(job.finished(plan.seeds)) < len(plan.seeds)]
+    )
     return [job for job in jobs if job.folder in folders]
 
 
@@ -392,19 +394,19 @@ def run_all(
             if not run(job, plan, watcher, facts):
                 problems[job.folder] = BUSY
                 left.append(job)
-        except LoneError:
+        except ProcessFailedError:
             raise
         except GpflError as problem:
             problems[job.folder] = str(problem)
         except Exception as problem:  # whatever it is, the other cells are worth having
             path = plan.out / "problems" / f"{job.folder.name}.txt"
-            if ranks().first:
+            if process_group().is_main:
                 files.write_text(path, traceback.format_exc())
             problems[job.folder] = f"{type(problem).__name__}: {(str(problem).splitlines() or [''])[0]}; all of it: {path}"
         free_memory()
         tell(job, problems.get(job.folder, ""))
     others = {job.folder for job in left} - {job.folder for job in lacking(left, plan)}
-    return ranks().agree({folder: words for folder, words in problems.items() if folder not in others})
+    return process_group().broadcast({folder: words for folder, words in problems.items() if folder not in others})
 
 
 @contextmanager
@@ -434,7 +436,7 @@ def claimed(folder: Path) -> Iterator[bool]:
         return True
 
     try:
-        mine = ranks().once(claim)
+        mine = process_group().run_on_main(claim)
         yield mine
         if mine and handles:
             path.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from typing import cast
 
 import numpy as np
 
-from gpfl.engine.distributed import ranks
+from gpfl.engine.distributed import process_group
 from gpfl.errors import DivergenceError, GpflError
 from gpfl.experiments.damage import config_fault, summary_fault
 from gpfl.federation.federation import MANIFEST, Federation
@@ -62,7 +62,7 @@ def run_trials(given: ConfigDict, seeds: Sequence[int], out: Path, watcher: Watc
     With a `label`, as comparisons give it, `out` may hold trials of the same config; otherwise it must be new.
     """
     config, federation = check_trials(given, seeds, out if label else None)
-    ranks().once(lambda: write_plan(out, config, federation, seeds, label))
+    process_group().run_on_main(lambda: write_plan(out, config, federation, seeds, label))
     return resume_trials(out, watcher, only=seeds)
 
 
@@ -184,17 +184,17 @@ def read_plan(out: Path) -> tuple[str, list[int]]:
 
 def resume_trials(out: Path, watcher: Watcher, *, only: Sequence[int] | None = None) -> Trials:
     """Gives the trials of `out`: finished ones are read, others are gone on with or begun."""
-    name, seeds, given, unfinished = ranks().once(lambda: stand(out, only))
+    name, seeds, given, unfinished = process_group().run_on_main(lambda: stand(out, only))
     if unfinished:
         federation = configs.resolve_config(with_seed(given, seeds[0])).federation()
-        with ranks().in_step():
+        with process_group().abort_all_on_error():
             runs = [
                 opened(out / f"seed-{seed}", with_seed(given, seed), federation, watcher(f"{name} seed {seed}"))
                 for seed in unfinished
             ]
             ends = zip(unfinished, api.execute_trials(runs), strict=True)
         refuse_diverged({seed: end for seed, end in ends if isinstance(end, DivergenceError)})
-    return ranks().once(lambda: summed_up(out, name, seeds, only or seeds))
+    return process_group().run_on_main(lambda: summed_up(out, name, seeds, only or seeds))
 
 
 def stand(out: Path, only: Sequence[int] | None) -> tuple[str, list[int], ConfigDict, list[int]]:
@@ -226,7 +226,7 @@ def refuse_diverged(diverged: Mapping[int, DivergenceError]) -> None:
 
 def opened(path: Path, given: ConfigDict, federation: Federation | None, watch: Watch) -> api.PreparedRun:
     """Gives the run of a trial: gone on with, or new."""
-    if ranks().agree((path / "config.toml").exists()):
+    if process_group().broadcast((path / "config.toml").exists()):
         return api.open_run(path, federation=federation, watch=watch)
     config, setting = api.prepare(
         configs.resolve_config(given), federation or configs.resolve_config(given).federation(), None, None

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from gpfl.core.metrics import best
-from gpfl.engine import choose
-from gpfl.engine.distributed import refuse_several
+from gpfl.engine import make_engine
+from gpfl.engine.distributed import require_single_process
 from gpfl.errors import DivergenceError, GpflError
 from gpfl.experiments.budget import CANDIDATES, STUDY, Made, made_or_none
 from gpfl.experiments.proposals import Space, Values, count_of, import_optuna, propose, space_of, space_words
@@ -185,7 +185,7 @@ def plan_all(
             config = configs.resolve_config(with_seed(sections, search.seeds[0]))
             federation = plans[0].federation if plans else validated(config).to(api.find_device(config.run.device))
             config, setting = api.prepare(config, federation, None, None)
-            at_once = search.at_once if choose(config.run.engine, setting).stacks else 1
+            at_once = search.at_once if make_engine(config.run.engine, setting).supports_concurrent_trials else 1
         except GpflError as problem:
             raise GpflError(f"{name}: {problem}" if len(methods) > 1 else str(problem)) from None
         space = space_of(name, sections, search.with_lr)
@@ -202,7 +202,7 @@ def refuse_search(search: Search, given: ConfigDict) -> None:
             raise GpflError(f"{flag} is {value}; it must be at least 1")
     if search.with_lr and "lr" in given.get("train", {}):
         raise GpflError("train.lr is given, and --with-lr searches it: leave one of them out")
-    refuse_several("gpfl tune")
+    require_single_process("gpfl tune")
 
 
 def validated(config: Config) -> Federation:

@@ -32,7 +32,7 @@ from gpfl.engine import RunSpec
 from gpfl.engine.compiler.in_place import write_back
 from gpfl.engine.compiler.passes import drop_idle, is_view, origin, share_equal, written_by
 from gpfl.engine.compiler.per_example_passes import fold_rows
-from gpfl.engine.selection import heavy
+from gpfl.engine.selection import saturates_core
 from gpfl.engine.vmap import Vmap
 from gpfl.experiments.machine import Limits, limits_at_hand
 from gpfl.federation.federation import Federation, Shard
@@ -138,7 +138,7 @@ def round_of(setting: RunSpec, clients: int, device: torch.device, machine: Mach
     The setting is that of a method on few rows, on a CPU whatever the device. The machine is that of the benchmarks unless
     another is given.
     """
-    apart = device.type == "cpu" and heavy(setting)  # engines then run clients one by one
+    apart = device.type == "cpu" and saturates_core(setting)  # engines then run clients one by one
     width = None if apart else max(2, min(clients, Vmap.slots))
     machine = machine or MACHINES.get(device.type, MACHINES["cuda"])
     phases, size = setting.method.phases(), setting.schedule.batch_size

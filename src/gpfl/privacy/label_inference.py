@@ -214,7 +214,7 @@ def label_leaks(engine: Engine, state: RunState, clients: Sequence[int]) -> list
 
 def sending(engine: Engine, clients: Sequence[int]) -> list[int]:
     """Gives the clients that have rows enough to train; refuses clients none of which has."""
-    found = [client for client in clients if engine.trains(client)]
+    found = [client for client in clients if engine.can_train(client)]
     if not found:
         refuse_idle(engine, clients[0])
     return found

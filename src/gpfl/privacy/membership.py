@@ -15,7 +15,6 @@ from gpfl.core import tree
 from gpfl.core.net import Model
 from gpfl.data.table import Indices
 from gpfl.engine import Engine, products_in
-from gpfl.engine.base import one
 from gpfl.training.run_dir import RunState
 
 BLOCK = 1024
@@ -40,8 +39,8 @@ def memberships(engine: Engine, state: RunState, clients: Sequence[int]) -> list
 
 def membership_of(engine: Engine, state: RunState, client: int) -> Membership:
     """Gives the attack on one client's own model."""
-    shard, rows = engine.federation.shards[client], engine.adaptation_rows(client)
-    adapt, facts = engine.federation.table.batch(rows[rows >= 0]), one(engine.client_info([client], state.round), 0)
+    shard, rows = engine.federation.shards[client], engine.adaptation_indices(client)
+    adapt, facts = engine.federation.table.batch(rows[rows >= 0]), engine.client_info([client], state.round).select(0)
     shared = tree.to(state.shared, engine.device)
     own = tree.to(tree.take(state.private, client), engine.device)
     model = Model(engine.method.net, engine.method.personal_weights(shared, own, adapt, facts))

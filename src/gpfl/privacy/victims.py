@@ -20,7 +20,6 @@ from gpfl.core.schedule import Plan
 from gpfl.data.table import Indices
 from gpfl.defences import Defended
 from gpfl.engine import Engine
-from gpfl.engine.base import one
 from gpfl.errors import GpflError, pluralize
 from gpfl.federation.federation import Federation
 from gpfl.privacy.server_view import ServerView
@@ -116,7 +115,7 @@ def upload_of(engine: Engine, state: RunState, client: int, plan: Plan, rows: in
     method, device = engine.method, engine.device
     shared = tree.to(state.shared, device)
     private = tree.to(tree.take(state.private, client), device)
-    facts = one(engine.client_info([client], state.round), 0)
+    facts = engine.client_info([client], state.round).select(0)
     update = local_round(method, shared, private, engine.federation.table, plan, facts)
     public: tree.Tree = {}
     if method.net.has_batch_norm and "batch_norm_stats" not in shared:
@@ -138,7 +137,7 @@ def one_step(engine: Engine, victim: Victim) -> Plan:
 
 def refuse_idle(engine: Engine, client: int) -> None:
     """Refuses a client that has no local round."""
-    if not engine.trains(client):
+    if not engine.can_train(client):
         raise GpflError(f"client {engine.federation.shards[client].name} has too few rows to train: name another")
 
 

@@ -20,8 +20,8 @@ from gpfl.core.net import Architecture, Net, from_architecture, from_module
 from gpfl.core.schedule import Schedule
 from gpfl.core.tree import Tree
 from gpfl.defences import DefenceConfig
-from gpfl.engine import Engine, RunSpec, choose, exactness, fitting_threads
-from gpfl.engine.distributed import local_rank, ranks
+from gpfl.engine import Engine, RunSpec, exactness, limit_threads, make_engine
+from gpfl.engine.distributed import local_rank, process_group
 from gpfl.errors import DivergenceError, GpflError, did_you_mean
 from gpfl.federation.federation import MANIFEST, Federation
 from gpfl.methods import METHODS
@@ -77,7 +77,7 @@ def start_run(
 ) -> Result:
     """Gives the result of a new run."""
     config, setting = prepare(config, federation, module, head)
-    engine = choose(config.run.engine, setting)
+    engine = make_engine(config.run.engine, setting)
     folder = RunDir.create(out, config.to_toml(), federation) if out is not None else None
     return execute(PreparedRun(config, setting, folder, watch), engine)
 
@@ -95,7 +95,7 @@ def resume(
     Data and nets that were given in Python must be given again.
     """
     run = open_run(folder, federation=federation, net=net, head=head, watch=watch)
-    return execute(run, choose(run.config.run.engine, run.setting))
+    return execute(run, make_engine(run.config.run.engine, run.setting))
 
 
 def load(
@@ -294,7 +294,7 @@ def execute(run: PreparedRun, engine: Engine) -> Result:
     simulation = simulation_of(run, engine)
     if run.folder is not None and run.folder.finished:
         return Result(engine, simulation.reopen())
-    with fitting_threads(run.setting), exactness(run.setting):
+    with limit_threads(run.setting), exactness(run.setting):
         outcome = simulation.run()
     return kept(Result(engine, outcome), run)
 
@@ -306,14 +306,14 @@ def execute_trials(runs: Sequence[PreparedRun]) -> list[Result | DivergenceError
     the others; its end stands in place of its result.
     """
     first = runs[0].setting
-    engine = choose(runs[0].config.run.engine, first)
+    engine = make_engine(runs[0].config.run.engine, first)
     # One table on the device for all.
     runs = [run._replace(setting=dataclasses.replace(run.setting, federation=first.federation)) for run in runs]
-    if not engine.stacks:
-        return [execute_or_diverge(run, choose(run.config.run.engine, run.setting)) for run in runs]
+    if not engine.supports_concurrent_trials:
+        return [execute_or_diverge(run, make_engine(run.config.run.engine, run.setting)) for run in runs]
     engines = [engine.for_trial(run.setting) for run in runs]
     simulations = [simulation_of(run, own) for run, own in zip(runs, engines, strict=True)]
-    with fitting_threads(first), exactness(first):
+    with limit_threads(first), exactness(first):
         outcomes = run_concurrently(simulations)
     return [
         outcome if isinstance(outcome, DivergenceError) else kept(Result(own, outcome), run)
@@ -331,10 +331,10 @@ def execute_or_diverge(run: PreparedRun, engine: Engine) -> Result | DivergenceE
 
 def kept(result: Result, run: PreparedRun) -> Result:
     """Gives the result, having written its models and its summary into the run's folder."""
-    if run.folder is not None and ranks().first:
+    if run.folder is not None and process_group().is_main:
         result.export(run.folder.path / "models")
         run.folder.write_summary(result.summary)  # last: its presence says that all is there
-    ranks().wait()  # a process that ended before the first has written would take the others with it
+    process_group().barrier()  # a process that ended before the first has written would take the others with it
     return result
 
 
@@ -367,7 +367,7 @@ def find_device(name: str) -> torch.device:
     check_device(name)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and ranks().world > 1:
+    if name == "cuda" and process_group().world_size > 1:
         name = f"cuda:{local_rank()}"
     try:
         device = torch.device(name)

@@ -22,7 +22,6 @@ from gpfl.core.net import Model, Net
 from gpfl.core.tree import Tree
 from gpfl.data.table import Table
 from gpfl.engine import Engine, products_in
-from gpfl.engine.base import one
 from gpfl.errors import GpflError
 from gpfl.federation.federation import Federation
 from gpfl.training.round_loop import RunOutcome
@@ -177,10 +176,12 @@ class Result:
         facts = engine.client_info(range(len(engine.federation)), state.round)
         models = []
         for place, shard in enumerate(engine.federation.shards):
-            rows = engine.adaptation_rows(place)
+            rows = engine.adaptation_indices(place)
             adapt = engine.federation.table.batch(rows[rows >= 0])
             own = tree.to(tree.take(state.private, place), engine.device)
-            models.append(self._model(engine.method.personal_weights(state.shared, own, adapt, one(facts, place)), shard.name))
+            models.append(
+                self._model(engine.method.personal_weights(state.shared, own, adapt, facts.select(place)), shard.name)
+            )
         return models
 
     def export(self, folder: str | Path) -> list[Path]:

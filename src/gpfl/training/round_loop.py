@@ -148,11 +148,11 @@ class RoundLoop:
 
     def _own(self, state: RunState | None) -> RunState | None:
         """Gives a state with the private states of this process's clients alone."""
-        if state is None or len(self.engine.owned) == len(self.setting.federation):
+        if state is None or len(self.engine.local_clients) == len(self.setting.federation):
             return state
         home = tree.device_of(state.private) or self.setting.device
         return state._replace(
-            private=tree.take(state.private, torch.as_tensor(self.engine.owned, dtype=torch.int64, device=home))
+            private=tree.take(state.private, torch.as_tensor(self.engine.local_clients, dtype=torch.int64, device=home))
         )
 
     def _whole(self, state: RunState) -> RunState:
@@ -172,10 +172,10 @@ class RoundLoop:
     def _round(self, state: RunState) -> Generator[TrainRequest, RoundResult, tuple[RunState, RoundResult | None]]:
         """Gives the state after one more round; nothing moves where nobody of the cohort has rows enough to train."""
         method, everyone = self.setting.method, len(self.setting.federation)
-        clients = [c for c in self.setting.schedule.sample_clients(state.round, everyone) if self.engine.trains(c)]
+        clients = [c for c in self.setting.schedule.sample_clients(state.round, everyone) if self.engine.can_train(c)]
         if not clients:
             return state._replace(round=state.round + 1), None
-        places = {client: place for place, client in enumerate(self.engine.owned)}
+        places = {client: place for place, client in enumerate(self.engine.local_clients)}
         own = [client for client in clients if client in places]
         home = tree.device_of(state.private) or self.setting.device
         index = torch.as_tensor([places[client] for client in own], dtype=torch.int64, device=home)
@@ -214,7 +214,7 @@ class RoundLoop:
 
     def _judge(self, state: RunState, split: str) -> Generator[EvalRequest, Evaluation, Evaluation]:
         """Gives the scores on the rows of `split`, none of them NaN."""
-        scores = yield EvalRequest(state.shared, state.private, self.engine.owned, state.round, split)
+        scores = yield EvalRequest(state.shared, state.private, self.engine.local_clients, state.round, split)
         for place, loss in enumerate(scores.loss_sum):
             if not math.isfinite(loss):
                 self._stop(f"the model of client {self._name(place)} has loss {loss} on its {split} rows", state.round)
@@ -277,7 +277,7 @@ class RoundLoop:
             "last_accuracy": last["accuracy"],
             "last_ten_accuracy": mean_of_last(test[1:] or test),  # without the start, which nothing has trained
             **validation,
-            "idle_clients": len(self.engine.idle),
+            "idle_clients": len(self.engine.ineligible_clients),
             "rows_needed": self.engine.min_samples,
             "selected_by": self.selects,
             "selected_round": selected.round,
@@ -286,7 +286,7 @@ class RoundLoop:
             "seconds": round(sum(number(line, "seconds") for line in self.lines), 3),
             "bytes_up": last["bytes_up"],
             "bytes_down": last["bytes_down"],
-            "engine": self.engine.words,
+            "engine": self.engine.description,
             "device": device_name(self.setting.device),
             "seed": self.options.seed,
         }

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gpfl.core import tree
 from gpfl.core.tree import Tree
-from gpfl.engine.distributed import ranks
+from gpfl.engine.distributed import process_group
 from gpfl.errors import GpflError
 from gpfl.federation.federation import MANIFEST, Federation
 from gpfl.io import files
@@ -74,13 +74,13 @@ class RunDir:
             refuse_used(folder.path)
             federation.save(folder.path / MANIFEST)
             files.write_text(folder.path / "config.toml", config)
-        ranks().wait()
+        process_group().barrier()
         return folder
 
     @property
     def writes(self) -> bool:
         """Tells whether this process writes: of several, the first does, and the others read what it wrote."""
-        return ranks().first
+        return process_group().is_main
 
     @classmethod
     def open(cls, path: str | Path) -> RunDir:
@@ -153,7 +153,7 @@ class RunDir:
 
     def cut_back(self, lines: list[MetricsRecord]) -> None:
         """Replaces the metrics by `lines`: rounds after the checkpoint are run again."""
-        ranks().wait()  # all have read what is cut back
+        process_group().barrier()  # all have read what is cut back
         if self.writes:
             files.write_text(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 
