@@ -31,7 +31,7 @@ class Vmap(Engine):
     """Runs clients in slots; a slot whose client has finished goes to the next client."""
 
     name: ClassVar[str] = "vmap"
-    stacks: ClassVar[bool] = True
+    supports_concurrent_trials: ClassVar[bool] = True
 
     slots: ClassVar[int] = 64  # clients that train at once; more gain little and cost memory
     chunk: ClassVar[int] = 128  # clients whose state is on the device at once
