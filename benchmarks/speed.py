@@ -32,7 +32,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gpfl.core import tree
 from gpfl.core.local_round import local_round
-from gpfl.engine import ENGINES, Engine, RunSpec, exactness, limit_threads, make_engine
+from gpfl.engine import ENGINES, Engine, RunSpec, limit_threads, make_engine, matmul_precision
 from gpfl.engine.base import TrainRequest
 from gpfl.experiments.machine import limits, timed
 from gpfl.io.provenance import commit
@@ -217,7 +217,7 @@ def prepare(case: Case) -> Callable[[dict[str, object]], dict[str, object]]:
     gc.collect()
     reset_memory()
     engine = make_engine(case.engine, setting)
-    with limit_threads(setting), exactness(setting):
+    with limit_threads(setting), matmul_precision(setting.precision):
         run = rounds_of(engine, setting, case.trials)
         first = timed(lambda: run(0), DEVICE)
         engine.evaluate(*start(setting), 0, "test")
@@ -228,7 +228,7 @@ def measure(
     case: Case, setting: RunSpec, engine: Engine, run: Callable[[int], object], first: float, limits: dict[str, object]
 ) -> dict[str, object]:
     task = TASKS[case.task]
-    with limit_threads(setting), exactness(setting):
+    with limit_threads(setting), matmul_precision(setting.precision):
         shared, private = start(setting)
         everyone = [client for client in range(len(setting.federation)) if engine.can_train(client)]
         steps = [sum(len(part) for part in engine.plan(client, 0)) for client in everyone]
@@ -236,7 +236,7 @@ def measure(
         train = [timed(lambda: run(next(numbers)), DEVICE) for _ in range(REPEATS)]
         judge = [timed(lambda: engine.evaluate(shared, private, 0, "test"), DEVICE) for _ in range(REPEATS)]
         memory = peak_memory()
-    with exactness(setting):
+    with matmul_precision(setting.precision):
         client_step, judged = loop_step(setting, everyone, steps)
     total = sum(steps)
     scale = len(everyone) / total * 1e3

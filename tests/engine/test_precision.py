@@ -1,87 +1,81 @@
-"""Products have the precision of the setting for the length of a run, whatever torch was told before it."""
+"""Products have the precision of the run while it lasts, whatever torch was set to before it."""
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
-from gpfl.engine import exactness
-from gpfl.engine.precision import Held, held, operations, set_all
+from gpfl.engine.precision import PrecisionSettings, apply_settings, backend, matmul_precision, read_settings
 
 backends = torch.backends
-newer = pytest.mark.skipif(
-    not hasattr(backends.cuda.matmul, "fp32_precision"), reason="this version of torch has no such words"
+needs_new_api = pytest.mark.skipif(
+    not hasattr(backends.cuda.matmul, "fp32_precision"), reason="this version of torch has no fp32_precision"
 )
 
 
 @pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
-    before, everything = held(), getattr(backends, "fp32_precision", None)
+def _restore_settings() -> Iterator[None]:
+    before, for_all_backends = read_settings(), getattr(backends, "fp32_precision", None)
     yield
-    if everything is not None:
-        backends.fp32_precision = everything
-    set_all(before)
+    if for_all_backends is not None:
+        backends.fp32_precision = for_all_backends
+    apply_settings(before)
 
 
-def of(precision: str) -> object:
-    return types.SimpleNamespace(precision=precision)
-
-
-def set_for_everything() -> None:
+def set_all_backends() -> None:
     backends.fp32_precision = "tf32"
 
 
-def set_for_products() -> None:
+def set_matmul() -> None:
     backends.cuda.matmul.fp32_precision = "tf32"
 
 
-def set_for_convolutions() -> None:
+def set_convolutions() -> None:
     backends.cudnn.conv.fp32_precision = "ieee"
 
 
-def set_in_older_words() -> None:
+def set_by_old_api() -> None:
     torch.set_float32_matmul_precision("high")
     backends.cudnn.allow_tf32 = True
 
 
-TOLD: dict[str, Callable[[], None]] = {
-    "nothing": lambda: None,
-    "in older words": set_in_older_words,
-    "for everything": set_for_everything,
-    "for products": set_for_products,
-    "for convolutions": set_for_convolutions,
+SETUPS: dict[str, Callable[[], None]] = {
+    "defaults": lambda: None,
+    "old API": set_by_old_api,
+    "all backends": set_all_backends,
+    "matmul": set_matmul,
+    "convolutions": set_convolutions,
 }
 
 
-@newer
-@pytest.mark.parametrize("told", TOLD.values(), ids=TOLD)
-def test_precision_is_that_of_the_setting_whatever_torch_was_told(told: Callable[[], None]) -> None:
-    told()
-    before = held()
-    for precision, word, library in (("float32", "highest", "ieee"), ("tf32", "high", "tf32"), ("bf16", "medium", "tf32")):
-        with exactness(of(precision)):  # type: ignore[arg-type]
-            assert torch.get_float32_matmul_precision() == word
+@needs_new_api
+@pytest.mark.parametrize("set_up", SETUPS.values(), ids=SETUPS)
+def test_precision_is_that_of_the_run_whatever_torch_was_set_to(set_up: Callable[[], None]) -> None:
+    set_up()
+    before = read_settings()
+    for precision, matmul, library in (("float32", "highest", "ieee"), ("tf32", "high", "tf32"), ("bf16", "medium", "tf32")):
+        with matmul_precision(precision):
+            assert torch.get_float32_matmul_precision() == matmul
             assert backends.cudnn.allow_tf32 == (precision != "float32")
             for name in ("cuda.matmul", "cudnn.conv", "cudnn.rnn"):
-                assert operations(name).fp32_precision == library
-        after = held()
-        assert after.newer == before.newer
-        assert before.products in (after.products, None)  # none: torch did not tell
-        assert before.convolutions in (after.convolutions, None)
+                assert backend(name).fp32_precision == library
+        after = read_settings()
+        assert after.by_backend == before.by_backend
+        assert before.matmul in (after.matmul, None)  # None: torch raised
+        assert before.allow_tf32 in (after.allow_tf32, None)
 
 
-def test_precision_is_given_back_after_a_mistake_too() -> None:
-    before = held()
-    with pytest.raises(KeyError), exactness(of("tf32")):  # type: ignore[arg-type]
+def test_precision_is_restored_after_an_error() -> None:
+    before = read_settings()
+    with pytest.raises(KeyError), matmul_precision("tf32"):
         raise KeyError
-    assert held() == before
+    assert read_settings() == before
 
 
-def test_older_versions_are_told_in_the_words_that_they_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpfl.engine.precision.LIBRARIES", ("cuda.unheard_of", "cudnn.unheard.of"))
-    assert held().newer == {}
-    with exactness(of("float32")):  # type: ignore[arg-type]
-        assert held() == Held("highest", False, {})
+def test_older_versions_of_torch_are_set_by_the_older_api(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpfl.engine.precision.BACKENDS", ("cuda.unheard_of", "cudnn.unheard.of"))
+    assert read_settings().by_backend == {}
+    with matmul_precision("float32"):
+        assert read_settings() == PrecisionSettings("highest", False, {})

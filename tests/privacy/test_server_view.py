@@ -10,7 +10,7 @@ from torch import Tensor
 
 import gpfl
 from gpfl.core import tree
-from gpfl.engine import products_in
+from gpfl.engine import matmul_precision
 from gpfl.methods.fedphp import FedPHP
 from gpfl.methods.gpfl import GPFL, embeddings_of
 from gpfl.privacy import label_inference as labels
@@ -167,7 +167,7 @@ def test_labels_and_members_are_asked_in_float32(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(
             module, name, lambda *given, plain=plain: told.append(torch.get_float32_matmul_precision()) or plain(*given)
         )
-    with products_in("tf32"):
+    with matmul_precision("tf32"):
         labels.label_leaks(result.engine, result.outcome.last, [0])
         membership.memberships(result.engine, result.outcome.last, [0])
         assert torch.get_float32_matmul_precision() == "high"

@@ -1,7 +1,7 @@
-"""How a round of a cohort is executed. Every engine gives the same numbers; `auto` picks by device, net and cohort."""
+"""How a round is executed. All engines compute the same numbers; `auto` picks one by device, net and federation."""
 
 from gpfl.engine.base import Engine, RunSpec
-from gpfl.engine.precision import exactness, products_in
+from gpfl.engine.precision import matmul_precision
 from gpfl.engine.selection import ENGINES, limit_threads, make_engine
 
-__all__ = ["ENGINES", "Engine", "RunSpec", "make_engine", "exactness", "limit_threads", "products_in"]
+__all__ = ["ENGINES", "Engine", "RunSpec", "limit_threads", "make_engine", "matmul_precision"]

@@ -1,84 +1,78 @@
-"""The precision of products: what torch is told for the length of a run, and told again after it."""
+"""The precision of matrix products and convolutions during a run."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from gpfl.engine.base import RunSpec
-
 T = TypeVar("T")
-PRECISIONS = {"float32": "highest", "tf32": "high", "bf16": "medium"}
-"""What torch calls the precisions of products."""
-LIBRARIES = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
-"""Operations that newer versions of torch set one by one."""
-
-
-def exactness(spec: RunSpec) -> AbstractContextManager[None]:
-    """Runs products in the precision of the setting, and restores what was set before."""
-    return products_in(spec.precision)
+MATMUL_PRECISIONS = {"float32": "highest", "tf32": "high", "bf16": "medium"}
+"""Our precisions by the names of `torch.set_float32_matmul_precision`."""
+BACKENDS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
+"""Parts of `torch.backends` that have a `fp32_precision` of their own in newer versions of torch."""
 
 
 @contextmanager
-def products_in(precision: str) -> Iterator[None]:
-    """Runs products in a precision, and restores what was set before.
+def matmul_precision(precision: str) -> Iterator[None]:
+    """Run matrix products and convolutions in a precision, and restore torch's settings after.
 
-    torch lets convolutions on a GPU use TF32 unless it is told otherwise. With bf16 our kernels round what they multiply to
-    it; libraries then take TF32, as torch's "medium" lets them.
+    By default torch lets convolutions on a GPU use TF32. With bf16 our kernels round the factors to bf16; cuBLAS and cuDNN
+    then use TF32, as torch's "medium" permits.
     """
-    before = held()
+    before = read_settings()
     exact = precision == "float32"
-    newer = {name: "ieee" if exact else "tf32" for name in before.newer if exact or not name.startswith("mkldnn")}
-    set_all(Held(PRECISIONS[precision], not exact, newer))
+    by_backend = {name: "ieee" if exact else "tf32" for name in before.by_backend if exact or not name.startswith("mkldnn")}
+    apply_settings(PrecisionSettings(MATMUL_PRECISIONS[precision], not exact, by_backend))
     try:
         yield
     finally:
-        set_all(before)
+        apply_settings(before)
 
 
-class Held(NamedTuple):
-    """What torch holds: by the words that all versions know, and by those of newer ones."""
+class PrecisionSettings(NamedTuple):
+    """torch's settings: by the API of all versions, and by that of newer ones."""
 
-    products: str | None  # none where torch refuses to tell, since newer words were used that the older ones do not have
-    convolutions: bool | None  # whether they may use TF32
-    newer: dict[str, str]
-
-
-def held() -> Held:
-    """Gives what torch holds."""
-    newer = {name: part.fp32_precision for name in LIBRARIES if hasattr(part := operations(name), "fp32_precision")}
-    return Held(told(torch.get_float32_matmul_precision), told(lambda: torch.backends.cudnn.allow_tf32), newer)
+    matmul: str | None  # None where torch raises, since only the newer API can express the current setting
+    allow_tf32: bool | None  # for convolutions; None as above
+    by_backend: dict[str, str]
 
 
-def set_all(asked: Held) -> None:
-    """Tells torch both ways: the older "no TF32" gives way to a newer word for everything, and the older are asked later."""
+def read_settings() -> PrecisionSettings:
+    """Return torch's current settings."""
+    by_backend = {name: part.fp32_precision for name in BACKENDS if hasattr(part := backend(name), "fp32_precision")}
+    return PrecisionSettings(
+        _value_or_none(torch.get_float32_matmul_precision), _value_or_none(lambda: torch.backends.cudnn.allow_tf32), by_backend
+    )
+
+
+def apply_settings(settings: PrecisionSettings) -> None:
+    """Set both APIs, the newer one last: it overrides the older, and reading the older then may raise."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the advice to use newer words
-        if asked.products is not None:
-            torch.set_float32_matmul_precision(asked.products)
-        if asked.convolutions is not None:
-            torch.backends.cudnn.allow_tf32 = asked.convolutions
-    for name, word in asked.newer.items():
-        operations(name).fp32_precision = word
+        warnings.simplefilter("ignore")  # torch advises the newer API
+        if settings.matmul is not None:
+            torch.set_float32_matmul_precision(settings.matmul)
+        if settings.allow_tf32 is not None:
+            torch.backends.cudnn.allow_tf32 = settings.allow_tf32
+    for name, value in settings.by_backend.items():
+        backend(name).fp32_precision = value
 
 
-def told(ask: Callable[[], T]) -> T | None:
-    """Gives what torch answers, or nothing where it refuses to."""
+def backend(name: str) -> Any:
+    """Return the part of `torch.backends` with a dotted name, or None where this version of torch has none."""
+    part: Any = torch.backends
+    for attribute in name.split("."):
+        part = getattr(part, attribute, None)
+    return part
+
+
+def _value_or_none(read: Callable[[], T]) -> T | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return ask()
+            return read()
     except RuntimeError:
         return None
-
-
-def operations(name: str) -> Any:
-    """Gives what holds the precision of some operations; nothing in a version that has it not."""
-    part: Any = torch.backends
-    for word in name.split("."):
-        part = getattr(part, word, None)
-    return part

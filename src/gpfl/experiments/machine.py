@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from gpfl.engine.precision import products_in
+from gpfl.engine.precision import matmul_precision
 
 REPEATS = 5
 
@@ -41,7 +41,7 @@ def limits(device: torch.device) -> Limits:
     square = torch.linspace(0, 1, side * side, device=device).view(side, side)
     block = torch.empty(length, dtype=torch.uint8, device=device)
     other = torch.empty_like(block)
-    with products_in("float32"):
+    with matmul_precision("float32"):
         operations = 2 * side**3 / best(lambda: square @ square, device)
     return Limits(operations, 2 * length / best(lambda: other.copy_(block), device))
 

@@ -20,7 +20,7 @@ from gpfl.core.options import values_of
 from gpfl.core.randomness import LARGEST_SEED
 from gpfl.core.schedule import Schedule
 from gpfl.defences import Defended
-from gpfl.engine import Engine, exactness
+from gpfl.engine import Engine, matmul_precision
 from gpfl.engine.base import RunSpec
 from gpfl.engine.loop import Loop
 from gpfl.errors import GpflError, did_you_mean
@@ -240,11 +240,11 @@ class AttackRunner:
         victims, state = self.victims[first.batch], self.states[first.round]
         true = images_of(self.engine.federation, victims)
         trained = self.rounds[first.round]
-        with exactness(self.setting):
+        with matmul_precision(self.setting.precision):
             seen = [one for case in cases for one in uploads_of(self.engine, state, victims, case.steps, trained)]
         keys = [(victim.rows[0], len(victim.rows)) for _ in cases for victim in victims]
         began = time.perf_counter()
-        with exactness(self.setting):
+        with matmul_precision(self.setting.precision):
             rebuilt = rebuild(seen, first.target, first.kind, true.shape[1:], keys, self.effort)
         if true.device.type == "cuda":
             torch.cuda.synchronize()

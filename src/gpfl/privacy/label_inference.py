@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from gpfl.core import tree
 from gpfl.core.method import Method
 from gpfl.defences import Defended
-from gpfl.engine import Engine, products_in
+from gpfl.engine import Engine, matmul_precision
 from gpfl.errors import pluralize
 from gpfl.privacy import lbfgs
 from gpfl.privacy.gradient_targets import gradient_targets
@@ -208,7 +208,7 @@ def label_leaks(engine: Engine, state: RunState, clients: Sequence[int]) -> list
 
     Of several clients those that have too few rows to train are left out: they send nothing.
     """
-    with products_in("float32"):  # whatever the run was in
+    with matmul_precision("float32"):  # whatever the run was in
         return [leak_of(engine, state, client) for client in sending(engine, clients)]
 
 

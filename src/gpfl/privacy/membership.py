@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from gpfl.core import tree
 from gpfl.core.net import Model
 from gpfl.data.table import Indices
-from gpfl.engine import Engine, products_in
+from gpfl.engine import Engine, matmul_precision
 from gpfl.training.run_dir import RunState
 
 BLOCK = 1024
@@ -33,7 +33,7 @@ class Membership:
 
 def memberships(engine: Engine, state: RunState, clients: Sequence[int]) -> list[Membership]:
     """Gives the attack on each client's own model, its training rows against its test rows."""
-    with products_in("float32"):  # whatever the run was in
+    with matmul_precision("float32"):  # whatever the run was in
         return [membership_of(engine, state, client) for client in clients]
 
 

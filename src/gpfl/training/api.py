@@ -20,7 +20,7 @@ from gpfl.core.net import Architecture, Net, from_architecture, from_module
 from gpfl.core.schedule import Schedule
 from gpfl.core.tree import Tree
 from gpfl.defences import DefenceConfig
-from gpfl.engine import Engine, RunSpec, exactness, limit_threads, make_engine
+from gpfl.engine import Engine, RunSpec, limit_threads, make_engine, matmul_precision
 from gpfl.engine.distributed import local_rank, process_group
 from gpfl.errors import DivergenceError, GpflError, did_you_mean
 from gpfl.federation.federation import MANIFEST, Federation
@@ -294,7 +294,7 @@ def execute(run: PreparedRun, engine: Engine) -> Result:
     simulation = simulation_of(run, engine)
     if run.folder is not None and run.folder.finished:
         return Result(engine, simulation.reopen())
-    with limit_threads(run.setting), exactness(run.setting):
+    with limit_threads(run.setting), matmul_precision(run.setting.precision):
         outcome = simulation.run()
     return kept(Result(engine, outcome), run)
 
@@ -313,7 +313,7 @@ def execute_trials(runs: Sequence[PreparedRun]) -> list[Result | DivergenceError
         return [execute_or_diverge(run, make_engine(run.config.run.engine, run.setting)) for run in runs]
     engines = [engine.for_trial(run.setting) for run in runs]
     simulations = [simulation_of(run, own) for run, own in zip(runs, engines, strict=True)]
-    with limit_threads(first), exactness(first):
+    with limit_threads(first), matmul_precision(first.precision):
         outcomes = run_concurrently(simulations)
     return [
         outcome if isinstance(outcome, DivergenceError) else kept(Result(own, outcome), run)

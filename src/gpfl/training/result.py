@@ -21,7 +21,7 @@ from gpfl.core.method import NET_PARTS, Method
 from gpfl.core.net import Model, Net
 from gpfl.core.tree import Tree
 from gpfl.data.table import Table
-from gpfl.engine import Engine, products_in
+from gpfl.engine import Engine, matmul_precision
 from gpfl.errors import GpflError
 from gpfl.federation.federation import Federation
 from gpfl.training.round_loop import RunOutcome
@@ -46,7 +46,7 @@ class ClientModel:
         rows = self.input_spec.read(x, "x")
         device = next(tree.leaves(self.weights)).device
         model = Model(self.method.net, self.weights)
-        with torch.no_grad(), products_in("float32"):
+        with torch.no_grad(), matmul_precision("float32"):
             blocks = [self.method.logits(model, self.input_spec.to_net(part.to(device))) for part in torch.split(rows, BLOCK)]
         return torch.cat(blocks).cpu().numpy()
 
@@ -169,7 +169,7 @@ class Result:
         return self.engine.federation
 
     @cached_property
-    @products_in("float32")
+    @matmul_precision("float32")
     def clients(self) -> list[ClientModel]:
         """Each client's own model."""
         engine, state = self.engine, self.outcome.selected
@@ -193,7 +193,7 @@ class Result:
             paths.append(path)
         return paths
 
-    @products_in("float32")
+    @matmul_precision("float32")
     def personalize(self, x: ArrayLike, y: ArrayLike, *, rounds: int = 20, name: str = "new") -> ClientModel:
         """Gives a client that was not in training its own model.
 
