@@ -221,7 +221,7 @@ def test_victims_at_once_are_rebuilt_as_alone(results: dict[str, gpfl.Result]) -
 
 def test_corners_and_pools_of_the_papers_net_are_matched_at_once_as_alone() -> None:
     net = gpfl.core.net.from_architecture(CNN4(channels=(3, 4), hidden=8), "cnn4", torch.zeros(2, 1, 16, 16), 4)
-    method = METHODS["fedavg"](net=net)
+    method = METHODS["fedavg"]().bind(net, lr=0.1, epochs=1)
     draw = torch.Generator().manual_seed(0)
     images, outputs = torch.rand(3, 2, 1, 16, 16, generator=draw), torch.randn(3, 2, 8, generator=draw)
     matching = Matching(method.net, gradient_targets(method)["fe"], method.init(0)[0], cotangent)

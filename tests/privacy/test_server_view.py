@@ -10,9 +10,12 @@ from torch import Tensor
 
 import gpfl
 from gpfl.core import tree
+from gpfl.core.method import Method
+from gpfl.core.net import from_architecture
 from gpfl.engine import matmul_precision
 from gpfl.methods.fedphp import FedPHP
 from gpfl.methods.gpfl import GPFL, embeddings_of
+from gpfl.models.mlp import MLP
 from gpfl.privacy import label_inference as labels
 from gpfl.privacy import membership
 from gpfl.privacy import victims as victim
@@ -23,6 +26,11 @@ from gpfl.privacy.victims import Victim
 # Gradients.
 
 
+def gpfl_method(mu: float, lr: float, reg: str = "wd") -> Method:
+    net = from_architecture(MLP(hidden=(8,)), "mlp", torch.zeros(2, 6), 5)
+    return GPFL(lam=0.01, mu=mu, reg=reg).bind(net, lr=lr, epochs=1)
+
+
 @pytest.mark.parametrize("steps", [1, 3, 200])
 @pytest.mark.parametrize("mu", [0.0, 0.1, 0.7])
 def test_decay_is_taken_out_of_many_steps(steps: int, mu: float) -> None:
@@ -31,7 +39,7 @@ def test_decay_is_taken_out_of_many_steps(steps: int, mu: float) -> None:
     weights = sent
     for _ in range(steps):
         weights = weights - 0.1 * (gradient + mu * weights)
-    seen = ServerView(GPFL(lam=0.01, mu=mu, lr=0.1), {"gce": {"weight": sent}}, {"gce": {"weight": weights}}, 1, steps)
+    seen = ServerView(gpfl_method(mu=mu, lr=0.1), {"gce": {"weight": sent}}, {"gce": {"weight": weights}}, 1, steps)
     torch.testing.assert_close(embeddings_of(seen.gradient(("gce",))), gradient)
 
 
@@ -42,7 +50,7 @@ def test_the_pull_of_a_norm_is_taken_out_of_many_steps() -> None:
     for _ in range(20):
         weights = weights - 0.01 * (gradient + 2 * weights / torch.linalg.vector_norm(weights))
     for reg, mu in (("norm", 2.0), ("wd", 0.0)):
-        method = GPFL(lam=0.01, mu=mu, lr=0.01, reg=reg)
+        method = gpfl_method(mu=mu, reg=reg, lr=0.01)
         seen = ServerView(method, {"gce": {"weight": sent}}, {"gce": {"weight": weights}}, 1, 20)
         found[reg] = float((embeddings_of(seen.gradient(("gce",))) - gradient).norm() / gradient.norm())
     assert found["norm"] < 0.01 < 1 < found["wd"]
