@@ -10,9 +10,9 @@ import torch
 
 import gpfl
 from gpfl.core import tree
+from gpfl.core.local_round import Schedule
 from gpfl.core.method import Method
 from gpfl.core.net import Net, from_architecture
-from gpfl.core.schedule import Schedule
 from gpfl.core.tree import Tree
 from gpfl.engine import ENGINES, Engine, RunSpec
 from gpfl.federation.federation import Shard

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import gpfl
-from gpfl.core.schedule import Schedule
+from gpfl.core.local_round import Schedule
 
 LR = 0.05
 

@@ -5,9 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from gpfl.core import tree
-from gpfl.core.input_spec import InputSpec
 from gpfl.core.modules import refuse_layers
-from gpfl.core.net import Architecture, Model, Net, from_architecture, from_module
+from gpfl.core.net import Architecture, InputSpec, Model, Net, from_architecture, from_module
 from gpfl.errors import GpflError
 from gpfl.models import NETS
 from gpfl.models.cnn4 import CNN4

@@ -9,8 +9,8 @@ import pytest
 from conftest import Command, toy_federation
 
 import gpfl
+from gpfl.core.local_round import Schedule
 from gpfl.core.method import Phase
-from gpfl.core.schedule import Schedule
 from gpfl.defences import DefenceConfig
 from gpfl.defences import accounting as statement
 from gpfl.defences.accounting import (

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 import gpfl
 from gpfl.core import tree
+from gpfl.core.local_round import Schedule
 from gpfl.core.method import Method
 from gpfl.core.net import Net, from_architecture, from_module
-from gpfl.core.schedule import Schedule
 from gpfl.core.tree import Tree
 from gpfl.engine import ENGINES, RunSpec, workers
 from gpfl.engine.base import Engine, EvalRequest, RoundResult, TrainRequest

@@ -11,7 +11,8 @@ from conftest import toy_table
 from torch.utils.data import Dataset, TensorDataset
 
 import gpfl
-from gpfl.data.table import SPLITS, Indices
+from gpfl.core.local_round import Indices
+from gpfl.data.table import SPLITS
 from gpfl.federation.federation import Shard
 from gpfl.federation.partition import Partition
 from gpfl.io import toml

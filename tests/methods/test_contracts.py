@@ -13,10 +13,9 @@ from torch import nn
 
 import gpfl
 from gpfl.core import tree
-from gpfl.core.local_round import local_round
+from gpfl.core.local_round import Schedule, local_round
 from gpfl.core.method import ClientInfo, Method
 from gpfl.core.net import from_architecture, from_module
-from gpfl.core.schedule import Schedule
 from gpfl.core.tree import Tree
 from gpfl.engine import ENGINES, RunSpec
 from gpfl.engine.base import Engine

@@ -10,9 +10,9 @@ from conftest import toy_federation
 from torch.nn import functional as F
 
 from gpfl.core import losses, tree
+from gpfl.core.local_round import Schedule
 from gpfl.core.method import Batch, ClientInfo
 from gpfl.core.net import Model, from_architecture
-from gpfl.core.schedule import Schedule
 from gpfl.engine import ENGINES, RunSpec
 from gpfl.methods.gpfl import GPFL, embeddings_of, valve
 from gpfl.models.mlp import MLP

@@ -12,10 +12,9 @@ from torch import nn
 
 import gpfl
 from gpfl.core import tree
-from gpfl.core.local_round import local_round
+from gpfl.core.local_round import Schedule, local_round
 from gpfl.core.method import Batch, ClientInfo, Method
 from gpfl.core.net import Model, from_module
-from gpfl.core.schedule import Schedule
 from gpfl.core.tree import Tree
 from gpfl.engine import ENGINES, Engine, RunSpec
 from gpfl.methods import METHODS

@@ -14,9 +14,9 @@ from torch import nn
 
 import gpfl
 from gpfl.core import tree
+from gpfl.core.local_round import Schedule
 from gpfl.core.method import Method
 from gpfl.core.net import from_module
-from gpfl.core.schedule import Schedule
 from gpfl.core.tree import Tree
 from gpfl.engine import ENGINES, RunSpec
 from gpfl.federation.federation import Shard

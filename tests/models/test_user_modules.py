@@ -15,10 +15,9 @@ from torch.nn import functional as F
 
 import gpfl
 from gpfl.core import tree
-from gpfl.core.input_spec import InputSpec
+from gpfl.core.local_round import Schedule
 from gpfl.core.method import Phase
-from gpfl.core.net import from_module
-from gpfl.core.schedule import Schedule
+from gpfl.core.net import InputSpec, from_module
 from gpfl.engine import RunSpec
 from gpfl.engine.selection import select_engine
 from gpfl.methods import METHODS
@@ -228,7 +227,7 @@ def test_fewest_rows_are_those_of_the_smallest_batch(rows: int, settings: dict, 
     first = schedule.batches(np.arange(rows))
     sizes = [int((steps >= 0).sum()) for steps in (first[:1] if batches > 1 else first)]
     phase = Phase(None, batches=batches)  # type: ignore[arg-type]
-    assert schedule.fewest_rows(rows, (phase,)) == min(sizes)
+    assert schedule.smallest_batch(rows, (phase,)) == min(sizes)
     assert batches > 1 or min(sizes) == fewest
 
 

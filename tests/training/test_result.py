@@ -278,7 +278,7 @@ def test_model_of_pixels_takes_whole_numbers_of_any_type_and_refuses_others() ->
     for kind in (np.float64, np.int64, np.float32):
         assert np.array_equal(client.logits(pixels.astype(kind)), client.logits(pixels))
     for wrong in (pixels / 16, pixels.astype(np.int64) + 1, pixels.astype(np.int64) - 1):
-        with pytest.raises(gpfl.GpflError, match="whole ones from 0 to 16"):
+        with pytest.raises(gpfl.GpflError, match="whole numbers from 0 to 16"):
             client.predict(wrong)
 
 

@@ -1,22 +1,123 @@
-"""The heart: one client's round and one client's judgement, pure functions that engines run for many clients."""
+"""One client's round: its samples, its batches, its training and its evaluation."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gpfl.core.method import Batch, ClientInfo, LossTerms, Method
-from gpfl.core.net import Model
-from gpfl.core.schedule import Plan
+from gpfl.core.method import Batch, ClientInfo, LossTerms, Method, Phase
+from gpfl.core.net import InputSpec, Model
+from gpfl.core.randomness import generator
 from gpfl.core.tree import Tree
-from gpfl.data.table import Table
+from gpfl.errors import GpflError
+
+Indices: TypeAlias = npt.NDArray[np.int64]
+Plan: TypeAlias = list[Indices]
+"""For each phase the indices of every step's samples, (steps, width); -1 pads a short batch."""
+
+
+class Samples:
+    """Samples and labels in memory, and how a net takes them."""
+
+    def __init__(self, x: Tensor, y: Tensor, input_spec: InputSpec) -> None:
+        self.x, self.y, self.input_spec = x, y, input_spec
+
+    def inputs(self, indices: Tensor) -> Tensor:
+        """Return samples as a net takes them."""
+        return self.input_spec.to_net(self.x[indices])
+
+    def batch(self, indices: Tensor) -> Batch:
+        """Return a batch; an index of -1 is padding and masked out."""
+        valid = indices.clamp_min(0)
+        return Batch(self.inputs(valid), self.y[valid], (indices >= 0).to(torch.float32))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Which clients train in a round and in which batches: functions of (seed, round, client)."""
+
+    seed: int
+    rounds: int
+    batch_size: int = 10
+    client_fraction: float | tuple[float, float] = 1.0
+    shuffle: bool = True
+    drop_last: bool = True
+
+    def sample_clients(self, round: int, clients: int) -> list[int]:
+        """Return the clients of a round, ascending. With a range of fractions their number is random too."""
+        rng = generator(self.seed, "cohort", round)
+        if isinstance(self.client_fraction, tuple):
+            low, high = (count_of(fraction, clients) for fraction in self.client_fraction)
+            size = int(rng.integers(low, high, endpoint=True))
+        else:
+            size = count_of(self.client_fraction, clients)
+        if size == clients:
+            return list(range(clients))
+        return sorted(int(c) for c in rng.choice(clients, size, replace=False))
+
+    def plan(self, phases: Sequence[Phase], samples: Indices, round: int, client: int) -> Plan:
+        """Return the batches of a client's round. All phases use the same orders, so adding one leaves the others alone."""
+        epochs = max(phase.epochs for phase in phases)
+        rng = generator(self.seed, "batches", round, client)
+        orders = [rng.permutation(samples) if self.shuffle else samples for _ in range(epochs)]
+        return [np.concatenate([self.batches(order, phase.batches) for order in orders[: phase.epochs]]) for phase in phases]
+
+    def batches(self, samples: Indices, per_step: int = 1) -> Indices:
+        """Return samples in steps of `per_step` batches, (steps, width).
+
+        A short last step is dropped under `drop_last`, unless it is the client's only one. Steps of several batches are
+        never short.
+        """
+        width = self.batch_size * per_step
+        full = len(samples) // width
+        steps = samples[: full * width].reshape(full, width)
+        rest = samples[full * width :]
+        if per_step > 1 or len(rest) == 0 or (self.drop_last and full):
+            return steps
+        padded = np.full((1, width), -1, dtype=np.int64)
+        padded[0, : len(rest)] = rest
+        return np.concatenate([steps, padded])
+
+    def min_samples(self, phases: Sequence[Phase]) -> int:
+        """Return the number of training samples that a client needs to have a step in every phase."""
+        return max(self.batch_size * phase.batches if phase.batches > 1 else 1 for phase in phases)
+
+    def smallest_batch(self, n_samples: int, phases: Sequence[Phase]) -> int:
+        """Return the size of the smallest batch of a client with `n_samples` training samples."""
+        rest = n_samples % self.batch_size
+        short = n_samples < self.batch_size or (not self.drop_last and any(phase.batches == 1 for phase in phases))
+        return rest if rest and short else min(n_samples, self.batch_size)
+
+    def check_batch_size(self, method: Method, n_samples: int, client: str) -> None:
+        """Raise if a client would train on a batch of one sample with a net whose BatchNorm needs two."""
+        if self.smallest_batch(n_samples, method.phases()) >= method.net.min_batch:
+            return
+        fix = "raise --batch-size" if self.batch_size == 1 else "set drop_last or another --batch-size"
+        raise GpflError(
+            f"client {client} has {n_samples} training samples, which makes a batch of 1 at batch size {self.batch_size}; "
+            f"the BatchNorm of net '{method.net.name}' needs 2: {fix if n_samples > 1 else 'add samples or leave it out'}"
+        )
+
+    def unshuffled_samples(self, samples: Indices) -> Indices:
+        """Return the samples that a pass without shuffling trains on."""
+        steps = self.batches(samples).ravel()
+        return steps[steps >= 0]
+
+
+def count_of(fraction: float, clients: int) -> int:
+    """Return fraction × clients rounded down, at least 1. 0.29 × 100 is 29, although binary floats give 28.99…."""
+    return max(1, int(fraction * clients + 1e-9))
 
 
 class ClientUpdate(NamedTuple):
-    """What a client's round gives: its upload, its new private state, and the mean terms of its objective."""
+    """The result of a client's round: its upload, its new private state and the mean loss terms of its steps."""
 
     upload: Tree
     private: Tree
@@ -24,32 +125,32 @@ class ClientUpdate(NamedTuple):
 
 
 class Score(NamedTuple):
-    """Correct decisions and summed cross-entropy over some rows."""
+    """Number of correct predictions and summed cross-entropy over some samples."""
 
     correct: Tensor
     loss: Tensor
 
 
-def local_round(method: Method, shared: Tree, private: Tree, table: Table, plan: Plan, client: ClientInfo) -> ClientUpdate:
-    """Gives one client's round: download, every step of the plan, upload. Inputs are not changed."""
+def local_round(method: Method, shared: Tree, private: Tree, samples: Samples, plan: Plan, client: ClientInfo) -> ClientUpdate:
+    """Run one client's round: download, every step of the plan, upload. The inputs are not modified."""
     local_state = method.download(shared, private, client)
-    seen: dict[str, list[Tensor]] = {}
+    history: dict[str, list[Tensor]] = {}
     for phase, steps in zip(method.phases(), plan, strict=True):
-        rows = torch.from_numpy(steps).to(table.y.device)  # (steps, width)
-        for number, real in enumerate((steps >= 0).sum(1).tolist()):
-            if real == 0:  # regularisers would move an empty batch
+        indices = torch.from_numpy(steps).to(samples.y.device)  # (steps, width)
+        for step, size in enumerate((steps >= 0).sum(1).tolist()):
+            if size == 0:  # regularisers would move an empty batch
                 continue
-            local_state, terms = phase.step(shared, local_state, table.batch(rows[number, :real]), client)
+            local_state, terms = phase.step(shared, local_state, samples.batch(indices[step, :size]), client)
             for name, value in terms.items():
-                seen.setdefault(name, []).append(value.detach())
+                history.setdefault(name, []).append(value.detach())
     upload, kept = method.upload(shared, local_state, private, client)
-    return ClientUpdate(upload, kept, {name: torch.stack(values).mean() for name, values in seen.items()})
+    return ClientUpdate(upload, kept, {name: torch.stack(values).mean() for name, values in history.items()})
 
 
 def evaluate_client(method: Method, shared: Tree, private: Tree, adapt: Batch, client: ClientInfo, batch: Batch) -> Score:
-    """Gives the score of a client's personal model on a batch; `adapt` is a training batch that the method may adapt to."""
+    """Return the score of a client's personal model on a batch; the method may adapt the model to `adapt`."""
     weights = method.personal_weights(shared, private, adapt, client)
-    logits = method.logits(Model(method.net, weights), batch.x)  # (rows, classes)
+    logits = method.logits(Model(method.net, weights), batch.x)  # (batch, classes)
     correct = (logits.argmax(-1) == batch.y) * batch.mask
     loss = F.cross_entropy(logits, batch.y, reduction="none") * batch.mask
     return Score(correct.sum(), loss.sum())

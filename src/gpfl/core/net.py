@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from gpfl.core import modules, tree
-from gpfl.core.input_spec import InputSpec
 from gpfl.core.modules import Parts as Parts
 from gpfl.core.modules import statistics, template, trainable
 from gpfl.core.options import Value, values_of
@@ -22,6 +22,41 @@ from gpfl.core.tree import Tree
 from gpfl.errors import GpflError
 
 Shape = tuple[int, ...]
+
+INPUT_KINDS = {
+    "floats": "floats, unchanged",
+    "pixels": "integers from 0 to pixel_max, scaled to [-1, 1]",
+    "counts": "integers, unchanged",
+    "tokens": "integers from 0 to vocabulary - 1",
+}
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """The shape and kind of samples as stored. They stay in the smallest type that holds them until a batch is made."""
+
+    shape: Shape
+    kind: str = "floats"
+    pixel_max: int = 0  # for pixels
+    vocabulary: int = 0  # number of tokens, for tokens
+
+    def to_net(self, stored: Tensor) -> Tensor:
+        """Return stored samples as a net takes them."""
+        if self.kind == "pixels":
+            return stored.to(torch.float32) / (self.pixel_max / 2) - 1
+        return stored.to(torch.int64 if self.kind == "tokens" else torch.float32)
+
+    def example(self) -> Tensor:
+        """Return two samples of zeros as a net takes them."""
+        return self.to_net(torch.zeros(2, *self.shape))
+
+    def probe(self) -> Tensor:
+        """Return two fixed samples of varied values as a net takes them; their scores identify a model."""
+        numbers = torch.arange(2 * math.prod(self.shape)).reshape(2, *self.shape)
+        if self.kind == "floats":
+            return torch.sin(numbers + 1.0)
+        values = {"pixels": self.pixel_max + 1, "tokens": max(1, self.vocabulary)}.get(self.kind, 10)
+        return self.to_net(numbers % values)
 
 
 @dataclass(frozen=True, kw_only=True)

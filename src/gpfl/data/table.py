@@ -7,24 +7,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gpfl.core.input_spec import ArrayLike, numeric, store
-from gpfl.core.method import Batch
+from gpfl.core.local_round import Indices, Samples
+from gpfl.data.arrays import ArrayLike, numeric_array, store_samples
 from gpfl.errors import GpflError
 
-Indices: TypeAlias = npt.NDArray[np.int64]
 SPLITS = ("train", "validation", "test")
 MAX_CLASSES = 100_000
 """A larger label is an id or a measurement rather than a class."""
 
 
-class Table:
+class Table(Samples):
     """Samples with their labels and, where known, the client, the split and the group of each sample.
 
     Args:
@@ -32,7 +29,7 @@ class Table:
         y: Class of each sample, from 0.
         classes: Number of classes; by default the largest label plus one.
         name: Name of the dataset in messages and manifests.
-        kind: What the numbers of `x` are (see `gpfl.core.input_spec`); by default bytes are pixels, others floats.
+        kind: What the numbers of `x` are (see `gpfl.core.net.INPUT_KINDS`); by default bytes are pixels, others floats.
         pixel_max: Largest value of a pixel.
         vocabulary: Number of tokens; by default the largest token plus one.
         client_ids: Index of each sample's client (a domain, a subject) in `client_names`.
@@ -62,8 +59,9 @@ class Table:
         self.name, self.metadata = name, dict(metadata or {})
         self.source: DataSource | None = None  # loads this table again
         self.description = ""  # what was found in the user's files
-        self.x, self.input_spec = store(x, kind, pixel_max, vocabulary, name)
-        self.y, self.classes = _check_labels(y, classes, name)
+        samples, input_spec = store_samples(x, kind, pixel_max, vocabulary, name)
+        labels, self.classes = _check_labels(y, classes, name)
+        super().__init__(samples, labels, input_spec)
         if len(self.x) != len(self.y):
             raise GpflError(f"data '{name}' has {len(self.x)} rows and {len(self.y)} labels; give one label per row")
         if len(self.x) == 0:
@@ -94,15 +92,6 @@ class Table:
                 content.update(prefix)
                 content.update(np.ascontiguousarray(ids).data)
         return content.hexdigest()
-
-    def inputs(self, indices: Tensor) -> Tensor:
-        """Return samples as a net takes them."""
-        return self.input_spec.to_net(self.x[indices])
-
-    def batch(self, indices: Tensor) -> Batch:
-        """Return a batch; an index of -1 is padding and masked out."""
-        valid = indices.clamp_min(0)
-        return Batch(self.inputs(valid), self.y[valid], (indices >= 0).to(torch.float32))
 
     def to(self, device: torch.device) -> Table:
         """Return the same table on `device`."""
@@ -160,7 +149,7 @@ class DataSource(ABC):
 
 
 def _check_labels(y: ArrayLike, classes: int | None, name: str) -> tuple[Tensor, int]:
-    labels = y.detach().cpu().to(torch.float64).numpy() if isinstance(y, Tensor) else numeric(y, f"data '{name}'")
+    labels = y.detach().cpu().to(torch.float64).numpy() if isinstance(y, Tensor) else numeric_array(y, f"data '{name}'")
     if labels.ndim != 1:
         raise GpflError(f"data '{name}' has labels of shape {labels.shape}; give one whole number per row")
     with np.errstate(invalid="ignore"):  # NaN fails the comparison below

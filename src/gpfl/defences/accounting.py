@@ -18,8 +18,8 @@ from importlib import import_module, metadata
 from types import ModuleType
 from typing import cast
 
+from gpfl.core.local_round import Schedule, count_of
 from gpfl.core.method import Phase
-from gpfl.core.schedule import Schedule, part_of
 from gpfl.defences.config import DefenceConfig
 from gpfl.defences.coupling import Tried
 from gpfl.errors import GpflError, pluralize
@@ -49,7 +49,7 @@ class AccountingInputs:
         """The fewest and the most clients that join a round."""
         join, clients = self.schedule.client_fraction, len(self.rows)
         shares = join if isinstance(join, tuple) else (join, join)
-        low, high = (part_of(share, clients) for share in shares)
+        low, high = (count_of(share, clients) for share in shares)
         return max(1, low - self.idle), min(high, max(1, clients - self.idle))
 
     @property
@@ -140,7 +140,7 @@ def client_level(defence: DefenceConfig, crowd: AccountingInputs) -> Facts:
         return facts
     fixed = not isinstance(crowd.schedule.client_fraction, tuple)
     drawn = (
-        part_of(crowd.schedule.client_fraction, clients) if not isinstance(crowd.schedule.client_fraction, tuple) else clients
+        count_of(crowd.schedule.client_fraction, clients) if not isinstance(crowd.schedule.client_fraction, tuple) else clients
     )
     half, own = defence.noise / 2, defence.noise / 2 / math.sqrt(fewest)
     return facts | {

@@ -12,12 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpfl.core.local_round import evaluate_client
+from gpfl.core.local_round import Indices, Plan, Schedule, evaluate_client
 from gpfl.core.method import ClientInfo, LossTerms, Method
 from gpfl.core.metrics import Evaluation
-from gpfl.core.schedule import Plan, Schedule
 from gpfl.core.tree import Tree
-from gpfl.data.table import Indices, Table
+from gpfl.data.table import Table
 from gpfl.federation.federation import Federation
 
 EVAL_BATCH_SIZE = 1024
@@ -162,7 +161,7 @@ class Engine(ABC):
 
     def _samples_for_label_counts(self, samples: Indices) -> Indices:
         """Return those of a client's training samples that its label counts count."""
-        return self.schedule.used(samples) if self.class_counts == "used" else samples
+        return self.schedule.unshuffled_samples(samples) if self.class_counts == "used" else samples
 
     def plan(self, client: int, round: int, schedule: Schedule | None = None) -> Plan:
         """Return the batches of a client's round, by default under the engine's own schedule."""

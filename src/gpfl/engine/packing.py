@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from gpfl.data.table import Indices
+from gpfl.core.local_round import Indices
 
 T = TypeVar("T")
 OVERHEAD = 9

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.func import vmap
 
 from gpfl.core import tree
+from gpfl.core.local_round import Indices
 from gpfl.core.method import Batch, ClientInfo, LossTerms, Method, Step
 from gpfl.core.metrics import Evaluation
 from gpfl.core.tree import Tree
-from gpfl.data.table import Indices
 from gpfl.engine.base import Engine, EvalRequest, RoundResult, RunSpec, TrainRequest
 from gpfl.engine.batched_evaluation import BatchedEvaluator, Group
 from gpfl.engine.compiler.program import Buffers, Function, Program

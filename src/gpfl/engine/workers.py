@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from gpfl.core import tree
-from gpfl.core.local_round import local_round
+from gpfl.core.local_round import Plan, local_round
 from gpfl.core.method import ClientInfo, LossTerms, Method, Phase
 from gpfl.core.metrics import Evaluation
-from gpfl.core.schedule import Plan
 from gpfl.core.tree import Tree
 from gpfl.engine.base import Engine, EvalRequest, RoundResult, RunSpec, TrainRequest
 from gpfl.engine.compiler.program import Buffers, Program

@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gpfl.core.local_round import Indices
 from gpfl.core.net import Model
 from gpfl.core.randomness import generator
-from gpfl.data.table import SPLITS, Indices
+from gpfl.data.table import SPLITS
 from gpfl.errors import GpflError, pluralize
 from gpfl.federation.federation import Federation, Shard
 from gpfl.training import api

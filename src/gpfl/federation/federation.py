@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from gpfl.core import options
-from gpfl.core.input_spec import ArrayLike
+from gpfl.core.local_round import Indices
 from gpfl.data import DATASETS, FileDataset, find_dataset
-from gpfl.data.table import SPLITS, DataSource, Indices, Table
+from gpfl.data.arrays import ArrayLike
+from gpfl.data.table import SPLITS, DataSource, Table
 from gpfl.errors import GpflError, did_you_mean, pluralize
 from gpfl.federation.partition import PARTITIONS, Partition
 from gpfl.io import files, toml

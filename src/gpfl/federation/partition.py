@@ -10,9 +10,10 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from gpfl.core.local_round import Indices
 from gpfl.core.options import option
 from gpfl.core.randomness import LARGEST_SEED, generator
-from gpfl.data.table import SPLITS, Indices, Table
+from gpfl.data.table import SPLITS, Table
 from gpfl.errors import GpflError, pluralize
 from gpfl.federation import pfllib_partition as reference_division
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gpfl.data.table import Indices
+from gpfl.core.local_round import Indices
 from gpfl.errors import GpflError
 
 Labels = npt.NDArray[np.int64]

@@ -8,8 +8,7 @@ from typing import ClassVar, Self
 
 from torch import Tensor, nn
 
-from gpfl.core.input_spec import InputSpec
-from gpfl.core.net import Architecture, Parts, Shape
+from gpfl.core.net import Architecture, InputSpec, Parts, Shape
 from gpfl.core.options import option
 from gpfl.errors import GpflError
 

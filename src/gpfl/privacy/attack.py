@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from gpfl.core import tree
+from gpfl.core.local_round import Schedule
 from gpfl.core.method import Setup
 from gpfl.core.options import values_of
 from gpfl.core.randomness import LARGEST_SEED
-from gpfl.core.schedule import Schedule
 from gpfl.defences import Defended
 from gpfl.engine import Engine, matmul_precision
 from gpfl.engine.base import RunSpec

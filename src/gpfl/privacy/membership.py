@@ -12,8 +12,8 @@ import torch
 from torch.nn import functional as F
 
 from gpfl.core import tree
+from gpfl.core.local_round import Indices
 from gpfl.core.net import Model
-from gpfl.data.table import Indices
 from gpfl.engine import Engine, matmul_precision
 from gpfl.training.run_dir import RunState
 

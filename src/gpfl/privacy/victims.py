@@ -12,12 +12,10 @@ import torch
 from torch import Tensor
 
 from gpfl.core import tree
-from gpfl.core.local_round import local_round
+from gpfl.core.local_round import Indices, Plan, local_round
 from gpfl.core.method import Method
 from gpfl.core.net import Net
 from gpfl.core.randomness import generator
-from gpfl.core.schedule import Plan
-from gpfl.data.table import Indices
 from gpfl.defences import Defended
 from gpfl.engine import Engine
 from gpfl.errors import GpflError, pluralize

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 import gpfl
 from gpfl.core import options, tree
-from gpfl.core.input_spec import InputSpec
+from gpfl.core.local_round import Schedule
 from gpfl.core.method import Method
 from gpfl.core.modules import CLOSE, same_scores
-from gpfl.core.net import Architecture, Net, from_architecture, from_module
-from gpfl.core.schedule import Schedule
+from gpfl.core.net import Architecture, InputSpec, Net, from_architecture, from_module
 from gpfl.core.tree import Tree
 from gpfl.defences import DefenceConfig
 from gpfl.engine import Engine, RunSpec, limit_threads, make_engine, matmul_precision
@@ -282,7 +281,7 @@ def prepare(
             "lower --batch-size"
         )
     for shard in federation.shards:
-        schedule.refuse_single_rows(method, len(shard.train), shard.name)
+        schedule.check_batch_size(method, len(shard.train), shard.name)
     placed = federation.to(device)
     guard = guarded(method, config.defence, placed, schedule)
     setting = RunSpec(guard, placed, schedule, train.class_counts, config.run.compile, config.run.precision)

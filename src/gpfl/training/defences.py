@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gpfl.core.local_round import Schedule
 from gpfl.core.method import Method
-from gpfl.core.schedule import Schedule
 from gpfl.defences.accounting import AccountingInputs, Facts, statement
 from gpfl.defences.config import DefenceConfig
 from gpfl.defences.coupling import tried

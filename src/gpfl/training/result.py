@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from gpfl.core import options, tree
-from gpfl.core.input_spec import ArrayLike, InputSpec
 from gpfl.core.local_round import local_round
 from gpfl.core.method import NET_PARTS, Method
-from gpfl.core.net import Model, Net
+from gpfl.core.net import InputSpec, Model, Net
 from gpfl.core.tree import Tree
+from gpfl.data.arrays import ArrayLike, read_samples
 from gpfl.data.table import Table
 from gpfl.engine import Engine, matmul_precision
 from gpfl.errors import GpflError
@@ -43,7 +43,7 @@ class ClientModel:
 
     def logits(self, x: ArrayLike) -> npt.NDArray[np.float32]:
         """Gives the scores (rows, classes)."""
-        rows = self.input_spec.read(x, "x")
+        rows = read_samples(x, self.input_spec, "x")
         device = next(tree.leaves(self.weights)).device
         model = Model(self.method.net, self.weights)
         with torch.no_grad(), matmul_precision("float32"):
@@ -206,7 +206,7 @@ class Result:
         method, schedule, known = engine.method, engine.schedule, engine.federation.table
         form = known.input_spec
         table = Table(
-            form.read(x, f"client {name}"),
+            read_samples(x, form, f"client {name}"),
             y,
             classes=known.classes,
             name=f"client {name}",
@@ -215,7 +215,7 @@ class Result:
             vocabulary=form.vocabulary,
         ).to(engine.device)
         rows = np.arange(len(table))
-        schedule.refuse_single_rows(method, len(rows), name)
+        schedule.check_batch_size(method, len(rows), name)
         private = tree.to(method.init(schedule.seed)[1], engine.device)
         for number in range(state.round, state.round + rounds):
             plan = schedule.plan(method.phases(), rows, number, len(engine.federation))

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from gpfl.data.table import Indices, Table
+from gpfl.core.local_round import Indices
+from gpfl.data.table import Table
 from gpfl.errors import GpflError
 
 Array = npt.NDArray[np.generic]

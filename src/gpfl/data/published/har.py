@@ -13,12 +13,13 @@ import numpy.typing as npt
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from gpfl.core.local_round import Indices
 from gpfl.core.options import option
 from gpfl.data.published import archive
 from gpfl.data.published.cache import Array, Parsed
 from gpfl.data.published.dataset import PublishedDataset
 from gpfl.data.published.download import PublishedFile
-from gpfl.data.table import Indices, Table
+from gpfl.data.table import Table
 from gpfl.errors import GpflError
 
 NAME = "human+activity+recognition+using+smartphones.zip"

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gpfl.core.local_round import Schedule
 from gpfl.core.method import Batch, ClientInfo, LossTerms, Phase
-from gpfl.core.schedule import Schedule
 from gpfl.core.tree import Tree
 
 
@@ -104,9 +104,9 @@ def test_a_further_phase_leaves_the_orders_of_the_first_alone() -> None:
 
 
 def test_rows_used_are_those_in_batches() -> None:
-    assert schedule().used(ROWS).tolist() == list(range(100, 108))
-    assert schedule(drop_last=False).used(ROWS).tolist() == ROWS.tolist()
-    assert schedule().used(ROWS[:3]).tolist() == [100, 101, 102]
+    assert schedule().unshuffled_samples(ROWS).tolist() == list(range(100, 108))
+    assert schedule(drop_last=False).unshuffled_samples(ROWS).tolist() == ROWS.tolist()
+    assert schedule().unshuffled_samples(ROWS[:3]).tolist() == [100, 101, 102]
 
 
 @pytest.mark.parametrize(("batches", "needed"), [((1,), 1), ((1, 2), 8), ((3,), 12)])
