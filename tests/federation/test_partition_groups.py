@@ -64,7 +64,7 @@ def test_another_seed_chooses_other_groups() -> None:
 
 def test_a_choice_is_recorded_in_the_manifest() -> None:
     manifest = partition_table(grouped_table(), Natural(clients=2, seed=4)).manifest()
-    assert manifest["partition"] == {"partition": "natural", **options.written_of(Natural(clients=2, seed=4))}
+    assert manifest["partition"] == {"name": "natural", **options.written_of(Natural(clients=2, seed=4))}
 
 
 def test_more_clients_than_groups_are_refused_with_both_numbers() -> None:

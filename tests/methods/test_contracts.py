@@ -243,7 +243,7 @@ def test_weights_that_do_not_travel_are_not_counted_as_traffic(variant: str) -> 
 @pytest.mark.parametrize("protocol", ["corrected", "paper", "reference"])
 def test_config_round_trips(name: str, protocol: str, tmp_path: Path) -> None:
     result = gpfl.fit(name, toy_federation(), rounds=1, protocol=protocol, out=tmp_path / "run")
-    read = configs.read(tmp_path / "run" / "config.toml")
+    read = configs.read_config(tmp_path / "run" / "config.toml")
     resolved = configs.resolve_config(read, federation=result.federation)
     assert resolved.to_toml() == (tmp_path / "run" / "config.toml").read_text()
 

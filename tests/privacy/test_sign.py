@@ -11,6 +11,7 @@ from torch import Tensor
 
 import gpfl
 from gpfl.core import tree
+from gpfl.io.tensors import read_tensors, write_tensors
 from gpfl.privacy import attack, geiping, measures
 from gpfl.privacy import victims as victim
 from gpfl.privacy.attack import AttackConfig, AttackRunner, Case, Kept, Rebuilt
@@ -19,7 +20,6 @@ from gpfl.privacy.gradient_targets import gradient_targets
 from gpfl.privacy.matching import Matching, cotangent, gradients_of, start_images
 from gpfl.report import attack_images as pictures
 from gpfl.report import attack_tables as table
-from gpfl.training.run_dir import read_tensors, write_tensors
 
 CASE = Case("fedavg", "fe", "geiping", "0", "one", 1)
 

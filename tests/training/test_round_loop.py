@@ -31,12 +31,13 @@ from gpfl.engine import RunSpec
 from gpfl.engine.base import EvalRequest
 from gpfl.engine.loop import Loop
 from gpfl.io import files
+from gpfl.io.tensors import read_tensors
 from gpfl.methods import METHODS
 from gpfl.training import api
 from gpfl.training import config as configs
 from gpfl.training.config import RunOptions
 from gpfl.training.round_loop import RoundLoop
-from gpfl.training.run_dir import MetricsRecord, RunDir, read_tensors
+from gpfl.training.run_dir import MetricsRecord, RunDir
 
 SRC = Path(gpfl.__file__).parents[1]
 FAST = {"net": "mlp", "lr": 0.1, "engine": "loop"}
@@ -493,7 +494,7 @@ class Exploding(Method):
 
     def loss(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
         terms = super().loss(model, shared, batch, client)
-        sick = (client.round == 3) & (client.rows == int(0.75 * 33))
+        sick = (client.round == 3) & (client.n_samples == int(0.75 * 33))
         return {"ce": torch.where(sick, torch.tensor(float("nan")), terms["ce"])}
 
 

@@ -11,6 +11,7 @@ import torch
 import gpfl
 from gpfl.core.tree import Tree, flatten
 from gpfl.io import files
+from gpfl.io.tensors import write_tensors
 from gpfl.training import run_dir as runs
 from gpfl.training.run_dir import RunDir, RunState
 
@@ -305,40 +306,12 @@ def test_run_may_go_on_on_another_device(tmp_path: Path, federation: gpfl.Federa
     assert RunDir(folder.path).load_state(blank()) is not None
 
 
-def test_missing_tensors_are_called_missing(tmp_path: Path) -> None:
-    with pytest.raises(gpfl.GpflError, match=r"nowhere is missing; give the path"):
-        runs.read_tensors(tmp_path / "nowhere")
-    with pytest.raises(gpfl.GpflError, match=r"is a folder; give the path"):
-        runs.read_tensors(tmp_path)
-
-
 def test_tensors_that_are_no_checkpoint_are_refused(folder: RunDir) -> None:
     state = example_state()
     flat = flatten({"shared": state.shared, "private": state.private})
-    runs.write_tensors(folder.path / "checkpoint.safetensors", flat, {"round": "three"})
+    write_tensors(folder.path / "checkpoint.safetensors", flat, {"round": "three"})
     with pytest.raises(gpfl.GpflError, match="is not a checkpoint of gpfl"):
         folder.load_state(blank())
-
-
-def test_checksum_depends_on_facts_names_types_shapes_and_values() -> None:
-    flat, facts = {"a": torch.zeros(4)}, {"round": "1"}
-    others = [
-        runs.checksum(flat, {"round": "2"}),
-        runs.checksum({"b": torch.zeros(4)}, facts),
-        runs.checksum({"a": torch.zeros(4, dtype=torch.int32)}, facts),
-        runs.checksum({"a": torch.zeros(2, 2)}, facts),
-        runs.checksum({"a": torch.tensor([0.0, 0.0, 0.0, 1e-45])}, facts),
-    ]
-    assert runs.checksum(flat, facts) not in others
-    assert len(set(others)) == len(others)
-
-
-def test_tensors_of_no_dimension_and_transposed_ones_are_written_as_they_are(tmp_path: Path) -> None:
-    flat = {"scalar": torch.tensor(2.5), "turned": torch.arange(6.0).reshape(2, 3).T}
-    runs.write_tensors(tmp_path / "t.safetensors", flat, {"fact": "1"})
-    again, facts = runs.read_tensors(tmp_path / "t.safetensors")
-    assert facts == {"fact": "1"}
-    assert all(torch.equal(flat[key], again[key]) for key in flat)
 
 
 class KilledError(Exception):

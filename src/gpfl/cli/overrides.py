@@ -23,7 +23,7 @@ def layered(config: str | None, by_hand: ConfigDict, federation: str | None, com
     """
     if config is not None:
         configs.refuse_data(config, command)
-    file = configs.read(Path(config)) if config is not None else {}
+    file = configs.read_config(Path(config)) if config is not None else {}
     if federation is None:
         return flags.merge(file, by_hand)
     refuse_splits(by_hand, federation)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from gpfl.errors import GpflError, pluralize
-from gpfl.io import toml
-from gpfl.training.config import ConfigDict
+from gpfl.training import config as configs
 
 STUDY, CANDIDATES, BEST = "study.toml", "candidates.jsonl", "best.toml"
 
@@ -27,7 +26,7 @@ class Made:
 
 def read_made(folder: Path) -> Made:
     """Gives how the choice in a method's folder was made; where only its candidates are known, they count as its budget."""
-    study = cast(ConfigDict, toml.read(folder / STUDY))
+    study = configs.read_sections(folder / STUDY)
     try:
         count = len((folder / CANDIDATES).read_text(encoding="utf-8").splitlines())
         plain = {"budget": count, "candidates": count, "searched": bool(study["space"])}

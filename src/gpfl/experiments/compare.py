@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,10 +120,10 @@ def unended(folder: Path, trials: Trials) -> str:
 
 def held(out: Path, like: Config) -> list[Path]:
     """Gives the folders of all trials that a folder holds and that were run like a complete config, their methods aside."""
-    common = {**tomllib.loads(like.to_toml()), "method": {}}
+    common = {**like.sections(), "method": {}}
     found = []
     for folder in sorted(path.parent for path in out.glob("*/trials.json")):
-        config = configs.read(folder / "config.toml")
+        config = configs.read_config(folder / "config.toml")
         same = ("defence" in config) == ("defence" in common) and all(
             config.get(section, {}).get(key) == values.get(key)
             for section, values in common.items()

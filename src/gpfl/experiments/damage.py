@@ -10,6 +10,7 @@ from typing import cast
 from gpfl.core.options import options_of
 from gpfl.errors import GpflError
 from gpfl.federation.partition import PARTITIONS
+from gpfl.io.legacy import read_version, upgrade_config
 from gpfl.methods import METHODS
 from gpfl.models import NETS
 from gpfl.training.config import SECTIONS, ConfigDict, RunOptions, TrainOptions
@@ -39,9 +40,13 @@ def config_fault(folder: Path) -> str:
     try:
         if not path.exists() and not any(folder.glob("seed-*")):
             return ""
-        wrong = shortfall(tomllib.loads(path.read_text(encoding="utf-8")))
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        read_version(content, path)
+        wrong = shortfall(upgrade_config({key: value for key, value in content.items() if key != "format_version"}))
     except OSError as problem:
         return f"cannot read {path} ({problem.strerror}): {WAY.format(folder)}"
+    except GpflError as problem:
+        return str(problem)
     except ValueError as problem:  # no TOML, or no text
         wrong = str(problem)
     return f"{path} is damaged ({wrong}): {WAY.format(folder)}" if wrong else ""

@@ -7,7 +7,6 @@ import gc
 import json
 import math
 import os
-import tomllib
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -165,7 +164,7 @@ class FederationCache:
 
     def federation(self, config: Config) -> Federation:
         """Gives the federation of a config; one that cannot be made is refused each time with the same words."""
-        sections = tomllib.loads(config.to_toml())
+        sections = config.sections()
         key = toml.dump({"data": sections["data"], "partition": sections["partition"]})
         if key not in self._made:
             try:
@@ -221,7 +220,7 @@ def job_of(cell: Cell, plan: Plan, grounds: FederationCache) -> Job:
     asked = configs.resolve_config({**given, "run": {**given["run"], "device": "cpu", "precision": "float32"}})
     federation = grounds.federation(asked)
     config, setting = api.prepare(asked, federation, None, None)
-    complete = tomllib.loads(config.to_toml())
+    complete = config.sections()
     complete["run"]["precision"] = given["run"].get("precision", "float32")
     name = folder_name(config, complete, federation.table.digest)
     state, memory = weight(setting)
@@ -258,7 +257,7 @@ def plainest(given: ConfigDict) -> ConfigDict:
 
 def sections_of(given: ConfigDict) -> dict[str, object]:
     """Gives the sections of a config with all that can be filled in without its data, NaN as text: it equals nothing."""
-    return {section: str(values) for section, values in tomllib.loads(configs.resolve_config(given).to_toml()).items()}
+    return {section: str(values) for section, values in configs.resolve_config(given).sections().items()}
 
 
 def batches(setting: RunSpec) -> float:

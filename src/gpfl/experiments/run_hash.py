@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tomllib
 from contextlib import suppress
 from pathlib import Path
@@ -54,8 +55,7 @@ def data_digest(folder: Path) -> str:
     """Gives the digest of the rows that trials were run on; "" where their folder does not tell it."""
     for path in (folder / MANIFEST, *sorted(folder.glob(f"seed-*/{MANIFEST}"))):
         with suppress(OSError, ValueError, KeyError):
-            head, _, _ = path.read_text(encoding="utf-8").partition(
-                "\n[partition]"
-            )  # rows of clients are long, and come after it
+            # Row numbers of clients are long and follow these sections.
+            head = re.split(r"\n\[(?:partition|split)\]", path.read_text(encoding="utf-8"), maxsplit=1)[0]
             return str(tomllib.loads(head)["table"]["sha256"])
     return ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,12 +59,12 @@ def without_data(given: ConfigDict) -> Sections:
     """Gives the sections of a config with all filled in that does not depend on its data."""
     config = configs.resolve_config(given)
     if config.net is None:  # never so in a cell
-        return tomllib.loads(config.to_toml())
+        return config.sections()
     lr = config.net.lr if math.isnan(config.train.lr) else config.train.lr
     named = cast(Net, SimpleNamespace(name=configs.name_of(config.net)))  # all that options depend on
     method = config.method.bind(named, lr=lr, epochs=config.train.epochs)
     train = dataclasses.replace(config.train, lr=lr)
-    return tomllib.loads(dataclasses.replace(config, train=train, method=method).to_toml())
+    return dataclasses.replace(config, train=train, method=method).sections()
 
 
 def fits(asked: Sections, held: Mapping[str, object]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,14 +88,14 @@ def check_trials(given: ConfigDict, seeds: Sequence[int], out: Path | None) -> t
     federation = config.federation()
     config, _ = api.prepare(config, federation, None, None)
     if out is not None and (out / "config.toml").exists():
-        refuse_other_config(out, config.to_toml())
+        refuse_other_config(out, config.sections())
         refuse_other_federation(out, federation)
     return config, federation
 
 
-def refuse_other_config(out: Path, config: str) -> None:
+def refuse_other_config(out: Path, new: Sections) -> None:
     """Refuses a folder whose trials were run with other settings, and names the first that differs."""
-    old, new = configs.read(out / "config.toml"), tomllib.loads(config)
+    old = configs.read_config(out / "config.toml")
     if "defence" in old and "defence" not in new:
         raise GpflError(f"{out} holds trials under a defence, now there is none: choose another --out")
     if found := first_difference(old, new):
@@ -106,7 +105,7 @@ def refuse_other_config(out: Path, config: str) -> None:
 
 def config_of(folder: Path) -> Sections:
     """Gives the complete config of trials or of one, of which it is known that it is whole."""
-    return cast(Sections, toml.read(folder / "config.toml"))
+    return configs.read_sections(folder / "config.toml")
 
 
 def first_difference(old: Sections, new: Sections) -> tuple[str, str, str] | None:
@@ -201,7 +200,7 @@ def stand(out: Path, only: Sequence[int] | None) -> tuple[str, list[int], Config
     """Gives the name, the seeds and the config of the trials in `out`, and the seeds that have not ended, all or of some."""
     RunDir.open(out)
     name, seeds = read_plan(out)
-    given = configs.read(out / "config.toml")
+    given = configs.read_config(out / "config.toml")
     return name, seeds, given, [seed for seed in only or seeds if not RunDir(out / f"seed-{seed}").finished]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -223,7 +222,7 @@ def validated(config: Config) -> Federation:
 
 def study_content(plan: Plan) -> ConfigDict:
     """Gives what a method's candidates have in common: the complete config with default values, seeds and ranges."""
-    content: ConfigDict = tomllib.loads(plan.config.to_toml())
+    content: ConfigDict = plan.config.sections()
     run = {key: value for key, value in content["run"].items() if ("run", key) not in NEGLIGIBLE}
     search = {"seeds": list(plan.search.seeds), "with_lr": plan.search.with_lr, "search_seed": plan.search.seed}
     return {**content, "run": run, "tune": search, "space": dict(space_words(plan.space))}
@@ -250,7 +249,7 @@ def refuse_other_study(plan: Plan) -> None:
     now = study_content(plan)
     for path in studies:
         mine = path.parent.name == plan.method
-        before = cast(ConfigDict, toml.read(path))
+        before = configs.read_sections(path)
         for section in now if mine else [section for section in now if section not in ("method", "space")]:
             old, new = before.get(section, {}), now[section]
             for key in {**new, **old}:

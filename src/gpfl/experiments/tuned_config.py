@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,7 +30,7 @@ def held_beside(found: Sequence[Tuned], given: ConfigDict) -> list[Tuned]:
         name = path.parent.name
         if name in {tuned.plan.method for tuned in found}:
             continue
-        before = cast(ConfigDict, toml.read(path))
+        before = configs.read_sections(path)
         own = {
             key: value for key, value in before["method"].items() if f"method.{key}" not in before["space"] and key != "name"
         }
@@ -62,7 +61,7 @@ def common_config(tuned: Tuned) -> ConfigDict:
 def settled(plan: Plan, given: ConfigDict, manifest: str) -> ConfigDict:
     """Gives the complete config of a candidate, but of [run] only what was given and matters to its numbers."""
     complete, _ = api.prepare(configs.resolve_config(given), plan.federation, None, None)
-    content: ConfigDict = tomllib.loads(complete.to_toml())
+    content: ConfigDict = complete.sections()
     if "file" in content["partition"]:
         content["partition"]["file"] = manifest
     content["run"] = {key: value for key, value in given.get("run", {}).items() if ("run", key) not in NEGLIGIBLE}
@@ -98,7 +97,7 @@ class Chosen:
             raise GpflError(f"--tuned {folder} was searched with {words}")
         values, studies, how = {}, {}, ""
         for place in (folder / name for name in made):
-            best, study = configs.read(place / BEST), cast(ConfigDict, toml.read(place / STUDY))
+            best, study = configs.read_config(place / BEST), configs.read_sections(place / STUDY)
             try:
                 own = {key: value for key, value in best["method"].items() if key != "name"}
                 values[place.name] = {"method": own}
@@ -121,7 +120,7 @@ class Chosen:
                 f"--tuned {self.folder} holds no search of {name}: search it with the same budget, or leave it out of --methods"
             )
         config, study = configs.resolve_config(without), self.studies[name]
-        complete: ConfigDict = tomllib.loads(config.to_toml())
+        complete: ConfigDict = config.sections()
         if config.net and math.isnan(config.train.lr):
             complete["train"]["lr"] = config.net.lr
         divided = [(section, key) for section in ("data", "partition") for key in {**study[section], **complete[section]}]

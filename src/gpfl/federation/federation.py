@@ -22,6 +22,7 @@ from gpfl.data.table import SPLITS, DataSource, Table
 from gpfl.errors import GpflError, did_you_mean, pluralize
 from gpfl.federation.partition import PARTITIONS, Partition
 from gpfl.io import files, toml
+from gpfl.io.legacy import FORMAT_VERSION, read_version, upgrade_manifest
 
 Samples: TypeAlias = Dataset[tuple[Tensor, int]]
 Arrays: TypeAlias = (
@@ -124,7 +125,7 @@ class Federation:
     def left_out(self) -> list[str]:
         """Gives the groups of the data that have too few rows to be clients, in a line, if there are such."""
         fewest, groups = self.origin.get("min_samples"), self.table.client_ids
-        if self.origin.get("partition") != "natural" or groups is None or not isinstance(fewest, int):
+        if self.origin.get("name") != "natural" or groups is None or not isinstance(fewest, int):
             return []
         sizes = np.bincount(groups, minlength=len(self.table.client_names))
         small = [name for name, size in zip(self.table.client_names, sizes, strict=True) if 0 < size < fewest]
@@ -147,7 +148,7 @@ class Federation:
         """Gives the division as plain values: the table's name and content hash, and every client's row numbers."""
         clients = [{"name": shard.name, **{split: shard.split(split).tolist() for split in SPLITS}} for shard in self.shards]
         table = {"name": self.table.name, "rows": len(self.table), "classes": self.table.classes, "sha256": self.table.digest}
-        content = {"format": 1, "table": table, "partition": self.origin, "client": clients}
+        content = {"format_version": FORMAT_VERSION, "table": table, "partition": self.origin, "client": clients}
         source = {**self.table.metadata, **read_otherwise(self.table.source)}
         return {**content, "source": source} if source else content
 
@@ -159,15 +160,15 @@ class Federation:
     def load(cls, path: str | Path, table: Table | None = None) -> Federation:
         """Gives the very same division again, on a table with the same content (by default the named data set)."""
         path = Path(path)
-        content = toml.read(path)
+        content = read_manifest(path)
         try:
             facts, clients = content["table"], content["client"]
-            if content["format"] != 1 or not isinstance(facts, dict) or not isinstance(clients, list):
-                raise KeyError("format")
+            if not isinstance(facts, dict) or not isinstance(clients, list):
+                raise TypeError("[table] or [[client]]")
             name, digest = str(facts["name"]), str(facts["sha256"])
             shards = [Shard(str(c["name"]), *(as_rows(c[split]) for split in SPLITS)) for c in clients]
         except (KeyError, TypeError, ValueError) as problem:
-            raise GpflError(f"{path} is not a federation manifest of format 1 (missing or wrong: {problem})") from None
+            raise GpflError(f"{path} is not a federation manifest (missing or wrong: {problem})") from None
         if table is None:
             if name not in DATASETS:
                 raise unnamed(path, name, content)
@@ -213,9 +214,15 @@ def federate(
     return gather(clients, options.build(Partition, {**settings, "clients": len(clients)}, "partition"))
 
 
+def read_manifest(path: Path) -> dict[str, object]:
+    """Return the content of a manifest, older names replaced by today's."""
+    content = toml.read(path)
+    return upgrade_manifest(content) if read_version(content, path) == 1 else content
+
+
 def named_in(manifest: Path) -> str:
     """Gives the name of the data that a manifest divides; refuses such as no name leads to."""
-    content = toml.read(manifest) if manifest.is_file() else {}
+    content = read_manifest(manifest) if manifest.is_file() else {}
     table = content.get("table")
     name = str(table.get("name", "digits")) if isinstance(table, dict) else "digits"
     if name not in DATASETS:
@@ -233,7 +240,7 @@ def read_otherwise(source: DataSource | None) -> dict[str, object]:
 
 def read_in(manifest: Path, name: str) -> dict[str, object]:
     """Gives how the data of a manifest were read, as options of those of that name, or of own files."""
-    source = toml.read(manifest).get("source") if manifest.is_file() else None
+    source = read_manifest(manifest).get("source") if manifest.is_file() else None
     known = options.options_of(type(DATASETS[name]) if name in DATASETS else FileDataset)
     return {key: source[key] for key in known if key in source} if isinstance(source, dict) else {}
 
@@ -270,7 +277,7 @@ def partition_table(table: Table, partition: Partition) -> Federation:
     check_filled(shards, partition.way_out(table, list(rows.values()), few) if few else "")
     if partition.validation_fraction:
         check_validated(shards)
-    return Federation(table, shards, {"partition": partition.name, **options.written_of(partition)})
+    return Federation(table, shards, {"name": partition.name, **options.written_of(partition)})
 
 
 def gather(clients: Mapping[str, Arrays], partition: Partition) -> Federation:
@@ -297,7 +304,7 @@ def gather(clients: Mapping[str, Arrays], partition: Partition) -> Federation:
                 f"{first.name} of {first.shape} ({first.x.dtype}); they must agree"
             )
     table = Table(torch.cat([piece.x for piece in pieces]), torch.cat([piece.y for piece in pieces]))
-    return Federation(table, shards, {"partition": "arrays", **options.written_of(partition)})
+    return Federation(table, shards, {"name": "arrays", **options.written_of(partition)})
 
 
 def as_rows(values: Sequence[int]) -> Indices:

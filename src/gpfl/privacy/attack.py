@@ -24,6 +24,7 @@ from gpfl.engine import Engine, matmul_precision
 from gpfl.engine.base import RunSpec
 from gpfl.engine.loop import Loop
 from gpfl.errors import GpflError, did_you_mean
+from gpfl.io.tensors import checksum, read_tensors, write_tensors
 from gpfl.methods import METHODS
 from gpfl.privacy import dlg, geiping, measures
 from gpfl.privacy.gradient_targets import GradientTarget
@@ -31,7 +32,7 @@ from gpfl.privacy.label_inference import guess_labels
 from gpfl.privacy.matching import Key, Matching, cotangent, cross_entropy, gradients_of, squares, start_images, start_outputs
 from gpfl.privacy.server_view import ServerView, view_of
 from gpfl.privacy.victims import Victim, images_of, mean_image, uploads_of
-from gpfl.training.run_dir import RunState, checksum, read_tensors, write_tensors
+from gpfl.training.run_dir import RunState
 
 KINDS = ("dlg", "geiping")
 CPU = torch.device("cpu")

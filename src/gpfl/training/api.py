@@ -23,6 +23,8 @@ from gpfl.engine import Engine, RunSpec, limit_threads, make_engine, matmul_prec
 from gpfl.engine.distributed import local_rank, process_group
 from gpfl.errors import DivergenceError, GpflError, did_you_mean
 from gpfl.federation.federation import MANIFEST, Federation
+from gpfl.io.legacy import upgrade_model
+from gpfl.io.tensors import read_tensors
 from gpfl.methods import METHODS
 from gpfl.models import NETS
 from gpfl.training import config as configs
@@ -30,7 +32,7 @@ from gpfl.training.config import Config, ConfigDict, RunOptions, TrainOptions, c
 from gpfl.training.defences import guarded, promised
 from gpfl.training.result import ClientModel, Result
 from gpfl.training.round_loop import RoundLoop, Silent, Watch, run_concurrently
-from gpfl.training.run_dir import RunDir, read_tensors
+from gpfl.training.run_dir import RunDir
 
 CustomNet: TypeAlias = Architecture | nn.Module | Callable[[], nn.Module]
 NetLike: TypeAlias = str | CustomNet
@@ -121,7 +123,7 @@ def load_model(path: str | Path, *, net: CustomNet | None = None, head: str | No
     flat, facts = read_tensors(Path(path))
     if not {"client", "probe"} <= facts.keys():
         raise GpflError(f"{path} is not a client's model of gpfl")
-    about = cast(dict[str, Any], facts)
+    about = cast(dict[str, Any], upgrade_model(facts))
     form = InputSpec(**{**about["form"], "shape": tuple(about["form"]["shape"])})
     classes, example = int(about["classes"]), form.probe()
     name, kind = about["net"].pop("name"), about["method"].pop("name")
@@ -185,7 +187,7 @@ def load_run_config(folder: RunDir, given: Federation | None, custom_net: bool) 
     """Gives the config and the federation of a folder; what is wrong with a file that was changed comes with the way out."""
     manifest = folder.path / MANIFEST
     try:
-        sections = configs.read(folder.path / "config.toml")
+        sections = configs.read_config(folder.path / "config.toml")
         federation = Federation.load(manifest, given.table if given else configs.table_of(sections))
         if given is not None and given.manifest() != federation.manifest():
             raise GpflError(f"the federation given is not the one of {folder.path}")

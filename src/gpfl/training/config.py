@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from gpfl.core import options
 from gpfl.core.method import Method
@@ -20,6 +21,7 @@ from gpfl.errors import GpflError, did_you_mean
 from gpfl.federation.federation import MANIFEST, Federation, named_in, partition_table, read_in
 from gpfl.federation.partition import PARTITIONS, Partition
 from gpfl.io import toml
+from gpfl.io.legacy import FORMAT_VERSION, read_version, upgrade_config
 from gpfl.methods import METHODS
 from gpfl.methods.presets import METHOD_PRESETS
 from gpfl.models import NETS
@@ -111,26 +113,32 @@ class Config:
     defence: DefenceConfig = NO_DEFENCE
 
     def to_toml(self) -> str:
-        """Gives the text of config.toml; running it again is running this."""
-        partition = (
-            {"name": "manifest", "file": MANIFEST}
-            if self.partition is None
-            else {"name": self.partition.name, **options.written_of(self.partition)}
-        )
-        net = {"name": CUSTOM} if self.net is None else {"name": name_of(self.net), **options.written_of(self.net)}
-        sections: dict[str, object] = {
-            "run": options.written_of(self.run),
-            "data": {"name": self.source.config_name, **options.written_of(self.source)}
-            if self.source
-            else {"name": self.data},
-            "partition": partition,
-            "net": net,
-            "train": options.written_of(self.train),
-            "method": {"name": self.method.name, **options.written_of(self.method)},
+        """Return the text of config.toml, which runs the same again."""
+        return toml.dump({"format_version": FORMAT_VERSION, **self.sections()})
+
+    def sections(self) -> ConfigDict:
+        """Return all values by section and key, as TOML holds them."""
+        sections: dict[str, dict[str, object]] = {
+            "run": {},
+            "data": {"name": self.source.config_name if self.source else self.data},
+            "partition": {"name": self.partition.name} if self.partition else {"name": "manifest", "file": MANIFEST},
+            "net": {"name": name_of(self.net) if self.net else CUSTOM},
+            "train": {},
+            "method": {"name": self.method.name},
         }
-        if self.defence.on:
-            sections["defence"] = options.written_of(self.defence)
-        return toml.dump(sections)
+        records = {
+            "run": self.run,
+            "data": self.source,
+            "partition": self.partition,
+            "net": self.net,
+            "train": self.train,
+            "method": self.method,
+            "defence": self.defence if self.defence.on else None,
+        }
+        for section, record in records.items():
+            for key, value in (options.written_of(record) if record is not None else {}).items():
+                sections.setdefault(section, {})[key] = list(value) if isinstance(value, tuple) else value
+        return sections
 
     def federation(self) -> Federation:
         """Gives the federation that the config describes."""
@@ -147,21 +155,32 @@ def name_of(net: Architecture) -> str:
     return next((name for name, kind in NETS.items() if type(net) is kind), type(net).__name__)
 
 
-def read(path: Path) -> ConfigDict:
-    """Gives the sections of a config file; a manifest or data that it names lie relative to it."""
-    given: ConfigDict = {}
-    for section, values in toml.read(path).items():
-        if toml.is_sections(values):
-            raise GpflError(f"{path}: '{section}' is a list of sections, [[{section}]]; write one section, [{section}]")
-        if not isinstance(values, dict):
-            raise GpflError(f"{path}: '{section}' stands outside a section; the sections are {', '.join(SECTIONS)}")
-        given[section] = dict(values)
+def read_config(path: Path) -> ConfigDict:
+    """Return the sections of a config file; its manifest and data files are relative to its folder."""
+    given = read_sections(path)
     manifest, data = given.get("partition", {}).get("file"), given.get("data", {}).get("name")
     if isinstance(manifest, str):
         given["partition"]["file"] = str(path.parent / manifest)
     if isinstance(data, str) and data not in DATASETS and (path.parent / data).exists():
         given["data"]["name"] = str(path.parent / data)
     return given
+
+
+def read_sections(path: Path) -> ConfigDict:
+    """Return the sections of a TOML file, older names replaced by today's."""
+    return parse_sections(toml.read(path), path)
+
+
+def parse_sections(content: Mapping[str, object], path: Path) -> ConfigDict:
+    """Return the sections of a config's content, older names replaced by today's."""
+    version = read_version(content, path)
+    sections = {key: value for key, value in content.items() if key != "format_version"}
+    for section, values in sections.items():
+        if toml.is_sections(values):
+            raise GpflError(f"{path}: '{section}' is a list of sections, [[{section}]]; write one section, [{section}]")
+        if not isinstance(values, dict):
+            raise GpflError(f"{path}: '{section}' stands outside a section; the sections are {', '.join(SECTIONS)}")
+    return cast(ConfigDict, upgrade_config(sections) if version == 1 else sections)
 
 
 def refuse_data(config: str, command: str) -> None:

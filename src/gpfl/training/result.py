@@ -24,8 +24,9 @@ from gpfl.data.table import Table
 from gpfl.engine import Engine, matmul_precision
 from gpfl.errors import GpflError
 from gpfl.federation.federation import Federation
+from gpfl.io.tensors import write_tensors
 from gpfl.training.round_loop import RunOutcome
-from gpfl.training.run_dir import MetricsRecord, write_tensors
+from gpfl.training.run_dir import MetricsRecord
 
 BLOCK = 1024
 """Rows predicted at once."""

@@ -6,16 +6,12 @@ import hashlib
 import json
 import math
 import os
-import zlib
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor
 
 from gpfl.core import tree
 from gpfl.core.tree import Tree
@@ -23,13 +19,11 @@ from gpfl.engine.distributed import process_group
 from gpfl.errors import GpflError
 from gpfl.federation.federation import MANIFEST, Federation
 from gpfl.io import files
+from gpfl.io.tensors import read_tensors, write_tensors
 
 MetricsRecord = dict[str, object]
 """One evaluated round of metrics.jsonl."""
 
-
-ABOUT = "gpfl"
-"""The key of a safetensors file's metadata that holds the facts, as JSON: several keys would have no fixed order."""
 
 DIVERGED = "diverged.json"
 """The file that says in which round a run diverged."""
@@ -301,40 +295,6 @@ def read_json(path: Path, way: str) -> dict[str, object]:
     if not isinstance(content, dict):
         raise GpflError(f"{path} is damaged (it holds no JSON object): {way}")
     return content
-
-
-def checksum(flat: Mapping[str, Tensor], facts: Mapping[str, object]) -> str:
-    """Gives the crc32 of the facts and of all tensors with their types and shapes, in the order of their names."""
-    total = zlib.crc32(json.dumps(dict(facts), sort_keys=True).encode())
-    for key in sorted(flat):
-        total = zlib.crc32(f"{key} {flat[key].dtype} {tuple(flat[key].shape)}".encode(), total)
-        total = zlib.crc32(flat[key].contiguous().numpy().data, total)
-    return f"{total:08x}"
-
-
-def write_tensors(path: Path, flat: Mapping[str, Tensor], facts: Mapping[str, object]) -> None:
-    """Writes tensors and facts about them as one safetensors file, atomically; equal content gives equal bytes."""
-    content = {key: t.detach().cpu().contiguous() for key, t in flat.items()}
-    about = json.dumps({**facts, "crc32": checksum(content, facts)}, sort_keys=True)
-    files.write_bytes(path, save(content, {ABOUT: about}))
-
-
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
-    """Gives the tensors and facts of a file that `write_tensors` wrote, or says that it is missing or damaged."""
-    if not path.is_file():
-        raise GpflError(f"{path} is {'a folder' if path.is_dir() else 'missing'}; give the path of a safetensors file")
-    try:
-        with safe_open(path, framework="pt") as file:
-            facts: dict[str, object] = json.loads((file.metadata() or {}).get(ABOUT, "{}"))
-            # Clones lie where torch puts tensors: sums over unaligned memory differ in their last bits.
-            flat: dict[str, Tensor] = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError, UnicodeDecodeError) as problem:
-        raise GpflError(f"{path} is damaged ({problem}): remove it to start over, or put a good copy in its place") from None
-    if facts.pop("crc32", "") != checksum(flat, facts):
-        raise GpflError(
-            f"{path} is damaged (its checksum does not match): remove it to start over, or put a good copy in its place"
-        )
-    return flat, facts
 
 
 def device_name(device: torch.device) -> str:

@@ -1,0 +1,106 @@
+"""Format version of the files gpfl writes, and the names that version 1 used.
+
+Version 1 files carry no version. They are upgraded when they are read; the files themselves stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from gpfl.errors import GpflError
+
+T = TypeVar("T")
+
+FORMAT_VERSION = 2
+"""Version of configs, manifests, summaries, checkpoints and models."""
+
+SECTIONS = {"split": "partition"}
+
+CONFIG_KEYS: Mapping[str, Mapping[str, str]] = {
+    "partition": {
+        "of": "total_clients",
+        "test": "test_fraction",
+        "validation": "validation_fraction",
+        "draws": "rng",
+        "min_rows": "min_samples",
+    },
+    "train": {"join": "client_fraction"},
+    "data": {"part": "split_column", "together": "group"},
+}
+
+CONFIG_VALUES: Mapping[tuple[str, str], Mapping[object, object]] = {
+    ("partition", "rng"): {"own": "gpfl", "reference": "pfllib"},
+}
+
+STATE_BRANCHES = {"stats": "batch_norm_stats"}
+"""Branches of shared and private state and of models."""
+
+INPUT_SPEC = {"white": "pixel_max"}
+
+
+def read_version(content: Mapping[str, object], path: Path) -> int:
+    """Return the format version of a file's content. Raise if this gpfl is too old to read it."""
+    version = content.get("format_version", 1)
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise GpflError(f"{path} has format_version {version!r}; it must be a whole number from 1 to {FORMAT_VERSION}")
+    if version > FORMAT_VERSION:
+        raise GpflError(
+            f"{path} has format_version {version}; this gpfl reads versions up to {FORMAT_VERSION}: install a newer gpfl"
+        )
+    return version
+
+
+def upgrade_section(section: str, values: Mapping[str, object]) -> dict[str, object]:
+    """Return the values of a config section under today's keys."""
+    upgraded = _rename(values, CONFIG_KEYS.get(section, {}))
+    for key, value in upgraded.items():
+        new = CONFIG_VALUES.get((section, key), {})
+        upgraded[key] = new.get(value, value) if isinstance(value, str) else value
+    return upgraded
+
+
+def upgrade_config(content: Mapping[str, object]) -> dict[str, object]:
+    """Return a config with today's sections, keys and values; whatever is no section stays."""
+    return {
+        section: upgrade_section(section, values) if isinstance(values, Mapping) else values
+        for section, values in _rename(content, SECTIONS).items()
+    }
+
+
+def upgrade_manifest(content: Mapping[str, object]) -> dict[str, object]:
+    """Return a federation's manifest with today's keys."""
+    upgraded = upgrade_config(content)
+    partition, source = upgraded.get("partition"), upgraded.get("source")
+    if isinstance(partition, dict) and "split" in partition:
+        upgraded["partition"] = _rename(partition, {"split": "name"})
+    if isinstance(source, dict):
+        upgraded["source"] = upgrade_section("data", source)
+    return upgraded
+
+
+def upgrade_model(metadata: Mapping[str, object]) -> dict[str, object]:
+    """Return a model's metadata with today's keys."""
+    upgraded = dict(metadata)
+    for key, upgrade in (("method", CONFIG_KEYS.get("method", {})), ("form", INPUT_SPEC)):
+        values = upgraded.get(key)
+        if isinstance(values, dict):
+            upgraded[key] = _rename(values, upgrade)
+    branches = upgraded.get("branches")
+    if isinstance(branches, list):
+        upgraded["branches"] = [STATE_BRANCHES.get(branch, branch) for branch in branches]
+    return upgraded
+
+
+def upgrade_tensors(flat: Mapping[str, T]) -> dict[str, T]:
+    """Return tensors by today's paths of branches."""
+    return {
+        "/".join([*(STATE_BRANCHES.get(branch, branch) for branch in branches), name]): tensor
+        for path, tensor in flat.items()
+        for *branches, name in [path.split("/")]
+    }
+
+
+def _rename(values: Mapping[str, object], names: Mapping[str, str]) -> dict[str, object]:
+    return {names.get(key, key): value for key, value in values.items()}
