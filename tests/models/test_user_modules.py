@@ -235,9 +235,9 @@ def test_fewest_rows_are_those_of_the_smallest_batch(rows: int, settings: dict, 
 @pytest.mark.parametrize(
     ("sizes", "settings", "words"),
     [
-        ((40, 28), {"drop_last": False}, "client 1 has 21 training rows, which makes a batch of 1 at batch size 10"),
+        ((40, 28), {"drop_last": False}, "client 1 has 21 training samples, which makes a batch of 1 at batch size 10"),
         ((40, 28), {"batch_size": 1}, r"client 0 has 30 .*: raise --batch-size"),
-        ((40, 2), {}, r"client 1 has 1 training rows.*: give it more rows or leave it out"),
+        ((40, 2), {}, r"client 1 has 1 training sample, .*: add samples or leave it out"),
     ],
     ids=["last", "size", "only"],
 )

@@ -16,7 +16,7 @@ from gpfl.core.method import Batch, ClientInfo, LossTerms, Method, Phase
 from gpfl.core.net import InputSpec, Model
 from gpfl.core.randomness import generator
 from gpfl.core.tree import Tree
-from gpfl.errors import GpflError
+from gpfl.errors import GpflError, pluralize
 
 Indices: TypeAlias = npt.NDArray[np.int64]
 Plan: TypeAlias = list[Indices]
@@ -101,7 +101,7 @@ class Schedule:
             return
         fix = "raise --batch-size" if self.batch_size == 1 else "set drop_last or another --batch-size"
         raise GpflError(
-            f"client {client} has {n_samples} training samples, which makes a batch of 1 at batch size {self.batch_size}; "
+            f"client {client} has {pluralize(n_samples, 'training sample')}, which makes a batch of 1 at batch size {self.batch_size}; "
             f"the BatchNorm of net '{method.net.name}' needs 2: {fix if n_samples > 1 else 'add samples or leave it out'}"
         )
 

@@ -1,0 +1,65 @@
+"""A round of the plain engine can be read from start to end in nine files.
+
+In the order in which a round of GPFL enters them:
+
+1. `engine/base.py`       request, aggregation weights, what a client knows
+2. `engine/loop.py`       client after client, and the mean of their uploads
+3. `core/method.py`       the method interface and a step of SGD
+4. `core/tree.py`         arithmetic on states
+5. `core/local_round.py`  batches, and one client's download, steps and upload
+6. `core/randomness.py`   the generator of (seed, purpose, round, client)
+7. `methods/gpfl.py`      the method
+8. `core/net.py`          the net's parts with a client's weights
+9. `core/losses.py`       masked losses
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType
+
+from conftest import toy_federation
+
+import gpfl
+from gpfl.core import tree
+from gpfl.training.result import Result
+
+PACKAGE = Path(gpfl.__file__).parent
+FILES = [
+    "engine/base.py",
+    "engine/loop.py",
+    "core/method.py",
+    "core/tree.py",
+    "core/local_round.py",
+    "core/randomness.py",
+    "methods/gpfl.py",
+    "core/net.py",
+    "core/losses.py",
+]
+
+
+def files_of_a_round(result: Result) -> list[str]:
+    """Return the files of the package that one round executes, in the order in which it enters them."""
+    engine = result.engine
+    shared, private = engine.method.init(0)
+    private = tree.repeat(private, len(engine.federation))
+    files: dict[str, None] = {}
+
+    def trace(frame: FrameType, event: str, arg: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(PACKAGE):
+            files[path.relative_to(PACKAGE).as_posix()] = None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        engine.train(shared, private, range(len(engine.federation)), 0)
+    finally:
+        sys.settrace(before)
+    return list(files)
+
+
+def test_a_round_of_gpfl_passes_nine_files() -> None:
+    result = gpfl.fit("gpfl", toy_federation(), net="mlp", rounds=1, engine="loop")
+    assert files_of_a_round(result) == FILES
