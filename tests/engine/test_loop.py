@@ -43,7 +43,8 @@ def files_of_a_round(result: Result) -> list[str]:
     """Return the files of the package that one round executes, in the order in which it enters them."""
     engine = result.engine
     shared, private = engine.method.init(0)
-    private = tree.repeat(private, len(engine.federation))
+    clients = range(len(engine.federation))
+    private = tree.repeat(private, len(clients))
     files: dict[str, None] = {}
 
     def trace(frame: FrameType, event: str, arg: object) -> None:
@@ -54,7 +55,7 @@ def files_of_a_round(result: Result) -> list[str]:
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        engine.train(shared, private, range(len(engine.federation)), 0)
+        engine.train(shared, private, clients, 0)
     finally:
         sys.settrace(before)
     return list(files)

@@ -253,7 +253,7 @@ def test_batch_norm_and_a_batch_of_one_row_are_refused_before_training(
 
 def test_new_client_with_a_batch_of_one_row_is_refused_where_there_is_batch_norm() -> None:
     result = gpfl.fit("fedavg", toy_federation(), net=net(nn.BatchNorm1d(5)), **FAST)
-    with pytest.raises(gpfl.GpflError, match="client late has 1 training rows"):
+    with pytest.raises(gpfl.GpflError, match="client late has 1 training sample,"):
         result.personalize(draw(1, 6), [0], name="late")
     assert result.personalize(draw(2, 6), [0, 1]).predict(draw(1, 6)).shape == (1,)
 

@@ -100,9 +100,10 @@ class Schedule:
         if self.smallest_batch(n_samples, method.phases()) >= method.net.min_batch:
             return
         fix = "raise --batch-size" if self.batch_size == 1 else "set drop_last or another --batch-size"
+        samples = pluralize(n_samples, "training sample")
         raise GpflError(
-            f"client {client} has {pluralize(n_samples, 'training sample')}, which makes a batch of 1 at batch size {self.batch_size}; "
-            f"the BatchNorm of net '{method.net.name}' needs 2: {fix if n_samples > 1 else 'add samples or leave it out'}"
+            f"client {client} has {samples}, which makes a batch of 1 at batch size {self.batch_size}; the BatchNorm of net "
+            f"'{method.net.name}' needs 2: {fix if n_samples > 1 else 'add samples or leave it out'}"
         )
 
     def unshuffled_samples(self, samples: Indices) -> Indices:
