@@ -12,10 +12,11 @@ import gpfl
 from gpfl.core import tree
 from gpfl.core.local_round import Schedule
 from gpfl.core.method import Method
-from gpfl.core.net import Net, from_architecture
+from gpfl.core.net import Net
 from gpfl.core.tree import Tree
 from gpfl.engine import ENGINES, Engine, RunSpec
 from gpfl.federation.federation import Shard
+from gpfl.models.architecture import net_from_architecture
 from gpfl.models.cnn4 import CNN4
 
 FOLDER = Path(__file__).parent / "oracles"
@@ -46,7 +47,7 @@ def federation() -> gpfl.Federation:
 
 def net(clients: gpfl.Federation) -> Net:
     example = clients.table.inputs(torch.arange(2))
-    return from_architecture(CNN4(channels=(4, 8), hidden=32), "cnn4", example, 10)
+    return net_from_architecture(CNN4(channels=(4, 8), hidden=32), "cnn4", example, 10)
 
 
 def recorded_tree(arrays: Arrays, prefix: str = "") -> Tree:

@@ -154,10 +154,10 @@ def test_every_option_has_a_description_and_a_valid_default() -> None:
     for owner, record in option_records().items():
         defaults = {field.name: field.default for field in dataclasses.fields(record)}
         for key, option in options_of(record).items():
-            assert len(option.doc) > 5, (owner, key)
-            assert not option.doc.endswith("."), (owner, key)
+            assert len(option.help) > 5, (owner, key)
+            assert not option.help.endswith("."), (owner, key)
             default_by_net = defaults[key] != defaults[key]  # NaN
-            assert default_by_net or option.admits(defaults[key]), (owner, key)
+            assert default_by_net or option.allows(defaults[key]), (owner, key)
 
 
 def test_every_method_has_a_file_and_a_docstring_with_its_paper() -> None:

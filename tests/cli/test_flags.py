@@ -22,7 +22,7 @@ def test_every_flag_is_explained_in_the_words_of_its_option() -> None:
     texts = {flag.name: flag.help or "" for flag in flags.config_flags()}
     for section, kinds in flags.RECORDS.items():
         for kind in kinds.values():
-            assert all(described.doc in texts[f"{section}__{key}"] for key, described in options_of(kind).items())
+            assert all(described.help in texts[f"{section}__{key}"] for key, described in options_of(kind).items())
 
 
 def test_an_option_of_two_sections_is_named_after_its_own_except_in_run() -> None:
@@ -95,7 +95,7 @@ def test_flags_that_were_not_set_give_nothing() -> None:
 
 
 def test_a_flag_with_a_wrong_value_is_refused_by_its_option() -> None:
-    with pytest.raises(GpflError, match=r"train\.rounds is 'many'; it must be a whole number"):
+    with pytest.raises(GpflError, match=r"train\.rounds is 'many'; it must be an integer"):
         resolve_config(flags.given_by_flags({"train__rounds": "many"}))
 
 

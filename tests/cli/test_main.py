@@ -352,7 +352,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("--set train.rounds", ("is not of the form section.key=value",)),
     ("--roundz 3", ("No such option '--roundz'", "Did you mean", "--rounds")),
     ("--rounds", ("'--rounds' requires an argument",)),
-    ("--rounds many", ("train.rounds (--rounds) is 'many'; it must be a whole number",)),
+    ("--rounds many", ("train.rounds (--rounds) is 'many'; it must be an integer",)),
     ("--rounds 0", ("train.rounds (--rounds) is 0; it must be at least 1",)),
     ("--lr -0.1", ("train.lr (--lr) is -0.1; it must be above 0",)),
     ("--lr nan", ("train.lr (--lr) is nan",)),

@@ -97,7 +97,7 @@ class World(plain.World):
 
 def named(net: Split) -> State:
     """The statistics by the names that the library gives them."""
-    return {f"stats.{name}": value for name, value in statistics(net)}
+    return {f"batch_norm_stats.{name}": value for name, value in statistics(net)}
 
 
 def fedavg(world: World, net: Split) -> Outcome:

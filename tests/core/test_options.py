@@ -13,13 +13,13 @@ from gpfl.errors import GpflError, did_you_mean
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    rate: float = option(0.5, "a rate", above=0.0, most=2.0)
-    count: int = option(3, "a count", least=1)
+    rate: float = option(0.5, "a rate", above=0.0, max=2.0)
+    count: int = option(3, "a count", min=1)
     order: str = option("sum", "an order", choices=("sum", "mean"))
-    widths: tuple[int, ...] = option((4,), "widths", least=1)
-    pair: float | tuple[float, float] = option(1.0, "a share or a range", above=0.0, most=1.0)
+    widths: tuple[int, ...] = option((4,), "widths", min=1)
+    pair: float | tuple[float, float] = option(1.0, "a share or a range", above=0.0, max=1.0)
     free: float = option(0.0, "any number")
-    seed: int = option(0, "a seed", least=0, most=2**32 - 1)
+    seed: int = option(0, "a seed", min=0, max=2**32 - 1)
     loud: bool = option(False, "a switch")
     inner: int = 7
 
@@ -57,13 +57,13 @@ def test_one_number_stands_for_a_list_of_one_where_the_length_is_free() -> None:
         ({"free": math.inf}, "r.free is inf; it must be a finite number"),
         ({"rate": np.float64(-1.0)}, "r.rate is -1.0; it must be above 0"),
         ({"count": np.int64(0)}, "r.count is 0; it must be at least 1"),
-        ({"count": np.float64(2.0)}, "r.count is 2.0; it must be a whole number"),
-        ({"count": np.bool_(True)}, "it must be a whole number"),
+        ({"count": np.float64(2.0)}, "r.count is 2.0; it must be an integer"),
+        ({"count": np.bool_(True)}, "it must be an integer"),
         ({"seed": 2**32}, "r.seed is 4294967296; it must be at least 0 and at most 4294967295"),
         ({"rate": True}, "r.rate is True; it must be a number"),
         ({"count": 0}, "r.count is 0; it must be at least 1"),
-        ({"count": 1.5}, "r.count is 1.5; it must be a whole number"),
-        ({"count": True}, "r.count is True; it must be a whole number"),
+        ({"count": 1.5}, "r.count is 1.5; it must be an integer"),
+        ({"count": True}, "r.count is True; it must be an integer"),
         ({"order": "man"}, "r.order is 'man'; it must be one of sum, mean; did you mean 'mean'?"),
         ({"order": 1}, "r.order is 1; it must be text"),
         ({"widths": [4, 0]}, "r.widths is [4, 0]; it must be at least 1"),
@@ -80,7 +80,7 @@ def test_a_wrong_value_is_refused_with_its_name_value_and_limit(given: dict[str,
 
 
 def test_fields_that_are_not_options_can_neither_be_set_nor_listed() -> None:
-    assert "inner" not in options.values_of(Recipe())
+    assert "inner" not in options.option_values(Recipe())
     with pytest.raises(GpflError, match=r"unknown key 'r\.inner'"):
         options.build(Recipe, {"inner": 1}, "r")
 

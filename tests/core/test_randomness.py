@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpfl.core.randomness import PURPOSES, generator, seeded, torch_generator, torch_seed
+from gpfl.core.randomness import PURPOSES, fork_rng, generator, torch_generator, torch_seed
 
 
 def test_a_generator_is_a_function_of_seed_purpose_and_key() -> None:
@@ -26,11 +26,11 @@ def test_seeded_code_repeats_and_leaves_the_global_generator_alone() -> None:
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
-    with seeded(0, "weights"):
+    with fork_rng(0, "weights"):
         first = torch.rand(2)
-    with seeded(0, "weights"):
+    with fork_rng(0, "weights"):
         again = torch.rand(2)
-    with seeded(1, "weights"):
+    with fork_rng(1, "weights"):
         other = torch.rand(2)
     assert torch.equal(torch.rand(2), expected)
     assert torch.equal(first, again)

@@ -7,17 +7,17 @@ import pytest
 import torch
 from scipy import stats
 
-from gpfl.core.randomness import mixed, normals, salt_of, stream, uniforms
+from gpfl.core.randomness import make_salt, mix_bits, normal, random_key, uniform
 
 COUNT = 200_000
 
 
 def key(*words: float) -> torch.Tensor:
-    return stream(torch.tensor(5.0), "test", *(torch.tensor(float(word)) for word in words))
+    return random_key(torch.tensor(5.0), "test", *(torch.tensor(float(word)) for word in words))
 
 
 def test_normals_have_the_moments_and_the_distribution_of_the_normal() -> None:
-    drawn = normals(key(0), "noise", (COUNT,)).double().numpy()
+    drawn = normal(key(0), "noise", (COUNT,)).double().numpy()
     assert abs(drawn.mean()) < 4 / np.sqrt(COUNT)
     assert abs(drawn.var() - 1) < 4 * np.sqrt(2 / COUNT)
     assert abs(stats.skew(drawn)) < 4 * np.sqrt(6 / COUNT)
@@ -28,47 +28,47 @@ def test_normals_have_the_moments_and_the_distribution_of_the_normal() -> None:
 
 
 def test_uniforms_are_even_and_within_their_bounds() -> None:
-    drawn = uniforms(key(1), (COUNT,))
+    drawn = uniform(key(1), (COUNT,))
     assert 0 < float(drawn.min()) < float(drawn.max()) <= 1
     assert stats.kstest(drawn.double().numpy(), "uniform").pvalue > 1e-3
 
 
 @pytest.mark.parametrize("lag", [1, 2, 3, COUNT // 2])
 def test_neighbours_of_a_stream_are_not_correlated(lag: int) -> None:
-    drawn = normals(key(2), "noise", (COUNT,)).double().numpy()
+    drawn = normal(key(2), "noise", (COUNT,)).double().numpy()
     assert abs(np.corrcoef(drawn[:-lag], drawn[lag:])[0, 1]) < 5 / np.sqrt(COUNT - lag)
 
 
 def test_streams_that_differ_in_one_word_are_not_correlated() -> None:
     several = ((0, 0), (0, 1), (1, 0), (1, 1), (2**20, 0), (0, 2**20))
-    streams = [normals(key(*words), "noise", (COUNT // 4,)) for words in several]
-    streams.append(normals(key(0, 0), "other", (COUNT // 4,)))
-    streams.append(normals(stream(torch.tensor(6.0), "test", torch.tensor(0.0), torch.tensor(0.0)), "noise", (COUNT // 4,)))
-    streams.append(normals(stream(torch.tensor(5.0), "other", torch.tensor(0.0), torch.tensor(0.0)), "noise", (COUNT // 4,)))
+    streams = [normal(key(*words), "noise", (COUNT // 4,)) for words in several]
+    streams.append(normal(key(0, 0), "other", (COUNT // 4,)))
+    streams.append(normal(random_key(torch.tensor(6.0), "test", torch.tensor(0.0), torch.tensor(0.0)), "noise", (COUNT // 4,)))
+    streams.append(normal(random_key(torch.tensor(5.0), "other", torch.tensor(0.0), torch.tensor(0.0)), "noise", (COUNT // 4,)))
     table = np.corrcoef(torch.stack(streams).double().numpy())
     assert np.abs(table - np.eye(len(streams))).max() < 5 / np.sqrt(COUNT // 4)
 
 
 def test_sums_over_streams_have_the_variance_of_a_sum() -> None:
-    streams = torch.stack([normals(key(client), "noise", (2000,)) for client in range(50)]).double()
+    streams = torch.stack([normal(key(client), "noise", (2000,)) for client in range(50)]).double()
     assert float(streams.sum(0).var()) == pytest.approx(50, rel=0.15)
 
 
 def test_a_stack_draws_what_each_draws_alone() -> None:
     clients = torch.arange(4.0)
-    stacked = torch.func.vmap(lambda client: normals(stream(torch.tensor(1.0), "x", client), "noise", (3, 5)))(clients)
-    alone = torch.stack([normals(stream(torch.tensor(1.0), "x", client), "noise", (3, 5)) for client in clients])
+    stacked = torch.func.vmap(lambda client: normal(random_key(torch.tensor(1.0), "x", client), "noise", (3, 5)))(clients)
+    alone = torch.stack([normal(random_key(torch.tensor(1.0), "x", client), "noise", (3, 5)) for client in clients])
     assert torch.allclose(stacked, alone, atol=1e-6)
 
 
 def test_scrambling_is_one_to_one_and_stays_within_a_word() -> None:
-    words = mixed(torch.arange(1 << 16))
+    words = mix_bits(torch.arange(1 << 16))
     assert len(words.unique()) == 1 << 16
     assert int(words.min()) >= 0
     assert int(words.max()) < 1 << 32
 
 
 def test_salts_are_whole_numbers_that_floats_hold_and_differ_by_seed() -> None:
-    salts = [salt_of(seed) for seed in range(200)]
+    salts = [make_salt(seed) for seed in range(200)]
     assert len(set(salts)) == 200
     assert all(float(torch.tensor(salt)) == salt for salt in salts)

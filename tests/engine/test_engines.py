@@ -17,7 +17,7 @@ import gpfl
 from gpfl.core import tree
 from gpfl.core.local_round import Schedule
 from gpfl.core.method import Method
-from gpfl.core.net import Net, from_architecture, from_module
+from gpfl.core.net import Net
 from gpfl.core.tree import Tree
 from gpfl.engine import ENGINES, RunSpec, workers
 from gpfl.engine.base import Engine, EvalRequest, RoundResult, TrainRequest
@@ -27,7 +27,9 @@ from gpfl.engine.workers import Workers
 from gpfl.errors import DivergenceError
 from gpfl.methods import METHODS
 from gpfl.methods.fedavg import FedAvg
+from gpfl.models.architecture import net_from_architecture
 from gpfl.models.fasttext import FastText
+from gpfl.models.splitting import net_from_module
 from gpfl.training import api
 from gpfl.training import config as configs
 
@@ -50,7 +52,7 @@ def _all_traced_on_three_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def with_net(federation: gpfl.Federation, build: Callable[[], nn.Module]) -> tuple[gpfl.Federation, Net]:
-    return federation, from_module(build, federation.table.inputs(torch.arange(2)), federation.table.classes)
+    return federation, net_from_module(build, federation.table.inputs(torch.arange(2)), federation.table.classes)
 
 
 def layered() -> tuple[gpfl.Federation, Net]:
@@ -82,8 +84,8 @@ def written() -> tuple[gpfl.Federation, Net]:
     words = draw.integers(1, 12, size=(rows, 7)) * (np.arange(7) < draw.integers(1, 7, size=(rows, 1)))
     table = gpfl.Table(words, np.arange(rows) % 3, kind="tokens", vocabulary=15)
     federation = gpfl.federate(table, partition="dirichlet", clients=4, beta=5.0, min_samples=12, seed=1)
-    architecture = FastText(hidden=5).fitted(table.input_spec)
-    return federation, from_architecture(architecture, "fasttext", table.inputs(torch.arange(2)), 3)
+    architecture = FastText(hidden=5).fit_input(table.input_spec)
+    return federation, net_from_architecture(architecture, "fasttext", table.inputs(torch.arange(2)), 3)
 
 
 NETS: dict[str, Build] = {"layered": layered, "normalised": normalised, "convolved": convolved, "written": written}

@@ -18,7 +18,7 @@ import pytest
 from conftest import Command, Said, content
 
 from gpfl.core import options
-from gpfl.core.options import Span
+from gpfl.core.options import SearchRange
 from gpfl.experiments import tune as study
 from gpfl.experiments.proposals import propose, space_of
 from gpfl.federation.federation import Federation
@@ -53,7 +53,7 @@ def chosen(folder: str) -> dict[str, object]:
 # What is searched.
 
 
-def documented() -> dict[str, Span | tuple[int, ...]]:
+def documented() -> dict[str, SearchRange | tuple[int, ...]]:
     records: dict[str, type] = {**METHODS, "train": TrainOptions}
     return {
         f"{name}.{key}": described.search
@@ -69,20 +69,22 @@ def test_range_lies_within_the_limits_of_its_option_and_holds_the_default(key: s
     record = METHODS.get(name, TrainOptions)
     described, kind = options.options_of(record)[field], documented()[key]
     default = next(f.default for f in dataclasses.fields(record) if f.name == field)
-    tries = (kind.low, kind.high) if isinstance(kind, Span) else kind
-    assert all(described.admits(value) for value in tries)
+    tries = (kind.low, kind.high) if isinstance(kind, SearchRange) else kind
+    assert all(described.allows(value) for value in tries)
     off = described.disabled_by
     assert off is None or off[0] not in tries
-    if isinstance(kind, Span):
+    if isinstance(kind, SearchRange):
         assert 0 < kind.low < kind.high
-        assert math.isnan(default) or kind.holds(default)
+        assert math.isnan(default) or default in kind
     else:
         assert default in kind
 
 
 def test_page_has_every_range_and_no_other() -> None:
     rows = re.findall(r"^\| `(\w+\.\w+)` \| ([^|]+) \|", (DOCS / "tune.md").read_text().split("## What is kept")[0], re.M)
-    words = {key: str(kind) if isinstance(kind, Span) else ", ".join(map(str, kind)) for key, kind in documented().items()}
+    words = {
+        key: str(kind) if isinstance(kind, SearchRange) else ", ".join(map(str, kind)) for key, kind in documented().items()
+    }
     assert dict(rows) == words
 
 
@@ -102,7 +104,7 @@ def test_value_by_hand_is_not_searched_and_the_rate_only_if_asked() -> None:
 
 # Proposals.
 
-SPACE: dict[str, Span | tuple[int, ...]] = {"method.a": Span(0.001, 1.0), "method.b": (1, 2)}
+SPACE: dict[str, SearchRange | tuple[int, ...]] = {"method.a": SearchRange(0.001, 1.0), "method.b": (1, 2)}
 
 
 def fresh(known: list[dict[str, float | int]], scores: list[float], wanted: int = 4, state: str = "s") -> list[Any]:
@@ -120,7 +122,7 @@ def test_proposals_are_new_within_the_space_and_a_function_of_what_was_tried() -
 
 def test_proposals_go_where_scores_were_high() -> None:
     # Floats alone: beside a whole number that does not matter, single proposals of the joint sampler scatter.
-    space: dict[str, Span | tuple[int, ...]] = {"method.a": Span(0.001, 1.0)}
+    space: dict[str, SearchRange | tuple[int, ...]] = {"method.a": SearchRange(0.001, 1.0)}
     draw = np.random.default_rng(0)
     known: list[dict[str, float | int]] = [{"method.a": float(10 ** draw.uniform(-3, 0))} for _ in range(30)]
 
@@ -288,7 +290,7 @@ def test_candidate_that_diverges_counts_as_nothing_and_the_others_go_on(
 def wild(method: type) -> type:
     """Gives a method whose proximal weight is searched where training diverges."""
     fields = {f.name: f for f in dataclasses.fields(method)}
-    described = dataclasses.replace(fields["mu"].metadata["option"], search=Span(1e20, 1e30))
+    described = dataclasses.replace(fields["mu"].metadata["option"], search=SearchRange(1e20, 1e30))
     changed = dataclasses.field(default=0.001, metadata={"option": described})
     made = dataclasses.make_dataclass("Wild", [("mu", float, changed)], bases=(method,), frozen=True, kw_only=True)
     made.__module__ = method.__module__

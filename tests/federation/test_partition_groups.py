@@ -64,7 +64,7 @@ def test_another_seed_chooses_other_groups() -> None:
 
 def test_a_choice_is_recorded_in_the_manifest() -> None:
     manifest = partition_table(grouped_table(), Natural(clients=2, seed=4)).manifest()
-    assert manifest["partition"] == {"name": "natural", **options.written_of(Natural(clients=2, seed=4))}
+    assert manifest["partition"] == {"name": "natural", **options.config_values(Natural(clients=2, seed=4))}
 
 
 def test_more_clients_than_groups_are_refused_with_both_numbers() -> None:
@@ -112,7 +112,7 @@ def test_n_of_m_clients_are_those_of_the_whole_division_and_grow_with_their_numb
     table = toy_table(300)
 
     def part(clients: int, of: int) -> dict[str, list[int]]:
-        values = {**options.values_of(whole), "clients": clients, "total_clients": of, "seed": seed}
+        values = {**options.option_values(whole), "clients": clients, "total_clients": of, "seed": seed}
         return rows_of(options.build(type(whole), values, "partition"), table)
 
     everybody = part(10, 0)

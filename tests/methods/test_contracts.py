@@ -15,12 +15,13 @@ import gpfl
 from gpfl.core import tree
 from gpfl.core.local_round import Schedule, local_round
 from gpfl.core.method import ClientInfo, Method
-from gpfl.core.net import from_architecture, from_module
 from gpfl.core.tree import Tree
 from gpfl.engine import ENGINES, RunSpec
 from gpfl.engine.base import Engine
 from gpfl.methods import METHODS
+from gpfl.models.architecture import net_from_architecture
 from gpfl.models.cnn4 import CNN4
+from gpfl.models.splitting import net_from_module
 from gpfl.training import config as configs
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +60,7 @@ def batch_norm_net() -> nn.Module:
 
 def make_engine(variant: str, engine: str, net=small_net, sizes=CLIENTS, batch_norm="local", **schedule) -> Engine:
     federation = toy_federation(sizes)
-    built = from_module(net, federation.table.inputs(torch.arange(2)), 3)
+    built = net_from_module(net, federation.table.inputs(torch.arange(2)), 3)
     method = VARIANTS[variant].bind(built, lr=0.05, epochs=schedule.pop("epochs", 1), batch_norm=batch_norm)
     return ENGINES[engine](RunSpec(method, federation, Schedule(seed=3, **{"rounds": 5, **schedule})))
 
@@ -259,7 +260,7 @@ def test_page_exists_and_names_every_option(name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_page_tells_the_bytes_that_travel(name: str) -> None:
     page = " ".join((ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8").split())
-    net = from_architecture(CNN4(), "cnn4", torch.zeros(2, 3, 32, 32), 100)
+    net = net_from_architecture(CNN4(), "cnn4", torch.zeros(2, 3, 32, 32), 100)
     method = METHODS[name]().bind(net, lr=0.005, epochs=1)
     shared, private = method.init(0)
     counts = torch.ones(100)

@@ -41,7 +41,7 @@ OFF = [
 def test_every_method_ships_the_defaults_of_the_specification() -> None:
     assert SHIPPED.keys() == METHODS.keys()
     for name, expected in SHIPPED.items():
-        values = options.values_of(METHODS[name]())
+        values = options.option_values(METHODS[name]())
         fixed = {key: value for key, value in values.items() if value == value}  # NaN is filled in by net
         assert fixed == expected, name
 

@@ -12,16 +12,17 @@ from torch.nn import functional as F
 from gpfl.core import losses, tree
 from gpfl.core.local_round import Schedule
 from gpfl.core.method import Batch, ClientInfo
-from gpfl.core.net import Model, from_architecture
+from gpfl.core.net import Model
 from gpfl.engine import ENGINES, RunSpec
 from gpfl.methods.gpfl import GPFL, embeddings_of, valve
+from gpfl.models.architecture import net_from_architecture
 from gpfl.models.mlp import MLP
 from gpfl.training import config as configs
 
 
 def bound(**options: object) -> GPFL:
     federation = toy_federation()
-    net = from_architecture(MLP(hidden=(8,)), "mlp", federation.table.inputs(torch.arange(2)), 3)
+    net = net_from_architecture(MLP(hidden=(8,)), "mlp", federation.table.inputs(torch.arange(2)), 3)
     return GPFL(**options).bind(net, lr=0.05, epochs=1)  # type: ignore[arg-type]
 
 
@@ -208,7 +209,7 @@ def test_protocol_sets_its_options_together(protocol: str, expected: tuple[str, 
 )
 def test_lambda_and_mu_follow_the_net(net: str, lam: float, mu: float) -> None:
     federation = toy_federation()
-    built = from_architecture(MLP(hidden=(8,)), net, federation.table.inputs(torch.arange(2)), 3)
+    built = net_from_architecture(MLP(hidden=(8,)), net, federation.table.inputs(torch.arange(2)), 3)
     method = GPFL().bind(built, lr=0.1, epochs=1)
     assert (method.lam, method.mu) == (lam, mu)
     assert GPFL(lam=0.5).bind(built, lr=0.1, epochs=1).lam == 0.5

@@ -14,10 +14,11 @@ import gpfl
 from gpfl.core import tree
 from gpfl.core.local_round import Schedule, local_round
 from gpfl.core.method import Batch, ClientInfo, Method
-from gpfl.core.net import Model, from_module
+from gpfl.core.net import Model
 from gpfl.core.tree import Tree
 from gpfl.engine import ENGINES, Engine, RunSpec
 from gpfl.methods import METHODS
+from gpfl.models.splitting import net_from_module
 from gpfl.training.config import RunOptions
 from gpfl.training.round_loop import RoundLoop
 
@@ -29,7 +30,7 @@ EVERYONE = [0, 1, 2, 3]
 def machine_of(method: Method, engine: str = "loop", net: nn.Module | None = None, schedule: Schedule = SCHEDULE) -> Engine:
     """The engine of a method on the skewed federation."""
     federation = skewed_federation()
-    built = from_module(net or new_net(), federation.table.inputs(torch.arange(2)), CLASSES)
+    built = net_from_module(net or new_net(), federation.table.inputs(torch.arange(2)), CLASSES)
     return ENGINES[engine](RunSpec(method.bind(built, lr=0.05, epochs=1), federation, schedule))
 
 

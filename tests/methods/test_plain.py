@@ -16,11 +16,11 @@ import gpfl
 from gpfl.core import tree
 from gpfl.core.local_round import Schedule
 from gpfl.core.method import Method
-from gpfl.core.net import from_module
 from gpfl.core.tree import Tree
 from gpfl.engine import ENGINES, RunSpec
 from gpfl.federation.federation import Shard
 from gpfl.methods import METHODS
+from gpfl.models.splitting import net_from_module
 
 ROUNDS = 3
 SCHEDULE = Schedule(seed=5, rounds=ROUNDS, client_fraction=0.75)
@@ -72,7 +72,7 @@ class Ours:
         batch_norm: str = "local",
     ) -> None:
         federation = federation or skewed_federation()
-        net = from_module(module or new_net(), federation.table.inputs(torch.arange(2)), CLASSES)
+        net = net_from_module(module or new_net(), federation.table.inputs(torch.arange(2)), CLASSES)
         self.method = method.bind(net, lr=plain.LR, epochs=epochs, batch_norm=batch_norm)
         machine = ENGINES[engine](RunSpec(self.method, federation, SCHEDULE))
         shared, private = self.method.init(0)

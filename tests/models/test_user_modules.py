@@ -17,10 +17,11 @@ import gpfl
 from gpfl.core import tree
 from gpfl.core.local_round import Schedule
 from gpfl.core.method import Phase
-from gpfl.core.net import InputSpec, from_module
+from gpfl.core.net import InputSpec
 from gpfl.engine import RunSpec
 from gpfl.engine.selection import select_engine
 from gpfl.methods import METHODS
+from gpfl.models.splitting import net_from_module
 from gpfl.training.result import PersonalModule
 
 FAST = {"rounds": 2, "lr": 0.1}
@@ -114,8 +115,8 @@ def test_a_part_that_is_frozen_as_a_whole_is_trained_around_saved_and_resumed(
 
 def test_a_net_without_a_weight_that_trains_is_refused() -> None:
     names = tuple(name for name, _ in half_frozen().named_parameters())
-    with pytest.raises(gpfl.GpflError, match="net 'custom' has no weight that trains"):
-        from_module(half_frozen(names), draw(2, 6), 3)
+    with pytest.raises(gpfl.GpflError, match="net 'custom' has no trainable weight"):
+        net_from_module(half_frozen(names), draw(2, 6), 3)
 
 
 def test_a_function_that_freezes_weights_gives_every_seed_the_same_constants() -> None:
@@ -124,7 +125,7 @@ def test_a_function_that_freezes_weights_gives_every_seed_the_same_constants() -
         module[0].requires_grad_(False)
         return module
 
-    built = from_module(build, draw(2, 6), 3)
+    built = net_from_module(build, draw(2, 6), 3)
     assert sorted(tree.flatten(built.init(5))) == ["head/bias", "head/weight"]
 
 
@@ -262,7 +263,7 @@ def test_batch_norm_over_pixels_takes_a_batch_of_one_image() -> None:
     images = np.random.default_rng(0).normal(size=(40, 1, 4, 4)).astype(np.float32)
     federation = gpfl.federate([(images[:28], np.arange(28) % 2), (images[28:], np.arange(12) % 2)])
     module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 2))
-    assert from_module(module, federation.table.inputs(torch.arange(2)), 2).min_batch == 1
+    assert net_from_module(module, federation.table.inputs(torch.arange(2)), 2).min_batch == 1
     one, other = (
         flat(gpfl.fit("fedavg", federation, net=module, drop_last=False, engine=engine, **FAST)) for engine in ("loop", "vmap")
     )
@@ -304,34 +305,34 @@ def own(forward: Callable[[Own, Tensor], object]) -> Callable[[], nn.Module]:
 
 
 REFUSED: dict[str, tuple[object, str]] = {
-    "buffer": (own(counted), "writes into its buffer 'base.count'; a pass must depend on weights and rows alone"),
-    "new buffer": (own(replaced), "writes into its buffer 'base.count'"),
-    "spectral norm": (net(nn.utils.parametrizations.spectral_norm(nn.Linear(5, 5))), "writes into its buffer 'base.1.param"),
-    "attribute": (own(drifting), "the base of net 'custom' gives other outputs the second time in training"),
+    "buffer": (own(counted), "writes to its buffer 'base.count'; it must depend on weights and samples alone"),
+    "new buffer": (own(replaced), "writes to its buffer 'base.count'"),
+    "spectral norm": (net(nn.utils.parametrizations.spectral_norm(nn.Linear(5, 5))), "writes to its buffer 'base.1.param"),
+    "attribute": (own(drifting), "the base of net 'custom' returns another output the second time in training"),
     "dropout in training": (
         own(lambda self, x: self.fc(F.dropout(self.body(x), 1e-4, self.training))),
-        "the base of net 'custom' draws random numbers in training; runs must be repeatable per client",
+        "the base of net 'custom' draws random numbers in training; runs must be repeatable",
     ),
     "dropout always": (
         own(lambda self, x: self.fc(F.dropout(self.body(x)))),
-        "gives other scores for the same rows the second",
+        "returns other logits the second time",
     ),
-    "batch mean": (own(lambda self, x: self.fc(self.body(x - x.mean(0)))), "gives a row other scores when other rows are"),
-    "squeeze": (own(lambda self, x: self.fc(self.body(x).squeeze(0).reshape(2, 5))), "net 'custom' cannot take a single row"),
+    "batch mean": (own(lambda self, x: self.fc(self.body(x - x.mean(0)))), "returns other logits for a sample when the batch changes"),
+    "squeeze": (own(lambda self, x: self.fc(self.body(x).squeeze(0).reshape(2, 5))), "net 'custom' cannot take a single sample"),
     "attribute of head": (
         own(lambda self, x: self.fc(self.body(x).reshape(-1, self.fc.in_features))),
-        "the net cannot be cut at 'fc': 'Identity' object has no attribute 'in_features' (its forward must call it and use",
+        "the net cannot be split at 'fc': 'Identity' object has no attribute 'in_features' (its forward must call it and use",
     ),
     "weight of head": (own(lambda self, x: F.linear(self.body(x), self.fc.weight)), "no attribute 'weight' (its forward must"),
     "tuple": (own(lambda self, x: (self.fc(self.body(x)), x)), "the net returns a tuple; it must return one tensor"),
     "dict": (own(lambda self, x: {"logits": self.fc(self.body(x))}), "the net returns a dict; it must return one tensor"),
-    "error": (own(lambda self, x: {}["weight"]), "cannot take rows of shape (6,), as the data has them: KeyError: 'weight'"),
+    "error": (own(lambda self, x: {}["weight"]), "cannot take samples of shape (6,), which the data has: KeyError: 'weight'"),
     "tied": (tied, "'weight' of the head is also '0.weight' of the base"),
-    "double": (double, "'0.weight' of the net is float64; rows and weights are float32: call net.float()"),
+    "double": (double, "'0.weight' of the net is float64; inputs and weights are float32: call net.float()"),
     "lazy": (nn.Sequential(nn.LazyLinear(5), nn.Linear(5, 3)), "'0.weight' of the net is lazy and has no shape yet"),
     "number": (5, "net is 5; it must be the name of a net, an nn.Module, or a function that builds one"),
     "class": (nn.Linear, "net is Linear, which cannot be called without arguments (missing a required argument"),
-    "width": (nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)), "the net cannot take rows of shape (6,), as the data has them"),
+    "width": (nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)), "the net cannot take samples of shape (6,), which the data has"),
 }
 
 
@@ -394,6 +395,6 @@ def test_engine_vmap_names_itself_and_the_way_out_where_it_cannot_run_the_net(tm
 
 def test_trial_of_the_engine_takes_a_client_that_trains() -> None:
     federation = toy_federation((9, 41, 33))
-    built = from_module(net(nn.BatchNorm1d(5)), federation.table.inputs(torch.arange(2)), 3)
+    built = net_from_module(net(nn.BatchNorm1d(5)), federation.table.inputs(torch.arange(2)), 3)
     method = METHODS["perfedavg"]().bind(built, lr=0.1, epochs=1)
     assert select_engine(RunSpec(method, federation, Schedule(seed=0, rounds=1))) == "vmap"

@@ -18,7 +18,9 @@ from gpfl.core.method import Method
 from gpfl.engine import Engine
 from gpfl.experiments import privacy_table as columns
 from gpfl.methods import METHODS
+from gpfl.models.architecture import net_from_architecture
 from gpfl.models.cnn4 import CNN4
+from gpfl.models.splitting import net_from_module
 from gpfl.privacy import attack, lbfgs, measures
 from gpfl.privacy import victims as victim
 from gpfl.privacy.attack import AttackConfig, AttackRunner, Case, rebuild
@@ -162,7 +164,7 @@ def bound(method: Method) -> Method:
 
 
 def gpfl_net() -> gpfl.core.net.Net:
-    return gpfl.core.net.from_module(smooth, torch.zeros(2, 1, SIDE, SIDE), 4, head="1")
+    return net_from_module(smooth, torch.zeros(2, 1, SIDE, SIDE), 4, head="1")
 
 
 def test_gpfls_sfe_is_the_global_route(results: dict[str, gpfl.Result]) -> None:
@@ -220,7 +222,7 @@ def test_victims_at_once_are_rebuilt_as_alone(results: dict[str, gpfl.Result]) -
 
 
 def test_corners_and_pools_of_the_papers_net_are_matched_at_once_as_alone() -> None:
-    net = gpfl.core.net.from_architecture(CNN4(channels=(3, 4), hidden=8), "cnn4", torch.zeros(2, 1, 16, 16), 4)
+    net = net_from_architecture(CNN4(channels=(3, 4), hidden=8), "cnn4", torch.zeros(2, 1, 16, 16), 4)
     method = METHODS["fedavg"]().bind(net, lr=0.1, epochs=1)
     draw = torch.Generator().manual_seed(0)
     images, outputs = torch.rand(3, 2, 1, 16, 16, generator=draw), torch.randn(3, 2, 8, generator=draw)
@@ -419,7 +421,7 @@ def test_a_batch_that_a_net_cannot_train_on_is_refused_before_anything_is_attack
     command: Command, monkeypatch: pytest.MonkeyPatch, steps: str
 ) -> None:
     assert command("run", "--hidden", 8, "--rounds", 1, "--device", "cpu", "--method", "fedavg", "--out", "r").code == 0
-    monkeypatch.setattr("gpfl.core.modules.trains_on_one_row", lambda parts, example: False)  # as with BatchNorm
+    monkeypatch.setattr("gpfl.core.module_checks.trains_on_single_sample", lambda parts, example: False)  # as with BatchNorm
     refused = command("attack", "r", "--images", 2, "--iterations", 1, "--steps", steps)
     assert "net 'mlp' trains on batches of at least 2 rows: raise --batch" in refused.err
     assert not Path("r", "attack").exists()

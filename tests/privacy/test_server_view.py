@@ -11,10 +11,10 @@ from torch import Tensor
 import gpfl
 from gpfl.core import tree
 from gpfl.core.method import Method
-from gpfl.core.net import from_architecture
 from gpfl.engine import matmul_precision
 from gpfl.methods.fedphp import FedPHP
 from gpfl.methods.gpfl import GPFL, embeddings_of
+from gpfl.models.architecture import net_from_architecture
 from gpfl.models.mlp import MLP
 from gpfl.privacy import label_inference as labels
 from gpfl.privacy import membership
@@ -27,7 +27,7 @@ from gpfl.privacy.victims import Victim
 
 
 def gpfl_method(mu: float, lr: float, reg: str = "wd") -> Method:
-    net = from_architecture(MLP(hidden=(8,)), "mlp", torch.zeros(2, 6), 5)
+    net = net_from_architecture(MLP(hidden=(8,)), "mlp", torch.zeros(2, 6), 5)
     return GPFL(lam=0.01, mu=mu, reg=reg).bind(net, lr=lr, epochs=1)
 
 

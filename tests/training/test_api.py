@@ -20,13 +20,14 @@ from torch import nn
 import gpfl
 from gpfl.core import tree
 from gpfl.core.method import Batch, ClientInfo, LossTerms
-from gpfl.core.net import Architecture, Parts, Shape
+from gpfl.core.net import Shape
 from gpfl.core.options import option
 from gpfl.core.tree import Tree
 from gpfl.errors import GpflError
 from gpfl.methods import METHODS
 from gpfl.methods.fedavg import FedAvg
 from gpfl.methods.gpfl import GPFL
+from gpfl.models.architecture import Architecture, Parts
 from gpfl.models.mlp import MLP
 
 FAST = {"rounds": 2, "lr": 0.1, "engine": "loop"}
@@ -55,9 +56,9 @@ class Narrow(Architecture):
     """An architecture that is not one of the named ones."""
 
     lr: ClassVar[float] = 0.02
-    width: int = option(4, "width of the features", least=1)
+    width: int = option(4, "width of the features", min=1)
 
-    def parts(self, shape: Shape, classes: int) -> Parts:
+    def build(self, shape: Shape, classes: int) -> Parts:
         return {"base": nn.Sequential(nn.Linear(shape[0], self.width), nn.Tanh()), "head": nn.Linear(self.width, classes)}
 
 
@@ -217,7 +218,7 @@ def test_run_folder_holds_all_that_is_promised(tmp_path: Path) -> None:
         ({"round": 3}, "unknown setting 'round'; did you mean 'rounds'?"),
         ({"lr": -0.1}, "train.lr is -0.1; it must be above 0"),
         ({"rounds": 0}, "train.rounds is 0; it must be at least 1"),
-        ({"rounds": 2.5}, "train.rounds is 2.5; it must be a whole number"),
+        ({"rounds": 2.5}, "train.rounds is 2.5; it must be an integer"),
         ({"client_fraction": (0.9, 0.1)}, "the lower share must come first"),
         ({"engine": "vmpa"}, "did you mean 'vmap'?"),
         ({"device": "cuda:99"}, "run.device is 'cuda:99', which cannot be used here"),

@@ -14,13 +14,14 @@ from torch import nn
 
 import gpfl
 from gpfl.core import options
-from gpfl.core.net import Net, from_architecture
+from gpfl.core.net import Net
 from gpfl.data import DATASETS, DataSource
 from gpfl.errors import GpflError
 from gpfl.federation.partition import PARTITIONS, Dirichlet, Pathological
 from gpfl.methods import METHODS
 from gpfl.methods.gpfl import GPFL
 from gpfl.models import NETS
+from gpfl.models.architecture import net_from_architecture
 from gpfl.models.cnn4 import CNN4
 from gpfl.models.mlp import MLP
 from gpfl.training import config
@@ -216,9 +217,9 @@ def test_lambda_and_mu_of_gpfl_are_the_nets_unless_they_are_given(name: str, lam
 
 def test_binding_fills_in_what_depends_on_the_net_and_leaves_the_record_alone() -> None:
     made = resolve_config({})
-    net = from_architecture(MLP(), "mlp", torch.zeros(2, 6), 3)
+    net = net_from_architecture(MLP(), "mlp", torch.zeros(2, 6), 3)
     bound = dataclasses.replace(made, method=made.method.bind(net, lr=0.1, epochs=2))
-    assert math.isnan(options.values_of(made.method)["lam"])  # type: ignore[arg-type]
+    assert math.isnan(options.option_values(made.method)["lam"])  # type: ignore[arg-type]
     section = bound.sections()["method"]
     assert (section["lam"], section["mu"]) == (0.01, 0.1)
     assert resolve_config(bound.sections()).to_toml() == bound.to_toml()
@@ -263,7 +264,7 @@ def test_configs_hold_the_keys_that_recorded_results_have(section: str, name: st
     given = {"data": {"name": "digits"}, **({section: {"name": name}} if name else {})}
     written = resolve_config(given).sections()[section]
     keys = " ".join(key for key in written if key != "name")
-    hint = "an option that is added later must say so, option(…, later=True): else results would no longer be found"
+    hint = "declare a new option with option(…, omit_default=True): else results would no longer be found"
     assert keys == WRITTEN.get(name or section, keys), hint  # what is new has no results yet
 
 
@@ -271,10 +272,10 @@ def test_option_that_was_added_later_is_written_where_it_was_set_alone() -> None
     @dataclasses.dataclass(frozen=True)
     class Record:
         old: int = options.option(1, "old")
-        new: int = options.option(2, "new", later=True)
+        new: int = options.option(2, "new", omit_default=True)
 
-    assert options.written_of(Record()) == {"old": 1}
-    assert options.written_of(Record(new=3)) == {"old": 1, "new": 3}
+    assert options.config_values(Record()) == {"old": 1}
+    assert options.config_values(Record(new=3)) == {"old": 1, "new": 3}
 
 
 @pytest.mark.parametrize(

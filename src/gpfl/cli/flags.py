@@ -13,7 +13,7 @@ import click
 from typer.core import TyperOption
 
 from gpfl.core.options import Option, describe_type, options_of
-from gpfl.core.randomness import LARGEST_SEED
+from gpfl.core.randomness import MAX_SEED
 from gpfl.data import DATASETS, FILES, FileDataset
 from gpfl.defences.config import DefenceConfig
 from gpfl.errors import GpflError
@@ -120,7 +120,7 @@ def metavar(described: Option, hint: object) -> str:
     """Gives the word that stands for the value."""
     if described.choices:
         return (",…|" if "a list" in describe_type(hint) else "|").join(described.choices)
-    return {"a whole number": "N", "a number": "X", "text": "TEXT", "a list, each entry text": "NAME,…"}.get(
+    return {"an integer": "N", "a number": "X", "text": "TEXT", "a list, each entry text": "NAME,…"}.get(
         describe_type(hint), "X,X"
     )
 
@@ -142,7 +142,7 @@ def describe(record: type, key: str) -> str:
     shown = default_words(record, key, default)
     facts = [part for part in (f"usual: {described.typical}" if described.typical else "", f"default: {shown}") if part]
     symbol = f"{described.symbol}, " if described.symbol else ""
-    return f"{symbol}{described.doc} ({'; '.join(facts)})"
+    return f"{symbol}{described.help} ({'; '.join(facts)})"
 
 
 def default_words(record: type, key: str, default: object) -> str:
@@ -217,8 +217,8 @@ def parse_seeds(seeds: str) -> list[int]:
         raise GpflError(f"--seeds is '{seeds}'; it must be whole numbers with commas between, such as 0,1,2") from None
     if len(set(numbers)) != len(numbers) or min(numbers) < 0:
         raise GpflError(f"--seeds is '{seeds}'; the seeds must differ and not be negative")
-    if max(numbers) > LARGEST_SEED:
-        raise GpflError(f"--seeds is '{seeds}'; a seed must be at most {LARGEST_SEED}")
+    if max(numbers) > MAX_SEED:
+        raise GpflError(f"--seeds is '{seeds}'; a seed must be at most {MAX_SEED}")
     return numbers
 
 

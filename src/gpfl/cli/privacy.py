@@ -17,7 +17,7 @@ from gpfl.cli.grid_plan import show_plan
 from gpfl.cli.grid_progress import GridReporter
 from gpfl.cli.overrides import refuse_unheard, results_folder, split_settings
 from gpfl.cli.terminal import console, print_error, print_line
-from gpfl.core.randomness import LARGEST_SEED
+from gpfl.core.randomness import MAX_SEED
 from gpfl.defences.accounting import accountant
 from gpfl.defences.config import WHOLE
 from gpfl.engine.distributed import require_single_process
@@ -197,7 +197,7 @@ def curves(
     refuse_victims(bare[0].cell, plan, grounds, images, [1], effort)
     variants = study.variants_of(bare, plan, grounds)
     texts = {"noise": noise, "example_noise": example_noise, "top_k": top_k, "bits": bits}
-    values = {name: values_of(name, text, own) for name, text in texts.items()}
+    values = {name: option_values(name, text, own) for name, text in texts.items()}
     found_for = by_epsilon(epsilon, texts, names, plan, grounds, (*bounds, delta), variants) if epsilon else {}
     spots = [
         spot
@@ -231,8 +231,8 @@ def curves(
 def effort_of(section: str, iterations: int, restarts: int, victims: int | None, graph: bool) -> AttackConfig:
     """Gives how hard attacks try, and the seed of victims and starts: as was said, or as the study's file says."""
     own = study.file_sections()[section]
-    if victims is not None and not 0 <= victims <= LARGEST_SEED:
-        raise GpflError(f"--victims is {victims}; it must be at least 0, at most {LARGEST_SEED}")
+    if victims is not None and not 0 <= victims <= MAX_SEED:
+        raise GpflError(f"--victims is {victims}; it must be at least 0, at most {MAX_SEED}")
     said = {"iterations": iterations or None, "restarts": restarts or None, "seed": victims}
     return AttackConfig(graph=graph, **{name: cast(int, own[name]) if value is None else value for name, value in said.items()})
 
@@ -252,8 +252,8 @@ def planned(
     """Gives the plan of the flags; settings that no run can have are refused."""
     require_single_process("gpfl privacy")
     settings, own = split_settings(tuple(set_ or ()))
-    if not all(0 <= seed <= LARGEST_SEED for seed in seeds):
-        raise GpflError(f"the seed of a run is {min(seeds)}; it must be at least 0, at most {LARGEST_SEED}")
+    if not all(0 <= seed <= MAX_SEED for seed in seeds):
+        raise GpflError(f"the seed of a run is {min(seeds)}; it must be at least 0, at most {MAX_SEED}")
     names = [cell.entrant.method["name"] for cell in cells]
     refuse_unheard(settings, own, names, done="run", kind="studies")
     if "defence" in settings:
@@ -310,7 +310,7 @@ def known_methods(words: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def values_of(name: str, text: str, own: Mapping[str, object]) -> list[float]:
+def option_values(name: str, text: str, own: Mapping[str, object]) -> list[float]:
     """Gives the values of a family: those of a flag, or of the study's file; none where the flag says none."""
     if not text:
         return [float(value) for value in cast(Sequence[float], own[name])]

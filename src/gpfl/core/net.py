@@ -1,23 +1,21 @@
-"""Nets: architectures as stateless named parts, base (features) and head (decision), whose weights live in trees."""
+"""Nets: stateless base (features) and head (classifier), whose weights live in trees."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from gpfl.core import modules, tree
-from gpfl.core.modules import Parts as Parts
-from gpfl.core.modules import statistics, template, trainable
-from gpfl.core.options import Value, values_of
-from gpfl.core.randomness import seeded
+from gpfl.core import module_checks as checks
+from gpfl.core import tree
+from gpfl.core.module_checks import Parts, batch_norm_buffers, make_template, trainable_parameters
+from gpfl.core.options import Value
+from gpfl.core.randomness import fork_rng
 from gpfl.core.tree import Tree
 from gpfl.errors import GpflError
 
@@ -59,26 +57,11 @@ class InputSpec:
         return self.to_net(numbers % values)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Architecture:
-    """A named net as a record of its options; `parts` builds it for one shape of input and number of classes."""
-
-    lr: ClassVar[float]
-
-    def fitted(self, form: InputSpec) -> Self:
-        """Gives the net with the options filled in that depend on the form of the data."""
-        return self
-
-    def parts(self, shape: Shape, classes: int) -> Parts:
-        """Gives freshly initialised modules {"base": …, "head": …}."""
-        raise NotImplementedError
-
-
 class Net:
-    """Named parts without weights of their own, with the width of the features and the number of classes.
+    """Base and head without weights, with the width of the features and the number of classes.
 
-    Weights that do not train (requires_grad=False) and buffers are constants of the parts: no tree holds them, so they
-    neither move nor travel.
+    Parameters that require no gradient and buffers are constants of the parts: no tree holds them, so they neither train
+    nor travel.
     """
 
     def __init__(
@@ -92,137 +75,117 @@ class Net:
         rebuild: Callable[[], Parts] | None = None,
         lr: float = 0.005,
     ) -> None:
-        """Takes modules and two example rows; with `rebuild` every seed draws new weights, without it they start as given."""
+        """Check the modules on two samples. With `rebuild`, every seed draws new weights; without, all start with these."""
         for module in parts.values():
-            modules.refuse_unready(module)
-        modules.refuse_layers(parts)
-        modules.refuse_shared(parts)
+            checks.check_parameters(module)
+        checks.check_layers(parts)
+        checks.check_no_shared_weights(parts)
         self.name, self.classes, self.lr = name, classes, lr
         self.options = options or {}
         self._rebuild = rebuild
         self._initial = {part: copy.deepcopy(module) for part, module in parts.items()}
-        self._training = {part: template(module).train() for part, module in parts.items()}
-        self._frozen = {part: template(module).eval() for part, module in parts.items()}
-        self.width = self._measure(example)
-        modules.refuse_state(parts, example, name)
-        modules.refuse_mixing(parts, example, name)
-        self.min_batch = 1 if modules.trains_on_one_row(parts, example) else 2  # in a training batch
-        if not any(True for module in parts.values() for _ in trainable(module)):
-            raise GpflError(f"net '{name}' has no weight that trains: set requires_grad=True where training should change it")
+        self._training = {part: make_template(module).train() for part, module in parts.items()}
+        self._eval = {part: make_template(module).eval() for part, module in parts.items()}
+        self.width = self._measure_width(example)
+        checks.check_deterministic(parts, example, name)
+        checks.check_independent_samples(parts, example, name)
+        self.min_batch = 1 if checks.trains_on_single_sample(parts, example) else 2
+        if not any(True for module in parts.values() for _ in trainable_parameters(module)):
+            raise GpflError(f"net '{name}' has no trainable weight: set requires_grad=True where training should change it")
 
     @property
     def has_batch_norm(self) -> bool:
-        """Tells whether a part has BatchNorm running statistics."""
-        return any(True for module in self._training.values() for _ in statistics(module))
+        """Whether a part has BatchNorm running statistics."""
+        return any(True for module in self._training.values() for _ in batch_norm_buffers(module))
 
     def init(self, seed: int) -> Tree:
-        """Gives the weights of a run: {"base": …, "head": …}, and "batch_norm_stats" where there is BatchNorm."""
+        """Return the initial weights: {"base": …, "head": …}, and "batch_norm_stats" if there is BatchNorm."""
         if self._rebuild is None:
-            return weights_of(self._initial)
-        with seeded(seed, "weights"):
-            return weights_of(self._rebuild())
+            return _weights_of(self._initial)
+        with fork_rng(seed, "weights"):
+            return _weights_of(self._rebuild())
 
     def mismatch(self, weights: Tree) -> str:
-        """Gives in words where the names or shapes of `weights` are not the net's own; nothing where they are."""
-        own = {path: tuple(t.shape) for path, t in tree.flatten(weights_of(self._initial)).items()}
-        given = tree.flatten(tree.pick(weights, ("base", "head", "batch_norm_stats")))
-        for path in sorted(own.keys() | given.keys()):
-            if path not in own:
+        """Return how the names or shapes of `weights` differ from the net's; "" if they do not."""
+        expected = {path: tuple(t.shape) for path, t in tree.flatten(_weights_of(self._initial)).items()}
+        actual = tree.flatten(tree.pick(weights, ("base", "head", "batch_norm_stats")))
+        for path in sorted(expected.keys() | actual.keys()):
+            if path not in expected:
                 return f"the net has no '{path}'"
-            if path not in given:
+            if path not in actual:
                 return f"the net's '{path}' is missing"
-            if own[path] != tuple(given[path].shape):
-                return f"'{path}' has shape {tuple(given[path].shape)}, in the net {own[path]}"
+            if expected[path] != tuple(actual[path].shape):
+                return f"'{path}' has shape {tuple(actual[path].shape)}, in the net {expected[path]}"
         return ""
 
     def module(self, part: str, *, training: bool) -> nn.Module:
-        """Gives the template of a part; its own weights are never used."""
-        return (self._training if training else self._frozen)[part]
+        """Return the module that computes a part; its weights are placeholders."""
+        return (self._training if training else self._eval)[part]
 
     def make_module(self, part: str) -> nn.Module:
-        """Gives a module of its own, to be loaded with a client's weights."""
+        """Return a new module of a part, to be loaded with a client's weights."""
         return copy.deepcopy(self._initial[part])
 
     def with_parts(self, parts: Parts) -> Net:
-        """Gives the net with modules that have weights of their own as its parts: what one client's module is made of."""
+        """Return the net with these modules as its parts."""
         out = copy.copy(self)
-        out._initial = out._training = out._frozen = parts
+        out._initial = out._training = out._eval = parts
         out._rebuild = None
         return out
 
     def to(self, device: torch.device) -> Net:
-        """Moves what the templates hold besides weights (their constants) to `device`, and gives the net back."""
-        for module in (*self._training.values(), *self._frozen.values()):
+        """Move the constants of the parts to `device` and return the net."""
+        for module in (*self._training.values(), *self._eval.values()):
             module.to(device)
         return self
 
-    def _measure(self, example: Tensor) -> int:
-        """Gives the width of the features, having checked that the parts fit together."""
-        who, head, shape = f"net '{self.name}'", f"the head of net '{self.name}'", tuple(example.shape[1:])
+    def _measure_width(self, example: Tensor) -> int:
+        """Return the width of the features; raise if base, head, samples and classes do not fit together."""
+        name, head, shape = f"net '{self.name}'", f"the head of net '{self.name}'", tuple(example.shape[1:])
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            features = modules.attempt(self._frozen["base"], example, who, f"cannot take inputs of shape {shape}")
+            features = checks.run_module(self._eval["base"], example, name, f"cannot take samples of shape {shape}")
             if features.dim() != 2:
                 raise GpflError(
-                    f"the base of {who} gives features of shape {tuple(features.shape[1:])}; "
-                    "it must give one vector a row: flatten or pool at its end"
+                    f"the base of {name} returns features of shape {tuple(features.shape[1:])}; "
+                    "it must return one vector per sample: flatten or pool at its end"
                 )
-            logits = modules.attempt(self._frozen["head"], features, head, f"cannot take {features.shape[1]} features")
+            logits = checks.run_module(self._eval["head"], features, head, f"cannot take {features.shape[1]} features")
         if tuple(logits.shape) != (len(example), self.classes):
-            raise GpflError(f"{head} gives {tuple(logits.shape[1:])} scores; the data has {self.classes} classes")
+            raise GpflError(f"{head} returns logits of shape {tuple(logits.shape[1:])}; the data has {self.classes} classes")
         return int(features.shape[1])
 
 
 class Model:
-    """A net's parts with one tree of weights, for the length of one pass; training passes collect new BatchNorm statistics."""
+    """A net with a tree of weights, for one pass; training passes collect new BatchNorm statistics."""
 
     def __init__(self, net: Net, weights: Tree, *, training: bool = False) -> None:
         self.net, self.weights, self.training = net, weights, training
-        stats = weights.get("batch_norm_stats", {})
-        self.batch_norm_stats: Tree = dict(stats) if isinstance(stats, dict) else {}
-        self.aux: Tree = {}  # what an objective wants back besides its terms
+        statistics = weights.get("batch_norm_stats", {})
+        self.batch_norm_stats: Tree = dict(statistics) if isinstance(statistics, dict) else {}
+        self.aux: Tree = {}  # what a loss returns besides its terms
 
     def __getitem__(self, part: str) -> Tree:
         return tree.branch(self.weights, part)
 
     def __call__(self, part: str, x: Tensor, weights: Tree | None = None) -> Tensor:
-        """Gives the output of a part of the net, with the model's weights for it or with others."""
+        """Return the output of a part of the net, with the model's weights for it or with others."""
         state: dict[str, Tensor] = dict(self[part] if weights is None else weights)  # type: ignore[arg-type]
-        stats = tree.branch(self.batch_norm_stats, part) if part in self.batch_norm_stats else {}
-        if self.training and stats:
-            # BatchNorm writes into what it is given: into copies, which under vmap belong to one client each like its rows.
-            nothing = torch.zeros_like(x.reshape(-1)[0], dtype=torch.float32)
-            stats = tree.map_leaves(lambda value: value + nothing, stats)
-            self.batch_norm_stats[part] = stats
-        state.update(stats)  # type: ignore[arg-type]
+        statistics = tree.branch(self.batch_norm_stats, part) if part in self.batch_norm_stats else {}
+        if self.training and statistics:
+            # BatchNorm updates its statistics in place. The sum copies them and, under vmap, gives them the batch axis of x.
+            zero = torch.zeros_like(x.reshape(-1)[0], dtype=torch.float32)
+            statistics = tree.map_leaves(lambda value: value + zero, statistics)
+            self.batch_norm_stats[part] = statistics
+        state.update(statistics)  # type: ignore[arg-type]
         out: Tensor = functional_call(self.net.module(part, training=self.training), state, (x,))
         return out
 
 
-def weights_of(parts: Parts) -> Tree:
-    """Gives the weights of modules that train: {"base": …, "head": …}, and "batch_norm_stats" where there is BatchNorm."""
-    state: Tree = {part: {name: p.detach().clone() for name, p in trainable(module)} for part, module in parts.items()}
-    stats: Tree = {part: {name: b.detach().clone() for name, b in statistics(module)} for part, module in parts.items()}
-    return {**state, "batch_norm_stats": stats} if any(True for _ in tree.leaves(stats)) else state
+def _weights_of(parts: Parts) -> Tree:
+    weights: Tree = {part: _detached(trainable_parameters(module)) for part, module in parts.items()}
+    statistics: Tree = {part: _detached(batch_norm_buffers(module)) for part, module in parts.items()}
+    return {**weights, "batch_norm_stats": statistics} if any(True for _ in tree.leaves(statistics)) else weights
 
 
-def from_architecture(architecture: Architecture, name: str, example: Tensor, classes: int) -> Net:
-    """Gives the net of a named architecture for inputs like `example`."""
-    rebuild = partial(architecture.parts, tuple(example.shape[1:]), classes)
-    with seeded(0, "weights"):
-        parts = rebuild()
-    return Net(parts, example, classes, name=name, options=values_of(architecture), rebuild=rebuild, lr=type(architecture).lr)
-
-
-def from_module(module: nn.Module | Callable[[], nn.Module], example: Tensor, classes: int, *, head: str | None = None) -> Net:
-    """Gives the net of any module. A module starts every run from its own weights; a function that builds one is
-    called anew for each seed, its constants are those of seed 0.
-    """
-    rebuild = partial(build_parts, module, head, example)
-    with seeded(0, "weights"):
-        parts = rebuild()
-    return Net(parts, example, classes, rebuild=None if isinstance(module, nn.Module) else rebuild)
-
-
-def build_parts(given: nn.Module | Callable[[], nn.Module], head: str | None, example: Tensor) -> Parts:
-    """Gives the parts of a user's module."""
-    return modules.split_module(modules.build_module(given), head, example)
+def _detached(tensors: Iterator[tuple[str, Tensor]]) -> Tree:
+    return {name: value.detach().clone() for name, value in tensors}

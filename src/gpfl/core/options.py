@@ -1,4 +1,4 @@
-"""Options: documented, validated fields of frozen dataclasses, such as methods, nets, partitions and config sections."""
+"""Options: documented and validated fields of frozen dataclasses, of which methods, nets and config sections are made."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import numbers
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
@@ -17,12 +17,12 @@ Value = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[s
 T = TypeVar("T")
 
 BY_NET = math.nan
-"""The default of an option whose value depends on the net; `Method.bind` puts the net's own value in its place."""
+"""The default of an option whose value depends on the net; `Method.bind` replaces it."""
 
 
 @dataclass(frozen=True)
-class Span:
-    """A range of numbers to search: by ratio, as suits weights and rates, or evenly."""
+class SearchRange:
+    """A range of numbers to search, on a logarithmic or a linear scale."""
 
     low: float
     high: float
@@ -31,46 +31,38 @@ class Span:
     def __str__(self) -> str:
         return f"{self.low:g} to {self.high:g}{', log' if self.log else ''}"
 
-    def holds(self, value: float) -> bool:
-        """Tells whether a value lies in the range."""
+    def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
 
 
 @dataclass(frozen=True)
 class Option:
-    """What is known of a field besides its type: its words for `--help`, its limits, and what `gpfl tune` tries."""
+    """What is known about a field besides its type: help text, limits, and what `gpfl tune` searches."""
 
-    doc: str
+    help: str
     symbol: str = ""
     typical: str = ""
-    least: float | None = None
-    above: float | None = None
-    most: float | None = None
+    min: float | None = None
+    above: float | None = None  # an exclusive minimum
+    max: float | None = None
     choices: tuple[str, ...] = ()
-    search: Span | tuple[int, ...] | None = None  # a range, or the values to try; None: not searched
-    later: bool = (
-        False  # added after results were recorded: at its default it is not written, so that their configs stay the same
-    )
-    by_net: Mapping[str, float] | None = None  # the default for each net, "*" for all others; the field's default is BY_NET
-    disabled_by: tuple[float, str] | None = None  # a value that disables the method, and what it then is
+    search: SearchRange | tuple[int, ...] | None = None  # a range, or the values to try; None: not searched
+    by_net: Mapping[str, float] | None = None  # defaults by net, "*" for all others; the field's default is BY_NET
+    disabled_by: tuple[float, str] | None = None  # a value that disables the method, and what the method then is
+    omit_default: bool = False  # configs leave it out at its default, so that configs older than the option stay equal
 
+    @property
     def limits(self) -> str:
-        """Gives the limits in words."""
+        """A description of the allowed values."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
-        parts = []
-        if self.above is not None:
-            parts.append(f"above {number_text(self.above)}")
-        if self.least is not None:
-            parts.append(f"at least {number_text(self.least)}")
-        if self.most is not None:
-            parts.append(f"at most {number_text(self.most)}")
-        return " and ".join(parts)
+        limits = (("above", self.above), ("at least", self.min), ("at most", self.max))
+        return " and ".join(f"{name} {_format_number(limit)}" for name, limit in limits if limit is not None)
 
-    def admits(self, value: Value) -> bool:
-        """Tells whether the value, or every entry of a tuple, is within the limits."""
+    def allows(self, value: Value) -> bool:
+        """Return whether the value, or every entry of a tuple, is within the limits."""
         if isinstance(value, tuple):
-            return all(self.admits(entry) for entry in value)
+            return all(self.allows(entry) for entry in value)
         if self.choices:
             return value in self.choices
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -78,69 +70,57 @@ class Option:
         return (
             math.isfinite(value)
             and (self.above is None or value > self.above)
-            and (self.least is None or value >= self.least)
-            and (self.most is None or value <= self.most)
+            and (self.min is None or value >= self.min)
+            and (self.max is None or value <= self.max)
         )
 
 
 def option(
     default: T,
-    doc: str,
+    help: str,
     *,
     symbol: str = "",
     typical: str = "",
-    least: float | None = None,
+    min: float | None = None,
     above: float | None = None,
-    most: float | None = None,
+    max: float | None = None,
     choices: tuple[str, ...] = (),
-    search: Span | tuple[int, ...] | None = None,
-    later: bool = False,
+    search: SearchRange | tuple[int, ...] | None = None,
     by_net: Mapping[str, float] | None = None,
     disabled_by: tuple[float, str] | None = None,
+    omit_default: bool = False,
 ) -> T:
-    """Declares a dataclass field that users may set."""
-    described = Option(doc, symbol, typical, least, above, most, choices, search, later, by_net, disabled_by)
+    """Declare a dataclass field that users can set; see `Option` for the arguments."""
+    described = Option(help, symbol, typical, min, above, max, choices, search, by_net, disabled_by, omit_default)
     return dataclasses.field(default=default, metadata={"option": described})
 
 
 def options_of(record: type) -> dict[str, Option]:
-    """Gives the options of a dataclass by name, in the order of their declaration."""
+    """Return the options of a dataclass by name, in the order of their declaration."""
     return {f.name: f.metadata["option"] for f in dataclasses.fields(record) if "option" in f.metadata}
 
 
-def values_of(record: object) -> dict[str, Value]:
-    """Gives the values of an instance's options by name."""
+def option_values(record: object) -> dict[str, Value]:
+    """Return the values of an instance's options by name."""
     return {name: getattr(record, name) for name in options_of(type(record))}
 
 
-def written_of(record: object) -> dict[str, Value]:
-    """Gives the values that a config holds: all but those of options that were added later and are at their defaults."""
+def config_values(record: object) -> dict[str, Value]:
+    """Return the option values that a config file holds."""
     defaults = {field.name: field.default for field in dataclasses.fields(record)}  # type: ignore[arg-type]
-    known = options_of(type(record))
-    return {name: value for name, value in values_of(record).items() if not known[name].later or value != defaults[name]}
+    omit = {name for name, described in options_of(type(record)).items() if described.omit_default}
+    return {name: value for name, value in option_values(record).items() if name not in omit or value != defaults[name]}
 
 
-def build(record: type[T], given: Mapping[str, object], where: str) -> T:
-    """Gives the dataclass made of `given`, or says which key or value of section `where` is wrong."""
-    return record(**checked_values(record, given, where))
+def build(record: type[T], values: Mapping[str, object], section: str) -> T:
+    """Return an instance with these option values; raise on unknown keys, wrong types and values outside the limits."""
+    return record(**_validate(record, values, section))
 
 
-def changed(instance: T, given: Mapping[str, object], where: str) -> T:
-    """Gives an instance with the options of `given` in place of its own, checked as those of a new one are."""
-    values = checked_values(type(instance), given, where)
-    return dataclasses.replace(instance, **values) if values else instance  # type: ignore[type-var]
-
-
-def checked_values(record: type, given: Mapping[str, object], where: str) -> dict[str, Value]:
-    """Gives the values of `given` in the types of the record's options, all known and within their limits."""
-    known = options_of(record)
-    hints = typing.get_type_hints(record)
-    values = {}
-    for key, raw in given.items():
-        if key not in known:
-            raise GpflError(f"unknown key '{where}.{key}'; {unknown_key_hint(key, known, where)}")
-        values[key] = checked(raw, hints[key], known[key], f"{where}.{key}")
-    return values
+def replace(instance: T, values: Mapping[str, object], section: str) -> T:
+    """Return the instance with other option values, which are validated like those of a new one."""
+    validated = _validate(type(instance), values, section)
+    return dataclasses.replace(instance, **validated) if validated else instance  # type: ignore[type-var]
 
 
 def check_not_disabled(record: object, section: str) -> None:
@@ -153,57 +133,54 @@ def check_not_disabled(record: object, section: str) -> None:
             )
 
 
-def unknown_key_hint(key: str, known: Iterable[str], where: str) -> str:
-    """Gives the tail of the message about an unknown key."""
-    names = list(known)
-    return did_you_mean(key, names) if names else f"'{where}' has no options"
+def describe_type(hint: object) -> str:
+    """Return a user's description of a field's type."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(describe_type(choice) for choice in typing.get_args(hint))
+    if origin is tuple:
+        entries = typing.get_args(hint)
+        count = "" if entries[-1] is Ellipsis else f" of {len(entries)}"
+        return f"a list{count}, each entry {describe_type(entries[0])}"
+    names = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
+    return names[cast(type, hint)]
 
 
-def checked(raw: object, hint: object, described: Option, label: str) -> Value:
-    """Gives `raw` as a value of the field's type and within its limits, or says what is wrong with it."""
-    value = convert(raw, hint)
+def _validate(record: type, values: Mapping[str, object], section: str) -> dict[str, Value]:
+    known, hints = options_of(record), typing.get_type_hints(record)
+    for key in values:
+        if key not in known:
+            hint = did_you_mean(key, known) if known else f"'{section}' has no options"
+            raise GpflError(f"unknown key '{section}.{key}'; {hint}")
+    return {key: _validate_value(raw, hints[key], known[key], f"{section}.{key}") for key, raw in values.items()}
+
+
+def _validate_value(raw: object, hint: object, described: Option, key: str) -> Value:
+    value = _convert(raw, hint)
     if value is None:
-        raise GpflError(f"{label} is {plain(raw)!r}; it must be {describe_type(hint)}")
-    if not described.admits(value):
-        limits = described.limits() or "a finite number"
-        tail = ""
-        if described.choices and isinstance(value, str):
-            suggestion = did_you_mean(value, described.choices)
-            tail = "" if suggestion.startswith("known:") else f"; {suggestion}"  # the limits name them all
-        raise GpflError(f"{label} is {plain(raw)!r}; it must be {limits}{tail}")
+        raise GpflError(f"{key} is {_to_python(raw)!r}; it must be {describe_type(hint)}")
+    if not described.allows(value):
+        suggestion = did_you_mean(value, described.choices) if described.choices and isinstance(value, str) else ""
+        tail = f"; {suggestion}" if suggestion and not suggestion.startswith("known:") else ""  # the limits list all choices
+        raise GpflError(f"{key} is {_to_python(raw)!r}; it must be {described.limits or 'a finite number'}{tail}")
     return value
 
 
-def plain(raw: object) -> object:
-    """Gives a number of any kind, such as numpy's, as Python's own; all else as it is."""
-    if isinstance(raw, bool) or not isinstance(raw, numbers.Real):
-        return raw
-    return int(raw) if isinstance(raw, numbers.Integral) else float(raw)
-
-
-def number_text(number: float) -> str:
-    """Gives a number in words, a whole one with all its digits."""
-    return str(int(number)) if float(number).is_integer() else f"{number:g}"
-
-
-def convert(raw: object, hint: object) -> Value | None:
-    """Gives `raw` as the type `hint` stands for, or None where it is not of that type."""
+def _convert(raw: object, hint: object) -> Value | None:
+    """Return `raw` as a value of the type, or None if it is of another type."""
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
-        for choice in typing.get_args(hint):
-            value = convert(raw, choice)
-            if value is not None:
-                return value
-        return None
+        return next((value for choice in typing.get_args(hint) if (value := _convert(raw, choice)) is not None), None)
     if origin is tuple:
-        kinds = typing.get_args(hint)
+        types_ = typing.get_args(hint)
+        any_length = types_[-1] is Ellipsis
         if not isinstance(raw, (list, tuple)):
-            if kinds[-1] is not Ellipsis:
+            if not any_length:
                 return None
             raw = (raw,)
-        if kinds[-1] is not Ellipsis and len(raw) != len(kinds):
+        if not any_length and len(raw) != len(types_):
             return None
-        entries = [convert(entry, kinds[0]) for entry in raw]
+        entries = [_convert(entry, types_[0]) for entry in raw]
         return None if any(entry is None for entry in entries) else cast(Value, tuple(entries))
     if hint is bool:
         return raw if isinstance(raw, bool) else None
@@ -214,14 +191,12 @@ def convert(raw: object, hint: object) -> Value | None:
     return raw if isinstance(raw, str) else None
 
 
-def describe_type(hint: object) -> str:
-    """Gives the type in a user's words."""
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(describe_type(choice) for choice in typing.get_args(hint))
-    if origin is tuple:
-        kinds = typing.get_args(hint)
-        count = "" if kinds[-1] is Ellipsis else f" of {len(kinds)}"
-        return f"a list{count}, each entry {describe_type(kinds[0])}"
-    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-    return names[cast(type, hint)]
+def _to_python(raw: object) -> object:
+    """Return a number of any type, such as numpy's, as Python's own; anything else unchanged."""
+    if isinstance(raw, bool) or not isinstance(raw, numbers.Real):
+        return raw
+    return int(raw) if isinstance(raw, numbers.Integral) else float(raw)
+
+
+def _format_number(number: float) -> str:
+    return str(int(number)) if float(number).is_integer() else f"{number:g}"

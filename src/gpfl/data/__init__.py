@@ -51,7 +51,7 @@ def read_as(source: DataSource, settings: Mapping[str, object]) -> DataSource:
             raise GpflError(f"data.{key} belongs to {' and '.join(owners)}, not to '{source.name}': leave it out")
         if key not in known:
             raise GpflError(f"unknown key 'data.{key}'; {did_you_mean(key, (*known, 'name'))}")
-    return options.changed(source, settings, "data")
+    return options.replace(source, settings, "data")
 
 
 __all__ = ["DATASETS", "FILES", "PUBLISHED", "FileDataset", "PublishedDataset", "DataSource", "Table", "find_dataset"]

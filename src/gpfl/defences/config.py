@@ -16,18 +16,16 @@ class DefenceConfig:
     """What protects uploads; all of it is off unless it is asked for."""
 
     clip: float = option(
-        0.0, "most length of a client's update (L2, all that is sent); 0 = as long as it is", symbol="C", least=0
+        0.0, "most length of a client's update (L2, all that is sent); 0 = as long as it is", symbol="C", min=0
     )
     noise: float = option(
-        0.0, "client level: noise of the summed updates, as a multiple of C; each client adds its share", symbol="z", least=0
+        0.0, "client level: noise of the summed updates, as a multiple of C; each client adds its share", symbol="z", min=0
     )
-    example_clip: float = option(
-        0.0, "most length of one row's gradient in every local step; 0 = as it is", symbol="S", least=0
-    )
-    example_noise: float = option(0.0, "example level: noise of a batch's summed gradients, as a multiple of S", least=0)
-    delta: float = option(1e-5, "δ for which ε is stated; below one over the number of those protected", above=0, most=0.5)
-    top_k: float = option(1.0, "share of an update's entries that is sent, the largest ones", above=0, most=1)
-    bits: int = option(WHOLE, "bits of each entry that is sent; 32 = as it is", least=2, most=WHOLE)
+    example_clip: float = option(0.0, "most length of one row's gradient in every local step; 0 = as it is", symbol="S", min=0)
+    example_noise: float = option(0.0, "example level: noise of a batch's summed gradients, as a multiple of S", min=0)
+    delta: float = option(1e-5, "δ for which ε is stated; below one over the number of those protected", above=0, max=0.5)
+    top_k: float = option(1.0, "share of an update's entries that is sent, the largest ones", above=0, max=1)
+    bits: int = option(WHOLE, "bits of each entry that is sent; 32 = as it is", min=2, max=WHOLE)
     rounding: str = option(
         "stochastic",
         "to so many bits: up or down by chance, right on average, or to the nearest",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpfl.core import tree
 from gpfl.core.method import Batch, ClientInfo, LossTerms, Method, Phase
-from gpfl.core.randomness import salt_of, stream
+from gpfl.core.randomness import make_salt, random_key
 from gpfl.core.tree import Tree
 from gpfl.defences.config import NO_DEFENCE, WHOLE, DefenceConfig
 from gpfl.defences.per_example import PerExampleGradient
@@ -83,7 +83,7 @@ class Defended(Method):
     def key(self, client: ClientInfo, purpose: str, *words: Tensor) -> Tensor:
         """Gives the stream of a client's draws in a round."""
         salt = self.salt if isinstance(self.salt, Tensor) else torch.full_like(client.round, self.salt)
-        return stream(salt, purpose, client.round, client.index, *words)
+        return random_key(salt, purpose, client.round, client.index, *words)
 
 
 def upload_bytes(method: Method, upload: Tree) -> int:
@@ -98,7 +98,7 @@ def defended(method: Method, defence: DefenceConfig, *, seed: int, crowd: int) -
     refuse_uploads(method, defence)
     refuse_statistics(method, defence)
     values = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
-    return defended_kind(type(method))(**values, defence=defence, salt=salt_of(seed), crowd=max(1, crowd))
+    return defended_kind(type(method))(**values, defence=defence, salt=make_salt(seed), crowd=max(1, crowd))
 
 
 KINDS: dict[type[Method], type[Defended]] = {}

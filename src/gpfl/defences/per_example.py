@@ -11,7 +11,7 @@ from torch.func import vmap
 from gpfl.core import losses, tree
 from gpfl.core.method import Batch, GradientResult, LossTerms, Objective, loss_gradient
 from gpfl.core.net import Model, Net
-from gpfl.core.randomness import stream
+from gpfl.core.randomness import random_key
 from gpfl.core.tree import Tree
 from gpfl.defences.uploads import noisy, shrink
 
@@ -43,7 +43,7 @@ class PerExampleGradient:
         factors = batch.mask * shrink(norms, self.bound) / count
         mean = tree.map_leaves(lambda leaf: torch.tensordot(factors, leaf, dims=1), gradients)
         if self.std:
-            mean = noisy(mean, torch.full_like(count, self.std) / count, stream(self.key[0], self.key[1], self.calls))
+            mean = noisy(mean, torch.full_like(count, self.std) / count, random_key(self.key[0], self.key[1], self.calls))
         self.calls += 1
         means = {name: losses.masked_mean(values, batch.mask) for name, values in terms.items()}
         if self.coupling is not None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gpfl.core import tree
-from gpfl.core.randomness import normals, stream, uniforms
+from gpfl.core.randomness import normal, random_key, uniform
 from gpfl.core.tree import Tree
 from gpfl.defences.config import WHOLE, DefenceConfig
 
@@ -36,8 +36,8 @@ def clipped(update: Tree, bound: float) -> Tree:
 
 def noisy(update: Tree, std: float | Tensor, key: Tensor) -> Tree:
     """Gives the update with N(0, std²) added to each entry; every leaf has a stream of its own, whatever their order."""
-    flat, own = tree.flatten(update), stream(key[0], key[1])
-    drawn = {path: leaf + std * normals(own, path, leaf.shape) for path, leaf in flat.items()}
+    flat, own = tree.flatten(update), random_key(key[0], key[1])
+    drawn = {path: leaf + std * normal(own, path, leaf.shape) for path, leaf in flat.items()}
     return tree.filled(update, drawn)
 
 
@@ -68,7 +68,7 @@ def rounded(update: Tree, bits: int, key: Tensor | None) -> Tree:
     def leveled(path: str, leaf: Tensor) -> Tensor:
         largest = leaf.abs().max()
         scaled = leaf / largest.clamp_min(1e-30) * levels
-        whole = scaled.round() if key is None else (scaled + uniforms(stream(key[0], key[1], path), leaf.shape)).floor()
+        whole = scaled.round() if key is None else (scaled + uniform(random_key(key[0], key[1], path), leaf.shape)).floor()
         return whole.clamp(-levels, levels) / levels * largest
 
     return tree.filled(update, {path: leveled(path, leaf) for path, leaf in flat.items()})
@@ -80,11 +80,11 @@ def protected(sent: Tree, upload: Tree, defence: DefenceConfig, std: float, key:
     if defence.clip:
         update = clipped(update, defence.clip)
     if std:
-        update = noisy(update, std, stream(key[0], key[1], "noise"))
+        update = noisy(update, std, random_key(key[0], key[1], "noise"))
     if defence.top_k < 1:
         update = largest(update, defence.top_k)
     if defence.bits < WHOLE:
-        chance = stream(key[0], key[1], "rounding") if defence.rounding == "stochastic" else None
+        chance = random_key(key[0], key[1], "rounding") if defence.rounding == "stochastic" else None
         update = rounded(update, defence.bits, chance)
     return tree.map_leaves(torch.add, sent, update)
 

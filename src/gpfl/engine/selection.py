@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from gpfl.core.modules import reason
+from gpfl.core.module_checks import error_line
 from gpfl.engine.base import Engine, RunSpec
 from gpfl.engine.distributed import process_group
 from gpfl.engine.loop import Loop
@@ -35,7 +35,7 @@ def make_engine(name: str, spec: RunSpec) -> Engine:
     elif name == "vmap" and (problem := find_vmap_error(spec)):
         method = spec.method
         raise GpflError(
-            f"engine 'vmap' cannot run {method.name} with net '{method.net.name}' ({reason(problem)}): use --engine loop"
+            f"engine 'vmap' cannot run {method.name} with net '{method.net.name}' ({error_line(problem)}): use --engine loop"
         ) from problem
     engine = ENGINES[name](spec)
     return engine if process_group().world_size == 1 else Sharded(spec, engine, process_group())

@@ -71,7 +71,7 @@ def written_keys(section: str, name: object) -> list[str]:
     """Gives the keys that a section of a complete config holds; of one with a name that nobody knows, the name alone."""
     always: Mapping[str, type] = {"run": RunOptions, "train": TrainOptions}
     if section in always:
-        return [key for key, option in options_of(always[section]).items() if not option.later]
+        return [key for key, option in options_of(always[section]).items() if not option.omit_default]
     named: Mapping[str, Mapping[str, type]] = {"partition": PARTITIONS, "net": NETS, "method": METHODS}
     record = named.get(section, {}).get(str(name))
-    return ["name", *(key for key, option in options_of(record).items() if not option.later)] if record else ["name"]
+    return ["name", *(key for key, option in options_of(record).items() if not option.omit_default)] if record else ["name"]

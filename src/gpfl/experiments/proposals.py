@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from gpfl.core import options
-from gpfl.core.options import Span
+from gpfl.core.options import SearchRange
 from gpfl.errors import GpflError
 from gpfl.methods import METHODS
 from gpfl.training.config import ConfigDict, TrainOptions
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Values = dict[str, float | int]
 """Values by section and key: {"method.lam": 0.01}."""
 
-Space = dict[str, Span | tuple[int, ...]]
+Space = dict[str, SearchRange | tuple[int, ...]]
 """What is searched, by section and key."""
 
 AT_RANDOM = 10
@@ -47,13 +47,13 @@ def space_of(method: str, given: ConfigDict, with_lr: bool) -> Space:
 
 def count_of(space: Space, budget: int) -> int:
     """Gives the candidates that a budget is good for: fewer where there are not as many values."""
-    sizes = [budget if isinstance(kind, Span) else len(kind) for kind in space.values()]
+    sizes = [budget if isinstance(kind, SearchRange) else len(kind) for kind in space.values()]
     return min(budget, math.prod(sizes))
 
 
 def space_words(space: Space) -> dict[str, str]:
     """Gives the ranges in words, by key."""
-    return {key: str(kind) if isinstance(kind, Span) else ", ".join(map(str, kind)) for key, kind in space.items()}
+    return {key: str(kind) if isinstance(kind, SearchRange) else ", ".join(map(str, kind)) for key, kind in space.items()}
 
 
 def value_words(values: Values) -> str:
@@ -122,7 +122,7 @@ def distributions(space: Space) -> dict[str, BaseDistribution]:
     kinds = import_optuna().distributions
     return {
         key: kinds.FloatDistribution(kind.low, kind.high, log=kind.log)
-        if isinstance(kind, Span)
+        if isinstance(kind, SearchRange)
         else kinds.CategoricalDistribution(kind)
         for key, kind in space.items()
     }
@@ -130,9 +130,9 @@ def distributions(space: Space) -> dict[str, BaseDistribution]:
 
 def within(space: Space, values: Values) -> bool:
     """Tells whether values lie in the space; defaults need not."""
-    return all(kind.holds(values[key]) if isinstance(kind, Span) else values[key] in kind for key, kind in space.items())
+    return all(values[key] in kind for key, kind in space.items())
 
 
 def rounded(values: Mapping[str, float | int], space: Space) -> Values:
     """Gives values with three digits, as a person would write them."""
-    return {key: float(f"{values[key]:.3g}") if isinstance(kind, Span) else values[key] for key, kind in space.items()}
+    return {key: float(f"{values[key]:.3g}") if isinstance(kind, SearchRange) else values[key] for key, kind in space.items()}

@@ -234,8 +234,8 @@ def read_otherwise(source: DataSource | None) -> dict[str, object]:
     """Gives the options by which data of a name were read otherwise than by default; own files tell theirs by themselves."""
     if source is None or isinstance(source, FileDataset):
         return {}
-    usual = options.values_of(DATASETS[source.name]) if source.name in DATASETS else {}
-    return {key: value for key, value in options.values_of(source).items() if value != usual.get(key)}
+    usual = options.option_values(DATASETS[source.name]) if source.name in DATASETS else {}
+    return {key: value for key, value in options.option_values(source).items() if value != usual.get(key)}
 
 
 def read_in(manifest: Path, name: str) -> dict[str, object]:
@@ -277,7 +277,7 @@ def partition_table(table: Table, partition: Partition) -> Federation:
     check_filled(shards, partition.way_out(table, list(rows.values()), few) if few else "")
     if partition.validation_fraction:
         check_validated(shards)
-    return Federation(table, shards, {"name": partition.name, **options.written_of(partition)})
+    return Federation(table, shards, {"name": partition.name, **options.config_values(partition)})
 
 
 def gather(clients: Mapping[str, Arrays], partition: Partition) -> Federation:
@@ -304,7 +304,7 @@ def gather(clients: Mapping[str, Arrays], partition: Partition) -> Federation:
                 f"{first.name} of {first.shape} ({first.x.dtype}); they must agree"
             )
     table = Table(torch.cat([piece.x for piece in pieces]), torch.cat([piece.y for piece in pieces]))
-    return Federation(table, shards, {"name": "arrays", **options.written_of(partition)})
+    return Federation(table, shards, {"name": "arrays", **options.config_values(partition)})
 
 
 def as_rows(values: Sequence[int]) -> Indices:

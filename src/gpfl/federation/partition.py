@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gpfl.core.local_round import Indices
 from gpfl.core.options import option
-from gpfl.core.randomness import LARGEST_SEED, generator
+from gpfl.core.randomness import MAX_SEED, generator
 from gpfl.data.table import SPLITS, Table
 from gpfl.errors import GpflError, pluralize
 from gpfl.federation import pfllib_partition as reference_division
@@ -29,22 +29,20 @@ class Partition:
 
     name: ClassVar[str]
 
-    clients: int = option(20, "number of clients", symbol="N", least=1)
+    clients: int = option(20, "number of clients", symbol="N", min=1)
     total_clients: int = option(
         0,
         "divide among this many clients, of whom `clients` take part: chosen at random, or the first (draws reference)",
-        least=0,
+        min=0,
     )
-    test_fraction: float = option(0.25, "share of each client's rows kept for testing", above=0.0, most=0.9)
-    validation_fraction: float = option(
-        0.0, "share of each client's training rows kept for choosing a round", least=0.0, most=0.9
-    )
-    seed: int = option(1, "seed of the partition; trials with other seeds share one partition", least=0, most=LARGEST_SEED)
+    test_fraction: float = option(0.25, "share of each client's rows kept for testing", above=0.0, max=0.9)
+    validation_fraction: float = option(0.0, "share of each client's training rows kept for choosing a round", min=0.0, max=0.9)
+    seed: int = option(1, "seed of the partition; trials with other seeds share one partition", min=0, max=MAX_SEED)
     rng: str = option(
         "gpfl",
         "random numbers: our own, or 'reference' = those of the authors' code, with seed 1 its very division",
         choices=("gpfl", "pfllib"),
-        later=True,
+        omit_default=True,
     )
 
     def divided(self, table: Table) -> dict[str, tuple[Indices, Indices, Indices]]:
@@ -167,7 +165,7 @@ class Pathological(Partition):
 
     name: ClassVar[str] = "pathological"
 
-    classes_per_client: int = option(2, "classes each client holds", least=1)
+    classes_per_client: int = option(2, "classes each client holds", min=1)
     balanced: bool = option(False, "divide a class evenly among its clients")
 
     def deal(self, labels: Labels, classes: int, draw: np.random.Generator) -> list[Indices]:
@@ -232,7 +230,7 @@ class Dirichlet(Partition):
         0.1, "concentration; the smaller, the more the clients differ", symbol="β", typical="0.01 to 5", above=0.0
     )
     cap: bool = option(True, "give no more classes to a client that holds its n/N rows (authors' code)")
-    min_samples: int = option(0, "fewest rows of a client; 0 = the smaller of 40 and half of n/N", least=0)
+    min_samples: int = option(0, "fewest rows of a client; 0 = the smaller of 40 and half of n/N", min=0)
 
     def reference(self, table: Table, draw: np.random.RandomState) -> dict[str, Indices]:
         """Gives each client's rows by its name, drawn as the authors' code draws them."""
@@ -304,8 +302,8 @@ class Natural(Partition):
 
     name: ClassVar[str] = "natural"
 
-    clients: int = option(0, "groups that take part, chosen at random; 0 = all", symbol="N", least=0)
-    min_samples: int = option(0, "leave out groups with fewer rows", least=0)
+    clients: int = option(0, "groups that take part, chosen at random; 0 = all", symbol="N", min=0)
+    min_samples: int = option(0, "leave out groups with fewer rows", min=0)
 
     def check(self) -> None:
         """Refuses a number of clients to divide among: the groups are what they are."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 from gpfl.core import losses, tree
 from gpfl.core.method import NET_PARTS, Batch, ClientInfo, LossTerms, Method, Phase
 from gpfl.core.net import Model
-from gpfl.core.options import Span, option
+from gpfl.core.options import SearchRange, option
 from gpfl.core.tree import Tree
 
 
@@ -27,11 +27,11 @@ class Ditto(Method):
         "pull of the own model to the global one",
         symbol="λ",
         typical="0.01 to 2",
-        least=0.0,
-        search=Span(0.01, 2),
+        min=0.0,
+        search=SearchRange(0.01, 2),
         disabled_by=(0.0, "the personal models would be trained alone"),
     )
-    own_epochs: int = option(1, "epochs of the own model a round", typical="1 to 5", least=1, search=(1, 2, 5))
+    own_epochs: int = option(1, "epochs of the own model a round", typical="1 to 5", min=1, search=(1, 2, 5))
 
     def init(self, seed: int) -> tuple[Tree, Tree]:
         """Gives the global model; every client's own model starts equal to it."""

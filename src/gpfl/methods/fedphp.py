@@ -10,7 +10,7 @@ from torch import Tensor
 from gpfl.core import losses, tree
 from gpfl.core.method import NET_PARTS, Batch, ClientInfo, LossTerms, Method
 from gpfl.core.net import Model
-from gpfl.core.options import Span, option
+from gpfl.core.options import SearchRange, option
 from gpfl.core.tree import Tree
 
 
@@ -36,18 +36,18 @@ class FedPHP(Method):
         "momentum of the own model in the last round",
         symbol="μ",
         typical="0.5 to 0.9",
-        least=0.0,
-        most=1.0,
-        search=Span(0.5, 0.99, log=False),
+        min=0.0,
+        max=1.0,
+        search=SearchRange(0.5, 0.99, log=False),
     )
     lam: float = option(
         0.01,
         "weight of the features' distance",
         symbol="λ",
         typical="0.01 to 0.1",
-        least=0.0,
-        most=1.0,
-        search=Span(0.001, 0.5),
+        min=0.0,
+        max=1.0,
+        search=SearchRange(0.001, 0.5),
         disabled_by=(1.0, "the cross-entropy would have weight 0"),
     )
     variant: str = option(

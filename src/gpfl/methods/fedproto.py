@@ -11,7 +11,7 @@ from torch import Tensor
 from gpfl.core import losses, tree
 from gpfl.core.method import Batch, ClientInfo, LossTerms, Method, Phase
 from gpfl.core.net import Model
-from gpfl.core.options import Span, option
+from gpfl.core.options import SearchRange, option
 from gpfl.core.tree import Tree
 
 UNSEEN = 20.0
@@ -37,8 +37,8 @@ class FedProto(Method):
         "weight of the distance to the prototypes",
         symbol="λ",
         typical="0.1 to 10",
-        least=0.0,
-        search=Span(0.1, 10),
+        min=0.0,
+        search=SearchRange(0.1, 10),
         disabled_by=(0.0, "every model would be trained alone"),
     )
     prototypes: str = option(

@@ -8,7 +8,7 @@ from typing import ClassVar
 from gpfl.core import losses, tree
 from gpfl.core.method import NET_PARTS, Batch, ClientInfo, LossTerms, Method
 from gpfl.core.net import Model
-from gpfl.core.options import Span, option
+from gpfl.core.options import SearchRange, option
 from gpfl.core.tree import Tree
 
 
@@ -28,8 +28,8 @@ class FedProx(Method):
         "weight of the proximal term",
         symbol="μ",
         typical="0.001 to 1",
-        least=0.0,
-        search=Span(0.001, 1),
+        min=0.0,
+        search=SearchRange(0.001, 1),
         disabled_by=(0.0, "FedProx without its proximal term is FedAvg"),
     )
 

@@ -22,7 +22,7 @@ class FedRep(Method):
     name: ClassVar[str] = "fedrep"
     shares: ClassVar[tuple[str, ...]] = ("base",)
 
-    head_epochs: int = option(1, "epochs of the head before the base", typical="1 to 10", least=1, search=(1, 2, 5, 10))
+    head_epochs: int = option(1, "epochs of the head before the base", typical="1 to 10", min=1, search=(1, 2, 5, 10))
 
     def phases(self) -> tuple[Phase, ...]:
         """Gives the head's passes, then the base's."""

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from gpfl.core import losses, tree
 from gpfl.core.method import NET_PARTS, Batch, ClientInfo, LossTerms, Method
 from gpfl.core.net import Model
-from gpfl.core.options import BY_NET, Span, option
-from gpfl.core.randomness import seeded, torch_generator
+from gpfl.core.options import BY_NET, SearchRange, option
+from gpfl.core.randomness import fork_rng, torch_generator
 from gpfl.core.tree import Tree
 
 CONSTANTS_SEED = 0
@@ -42,8 +42,8 @@ class GPFL(Method):
         "weight of the magnitude-level guidance",
         symbol="λ",
         typical="1e-4 to 0.1",
-        least=0.0,
-        search=Span(1e-4, 0.1),
+        min=0.0,
+        search=SearchRange(1e-4, 0.1),
         by_net={"resnet18": 1e-4, "fasttext": 1e-4, "*": 0.01},
     )
     mu: float = option(
@@ -51,8 +51,8 @@ class GPFL(Method):
         "decay of the valve and the embeddings",
         symbol="μ",
         typical="0 to 1",
-        least=0.0,
-        search=Span(1e-4, 1),
+        min=0.0,
+        search=SearchRange(1e-4, 1),
         by_net={"resnet18": 0.0, "fasttext": 0.0, "harcnn": 1.0, "*": 0.1},
     )
     p_scale: str = option(
@@ -200,7 +200,7 @@ def constants(width: int) -> dict[str, Tensor]:
 def new_valve(width: int, seed: int) -> Tree:
     """Gives the weights V of a valve: two branches Linear → ReLU → LayerNorm, as torch initialises them."""
     weights: Tree = {}
-    with seeded(seed, "valve"):
+    with fork_rng(seed, "valve"):
         for name in ("gamma", "beta"):
             for kind, layer in (("linear", nn.Linear(width, width)), ("norm", nn.LayerNorm(width))):
                 for parameter, value in layer.named_parameters():

@@ -11,7 +11,7 @@ from torch import Tensor
 from gpfl.core import tree
 from gpfl.core.method import NET_PARTS, Batch, ClientInfo, LossTerms, Method, Phase
 from gpfl.core.net import Net
-from gpfl.core.options import BY_NET, Span, option
+from gpfl.core.options import BY_NET, SearchRange, option
 from gpfl.core.tree import Tree
 
 
@@ -34,12 +34,12 @@ class PerFedAvg(Method):
         symbol="α",
         typical="0.001 to 0.1",
         above=0.0,
-        search=Span(0.001, 0.1),
+        search=SearchRange(0.001, 0.1),
     )
     beta: float = option(
-        BY_NET, "rate of the outer step", symbol="β", typical="0.001 to 0.1", above=0.0, search=Span(0.001, 0.1)
+        BY_NET, "rate of the outer step", symbol="β", typical="0.001 to 0.1", above=0.0, search=SearchRange(0.001, 0.1)
     )
-    passes: int = option(2, "passes over the rows in each local epoch", typical="1 or 2", least=1)
+    passes: int = option(2, "passes over the rows in each local epoch", typical="1 or 2", min=1)
 
     def bind(self, net: Net, *, lr: float, epochs: int, batch_norm: str = "local") -> Self:
         """Gives the method for one net; α and β are the learning rate unless they were set."""

@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 from gpfl.core import losses, tree
 from gpfl.core.method import NET_PARTS, Batch, ClientInfo, LossTerms, Method
 from gpfl.core.net import Model, Net
-from gpfl.core.options import Span, option
+from gpfl.core.options import SearchRange, option
 from gpfl.core.tree import Tree
 from gpfl.errors import GpflError
 
@@ -25,29 +25,34 @@ class PFedMe(Method):
 
     name: ClassVar[str] = "pfedme"
 
-    steps: int = option(5, "steps on each batch", symbol="K", typical="1 to 10", least=1, search=(1, 3, 5, 7))
+    steps: int = option(5, "steps on each batch", symbol="K", typical="1 to 10", min=1, search=(1, 3, 5, 7))
     lam: float = option(
         15.0,
         "pull of the personal model to the local one",
         symbol="λ",
         typical="5 to 30",
-        least=0.0,
-        search=Span(1, 30),
+        min=0.0,
+        search=SearchRange(1, 30),
         disabled_by=(0.0, "the local model would never move"),
     )
     p_lr: float = option(
-        0.01, "learning rate of the personal model", symbol="η_p", typical="0.005 to 0.1", above=0.0, search=Span(0.005, 0.1)
+        0.01,
+        "learning rate of the personal model",
+        symbol="η_p",
+        typical="0.005 to 0.1",
+        above=0.0,
+        search=SearchRange(0.005, 0.1),
     )
     beta: float = option(
         1.0,
         "share of the mean in the new global model",
         symbol="β",
         typical="1 to 4",
-        least=0.0,
-        search=Span(1, 4, log=False),
+        min=0.0,
+        search=SearchRange(1, 4, log=False),
         disabled_by=(0.0, "the server would keep its first model"),
     )
-    theta_decay: float = option(0.001, "weight decay of the personal model (authors' code)", typical="0 or 0.001", least=0.0)
+    theta_decay: float = option(0.001, "weight decay of the personal model (authors' code)", typical="0 or 0.001", min=0.0)
     eval_model: str = option(
         "theta",
         "the client's model: 'theta' = θ_i, 'local_w' = w_i after training (authors' code)",

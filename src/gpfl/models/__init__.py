@@ -1,6 +1,6 @@
 """The named nets."""
 
-from gpfl.core.net import Architecture
+from gpfl.models.architecture import Architecture
 from gpfl.models.cnn4 import CNN4
 from gpfl.models.fasttext import FastText
 from gpfl.models.harcnn import HARCNN

@@ -7,9 +7,10 @@ from typing import ClassVar
 
 from torch import nn
 
-from gpfl.core.net import Architecture, Parts, Shape
+from gpfl.core.net import Shape
 from gpfl.core.options import option
 from gpfl.errors import GpflError
+from gpfl.models.architecture import Architecture, Parts
 
 KERNEL = 5
 SMALLEST_UNPADDED = 16
@@ -25,10 +26,10 @@ class CNN4(Architecture):
 
     lr: ClassVar[float] = 0.005
 
-    channels: tuple[int, int] = option((32, 64), "channels of the two convolutions", least=1)
-    hidden: int = option(512, "width of the features", symbol="K", least=1)
+    channels: tuple[int, int] = option((32, 64), "channels of the two convolutions", min=1)
+    hidden: int = option(512, "width of the features", symbol="K", min=1)
 
-    def parts(self, shape: Shape, classes: int) -> Parts:
+    def build(self, shape: Shape, classes: int) -> Parts:
         """Gives the modules for images of `shape` (channels, height, width)."""
         if len(shape) != 3:
             raise GpflError(f"net 'cnn4' takes images (channels, height, width); the data has rows of shape {shape}: use 'mlp'")

@@ -8,9 +8,10 @@ from typing import ClassVar, Self
 
 from torch import Tensor, nn
 
-from gpfl.core.net import Architecture, InputSpec, Parts, Shape
+from gpfl.core.net import InputSpec, Shape
 from gpfl.core.options import option
 from gpfl.errors import GpflError
+from gpfl.models.architecture import Architecture, Parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,14 +24,14 @@ class FastText(Architecture):
 
     lr: ClassVar[float] = 0.1
 
-    hidden: int = option(32, "width of the embeddings and of the features", symbol="K", least=1)
-    vocabulary: int = option(0, "number of tokens; 0 = as many as the data has", least=0)
+    hidden: int = option(32, "width of the embeddings and of the features", symbol="K", min=1)
+    vocabulary: int = option(0, "number of tokens; 0 = as many as the data has", min=0)
 
-    def fitted(self, form: InputSpec) -> Self:
+    def fit_input(self, spec: InputSpec) -> Self:
         """Gives the net for as many tokens as the data has."""
-        return self if self.vocabulary else dataclasses.replace(self, vocabulary=form.vocabulary)
+        return self if self.vocabulary else dataclasses.replace(self, vocabulary=spec.vocabulary)
 
-    def parts(self, shape: Shape, classes: int) -> Parts:
+    def build(self, shape: Shape, classes: int) -> Parts:
         """Gives the modules for texts of `shape` (positions,)."""
         if len(shape) != 1 or not self.vocabulary:
             raise GpflError(

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 from torch import nn
 
-from gpfl.core.net import Architecture, Parts, Shape
+from gpfl.core.net import Shape
 from gpfl.errors import GpflError
+from gpfl.models.architecture import Architecture, Parts
 
 KERNEL = 9
 SMALLEST = 2 * (2 + KERNEL - 1) + KERNEL - 1
@@ -24,7 +25,7 @@ class HARCNN(Architecture):
 
     lr: ClassVar[float] = 0.01
 
-    def parts(self, shape: Shape, classes: int) -> Parts:
+    def build(self, shape: Shape, classes: int) -> Parts:
         """Gives the modules for signals of `shape` (channels, 1, steps)."""
         if len(shape) != 3 or shape[1] != 1 or shape[2] < SMALLEST:
             raise GpflError(

@@ -8,8 +8,9 @@ from typing import ClassVar
 
 from torch import nn
 
-from gpfl.core.net import Architecture, Parts, Shape
+from gpfl.core.net import Shape
 from gpfl.core.options import option
+from gpfl.models.architecture import Architecture, Parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,9 +19,9 @@ class MLP(Architecture):
 
     lr: ClassVar[float] = 0.005
 
-    hidden: tuple[int, ...] = option((64,), "widths of the hidden layers; the last is the width of the features", least=1)
+    hidden: tuple[int, ...] = option((64,), "widths of the hidden layers; the last is the width of the features", min=1)
 
-    def parts(self, shape: Shape, classes: int) -> Parts:
+    def build(self, shape: Shape, classes: int) -> Parts:
         """Gives the modules for rows of `shape`."""
         base = nn.Sequential()
         base.add_module("flatten", nn.Flatten())

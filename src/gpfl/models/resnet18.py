@@ -8,8 +8,9 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gpfl.core.net import Architecture, Parts, Shape
+from gpfl.core.net import Shape
 from gpfl.errors import GpflError
+from gpfl.models.architecture import Architecture, Parts
 
 WIDTHS = (64, 128, 256, 512)
 
@@ -23,7 +24,7 @@ class ResNet18(Architecture):
 
     lr: ClassVar[float] = 0.1
 
-    def parts(self, shape: Shape, classes: int) -> Parts:
+    def build(self, shape: Shape, classes: int) -> Parts:
         """Gives the modules for images of `shape` (channels, height, width)."""
         if len(shape) != 3:
             raise GpflError(f"net 'resnet18' takes images (channels, height, width); the data has {shape}: use 'mlp'")

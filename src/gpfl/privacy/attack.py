@@ -17,8 +17,8 @@ from torch import Tensor
 from gpfl.core import tree
 from gpfl.core.local_round import Schedule
 from gpfl.core.method import Setup
-from gpfl.core.options import values_of
-from gpfl.core.randomness import LARGEST_SEED
+from gpfl.core.options import option_values
+from gpfl.core.randomness import MAX_SEED
 from gpfl.defences import Defended
 from gpfl.engine import Engine, matmul_precision
 from gpfl.engine.base import RunSpec
@@ -60,7 +60,7 @@ class AttackConfig:
         for name, least, most in (
             ("iterations", 1, None),
             ("restarts", 1, None),
-            ("seed", 0, LARGEST_SEED),
+            ("seed", 0, MAX_SEED),
             ("at_once", 0, None),
         ):
             value = getattr(self, name)
@@ -305,9 +305,9 @@ class AttackRunner:
             facts.pop(name)
         rows = [list(victim.rows) for victim in self.victims[case.batch]]
         known = {**dataclasses.asdict(case), **facts, "sent": self.sent[case.round], "rows": rows, "lr": method.lr}
-        known |= {"options": values_of(method), "data": self.engine.federation.table.digest}
+        known |= {"options": option_values(method), "data": self.engine.federation.table.digest}
         if isinstance(method, Defended):
-            known["defence"] = {**values_of(method.defence), "salt": method.salt, "crowd": method.crowd}
+            known["defence"] = {**option_values(method.defence), "salt": method.salt, "crowd": method.crowd}
         return {**known, **self.unusual(case)}
 
     def unusual(self, case: Case) -> dict[str, object]:

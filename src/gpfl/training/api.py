@@ -15,8 +15,8 @@ import gpfl
 from gpfl.core import options, tree
 from gpfl.core.local_round import Schedule
 from gpfl.core.method import Method
-from gpfl.core.modules import CLOSE, same_scores
-from gpfl.core.net import Architecture, InputSpec, Net, from_architecture, from_module
+from gpfl.core.module_checks import LOOSE_TOLERANCE, equal_logits
+from gpfl.core.net import InputSpec, Net
 from gpfl.core.tree import Tree
 from gpfl.defences import DefenceConfig
 from gpfl.engine import Engine, RunSpec, limit_threads, make_engine, matmul_precision
@@ -27,6 +27,8 @@ from gpfl.io.legacy import upgrade_model
 from gpfl.io.tensors import read_tensors
 from gpfl.methods import METHODS
 from gpfl.models import NETS
+from gpfl.models.architecture import Architecture, net_from_architecture
+from gpfl.models.splitting import net_from_module
 from gpfl.training import config as configs
 from gpfl.training.config import Config, ConfigDict, RunOptions, TrainOptions, check_device
 from gpfl.training.defences import guarded, promised
@@ -128,11 +130,11 @@ def load_model(path: str | Path, *, net: CustomNet | None = None, head: str | No
     classes, example = int(about["classes"]), form.probe()
     name, kind = about["net"].pop("name"), about["method"].pop("name")
     if isinstance(net, Architecture):
-        built = from_architecture(net, configs.name_of(net), example, classes)
+        built = net_from_architecture(net, configs.name_of(net), example, classes)
     elif net is not None:
-        built = from_module(net, example, classes, head=head)
+        built = net_from_module(net, example, classes, head=head)
     elif name in NETS:
-        built = from_architecture(options.build(NETS[name], about["net"], "net"), name, example, classes)
+        built = net_from_architecture(options.build(NETS[name], about["net"], "net"), name, example, classes)
     else:
         raise GpflError(f"{path} was made with a net given in Python: gpfl.load_model(path, net=…)")
     if kind not in METHODS:
@@ -143,7 +145,7 @@ def load_model(path: str | Path, *, net: CustomNet | None = None, head: str | No
         raise GpflError(f"{path} was made with another net: {mismatch}; give the net that it was trained with")
     method = options.build(METHODS[kind], about["method"], "method").bind(built, lr=0.0, epochs=1)
     model = ClientModel(method, weights, about["client"], form)
-    if not same_scores(torch.tensor(about["probe"]), torch.tensor(model.probe()), CLOSE):
+    if not equal_logits(torch.tensor(about["probe"]), torch.tensor(model.probe()), LOOSE_TOLERANCE):
         raise GpflError(
             f"{path} was made with another net: its weights fit, but the scores of a test row differ; "
             "give the net that it was trained with, constants and activations too"
@@ -238,7 +240,7 @@ def sort_settings(method: str | Method, net: NetLike | None, settings: dict[str,
 
 def checked_method(method: Method, run: RunOptions) -> Method:
     """Gives a method that was made in Python, its values checked as those of a config are."""
-    values = {key: value for key, value in options.values_of(method).items() if value == value}  # NaN is filled in by net
+    values = {key: value for key, value in options.option_values(method).items() if value == value}  # NaN is filled in by net
     checked = options.build(type(method), values, "method")
     if not run.allow_noop:
         options.check_not_disabled(checked, "method")
@@ -260,11 +262,11 @@ def prepare(
     classes = federation.table.classes
     net: Net
     if config.net is not None:
-        architecture = config.net.fitted(federation.table.input_spec)
+        architecture = config.net.fit_input(federation.table.input_spec)
         config = dataclasses.replace(config, net=architecture)
-        net = from_architecture(architecture, configs.name_of(architecture), example, classes)
+        net = net_from_architecture(architecture, configs.name_of(architecture), example, classes)
     else:
-        net = from_module(cast(nn.Module, module), example, classes, head=head)
+        net = net_from_module(cast(nn.Module, module), example, classes, head=head)
     lr = net.lr if math.isnan(config.train.lr) else config.train.lr
     train = dataclasses.replace(config.train, lr=lr)
     method = config.method.bind(net.to(device), lr=lr, epochs=train.epochs, batch_norm=train.batch_norm)
@@ -360,7 +362,7 @@ def defence_facts(config: Config, setting: RunSpec) -> dict[str, object]:
     if not config.defence.on:
         return {}
     promise = promised(setting.method, setting.federation, setting.schedule)
-    return {"defence": options.values_of(config.defence), **({"privacy": promise} if promise else {})}
+    return {"defence": options.option_values(config.defence), **({"privacy": promise} if promise else {})}
 
 
 def find_device(name: str) -> torch.device:

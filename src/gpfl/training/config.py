@@ -11,9 +11,8 @@ from typing import cast
 
 from gpfl.core import options
 from gpfl.core.method import Method
-from gpfl.core.net import Architecture
-from gpfl.core.options import BY_NET, Span, option
-from gpfl.core.randomness import LARGEST_SEED
+from gpfl.core.options import BY_NET, SearchRange, option
+from gpfl.core.randomness import MAX_SEED
 from gpfl.data import DATASETS, DataSource, Table, find_dataset
 from gpfl.data.files.layout import FILES
 from gpfl.defences.config import NO_DEFENCE, DefenceConfig
@@ -25,6 +24,7 @@ from gpfl.io.legacy import FORMAT_VERSION, read_version, upgrade_config
 from gpfl.methods import METHODS
 from gpfl.methods.presets import METHOD_PRESETS
 from gpfl.models import NETS
+from gpfl.models.architecture import Architecture
 
 ConfigDict = dict[str, dict[str, object]]
 """Values by section and key, as a TOML file holds them."""
@@ -37,7 +37,7 @@ CUSTOM = "custom"
 class RunOptions:
     """How a run is executed."""
 
-    seed: int = option(0, "seed of weights, cohorts and batches", least=0, most=LARGEST_SEED)
+    seed: int = option(0, "seed of weights, cohorts and batches", min=0, max=MAX_SEED)
     protocol: str = option(
         "corrected",
         "preset of options where paper and authors' code differ; options set by hand win over it",
@@ -53,8 +53,8 @@ class RunOptions:
         choices=("auto", "on", "off"),
     )
     device: str = option("auto", "auto, cpu, cuda, cuda:N or mps")
-    eval_every: int = option(1, "rounds between evaluations", least=1)
-    checkpoint_every: int = option(10, "rounds between checkpoints", least=1)
+    eval_every: int = option(1, "rounds between evaluations", min=1)
+    checkpoint_every: int = option(10, "rounds between checkpoints", min=1)
     allow_noop: bool = option(False, "accept a value that switches the method off, such as FedProx with μ = 0")
     select: str = option(
         "auto",
@@ -67,14 +67,14 @@ class RunOptions:
 class TrainOptions:
     """Local training, common to all methods."""
 
-    rounds: int = option(100, "rounds of training", symbol="T", least=1)
+    rounds: int = option(100, "rounds of training", symbol="T", min=1)
     lr: float = option(
-        BY_NET, "learning rate of plain SGD", symbol="η", typical="0.005 to 0.1", above=0.0, search=Span(0.001, 0.3)
+        BY_NET, "learning rate of plain SGD", symbol="η", typical="0.005 to 0.1", above=0.0, search=SearchRange(0.001, 0.3)
     )
-    batch_size: int = option(10, "rows in a batch", symbol="B", least=1)
-    epochs: int = option(1, "local epochs a round", symbol="E", least=1)
+    batch_size: int = option(10, "rows in a batch", symbol="B", min=1)
+    epochs: int = option(1, "local epochs a round", symbol="E", min=1)
     client_fraction: float | tuple[float, float] = option(
-        1.0, "share of clients that join a round, or a range it is drawn from", symbol="ρ", above=0.0, most=1.0
+        1.0, "share of clients that join a round, or a range it is drawn from", symbol="ρ", above=0.0, max=1.0
     )
     shuffle: bool = option(True, "new order of rows each round")
     drop_last: bool = option(True, "leave out a last partial batch, unless it is a client's only one")
@@ -84,7 +84,7 @@ class TrainOptions:
         choices=("all", "used"),
     )
     batch_norm: str = option("local", "BatchNorm running statistics: kept local, or averaged", choices=("local", "average"))
-    patience: int = option(0, "stop after this many rounds without a better accuracy; 0 = never", least=0)
+    patience: int = option(0, "stop after this many rounds without a better accuracy; 0 = never", min=0)
 
 
 PROTOCOLS: Mapping[str, Mapping[str, object]] = {
@@ -136,7 +136,7 @@ class Config:
             "defence": self.defence if self.defence.on else None,
         }
         for section, record in records.items():
-            for key, value in (options.written_of(record) if record is not None else {}).items():
+            for key, value in (options.config_values(record) if record is not None else {}).items():
                 sections.setdefault(section, {})[key] = list(value) if isinstance(value, tuple) else value
         return sections
 

@@ -78,7 +78,7 @@ class ClientModel:
         net = self.method.net
         facts = {
             "client": self.name,
-            "method": {"name": self.method.name, **options.values_of(self.method)},
+            "method": {"name": self.method.name, **options.option_values(self.method)},
             "net": {"name": net.name, **net.options},
             "classes": net.classes,
             "form": dataclasses.asdict(self.input_spec),

@@ -40,7 +40,7 @@ class FileDataset(DataSource):
     group: str = option(
         "",
         "column whose rows stay together: a client's with one value (a patient) are all for training, validation or testing",
-        later=True,
+        omit_default=True,
     )
     ignore: tuple[str, ...] = option((), "columns that are no inputs, such as a row's number")
     scale: str = option(
@@ -54,7 +54,7 @@ class FileDataset(DataSource):
         "leave such rows out",
         choices=("refuse", "mean", "drop"),
     )
-    image_size: int = option(0, "resize images to this many pixels a side; 0 = they have one size", least=0, most=1024)
+    image_size: int = option(0, "resize images to this many pixels a side; 0 = they have one size", min=0, max=1024)
 
     @property
     def config_name(self) -> str:

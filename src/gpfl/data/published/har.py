@@ -111,7 +111,7 @@ class Har(PublishedDataset):
         "windows",
         "what is all for training, validation or testing: windows, one by one as in the authors' code, or whole recordings",
         choices=("windows", "recordings"),
-        later=True,
+        omit_default=True,
     )
 
     def read(self) -> Table:

@@ -157,7 +157,7 @@ def _(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
-@randomness.drawn.register_kernel("cuda")
+@randomness.normal_op.register_kernel("cuda")
 def normals(key: Tensor, number: int, count: int) -> Tensor:
     """Gives numbers from N(0, 1) by our kernel, where it runs."""
     if not has_kernels(key.device):

@@ -1,0 +1,113 @@
+"""Nets from the user's modules: a module is split into base and head at its last linear layer or at a named submodule."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from gpfl.core.module_checks import (
+    Parts,
+    check_no_shared_weights,
+    check_parameters,
+    equal_logits,
+    error_line,
+    run_eval,
+    run_module,
+)
+from gpfl.core.net import Net
+from gpfl.core.randomness import fork_rng
+from gpfl.errors import GpflError
+
+ModuleLike = nn.Module | Callable[[], nn.Module]
+
+
+def net_from_module(module: ModuleLike, example: Tensor, classes: int, *, head: str | None = None) -> Net:
+    """Return the net of a module, or of a function that builds one.
+
+    A module starts every run with its own weights. A function is called again for each seed; its constants are those of
+    seed 0.
+
+    Args:
+        module: The module or function.
+        example: Two samples as the net takes them.
+        classes: Number of classes.
+        head: Name of the submodule that becomes the head, by default the last linear layer.
+
+    """
+
+    def build() -> Parts:
+        return _split(_build(module), head, example)
+
+    with fork_rng(0, "weights"):
+        parts = build()
+    return Net(parts, example, classes, rebuild=None if isinstance(module, nn.Module) else build)
+
+
+def _build(module: ModuleLike) -> nn.Module:
+    """Return a copy on the CPU of the module, or of what the function builds."""
+    built = module if isinstance(module, nn.Module) else _call(module)
+    check_parameters(built)
+    try:
+        return copy.deepcopy(built).cpu()
+    except RuntimeError as error:
+        raise GpflError(f"the net cannot be copied: {error_line(error)}") from error
+
+
+def _call(function: Callable[[], nn.Module]) -> nn.Module:
+    if not callable(function):
+        raise GpflError(f"net is {function!r}; it must be the name of a net, an nn.Module, or a function that builds one")
+    name = getattr(function, "__name__", type(function).__name__)
+    try:
+        inspect.signature(function).bind()
+    except (TypeError, ValueError) as error:
+        raise GpflError(
+            f"net is {name}, which cannot be called without arguments ({error}): "
+            f"pass a module, net={name}(…), or a function, net=lambda: {name}(…)"
+        ) from None
+    built = function()
+    if not isinstance(built, nn.Module):
+        raise GpflError(f"the function passed as net returned {type(built).__name__}; it must return an nn.Module")
+    return built
+
+
+def _split(module: nn.Module, head: str | None, example: Tensor) -> Parts:
+    """Return the base, which is the module with its head replaced by the identity, and the head."""
+    name = head if head is not None else _last_linear(module)
+    submodules = dict(module.named_modules())
+    if name not in submodules or name == "":
+        raise GpflError(f"the net has no submodule '{name}'; choose head from: {', '.join(list(submodules)[1:])}")
+    expected = _logits(module, example)
+    *parents, attribute = name.split(".")
+    setattr(module.get_submodule(".".join(parents)), attribute, nn.Identity())
+    parts: Parts = {"base": module, "head": submodules[name]}
+    check_no_shared_weights(parts)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            logits = run_eval(parts["head"], run_eval(module, example))
+    except Exception as error:
+        hint = " (its forward must call it and use nothing else of it)" if isinstance(error, AttributeError) else ""
+        raise GpflError(f"the net cannot be split at '{name}': {error_line(error)}{hint}; name its head: head='…'") from error
+    if not equal_logits(expected, logits):
+        raise GpflError(f"'{name}' is not the last layer that the net calls, so it cannot be its head; name another: head='…'")
+    return parts
+
+
+def _logits(module: nn.Module, example: Tensor) -> Tensor:
+    """Return the logits of the module before it is split."""
+    failure = f"cannot take samples of shape {tuple(example.shape[1:])}, which the data has"
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        first, second = (run_module(copy.deepcopy(module).eval(), example, "the net", failure) for _ in range(2))
+    if not equal_logits(first, second):
+        raise GpflError("the net returns other logits the second time; runs must be repeatable: remove F.dropout")
+    return first
+
+
+def _last_linear(module: nn.Module) -> str:
+    names: list[str] = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and name]
+    if not names:
+        raise GpflError("the net has no linear layer below its top level; name the submodule that is its head: head='…'")
+    return names[-1]
