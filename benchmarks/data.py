@@ -11,7 +11,6 @@ import numpy as np
 
 import gpfl
 from gpfl.data.published import cache
-from gpfl.data.published.cache import Origin, Parsed
 
 
 def best(act: Callable[[], object]) -> float:
@@ -29,8 +28,8 @@ def main() -> None:
         print(f"{split}: {best(lambda split=split: gpfl.federate(table, clients=500, **split)):.3f} s")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["GPFL_CACHE"] = folder
-        parsed = Parsed(np.zeros((60_000, 3, 32, 32), dtype=np.uint8), np.arange(60_000) % 100, 100, kind="pixels")
-        cache.save("toy", parsed, Origin())
+        images = gpfl.Table(np.zeros((60_000, 3, 32, 32), dtype=np.uint8), np.arange(60_000) % 100, name="toy")
+        cache.save(images)
         print(f"opening 60,000 images: {best(lambda: cache.load('toy')):.4f} s")
 
 

@@ -1,4 +1,4 @@
-"""A small published data set, and a server that stands in for its publisher."""
+"""A small published dataset, and a local HTTP server that stands in for its publisher."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpfl.data.published.cache import Parsed
+from gpfl.data import Table
 from gpfl.data.published.dataset import PublishedDataset
 from gpfl.data.published.download import PublishedFile
 from gpfl.errors import GpflError
@@ -21,54 +21,55 @@ from gpfl.errors import GpflError
 CONTENT = b"0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19"
 
 
-def parse_numbers(paths: Mapping[str, Path]) -> Parsed:
-    """Gives the numbers of a text file, a row each; even ones are class 0, odd ones class 1; groups of five."""
+def parse_numbers(paths: Mapping[str, Path]) -> Table:
+    """Return the numbers of a text file as samples: even numbers are class 0, odd ones class 1; five samples per client."""
     (path,) = paths.values()
     try:
         numbers = np.array(path.read_bytes().split(), dtype=np.float32)
     except ValueError:
-        raise GpflError(f"{path} holds something else than numbers") from None
-    groups = np.arange(len(numbers)) // 5
-    return Parsed(
-        numbers[:, None], numbers % 2, 2, client_ids=groups, client_names=[f"site {g}" for g in range(groups.max() + 1)]
-    )
+        raise GpflError(f"{path} holds something other than numbers") from None
+    clients = np.arange(len(numbers)) // 5
+    names = [f"site {client}" for client in range(clients.max() + 1)]
+    return Table(numbers[:, None], numbers % 2, classes=2, name="numbers", client_ids=clients, client_names=names)
 
 
-def numbers_set(url: str = "http://127.0.0.1:9/", content: bytes = CONTENT, also_in: tuple[Path, ...] = ()) -> PublishedDataset:
-    """Gives the data set of the file numbers.txt, which is published with `content`."""
+def numbers_dataset(
+    url: str = "http://127.0.0.1:9/", content: bytes = CONTENT, system_folders: tuple[Path, ...] = ()
+) -> PublishedDataset:
+    """Return the dataset of the file numbers.txt, published with `content`."""
     return PublishedDataset(
         name="numbers",
         description="numbers",
         files=(PublishedFile("numbers.txt", url + "numbers.txt", len(content), sha256=hashlib.sha256(content).hexdigest()),),
         licence="none",
         parse=parse_numbers,
-        settings={},
-        also_in=also_in,
+        paper_settings={},
+        system_folders=system_folders,
     )
 
 
 @dataclass
 class Publisher:
-    """What a server offers, how it misbehaves, and what it was asked for."""
+    """What the server offers, how it misbehaves, and the requests it received."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     resumes: bool = True
-    breaks_after: int | None = None  # bytes of a body, then the connection is cut
-    tells_length: bool = True
-    asked: list[str | None] = field(default_factory=list)  # the Range of each request
-    sent: list[int] = field(default_factory=list)  # the bytes of each answer
+    cut_after: int | None = None  # bytes of a body after which the connection is closed
+    sends_length: bool = True
+    ranges: list[str | None] = field(default_factory=list)  # the Range header of each request
+    sent: list[int] = field(default_factory=list)  # the bytes of each response
     url: str = ""
 
 
 @contextlib.contextmanager
-def serving(publisher: Publisher) -> Iterator[Publisher]:
-    """Serves a publisher's files on this machine."""
+def serve(publisher: Publisher) -> Iterator[Publisher]:
+    """Serve a publisher's files on this machine."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            answer(self, publisher)
+            respond(self, publisher)
 
-        def log_message(self, *words: object) -> None:
+        def log_message(self, *args: object) -> None:
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
@@ -82,24 +83,24 @@ def serving(publisher: Publisher) -> Iterator[Publisher]:
             thread.join()
 
 
-def answer(handler: http.server.BaseHTTPRequestHandler, publisher: Publisher) -> None:
-    """Answers one request."""
-    wanted = handler.headers.get("Range")
-    publisher.asked.append(wanted)
+def respond(handler: http.server.BaseHTTPRequestHandler, publisher: Publisher) -> None:
+    """Answer one request."""
+    requested = handler.headers.get("Range")
+    publisher.ranges.append(requested)
     content = publisher.files.get(handler.path[1:])
     if content is None:
         handler.send_error(404)
         return
-    start = int(re.fullmatch(r"bytes=(\d+)-", wanted)[1]) if wanted and publisher.resumes else 0  # type: ignore[index]
+    start = int(re.fullmatch(r"bytes=(\d+)-", requested)[1]) if requested and publisher.resumes else 0  # type: ignore[index]
     if start and start >= len(content):
         handler.send_error(416)
         return
     body = content[start:]
     handler.send_response(206 if start else 200)
-    if publisher.tells_length:
+    if publisher.sends_length:
         handler.send_header("Content-Length", str(len(body)))
     handler.end_headers()
-    body = body[: publisher.breaks_after]
+    body = body[: publisher.cut_after]
     publisher.sent.append(len(body))
-    with contextlib.suppress(ConnectionError):  # a reader that has had enough hangs up
+    with contextlib.suppress(ConnectionError):  # the client may have closed the connection
         handler.wfile.write(body)

@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import Command
-from publisher import CONTENT, numbers_set
+from publisher import CONTENT, numbers_dataset
 
-from gpfl.data import DATASETS, PUBLISHED
+from gpfl.data import DATASETS, PUBLISHED, Table
 from gpfl.data.published import cache
-from gpfl.data.published.cache import Origin, Parsed
 from gpfl.report import figures
 
 
@@ -28,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A published data set of twenty rows beside the real ones."""
-    monkeypatch.setitem(PUBLISHED, "numbers", dataclasses.replace(numbers_set(), rows=20))
+    monkeypatch.setitem(PUBLISHED, "numbers", dataclasses.replace(numbers_dataset(), n_samples=20))
     monkeypatch.setitem(DATASETS, "numbers", PUBLISHED["numbers"])
 
 
@@ -78,7 +77,7 @@ def test_a_data_set_is_listed_with_its_rows_and_whether_they_were_checked(
 
 
 def test_a_table_that_was_cut_off_is_listed_as_damaged(command: Command, folder: Path) -> None:
-    cache.save("har", Parsed(np.zeros((9, 9, 1, 128), dtype=np.float32), np.zeros(9), 6), Origin())
+    cache.save(Table(np.zeros((9, 9, 1, 128)), np.zeros(9), classes=6, name="har", metadata={"verified": True}))
     assert "| parsed, 9 of 10,299 rows, verified |" in listed(command, "har")
     path = folder / "har" / "x.npy"
     path.write_bytes(path.read_bytes()[:-1])
@@ -102,9 +101,9 @@ def test_getting_says_what_nobody_vouches_for(command: Command, tmp_path: Path) 
 
 @pytest.mark.usefixtures("numbers")
 def test_a_publisher_that_cannot_be_reached_is_said_alike_by_get_and_run(command: Command) -> None:
-    words = "; bring the file: gpfl data get numbers --from numbers.txt"
+    words = "; try again, or copy the file here and run: gpfl data get numbers --from numbers.txt"
     said = refused(command, "get", "numbers")
-    assert said.startswith("cannot reach 127.0.0.1 (")
+    assert said.startswith("cannot download http://127.0.0.1:9/numbers.txt (49 bytes): ")
     assert said.endswith(words)
     run = command("run", "--data", "numbers", "--partition", "natural", "--rounds", 1)
     assert run.code == 2

@@ -32,30 +32,30 @@ Damage = Callable[[Path], object]
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPFL_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("GPFL_DATA", raising=False)
-    monkeypatch.setattr(fmnist, "PARTS", (("train", 5), ("t10k", 3)))
-    monkeypatch.setattr(cifar100, "PARTS", ((TRAIN, 4), (TEST, 2)))
+    monkeypatch.setattr(fmnist, "SPLITS", (("train", 5), ("t10k", 3)))
+    monkeypatch.setattr(cifar100, "MEMBERS", ((TRAIN, 4), (TEST, 2)))
     monkeypatch.setattr(tiny, "CLASSES", 3)
 
 
 def get(name: str, folder: Path) -> Table:
-    return PUBLISHED[name].get(folder, unverified=True)
+    return PUBLISHED[name].prepare(folder, unverified=True)
 
 
-def refusal(name: str, folder: Path, file: str) -> str:
-    """What is said of a bad file: one line that names it, and nothing is left of it."""
+def error_of(name: str, folder: Path, file: str) -> str:
+    """Return the message for a bad file: one line that names it. Nothing is left of the table."""
     before = sorted(folder.rglob("*"))
     with pytest.raises(GpflError) as problem:
         get(name, folder)
     text = str(problem.value)
     assert "\n" not in text
     assert str(folder / file) in text
-    assert not (cache.cache_folder() / "tables").exists()
+    assert not (cache.cache_dir() / "tables").exists()
     left = {path for path in folder.rglob("*") if path not in before}
     assert {path.name for path in left} == {"cache", "downloads", name, ".lock"}
     return text
 
 
-def cut(path: Path) -> None:
+def truncate(path: Path) -> None:
     """Truncates a file to its first two thirds."""
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
 
@@ -93,7 +93,7 @@ def test_fashion_mnist_is_read_training_before_test(clothes: Path) -> None:
 
 
 BAD_CLOTHES: dict[str, tuple[str, Damage, str]] = {
-    "truncated": (T10K_IMAGES, cut, "damaged"),
+    "truncated": (T10K_IMAGES, truncate, "damaged"),
     "no gzip": (T10K_IMAGES, lambda path: path.write_bytes(b"<html>not found</html>"), "damaged"),
     "empty": (T10K_IMAGES, lambda path: path.write_bytes(b""), "ends after 0 bytes"),
     "a bit flipped": (T10K_LABELS, lambda path: path.write_bytes(path.read_bytes()[:-8] + bytes(8)), "damaged"),
@@ -102,17 +102,17 @@ BAD_CLOTHES: dict[str, tuple[str, Damage, str]] = {
     "another shape": (T10K_IMAGES, pack(idx(IMAGES[1].reshape(6, 14, 28))), r"\(6, 14, 28\)"),
     "too few rows": (T10K_LABELS, pack(idx(CLOTHES[1][:2])), r"\(2,\)"),
     "too short": (T10K_LABELS, pack(idx(CLOTHES[1])[:-1]), "10 of 11 bytes"),
-    "too long": (T10K_LABELS, pack(idx(CLOTHES[1]) + b"x"), "more than the 11 bytes"),
-    "a bomb": (T10K_LABELS, pack(bytes(1 << 22)), "more than the 11 bytes"),
+    "too long": (T10K_LABELS, pack(idx(CLOTHES[1]) + b"x"), "more than 11 bytes"),
+    "a bomb": (T10K_LABELS, pack(bytes(1 << 22)), "more than 11 bytes"),
     "wrong label": (T10K_LABELS, pack(idx(np.array([1, 10, 0], dtype=np.uint8))), "label 10; labels are 0 to 9"),
 }
 
 
 @pytest.mark.parametrize("bad", BAD_CLOTHES)
-def test_bad_idx_files_are_refused(bad: str, clothes: Path) -> None:
-    file, damage, words = BAD_CLOTHES[bad]
+def test_bad_idx_files_are_errors(bad: str, clothes: Path) -> None:
+    file, damage, pattern = BAD_CLOTHES[bad]
     damage(clothes / file)
-    assert_says(refusal("fmnist", clothes, file), words)
+    assert_matches(error_of("fmnist", clothes, file), pattern)
 
 
 # the tar.gz of CIFAR's records
@@ -160,7 +160,7 @@ def test_cifar_is_read_training_before_test_with_fine_labels(tmp_path: Path) -> 
     assert table.y.tolist() == records[:, 1].tolist()
 
 
-def test_what_else_an_archive_holds_is_neither_written_nor_read(tmp_path: Path) -> None:
+def test_other_members_of_an_archive_are_neither_written_nor_read(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     folder.mkdir(parents=True)
     hostile = [
@@ -182,7 +182,7 @@ def test_what_else_an_archive_holds_is_neither_written_nor_read(tmp_path: Path) 
 
 
 def long_header() -> tuple[tarfile.TarInfo, bytes]:
-    """A header of the kind that is read whole, longer than all the rest may be."""
+    """Return a header that tarfile reads completely, longer than the archive may be."""
     info = tarfile.TarInfo("header")
     info.type, info.size = tarfile.XHDTYPE, 1 << 22
     return info, bytes(1 << 22)
@@ -207,47 +207,47 @@ BAD_TARS: dict[str, tuple[Sequence[tuple[tarfile.TarInfo, bytes]], str]] = {
     "escaped": ([GOOD_TAR[0], plain(f"../{TEST}", PHOTOS[1].tobytes())], f"does not hold {TEST}"),
     "too short": ([GOOD_TAR[0], plain(TEST, PHOTOS[1].tobytes()[:-1])], "6,147 bytes; it should have 6,148"),
     "another byte": ([GOOD_TAR[0], plain(TEST, PHOTOS[1].tobytes() + b"x")], "6,149 bytes; it should have 6,148"),
-    "too long": ([plain(TRAIN, bytes(1 << 20)), GOOD_TAR[1]], "more than the 12,296 bytes"),
+    "too long": ([plain(TRAIN, bytes(1 << 20)), GOOD_TAR[1]], "more than 12,296 bytes"),
     "wrong label": ([GOOD_TAR[0], plain(TEST, relabelled(100))], "label 100; labels are 0 to 99"),
-    "a bomb": ([plain("zeros", bytes(1 << 22)), *GOOD_TAR], "more than the"),
-    "a bomb in a header": ([long_header(), *GOOD_TAR], "more than the"),
+    "a bomb": ([plain("zeros", bytes(1 << 22)), *GOOD_TAR], "more than [0-9,]+ bytes"),
+    "a bomb in a header": ([long_header(), *GOOD_TAR], "more than [0-9,]+ bytes"),
 }
 
 
 @pytest.mark.parametrize("bad", BAD_TARS)
-def test_bad_tar_archives_are_refused(bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "HEADERS", 1 << 20)
-    members, words = BAD_TARS[bad]
-    assert_says(refusal("cifar100", write_tar(tmp_path, *members), cifar100.NAME), words)
+def test_bad_tar_archives_are_errors(bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "MAX_OTHER_BYTES", 1 << 20)
+    members, pattern = BAD_TARS[bad]
+    assert_matches(error_of("cifar100", write_tar(tmp_path, *members), cifar100.NAME), pattern)
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        cut,
+        truncate,
         lambda path: path.write_bytes(b"PK\x03\x04 no tar"),
         lambda path: path.write_bytes(gzip.compress(b"no tar at all" * 100)),
         lambda path: path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:5000])),
     ],
     ids=["truncated", "no gzip", "no tar", "truncated inside"],
 )
-def test_damaged_tar_archives_are_refused(damage: Damage, tmp_path: Path) -> None:
+def test_damaged_tar_archives_are_errors(damage: Damage, tmp_path: Path) -> None:
     damage(write_tar(tmp_path, *GOOD_TAR) / cifar100.NAME)
-    assert_says(refusal("cifar100", tmp_path, cifar100.NAME), "is damaged or of another format")
+    assert_matches(error_of("cifar100", tmp_path, cifar100.NAME), "is damaged or has another format")
 
 
-def test_the_pickled_cifar_is_refused_with_the_name_of_the_binary_one(tmp_path: Path) -> None:
+def test_the_pickled_cifar_is_an_error_that_names_the_binary_version(tmp_path: Path) -> None:
     pickled = tmp_path / "cifar-100-python.tar.gz"
     write_tar(tmp_path, *GOOD_TAR).joinpath(cifar100.NAME).rename(pickled)
-    words = f"{pickled} holds pickles, which are not read: the binary version is wanted, {cifar100.NAME}"
+    words = f"{pickled} holds pickles, which gpfl does not read: get the binary version, {cifar100.NAME}"
     for source in (pickled, tmp_path):
         with pytest.raises(GpflError) as problem:
-            PUBLISHED["cifar100"].get(source)
+            PUBLISHED["cifar100"].prepare(source)
         assert str(problem.value) == words
     write_tar(tmp_path, *GOOD_TAR)
     assert len(get("cifar100", tmp_path)) == 6, "the right one beside it is taken"
-    with pytest.raises(GpflError, match="the binary version is wanted"):
-        PUBLISHED["cifar100"].get(pickled)
+    with pytest.raises(GpflError, match="get the binary version"):
+        PUBLISHED["cifar100"].prepare(pickled)
 
 
 # the zip of Tiny-ImageNet's JPEG images
@@ -282,7 +282,7 @@ def write_zip(path: Path, members: Mapping[str | zipfile.ZipInfo, bytes]) -> Pat
     return path.parent
 
 
-def test_tiny_imagenet_is_read_class_after_class_and_grey_images_have_three_equal_channels(tmp_path: Path) -> None:
+def test_tiny_imagenet_is_read_class_by_class_and_grey_images_get_three_equal_channels(tmp_path: Path) -> None:
     others = {
         "tiny-imagenet-200/val/images/val_0.JPEG": b"no image",
         "tiny-imagenet-200/train/n00000009/images/n00000009_0.JPEG": b"of no known class",
@@ -318,15 +318,15 @@ BAD_TINY: dict[str, tuple[dict[str, bytes | None], str]] = {
     "truncated image": ({BLUE: jpeg((1, 2, 3))[:-100]}, "is not a JPEG image"),
     "no image": ({BLUE: b"GIF89a"}, "is not a JPEG image"),
     "another format": ({BLUE: jpeg((1, 2, 3), format="PNG")}, "is not a JPEG image"),
-    "too long": ({BLUE: bytes((1 << 20) + 1)}, "n00000003_0.JPEG in .* holds more than the 1,048,576 bytes"),
+    "too long": ({BLUE: bytes((1 << 20) + 1)}, "n00000003_0.JPEG in .* holds more than 1,048,576 bytes"),
 }
 
 
 @pytest.mark.parametrize("bad", BAD_TINY)
-def test_bad_members_of_tiny_imagenet_are_refused(bad: str, tmp_path: Path) -> None:
-    changes, words = BAD_TINY[bad]
+def test_bad_members_of_tiny_imagenet_are_errors(bad: str, tmp_path: Path) -> None:
+    changes, pattern = BAD_TINY[bad]
     members = {name: content for name, content in {**GOOD_TINY, **changes}.items() if content is not None}
-    assert_says(refusal("tiny", write_zip(tmp_path / tiny.NAME, members), tiny.NAME), words)
+    assert_matches(error_of("tiny", write_zip(tmp_path / tiny.NAME, members), tiny.NAME), pattern)
 
 
 def encrypt(path: Path) -> None:
@@ -359,7 +359,7 @@ def compress_otherwise(path: Path) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        cut,
+        truncate,
         encrypt,
         spoil,
         compress_otherwise,
@@ -368,9 +368,9 @@ def compress_otherwise(path: Path) -> None:
     ],
     ids=["truncated", "encrypted", "spoilt", "unknown compression", "no zip", "empty"],
 )
-def test_damaged_zip_archives_are_refused(damage: Damage, tmp_path: Path) -> None:
+def test_damaged_zip_archives_are_errors(damage: Damage, tmp_path: Path) -> None:
     damage(write_zip(tmp_path / tiny.NAME, GOOD_TINY) / tiny.NAME)
-    assert_says(refusal("tiny", tmp_path, tiny.NAME), "is damaged or of another format")
+    assert_matches(error_of("tiny", tmp_path, tiny.NAME), "is damaged or has another format")
 
 
 # quoted CSV
@@ -389,7 +389,7 @@ def news(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_ag_news_is_read_with_quotes_and_line_ends_inside(news: Path) -> None:
+def test_ag_news_may_contain_quotes_and_line_breaks(news: Path) -> None:
     table = get("agnews", news)
     assert (table.shape, table.input_spec.kind, table.classes) == ((200,), "tokens", 4)
     assert table.y.tolist() == [2, 0, 3, 1]
@@ -399,13 +399,13 @@ def test_ag_news_is_read_with_quotes_and_line_ends_inside(news: Path) -> None:
         ["sci", "can", "'", "t", "!"],
         [],
     ]
-    numbers = agnews.number_words(words)
+    numbers = agnews.build_vocabulary(words)
     assert table.input_spec.vocabulary == len(numbers) + 1
     for row, text in zip(table.x, words, strict=True):
         assert row.tolist() == [numbers[word] for word in text] + [0] * (200 - len(text))
 
 
-def test_articles_are_cut_after_200_words_and_their_other_words_still_counted(news: Path) -> None:
+def test_articles_are_truncated_to_200_words_but_the_vocabulary_has_all(news: Path) -> None:
     (news / "test.csv").write_text('"1","' + "w " * 150 + '","' + "v " * 100 + 'last"\n')
     table = get("agnews", news)
     row = table.x[-1]
@@ -432,10 +432,10 @@ BAD_NEWS: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("bad", BAD_NEWS)
-def test_bad_csv_files_are_refused(bad: str, news: Path) -> None:
-    content, words = BAD_NEWS[bad]
+def test_bad_csv_files_are_errors(bad: str, news: Path) -> None:
+    content, pattern = BAD_NEWS[bad]
     (news / "test.csv").write_bytes(content)
-    assert_says(refusal("agnews", news, "test.csv"), words)
+    assert_matches(error_of("agnews", news, "test.csv"), pattern)
 
 
 @pytest.mark.parametrize(
@@ -452,16 +452,16 @@ def test_bad_csv_files_are_refused(bad: str, news: Path) -> None:
         ("", []),
     ],
 )
-def test_words_are_lower_case_and_marks_are_words(text: str, words: list[str]) -> None:
+def test_tokens_are_lower_case_words_and_punctuation_marks(text: str, words: list[str]) -> None:
     assert agnews.tokenize(text) == words
 
 
-def test_frequent_words_have_small_numbers_and_equals_go_by_the_alphabet() -> None:
+def test_the_vocabulary_is_ordered_by_frequency_then_alphabet() -> None:
     texts = [["b", "c", "a"], ["c", "d"], ["d", "é", "A"]]
-    numbers = agnews.number_words(texts)
+    numbers = agnews.build_vocabulary(texts)
     assert list(numbers.items()) == [("c", 1), ("d", 2), ("A", 3), ("a", 4), ("b", 5), ("é", 6)]
-    assert agnews.number_words([text[::-1] for text in texts[::-1]]) == numbers
-    assert agnews.number_words([]) == {}
+    assert agnews.build_vocabulary([text[::-1] for text in texts[::-1]]) == numbers
+    assert agnews.build_vocabulary([]) == {}
 
 
 # svmlight
@@ -481,7 +481,7 @@ def reviews(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_amazon_is_read_domain_after_domain_and_a_review_may_be_empty(reviews: Path) -> None:
+def test_amazon_is_read_domain_by_domain_and_a_review_may_be_empty(reviews: Path) -> None:
     (reviews / "kitchen_test.svmlight").write_text("-1\n1 7:1 8:2")
     table = get("amazon", reviews)
     assert (table.shape, table.x.dtype, table.input_spec.kind, table.classes) == ((5000,), torch.uint8, "counts", 2)
@@ -516,10 +516,10 @@ BAD_REVIEWS: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("bad", BAD_REVIEWS)
-def test_bad_svmlight_files_are_refused(bad: str, reviews: Path) -> None:
-    content, words = BAD_REVIEWS[bad]
+def test_bad_svmlight_files_are_errors(bad: str, reviews: Path) -> None:
+    content, pattern = BAD_REVIEWS[bad]
     (reviews / "dvd_test.svmlight").write_bytes(content)
-    assert_says(refusal("amazon", reviews, "dvd_test.svmlight"), words)
+    assert_matches(error_of("amazon", reviews, "dvd_test.svmlight"), pattern)
 
 
 # the zip in a zip of HAR's signals
@@ -558,7 +558,7 @@ def write_har(folder: Path, members: Mapping[str, bytes], inner: str | zipfile.Z
     return write_zip(folder / har.NAME, {inner: content.getvalue()})
 
 
-def test_har_is_read_window_by_window_with_nine_channels_and_the_subjects_as_groups(tmp_path: Path) -> None:
+def test_har_has_windows_of_nine_channels_and_subjects_as_clients(tmp_path: Path) -> None:
     table = get("har", write_har(tmp_path, GOOD_HAR))
     assert (table.shape, table.x.dtype, table.input_spec.kind, table.classes) == ((9, 1, 128), torch.float32, "floats", 6)
     signals = np.concatenate([SIGNALS["train"], SIGNALS["test"]]).astype(np.float32)
@@ -569,7 +569,7 @@ def test_har_is_read_window_by_window_with_nine_channels_and_the_subjects_as_gro
     assert table.client_ids.tolist() == [2, 0, 3, 0, 2, 1]
 
 
-def test_har_is_interleaved_as_in_the_authors_code_where_that_was_asked_for(tmp_path: Path) -> None:
+def test_interleaved_har_has_the_layout_of_the_authors_code(tmp_path: Path) -> None:
     get("har", write_har(tmp_path, GOOD_HAR))
     steps = np.concatenate([SIGNALS["train"], SIGNALS["test"]]).astype(np.float32).transpose(0, 2, 1)  # (windows, 128, 9)
     channels, interleaved = find_dataset("har", {}).load(), find_dataset("har", {"layout": "interleaved"}).load()
@@ -586,26 +586,26 @@ def test_har_is_interleaved_as_in_the_authors_code_where_that_was_asked_for(tmp_
         find_dataset("har", {"layout": "chanels"})
 
 
-def test_windows_of_har_that_overlap_are_of_one_recording() -> None:
+def test_overlapping_windows_of_har_are_one_recording() -> None:
     draw = np.random.default_rng(0)
     long, short, other = (draw.normal(size=(9, steps)).astype(np.float32) for steps in (64 * 6, 64 * 3, 64 * 3))
-    cut = [signal[:, at : at + 128] for signal in (long, short, other) for at in range(0, signal.shape[1] - 64, 64)]
+    windows = [signal[:, at : at + 128] for signal in (long, short, other) for at in range(0, signal.shape[1] - 64, 64)]
     true = np.array([0] * 5 + [1] * 2 + [2] * 2)
     people = np.array([0] * 7 + [1] * 2)
     order = draw.permutation(9)
-    found = har.recordings(np.stack(cut)[order], people[order])
+    found = har.find_recordings(np.stack(windows)[order], people[order])
     pairs = set(zip(true[order].tolist(), found.tolist(), strict=True))
     assert len(pairs) == len(set(found.tolist())) == 3
-    alike = har.recordings(np.stack([long[:, :128], long[:, 64:192]]), np.array([0, 1]))
+    alike = har.find_recordings(np.stack([long[:, :128], long[:, 64:192]]), np.array([0, 1]))
     assert len(set(alike.tolist())) == 2, "of two people"
-    still = har.recordings(np.ones((3, 9, 128), dtype=np.float32), np.zeros(3, dtype=np.int64))
+    still = har.find_recordings(np.ones((3, 9, 128), dtype=np.float32), np.zeros(3, dtype=np.int64))
     assert len(set(still.tolist())) == 1, "all overlap with all"
     fork = [np.concatenate(pair, axis=1) for pair in ((long[:, :64], long[:, 64:128]), (long[:, 64:128], short[:, :64]))]
     fork.append(np.concatenate([long[:, 64:128], other[:, :64]], axis=1))
-    assert len(set(har.recordings(np.stack(fork), np.zeros(3, dtype=np.int64)).tolist())) == 1, "two begin alike"
+    assert len(set(har.find_recordings(np.stack(fork), np.zeros(3, dtype=np.int64)).tolist())) == 1, "two begin alike"
 
 
-def test_manifest_of_har_says_how_it_was_read(tmp_path: Path) -> None:
+def test_the_manifest_of_har_records_its_options(tmp_path: Path) -> None:
     get("har", write_har(tmp_path, GOOD_HAR))
     table = find_dataset("har", {"layout": "interleaved"}).load()
     shard = Shard("a", np.array([0, 1]), np.array([], dtype=np.int64), np.array([2]))
@@ -618,7 +618,7 @@ def test_manifest_of_har_says_how_it_was_read(tmp_path: Path) -> None:
     assert "layout" not in (tmp_path / "plain.toml").read_text()
 
 
-def test_recordings_of_har_stay_together_where_that_was_asked_for(tmp_path: Path) -> None:
+def test_har_can_be_grouped_by_recordings(tmp_path: Path) -> None:
     get("har", write_har(tmp_path, GOOD_HAR))
     windows, whole = find_dataset("har", {}).load(), find_dataset("har", {"group": "recordings"}).load()
     both = find_dataset("har", {"group": "recordings", "layout": "interleaved"}).load()
@@ -640,12 +640,12 @@ BAD_HAR: dict[str, tuple[dict[str, bytes | None], str]] = {
     "missing column": ({ACC: lines(np.zeros((2, 127)))}, "254 numbers"),
     "a row less": ({ACC: lines(np.zeros((1, 128)))}, "128 numbers"),
     "a subject less": ({SUBJECT: b"1"}, "windows"),
-    "no numbers": ({ACC: b"x " * 256}, "something else than numbers"),
-    "not UTF-8": ({ACC: b"\xff\xfe " * 256}, "something else than numbers"),
+    "no numbers": ({ACC: b"x " * 256}, "something other than numbers"),
+    "not UTF-8": ({ACC: b"\xff\xfe " * 256}, "something other than numbers"),
     "nan": ({ACC: b"nan " * 256}, "NaN"),
     "infinity": ({ACC: b"1e999 " * 256}, "NaN or a number beyond"),
-    "activity 7": ({Y: b"1 7"}, "activities than 1 to 6"),
-    "activity 0": ({Y: b"0 1"}, "activities than 1 to 6"),
+    "activity 7": ({Y: b"1 7"}, "activities outside 1 to 6"),
+    "activity 0": ({Y: b"0 1"}, "activities outside 1 to 6"),
     "activity 1.5": ({Y: b"1.5 1"}, "whole"),
     "activity nan": ({Y: b"nan 1"}, "NaN"),
     "subject 1.5": ({SUBJECT: b"1.5 1"}, "whole"),
@@ -654,19 +654,21 @@ BAD_HAR: dict[str, tuple[dict[str, bytes | None], str]] = {
 
 
 @pytest.mark.parametrize("bad", BAD_HAR)
-def test_bad_members_of_har_are_refused(bad: str, tmp_path: Path) -> None:
-    changes, words = BAD_HAR[bad]
+def test_bad_members_of_har_are_errors(bad: str, tmp_path: Path) -> None:
+    changes, pattern = BAD_HAR[bad]
     members = {name: content for name, content in {**GOOD_HAR, **changes}.items() if content is not None}
-    assert_says(refusal("har", write_har(tmp_path, members), har.NAME), words)
+    assert_matches(error_of("har", write_har(tmp_path, members), har.NAME), pattern)
 
 
-def test_har_of_another_archive_is_refused(tmp_path: Path) -> None:
-    assert_says(refusal("har", write_har(tmp_path, GOOD_HAR, "../" + har.INNER), har.NAME), "does not hold UCI HAR Dataset.zip")
+def test_har_from_another_archive_is_an_error(tmp_path: Path) -> None:
+    assert_matches(
+        error_of("har", write_har(tmp_path, GOOD_HAR, "../" + har.INNER), har.NAME), "does not hold UCI HAR Dataset.zip"
+    )
 
 
-def test_har_without_a_zip_inside_is_refused(tmp_path: Path) -> None:
+def test_har_without_the_inner_zip_is_an_error(tmp_path: Path) -> None:
     write_zip(tmp_path / har.NAME, {har.INNER: b"no zip"})
-    assert_says(refusal("har", tmp_path, har.NAME), "UCI HAR Dataset.zip in .* is damaged")
+    assert_matches(error_of("har", tmp_path, har.NAME), "UCI HAR Dataset.zip in .* is damaged")
 
 
 def test_a_link_in_a_zip_is_not_followed(tmp_path: Path) -> None:
@@ -675,38 +677,38 @@ def test_a_link_in_a_zip_is_not_followed(tmp_path: Path) -> None:
     inner = zipfile.ZipInfo(har.INNER)
     inner.create_system, inner.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
     write_zip(tmp_path / har.NAME, {inner: str(tmp_path / "target.zip").encode()})
-    assert_says(refusal("har", tmp_path, har.NAME), "UCI HAR Dataset.zip in .* is damaged")
+    assert_matches(error_of("har", tmp_path, har.NAME), "UCI HAR Dataset.zip in .* is damaged")
 
 
-def test_a_zip_that_swells_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(har, "MOST", 100_000)
+def test_a_zip_bomb_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(har, "MAX_BYTES", 100_000)
     write_zip(tmp_path / har.NAME, {har.INNER: bytes(1 << 24)})
-    assert_says(refusal("har", tmp_path, har.NAME), "UCI HAR Dataset.zip in .* holds more than the 100,000 bytes")
+    assert_matches(error_of("har", tmp_path, har.NAME), "UCI HAR Dataset.zip in .* holds more than 100,000 bytes")
     cached = tmp_path / "cache"
     for path in sorted(cached.rglob("*"), reverse=True):
         path.unlink() if path.is_file() else path.rmdir()
     cached.rmdir()
     write_har(tmp_path, {**GOOD_HAR, ACC: b"0 " * 30_000})
-    monkeypatch.setattr(har, "MOST", 50_000)
-    assert_says(refusal("har", tmp_path, har.NAME), "holds more than the 50,000 bytes")
+    monkeypatch.setattr(har, "MAX_BYTES", 50_000)
+    assert_matches(error_of("har", tmp_path, har.NAME), "holds more than 50,000 bytes")
 
 
 # all of them
 
 
-def test_files_with_the_published_checksums_need_no_leave(clothes: Path) -> None:
+def test_files_with_the_published_checksums_are_verified(clothes: Path) -> None:
     files = tuple(
         dataclasses.replace(file, sha256=hashlib.sha256((clothes / file.name).read_bytes()).hexdigest())
         for file in PUBLISHED["fmnist"].files
     )
     published = dataclasses.replace(PUBLISHED["fmnist"], files=files)
-    assert published.get(clothes).metadata["verified"] is True
-    with pytest.raises(GpflError, match="is not the file its publisher offers"):
-        PUBLISHED["fmnist"].get(clothes)
+    assert published.prepare(clothes).metadata["verified"] is True
+    with pytest.raises(GpflError, match="is not the published file"):
+        PUBLISHED["fmnist"].prepare(clothes)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_every_file_has_an_address_a_size_and_a_checksum(name: str) -> None:
+def test_every_published_file_has_an_address_a_size_and_a_checksum(name: str) -> None:
     published = PUBLISHED[name]
     assert published.licence
     assert published.size == sum(file.size for file in published.files) > 0
@@ -717,7 +719,7 @@ def test_every_file_has_an_address_a_size_and_a_checksum(name: str) -> None:
         assert len(bytes.fromhex(value)) == hashlib.new(kind).digest_size
 
 
-def assert_says(text: str, pattern: str) -> None:
+def assert_matches(text: str, pattern: str) -> None:
     """Checks what an error says."""
     with pytest.raises(GpflError, match=pattern):
         raise GpflError(text)

@@ -38,9 +38,9 @@ def _cache(parsed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def get(name: str) -> Table:
     """Parses the files of a data set; from then on it must open from the cache at once, memory-mapped and the same."""
-    if PUBLISHED[name].find(None) is None:
+    if PUBLISHED[name].find_files() is None:
         pytest.skip(f"GPFL_DATA names no folder with the files of {name}")
-    table = PUBLISHED[name].get(unverified=True)
+    table = PUBLISHED[name].prepare(unverified=True)
     start = time.perf_counter()
     opened = cache.load(name)
     assert time.perf_counter() - start < 0.5
@@ -107,7 +107,7 @@ def test_ag_news_has_four_classes_and_the_published_test_rows() -> None:
 def test_fashion_mnist_of_the_system_package_is_the_published_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPFL_DATA", raising=False)
     monkeypatch.setenv("GPFL_CACHE", str(tmp_path))
-    assert PUBLISHED["fmnist"].get().metadata["verified"] is True
+    assert PUBLISHED["fmnist"].prepare().metadata["verified"] is True
 
 
 def test_fashion_mnist_has_7000_images_a_class() -> None:

@@ -51,8 +51,8 @@ def get(
     if source is not None and not source.exists():
         raise GpflError(f"--from {source} does not exist")
     with Downloads() as downloads:
-        table = PUBLISHED[name].get(source, unverified=unverified, again=again, tell=downloads.tell)
-    print_line(f"{name}: {len(table):,} rows of shape {table.shape}, {table.classes} classes, in {cache.table_folder(name)}")
+        table = PUBLISHED[name].prepare(source, unverified=unverified, again=again, progress=downloads.tell)
+    print_line(f"{name}: {len(table):,} rows of shape {table.shape}, {table.classes} classes, in {cache.table_dir(name)}")
     print_dataset_caveat(table)
 
 
@@ -72,13 +72,13 @@ def list_() -> None:
 def what_is_here(published: PublishedDataset) -> str:
     """Gives what this machine has of a data set, in words."""
     try:
-        held = cache.held(published.name)
+        table = cache.load(published.name)
     except GpflError:
         return f"damaged: gpfl data get {published.name}"
-    if held is None:
-        return "files, not parsed yet" if published.find(None) else "no"
-    of = f" of {published.rows:,}" if published.rows not in (0, held.rows) else ""
-    return f"parsed, {held.rows:,}{of} rows, {'verified' if held.verified else 'unverified'}"
+    if table is None:
+        return "files, not parsed yet" if published.find_files() else "no"
+    of = f" of {published.n_samples:,}" if published.n_samples not in (0, len(table)) else ""
+    return f"parsed, {len(table):,}{of} rows, {'verified' if table.metadata['verified'] is True else 'unverified'}"
 
 
 def download_words(published: PublishedDataset) -> str:
@@ -150,7 +150,7 @@ def get_data(names: Iterable[str]) -> None:
     """Gets data that a command needs from their publishers."""
     with Downloads() as downloads:
         for name in names:
-            PUBLISHED[name].get(tell=downloads.tell)
+            PUBLISHED[name].prepare(progress=downloads.tell)
 
 
 class Downloads:

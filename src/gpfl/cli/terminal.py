@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from gpfl.data import FileDataset
-from gpfl.data.published.dataset import caveat
+from gpfl.data.published.dataset import provenance_warning
 from gpfl.data.table import Table
 from gpfl.experiments.trials import Trials
 from gpfl.report import method_tables
@@ -45,7 +45,7 @@ def print_method_table(rows: list[Trials], title: str, notes: Sequence[str] = ()
 
 def print_dataset_caveat(table: Table) -> None:
     """Prints what nobody vouches for in a published set: rows that it lacks, files that were not checked."""
-    words = caveat(table)
+    words = provenance_warning(table)
     if words:
         print_line(words)
 

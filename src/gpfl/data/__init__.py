@@ -1,16 +1,16 @@
-"""The named data sets."""
+"""Datasets: tables, the published datasets and the user's own files."""
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from gpfl.core import options
+from gpfl.data.digits import Digits
 from gpfl.data.files import FileDataset
 from gpfl.data.published.agnews import AGNEWS
 from gpfl.data.published.amazon import AMAZON
 from gpfl.data.published.cifar100 import CIFAR100
 from gpfl.data.published.dataset import PublishedDataset
-from gpfl.data.published.digits import Digits
 from gpfl.data.published.fmnist import FMNIST
 from gpfl.data.published.har import HAR
 from gpfl.data.published.tiny import TINY
@@ -18,28 +18,27 @@ from gpfl.data.table import DataSource, Table
 from gpfl.errors import GpflError, did_you_mean
 
 PUBLISHED: dict[str, PublishedDataset] = {source.name: source for source in (FMNIST, CIFAR100, TINY, AGNEWS, AMAZON, HAR)}
-"""The six of the paper, which lie with their publishers."""
+"""The paper's six datasets."""
 
 DATASETS: dict[str, DataSource] = {"digits": Digits(), **PUBLISHED}
 
 FILES = "files"
-"""The name that options of a person's own files go by."""
+"""Name under which the options of the user's own files are listed."""
 
 
 def find_dataset(name: str, settings: Mapping[str, object]) -> DataSource:
-    """Gives the data of that name, or the file or folder at that path, read as `settings` say."""
+    """Return the dataset of that name, or the file or folder at that path, with `settings` for its options."""
     if name in DATASETS:
-        return read_as(DATASETS[name], settings)
+        return _configure(DATASETS[name], settings)
     path = Path(name).expanduser()
     if not name or not (path.exists() or os.sep in name or path.suffix):
-        raise GpflError(f"unknown data '{name}'; {did_you_mean(name, DATASETS)} (or the path of a file or folder of your own)")
+        raise GpflError(f"unknown data '{name}'; {did_you_mean(name, DATASETS)} (or give the path of a file or folder)")
     if not path.exists():
         raise GpflError(f"there is no file or folder {name}")
-    return read_as(FileDataset(name=path.resolve().name, description="your own files", path=path), settings)
+    return _configure(FileDataset(name=path.resolve().name, description="your own files", path=path), settings)
 
 
-def read_as(source: DataSource, settings: Mapping[str, object]) -> DataSource:
-    """Gives the source with its options set; one that is another source's is refused by name."""
+def _configure(source: DataSource, settings: Mapping[str, object]) -> DataSource:
     known = options.options_of(type(source))
     others: dict[str, type] = {
         "your own files": FileDataset,

@@ -19,8 +19,7 @@ import torch
 
 from gpfl.core import tree
 from gpfl.data import DATASETS, PublishedDataset
-from gpfl.data.published import cache
-from gpfl.data.published.dataset import caveat
+from gpfl.data.published.dataset import provenance_warning
 from gpfl.engine import RunSpec
 from gpfl.engine.distributed import ProcessFailedError, process_group
 from gpfl.errors import DivergenceError, GpflError
@@ -183,7 +182,7 @@ def here(data: str) -> bool:
     if not isinstance(source, PublishedDataset):
         return True
     try:
-        return cache.held(data) is not None or source.find(None) is not None
+        return source.is_available()
     except GpflError:
         return True
 
@@ -227,7 +226,7 @@ def job_of(cell: Cell, plan: Plan, grounds: FederationCache) -> Job:
     usual = {"checkpoint_every": CHECKPOINT * math.ceil(state / LIGHT)}
     given = {**given, "run": {**usual, **given["run"]}}
     rows = federation.table.x.element_size() * federation.table.x.nelement()
-    words, sample = caveat(federation.table), sample_of(setting)
+    words, sample = provenance_warning(federation.table), sample_of(setting)
     return Job((cell,), given, plan.out / "runs" / name, words, batches(setting), memory, rows, complete, sample)
 
 

@@ -83,7 +83,7 @@ def read_member(members: zipfile.ZipFile, name: str, path: Path, found: Columns)
         raise GpflError(
             f"{name} in {path} would take {size:,} bytes; an array may take {MOST:,}: divide it among several files"
         )
-    content = io.BytesIO(archive.zip_member(members, name, MOST, str(path)))
+    content = io.BytesIO(archive.read_zip_member(members, name, MOST, str(path)))
     try:
         version = np.lib.format.read_magic(content)
         header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

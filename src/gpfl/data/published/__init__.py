@@ -1,1 +1,1 @@
-"""Published datasets: one module each, with the download, the archive reader and the cache they share."""
+"""Published datasets, one module each, with their download, archive reader and cache."""

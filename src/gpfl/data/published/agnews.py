@@ -1,4 +1,4 @@
-"""AG News: short news articles of four kinds."""
+"""AG News: short news articles of four topics."""
 
 from __future__ import annotations
 
@@ -10,46 +10,45 @@ from pathlib import Path
 
 import numpy as np
 
-from gpfl.data.published.cache import Parsed
 from gpfl.data.published.dataset import PublishedDataset
 from gpfl.data.published.download import PublishedFile
+from gpfl.data.table import Table
 from gpfl.errors import GpflError
 
-HOST = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
-LENGTH = 200
+URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
+MAX_TOKENS = 200
 CLASSES = 4
-SPACED = re.compile(r"(['.,()!?])")
-TO_SPACE = re.compile(r"<br />|[;:]")
+PUNCTUATION = re.compile(r"(['.,()!?])")
+SEPARATORS = re.compile(r"<br />|[;:]")
 
 
 def tokenize(text: str) -> list[str]:
-    """Gives the words of a text: lower case, quotes dropped, common marks as words of their own."""
-    spaced = SPACED.sub(r" \1 ", text.lower().replace('"', ""))
-    return TO_SPACE.sub(" ", spaced).split()
+    """Split a text into lower-case words and punctuation marks, without quotes."""
+    spaced = PUNCTUATION.sub(r" \1 ", text.lower().replace('"', ""))
+    return SEPARATORS.sub(" ", spaced).split()
 
 
-def number_words(texts: Sequence[Sequence[str]]) -> dict[str, int]:
-    """Gives every word a number from 1: the most frequent first, equals in the order of the alphabet."""
+def build_vocabulary(texts: Sequence[Sequence[str]]) -> dict[str, int]:
+    """Number all words from 1 in the order of frequency, then of the alphabet; 0 is padding."""
     counts = Counter(word for words in texts for word in words)
     order = sorted(counts, key=lambda word: (-counts[word], word))
     return {word: number for number, word in enumerate(order, start=1)}
 
 
-def parse(paths: Mapping[str, Path]) -> Parsed:
-    """Gives training and test articles, in this order, as numbers of words: title and text, cut or padded to 200."""
-    articles = [article for name in ("train.csv", "test.csv") for article in read_articles(paths[name])]
+def parse(paths: Mapping[str, Path]) -> Table:
+    """Return the training and then the test articles as tokens of title and text."""
+    articles = [article for name in ("train.csv", "test.csv") for article in _read_articles(paths[name])]
     texts = [tokenize(text) for _, text in articles]
-    numbers = number_words(texts)
-    x = np.zeros((len(texts), LENGTH), dtype=np.int32)
+    vocabulary = build_vocabulary(texts)
+    x = np.zeros((len(texts), MAX_TOKENS), dtype=np.int32)
     for row, words in enumerate(texts):
-        known = [numbers[word] for word in words[:LENGTH]]
-        x[row, : len(known)] = known
+        tokens = [vocabulary[word] for word in words[:MAX_TOKENS]]
+        x[row, : len(tokens)] = tokens
     labels = np.array([label for label, _ in articles])
-    return Parsed(x, labels, CLASSES, kind="tokens", vocabulary=len(numbers) + 1)
+    return Table(x, labels, classes=CLASSES, name="agnews", kind="tokens", vocabulary=len(vocabulary) + 1)
 
 
-def read_articles(path: Path) -> Iterator[tuple[int, str]]:
-    """Gives the class and the text of every line: quoted class (1 to 4), title and description."""
+def _read_articles(path: Path) -> Iterator[tuple[int, str]]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             for number, cells in enumerate(csv.reader(file, strict=True), start=1):
@@ -57,7 +56,7 @@ def read_articles(path: Path) -> Iterator[tuple[int, str]]:
                     raise GpflError(f"{path} has no class 1 to {CLASSES}, title and text in record {number}: get it again")
                 yield int(cells[0]) - 1, f"{cells[1]} {cells[2]}"
     except (OSError, UnicodeDecodeError, csv.Error) as problem:
-        raise GpflError(f"{path} is not the CSV file it should be ({problem}): get it again") from None
+        raise GpflError(f"{path} is not a valid CSV file ({problem}): get it again") from None
 
 
 AGNEWS = PublishedDataset(
@@ -66,22 +65,22 @@ AGNEWS = PublishedDataset(
     files=(
         PublishedFile(
             "train.csv",
-            HOST + "train.csv",
+            URL + "train.csv",
             29_470_338,
             sha256="76a0a2d2f92b286371fe4d4044640910a04a803fdd2538e0f3f29a5c6f6b672e",
         ),
         PublishedFile(
             "test.csv",
-            HOST + "test.csv",
+            URL + "test.csv",
             1_857_427,
             sha256="521465c2428ed7f02f8d6db6ffdd4b5447c1c701962353eb2c40d548c3c85699",
         ),
     ),
     licence="non-commercial research",
-    rows=127_600,
-    folders=("ag_news", "ag-news", "ag_news_csv", "AG_NEWS", "AGNews"),
+    n_samples=127_600,
+    folder_names=("ag_news", "ag-news", "ag_news_csv", "AG_NEWS", "AGNews"),
     parse=parse,
-    settings={
+    paper_settings={
         "partition": {"name": "dirichlet", "clients": 20, "beta": 1.0},
         "net": {"name": "fasttext"},
         "train": {"rounds": 2000, "patience": 100},

@@ -1,4 +1,4 @@
-"""Amazon Review: reviews of four kinds of product as counts of words."""
+"""Amazon Review: reviews of four kinds of product as word counts."""
 
 from __future__ import annotations
 
@@ -6,57 +6,50 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
-from gpfl.data.published.cache import Array, Parsed
 from gpfl.data.published.dataset import PublishedDataset
 from gpfl.data.published.download import PublishedFile
+from gpfl.data.table import Table
 from gpfl.errors import GpflError
 
-HOST = "https://raw.githubusercontent.com/GRAAL-Research/domain_adversarial_neural_network/master/data/"
+URL = "https://raw.githubusercontent.com/GRAAL-Research/domain_adversarial_neural_network/master/data/"
 DOMAINS = ("books", "dvd", "electronics", "kitchen")
 WORDS = 5000
-SIZES = {
-    "books": (1_134_070, 2_426_071),
-    "dvd": (1_133_356, 2_039_832),
-    "electronics": (872_265, 2_461_224),
-    "kitchen": (771_076, 2_280_620),
-}
-SHA256 = {
-    "books": (
-        "317f9a2ec34b81de770b63a84d8c5cc2dc16bd0be6e079d2ff5b5bad5213ea19",
-        "fe4605c7dcf0e0a9410fd2a32f247caaf9abb352cc6e4c3e0f400853163ad9c4",
-    ),
-    "dvd": (
-        "95f602aa08bf6b55758f7b0b18df3882fe30acb11987ee60b6b4bb3c44cba733",
-        "4fe1b1a15010f78d8d0c49fe362d35fd4677463a45f1ac02a9f410ae1e638060",
-    ),
-    "electronics": (
-        "7d0061f03ff3827e4f8036b051b5e5828fddc0cd115aa5b212cd28d624dc14e4",
-        "641783bc941839c3a111d3488a1b7e3bd820a61ec14a129e7429b47703aa961d",
-    ),
-    "kitchen": (
-        "a70b5ebfe1413e0e16280360905f5c3b64389c435cd20c0165dc9d7f293b31b5",
-        "e1502b97a824eb12314be4447394fa736fecb781c0724e6529cd6733ac7ff6d8",
-    ),
-}
+FILES = (
+    ("books_train", 1_134_070, "317f9a2ec34b81de770b63a84d8c5cc2dc16bd0be6e079d2ff5b5bad5213ea19"),
+    ("books_test", 2_426_071, "fe4605c7dcf0e0a9410fd2a32f247caaf9abb352cc6e4c3e0f400853163ad9c4"),
+    ("dvd_train", 1_133_356, "95f602aa08bf6b55758f7b0b18df3882fe30acb11987ee60b6b4bb3c44cba733"),
+    ("dvd_test", 2_039_832, "4fe1b1a15010f78d8d0c49fe362d35fd4677463a45f1ac02a9f410ae1e638060"),
+    ("electronics_train", 872_265, "7d0061f03ff3827e4f8036b051b5e5828fddc0cd115aa5b212cd28d624dc14e4"),
+    ("electronics_test", 2_461_224, "641783bc941839c3a111d3488a1b7e3bd820a61ec14a129e7429b47703aa961d"),
+    ("kitchen_train", 771_076, "a70b5ebfe1413e0e16280360905f5c3b64389c435cd20c0165dc9d7f293b31b5"),
+    ("kitchen_test", 2_280_620, "e1502b97a824eb12314be4447394fa736fecb781c0724e6529cd6733ac7ff6d8"),
+)
 
 
-def parse(paths: Mapping[str, Path]) -> Parsed:
-    """Gives all reviews as counts of 5,000 words, domain after domain, training before test; label 1 is a good review."""
-    rows, labels, domains = [], [], []
-    for number, domain in enumerate(DOMAINS):
-        for part in ("train", "test"):
-            x, y = read_svmlight(paths[f"{domain}_{part}.svmlight"])
-            rows.append(x)
-            labels.append(y)
-            domains.append(np.full(len(y), number))
-    return Parsed(
-        np.concatenate(rows), np.concatenate(labels), 2, kind="counts", client_ids=np.concatenate(domains), client_names=DOMAINS
+def parse(paths: Mapping[str, Path]) -> Table:
+    """Return all reviews, domain by domain and training before test; label 1 is a positive review."""
+    x, y, domains = [], [], []
+    for domain, name in enumerate(DOMAINS):
+        for split in ("train", "test"):
+            counts, labels = _read_svmlight(paths[f"{name}_{split}.svmlight"])
+            x.append(counts)
+            y.append(labels)
+            domains.append(np.full(len(labels), domain))
+    return Table(
+        np.concatenate(x),
+        np.concatenate(y),
+        classes=2,
+        name="amazon",
+        kind="counts",
+        client_ids=np.concatenate(domains),
+        client_names=DOMAINS,
     )
 
 
-def read_svmlight(path: Path) -> tuple[Array, Array]:
-    """Gives counts (reviews, words) and labels of a file of lines "±1 word:count word:count …", words from 0."""
+def _read_svmlight(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Return counts (reviews, words) and labels of lines "±1 word:count word:count …", words from 0."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError) as problem:
@@ -69,28 +62,24 @@ def read_svmlight(path: Path) -> tuple[Array, Array]:
             entries = [(int(word), int(count)) for word, count in (pair.split(":") for pair in pairs)]
             words, counts = np.array(entries, dtype=np.int64).reshape(-1, 2).T
         except (ValueError, KeyError, OverflowError):
-            raise GpflError(f"{path} is no svmlight file of labels ±1 and counts: line {number + 1}") from None
+            raise GpflError(f"{path}, line {number + 1}, is not a label ±1 with word counts: get it again") from None
         if len(words) and (words.min() < 0 or words.max() >= WORDS or counts.min() < 0 or counts.max() > 255):
-            raise GpflError(f"{path} has a word outside 0 to {WORDS - 1} or a count outside 0 to 255 in line {number + 1}")
+            raise GpflError(f"{path}, line {number + 1}, has a word outside 0 to {WORDS - 1} or a count outside 0 to 255")
         x[number, words] = counts
     return x, y
-
-
-def file(domain: str, place: int, part: str) -> PublishedFile:
-    """Gives one of the eight files."""
-    name = f"{domain}_{part}.svmlight"
-    return PublishedFile(name, HOST + name, SIZES[domain][place], sha256=SHA256[domain][place])
 
 
 AMAZON = PublishedDataset(
     name="amazon",
     description="Amazon Review: 27,677 reviews as counts of 5,000 words, good or bad, 4 domains",
-    files=tuple(file(domain, k, part) for domain in DOMAINS for k, part in enumerate(("train", "test"))),
+    files=tuple(
+        PublishedFile(f"{name}.svmlight", f"{URL}{name}.svmlight", size, sha256=sha256) for name, size, sha256 in FILES
+    ),
     licence="none stated; cite Blitzer et al. 2007",
-    rows=27_677,
-    folders=("amazon_review", "amazon-review", "amazon_reviews", "AmazonReview"),
+    n_samples=27_677,
+    folder_names=("amazon_review", "amazon-review", "amazon_reviews", "AmazonReview"),
     parse=parse,
-    settings={
+    paper_settings={
         "partition": {"name": "natural"},
         "net": {"name": "mlp", "hidden": [1000, 500, 100]},
         "train": {"rounds": 2000, "patience": 100},

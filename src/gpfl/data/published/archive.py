@@ -1,4 +1,4 @@
-"""Archives, read in memory by the names we know: nothing is unpacked to disk, so no path, link or bomb in them can do harm."""
+"""Archives read in memory by member name: nothing is unpacked to disk, so no path, link or bomb in them can do harm."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import IO
 
 from gpfl.errors import GpflError
 
-BROKEN = (
+DAMAGED = (
     OSError,
     EOFError,
     ValueError,
-    RuntimeError,  # an encrypted member, an unknown way to compress
+    RuntimeError,  # an encrypted member or an unknown compression
     struct.error,
     zlib.error,
     lzma.LZMAError,
@@ -28,92 +28,62 @@ BROKEN = (
     zipfile.BadZipFile,
 )
 """What a truncated or wrong archive raises."""
-HEADERS = 1 << 24
-"""Bytes that an archive may hold besides what we want of it."""
+MAX_OTHER_BYTES = 1 << 24
+"""Bytes that a tar archive may hold besides the wanted members."""
 
 
 @contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Says which file is not what it should be."""
+def _naming(label: str) -> Iterator[None]:
     try:
         yield
-    except BROKEN as problem:
-        raise GpflError(f"{path} is damaged or of another format ({problem}): get it again") from None
+    except DAMAGED as problem:
+        raise GpflError(f"{label} is damaged or has another format ({problem}): get it again") from None
 
 
-def read_gzip(path: Path, most: int) -> bytes:
-    """Gives the content of a gzip file of at most `most` bytes."""
-    with readable(path), gzip.open(path, "rb") as file:
-        return limited(file, most, str(path))
+def read_gzip(path: Path, max_bytes: int) -> bytes:
+    """Return the content of a gzip file; raise if it has more than `max_bytes`."""
+    with _naming(str(path)), gzip.open(path, "rb") as file:
+        return _read(file, max_bytes, str(path))
 
 
-def tar_members(path: Path, names: tuple[str, ...], most: int) -> dict[str, bytes]:
-    """Gives the named members of a tar.gz archive, each a plain file of at most `most` bytes."""
+def read_tar_gz(path: Path, names: tuple[str, ...], max_bytes: int) -> dict[str, bytes]:
+    """Return the named plain files of a tar.gz archive, each of at most `max_bytes`."""
+    content = read_gzip(path, len(names) * max_bytes + MAX_OTHER_BYTES)
     found: dict[str, bytes] = {}
-    seen: list[str] = []
-    with (
-        readable(path),
-        BoundedGzip(path, len(names) * most + HEADERS) as inside,
-        tarfile.open(fileobj=inside, mode="r:") as archive,
-    ):
+    others: list[str] = []
+    with _naming(str(path)), tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
         for member in archive:
-            if member.isfile() and len(seen) < 3 and member.name.isprintable():
-                seen.append(member.name[:60])
+            if member.isfile() and len(others) < 3 and member.name.isprintable():
+                others.append(member.name[:60])
             if member.name in names and member.isfile() and member.name not in found:
-                content = archive.extractfile(member)
-                if content is not None:
-                    found[member.name] = limited(content, most, f"{member.name} in {path}")
+                file = archive.extractfile(member)
+                if file is not None:
+                    found[member.name] = _read(file, max_bytes, f"{member.name} in {path}")
     missing = [name for name in names if name not in found]
     if missing:
-        instead = f"; it holds {', '.join(seen)}" if seen else ""
-        raise GpflError(f"{path} does not hold {missing[0]}{instead}: get it again")
+        holds = f"; it holds {', '.join(others)}" if others else ""
+        raise GpflError(f"{path} does not hold {missing[0]}{holds}: get it again")
     return found
-
-
-class BoundedGzip(gzip.GzipFile):
-    """A gzip file that gives no byte beyond `most`, whatever length a header inside it claims."""
-
-    def __init__(self, path: Path, most: int) -> None:
-        super().__init__(path, "rb")
-        self._most = most
-
-    def read(self, size: int | None = -1) -> bytes:
-        """Gives the next bytes."""
-        self._check(self.tell() + size if size is not None and size >= 0 else self._most + 1)
-        return super().read(size)
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Goes to another place."""
-        self._check(offset)
-        return super().seek(offset, whence)
-
-    def _check(self, end: int) -> None:
-        if end > self._most:
-            raise OSError(f"it holds more than the {self._most:,} bytes it may")
 
 
 @contextmanager
 def open_zip(path: Path | IO[bytes], label: str) -> Iterator[zipfile.ZipFile]:
-    """Gives a zip archive to read from."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            yield archive
-    except BROKEN as problem:
-        raise GpflError(f"{label} is damaged or of another format ({problem}): get it again") from None
+    """Open a zip archive for reading; errors name it by `label`."""
+    with _naming(label), zipfile.ZipFile(path) as archive:
+        yield archive
 
 
-def zip_member(archive: zipfile.ZipFile, name: str, most: int, label: str) -> bytes:
-    """Gives one member of a zip archive, of at most `most` bytes."""
+def read_zip_member(archive: zipfile.ZipFile, name: str, max_bytes: int, label: str) -> bytes:
+    """Return one member of a zip archive; raise if it has more than `max_bytes`."""
     try:
         with archive.open(name) as file:
-            return limited(file, most, f"{name} in {label}")
+            return _read(file, max_bytes, f"{name} in {label}")
     except KeyError:
         raise GpflError(f"{label} does not hold {name}: get it again") from None
 
 
-def limited(file: IO[bytes] | gzip.GzipFile | io.BufferedReader, most: int, name: str) -> bytes:
-    """Gives a stream's content, or refuses one that is longer than it may be."""
-    content = file.read(most + 1)
-    if len(content) > most:
-        raise GpflError(f"{name} holds more than the {most:,} bytes it may: it is not the published file")
+def _read(file: IO[bytes] | gzip.GzipFile, max_bytes: int, label: str) -> bytes:
+    content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise GpflError(f"{label} holds more than {max_bytes:,} bytes: it is not the published file")
     return content

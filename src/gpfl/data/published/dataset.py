@@ -1,144 +1,143 @@
-"""Published data sets: which files, where from, under what licence, how parsed, and with which settings the paper runs them."""
+"""Published datasets: their files, address, licence, parser and the settings of the paper."""
 
 from __future__ import annotations
 
 import os
 import shlex
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpfl.data.published import cache
-from gpfl.data.published import download as fetch
-from gpfl.data.published.cache import Origin, Parsed
-from gpfl.data.published.download import PublishedFile, Tell
+from gpfl.data.published.download import Progress, PublishedFile, download, file_hash, ignore_progress
 from gpfl.data.table import DataSource, Table
 from gpfl.errors import GpflError
 
-Parse = Callable[[Mapping[str, Path]], Parsed]
+Parser = Callable[[Mapping[str, Path]], Table]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedDataset(DataSource):
-    """A data set that lies with its publisher."""
+    """A dataset that is downloaded from its publisher, or taken from files on this machine."""
 
     files: tuple[PublishedFile, ...]
     licence: str
-    parse: Parse
-    settings: Mapping[str, Mapping[str, object]]  # the paper's
-    rows: int = 0  # how many are published
-    folders: tuple[str, ...] = ()  # what others call the folder it lies in
-    also_in: tuple[Path, ...] = ()  # folders of system packages that hold the same content
-    mistaken: Mapping[str, str] = field(default_factory=dict)  # files brought in its place, and what is wrong with them
+    parse: Parser
+    paper_settings: Mapping[str, Mapping[str, object]]
+    n_samples: int = 0  # as published; 0 if unknown
+    folder_names: tuple[str, ...] = ()  # common names of the folder with the files
+    system_folders: tuple[Path, ...] = ()  # folders of system packages with the same files
+    wrong_files: Mapping[str, str] = field(default_factory=dict)  # files that users take for the right ones, and why not
 
     @property
     def defaults(self) -> Mapping[str, Mapping[str, object]]:
-        """The paper's settings."""
-        return self.settings
+        """Settings of the paper."""
+        return self.paper_settings
 
     @property
     def size(self) -> int:
-        """Bytes to download."""
+        """Number of bytes to download."""
         return sum(file.size for file in self.files)
 
     @property
-    def bring(self) -> str:
-        """The way to the data without a network."""
+    def manual_instructions(self) -> str:
+        """What to do without a network."""
         if len(self.files) == 1:
-            return f"bring the file: gpfl data get {self.name} --from {shlex.quote(self.files[0].name)}"
-        return f"bring its {len(self.files)} files: gpfl data get {self.name} --from FOLDER"
+            return f"copy the file here and run: gpfl data get {self.name} --from {shlex.quote(self.files[0].name)}"
+        return f"copy its {len(self.files)} files here and run: gpfl data get {self.name} --from FOLDER"
 
     def read(self) -> Table:
-        """Gives the table: parsed before, or parsed now from files that are here, or downloaded."""
-        return cache.load(self.name) or self.get()
+        """Return the table, prepared first if it is not in the cache."""
+        return cache.load(self.name) or self.prepare()
 
-    def get(
-        self, source: Path | None = None, *, unverified: bool = False, again: bool = False, tell: Tell = fetch.silent
+    def is_available(self) -> bool:
+        """Return whether the dataset is on this machine, parsed or as files."""
+        return cache.load(self.name) is not None or self.find_files() is not None
+
+    def prepare(
+        self,
+        source: Path | None = None,
+        *,
+        unverified: bool = False,
+        again: bool = False,
+        progress: Progress = ignore_progress,
     ) -> Table:
-        """Gives the table from `source` (a file or folder), from GPFL_DATA, from a system package, or from the publisher.
+        """Find or download the files, check and parse them, and return the table.
 
-        A local file whose checksum is not the published one is taken only if `unverified` says so; the table remembers.
-        A parsed table that is damaged is parsed anew.
+        Args:
+            source: A file or folder to use; by default GPFL_DATA, a system package or the publisher.
+            unverified: Accept local files with another checksum than the published one; the table records it.
+            again: Parse the files even if there is a parsed table.
+            progress: Called while files are downloaded.
+
         """
-        with cache.locked(self.name):
-            table = None
-            if not again and source is None:
-                with suppress(GpflError):
-                    table = cache.load(self.name)
-            if table is None:
-                paths = self.find(source) or self.download(tell)
-                origin = self.check(paths, unverified)
-                cache.save(self.name, self.parse(paths), origin)
-                table = cache.load(self.name)
-        if table is None:
-            raise GpflError(f"the parsed table of '{self.name}' vanished from {cache.table_folder(self.name)}")
+        with cache.lock(self.name):
+            if again or source is not None or not self._is_cached():
+                paths = self.find_files(source) or self._download(progress)
+                metadata = self._check(paths, unverified)
+                parsed = self.parse(paths)
+                parsed.metadata = metadata
+                cache.save(parsed)
+            table = cache.load(self.name)
+            assert table is not None
         table.source = self
         return table
 
-    def download(self, tell: Tell) -> dict[str, Path]:
-        """Gives the files from the publisher."""
-        folder = cache.cache_folder() / "downloads" / self.name
-        return {file.name: fetch.download(file, folder, tell, self.bring) for file in self.files}
+    def _is_cached(self) -> bool:
+        try:
+            return cache.load(self.name) is not None
+        except GpflError:  # damaged
+            return False
 
-    def find(self, source: Path | None) -> dict[str, Path] | None:
-        """Gives the files on this machine; None where they are not all here."""
+    def _download(self, progress: Progress) -> dict[str, Path]:
+        folder = cache.downloads_dir(self.name)
+        return {file.name: download(file, folder, progress, self.manual_instructions) for file in self.files}
+
+    def find_files(self, source: Path | None = None) -> dict[str, Path] | None:
+        """Return the files in `source` or on this machine; None if they are not all here."""
         if source is not None:
-            self.refuse_mistaken(source)
-            found = self.files_in(source)
+            found = self._files_in(source)
+            for name, reason in self.wrong_files.items():
+                if source.name == name or (found is None and (source / name).is_file()):
+                    raise GpflError(f"{source if source.name == name else source / name} {reason}")
             if found is None:
-                wanted = ", ".join(file.name for file in self.files)
-                raise GpflError(f"{source} does not hold the files of '{self.name}': {wanted}")
+                raise GpflError(f"{source} does not hold the files of '{self.name}': {', '.join(f.name for f in self.files)}")
             return found
-        places = [*self.also_in]
-        named = os.environ.get("GPFL_DATA")
-        if named:
+        folders: list[Path] = []
+        if named := os.environ.get("GPFL_DATA"):
             root = Path(named)
-            if root.is_file():  # that file is its own set's, not that of any other
-                root = root.parent if root.name in {file.name for file in self.files} else root / "elsewhere"
-            places = [*(root / folder for folder in (self.name, *self.folders)), root, *places]
-        return next((found for place in places if (found := self.files_in(place)) is not None), None)
+            if not root.is_file():
+                folders = [*(root / folder for folder in (self.name, *self.folder_names)), root]
+            elif root.name in {file.name for file in self.files}:
+                folders = [root.parent]
+        return next((found for folder in (*folders, *self.system_folders) if (found := self._files_in(folder))), None)
 
-    def refuse_mistaken(self, source: Path) -> None:
-        """Refuses a file that is known not to be the one that is wanted."""
-        for name, words in self.mistaken.items():
-            if source.name == name:
-                raise GpflError(f"{source} {words}")
-            if (source / name).is_file() and self.files_in(source) is None:
-                raise GpflError(f"{source / name} {words}")
+    def _files_in(self, path: Path) -> dict[str, Path] | None:
+        if path.is_file() and len(self.files) == 1:
+            return {self.files[0].name: path}
+        found = {file.name: path / file.name for file in self.files}
+        return found if all(file.is_file() for file in found.values()) else None
 
-    def files_in(self, place: Path) -> dict[str, Path] | None:
-        """Gives the files in a folder, or the one file there is; None where one is missing."""
-        if place.is_file() and len(self.files) == 1:
-            return {self.files[0].name: place}
-        found = {file.name: place / file.name for file in self.files}
-        return found if all(path.is_file() for path in found.values()) else None
-
-    def check(self, paths: Mapping[str, Path], unverified: bool) -> Origin:
-        """Gives the files' origin; refuses one that is not the published one, unless that is accepted."""
-        other = []
-        for file in self.files:
-            path = paths[file.name]
-            if not fetch.is_published(path, file):
-                other.append(path)
+    def _check(self, paths: Mapping[str, Path], unverified: bool) -> dict[str, object]:
+        other = [paths[file.name] for file in self.files if not file.matches(paths[file.name])]
         if other and not unverified:
-            given = other[0] if len(self.files) == 1 else other[0].parent
+            path = other[0] if len(self.files) == 1 else other[0].parent
             raise GpflError(
-                f"{other[0]} is not the file its publisher offers (its checksum differs); "
-                f"if you know it to be good: gpfl data get {self.name} --from {shlex.quote(str(given))} --unverified"
+                f"{other[0]} is not the published file (its checksum differs); if you trust it: "
+                f"gpfl data get {self.name} --from {shlex.quote(str(path))} --unverified"
             )
-        files = [{"name": file.name, "sha256": fetch.digest(paths[file.name])} for file in self.files]
-        return Origin(files, verified=not other)
+        files = [{"name": file.name, "sha256": file_hash(paths[file.name])} for file in self.files]
+        return {"files": files, "verified": not other}
 
 
-def caveat(table: Table) -> str:
-    """Gives in a line what nobody vouches for: missing rows of a published set, files other than the published ones; or ""."""
+def provenance_warning(table: Table) -> str:
+    """Return what differs from the published dataset (missing rows, other files), or ""."""
     if not isinstance(table.source, PublishedDataset):
         return ""
-    doubts = []
-    rows = table.source.rows
-    if rows and len(table) != rows:
-        doubts.append(f"has {len(table):,} of the {rows:,} published rows")
+    warnings = []
+    published = table.source.n_samples
+    if published and len(table) != published:
+        warnings.append(f"has {len(table):,} of the {published:,} published rows")
     if table.metadata.get("verified") is not True:
-        doubts.append("comes from files whose checksum is not the published one")
-    return f"{table.name} {' and '.join(doubts)}." if doubts else ""
+        warnings.append("comes from files whose checksum is not the published one")
+    return f"{table.name} {' and '.join(warnings)}." if warnings else ""

@@ -1,149 +1,109 @@
-"""Fetching: published files, found on this machine or downloaded, checked against the published checksum."""
+"""Downloads of published files, checked against the published checksum."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
-import http.client
-import ssl
-import urllib.error
-import urllib.parse
-import urllib.request
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from gpfl.errors import GpflError
 
-CHUNK = 1 << 20
-BROKEN = (urllib.error.URLError, http.client.HTTPException, ssl.SSLError, TimeoutError, ConnectionError)
-"""What a connection raises that cannot be made, or ends too early."""
-BRING = "bring the file: gpfl data get NAME --from FILE"
-Tell = Callable[[str, int, int], None]
-"""Is told a file's name, the bytes that are here, and the bytes it has in all (0 where nobody knows)."""
+CHUNK = 1 << 16
+Progress = Callable[[str, int, int], None]
+"""Callback that receives a file's name, the bytes on disk and the total bytes (0 if unknown)."""
 
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """A file as its publisher offers it. A checksum is sha256, or md5 where the publisher gives no better."""
+    """A file at its publisher's address with its SHA-256, or MD5 where nothing better is published."""
 
     name: str
     url: str
     size: int
     sha256: str = ""
     md5: str = ""
-    inner_sha256: str = ""  # of what a .gz holds: its own bytes differ with the program that packed it
+    content_sha256: str = ""  # of the decompressed content: the bytes of a .gz depend on the program that wrote it
 
     @property
     def checksum(self) -> tuple[str, str]:
-        """The kind of checksum and its value."""
+        """Algorithm and value of the checksum."""
         return ("sha256", self.sha256) if self.sha256 else ("md5", self.md5)
 
+    def matches(self, path: Path) -> bool:
+        """Return whether the file at `path` has the published content."""
+        algorithm, expected = self.checksum
+        if file_hash(path, algorithm) == expected:
+            return True
+        if not self.content_sha256:
+            return False
+        try:
+            with gzip.open(path, "rb") as content:
+                return hashlib.file_digest(content, "sha256").hexdigest() == self.content_sha256
+        except (OSError, EOFError, zlib.error):
+            return False
 
-class UnreachedError(Exception):
-    """Nobody answered; the text says why."""
 
-
-def silent(name: str, here: int, total: int) -> None:
-    """Tells nobody."""
-
-
-def digest(path: Path, kind: str = "sha256") -> str:
-    """Gives a file's checksum."""
+def file_hash(path: Path, algorithm: str = "sha256") -> str:
+    """Return the checksum of a file."""
     with path.open("rb") as file:
-        return hash_of(file, kind)
+        return hashlib.file_digest(file, algorithm).hexdigest()
 
 
-def hash_of(file: IO[bytes] | gzip.GzipFile, kind: str) -> str:
-    """Gives the checksum of a stream."""
-    found = hashlib.new(kind, usedforsecurity=False)
-    while chunk := file.read(CHUNK):
-        found.update(chunk)
-    return found.hexdigest()
+def ignore_progress(name: str, received: int, total: int) -> None:
+    """Report nothing."""
 
 
-def is_published(path: Path, file: PublishedFile) -> bool:
-    """Tells whether a file here has the published content."""
-    kind, expected = file.checksum
-    if digest(path, kind) == expected:
-        return True
-    if not file.inner_sha256:
-        return False
+def download(file: PublishedFile, folder: Path, progress: Progress = ignore_progress, instructions: str = "") -> Path:
+    """Return the path of the downloaded file; an interrupted download resumes.
+
+    `instructions` say in error messages how to provide the file without a network.
+    """
+    path, partial = folder / file.name, folder / f"{file.name}.part"
+    if path.exists() and file.matches(path):
+        return path
     try:
-        with gzip.open(path, "rb") as inside:
-            return hash_of(inside, "sha256") == file.inner_sha256
-    except (OSError, EOFError, zlib.error):
-        return False
+        import pooch  # type: ignore[import-untyped]
+        import requests
+    except ImportError:
+        raise GpflError(f"downloading {file.url} needs pooch: pip install pooch, or {instructions}") from None
 
+    def receive(url: str, output_file: str, _: object) -> None:
+        with partial.open("ab") as out:
+            received = out.tell()
+            headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={received}-"} if received else {})
+            with requests.get(url, headers=headers, stream=True, timeout=60) as response:
+                if response.status_code != 416:  # 416: nothing is missing
+                    response.raise_for_status()
+                    if response.status_code != 206:  # the whole file follows
+                        received = out.truncate(0)
+                    length = int(response.headers.get("Content-Length", 0))
+                    total = received + length if length else 0
+                    for chunk in response.iter_content(CHUNK):
+                        received += out.write(chunk)
+                        if received > max(2 * file.size, 1 << 24):
+                            raise ValueError("the file is too long")
+                        progress(file.name, received, total)
+        partial.replace(output_file)
 
-def download(file: PublishedFile, folder: Path, tell: Tell = silent, bring: str = BRING) -> Path:
-    """Gives the downloaded file; a download that broke off goes on where it stopped. `bring` says the way without one."""
-    target, part = folder / file.name, folder / f"{file.name}.part"
-    if target.exists() and is_published(target, file):
-        return target
-    folder.mkdir(parents=True, exist_ok=True)
+    pooch.get_logger().setLevel("ERROR")
     try:
-        receive(file, part, tell, bring)
-    except urllib.error.HTTPError as problem:
-        problem.close()
-        raise GpflError(f"{file.url} answered {problem.code} {problem.reason}: try again later, or {bring}") from None
-    except UnreachedError as problem:
-        host = urllib.parse.urlsplit(file.url).hostname
-        raise GpflError(f"cannot reach {host} ({problem}) for {file.url}; {bring}") from None
-    except BROKEN as problem:
-        raise GpflError(f"the download of {file.url} broke off ({why(problem)}): try again to go on, or {bring}") from None
+        pooch.retrieve(file.url, ":".join(file.checksum), file.name, folder, downloader=receive)
+    except requests.RequestException as problem:
+        message = f"cannot download {file.url} ({file.size:,} bytes): {_cause(problem)}"
+        raise GpflError(f"{message}; try again, or {instructions}") from None
+    except ValueError:  # from pooch, if the checksum differs
+        partial.unlink(missing_ok=True)
+        message = f"{file.url} is not the published file: its {file.checksum[0]} or size differs"
+        raise GpflError(f"{message}; try again later, or {instructions}") from None
     except OSError as problem:
-        raise GpflError(f"cannot write {part}: {problem.strerror}") from None
-    if not is_published(part, file):
-        kind, expected = file.checksum
-        found = digest(part, kind)
-        part.unlink()
-        raise GpflError(
-            f"{file.url} does not hold the published file ({kind} {found[:12]}…, published {expected[:12]}…); "
-            f"the download was thrown away: try again later, or {bring}"
-        )
-    part.replace(target)
-    return target
+        raise GpflError(f"cannot write to {folder}: {problem.strerror}; set GPFL_CACHE to another folder") from None
+    return path
 
 
-def receive(file: PublishedFile, part: Path, tell: Tell, bring: str) -> None:
-    """Writes what is still missing of a file behind what is here."""
-    here = part.stat().st_size if part.exists() else 0
-    request = urllib.request.Request(file.url, headers={"User-Agent": "gpfl", **({"Range": f"bytes={here}-"} if here else {})})
-    try:
-        answer = urllib.request.urlopen(request, timeout=60)
-    except urllib.error.HTTPError as problem:
-        if problem.code == 416:  # nothing is missing
-            problem.close()
-            return
-        raise
-    except BROKEN as problem:
-        raise UnreachedError(why(problem)) from None
-    with answer:
-        if here and answer.status != 206:  # the server sends it all again
-            here = 0
-        total = here + answer.length if answer.length else 0
-        limit = max(2 * file.size, 1 << 24)
-        with part.open("ab" if here else "wb") as out:
-            while chunk := answer.read(CHUNK):
-                out.write(chunk)
-                here += len(chunk)
-                tell(file.name, here, total)
-                if here > limit:
-                    break
-        if here > limit:
-            part.unlink()
-            raise GpflError(
-                f"{file.url} sends more than {limit:,} bytes, the published file has {file.size:,}; "
-                f"the download was thrown away: try again later, or {bring}"
-            )
-        if here < total:
-            raise http.client.IncompleteRead(b"", total - here)
-
-
-def why(problem: Exception) -> str:
-    """Gives what went wrong with a connection, in the system's own words."""
-    reason = getattr(problem, "reason", problem)
-    return getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+def _cause(problem: BaseException) -> str:
+    while problem.__context__ is not None:  # requests and urllib3 wrap the error of the system
+        problem = problem.__context__
+    return getattr(problem, "strerror", None) or str(problem) or type(problem).__name__

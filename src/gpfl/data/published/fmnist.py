@@ -9,75 +9,73 @@ import numpy as np
 import numpy.typing as npt
 
 from gpfl.data.published import archive
-from gpfl.data.published.cache import Parsed
 from gpfl.data.published.dataset import PublishedDataset
 from gpfl.data.published.download import PublishedFile
+from gpfl.data.table import Table
 from gpfl.errors import GpflError
 
-HOST = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
-IMAGES, LABELS = 0x0803, 0x0801
-PARTS = (("train", 60_000), ("t10k", 10_000))
+URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+MAGIC = {3: 0x0803, 1: 0x0801}  # by number of axes
+SPLITS = (("train", 60_000), ("t10k", 10_000))
 CLASSES = 10
 
 
-def file(name: str, size: int, sha256: str, inner: str) -> PublishedFile:
-    """Gives one of the four files."""
-    return PublishedFile(name, HOST + name, size, sha256=sha256, inner_sha256=inner)
+def parse(paths: Mapping[str, Path]) -> Table:
+    """Return the training and then the test images."""
+    images = [_read_idx(paths[f"{split}-images-idx3-ubyte.gz"], (count, 28, 28)) for split, count in SPLITS]
+    labels = [_read_labels(paths[f"{split}-labels-idx1-ubyte.gz"], count) for split, count in SPLITS]
+    return Table(np.concatenate(images)[:, None], np.concatenate(labels), classes=CLASSES, name="fmnist", kind="pixels")
 
 
-def parse(paths: Mapping[str, Path]) -> Parsed:
-    """Gives training and test images, in this order."""
-    images = [read_idx(paths[f"{part}-images-idx3-ubyte.gz"], IMAGES, (rows, 28, 28)) for part, rows in PARTS]
-    labels = [read_labels(paths[f"{part}-labels-idx1-ubyte.gz"], rows) for part, rows in PARTS]
-    return Parsed(np.concatenate(images)[:, None], np.concatenate(labels), CLASSES, kind="pixels")
-
-
-def read_labels(path: Path, rows: int) -> npt.NDArray[np.uint8]:
-    """Gives the labels of an idx file."""
-    labels = read_idx(path, LABELS, (rows,))
+def _read_labels(path: Path, count: int) -> npt.NDArray[np.uint8]:
+    labels = _read_idx(path, (count,))
     if labels.max() >= CLASSES:
-        raise GpflError(f"{path} has a label {labels.max()}; labels are 0 to {CLASSES - 1}")
+        raise GpflError(f"{path} has label {labels.max()}; labels are 0 to {CLASSES - 1}")
     return labels
 
 
-def read_idx(path: Path, magic: int, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Gives the array of an idx file: a magic number, the lengths of its axes, and one byte an entry."""
+def _read_idx(path: Path, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """Return the array of an idx file: a magic number, the axes' lengths and one byte per entry."""
     header = 4 * (1 + len(shape))
     expected = header + int(np.prod(shape))
     content = archive.read_gzip(path, expected)
     if len(content) < header:
-        raise GpflError(f"{path} is no idx file: it ends after {len(content)} bytes")
-    found, *axes = np.frombuffer(content[:header], dtype=">u4").tolist()
-    if found != magic or tuple(axes) != shape:
-        raise GpflError(f"{path} is not the idx file of {shape} it should be (magic number {found:#x}, axes {tuple(axes)})")
+        raise GpflError(f"{path} is not an idx file: it ends after {len(content)} bytes")
+    magic, *axes = np.frombuffer(content[:header], dtype=">u4").tolist()
+    if magic != MAGIC[len(shape)] or tuple(axes) != shape:
+        raise GpflError(f"{path} is not the idx file of shape {shape} (magic number {magic:#x}, shape {tuple(axes)})")
     if len(content) < expected:
         raise GpflError(f"{path} is truncated: {len(content):,} of {expected:,} bytes")
     return np.frombuffer(content[header:], dtype=np.uint8).reshape(shape)
+
+
+def _file(name: str, size: int, sha256: str, content_sha256: str) -> PublishedFile:
+    return PublishedFile(name, URL + name, size, sha256=sha256, content_sha256=content_sha256)
 
 
 FMNIST = PublishedDataset(
     name="fmnist",
     description="Fashion-MNIST: 70,000 images of clothes, 28×28 grey, 10 classes",
     files=(
-        file(
+        _file(
             "train-images-idx3-ubyte.gz",
             26_421_880,
             "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
             "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
         ),
-        file(
+        _file(
             "train-labels-idx1-ubyte.gz",
             29_515,
             "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
             "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
         ),
-        file(
+        _file(
             "t10k-images-idx3-ubyte.gz",
             4_422_102,
             "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
             "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
         ),
-        file(
+        _file(
             "t10k-labels-idx1-ubyte.gz",
             5_148,
             "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
@@ -85,13 +83,13 @@ FMNIST = PublishedDataset(
         ),
     ),
     licence="MIT",
-    rows=70_000,
-    folders=("fashion_mnist", "fashion-mnist", "fashionmnist", "FashionMNIST", "FashionMNIST/raw"),
+    n_samples=70_000,
+    folder_names=("fashion_mnist", "fashion-mnist", "fashionmnist", "FashionMNIST", "FashionMNIST/raw"),
+    system_folders=(Path("/usr/share/datasets/fashion-mnist"),),
     parse=parse,
-    settings={
+    paper_settings={
         "partition": {"name": "dirichlet", "clients": 20, "beta": 0.1},
         "net": {"name": "cnn4"},
         "train": {"rounds": 2000, "patience": 100},
     },
-    also_in=(Path("/usr/share/datasets/fashion-mnist"),),
 )

@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,6 @@ from scipy.sparse.csgraph import connected_components
 from gpfl.core.local_round import Indices
 from gpfl.core.options import option
 from gpfl.data.published import archive
-from gpfl.data.published.cache import Array, Parsed
 from gpfl.data.published.dataset import PublishedDataset
 from gpfl.data.published.download import PublishedFile
 from gpfl.data.table import Table
@@ -26,81 +26,78 @@ NAME = "human+activity+recognition+using+smartphones.zip"
 INNER = "UCI HAR Dataset.zip"
 ROOT = "UCI HAR Dataset"
 CHANNELS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
+RAW_CHANNELS = [index for index, channel in enumerate(CHANNELS) if channel.startswith("total")]
+"""Channels that the publisher did not filter."""
 STEPS = 128
 ACTIVITIES = 6
-LARGEST = 1e9
-TOTAL = [place for place, channel in enumerate(CHANNELS) if channel.startswith("total")]
-"""The channels that are as the phone read them."""
-MOST = 1 << 28  # bytes of one text file, several times the largest
+MAX_VALUE = 1e9
+MAX_BYTES = 1 << 28  # of one text file, several times the largest
 
 
-def parse(paths: Mapping[str, Path]) -> Parsed:
-    """Gives all windows (9 channels, 1, 128 steps), training before test, with the person who wore the phone as group."""
+def parse(paths: Mapping[str, Path]) -> Table:
+    """Return all windows (9 channels, 1, 128 steps), training before test, with the subject as client."""
     path = paths[NAME]
     with archive.open_zip(path, str(path)) as outer:
-        inner = io.BytesIO(archive.zip_member(outer, INNER, MOST, str(path)))
+        inner = io.BytesIO(archive.read_zip_member(outer, INNER, MAX_BYTES, str(path)))
     label = f"{INNER} in {path}"
     with archive.open_zip(inner, label) as members:
-        parts = [read_part(members, part, label) for part in ("train", "test")]
-    x, y, subject = (np.concatenate([part[k] for part in parts]) for k in range(3))
-    people, client_ids = np.unique(subject, return_inverse=True)
-    return Parsed(
-        x[:, :, None], y - 1, ACTIVITIES, client_ids=client_ids, client_names=[f"subject {person}" for person in people]
-    )
+        splits = [_read_split(members, split, label) for split in ("train", "test")]
+    x, y, subjects = (np.concatenate(arrays) for arrays in zip(*splits, strict=True))
+    numbers, client_ids = np.unique(subjects, return_inverse=True)
+    names = [f"subject {number}" for number in numbers]
+    return Table(x[:, :, None], y - 1, classes=ACTIVITIES, name="har", client_ids=client_ids, client_names=names)
 
 
-def read_part(members: zipfile.ZipFile, part: str, label: str) -> tuple[Array, Array, Array]:
-    """Gives signals (windows, channels, steps), activities and subjects of the training or test part."""
-    y, subject = (read_whole(members, f"{ROOT}/{part}/{kind}_{part}.txt", label) for kind in ("y", "subject"))
+def _read_split(members: zipfile.ZipFile, split: str, label: str) -> tuple[npt.NDArray[Any], ...]:
+    """Return signals (windows, channels, steps), activities and subjects."""
+    y, subjects = (_read_integers(members, f"{ROOT}/{split}/{kind}_{split}.txt", label) for kind in ("y", "subject"))
     signals = []
     for channel in CHANNELS:
-        name = f"{ROOT}/{part}/Inertial Signals/{channel}_{part}.txt"
-        values = read_numbers(members, name, label)
-        if len(values) != len(y) * STEPS or len(subject) != len(y):
+        name = f"{ROOT}/{split}/Inertial Signals/{channel}_{split}.txt"
+        values = _read_numbers(members, name, label)
+        if len(values) != len(y) * STEPS or len(subjects) != len(y):
             raise GpflError(f"{name} of {label} has {len(values):,} numbers for {len(y):,} windows of {STEPS} steps")
         signals.append(values.reshape(len(y), STEPS).astype(np.float32))
     if not len(y) or y.min() < 1 or y.max() > ACTIVITIES:
-        raise GpflError(f"{label} has other activities than 1 to {ACTIVITIES} in its {part} part")
-    return np.stack(signals, axis=1), y, subject
+        raise GpflError(f"{label} has activities outside 1 to {ACTIVITIES} in its {split} split")
+    return np.stack(signals, axis=1), y, subjects
 
 
-def read_numbers(members: zipfile.ZipFile, name: str, label: str) -> npt.NDArray[np.float64]:
-    """Gives the numbers of a text file, with white space between."""
-    content = archive.zip_member(members, name, MOST, label)
+def _read_numbers(members: zipfile.ZipFile, name: str, label: str) -> npt.NDArray[np.float64]:
+    content = archive.read_zip_member(members, name, MAX_BYTES, label)
     try:
         values = np.array(content.split(), dtype=np.float64)
     except ValueError as problem:
-        raise GpflError(f"{name} of {label} holds something else than numbers ({problem})") from None
-    if not (np.abs(values) < LARGEST).all():
-        raise GpflError(f"{name} of {label} holds NaN or a number beyond {LARGEST:g}")
+        raise GpflError(f"{name} of {label} holds something other than numbers ({problem})") from None
+    if not (np.abs(values) < MAX_VALUE).all():
+        raise GpflError(f"{name} of {label} holds NaN or a number beyond {MAX_VALUE:g}")
     return values
 
 
-def read_whole(members: zipfile.ZipFile, name: str, label: str) -> npt.NDArray[np.int64]:
-    """Gives the whole numbers of a text file."""
-    values = read_numbers(members, name, label)
+def _read_integers(members: zipfile.ZipFile, name: str, label: str) -> npt.NDArray[np.int64]:
+    values = _read_numbers(members, name, label)
     if not np.array_equal(values, np.rint(values)):
-        raise GpflError(f"{name} of {label} holds other numbers than whole ones")
+        raise GpflError(f"{name} of {label} holds numbers that are not whole")
     return values.astype(np.int64)
 
 
-def recordings(x: npt.NDArray[np.float32], people: Indices) -> Indices:
-    """Gives the number of each window's recording: a window begins with the second half of the one before it."""
-    signals = np.ascontiguousarray(x[:, TOTAL].transpose(0, 2, 1))  # the steps of a half lie side by side
+def find_recordings(x: npt.NDArray[np.float32], subjects: Indices) -> Indices:
+    """Return the index of each window's recording: consecutive windows of a recording overlap by half."""
+    signals = np.ascontiguousarray(x[:, RAW_CHANNELS].transpose(0, 2, 1))  # (windows, steps, channels)
     known: dict[tuple[int, bytes], int] = {}
     halves = [
-        [known.setdefault((person, half.tobytes()), len(known)) for half in np.split(window, 2)]
-        for person, window in zip(people.tolist(), signals, strict=True)
+        [known.setdefault((subject, half.tobytes()), len(known)) for half in np.split(window, 2)]
+        for subject, window in zip(subjects.tolist(), signals, strict=True)
     ]
-    begin, end = np.array(halves).T
-    joined = coo_array((np.ones(len(x)), (begin, end)), shape=(len(known), len(known)))
-    _, recording = connected_components(joined, directed=False)
-    return np.asarray(recording[begin], dtype=np.int64)
+    first, second = np.array(halves).T
+    overlaps = coo_array((np.ones(len(x)), (first, second)), shape=(len(known), len(known)))
+    _, recording = connected_components(overlaps, directed=False)
+    return np.asarray(recording[first], dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Har(PublishedDataset):
-    """UCI HAR, in one of two layouts, divided by windows or by whole recordings."""
+    """UCI HAR in one of two layouts, divided by windows or by recordings."""
 
     layout: str = option(
         "channels",
@@ -109,17 +106,17 @@ class Har(PublishedDataset):
     )
     group: str = option(
         "windows",
-        "what is all for training, validation or testing: windows, one by one as in the authors' code, or whole recordings",
+        "what is never divided between training and test: windows (as in the authors' code) or recordings of many windows",
         choices=("windows", "recordings"),
         omit_default=True,
     )
 
     def read(self) -> Table:
-        """Gives the table in the layout that was asked for, with recordings that stay together if so."""
+        """Return the table in the chosen layout, grouped by recordings if chosen."""
         table = super().read()
         if self.group == "recordings":
             assert table.client_ids is not None
-            table.group_ids = recordings(table.x.squeeze(2).numpy(), table.client_ids)
+            table.group_ids = find_recordings(table.x.squeeze(2).numpy(), table.client_ids)
         if self.layout == "interleaved":
             table.x = table.x.squeeze(2).transpose(1, 2).reshape(table.x.shape)
         return table
@@ -137,8 +134,8 @@ HAR = Har(
         ),
     ),
     licence="CC BY 4.0",
-    rows=10_299,
-    folders=("uci_har", "uci-har", "UCI_HAR", "HAR"),
+    n_samples=10_299,
+    folder_names=("uci_har", "uci-har", "UCI_HAR", "HAR"),
     parse=parse,
-    settings={"partition": {"name": "natural"}, "net": {"name": "harcnn"}, "train": {"rounds": 2000, "patience": 100}},
+    paper_settings={"partition": {"name": "natural"}, "net": {"name": "harcnn"}, "train": {"rounds": 2000, "patience": 100}},
 )

@@ -9,44 +9,45 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
 from gpfl.data.published import archive
-from gpfl.data.published.cache import Array, Parsed
 from gpfl.data.published.dataset import PublishedDataset
 from gpfl.data.published.download import PublishedFile
+from gpfl.data.table import Table
 from gpfl.errors import GpflError
 
 NAME = "tiny-imagenet-200.zip"
 ROOT = "tiny-imagenet-200"
 SIDE = 64
 CLASSES = 200
-MOST = 1 << 20  # bytes of one image or list
-MEMBER = re.compile(rf"{ROOT}/train/(n\d{{8}})/images/\1_(\d+)\.JPEG")
+MAX_BYTES = 1 << 20  # of one image or list
+TRAINING_IMAGE = re.compile(rf"{ROOT}/train/(n\d{{8}})/images/\1_(\d+)\.JPEG")
 
 
-def parse(paths: Mapping[str, Path]) -> Parsed:
-    """Gives the training images (the others have no published labels of the same kind), class after class, by number."""
+def parse(paths: Mapping[str, Path]) -> Table:
+    """Return the training images in the order of class and number; the test images have no published labels."""
     path = paths[NAME]
     with archive.open_zip(path, str(path)) as members:
-        wnids = archive.zip_member(members, f"{ROOT}/wnids.txt", MOST, str(path)).decode("ascii", "replace").split()
+        wnids = archive.read_zip_member(members, f"{ROOT}/wnids.txt", MAX_BYTES, str(path)).decode("ascii", "replace").split()
         if len(set(wnids)) != CLASSES:
             raise GpflError(f"{path} names {len(set(wnids))} classes; Tiny-ImageNet has {CLASSES}")
         label_of = {wnid: label for label, wnid in enumerate(sorted(wnids))}
-        found = [match for match in map(MEMBER.fullmatch, members.namelist()) if match and match[1] in label_of]
+        found = [match for match in map(TRAINING_IMAGE.fullmatch, members.namelist()) if match and match[1] in label_of]
         found.sort(key=lambda match: (label_of[match[1]], int(match[2])))
-        empty = label_of.keys() - {match[1] for match in found}
-        if empty:
-            raise GpflError(f"{path} holds no training image of class {min(empty)}: get it again")
+        missing = label_of.keys() - {match[1] for match in found}
+        if missing:
+            raise GpflError(f"{path} holds no training image of class {min(missing)}: get it again")
         x = np.empty((len(found), 3, SIDE, SIDE), dtype=np.uint8)
         for row, match in enumerate(found):
-            x[row] = read_image(members, match[0], str(path))
-    return Parsed(x, np.array([label_of[match[1]] for match in found]), CLASSES, kind="pixels")
+            x[row] = _read_image(members, match[0], str(path))
+    labels = np.array([label_of[match[1]] for match in found])
+    return Table(x, labels, classes=CLASSES, name="tiny", kind="pixels")
 
 
-def read_image(members: zipfile.ZipFile, name: str, label: str) -> Array:
-    """Gives one JPEG as (3, 64, 64) bytes; grey images in three equal channels."""
-    content = archive.zip_member(members, name, MOST, label)
+def _read_image(members: zipfile.ZipFile, name: str, label: str) -> npt.NDArray[np.uint8]:
+    content = archive.read_zip_member(members, name, MAX_BYTES, label)
     try:
         with Image.open(io.BytesIO(content), formats=("JPEG",)) as image:
             if image.size != (SIDE, SIDE):
@@ -61,10 +62,10 @@ TINY = PublishedDataset(
     description="Tiny-ImageNet: 100,000 photographs, 64×64 colour, 200 classes",
     files=(PublishedFile(NAME, f"http://cs231n.stanford.edu/{NAME}", 248_100_043, md5="90528d7ca1a48142e341f4ef8d21d0de"),),
     licence="non-commercial (ImageNet terms)",
-    rows=100_000,
-    folders=("tiny_imagenet", "tiny-imagenet", "tiny-imagenet-200", "TinyImagenet"),
+    n_samples=100_000,
+    folder_names=("tiny_imagenet", "tiny-imagenet", "tiny-imagenet-200", "TinyImagenet"),
     parse=parse,
-    settings={
+    paper_settings={
         "partition": {"name": "dirichlet", "clients": 20, "beta": 0.1},
         "net": {"name": "cnn4"},
         "train": {"rounds": 2000, "patience": 100},

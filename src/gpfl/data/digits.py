@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits, which lie inside its wheel."""
+"""Handwritten digits, which are part of scikit-learn."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gpfl.data.table import DataSource, Table
 
 @dataclass(frozen=True, kw_only=True)
 class Digits(DataSource):
-    """1,797 images of 8×8 pixels in 17 shades, ten classes of about 180 (UCI optical recognition of handwritten digits)."""
+    """1,797 images of 8×8 pixels with values 0 to 16, about 180 per class (UCI optical recognition of handwritten digits)."""
 
     name: str = "digits"
-    description: str = "1,797 handwritten digits, 8×8 (inside scikit-learn, no download)"
+    description: str = "1,797 handwritten digits, 8×8 (part of scikit-learn, no download)"
 
     @property
     def defaults(self) -> Mapping[str, Mapping[str, object]]:
-        """Twenty clients with four classes each, and a small net."""
+        """Twenty clients with four classes each and a small net."""
         return {
             "partition": {"name": "pathological", "clients": 20, "classes_per_client": 4},
             "net": {"name": "mlp"},
@@ -27,9 +27,9 @@ class Digits(DataSource):
         }
 
     def read(self) -> Table:
-        """Gives the table."""
+        """Return the table."""
         from sklearn.datasets import load_digits
 
         digits = load_digits()
-        images = digits.images.astype(np.uint8)[:, None]  # (rows, 1, 8, 8), 0 to 16
+        images = digits.images.astype(np.uint8)[:, None]  # (samples, 1, 8, 8)
         return Table(images, digits.target, classes=10, name="digits", pixel_max=16)
