@@ -1,8 +1,7 @@
-"""Defences: against plain computations, the same in all engines, and refused where they would mean nothing."""
+"""Defences: checked against plain computations, the same in all engines."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from pathlib import Path
@@ -16,8 +15,7 @@ from torch import Tensor
 import gpfl
 from gpfl.core import tree
 from gpfl.core.local_round import local_round
-from gpfl.defences import DefenceConfig, Defended, uploads
-from gpfl.defences import accounting as statement
+from gpfl.defences import DefenceConfig, Defended, accounting, uploads
 from gpfl.engine.compiler.program import Program
 from gpfl.engine.vmap import Vmap
 from gpfl.models.cnn4 import CNN4
@@ -27,12 +25,12 @@ from gpfl.training.round_loop import Silent
 CLIENT = {"clip": 0.5, "noise": 0.5}
 EXAMPLE = {"example_clip": 1.0, "example_noise": 0.5}
 SMALL = {"top_k": 0.1, "bits": 4}
-BY_ROWS = {"gpfl": {"mlg_norm": "sample_mean"}}
+PER_EXAMPLE_OPTIONS = {"gpfl": {"mlg_norm": "sample_mean"}}
 
 
 def fit(method: str, federation: gpfl.Federation | None = None, **settings: object) -> gpfl.Result:
-    usual = {"net": "mlp", "rounds": 3, "lr": 0.1, "device": "cpu", **BY_ROWS.get(method, {})}
-    return gpfl.fit(method, federation or toy_federation(), **{**usual, **settings})
+    defaults = {"net": "mlp", "rounds": 3, "lr": 0.1, "device": "cpu", **PER_EXAMPLE_OPTIONS.get(method, {})}
+    return gpfl.fit(method, federation or toy_federation(), **{**defaults, **settings})
 
 
 def shared_of(result: gpfl.Result) -> Tensor:
@@ -45,7 +43,7 @@ def shared_of(result: gpfl.Result) -> Tensor:
 @pytest.mark.parametrize("settings", [CLIENT, EXAMPLE, SMALL], ids=["client", "example", "small"])
 @pytest.mark.parametrize("method", ["gpfl", "fedavg", "fedrep"])
 def test_engines_agree(method: str, settings: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statement, "accountant", lambda: "")  # which takes longer than the runs
+    monkeypatch.setattr(accounting, "accountant_version", lambda: "")  # which takes longer than the runs
     runs = [
         fit(method, engine=engine, client_fraction=0.75, drop_last=False, **settings) for engine in ("loop", "vmap", "workers")
     ]
@@ -55,9 +53,9 @@ def test_engines_agree(method: str, settings: dict[str, float], monkeypatch: pyt
 
 
 @pytest.mark.parametrize("settings", [EXAMPLE, CLIENT], ids=["example", "client"])
-def test_traced_steps_on_convolutions_draw_the_same(settings: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traced_steps_on_convolutions_draw_the_same_noise(settings: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
     """As a GPU runs them: traced, and stacked convolutions as products."""
-    monkeypatch.setattr(statement, "accountant", lambda: "")
+    monkeypatch.setattr(accounting, "accountant_version", lambda: "")
     draw = np.random.default_rng(0)
     table = gpfl.Table(draw.integers(0, 256, (48, 1, 16, 16)).astype(np.uint8), np.arange(48) % 3, name="noise")
     federation = gpfl.federate(table, partition="pathological", clients=3, classes_per_client=2, balanced=True)
@@ -71,9 +69,9 @@ def test_traced_steps_on_convolutions_draw_the_same(settings: dict[str, float], 
 
 
 @pytest.mark.parametrize("method", ["gpfl", "fedavg", "fedprox"])
-def test_traced_steps_by_rows_write_no_gradient_of_a_row_down(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FedProx's pull is part of every row's gradient, which is then no product; its numbers must be the same."""
-    monkeypatch.setattr(statement, "accountant", lambda: "")
+def test_traced_steps_never_materialise_per_example_gradients(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedProx's proximal term makes an example's gradient no product of factors; its numbers must be the same."""
+    monkeypatch.setattr(accounting, "accountant_version", lambda: "")
     monkeypatch.setattr(Vmap, "trace_from", 1)
     loop, vmap = (fit(method, net=MLP(hidden=(128, 64)), rounds=2, engine=engine, **EXAMPLE) for engine in ("loop", "vmap"))
     assert torch.allclose(shared_of(loop), shared_of(vmap), atol=1e-5)
@@ -83,7 +81,7 @@ def test_traced_steps_by_rows_write_no_gradient_of_a_row_down(method: str, monke
     assert bool(whole) == (method == "fedprox")
 
 
-def test_trials_that_run_at_once_have_noise_of_their_own(command: Command, tmp_path: Path) -> None:
+def test_concurrent_trials_have_their_own_noise(command: Command, tmp_path: Path) -> None:
     flags = ("--data", "toy", "--method", "fedavg", "--clip", "0.5", "--noise", "1", "--engine", "vmap", "--rounds", "2")
     assert command("run", *flags, "--seeds", "0,1", "--out", "both").code == 0
     for seed in (0, 1):
@@ -94,7 +92,7 @@ def test_trials_that_run_at_once_have_noise_of_their_own(command: Command, tmp_p
     assert len(salts) == 2
 
 
-def test_clients_divided_among_processes_add_up_to_the_numbers_of_one() -> None:
+def test_clients_split_over_processes_sum_to_the_result_of_one_process() -> None:
     result = fit("fedavg", engine="loop", **CLIENT)
     engine, state = result.engine, result.outcome.last
     whole = engine.train(state.shared, {}, [0, 1, 2, 3], 7).mean
@@ -108,7 +106,7 @@ def test_clients_divided_among_processes_add_up_to_the_numbers_of_one() -> None:
 
 
 def updates(result: gpfl.Result, method: gpfl.core.method.Method) -> list[Tensor]:
-    """Every client's update of one round, as one vector."""
+    """Return every client's update of one round as one vector."""
     engine, shared = result.engine, result.outcome.last.shared
     found = []
     for client in range(len(engine.federation)):
@@ -119,11 +117,11 @@ def updates(result: gpfl.Result, method: gpfl.core.method.Method) -> list[Tensor
     return found
 
 
-def test_updates_are_clipped_and_noisy_as_stated() -> None:
+def test_updates_are_clipped_and_get_the_stated_noise() -> None:
     result = fit("fedavg", rounds=1, clip=0.05, noise=2.0)
     defended = result.engine.method
-    plain = dataclasses.replace(defended, defence=DefenceConfig())
-    only = dataclasses.replace(defended, defence=DefenceConfig(clip=0.05))
+    plain = defended.replace(defence=DefenceConfig())
+    only = defended.replace(defence=DefenceConfig(clip=0.05))
     noisy, clipped, raw = (updates(result, method) for method in (defended, only, plain))
     drawn = []
     for mine, bound, full in zip(noisy, clipped, raw, strict=True):
@@ -136,12 +134,12 @@ def test_updates_are_clipped_and_noisy_as_stated() -> None:
     assert abs(float(torch.corrcoef(torch.stack(drawn)).fill_diagonal_(0).abs().max())) < 0.15
 
 
-def test_short_updates_are_left_as_they_are() -> None:
+def test_updates_below_the_bound_do_not_change() -> None:
     update: tree.Tree = {"base": {"w": torch.tensor([0.3, 0.4])}}
-    assert torch.equal(tree.leaf(tree.branch(uploads.clipped(update, 1.0), "base"), "w"), torch.tensor([0.3, 0.4]))
+    assert torch.equal(tree.leaf(tree.branch(uploads.clip(update, 1.0), "base"), "w"), torch.tensor([0.3, 0.4]))
 
 
-def test_no_update_is_longer_than_its_bound() -> None:
+def test_no_clipped_update_exceeds_its_bound() -> None:
     draw = np.random.default_rng(0)
     for _ in range(300):
         sizes, scale = draw.integers(1, 60, 2), 10.0 ** draw.uniform(-12, 12)
@@ -150,11 +148,11 @@ def test_no_update_is_longer_than_its_bound() -> None:
             "head": torch.tensor(scale * draw.standard_t(1, sizes[1]), dtype=torch.float32),
         }
         bound = float(10.0 ** draw.uniform(-6, 3))
-        assert float(uploads.length(tree.map_leaves(Tensor.double, uploads.clipped(update, bound)))) <= bound
+        assert float(uploads.l2_norm(tree.map_leaves(Tensor.double, uploads.clip(update, bound)))) <= bound
 
 
-def test_exchanging_a_client_moves_the_release_by_at_most_twice_the_bound() -> None:
-    """The sensitivity behind ε: everyone counts alike, whatever the rows, and the noise is that of the same streams."""
+def test_exchanging_a_client_changes_the_aggregate_by_at_most_twice_the_bound() -> None:
+    """The sensitivity behind ε: clients have equal weights, and both runs draw the same noise."""
     bound, shifted = 0.2, toy_federation()
     table = shifted.table
     rows = torch.from_numpy(shifted.shards[0].train)
@@ -169,60 +167,60 @@ def test_exchanging_a_client_moves_the_release_by_at_most_twice_the_bound() -> N
     assert 0.01 * bound < far <= 2 * bound / 4 + 1e-5
 
 
-def test_with_noise_every_client_counts_alike() -> None:
+def test_with_noise_all_clients_have_the_same_weight() -> None:
     noisy, clipped = fit("fedavg", rounds=1, **CLIENT), fit("fedavg", rounds=1, clip=0.5)
     facts = [noisy.engine.client_info([client], 0).select(0) for client in range(4)]
     assert {float(noisy.engine.method.aggregation_weight(client)) for client in facts} == {1.0}
     assert len({float(clipped.engine.method.aggregation_weight(client)) for client in facts}) == 4
 
 
-def test_the_noise_of_the_fewest_that_join_is_enough() -> None:
+def test_noise_is_scaled_for_the_fewest_clients_of_a_round() -> None:
     federation = toy_federation((41, 27, 33, 5))
     method = fit("perfedavg", federation, rounds=1, client_fraction=(0.5, 1.0), **CLIENT).engine.method
     assert isinstance(method, Defended)
-    assert method.crowd == 1, "of two that join one may have too few rows"
-    assert fit("fedavg", federation, rounds=1, client_fraction=0.5, **CLIENT).engine.method.crowd == 2
+    assert method.min_clients == 1, "one of the two sampled clients may have too few samples"
+    assert fit("fedavg", federation, rounds=1, client_fraction=0.5, **CLIENT).engine.method.min_clients == 2
 
 
-# Fewer bytes.
+# Compression.
 
 
-def test_the_largest_entries_are_sent_and_no_others() -> None:
+def test_only_the_largest_entries_are_sent() -> None:
     update: tree.Tree = {"a": torch.tensor([5.0, -0.1, 0.2]), "b": {"c": torch.tensor([[-4.0, 0.3], [0.0, 1.0]])}}
-    kept = uploads.largest(update, 3 / 7)
+    kept = uploads.keep_largest(update, 3 / 7)
     assert tree.leaf(kept, "a").tolist() == [5, 0, 0]
     assert tree.leaf(tree.branch(kept, "b"), "c").tolist() == [[-4, 0], [0, 1]]
 
 
 @pytest.mark.parametrize(("bits", "rounding"), [(2, "nearest"), (4, "nearest"), (4, "stochastic"), (8, "stochastic")])
-def test_rounded_entries_are_levels_no_further_than_one_away(bits: int, rounding: str) -> None:
+def test_quantised_entries_are_on_a_neighbouring_level(bits: int, rounding: str) -> None:
     entries = torch.linspace(-1, 1, 5001)
     key = torch.tensor([3, 4]) if rounding == "stochastic" else None
-    found = tree.leaf(uploads.rounded({"w": entries}, bits, key), "w")
+    found = tree.leaf(uploads.quantise({"w": entries}, bits, key), "w")
     step = 1 / (2 ** (bits - 1) - 1)
     assert len(found.unique()) == 2**bits - 1
     assert float((found - entries).abs().max()) <= step * (0.5 if key is None else 1) + 1e-6
     if key is not None:
         blocks = (found - entries).reshape(3, 1667)
-        assert float(blocks.mean(-1).abs().max()) < 4 * step / math.sqrt(1667), "right on average"
+        assert float(blocks.mean(-1).abs().max()) < 4 * step / math.sqrt(1667), "unbiased"
 
 
 @pytest.mark.parametrize(
     ("settings", "bytes_"),
     [
         ({}, 4 * 1000),
-        ({"top_k": 0.1}, 100 * 4 + 125),  # a bit for every entry is less than 100 places
+        ({"top_k": 0.1}, 100 * 4 + 125),  # a bit for every entry is less than 100 positions
         ({"top_k": 0.01}, 10 * 4 + 10 * 4),
         ({"bits": 8}, 1000 + 2 * 4),
         ({"bits": 4, "top_k": 0.1}, 50 + 125 + 2 * 4),
     ],
 )
-def test_bytes_are_those_of_entries_places_and_scales(settings: dict[str, float], bytes_: int) -> None:
+def test_bytes_count_entries_positions_and_scales(settings: dict[str, float], bytes_: int) -> None:
     upload: tree.Tree = {"a": torch.zeros(600), "b": torch.zeros(20, 20)}
-    assert uploads.wire_bytes(upload, DefenceConfig(**settings)) == bytes_
+    assert uploads.compressed_bytes(upload, DefenceConfig(**settings)) == bytes_
 
 
-def test_a_run_counts_the_bytes_that_it_sends() -> None:
+def test_a_run_counts_the_bytes_of_compressed_uploads() -> None:
     plain, small = fit("fedavg", rounds=2), fit("fedavg", rounds=2, top_k=0.1)
     entries = len(shared_of(plain))
     kept = math.ceil(0.1 * entries)
@@ -243,9 +241,7 @@ class Stop(Silent):
 
 
 @pytest.mark.parametrize("settings", [CLIENT, EXAMPLE], ids=["client", "example"])
-def test_a_run_that_is_gone_on_with_has_the_numbers_of_one_that_was_not_cut_off(
-    settings: dict[str, float], tmp_path: Path
-) -> None:
+def test_a_resumed_run_has_the_numbers_of_an_uninterrupted_one(settings: dict[str, float], tmp_path: Path) -> None:
     whole = fit("gpfl", rounds=4, checkpoint_every=1, out=tmp_path / "whole", **settings)
     with pytest.raises(KeyboardInterrupt):
         fit("gpfl", rounds=4, checkpoint_every=1, out=tmp_path / "cut", watch=Stop(), **settings)
@@ -255,19 +251,19 @@ def test_a_run_that_is_gone_on_with_has_the_numbers_of_one_that_was_not_cut_off(
     assert resumed.summary["privacy"] == whole.summary["privacy"]
 
 
-def test_without_a_defence_nothing_changes(tmp_path: Path) -> None:
+def test_without_a_defence_the_method_is_unchanged(tmp_path: Path) -> None:
     result = fit("fedavg", rounds=1, out=tmp_path / "run")
     assert type(result.engine.method) is gpfl.methods.METHODS["fedavg"]
     assert "defence" not in (tmp_path / "run" / "config.toml").read_text()
     assert not {"defence", "privacy"} & result.summary.keys()
 
 
-def test_the_command_writes_the_defence_down_and_says_what_it_promises(command: Command, tmp_path: Path) -> None:
+def test_the_command_records_the_defence_and_prints_its_guarantee(command: Command, tmp_path: Path) -> None:
     said = command(
         "run", "--data", "toy", "--method", "fedavg", "--clip", "0.5", "--noise", "2", "--delta", "1e-3", "--out", "run"
     )
     assert said.code == 0, said.err
-    assert "Client level: updates clipped to 0.5, summed noise 2 × 0.5: ε = " in said.out
+    assert "Client level: updates clipped to 0.5, noise on their sum 2 × 0.5: ε = " in said.out
     config = gpfl.training.config.read(tmp_path / "run" / "config.toml")
     assert config["defence"] | {"noise": 2.0, "clip": 0.5, "delta": 1e-3} == config["defence"]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -276,23 +272,23 @@ def test_the_command_writes_the_defence_down_and_says_what_it_promises(command: 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("flags", "warning"),
     [
-        (("--clip", "0.5"), "is in the update that is clipped"),
-        (("--top-k", "0.1"), "is in the update that is cut to its largest entries"),
+        (("--clip", "0.5"), "is part of the update that is clipped"),
+        (("--top-k", "0.1"), "is part of the update that is reduced to its largest entries"),
         (("--clip", "0.5", "--mu", "0"), ""),
         (("--bits", "4"), ""),
         (("--example-clip", "1", "--mlg-norm", "sample_mean"), ""),
     ],
 )
-def test_weight_decay_in_what_is_bounded_is_said(command: Command, words: tuple[str, ...], said: str) -> None:
-    ended = command("run", "--data", "digits", "--method", "gpfl", "--rounds", "1", "--out", "run", *words)
+def test_weight_decay_in_a_bounded_update_gives_a_warning(command: Command, flags: tuple[str, ...], warning: str) -> None:
+    ended = command("run", "--data", "digits", "--method", "gpfl", "--rounds", "1", "--out", "run", *flags)
     assert ended.code == 0, ended.err
-    assert ("Weight decay moves the parts cov and gce" in ended.out) == bool(said)
-    assert said in ended.out
+    assert ("Weight decay changes cov and gce" in ended.out) == bool(warning)
+    assert warning in ended.out
 
 
-def test_comparisons_know_defences_and_keep_them_apart(command: Command) -> None:
+def test_comparisons_do_not_mix_defences(command: Command) -> None:
     flags = ("compare", "--data", "toy", "--methods", "fedavg,fedper", "--seeds", "0", "--out", "both")
     assert command(*flags, "--clip", "0.1").code == 0
     said = command(*flags)
@@ -300,7 +296,7 @@ def test_comparisons_know_defences_and_keep_them_apart(command: Command) -> None
     assert "holds trials with defence.clip (--clip) = 0.1, now it is 0.2" in command(*flags, "--clip", "0.2").err
 
 
-def test_models_of_a_defended_run_are_loaded_like_others(tmp_path: Path) -> None:
+def test_models_of_a_defended_run_load_like_others(tmp_path: Path) -> None:
     result = fit("gpfl", rounds=1, out=tmp_path / "run", **CLIENT, **EXAMPLE)
     x = toy_federation().table.x[:5]
     loaded = gpfl.load_model(next((tmp_path / "run" / "models").iterdir()))

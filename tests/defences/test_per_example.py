@@ -1,4 +1,4 @@
-"""Gradients row by row, and what is refused because a promise about rows or clients would be false."""
+"""Per-example gradients, and defences that are rejected because their guarantee would be false."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import gpfl
 from gpfl.core import tree
 
 
-def test_a_step_by_rows_is_the_plain_computation() -> None:
+def test_a_step_with_clipped_examples_is_the_plain_computation() -> None:
     result = fit("fedavg", rounds=1, example_clip=0.7, batch_size=6)
     method, engine = result.engine.method, result.engine
     shared, facts = result.outcome.last.shared, engine.client_info([0], 0).select(0)
@@ -37,14 +37,14 @@ def test_a_step_by_rows_is_the_plain_computation() -> None:
 @pytest.mark.parametrize(
     "method", ["gpfl", "fedavg", "fedprox", "perfedavg", "pfedme", "ditto", "fedper", "fedrep", "fedrod", "local"]
 )
-def test_rows_that_are_not_clipped_train_as_batches_do(method: str) -> None:
+def test_unclipped_examples_train_as_batches_do(method: str) -> None:
     settings = {"rounds": 2, "engine": "vmap", "drop_last": False}
     plain, rows = fit(method, **settings), fit(method, example_clip=1e9, **settings)
     for key in ("loss", "train"):
         assert rows.history[-1][key] == pytest.approx(plain.history[-1][key], abs=1e-5)
 
 
-def test_noise_of_rows_is_new_in_every_step_and_as_large_as_stated() -> None:
+def test_noise_of_examples_is_new_in_every_step_and_has_the_stated_size() -> None:
     result = fit("fedavg", rounds=1, example_clip=1e-6, example_noise=1e6, lr=1.0, batch_size=4)
     method, engine = result.engine.method, result.engine
     shared, facts = result.outcome.last.shared, engine.client_info([2], 0).select(0)
@@ -54,11 +54,11 @@ def test_noise_of_rows_is_new_in_every_step_and_as_large_as_stated() -> None:
         states.append(method.phases()[0].step(shared, states[-1], batch, facts)[0])
     weights = [torch.cat([leaf.flatten() for leaf in tree.leaves(tree.pick(state, ("base", "head")))]) for state in states]
     steps = torch.stack([b - a for a, b in itertools.pairwise(weights)])
-    assert float(steps.std()) == pytest.approx(1 / 4, rel=0.05), "noise × bound over the rows"
+    assert float(steps.std()) == pytest.approx(1 / 4, rel=0.05), "noise × bound over the number of examples"
     assert float(torch.corrcoef(steps).fill_diagonal_(0).abs().max()) < 0.15
 
 
-# Refusals.
+# Rejected defences.
 
 
 def normalised() -> nn.Module:
@@ -66,30 +66,30 @@ def normalised() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("method", "settings", "words"),
+    ("method", "settings", "message"),
     [
-        ("fedavg", {"noise": 1.0}, r"defence\.clip is 0: noise hides only what has a bound; set --clip"),
+        ("fedavg", {"noise": 1.0}, r"defence\.clip is 0: noise needs a bound; set --clip"),
         ("fedavg", {"example_noise": 1.0}, r"set --example-clip too"),
         ("fedavg", {**CLIENT, "bits": 8}, "does not add up"),
         ("fedavg", {**CLIENT, "top_k": 0.1}, "does not add up"),
         ("fedavg", {"bits": 1}, "must be at least 2"),
-        ("fedproto", CLIENT, "fedproto sends prototypes, which are no update of weights"),
+        ("fedproto", CLIENT, "fedproto uploads prototypes, which is no update of weights"),
         ("fedproto", SMALL, "no update of weights"),
-        ("fedproto", EXAMPLE, "fedproto sends more of its rows than gradients tell"),
-        ("fedphp", EXAMPLE, "the term 'mmd' of fedphp is not a mean over rows"),
+        ("fedproto", EXAMPLE, "fedproto uploads more about its examples than gradients"),
+        ("fedphp", EXAMPLE, "the loss term 'mmd' of fedphp is not a mean over examples"),
         (
             "gpfl",
             {**EXAMPLE, "mlg_norm": "batch"},
-            "term 'magnitude' of gpfl is not a mean over rows.*--mlg-norm sample_mean",
+            "loss term 'magnitude' of gpfl is not a mean over examples.*--mlg-norm sample_mean",
         ),
-        ("fedavg", {**EXAMPLE, "net": normalised}, "BatchNorm of net 'custom' mixes rows"),
-        ("fedavg", {**CLIENT, "net": normalised, "batch_norm": "average"}, "could turn one negative; use --batch-norm local"),
+        ("fedavg", {**EXAMPLE, "net": normalised}, "BatchNorm in net 'custom' mixes examples"),
+        ("fedavg", {**CLIENT, "net": normalised, "batch_norm": "average"}, "could make negative: use --batch-norm local"),
     ],
 )
-def test_what_would_make_a_promise_false_is_refused(method: str, settings: dict[str, object], words: str) -> None:
-    with pytest.raises(gpfl.GpflError, match=words):
+def test_a_false_guarantee_is_rejected(method: str, settings: dict[str, object], message: str) -> None:
+    with pytest.raises(gpfl.GpflError, match=message):
         fit(method, rounds=1, **settings)
 
 
-def test_clipping_leaves_averaged_statistics_good() -> None:
+def test_clipping_works_with_averaged_batch_norm_statistics() -> None:
     assert fit("fedavg", rounds=1, clip=0.1, net=normalised, batch_norm="average").accuracy > 0

@@ -18,8 +18,8 @@ from gpfl.cli.grid_progress import GridReporter
 from gpfl.cli.overrides import refuse_unheard, results_folder, split_settings
 from gpfl.cli.terminal import console, print_error, print_line
 from gpfl.core.randomness import MAX_SEED
-from gpfl.defences.accounting import accountant
-from gpfl.defences.config import WHOLE
+from gpfl.defences.accounting import accountant_version
+from gpfl.defences.config import FULL_BITS
 from gpfl.engine.distributed import require_single_process
 from gpfl.errors import GpflError, did_you_mean, pluralize
 from gpfl.experiments import defence_study as study
@@ -211,7 +211,7 @@ def curves(
         )
         return
     tell_graph(graph, api.find_device(device))
-    if not accountant():
+    if not accountant_version():
         print_line(
             "ε will not be stated: dp-accounting is not installed. Where it is, the same command adds it and runs nothing."
         )
@@ -317,8 +317,8 @@ def option_values(name: str, text: str, own: Mapping[str, object]) -> list[float
     if text.strip() == "none":
         return []
     found = numbers_in(f"--{name.replace('_', '-')}", text)
-    if name == "bits" and any(value % 1 or value >= WHOLE for value in found):
-        raise GpflError(f"--bits is '{text}'; bits are whole numbers, 2 to {WHOLE - 1}")
+    if name == "bits" and any(value % 1 or value >= FULL_BITS for value in found):
+        raise GpflError(f"--bits is '{text}'; bits are whole numbers, 2 to {FULL_BITS - 1}")
     if name == "top_k" and max(found) >= 1:
         raise GpflError(f"--top-k is '{text}'; shares must be below 1, which is all entries")
     return found

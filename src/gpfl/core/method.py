@@ -149,6 +149,11 @@ class Method:
         setup = dataclasses.replace(self._setup, **{name: values.pop(name) for name in names}) if names else self.setup  # type: ignore[arg-type]
         return dataclasses.replace(self, **{"setup": setup, **values})  # type: ignore[arg-type]
 
+    def values(self) -> dict[str, object]:
+        """Return what `replace` can change, by name, without the net."""
+        names = [each.name for each in dataclasses.fields(self) if each.name != "setup"]
+        return {name: getattr(self, name) for name in ("lr", "epochs", "batch_norm", *names)}
+
     @property
     def _setup(self) -> Setup:
         if self.setup is None:

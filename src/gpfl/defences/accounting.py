@@ -1,9 +1,8 @@
-"""What a defence promises: (ε, δ) by a maintained accountant, and under which assumptions.
+"""The (ε, δ) that a defence guarantees, computed by dp-accounting, and the assumptions behind it.
 
-Two neighbours are compared. As run: one client's data, or one row, exchanged for another, so the bound counts twice; cohorts
-are drawn as they are, a fixed number without replacement, and rows are passed over in an order, so batches give no
-amplification. As papers mostly state it: one client or row more or less, cohorts and batches drawn by independent coins
-(Poisson sampling), which nobody does here. ε is never our own arithmetic: dp-accounting's RDP accountant composes it.
+Each ε comes in two versions. As run: neighbours differ in one exchanged client or example, so the bound counts twice; rounds
+draw a fixed number of clients without replacement, and batches pass over the examples in order, without amplification. As
+papers mostly state it: neighbours differ in one client or example more or less, and rounds and batches are Poisson samples.
 """
 
 from __future__ import annotations
@@ -21,261 +20,250 @@ from typing import cast
 from gpfl.core.local_round import Schedule, count_of
 from gpfl.core.method import Phase
 from gpfl.defences.config import DefenceConfig
-from gpfl.defences.coupling import Tried
+from gpfl.defences.coupling import CouplingCheck
 from gpfl.errors import GpflError, pluralize
 
-Facts = dict[str, object]
-"""What is promised at one level, as summary.json has it."""
+Guarantee = dict[str, object]
+"""What is guaranteed to clients or to examples, as in summary.json."""
 
-EXTRA = "pip install 'gpfl[privacy]'"
-SIZES = 8
-"""Sizes of clients that are tried for the worst one, from either end: which one it is depends on the noise."""
-FINEST = 1000
-"""Steps of the noise that is searched for an ε, in a factor of ten."""
+INSTALL_COMMAND = "pip install 'gpfl[privacy]'"
+_SIZES_TRIED = 8
+"""Number of smallest and of largest clients that are tried for the worst one; which it is depends on the noise."""
+_STEPS_PER_DECADE = 1000
+"""Resolution of the search for a noise."""
 
 
 @dataclass(frozen=True)
 class AccountingInputs:
-    """What the promise depends on besides the defence."""
+    """What a guarantee depends on besides the defence."""
 
     schedule: Schedule
     phases: tuple[Phase, ...]
-    rows: tuple[int, ...]  # training rows of each client
-    idle: int = 0  # clients that never join
-    tried: Tried | None = None  # where rows are protected
+    n_samples: tuple[int, ...]  # training samples of each client
+    idle_clients: int = 0  # clients that never take part
+    coupling: CouplingCheck | None = None  # if examples are protected
 
     @property
-    def joining(self) -> tuple[int, int]:
-        """The fewest and the most clients that join a round."""
-        join, clients = self.schedule.client_fraction, len(self.rows)
-        shares = join if isinstance(join, tuple) else (join, join)
-        low, high = (count_of(share, clients) for share in shares)
-        return max(1, low - self.idle), min(high, max(1, clients - self.idle))
+    def clients_per_round(self) -> tuple[int, int]:
+        """The fewest and the most clients that take part in a round."""
+        fraction, clients = self.schedule.client_fraction, len(self.n_samples)
+        fractions = fraction if isinstance(fraction, tuple) else (fraction, fraction)
+        low, high = (count_of(share, clients) for share in fractions)
+        return max(1, low - self.idle_clients), min(high, max(1, clients - self.idle_clients))
 
     @property
     def most_rounds(self) -> int:
-        """The rounds that the busiest client joins."""
-        clients = len(self.rows)
+        """Number of rounds in which the busiest client takes part."""
         if self.schedule.client_fraction == 1.0:
             return self.schedule.rounds
-        joined = Counter(c for number in range(self.schedule.rounds) for c in self.schedule.sample_clients(number, clients))
-        return max(joined.values())
+        clients = len(self.n_samples)
+        return max(Counter(c for r in range(self.schedule.rounds) for c in self.schedule.sample_clients(r, clients)).values())
 
 
-# Events, and what the accountant makes of them.
+# ε of events, from the accountant.
 
 
-def accountant() -> str:
-    """Gives the accountant with its version; "" where it is not installed."""
+def accountant_version() -> str:
+    """Return the name and version of the accountant, or "" if it is not installed."""
     try:
         return f"dp-accounting {metadata.version('dp-accounting')}"
     except metadata.PackageNotFoundError:
         return ""
 
 
-def library() -> ModuleType:
-    """Gives the accountant's library, or says how to have it.
-
-    It warns of orders that it leaves out; the bound of those that are left holds, so it need not.
-    """
-    if not accountant():
-        raise GpflError(f"ε needs the package dp-accounting: {EXTRA}")
+def load_accountant() -> ModuleType:
+    """Return the accountant's module. Raise if it is not installed."""
+    if not accountant_version():
+        raise GpflError(f"ε needs the package dp-accounting: {INSTALL_COMMAND}")
     import_module("dp_accounting.rdp")
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    logging.getLogger("absl").setLevel(logging.ERROR)  # it warns of Rényi orders that it skips, which only loosens the bound
     return import_module("dp_accounting")
 
 
 @cache
-def gaussian(noise: float, times: int, delta: float) -> float:
-    """Gives ε of so many releases with Gaussian noise, as a multiple of how far neighbours can be apart."""
-    lib = library()
-    return composed(lib.GaussianDpEvent(noise), times, delta, lib.NeighboringRelation.REPLACE_ONE)
+def gaussian_epsilon(noise: float, releases: int, delta: float) -> float:
+    """Return ε of releases with Gaussian noise, given in multiples of the distance between neighbours."""
+    dp = load_accountant()
+    return _compose(dp.GaussianDpEvent(noise), releases, delta, dp.NeighboringRelation.REPLACE_ONE)
 
 
 @cache
-def without_replacement(noise: float, drawn: int, of: int, times: int, delta: float) -> float:
-    """Gives ε of so many releases over cohorts of a fixed size, neighbours having one client exchanged."""
-    if drawn >= of:
-        return gaussian(noise, times, delta)
-    lib = library()
-    event = lib.SampledWithoutReplacementDpEvent(of, drawn, lib.GaussianDpEvent(noise))
-    return min(composed(event, times, delta, lib.NeighboringRelation.REPLACE_ONE), gaussian(noise, times, delta))
+def fixed_size_epsilon(noise: float, sampled: int, clients: int, rounds: int, delta: float) -> float:
+    """Return ε of rounds with a fixed number of clients drawn without replacement, one client exchanged."""
+    if sampled >= clients:
+        return gaussian_epsilon(noise, rounds, delta)
+    dp = load_accountant()
+    event = dp.SampledWithoutReplacementDpEvent(clients, sampled, dp.GaussianDpEvent(noise))
+    sampled_epsilon = _compose(event, rounds, delta, dp.NeighboringRelation.REPLACE_ONE)
+    return min(sampled_epsilon, gaussian_epsilon(noise, rounds, delta))
 
 
 @cache
-def poisson(noise: float, rate: float, times: int, delta: float) -> float:
-    """Gives ε of so many releases over Poisson samples, neighbours having one client or row more or less."""
-    lib = library()
-    event = lib.PoissonSampledDpEvent(min(1.0, rate), lib.GaussianDpEvent(noise))
-    return composed(event, times, delta, lib.NeighboringRelation.ADD_OR_REMOVE_ONE)
+def poisson_epsilon(noise: float, rate: float, releases: int, delta: float) -> float:
+    """Return ε of releases over Poisson samples, one client or example more or less."""
+    dp = load_accountant()
+    event = dp.PoissonSampledDpEvent(min(1.0, rate), dp.GaussianDpEvent(noise))
+    return _compose(event, releases, delta, dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
 
 
-def composed(event: object, times: int, delta: float, relation: object) -> float:
-    """Gives ε of an event that happens several times."""
-    lib = library()
-    ledger = lib.rdp.RdpAccountant(neighboring_relation=relation)
-    ledger.compose(lib.SelfComposedDpEvent(event, times))
-    return float(ledger.get_epsilon(delta))
+def _compose(event: object, times: int, delta: float, relation: object) -> float:
+    dp = load_accountant()
+    accountant = dp.rdp.RdpAccountant(neighboring_relation=relation)
+    accountant.compose(dp.SelfComposedDpEvent(event, times))
+    return float(accountant.get_epsilon(delta))
 
 
-# Statements.
+# Guarantees.
 
 
-def client_level(defence: DefenceConfig, crowd: AccountingInputs) -> Facts:
-    """Gives what is promised to a client whose updates are clipped and noisy; ε is missing without the accountant."""
-    fewest, most = crowd.joining
-    clients, rounds = len(crowd.rows), crowd.schedule.rounds
-    facts: Facts = {
+def privacy_guarantee(defence: DefenceConfig, inputs: AccountingInputs) -> Guarantee:
+    """Return what a defence guarantees, for summary.json; empty without noise. None stands for an infinite ε."""
+    levels: Guarantee = {}
+    if defence.noise:
+        levels["client"] = _without_infinity(client_guarantee(defence, inputs))
+    if defence.example_noise:
+        levels["example"] = _without_infinity(example_guarantee(defence, inputs))
+    return {**levels, "accountant": accountant_version() or "not installed"} if levels else levels
+
+
+def client_guarantee(defence: DefenceConfig, inputs: AccountingInputs) -> Guarantee:
+    """Return what is guaranteed to a client whose updates are clipped and noisy; without ε if there is no accountant."""
+    fewest, most = inputs.clients_per_round
+    clients, rounds, delta = len(inputs.n_samples), inputs.schedule.rounds, defence.delta
+    guarantee: Guarantee = {
         "clip": defence.clip,
         "noise": defence.noise,
         "upload_noise": defence.noise / math.sqrt(fewest),
-        "delta": defence.delta,
+        "delta": delta,
         "clients": clients,
         "joining": [fewest, most],
         "sampling_rate": most / clients,
         "rounds": rounds,
-        "most_rounds": crowd.most_rounds,
+        "most_rounds": inputs.most_rounds,
     }
-    if not accountant():
-        return facts
-    fixed = not isinstance(crowd.schedule.client_fraction, tuple)
-    drawn = (
-        count_of(crowd.schedule.client_fraction, clients) if not isinstance(crowd.schedule.client_fraction, tuple) else clients
-    )
-    half, own = defence.noise / 2, defence.noise / 2 / math.sqrt(fewest)
-    return facts | {
-        "epsilon": without_replacement(half, drawn, clients, rounds, defence.delta),
-        **({"epsilon_if_poisson": poisson(defence.noise, drawn / clients, rounds, defence.delta)} if fixed else {}),
-        "epsilon_if_cohorts_are_known": gaussian(half, crowd.most_rounds, defence.delta),
-        "epsilon_of_one_upload": gaussian(own, 1, defence.delta),
-        "epsilon_of_all_uploads": gaussian(own, crowd.most_rounds, defence.delta),
+    if not accountant_version():
+        return guarantee
+    fraction = inputs.schedule.client_fraction
+    sampled = clients if isinstance(fraction, tuple) else count_of(fraction, clients)
+    exchanged, single = defence.noise / 2, defence.noise / 2 / math.sqrt(fewest)  # neighbours are twice the bound apart
+    guarantee["epsilon"] = fixed_size_epsilon(exchanged, sampled, clients, rounds, delta)
+    if not isinstance(fraction, tuple):
+        guarantee["epsilon_if_poisson"] = poisson_epsilon(defence.noise, sampled / clients, rounds, delta)
+    return guarantee | {
+        "epsilon_if_cohorts_are_known": gaussian_epsilon(exchanged, inputs.most_rounds, delta),
+        "epsilon_of_one_upload": gaussian_epsilon(single, 1, delta),
+        "epsilon_of_all_uploads": gaussian_epsilon(single, inputs.most_rounds, delta),
     }
 
 
-def example_level(defence: DefenceConfig, crowd: AccountingInputs) -> Facts:
-    """Gives what is promised to a row of the worst client, whose gradients are clipped and noisy."""
-    tried = crowd.tried or Tried((1,) * len(crowd.phases), False)
-    passes = sum(phase.epochs * descents for phase, descents in zip(crowd.phases, tried.descents, strict=True))
-    rounds = crowd.most_rounds
-    facts: Facts = {
+def example_guarantee(defence: DefenceConfig, inputs: AccountingInputs) -> Guarantee:
+    """Return what is guaranteed to an example of the worst client, whose gradients are clipped and noisy."""
+    coupling = inputs.coupling or CouplingCheck((1,) * len(inputs.phases), False)
+    gradients = sum(phase.epochs * per_step for phase, per_step in zip(inputs.phases, coupling.gradients, strict=True))
+    rounds, noise, delta = inputs.most_rounds, defence.example_noise, defence.delta
+    guarantee: Guarantee = {
         "clip": defence.example_clip,
-        "noise": defence.example_noise,
-        "delta": defence.delta,
+        "noise": noise,
+        "delta": delta,
         "rounds": rounds,
-        "gradients_a_round": passes,
-        "label_counts_known": tried.uses_counts,
+        "gradients_a_round": gradients,
+        "label_counts_known": coupling.uses_label_counts,
     }
-    if not accountant():
-        return facts
-    sizes = sorted({size for size in crowd.rows if size})
-    sampled = [(*sampling(size, crowd, tried), size) for size in {*sizes[:SIZES], *sizes[-SIZES:]}]
-    worst = max((poisson(defence.example_noise, rate, steps * rounds, defence.delta), rate, n) for rate, steps, n in sampled)
-    return facts | {
-        "epsilon": gaussian(defence.example_noise / 2, passes * rounds, defence.delta),
+    if not accountant_version():
+        return guarantee
+    sizes = sorted({size for size in inputs.n_samples if size})
+    sampled = [(*_batch_sampling(size, inputs, coupling), size) for size in {*sizes[:_SIZES_TRIED], *sizes[-_SIZES_TRIED:]}]
+    worst = max((poisson_epsilon(noise, rate, steps * rounds, delta), rate, size) for rate, steps, size in sampled)
+    return guarantee | {
+        "epsilon": gaussian_epsilon(noise / 2, gradients * rounds, delta),
         "epsilon_if_poisson": worst[0],
         "sampling_rate": worst[1],
         "worst_rows": worst[2],
     }
 
 
-def sampling(size: int, crowd: AccountingInputs, tried: Tried) -> tuple[float, int]:
-    """Gives the share of a client's rows in a batch, and its noisy gradients in a round."""
-    width, steps = crowd.schedule.batch_size, 0
-    for phase, descents in zip(crowd.phases, tried.descents, strict=True):
-        whole, left = divmod(size, width * phase.batches)
-        kept = whole + (phase.batches == 1 and left > 0 and (not crowd.schedule.drop_last or not whole))
-        steps += phase.epochs * descents * kept
-    return min(1.0, width / size), max(1, steps)
+def _batch_sampling(size: int, inputs: AccountingInputs, coupling: CouplingCheck) -> tuple[float, int]:
+    """Return the fraction of a client's samples in a batch, and the number of its noisy gradients per round."""
+    schedule, total = inputs.schedule, 0
+    for phase, per_step in zip(inputs.phases, coupling.gradients, strict=True):
+        steps, rest = divmod(size, schedule.batch_size * phase.batches)
+        steps += phase.batches == 1 and rest > 0 and (not schedule.drop_last or not steps)
+        total += phase.epochs * per_step * steps
+    return min(1.0, schedule.batch_size / size), max(1, total)
 
 
-def statement(defence: DefenceConfig, crowd: AccountingInputs) -> Facts:
-    """Gives all that is promised, for summary.json; nothing where there is no noise."""
-    out: Facts = {}
-    if defence.noise:
-        out["client"] = finite(client_level(defence, crowd))
-    if defence.example_noise:
-        out["example"] = finite(example_level(defence, crowd))
-    return {**out, "accountant": accountant() or "not installed"} if out else out
+def _without_infinity(guarantee: Guarantee) -> Guarantee:
+    return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in guarantee.items()}
 
 
-def finite(facts: Facts) -> Facts:
-    """Gives facts with None for an endless ε."""
-    return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in facts.items()}
-
-
-def noise_for(epsilon: float, make: Callable[[float], float]) -> float:
-    """Gives the least noise, to three digits, for which `make(noise)` gives at most ε."""
+def find_noise(epsilon: float, epsilon_of: Callable[[float], float]) -> float:
+    """Return the smallest noise, to three digits, for which `epsilon_of(noise)` is at most ε."""
     low, high = 1e-3, 1e-3
-    while make(high) > epsilon:
+    while epsilon_of(high) > epsilon:
         low, high = high, high * 10
         if high > 1e9:
-            raise GpflError(f"no noise below 1e9 gives ε = {epsilon:g}: ask for fewer rounds or a larger ε")
-    while high / low > 1 + 1 / FINEST:
+            raise GpflError(f"no noise below 1e9 gives ε = {epsilon:g}: use fewer rounds or a larger ε")
+    while high / low > 1 + 1 / _STEPS_PER_DECADE:
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if make(middle) > epsilon else (low, middle)
-    digits = 10.0 ** (2 - math.floor(math.log10(high)))
-    return math.ceil(high * digits) / digits
+        low, high = (middle, high) if epsilon_of(middle) > epsilon else (low, middle)
+    scale = 10.0 ** (2 - math.floor(math.log10(high)))
+    return math.ceil(high * scale) / scale
 
 
-# Words.
+# Descriptions.
 
 
-def words(stated: Mapping[str, object]) -> list[str]:
-    """Gives the sentences about what is promised."""
-    text: list[str] = []
-    for level, told in (("client", client_words), ("example", example_words)):
-        if level in stated:
-            facts = cast(Facts, stated[level])
-            text += [told(facts)] if "epsilon" in facts else [f"{clipping(facts, level)}. ε is not stated: {EXTRA}"]
-    return text
+def describe_guarantee(guarantee: Mapping[str, object]) -> list[str]:
+    """Return a sentence for each level of `privacy_guarantee`."""
+    sentences = []
+    for level, describe in (("client", describe_client_guarantee), ("example", describe_example_guarantee)):
+        if level in guarantee:
+            stated = cast(Guarantee, guarantee[level])
+            no_epsilon = f"{_describe_clipping(stated, level)}. ε is not stated: {INSTALL_COMMAND}"
+            sentences.append(describe(stated) if "epsilon" in stated else no_epsilon)
+    return sentences
 
 
-def clipping(facts: Facts, level: str) -> str:
-    """Gives the beginning of a sentence: what is clipped, and how much noise there is."""
-    what = "updates" if level == "client" else "rows' gradients"
-    return (
-        f"{level.capitalize()} level: {what} clipped to {facts['clip']:g}, summed noise {facts['noise']:g} × {facts['clip']:g}"
-    )
-
-
-def client_words(facts: Facts) -> str:
-    """Gives the sentence about clients."""
-    usual = (
-        f"; {number(facts['epsilon_if_poisson'])} if cohorts were Poisson samples and a client more or less"
-        if "epsilon_if_poisson" in facts
-        else ""
-    )
-    known = (
-        f"; {number(facts['epsilon_if_cohorts_are_known'])} to who knows the cohorts"
-        if weaker(facts["epsilon_if_cohorts_are_known"], facts["epsilon"])
+def describe_client_guarantee(guarantee: Guarantee) -> str:
+    """Return the sentence about clients."""
+    epsilon, cohorts_known = guarantee["epsilon"], guarantee["epsilon_if_cohorts_are_known"]
+    known = "" if _at_most(cohorts_known, epsilon) else f"; {format_epsilon(cohorts_known)} to who knows the cohorts"
+    poisson = (
+        f"; {format_epsilon(guarantee['epsilon_if_poisson'])} for Poisson sampling and one client more or less"
+        if "epsilon_if_poisson" in guarantee
         else ""
     )
     return (
-        f"{clipping(facts, 'client')}: ε = {number(facts['epsilon'])}, δ = {facts['delta']:g} for all that "
-        f"{pluralize(cast(int, facts['rounds']), 'round')} release, one client exchanged{known}{usual}. To the server, which "
-        f"sees single uploads: ε = {number(facts['epsilon_of_one_upload'])} of one, "
-        f"{number(facts['epsilon_of_all_uploads'])} of all that a client sends."
+        f"{_describe_clipping(guarantee, 'client')}: ε = {format_epsilon(epsilon)}, δ = {guarantee['delta']:g} over "
+        f"{pluralize(cast(int, guarantee['rounds']), 'round')}, one client exchanged{known}{poisson}. Against the server, "
+        f"which sees single uploads: ε = {format_epsilon(guarantee['epsilon_of_one_upload'])} for one upload, "
+        f"{format_epsilon(guarantee['epsilon_of_all_uploads'])} for all uploads of a client."
     )
 
 
-def example_words(facts: Facts) -> str:
-    """Gives the sentence about rows."""
-    exchanged = "of the same class exchanged (label counts are not hidden)" if facts["label_counts_known"] else "exchanged"
+def describe_example_guarantee(guarantee: Guarantee) -> str:
+    """Return the sentence about examples."""
+    same_class = " for another of its class (label counts are not protected)" if guarantee["label_counts_known"] else ""
     return (
-        f"{clipping(facts, 'example')}: ε = {number(facts['epsilon'])}, δ = {facts['delta']:g} for all that a client sends, "
-        f"one row {exchanged}; {number(facts['epsilon_if_poisson'])} for the worst client ({facts['worst_rows']} rows) if "
-        "batches were Poisson samples and a row more or less."
+        f"{_describe_clipping(guarantee, 'example')}: ε = {format_epsilon(guarantee['epsilon'])}, δ = {guarantee['delta']:g} "
+        f"over all uploads of a client, one example exchanged{same_class}; {format_epsilon(guarantee['epsilon_if_poisson'])} "
+        f"for the worst client ({guarantee['worst_rows']} samples) for Poisson sampling and one example more or less."
     )
 
 
-def weaker(epsilon: object, than: object) -> bool:
-    """Tells whether an ε promises less than another; None is endless."""
-    return than is not None and (epsilon is None or cast(float, epsilon) > cast(float, than))
+def _describe_clipping(guarantee: Guarantee, level: str) -> str:
+    what, clip, noise = "updates" if level == "client" else "gradients", guarantee["clip"], guarantee["noise"]
+    return f"{level.capitalize()} level: {what} clipped to {clip:g}, noise on their sum {noise:g} × {clip:g}"
 
 
-def number(value: object) -> str:
-    """Gives an ε in words."""
+def _at_most(a: object, b: object) -> bool:
+    """Return whether an ε is at most another; None is infinite."""
+    return b is None or (a is not None and cast(float, a) <= cast(float, b))
+
+
+def format_epsilon(value: object) -> str:
+    """Return an ε with three digits; None is infinite."""
     if value is None:
-        return "endless"
+        return "∞"
     epsilon = cast(float, value)
     return f"{epsilon:.3g}" if epsilon < 1000 else f"{epsilon:.1e}"

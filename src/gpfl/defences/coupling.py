@@ -1,18 +1,19 @@
-"""Whether a method may promise anything about single rows: it is tried on a few, before the run.
+"""Checks whether a method can guarantee anything about single examples, by trying it on a few before the run.
 
-Two things must hold. The loss of a batch is the mean of its rows' losses: else clipping rows changes the method, silently. And
-what is sent depends on rows through their clipped, noisy gradients alone: else the noise does not cover it.
+Two conditions must hold. The loss of a batch is the mean of its examples' losses; otherwise clipping examples silently changes
+the method. And the upload depends on examples only through their clipped, noisy gradients; otherwise the noise does not cover
+it.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from gpfl.core import tree
-from gpfl.core.method import Batch, ClientInfo
+from gpfl.core.method import Batch, ClientInfo, GradientResult, Method, Objective
+from gpfl.core.net import Model, Net
 from gpfl.core.randomness import torch_generator
 from gpfl.core.tree import Tree
 from gpfl.data.table import Table
@@ -20,84 +21,101 @@ from gpfl.defences.config import DefenceConfig
 from gpfl.defences.defended import Defended
 from gpfl.defences.per_example import PerExampleGradient
 from gpfl.errors import GpflError
+from gpfl.methods.gpfl import GPFL
 
-ROWS = 4
-"""Rows of a batch that the method is tried on."""
-SAME = 1e-3
-"""The share by which a batch's term may differ from the mean of its rows' and pass for rounding."""
-FAINT, LOUD = 1e-30, 1e27
-"""A bound under which no row is heard, and the noise that is then 0.001."""
-ENDLESS = 1e30
-"""A bound that bounds nothing."""
+_BATCH_SIZE = 4
+_TOLERANCE = 1e-3
+"""Largest relative difference between the loss of a batch and the mean of its examples' that counts as rounding."""
+_NO_CLIPPING = 1e30
+_NOISE_ONLY = DefenceConfig(example_clip=1e-30, example_noise=1e27)
+"""A bound that removes every example's gradient, with noise of 0.001."""
 
 
 @dataclass(frozen=True)
-class Tried:
-    """What was found: noisy gradients that a row can enter in a step of each phase, and whether label counts are used."""
+class CouplingCheck:
+    """How examples enter an upload."""
 
-    descents: tuple[int, ...]
-    uses_counts: bool
+    gradients: tuple[int, ...]  # noisy gradients of an example in a step of each phase
+    uses_label_counts: bool
 
 
-def tried(method: Defended, table: Table, rows: list[int]) -> Tried:
-    """Gives what is found of a method on some rows of a table; refuses one that cannot keep the promise."""
+def check_coupling(method: Defended, table: Table, samples: list[int]) -> CouplingCheck:
+    """Return how samples of a table enter an upload. Raise if the method cannot guarantee anything about examples."""
     device = table.y.device
-    shared, private = (stirred(tree.to(state, device), place) for place, state in enumerate(method.init(0)))
+    shared, private = (_perturb(tree.to(state, device), index) for index, state in enumerate(method.init(0)))
     counts = torch.arange(1, table.classes + 1, dtype=torch.float32, device=device)
-    one, half, none = torch.ones((), device=device), torch.full((), 0.5, device=device), torch.zeros((), device=device)
-    client = ClientInfo(counts.sum(), counts, half, one, none)
-    first, second = (batches(method, table, rows, start) for start in (0, ROWS))
-    passes: list[PerExampleGradient] = []
-    run(dataclasses.replace(method, recorded=passes), shared, private, client, first)
-    refuse_coupled(method, passes)
-    deaf = dataclasses.replace(method, defence=DefenceConfig(example_clip=FAINT, example_noise=LOUD))
-    quiet = run(deaf, shared, private, client, first)
-    if not same(quiet, run(deaf, shared, private, client, second)):
+    one, half, zero = torch.ones((), device=device), torch.full((), 0.5, device=device), torch.zeros((), device=device)
+    client = ClientInfo(counts.sum(), counts, half, one, zero)
+    batches, others = (_batches(method, table, samples, start) for start in (0, _BATCH_SIZE))
+
+    probes = [_CouplingProbe() for _ in batches]
+    plain = method.method
+    local_state = plain.download(shared, private, client)
+    for index, (probe, batch) in enumerate(zip(probes, batches, strict=True)):
+        local_state, _ = plain.replace(gradient=probe).phases()[index].step(shared, local_state, batch, client)
+    _check_loss_is_mean(method, probes)
+
+    noise_only = replace(method, defence=_NOISE_ONLY)
+    if not _same(*(_upload(noise_only, shared, private, client, each) for each in (batches, others))):
         raise GpflError(
-            f"defence.example_clip is {method.defence.example_clip:g}, but {method.name} sends more of its rows than gradients "
-            "tell, which noise on gradients does not cover: leave out --example-clip and --example-noise"
+            f"defence.example_clip is {method.defence.example_clip:g}, but {method.name} uploads more about its examples than "
+            "gradients, which noise on gradients does not cover: leave out --example-clip and --example-noise"
         )
-    keen = dataclasses.replace(method, defence=DefenceConfig(example_clip=ENDLESS))
-    other = client._replace(label_counts=counts.flip(0))
-    heard = [run(keen, shared, private, one, first) for one in (client, other)]
-    return Tried(tuple(one.calls for one in passes), not same(*heard))
+    unclipped = replace(method, defence=DefenceConfig(example_clip=_NO_CLIPPING))
+    flipped = client._replace(label_counts=counts.flip(0))
+    uploads = [_upload(unclipped, shared, private, each, batches) for each in (client, flipped)]
+    return CouplingCheck(tuple(probe.gradient.calls for probe in probes), not _same(*uploads))
 
 
-def refuse_coupled(method: Defended, passes: list[PerExampleGradient]) -> None:
-    """Refuses a loss whose terms of a batch are not the means of its rows'."""
-    for passing in passes:
-        for name, far in (passing.coupling or {}).items():
-            if far > SAME:
-                way = "say --mlg-norm sample_mean" if hasattr(method, "mlg_norm") else "leave out --example-clip"
+class _CouplingProbe:
+    """Gradient function that records how far the loss of a batch is from the mean of its examples' losses."""
+
+    def __init__(self) -> None:
+        self.gradient = PerExampleGradient(torch.zeros(2), bound=_NO_CLIPPING, std=0.0)
+        self.differences: dict[str, float] = {}  # by loss term, relative
+
+    def __call__(self, net: Net, state: Tree, weights: Tree, objective: Objective, batch: Batch) -> GradientResult:
+        """Return the mean of the examples' gradients."""
+        result = self.gradient(net, state, weights, objective, batch)
+        for name, value in objective(Model(net, {**state, **weights}, training=True), batch).items():
+            mean = result.terms[name]
+            difference = float((value - mean).abs() / (value.abs() + mean.abs()).clamp_min(1e-12))
+            self.differences[name] = max(difference, self.differences.get(name, 0.0))
+        return result
+
+
+def _check_loss_is_mean(method: Defended, probes: list[_CouplingProbe]) -> None:
+    for probe in probes:
+        for name, difference in probe.differences.items():
+            if difference > _TOLERANCE:
+                fix = "use --mlg-norm sample_mean" if isinstance(method.method, GPFL) else "leave out --example-clip"
                 raise GpflError(
-                    f"defence.example_clip is {method.defence.example_clip:g}, but the term '{name}' of {method.name} is not a "
-                    f"mean over rows, so that none has a gradient of its own: {way}"
+                    f"defence.example_clip is {method.defence.example_clip:g}, but the loss term '{name}' of {method.name} is "
+                    f"not a mean over examples, so that none has a gradient of its own: {fix}"
                 )
 
 
-def run(method: Defended, shared: Tree, private: Tree, client: ClientInfo, steps: list[Batch]) -> Tree:
-    """Gives what a client sends after one step of every phase."""
+def _upload(method: Method, shared: Tree, private: Tree, client: ClientInfo, batches: list[Batch]) -> Tree:
     local_state = method.download(shared, private, client)
-    for phase, batch in zip(method.phases(), steps, strict=True):
+    for phase, batch in zip(method.phases(), batches, strict=True):
         local_state, _ = phase.step(shared, local_state, batch, client)
     return method.upload(shared, local_state, private, client)[0]
 
 
-def batches(method: Defended, table: Table, rows: list[int], start: int) -> list[Batch]:
-    """Gives a batch for a step of every phase, the rows from `start` on, over and over where they are few."""
-    out = []
+def _batches(method: Method, table: Table, samples: list[int], start: int) -> list[Batch]:
+    """Return a batch for a step of every phase; few samples are repeated."""
+    batches = []
     for phase in method.phases():
-        places = [rows[(start + place) % len(rows)] for place in range(ROWS * phase.batches)]
-        out.append(table.batch(torch.tensor(places, device=table.y.device)))
-    return out
+        indices = [samples[(start + index) % len(samples)] for index in range(_BATCH_SIZE * phase.batches)]
+        batches.append(table.batch(torch.tensor(indices, device=table.y.device)))
+    return batches
 
 
-def stirred(state: Tree, place: int) -> Tree:
-    """Gives a state near another: terms that are zero where all states are equal must show."""
-    draw = torch_generator(0, "defence", place)
-    return tree.map_leaves(lambda t: t + 0.1 * (0.1 + t.abs()) * torch.randn(t.shape, generator=draw).to(t), state)
+def _perturb(state: Tree, index: int) -> Tree:
+    """Return a state near another, so that terms show that are zero where all states are equal."""
+    rng = torch_generator(0, "defence", index)
+    return tree.map_leaves(lambda t: t + 0.1 * (0.1 + t.abs()) * torch.randn(t.shape, generator=rng).to(t), state)
 
 
-def same(one: Tree, other: Tree) -> bool:
-    """Tells whether two uploads are equal but for rounding."""
-    return all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in tree.pairs(one, other))
+def _same(a: Tree, b: Tree) -> bool:
+    return all(torch.allclose(x, y, rtol=1e-5, atol=1e-6) for x, y in tree.pairs(a, b))

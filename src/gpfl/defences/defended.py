@@ -1,4 +1,4 @@
-"""A method under a defence: the same method, but for the gradients of its steps and what leaves a client."""
+"""A method under a defence: the method itself, but for the gradients of its local steps and what leaves the client."""
 
 from __future__ import annotations
 
@@ -6,145 +6,189 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from gpfl.core import tree
 from gpfl.core.method import Batch, ClientInfo, LossTerms, Method, Phase
+from gpfl.core.net import Model
 from gpfl.core.randomness import make_salt, random_key
 from gpfl.core.tree import Tree
-from gpfl.defences.config import NO_DEFENCE, WHOLE, DefenceConfig
+from gpfl.defences.config import FULL_BITS, NO_DEFENCE, DefenceConfig
 from gpfl.defences.per_example import PerExampleGradient
-from gpfl.defences.uploads import protected, wire_bytes
+from gpfl.defences.uploads import compressed_bytes, transform_upload
 from gpfl.errors import GpflError
 from gpfl.methods.gpfl import GPFL
 
-STEPS = "defence"
-"""Where the state of a local round counts the steps done: every step's noise is its own."""
+_STATE = "defence"
+"""Key in the local state of the number of steps done, which selects the noise of a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Defended(Method):
-    """What a defended method does differently. It stands before a method's own class, whose functions it calls."""
+    """A bound method whose local gradients and uploads go through the transforms of a defence; all else is the method's."""
 
-    defence: DefenceConfig = NO_DEFENCE
-    salt: float = 0.0  # of the run's seed: a number like others, so that trials with several seeds run at once
-    crowd: int = 1  # the fewest clients that join a round: their noise adds up to what is stated
-    recorded: list[PerExampleGradient] | None = dataclasses.field(default=None, repr=False, compare=False)  # of every step
+    method: Method
+    defence: DefenceConfig
+    salt: float = 0.0  # selects the noise of the run; a float, so that trials with several seeds can run concurrently
+    min_clients: int = 1  # the fewest clients of a round, whose noise adds up to that of the stated ε
 
-    # Gradients.
+    def replace(self, **values: object) -> Self:
+        """Return the defended method with other values of the method's options, its setup or the defence."""
+        own = {name: values.pop(name) for name in ("defence", "salt", "min_clients") if name in values}
+        method = self.method.replace(**values)
+        return dataclasses.replace(self, method=method, setup=method.setup, **own)  # type: ignore[arg-type]
+
+    def values(self) -> dict[str, object]:
+        """Return what `replace` can change, by name, without the net."""
+        return {**self.method.values(), "defence": self.defence, "salt": self.salt, "min_clients": self.min_clients}
+
+    # Gradients: one function for every step of the round, with noise of its own.
 
     def phases(self) -> tuple[Phase, ...]:
-        """Gives the method's passes, their steps by rows where gradients are clipped."""
-        phases = super().phases()
+        """Return the method's phases, with per-example gradients if the defence clips them."""
+        phases = self.method.phases()
         if not self.defence.example_clip:
             return phases
-        return tuple(phase._replace(step=partial(self.per_example_step, number)) for number, phase in enumerate(phases))
+        return tuple(phase._replace(step=partial(self._per_example_step, index)) for index, phase in enumerate(phases))
 
     def download(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
-        """Gives the state in which local training starts."""
-        local_state = super().download(shared, private, client)
-        return {**local_state, STEPS: {"done": torch.zeros_like(client.round)}} if self.defence.example_clip else local_state
+        """Return the state in which local training starts."""
+        local_state = self.method.download(shared, private, client)
+        return {**local_state, _STATE: {"step": torch.zeros_like(client.round)}} if self.defence.example_clip else local_state
 
-    def per_example_step(
+    def _per_example_step(
         self, phase: int, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo
     ) -> tuple[Tree, LossTerms]:
-        """Return the state after a step of a phase with per-example gradients."""
-        done = tree.leaf(tree.branch(local_state, STEPS), "done")
-        gradient = PerExampleGradient(
-            self.key(client, "example", done), self.defence.example_clip, self.defence.example_noise * self.defence.example_clip
-        )
-        if self.recorded is not None:
-            gradient.coupling = {}
-            self.recorded.append(gradient)
-        method = self.replace(gradient=gradient)
-        after, terms = super(Defended, method).phases()[phase].step(shared, tree.drop(local_state, (STEPS,)), batch, client)
-        return {**after, STEPS: {"done": done + 1}}, terms
+        step = tree.leaf(tree.branch(local_state, _STATE), "step")
+        bound = self.defence.example_clip
+        gradient = PerExampleGradient(self._key(client, "example", step), bound, self.defence.example_noise * bound)
+        train = self.method.replace(gradient=gradient).phases()[phase].step
+        local_state, terms = train(shared, tree.drop(local_state, (_STATE,)), batch, client)
+        return {**local_state, _STATE: {"step": step + 1}}, terms
 
-    # What leaves the client.
+    # Uploads.
 
     def upload(self, shared: Tree, local_state: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
-        """Gives what the client sends, defended, and what it keeps."""
-        sent, kept = super().upload(shared, tree.drop(local_state, (STEPS,)), private, client)
-        if self.defence.on_uploads and sent:
-            sent = protected(shared, sent, self.defence, self.noise_share, self.key(client, "upload"))
+        """Return the method's upload, clipped, noisy or compressed, and the new private state."""
+        sent, kept = self.method.upload(shared, tree.drop(local_state, (_STATE,)), private, client)
+        if self.defence.transforms_uploads and sent:
+            sent = transform_upload(shared, sent, self.defence, self.noise_std, self._key(client, "upload"))
         return sent, kept
 
     @property
-    def noise_share(self) -> float:
-        """The standard deviation of the noise that one client adds; of a crowd it adds up to noise × clip."""
-        return self.defence.noise * self.defence.clip / math.sqrt(self.crowd)
+    def noise_std(self) -> float:
+        """Standard deviation of one client's noise; over `min_clients` clients it adds up to noise × clip."""
+        return self.defence.noise * self.defence.clip / math.sqrt(self.min_clients)
 
     def aggregation_weight(self, client: ClientInfo) -> Tensor:
-        """Gives every client the same weight where there is noise: by its rows, one could weigh more than its bound."""
-        return torch.ones_like(client.n_samples) if self.defence.noise else super().aggregation_weight(client)
+        """Return the same weight for all clients under noise, since a larger one would exceed the bound of a client."""
+        return torch.ones_like(client.n_samples) if self.defence.noise else self.method.aggregation_weight(client)
 
-    def key(self, client: ClientInfo, purpose: str, *words: Tensor) -> Tensor:
-        """Gives the stream of a client's draws in a round."""
+    def _key(self, client: ClientInfo, purpose: str, *steps: Tensor) -> Tensor:
         salt = self.salt if isinstance(self.salt, Tensor) else torch.full_like(client.round, self.salt)
-        return random_key(salt, purpose, client.round, client.index, *words)
+        return random_key(salt, purpose, client.round, client.index, *steps)
+
+    # The method's own.
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """Name of the method."""
+        return self.method.name
+
+    @property
+    def shares(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The parts that clients upload."""
+        return self.method.shares
+
+    @property
+    def shared_parts(self) -> tuple[str, ...]:
+        """The parts that clients upload, with BatchNorm's running statistics if the server averages them."""
+        return self.method.shared_parts
+
+    def init(self, seed: int) -> tuple[Tree, Tree]:
+        """Return the shared state and the private state that every client starts with."""
+        return self.method.init(seed)
+
+    def split_state(self, state: Tree) -> tuple[Tree, Tree]:
+        """Return the shared and the private parts of a state."""
+        return self.method.split_state(state)
+
+    def loss(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
+        """Return the terms of the local objective."""
+        return self.method.loss(model, shared, batch, client)
+
+    def aggregate(self, shared: Tree, mean: Tree) -> Tree:
+        """Return the shared state after aggregation."""
+        return self.method.aggregate(shared, mean)
+
+    def personal_weights(self, shared: Tree, private: Tree, batch: Batch, client: ClientInfo) -> Tree:
+        """Return the weights of the client's personal model."""
+        return self.method.personal_weights(shared, private, batch, client)
+
+    def features(self, model: Model, x: Tensor) -> Tensor:
+        """Return the features that the classifier sees, (batch, width)."""
+        return self.method.features(model, x)
+
+    def logits(self, model: Model, x: Tensor) -> Tensor:
+        """Return the logits of the personal model, (batch, classes)."""
+        return self.method.logits(model, x)
+
+
+def defend(method: Method, defence: DefenceConfig, *, seed: int, min_clients: int) -> Method:
+    """Return a bound method under a defence, or itself if there is none. Raise if the defence does not fit the method."""
+    if not defence.enabled:
+        return method
+    _check_uploads_weights(method, defence)
+    _check_batch_norm(method, defence)
+    return Defended(setup=method.setup, method=method, defence=defence, salt=make_salt(seed), min_clients=max(1, min_clients))
+
+
+def undefended(method: Method) -> Method:
+    """Return the method without its defence."""
+    return method.method if isinstance(method, Defended) else method
 
 
 def upload_bytes(method: Method, upload: Tree) -> int:
     """Return the bytes that an upload takes on the wire; `upload` is one, or a mean of several."""
-    return wire_bytes(upload, method.defence if isinstance(method, Defended) else NO_DEFENCE)
+    return compressed_bytes(upload, method.defence if isinstance(method, Defended) else NO_DEFENCE)
 
 
-def defended(method: Method, defence: DefenceConfig, *, seed: int, crowd: int) -> Method:
-    """Gives a bound method under a defence; the method itself where nothing is asked for. What cannot be is refused."""
-    if not defence.on:
-        return method
-    refuse_uploads(method, defence)
-    refuse_statistics(method, defence)
-    values = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
-    return defended_kind(type(method))(**values, defence=defence, salt=make_salt(seed), crowd=max(1, crowd))
-
-
-KINDS: dict[type[Method], type[Defended]] = {}
-"""Classes that were made, so that the methods of two trials are of one."""
-
-
-def defended_kind(kind: type[Method]) -> type[Defended]:
-    """Gives the class of a method under a defence: Defended's functions first, then the method's own."""
-    if kind not in KINDS:
-        made = type(f"Defended{kind.__name__}", (Defended, kind), {"__doc__": kind.__doc__, "__module__": __name__})
-        KINDS[kind] = dataclass(frozen=True, kw_only=True)(made)
-    return KINDS[kind]
-
-
-def cautions(method: Method) -> list[str]:
-    """Gives what is said before a run whose updates are bounded by what is not of the data: weight decay."""
-    decaying = method.guidance if isinstance(method, GPFL) and method.reg == "wd" and method.mu else ()
-    if not isinstance(method, Defended) or not decaying or not (method.defence.clip or method.defence.top_k < 1):
+def defence_warnings(method: Method) -> list[str]:
+    """Return warnings to show before a run: weight decay uses up the bound of clipped or sparse updates."""
+    if not isinstance(method, Defended) or not (method.defence.clip or method.defence.top_k < 1):
         return []
-    what = "clipped" if method.defence.clip else "cut to its largest entries"
+    plain = method.method
+    decayed = plain.guidance if isinstance(plain, GPFL) and plain.reg == "wd" and plain.mu else ()
+    if not decayed:
+        return []
+    transform = "clipped" if method.defence.clip else "reduced to its largest entries"
     return [
-        f"Weight decay moves the parts {' and '.join(decaying)} in every step and is in the update that is {what}: little of "
-        "what the data say may be left. Without decay (of gpfl: --mu 0) all of the bound is theirs."
+        f"Weight decay changes {' and '.join(decayed)} in every step and is part of the update that is {transform}, so little "
+        "of what the data contribute may be left. --mu 0 turns it off."
     ]
 
 
-def refuse_uploads(method: Method, defence: DefenceConfig) -> None:
-    """Refuses to clip, noise or compress what is no update of weights."""
-    if defence.on_uploads and method.shares and "base" not in method.shares:
+def _check_uploads_weights(method: Method, defence: DefenceConfig) -> None:
+    if defence.transforms_uploads and method.shares and "base" not in method.shares:
         raise GpflError(
-            f"{method.name} sends {', '.join(method.shares)}, which are no update of weights: a clipped, noisy or compressed "
-            "difference of them means nothing; leave out --clip, --noise, --top-k and --bits"
+            f"{method.name} uploads {', '.join(method.shares)}, which is no update of weights, so clipping, noise and "
+            "compression do not apply: leave out --clip, --noise, --top-k and --bits"
         )
 
 
-def refuse_statistics(method: Method, defence: DefenceConfig) -> None:
-    """Refuses BatchNorm where it mixes rows, or where noise and rounding could turn a variance negative."""
+def _check_batch_norm(method: Method, defence: DefenceConfig) -> None:
     if not method.net.has_batch_norm:
         return
     if defence.example_clip:
         raise GpflError(
-            f"defence.example_clip is {defence.example_clip:g}, but the BatchNorm of net '{method.net.name}' mixes rows, so no "
-            "row's gradient has a bound of its own: use another net"
+            f"defence.example_clip is {defence.example_clip:g}, but BatchNorm in net '{method.net.name}' mixes examples, so "
+            "that clipping does not bound the influence of one: use another net"
         )
-    if "batch_norm_stats" in method.shared_parts and (defence.noise or defence.bits < WHOLE):
+    if "batch_norm_stats" in method.shared_parts and (defence.noise or defence.bits < FULL_BITS):
         raise GpflError(
-            "train.batch_norm is 'average', so that BatchNorm's variances are sent: noise and rounding could turn one "
-            "negative; use --batch-norm local"
+            "train.batch_norm is 'average', so clients upload BatchNorm's variances, which noise and quantisation could make "
+            "negative: use --batch-norm local"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -69,7 +68,7 @@ class Vmap(Engine):
         """Gives the rounds of several trials, whose clients train in the same slots, results in the order of their clients."""
         rounds = [Round(self, each) for each in request]
         names = differing([self.method, *(each.method for each in request)])  # also where one trial of several is left
-        values = [{name: torch.tensor(getattr(each.method, name), device=self.device) for name in names} for each in request]
+        values = [{name: torch.tensor(each.method.values()[name], device=self.device) for name in names} for each in request]
         bundles: list[Tree] = [{"state": one.shared, "values": dict(own)} for one, own in zip(rounds, values, strict=True)]
         shared = bundles[0] if len(rounds) == 1 else tree.stack(bundles)
         chunks = self._arrange(rounds)
@@ -255,15 +254,13 @@ class Vmap(Engine):
 
 def differing(methods: Sequence[Method]) -> list[str]:
     """Gives the names of numbers in which methods differ; all else must be equal, or they could not be run at once."""
-    first = methods[0]
+    if len({(type(method), method.name) for method in methods}) > 1:
+        raise GpflError("trials that run at once must be of one method")
     names = []
-    fields = [field.name for field in dataclasses.fields(first) if field.name != "setup"]
-    for name in ("lr", "epochs", "batch_norm", *fields):
-        values = [getattr(method, name, None) for method in methods]
+    for name in methods[0].values():
+        values = [method.values()[name] for method in methods]
         if any(value != values[0] for value in values):
             if not all(isinstance(value, float) for value in values):
                 raise GpflError(f"trials that run at once must have the same {name}, not {values[0]!r} and others")
             names.append(name)
-    if any(type(method) is not type(first) for method in methods):
-        raise GpflError("trials that run at once must be of one method")
     return names

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from gpfl.defences import Defended
-from gpfl.defences.accounting import client_level, example_level, noise_for
-from gpfl.defences.coupling import tried
+from gpfl.defences.accounting import client_guarantee, example_guarantee, find_noise
+from gpfl.defences.coupling import check_coupling
 from gpfl.engine import RunSpec
 from gpfl.engine.loop import Loop
 from gpfl.errors import GpflError
@@ -24,7 +24,7 @@ from gpfl.methods.gpfl import GPFL
 from gpfl.training import api
 from gpfl.training import config as configs
 from gpfl.training.config import SECTIONS, ConfigDict
-from gpfl.training.defences import crowd_of, rows_to_try
+from gpfl.training.defences import accounting_inputs, probe_samples
 from gpfl.training.result import Result
 
 NONE = "none"
@@ -166,16 +166,16 @@ def noises(family: Family, epsilons: Sequence[float], like: Cell, plan: Plan, gr
     """Gives the noise for each ε in the setting of a cell that has some of the family's, by what holds as it is run."""
     setting = setting_of(like, plan, grounds)
     method = cast(Defended, setting.method)
-    crowd = crowd_of(method, setting.federation, setting.schedule)
+    crowd = accounting_inputs(method, setting.federation, setting.schedule)
     if family.level == "example":
-        crowd = replace(crowd, tried=tried(method, setting.federation.table, rows_to_try(setting.federation)))
+        crowd = replace(crowd, coupling=check_coupling(method, setting.federation.table, probe_samples(setting.federation)))
 
     def made(noise: float) -> float:
         if family.level == "client":
-            return cast(float, client_level(replace(method.defence, noise=noise), crowd)["epsilon"])
-        return cast(float, example_level(replace(method.defence, example_noise=noise), crowd)["epsilon"])
+            return cast(float, client_guarantee(replace(method.defence, noise=noise), crowd)["epsilon"])
+        return cast(float, example_guarantee(replace(method.defence, example_noise=noise), crowd)["epsilon"])
 
-    return [noise_for(epsilon, made) for epsilon in epsilons]
+    return [find_noise(epsilon, made) for epsilon in epsilons]
 
 
 def setting_of(like: Cell, plan: Plan, grounds: FederationCache) -> RunSpec:

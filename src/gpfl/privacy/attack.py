@@ -19,7 +19,7 @@ from gpfl.core.local_round import Schedule
 from gpfl.core.method import Setup
 from gpfl.core.options import option_values
 from gpfl.core.randomness import MAX_SEED
-from gpfl.defences import Defended
+from gpfl.defences import Defended, undefended
 from gpfl.engine import Engine, matmul_precision
 from gpfl.engine.base import RunSpec
 from gpfl.engine.loop import Loop
@@ -305,9 +305,9 @@ class AttackRunner:
             facts.pop(name)
         rows = [list(victim.rows) for victim in self.victims[case.batch]]
         known = {**dataclasses.asdict(case), **facts, "sent": self.sent[case.round], "rows": rows, "lr": method.lr}
-        known |= {"options": option_values(method), "data": self.engine.federation.table.digest}
+        known |= {"options": option_values(undefended(method)), "data": self.engine.federation.table.digest}
         if isinstance(method, Defended):
-            known["defence"] = {**option_values(method.defence), "salt": method.salt, "crowd": method.crowd}
+            known["defence"] = {**option_values(method.defence), "salt": method.salt, "crowd": method.min_clients}
         return {**known, **self.unusual(case)}
 
     def unusual(self, case: Case) -> dict[str, object]:

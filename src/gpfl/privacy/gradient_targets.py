@@ -12,6 +12,7 @@ from gpfl.core import losses
 from gpfl.core.method import NET_PARTS, Method
 from gpfl.core.net import Model
 from gpfl.core.tree import Tree
+from gpfl.defences import Defended, undefended
 from gpfl.methods.fedphp import FedPHP
 from gpfl.methods.fedrod import FedRoD
 from gpfl.methods.gpfl import GPFL, constants, embeddings_of, norm, valve
@@ -38,6 +39,11 @@ def gradient_targets(method: Method) -> dict[str, GradientTarget]:
 
 
 _common_targets = gradient_targets.dispatch(Method)
+
+
+@gradient_targets.register
+def _(method: Defended) -> dict[str, GradientTarget]:
+    return gradient_targets(method.method)
 
 
 @gradient_targets.register
@@ -77,6 +83,7 @@ def _(method: GPFL) -> dict[str, GradientTarget]:
 
 def weight_decay(method: Method, part: str, weights: Tree) -> float:
     """Return the weight decay that the known terms of the objective are at these weights of a part."""
+    method = undefended(method)
     if not isinstance(method, GPFL) or part not in method.guidance:
         return 0.0
     # The gradient of μ‖w‖ is μ·w/‖w‖, which is decay of μ over the length.

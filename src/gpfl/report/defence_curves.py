@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from gpfl.core import tree
-from gpfl.defences.accounting import EXTRA, accountant, number
+from gpfl.defences.accounting import INSTALL_COMMAND, accountant_version, format_epsilon
 from gpfl.engine import Engine
 from gpfl.errors import GpflError
 from gpfl.experiments.defence_study import FAMILIES, Spot, engine_of, loaded
@@ -27,7 +27,7 @@ from gpfl.report import attack_tables as table
 from gpfl.report import plotting
 from gpfl.report.attack_tables import Line
 from gpfl.report.plotting import Box
-from gpfl.training.defences import promised
+from gpfl.training.defences import run_guarantee
 from gpfl.training.run_dir import RunState
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def point_of(spot: Spot, job: Job, seeds: Sequence[int], engine: Engine, line: L
     if trials is None:
         raise ValueError(f"{job.folder} has no finished trials")
     level = spot.family.level if spot.family else ""
-    promise = promised(engine.method, engine.federation, engine.schedule) if level else {}
+    promise = run_guarantee(engine.method, engine.federation, engine.schedule) if level else {}
     facts = cast(dict[str, float | None], promise.get(level, {}))
     return Point(
         method=spot.method,
@@ -246,7 +246,7 @@ def markdown(found: Curves, origin: str) -> str:
                 ),
                 *(point.verdict, f"{point.value:g}" if point.family else ""),
                 f"{100 * point.accuracy:.2f}{spread}",
-                *(number(value) if value is not None else "" for value in (point.epsilon, point.epsilon_if_poisson)),
+                *(format_epsilon(value) if value is not None else "" for value in (point.epsilon, point.epsilon_if_poisson)),
                 *(f"{point.psnr:.2f}", f"{point.ssim:.3f}", f"{point.bytes_up / 1e6:.1f}"),
             ]
         )
@@ -284,14 +284,12 @@ def stated(found: Curves) -> str:
     if not deltas:
         return ""
     if all(point.epsilon is None for point in found.points):
-        return (
-            f"ε is not stated, as dp-accounting is not installed: {EXTRA}, and the same command adds it; nothing is run again."
-        )
+        return f"ε is not stated: dp-accounting is not installed. {INSTALL_COMMAND}, then run the same command."
     return (
-        f"ε by {accountant()} for δ = {', '.join(f'{delta:g}' for delta in sorted(deltas))}, over all planned rounds. ε holds "
-        "as it is run (one client or row exchanged, cohorts of fixed size, batches in order); ε if Poisson is what papers "
-        "mostly state (one more or less, Poisson samples). Client level: for who sees aggregates, not single uploads. Above a "
-        "hundred or so an ε promises next to nothing, and those for Poisson samples are far from tight."
+        f"ε by {accountant_version()} for δ = {', '.join(f'{delta:g}' for delta in sorted(deltas))}, over all planned rounds. "
+        "ε holds as it is run (one client or row exchanged, cohorts of fixed size, batches in order); ε if Poisson is what "
+        "papers mostly state (one more or less, Poisson samples). Client level: for who sees aggregates, not single uploads. "
+        "Above a hundred or so an ε promises next to nothing, and those for Poisson samples are far from tight."
     )
 
 

@@ -31,7 +31,7 @@ from gpfl.models.architecture import Architecture, net_from_architecture
 from gpfl.models.splitting import net_from_module
 from gpfl.training import config as configs
 from gpfl.training.config import Config, ConfigDict, RunOptions, TrainOptions, check_device
-from gpfl.training.defences import guarded, promised
+from gpfl.training.defences import apply_defence, run_guarantee
 from gpfl.training.result import ClientModel, Result
 from gpfl.training.round_loop import RoundLoop, Silent, Watch, run_concurrently
 from gpfl.training.run_dir import RunDir
@@ -287,7 +287,7 @@ def prepare(
     for shard in federation.shards:
         schedule.check_batch_size(method, len(shard.train), shard.name)
     placed = federation.to(device)
-    guard = guarded(method, config.defence, placed, schedule)
+    guard = apply_defence(method, config.defence, placed, schedule)
     setting = RunSpec(guard, placed, schedule, train.class_counts, config.run.compile, config.run.precision)
     return dataclasses.replace(config, train=train, method=method), setting
 
@@ -359,9 +359,9 @@ def simulation_of(run: PreparedRun, engine: Engine) -> RoundLoop:
 
 def defence_facts(config: Config, setting: RunSpec) -> dict[str, object]:
     """Gives what the summary says of a run's defence: its options, and what it promises."""
-    if not config.defence.on:
+    if not config.defence.enabled:
         return {}
-    promise = promised(setting.method, setting.federation, setting.schedule)
+    promise = run_guarantee(setting.method, setting.federation, setting.schedule)
     return {"defence": options.option_values(config.defence), **({"privacy": promise} if promise else {})}
 
 

@@ -133,7 +133,7 @@ class Config:
             "net": self.net,
             "train": self.train,
             "method": self.method,
-            "defence": self.defence if self.defence.on else None,
+            "defence": self.defence if self.defence.enabled else None,
         }
         for section, record in records.items():
             for key, value in (options.config_values(record) if record is not None else {}).items():
@@ -211,7 +211,7 @@ def resolve_config(given: ConfigDict, *, federation: Federation | None = None, c
     check_device(run.device)
     method = chosen_method(given, run)
     defence = options.build(DefenceConfig, given.get("defence", {}), "defence")
-    defence.check()
+    defence.validate()
     look_over(given, custom_net)
     source = federation.table.source if federation else chosen_source(given)
     data = federation.table.name if federation else source.name if source else ""

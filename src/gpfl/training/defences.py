@@ -1,44 +1,45 @@
-"""A defence in its federation: the method that is run under it, and what it promises there."""
+"""The defence of a run: the method under it, and what it guarantees in this federation."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpfl.core.local_round import Schedule
 from gpfl.core.method import Method
-from gpfl.defences.accounting import AccountingInputs, Facts, statement
+from gpfl.defences.accounting import AccountingInputs, Guarantee, privacy_guarantee
 from gpfl.defences.config import DefenceConfig
-from gpfl.defences.coupling import tried
-from gpfl.defences.defended import Defended, defended
+from gpfl.defences.coupling import check_coupling
+from gpfl.defences.defended import Defended, defend
 from gpfl.federation.federation import Federation
 
 
-def guarded(method: Method, defence: DefenceConfig, federation: Federation, schedule: Schedule) -> Method:
-    """Gives a bound method under a defence; refuses what would make its promise false."""
-    fewest = crowd_of(method, federation, schedule).joining[0]
-    method = defended(method, defence, seed=schedule.seed, crowd=fewest)
+def apply_defence(method: Method, defence: DefenceConfig, federation: Federation, schedule: Schedule) -> Method:
+    """Return a bound method under a defence. Raise if the guarantee would be false."""
+    fewest, _ = accounting_inputs(method, federation, schedule).clients_per_round
+    method = defend(method, defence, seed=schedule.seed, min_clients=fewest)
     if isinstance(method, Defended) and defence.example_clip:
-        tried(method, federation.table, rows_to_try(federation))
+        check_coupling(method, federation.table, probe_samples(federation))
     return method
 
 
-def promised(method: Method, federation: Federation, schedule: Schedule) -> Facts:
-    """Gives what a method's defence promises; nothing where it has none, or no noise."""
+def run_guarantee(method: Method, federation: Federation, schedule: Schedule) -> Guarantee:
+    """Return what the method's defence guarantees; empty without a defence or without noise."""
     if not isinstance(method, Defended) or not method.shares:
         return {}
-    crowd = crowd_of(method, federation, schedule)
+    inputs = accounting_inputs(method, federation, schedule)
     if method.defence.example_noise:
-        found = tried(method, federation.table, rows_to_try(federation))
-        crowd = AccountingInputs(crowd.schedule, crowd.phases, crowd.rows, crowd.idle, found)
-    return statement(method.defence, crowd)
+        inputs = replace(inputs, coupling=check_coupling(method, federation.table, probe_samples(federation)))
+    return privacy_guarantee(method.defence, inputs)
 
 
-def crowd_of(method: Method, federation: Federation, schedule: Schedule) -> AccountingInputs:
-    """Gives what a promise depends on besides the defence."""
-    rows, phases = tuple(int(size) for size in federation.n_samples("train")), method.phases()
+def accounting_inputs(method: Method, federation: Federation, schedule: Schedule) -> AccountingInputs:
+    """Return what a guarantee depends on besides the defence."""
+    n_samples, phases = tuple(int(size) for size in federation.n_samples("train")), method.phases()
     needed = schedule.min_samples(phases)
-    return AccountingInputs(schedule, phases, rows, sum(size < needed for size in rows))
+    return AccountingInputs(schedule, phases, n_samples, sum(size < needed for size in n_samples))
 
 
-def rows_to_try(federation: Federation) -> list[int]:
-    """Gives training rows of the largest client."""
+def probe_samples(federation: Federation) -> list[int]:
+    """Return training samples of the largest client, on which `check_coupling` tries a method."""
     largest = max(federation.shards, key=lambda shard: len(shard.train))
-    return [int(row) for row in largest.train[:64]]
+    return [int(index) for index in largest.train[:64]]

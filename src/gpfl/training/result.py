@@ -21,6 +21,7 @@ from gpfl.core.net import InputSpec, Model, Net
 from gpfl.core.tree import Tree
 from gpfl.data.arrays import ArrayLike, read_samples
 from gpfl.data.table import Table
+from gpfl.defences import undefended
 from gpfl.engine import Engine, matmul_precision
 from gpfl.errors import GpflError
 from gpfl.federation.federation import Federation
@@ -231,7 +232,7 @@ class Result:
         return self._model(method.personal_weights(state.shared, private, table.batch(first[first >= 0]), client), name)
 
     def _model(self, weights: Tree, name: str) -> ClientModel:
-        return ClientModel(self.engine.method, weights, name, self.engine.federation.table.input_spec)
+        return ClientModel(undefended(self.engine.method), weights, name, self.engine.federation.table.input_spec)
 
 
 def safe_name(name: str) -> str:

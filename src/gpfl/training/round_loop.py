@@ -12,8 +12,8 @@ import torch
 
 from gpfl.core import tree
 from gpfl.core.metrics import Evaluation, best, mean_of_last
-from gpfl.defences import cautions, upload_bytes
-from gpfl.defences.accounting import words
+from gpfl.defences import defence_warnings, upload_bytes
+from gpfl.defences.accounting import describe_guarantee
 from gpfl.engine import Engine, RunSpec
 from gpfl.engine.base import EvalRequest, RoundResult, TrainRequest
 from gpfl.errors import DivergenceError, GpflError
@@ -330,8 +330,8 @@ def tell_promises(simulations: Sequence[RoundLoop]) -> None:
     told: set[str] = set()
     for simulation in simulations:
         watch = simulation.watch
-        promises = words(cast(Mapping[str, object], simulation.facts.get("privacy", {})))
-        for sentence in (*promises, *cautions(simulation.setting.method)):
+        promises = describe_guarantee(cast(Mapping[str, object], simulation.facts.get("privacy", {})))
+        for sentence in (*promises, *defence_warnings(simulation.setting.method)):
             if isinstance(watch, Listener) and sentence not in told:
                 watch.note(sentence)
             told.add(sentence)
