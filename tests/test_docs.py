@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import gpfl
-from gpfl.cli import flags
 from gpfl.cli.main import command
+from gpfl.cli.options import parse_options
+from gpfl.cli.overrides import merge, parse_set
 from gpfl.data import DATASETS
 from gpfl.training import config as configs
 
@@ -44,13 +45,13 @@ def test_python_block_runs(page: str, code: str, tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("line", commands())
 def test_command_is_one_that_parses(line: str) -> None:
     words = shlex.split(line)[1:]
-    group = command()
+    group = command
     name, sub, rest = group.resolve_command(group.make_context("gpfl", words, resilient_parsing=True), words)
     context = sub.make_context(name, list(rest))
     values = {key: value for key, value in context.params.items() if "__" in key}
     own = values.get("data__name") not in (None, *DATASETS)  # files that the reader has
     if name == "run" and not own and not context.params["config"] and not context.params["federation"]:
-        configs.resolve_config(flags.merge(flags.given_by_flags(values), flags.given_by_set(context.params["set_"])))
+        configs.resolve_config(merge(parse_options(values), parse_set(context.params["assignments"])))
 
 
 @pytest.mark.parametrize(("page", "text"), blocks("toml"), ids=lambda value: value[:30])

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import gpfl
-from gpfl.cli import flags
+from gpfl.cli import options as flags
 from gpfl.core.options import options_of
 from gpfl.defences import DefenceConfig
 from gpfl.federation.partition import PARTITIONS

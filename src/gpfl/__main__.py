@@ -1,30 +1,15 @@
-"""The command `gpfl`, as the script and `python -m gpfl` start it."""
+"""Entry point of `gpfl` and `python -m gpfl`."""
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-from types import FrameType
+from gpfl.cli.interrupt import exit_on_interrupt
 
 
 def main() -> None:
-    """Runs the command; Ctrl-C ends it alike while its modules, torch among them, are still being loaded."""
-    usual = signal.getsignal(signal.SIGINT)
-    if usual is signal.default_int_handler:  # in the background of a script it is ignored, and stays so
-        signal.signal(signal.SIGINT, stop)
-    from gpfl.cli.main import main as run
-
-    if usual is signal.default_int_handler:
-        signal.signal(signal.SIGINT, usual)
+    """Run the command."""
+    with exit_on_interrupt():
+        from gpfl.cli.main import main as run
     run()
-
-
-def stop(number: int, frame: FrameType | None) -> None:
-    """Ends the process at once: nothing is begun, and modules that are half loaded swallow exceptions."""
-    if os.environ.get("RANK", "0") == "0":
-        os.write(sys.stderr.fileno(), b"gpfl: stopped\n")
-    os._exit(130)
 
 
 if __name__ == "__main__":

@@ -144,7 +144,7 @@ def test_show_refuses_what_run_refuses_beside_a_manifest(command: Command, given
     assert command("run", "--data", "toy", "--rounds", 1, "--out", "run").code == 0
     manifest = ("--data", "toy", "--federation", "run/federation.toml")
     said = refused(command, "show", *manifest, *given)
-    assert said == f"--federation run/federation.toml says how the rows are divided: leave out {flag}"
+    assert said == f"--federation run/federation.toml already assigns the samples to clients: leave out {flag}"
     assert command("run", *manifest, *given, "--out", "two").err == f"gpfl: {said}\n"
     assert command("data", "show", *manifest).code == 0
     assert Path("federation.png").is_file()

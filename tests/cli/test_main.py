@@ -20,10 +20,10 @@ from conftest import Command, Said, Toy, content, toy_table, without_time
 from rich.console import Console
 
 import gpfl
-from gpfl.cli import flags
+from gpfl.cli import options
 from gpfl.cli.progress import LiveProgress, PlainProgress, ProgressReporter
 from gpfl.core.options import options_of
-from gpfl.data import DATASETS
+from gpfl.data import DATASETS, FILES
 from gpfl.methods import METHODS
 from gpfl.models import NETS
 from gpfl.training.run_dir import RunDir
@@ -183,7 +183,7 @@ def test_resume_goes_on_with_a_run_and_opens_a_finished_one(command: Command) ->
     before = content(Path("run"))
     again = command("resume", "run")
     assert again.code == 0
-    assert "The run in run had finished." in again.out
+    assert "The run in run was already finished." in again.out
     assert content(Path("run")) == before
 
 
@@ -236,13 +236,13 @@ def test_help_renders(command: Command, name: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["run"], "A config"),
-        (["compare"], "A config"),
-        (["reproduce"], "without one they are listed"),
-        (["tune"], "Names with commas between"),
+        (["run"], "Config file."),
+        (["compare"], "Config file."),
+        (["reproduce"], "Without one they are listed"),
+        (["tune"], "Names separated by commas"),
         (["attack"], "Folder of a finished run."),
         (["resume"], "Folder of a run or of trials."),
-        (["list"], "all without it"),
+        (["list"], "all are listed"),
         (["data", "get"], "One of "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -250,18 +250,41 @@ def test_help_renders(command: Command, name: str, monkeypatch: pytest.MonkeyPat
 def test_help_says_what_arguments_are(command: Command, words: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     shown = command(*words, "--help").out
-    assert said in shown[shown.index("Arguments") : shown.index("Options")]
+    assert said in shown[shown.index("Arguments:") : shown.index("\nOptions:")]
 
 
-def test_help_of_run_has_a_flag_for_every_option(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    help_ = command("run", "--help").out
-    wanted = ["--out", "--seeds", "--set", "--federation", "--method", "--data", "--partition", "--net"]
-    for section, records in flags.RECORDS.items():
-        wanted += [f"--{flags.flag_name(section, key)}" for record in records.values() for key in options_of(record)]
-    missing = [flag for flag in wanted if not re.search(rf"{flag}\b", help_)]
-    assert len(wanted) > 30
-    assert missing == []
+@pytest.mark.parametrize("section", options.NAMED)
+def test_help_of_run_has_the_flags_of_the_chosen_method_and_no_other(command: Command, section: str) -> None:
+    for name, record in options.RECORDS[section].items():
+        chosen = (f"--{section}", "my.csv" if name == FILES else name)
+        for arguments in (("--help", *chosen), (*chosen, "--help")):
+            text = command("run", *arguments).out
+            listed = {key for key in options.keys_of(section) if re.search(rf"^  {flag_pattern(section, key)} ", text, re.M)}
+            assert listed == set(options_of(record)), f"{section} {name}"
+
+
+def flag_pattern(section: str, key: str) -> str:
+    flag = options.flag_name(section, key)
+    return rf"--(\[no-\])?{flag[2:]}"
+
+
+def test_help_of_run_has_a_flag_for_every_other_option_of_a_run(command: Command) -> None:
+    text = command("run", "--help").out
+    for section in ("train", "defence", "run"):
+        missing = [key for key in options.keys_of(section) if not re.search(rf"^  {flag_pattern(section, key)} ", text, re.M)]
+        assert missing == [], section
+    assert all(f"\n  {flag} " in text for flag in ("--out", "--seeds", "--set", "--federation"))
+
+
+def test_help_gives_the_defaults_of_the_chosen_data(command: Command) -> None:
+    digits, cifar = (" ".join(command("run", "--data", name, "--help").out.split()) for name in ("digits", "cifar100"))
+    assert "--rounds N T: rounds of training [default: 40]" in digits
+    assert "[default: mlp]" in digits
+    assert "[default: cnn4]" in cifar
+
+
+def test_help_of_an_unknown_method_suggests_one(command: Command) -> None:
+    assert_refused(command("run", "--method", "dito", "--help"), "unknown method 'dito'; did you mean 'ditto'?")
 
 
 def test_command_alone_shows_its_help(command: Command) -> None:
@@ -361,17 +384,17 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("--seed -1", ("run.seed (--seed) is -1; it must be at least 0 and at most 4294967295",)),
     ("--partition-seed -1", ("partition.seed (--partition-seed) is -1",)),
     ("--set train.lr=-1", ("train.lr (--lr) is -1; it must be above 0",)),
-    ("--seeds 0,4294967296", ("a seed must be at most 4294967295",)),
-    ("--seeds 0,1 --seed 4", ("--seed and --seeds were both given: leave one out",)),
-    ("--seeds 0,1 --set run.seed=4", ("--seed and --seeds were both given",)),
-    ("--federation f.toml --clients 3", ("--federation f.toml says how the rows are divided: leave out --clients",)),
+    ("--seeds 0,4294967296", ("seeds must differ and be at least 0 and at most 4294967295",)),
+    ("--seeds 0,1 --seed 4", ("--seed and --seeds exclude each other: leave one out",)),
+    ("--seeds 0,1 --set run.seed=4", ("--seed and --seeds exclude each other",)),
+    ("--federation f.toml --clients 3", ("--federation f.toml already assigns the samples to clients: leave out --clients",)),
     ("--federation f.toml --partition dirichlet", ("leave out --partition",)),
     ("--federation f.toml --beta 0.1", ("leave out --beta",)),
     ("--federation f.toml --set partition.seed=3", ("leave out --partition-seed",)),
     ("--out=", ("--out is empty; name a folder",)),
     ("twice.toml", ("twice.toml: 'train' is a list of sections, [[train]]; write one section, [train]",)),
     ("--seeds 0,x", ("--seeds is '0,x'; it must be whole numbers",)),
-    ("--seeds 1,1", ("--seeds is '1,1'; the seeds must differ",)),
+    ("--seeds 1,1", ("--seeds is '1,1'; seeds must differ",)),
     ("--method fedavg --lam 0.1", ("unknown key 'method.lam'; 'method' has no options",)),
     ("--classes-per-client 4", ("partition.classes_per_client (--classes-per-client) is 4; the data has 3 classes",)),
     ("--clients 1 --classes-per-client 2", ("1 clients × 2 classes = 2 places for 3 classes", "raise --clients")),
@@ -623,7 +646,7 @@ def stopped_as_soon_as(written: Path, *arguments: str) -> Said:
 def test_ctrl_c_ends_a_run_with_the_command_that_goes_on_with_it(command: Command) -> None:
     given = ("run", "--clients", "2", "--classes-per-client", "5", "--hidden", "4", "--rounds", "100000", "--batch-size", "600")
     said = stopped_as_soon_as(Path("my run/metrics.jsonl"), *given, "--out", "my run")
-    assert said.err == "gpfl: stopped; go on with python -m gpfl resume 'my run'\n"
+    assert said.err == "gpfl: stopped; resume with: python -m gpfl resume 'my run'\n"
     assert said.code == 130
     assert not RunDir("my run").finished
 
@@ -693,7 +716,7 @@ finally:
     [
         (("run", "--data", "toy", "--out", "run"), "gpfl: stopped\n"),
         (("list",), "gpfl: stopped\n"),
-        (("quickstart", "--out", "quick"), "gpfl: stopped; go on with gpfl quickstart --out quick\n"),
+        (("quickstart", "--out", "quick"), "gpfl: stopped; resume with: gpfl quickstart --out quick\n"),
         (("compare", "--data", "toy", "--out", "all"), "gpfl: stopped\n"),
     ],
 )
@@ -703,8 +726,8 @@ def test_ctrl_c_before_anything_is_written_advises_nothing_that_would_be_refused
     def stop(*given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gpfl.training.config.find_source", stop)
-    monkeypatch.setattr("gpfl.cli.main.first_sentence", stop)
+    monkeypatch.setattr("gpfl.training.config.find_dataset", stop)
+    monkeypatch.setattr("gpfl.cli.list.first_line", stop)
     said = command(*arguments)
     assert (said.code, said.err) == (130, words)
 
@@ -719,7 +742,7 @@ def test_ctrl_c_while_resuming_names_the_folder(
     monkeypatch.setattr(RunDir, "append", stop)
     for arguments in (("run", "--data", "toy", *seeds, "--out", "here"), ("resume", "here")):
         said = command(*arguments)
-        assert (said.code, said.err) == (130, "gpfl: stopped; go on with gpfl resume here\n")
+        assert (said.code, said.err) == (130, "gpfl: stopped; resume with: gpfl resume here\n")
 
 
 def test_mistake_in_another_process_is_one_line_too(tmp_path: Path) -> None:

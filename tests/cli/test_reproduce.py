@@ -388,10 +388,7 @@ def test_stopped_grid_keeps_what_is_done_and_the_same_command_goes_on(
     monkeypatch.setattr(RunDir, "append", append)
     said = command(*given)
     assert said.code == 130
-    assert (
-        "what is done is kept, go on with the same command: gpfl reproduce toys --cells 'toy/*' --rounds 2 --seeds 0,1"
-        in said.err
-    )
+    assert "stopped; resume with: gpfl reproduce toys --cells 'toy/*' --rounds 2 --seeds 0,1" in said.err
     kept = len(runs())
     assert 0 < kept < 18
     assert any(row["state"] == "run" for row in records().values()), "the table has what is done"

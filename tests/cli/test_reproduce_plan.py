@@ -15,7 +15,7 @@ from toy_tables import in_place_of_the_papers, refused
 
 from gpfl.cli import grid_plan
 from gpfl.cli.grid_plan import plan_table
-from gpfl.cli.reproduce import reproduce_command
+from gpfl.cli.reproduce import reproduce
 
 DOCS = Path(__file__).parents[2] / "docs"
 TOYS = """
@@ -133,7 +133,7 @@ def test_words_on_rounds_are_true_of_recorded_runs() -> None:
     assert "all on Amazon, by round 120, most on Cifar100, less than half on FMNIST, few on HAR and AG News" in page
     assert "with 2000 rounds the best came after round 850 (FedProto's before 250)" in page
     assert "all on Amazon, most on Cifar100, less than half on FMNIST, few on HAR and AG News" in grid_plan.UP_TO
-    [rounds] = [one for one in reproduce_command().params if one.name == "rounds"]
+    [rounds] = [one for one in reproduce.params if one.name == "rounds"]
     assert "on Amazon by round 120 and most on Cifar100 by 300; most on FMNIST, HAR and AG News went on" in rounds.help
 
 
@@ -176,8 +176,8 @@ def cifar(split: str) -> list[dict[str, Any]]:
         ("--cells toy/hole", "did you mean 'toy/whole'?"),
         ("--set train.lr=abc", "toy/whole fedavg: train.lr is 'abc'; it must be a number"),
         ("--rounds 0", "train.rounds (--rounds) is 0"),
-        ("--lr 0.1", "No such option '--lr' of this command: give --set train.lr=…"),
-        ("--classes-per-client 2", "give --set partition.classes_per_client=…"),
+        ("--lr 0.1", "No such option '--lr'; use --set train.lr=…"),
+        ("--classes-per-client 2", "use --set partition.classes_per_client=…"),
     ],
 )
 def test_names_as_tables_print_them_are_refused_with_ours(command: Command, given: str, words: str) -> None:

@@ -10,7 +10,7 @@ import sys
 import pytest
 from conftest import Command
 
-from gpfl.cli import main as cli
+from gpfl.engine import allocator
 from gpfl.engine.allocator import retain_freed_memory, user_sets
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told what to keep")
@@ -43,7 +43,7 @@ def test_kept_memory_is_used_again_without_new_pages() -> None:
 
 def test_command_keeps_memory(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[bool] = []
-    monkeypatch.setattr(cli, "retain_freed_memory", lambda: called.append(True))
+    monkeypatch.setattr(allocator, "retain_freed_memory", lambda: called.append(True))
     assert command("list").code == 0
     assert called == [True]
 

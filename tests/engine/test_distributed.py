@@ -120,9 +120,9 @@ def test_attacks_run_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "process_group", lambda: ProcessGroup(0, 2))
     for study in (privacy_command.columns, privacy_command.leaks, privacy_command.curves):
         with pytest.raises(GpflError, match=r"^gpfl privacy runs in one process, not in 2: start it without torchrun$"):
-            study()
+            study.main([], standalone_mode=False)
     with pytest.raises(GpflError, match=r"^gpfl attack runs in one process, not in 2: start it without torchrun$"):
-        attack_command.attack(Path("run"))
+        attack_command.attack.main(["run"], standalone_mode=False)
 
 
 def test_one_process_gathers_and_adds_nothing() -> None:

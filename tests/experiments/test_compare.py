@@ -118,7 +118,7 @@ def test_stopped_quickstart_says_how_to_go_on_and_goes_on(
     stop_after(4)
     said = command("quickstart")
     assert said.code == 130
-    assert said.err == "gpfl: stopped; go on with gpfl quickstart --out runs/quickstart\n"
+    assert said.err == "gpfl: stopped; resume with: gpfl quickstart --out runs/quickstart\n"
     finished = content(Path("runs/quickstart/gpfl"))
     assert begun[-1] == "runs/quickstart/fedavg/seed-2"
     del begun[:]
@@ -350,7 +350,7 @@ def test_comparison_that_was_stopped_ends_as_one_that_was_not(
     said = command(*given)
     assert said.code == 130
     way = "compare --data toy --methods local,gpfl --seeds 0,1 --out runs/toy-comparison"
-    assert said.err == f"gpfl: stopped; go on with gpfl {way}\n"
+    assert said.err == f"gpfl: stopped; resume with: gpfl {way}\n"
     assert len(begun) == 2 * (runs // 2 + 1), "both seeds of a method run at once"
     assert command(*way.split()).code == 0
     assert len(begun) == 4 + 2
@@ -382,7 +382,7 @@ def test_trials_that_were_stopped_name_their_folder_and_go_on(
     stop_after(1)
     said = command("run", *TOY, "--method", "local", "--seeds", "0,1,2")
     assert said.code == 130
-    assert said.err == "gpfl: stopped; go on with gpfl resume runs/toy-local-trials\n"
+    assert said.err == "gpfl: stopped; resume with: gpfl resume runs/toy-local-trials\n"
     assert command("resume", "runs/toy-local-trials").code == 0
     assert [Path(folder).name for folder in begun] == ["seed-0", "seed-1", "seed-2"] * 2
 

@@ -267,7 +267,7 @@ def test_reproduce_makes_table_5_with_the_runs_of_its_first_seed(pictures: Comma
         pictures("reproduce", "privacy", *SMALL, "--rounds", 3, "--seeds", "4,1", "--device", "cpu", "--out", "out").code == 0
     )
     expected = {"seed": 4, "rounds": 3, "patience": 100, "device": "cpu", "engine": "auto", "out": "out", "dry_run": False}
-    assert asked == [{**expected, "set_": list(SMALL[1::2])}]
+    assert asked == [{**expected, "assignments": tuple(SMALL[1::2])}]
 
 
 @pytest.mark.parametrize(

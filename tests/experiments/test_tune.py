@@ -329,7 +329,7 @@ def test_search_that_was_stopped_ends_as_one_that_was_not(
     said = command(*given, "cut")
     assert said.code == 130
     way = "gpfl tune fedprox --data toy --rounds 2 --budget 5 --at-once 2 --out cut"
-    assert said.err == f"gpfl: go on with the same command: {way}\ngpfl: stopped\n"
+    assert said.err == f"gpfl: stopped; resume with: {way}\n"
     assert len(tried("cut/fedprox")) < 5
     assert command(*given, "cut").code == 0
     assert tried("cut/fedprox") == tried("whole/fedprox")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
+import click
 import torch
-import typer
 
+from gpfl.cli.command import Argument, Command
+from gpfl.cli.options import option, out_option
 from gpfl.cli.terminal import print_line
 from gpfl.defences import Defended
 from gpfl.engine.distributed import require_single_process
@@ -39,33 +40,45 @@ from gpfl.training import api
 from gpfl.training.result import Result
 
 
+@click.command(cls=Command)
+@click.argument("run", cls=Argument, metavar="RUN", type=click.Path(path_type=Path), help="Folder of a finished run.")
+@option("--kind", default="", help="Attack: dlg (MSE, L-BFGS; the paper's) or geiping (cosine, total variation; strong).")
+@option("--target", default="all", help="Views of the upload to attack: fe, model, sfe, sm, or all the method has.")
+@option("--client", default="all", help="Indices or names of clients, or all.")
+@option("--images", default=20, metavar="N", help="Images to reconstruct.")
+@option("--batch", default="1", metavar="N,…", help="Images in one upload of one step, such as 1 or 1,4.")
+@option("--steps", default="one", help="one: a step on these images only; epoch: the client's local round; or both.")
+@option("--round", "round_", default="0", help="0: untrained; best: the round whose models the run kept; or both.")
+@option("--psnr", default="proper", help="proper (pixels 0 to 1, peak 1) or reference (the authors' formula).")
+@click.option("--labels", is_flag=True, help="Infer every client's label distribution.")
+@click.option("--membership", is_flag=True, help="Infer from the personal models which samples were trained on.")
+@option("--iterations", default=2000, metavar="N", help="Iterations of an attack.")
+@option("--restarts", default=2, metavar="N", help="Random starts of an attack; the best gradient match is kept.")
+@option("--seed", default=0, metavar="N", help="Seed of victims and starts.")
+@click.option("--graph", is_flag=True, help="GPU: run the steps as a captured CUDA graph, which is faster.")
+@out_option("Folder for results; finished cases in it are not run again. [default: RUN/attack]")
 def attack(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.", metavar="RUN")],
-    kind: Annotated[
-        str, typer.Option(help="dlg (MSE, L-BFGS; the paper's) or geiping (cosine, total variation; strong).")
-    ] = "",
-    target: Annotated[
-        str, typer.Option(help="What the upload is taken for: fe, model, sfe, sm, several with commas, or all that there are.")
-    ] = "all",
-    client: Annotated[str, typer.Option(help="Numbers or names of clients, with commas, or all.")] = "all",
-    images: Annotated[int, typer.Option(help="Images to rebuild.")] = 20,
-    batch: Annotated[str, typer.Option(help="Images in one upload of one step, such as 1 or 1,4.")] = "1",
-    steps: Annotated[
-        str, typer.Option(help="one = a step on these images alone, epoch = the client's local round; or both.")
-    ] = "one",
-    round_: Annotated[str, typer.Option("--round", help="0 = untrained, best = the round that the run keeps; or both.")] = "0",
-    psnr: Annotated[str, typer.Option(help="proper (pixels 0 to 1, peak 1) or reference (the authors' formula).")] = "proper",
-    labels: Annotated[bool, typer.Option("--labels", help="Guess every client's label distribution.")] = False,
-    membership: Annotated[bool, typer.Option("--membership", help="Tell training from test rows by personal models.")] = False,
-    iterations: Annotated[int, typer.Option(help="Iterations of an attack.")] = 2000,
-    restarts: Annotated[int, typer.Option(help="Starts of an attack; the nearest gradient decides.")] = 2,
-    seed: Annotated[int, typer.Option(help="Seed of victims and starts.")] = 0,
-    graph: Annotated[bool, typer.Option("--graph", help="GPU: run the steps as a captured graph, which is faster.")] = False,
-    out: Annotated[str, typer.Option(help="Folder for results; finished cases in it are not run again.", metavar="DIR")] = "",
+    run: Path,
+    kind: str,
+    target: str,
+    client: str,
+    images: int,
+    batch: str,
+    steps: str,
+    round_: str,
+    psnr: str,
+    labels: bool,
+    membership: bool,
+    iterations: int,
+    restarts: int,
+    seed: int,
+    graph: bool,
+    out: str | None,
 ) -> None:
-    """Attack the uploads of a run as an honest but curious server, beside what needs no attack.
+    """Attack the uploads of a run as an honest-but-curious server.
 
-    With --labels or --membership these are reported, and images are rebuilt only where --kind is given too.
+    --labels and --membership report label and membership inference; images are then reconstructed only if --kind is given
+    too.
     """
     wanted = {
         "steps": one_of("--steps", steps, STEPS),
@@ -86,7 +99,7 @@ def attack(
         victims = victims_of(result, clients, images, batches, wanted["steps"], effort)
     if labels:
         label_leakage.sending(result.engine, clients)
-    folder = Path(out) if out.strip() else run / "attack"
+    folder = Path(out) if out and out.strip() else run / "attack"
     files.make_folder(folder)  # once nothing is left to refuse
     tell_round(result, wanted["round"])
     tell_graph(graph, result.engine.device)

@@ -5,44 +5,41 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
 from urllib.parse import urlsplit
 
 import click
-import typer
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 from rich.table import Table as RichTable
-from typer.core import TyperCommand, TyperOption
 
-from gpfl.cli import flags
+from gpfl.cli.command import CONTEXT_SETTINGS, Argument, Command
+from gpfl.cli.options import config_options, option, parse_options
+from gpfl.cli.overrides import load_config
 from gpfl.cli.terminal import console, print_dataset_caveat, print_line, table_console
 from gpfl.data import DATASETS, PUBLISHED, PublishedDataset
 from gpfl.data.published import cache
 from gpfl.data.table import SPLITS
 from gpfl.errors import GpflError, did_you_mean
-from gpfl.federation.partition import PARTITIONS
 from gpfl.report import figures, plotting
 from gpfl.report.tables import format_bytes
 from gpfl.training import config as configs
-from gpfl.training.config import ConfigDict
-
-data_app = typer.Typer(name="data", help="Get, list and show data sets.", no_args_is_help=True)
 
 
-@data_app.command()
-def get(
-    name: Annotated[str, typer.Argument(help=f"One of {', '.join(PUBLISHED)}.", metavar="NAME")],
-    source: Annotated[
-        Path | None, typer.Option("--from", help="A file or folder that holds the published files.", metavar="PATH")
-    ] = None,
-    unverified: Annotated[
-        bool, typer.Option("--unverified", help="Take local files whose checksum is not the published one; runs record it.")
-    ] = False,
-    again: Annotated[bool, typer.Option("--again", help="Parse the files anew.")] = False,
-) -> None:
-    """Download a data set from its publisher, or take files that are here, check them, and parse them once."""
+@click.group(context_settings=CONTEXT_SETTINGS)
+def data() -> None:
+    """Download, list and show datasets."""
+
+
+@data.command(cls=Command)
+@click.argument("name", cls=Argument, metavar="NAME", help=f"One of {', '.join(PUBLISHED)}.")
+@click.option(
+    "--from", "source", type=click.Path(path_type=Path), metavar="PATH", help="File or folder with the published files."
+)
+@click.option("--unverified", is_flag=True, help="Accept local files with another checksum; runs record this.")
+@click.option("--again", is_flag=True, help="Parse the files again.")
+def get(name: str, source: Path | None, unverified: bool, again: bool) -> None:
+    """Download a dataset from its publisher, or take local files; check and parse them once."""
     if name in DATASETS and name not in PUBLISHED:
         print_line(f"{name} is inside a package that gpfl needs: nothing to get.")
         return
@@ -56,9 +53,9 @@ def get(
     print_dataset_caveat(table)
 
 
-@data_app.command("list")
-def list_() -> None:
-    """List data sets: what is here, what would be downloaded, licences."""
+@data.command("list", cls=Command)
+def list_datasets() -> None:
+    """List datasets with their state on this machine, download size and licence."""
     table = RichTable("name", "what", "here", Column("download", overflow="fold"), "licence")
     for name, source in DATASETS.items():
         if name in PUBLISHED:
@@ -88,15 +85,14 @@ def download_words(published: PublishedDataset) -> str:
     return f"{files}{format_bytes(published.size)} from {hosts}"
 
 
-def show(federation: str | None, out: str, **values: object) -> None:
-    """Print each client's rows and draw the picture of classes on clients."""
+@data.command(cls=Command)
+@option("--out", default="federation.png", metavar="FILE", help="Picture to write: .png, .pdf or .svg.")
+@config_options("data", "partition")
+def show(out: str, federation: str | None, **values: object) -> None:
+    """Print the number of samples of each client and draw which client has which classes."""
     picture = Path(out)
     plotting.check_image_path(picture)
-    given = flags.given_by_flags(values)
-    if federation is not None:
-        refuse_splits(given, federation)
-        given["partition"] = {"name": "manifest", "file": federation}
-    config = configs.resolve_config(given)
+    config = configs.resolve_config(load_config(None, parse_options(values), federation, "data show"))
     if config.source is not None:  # said before the rows are divided, which may fail
         found = config.source.load()
         print_dataset_caveat(found)
@@ -113,37 +109,6 @@ def show(federation: str | None, out: str, **values: object) -> None:
         print_line(oddity)
     figures.draw_bubbles(divided, picture)
     print_line(f"Picture: {out}")
-
-
-def refuse_splits(given: ConfigDict, federation: str) -> None:
-    """Refuses flags that would divide rows which a manifest divides."""
-    for key in given.get("partition", {}):
-        named = key in flags.keys_of("partition")
-        flag = "--partition" if key == "name" else f"--{flags.flag_name('partition', key)}" if named else f"partition.{key}"
-        raise GpflError(f"--federation {federation} says how the rows are divided: leave out {flag}")
-
-
-def show_command() -> click.Command:
-    """Gives the command `data show`, whose flags are those of partitions."""
-    params: list[click.Parameter] = [
-        flags.name_flag("data", (*DATASETS, "or a file or folder of your own"), flags.PANELS["data"]),
-        flags.name_flag("partition", PARTITIONS, flags.PANELS["partition"]),
-        TyperOption(
-            param_decls=["--federation", "federation"],
-            metavar="FILE",
-            help="Show the division of a saved manifest.",
-            rich_help_panel=flags.PANELS["partition"],
-        ),
-        TyperOption(
-            param_decls=["--out", "out"],
-            default="federation.png",
-            show_default=True,
-            metavar="FILE",
-            help="The picture: png, pdf or svg.",
-        ),
-        *flags.config_flags(("data", "partition")),
-    ]
-    return TyperCommand("show", callback=show, params=params, help=show.__doc__, rich_markup_mode="rich")
 
 
 def get_data(names: Iterable[str]) -> None:

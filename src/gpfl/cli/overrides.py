@@ -1,69 +1,109 @@
-"""What a command was given: a config, flags and --set laid over each other, settings of single methods, and the folder."""
+"""The config of a command: a file, flags over it, --set over both."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from gpfl.cli import flags
-from gpfl.cli.data import refuse_splits
+from gpfl.cli.options import flag_name, keys_of
+from gpfl.engine.distributed import process_group
 from gpfl.errors import GpflError
+from gpfl.io import toml
 from gpfl.methods import METHODS
 from gpfl.training import config as configs
 from gpfl.training.config import ConfigDict
 
-Own = Mapping[str, Mapping[str, object]]
-"""Settings of single methods by name."""
+MethodOverrides = Mapping[str, Mapping[str, object]]
+"""Options of single methods, by method name."""
 
 
-def layered(config: str | None, by_hand: ConfigDict, federation: str | None, command: str) -> ConfigDict:
-    """Gives the config of a file with what was given by flags and --set over it; a manifest takes the place of a partition.
-
-    `command` is the one that data or a method in the place of the config may be meant for.
-    """
-    if config is not None:
-        configs.refuse_data(config, command)
-    file = configs.read_config(Path(config)) if config is not None else {}
-    if federation is None:
-        return flags.merge(file, by_hand)
-    refuse_splits(by_hand, federation)
-    return {**flags.merge(file, by_hand), "partition": {"name": "manifest", "file": federation}}
+def parse_set(assignments: Iterable[str]) -> ConfigDict:
+    """Return the config sections of `--set section.key=value`."""
+    config: ConfigDict = {}
+    for text in assignments:
+        path, equals, value = text.partition("=")
+        section, dot, key = path.strip().partition(".")
+        if not equals or not dot or not key:
+            raise GpflError(f"--set {text} is not of the form section.key=value, such as method.lam=0.1")
+        config.setdefault(section, {})[key] = toml.parse_value(value.strip())
+    return config
 
 
-def split_settings(assignments: tuple[str, ...]) -> tuple[ConfigDict, Own]:
-    """Gives what --set says to all methods, by section, and what it says to single ones, by name."""
-    settings = flags.given_by_set(assignments)
-    own = {name: settings.pop(name) for name in list(settings) if name in METHODS}
-    return settings, own
+def parse_method_set(assignments: Iterable[str]) -> tuple[ConfigDict, MethodOverrides]:
+    """Return the config sections of --set, and apart from them the options of single methods (`fedprox.mu=0.01`)."""
+    config = parse_set(assignments)
+    return config, {name: config.pop(name) for name in list(config) if name in METHODS}
 
 
-def refuse_unheard(
-    settings: ConfigDict, own: Own, names: Iterable[object], *, done: str, kind: str, place: str = "--methods"
+def check_method_set(
+    config: ConfigDict, overrides: MethodOverrides, methods: Iterable[object], *, names_from: str = "--methods"
 ) -> None:
-    """Refuses settings that a command for methods of these names would not listen to.
+    """Raise for a --set that a command which runs these methods would ignore."""
+    names = list(methods)
+    for key in config.get("method", {}):
+        raise GpflError(f"--set method.{key} does not name the method: use --set {names[0]}.{key}=…")
+    if "seed" in config.get("run", {}):
+        raise GpflError("--set run.seed is not available here: use --seeds, or --seed where the command has it")
+    for name in overrides:
+        if name not in names:
+            raise GpflError(f"--set {name}.… is for a method that is not run: add {name} to {names_from}, or leave it out")
 
-    It is in the words of the command: what is `done` with methods, the `kind` of thing it makes, the `place` of their names.
+
+def merge(*layers: ConfigDict) -> ConfigDict:
+    """Return configs laid over each other, the last on top; a new name drops the options of the old one."""
+    merged: ConfigDict = {}
+    for layer in layers:
+        for section, values in layer.items():
+            below = merged.get(section, {})
+            if "name" in values and "name" in below and values["name"] != below["name"]:
+                below = {}
+            merged[section] = {**below, **values}
+    return merged
+
+
+def load_config(file: str | None, overrides: ConfigDict, federation: str | None, command: str) -> ConfigDict:
+    """Return the config of a file with overrides; the manifest of a federation takes the place of a partition.
+
+    `command` is the one to suggest when the file is a dataset or a method instead of a config.
     """
-    running = list(names)
-    for key in settings.get("method", {}):
-        raise GpflError(f"--set method.{key} does not say whose {key}: name the method, such as --set {running[0]}.{key}=…")
-    if "seed" in settings.get("run", {}):
-        raise GpflError(f"--set run.seed is not for {kind}: give --seeds, or --seed where there is one")
-    for name in own:
-        if name not in running:
-            raise GpflError(f"--set {name}.… is for a method that is not {done}: add {name} to {place}, or leave it out")
+    if file is not None:
+        configs.refuse_data(file, command)
+    config = merge(configs.read_config(Path(file)) if file is not None else {}, overrides)
+    if federation is not None:
+        check_no_partition(overrides, federation)
+        config["partition"] = {"name": "manifest", "file": federation}
+    return config
+
+
+def check_no_partition(overrides: ConfigDict, federation: str) -> None:
+    """Raise for partition options next to a manifest, which already says who has which samples."""
+    flags = {"name": "--partition"} | {key: flag_name("partition", key) for key in keys_of("partition")}
+    for key in overrides.get("partition", {}):
+        flag = flags.get(key, f"partition.{key}")
+        raise GpflError(f"--federation {federation} already assigns the samples to clients: leave out {flag}")
 
 
 def results_folder(name: str) -> Path:
-    """Gives the folder of --out for results; refuses a file."""
+    """Return the folder of --out for results; raise for a file."""
     folder = named_folder(name)
     if folder.exists() and not folder.is_dir():
-        raise GpflError(f"--out {folder} is a file; name a folder")
+        raise GpflError(f"--out {folder} is a file; choose a folder")
     return folder
 
 
 def named_folder(name: str, flag: str = "--out") -> Path:
-    """Gives the folder of a flag."""
+    """Return the folder of a flag; raise for an empty name."""
     if not name.strip():
         raise GpflError(f"{flag} is empty; name a folder")
     return Path(name)
+
+
+def new_folder(name: str | None, default: Path) -> Path:
+    """Return the folder of --out, or the default with the first free number; the same one in all processes."""
+    if name is not None:
+        return named_folder(name)
+    number, folder = 1, default
+    while folder.exists():
+        number += 1
+        folder = default.with_name(f"{default.name}-{number}")
+    return process_group().broadcast(folder)

@@ -7,15 +7,17 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, cast
+from typing import cast
 
-import typer
+import click
 
 from gpfl.cli.attack import one_of, single, tell_case, tell_graph, whole_numbers
+from gpfl.cli.command import CONTEXT_SETTINGS, Command
 from gpfl.cli.data import get_data
 from gpfl.cli.grid_plan import show_plan
 from gpfl.cli.grid_progress import GridReporter
-from gpfl.cli.overrides import refuse_unheard, results_folder, split_settings
+from gpfl.cli.options import compose, option, out_option, seeds_option, set_option
+from gpfl.cli.overrides import check_method_set, parse_method_set, results_folder
 from gpfl.cli.terminal import console, print_error, print_line
 from gpfl.core.randomness import MAX_SEED
 from gpfl.defences.accounting import accountant_version
@@ -43,54 +45,70 @@ from gpfl.report.attack_tables import PSNRS, Line, verdict
 from gpfl.report.paper_tables import Origin
 from gpfl.training import api
 
-privacy_app = typer.Typer(
-    name="privacy", help="The paper's table of attacks, labels and members, and what defences cost: runs, tables and figures."
+IN_FILE = "[default: as in the file of the study]"
+
+
+@click.group(context_settings=CONTEXT_SETTINGS)
+def privacy() -> None:
+    """Reproduce the paper's privacy table, infer labels and members, and measure what defences cost."""
+
+
+images_option = option("--images", default=20, metavar="N", help="Images to reconstruct in each case.")
+rounds_option = option("--rounds", default=experiments.ROUNDS, metavar="N", help="Maximum rounds of a run.")
+patience_option = option(
+    "--patience", default=experiments.PATIENCE, metavar="N", help="End a run after this many rounds without a gain; 0: never."
+)
+seed_option = option("--seed", default=0, metavar="N", help="Seed of the runs.")
+
+
+attack_options = compose(
+    click.option("--iterations", default=0, metavar="N", help=f"Iterations of an attack. {IN_FILE}"),
+    click.option("--restarts", default=0, metavar="N", help=f"Random starts of an attack. {IN_FILE}"),
+    click.option("--victims", type=int, metavar="N", help=f"Seed of victims and starts. {IN_FILE}"),
+    click.option("--graph", is_flag=True, help="GPU: run the steps as a captured CUDA graph, which is faster."),
 )
 
-Out = Annotated[str, typer.Option(help="Folder; runs and attacks that it holds are not made again.", metavar="DIR")]
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", help="Set any option of the runs, such as data.name=digits or gpfl.lam=0.1.", metavar="NAME.KEY=VALUE"
-    ),
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="List the runs with what is done, time and memory; run nothing.")]
-Rounds = Annotated[int, typer.Option(help="Most rounds of a run.", metavar="N")]
-Patience = Annotated[int, typer.Option(help="End a run after so many rounds without a gain; 0 = never.", metavar="N")]
-Images = Annotated[int, typer.Option(help="Images to rebuild in every case.", metavar="N")]
-Iterations = Annotated[int, typer.Option(help="Iterations of an attack; 0 = as in the file of the study.", metavar="N")]
-Restarts = Annotated[int, typer.Option(help="Starts of an attack; 0 = as in the file of the study.", metavar="N")]
-Victims = Annotated[
-    int | None,
-    typer.Option(help="Seed of victims and starts.", metavar="N", show_default="as in the file of the study"),
-]
-Graph = Annotated[bool, typer.Option("--graph", help="GPU: run an attack's steps as a captured graph, which is faster.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.", metavar="TEXT")]
-EngineName = Annotated[str, typer.Option(help="How rounds are executed: auto, loop, vmap or workers.", metavar="TEXT")]
+
+run_options = compose(
+    set_option("Set any option of the runs, such as data.name=digits or gpfl.lam=0.1."),
+    option("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:N or mps."),
+    option("--engine", default="auto", metavar="NAME", help="How rounds are executed: auto, loop, vmap or workers."),
+    out_option("Folder; runs and attacks it already holds are not repeated.", "results"),
+    click.option("--dry-run", is_flag=True, help="List the runs with their state, time and memory; run nothing."),
+)
 
 
-@privacy_app.command()
+@privacy.command(cls=Command)
+@option("--kind", default="geiping,dlg", help="Attacks: geiping (strong), dlg (the paper's), or both.")
+@images_option
+@option("--batch", default="1,4", metavar="N,…", help="Images in one upload.")
+@option("--steps", default="one,epoch", help="one: a step on these images only; epoch: a local round.")
+@option("--round", "round_", default="0,best", help="0: untrained; best: the round with the best accuracy.")
+@option("--psnr", default="proper", help="proper (pixels 0 to 1, peak 1) or reference (the authors' formula).")
+@attack_options
+@seed_option
+@rounds_option
+@patience_option
+@run_options
 def columns(
-    kind: Annotated[str, typer.Option(help="Attacks: geiping (strong), dlg (the paper's), or both.")] = "geiping,dlg",
-    images: Images = 20,
-    batch: Annotated[str, typer.Option(help="Images in one upload.")] = "1,4",
-    steps: Annotated[str, typer.Option(help="one = a step on these images alone, epoch = a local round.")] = "one,epoch",
-    round_: Annotated[str, typer.Option("--round", help="0 = untrained, best = the round with the best accuracy.")] = "0,best",
-    psnr: Annotated[
-        str, typer.Option(help="proper (pixels 0 to 1, peak 1) or reference (the authors' formula, as the paper's row has it).")
-    ] = "proper",
-    iterations: Iterations = 0,
-    restarts: Restarts = 0,
-    victims: Victims = None,
-    graph: Graph = False,
-    seed: Annotated[int, typer.Option(help="Seed of the runs.")] = 0,
-    rounds: Rounds = experiments.ROUNDS,
-    patience: Patience = experiments.PATIENCE,
-    set_: Set = None,
-    device: Device = "auto",
-    engine: EngineName = "auto",
-    out: Out = "results",
-    dry_run: DryRun = False,
+    kind: str,
+    images: int,
+    batch: str,
+    steps: str,
+    round_: str,
+    psnr: str,
+    iterations: int,
+    restarts: int,
+    victims: int | None,
+    graph: bool,
+    seed: int,
+    rounds: int,
+    patience: int,
+    assignments: tuple[str, ...],
+    device: str,
+    engine: str,
+    out: str,
+    dry_run: bool,
 ) -> None:
     """Make the paper's nine columns on Cifar100: train the five methods, attack their uploads, and write ours beside theirs."""
     kinds, which = one_of("--kind", kind, KINDS), one_of("--round", round_, ROUNDS)
@@ -98,7 +116,7 @@ def columns(
     formula = single("--psnr", psnr, PSNRS)
     effort = effort_of("attack", iterations, restarts, victims, graph)
     cells = study.open_cells()
-    plan = planned(cells, [seed], rounds, patience, out, set_, device, engine, weights=True)
+    plan = planned(cells, [seed], rounds, patience, out, assignments, device, engine, weights=True)
     grounds = grounds_for(cells, plan, dry_run)
     refuse_victims(cells[0], plan, grounds, images, sorted({1, *batches}), effort)
     jobs = study.jobs_of(cells, plan, grounds)
@@ -109,7 +127,7 @@ def columns(
     tell_graph(graph, api.find_device(device))
     if train(jobs, plan):
         print_error("what is done is kept; the same command tries the others again")
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
     results = {cell.entrant.label: study.loaded(job, seed) for cell, job in jobs.items()}
     paths = nine.nine_columns(
         results,
@@ -127,22 +145,27 @@ def columns(
     tell_files(paths)
 
 
-@privacy_app.command()
+@privacy.command(cls=Command)
+@option("--methods", default="all", metavar="NAME,…", help="Methods, or all.")
+@seed_option
+@rounds_option
+@patience_option
+@run_options
 def leaks(
-    methods: Annotated[str, typer.Option(help="Methods, or all.", metavar="NAME,…")] = "all",
-    seed: Annotated[int, typer.Option(help="Seed of the runs.")] = 0,
-    rounds: Rounds = experiments.ROUNDS,
-    patience: Patience = experiments.PATIENCE,
-    set_: Set = None,
-    device: Device = "auto",
-    engine: EngineName = "auto",
-    out: Out = "results",
-    dry_run: DryRun = False,
+    methods: str,
+    seed: int,
+    rounds: int,
+    patience: int,
+    assignments: tuple[str, ...],
+    device: str,
+    engine: str,
+    out: str,
+    dry_run: bool,
 ) -> None:
     """Table what uploads tell of labels and personal models of their training rows, method by method."""
     names = list(METHODS) if methods == "all" else known_methods(methods)
     cells = study.open_cells(names)
-    plan = planned(cells, [seed], rounds, patience, out, set_, device, engine, weights=True)
+    plan = planned(cells, [seed], rounds, patience, out, assignments, device, engine, weights=True)
     jobs = study.jobs_of(cells, plan, grounds_for(cells, plan, dry_run))
     if dry_run:
         show(jobs, plan, "labels and members of all clients are then guessed")
@@ -154,35 +177,48 @@ def leaks(
         tell_files(write_leaks(runs, plan.out / "leaks", origin=made_by(ended, [seed]), tell=tell_leaks))
     if failed:
         print_error("what is done is kept; the same command tries the others again")
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
-@privacy_app.command()
+@privacy.command(cls=Command)
+@option("--methods", default="gpfl,fedavg", metavar="NAME,…", help="Methods.")
+@click.option("--noise", default="", metavar="X,…", help="Client level: noise multipliers, or none.")
+@click.option("--example-noise", default="", metavar="X,…", help="Example level: noise multipliers, or none.")
+@click.option("--top-k", default="", metavar="X,…", help="Fractions of entries to send, or none.")
+@click.option("--bits", default="", metavar="N,…", help="Bits per entry, or none.")
+@click.option("--epsilon", default="", metavar="X,…", help="ε instead of --noise and --example-noise; needs dp-accounting.")
+@option("--delta", default=1e-5, metavar="X", help="δ for which ε is reported.")
+@click.option("--clip", default=0.0, metavar="X", help=f"Client level: maximum norm of an update. {IN_FILE}")
+@click.option("--example-clip", default=0.0, metavar="X", help=f"Example level: maximum norm of a gradient. {IN_FILE}")
+@images_option
+@option("--round", "round_", default="0", help="Round to attack: 0 or best.")
+@attack_options
+@seeds_option("0", "Seeds of the runs; the uploads of the first are attacked.")
+@click.option("--rounds", default=0, metavar="N", help=f"Rounds of a run. {IN_FILE}")
+@run_options
 def curves(
-    methods: Annotated[str, typer.Option(help="Methods.", metavar="NAME,…")] = "gpfl,fedavg",
-    noise: Annotated[str, typer.Option(help="Client level: values of the noise; none leaves them out.", metavar="X,…")] = "",
-    example_noise: Annotated[str, typer.Option(help="Example level: values of the noise, or none.", metavar="X,…")] = "",
-    top_k: Annotated[str, typer.Option(help="Shares of entries that are sent, or none.", metavar="X,…")] = "",
-    bits: Annotated[str, typer.Option(help="Bits of an entry that is sent, or none.", metavar="N,…")] = "",
-    epsilon: Annotated[
-        str, typer.Option(help="Values of ε in place of --noise and --example-noise; needs dp-accounting.", metavar="X,…")
-    ] = "",
-    delta: Annotated[float, typer.Option(help="δ for which ε is stated.")] = 1e-5,
-    clip: Annotated[float, typer.Option(help="Client level: most length of an update; 0 = as in the file.")] = 0.0,
-    example_clip: Annotated[float, typer.Option(help="Example level: most length of a gradient; 0 = as in the file.")] = 0.0,
-    images: Images = 20,
-    round_: Annotated[str, typer.Option("--round", help="Round that is attacked: 0 or best.")] = "0",
-    iterations: Iterations = 0,
-    restarts: Restarts = 0,
-    victims: Victims = None,
-    graph: Graph = False,
-    seeds: Annotated[str, typer.Option(help="Seeds of the runs; the first one's uploads are attacked.", metavar="N,…")] = "0",
-    rounds: Annotated[int, typer.Option(help="Rounds of a run; 0 = as in the file.", metavar="N")] = 0,
-    set_: Set = None,
-    device: Device = "auto",
-    engine: EngineName = "auto",
-    out: Out = "results",
-    dry_run: DryRun = False,
+    methods: str,
+    noise: str,
+    example_noise: str,
+    top_k: str,
+    bits: str,
+    epsilon: str,
+    delta: float,
+    clip: float,
+    example_clip: float,
+    images: int,
+    round_: str,
+    iterations: int,
+    restarts: int,
+    victims: int | None,
+    graph: bool,
+    seeds: str,
+    rounds: int,
+    assignments: tuple[str, ...],
+    device: str,
+    engine: str,
+    out: str,
+    dry_run: bool,
 ) -> None:
     """Draw what defences cost and bring: accuracy against ε, and what an attack rebuilds against accuracy."""
     own = study.file_sections()["defences"]
@@ -192,7 +228,9 @@ def curves(
     bounds = clip or cast(float, own["clip"]), example_clip or cast(float, own["example_clip"])
     bare = study.spots(names, {}, *bounds, delta, weights=which == "best")
     planned_rounds = rounds or cast(int, own["rounds"])
-    plan = planned([s.cell for s in bare], numbers, planned_rounds, 0, out, set_, device, engine, weights=which == "best")
+    plan = planned(
+        [s.cell for s in bare], numbers, planned_rounds, 0, out, assignments, device, engine, weights=which == "best"
+    )
     grounds = grounds_for([spot.cell for spot in bare], plan, dry_run)
     refuse_victims(bare[0].cell, plan, grounds, images, [1], effort)
     variants = study.variants_of(bare, plan, grounds)
@@ -243,7 +281,7 @@ def planned(
     rounds: int,
     patience: int,
     out: str,
-    set_: list[str] | None,
+    assignments: tuple[str, ...],
     device: str,
     engine: str,
     *,
@@ -251,11 +289,11 @@ def planned(
 ) -> Plan:
     """Gives the plan of the flags; settings that no run can have are refused."""
     require_single_process("gpfl privacy")
-    settings, own = split_settings(tuple(set_ or ()))
+    settings, own = parse_method_set(assignments)
     if not all(0 <= seed <= MAX_SEED for seed in seeds):
         raise GpflError(f"the seed of a run is {min(seeds)}; it must be at least 0, at most {MAX_SEED}")
     names = [cell.entrant.method["name"] for cell in cells]
-    refuse_unheard(settings, own, names, done="run", kind="studies")
+    check_method_set(settings, own, names)
     if "defence" in settings:
         raise GpflError("--set defence.… is not for studies: curves have flags for their values")
     folder = results_folder(out)
@@ -383,7 +421,7 @@ def show(jobs: Mapping[Cell, Job], plan: Plan, after: str) -> None:
     sound = show_plan(unique, plan, about, {}, {})
     print_line(f"{after[0].upper()}{after[1:]}; those that {plan.out} holds are not made again.")
     if not sound:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def made_by(jobs: Iterable[Job], seeds: Sequence[int]) -> str:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import click
 import torch
-import typer
-from typer.core import TyperCommand, TyperOption
 
-from gpfl.cli import flags
 from gpfl.cli import privacy as privacy_command
-from gpfl.cli.arguments import argument
+from gpfl.cli.command import Argument, Command
 from gpfl.cli.data import get_data
 from gpfl.cli.grid_plan import show_plan
 from gpfl.cli.grid_progress import GridReporter
 from gpfl.cli.grid_tables import show_held, tell_problems, write
-from gpfl.cli.overrides import named_folder, refuse_unheard, results_folder, split_settings
+from gpfl.cli.interrupt import StoppedError, interruptible, same_command
+from gpfl.cli.options import config_option, option, out_option, parse_options, parse_seeds, seeds_option, set_option
+from gpfl.cli.overrides import check_method_set, named_folder, parse_method_set, results_folder
 from gpfl.cli.terminal import console, print_error, print_line
 from gpfl.engine.distributed import process_group
 from gpfl.errors import GpflError, pluralize
@@ -39,8 +38,6 @@ from gpfl.training.config import ConfigDict
 ATTACKS = ("privacy", "table5")
 """What the table is called that attacks on uploads make."""
 
-GO_ON = "what is done is kept, go on with the same command: {}"
-
 OF_ATTACKS = "gpfl privacy columns --help shows the flags of its attacks"
 
 RUN_FLAGS = ("protocol", "device", "engine", "precision", "compile", "checkpoint_every")
@@ -56,6 +53,50 @@ OTHERS = ("runs", "problems", "tuned", "privacy", "leaks", "defences")
 """What lies in a folder of results beside the tables of this command."""
 
 
+@click.command(cls=Command, flags={f"{section}.{key}": flag for (section, key), flag in HAVE_FLAGS.items()})
+@click.argument(
+    "names",
+    nargs=-1,
+    cls=Argument,
+    metavar="[EXPERIMENT]…",
+    help="Experiments, such as effectiveness, table1, scalability, figure3, privacy, or all. Without one they are listed.",
+)
+@option(
+    "--methods",
+    default="all",
+    metavar="NAME,…",
+    help="Rows: names, all, or ablations. A method that the paper lacks, such as local, is added.",
+)
+@click.option(
+    "--cells", metavar="KEY,…", help="Columns: keys such as cifar100/practical, patterns such as fmnist/*, or half a key."
+)
+@seeds_option("0,1,2", "Seeds of the trials; the paper has three.")
+@option(
+    "--rounds",
+    default=ROUNDS,
+    metavar="N",
+    help=f"Maximum rounds; the paper has {ROUNDS}. Patience ended our runs on Amazon by round 120 and most on Cifar100 by 300; "
+    "most on FMNIST, HAR and AG News went on.",
+)
+@option(
+    "--patience", default=PATIENCE, metavar="N", help="End a run after this many rounds without a better accuracy; 0: never."
+)
+@option(
+    "--validation-fraction",
+    "validation",
+    default=0.0,
+    metavar="X",
+    help="Fraction of training samples for validation, such as 0.1; adds the accuracy of the round that they select.",
+)
+@out_option("Folder; runs it already holds are not repeated.", "results")
+@click.option("--table", metavar="NAME", help="Name of the table's folder in --out, instead of the experiment's.")
+@click.option("--dry-run", is_flag=True, help="List the cells with their state, estimated time and memory; run nothing.")
+@click.option("--only-tables", is_flag=True, help="Write tables and figures from finished runs; run nothing.")
+@option("--figures/--no-figures", default=True, help="Draw the figures of the experiments.")
+@click.option("--keep-weights", is_flag=True, help="Keep checkpoints and models of all runs: gigabytes per cell.")
+@click.option("--tuned", metavar="DIR", help="Use the values that gpfl tune chose, from its --out.")
+@set_option("Set any option of the config, or of one method, such as fedprox.mu=0.01.")
+@config_option("run", *RUN_FLAGS)
 def reproduce(
     names: tuple[str, ...],
     methods: str,
@@ -66,15 +107,18 @@ def reproduce(
     validation: float,
     out: str,
     table: str | None,
-    set_: tuple[str, ...],
-    tuned: str | None,
     dry_run: bool,
     only_tables: bool,
     figures: bool,
     keep_weights: bool,
+    tuned: str | None,
+    assignments: tuple[str, ...],
     **values: object,
 ) -> None:
-    """Run any cell, row, column or all of the paper's tables and figures, and show our numbers beside the paper's."""
+    """Reproduce the paper's tables and figures, with its numbers next to ours.
+
+    Any cell, row, column, table or all of them.
+    """
     if not names:
         list_experiments()
         return
@@ -91,33 +135,32 @@ def reproduce(
             "--only-tables": only_tables,
             "--no-figures": not figures,
         }
-        refuse_unheard_by_attacks(words, [flag for flag, said in given.items() if said], set_, values)
-        make_attacks(flags.parse_seeds(seeds), rounds, patience, set_, values, out, dry_run)
+        refuse_unheard_by_attacks(words, [flag for flag, said in given.items() if said], assignments, values)
+        make_attacks(parse_seeds(seeds), rounds, patience, assignments, values, out, dry_run)
         return
     asked = selected(named(words, ATTACKS), cells, methods)
-    plan = planned(asked, seeds, rounds, patience, validation, out, table, set_, tuned, keep_weights, values)
+    plan = planned(asked, seeds, rounds, patience, validation, out, table, assignments, tuned, keep_weights, values)
     failed = make_tables(asked, plan, dry_run, only_tables, figures)
     if "all" in words:
         print_line("All but privacy, which is made by attacks: gpfl reproduce privacy.")
     if failed:
         process_group().barrier()  # a process that ended before the first has spoken would take it along
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def make_tables(asked: Asked, plan: Plan, dry_run: bool, only_tables: bool, figures: bool) -> bool:
     """Tells whether something failed, having run what was asked for and is missing, and written its tables and figures."""
-    with flags_named():
-        grid.check(asked.cells, plan)
-        if only_tables:
-            show_held(asked, plan, figures)
-            return False
-        device = usable_device(plan)
-        if not dry_run:
-            files.make_folder(plan.out / "runs")
-        here, wanting = divided(asked, dry_run)
-        with console.status("Laying out the cells"):
-            jobs, wrong = grid.lay_out(here, plan, FederationCache())
-            about = estimates(jobs, plan, device, count=dry_run)
+    grid.check(asked.cells, plan)
+    if only_tables:
+        show_held(asked, plan, figures)
+        return False
+    device = usable_device(plan)
+    if not dry_run:
+        files.make_folder(plan.out / "runs")
+    here, wanting = divided(asked, dry_run)
+    with console.status("Laying out the cells"):
+        jobs, wrong = grid.lay_out(here, plan, FederationCache())
+        about = estimates(jobs, plan, device, count=dry_run)
     sound = show_plan(jobs, plan, about, wrong, wanting) if dry_run else True
     for words in dict.fromkeys(job.caveat for job in jobs if job.caveat):
         print_line(words)
@@ -134,42 +177,39 @@ def make_attacks(
     seeds: Sequence[int],
     rounds: int,
     patience: int,
-    set_: tuple[str, ...],
+    assignments: tuple[str, ...],
     values: Mapping[str, object],
     out: str,
     dry_run: bool,
 ) -> None:
     """Makes the table of attacks on the runs of the first seed."""
-    given = flags.given_by_flags(values).get("run", {})
+    given = parse_options(values).get("run", {})
     device, engine = (str(given.get(key, "auto")) for key in ("device", "engine"))
     if len(seeds) > 1:
         print_line(f"Attacks are on the runs of one seed, {seeds[0]}.")
-    try:
-        with flags_named():
-            refuse_flagged(split_settings(set_)[0])
-            privacy_command.columns(
-                seed=seeds[0],
-                rounds=rounds,
-                patience=patience,
-                set_=list(set_),
-                device=device,
-                engine=engine,
-                out=out,
-                dry_run=dry_run,
-            )
-    except KeyboardInterrupt:
-        print_error(GO_ON.format(command_words()))
-        raise
+    refuse_flagged(parse_method_set(assignments)[0])
+    with interruptible(same_command):
+        click.get_current_context().invoke(
+            privacy_command.columns,
+            seed=seeds[0],
+            rounds=rounds,
+            patience=patience,
+            assignments=assignments,
+            device=device,
+            engine=engine,
+            out=out,
+            dry_run=dry_run,
+        )
 
 
 def refuse_unheard_by_attacks(
-    words: Sequence[str], deaf: Sequence[str], set_: tuple[str, ...], values: Mapping[str, object]
+    words: Sequence[str], deaf: Sequence[str], assignments: tuple[str, ...], values: Mapping[str, object]
 ) -> None:
     """Refuses to make the table of attacks together with others, or by flags that it does not listen to."""
     if others := [word for word in words if word not in ATTACKS]:
         raise GpflError(f"privacy is made by attacks, which {others[0]} is not: ask for one at a time; {OF_ATTACKS}")
-    _, own = split_settings(set_)
-    of_runs = flags.given_by_flags(values).get("run", {})
+    _, own = parse_method_set(assignments)
+    of_runs = parse_options(values).get("run", {})
     deaf = [
         *deaf,
         *(f"--set {name}.…" for name in own if name not in nine.METHODS),
@@ -177,16 +217,6 @@ def refuse_unheard_by_attacks(
     ]
     if deaf:
         raise GpflError(f"privacy does not listen to {', '.join(deaf)}: leave out one or the other; {OF_ATTACKS}")
-
-
-@contextmanager
-def flags_named() -> Iterator[None]:
-    """Names the flags of this command in refusals that speak of options."""
-    try:
-        yield
-    except GpflError as problem:
-        only = {f"{section}.{key}" for section, key in HAVE_FLAGS}
-        raise GpflError(flags.name_flags(str(problem), ("run", "train", "partition"), only)) from None
 
 
 # What is asked.
@@ -200,15 +230,15 @@ def planned(
     validation: float,
     out: str,
     table: str | None,
-    set_: tuple[str, ...],
+    assignments: tuple[str, ...],
     tuned: str | None,
     keep_weights: bool,
     values: Mapping[str, object],
 ) -> Plan:
     """Gives the plan of the flags."""
-    settings, own = split_settings(set_)
+    settings, own = parse_method_set(assignments)
     running = [row.method["name"] for rows in asked.rows.values() for row in rows]
-    refuse_unheard(settings, own, running, done="run", kind="tables")
+    check_method_set(settings, own, running)
     refuse_flagged(settings)
     if "name" in settings.get("data", {}):
         raise GpflError("--set data.name would put other data under the names of the paper's: gpfl compare --data is for them")
@@ -216,11 +246,11 @@ def planned(
     chosen = Chosen.read(named_folder(tuned, "--tuned")) if tuned is not None else None
     if chosen:
         chosen.refuse_twice(own, settings)
-    by_flags = flags.given_by_flags(values).get("run", {})
+    by_flags = parse_options(values).get("run", {})
     protocol = by_flags.pop("protocol", "corrected")
     return Plan(
         out=folder,
-        seeds=tuple(flags.parse_seeds(seeds)),
+        seeds=tuple(parse_seeds(seeds)),
         rounds=rounds,
         patience=patience,
         protocol=str(protocol),
@@ -326,8 +356,7 @@ def run(
         if process_group().is_main:
             with suppress(GpflError):
                 write(jobs, plan, asked, {}, figures=False)
-        print_error(GO_ON.format(command_words()))
-        raise
+        raise StoppedError(same_command()) from None
     if left := [job.label for job in jobs if failed.get(job.folder) == grid.BUSY]:
         print_line(f"Left to another process, which is at it: {', '.join(left)}. Start again when it has ended.")
     problems = {
@@ -338,90 +367,3 @@ def run(
     }
     process_group().run_on_main(lambda: write(jobs, plan, asked, problems | wrong, figures))
     return problems
-
-
-# The command.
-
-
-def flag(name: str, default: object, words: str, *, kind: type = str, metavar: str | None = None) -> TyperOption:
-    """Gives a flag of the command."""
-    key = name.replace("-", "_")
-    boolean = kind is bool
-    decls = [f"--{name}/--no-{name}" if boolean and default is True else f"--{name}", key]
-    return TyperOption(
-        param_decls=decls,
-        type=kind,
-        is_flag=boolean,
-        default=default,
-        show_default=not boolean and default is not None,
-        metavar=metavar,
-        help=words,
-    )
-
-
-def reproduce_command() -> click.Command:
-    """Gives the command `reproduce`."""
-    names = "Experiments, such as effectiveness, table1, scalability, figure3, privacy, or all; without one they are listed."
-    params: list[click.Parameter] = [
-        argument("names", names, metavar="[EXPERIMENT]…", several=True),
-        flag(
-            "methods",
-            "all",
-            "Rows: names, all, ablations; one that the paper lacks, such as local, is added.",
-            metavar="NAME,…",
-        ),
-        flag(
-            "cells",
-            None,
-            "Columns: keys such as cifar100/practical, patterns such as fmnist/*, or half a key.",
-            metavar="KEY,…",
-        ),
-        flag("seeds", "0,1,2", "Seeds of the trials; the paper has three.", metavar="N,…"),
-        flag(
-            "rounds",
-            ROUNDS,
-            f"Most rounds; the paper has {ROUNDS}. Patience ended our runs on Amazon by round 120 and most on Cifar100 by 300; "
-            "most on FMNIST, HAR and AG News went on.",
-            kind=int,
-            metavar="N",
-        ),
-        flag(
-            "patience",
-            PATIENCE,
-            "End a run after so many rounds without a better accuracy, as the authors' code can; 0 = never.",
-            kind=int,
-            metavar="N",
-        ),
-        flag(
-            "validation",
-            0.0,
-            "Share of training rows kept for validation, such as 0.1: adds the accuracy of the round chosen by them.",
-            kind=float,
-            metavar="X",
-        ),
-        flag("out", "results", "Folder; what it holds is not run again, whatever table it was run for.", metavar="DIR"),
-        flag(
-            "table",
-            None,
-            "Name of the table's folder in --out, instead of the experiment's: keeps tables of other settings side by side.",
-            metavar="NAME",
-        ),
-        flag("dry-run", False, "List the cells with what is done, estimated time and memory; run nothing.", kind=bool),
-        flag("only-tables", False, "Write tables and figures of what the folder holds; run nothing, get no data.", kind=bool),
-        flag("figures", True, "Draw the figures of the experiments.", kind=bool),
-        flag("keep-weights", False, "Keep checkpoints and models of all runs: gigabytes a cell.", kind=bool),
-        flag(
-            "tuned",
-            None,
-            "Take the values that gpfl tune chose, from its --out; tables name them, and they are kept with the results.",
-            metavar="DIR",
-        ),
-        TyperOption(
-            param_decls=["--set", "set_"],
-            multiple=True,
-            metavar="NAME.KEY=VALUE",
-            help="Set any option of the config, or of one method, such as fedprox.mu=0.01.",
-        ),
-        *(flags.make_flag("run", key) for key in RUN_FLAGS),
-    ]
-    return TyperCommand("reproduce", callback=reproduce, params=params, help=reproduce.__doc__, rich_markup_mode="rich")

@@ -1,4 +1,4 @@
-"""Words for the terminal. Of several ranks, the first speaks."""
+"""Words for the terminal. Of several process_group, the first speaks."""
 
 from __future__ import annotations
 

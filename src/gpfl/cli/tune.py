@@ -12,75 +12,85 @@ from typing import Self
 
 import click
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from typer.core import TyperCommand, TyperOption
 
-from gpfl.cli import flags
-from gpfl.cli.arguments import argument
-from gpfl.cli.overrides import Own, layered, named_folder, refuse_unheard, split_settings
+from gpfl.cli.command import Argument, Command
+from gpfl.cli.interrupt import interruptible, same_command
+from gpfl.cli.options import (
+    config_argument,
+    config_options,
+    option,
+    out_option,
+    parse_options,
+    parse_seeds,
+    seeds_option,
+    set_option,
+)
+from gpfl.cli.overrides import MethodOverrides, check_method_set, load_config, merge, named_folder, parse_method_set
 from gpfl.cli.progress import LOG_INTERVAL
-from gpfl.cli.terminal import console, print_data_warnings, print_error, print_line
-from gpfl.data import DATASETS
+from gpfl.cli.terminal import console, print_data_warnings, print_line
 from gpfl.errors import GpflError, did_you_mean, pluralize
 from gpfl.experiments import tune as study
 from gpfl.experiments import tuned_config as chosen
 from gpfl.experiments.budget import BEST, Made, made_or_none, unequal_words
 from gpfl.experiments.proposals import count_of, space_of, space_words, value_words
 from gpfl.experiments.tune import Candidate, Plan, Search, Tuned
-from gpfl.federation.partition import PARTITIONS
 from gpfl.io import files, toml
 from gpfl.io.provenance import command_words, commit
 from gpfl.methods import METHODS
-from gpfl.models import NETS
 from gpfl.report.tuning_tables import markdown, note_words, score_words, table_csv
 from gpfl.training import config as configs
 from gpfl.training.config import ConfigDict
 from gpfl.training.round_loop import number
 from gpfl.training.run_dir import MetricsRecord
 
-SECTIONS = ("data", "partition", "net", "train", "defence", "run")
 
-
+@click.command(cls=Command)
+@click.argument("methods", cls=Argument, metavar="METHODS", help=f"Names separated by commas, or all: {', '.join(METHODS)}.")
+@config_argument
+@option("--budget", default=20, metavar="N", help="Candidates per method, its default values among them.")
+@seeds_option("0", "Seeds of each candidate.")
+@click.option("--with-lr", is_flag=True, help="Search the learning rate as well, for every method.")
+@option("--at-once", default=4, metavar="N", help="Candidates to train at the same time, if the engine can.")
+@option("--search-seed", default=0, metavar="N", help="Seed of the proposals.")
+@click.option("--keep-weights", is_flag=True, help="Keep the checkpoints and models of all candidates.")
+@out_option("Folder; a search it already holds is resumed.")
+@set_option("Set any option of the config, or one of a method, which is then not searched, such as fedprox.mu=0.01.")
+@config_options("data", "partition", "net", "train", "defence", "run", omit=("run.seed",))
 def tune(
     methods: str,
     config: str | None,
-    set_: tuple[str, ...],
-    federation: str | None,
-    seeds: str,
     budget: int,
+    seeds: str,
+    with_lr: bool,
     at_once: int,
     search_seed: int,
-    with_lr: bool,
     keep_weights: bool,
     out: str | None,
+    assignments: tuple[str, ...],
+    federation: str | None,
     **values: object,
 ) -> None:
-    """Search each method's documented ranges on validation rows, never on test rows, with one budget for all methods.
+    """Search each method's documented ranges on validation samples, never on test samples.
 
-    A folder that holds a part of the search is gone on with.
+    Every method has the same budget.
     """
-    settings, own = split_settings(set_)
+    settings, own = parse_method_set(assignments)
     names = named_methods(methods)
-    refuse_unheard(settings, own, names, done="tuned", kind="searches", place="the methods")
+    check_method_set(settings, own, names, names_from="the methods")
     search = Search(
         budget=budget,
-        seeds=tuple(flags.parse_seeds(seeds)),
+        seeds=tuple(parse_seeds(seeds)),
         with_lr=with_lr,
         at_once=at_once,
         seed=search_seed,
         keep_weights=keep_weights,
     )
-    try:
-        given, first = with_validation(config_of(config, flags.merge(flags.given_by_flags(values), settings), federation))
-        resolved = configs.resolve_config({**given, "method": {"name": names[0]}})
-        folder = Path("runs") / f"{Path(resolved.data).stem}-tune" if out is None else named_folder(out)
-        print_data_warnings(resolved)
-        with Listener([first, unequal_to(folder, names, own, search)]) as listener:
-            found = study.tune(given, names, own, search, folder, listener)
-    except GpflError as problem:
-        raise GpflError(flags.name_flags(str(problem), SECTIONS)) from None
-    except KeyboardInterrupt:
-        print_error(f"go on with the same command: {command_words()}")
-        raise
+    given, first = with_validation(config_of(config, merge(parse_options(values), settings), federation))
+    resolved = configs.resolve_config({**given, "method": {"name": names[0]}})
+    folder = Path("runs") / f"{Path(resolved.data).stem}-tune" if out is None else named_folder(out)
+    print_data_warnings(resolved)
+    with interruptible(same_command), Listener([first, unequal_to(folder, names, own, search)]) as listener:
+        found = study.tune(given, names, own, search, folder, listener)
     everything = keep(found, chosen.held_beside(found, given), folder)
     tell(found, folder)
     if words := unequal_words({tuned.plan.method: tuned.made for tuned in everything}):
@@ -102,7 +112,7 @@ def named_methods(words: str) -> list[str]:
 
 def config_of(config: str | None, by_hand: ConfigDict, federation: str | None) -> ConfigDict:
     """Gives the config that all methods share."""
-    given = layered(config, by_hand, federation, "tune METHODS")
+    given = load_config(config, by_hand, federation, "tune METHODS")
     if given.pop("method", None):
         print_line(f"The section [method] of {config} is left aside: values that are not to be searched are given by --set.")
     return given
@@ -117,7 +127,7 @@ def with_validation(given: ConfigDict) -> tuple[ConfigDict, str]:
     return {**given, "partition": {**partition, "validation_fraction": study.VALIDATION}}, words
 
 
-def unequal_to(folder: Path, names: Sequence[str], own: Own, search: Search) -> str:
+def unequal_to(folder: Path, names: Sequence[str], own: MethodOverrides, search: Search) -> str:
     """Gives a sentence that other methods of a folder have another budget than these will have; "" where they have not."""
     others = [path.parent for path in sorted(folder.glob(f"*/{BEST}")) if path.parent.name not in names]
     tried = {place.name: made for place in others if (made := made_or_none(place))}
@@ -268,52 +278,3 @@ def tell(found: Sequence[Tuned], out: Path) -> None:
         names = ",".join(tuned.plan.method for tuned in found)
         sets = [word for tuned in found for setting in chosen.assignments(tuned) for word in ("--set", setting)]
         print_line(f"Run them: {shlex.join(['gpfl', 'compare', str(out / 'common.toml'), '--methods', names, *sets])}")
-
-
-# The command.
-
-
-def tune_command() -> click.Command:
-    """Gives the command `tune`: the flags of `compare`, and those of the search."""
-    own: list[click.Parameter] = [
-        argument("methods", f"Names with commas between, or all: {', '.join(METHODS)}.", metavar="METHODS", required=True),
-        argument("config", "A config; flags win over it.", metavar="[CONFIG.toml]"),
-        whole_number("budget", 20, "Candidates of each method, its default values among them."),
-        TyperOption(
-            param_decls=["--seeds", "seeds"], default="0", show_default=True, metavar="N,…", help="Seeds of each candidate."
-        ),
-        switch("with-lr", "Search the learning rate as well, for every method."),
-        whole_number("at-once", 4, "Candidates that train at the same time, where the engine can."),
-        whole_number("search-seed", 0, "Seed of the proposals."),
-        switch("keep-weights", "Keep the checkpoints and models of all candidates."),
-        TyperOption(
-            param_decls=["--set", "set_"],
-            multiple=True,
-            metavar="NAME.KEY=VALUE",
-            help="Set any option of the config, or one of a method, which is then not searched, such as ditto.own_epochs=1.",
-        ),
-        TyperOption(param_decls=["--out", "out"], metavar="DIR", help="Folder; a search that it holds is gone on with."),
-        TyperOption(
-            param_decls=["--federation", "federation"],
-            metavar="FILE",
-            help="Use the division of a saved manifest, which must have validation rows.",
-            rich_help_panel=flags.PANELS["partition"],
-        ),
-        flags.name_flag("data", (*DATASETS, "or a file or folder of your own"), flags.PANELS["data"]),
-        flags.name_flag("partition", PARTITIONS, flags.PANELS["partition"]),
-        flags.name_flag("net", NETS, flags.PANELS["net"]),
-    ]
-    params = [*own, *flags.config_flags(SECTIONS, omit=("seed",))]
-    return TyperCommand("tune", callback=tune, params=params, help=tune.__doc__, rich_markup_mode="rich")
-
-
-def whole_number(name: str, default: int, words: str) -> TyperOption:
-    """Gives a flag that takes a whole number."""
-    return TyperOption(
-        param_decls=[f"--{name}", name.replace("-", "_")], type=int, default=default, show_default=True, metavar="N", help=words
-    )
-
-
-def switch(name: str, words: str) -> TyperOption:
-    """Gives a flag that is there or not."""
-    return TyperOption(param_decls=[f"--{name}", name.replace("-", "_")], is_flag=True, default=False, help=words)

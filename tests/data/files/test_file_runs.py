@@ -12,7 +12,7 @@ from conftest import Command, Said, content, without_time
 from user_files import AGES, GOOD_ROWS, VISITS, lines, load, many, read_as, write
 
 import gpfl
-from gpfl.cli import flags
+from gpfl.cli.options import parse_options
 from gpfl.data import FileDataset, Table
 from gpfl.data.files import dataset as own_source
 from gpfl.errors import GpflError
@@ -311,8 +311,8 @@ def test_columns_named_by_numbers_may_be_ignored(command: Command) -> None:
     said = command("data", "show", "--data", "v.csv", "--client", "site", "--ignore", "2023, true")
     assert said.code == 0, said.err
     assert "columns: 1 of numbers (2024)" in said.out
-    assert flags.given_by_flags({"data__ignore": "2023"}) == {"data": {"ignore": ["2023"]}}
-    assert flags.given_by_flags({"data__ignore": '["a b", c]'}) == {"data": {"ignore": ["a b", "c"]}}
+    assert parse_options({"data__ignore": "2023"}) == {"data": {"ignore": ["2023"]}}
+    assert parse_options({"data__ignore": '["a b", c]'}) == {"data": {"ignore": ["a b", "c"]}}
 
 
 def test_config_names_data_that_lie_beside_it(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from user_files import close, lines, load, many, missing, no_value, read_as, refusal, scaled, write
 
 import gpfl
-from gpfl.cli import flags
+from gpfl.cli.options import parse_options
 
 HEAD = ("age", "client", "label")
 
@@ -236,7 +236,7 @@ def test_all_bad_columns_come_in_one_line_with_flags_that_work(tmp_path: Path) -
         f"or leave all these columns out with {every}"
     )
     text = shlex.split(lasting)[1]
-    ignored = flags.given_by_flags({"data__ignore": (text,)})["data"]["ignore"]
+    ignored = parse_options({"data__ignore": (text,)})["data"]["ignore"]
     assert ignored == ["row", "who, what", "day", "it's"]
     assert load(path, ignore=ignored, missing="mean").shape == (1,)
 

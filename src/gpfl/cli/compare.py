@@ -1,0 +1,74 @@
+"""The command `gpfl compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gpfl.cli.command import Command
+from gpfl.cli.interrupt import interruptible, same_command
+from gpfl.cli.options import config_argument, config_options, out_option, parse_options, parse_seeds, seeds_option, set_option
+from gpfl.cli.overrides import check_method_set, load_config, merge, new_folder, parse_method_set
+from gpfl.cli.progress import ProgressReporter
+from gpfl.cli.terminal import console, print_data_warnings, print_error, print_line, print_method_table
+from gpfl.engine.distributed import process_group
+from gpfl.experiments import compare as comparisons
+from gpfl.report import figures, method_tables
+from gpfl.training import config as configs
+
+
+@click.command(cls=Command)
+@config_argument
+@click.option(
+    "--methods",
+    default="all",
+    show_default=True,
+    metavar="NAME,…",
+    help="Methods to compare: names, all, or ablations (GPFL and its five ablations).",
+)
+@out_option("Folder; trials it already holds are not run again.")
+@seeds_option("0,1,2", "Seeds of the trials.")
+@set_option("Set any option of the config, or of one method, such as fedprox.mu=0.01.")
+@config_options("data", "partition", "net", "train", "defence", "run", omit=("run.seed",))
+def compare(
+    config: str | None,
+    methods: str,
+    out: str | None,
+    seeds: str,
+    assignments: tuple[str, ...],
+    federation: str | None,
+    **values: object,
+) -> None:
+    """Train several methods on one federation and print one table."""
+    settings, method_overrides = parse_method_set(assignments)
+    variants, numbers = comparisons.entrants(methods), parse_seeds(seeds)
+    check_method_set(settings, method_overrides, [variant.method["name"] for variant in variants])
+    given = load_config(config, merge(parse_options(values), settings), federation, "compare")
+    if "method" in given:
+        print_line(f"Section [method] of {config} is ignored: use --methods and --set.")
+    comparisons.check_methods(given, variants, method_overrides)
+    resolved = configs.resolve_config({**given, "method": dict(variants[0].method)})
+    folder = new_folder(out, Path("runs") / f"{Path(resolved.data).stem}-comparison")
+    print_data_warnings(resolved)
+    with interruptible(lambda: same_command(*() if out else ("--out", str(folder)))):
+        with ProgressReporter(console) as reporter:
+            compared = comparisons.compare(given, variants, method_overrides, numbers, folder, reporter.watch)
+        if compared.rows:
+            _save_comparison(compared, resolved, folder)
+    for label, error in compared.diverged.items():
+        print_error(f"{label}: {error}; other settings need another --out")
+    if compared.diverged:
+        process_group().barrier()  # a process that ended before the first has printed would take it along
+        raise click.exceptions.Exit(1)
+
+
+def _save_comparison(compared: comparisons.Compared, config: configs.Config, folder: Path) -> None:
+    rows = compared.rows
+    partition = config.partition.name if config.partition else "from a manifest"
+    clients = rows[0].summaries[0]["clients"]
+    title = f"{config.data}, {clients} clients ({partition}), {config.train.rounds} rounds; mean ± std over seeds"
+    print_method_table(rows, title, compared.unended)
+    paths = method_tables.save(rows, folder, title, compared.unended)
+    figures.draw_curves(rows, folder / "curves.png", title)
+    print_line(f"Table: {', '.join(str(path) for path in paths)}. Curves: {folder / 'curves.png'}")

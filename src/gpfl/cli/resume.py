@@ -1,0 +1,32 @@
+"""The command `gpfl resume`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gpfl.cli.command import Argument, Command
+from gpfl.cli.interrupt import interruptible, resume_command
+from gpfl.cli.progress import ProgressReporter
+from gpfl.cli.terminal import console, print_line, print_run_summary, print_trials_summary
+from gpfl.experiments.trials import holds_trials, resume_trials
+from gpfl.training import api
+from gpfl.training.run_dir import RunDir
+
+
+@click.command(cls=Command)
+@click.argument("folder", cls=Argument, metavar="DIR", type=click.Path(path_type=Path), help="Folder of a run or of trials.")
+def resume(folder: Path) -> None:
+    """Resume an interrupted run or trials, with the same results as if it had not been interrupted."""
+    if holds_trials(folder):
+        with interruptible(lambda: resume_command(folder)), ProgressReporter(console) as reporter:
+            trials = resume_trials(folder, reporter.watch)
+        print_trials_summary(trials, folder)
+        return
+    finished = RunDir.open(folder).finished
+    with interruptible(lambda: resume_command(folder)), ProgressReporter(console) as reporter:
+        result = api.resume(folder, watch=reporter.watch(str(folder)))
+    if finished:
+        print_line(f"The run in {folder} was already finished.")
+    print_run_summary(result, folder)
