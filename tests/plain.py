@@ -226,7 +226,7 @@ def pfedme(
         world.average(mean, [trained[c] for c in clients], clients)
         net = mix_parameters(net, mean, beta)
     models = {"theta": thetas, "local_w": trained}[eval_model]
-    return Outcome(whole(net), [{"own": m} for m in models], models)
+    return Outcome(whole(net), [{"personal": m} for m in models], models)
 
 
 def ditto(world: World, net: Split, rounds: int, lam: float, own_epochs: int) -> Outcome:
@@ -239,7 +239,7 @@ def ditto(world: World, net: Split, rounds: int, lam: float, own_epochs: int) ->
                 sgd(F.cross_entropy(own[client](x), y) + lam / 2 * squared_distance(own[client], net), optimiser)
             world.train(model, client, number)
         world.average(net, models, clients)
-    return Outcome(whole(net), [{"own": m} for m in own], own)
+    return Outcome(whole(net), [{"personal": m} for m in own], own)
 
 
 def own_heads(world: World, models: list[Split], base: nn.Module) -> Outcome:
@@ -291,7 +291,7 @@ def fedrod(world: World, net: Split, rounds: int) -> Outcome:
     def scores_of(head: nn.Module) -> Callable[[Tensor], Tensor]:
         return lambda x: net.head(net.base(x)) + head(net.base(x))
 
-    return Outcome(whole(net), [{"own_head": head} for head in heads], [scores_of(head) for head in heads])
+    return Outcome(whole(net), [{"personal_head": head} for head in heads], [scores_of(head) for head in heads])
 
 
 def mmd(a: Tensor, b: Tensor) -> Tensor:
@@ -323,7 +323,7 @@ def fedphp(world: World, net: Split, rounds: int, mu: float, lam: float, variant
         world.average(net, models, clients)
     momentum = mu * rounds / world.schedule.rounds
     used = [mix_parameters(net, m, momentum) for m in own] if variant == "mix" else own
-    return Outcome(whole(net), [{"own": m} for m in own], used)
+    return Outcome(whole(net), [{"personal": m} for m in own], used)
 
 
 @dataclass

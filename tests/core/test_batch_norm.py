@@ -140,7 +140,7 @@ def pfedme(world: World, net: Split, lam: float, p_lr: float, beta: float) -> Ou
         world.merge(mean, sent, clients)
         plain.copy_parameters(plain.mix_parameters(net, mean, beta), net)
         copy_statistics(mean, net)
-    return world.outcome(net, whole(net), [{"own": theta} for theta in thetas], thetas)
+    return world.outcome(net, whole(net), [{"personal": theta} for theta in thetas], thetas)
 
 
 def fedphp(world: World, net: Split, mu: float, lam: float, variant: str) -> Outcome:
@@ -162,7 +162,7 @@ def fedphp(world: World, net: Split, mu: float, lam: float, variant: str) -> Out
             own[client] = model if variant == "mix" else plain.mix_parameters(model, own[client], momentum)
         world.merge(net, models, clients)
     used = [plain.mix_parameters(net, model, mu) for model in own] if variant == "mix" else own
-    return world.outcome(net, whole(net), [{"own": model} for model in own], used)
+    return world.outcome(net, whole(net), [{"personal": model} for model in own], used)
 
 
 def fedproto(world: World, net: Split, lam: float, prototypes: str) -> Outcome:

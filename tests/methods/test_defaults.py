@@ -30,10 +30,10 @@ SHIPPED: dict[str, dict[str, object]] = {
 
 OFF = [
     ("fedprox", "mu", 0.0, "is FedAvg"),
-    ("ditto", "lam", 0.0, "is local training"),
+    ("ditto", "lam", 0.0, "trained alone"),
     ("pfedme", "beta", 0.0, "keep its first model"),
     ("pfedme", "lam", 0.0, "never move"),
-    ("fedphp", "lam", 1.0, "no label is ever learned from"),
+    ("fedphp", "lam", 1.0, "weight 0"),
     ("fedproto", "lam", 0.0, "trained alone"),
 ]
 

@@ -106,7 +106,7 @@ def test_ditto_trains_the_global_model_of_fedavg(lam: float, engine: str) -> Non
 def test_ditto_without_its_pull_trains_own_models_alone(engine: str) -> None:
     ditto = Ours(METHODS["ditto"](lam=0.0, own_epochs=2), engine, epochs=1)
     local = Ours(METHODS["local"](), engine, epochs=2)
-    assert gap(tree.branch(ditto.private, "own"), local.private) < 1e-7
+    assert gap(tree.branch(ditto.private, "personal"), local.private) < 1e-7
     assert ditto.scores.loss_sum == pytest.approx(local.scores.loss_sum, abs=1e-6)
 
 
@@ -164,9 +164,9 @@ def test_pfedme_keeps_another_model_than_it_sends() -> None:
     machine = machine_of(METHODS["pfedme"]())
     shared, private = machine.method.init(0)
     update = local_round(machine.method, shared, private, machine.federation.table, machine.plan(0, 0), facts_of(machine, 0))
-    theta, w = tree.branch(update.private, "own"), update.upload
+    theta, w = tree.branch(update.private, "personal"), update.upload
     assert gap(theta, w) > 1e-3
-    for kept, sent in ((tree.branch(private, "own"), shared), (theta, w), (theta, shared)):
+    for kept, sent in ((tree.branch(private, "personal"), shared), (theta, w), (theta, shared)):
         places = {t.untyped_storage().data_ptr() for t in tree.leaves(kept)}
         assert places.isdisjoint(t.untyped_storage().data_ptr() for t in tree.leaves(sent))
 

@@ -66,7 +66,7 @@ def test_recording_is_reproduced_after_each_round(case: Case, engine: str) -> No
 
 def private_model(private: Tree) -> Tree:
     """The private parts of the net, whether they lie open or as a whole model under a name of their own."""
-    return tree.branch(private, "own") if "own" in private and "head" not in private else private
+    return tree.branch(private, "personal") if "personal" in private and "head" not in private else private
 
 
 def check_losses(terms: dict[str, float], losses: np.ndarray, weights: dict[str, float]) -> None:

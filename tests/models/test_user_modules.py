@@ -317,8 +317,14 @@ REFUSED: dict[str, tuple[object, str]] = {
         own(lambda self, x: self.fc(F.dropout(self.body(x)))),
         "returns other logits the second time",
     ),
-    "batch mean": (own(lambda self, x: self.fc(self.body(x - x.mean(0)))), "returns other logits for a sample when the batch changes"),
-    "squeeze": (own(lambda self, x: self.fc(self.body(x).squeeze(0).reshape(2, 5))), "net 'custom' cannot take a single sample"),
+    "batch mean": (
+        own(lambda self, x: self.fc(self.body(x - x.mean(0)))),
+        "returns other logits for a sample when the batch changes",
+    ),
+    "squeeze": (
+        own(lambda self, x: self.fc(self.body(x).squeeze(0).reshape(2, 5))),
+        "net 'custom' cannot take a single sample",
+    ),
     "attribute of head": (
         own(lambda self, x: self.fc(self.body(x).reshape(-1, self.fc.in_features))),
         "the net cannot be split at 'fc': 'Identity' object has no attribute 'in_features' (its forward must call it and use",

@@ -109,7 +109,7 @@ def test_nothing_private_reaches_the_attacker(name: str) -> None:
             allowed = set(engine.method.shared_parts)
             assert set(seen.sent) <= allowed
             assert set(seen.upload) <= allowed
-            assert not {"head", "own_head", "own"} & (set(seen.sent) | set(seen.upload)) - allowed
+            assert not {"head", "personal_head", "personal"} & (set(seen.sent) | set(seen.upload)) - allowed
             assert set(seen.known) <= allowed | {"batch_norm_stats"}
 
 

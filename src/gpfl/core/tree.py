@@ -171,6 +171,12 @@ def count_bytes(tree: Tree) -> int:
     return sum(t.numel() * t.element_size() for t in leaves(tree))
 
 
+def norm(tree: Tree) -> Tensor:
+    """Return the L2 norm of all leaves together."""
+    length: Tensor = torch.linalg.vector_norm(torch.cat([t.flatten() for t in leaves(tree)]))
+    return length
+
+
 def finite(tree: Tree) -> bool:
     """Tells whether no leaf holds NaN or infinity."""
     return all(bool(torch.isfinite(t).all()) for t in leaves(tree))

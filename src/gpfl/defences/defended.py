@@ -20,7 +20,7 @@ from gpfl.defences.config import FULL_BITS, NO_DEFENCE, DefenceConfig
 from gpfl.defences.per_example import PerExampleGradient
 from gpfl.defences.uploads import compressed_bytes, transform_upload
 from gpfl.errors import GpflError
-from gpfl.methods.gpfl import GPFL
+from gpfl.methods.gpfl import GPFL, GUIDANCE
 
 _STATE = "defence"
 """Key in the local state of the number of steps done, which selects the noise of a step."""
@@ -161,7 +161,8 @@ def defence_warnings(method: Method) -> list[str]:
     if not isinstance(method, Defended) or not (method.defence.clip or method.defence.top_k < 1):
         return []
     plain = method.method
-    decayed = plain.guidance if isinstance(plain, GPFL) and plain.reg == "wd" and plain.mu else ()
+    decays = isinstance(plain, GPFL) and plain.reg == "wd" and plain.mu
+    decayed = [part for part in GUIDANCE if decays and part in plain.shared_parts]
     if not decayed:
         return []
     transform = "clipped" if method.defence.clip else "reduced to its largest entries"

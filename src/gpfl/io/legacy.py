@@ -34,7 +34,13 @@ CONFIG_VALUES: Mapping[tuple[str, str], Mapping[object, object]] = {
     ("partition", "rng"): {"own": "gpfl", "reference": "pfllib"},
 }
 
-STATE_BRANCHES = {"stats": "batch_norm_stats"}
+STATE_BRANCHES = {
+    "stats": "batch_norm_stats",
+    "own": "personal",
+    "own_head": "personal_head",
+    "stale": "local_gce",
+    "before": "previous_gce",
+}
 """Branches of shared and private state and of models."""
 
 INPUT_SPEC = {"white": "pixel_max"}

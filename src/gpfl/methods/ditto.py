@@ -37,7 +37,7 @@ class Ditto(Method):
         """Gives the global model; every client's own model starts equal to it."""
         state = self.net.init(seed)
         shared, private = self.split_state(state)
-        return shared, {**private, "own": tree.copy(state)}
+        return shared, {**private, "personal": tree.copy(state)}
 
     def phases(self) -> tuple[Phase, ...]:
         """Gives the passes on the own model, then those on the global one."""
@@ -45,8 +45,8 @@ class Ditto(Method):
 
     def own_step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives v after one step, the rest as it was."""
-        own, terms, _ = self.optimizer_step(shared, tree.branch(local_state, "own"), batch, client, loss=self.near)
-        return {**local_state, "own": own}, terms
+        own, terms, _ = self.optimizer_step(shared, tree.branch(local_state, "personal"), batch, client, loss=self.near)
+        return {**local_state, "personal": own}, terms
 
     def global_step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives w after one step, v as it was."""
@@ -62,4 +62,4 @@ class Ditto(Method):
 
     def personal_weights(self, shared: Tree, private: Tree, batch: Batch, client: ClientInfo) -> Tree:
         """Gives v."""
-        return tree.branch(private, "own")
+        return tree.branch(private, "personal")

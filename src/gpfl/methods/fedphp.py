@@ -57,7 +57,7 @@ class FedPHP(Method):
     def init(self, seed: int) -> tuple[Tree, Tree]:
         """Gives the global model; every client's own model starts equal to it."""
         shared, private = super().init(seed)
-        return shared, {**private, "own": tree.copy(tree.pick(shared, NET_PARTS))}
+        return shared, {**private, "personal": tree.copy(tree.pick(shared, NET_PARTS))}
 
     def momentum(self, client: ClientInfo) -> Tensor:
         """Gives m of the round."""
@@ -65,7 +65,7 @@ class FedPHP(Method):
 
     def download(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
         """Gives the model that training starts from, and the teacher of the round."""
-        received, own = tree.pick(shared, NET_PARTS), tree.branch(private, "own")
+        received, own = tree.pick(shared, NET_PARTS), tree.branch(private, "personal")
         rest = tree.pick({**shared, **private}, ("batch_norm_stats",))
         if self.variant == "mix":
             return {**tree.lerp(received, own, self.momentum(client)), **rest, "teacher": {**received, **rest}}
@@ -83,12 +83,12 @@ class FedPHP(Method):
         trained = tree.pick(local_state, NET_PARTS)
         sent, kept = self.split_state(tree.drop(local_state, ("teacher",)))
         if self.variant == "inherit":
-            trained = tree.lerp(trained, tree.branch(private, "own"), self.momentum(client))
-        return sent, {**kept, "own": trained}
+            trained = tree.lerp(trained, tree.branch(private, "personal"), self.momentum(client))
+        return sent, {**kept, "personal": trained}
 
     def personal_weights(self, shared: Tree, private: Tree, batch: Batch, client: ClientInfo) -> Tree:
         """Gives the own model, mixed with the global one as it would be at the start of this round."""
-        own = tree.branch(private, "own")
+        own = tree.branch(private, "personal")
         if self.variant == "mix":
             own = tree.lerp(tree.pick(shared, NET_PARTS), own, self.momentum(client))
         return {**own, **tree.pick({**shared, **private}, ("batch_norm_stats",))}

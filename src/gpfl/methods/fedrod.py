@@ -28,11 +28,11 @@ class FedRoD(Method):
     def init(self, seed: int) -> tuple[Tree, Tree]:
         """Gives the shared model; every client's own head starts as a copy of the shared one."""
         state = self.net.init(seed)
-        return self.split_state({**state, "own_head": tree.copy(tree.branch(state, "head"))})
+        return self.split_state({**state, "personal_head": tree.copy(tree.branch(state, "head"))})
 
     def step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives φ, G and P after one step; both losses see r and G(r) from before it."""
-        parts = ("base", "head", "own_head")
+        parts = ("base", "head", "personal_head")
         local_state, terms, _ = self.optimizer_step(shared, local_state, batch, client, parts=parts)
         return local_state, terms
 
@@ -41,7 +41,7 @@ class FedRoD(Method):
         r = model("base", batch.x)  # (rows, width)
         generic = model("head", r)  # (rows, classes)
         balanced = losses.balanced(generic, client.label_counts)
-        own = generic.detach() + model("head", r.detach(), model["own_head"])
+        own = generic.detach() + model("head", r.detach(), model["personal_head"])
         return {
             "ce": losses.cross_entropy(own, batch.y, batch.mask),
             "balanced_ce": losses.cross_entropy(balanced, batch.y, batch.mask),
@@ -50,4 +50,4 @@ class FedRoD(Method):
     def logits(self, model: Model, x: Tensor) -> Tensor:
         """Gives G(r) + P(r)."""
         r = self.features(model, x)
-        return model("head", r) + model("head", r, model["own_head"])
+        return model("head", r) + model("head", r, model["personal_head"])

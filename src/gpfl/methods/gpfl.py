@@ -1,9 +1,9 @@
-"""GPFL."""
+"""GPFL, with equation numbers of the paper."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -11,32 +11,33 @@ from torch.nn import functional as F
 
 from gpfl.core import losses, tree
 from gpfl.core.method import NET_PARTS, Batch, ClientInfo, LossTerms, Method
-from gpfl.core.net import Model
+from gpfl.core.net import Model, Net
 from gpfl.core.options import BY_NET, SearchRange, option
 from gpfl.core.randomness import fork_rng, torch_generator
 from gpfl.core.tree import Tree
 
-CONSTANTS_SEED = 0
-"""The seed of the constant contexts of the ablations: the same in every run and on every client."""
+GUIDANCE = ("cov", "gce")
+"""The parts that guide features globally, V and C. μ applies to them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GPFL(Method):
-    """Features guided globally by category embeddings while each client learns its own task.
+    """Category embeddings guide the features globally while each client learns its own task.
 
     Zhang et al., GPFL: Simultaneously Learning Global and Personalized Feature Information for Personalized Federated
-    Learning, ICCV 2023. Shared: the feature extractor φ ("base"), the conditional valve CoV ("cov") and the
-    category embeddings GCE ("gce"); private: the head ψ. The valve turns features f into two routes, f^G under the
-    global context g and f^P under the personal context p_i:
+    Learning, ICCV 2023. Shared: the feature extractor φ ("base"), the conditional valve with weights V ("cov") and the
+    category embeddings C ("gce"). Private: the head ψ. With features f = φ(x), the global and personal features
+    f^G = CoV(f, g) and f^P = CoV(f, p_i), and Ĉ, the embeddings as received:
 
-        L = CE(ψ(f^P), y) + CE(cos(f^G, C), y) + λ‖f^G − Ĉ_y‖ + μ(‖V‖ + ‖C‖),  Ĉ = C as received
+        L = CE(ψ(f^P), y) + CE(cos(f^G, C), y) + λ‖f^G − Ĉ_y‖ + μ(‖V‖ + ‖C‖)
 
-    Deviations, each an option: p_i is not divided by U again (`p_scale`), the magnitude term is one norm over the batch
-    (`mlg_norm`) and μ is weight decay (`reg`), because the published λ and μ belong to these forms.
+    Deviations from the paper, each an option: p_i is not divided by the number of classes again (`p_scale`), the magnitude
+    term is one norm over the batch (`mlg_norm`) and μ is weight decay (`reg`). The published λ and μ belong to these forms.
     """
 
     name: ClassVar[str] = "gpfl"
     shares: ClassVar[tuple[str, ...]] = ("base", "cov", "gce")
+
     lam: float = option(
         BY_NET,
         "weight of the magnitude-level guidance",
@@ -62,12 +63,12 @@ class GPFL(Method):
     )
     cond_source: str = option(
         "global",
-        "embeddings behind g and p_i: 'global' = as received (paper), 'stale_local' = the client's own before (authors' code)",
+        "embeddings of the contexts: 'global' = as received (paper), 'stale_local' = as last trained here (authors' code)",
         choices=("global", "stale_local"),
     )
     mlg_norm: str = option(
         "batch",
-        "magnitude term: 'batch' = one Frobenius norm (authors' code), 'sample_mean' = mean of row norms (paper; wants λ·√B)",
+        "magnitude term: 'batch' = one norm over the batch (authors' code), 'sample_mean' = sample mean (paper; use λ·√B)",
         choices=("batch", "sample_mean"),
     )
     reg: str = option(
@@ -75,158 +76,106 @@ class GPFL(Method):
     )
     without: tuple[str, ...] = option(
         (),
-        "ablations: 'pci' = constant contexts, 'cov' = no valve, 'mlg' = no magnitude loss, 'gce' = no embeddings; "
+        "ablations: 'pci' = constant contexts, 'cov' = no valve, 'mlg' = no magnitude term, 'gce' = no embeddings; "
         "'cov,gce' is FedPer",
         choices=("pci", "cov", "mlg", "gce"),
     )
 
-    # What there is of it: the ablations leave parts out.
+    def bind(self, net: Net, *, lr: float, epochs: int, batch_norm: str = "local") -> Self:
+        """Return the method bound to a net; ablations and stale contexts are in `gpfl_variants`."""
+        from gpfl.methods.gpfl_variants import select_variant  # imports this module
 
-    @property
-    def guidance(self) -> tuple[str, ...]:
-        """V and C, as far as they are there."""
-        return tuple(part for part in ("cov", "gce") if part not in self.without)
-
-    @property
-    def shared_parts(self) -> tuple[str, ...]:
-        """φ, V and C; stale contexts also need the embeddings of the round before."""
-        parts = tuple(part for part in super().shared_parts if part not in self.without)
-        return (*parts, "before") if self.stale else parts
-
-    @property
-    def constant(self) -> bool:
-        """Tells whether contexts are constants: p_i cannot be formed without embeddings."""
-        return "pci" in self.without or "gce" in self.without
-
-    @property
-    def stale(self) -> bool:
-        """Tells whether contexts come from the client's own embeddings."""
-        return self.cond_source == "stale_local" and "cov" not in self.without and not self.constant
+        return select_variant(super().bind(net, lr=lr, epochs=epochs, batch_norm=batch_norm))
 
     def init(self, seed: int) -> tuple[Tree, Tree]:
-        """Gives the net's parts, a valve as torch initialises it, and embeddings from N(0, 1)."""
-        state = self.net.init(seed)
-        embeddings = torch.randn(self.net.classes, self.net.width, generator=torch_generator(seed, "embeddings"))
-        state["cov"], state["gce"] = new_valve(self.net.width, seed), {"weight": embeddings}
-        if self.stale:
-            state["before"] = {"weight": embeddings.clone()}
-            state["stale"] = {"weight": torch.zeros_like(embeddings), "round": torch.zeros(())}
-        if self.constant and "cov" not in self.without:
-            state["constants"] = {**constants(self.net.width)}
-        return self.split_state(tree.drop(state, self.without))
-
-    # A client's round.
+        """Return φ and ψ from the net, V as torch initialises it, and C from N(0, 1)."""
+        state, width = self.net.init(seed), self.net.width
+        state["cov"] = init_valve(width, seed)
+        state["gce"] = {"weight": torch.randn(self.net.classes, width, generator=torch_generator(seed, "embeddings"))}
+        return self.split_state(state)
 
     def download(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
-        """Gives received φ, V, C, own ψ, and the contexts of the round."""
+        """Return φ, V and C as received, the client's ψ, and the contexts of the round."""
         return {**shared, **private, "context": self.contexts(shared, private, client)}
 
-    def loss(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
-        """Gives L^P (eq. 10), L^alg (eq. 8), λL^mlg (eq. 9) and, under `reg="norm"`, the μ term (eq. 11)."""
-        f = model("base", batch.x)  # (rows, width)
-        personal = model("head", self.route(model, f, "p"))
-        terms = {"ce": losses.cross_entropy(personal, batch.y, batch.mask)}
-        if "gce" not in self.without:
-            f_global = self.route(model, f, "g")
-            angles = losses.cosine_logits(f_global, embeddings_of(model.weights))  # (rows, classes)
-            terms["angle"] = losses.cross_entropy(angles, batch.y, batch.mask)
-            if "mlg" not in self.without:
-                distance = losses.batch_distance if self.mlg_norm == "batch" else losses.mean_distance
-                frozen = embeddings_of(shared)  # Ĉ, (classes, width)
-                terms["magnitude"] = self.lam * distance(f_global, frozen[batch.y], batch.mask)
-        if self.reg == "norm":
-            terms |= {f"norm_{part}": self.mu * norm(model[part]) for part in self.guidance}
-        return terms
+    def contexts(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
+        """Return g (eq. 5) and p_i (eq. 7), constants of a round."""
+        embeddings = embeddings_of(shared)  # Ĉ, (classes, width)
+        alpha = client.label_counts / client.label_counts.sum()  # (classes,)
+        p = alpha @ embeddings
+        return {"g": embeddings.mean(0), "p": p / len(embeddings) if self.p_scale == "mean" else p}
 
     def step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
-        """Gives all parts moved together, decay on the valve and the embeddings alone."""
-        parts = (*NET_PARTS, *self.guidance)
-        decay = dict.fromkeys(self.guidance, self.mu) if self.reg == "wd" else None
+        """Train all parts together, with weight decay on V and C alone."""
+        decay = dict.fromkeys(GUIDANCE, self.mu) if self.reg == "wd" else None
+        parts = (*NET_PARTS, *GUIDANCE)
         local_state, terms, _ = self.optimizer_step(shared, local_state, batch, client, parts=parts, weight_decay=decay)
         return local_state, terms
 
+    def loss(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
+        """Return L^P (eq. 10), L^alg (eq. 8), λL^mlg (eq. 9) and, if it is a norm, the μ term (eq. 11)."""
+        f = model("base", batch.x)  # (batch, width)
+        personal = model("head", self.route(model, f, "p"))
+        terms = {"ce": losses.cross_entropy(personal, batch.y, batch.mask), **self.guidance_loss(model, f, shared, batch)}
+        if self.reg == "norm":
+            terms |= {f"norm_{part}": self.mu * tree.norm(model[part]) for part in GUIDANCE if part in model.weights}
+        return terms
+
+    def guidance_loss(self, model: Model, f: Tensor, shared: Tree, batch: Batch) -> LossTerms:
+        """Return the angle-level term L^alg (eq. 8) and the magnitude-level term λL^mlg (eq. 9)."""
+        f_global = self.route(model, f, "g")
+        angles = losses.cosine_logits(f_global, embeddings_of(model.weights))  # (batch, classes)
+        distance = losses.batch_distance if self.mlg_norm == "batch" else losses.mean_distance
+        received = embeddings_of(shared)  # Ĉ, (classes, width)
+        return {
+            "angle": losses.cross_entropy(angles, batch.y, batch.mask),
+            "magnitude": self.lam * distance(f_global, received[batch.y], batch.mask),
+        }
+
     def upload(self, shared: Tree, local_state: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
-        """Gives φ, V and C to the server; the head stays."""
-        sent, kept = self.split_state(tree.drop(local_state, ("context",)))
-        if self.stale:
-            kept["stale"] = {"weight": embeddings_of(local_state), "round": client.round + 1}
-            sent = tree.drop(sent, ("before",))
-        return sent, kept
-
-    def aggregate(self, shared: Tree, mean: Tree) -> Tree:
-        """Gives the means of φ, V and C."""
-        return {**mean, "before": {"weight": embeddings_of(shared)}} if self.stale else mean
-
-    # The client's model.
+        """Return φ, V and C for the server, and ψ."""
+        return self.split_state(tree.drop(local_state, ("context",)))
 
     def personal_weights(self, shared: Tree, private: Tree, batch: Batch, client: ClientInfo) -> Tree:
-        """Gives the personal route: received φ and V, own ψ, and p_i as a constant."""
-        own = tree.pick({**shared, **private}, ("base", "cov", "head", "batch_norm_stats"))
-        context = self.contexts(shared, private, client)
-        return {**own, "context": tree.pick(context, ("p",))}
+        """Return the weights of the personal route: φ, V, ψ, and p_i as a constant."""
+        weights = tree.pick({**shared, **private}, ("base", "cov", "head", "batch_norm_stats"))
+        return {**weights, "context": tree.pick(self.contexts(shared, private, client), ("p",))}
 
     def features(self, model: Model, x: Tensor) -> Tensor:
-        """Gives f^P."""
+        """Return f^P, (batch, width)."""
         return self.route(model, model("base", x), "p")
 
     def route(self, model: Model, f: Tensor, context: str) -> Tensor:
-        """Gives features through the valve under a context; without a valve they pass as they are."""
-        return f if "cov" in self.without else valve(model["cov"], f, tree.leaf(model["context"], context))
-
-    def contexts(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
-        """Gives g (eq. 5) and p_i (eq. 7), constants of a round.
-
-        Stale contexts are zero in round 0; a client that sat out the last round uses the embeddings delivered before it.
-        """
-        if "cov" in self.without:
-            return {}
-        if self.constant:
-            return tree.branch(private, "constants")
-        source = embeddings_of(shared)
-        if self.stale:
-            own, before = tree.branch(private, "stale"), tree.leaf(tree.branch(shared, "before"), "weight")
-            source = torch.where(tree.leaf(own, "round") == client.round, tree.leaf(own, "weight"), before)
-        share = client.label_counts / client.label_counts.sum()  # α_i, (classes,)
-        p = share @ source
-        return {"g": source.mean(0), "p": p / len(source) if self.p_scale == "mean" else p}
-
-
-def constants(width: int) -> dict[str, Tensor]:
-    """Gives the contexts of the ablations that have no others."""
-    draw = torch_generator(CONSTANTS_SEED, "contexts")
-    return {name: torch.randn(width, generator=draw) for name in ("g", "p")}
-
-
-def new_valve(width: int, seed: int) -> Tree:
-    """Gives the weights V of a valve: two branches Linear → ReLU → LayerNorm, as torch initialises them."""
-    weights: Tree = {}
-    with fork_rng(seed, "valve"):
-        for name in ("gamma", "beta"):
-            for kind, layer in (("linear", nn.Linear(width, width)), ("norm", nn.LayerNorm(width))):
-                for parameter, value in layer.named_parameters():
-                    weights[f"{name}.{kind}.{parameter}"] = value.detach().clone()
-    return weights
+        """Return features through the valve under a context, "g" or "p"."""
+        return valve(model["cov"], f, tree.leaf(model["context"], context))
 
 
 def valve(weights: Tree, f: Tensor, context: Tensor) -> Tensor:
-    """Gives ReLU((γ(c) + 1) ⊙ f + β(c)): a route through the valve under context c (eqs. 3 and 4)."""
+    """Return CoV(f, c) = ReLU((γ(c) + 1) ⊙ f + β(c)) (eqs. 3 and 4)."""
 
     def branch(name: str) -> Tensor:
         w, b, gain, shift = (
-            tree.leaf(weights, f"{name}.{kind}") for kind in ("linear.weight", "linear.bias", "norm.weight", "norm.bias")
+            tree.leaf(weights, f"{name}.{parameter}")
+            for parameter in ("linear.weight", "linear.bias", "norm.weight", "norm.bias")
         )
         hidden = F.relu(F.linear(context, w, b))
         return F.layer_norm(hidden, hidden.shape[-1:], gain, shift)  # (width,)
 
-    return F.relu((branch("gamma") + 1) * f + branch("beta"))  # (rows, width)
+    return F.relu((branch("gamma") + 1) * f + branch("beta"))  # (batch, width)
+
+
+def init_valve(width: int, seed: int) -> Tree:
+    """Return the weights of γ and β, each Linear → ReLU → LayerNorm, as torch initialises them."""
+    with fork_rng(seed, "valve"):
+        layers = nn.ModuleDict(
+            {
+                name: nn.ModuleDict({"linear": nn.Linear(width, width), "norm": nn.LayerNorm(width)})
+                for name in ("gamma", "beta")
+            }
+        )
+    return {name: value.detach() for name, value in layers.named_parameters()}
 
 
 def embeddings_of(state: Tree) -> Tensor:
-    """Gives the table C (classes, width) of a state."""
+    """Return the category embeddings C of a state, (classes, width)."""
     return tree.leaf(tree.branch(state, "gce"), "weight")
-
-
-def norm(part: Tree) -> Tensor:
-    """Gives the L2 norm of all tensors of a part together."""
-    length: Tensor = torch.linalg.vector_norm(torch.cat([t.flatten() for t in tree.leaves(part)]))
-    return length

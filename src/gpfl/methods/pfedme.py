@@ -72,12 +72,12 @@ class PFedMe(Method):
     def init(self, seed: int) -> tuple[Tree, Tree]:
         """Gives the global model; every client's own model starts equal to it."""
         shared, private = super().init(seed)
-        return shared, {**private, "own": tree.copy(tree.pick(shared, NET_PARTS))}
+        return shared, {**private, "personal": tree.copy(tree.pick(shared, NET_PARTS))}
 
     def download(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
         """Gives w_i and θ, both the received model."""
         received = tree.pick(shared, NET_PARTS)
-        return {**shared, **tree.drop(private, ("own",)), "local": received}
+        return {**shared, **tree.drop(private, ("personal",)), "local": received}
 
     def step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives θ after K steps on the batch, and w_i after one towards it."""
@@ -109,7 +109,7 @@ class PFedMe(Method):
         """Gives w_i to the server; the client keeps the model it would use."""
         local, theta = tree.branch(local_state, "local"), tree.pick(local_state, NET_PARTS)
         sent, kept = self.split_state({**tree.drop(local_state, ("local",)), **local})
-        return sent, {**kept, "own": theta if self.eval_model == "theta" else local}
+        return sent, {**kept, "personal": theta if self.eval_model == "theta" else local}
 
     def aggregate(self, shared: Tree, mean: Tree) -> Tree:
         """Gives (1 − β)w + β·mean; averaged BatchNorm statistics are the mean, since β > 1 could turn a variance negative."""
@@ -118,4 +118,4 @@ class PFedMe(Method):
 
     def personal_weights(self, shared: Tree, private: Tree, batch: Batch, client: ClientInfo) -> Tree:
         """Gives the client's own model."""
-        return {**tree.branch(private, "own"), **tree.pick({**shared, **private}, ("batch_norm_stats",))}
+        return {**tree.branch(private, "personal"), **tree.pick({**shared, **private}, ("batch_norm_stats",))}

@@ -8,14 +8,15 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from gpfl.core import losses
+from gpfl.core import losses, tree
 from gpfl.core.method import NET_PARTS, Method
 from gpfl.core.net import Model
 from gpfl.core.tree import Tree
 from gpfl.defences import Defended, undefended
 from gpfl.methods.fedphp import FedPHP
 from gpfl.methods.fedrod import FedRoD
-from gpfl.methods.gpfl import GPFL, constants, embeddings_of, norm, valve
+from gpfl.methods.gpfl import GPFL, GUIDANCE, embeddings_of, valve
+from gpfl.methods.gpfl_variants import GPFLVariant, constant_contexts
 
 
 class GradientTarget(NamedTuple):
@@ -62,7 +63,8 @@ def _(method: FedPHP) -> dict[str, GradientTarget]:
 @gradient_targets.register
 def _(method: GPFL) -> dict[str, GradientTarget]:
     """Return φ ("fe"), φ and the valve under g ("sfe"), and their cosines to C ("sm"), as far as the ablation has them."""
-    fixed = constants(method.net.width)["g"] if method.constant else None
+    constant = isinstance(method, GPFLVariant) and method.has_constant_contexts
+    fixed = tree.leaf(constant_contexts(method.net.width), "g") if constant else None
 
     def features(model: Model, x: Tensor) -> Tensor:  # f^G, with what the server knows
         f = model("base", x)
@@ -77,14 +79,14 @@ def _(method: GPFL) -> dict[str, GradientTarget]:
     if "cov" not in method.without:
         targets["sfe"] = GradientTarget(("base", "cov"), features)
     if "gce" not in method.without:
-        targets["sm"] = GradientTarget(("base", *method.guidance), cosines)
+        targets["sm"] = GradientTarget(tuple(part for part in ("base", *GUIDANCE) if part not in method.without), cosines)
     return targets
 
 
 def weight_decay(method: Method, part: str, weights: Tree) -> float:
     """Return the weight decay that the known terms of the objective are at these weights of a part."""
     method = undefended(method)
-    if not isinstance(method, GPFL) or part not in method.guidance:
+    if not isinstance(method, GPFL) or part not in GUIDANCE:
         return 0.0
     # The gradient of μ‖w‖ is μ·w/‖w‖, which is decay of μ over the length.
-    return method.mu if method.reg == "wd" else method.mu / max(float(norm(weights)), 1e-12)
+    return method.mu if method.reg == "wd" else method.mu / max(float(tree.norm(weights)), 1e-12)
