@@ -229,13 +229,13 @@ def pfedme(
     return Outcome(whole(net), [{"personal": m} for m in models], models)
 
 
-def ditto(world: World, net: Split, rounds: int, lam: float, own_epochs: int) -> Outcome:
+def ditto(world: World, net: Split, rounds: int, lam: float, personal_epochs: int) -> Outcome:
     own = world.copies(net)
     for number, clients in world.cohorts(rounds):
         models = [copy.deepcopy(net) for _ in clients]
         for model, client in zip(models, clients, strict=True):
             optimiser = torch.optim.SGD(own[client].parameters(), lr=LR)
-            for x, y in world.batches(client, number, epochs=own_epochs):
+            for x, y in world.batches(client, number, epochs=personal_epochs):
                 sgd(F.cross_entropy(own[client](x), y) + lam / 2 * squared_distance(own[client], net), optimiser)
             world.train(model, client, number)
         world.average(net, models, clients)

@@ -97,8 +97,8 @@ def test_every_number_of_a_method_is_searched_or_left_out_on_purpose() -> None:
 
 
 def test_value_by_hand_is_not_searched_and_the_rate_only_if_asked() -> None:
-    assert list(space_of("ditto", {"method": {"name": "ditto"}}, False)) == ["method.lam", "method.own_epochs"]
-    assert list(space_of("ditto", {"method": {"own_epochs": 1}}, True)) == ["method.lam", "train.lr"]
+    assert list(space_of("ditto", {"method": {"name": "ditto"}}, False)) == ["method.lam", "method.personal_epochs"]
+    assert list(space_of("ditto", {"method": {"personal_epochs": 1}}, True)) == ["method.lam", "train.lr"]
     assert space_of("fedavg", {}, False) == {}
 
 

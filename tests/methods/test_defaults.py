@@ -18,7 +18,7 @@ SHIPPED: dict[str, dict[str, object]] = {
     "fedprox": {"mu": 0.001},
     "perfedavg": {"passes": 2},
     "pfedme": {"steps": 5, "lam": 15.0, "p_lr": 0.01, "beta": 1.0, "theta_decay": 0.001, "eval_model": "theta"},
-    "ditto": {"lam": 0.1, "own_epochs": 1},
+    "ditto": {"lam": 0.1, "personal_epochs": 1},
     "fedper": {},
     "fedrep": {"head_epochs": 1},
     "fedrod": {},

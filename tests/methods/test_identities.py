@@ -98,13 +98,13 @@ def test_fedphp_without_momentum_and_distance_is_fedavg(engine: str) -> None:
 @engines
 @pytest.mark.parametrize("lam", [0.0, 0.7])
 def test_ditto_trains_the_global_model_of_fedavg(lam: float, engine: str) -> None:
-    ditto = Ours(METHODS["ditto"](lam=lam, own_epochs=3), engine, epochs=2)
+    ditto = Ours(METHODS["ditto"](lam=lam, personal_epochs=3), engine, epochs=2)
     assert gap(ditto.shared, Ours(METHODS["fedavg"](), engine, epochs=2).shared) < 1e-7
 
 
 @engines
 def test_ditto_without_its_pull_trains_own_models_alone(engine: str) -> None:
-    ditto = Ours(METHODS["ditto"](lam=0.0, own_epochs=2), engine, epochs=1)
+    ditto = Ours(METHODS["ditto"](lam=0.0, personal_epochs=2), engine, epochs=1)
     local = Ours(METHODS["local"](), engine, epochs=2)
     assert gap(tree.branch(ditto.private, "personal"), local.private) < 1e-7
     assert ditto.scores.loss_sum == pytest.approx(local.scores.loss_sum, abs=1e-6)

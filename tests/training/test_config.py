@@ -231,7 +231,7 @@ WRITTEN = {
     "fedprox": "mu",
     "perfedavg": "alpha beta passes",
     "pfedme": "steps lam p_lr beta theta_decay eval_model",
-    "ditto": "lam own_epochs",
+    "ditto": "lam personal_epochs",
     "fedper": "",
     "fedrep": "head_epochs",
     "fedrod": "",

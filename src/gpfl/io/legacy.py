@@ -28,6 +28,7 @@ CONFIG_KEYS: Mapping[str, Mapping[str, str]] = {
     },
     "train": {"join": "client_fraction"},
     "data": {"part": "split_column", "together": "group"},
+    "method": {"own_epochs": "personal_epochs"},
 }
 
 CONFIG_VALUES: Mapping[tuple[str, str], Mapping[object, object]] = {

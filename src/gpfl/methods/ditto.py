@@ -31,7 +31,7 @@ class Ditto(Method):
         search=SearchRange(0.01, 2),
         disabled_by=(0.0, "the personal models would be trained alone"),
     )
-    own_epochs: int = option(1, "epochs of the own model a round", typical="1 to 5", min=1, search=(1, 2, 5))
+    personal_epochs: int = option(1, "epochs of the own model a round", typical="1 to 5", min=1, search=(1, 2, 5))
 
     def init(self, seed: int) -> tuple[Tree, Tree]:
         """Gives the global model; every client's own model starts equal to it."""
@@ -41,7 +41,7 @@ class Ditto(Method):
 
     def phases(self) -> tuple[Phase, ...]:
         """Gives the passes on the own model, then those on the global one."""
-        return (Phase(self.own_step, self.own_epochs), Phase(self.global_step, self.epochs))
+        return (Phase(self.own_step, self.personal_epochs), Phase(self.global_step, self.epochs))
 
     def own_step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Gives v after one step, the rest as it was."""
