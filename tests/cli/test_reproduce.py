@@ -247,7 +247,7 @@ def test_tables_are_written_of_what_is_there_and_nothing_is_run(command: Command
 def test_folder_that_cannot_be_written_to_is_one_complaint(command: Command) -> None:
     Path("file").write_text("")
     for more in ((), ("--dry-run",), ("--only-tables",)):
-        refused(command("reproduce", "toys", *SHORT, "--out", "file", *more), "--out file is a file; name a folder")
+        refused(command("reproduce", "toys", *SHORT, "--out", "file", *more), "--out file is a file; choose a folder")
     refused(command("reproduce", "toys", *SHORT, "--out", "file/in"), "cannot make the folder file/in/runs", "another --out")
 
 
@@ -478,7 +478,7 @@ def test_cell_that_cannot_be_divided_fails_alone(command: Command, monkeypatch: 
             "toys --only-tables --rounds 7",
             "results/runs holds no finished run of what was asked for with 7 rounds, patience 100",
         ),
-        ("toys --seeds 0,0", "the seeds must differ"),
+        ("toys --seeds 0,0", "seeds must differ"),
         ("toys --rounds 0", "train.rounds (--rounds) is 0; it must be at least 1"),
         ("toys --patience -1", "train.patience (--patience) is -1; it must be at least 0"),
         ("toys --validation-fraction 2", "partition.validation_fraction (--validation-fraction) is 2"),
@@ -487,8 +487,8 @@ def test_cell_that_cannot_be_divided_fails_alone(command: Command, monkeypatch: 
         ("toys --precision tf32 --device cpu", "run.precision (--precision) is 'tf32', which is for a GPU"),
         ("toys --set gpfl.lamb=1", "unknown key 'method.lamb'; did you mean 'lam'?"),
         ("toys --set ditto.mu=1", "is for a method that is not run: add ditto to --methods"),
-        ("toys --set method.lam=1", "does not say whose lam"),
-        ("toys --set run.seed=1", "give --seeds"),
+        ("toys --set method.lam=1", "does not name the method"),
+        ("toys --set run.seed=1", "use --seeds"),
         ("toys --out=", "--out is empty; name a folder"),
         ("toys --lam 1", "No such option '--lam'"),
     ],

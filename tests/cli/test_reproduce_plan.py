@@ -176,7 +176,7 @@ def cifar(split: str) -> list[dict[str, Any]]:
         ("--cells toy/hole", "did you mean 'toy/whole'?"),
         ("--set train.lr=abc", "toy/whole fedavg: train.lr is 'abc'; it must be a number"),
         ("--rounds 0", "train.rounds (--rounds) is 0"),
-        ("--lr 0.1", "No such option '--lr'; use --set train.lr=…"),
+        ("--lr 0.1", "No such option '--lr': use --set train.lr=…"),
         ("--classes-per-client 2", "use --set partition.classes_per_client=…"),
     ],
 )

@@ -278,7 +278,7 @@ def test_reproduce_makes_table_5_with_the_runs_of_its_first_seed(pictures: Comma
         (("privacy", "--patience", "-3"), "train.patience (--patience) is -3"),
         (("privacy", "--set", "train.rounds=7"), "--set train.rounds would not be named in tables: give --rounds"),
         (("privacy", "--set", "defence.clip=1"), "--set defence.… is not for studies"),
-        (("privacy", "--out", "file"), "--out file is a file; name a folder"),
+        (("privacy", "--out", "file"), "--out file is a file; choose a folder"),
         (("privcy",), "did you mean 'privacy'"),
     ],
 )

@@ -74,12 +74,11 @@ def main() -> NoReturn:
         if type(error).__name__ == "NoArgsIsHelpError":  # click 8.2 and later; its text is the help
             error.show()
             sys.exit(2)
-        message = error.format_message()
         if isinstance(error, click.NoSuchOption):
             from gpfl.cli.options import set_instead
 
-            message = f"{message.rstrip('.')}{set_instead(error)}"
-        _fail(message)
+            _fail(set_instead(error) or error.format_message())
+        _fail(error.format_message())
     except GpflError as error:
         _fail(str(error))
     except OSError as error:

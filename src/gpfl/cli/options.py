@@ -248,12 +248,12 @@ def out_option(description: str, default: str | None = None) -> Decorator:
 
 
 def set_instead(error: click.NoSuchOption) -> str:
-    """Return the --set that replaces a flag which a command lacks; "" if there is none."""
+    """Return the message that names the --set for a flag which a command lacks; "" if there is none."""
     if error.ctx is None or all(param.name != "assignments" for param in error.ctx.command.params):
         return ""
     keys = {flag_name(section, key): f"{section}.{key}" for section in PLAIN_FLAG for key in keys_of(section)}
     option = keys.get(error.option_name, "").replace("method.", "NAME.")
-    return f"; use --set {option}=…" if option else ""
+    return f"No such option '{error.option_name}': use --set {option}=…" if option else ""
 
 
 # Values of flags.
