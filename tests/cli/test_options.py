@@ -123,7 +123,7 @@ def test_a_new_name_drops_the_options_of_the_old_one() -> None:
     [
         ("train.lr is -1; it must be above 0", "train.lr (--lr) is -1; it must be above 0"),
         ("partition.seed is -1", "partition.seed (--partition-seed) is -1"),
-        ("partition.beta belongs to partition 'dirichlet'", "partition.beta (--beta) belongs to partition 'dirichlet'"),
+        ("partition.beta belongs to partition dirichlet", "partition.beta (--beta) belongs to partition dirichlet"),
         ("unknown key 'train.lr' is here", "unknown key 'train.lr' is here"),
         ("--set train.lr is not of the form", "--set train.lr is not of the form"),
         ("runs/train.lr is missing", "runs/train.lr is missing"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -311,6 +311,7 @@ def chosen_method(given: ConfigDict, run: RunOptions) -> Method:
     name = name_in(given, "method", "gpfl")
     if name not in METHODS:
         raise GpflError(f"unknown method '{name}'; {did_you_mean(name, METHODS)}")
+    check_option_owner("method", name, given.get("method", {}), METHODS)
     preset = METHOD_PRESETS[run.protocol].get(name, {})
     method = options.build(METHODS[name], {**preset, **without_name(given.get("method", {}))}, "method")
     if not run.allow_noop:
@@ -327,7 +328,19 @@ def chosen_net(given: ConfigDict, usual: Mapping[str, Mapping[str, object]], fed
     if name not in NETS:
         raise GpflError(f"unknown net '{name}'; {did_you_mean(name, NETS)}, or give it in Python: net=…")
     values = {**fitting_defaults(usual, "net", name, NETS[name]), **without_name(given.get("net", {}))}
+    check_option_owner("net", name, values, NETS)
     return options.build(NETS[name], values, "net")
+
+
+def check_option_owner(section: str, name: str, values: Iterable[str], records: Mapping[str, type]) -> None:
+    """Raise if a value is for another method, net or partition than the chosen one."""
+    for key in values:
+        owners = [owner for owner, record in records.items() if key in options.options_of(record)]
+        if owners and name not in owners:
+            raise GpflError(
+                f"{section}.{key} belongs to {section} {', '.join(owners)}, not to {name}: "
+                f"leave it out, or choose --{section} {owners[0]}"
+            )
 
 
 def chosen_partition(given: ConfigDict, usual: Mapping[str, Mapping[str, object]]) -> Partition | None:
@@ -345,13 +358,7 @@ def chosen_partition(given: ConfigDict, usual: Mapping[str, Mapping[str, object]
     if name not in PARTITIONS:
         raise GpflError(f"unknown partition '{name}'; {did_you_mean(name, (*PARTITIONS, 'manifest'))}")
     values = {**fitting_defaults(usual, "partition", name, PARTITIONS[name]), **without_name(given.get("partition", {}))}
-    for key in values:
-        owners = [kind for kind, record in PARTITIONS.items() if key in options.options_of(record)]
-        if owners and name not in owners:
-            raise GpflError(
-                f"partition.{key} belongs to partition '{owners[0]}', not to '{name}': "
-                f"use --partition {owners[0]} or leave it out"
-            )
+    check_option_owner("partition", name, values, PARTITIONS)
     return options.build(PARTITIONS[name], values, "partition")
 
 

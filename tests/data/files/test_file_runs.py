@@ -293,7 +293,7 @@ def test_data_in_the_place_of_a_config_is_refused_with_the_command(
             "partition.test_fraction (--test-fraction) is 0.5, but data 'divided.csv' tells which rows are for testing: leave "
             "it out",
         ),
-        ((*OWN, "--beta", 1), "partition.beta (--beta) belongs to partition 'dirichlet', not to 'natural'"),
+        ((*OWN, "--beta", 1), "partition.beta (--beta) belongs to partition dirichlet, not to natural"),
         (("--data", "qqq"), "unknown data 'qqq'; known: agnews, amazon, "),
         (("--data", "other/visits.csv"), "there is no file or folder other/visits.csv"),
     ],
