@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from gpfl.experiments.estimate import speed_of
-from gpfl.experiments.grid import here
+from gpfl.experiments.grid import has_data
 from gpfl.experiments.work import round_of, sample_of
 from gpfl.federation.federation import Federation
 from gpfl.training import api
@@ -37,7 +37,7 @@ def compare(name: str, device: torch.device) -> Iterator[float]:
     """Gives, for each benchmark of a machine, how many times as long as timed its counted time is."""
     for key, case in json.loads((RESULTS / f"{name}.json").read_text())["cases"].items():
         speed = speed_of(key, case, name)
-        if speed is None or speed.precision != "float32" or speed.task.data not in TASKS or not here(speed.task.data):
+        if speed is None or speed.precision != "float32" or speed.task.data not in TASKS or not has_data(speed.task.data):
             continue
         counted = count(*speed.task, speed.clients, speed.trials, device)
         if counted is not None:

@@ -17,8 +17,8 @@ from gpfl.engine.distributed import process_group
 from gpfl.errors import GpflError
 from gpfl.experiments import definitions as experiments
 from gpfl.experiments import grid
-from gpfl.experiments.grid import FederationCache, Plan
-from gpfl.experiments.selection import selected
+from gpfl.experiments.grid import FederationCache, GridPlan
+from gpfl.experiments.selection import select_cells
 from gpfl.experiments.trials import resume_trials, run_trials
 from gpfl.io import files
 from gpfl.training.round_loop import Silent
@@ -50,7 +50,7 @@ train = { lr = 1e30 }
 def main() -> None:
     out = Path(sys.argv[1])
     DATASETS["toy"] = Toy()
-    experiments.folder = lambda: out / "experiments"
+    experiments.config_dir = lambda: out / "experiments"
     if process_group().is_main:
         files.write_text(out / "experiments" / "toys.toml", TOYS)
         files.write_text(out / "file", "")
@@ -96,9 +96,9 @@ def check_trials(out: Path, patch: pytest.MonkeyPatch) -> None:
 
 def check_grid(out: Path, patch: pytest.MonkeyPatch) -> None:
     """A job that is damaged and one that cannot be written fail in all ranks; the others are run."""
-    plan = Plan(out=out / "grid", seeds=(0,), rounds=2, patience=0)
-    jobs, _ = grid.lay_out(
-        selected(experiments.named(["toys"]), "toy/whole", "fedavg,gpfl,local").cells, plan, FederationCache()
+    plan = GridPlan(out=out / "grid", seeds=(0,), rounds=2, patience=0)
+    jobs, _ = grid.make_jobs(
+        select_cells(experiments.find_experiments(["toys"]), "toy/whole", "fedavg,gpfl,local").cells, plan, FederationCache()
     )
     damaged, whole, lost = jobs
     lost = dataclasses.replace(lost, folder=out / "file" / "runs" / "lost")
@@ -107,7 +107,7 @@ def check_grid(out: Path, patch: pytest.MonkeyPatch) -> None:
     else:
         patch.setattr(grid, "ended", lambda run: True)
         patch.setattr(grid, "folder_fault", lambda folder, wanted: "")
-    lacking = grid.lacking([damaged, lost, whole], plan)
+    lacking = grid.unfinished_jobs([damaged, lost, whole], plan)
     problems = grid.run_all(lacking, plan, lambda label: Silent(), {"command": "gpfl reproduce toys", "commit": "none"})
     assert list(problems) == [damaged.folder, lost.folder]
     assert "is damaged" in problems[damaged.folder]

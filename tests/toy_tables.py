@@ -76,11 +76,11 @@ def in_place_of_the_papers(folder: Path, **tables: str) -> Iterator[None]:
     for name, text in tables.items():
         (folder / f"{name}.toml").write_text(text)
     with pytest.MonkeyPatch.context() as patch:
-        shutil.copytree(experiments.folder() / "attacks", folder / "attacks")
-        patch.setattr(experiments, "folder", lambda: folder)
-        experiments.experiments.cache_clear()
+        shutil.copytree(experiments.config_dir() / "attacks", folder / "attacks")
+        patch.setattr(experiments, "config_dir", lambda: folder)
+        experiments.load_experiments.cache_clear()
         yield
-    experiments.experiments.cache_clear()
+    experiments.load_experiments.cache_clear()
 
 
 SHORT = ("--rounds", 2, "--seeds", "0,1")

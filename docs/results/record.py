@@ -32,8 +32,8 @@ from typing import Any
 
 from gpfl.experiments import maps
 from gpfl.experiments import privacy_table as columns
-from gpfl.experiments.grid import NOTE
-from gpfl.experiments.trials import read_plan, summed_up
+from gpfl.experiments.grid import PROVENANCE_FILE
+from gpfl.experiments.trials import read_trials_plan, summarize_trials
 from gpfl.privacy.attack import Case
 from gpfl.training.run_dir import DIVERGED
 
@@ -51,7 +51,7 @@ def main() -> None:
         if seeds:
             record(cell, seeds)
             record_diverged(cell)
-            features = [seed.name for seed in seeds if maps.kept(seed)]
+            features = [seed.name for seed in seeds if maps.read_map(seed)]
             also = f"; features of {', '.join(features)}" if features else ""
             print(f"{cell.name}: {', '.join(seed.name for seed in seeds)}{also}")
     if any((out / "features").glob("*.json")):
@@ -82,7 +82,7 @@ def record(cell: Path, seeds: list[Path]) -> None:
     for seed in seeds:
         record_note(cell, seed.name)
         (to / seed.name).mkdir(exist_ok=True)
-        for name in ("config.toml", "summary.json", *([maps.FILE] if maps.kept(seed) else [])):
+        for name in ("config.toml", "summary.json", *([maps.FILE] if maps.read_map(seed) else [])):
             shutil.copyfile(seed / name, to / seed.name / name)
         (to / seed.name / "federation.toml").write_text(digest((seed / "federation.toml").read_text()))
         summary = json.loads((seed / "summary.json").read_text())
@@ -92,11 +92,11 @@ def record(cell: Path, seeds: list[Path]) -> None:
         (to / seed.name / "metrics.jsonl").write_text("\n".join(thinned) + "\n")
     there = sorted(int(path.parent.name.removeprefix("seed-")) for path in to.glob("seed-*/summary.json"))  # some from before
     shutil.copyfile(cell / "trials.json", to / "trials.json")
-    summed_up(to, read_plan(cell)[0], there, there)
+    summarize_trials(to, read_trials_plan(cell)[0], there, there)
 
 
 def record_note(cell: Path, seed: str) -> None:
-    note = cell / NOTE.format(seed.removeprefix("seed-"))
+    note = cell / PROVENANCE_FILE.format(seed.removeprefix("seed-"))
     if note.exists():
         held = json.loads(note.read_text())
         text = json.dumps({**held, "command": elsewhere(held["command"])}, indent=2) + "\n"

@@ -17,7 +17,7 @@ import gpfl
 from gpfl.data import DATASETS, PUBLISHED
 from gpfl.experiments import definitions as studies
 from gpfl.experiments import grid
-from gpfl.experiments.selection import selected
+from gpfl.experiments.selection import select_cells
 from gpfl.training import config as configs
 from gpfl.training.run_dir import RunDir
 
@@ -202,7 +202,7 @@ def test_tables_grow_by_what_is_run_and_share_runs_of_one_content(command: Comma
     ],
 )
 def test_extra_columns_are_meant_by_half_of_a_key_that_means_no_other(cells: str, columns: set[str]) -> None:
-    asked = selected([studies.experiments()["toys"]], cells, "all")
+    asked = select_cells([studies.load_experiments()["toys"]], cells, "all")
     assert {column.key for column in asked.columns["toys"]} == columns
 
 

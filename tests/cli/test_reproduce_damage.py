@@ -162,7 +162,7 @@ def test_runs_on_other_data_beside_each_other_are_named(command: Command, table:
 def test_cell_that_another_process_is_at_is_no_failure(command: Command, table: tuple[Path, str]) -> None:
     cell, _ = table
     shutil.rmtree(cell)
-    with grid.claimed(cell):
+    with grid.lock_folder(cell):
         said = command(*ALL)
     assert (said.code, said.err) == (0, "")
     assert "toy/whole gpfl: another process is at it" in said.out

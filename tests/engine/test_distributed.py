@@ -18,7 +18,7 @@ from gpfl.engine import distributed as processes
 from gpfl.engine.distributed import ProcessFailedError, ProcessGroup
 from gpfl.errors import GpflError
 from gpfl.experiments import grid
-from gpfl.experiments.grid import Job, Plan
+from gpfl.experiments.grid import GridPlan, Job
 from gpfl.training.round_loop import Silent
 
 HERE = Path(__file__).parents[1]
@@ -101,7 +101,7 @@ def test_error_of_one_rank_in_step_with_others_ends_all(rank: int, capsys: pytes
 def test_grid_does_not_go_on_after_an_error_of_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid, "run", lambda *given: fail(ProcessFailedError("no room")))
     with pytest.raises(ProcessFailedError, match="no room"):
-        grid.run_all([Job((), {}, tmp_path, "")], Plan(out=tmp_path), lambda label: Silent(), {})
+        grid.run_all([Job((), {}, tmp_path, "")], GridPlan(out=tmp_path), lambda label: Silent(), {})
 
 
 def test_error_of_one_process_stays_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -305,9 +305,9 @@ def test_ablations_are_gpfl_and_its_five(command: Command) -> None:
 
 
 def test_all_methods_are_all_and_none_twice() -> None:
-    assert [entrant.label for entrant in studies.entrants("all")] == list(METHODS)
-    assert [entrant.label for entrant in studies.entrants("gpfl,ablations, gpfl,local")].count("gpfl") == 1
-    assert studies.entrants("local,all")[0].label == "local"
+    assert [entrant.label for entrant in studies.parse_methods("all")] == list(METHODS)
+    assert [entrant.label for entrant in studies.parse_methods("gpfl,ablations, gpfl,local")].count("gpfl") == 1
+    assert studies.parse_methods("local,all")[0].label == "local"
 
 
 @pytest.mark.parametrize(

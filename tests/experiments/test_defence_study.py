@@ -90,7 +90,7 @@ def test_what_methods_tell_of_labels_and_members_is_tabled_and_not_asked_twice(p
     found = [leaks.from_plain(held) for held in json.loads((folder / "results.json").read_text())]
     assert [findings.method for findings in found] == ["gpfl", "fedper", "local"]
     for findings in found:
-        shown = lines[gpfl.experiments.definitions.spelled(findings.method)]
+        shown = lines[gpfl.experiments.definitions.display_name(findings.method)]
         guesses = [[leak.guess for leak in findings.labels[which]] for which in ("0", "best")]
         assert shown[:2] == [f"{np.mean(some):.3f}" if None not in some else "–" for some in guesses]
         assert shown[2].startswith(f"{np.mean([member.auc for member in findings.members]):.3f} ± ")

@@ -17,8 +17,8 @@ from gpfl.data import DATASETS
 from gpfl.experiments import definitions as studies
 from gpfl.experiments import grid
 from gpfl.experiments.compare import MethodVariant
-from gpfl.experiments.definitions import Cell, Column, Experiment, Published
-from gpfl.experiments.grid import FederationCache, Plan
+from gpfl.experiments.definitions import Cell, Experiment, PaperValue, TableColumn
+from gpfl.experiments.grid import FederationCache, GridPlan
 from gpfl.methods import METHODS
 from gpfl.models import resnet18
 from gpfl.training.config import PROTOCOLS, resolve_config
@@ -26,11 +26,11 @@ from gpfl.training.result import Result
 from gpfl.training.round_loop import Silent
 
 ROOT = Path(__file__).parents[2]
-ALL = studies.experiments()
+ALL = studies.load_experiments()
 COLUMNS = [(one, column) for one in ALL.values() for column in one.columns]
 
 
-def accuracy(name: str, key: str) -> dict[str, Published]:
+def accuracy(name: str, key: str) -> dict[str, PaperValue]:
     return {label: numbers for (column, label), numbers in ALL[name].paper.items() if column == key}
 
 
@@ -50,14 +50,14 @@ def test_every_experiment_of_the_paper_is_there_under_its_name_and_number() -> N
         "figure2": ["features"],
         "figure3": ["feature-shift"],
     }.items():
-        assert [one.name for one in studies.named([word])] == names
-    assert studies.named(["all"]) == list(ALL.values())
-    assert [one.name for one in studies.named(["table1", "effectiveness"])] == ["effectiveness"]
+        assert [one.name for one in studies.find_experiments([word])] == names
+    assert studies.find_experiments(["all"]) == list(ALL.values())
+    assert [one.name for one in studies.find_experiments(["table1", "effectiveness"])] == ["effectiveness"]
 
 
 def test_every_toml_is_one_experiment_and_goes_into_the_wheel() -> None:
     assert {path.stem for path in (ROOT / "configs").glob("*.toml")} == set(ALL)
-    assert studies.folder() == ROOT / "configs"
+    assert studies.config_dir() == ROOT / "configs"
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
     assert build["wheel"]["force-include"] == {"configs": "gpfl/configs"}
     assert "configs" in build["sdist"]["include"]
@@ -74,7 +74,7 @@ def test_paper_has_a_number_for_every_cell_but_those_it_leaves_out(one: Experime
 
 def test_unknown_names_are_told_the_closest() -> None:
     with pytest.raises(gpfl.GpflError, match="unknown experiment 'tabel1'; did you mean 'table1'"):
-        studies.named(["tabel1"])
+        studies.find_experiments(["tabel1"])
 
 
 def test_columns_are_named_by_key_by_half_a_key_and_by_pattern() -> None:
@@ -127,7 +127,7 @@ def test_number_that_fits_no_cell_is_refused(tmp_path: Path, numbers: str, words
     other = column.replace("d/a", "d/b").replace("[columns.paper]\n", "")
     (tmp_path / "one.toml").write_text(head + column + "gpfl = [1.5, 0.1]\n" + other + 'paper = "d/a"\n')
     both = studies.read(tmp_path / "one.toml").paper
-    assert both["d/b", "gpfl"] == both["d/a", "gpfl"] == studies.Published(1.5, 0.1)
+    assert both["d/b", "gpfl"] == both["d/a", "gpfl"] == studies.PaperValue(1.5, 0.1)
     (tmp_path / "one.toml").write_text(head + column + "gpfl = [1.5]\n" + other + 'paper = "d/c"\n')
     with pytest.raises(gpfl.GpflError, match="d/b has the numbers of 'd/c', which is no column before it"):
         studies.read(tmp_path / "one.toml")
@@ -147,7 +147,7 @@ def test_number_that_fits_no_cell_is_refused(tmp_path: Path, numbers: str, words
     [pair for pair in COLUMNS if pair[0].paper],
     ids=lambda value: getattr(value, "name", getattr(value, "key", "")),
 )
-def test_gpfl_is_the_best_of_every_column_as_the_paper_claims(one: Experiment, column: Column) -> None:
+def test_gpfl_is_the_best_of_every_column_as_the_paper_claims(one: Experiment, column: TableColumn) -> None:
     numbers = {label: (p.mean if p.cov is None else -p.cov) for label, p in accuracy(one.name, column.key).items()}
     assert max(numbers, key=lambda label: numbers[label]) == "gpfl"
 
@@ -181,7 +181,7 @@ def test_accuracy_that_follows_is_as_exact_as_the_printed_digits() -> None:
 
 
 def test_curves_without_a_coefficient_are_refused(tmp_path: Path) -> None:
-    text = (studies.folder() / "feature-shift.toml").read_text().replace("gpfl = [1.62, 1.80]", "gpfl = [90.0]")
+    text = (studies.config_dir() / "feature-shift.toml").read_text().replace("gpfl = [1.62, 1.80]", "gpfl = [90.0]")
     (tmp_path / "one.toml").write_text(text)
     with pytest.raises(gpfl.GpflError, match=r"gpfl is \[90.0\]; it must be the deviation over clients and its coefficient"):
         studies.read(tmp_path / "one.toml")
@@ -226,7 +226,7 @@ def test_page_names_every_setting_that_a_protocol_changes() -> None:
         for other in others:
             changed |= {("all", key) for key, value in other["train"].items() if str(value) != str(usual["train"][key])}
             own = {key for key, value in other["method"].items() if str(value) != str(usual["method"][key])}
-            changed |= {(studies.spelled(method), key) for key in own}
+            changed |= {(studies.display_name(method), key) for key in own}
     assert named == changed
 
 
@@ -298,13 +298,13 @@ def tiny_data(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(DATASETS, name, source)
 
 
-def contents() -> list[tuple[Experiment, Column]]:
+def contents() -> list[tuple[Experiment, TableColumn]]:
     """Every column once, whatever tables it stands in."""
     found = {str(sorted(column.given.items())): (one, column) for one, column in COLUMNS}
     return list(found.values())
 
 
-def small(column: Column, *, min_samples: int, batch_size: int) -> dict[str, dict[str, object]]:
+def small(column: TableColumn, *, min_samples: int, batch_size: int) -> dict[str, dict[str, object]]:
     """Settings for few rows and little time."""
     split = {"min_samples": min_samples} if column.given["partition"]["name"] == "dirichlet" else {}
     net: dict[str, object] = {"channels": [2, 2], "hidden": 8} if column.given["net"]["name"] == "cnn4" else {}
@@ -313,12 +313,12 @@ def small(column: Column, *, min_samples: int, batch_size: int) -> dict[str, dic
 
 @pytest.mark.usefixtures("tiny_data")
 @pytest.mark.parametrize(("one", "column"), contents(), ids=lambda value: getattr(value, "key", getattr(value, "name", "")))
-def test_every_column_runs_for_a_round_on_tiny_data(tmp_path: Path, one: Experiment, column: Column) -> None:
+def test_every_column_runs_for_a_round_on_tiny_data(tmp_path: Path, one: Experiment, column: TableColumn) -> None:
     wanted = int(str(column.given["partition"].get("clients", 0)))
     engine, batch_size = ("vmap", 10) if wanted >= 100 else ("loop", 400)  # many clients of few rows, or one step of all rows
     common = small(column, min_samples=2, batch_size=batch_size)
-    plan = Plan(out=tmp_path, seeds=(0,), rounds=1, run={"engine": engine}, common=common)
-    [job], wrong = grid.lay_out([Cell(one, column, MethodVariant("fedavg", {"name": "fedavg"}))], plan, FederationCache())
+    plan = GridPlan(out=tmp_path, seeds=(0,), rounds=1, run={"engine": engine}, common=common)
+    [job], wrong = grid.make_jobs([Cell(one, column, MethodVariant("fedavg", {"name": "fedavg"}))], plan, FederationCache())
     assert wrong == {}
     assert grid.run_all([job], plan, lambda label: Silent(), {"command": "test", "commit": "none"}) == {}
     trials = job.trials("fedavg", (0,))
@@ -331,10 +331,10 @@ def test_every_column_runs_for_a_round_on_tiny_data(tmp_path: Path, one: Experim
 @pytest.mark.parametrize("one", ALL.values(), ids=ALL)
 def test_every_row_of_every_experiment_can_be_laid_out(tmp_path: Path, one: Experiment) -> None:
     column = one.columns[0]
-    plan = Plan(out=tmp_path, common=small(column, min_samples=8, batch_size=2))
+    plan = GridPlan(out=tmp_path, common=small(column, min_samples=8, batch_size=2))
     cells = [Cell(one, column, row) for row in one.rows]
-    grid.check(cells, plan)
-    jobs, wrong = grid.lay_out(cells, plan, FederationCache())
+    grid.check_cells(cells, plan)
+    jobs, wrong = grid.make_jobs(cells, plan, FederationCache())
     assert wrong == {}
     assert len(jobs) == len(one.rows)
 
@@ -357,8 +357,8 @@ def test_settings_that_stand_in_several_tables_are_run_once(tmp_path: Path) -> N
         for one, column in COLUMNS
         if (one.name, column.key) in wanted
     ]
-    plan = Plan(out=tmp_path, common={"partition": {"seed": 2}})
-    jobs, wrong = grid.lay_out(cells, plan, FederationCache())
+    plan = GridPlan(out=tmp_path, common={"partition": {"seed": 2}})
+    jobs, wrong = grid.make_jobs(cells, plan, FederationCache())
     assert wrong == {}
     found = [{(cell.experiment.name, cell.column.key) for cell in job.cells} for job in jobs]
     assert sorted(map(sorted, found)) == sorted(map(sorted, shared))

@@ -22,9 +22,9 @@ from gpfl.errors import GpflError
 from gpfl.experiments import estimate as estimates
 from gpfl.experiments import machine, work
 from gpfl.experiments.compare import MethodVariant
-from gpfl.experiments.definitions import Cell, Column, Experiment
+from gpfl.experiments.definitions import Cell, Experiment, TableColumn
 from gpfl.experiments.estimate import Speed, Task, estimate
-from gpfl.experiments.grid import FederationCache, Job, Plan, lay_out, run_all
+from gpfl.experiments.grid import FederationCache, GridPlan, Job, make_jobs, run_all
 from gpfl.federation.federation import Federation, Shard
 from gpfl.methods import METHODS
 from gpfl.training import api
@@ -32,8 +32,8 @@ from gpfl.training import config as configs
 from gpfl.training.round_loop import Silent
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
-TOYS = Column("toy/whole", "whole", "toys", {"data": {"name": "toy"}})
-HALF = Column("toy/half", "half", "toys", {"data": {"name": "toy"}, "train": {"client_fraction": 0.5}})
+TOYS = TableColumn("toy/whole", "whole", "toys", {"data": {"name": "toy"}})
+HALF = TableColumn("toy/half", "half", "toys", {"data": {"name": "toy"}, "train": {"client_fraction": 0.5}})
 
 
 @pytest.fixture(autouse=True)
@@ -79,13 +79,15 @@ def alone(which: RunSpec, phase: int = 0) -> float:
     return work.seconds(graph, work.MACHINES["cpu"]) / 4
 
 
-def plan(out: Path, **changes: Any) -> Plan:
-    return Plan(**{"out": out, "seeds": (0, 1), "rounds": 10, "patience": 0, **changes})
+def plan(out: Path, **changes: Any) -> GridPlan:
+    return GridPlan(**{"out": out, "seeds": (0, 1), "rounds": 10, "patience": 0, **changes})
 
 
-def job(out: Path, method: str, column: Column = TOYS, protocol: str = "corrected", **options: object) -> tuple[Job, Plan]:
+def job(
+    out: Path, method: str, column: TableColumn = TOYS, protocol: str = "corrected", **options: object
+) -> tuple[Job, GridPlan]:
     how, rows = plan(out, protocol=protocol), (MethodVariant(method, {"name": method, **options}),)
-    [found], wrong = lay_out(
+    [found], wrong = make_jobs(
         [Cell(Experiment("t", "T", "T.", "accuracy", rows, (column,), {}), column, rows[0])], how, FederationCache()
     )
     assert wrong == {}

@@ -20,9 +20,9 @@ from conftest import Command, Toy, toy_federation
 import gpfl
 from gpfl.experiments import definitions as studies
 from gpfl.experiments import maps
-from gpfl.experiments.definitions import Column
-from gpfl.experiments.features import Features, Measures, collect, embed, measure
-from gpfl.experiments.trials import drop_weights
+from gpfl.experiments.definitions import TableColumn
+from gpfl.experiments.features import FeatureMetrics, Features, collect_features, embed_tsne, measure_features
+from gpfl.experiments.trials import delete_weights
 from gpfl.report import features as pictures
 
 RECORD = Path(__file__).parents[2] / "docs" / "results" / "record.py"
@@ -63,7 +63,7 @@ def test_features_are_what_each_clients_kept_model_decides_by(
     finished: tuple[Path, gpfl.Federation, gpfl.Result],
 ) -> None:
     out, federation, result = finished
-    found = collect(out, federation=federation)
+    found = collect_features(out, federation=federation)
     assert found.x.dtype == np.float32
     assert found.method == "gpfl"
     assert (found.round, found.selected_by) == (2, "last")
@@ -80,14 +80,14 @@ def test_features_are_what_each_clients_kept_model_decides_by(
 def test_parts_are_as_large_as_the_clients_rows(finished: tuple[Path, gpfl.Federation, gpfl.Result], part: str) -> None:
     out, federation, _ = finished
     rows = [federation.n_samples(name) for name in (("train", "validation", "test") if part == "all" else (part,))]
-    assert np.bincount(collect(out, part, federation=federation).client).tolist() == np.sum(rows, axis=0).tolist()
+    assert np.bincount(collect_features(out, part, federation=federation).client).tolist() == np.sum(rows, axis=0).tolist()
 
 
 def test_rows_are_drawn_by_the_seed_up_to_most_of_each_client_and_class(
     finished: tuple[Path, gpfl.Federation, gpfl.Result],
 ) -> None:
     out, federation, _ = finished
-    one, again, other = (collect(out, "all", 3, seed, federation=federation) for seed in (0, 0, 1))
+    one, again, other = (collect_features(out, "all", 3, seed, federation=federation) for seed in (0, 0, 1))
     counts = np.zeros((4, 3), dtype=int)
     np.add.at(counts, (one.client, one.label), 1)
     assert (counts == 3).all()
@@ -99,21 +99,21 @@ def test_what_cannot_be_collected_is_refused(finished: tuple[Path, gpfl.Federati
     out, federation, _ = finished
     for settings, words in (({"part": "rest"}, "part is 'rest'"), ({"most": 0}, "most is 0; it must be at least 1")):
         with pytest.raises(gpfl.GpflError, match=words):
-            collect(out, **settings, federation=federation)  # type: ignore[arg-type]
+            collect_features(out, **settings, federation=federation)  # type: ignore[arg-type]
     with pytest.raises(gpfl.GpflError, match="holds no run"):
-        collect(tmp_path)
+        collect_features(tmp_path)
     model = out / "models" / "client-2.safetensors"
     model.rename(tmp_path / "away")
     try:
         with pytest.raises(gpfl.GpflError, match=r"the model of client 2 is gone .*gpfl resume"):
-            collect(out, federation=federation)
+            collect_features(out, federation=federation)
     finally:
         (tmp_path / "away").rename(model)
     summary = out / "summary.json"
     summary.rename(tmp_path / "away")
     try:
         with pytest.raises(gpfl.GpflError, match="has not finished: gpfl resume"):
-            collect(out, federation=federation)
+            collect_features(out, federation=federation)
     finally:
         (tmp_path / "away").rename(summary)
 
@@ -123,7 +123,7 @@ def test_what_cannot_be_collected_is_refused(finished: tuple[Path, gpfl.Federati
 
 def test_classes_that_all_clients_share_are_pure_across_clients() -> None:
     shared = squares({(0, 0): (0, 0), (1, 0): (0, 0.01), (0, 1): (9, 0), (1, 1): (9, 0.01)})
-    found = measure(shared, neighbours=3)
+    found = measure_features(shared, neighbours=3)
     assert found.silhouette is not None
     assert found.silhouette > 0.95
     assert found.silhouette_islands is not None
@@ -134,7 +134,7 @@ def test_classes_that_all_clients_share_are_pure_across_clients() -> None:
 
 def test_islands_of_clients_are_pure_among_themselves_alone() -> None:
     apart = squares({(0, 0): (0, 0), (0, 1): (2, 0), (1, 0): (2, 3), (1, 1): (0, 3)})  # the other client's lie crosswise
-    found = measure(apart, neighbours=3)
+    found = measure_features(apart, neighbours=3)
     assert found.purity == 1.0
     assert found.purity_across == 0.0
     assert found.silhouette_within is not None
@@ -148,23 +148,23 @@ def test_islands_of_clients_are_pure_among_themselves_alone() -> None:
 def test_purity_by_hand() -> None:
     line = laid_out([(0, 0), (1, 0), (2.1, 0), (3.3, 0)], [0, 0, 1, 1], [0, 0, 0, 0])
     # nearest: 1, 0, 1, 2
-    assert measure(line, neighbours=1).purity == 0.75
-    assert measure(line, neighbours=99).purity == pytest.approx(1 / 3)
+    assert measure_features(line, neighbours=1).purity == 0.75
+    assert measure_features(line, neighbours=99).purity == pytest.approx(1 / 3)
 
 
 def test_measures_that_say_nothing_are_none() -> None:
     one = laid_out([(0, 0), (1, 0)], [0, 0], [0, 0])
-    found = measure(one)
+    found = measure_features(one)
     assert (found.silhouette, found.silhouette_within, found.silhouette_islands, found.purity_across) == (None,) * 4
     assert (found.purity, found.purity_by_chance) == (1.0, 1.0)
-    assert measure(laid_out([(0, 0)], [0], [0])).purity is None
+    assert measure_features(laid_out([(0, 0)], [0], [0])).purity is None
 
 
 def test_embedding_is_the_same_for_the_same_seed_and_keeps_far_groups_apart() -> None:
     draw = np.random.default_rng(0)
     x = np.concatenate([draw.normal(size=(12, 4)), draw.normal(size=(12, 4)) + 50]).astype(np.float32)
     features = Features(x, np.repeat([0, 1], 12), np.zeros(24, dtype=np.int64))
-    one, again = embed(features, 3), embed(features, 3)
+    one, again = embed_tsne(features, 3), embed_tsne(features, 3)
     assert np.array_equal(one, again)
     middles = one[:12].mean(0), one[12:].mean(0)
     spread = max(
@@ -172,7 +172,7 @@ def test_embedding_is_the_same_for_the_same_seed_and_keeps_far_groups_apart() ->
     )
     assert np.linalg.norm(middles[0] - middles[1]) > spread
     with pytest.raises(gpfl.GpflError, match="there are 2 rows of gpfl; t-SNE needs at least 5"):
-        embed(laid_out([(0, 0), (1, 0)], [0, 1], [0, 0]))
+        embed_tsne(laid_out([(0, 0), (1, 0)], [0, 1], [0, 0]))
 
 
 # The picture.
@@ -195,7 +195,7 @@ def test_picture_comes_with_its_points_and_numbers(tmp_path: Path) -> None:
 
 def test_shares_of_a_class_that_lie_together_have_one_name() -> None:
     made = squares({(0, 0): (0, 0), (1, 0): (0, 0.01), (2, 0): (9, 9), (2, 1): (9, 0)})
-    found = pictures.islands(maps.Map(measure(made), 2, made.label, made.client, made.x))
+    found = pictures.islands(maps.FeatureMap(measure_features(made), 2, made.label, made.client, made.x))
     assert [(island.label, island.clients) for island in found] == [(0, [0, 1]), (0, [2]), (1, [2])]
 
 
@@ -203,7 +203,7 @@ def test_names_of_islands_that_lie_on_one_another_stand_apart(tmp_path: Path, mo
     drawn = []
     monkeypatch.setattr(pictures.drawing, "write", lambda figure, stem: drawn.append(figure) or [])
     made = squares({(0, 0): (0, 0), (0, 1): (0, 0.1), (1, 2): (0.1, 0), (1, 3): (9, 9), (2, 4): (9, 9.1)})
-    pictures.draw([maps.Map(measure(made), 2, made.label, made.client, made.x)], tmp_path / "tsne", "title")
+    pictures.draw([maps.FeatureMap(measure_features(made), 2, made.label, made.client, made.x)], tmp_path / "tsne", "title")
     (figure,) = drawn
     figure.draw_without_rendering()
     names = [text.get_window_extent() for text in figure.axes[0].texts]
@@ -230,17 +230,17 @@ def run(finished: tuple[Path, gpfl.Federation, gpfl.Result], tmp_path: Path, mon
 
 def without_weights(run: Path) -> Path:
     """The run as it is recorded: no weights, and a division without its rows."""
-    drop_weights(run)
+    delete_weights(run)
     (run / "federation.toml").write_text("gone")
     return run
 
 
 def test_map_is_kept_with_its_run_and_read_back_where_the_weights_are_gone(run: Path, tmp_path: Path) -> None:
-    made = maps.map_of(run, "gpfl", points=True)
+    made = maps.get_map(run, "gpfl", points=True)
     kept = json.loads((run / "features.json").read_text())
     assert kept["run"] == "cell-1a2b3c4d/seed-0"
     assert np.sum(kept["rows"]) == 120, "all clients' rows, for the picture of classes"
-    again = maps.map_of(without_weights(run), "gpfl", points=True)
+    again = maps.get_map(without_weights(run), "gpfl", points=True)
     for name in vars(made):
         assert np.array_equal(getattr(made, name), getattr(again, name)), name
     before, after = (pictures.draw([one], tmp_path / "a", "title")[0].read_bytes() for one in (made, again))
@@ -257,13 +257,13 @@ def with_facts(run: Path, **more: object) -> None:
 
 
 def test_map_that_is_kept_is_not_made_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = maps.map_of(run, "gpfl", points=False)
-    assert not measured.drawable
-    made = maps.map_of(run, "gpfl", points=True)
-    assert made.drawable, "points that lack are made of the models"
+    measured = maps.get_map(run, "gpfl", points=False)
+    assert not measured.has_points
+    made = maps.get_map(run, "gpfl", points=True)
+    assert made.has_points, "points that lack are made of the models"
     assert made.measures == measured.measures
-    monkeypatch.setattr(maps, "collect", lambda *given: pytest.fail("it is there"))
-    assert maps.map_of(run, "another name", points=True).method == "another name"
+    monkeypatch.setattr(maps, "collect_features", lambda *given: pytest.fail("it is there"))
+    assert maps.get_map(run, "another name", points=True).method == "another name"
 
 
 @pytest.mark.parametrize(
@@ -285,34 +285,34 @@ def test_map_that_is_kept_is_not_made_again(run: Path, monkeypatch: pytest.Monke
     ],
 )
 def test_map_that_is_not_of_this_run_is_never_used(run: Path, change: Callable[[Path], object]) -> None:
-    maps.keep(run, maps.make_map(collect(run), points=False))
-    assert maps.kept(run) is not None
+    maps.write_map(run, maps.make_map(collect_features(run), points=False))
+    assert maps.read_map(run) is not None
     change(run)
-    assert maps.kept(run) is None
-    assert maps.map_of(run, "gpfl", points=False).measures.rows == len(collect(run)), "made anew of the models"
+    assert maps.read_map(run) is None
+    assert maps.get_map(run, "gpfl", points=False).measures.rows == len(collect_features(run)), "made anew of the models"
     change(run)
     without_weights(run)
     with pytest.raises(gpfl.GpflError, match=r"models of cell-1a2b3c4d/seed-0 are gone, and no whole features.json"):
-        maps.map_of(run, "gpfl", points=False)
+        maps.get_map(run, "gpfl", points=False)
 
 
 def test_another_device_is_the_same_run(run: Path) -> None:
-    maps.map_of(run, "gpfl", points=False)
+    maps.get_map(run, "gpfl", points=False)
     config = (run / "config.toml").read_text()
     assert 'device = "auto"' in config
     (run / "config.toml").write_text(config.replace('device = "auto"', 'device = "cuda"'))
-    assert maps.kept(run) is not None
+    assert maps.read_map(run) is not None
 
 
 # The table.
 
 
 def test_measures_stand_in_the_table_with_their_deviations() -> None:
-    def one(value: float, across: float | None) -> Measures:
-        return Measures(40, 10, value, 0.5, 0.25, 0.75, 0.1, across)
+    def one(value: float, across: float | None) -> FeatureMetrics:
+        return FeatureMetrics(40, 10, value, 0.5, 0.25, 0.75, 0.1, across)
 
     rows = {"fedper": [one(-0.25, None)], "gpfl": [one(0.5, 0.5), one(0.25, None)], "fedproto": []}
-    column = Column("toy/ten", "Toys | 10", "skew", {})
+    column = TableColumn("toy/ten", "Toys | 10", "skew", {})
     added = pictures.Measured(column, rows).added()
     table = [line for line in added.lines if line.startswith("|")]
     assert table[2:] == [
@@ -340,8 +340,8 @@ def test_recorded_features_are_drawn_and_stand_in_the_table_without_weights_and_
 ) -> None:
     folder = tmp_path_factory.mktemp("configs")
     (folder / "features.toml").write_text(TOYS)
-    monkeypatch.setattr(studies, "folder", lambda: folder)
-    studies.experiments.cache_clear()
+    monkeypatch.setattr(studies, "config_dir", lambda: folder)
+    studies.load_experiments.cache_clear()
     try:
         given = ("reproduce", "features", "--rounds", 2, "--seeds", "0,1")
         said = command(*given, "--out", "made")
@@ -367,4 +367,4 @@ def test_recorded_features_are_drawn_and_stand_in_the_table_without_weights_and_
         assert re.search(r"^\| GPFL \|( −?\d\.\d{3} ± \d\.\d{3} \|){5} 2 \|$", page, re.M)
         assert page.endswith("![features](features.png)\n\n![features classes](features-classes.png)\n")
     finally:
-        studies.experiments.cache_clear()
+        studies.load_experiments.cache_clear()

@@ -19,18 +19,18 @@ from gpfl.data import DATASETS, PUBLISHED
 from gpfl.engine.base import EvalRequest, TrainRequest
 from gpfl.experiments import grid
 from gpfl.experiments.compare import MethodVariant
-from gpfl.experiments.definitions import Cell, Column, Experiment, Published
-from gpfl.experiments.grid import FederationCache, Job, Plan
-from gpfl.experiments.results import results
-from gpfl.experiments.run_index import held_jobs
+from gpfl.experiments.definitions import Cell, Experiment, PaperValue, TableColumn
+from gpfl.experiments.grid import FederationCache, GridPlan, Job
+from gpfl.experiments.results import collect_results
+from gpfl.experiments.run_index import find_jobs
 from gpfl.federation.federation import MANIFEST
 from gpfl.methods import METHODS
 from gpfl.training.round_loop import RoundLoop, RunOutcome, Silent
 from gpfl.training.run_dir import RunDir
 
 FACTS = {"command": "gpfl reproduce toys", "commit": "abc1234"}
-HALF = Column("toy/half", "half", "toys", {"data": {"name": "toy"}, "train": {"client_fraction": 0.5}})
-WHOLE = Column("toy/whole", "whole", "toys", {"data": {"name": "toy"}}, note="a note")
+HALF = TableColumn("toy/half", "half", "toys", {"data": {"name": "toy"}, "train": {"client_fraction": 0.5}})
+WHOLE = TableColumn("toy/whole", "whole", "toys", {"data": {"name": "toy"}}, note="a note")
 
 
 def rows(*names: str) -> tuple[MethodVariant, ...]:
@@ -38,9 +38,9 @@ def rows(*names: str) -> tuple[MethodVariant, ...]:
 
 
 TABLE = Experiment(
-    "toys", "Toys", "Toys.", "accuracy", rows("fedavg", "gpfl"), (WHOLE, HALF), {("toy/whole", "gpfl"): Published(50)}
+    "toys", "Toys", "Toys.", "accuracy", rows("fedavg", "gpfl"), (WHOLE, HALF), {("toy/whole", "gpfl"): PaperValue(50)}
 )
-OTHER = Experiment("others", "Others", "Others.", "fairness", rows("gpfl"), (Column("x/y", "y", "x", WHOLE.given),), {})
+OTHER = Experiment("others", "Others", "Others.", "fairness", rows("gpfl"), (TableColumn("x/y", "y", "x", WHOLE.given),), {})
 
 
 @pytest.fixture(autouse=True)
@@ -64,25 +64,25 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return told
 
 
-def plan(out: Path, **changes: Any) -> Plan:
-    return Plan(**{"out": out, "seeds": (0, 1), "rounds": 2, "patience": 0, **changes})
+def plan(out: Path, **changes: Any) -> GridPlan:
+    return GridPlan(**{"out": out, "seeds": (0, 1), "rounds": 2, "patience": 0, **changes})
 
 
 def cells(*experiments: Experiment) -> list[Cell]:
     return [Cell(one, column, row) for one in experiments for column in one.columns for row in one.rows]
 
 
-def jobs(which: Iterable[Cell], how: Plan) -> list[Job]:
-    found, wrong = grid.lay_out(which, how, FederationCache())
+def jobs(which: Iterable[Cell], how: GridPlan) -> list[Job]:
+    found, wrong = grid.make_jobs(which, how, FederationCache())
     assert wrong == {}
     return found
 
 
-def run(which: Iterable[Cell], how: Plan) -> dict[Path, str]:
+def run(which: Iterable[Cell], how: GridPlan) -> dict[Path, str]:
     return grid.run_all(jobs(which, how), how, lambda label: Silent(), FACTS)
 
 
-def name(how: Plan, method: str = "gpfl", column: Column = WHOLE) -> str:
+def name(how: GridPlan, method: str = "gpfl", column: TableColumn = WHOLE) -> str:
     return jobs([Cell(TABLE, column, MethodVariant(method, {"name": method}))], how)[0].folder.name
 
 
@@ -135,12 +135,12 @@ def test_protocols_that_do_not_differ_for_a_method_share_its_runs(tmp_path: Path
 
 def test_settings_that_no_run_can_have_are_refused_with_their_cell(tmp_path: Path) -> None:
     with pytest.raises(gpfl.GpflError, match=r"toy/whole gpfl: unknown key 'method.lamb'; did you mean 'lam'?"):
-        grid.check(cells(TABLE), plan(tmp_path, own={"gpfl": {"lamb": 1}}))
+        grid.check_cells(cells(TABLE), plan(tmp_path, own={"gpfl": {"lamb": 1}}))
 
 
 def test_cell_that_cannot_be_laid_out_leaves_the_others(tmp_path: Path) -> None:
-    crowded = Column("toy/crowded", "crowded", "toys", {"data": {"name": "toy"}, "partition": {"clients": 500}})
-    found, wrong = grid.lay_out(
+    crowded = TableColumn("toy/crowded", "crowded", "toys", {"data": {"name": "toy"}, "partition": {"clients": 500}})
+    found, wrong = grid.make_jobs(
         [Cell(TABLE, column, TABLE.rows[0]) for column in (crowded, WHOLE)], plan(tmp_path), FederationCache()
     )
     assert [job.cells[0].column.key for job in found] == ["toy/whole"]
@@ -297,7 +297,7 @@ def test_seeds_that_do_not_fit_at_once_run_one_after_the_other(tmp_path: Path, m
 def test_job_that_another_process_is_at_is_left_to_it(tmp_path: Path, begun: list[str]) -> None:
     how = plan(tmp_path)
     [job] = jobs(cells(OTHER), how)
-    with grid.claimed(job.folder) as mine:
+    with grid.lock_folder(job.folder) as mine:
         assert mine
         [words] = run(cells(OTHER), how).values()
         assert "another process is at it" in words
@@ -307,7 +307,7 @@ def test_job_that_another_process_is_at_is_left_to_it(tmp_path: Path, begun: lis
 
 
 def test_job_that_another_process_has_ended_meanwhile_is_no_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def elsewhere(job: Job, how: Plan, *rest: Any) -> bool:
+    def elsewhere(job: Job, how: GridPlan, *rest: Any) -> bool:
         begin(job, how, *rest)
         return False
 
@@ -320,7 +320,7 @@ def test_job_that_another_process_has_ended_meanwhile_is_no_problem(tmp_path: Pa
 
 
 def test_weights_go_unless_they_are_wanted_or_a_figure_needs_them(tmp_path: Path) -> None:
-    drawn = Column("toy/drawn", "drawn", "toys", {**WHOLE.given, "run": {"select": "test"}}, weights=True)
+    drawn = TableColumn("toy/drawn", "drawn", "toys", {**WHOLE.given, "run": {"select": "test"}}, weights=True)
     for how, column, kept in (
         (plan(tmp_path / "gone"), WHOLE, False),
         (plan(tmp_path / "kept", weights=True), WHOLE, True),
@@ -337,14 +337,14 @@ def test_weights_go_unless_they_are_wanted_or_a_figure_needs_them(tmp_path: Path
 def test_results_hold_all_cells_that_are_asked_for_or_were_run(tmp_path: Path) -> None:
     how = plan(tmp_path)
     assert run([Cell(TABLE, WHOLE, TABLE.rows[1])], how) == {}
-    found = results(TABLE, jobs(cells(TABLE), how), how, extra=rows("local"), problems={("toy/whole", "fedavg"): "no"})
+    found = collect_results(TABLE, jobs(cells(TABLE), how), how, extra=rows("local"), problems={("toy/whole", "fedavg"): "no"})
     assert [column.key for column in found.columns] == ["toy/whole"]
     assert [row.label for row in found.rows] == ["fedavg", "gpfl", "local"]
     assert found.trials.keys() == {("toy/whole", label) for label in ("fedavg", "gpfl", "local")}
     assert [bool(trials) for trials in found.trials.values()] == [False, True, False]
     assert found.problems == {("toy/whole", "fedavg"): "no"}
     assert found.commits == {("toy/whole", "gpfl"): ("abc1234",)}
-    assert [c.key for c in results(TABLE, [], how, columns=["toy/half"]).columns] == ["toy/half"]
+    assert [c.key for c in collect_results(TABLE, [], how, columns=["toy/half"]).columns] == ["toy/half"]
     notes = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/made-*.json")]
     assert [note["command"] for note in notes] == ["gpfl reproduce toys"] * 2
 
@@ -360,9 +360,9 @@ def test_every_commit_that_had_a_part_in_a_run_is_noted(tmp_path: Path, monkeypa
         with pytest.raises(KeyboardInterrupt):
             run(cells(OTHER), how)
     assert grid.run_all([job], how, lambda label: Silent(), {**FACTS, "commit": "def5678"}) == {}
-    assert results(OTHER, [job], how).commits == {("x/y", "gpfl"): ("abc1234", "def5678")}
+    assert collect_results(OTHER, [job], how).commits == {("x/y", "gpfl"): ("abc1234", "def5678")}
     (job.folder / "made-0.json").write_text("{")
-    assert results(OTHER, [job], how).commits == {("x/y", "gpfl"): ("unknown",)}
+    assert collect_results(OTHER, [job], how).commits == {("x/y", "gpfl"): ("unknown",)}
 
 
 def test_heavy_states_are_written_more_rarely_unless_someone_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,9 +393,9 @@ def test_runs_made_in_two_places_are_one_table_once_they_are_put_together(
     how = plan(merged, seeds=(0, 1, 2))
     monkeypatch.delitem(DATASETS, "toy")  # a machine that has no data reads tables all the same
     monkeypatch.setitem(DATASETS, "toy", Toy(make=lambda: pytest.fail("the data are not asked for")))
-    found, wrong = held_jobs(cells(TABLE, OTHER), how)
+    found, wrong = find_jobs(cells(TABLE, OTHER), how)
     assert wrong == {}
-    gathered = results(TABLE, found, how)
+    gathered = collect_results(TABLE, found, how)
     assert {place: len(trials.folders) for place, trials in gathered.trials.items() if trials} == {
         ("toy/whole", "fedavg"): 1,
         ("toy/whole", "gpfl"): 3,
@@ -409,7 +409,7 @@ def test_runs_are_found_without_data_by_all_that_changes_numbers(tmp_path: Path)
     methods = [Cell(TABLE, WHOLE, row) for row in rows(*METHODS)]
     how = plan(tmp_path, seeds=(0,), rounds=1)
     assert run(methods, how) == {}
-    found, _ = held_jobs(methods, how)
+    found, _ = find_jobs(methods, how)
     assert [job.folder for job in found] == [job.folder for job in jobs(methods, how)]
     for other in (
         {"rounds": 2},
@@ -419,22 +419,22 @@ def test_runs_are_found_without_data_by_all_that_changes_numbers(tmp_path: Path)
         {"common": {"train": {"lr": 0.2}}},
         {"common": {"defence": {"clip": 1.0}}},
     ):
-        assert held_jobs(methods, plan(tmp_path, **{"seeds": (0,), "rounds": 1, **other})) == ([], {}), other
-    assert held_jobs(methods[:1], plan(tmp_path, rounds=1, own={"gpfl": {"lam": 0.02}})) == ([], {})
+        assert find_jobs(methods, plan(tmp_path, **{"seeds": (0,), "rounds": 1, **other})) == ([], {}), other
+    assert find_jobs(methods[:1], plan(tmp_path, rounds=1, own={"gpfl": {"lam": 0.02}})) == ([], {})
     copy = found[0].folder.with_name("a-copy")
     shutil.copytree(found[0].folder, copy)
-    assert held_jobs(methods, how) == (found, {})
+    assert find_jobs(methods, how) == (found, {})
     manifest = copy.rename(copy.with_name("gpfl-of-other-data")) / MANIFEST
     manifest.write_text(re.sub('sha256 = ".*"', 'sha256 = "0"', manifest.read_text()))
-    assert "remove all but one of gpfl-of-other-data, toy" in held_jobs(methods, how)[1]["toy/whole", "gpfl"]
+    assert "remove all but one of gpfl-of-other-data, toy" in find_jobs(methods, how)[1]["toy/whole", "gpfl"]
 
 
 def test_data_are_here_where_they_are_parsed_or_lie_as_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPFL_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("GPFL_DATA", raising=False)
-    assert grid.here("toy")
-    assert grid.here("digits")
-    assert not grid.here("har")
+    assert grid.has_data("toy")
+    assert grid.has_data("digits")
+    assert not grid.has_data("har")
     (tmp_path / PUBLISHED["har"].files[0].name).write_text("")
     monkeypatch.setenv("GPFL_DATA", str(tmp_path))
-    assert grid.here("har")
+    assert grid.has_data("har")

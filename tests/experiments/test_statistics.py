@@ -11,7 +11,7 @@ from made import run_folder, trials_of
 
 import gpfl
 from gpfl.experiments import statistics
-from gpfl.experiments.statistics import FEWEST, holm, paired, ranks, signed_rank
+from gpfl.experiments.statistics import FEWEST, compare_paired, holm_correction, rank_columns, signed_rank
 
 NAN = float("nan")
 
@@ -19,7 +19,7 @@ NAN = float("nan")
 def test_client_accuracies_are_paired_by_seed_and_client_at_each_trials_best_round(tmp_path: Path) -> None:
     one = trials_of(tmp_path, "gpfl", {0: [[0.1, 0.2], [0.9, 0.8]], 1: [[0.7, 0.9], [0.1, 0.1]]})  # rounds 1 and 0 are best
     other = trials_of(tmp_path, "fedavg", {0: [[0.5, 0.6], [0.0, 0.0]], 1: [[0.6, 0.6], [0.0, 0.0]]})
-    compared = paired(one, other)
+    compared = compare_paired(one, other)
     assert (compared.one, compared.other, compared.at) == ("gpfl", "fedavg", "best")
     assert compared.pairs.n == 4
     assert compared.pairs.difference == pytest.approx(np.mean([0.4, 0.2, 0.1, 0.3]))
@@ -33,7 +33,7 @@ def test_client_accuracies_are_paired_by_seed_and_client_at_each_trials_best_rou
 def test_units_are_named_and_too_few_seeds_are_not_tested(tmp_path: Path) -> None:
     accuracies = {seed: [[0.5 + 0.01 * k for k in range(8)]] for seed in range(3)}
     better = {seed: [[value + 0.02 * (k + 1) for k, value in enumerate(rounds[0])]] for seed, rounds in accuracies.items()}
-    compared = paired(trials_of(tmp_path, "gpfl", better), trials_of(tmp_path, "fedavg", accuracies))
+    compared = compare_paired(trials_of(tmp_path, "gpfl", better), trials_of(tmp_path, "fedavg", accuracies))
     assert [test.unit for test in (compared.pairs, compared.clients, compared.seeds)] == [
         *("client of a seed", "client, mean over seeds", "seed")
     ]
@@ -48,21 +48,21 @@ def test_units_are_named_and_too_few_seeds_are_not_tested(tmp_path: Path) -> Non
 def test_seeds_that_both_have_are_compared(tmp_path: Path) -> None:
     one = trials_of(tmp_path, "gpfl", {0: [[0.1]], 1: [[0.9]], 7: [[0.5]]})
     other = trials_of(tmp_path, "fedavg", {7: [[0.2]], 1: [[0.3]], 3: [[0.0]]})
-    assert paired(one, other).seeds.n == 2
-    assert paired(one, other).seeds.difference == pytest.approx((0.6 + 0.3) / 2)
+    assert compare_paired(one, other).seeds.n == 2
+    assert compare_paired(one, other).seeds.difference == pytest.approx((0.6 + 0.3) / 2)
 
 
 def test_selected_round_is_judged_where_it_is_asked_for(tmp_path: Path) -> None:
     one = trials_of(tmp_path, "gpfl", {0: [[0.9], [0.4]]}, selected=1)
     other = trials_of(tmp_path, "fedavg", {0: [[0.8], [0.1]]}, selected=1)
-    assert paired(one, other).seeds.difference == pytest.approx(0.1)
-    assert paired(one, other, at="selected").seeds.difference == pytest.approx(0.3)
+    assert compare_paired(one, other).seeds.difference == pytest.approx(0.1)
+    assert compare_paired(one, other, at="selected").seeds.difference == pytest.approx(0.3)
 
 
 def test_spread_is_compared_by_how_far_clients_lie_from_their_mean(tmp_path: Path) -> None:
     one = trials_of(tmp_path, "gpfl", {0: [[0.5, 0.6, 0.7]], 1: [[0.4, 0.6, 0.8]]})
     other = trials_of(tmp_path, "fedavg", {0: [[0.2, 0.5, 0.8]], 1: [[0.2, 0.5, 0.8]]})
-    compared = paired(one, other, spread=True)
+    compared = compare_paired(one, other, spread=True)
     assert compared.clients.difference == pytest.approx(np.mean([-0.15, 0.0, -0.15]))
     assert (compared.clients.wins, compared.clients.losses) == (0, 2)
     assert compared.seeds.difference == pytest.approx(np.sqrt(2 / 3) * np.mean([0.1 - 0.3, 0.2 - 0.3]))
@@ -73,18 +73,18 @@ def test_pairs_that_are_none_are_refused(tmp_path: Path) -> None:
     elsewhere = trials_of(tmp_path, "fedavg", {0: [[0.5, 0.5]]}, rows=(1, 0))
     later = trials_of(tmp_path, "ditto", {1: [[0.5, 0.5]]})
     with pytest.raises(gpfl.GpflError, match=r"gpfl and fedavg were run on different federations .*: their clients"):
-        paired(one, elsewhere)
+        compare_paired(one, elsewhere)
     with pytest.raises(gpfl.GpflError, match="gpfl and ditto have no seed in common: run both with the same --seeds"):
-        paired(one, later)
+        compare_paired(one, later)
     with pytest.raises(gpfl.GpflError, match="at is 'worst'; it must be one of best, selected"):
-        paired(one, one, at="worst")
+        compare_paired(one, one, at="worst")
 
 
 def test_manifests_that_differ_in_their_words_alone_are_the_same_federation(tmp_path: Path) -> None:
     one, other = (trials_of(tmp_path, name, {0: [[0.5, 0.25]]}) for name in ("gpfl", "fedavg"))
     path = other.folders[0] / "federation.toml"
     path.write_text(path.read_text() + '\n[source]\nread = "elsewhere"\n')
-    assert paired(one, other).pairs.n == 2
+    assert compare_paired(one, other).pairs.n == 2
 
 
 @pytest.mark.parametrize("text", [b"", b"half = ", b"\xff", b"table = 1"])
@@ -93,7 +93,7 @@ def test_manifest_that_is_damaged_is_named(tmp_path: Path, text: bytes) -> None:
     path = other.folders[0] / "federation.toml"
     path.write_bytes(text)
     with pytest.raises(gpfl.GpflError, match=rf"{path} is damaged: put a good copy in its place, or remove {path.parent} and"):
-        paired(one, other)
+        compare_paired(one, other)
 
 
 def test_metrics_without_client_accuracies_are_refused(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_metrics_without_client_accuracies_are_refused(tmp_path: Path) -> None:
     path = folder / "metrics.jsonl"
     path.write_text(path.read_text().replace('"clients"', '"customers"'))
     with pytest.raises(gpfl.GpflError, match=r"does not hold every client's accuracy in round 0: remove summary.json"):
-        statistics.judged(folder)
+        statistics.client_accuracies(folder)
 
 
 @pytest.mark.parametrize(
@@ -130,13 +130,13 @@ def test_order_of_the_two_turns_the_difference_and_not_the_chance() -> None:
 
 
 def test_several_tests_are_read_together_by_holm() -> None:
-    assert holm([0.01, 0.04, None, 0.03]) == [pytest.approx(0.03), pytest.approx(0.06), None, pytest.approx(0.06)]
-    assert holm([0.9, 0.8]) == [1.0, 1.0]
-    assert holm([]) == []
+    assert holm_correction([0.01, 0.04, None, 0.03]) == [pytest.approx(0.03), pytest.approx(0.06), None, pytest.approx(0.06)]
+    assert holm_correction([0.9, 0.8]) == [1.0, 1.0]
+    assert holm_correction([]) == []
 
 
 def test_ranks_share_places_and_leave_out_what_was_not_run() -> None:
-    found = ranks([[90, 50, 1.0], [80, 50, NAN], [80, 70, NAN], [10, NAN, NAN]])
+    found = rank_columns([[90, 50, 1.0], [80, 50, NAN], [80, 70, NAN], [10, NAN, NAN]])
     assert np.array_equal(found.columns, [[1, 2.5, 1], [2.5, 2.5, NAN], [2.5, 1, NAN], [4, NAN, NAN]], equal_nan=True)
     assert found.mean.tolist() == [pytest.approx(1.5), 2.5, 1.75, 4.0]
     assert found.counted.tolist() == [3, 2, 2, 1]
@@ -146,15 +146,15 @@ def test_numbers_that_differ_by_the_order_of_adding_share_a_place() -> None:
     seeds = [2385, 2376, 2381], [2384, 2375, 2383]  # right rows of 2584, as many in all
     means = [100 * np.mean([right / 2584 for right in each]) for each in seeds]
     assert means[0] != means[1]
-    assert ranks([[means[0]], [means[1]], [99.0], [1.0]]).columns[:, 0].tolist() == [2.5, 2.5, 1, 4]
-    assert ranks([[92.13], [92.13 + 1e-6]]).columns[:, 0].tolist() == [2, 1]
+    assert rank_columns([[means[0]], [means[1]], [99.0], [1.0]]).columns[:, 0].tolist() == [2.5, 2.5, 1, 4]
+    assert rank_columns([[92.13], [92.13 + 1e-6]]).columns[:, 0].tolist() == [2, 1]
 
 
 def test_lowest_may_be_best_and_a_row_without_values_has_no_rank() -> None:
-    found = ranks([[3.0, 2.0], [1.0, 9.0], [NAN, NAN]], best="lowest")
+    found = rank_columns([[3.0, 2.0], [1.0, 9.0], [NAN, NAN]], best="lowest")
     assert np.array_equal(found.columns, [[2, 1], [1, 2], [NAN, NAN]], equal_nan=True)
     assert np.array_equal(found.mean, [1.5, 1.5, NAN], equal_nan=True)
     with pytest.raises(gpfl.GpflError, match="best='most'"):
-        ranks([[1.0]], best="most")
+        rank_columns([[1.0]], best="most")
     with pytest.raises(gpfl.GpflError, match=r"shape \(1,\)"):
-        ranks([1.0])
+        rank_columns([1.0])

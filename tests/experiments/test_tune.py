@@ -20,7 +20,7 @@ from conftest import Command, Said, content
 from gpfl.core import options
 from gpfl.core.options import SearchRange
 from gpfl.experiments import tune as study
-from gpfl.experiments.proposals import propose, space_of
+from gpfl.experiments.proposals import propose, search_space
 from gpfl.federation.federation import Federation
 from gpfl.methods import METHODS
 from gpfl.training import api
@@ -97,9 +97,9 @@ def test_every_number_of_a_method_is_searched_or_left_out_on_purpose() -> None:
 
 
 def test_value_by_hand_is_not_searched_and_the_rate_only_if_asked() -> None:
-    assert list(space_of("ditto", {"method": {"name": "ditto"}}, False)) == ["method.lam", "method.personal_epochs"]
-    assert list(space_of("ditto", {"method": {"personal_epochs": 1}}, True)) == ["method.lam", "train.lr"]
-    assert space_of("fedavg", {}, False) == {}
+    assert list(search_space("ditto", {"method": {"name": "ditto"}}, False)) == ["method.lam", "method.personal_epochs"]
+    assert list(search_space("ditto", {"method": {"personal_epochs": 1}}, True)) == ["method.lam", "train.lr"]
+    assert search_space("fedavg", {}, False) == {}
 
 
 # Proposals.

@@ -17,9 +17,9 @@ from matplotlib.text import Annotation
 
 import gpfl
 from gpfl.experiments import definitions as experiments
-from gpfl.experiments.definitions import Published
-from gpfl.experiments.results import Results
-from gpfl.experiments.trials import Trials, drop_weights
+from gpfl.experiments.definitions import PaperValue
+from gpfl.experiments.results import TableResults
+from gpfl.experiments.trials import Trials, delete_weights
 from gpfl.methods import METHODS
 from gpfl.report import curves, experiment_figures, fairness, figures, lines, paper_tables, plotting
 from gpfl.training.run_dir import RunDir
@@ -210,7 +210,7 @@ def test_nothing_to_draw_is_refused(tmp_path: Path) -> None:
 def test_fairness_is_the_papers_at_the_best_round_and_the_fairest_is_uppermost(tmp_path: Path, drawn: list[Figure]) -> None:
     unfair = trials_of(tmp_path, "gpfl", {0: [[0.5, 0.5], [0.6, 1.0]], 1: [[0.8, 0.8], [0.0, 0.0]]})
     fair = trials_of(tmp_path, "fedavg", {0: [[0.5, 0.6]]})
-    one = fairness.spread(unfair, Published(3.21, cov=7.2))
+    one = fairness.spread(unfair, PaperValue(3.21, cov=7.2))
     assert np.allclose(one.clients, [[60, 100], [80, 80]])
     assert one.std.tolist() == pytest.approx([20, 0])
     assert one.cov.tolist() == pytest.approx([25, 0])
@@ -252,7 +252,7 @@ def test_paper_stands_in_the_panel_of_a_few_methods_and_in_panels_of_their_own_o
     shown = [axes for axes in many.axes if axes.get_visible()]
     assert len(shown) == 8
     titles = [axes.get_title() for axes in shown]
-    assert {experiments.spelled(name) for name in names} <= set(titles)
+    assert {experiments.display_name(name) for name in names} <= set(titles)
     own = shown[titles.index("GPFL")]
     assert [line.get_ydata().tolist() for line in own.lines if line.get_markerfacecolor() == "white"] == [[51.0] * 3]
     labels = {text.get_text() for text in few.axes[0].texts}
@@ -264,11 +264,11 @@ def test_paper_stands_in_the_panel_of_a_few_methods_and_in_panels_of_their_own_o
 # The hook of the command.
 
 
-def results_of(name: str, trials: dict[tuple[str, str], Trials | None], columns: Sequence[str] = ()) -> Results:
+def results_of(name: str, trials: dict[tuple[str, str], Trials | None], columns: Sequence[str] = ()) -> TableResults:
     """Results of a real experiment with these trials."""
-    experiment = experiments.experiments()[name]
+    experiment = experiments.load_experiments()[name]
     kept = tuple(column for column in experiment.columns if not columns or column.key in columns)
-    return Results(
+    return TableResults(
         *(experiment, "corrected", 2, 0, (0,), trials),
         columns=kept,
         rows=experiment.rows,
@@ -295,7 +295,7 @@ def test_longer_curves_are_smoothed_no_less() -> None:
 
 
 def test_scalability_is_drawn_by_the_number_of_clients_and_ends_with_all_fifty(tmp_path: Path, drawn: list[Figure]) -> None:
-    keys = [column.key for column in experiments.experiments()["scalability"].columns]
+    keys = [column.key for column in experiments.load_experiments()["scalability"].columns]
     trials = {(key, "gpfl"): trials_of(tmp_path / str(k), "gpfl", {0: [[k / 10]]}) for k, key in enumerate(keys)}
     results = results_of("scalability", {**trials, ("cifar100/50", "fedavg"): None})
     stops, columns = experiment_figures.stops_of(results.experiment.name, results.columns)
@@ -322,7 +322,7 @@ def test_scalability_is_drawn_by_the_number_of_clients_and_ends_with_all_fifty(t
     ],
 )
 def test_measure_chooses_the_picture(name: str, files: list[str], tmp_path: Path, drawn: list[Figure]) -> None:
-    experiment = experiments.experiments()[name]
+    experiment = experiments.load_experiments()[name]
     made = trials_of(tmp_path / "runs", "gpfl", {0: [[0.5, 0.25], [0.75, 0.5]]}, terms=[{"ce": 1.0}])
     results = results_of(name, {(column.key, "gpfl"): made for column in experiment.columns})
     assert [path.name for path in experiment_figures.draw(results, tmp_path)] == files
@@ -334,12 +334,12 @@ def test_experiment_of_which_nothing_was_run_has_no_picture(tmp_path: Path) -> N
 
 
 def test_every_experiment_that_has_a_line_has_an_axis() -> None:
-    assert set(experiment_figures.AXES) <= set(experiments.experiments())
+    assert set(experiment_figures.AXES) <= set(experiments.load_experiments())
     assert set(experiments.MEASURES) == {"accuracy", "fairness", "curves", "features"}
 
 
 def keys_of(name: str) -> list[str]:
-    return [column.key for column in experiments.experiments()[name].columns]
+    return [column.key for column in experiments.load_experiments()[name].columns]
 
 
 def test_one_column_is_no_line_and_that_is_said(tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_title_says_where_values_are_not_the_usual_ones() -> None:
 
 
 @pytest.fixture
-def featured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
+def featured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TableResults:
     """Results on features, of one trial of FedPer and two of GPFL."""
     federation = toy_federation()
     seeds = {"gpfl": (0, 1), "fedper": (0,)}
@@ -378,14 +378,14 @@ def featured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
     monkeypatch.setattr(
         gpfl.training.api, "load_run_config", lambda folder, given, custom_net: real(folder, federation, custom_net)
     )
-    key = experiments.experiments()["features"].columns[0].key
+    key = experiments.load_experiments()["features"].columns[0].key
     folders = {name: [tmp_path / name / f"seed-{seed}" for seed in seeds[name]] for name in seeds}
     trials = {(key, name): Trials(name, runs, [RunDir(run).summary() for run in runs]) for name, runs in folders.items()}
     return results_of("features", dict(trials))
 
 
 def test_features_are_drawn_with_the_classes_of_clients(
-    featured: Results, tmp_path: Path, drawn: list[Figure], monkeypatch: pytest.MonkeyPatch
+    featured: TableResults, tmp_path: Path, drawn: list[Figure], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[tuple[figures.Holding, Path]] = []
     monkeypatch.setattr(figures, "draw_bubbles", lambda of, path: shown.append((of, path)))
@@ -400,7 +400,7 @@ def test_features_are_drawn_with_the_classes_of_clients(
     assert whole(drawn[0])
 
 
-def test_features_are_drawn_again_and_stand_in_the_table_where_weights_are_gone(featured: Results, tmp_path: Path) -> None:
+def test_features_are_drawn_again_and_stand_in_the_table_where_weights_are_gone(featured: TableResults, tmp_path: Path) -> None:
     """And nothing but the folders of runs is needed."""
     said: list[str] = []
     assert "Not measured" in str(experiment_figures.added(featured).lines)
@@ -413,7 +413,7 @@ def test_features_are_drawn_again_and_stand_in_the_table_where_weights_are_gone(
     assert said[2].endswith(" (2 trials)")
     for trials in featured.trials.values():
         for run in trials.folders if trials else ():
-            drop_weights(run)
+            delete_weights(run)
             (run / "federation.toml").unlink()
     assert {
         path.name: path.read_bytes() for path in experiment_figures.draw(featured, tmp_path / "again", said.append)
@@ -431,10 +431,10 @@ def test_features_are_drawn_again_and_stand_in_the_table_where_weights_are_gone(
 
 
 def test_features_that_cannot_be_had_are_named_and_the_others_drawn(
-    featured: Results, tmp_path: Path, drawn: list[Figure]
+    featured: TableResults, tmp_path: Path, drawn: list[Figure]
 ) -> None:
     said: list[str] = []
-    drop_weights(tmp_path / "fedper" / "seed-0")
+    delete_weights(tmp_path / "fedper" / "seed-0")
     experiment_figures.draw(featured, tmp_path / "out", said.append)
     assert [axes.get_title().split(",")[0] for axes in drawn[0].axes] == ["GPFL"]
     assert said[1].startswith(
@@ -442,11 +442,11 @@ def test_features_that_cannot_be_had_are_named_and_the_others_drawn(
     )
     assert said[2] == "FedPer is left out of the picture: no points of these trials were kept"
     (tmp_path / "gpfl" / "seed-0" / "features.json").unlink()
-    drop_weights(tmp_path / "gpfl" / "seed-0")
+    delete_weights(tmp_path / "gpfl" / "seed-0")
     experiment_figures.draw(featured, tmp_path / "out", said.append)
     assert drawn[1].axes[0].get_title().startswith("GPFL, round 1"), "of the other seed"
     for path in tmp_path.glob("*/seed-*/features.json"):
         path.unlink()
-    drop_weights(tmp_path / "gpfl" / "seed-1")
+    delete_weights(tmp_path / "gpfl" / "seed-1")
     with pytest.raises(gpfl.GpflError, match="fmnist/10-clients has no features to draw"):
         experiment_figures.draw(featured, tmp_path / "out", said.append)

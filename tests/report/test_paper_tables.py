@@ -17,9 +17,9 @@ from rich.console import Console
 
 from gpfl.experiments import definitions as studies
 from gpfl.experiments.compare import MethodVariant
-from gpfl.experiments.definitions import Column, Experiment, Published
-from gpfl.experiments.features import Measures
-from gpfl.experiments.results import Results
+from gpfl.experiments.definitions import Experiment, PaperValue, TableColumn
+from gpfl.experiments.features import FeatureMetrics
+from gpfl.experiments.results import TableResults
 from gpfl.experiments.trials import Trials
 from gpfl.report import comparison as beside
 from gpfl.report import latex, paper_tables, wording
@@ -30,14 +30,14 @@ ORIGIN = paper_tables.Origin("gpfl reproduce toys --seeds 0,1", "abc1234")
 FACTS = {"device": "a GPU", "gpfl": "1.0", "torch": "2.0", "best_round": 7, "rounds": 30, "seconds": 2.0}
 LABELS = ("fedavg", "ditto", "fedper", "gpfl")
 COLUMNS = (
-    Column("toy/whole", "Whole", "toys", {"data": {"name": "toy"}}, note="a note"),
-    Column("toy/10of50", "N = 10|50", "some", {"data": {"name": "toy"}}),
+    TableColumn("toy/whole", "Whole", "toys", {"data": {"name": "toy"}}, note="a note"),
+    TableColumn("toy/10of50", "N = 10|50", "some", {"data": {"name": "toy"}}),
 )
 PAPER = {
-    ("toy/whole", "fedavg"): Published(40.0, 0.5),
-    ("toy/whole", "ditto"): Published(50.0, 0.5),
-    ("toy/whole", "fedper"): Published(45.0),
-    ("toy/whole", "gpfl"): Published(60.0, 0.5),
+    ("toy/whole", "fedavg"): PaperValue(40.0, 0.5),
+    ("toy/whole", "ditto"): PaperValue(50.0, 0.5),
+    ("toy/whole", "fedper"): PaperValue(45.0),
+    ("toy/whole", "gpfl"): PaperValue(60.0, 0.5),
 }
 
 
@@ -58,12 +58,12 @@ def trials(label: str, *accuracies: float, **more: float) -> Trials:
     return Trials(label, [Path("nowhere") / str(seed) for seed in range(len(accuracies))], summaries)
 
 
-def results(found: Mapping[tuple[str, str], Trials], measure: str = "accuracy", **more: object) -> Results:
+def results(found: Mapping[tuple[str, str], Trials], measure: str = "accuracy", **more: object) -> TableResults:
     rows = tuple(MethodVariant(label, {"name": label}) for label in LABELS)
     remarks = {("toy/whole", "ditto"): "The paper has two numbers."}
     table = Experiment("toys", "Toys", "Accuracy (%) & more of β.", measure, rows, COLUMNS, PAPER, remarks)
     keys = {(column.key, row.label): found.get((column.key, row.label)) for column in COLUMNS for row in rows}
-    made = Results(
+    made = TableResults(
         table, "paper", 300, 100, (0, 1), keys, columns=COLUMNS, rows=rows, commits={("toy/whole", "gpfl"): ("abc1234",)}
     )
     return replace(made, **more)  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ RUN = {
 VALIDATED = {**RUN, ("toy/whole", "gpfl"): trials("gpfl", 61.0, 61.0, validation_best_accuracy=0.605)}
 
 
-def entry(found: Results, label: str, key: str = "toy/whole") -> beside.Entry:
+def entry(found: TableResults, label: str, key: str = "toy/whole") -> beside.Entry:
     [block] = [block for block in beside.blocks(found) if block.column.key == key]
     return next(one for one in block.entries if one.label == label)
 
@@ -171,7 +171,7 @@ def test_fairness_is_deviation_and_coefficient_and_less_is_better() -> None:
         },
         "fairness",
     )
-    fair = {key: Published(8.5, cov=14.0 if key[1] == "gpfl" else 21.0) for key in PAPER}
+    fair = {key: PaperValue(8.5, cov=14.0 if key[1] == "gpfl" else 21.0) for key in PAPER}
     found = replace(found, experiment=replace(found.experiment, paper=fair))
     one, other = entry(found, "gpfl"), entry(found, "fedavg")
     assert (one.rank, other.rank) == (1, 2)
@@ -261,8 +261,8 @@ def test_settings_by_hand_and_missing_trials_are_named_in_every_form() -> None:
 
 
 def test_number_that_the_paper_does_not_print_is_about_and_has_no_rank() -> None:
-    about = {place: Published(p.mean, between=(p.mean - 0.3, p.mean + 0.3)) for place, p in PAPER.items()}
-    about["toy/whole", "ditto"] = Published(40.5, between=(40.2, 41.0))  # too near FedAvg's 40 to say which is first
+    about = {place: PaperValue(p.mean, between=(p.mean - 0.3, p.mean + 0.3)) for place, p in PAPER.items()}
+    about["toy/whole", "ditto"] = PaperValue(40.5, between=(40.2, 41.0))  # too near FedAvg's 40 to say which is first
     found = results({**RUN, ("toy/whole", "ditto"): trials("ditto", 30.0)})
     found = replace(found, experiment=replace(found.experiment, paper=about))
     one = entry(found, "gpfl")
@@ -276,10 +276,10 @@ def test_number_that_the_paper_does_not_print_is_about_and_has_no_rank() -> None
 
 
 def test_pairs_are_compared_where_the_printed_digits_tell_which_is_ahead() -> None:
-    one = studies.experiments()["feature-shift"]
+    one = studies.load_experiments()["feature-shift"]
     [column] = one.columns
     run = {(column.key, row.label): trials(row.label, one.paper[column.key, row.label].mean) for row in one.rows}
-    made = Results(one, "corrected", 300, 50, (0,), run, columns=one.columns, rows=one.rows)
+    made = TableResults(one, "corrected", 300, 50, (0,), run, columns=one.columns, rows=one.rows)
     assert beside.blocks(made)[0].order == (
         "21 of 21 pairs of methods stand in the paper's order (of 34 more the paper's numbers do not tell which is ahead)."
     )
@@ -457,12 +457,12 @@ HERE = next((name for name in COMPILERS if shutil.which(name)), None)
 @pytest.mark.skipif(HERE is None, reason="there is no LaTeX compiler here")
 def test_latex_compiles(tmp_path: Path) -> None:
     tables = [paper_tables.tex(results(RUN), ORIGIN), paper_tables.tex(results(VALIDATED, validation=0.1), ORIGIN)]
-    measured = Measures(40, 10, -0.1, 0.2, None, 0.9, 0.1, 0.8)
+    measured = FeatureMetrics(40, 10, -0.1, 0.2, None, 0.9, 0.1, 0.8)
     measures = {"fedper": [measured] * 2, "gpfl": []}
     tables.append(Measured(COLUMNS[0], measures).tex())
-    for one in studies.experiments().values():
+    for one in studies.load_experiments().values():
         nothing = {(column.key, row.label): None for column in one.columns for row in one.rows}
-        made = Results(one, "corrected", 2000, 100, (0,), nothing, columns=one.columns, rows=one.rows)
+        made = TableResults(one, "corrected", 2000, 100, (0,), nothing, columns=one.columns, rows=one.rows)
         tables.append(paper_tables.tex(made, ORIGIN))
     head = "\\documentclass{article}\n\\usepackage{booktabs,graphicx}\n\\begin{document}\n"
     (tmp_path / "table.tex").write_text(head + "\n\\clearpage\n".join(tables) + "\\end{document}\n")
@@ -470,14 +470,14 @@ def test_latex_compiles(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-2000:]
 
 
-@pytest.mark.parametrize("one", studies.experiments().values(), ids=studies.experiments())
+@pytest.mark.parametrize("one", studies.load_experiments().values(), ids=studies.load_experiments())
 def test_table_of_an_experiment_that_was_not_run_shows_the_papers_numbers(one: Experiment) -> None:
     nothing = {(column.key, row.label): None for column in one.columns for row in one.rows}
-    made = Results(one, "corrected", 2000, 100, (0,), nothing, columns=one.columns, rows=one.rows)
+    made = TableResults(one, "corrected", 2000, 100, (0,), nothing, columns=one.columns, rows=one.rows)
     text, source = paper_tables.markdown(made, ORIGIN), paper_tables.tex(made, ORIGIN)
     assert text.count("not run") >= len(one.columns) * len(one.rows)
     for numbers in one.paper.values():
         assert f" {numbers.mean:.{1 if numbers.between else 2}f}" in text
         assert f"{numbers.mean:.{1 if numbers.between else 2}f}" in source
     assert source.isascii()
-    assert all(studies.spelled(row.label) in text for row in one.rows)
+    assert all(studies.display_name(row.label) in text for row in one.rows)

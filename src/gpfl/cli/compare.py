@@ -42,7 +42,7 @@ def compare(
 ) -> None:
     """Train several methods on one federation and print one table."""
     settings, method_overrides = parse_method_set(assignments)
-    variants, numbers = comparisons.entrants(methods), parse_seeds(seeds)
+    variants, numbers = comparisons.parse_methods(methods), parse_seeds(seeds)
     check_method_set(settings, method_overrides, [variant.method["name"] for variant in variants])
     given = load_config(config, merge(parse_options(values), settings), federation, "compare")
     if "method" in given:
@@ -63,7 +63,7 @@ def compare(
         raise click.exceptions.Exit(1)
 
 
-def _save_comparison(compared: comparisons.Compared, config: configs.Config, folder: Path) -> None:
+def _save_comparison(compared: comparisons.ComparisonResult, config: configs.Config, folder: Path) -> None:
     rows = compared.rows
     partition = config.partition.name if config.partition else "from a manifest"
     clients = rows[0].summaries[0]["clients"]

@@ -14,7 +14,7 @@ from gpfl.cli.terminal import print_error, print_line, table_console
 from gpfl.errors import pluralize
 from gpfl.experiments import grid
 from gpfl.experiments.estimate import Estimate
-from gpfl.experiments.grid import Job, Places, Plan
+from gpfl.experiments.grid import GridPlan, Job, Problems
 from gpfl.report.tables import format_bytes
 from gpfl.report.wording import describe_rounds, group_problems
 
@@ -30,8 +30,8 @@ LESSER = ("folder", "in", "memory")
 """Columns of a dry run that a narrow terminal does not show, the first to go first."""
 
 
-def show_plan(
-    jobs: Sequence[Job], plan: Plan, about: Mapping[Path, Estimate], wrong: Places, wanting: Mapping[str, list[str]]
+def print_plan(
+    jobs: Sequence[Job], plan: GridPlan, about: Mapping[Path, Estimate], wrong: Problems, wanting: Mapping[str, list[str]]
 ) -> bool:
     """Prints what would be run: cells, what is done of them, time and memory; tells whether all of it can be.
 
@@ -39,7 +39,7 @@ def show_plan(
     """
     rows = []
     damaged = {job: fault for job in jobs if (fault := grid.fault_of(job, plan.seeds))}
-    lacking = [job for job in grid.lacking(jobs, plan) if job not in damaged]
+    lacking = [job for job in grid.unfinished_jobs(jobs, plan) if job not in damaged]
     for job in jobs:
         needed = about[job.folder]
         tables = ", ".join(dict.fromkeys(cell.experiment.name for cell in job.cells))
@@ -47,10 +47,10 @@ def show_plan(
         if job in damaged:
             needs = ("damaged", "")
         done = f"{len(job.finished(plan.seeds))}/{len(plan.seeds)}"
-        rows.append((job.cells[0].column.key, job.cells[0].entrant.label, done, *needs, tables, job.folder.name))
+        rows.append((job.cells[0].column.key, job.cells[0].variant.label, done, *needs, tables, job.folder.name))
     if jobs:
         table_console().print(plan_table(rows, table_console().width if table_console().is_terminal else sys.maxsize))
-    faults = {(cell.column.key, cell.entrant.label): fault for job, fault in damaged.items() for cell in job.cells}
+    faults = {(cell.column.key, cell.variant.label): fault for job, fault in damaged.items() for cell in job.cells}
     for words in group_problems(wrong | faults):
         print_error(f"cannot be run: {words}")
     rounds = describe_rounds(plan.rounds, plan.patience)

@@ -8,21 +8,21 @@ from gpfl.cli.terminal import print_error, print_line, table_console
 from gpfl.engine.distributed import process_group
 from gpfl.errors import GpflError, pluralize
 from gpfl.experiments import grid
-from gpfl.experiments.compare import entrants
-from gpfl.experiments.definitions import Cell, Column, experiments
-from gpfl.experiments.grid import Job, Places, Plan
-from gpfl.experiments.results import results as results_of
-from gpfl.experiments.run_index import damages, held_jobs
-from gpfl.experiments.selection import Asked
+from gpfl.experiments.compare import parse_methods
+from gpfl.experiments.definitions import Cell, TableColumn, load_experiments
+from gpfl.experiments.grid import GridPlan, Job, Problems
+from gpfl.experiments.results import collect_results
+from gpfl.experiments.run_index import describe_damage, find_jobs
+from gpfl.experiments.selection import Selection
 from gpfl.io import files
 from gpfl.io.provenance import command_words, commit
 from gpfl.report import paper_tables, plotting
 from gpfl.report.wording import group_problems
 
 
-def show_held(asked: Asked, plan: Plan, figures: bool) -> None:
+def show_held(asked: Selection, plan: GridPlan, figures: bool) -> None:
     """Writes tables and figures of what the folder holds, and runs nothing; the data need not be here."""
-    jobs, wrong = held_jobs(asked.cells, plan)
+    jobs, wrong = find_jobs(asked.cells, plan)
     if not any(job.finished(plan.seeds) for job in jobs):
         seeds = ", ".join(map(str, plan.seeds))
         tell_damages(jobs, plan, {})
@@ -34,7 +34,7 @@ def show_held(asked: Asked, plan: Plan, figures: bool) -> None:
     process_group().run_on_main(lambda: write(jobs, plan, asked, wrong, figures))
 
 
-def write(jobs: Sequence[Job], plan: Plan, asked: Asked, problems: Places, figures: bool) -> None:
+def write(jobs: Sequence[Job], plan: GridPlan, asked: Selection, problems: Problems, figures: bool) -> None:
     """Writes the tables and figures of all that the folder holds of the experiments, and shows them."""
     from gpfl.report import experiment_figures  # with scipy, which takes half a second
 
@@ -46,7 +46,7 @@ def write(jobs: Sequence[Job], plan: Plan, asked: Asked, problems: Places, figur
         print_line(f"Values were chosen by gpfl tune; the search is kept in {plan.tuned.keep(plan.out)}.")
     origin = paper_tables.Origin(command_words(), commit())
     for one in asked.experiments:
-        results = results_of(
+        results = collect_results(
             one,
             everything,
             plan,
@@ -75,38 +75,38 @@ def write(jobs: Sequence[Job], plan: Plan, asked: Asked, problems: Places, figur
         print_line(f"{one.title}: {', '.join(str(path) for path in paths)}")
 
 
-def divergences(jobs: Sequence[Job], seeds: Sequence[int]) -> Places:
+def divergences(jobs: Sequence[Job], seeds: Sequence[int]) -> Problems:
     """Gives the words about trials that diverged, by column and row."""
     found = {job: job.diverged(seeds) for job in jobs}
     return {
-        (cell.column.key, cell.entrant.label): "; ".join(f"seed {seed} diverged in round {ends[seed]}" for seed in ends)
+        (cell.column.key, cell.variant.label): "; ".join(f"seed {seed} diverged in round {ends[seed]}" for seed in ends)
         for job, ends in found.items()
         if ends
         for cell in job.cells
     }
 
 
-def tell_damages(jobs: Sequence[Job], plan: Plan, problems: Places) -> None:
+def tell_damages(jobs: Sequence[Job], plan: GridPlan, problems: Problems) -> None:
     """Prints what tables of these jobs are without as it is damaged, but for what is told as the problem of a cell."""
-    for words in damages(plan.out, jobs, plan.seeds):
+    for words in describe_damage(plan.out, jobs, plan.seeds):
         if not any(words.endswith(problem) for problem in problems.values()):
             print_error(words)
 
 
-def tell_problems(problems: Places) -> None:
+def tell_problems(problems: Problems) -> None:
     """Prints what is wrong with cells."""
     for words in group_problems(problems):
         print_error(f"  {words}")
 
 
-def held_besides(asked: Asked, plan: Plan) -> tuple[list[Job], Places]:
+def held_besides(asked: Selection, plan: GridPlan) -> tuple[list[Job], Problems]:
     """Gives the jobs of the other cells of these experiments, so that tables show what was run before, and what is wrong.
 
     Methods that no table of the paper has are among them. Where settings make columns the same, one of them is.
     """
-    taken = {(cell.experiment.name, cell.column.key, cell.entrant.label) for cell in asked.cells}
-    compared = {row.label for one in experiments().values() for row in one.rows}
-    besides = [row for row in entrants("all") if row.label not in compared]
+    taken = {(cell.experiment.name, cell.column.key, cell.variant.label) for cell in asked.cells}
+    compared = {row.label for one in load_experiments().values() for row in one.rows}
+    besides = [row for row in parse_methods("all") if row.label not in compared]
     others = [
         Cell(one, column, row)
         for one in asked.experiments
@@ -114,10 +114,10 @@ def held_besides(asked: Asked, plan: Plan) -> tuple[list[Job], Places]:
         for row in (*one.rows, *besides)
         if (one.name, column.key, row.label) not in taken
     ]
-    return held_jobs(others, plan)
+    return find_jobs(others, plan)
 
 
-def distinct(columns: Sequence[Column], asked: Sequence[Column], plan: Plan) -> list[Column]:
+def distinct(columns: Sequence[TableColumn], asked: Sequence[TableColumn], plan: GridPlan) -> list[TableColumn]:
     """Gives the columns that differ under what is set by hand: those asked for, and of the others that are the same one.
 
     That is the one which says most by itself.
@@ -125,7 +125,7 @@ def distinct(columns: Sequence[Column], asked: Sequence[Column], plan: Plan) -> 
     kept = list(asked)
     others = [column for column in columns if column not in asked]
     for column in sorted(others, key=lambda one: -sum(map(len, one.given.values()))):
-        given = grid.laid_over(column.given, plan.common)
-        if all(given != grid.laid_over(one.given, plan.common) for one in kept):
+        given = grid.merge_configs(column.given, plan.common)
+        if all(given != grid.merge_configs(one.given, plan.common) for one in kept):
             kept.append(column)
     return kept

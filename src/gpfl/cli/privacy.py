@@ -14,7 +14,7 @@ import click
 from gpfl.cli.attack import one_of, single, tell_case, tell_graph, whole_numbers
 from gpfl.cli.command import CONTEXT_SETTINGS, Command
 from gpfl.cli.data import get_data
-from gpfl.cli.grid_plan import show_plan
+from gpfl.cli.grid_plan import print_plan
 from gpfl.cli.grid_progress import GridReporter
 from gpfl.cli.options import compose, option, out_option, seeds_option, set_option
 from gpfl.cli.overrides import check_method_set, parse_method_set, results_folder
@@ -30,10 +30,10 @@ from gpfl.experiments import grid
 from gpfl.experiments import privacy_table as nine
 from gpfl.experiments.definitions import Cell
 from gpfl.experiments.estimate import estimates
-from gpfl.experiments.grid import FederationCache, Job, Plan
+from gpfl.experiments.grid import FederationCache, GridPlan, Job
 from gpfl.experiments.leaks import Findings, write_leaks
-from gpfl.experiments.results import commits_of
-from gpfl.experiments.selection import split_words
+from gpfl.experiments.results import trial_commits
+from gpfl.experiments.selection import parse_names
 from gpfl.io.provenance import command_words, commit
 from gpfl.methods import METHODS
 from gpfl.privacy import label_inference as labels
@@ -128,7 +128,7 @@ def columns(
     if train(jobs, plan):
         print_error("what is done is kept; the same command tries the others again")
         raise click.exceptions.Exit(1)
-    results = {cell.entrant.label: study.loaded(job, seed) for cell, job in jobs.items()}
+    results = {cell.variant.label: study.loaded(job, seed) for cell, job in jobs.items()}
     paths = nine.nine_columns(
         results,
         plan.out / "privacy",
@@ -286,29 +286,29 @@ def planned(
     engine: str,
     *,
     weights: bool,
-) -> Plan:
+) -> GridPlan:
     """Gives the plan of the flags; settings that no run can have are refused."""
     require_single_process("gpfl privacy")
     settings, own = parse_method_set(assignments)
     if not all(0 <= seed <= MAX_SEED for seed in seeds):
         raise GpflError(f"the seed of a run is {min(seeds)}; it must be at least 0, at most {MAX_SEED}")
-    names = [cell.entrant.method["name"] for cell in cells]
+    names = [cell.variant.method["name"] for cell in cells]
     check_method_set(settings, own, names)
     if "defence" in settings:
         raise GpflError("--set defence.… is not for studies: curves have flags for their values")
     folder = results_folder(out)
     run = {"device": device, "engine": engine}
-    plan = Plan(
+    plan = GridPlan(
         out=folder, seeds=tuple(seeds), rounds=rounds, patience=patience, run=run, common=settings, own=own, weights=weights
     )
-    grid.check(cells, plan)
+    grid.check_cells(cells, plan)
     return plan
 
 
-def grounds_for(cells: Sequence[Cell], plan: Plan, dry_run: bool) -> FederationCache:
+def grounds_for(cells: Sequence[Cell], plan: GridPlan, dry_run: bool) -> FederationCache:
     """Gives the ground of the runs; data that are not here are got, which a dry run does not do."""
     data = str(plan.given(cells[0])["data"]["name"])
-    if not grid.here(data):
+    if not grid.has_data(data):
         if dry_run:
             raise GpflError(f"the data '{data}' are not here: gpfl data get {data}")
         get_data([data])
@@ -316,7 +316,7 @@ def grounds_for(cells: Sequence[Cell], plan: Plan, dry_run: bool) -> FederationC
 
 
 def refuse_victims(
-    cell: Cell, plan: Plan, grounds: FederationCache, images: int, batches: Sequence[int], effort: AttackConfig
+    cell: Cell, plan: GridPlan, grounds: FederationCache, images: int, batches: Sequence[int], effort: AttackConfig
 ) -> None:
     """Refuses what could not be attacked, before anything is trained: data that are no images, or too few of them."""
     setting = study.setting_of(cell, plan, grounds)
@@ -341,7 +341,7 @@ def methods_of(words: str) -> list[str]:
 
 def known_methods(words: str) -> list[str]:
     """Gives the methods of a list."""
-    names = split_words("--methods", words)
+    names = parse_names("--methods", words)
     for name in names:
         if name not in METHODS:
             raise GpflError(f"--methods names '{name}', which is no method; {did_you_mean(name, METHODS)}")
@@ -378,7 +378,7 @@ def by_epsilon(
     text: str,
     given: Mapping[str, str],
     names: Sequence[str],
-    plan: Plan,
+    plan: GridPlan,
     grounds: FederationCache,
     how: tuple[float, float, float],
     variants: study.Variants,
@@ -399,10 +399,10 @@ def by_epsilon(
 # Running and telling.
 
 
-def train(jobs: Mapping[Cell, Job], plan: Plan) -> dict[Path, str]:
+def train(jobs: Mapping[Cell, Job], plan: GridPlan) -> dict[Path, str]:
     """Gives what went wrong by the folder of the run, having run what is missing."""
     unique = {job.folder: job for job in jobs.values()}
-    lacking = grid.lacking(unique.values(), plan)
+    lacking = grid.unfinished_jobs(unique.values(), plan)
     if len(lacking) < len(unique):
         print_line(f"Run before: {len(unique) - len(lacking)} of {pluralize(len(unique), 'run')}.")
     about = estimates(lacking, plan, api.find_device(str(plan.run["device"])), count=False)
@@ -413,12 +413,12 @@ def train(jobs: Mapping[Cell, Job], plan: Plan) -> dict[Path, str]:
     return problems
 
 
-def show(jobs: Mapping[Cell, Job], plan: Plan, after: str) -> None:
+def show(jobs: Mapping[Cell, Job], plan: GridPlan, after: str) -> None:
     """Prints what would be run, and what follows."""
     unique = list({job.folder: job for job in jobs.values()}.values())
     with console.status("Counting what runs take"):
         about = estimates(unique, plan, api.find_device(str(plan.run["device"])), count=True)
-    sound = show_plan(unique, plan, about, {}, {})
+    sound = print_plan(unique, plan, about, {}, {})
     print_line(f"{after[0].upper()}{after[1:]}; those that {plan.out} holds are not made again.")
     if not sound:
         raise click.exceptions.Exit(1)
@@ -427,7 +427,7 @@ def show(jobs: Mapping[Cell, Job], plan: Plan, after: str) -> None:
 def made_by(jobs: Iterable[Job], seeds: Sequence[int]) -> str:
     """Gives the last line of a page: the command, and what the runs were made by."""
     runs = [trials for job in jobs if (trials := job.trials("", seeds))]
-    commits, now = {one for trials in runs for one in commits_of(trials)}, commit()
+    commits, now = {one for trials in runs for one in trial_commits(trials)}, commit()
     later = "" if now in commits else f" The commit is that of the runs; the page is of {now}, and what was attacked since."
     return f"Made by {Origin(command_words(), now).line(runs, commits, seeds)}{later}"
 

@@ -22,7 +22,7 @@ from gpfl.training.run_dir import refuse_used
 def quickstart(out: str | None) -> None:
     """Train GPFL, FedAvg and local models on digits, three seeds each, in under two minutes."""
     folder = new_folder(out, Path("runs") / "quickstart")
-    if not experiment.begun(folder):
+    if not experiment.was_started(folder):
         refuse_used(folder)
     print_line("1,797 handwritten digits on 20 clients; each has 4 of the 10 classes, in unequal numbers.")
     with interruptible(lambda: same_command(*() if out else ("--out", str(folder)))):

@@ -13,7 +13,7 @@ import torch
 from gpfl.cli import privacy as privacy_command
 from gpfl.cli.command import Argument, Command
 from gpfl.cli.data import get_data
-from gpfl.cli.grid_plan import show_plan
+from gpfl.cli.grid_plan import print_plan
 from gpfl.cli.grid_progress import GridReporter
 from gpfl.cli.grid_tables import show_held, tell_problems, write
 from gpfl.cli.interrupt import StoppedError, interruptible, same_command
@@ -24,11 +24,11 @@ from gpfl.engine.distributed import process_group
 from gpfl.errors import GpflError, pluralize
 from gpfl.experiments import grid
 from gpfl.experiments import privacy_table as nine
-from gpfl.experiments.definitions import PATIENCE, ROUNDS, Cell, experiments, named
+from gpfl.experiments.definitions import PATIENCE, ROUNDS, Cell, find_experiments, load_experiments
 from gpfl.experiments.estimate import Estimate, estimates
-from gpfl.experiments.grid import FederationCache, Job, Places, Plan
-from gpfl.experiments.selection import Asked, selected, split_words
-from gpfl.experiments.tuned_config import Chosen
+from gpfl.experiments.grid import FederationCache, GridPlan, Job, Problems
+from gpfl.experiments.selection import Selection, parse_names, select_cells
+from gpfl.experiments.tuned_config import TunedValues
 from gpfl.io import files
 from gpfl.io.provenance import command_words, commit
 from gpfl.report import paper_tables
@@ -122,7 +122,7 @@ def reproduce(
     if not names:
         list_experiments()
         return
-    words = tuple(dict.fromkeys(word for name in names for word in split_words("EXPERIMENT", name.lower())))
+    words = tuple(dict.fromkeys(word for name in names for word in parse_names("EXPERIMENT", name.lower())))
     if dry_run and only_tables:
         raise GpflError("--dry-run and --only-tables were both given: leave one out")
     if {*ATTACKS} & {*words}:
@@ -138,7 +138,7 @@ def reproduce(
         refuse_unheard_by_attacks(words, [flag for flag, said in given.items() if said], assignments, values)
         make_attacks(parse_seeds(seeds), rounds, patience, assignments, values, out, dry_run)
         return
-    asked = selected(named(words, ATTACKS), cells, methods)
+    asked = select_cells(find_experiments(words, ATTACKS), cells, methods)
     plan = planned(asked, seeds, rounds, patience, validation, out, table, assignments, tuned, keep_weights, values)
     failed = make_tables(asked, plan, dry_run, only_tables, figures)
     if "all" in words:
@@ -148,9 +148,9 @@ def reproduce(
         raise click.exceptions.Exit(1)
 
 
-def make_tables(asked: Asked, plan: Plan, dry_run: bool, only_tables: bool, figures: bool) -> bool:
+def make_tables(asked: Selection, plan: GridPlan, dry_run: bool, only_tables: bool, figures: bool) -> bool:
     """Tells whether something failed, having run what was asked for and is missing, and written its tables and figures."""
-    grid.check(asked.cells, plan)
+    grid.check_cells(asked.cells, plan)
     if only_tables:
         show_held(asked, plan, figures)
         return False
@@ -159,9 +159,9 @@ def make_tables(asked: Asked, plan: Plan, dry_run: bool, only_tables: bool, figu
         files.make_folder(plan.out / "runs")
     here, wanting = divided(asked, dry_run)
     with console.status("Laying out the cells"):
-        jobs, wrong = grid.lay_out(here, plan, FederationCache())
+        jobs, wrong = grid.make_jobs(here, plan, FederationCache())
         about = estimates(jobs, plan, device, count=dry_run)
-    sound = show_plan(jobs, plan, about, wrong, wanting) if dry_run else True
+    sound = print_plan(jobs, plan, about, wrong, wanting) if dry_run else True
     for words in dict.fromkeys(job.caveat for job in jobs if job.caveat):
         print_line(words)
     if dry_run:
@@ -223,7 +223,7 @@ def refuse_unheard_by_attacks(
 
 
 def planned(
-    asked: Asked,
+    asked: Selection,
     seeds: str,
     rounds: int,
     patience: int,
@@ -234,7 +234,7 @@ def planned(
     tuned: str | None,
     keep_weights: bool,
     values: Mapping[str, object],
-) -> Plan:
+) -> GridPlan:
     """Gives the plan of the flags."""
     settings, own = parse_method_set(assignments)
     running = [row.method["name"] for rows in asked.rows.values() for row in rows]
@@ -243,12 +243,12 @@ def planned(
     if "name" in settings.get("data", {}):
         raise GpflError("--set data.name would put other data under the names of the paper's: gpfl compare --data is for them")
     folder = results_folder(out)
-    chosen = Chosen.read(named_folder(tuned, "--tuned")) if tuned is not None else None
+    chosen = TunedValues.read(named_folder(tuned, "--tuned")) if tuned is not None else None
     if chosen:
         chosen.refuse_twice(own, settings)
     by_flags = parse_options(values).get("run", {})
     protocol = by_flags.pop("protocol", "corrected")
-    return Plan(
+    return GridPlan(
         out=folder,
         seeds=tuple(parse_seeds(seeds)),
         rounds=rounds,
@@ -280,7 +280,7 @@ def table_name(name: str, asked: Sequence[str], out: Path) -> str:
     if len(asked) > 1:
         raise GpflError(f"--table {name} names one table, {', '.join(asked)} are {len(asked)}: ask for one at a time")
     folder, way = out / name, f"give another name, such as {asked[0]}-2"
-    if name.lower() in {*OTHERS, *experiments()} - {*asked}:
+    if name.lower() in {*OTHERS, *load_experiments()} - {*asked}:
         raise GpflError(f"--table is '{name}', which has another meaning below {out}: {way}")
     if folder.exists() and not folder.is_dir():
         raise GpflError(f"--table is '{name}', but {folder} is a file: {way}")
@@ -289,7 +289,7 @@ def table_name(name: str, asked: Sequence[str], out: Path) -> str:
     return name
 
 
-def usable_device(plan: Plan) -> torch.device:
+def usable_device(plan: GridPlan) -> torch.device:
     """Gives the device of a plan; refuses a precision that it has not, before every cell fails by it."""
     device = api.find_device(str(plan.run.get("device", "auto")))
     precision = plan.run.get("precision", "float32")
@@ -298,13 +298,13 @@ def usable_device(plan: Plan) -> torch.device:
     return device
 
 
-def divided(asked: Asked, dry_run: bool) -> tuple[list[Cell], dict[str, list[str]]]:
+def divided(asked: Selection, dry_run: bool) -> tuple[list[Cell], dict[str, list[str]]]:
     """Gives the cells whose data are on this machine, and the columns of those that are not by data.
 
     Where nothing else was asked for, the data are got.
     """
     needed = {column.data for columns in asked.columns.values() for column in columns}
-    absent = process_group().run_on_main(lambda: {name for name in needed if not grid.here(name)})
+    absent = process_group().run_on_main(lambda: {name for name in needed if not grid.has_data(name)})
     wanting: dict[str, list[str]] = {
         name: list(dict.fromkeys(c.key for columns in asked.columns.values() for c in columns if c.data == name))
         for name in sorted(absent)
@@ -320,13 +320,13 @@ def divided(asked: Asked, dry_run: bool) -> tuple[list[Cell], dict[str, list[str
 
 def list_experiments() -> None:
     """Prints what can be reproduced."""
-    for one in experiments().values():
+    for one in load_experiments().values():
         print_line(f"{one.name} ({', '.join(one.aliases)}): {one.title}; {len(one.rows)} methods")
         for column in one.columns:
-            missing = "" if grid.here(column.data) else f"; data not here: gpfl data get {column.data}"
+            missing = "" if grid.has_data(column.data) else f"; data not here: gpfl data get {column.data}"
             extra = "; only where --cells names it" if column.extra else ""
             print_line(f"  {column.key:<26}{column.heading}, {column.group}{extra}{missing}")
-    missing = "" if grid.here("cifar100") else "; data not here: gpfl data get cifar100"
+    missing = "" if grid.has_data("cifar100") else "; data not here: gpfl data get cifar100"
     print_line(f"privacy (table5): attacks on uploads, nine columns on Cifar100; {OF_ATTACKS}{missing}")
     print_line("")
     print_line("gpfl reproduce table1 --methods gpfl,fedavg --cells cifar100/practical    # a name, its rows and its columns")
@@ -338,15 +338,15 @@ def list_experiments() -> None:
 
 def run(
     jobs: Sequence[Job],
-    plan: Plan,
+    plan: GridPlan,
     about: Mapping[Path, Estimate],
-    asked: Asked,
-    wrong: Places,
+    asked: Selection,
+    wrong: Problems,
     figures: bool,
-) -> Places:
+) -> Problems:
     """Gives what went wrong by column and row, having run what is missing and written tables and figures of all there is."""
     facts = {"command": command_words(), "commit": commit()}
-    lacking = grid.lacking(jobs, plan)
+    lacking = grid.unfinished_jobs(jobs, plan)
     if len(lacking) < len(jobs):
         print_line(f"Run before: {len(jobs) - len(lacking)} of {pluralize(len(jobs), 'cell')}.")
     try:
@@ -360,7 +360,7 @@ def run(
     if left := [job.label for job in jobs if failed.get(job.folder) == grid.BUSY]:
         print_line(f"Left to another process, which is at it: {', '.join(left)}. Start again when it has ended.")
     problems = {
-        (cell.column.key, cell.entrant.label): failed[job.folder]
+        (cell.column.key, cell.variant.label): failed[job.folder]
         for job in jobs
         if job.folder in failed and failed[job.folder] != grid.BUSY
         for cell in job.cells

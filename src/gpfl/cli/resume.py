@@ -10,7 +10,7 @@ from gpfl.cli.command import Argument, Command
 from gpfl.cli.interrupt import interruptible, resume_command
 from gpfl.cli.progress import ProgressReporter
 from gpfl.cli.terminal import console, print_line, print_run_summary, print_trials_summary
-from gpfl.experiments.trials import holds_trials, resume_trials
+from gpfl.experiments.trials import is_trials_dir, resume_trials
 from gpfl.training import api
 from gpfl.training.run_dir import RunDir
 
@@ -19,7 +19,7 @@ from gpfl.training.run_dir import RunDir
 @click.argument("folder", cls=Argument, metavar="DIR", type=click.Path(path_type=Path), help="Folder of a run or of trials.")
 def resume(folder: Path) -> None:
     """Resume an interrupted run or trials, with the same results as if it had not been interrupted."""
-    if holds_trials(folder):
+    if is_trials_dir(folder):
         with interruptible(lambda: resume_command(folder)), ProgressReporter(console) as reporter:
             trials = resume_trials(folder, reporter.watch)
         print_trials_summary(trials, folder)

@@ -31,9 +31,9 @@ from gpfl.cli.terminal import console, print_data_warnings, print_line
 from gpfl.errors import GpflError, did_you_mean, pluralize
 from gpfl.experiments import tune as study
 from gpfl.experiments import tuned_config as chosen
-from gpfl.experiments.budget import BEST, Made, made_or_none, unequal_words
-from gpfl.experiments.proposals import count_of, space_of, space_words, value_words
-from gpfl.experiments.tune import Candidate, Plan, Search, Tuned
+from gpfl.experiments.budget import BEST, SearchInfo, describe_unequal_budgets, read_search_info_or_none
+from gpfl.experiments.proposals import count_of, describe_space, describe_values, search_space
+from gpfl.experiments.tune import Candidate, MethodSearch, Search, SearchResult
 from gpfl.io import files, toml
 from gpfl.io.provenance import command_words, commit
 from gpfl.methods import METHODS
@@ -93,7 +93,7 @@ def tune(
         found = study.tune(given, names, own, search, folder, listener)
     everything = keep(found, chosen.held_beside(found, given), folder)
     tell(found, folder)
-    if words := unequal_words({tuned.plan.method: tuned.made for tuned in everything}):
+    if words := describe_unequal_budgets({tuned.plan.method: tuned.made for tuned in everything}):
         print_line(f"{folder} has {words}.")
 
 
@@ -130,11 +130,11 @@ def with_validation(given: ConfigDict) -> tuple[ConfigDict, str]:
 def unequal_to(folder: Path, names: Sequence[str], own: MethodOverrides, search: Search) -> str:
     """Gives a sentence that other methods of a folder have another budget than these will have; "" where they have not."""
     others = [path.parent for path in sorted(folder.glob(f"*/{BEST}")) if path.parent.name not in names]
-    tried = {place.name: made for place in others if (made := made_or_none(place))}
+    tried = {place.name: made for place in others if (made := read_search_info_or_none(place))}
     for name in names:
-        space = space_of(name, {"method": dict(own.get(name, {}))}, search.with_lr)
-        tried[name] = Made(search.budget, count_of(space, search.budget), bool(space))
-    words = unequal_words(tried)
+        space = search_space(name, {"method": dict(own.get(name, {}))}, search.with_lr)
+        tried[name] = SearchInfo(search.budget, count_of(space, search.budget), bool(space))
+    words = describe_unequal_budgets(tried)
     return f"{folder} will have {words}." if words else ""
 
 
@@ -166,7 +166,7 @@ class Listener:
         if console.is_terminal:
             self._progress.stop()
 
-    def begins(self, plan: Plan, candidates: Sequence[Candidate]) -> None:
+    def begins(self, plan: MethodSearch, candidates: Sequence[Candidate]) -> None:
         """Says what is searched, and shows the method's bar."""
         for words in self._first:
             print_line(words)
@@ -179,20 +179,22 @@ class Listener:
         self._task = self._progress.add_task(plan.method, total=plan.count * size(plan), words="")
         self.draw(plan)
 
-    def watch(self, plan: Plan, candidate: Candidate) -> RunLine:
+    def watch(self, plan: MethodSearch, candidate: Candidate) -> RunLine:
         """Gives the watch of one run."""
         run = RunLine(self, plan, candidate)
         self._running.setdefault(candidate.number, []).append(run)
         return run
 
-    def ends(self, plan: Plan, candidate: Candidate) -> None:
+    def ends(self, plan: MethodSearch, candidate: Candidate) -> None:
         """Says how a candidate did."""
         self._done.append(candidate)
         self._running.pop(candidate.number, None)
-        print_line(f"{plan.method} {candidate.number}/{plan.count}: {value_words(candidate.values)}: {score_words(candidate)}")
+        print_line(
+            f"{plan.method} {candidate.number}/{plan.count}: {describe_values(candidate.values)}: {score_words(candidate)}"
+        )
         self.draw(plan)
 
-    def draw(self, plan: Plan) -> None:
+    def draw(self, plan: MethodSearch) -> None:
         """Draws the bar: rounds of what is done, as if none had ended early, and of what runs."""
         top = max((candidate.score for candidate in self._done), default=0.0)
         words = f"{len(self._done)}/{plan.count} candidates, best validation {top:.2%}"
@@ -204,7 +206,7 @@ class Listener:
 class RunLine:
     """The watch of one run: it moves the bar, and where there is none prints a line now and then."""
 
-    def __init__(self, listener: Listener, plan: Plan, candidate: Candidate) -> None:
+    def __init__(self, listener: Listener, plan: MethodSearch, candidate: Candidate) -> None:
         self._listener, self._plan, self._candidate = listener, plan, candidate
         self.round, self._told = 0, time.monotonic()
 
@@ -218,15 +220,15 @@ class RunLine:
             print_line(f"{name}: round {self.round}/{rounds}, validation {number(line, 'validation'):.2%}")
 
 
-def size(plan: Plan) -> int:
+def size(plan: MethodSearch) -> int:
     """Gives the rounds of a candidate, over all its seeds."""
     return plan.config.train.rounds * len(plan.search.seeds)
 
 
-def plan_words(plan: Plan) -> str:
+def plan_words(plan: MethodSearch) -> str:
     """Gives what is searched for a method, and with what budget."""
     runs = f"{pluralize(len(plan.search.seeds), 'seed')}, {pluralize(plan.config.train.rounds, 'round')}"
-    ranges = "; ".join(f"{key} in {words}" for key, words in space_words(plan.space).items())
+    ranges = "; ".join(f"{key} in {words}" for key, words in describe_space(plan.space).items())
     if not plan.space:
         way = "" if plan.search.with_lr else "; --with-lr would search the learning rate"
         return f"{plan.method}: nothing to search, so it runs once ({runs}){way}."
@@ -238,14 +240,14 @@ def plan_words(plan: Plan) -> str:
 # What is kept.
 
 
-def keep(found: Sequence[Tuned], others: Sequence[Tuned], out: Path) -> list[Tuned]:
+def keep(found: Sequence[SearchResult], others: Sequence[SearchResult], out: Path) -> list[SearchResult]:
     """Writes each method's best.toml, the config that all share, and the tables of all that the folder holds; gives these."""
     note = note_words(found, command_words(), commit())
     everything = [*(replace(tuned, note=note) for tuned in found), *others]
     for tuned in everything[: len(found)]:
         if tuned.best.trouble:
             continue
-        head = f"# {tuned.plan.method}: {value_words(tuned.best.values)}; {score_words(tuned.best)}\n# {note}\n"
+        head = f"# {tuned.plan.method}: {describe_values(tuned.best.values)}; {score_words(tuned.best)}\n# {note}\n"
         files.write_text(tuned.plan.folder / BEST, head + chosen.best_config(tuned))
         study.write_study(tuned.plan, tuned.made)
     if not found[0].plan.search.with_lr:
@@ -255,7 +257,7 @@ def keep(found: Sequence[Tuned], others: Sequence[Tuned], out: Path) -> list[Tun
     return everything
 
 
-def tell(found: Sequence[Tuned], out: Path) -> None:
+def tell(found: Sequence[SearchResult], out: Path) -> None:
     """Says what was chosen, and how to run it."""
     for tuned in found:
         plan, top = tuned.plan, tuned.best
@@ -264,7 +266,7 @@ def tell(found: Sequence[Tuned], out: Path) -> None:
             continue
         compared = "" if top.number == 1 else f"; with defaults {tuned.candidates[0].score:.2%}"
         default = " (the defaults)" if top.number == 1 and plan.space else ""
-        print_line(f"{plan.method}: {value_words(top.values)}{default}: {score_words(top)}{compared}")
+        print_line(f"{plan.method}: {describe_values(top.values)}{default}: {score_words(top)}{compared}")
     print_line(f"Table: {out / 'table.md'}, {out / 'table.csv'}")
     found = [tuned for tuned in found if not tuned.best.trouble]
     if not found:

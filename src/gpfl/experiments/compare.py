@@ -8,14 +8,14 @@ from pathlib import Path
 
 from gpfl.core import options
 from gpfl.errors import DivergenceError, GpflError, did_you_mean
-from gpfl.experiments.trials import NEGLIGIBLE, Trials, Watcher, check_trials, read_plan, read_trials, run_trials
+from gpfl.experiments.trials import NEGLIGIBLE, Trials, Watcher, check_trials, read_trials, read_trials_plan, run_trials
 from gpfl.methods import METHODS
 from gpfl.training import config as configs
 from gpfl.training.config import Config, ConfigDict, RunOptions
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparisonResult:
     """What a comparison's folder holds of its methods: trials, best mean accuracy first, and what is missing among them."""
 
     rows: list[Trials]
@@ -40,7 +40,7 @@ ABLATIONS = (("pci",), ("cov",), ("mlg",), ("gce",), ("cov", "gce"))
 """The paper's five: without personal context, valve, magnitude loss, embeddings, and both of valve and embeddings."""
 
 
-def entrants(words: str) -> list[MethodVariant]:
+def parse_methods(words: str) -> list[MethodVariant]:
     """Gives the methods of a list such as "gpfl,fedrep", "all" or "ablations"."""
     found: list[MethodVariant] = []
     for word in (word.strip() for word in words.split(",")):
@@ -83,7 +83,7 @@ def compare(
     seeds: Sequence[int],
     out: Path,
     watcher: Watcher,
-) -> Compared:
+) -> ComparisonResult:
     """Gives every method's trials; what `out` holds already is not run again.
 
     `own` holds settings of single methods by name.
@@ -105,12 +105,12 @@ def compare(
     trials = [read_trials(folder) for folder in folders]
     rows = sorted((one for one in trials if one.summaries), key=lambda one: -one.mean("best_accuracy"))
     missing = [words for folder, one in zip(folders, trials, strict=True) if (words := unended(folder, one))]
-    return Compared(rows, missing, diverged)
+    return ComparisonResult(rows, missing, diverged)
 
 
 def unended(folder: Path, trials: Trials) -> str:
     """Gives the sentence that not all trials planned in a folder have ended; "" where they have."""
-    name, seeds = read_plan(folder)
+    name, seeds = read_trials_plan(folder)
     ended = [str(summary["seed"]) for summary in trials.summaries]
     if len(ended) == len(seeds):
         return ""

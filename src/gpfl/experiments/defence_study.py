@@ -16,8 +16,8 @@ from gpfl.engine.loop import Loop
 from gpfl.errors import GpflError
 from gpfl.experiments import definitions as experiments
 from gpfl.experiments.compare import MethodVariant
-from gpfl.experiments.definitions import Cell, Column, Experiment
-from gpfl.experiments.grid import FederationCache, Job, Plan, job_of
+from gpfl.experiments.definitions import Cell, Experiment, TableColumn
+from gpfl.experiments.grid import FederationCache, GridPlan, Job, make_job
 from gpfl.experiments.privacy_table import METHODS
 from gpfl.io import toml
 from gpfl.methods.gpfl import GPFL
@@ -56,7 +56,7 @@ FAMILIES = (
 
 def file_sections() -> ConfigDict:
     """Gives the sections of the study's own file."""
-    content = toml.read(experiments.folder() / FILE)
+    content = toml.read(experiments.config_dir() / FILE)
     return {name: dict(values) for name, values in content.items() if isinstance(values, dict)}
 
 
@@ -68,7 +68,7 @@ def config_of_runs() -> ConfigDict:
 def cell(entrant: MethodVariant, key: str, heading: str, defence: Mapping[str, object], weights: bool) -> Cell:
     """Gives the cell of a method under a defence."""
     given = config_of_runs() | ({"defence": dict(defence)} if defence else {})
-    column = Column(f"privacy/{key}", heading, "privacy", given, weights=weights)
+    column = TableColumn(f"privacy/{key}", heading, "privacy", given, weights=weights)
     experiment = Experiment("privacy", "Privacy", "", "accuracy", (entrant,), (column,), {})
     return Cell(experiment, column, entrant)
 
@@ -90,7 +90,7 @@ class Spot:
     @property
     def variant(self) -> str:
         """The method's own settings, as flags."""
-        own = {key: value for key, value in self.cell.entrant.method.items() if key != "name"}
+        own = {key: value for key, value in self.cell.variant.method.items() if key != "name"}
         shown = {key: f"{value:g}" if isinstance(value, float) else value for key, value in own.items()}
         return " ".join(f"--{key.replace('_', '-')} {value}" for key, value in shown.items())
 
@@ -141,7 +141,7 @@ def unique(entrants: Iterable[MethodVariant]) -> list[MethodVariant]:
     return found
 
 
-def variants_of(bare: Sequence[Spot], plan: Plan, grounds: FederationCache) -> dict[tuple[str, str], MethodVariant]:
+def variants_of(bare: Sequence[Spot], plan: GridPlan, grounds: FederationCache) -> dict[tuple[str, str], MethodVariant]:
     """Gives the variants in which GPFL is defended.
 
     At example level its loss must be a mean over rows: the magnitude term by rows, λ times √B. Where updates are clipped or
@@ -162,7 +162,7 @@ def variants_of(bare: Sequence[Spot], plan: Plan, grounds: FederationCache) -> d
     return found
 
 
-def noises(family: Family, epsilons: Sequence[float], like: Cell, plan: Plan, grounds: FederationCache) -> list[float]:
+def noises(family: Family, epsilons: Sequence[float], like: Cell, plan: GridPlan, grounds: FederationCache) -> list[float]:
     """Gives the noise for each ε in the setting of a cell that has some of the family's, by what holds as it is run."""
     setting = setting_of(like, plan, grounds)
     method = cast(Defended, setting.method)
@@ -178,7 +178,7 @@ def noises(family: Family, epsilons: Sequence[float], like: Cell, plan: Plan, gr
     return [find_noise(epsilon, made) for epsilon in epsilons]
 
 
-def setting_of(like: Cell, plan: Plan, grounds: FederationCache) -> RunSpec:
+def setting_of(like: Cell, plan: GridPlan, grounds: FederationCache) -> RunSpec:
     """Gives the setting of a cell, on the CPU."""
     given = plan.given(like)
     asked = configs.resolve_config({**given, "run": {**given["run"], "device": "cpu", "precision": "float32"}})
@@ -201,13 +201,13 @@ def engine_of(job: Job, seed: int) -> Loop:
     return Loop(api.open_run(job.folder / f"seed-{seed}").setting)
 
 
-def jobs_of(cells: Iterable[Cell], plan: Plan, grounds: FederationCache) -> dict[Cell, Job]:
+def jobs_of(cells: Iterable[Cell], plan: GridPlan, grounds: FederationCache) -> dict[Cell, Job]:
     """Gives the job of each cell; what cannot be run is refused in the words of its setting."""
     found = {}
     for one in cells:
         try:
-            found[one] = job_of(one, plan, grounds)
+            found[one] = make_job(one, plan, grounds)
         except GpflError as problem:
             words = re.sub("leave out --example-clip( and --example-noise)?", "say --example-noise none", str(problem))
-            raise GpflError(f"{one.column.key} {one.entrant.label}: {words}") from None
+            raise GpflError(f"{one.column.key} {one.variant.label}: {words}") from None
     return found

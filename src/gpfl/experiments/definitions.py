@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import cast
 
 from gpfl.errors import GpflError, did_you_mean
-from gpfl.experiments.compare import MethodVariant, entrants
+from gpfl.experiments.compare import MethodVariant, parse_methods
 from gpfl.io import toml
 from gpfl.methods import METHODS
 from gpfl.training.config import SECTIONS, ConfigDict
@@ -27,7 +27,7 @@ News most go on beyond 300."""
 HALF = 0.005
 """How far off a number may be that is printed with two digits."""
 
-FAR = 2.0
+MAX_PAPER_STDS = 2.0
 """Standard deviations of the paper beyond which a difference from it is marked."""
 
 KEYS = ("title", "caption", "measure", "aliases", "rows", "columns", "remarks")
@@ -56,7 +56,7 @@ SPELLED: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Published:
+class PaperValue:
     """What the paper prints, in percent: mean and standard deviation over its trials.
 
     For fairness `mean` is the standard deviation over clients and `cov` the coefficient of variation, in hundredths. `between`
@@ -69,13 +69,13 @@ class Published:
     between: tuple[float, float] | None = None
 
     @classmethod
-    def follows(cls, std: float, cov: float) -> Published:
+    def follows(cls, std: float, cov: float) -> PaperValue:
         """Gives the accuracy that follows from a deviation over clients and its coefficient, both as they are printed."""
         return cls(100 * std / cov, between=(100 * (std - HALF) / (cov + HALF), 100 * (std + HALF) / (cov - HALF)))
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A setting in which all methods are run."""
 
     key: str
@@ -105,8 +105,8 @@ class Experiment:
     caption: str
     measure: str
     rows: tuple[MethodVariant, ...]
-    columns: tuple[Column, ...]
-    paper: Mapping[tuple[str, str], Published] = field(hash=False)  # by column key and row label
+    columns: tuple[TableColumn, ...]
+    paper: Mapping[tuple[str, str], PaperValue] = field(hash=False)  # by column key and row label
     remarks: Mapping[tuple[str, str], str] = field(hash=False, default_factory=dict)  # by the same; a row of "" is the column's
     aliases: tuple[str, ...] = ()
 
@@ -116,11 +116,11 @@ class Cell:
     """One method in one setting of one experiment."""
 
     experiment: Experiment
-    column: Column
-    entrant: MethodVariant
+    column: TableColumn
+    variant: MethodVariant
 
 
-def spelled(label: str) -> str:
+def display_name(label: str) -> str:
     """Gives a row's name as the paper writes it."""
     return SPELLED.get(label, label)
 
@@ -128,7 +128,7 @@ def spelled(label: str) -> str:
 # The files.
 
 
-def folder() -> Path:
+def config_dir() -> Path:
     """Gives the folder of the experiments: within the installed package, or at the root of a checkout."""
     here = Path(__file__).resolve()
     places = (here.parents[1] / "configs", here.parents[3] / "configs")
@@ -139,9 +139,9 @@ def folder() -> Path:
 
 
 @cache
-def experiments() -> Mapping[str, Experiment]:
+def load_experiments() -> Mapping[str, Experiment]:
     """Gives all experiments by name, in the order of the paper."""
-    found = [read(path) for path in sorted(folder().glob("*.toml"))]
+    found = [read(path) for path in sorted(config_dir().glob("*.toml"))]
     return MappingProxyType({one.name: one for one in sorted(found, key=place)})
 
 
@@ -151,12 +151,12 @@ def place(experiment: Experiment) -> tuple[bool, str, bool, str]:
     return not first.startswith("table"), first, experiment.name != "real-world", experiment.name
 
 
-def named(words: Sequence[str], others: Sequence[str] = ()) -> list[Experiment]:
+def find_experiments(words: Sequence[str], others: Sequence[str] = ()) -> list[Experiment]:
     """Gives the experiments of names such as "scalability", "table1", "figure3" or "all", each once.
 
     `others` are names of what is no experiment here, and may be meant.
     """
-    known = experiments()
+    known = load_experiments()
     found: dict[str, Experiment] = {}
     for word in words:
         meant = [one for one in known.values() if word == "all" or word in (one.name, *one.aliases)]
@@ -201,14 +201,14 @@ def read(path: Path) -> Experiment:
     )
 
 
-def read_column(path: Path, values: Mapping[str, object]) -> Column:
+def read_column(path: Path, values: Mapping[str, object]) -> TableColumn:
     """Gives a column and the sections of its config."""
     known = (*COLUMN_KEYS, *(section for section in SECTIONS if section != "method"))
     refuse_keys(path, values, known)
     given = {section: dict(cast(Mapping[str, object], values[section])) for section in SECTIONS if section in values}
     if "name" not in given.get("data", {}):
         raise GpflError(f"{path}: column '{values.get('key', '')}' does not name its data")
-    return Column(
+    return TableColumn(
         key=text(path, values, "key"),
         heading=text(path, values, "heading"),
         group=text(path, values, "group"),
@@ -230,7 +230,7 @@ def numbers_of(path: Path, key: str, given: object, before: Mapping[str, Mapping
 
 def entrant(path: Path, row: object) -> MethodVariant:
     """Gives a row: the name of a method or of an ablation, or a method's settings with the label of the row."""
-    known = {one.label: one for one in entrants("all,ablations")}
+    known = {one.label: one for one in parse_methods("all,ablations")}
     if isinstance(row, str) and row in known:
         return known[row]
     if isinstance(row, dict) and isinstance(row.get("label"), str) and row.get("name") in METHODS:
@@ -238,23 +238,23 @@ def entrant(path: Path, row: object) -> MethodVariant:
     raise GpflError(f"{path}: the row {row!r} is no method; {did_you_mean(str(row), known)}")
 
 
-def published(path: Path, where: str, numbers: object, measure: str) -> Published:
+def published(path: Path, where: str, numbers: object, measure: str) -> PaperValue:
     """Gives the paper's numbers: [mean, std] or [mean], for fairness [std, CoV], for curves what follows from such."""
     if not isinstance(numbers, list) or len(numbers) not in (1, 2) or not all(isinstance(n, (int, float)) for n in numbers):
         raise GpflError(f'{path}: {where} is {numbers!r}; it must be one or two numbers in brackets, or "/"')
     values = [float(number) for number in numbers]
     second = values[1] if len(values) == 2 else None
     if measure == "fairness":
-        return Published(values[0], cov=second)
+        return PaperValue(values[0], cov=second)
     if measure == "curves":
         if second is None or second <= HALF:
             raise GpflError(f"{path}: {where} is {numbers!r}; it must be the deviation over clients and its coefficient")
-        return Published.follows(values[0], second)
-    return Published(values[0], second)
+        return PaperValue.follows(values[0], second)
+    return PaperValue(values[0], second)
 
 
 def remarks(
-    path: Path, content: Mapping[str, object], columns: Sequence[Column], rows: Sequence[MethodVariant]
+    path: Path, content: Mapping[str, object], columns: Sequence[TableColumn], rows: Sequence[MethodVariant]
 ) -> dict[tuple[str, str], str]:
     """Gives the remarks of a file by column and row."""
     found = {}

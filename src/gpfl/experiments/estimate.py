@@ -25,7 +25,7 @@ import torch
 from gpfl.data import DATASETS
 from gpfl.engine.vmap import Vmap
 from gpfl.errors import GpflError
-from gpfl.experiments.grid import NOTE, Job, Plan, read_note
+from gpfl.experiments.grid import PROVENANCE_FILE, GridPlan, Job, read_provenance
 from gpfl.experiments.machine import Limits, limits_at_hand
 from gpfl.experiments.trials import Sections
 from gpfl.experiments.work import Machine, Round, machine_at_hand, round_of
@@ -91,7 +91,7 @@ class Estimate:
         return f"{'up to ' if self.most else 'about '}{duration(self.seconds)}{f' ({self.way})' if self.way else ''}"
 
 
-def estimates(jobs: Iterable[Job], plan: Plan, device: torch.device, *, count: bool) -> dict[Path, Estimate]:
+def estimates(jobs: Iterable[Job], plan: GridPlan, device: torch.device, *, count: bool) -> dict[Path, Estimate]:
     """Gives what jobs may take on a device, by their folders; those like which none was timed are counted if that is asked for.
 
     Counting takes about a second a job.
@@ -100,7 +100,7 @@ def estimates(jobs: Iterable[Job], plan: Plan, device: torch.device, *, count: b
     return {job.folder: estimate(job, plan, known, device if count else None) for job in jobs}
 
 
-def estimate(job: Job, plan: Plan, speeds: Sequence[Speed], device: torch.device | None = None) -> Estimate:
+def estimate(job: Job, plan: GridPlan, speeds: Sequence[Speed], device: torch.device | None = None) -> Estimate:
     """Gives what the seeds that a job lacks may take; counted on a device, where one is given and nothing like it was timed."""
     lacking = len(plan.seeds) - len(job.finished(plan.seeds))
     memory = job.rows + max(1, lacking) * job.memory
@@ -129,7 +129,7 @@ def estimate(job: Job, plan: Plan, speeds: Sequence[Speed], device: torch.device
 SCALED = ", scaled by the operations of a round"
 
 
-def by_operations(job: Job, plan: Plan, lacking: int, memory: int, device: torch.device) -> Estimate:
+def by_operations(job: Job, plan: GridPlan, lacking: int, memory: int, device: torch.device) -> Estimate:
     """Gives an estimate of a job of which nothing like it was timed; it is counted in float32, whatever its precision."""
     if plan.run.get("engine") == "loop":  # which runs clients one by one, and is for checks
         return Estimate(None, True, memory)
@@ -242,7 +242,7 @@ def measured(out: Path, device: torch.device) -> Iterator[Speed]:
     """Gives the times of finished runs; what cannot be read is no time."""
     for path in sorted(out.glob("runs/*/seed-*/summary.json")):
         try:
-            note = read_note(path.parents[1] / NOTE.format(path.parent.name.removeprefix("seed-")))
+            note = read_provenance(path.parents[1] / PROVENANCE_FILE.format(path.parent.name.removeprefix("seed-")))
             steps = float(note["steps"])
             config = tomllib.loads((path.parent / "config.toml").read_text(encoding="utf-8"))
             task = Task(config["data"]["name"], config["net"]["name"], config["method"]["name"])

@@ -31,7 +31,7 @@ FEWEST = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class FeatureInfo:
     """What is known of a run's features besides themselves."""
 
     method: str = ""
@@ -44,7 +44,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Features(Known):
+class Features(FeatureInfo):
     """Feature vectors of rows, each made by the own model of the client that holds the row."""
 
     x: Floats  # (rows, width)
@@ -55,7 +55,7 @@ class Features(Known):
         return len(self.x)
 
 
-def collect(
+def collect_features(
     run_folder: str | Path,
     part: str = "test",
     most: int = 500,
@@ -135,7 +135,7 @@ def features_of(model: ClientModel, federation: Federation, rows: Indices) -> Fl
     return np.concatenate(vectors)
 
 
-def embed(features: Features, seed: int = 0) -> Floats:
+def embed_tsne(features: Features, seed: int = 0) -> Floats:
     """Gives all rows together as points of a plane (rows, 2) by t-SNE, as scikit-learn has it, begun from the main axes.
 
     It shows who lies with whom, and neither distances nor densities: `measure` judges the features themselves.
@@ -151,7 +151,7 @@ def embed(features: Features, seed: int = 0) -> Floats:
 
 
 @dataclass(frozen=True)
-class Measures:
+class FeatureMetrics:
     """Numbers about features, taken in their own space and not in a picture of it; None where they say nothing."""
 
     rows: int
@@ -174,12 +174,12 @@ class Measures:
         return asdict(self)
 
 
-def measure(features: Features, neighbours: int = NEIGHBOURS) -> Measures:
+def measure_features(features: Features, neighbours: int = NEIGHBOURS) -> FeatureMetrics:
     """Gives silhouettes and the purity of neighbourhoods."""
     x, label, client = features.x, features.label, features.client
     shares = np.unique(label, return_counts=True)[1]
     total = len(label)
-    return Measures(
+    return FeatureMetrics(
         rows=total,
         neighbours=neighbours,
         silhouette=silhouette(x, label),

@@ -31,14 +31,14 @@ from gpfl.experiments.trials import (
     Sections,
     Trials,
     Watcher,
-    drop_weights,
+    delete_weights,
     ended,
     first_difference,
     folder_fault,
     run_trials,
     trial_fault,
 )
-from gpfl.experiments.tuned_config import Chosen
+from gpfl.experiments.tuned_config import TunedValues
 from gpfl.experiments.work import Sample, sample_of, share_of
 from gpfl.federation.federation import Federation
 from gpfl.io import files, toml
@@ -48,7 +48,7 @@ from gpfl.training.config import Config, ConfigDict
 from gpfl.training.round_loop import Watch
 from gpfl.training.run_dir import RunDir
 
-NOTE = "made-{}.json"
+PROVENANCE_FILE = "made-{}.json"
 """The file beside a run that says what makes it: command, commits, batches of a round, and what the data lack."""
 
 CHECKPOINT = 10
@@ -56,14 +56,14 @@ CHECKPOINT = 10
 
 LIGHT = 256 * 2**20
 
-Places = dict[tuple[str, str], str]
+Problems = dict[tuple[str, str], str]
 """Words by column and row."""
 
 BUSY = "another process is at it: start again when it has ended"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class GridPlan:
     """How cells are run. All but `out`, `seeds`, `weights`, `table` are part of a cell's content, where they change numbers."""
 
     out: Path
@@ -76,7 +76,7 @@ class Plan:
     common: ConfigDict = field(default_factory=dict)  # settings of all cells
     own: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # settings of single methods by name
     weights: bool = False  # keep the weights of finished runs
-    tuned: Chosen | None = None  # values that were searched
+    tuned: TunedValues | None = None  # values that were searched
     table: str = ""  # the folder of the table below `out`, where it is not the experiment's name
 
     @property
@@ -97,16 +97,16 @@ class Plan:
 
     def given(self, cell: Cell) -> ConfigDict:
         """Gives the config of a cell."""
-        column, method = cell.column.given, cell.entrant.method
+        column, method = cell.column.given, cell.variant.method
         ours: ConfigDict = {
             "run": {"protocol": self.protocol, **self.run},
             "train": {"rounds": self.rounds, "patience": self.patience},
             "partition": {"validation_fraction": self.validation} if self.validation else {},
         }
         name = str(method["name"])
-        given = laid_over(column, ours, self.common, {"method": {**self.own.get(name, {}), **method}})
+        given = merge_configs(column, ours, self.common, {"method": {**self.own.get(name, {}), **method}})
         chosen = self.tuned.given(name, given, cell.column.key) if self.tuned else {}
-        return plainest(laid_over(chosen, given))
+        return simplest_protocol(merge_configs(chosen, given))
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Job:
     @property
     def label(self) -> str:
         """The words for it on the terminal."""
-        return f"{self.cells[0].column.key} {self.cells[0].entrant.label}"
+        return f"{self.cells[0].column.key} {self.cells[0].variant.label}"
 
     def finished(self, seeds: Iterable[int]) -> list[int]:
         """Gives those of the seeds whose trials have ended and are whole, and this job's."""
@@ -176,7 +176,7 @@ class FederationCache:
         return made
 
 
-def here(data: str) -> bool:
+def has_data(data: str) -> bool:
     """Tells whether data are on this machine, parsed or as files; a damaged table counts, as its complaint is worth hearing."""
     source = DATASETS.get(data)
     if not isinstance(source, PublishedDataset):
@@ -187,32 +187,32 @@ def here(data: str) -> bool:
         return True
 
 
-def check(cells: Iterable[Cell], plan: Plan) -> None:
+def check_cells(cells: Iterable[Cell], plan: GridPlan) -> None:
     """Refuses settings that no run can have, before any data is read."""
     for cell in cells:
         try:
             configs.resolve_config(plan.given(cell))
         except GpflError as problem:
-            raise GpflError(f"{cell.column.key} {cell.entrant.label}: {problem}") from None
+            raise GpflError(f"{cell.column.key} {cell.variant.label}: {problem}") from None
 
 
-def lay_out(cells: Iterable[Cell], plan: Plan, grounds: FederationCache) -> tuple[list[Job], Places]:
+def make_jobs(cells: Iterable[Cell], plan: GridPlan, grounds: FederationCache) -> tuple[list[Job], Problems]:
     """Gives the jobs of cells, each content once, and what is wrong with cells that cannot be run, by column and row."""
     jobs: dict[Path, Job] = {}
-    wrong: Places = {}
+    wrong: Problems = {}
     held = held_configs(plan.out)
     for cell in cells:
         try:
-            job = found(job_of(cell, plan, grounds), held)
+            job = found(make_job(cell, plan, grounds), held)
         except GpflError as problem:
-            wrong[cell.column.key, cell.entrant.label] = str(problem)
+            wrong[cell.column.key, cell.variant.label] = str(problem)
             continue
         known = jobs.get(job.folder)
         jobs[job.folder] = dataclasses.replace(job, cells=(*known.cells, cell)) if known else job
     return list(jobs.values()), wrong
 
 
-def job_of(cell: Cell, plan: Plan, grounds: FederationCache) -> Job:
+def make_job(cell: Cell, plan: GridPlan, grounds: FederationCache) -> Job:
     """Gives the job of a cell."""
     given = plan.given(cell)
     # What decides the content does not depend on the device, so no GPU is filled by looking.
@@ -239,12 +239,12 @@ def found(job: Job, held: Mapping[Path, Sections]) -> Job:
     return job
 
 
-def laid_over(*layers: ConfigDict) -> ConfigDict:
+def merge_configs(*layers: ConfigDict) -> ConfigDict:
     """Gives sections of several configs in one, the last on top."""
     return {name: {key: value for layer in layers for key, value in layer.get(name, {}).items()} for name in chain(*layers)}
 
 
-def plainest(given: ConfigDict) -> ConfigDict:
+def simplest_protocol(given: ConfigDict) -> ConfigDict:
     """Gives a config under the first protocol that it is the same under, so that runs which do not differ are shared."""
     wanted = {**sections_of(given), "run": None}
     for protocol in configs.PROTOCOLS:
@@ -282,12 +282,12 @@ def weight(setting: RunSpec) -> tuple[int, int]:
 # Running.
 
 
-def run(job: Job, plan: Plan, watcher: Watcher, facts: Mapping[str, object]) -> bool:
+def run(job: Job, plan: GridPlan, watcher: Watcher, facts: Mapping[str, object]) -> bool:
     """Runs what a job lacks of its seeds, and notes `facts` beside it; False where another process is at it.
 
     Seeds train at once where the engine can; where memory does not suffice for that, one after the other.
     """
-    with claimed(job.folder) as mine:
+    with lock_folder(job.folder) as mine:
         if not mine:
             return False
         missing = process_group().run_on_main(lambda: sound_missing(job, plan.seeds))
@@ -302,11 +302,11 @@ def run(job: Job, plan: Plan, watcher: Watcher, facts: Mapping[str, object]) -> 
         finally:  # other seeds than one that diverges have ended
             if not (plan.weights or any(cell.column.weights for cell in job.cells)) and process_group().is_main:
                 for seed in job.finished(plan.seeds):
-                    drop_weights(job.folder / f"seed-{seed}")
+                    delete_weights(job.folder / f"seed-{seed}")
     return True
 
 
-def lacking(jobs: Iterable[Job], plan: Plan) -> list[Job]:
+def unfinished_jobs(jobs: Iterable[Job], plan: GridPlan) -> list[Job]:
     """Gives the jobs that lack seeds."""
     jobs = list(jobs)
     folders = process_group().run_on_main(
@@ -353,14 +353,14 @@ def run_seeds(job: Job, seeds: Sequence[int], watcher: Watcher) -> None:
 def note_seeds(job: Job, seeds: Iterable[int], facts: Mapping[str, object]) -> None:
     """Notes beside runs that are begun or gone on with what makes them; several commits have each a part in a run."""
     for seed in seeds:
-        path = job.folder / NOTE.format(seed)
-        commits = dict.fromkeys([*read_note(path).get("commits", []), facts["commit"]])
+        path = job.folder / PROVENANCE_FILE.format(seed)
+        commits = dict.fromkeys([*read_provenance(path).get("commits", []), facts["commit"]])
         note = {**facts, "commits": list(commits), "steps": job.steps, "data": job.caveat}
         del note["commit"]
         files.write_text(path, json.dumps(note, indent=2) + "\n")
 
 
-def read_note(path: Path) -> dict[str, Any]:
+def read_provenance(path: Path) -> dict[str, Any]:
     """Gives what was noted beside a run; nothing where there is no such file, or a damaged one."""
     try:
         note = json.loads(path.read_text(encoding="utf-8"))
@@ -374,7 +374,7 @@ def read_note(path: Path) -> dict[str, Any]:
 
 def run_all(
     jobs: Iterable[Job],
-    plan: Plan,
+    plan: GridPlan,
     watcher: Watcher,
     facts: Mapping[str, object],
     tell: Callable[[Job, str], None] = lambda job, problem: None,
@@ -403,12 +403,12 @@ def run_all(
             problems[job.folder] = f"{type(problem).__name__}: {(str(problem).splitlines() or [''])[0]}; all of it: {path}"
         free_memory()
         tell(job, problems.get(job.folder, ""))
-    others = {job.folder for job in left} - {job.folder for job in lacking(left, plan)}
+    others = {job.folder for job in left} - {job.folder for job in unfinished_jobs(left, plan)}
     return process_group().broadcast({folder: words for folder, words in problems.items() if folder not in others})
 
 
 @contextmanager
-def claimed(folder: Path) -> Iterator[bool]:
+def lock_folder(folder: Path) -> Iterator[bool]:
     """Tells whether this process alone may write to a job's folder; the claim ends with the process, however it ends.
 
     Of several processes of a run, the first has the claim for all.

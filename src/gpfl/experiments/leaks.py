@@ -11,7 +11,7 @@ from typing import cast
 
 import numpy as np
 
-from gpfl.experiments.definitions import spelled
+from gpfl.experiments.definitions import display_name
 from gpfl.io import files
 from gpfl.privacy.label_inference import Leak, label_leaks, spoken_of
 from gpfl.privacy.membership import Membership, interval, memberships
@@ -110,7 +110,7 @@ def markdown(found: Sequence[Findings], origin: str) -> str:
     headings = ["method", *(f"labels, {when[which]}" for which in rounds), "members, AUC", "loss, training", "loss, test"]
     rows = [
         [
-            spelled(findings.method),
+            display_name(findings.method),
             *(distance(findings.labels[which]) for which in rounds),
             span([member.auc for member in findings.members]),
             *(f"{np.mean([getattr(member, name) for member in findings.members]):.3f}" for name in ("train_loss", "test_loss")),
@@ -128,7 +128,7 @@ def notes(found: Sequence[Findings]) -> list[str]:
     uniform, overall = (float(np.mean([getattr(leak, name) for leak in leaks])) for name in ("uniform", "overall"))
     chosen = ", ".join(sorted({findings.selected_by for findings in found}))
     weak = [
-        spelled(findings.method)
+        display_name(findings.method)
         for findings in found
         if any((far := mean_guess(leaks)) is not None and far >= min(uniform, overall) for leaks in findings.labels.values())
     ]

@@ -11,7 +11,18 @@ from typing import Any
 import numpy as np
 
 from gpfl.errors import GpflError
-from gpfl.experiments.features import NEIGHBOURS, PERPLEXITY, Features, Floats, Known, Measures, Whole, collect, embed, measure
+from gpfl.experiments.features import (
+    NEIGHBOURS,
+    PERPLEXITY,
+    FeatureInfo,
+    FeatureMetrics,
+    Features,
+    Floats,
+    Whole,
+    collect_features,
+    embed_tsne,
+    measure_features,
+)
 from gpfl.io import files
 from gpfl.training.run_dir import RunDir, digest
 
@@ -36,10 +47,10 @@ DIGITS = 2
 
 
 @dataclass(frozen=True)
-class Map(Known):
+class FeatureMap(FeatureInfo):
     """The features of a run: where rows lie in a plane, and what was measured of them."""
 
-    measures: Measures
+    measures: FeatureMetrics
     width: int
     label: Whole  # (rows,)
     client: Whole  # (rows,) places in `clients`
@@ -47,35 +58,35 @@ class Map(Known):
     run: str = ""  # the folder's name, with that of the cell
 
     @property
-    def drawable(self) -> bool:
+    def has_points(self) -> bool:
         """Tells whether it has points."""
         return len(self.points) > 0
 
 
-def make_map(features: Features, seed: int = SEED, *, points: bool = True) -> Map:
+def make_map(features: Features, seed: int = SEED, *, points: bool = True) -> FeatureMap:
     """Gives the map of features, client by client and class by class; without points it takes seconds and not minutes."""
     order = np.lexsort((features.label, features.client)) if points else np.zeros(0, dtype=np.int64)
-    plane = np.round(embed(features, seed), DIGITS)[order] if points else np.zeros((0, 2), dtype=np.float32)
-    return Map(
-        *(measure(features), int(features.x.shape[1]), features.label[order], features.client[order], plane),
-        **{known.name: getattr(features, known.name) for known in fields(Known)},
+    plane = np.round(embed_tsne(features, seed), DIGITS)[order] if points else np.zeros((0, 2), dtype=np.float32)
+    return FeatureMap(
+        *(measure_features(features), int(features.x.shape[1]), features.label[order], features.client[order], plane),
+        **{known.name: getattr(features, known.name) for known in fields(FeatureInfo)},
     )
 
 
-def map_of(run: Path, label: str, *, points: bool) -> Map:
+def get_map(run: Path, label: str, *, points: bool) -> FeatureMap:
     """Gives the map of a run: the one that is kept beside it, else one made of its models, which is kept.
 
     Where points are asked for and neither kept nor to be had of models, what was measured is given alone.
     """
-    found, here = kept(run), (run / "models").is_dir()
+    found, here = read_map(run), (run / "models").is_dir()
     if found is None and not here:
         raise GpflError(
             f"the models of {named(run)} are gone, and no whole {FILE} of them was kept beside the run: "
             f"copy it from where the models were, or {RunDir(run).start_over}"
         )
-    if found is None or (points and not found.drawable and here):
-        found = make_map(collect(run, PART, MOST_ROWS, SEED), points=points)
-        keep(run, found)
+    if found is None or (points and not found.has_points and here):
+        found = make_map(collect_features(run, PART, MOST_ROWS, SEED), points=points)
+        write_map(run, found)
     return replace(found, method=label, run=named(run))
 
 
@@ -87,7 +98,7 @@ def named(run: Path) -> str:
 # Keeping.
 
 
-def keep(run: Path, one: Map) -> None:
+def write_map(run: Path, one: FeatureMap) -> None:
     """Writes a map beside its run, with the digests that tell whose it is; a line for each client's share of a class."""
     facts: dict[str, object] = {
         "run": named(run),
@@ -108,7 +119,7 @@ def keep(run: Path, one: Map) -> None:
     files.write_text(run / FILE, "{\n" + "".join(lines) + f'  "points": [{shares}]\n}}\n')
 
 
-def shares_of(one: Map) -> list[dict[str, object]]:
+def shares_of(one: FeatureMap) -> list[dict[str, object]]:
     """Gives the points of each client's share of each class."""
     found: list[dict[str, object]] = []
     for c in map(int, np.unique(one.client)):
@@ -125,7 +136,7 @@ def digests(run: Path) -> dict[str, str]:
     return {name: digest(run / f"{name}{ending}") for name, ending in (("config", ".toml"), ("summary", ".json"))}
 
 
-def kept(run: Path) -> Map | None:
+def read_map(run: Path) -> FeatureMap | None:
     """Gives the map that is kept beside a run; None where there is none, it is damaged, or of a run that was there before."""
     try:
         facts = json.loads((run / FILE).read_text(encoding="utf-8"))
@@ -134,13 +145,13 @@ def kept(run: Path) -> Map | None:
         return None
 
 
-def from_facts(facts: Mapping[str, Any]) -> Map:
+def from_facts(facts: Mapping[str, Any]) -> FeatureMap:
     """Gives a map as it was written; a ValueError where its parts do not fit together."""
     shares = facts["points"]
     sizes = [len(share["x"]) for share in shares]
     plane = [np.array([share["x"], share["y"]], dtype=np.float32).T for share in shares]
-    found = Map(
-        measures=Measures(**facts["measures"]),
+    found = FeatureMap(
+        measures=FeatureMetrics(**facts["measures"]),
         width=int(facts["width"]),
         label=np.repeat(np.array([share["class"] for share in shares], dtype=np.int64), sizes),
         client=np.repeat(np.array([share["client"] for share in shares], dtype=np.int64), sizes),

@@ -62,7 +62,7 @@ class PrivacyTable(NamedTuple):
 
 def paper_values(path: Path | None = None) -> dict[str, float]:
     """Gives the paper's PSNR of each column, in dB."""
-    content = toml.read(path or experiments.folder() / "attacks" / "privacy.toml")
+    content = toml.read(path or experiments.config_dir() / "attacks" / "privacy.toml")
     values = content.get("paper")
     if not isinstance(values, dict) or set(values) != {column.label for column in COLUMNS}:
         raise GpflError(f"{path or 'configs/attacks/privacy.toml'} must hold [paper] with the nine columns")

@@ -31,7 +31,7 @@ DRAWS = 200
 """Proposals that are looked at, of which some may have been tried or be refused by the method."""
 
 
-def space_of(method: str, given: ConfigDict, with_lr: bool) -> Space:
+def search_space(method: str, given: ConfigDict, with_lr: bool) -> Space:
     """Gives what is searched for a method: its options that have a range and no value by hand.
 
     The learning rate is among them if it is asked for.
@@ -51,12 +51,12 @@ def count_of(space: Space, budget: int) -> int:
     return min(budget, math.prod(sizes))
 
 
-def space_words(space: Space) -> dict[str, str]:
+def describe_space(space: Space) -> dict[str, str]:
     """Gives the ranges in words, by key."""
     return {key: str(kind) if isinstance(kind, SearchRange) else ", ".join(map(str, kind)) for key, kind in space.items()}
 
 
-def value_words(values: Values) -> str:
+def describe_values(values: Values) -> str:
     """Gives values in words."""
     return ", ".join(f"{key.split('.')[1]} {value:g}" for key, value in values.items()) or "defaults"
 

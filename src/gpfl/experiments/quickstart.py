@@ -22,7 +22,7 @@ def quickstart(out: Path, watcher: Watcher) -> list[Trials]:
     return [run_trials({**SETTING, "method": {"name": name}}, SEEDS, out / name, watcher, label=name) for name in METHODS]
 
 
-def begun(out: Path) -> bool:
+def was_started(out: Path) -> bool:
     """Tells whether a quickstart was begun in a folder: the first method has its trials there, or was about to."""
     first = out / METHODS[0]
     return (first / "trials.json").is_file() or (first.is_dir() and list(out.iterdir()) == [first])

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpfl.experiments.compare import MethodVariant
-from gpfl.experiments.definitions import Column, Experiment
-from gpfl.experiments.grid import NOTE, Job, Plan, read_note
+from gpfl.experiments.definitions import Experiment, TableColumn
+from gpfl.experiments.grid import PROVENANCE_FILE, GridPlan, Job, read_provenance
 from gpfl.experiments.trials import Trials
 
-Place = tuple[str, str]
+CellKey = tuple[str, str]
 """A column's key and a row's label."""
 
 
 @dataclass(frozen=True)
-class Results:
+class TableResults:
     """What is known of an experiment: the trials of its cells, and how they were made."""
 
     experiment: Experiment
@@ -23,54 +23,54 @@ class Results:
     rounds: int
     patience: int
     seeds: tuple[int, ...]
-    trials: Mapping[Place, Trials | None]
-    columns: tuple[Column, ...] = ()
+    trials: Mapping[CellKey, Trials | None]
+    columns: tuple[TableColumn, ...] = ()
     rows: tuple[MethodVariant, ...] = ()
     caveats: Mapping[str, str] = field(default_factory=dict)  # by column key: what the data lack
-    problems: Mapping[Place, str] = field(default_factory=dict)
+    problems: Mapping[CellKey, str] = field(default_factory=dict)
     validation: float = 0.0
     settings: tuple[str, ...] = ()  # that were given by hand, such as "train.lr = 0.1"
     tuned: str = ""  # how values were searched, and which they are
     table: str = ""  # the name that --table gave
-    commits: Mapping[Place, tuple[str, ...]] = field(default_factory=dict)  # of the code that made the runs
+    commits: Mapping[CellKey, tuple[str, ...]] = field(default_factory=dict)  # of the code that made the runs
 
     @property
     def name(self) -> str:
         """The name of the table and of its folder: the experiment's, unless --table gave another."""
         return self.table or self.experiment.name
 
-    def part(self, key: str) -> bool:
+    def is_partial(self, key: str) -> bool:
         """Tells whether the data of a column are fewer rows than were published; files that nobody checked are whole."""
         return " of the " in self.caveats.get(key, "")
 
 
-def results(
+def collect_results(
     experiment: Experiment,
     jobs: Iterable[Job],
-    plan: Plan,
+    plan: GridPlan,
     *,
     columns: Iterable[str] = (),
     extra: Iterable[MethodVariant] = (),
-    problems: Mapping[Place, str] | None = None,
-) -> Results:
+    problems: Mapping[CellKey, str] | None = None,
+) -> TableResults:
     """Gives what the jobs hold of an experiment.
 
     Columns are those named and those of which there is something; `extra` are rows that were asked for and that the paper may
     not have. Other such rows are shown where there is something of them.
     """
-    trials: dict[Place, Trials | None] = {}
+    trials: dict[CellKey, Trials | None] = {}
     caveats: dict[str, str] = {}
-    commits: dict[Place, tuple[str, ...]] = {}
+    commits: dict[CellKey, tuple[str, ...]] = {}
     found_rows: list[MethodVariant] = []
     for job in jobs:
         for cell in job.cells:
             if cell.experiment.name != experiment.name:
                 continue
-            place = (cell.column.key, cell.entrant.label)
-            trials[place] = found = job.trials(cell.entrant.label, plan.seeds)
+            place = (cell.column.key, cell.variant.label)
+            trials[place] = found = job.trials(cell.variant.label, plan.seeds)
             if found:
-                commits[place] = commits_of(found)
-                found_rows.append(cell.entrant)
+                commits[place] = trial_commits(found)
+                found_rows.append(cell.variant)
             if job.caveat:
                 caveats[cell.column.key] = job.caveat
     shown = {*columns, *(key for (key, _), found in trials.items() if found)}
@@ -79,7 +79,7 @@ def results(
     rows = (*experiment.rows, *(row for label, row in more.items() if label not in known))
     kept = tuple(column for column in experiment.columns if column.key in shown)
     whole = {(column.key, row.label): trials.get((column.key, row.label)) for column in kept for row in rows}
-    return Results(
+    return TableResults(
         experiment=experiment,
         protocol=plan.protocol,
         rounds=plan.rounds,
@@ -98,10 +98,10 @@ def results(
     )
 
 
-def commits_of(trials: Trials) -> tuple[str, ...]:
+def trial_commits(trials: Trials) -> tuple[str, ...]:
     """Gives the commits of the code that made trials; "unknown" where none was noted."""
     found: set[str] = set()
     for folder in trials.folders:
-        note = read_note(folder.parent / NOTE.format(folder.name.removeprefix("seed-")))
+        note = read_provenance(folder.parent / PROVENANCE_FILE.format(folder.name.removeprefix("seed-")))
         found |= {str(commit) for commit in note.get("commits", ["unknown"])}
     return tuple(sorted(found))

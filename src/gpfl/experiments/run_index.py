@@ -13,21 +13,21 @@ from gpfl.core.net import Net
 from gpfl.errors import GpflError
 from gpfl.experiments.damage import config_fault
 from gpfl.experiments.definitions import Cell
-from gpfl.experiments.grid import NOTE, Job, Places, Plan, read_note
+from gpfl.experiments.grid import PROVENANCE_FILE, GridPlan, Job, Problems, read_provenance
 from gpfl.experiments.run_hash import data_digest, held_configs, named_by_content
 from gpfl.experiments.trials import NEGLIGIBLE, Sections, trial_fault
 from gpfl.training import config as configs
 from gpfl.training.config import ConfigDict
 
 
-def held_jobs(cells: Iterable[Cell], plan: Plan) -> tuple[list[Job], Places]:
+def find_jobs(cells: Iterable[Cell], plan: GridPlan) -> tuple[list[Job], Problems]:
     """Gives the jobs of cells that a folder holds runs of, and what is wrong with others, by column and row.
 
     They are found by their configs, so that the data need not be here; those with a damaged one are none.
     """
     held = held_configs(plan.out)
     jobs: dict[Path, Job] = {}
-    wrong: Places = {}
+    wrong: Problems = {}
     for cell in cells:
         try:
             given = plan.given(cell)
@@ -38,12 +38,19 @@ def held_jobs(cells: Iterable[Cell], plan: Plan) -> tuple[list[Job], Places]:
         if len(found) > 1 and len({data_digest(folder) for folder in found}) > 1:
             names = ", ".join(folder.name for folder in found)
             words = f"several runs differ in their data alone: remove all but one of {names}"
-            wrong[cell.column.key, cell.entrant.label] = words
+            wrong[cell.column.key, cell.variant.label] = words
             continue
         if found:
             folder = original(found, held)
             before = jobs[folder].cells if folder in jobs else ()
-            words = next((note["data"] for path in folder.glob(NOTE.format("*")) if "data" in (note := read_note(path))), "")
+            words = next(
+                (
+                    note["data"]
+                    for path in folder.glob(PROVENANCE_FILE.format("*"))
+                    if "data" in (note := read_provenance(path))
+                ),
+                "",
+            )
             jobs[folder] = Job((*before, cell), given, folder, words)
     return list(jobs.values()), wrong
 
@@ -80,7 +87,7 @@ def fits(asked: Sections, held: Mapping[str, object]) -> bool:
     return True
 
 
-def damages(out: Path, found: Iterable[Job], seeds: Iterable[int]) -> list[str]:
+def describe_damage(out: Path, found: Iterable[Job], seeds: Iterable[int]) -> list[str]:
     """Gives a sentence about everything damaged in `out` that tables of these jobs may be without, with the way out."""
     jobs = {job.folder: job for job in found}
     folders = [jobs[path].fault if path in jobs else config_fault(path) for path in sorted(out.glob("runs/*")) if path.is_dir()]

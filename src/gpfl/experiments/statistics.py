@@ -45,7 +45,7 @@ class SignedRank:
     @property
     def words(self) -> str:
         """The test in a few words, the difference in points of a percent."""
-        p = f"p {told(self.p)}" if self.p is not None else f"too few for a test ({FEWEST} are needed)"
+        p = f"p {format_p(self.p)}" if self.p is not None else f"too few for a test ({FEWEST} are needed)"
         count = f"{self.wins} better, {self.losses} worse, {self.n - self.wins - self.losses} equal"
         return f"{100 * self.difference:+.2f} over {self.n} × {self.unit}: {count}; {p}"
 
@@ -76,7 +76,7 @@ class Comparison:
         return "\n".join([f"{self.one} − {self.other}, in points, at the {self.at} round:", *(f"  {t.words}" for t in tests)])
 
 
-def paired(one: Trials, other: Trials, *, at: str = "best", spread: bool = False) -> Comparison:
+def compare_paired(one: Trials, other: Trials, *, at: str = "best", spread: bool = False) -> Comparison:
     """Gives the comparison of two methods over the seeds that both have, client by client.
 
     Accuracies are those of each trial's best round by test rows, as the paper reports them, or of the round that was
@@ -91,7 +91,7 @@ def paired(one: Trials, other: Trials, *, at: str = "best", spread: bool = False
         raise GpflError(f"{one.method} and {other.method} have no seed in common: run both with the same --seeds")
     for seed in seeds:
         refuse_other_clients(one.method, mine[seed], other.method, theirs[seed])
-    seen = apart if spread else judged
+    seen = client_deviations if spread else client_accuracies
     first, second = ([seen(runs[seed], at) for seed in seeds] for runs in (mine, theirs))
     by_client = np.array([a for a, _ in first]) - np.array([b for b, _ in second])  # (seeds, clients)
     by_trial = np.array([a for _, a in first]) - np.array([b for _, b in second])  # (seeds,)
@@ -109,7 +109,7 @@ def signed_rank(unit: str, differences: Sequence[float] | Floats) -> SignedRank:
     """Gives the test of differences; those of 0 count as pairs and as ties, and say nothing about p."""
     from scipy import stats  # takes half a second, which commands without a table need not wait
 
-    values = settled(differences)
+    values = round_values(differences)
     moved = values[values != 0]
     p: float | None = None
     if len(values) >= FEWEST:
@@ -117,13 +117,13 @@ def signed_rank(unit: str, differences: Sequence[float] | Floats) -> SignedRank:
     return SignedRank(unit, len(values), float(values.mean()), int((values > 0).sum()), int((values < 0).sum()), p)
 
 
-def settled(values: npt.ArrayLike) -> Floats:
+def round_values(values: npt.ArrayLike) -> Floats:
     """Gives numbers as they are compared: equal shares of rows are equal, however they were added up."""
     numbers: Floats = np.asarray(values, dtype=np.float64)
     return numbers.round(DIGITS)
 
 
-def holm(chances: Sequence[float | None]) -> list[float | None]:
+def holm_correction(chances: Sequence[float | None]) -> list[float | None]:
     """Gives p-values of several tests such that one may be read among the others (Holm's step-down); None stays None."""
     tested = sorted((p, place) for place, p in enumerate(chances) if p is not None)
     adjusted: list[float | None] = [None] * len(chances)
@@ -154,11 +154,11 @@ class Ranks:
         return mean
 
 
-def ranks(values: npt.ArrayLike, *, best: str = "highest") -> Ranks:
+def rank_columns(values: npt.ArrayLike, *, best: str = "highest") -> Ranks:
     """Gives the ranks of values (rows, columns), NaN where something was not run; `best` is "highest" or "lowest"."""
     from scipy import stats
 
-    table = settled(values)
+    table = round_values(values)
     if table.ndim != 2 or best not in ("highest", "lowest"):
         raise GpflError(f"ranks are of rows and columns, the highest or the lowest best: shape {table.shape}, best='{best}'")
     ranked = np.full(table.shape, np.nan)
@@ -176,7 +176,7 @@ def by_seed(trials: Trials) -> dict[int, Path]:
     return {cast(int, summary["seed"]): folder for folder, summary in zip(trials.folders, trials.summaries, strict=True)}
 
 
-def judged(folder: Path, at: str = "best") -> tuple[Floats, float]:
+def client_accuracies(folder: Path, at: str = "best") -> tuple[Floats, float]:
     """Gives the accuracy of each client and that over all rows, in the best round or the selected one."""
     run = RunDir(folder)
     number = run.summary().get(ROUNDS[at])
@@ -188,9 +188,9 @@ def judged(folder: Path, at: str = "best") -> tuple[Floats, float]:
     return np.array(clients, dtype=np.float64), cast(float, line["accuracy"])
 
 
-def apart(folder: Path, at: str = "best") -> tuple[Floats, float]:
+def client_deviations(folder: Path, at: str = "best") -> tuple[Floats, float]:
     """Gives how far the accuracy of each client lies from their mean, and the standard deviation over clients."""
-    clients, _ = judged(folder, at)
+    clients, _ = client_accuracies(folder, at)
     return np.abs(clients - clients.mean()), float(clients.std())
 
 
@@ -221,6 +221,6 @@ def division(manifest: bytes) -> str:
     return hashlib.sha256(json.dumps([facts["table"], facts["client"]], sort_keys=True).encode()).hexdigest()
 
 
-def told(p: float) -> str:
+def format_p(p: float) -> str:
     """Gives a p-value in words."""
     return "< 0.0001" if p < 0.0001 else f"= {p:.2g}"

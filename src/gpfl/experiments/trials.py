@@ -69,7 +69,7 @@ def write_plan(out: Path, config: Config, federation: Federation, seeds: Sequenc
     """Writes what trials are gone on with from; without a `label` into a new folder alone."""
     held: list[int] = []
     if label and (out / "config.toml").exists():
-        _, held = read_plan(out)
+        _, held = read_trials_plan(out)
     else:
         clear_stump(out)
         refuse_used(out)
@@ -163,12 +163,12 @@ def refuse_other_federation(out: Path, federation: Federation) -> None:
         raise GpflError(f"{out} holds trials on another federation, {out / MANIFEST}: choose another --out")
 
 
-def holds_trials(out: Path) -> bool:
+def is_trials_dir(out: Path) -> bool:
     """Tells whether a folder is one of trials."""
     return (out / "trials.json").exists() or any(out.glob("seed-*/config.toml"))
 
 
-def read_plan(out: Path) -> tuple[str, list[int]]:
+def read_trials_plan(out: Path) -> tuple[str, list[int]]:
     """Gives the name and the seeds of the trials in `out`."""
     path = out / "trials.json"
     way = 'it must hold the method and the seeds, such as {"method": "gpfl", "seeds": [0, 1, 2]}'
@@ -188,23 +188,23 @@ def resume_trials(out: Path, watcher: Watcher, *, only: Sequence[int] | None = N
         federation = configs.resolve_config(with_seed(given, seeds[0])).federation()
         with process_group().abort_all_on_error():
             runs = [
-                opened(out / f"seed-{seed}", with_seed(given, seed), federation, watcher(f"{name} seed {seed}"))
+                prepare_trial(out / f"seed-{seed}", with_seed(given, seed), federation, watcher(f"{name} seed {seed}"))
                 for seed in unfinished
             ]
             ends = zip(unfinished, api.execute_trials(runs), strict=True)
         refuse_diverged({seed: end for seed, end in ends if isinstance(end, DivergenceError)})
-    return process_group().run_on_main(lambda: summed_up(out, name, seeds, only or seeds))
+    return process_group().run_on_main(lambda: summarize_trials(out, name, seeds, only or seeds))
 
 
 def stand(out: Path, only: Sequence[int] | None) -> tuple[str, list[int], ConfigDict, list[int]]:
     """Gives the name, the seeds and the config of the trials in `out`, and the seeds that have not ended, all or of some."""
     RunDir.open(out)
-    name, seeds = read_plan(out)
+    name, seeds = read_trials_plan(out)
     given = configs.read_config(out / "config.toml")
     return name, seeds, given, [seed for seed in only or seeds if not RunDir(out / f"seed-{seed}").finished]
 
 
-def summed_up(out: Path, name: str, seeds: Sequence[int], wanted: Sequence[int]) -> Trials:
+def summarize_trials(out: Path, name: str, seeds: Sequence[int], wanted: Sequence[int]) -> Trials:
     """Gives the trials of `out` that were wanted or have ended, having written their means."""
     trials = read_trials(out, [seed for seed in seeds if seed in wanted or ended(out / f"seed-{seed}")])
     numbers = {
@@ -223,7 +223,7 @@ def refuse_diverged(diverged: Mapping[int, DivergenceError]) -> None:
         raise DivergenceError(f"seed {seed}: {end.reason}{also if others else ''}", end.remedy)
 
 
-def opened(path: Path, given: ConfigDict, federation: Federation | None, watch: Watch) -> api.PreparedRun:
+def prepare_trial(path: Path, given: ConfigDict, federation: Federation | None, watch: Watch) -> api.PreparedRun:
     """Gives the run of a trial: gone on with, or new."""
     if process_group().broadcast((path / "config.toml").exists()):
         return api.open_run(path, federation=federation, watch=watch)
@@ -235,7 +235,7 @@ def opened(path: Path, given: ConfigDict, federation: Federation | None, watch: 
 
 def read_trials(out: Path, only: Sequence[int] | None = None) -> Trials:
     """Gives the trials of `out` that have finished, all or those of some seeds."""
-    name, seeds = read_plan(out)
+    name, seeds = read_trials_plan(out)
     folders = [RunDir(out / f"seed-{seed}") for seed in (seeds if only is None else only)]
     finished = [folder for folder in folders if folder.finished]
     return Trials(name, [folder.path for folder in finished], [folder.summary() for folder in finished])
@@ -246,7 +246,7 @@ def with_seed(given: ConfigDict, seed: int) -> ConfigDict:
     return {**given, "run": {**given.get("run", {}), "seed": seed}}
 
 
-def drop_weights(run: Path) -> None:
+def delete_weights(run: Path) -> None:
     """Removes what is large of a run: checkpoints and models. Config, metrics and summary stay."""
     shutil.rmtree(run / "models", ignore_errors=True)
     for name in ("checkpoint", "selected"):

@@ -21,9 +21,9 @@ from gpfl.core.metrics import best
 from gpfl.engine import make_engine
 from gpfl.engine.distributed import require_single_process
 from gpfl.errors import DivergenceError, GpflError
-from gpfl.experiments.budget import CANDIDATES, STUDY, Made, made_or_none
-from gpfl.experiments.proposals import Space, Values, count_of, import_optuna, propose, space_of, space_words
-from gpfl.experiments.trials import NEGLIGIBLE, drop_weights, opened, refuse_other_federation, with_seed
+from gpfl.experiments.budget import CANDIDATES, STUDY, SearchInfo, read_search_info_or_none
+from gpfl.experiments.proposals import Space, Values, count_of, describe_space, import_optuna, propose, search_space
+from gpfl.experiments.trials import NEGLIGIBLE, delete_weights, prepare_trial, refuse_other_federation, with_seed
 from gpfl.federation.federation import MANIFEST, Federation
 from gpfl.io import files, toml
 from gpfl.training import api
@@ -76,7 +76,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MethodSearch:
     """The search of one method: what is given, what is searched, and where it is kept."""
 
     method: str
@@ -119,17 +119,17 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Tuned:
+class SearchResult:
     """The outcome of one method's search."""
 
-    plan: Plan
+    plan: MethodSearch
     candidates: list[Candidate]
     note: str = ""  # on command, commit and device
 
     @property
-    def made(self) -> Made:
+    def made(self) -> SearchInfo:
         """How it was made."""
-        return Made(self.plan.search.budget, len(self.candidates), bool(self.plan.space), self.note)
+        return SearchInfo(self.plan.search.budget, len(self.candidates), bool(self.plan.space), self.note)
 
     @property
     def best(self) -> Candidate:
@@ -140,13 +140,13 @@ class Tuned:
 class Audience(Protocol):
     """Someone who is told how a search goes."""
 
-    def begins(self, plan: Plan, candidates: Sequence[Candidate]) -> None:
+    def begins(self, plan: MethodSearch, candidates: Sequence[Candidate]) -> None:
         """Is told of a method's search, and of what was done of it before."""
 
-    def watch(self, plan: Plan, candidate: Candidate) -> Watch:
+    def watch(self, plan: MethodSearch, candidate: Candidate) -> Watch:
         """Gives the watch of one run."""
 
-    def ends(self, plan: Plan, candidate: Candidate) -> None:
+    def ends(self, plan: MethodSearch, candidate: Candidate) -> None:
         """Is told of a candidate that has been run."""
 
 
@@ -157,7 +157,7 @@ def tune(
     search: Search,
     out: Path,
     audience: Audience,
-) -> list[Tuned]:
+) -> list[SearchResult]:
     """Gives the searches of several methods, each in its folder of `out`; what that holds already is not run again.
 
     `own` holds values of single methods that are not searched but given.
@@ -174,10 +174,10 @@ def tune(
 
 def plan_all(
     given: ConfigDict, methods: Sequence[str], own: Mapping[str, Mapping[str, object]], search: Search, out: Path
-) -> list[Plan]:
+) -> list[MethodSearch]:
     """Gives the plans of all methods, checked before the first candidate is run."""
     refuse_search(search, given)
-    plans: list[Plan] = []
+    plans: list[MethodSearch] = []
     for name in methods:
         sections = {**given, "method": {**own.get(name, {}), "name": name}}
         try:
@@ -187,8 +187,8 @@ def plan_all(
             at_once = search.at_once if make_engine(config.run.engine, setting).supports_concurrent_trials else 1
         except GpflError as problem:
             raise GpflError(f"{name}: {problem}" if len(methods) > 1 else str(problem)) from None
-        space = space_of(name, sections, search.with_lr)
-        plan = Plan(name, sections, config, federation, space, search, at_once, out)
+        space = search_space(name, sections, search.with_lr)
+        plan = MethodSearch(name, sections, config, federation, space, search, at_once, out)
         refuse_other_study(plan)
         plans.append(plan)
     return plans
@@ -220,24 +220,24 @@ def validated(config: Config) -> Federation:
 # What is kept.
 
 
-def study_content(plan: Plan) -> ConfigDict:
+def study_content(plan: MethodSearch) -> ConfigDict:
     """Gives what a method's candidates have in common: the complete config with default values, seeds and ranges."""
     content: ConfigDict = plan.config.sections()
     run = {key: value for key, value in content["run"].items() if ("run", key) not in NEGLIGIBLE}
     search = {"seeds": list(plan.search.seeds), "with_lr": plan.search.with_lr, "search_seed": plan.search.seed}
-    return {**content, "run": run, "tune": search, "space": dict(space_words(plan.space))}
+    return {**content, "run": run, "tune": search, "space": dict(describe_space(plan.space))}
 
 
-def write_study(plan: Plan, made: Made | None = None) -> None:
+def write_study(plan: MethodSearch, made: SearchInfo | None = None) -> None:
     """Writes down what is searched, the division that it is searched on, and how the choice was made that the folder holds."""
     if not (plan.out / MANIFEST).exists():
         plan.federation.save(plan.out / MANIFEST)
-    made = made or made_or_none(plan.folder)
+    made = made or read_search_info_or_none(plan.folder)
     known = {"made": dataclasses.asdict(made)} if made else {}
     files.write_text(plan.folder / STUDY, toml.dump({**study_content(plan), **known}))
 
 
-def refuse_other_study(plan: Plan) -> None:
+def refuse_other_study(plan: MethodSearch) -> None:
     """Refuses a folder that holds something else, or a search with other settings, and names the first that differs."""
     out = plan.out
     if out.exists() and not out.is_dir():
@@ -265,7 +265,7 @@ def refuse_other_study(plan: Plan) -> None:
         refuse_other_federation(out, plan.federation)
 
 
-def read_candidates(plan: Plan) -> list[Candidate]:
+def read_candidates(plan: MethodSearch) -> list[Candidate]:
     """Gives the candidates of a method's folder, run or proposed."""
     path = plan.folder / CANDIDATES
     if not path.exists():
@@ -285,7 +285,7 @@ def read_candidates(plan: Plan) -> list[Candidate]:
     return found
 
 
-def write_candidates(plan: Plan, candidates: Iterable[Candidate]) -> None:
+def write_candidates(plan: MethodSearch, candidates: Iterable[Candidate]) -> None:
     """Writes the candidates, a line each, the file whole."""
     lines = [json.dumps(dataclasses.asdict(candidate), allow_nan=False) + "\n" for candidate in candidates]
     files.write_text(plan.folder / CANDIDATES, "".join(lines))
@@ -294,7 +294,7 @@ def write_candidates(plan: Plan, candidates: Iterable[Candidate]) -> None:
 # The search.
 
 
-def run_plan(plan: Plan, audience: Audience) -> Tuned:
+def run_plan(plan: MethodSearch, audience: Audience) -> SearchResult:
     """Gives a method's search, gone on with from where its folder stands."""
     candidates = read_candidates(plan)
     audience.begins(plan, [candidate for candidate in candidates[: plan.count] if candidate.done])
@@ -303,7 +303,7 @@ def run_plan(plan: Plan, audience: Audience) -> Tuned:
         if not waiting:
             fresh = proposals(plan, candidates)
             if not fresh:
-                return Tuned(plan, candidates[: plan.count])
+                return SearchResult(plan, candidates[: plan.count])
             waiting = [Candidate(len(candidates) + place, values) for place, values in enumerate(fresh, start=1)]
             candidates += waiting
             write_candidates(plan, candidates)  # before they are run: one that is cut off is gone on with
@@ -313,7 +313,7 @@ def run_plan(plan: Plan, audience: Audience) -> Tuned:
                 write_candidates(plan, candidates)
                 if not plan.search.keep_weights:
                     for run in plan.home(candidate).glob("seed-*"):
-                        drop_weights(run)
+                        delete_weights(run)
                 audience.ends(plan, candidate)
 
 
@@ -326,7 +326,7 @@ def stackable(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
     return list(groups.values())
 
 
-def run_candidates(plan: Plan, candidates: Sequence[Candidate], audience: Audience) -> list[Candidate]:
+def run_candidates(plan: MethodSearch, candidates: Sequence[Candidate], audience: Audience) -> list[Candidate]:
     """Gives candidates with their outcomes; they train at once where they can, where memory does not suffice one by one."""
     places = [(candidate, seed) for candidate in candidates for seed in plan.search.seeds]
 
@@ -353,13 +353,13 @@ def run_candidates(plan: Plan, candidates: Sequence[Candidate], audience: Audien
     return [outcome(plan, candidate, troubles.get(candidate.number, "")) for candidate in candidates]
 
 
-def run_of(plan: Plan, candidate: Candidate, seed: int, watch: Watch) -> api.PreparedRun:
+def run_of(plan: MethodSearch, candidate: Candidate, seed: int, watch: Watch) -> api.PreparedRun:
     """Gives a candidate's run with one seed: new, or gone on with."""
     given = plan.sections(candidate.values if candidate.number > 1 else {})
-    return opened(plan.home(candidate) / f"seed-{seed}", with_seed(given, seed), plan.federation, watch)
+    return prepare_trial(plan.home(candidate) / f"seed-{seed}", with_seed(given, seed), plan.federation, watch)
 
 
-def outcome(plan: Plan, candidate: Candidate, trouble: str) -> Candidate:
+def outcome(plan: MethodSearch, candidate: Candidate, trouble: str) -> Candidate:
     """Gives a candidate with its validation accuracies, read from the metrics of its runs. Test rows are not looked at."""
     folders = [RunDir(plan.home(candidate) / f"seed-{seed}") for seed in plan.search.seeds]
     curves = [folder.lines() if trouble else folder.whole_curve() for folder in folders]
@@ -373,7 +373,7 @@ def outcome(plan: Plan, candidate: Candidate, trouble: str) -> Candidate:
     )
 
 
-def proposals(plan: Plan, tried: Sequence[Candidate]) -> list[Values]:
+def proposals(plan: MethodSearch, tried: Sequence[Candidate]) -> list[Values]:
     """Gives the values of the next candidates, all new; none where the budget is spent or every value was tried.
 
     The first are the defaults, so that what is chosen is never worse than they are on validation rows.
@@ -389,7 +389,7 @@ def proposals(plan: Plan, tried: Sequence[Candidate]) -> list[Values]:
         raise GpflError(f"{plan.method}: {problem}") from None
 
 
-def refusal(plan: Plan, values: Values) -> str:
+def refusal(plan: MethodSearch, values: Values) -> str:
     """Gives why a method would not run with these values, if so: pFedMe's rates and pull must fit each other."""
     try:
         api.prepare(configs.resolve_config(plan.sections(values)), plan.federation, None, None)

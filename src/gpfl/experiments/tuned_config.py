@@ -9,9 +9,17 @@ from pathlib import Path
 from typing import cast
 
 from gpfl.errors import GpflError, pluralize
-from gpfl.experiments.budget import BEST, CANDIDATES, STUDY, Made, all_made, made_or_none, unequal_words
+from gpfl.experiments.budget import (
+    BEST,
+    CANDIDATES,
+    STUDY,
+    SearchInfo,
+    all_made,
+    describe_unequal_budgets,
+    read_search_info_or_none,
+)
 from gpfl.experiments.trials import NEGLIGIBLE
-from gpfl.experiments.tune import Plan, Tuned, plan_all, read_candidates
+from gpfl.experiments.tune import MethodSearch, SearchResult, plan_all, read_candidates
 from gpfl.federation.federation import MANIFEST
 from gpfl.io import files, toml
 from gpfl.training import api
@@ -22,10 +30,10 @@ LIKE = (("net", "name"), ("train", "lr"), ("train", "batch_size"), ("train", "ep
 """What values belong to, besides data and division: chosen under another one of these, they say little."""
 
 
-def held_beside(found: Sequence[Tuned], given: ConfigDict) -> list[Tuned]:
+def held_beside(found: Sequence[SearchResult], given: ConfigDict) -> list[SearchResult]:
     """Gives the searches of other methods that the folder holds: those behind a choice, or as far as they went."""
     plan = found[0].plan
-    others: list[Tuned] = []
+    others: list[SearchResult] = []
     for path in sorted(plan.out.glob(f"*/{STUDY}")):
         name = path.parent.name
         if name in {tuned.plan.method for tuned in found}:
@@ -36,15 +44,15 @@ def held_beside(found: Sequence[Tuned], given: ConfigDict) -> list[Tuned]:
         }
         [other] = plan_all(given, [name], {name: own}, plan.search, plan.out)
         candidates = [candidate for candidate in read_candidates(other) if candidate.done]
-        made = made_or_none(path.parent)
+        made = read_search_info_or_none(path.parent)
         count, budget = (made.candidates, made.budget) if made else (len(candidates), len(candidates))
         if candidates:
             other = replace(other, search=replace(plan.search, budget=budget))
-            others.append(Tuned(other, candidates[:count], made.note if made else ""))
+            others.append(SearchResult(other, candidates[:count], made.note if made else ""))
     return others
 
 
-def best_config(tuned: Tuned) -> str:
+def best_config(tuned: SearchResult) -> str:
     """Gives the config of the best candidate: what it needs to be run, without seed and device."""
     given = tuned.plan.sections(tuned.best.values)
     content = settled(tuned.plan, given, f"../{MANIFEST}")
@@ -52,13 +60,13 @@ def best_config(tuned: Tuned) -> str:
     return toml.dump(content)
 
 
-def common_config(tuned: Tuned) -> ConfigDict:
+def common_config(tuned: SearchResult) -> ConfigDict:
     """Gives the config that all methods of a search share."""
     content = settled(tuned.plan, tuned.plan.given, MANIFEST)
     return {section: values for section, values in content.items() if section != "method"}
 
 
-def settled(plan: Plan, given: ConfigDict, manifest: str) -> ConfigDict:
+def settled(plan: MethodSearch, given: ConfigDict, manifest: str) -> ConfigDict:
     """Gives the complete config of a candidate, but of [run] only what was given and matters to its numbers."""
     complete, _ = api.prepare(configs.resolve_config(given), plan.federation, None, None)
     content: ConfigDict = complete.sections()
@@ -68,7 +76,7 @@ def settled(plan: Plan, given: ConfigDict, manifest: str) -> ConfigDict:
     return {section: values for section, values in content.items() if values}
 
 
-def assignments(tuned: Tuned) -> list[str]:
+def assignments(tuned: SearchResult) -> list[str]:
     """Gives the method's chosen values as `gpfl compare` takes them: gpfl.lam=0.01."""
     given = tuned.plan.sections(tuned.best.values)["method"]
     return [f"{tuned.plan.method}.{key}={toml.value_text(value)}" for key, value in given.items() if key != "name"]
@@ -78,22 +86,22 @@ def assignments(tuned: Tuned) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class TunedValues:
     """What the searches of a folder chose, method by method, and what they were made under."""
 
     folder: Path
     values: Mapping[str, ConfigDict] = field(hash=False)  # by method: its own values, and a learning rate that was searched
     studies: Mapping[str, ConfigDict] = field(hash=False)  # by method: the complete config with default values, and the search
-    made: Mapping[str, Made] = field(hash=False)  # by method
+    made: Mapping[str, SearchInfo] = field(hash=False)  # by method
     how: str  # they were searched, as a folder's searches all are
 
     @classmethod
-    def read(cls, folder: Path) -> Chosen:
+    def read(cls, folder: Path) -> TunedValues:
         """Gives what a folder of `gpfl tune` holds; refuses one without a choice, and one with unequal budgets."""
         made = all_made(folder)
         if not made:
             raise GpflError(f"--tuned {folder} holds no choice of gpfl tune: give the --out of a search that came to its end")
-        if words := unequal_words(made):
+        if words := describe_unequal_budgets(made):
             raise GpflError(f"--tuned {folder} was searched with {words}")
         values, studies, how = {}, {}, ""
         for place in (folder / name for name in made):

@@ -11,8 +11,8 @@ import numpy as np
 
 from gpfl.errors import GpflError
 from gpfl.experiments import statistics
-from gpfl.experiments.definitions import FAR, Column, Published, spelled
-from gpfl.experiments.results import Results
+from gpfl.experiments.definitions import MAX_PAPER_STDS, PaperValue, TableColumn, display_name
+from gpfl.experiments.results import TableResults
 from gpfl.experiments.trials import Trials
 
 Chance = float | None
@@ -44,7 +44,7 @@ class Entry:
 
     label: str
     trials: Trials | None = None
-    paper: Published | None = None
+    paper: PaperValue | None = None
     problem: str = ""
     fairness: bool = False
     rank: float | None = None
@@ -113,13 +113,13 @@ class Entry:
     def far(self) -> bool | None:
         """Tells whether the difference is beyond two of the paper's standard deviations; None where it prints none."""
         std = self.paper.std if self.paper else None
-        return None if std is None or self.difference is None else abs(self.difference) > FAR * std + 1e-9
+        return None if std is None or self.difference is None else abs(self.difference) > MAX_PAPER_STDS * std + 1e-9
 
     @property
     def ranked_by(self) -> float:
         """The number that ranks, pairs and the best go by; NaN where there is none."""
         number = self.client_cov if self.fairness else self.accuracy
-        return float(statistics.settled(number.mean)) if number else math.nan
+        return float(statistics.round_values(number.mean)) if number else math.nan
 
     @property
     def paper_ranked_by(self) -> float:
@@ -142,10 +142,10 @@ class Entry:
 class Block:
     """A column of the table."""
 
-    column: Column
+    column: TableColumn
     entries: tuple[Entry, ...]
     caveat: str = ""
-    part: bool = False  # the data are fewer rows than were published
+    is_partial: bool = False  # the data are fewer rows than were published
     fairness: bool = False
     reference: str = ""  # the row that others were tested against
     untested: Mapping[str, str] = field(default_factory=dict)  # rows that could not be, and why
@@ -193,18 +193,18 @@ class Block:
         if not turned:
             return f"{first}."
         shown = ", ".join(
-            f"{spelled(a.label)} {'level with' if a.ranked_by == b.ranked_by else 'before'} {spelled(b.label)}"
+            f"{display_name(a.label)} {'level with' if a.ranked_by == b.ranked_by else 'before'} {display_name(b.label)}"
             for a, b in turned
         )
         return f"{first}; not so here: {shown}."
 
 
-def blocks(results: Results) -> list[Block]:
+def blocks(results: TableResults) -> list[Block]:
     """Gives the columns of a table with all that is computed for them."""
     return [block(results, column) for column in results.columns]
 
 
-def block(results: Results, column: Column) -> Block:
+def block(results: TableResults, column: TableColumn) -> Block:
     """Gives a column: its entries with their ranks, and the test of each against the reference."""
     fairness = results.experiment.measure == "fairness"
     entries = [
@@ -228,12 +228,14 @@ def block(results: Results, column: Column) -> Block:
     chances, untested = tests(entries, reference, fairness)
     nothing = (None, None)
     done = tuple(replace(e, p=p, seeds_p=q) for e in entries for p, q in [chances.get(e.label, nothing)])
-    return Block(column, done, results.caveats.get(column.key, ""), results.part(column.key), fairness, reference, untested)
+    return Block(
+        column, done, results.caveats.get(column.key, ""), results.is_partial(column.key), fairness, reference, untested
+    )
 
 
 def ranked(values: Sequence[float], lowest: bool) -> list[float | None]:
     """Gives ranks from 1, the best; equals share the mean of their places, and NaN has none."""
-    places = statistics.ranks(np.array(values)[:, None], best="lowest" if lowest else "highest").columns[:, 0]
+    places = statistics.rank_columns(np.array(values)[:, None], best="lowest" if lowest else "highest").columns[:, 0]
     return [None if math.isnan(place) else float(place) for place in places]
 
 
@@ -265,7 +267,7 @@ def tests(entries: Iterable[Entry], reference: str, fairness: bool) -> tuple[dic
     for label in others:
         found: tuple[Chance, Chance] = (None, None)
         try:
-            compared = statistics.paired(run[label], run[reference], spread=fairness)
+            compared = statistics.compare_paired(run[label], run[reference], spread=fairness)
             found = compared.clients.p, compared.seeds.p
         except GpflError as problem:
             untested[label] = str(problem)
@@ -273,5 +275,5 @@ def tests(entries: Iterable[Entry], reference: str, fairness: bool) -> tuple[dic
             untested[label] = f"{problem.filename} cannot be read ({problem.strerror})"
         over_clients.append(found[0])
         over_seeds.append(found[1])
-    both = zip(statistics.holm(over_clients), statistics.holm(over_seeds), strict=True)
+    both = zip(statistics.holm_correction(over_clients), statistics.holm_correction(over_seeds), strict=True)
     return dict(zip(others, both, strict=True)), untested

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpfl.errors import GpflError
-from gpfl.experiments.definitions import spelled
+from gpfl.experiments.definitions import display_name
 from gpfl.experiments.trials import Trials
 from gpfl.report import plotting
 from gpfl.report.plotting import End, Style
@@ -130,7 +130,7 @@ def draw(
         raise GpflError("there are no finished trials to draw curves of: run some first")
     drawn = {name: [curve(trials, PANELS[name]) for trials in rows] for name in panels}
     window = window or fitting_window(max(len(one.rounds) for curves in drawn.values() for one in curves))
-    looks = plotting.method_styles([spelled(trials.method) for trials in rows])
+    looks = plotting.method_styles([display_name(trials.method) for trials in rows])
     inches = max(2.3, 0.155 * len(rows))
     figure = plotting.new_figure(7.2, len(panels) * (inches + 0.45) + 0.7)
     panes = figure.subplots(len(panels), squeeze=False, sharex=True)
@@ -168,7 +168,7 @@ def draw_panel(
     for place, raw in enumerate(curves):
         if not len(raw.rounds):
             continue
-        label = spelled(raw.method)
+        label = display_name(raw.method)
         look, smooth = looks[label], raw.smooth(window)
         mean, std = smooth.mean, smooth.values.std(0)
         level = 3 if look.width > 2 else 2

@@ -17,7 +17,7 @@ from gpfl.defences.accounting import INSTALL_COMMAND, accountant_version, format
 from gpfl.engine import Engine
 from gpfl.errors import GpflError
 from gpfl.experiments.defence_study import FAMILIES, Spot, engine_of, loaded
-from gpfl.experiments.definitions import spelled
+from gpfl.experiments.definitions import display_name
 from gpfl.experiments.grid import Job
 from gpfl.io import files
 from gpfl.privacy.attack import AttackConfig, AttackRunner, Case, Kept, ceiling_of
@@ -124,7 +124,9 @@ def curves(
         worst = attacked(engine, {which: state}, victims, effort, out / "points" / job.folder.name, which)
         tell(f"{spot.cell.column.heading}, {worst.case.words}", worst)
         points.append(point_of(spot, job, seeds, engine, worst))
-    words = tuple(f"{spelled(spot.method)}, {spot.cell.column.heading}: {short(problem)}" for spot, problem in lost.items())
+    words = tuple(
+        f"{display_name(spot.method)}, {spot.cell.column.heading}: {short(problem)}" for spot, problem in lost.items()
+    )
     return Curves(tuple(points), ceiling, images, rounds, which, words, doubt)
 
 
@@ -239,7 +241,7 @@ def markdown(found: Curves, origin: str) -> str:
         rows.append(
             [
                 *(
-                    spelled(point.method),
+                    display_name(point.method),
                     words.get(point.family, "none"),
                     f"`{point.variant}`" if point.variant else "",
                     point.target,
@@ -295,7 +297,7 @@ def stated(found: Curves) -> str:
 
 def within_classes(found: Curves) -> str:
     """Gives the sentence about promises that leave labels out."""
-    names = dict.fromkeys(spelled(point.method) for point in found.points if point.label_counts_known)
+    names = dict.fromkeys(display_name(point.method) for point in found.points if point.label_counts_known)
     if not names:
         return ""
     return (
@@ -322,10 +324,10 @@ def draw_epsilon(found: Curves, stem: Path) -> list[Path]:
                 (p.epsilon_if_poisson, y) for p, y in zip(points, accuracies, strict=True) if p.epsilon_if_poisson is not None
             ]
             if known:
-                axes.plot(*zip(*known, strict=True), **look.line, markersize=5, label=spelled(method))
+                axes.plot(*zip(*known, strict=True), **look.line, markersize=5, label=display_name(method))
             hollow = {**look.line, "linestyle": ":", "linewidth": 1.0, "markerfacecolor": "white"}
             if usual:
-                axes.plot(*zip(*usual, strict=True), **hollow, markersize=5, label=f"{spelled(method)}, if Poisson")
+                axes.plot(*zip(*usual, strict=True), **hollow, markersize=5, label=f"{display_name(method)}, if Poisson")
             for point in found.of(method, ""):
                 axes.axhline(100 * point.accuracy, color=look.colour, linestyle=look.dash, linewidth=0.8, alpha=0.6)
         axes.set_xscale("log")
@@ -358,7 +360,7 @@ def draw_leak(found: Curves, stem: Path) -> list[Path]:
         floor = float(np.mean([point.floor for point in found.points if point.method == method]))
         axes.axhline(floor, color="#555555", linewidth=0.8, linestyle=(0, (1, 2)))
         axes.annotate("floor", (0.01, floor), (0, 2), ("axes fraction", "data"), "offset points", fontsize=6)
-        axes.set(xlabel="accuracy, %", title=spelled(method))
+        axes.set(xlabel="accuracy, %", title=display_name(method))
         tidy(axes)
     panels[0].set_ylabel("PSNR of what is rebuilt, dB")
     legend(figure, panels)

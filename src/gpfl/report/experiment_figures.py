@@ -9,10 +9,10 @@ from pathlib import Path
 
 from gpfl.errors import GpflError
 from gpfl.experiments import maps
-from gpfl.experiments.definitions import Column, spelled
-from gpfl.experiments.features import Measures
-from gpfl.experiments.maps import Map
-from gpfl.experiments.results import Results
+from gpfl.experiments.definitions import TableColumn, display_name
+from gpfl.experiments.features import FeatureMetrics
+from gpfl.experiments.maps import FeatureMap
+from gpfl.experiments.results import TableResults
 from gpfl.experiments.trials import Trials
 from gpfl.report import curves, fairness, features, figures, lines, paper_tables, plotting
 
@@ -26,7 +26,7 @@ Tell = Callable[[str], None]
 """Hears what a person should know while pictures are drawn."""
 
 
-def draw(results: Results, out: Path, tell: Tell = lambda words: None) -> list[Path]:
+def draw(results: TableResults, out: Path, tell: Tell = lambda words: None) -> list[Path]:
     """Writes the pictures of an experiment into a folder, each as PNG and PDF, and gives the files; none where none fits.
 
     Cells that were not run are left out.
@@ -35,7 +35,7 @@ def draw(results: Results, out: Path, tell: Tell = lambda words: None) -> list[P
         return []
     if results.experiment.measure == "features":
         return draw_features(results, out, tell)
-    kinds: Mapping[str, Callable[[Results, Path], list[Path]]] = {
+    kinds: Mapping[str, Callable[[TableResults, Path], list[Path]]] = {
         "accuracy": draw_lines,
         "fairness": draw_fairness,
         "curves": draw_curves,
@@ -43,36 +43,36 @@ def draw(results: Results, out: Path, tell: Tell = lambda words: None) -> list[P
     return kinds[results.experiment.measure](results, out)
 
 
-def finished(results: Results, column: Column) -> list[Trials]:
+def finished(results: TableResults, column: TableColumn) -> list[Trials]:
     """Gives the trials of a column's rows that were run."""
     found = (results.trials.get((column.key, row.label)) for row in results.rows)
     return [trials for trials in found if trials is not None and trials.folders]
 
 
-def stem(results: Results, out: Path, column: Column | None = None) -> Path:
+def stem(results: TableResults, out: Path, column: TableColumn | None = None) -> Path:
     """Gives the path of a picture without its ending; a column is named where the experiment has several."""
     name = results.experiment.name
     return out / (f"{name}-{column.key.replace('/', '-')}" if column and len(results.columns) > 1 else name)
 
 
-def heading(results: Results, column: Column | None = None) -> str:
+def heading(results: TableResults, column: TableColumn | None = None) -> str:
     """Gives the title of a picture: what, on what, by which protocol, and whether values are others than usual."""
     what = f"{results.experiment.title}, {column.heading}" if column else results.experiment.title
     columns = results.columns if column is None else [column]
-    part = ", part of the data" if all(results.part(one.key) for one in columns) else ""
+    part = ", part of the data" if all(results.is_partial(one.key) for one in columns) else ""
     values = ", values set by hand" * bool(results.settings) + ", tuned values" * bool(results.tuned)
     return f"{what} ({results.protocol} protocol{part}{values})"
 
 
-def named(results: Results, column: Column, *more: str) -> str:
+def named(results: TableResults, column: TableColumn, *more: str) -> str:
     """Gives the name of a column's data in a picture, and whether they are a part."""
-    return ", ".join([column.heading, *more]) + (" (part of the data)" if results.part(column.key) else "")
+    return ", ".join([column.heading, *more]) + (" (part of the data)" if results.is_partial(column.key) else "")
 
 
 # Accuracy.
 
 
-def draw_lines(results: Results, out: Path) -> list[Path]:
+def draw_lines(results: TableResults, out: Path) -> list[Path]:
     """Draws accuracy against the columns where they are steps of one quantity; refuses a single one."""
     axis = AXES.get(results.experiment.name)
     if axis is None:
@@ -87,7 +87,7 @@ def draw_lines(results: Results, out: Path) -> list[Path]:
     return lines.draw(drawn, stops, stem(results, out), title, what="best test accuracy, %", axis=axis)
 
 
-def line_of(results: Results, label: str, columns: list[Column]) -> lines.Series:
+def line_of(results: TableResults, label: str, columns: list[TableColumn]) -> lines.Series:
     """Gives a method's accuracies and the paper's, in percent."""
     ours, papers = [], []
     for column in columns:
@@ -97,7 +97,7 @@ def line_of(results: Results, label: str, columns: list[Column]) -> lines.Series
     return lines.series_of(label, ours, papers)
 
 
-def stops_of(experiment: str, run: Sequence[Column]) -> tuple[list[lines.Stop], list[Column]]:
+def stops_of(experiment: str, run: Sequence[TableColumn]) -> tuple[list[lines.Stop], list[TableColumn]]:
     """Gives the stops of the axis and the column of each, of those that were run.
 
     Numbers of clients stand on a logarithmic axis. Some of M clients stand beside it, and all M of them end their line.
@@ -114,17 +114,17 @@ def stops_of(experiment: str, run: Sequence[Column]) -> tuple[list[lines.Stop], 
     return [*stops, *beside], [*whole, *some, *ends]
 
 
-def clients_of(column: Column) -> int:
+def clients_of(column: TableColumn) -> int:
     """Gives the number of a column's clients."""
     return int(str(column.given["partition"]["clients"]))
 
 
-def drawn_of(column: Column) -> int:
+def drawn_of(column: TableColumn) -> int:
     """Gives the number of clients that a column's are drawn from; 0 where they are all."""
     return int(str(column.given["partition"].get("total_clients", 0)))
 
 
-def short(column: Column) -> str:
+def short(column: TableColumn) -> str:
     """Gives a heading without the letter that the axis names."""
     return column.heading.removeprefix("N = ")
 
@@ -132,7 +132,7 @@ def short(column: Column) -> str:
 # The others.
 
 
-def draw_fairness(results: Results, out: Path) -> list[Path]:
+def draw_fairness(results: TableResults, out: Path) -> list[Path]:
     """Draws the distribution of accuracy over clients, a panel a column."""
     paper = results.experiment.paper
     settings = [
@@ -145,7 +145,7 @@ def draw_fairness(results: Results, out: Path) -> list[Path]:
     return fairness.draw(settings, stem(results, out), heading(results))[0]
 
 
-def draw_curves(results: Results, out: Path) -> list[Path]:
+def draw_curves(results: TableResults, out: Path) -> list[Path]:
     """Draws accuracy and training loss by round, a picture a column."""
     paths: list[Path] = []
     for column in results.columns:
@@ -158,7 +158,7 @@ def draw_curves(results: Results, out: Path) -> list[Path]:
 # Features.
 
 
-def draw_features(results: Results, out: Path, tell: Tell) -> list[Path]:
+def draw_features(results: TableResults, out: Path, tell: Tell) -> list[Path]:
     """Draws t-SNE of features and the classes of clients, a picture a column, and measures the features of all trials.
 
     Points and measures are kept beside the runs, and taken from there where they are.
@@ -183,25 +183,25 @@ def draw_features(results: Results, out: Path, tell: Tell) -> list[Path]:
 
 def lacking(trials: Trials) -> bool:
     """Tells whether measures, or points of the first trial, are not kept and can be had of models that are there."""
-    held = [(maps.kept(run), run) for run in trials.folders if (run / "models").is_dir()]
-    return any(one is None or (run == trials.folders[0] and not one.drawable) for one, run in held)
+    held = [(maps.read_map(run), run) for run in trials.folders if (run / "models").is_dir()]
+    return any(one is None or (run == trials.folders[0] and not one.has_points) for one, run in held)
 
 
-def map_of(trials: Trials, tell: Tell) -> Map | None:
+def map_of(trials: Trials, tell: Tell) -> FeatureMap | None:
     """Gives the map of the first trial that points can be had of, having measured all; None where there are no points."""
-    found: list[Map] = []
+    found: list[FeatureMap] = []
     for run in trials.folders:
         try:
-            found.append(maps.map_of(run, trials.method, points=not any(one.drawable for one in found)))
+            found.append(maps.get_map(run, trials.method, points=not any(one.has_points for one in found)))
         except GpflError as problem:
-            tell(f"{spelled(trials.method)}, {run.name}: {problem}")
-    first = next((one for one in found if one.drawable), None)
+            tell(f"{display_name(trials.method)}, {run.name}: {problem}")
+    first = next((one for one in found if one.has_points), None)
     if first is None:
-        tell(f"{spelled(trials.method)} is left out of the picture: no points of these trials were kept")
+        tell(f"{display_name(trials.method)} is left out of the picture: no points of these trials were kept")
     return first
 
 
-def draw_classes(one: Map, path: Path, data: str) -> list[Path]:
+def draw_classes(one: FeatureMap, path: Path, data: str) -> list[Path]:
     """Draws the rows of each class on each client, the data called as in other pictures."""
     if one.held is None:
         return []
@@ -212,7 +212,7 @@ def draw_classes(one: Map, path: Path, data: str) -> list[Path]:
     return paths
 
 
-def added(results: Results) -> paper_tables.Added:
+def added(results: TableResults) -> paper_tables.Added:
     """Gives what an experiment's table has besides accuracies: measures of features, as far as they are kept beside runs."""
     if results.experiment.measure != "features":
         return paper_tables.Added()
@@ -224,10 +224,10 @@ def added(results: Results) -> paper_tables.Added:
     )
 
 
-def measures_of(results: Results, column: Column) -> dict[str, list[Measures]]:
+def measures_of(results: TableResults, column: TableColumn) -> dict[str, list[FeatureMetrics]]:
     """Gives the measures of a column's rows that are kept, a list a row."""
     runs = {row.label: results.trials.get((column.key, row.label)) for row in results.rows}
     return {
-        label: [one.measures for run in (trials.folders if trials else ()) if (one := maps.kept(run)) is not None]
+        label: [one.measures for run in (trials.folders if trials else ()) if (one := maps.read_map(run)) is not None]
         for label, trials in runs.items()
     }

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpfl.errors import GpflError
-from gpfl.experiments.definitions import Published, spelled
-from gpfl.experiments.statistics import judged
+from gpfl.experiments.definitions import PaperValue, display_name
+from gpfl.experiments.statistics import client_accuracies
 from gpfl.experiments.trials import Trials
 from gpfl.report import plotting
 from gpfl.report.plotting import SMALL, Style
@@ -30,7 +30,7 @@ class Spread:
     method: str
     clients: Floats  # (trials, clients)
     accuracy: Floats  # (trials,), over all rows
-    paper: Published | None = None
+    paper: PaperValue | None = None
 
     @property
     def std(self) -> Floats:
@@ -58,9 +58,9 @@ class Setting:
     spreads: Sequence[Spread]
 
 
-def spread(trials: Trials, paper: Published | None = None) -> Spread:
+def spread(trials: Trials, paper: PaperValue | None = None) -> Spread:
     """Gives the distribution over clients at the best round of each trial."""
-    found = [judged(folder) for folder in trials.folders]
+    found = [client_accuracies(folder) for folder in trials.folders]
     return Spread(
         trials.method,
         100 * np.array([clients for clients, _ in found]),
@@ -79,7 +79,7 @@ def draw(settings: Sequence[Setting], stem: Path, title: str) -> tuple[list[Path
     if not shown:
         raise GpflError("there are no finished trials to draw clients of: run some first")
     looks = plotting.method_styles(
-        [spelled(method) for method in dict.fromkeys(s.method for one in shown for s in one.spreads)]
+        [display_name(method) for method in dict.fromkeys(s.method for one in shown for s in one.spreads)]
     )
     heights = [0.7 + 0.24 * len(one.spreads) for one in shown]
     figure = plotting.new_figure(7.2, sum(heights) + 0.7)
@@ -103,7 +103,7 @@ def draw_setting(axes: Axes, setting: Setting, looks: Mapping[str, Style]) -> No
     """Draws the methods of one setting, from above."""
     rows = len(setting.spreads)
     for place, one in enumerate(setting.spreads):
-        look, y = looks[spelled(one.method)], rows - 1 - place
+        look, y = looks[display_name(one.method)], rows - 1 - place
         values = one.clients.ravel()
         low, middle, high = np.percentile(values, [25, 50, 75])
         axes.fill_betweenx([y - 0.34, y + 0.34], low, high, color="#e4e4e4", linewidth=0, zorder=1)
@@ -119,7 +119,7 @@ def draw_setting(axes: Axes, setting: Setting, looks: Mapping[str, Style]) -> No
             rasterized=values.size > 2000,
         )
         axes.plot(one.accuracy.mean(), y - 0.4, marker="^", color="black", markersize=4, zorder=5, clip_on=False)
-    axes.set_yticks(range(rows), [spelled(one.method) for one in reversed(setting.spreads)])
+    axes.set_yticks(range(rows), [display_name(one.method) for one in reversed(setting.spreads)])
     axes.set_ylim(-0.6, rows - 0.4)
     plotting.tidy(axes)
     axes.grid(visible=False, axis="y")
@@ -144,7 +144,7 @@ def print_numbers(axes: Axes, setting: Setting) -> None:
             axes.text(x, rows - 1 - place, words, transform=across, fontsize=SMALL, va="center")
 
 
-def paper_words(paper: Published | None) -> str:
+def paper_words(paper: PaperValue | None) -> str:
     """Gives the paper's standard deviation and coefficient of variation."""
     if paper is None:
         return "–"

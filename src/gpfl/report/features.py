@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from gpfl.errors import GpflError, pluralize
 from gpfl.experiments import maps
-from gpfl.experiments.definitions import Column, spelled
-from gpfl.experiments.features import PERPLEXITY, Measures
-from gpfl.experiments.maps import Map
+from gpfl.experiments.definitions import TableColumn, display_name
+from gpfl.experiments.features import PERPLEXITY, FeatureMetrics
+from gpfl.experiments.maps import FeatureMap
 from gpfl.io import files
 from gpfl.report import latex, paper_tables, plotting
 from gpfl.report.comparison import MeanStd
@@ -57,7 +57,7 @@ LEAST = 7.0
 # The picture.
 
 
-def draw(made: Sequence[Map], stem: Path, title: str, *, seed: int = maps.SEED) -> list[Path]:
+def draw(made: Sequence[FeatureMap], stem: Path, title: str, *, seed: int = maps.SEED) -> list[Path]:
     """Draws t-SNE of each method's features, writes the measures as JSON beside it, and gives the files.
 
     Colour is the class, which is also written on each client's share of it, the mark is the client. The axes of t-SNE
@@ -84,7 +84,7 @@ def draw(made: Sequence[Map], stem: Path, title: str, *, seed: int = maps.SEED) 
     return [*paths, record]
 
 
-def notes(made: Sequence[Map]) -> list[str]:
+def notes(made: Sequence[FeatureMap]) -> list[str]:
     """Gives what must be known of the picture."""
     k = made[0].measures.neighbours
     chance = made[0].measures.purity_by_chance
@@ -97,7 +97,7 @@ def notes(made: Sequence[Map]) -> list[str]:
     ]
 
 
-def records(made: Sequence[Map], seed: int) -> list[dict[str, object]]:
+def records(made: Sequence[FeatureMap], seed: int) -> list[dict[str, object]]:
     """Gives the measures as plain values, with the run that they are of; its folder has the points."""
     return [
         {
@@ -113,7 +113,7 @@ def records(made: Sequence[Map], seed: int) -> list[dict[str, object]]:
     ]
 
 
-def draw_map(axes: Axes, one: Map) -> None:
+def draw_map(axes: Axes, one: FeatureMap) -> None:
     """Draws one method's points."""
     label, client = one.label, one.client
     colours = class_colours(len(one.classes) or int(label.max()) + 1)
@@ -128,7 +128,7 @@ def draw_map(axes: Axes, one: Map) -> None:
         name_islands(axes, islands(one))
     numbers = one.measures
     axes.set_title(
-        f"{spelled(one.method)}, round {one.round}\n"
+        f"{display_name(one.method)}, round {one.round}\n"
         f"silhouette {shown(numbers.silhouette)}, by client too {shown(numbers.silhouette_islands)}\n"
         f"purity {shown(numbers.purity)}, in other clients {shown(numbers.purity_across)}",
         fontsize=plotting.MIDDLE - 0.5,
@@ -147,7 +147,7 @@ class Island:
     clients: list[int]
 
 
-def islands(one: Map) -> list[Island]:
+def islands(one: FeatureMap) -> list[Island]:
     """Gives every client's share of a class, those together whose middles are near."""
     label, client = one.label, one.client
     near = 0.06 * float(np.ptp(one.points, axis=0).max())
@@ -196,7 +196,7 @@ def name_island(axes: Axes, island: Island, shift: tuple[float, float]) -> None:
         mark.set(transform=beside, markeredgecolor="white", markeredgewidth=0.6)
 
 
-def add_keys(figure: Figure, one: Map) -> None:
+def add_keys(figure: Figure, one: FeatureMap) -> None:
     """Adds the keys of classes and of clients, where they are few enough to be told apart."""
     from matplotlib.lines import Line2D
 
@@ -222,13 +222,13 @@ def add_keys(figure: Figure, one: Map) -> None:
         text.set(fontfamily=letters.fonts, parse_math=False)
 
 
-def class_words(one: Map, label: int, letters: plotting.Letters) -> str:
+def class_words(one: FeatureMap, label: int, letters: plotting.Letters) -> str:
     """Gives a class by number, and its name where it has one."""
     name = one.classes[label] if one.classes else str(label)
     return str(label) if name == str(label) else f"{label} {letters.line(name, 16)}"
 
 
-def client_words(one: Map, place: int, letters: plotting.Letters) -> str:
+def client_words(one: FeatureMap, place: int, letters: plotting.Letters) -> str:
     """Gives a client's name, or its place."""
     return letters.line(one.clients[place], 16) if one.clients else str(place)
 
@@ -255,8 +255,8 @@ def shown(value: float | None) -> str:
 class Measured:
     """What was measured of a column: each row's measures, one a trial; none where its features were not measured."""
 
-    column: Column
-    rows: Mapping[str, Sequence[Measures]]
+    column: TableColumn
+    rows: Mapping[str, Sequence[FeatureMetrics]]
     table: str = "features"  # the name of the table that it is added to
 
     def added(self) -> paper_tables.Added:
@@ -270,17 +270,17 @@ class Measured:
             return [*lines, "Not measured: the same command without --no-figures does it where the models are.", ""]
         headings = ["method", *MEASURES.values(), "trials"]
         lines += [paper_tables.row(headings), paper_tables.rule(len(headings) - 1)]
-        lines += [paper_tables.row([spelled(label), *self.cells(found)]) for label, found in self.rows.items()]
+        lines += [paper_tables.row([display_name(label), *self.cells(found)]) for label, found in self.rows.items()]
         return [*lines, "", self.meaning(), ""]
 
-    def cells(self, found: Sequence[Measures]) -> list[str]:
+    def cells(self, found: Sequence[FeatureMetrics]) -> list[str]:
         """Gives a row's numbers, and of how many trials they are."""
         return [*(words_of(found, name) for name in MEASURES), str(len(found))]
 
     def sentences(self) -> list[str]:
         """Gives a line of the terminal for each row that was measured."""
         return [
-            f"{self.column.key} {spelled(label)}: silhouette by class {words_of(found, 'silhouette')}, purity "
+            f"{self.column.key} {display_name(label)}: silhouette by class {words_of(found, 'silhouette')}, purity "
             f"{words_of(found, 'purity')} ({pluralize(len(found), 'trial')})"
             for label, found in self.rows.items()
             if found
@@ -314,19 +314,19 @@ class Measured:
     def tex(self) -> str:
         """Gives a table for LaTeX."""
         headings = [*MEASURES.values(), "trials"]
-        body = [[latex.text(cell) for cell in (spelled(label), *self.cells(found))] for label, found in self.rows.items()]
+        body = [[latex.text(cell) for cell in (display_name(label), *self.cells(found))] for label, found in self.rows.items()]
         caption = latex.text(f"Features of {self.column.heading}, {self.column.group}.")
         groups = [latex.text(self.column.heading)] * len(headings)
         label = f"gpfl-{self.table}-{self.column.key.replace('/', '-')}"
         return "\n" + latex.table(caption, label, groups, list(map(latex.text, headings)), body, [latex.text(self.meaning())])
 
 
-def words_of(found: Sequence[Measures], name: str) -> str:
+def words_of(found: Sequence[FeatureMetrics], name: str) -> str:
     """Gives a measure's mean and deviation in words."""
     return format_mean_std(spread_of(found, name), len(found), digits=3).replace("-", "−")
 
 
-def spread_of(found: Sequence[Measures], name: str) -> MeanStd | None:
+def spread_of(found: Sequence[FeatureMetrics], name: str) -> MeanStd | None:
     """Gives a measure's mean and population standard deviation over trials; None where no trial has it."""
     values = [value for one in found if (value := getattr(one, name)) is not None]
     return MeanStd(float(np.mean(values)), float(np.std(values))) if values else None

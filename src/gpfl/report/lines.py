@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpfl.errors import GpflError
-from gpfl.experiments.definitions import spelled
+from gpfl.experiments.definitions import display_name
 from gpfl.report import plotting
 from gpfl.report.plotting import End, Style
 
@@ -177,4 +177,4 @@ def series_of(label: str, ours: Sequence[Sequence[float] | None], papers: Sequen
     mine = [(float(np.mean(values)), float(np.std(values))) if values else nothing for values in ours]
     theirs = [numbers or nothing for numbers in papers]
     columns = [np.array(column, dtype=np.float64) for pairs in (mine, theirs) for column in zip(*pairs, strict=True)]
-    return Series(spelled(label), *columns)
+    return Series(display_name(label), *columns)

@@ -9,8 +9,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpfl.experiments.definitions import spelled
-from gpfl.experiments.results import Results
+from gpfl.experiments.definitions import display_name
+from gpfl.experiments.results import TableResults
 from gpfl.experiments.trials import Trials
 from gpfl.io import files
 from gpfl.report import latex
@@ -39,7 +39,7 @@ class Origin:
     command: str
     commit: str
 
-    def words(self, results: Results) -> str:
+    def words(self, results: TableResults) -> str:
         """Gives the line of results."""
         commits = {one for made in results.commits.values() for one in made}
         return self.line([trials for trials in results.trials.values() if trials], commits, results.seeds)
@@ -66,7 +66,7 @@ class Added:
 # Markdown.
 
 
-def markdown(results: Results, origin: Origin, more: Sequence[str] = ()) -> str:
+def markdown(results: TableResults, origin: Origin, more: Sequence[str] = ()) -> str:
     """Gives the table as Markdown: all columns side by side, then each column with all that is known of it."""
     made = blocks(results)
     name = f" ({results.table})" if results.table else ""
@@ -86,12 +86,12 @@ def markdown(results: Results, origin: Origin, more: Sequence[str] = ()) -> str:
 
 def overview(made: Sequence[Block]) -> list[str]:
     """Gives the lines of the table of all columns: ours, and where it has any the paper's and the difference."""
-    headings = [f"{block.column.heading}, {block.column.group}{' (part)' if block.part else ''}" for block in made]
+    headings = [f"{block.column.heading}, {block.column.group}{' (part)' if block.is_partial else ''}" for block in made]
     printed = any(block.printed for block in made)
     what = "Ours / the paper's (ours minus the paper's):" if printed else "Ours:"
     lines = [what, "", row(["method", *headings]), rule(len(made))]
     for number, entry in enumerate(made[0].entries):
-        lines.append(row([spelled(entry.label), *(beside(block, block.entries[number], printed) for block in made)]))
+        lines.append(row([display_name(entry.label), *(beside(block, block.entries[number], printed) for block in made)]))
     return lines
 
 
@@ -113,7 +113,7 @@ def details(block: Block) -> list[str]:
     title = f"## {block.column.key}: {block.column.heading}, {block.column.group}"
     lines = [title, ""]
     if block.caveat:
-        lines += [f"**{'Part of the data' if block.part else 'Unverified data'}: {block.caveat}**", ""]
+        lines += [f"**{'Part of the data' if block.is_partial else 'Unverified data'}: {block.caveat}**", ""]
     columns = detail_columns(block)
     lines += [row(columns), rule(len(columns) - 1)]
     lines += [row(cells) for cells in zip(*columns.values(), strict=True)]
@@ -125,7 +125,7 @@ def detail_columns(block: Block) -> dict[str, list[str]]:
     """Gives one column's table by heading, a cell a method; without ranks and paper's numbers where there are none."""
     entries, fair = block.entries, block.fairness
     found = {
-        "method": [spelled(e.label) for e in entries],
+        "method": [display_name(e.label) for e in entries],
         "std, % [CoV]" if fair else "ours, %": [bold(ours(e), block, e) for e in entries],
     }
     compared = {
@@ -163,7 +163,7 @@ def rule(columns: int) -> str:
 # LaTeX.
 
 
-def tex(results: Results, origin: Origin) -> str:
+def tex(results: TableResults, origin: Origin) -> str:
     """Gives the table for LaTeX with booktabs: for each method lines of ours, ours by validation and the paper's, if any."""
     made = blocks(results)
     body = []
@@ -182,14 +182,14 @@ def tex(results: Results, origin: Origin) -> str:
             + (f", {difference(one)}" if one.difference is not None else "")
             for one in entries
         ]
-        body.append([latex.text(spelled(entry.label)), *mine])
+        body.append([latex.text(display_name(entry.label)), *mine])
         if validated:
             body.append([r"\quad by validation", *(latex.text(format_mean_std(one.validated, one.count)) for one in entries)])
         if any(one.p is not None for one in entries):
             body.append([r"\quad $p$", *(latex.small(latex.text(chance(one.p))) for one in entries)])
         if printed:
             body.append([r"\quad paper", *(latex.small(latex.text(words)) for words in papers)])
-    headings = [latex.text(block.column.heading) + (r" (part)" if block.part else "") for block in made]
+    headings = [latex.text(block.column.heading) + (r" (part)" if block.is_partial else "") for block in made]
     groups = [latex.text(block.column.group) for block in made]
     more = ["ours in the round that is best on validation rows"] * validated
     more += ["p"] * any(entry.p is not None for block in made for entry in block.entries)
@@ -214,7 +214,7 @@ def in_order(rank: float | None) -> str:
 # CSV.
 
 
-def records(results: Results) -> list[dict[str, object]]:
+def records(results: TableResults) -> list[dict[str, object]]:
     """Gives the table as plain numbers in percent, one record a method and column; None where there is no number."""
     found = []
     for block in blocks(results):
@@ -283,7 +283,7 @@ def as_csv(rows: Sequence[Mapping[str, object]]) -> str:
     return text.getvalue()
 
 
-def save(results: Results, folder: Path, origin: Origin, added: Added | None = None) -> list[Path]:
+def save(results: TableResults, folder: Path, origin: Origin, added: Added | None = None) -> list[Path]:
     """Writes the table as table.md, table.tex and table.csv, and gives the files."""
     more = added or Added()
     plain = [{**one, **more.numbers.get((str(one["column"]), str(one["method"])), {})} for one in records(results)]
@@ -309,22 +309,22 @@ def experiment_in(folder: Path) -> str:
 # The terminal.
 
 
-def untested_words(results: Results) -> list[str]:
+def untested_words(results: TableResults) -> list[str]:
     """Gives sentences about rows that could not be tested, by column."""
     return [f"{block.column.key}: {words}" for block in blocks(results) for words in untested(block)]
 
 
-def rich_tables(results: Results) -> list[Screen]:
+def rich_tables(results: TableResults) -> list[Screen]:
     """Gives a table for each column of which something was run, or failed."""
     return [screen(results, block) for block in blocks(results) if any(e.trials or e.problem for e in block.entries)]
 
 
-def screen(results: Results, block: Block) -> Screen:
+def screen(results: TableResults, block: Block) -> Screen:
     """Gives the table of a column for the terminal, without what is empty."""
     entries = block.entries
-    note = " (part of the data)" if block.part else ""
+    note = " (part of the data)" if block.is_partial else ""
     strips = [
-        Strip("method", [spelled(e.label) for e in entries]),
+        Strip("method", [display_name(e.label) for e in entries]),
         Strip("ours", [ours(e) for e in entries]),
         Strip("by validation", [format_mean_std(e.validated, e.count) for e in entries], 2),
         Strip("paper", [theirs(e.paper) for e in entries], 1),

@@ -7,9 +7,9 @@ import io
 from collections.abc import Sequence
 
 from gpfl.errors import pluralize
-from gpfl.experiments.budget import unequal_words
-from gpfl.experiments.proposals import space_words, value_words
-from gpfl.experiments.tune import Candidate, Tuned
+from gpfl.experiments.budget import describe_unequal_budgets
+from gpfl.experiments.proposals import describe_space, describe_values
+from gpfl.experiments.tune import Candidate, SearchResult
 from gpfl.training.run_dir import device_name
 
 
@@ -22,7 +22,7 @@ def score_words(candidate: Candidate) -> str:
     return f"validation {candidate.score:.2%}{spread} (best round {at}), {candidate.seconds:.1f} s"
 
 
-def note_words(found: Sequence[Tuned], command: str, commit: str) -> str:
+def note_words(found: Sequence[SearchResult], command: str, commit: str) -> str:
     """Gives the command, commit, seeds, budget and device behind the numbers, in a line."""
     plan = found[0].plan
     validation = int(plan.federation.n_samples("validation").sum())
@@ -38,7 +38,7 @@ UNKNOWN = "the command that searched it was not noted, or has not ended."
 """Stands for a note that there is none of."""
 
 
-def markdown(found: Sequence[Tuned]) -> str:
+def markdown(found: Sequence[SearchResult]) -> str:
     """Gives the table of methods, each method's candidates, and the notes on them."""
     plan = found[0].plan
     partition = plan.config.partition.name if plan.config.partition else "as in a manifest"
@@ -48,10 +48,10 @@ def markdown(found: Sequence[Tuned]) -> str:
         "| --- " * 4 + "| ---: | ---: |",
     ]
     for tuned in found:
-        ranges = "; ".join(f"`{key}` {words}" for key, words in space_words(tuned.plan.space).items()) or "nothing"
+        ranges = "; ".join(f"`{key}` {words}" for key, words in describe_space(tuned.plan.space).items()) or "nothing"
         first = percent(tuned.candidates[0])
         lines.append(
-            f"| {tuned.plan.method} | {ranges} | {len(tuned.candidates)} | {value_words(tuned.best.values)} "
+            f"| {tuned.plan.method} | {ranges} | {len(tuned.candidates)} | {describe_values(tuned.best.values)} "
             f"| {percent(tuned.best)} | {first} |"
         )
     for tuned in found:
@@ -71,12 +71,12 @@ def markdown(found: Sequence[Tuned]) -> str:
                 f"{candidate.seconds:.1f}",
             ]
             lines.append("| " + " | ".join(cells) + " |")
-    if words := unequal_words({tuned.plan.method: tuned.made for tuned in found}):
+    if words := describe_unequal_budgets({tuned.plan.method: tuned.made for tuned in found}):
         lines += ["", f"The methods above had {words}."]
     return "\n".join([*lines, "", *notes(found), ""])
 
 
-def notes(found: Sequence[Tuned]) -> list[str]:
+def notes(found: Sequence[SearchResult]) -> list[str]:
     """Gives the notes on methods, each once; with the methods it is on, where there are several."""
     known: dict[str, list[str]] = {}
     for tuned in found:
@@ -90,7 +90,7 @@ def percent(candidate: Candidate) -> str:
     return f"{100 * candidate.score:.2f}{spread}"
 
 
-def table_csv(found: Sequence[Tuned]) -> str:
+def table_csv(found: Sequence[SearchResult]) -> str:
     """Gives all candidates of all methods, a line each; accuracies are shares of one."""
     keys = list(dict.fromkeys(key for tuned in found for key in tuned.plan.space))
     text = io.StringIO()

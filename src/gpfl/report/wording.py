@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gpfl.errors import pluralize
-from gpfl.experiments.definitions import FAR, Published, spelled
-from gpfl.experiments.results import Results
+from gpfl.experiments.definitions import MAX_PAPER_STDS, PaperValue, display_name
+from gpfl.experiments.results import TableResults
 from gpfl.report.comparison import LAST, Block, Entry, MeanStd
 
 MARK = "†"
@@ -38,7 +38,7 @@ def ours(entry: Entry) -> str:
     return format_mean_std(entry.accuracy, entry.count)
 
 
-def theirs(paper: Published | None) -> str:
+def theirs(paper: PaperValue | None) -> str:
     """Gives the paper's number."""
     if paper is None:
         return NONE
@@ -78,7 +78,7 @@ def describe_rounds(rounds: int, patience: int) -> str:
     return f"at most {most}, ended after {patience} without a better accuracy"
 
 
-def protocol(results: Results) -> list[str]:
+def protocol(results: TableResults) -> list[str]:
     """Gives the sentences about how the numbers were made."""
     rounds = describe_rounds(results.rounds, results.patience)
     printed = bool(results.experiment.paper)
@@ -107,13 +107,13 @@ def protocol(results: Results) -> list[str]:
     return said
 
 
-def brief(results: Results) -> str:
+def brief(results: TableResults) -> str:
     """Gives how the numbers were made in a line for the terminal."""
     kept = f", {results.validation:.0%} of training rows for validation" if results.validation else ""
     return f"Protocol {results.protocol}, {describe_rounds(results.rounds, results.patience)}{kept}; {chosen(results)}."
 
 
-def chosen(results: Results) -> str:
+def chosen(results: TableResults) -> str:
     """Gives the seeds, and the values that were searched or set by hand."""
     seeds = f"seeds {', '.join(map(str, results.seeds))}"
     by_hand = f"set by hand: {', '.join(results.settings)}" if results.settings else ""
@@ -122,7 +122,7 @@ def chosen(results: Results) -> str:
 
 def fewer_trials(block: Block, asked: int) -> str:
     """Gives the rows of a column that have fewer trials than were asked for, and how many; "" where none has."""
-    counts = {spelled(entry.label): entry.count for entry in block.entries if entry.trials}
+    counts = {display_name(entry.label): entry.count for entry in block.entries if entry.trials}
     fewer = sorted({count for count in counts.values() if count < asked})
     if len({*counts.values()}) == 1:
         return "".join(f"{block.column.key} {count}" for count in fewer)
@@ -157,7 +157,7 @@ def by_column(cells: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
 
 def cells_in_words(cells: Sequence[tuple[str, str]]) -> str:
     """Gives cells as tables name them."""
-    return "; ".join(f"{key}, {', '.join(map(spelled, rows))}" for key, rows in by_column(cells).items())
+    return "; ".join(f"{key}, {', '.join(map(display_name, rows))}" for key, rows in by_column(cells).items())
 
 
 def tested(made: Sequence[Block], *, over_seeds: bool) -> list[str]:
@@ -170,12 +170,12 @@ def tested(made: Sequence[Block], *, over_seeds: bool) -> list[str]:
         if found:
             which = "" if len(found) == len(made) else f" ({', '.join(block.column.key for block in found)})"
             said.append(
-                f"p: paired signed-rank test of {what} against {spelled(reference)} over clients (means over seeds), corrected "
-                f"for the number of methods by Holm's rule{which}."
+                f"p: paired signed-rank test of {what} against {display_name(reference)} over clients (means over seeds), "
+                f"corrected for the number of methods by Holm's rule{which}."
             )
         if over_seeds and any(entry.seeds_p is not None for block in blocks for entry in block.entries):
             trials = "their standard deviations" if blocks[0].fairness else "the accuracies of all rows"
-            said.append(f"p over seeds: the same test of {trials}, a pair a seed, against {spelled(reference)}.")
+            said.append(f"p over seeds: the same test of {trials}, a pair a seed, against {display_name(reference)}.")
     for block in made:
         where = f"{block.column.key}: " * (len(made) > 1)
         testable = any(entry.trials and entry.label not in (block.reference, *block.untested) for entry in block.entries)
@@ -189,18 +189,18 @@ def untested(block: Block) -> list[str]:
     """Gives sentences about the rows of a column that could not be tested."""
     found = []
     for why in dict.fromkeys(block.untested.values()):
-        labels = [spelled(label) for label, words in block.untested.items() if words == why]
+        labels = [display_name(label) for label, words in block.untested.items() if words == why]
         found.append(f"No p of {', '.join(labels)}: {why}.")
     return found
 
 
-def notes(results: Results, made: Sequence[Block]) -> list[str]:
+def notes(results: TableResults, made: Sequence[Block]) -> list[str]:
     """Gives what must be known of single numbers."""
     said, asked = [], len(results.seeds)
     if any(entry.far for block in made for entry in block.entries):
-        said.append(f"{MARK} differs from the paper's mean by more than {FAR:g} of its standard deviations.")
+        said.append(f"{MARK} differs from the paper's mean by more than {MAX_PAPER_STDS:g} of its standard deviations.")
     unranked = dict.fromkeys(
-        spelled(e.label) for block in made for e in block.entries if e.trials and e.rank is None and block.ranked
+        display_name(e.label) for block in made for e in block.entries if e.trials and e.rank is None and block.ranked
     )
     if unranked:
         said.append(f"Ranks are among methods for which the paper has a number: not {', '.join(unranked)}.")
@@ -216,5 +216,5 @@ def notes(results: Results, made: Sequence[Block]) -> list[str]:
         said += [f"{cells_in_words(failed)} failed: {words}"] * bool(failed)
     remarks = results.experiment.remarks
     shown = {block.column.key for block in made}
-    said += [f"{key}, {spelled(label)}: {words}" for (key, label), words in remarks.items() if key in shown]
+    said += [f"{key}, {display_name(label)}: {words}" for (key, label), words in remarks.items() if key in shown]
     return said
