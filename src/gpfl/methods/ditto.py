@@ -14,10 +14,15 @@ from gpfl.core.tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class Ditto(Method):
-    """FedAvg, and beside it a model of the client's own that is held near the global one.
+    """FedAvg, and for each client a personal model that is kept near the global one.
 
-    Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021. Each round, first the own model:
-    v ← v − η(∇CE(v) + λ(v − w^t)), w^t as received; then FedAvg's training of w. No deviation in the updates.
+    Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021. A round trains the personal
+    model v, then the global model w as FedAvg does; w^t are the weights as received:
+
+        v ← v − η(∇CE(v) + λ(v − w^t))
+        w ← w − η∇CE(w)
+
+    No deviation in the updates.
     """
 
     name: ClassVar[str] = "ditto"

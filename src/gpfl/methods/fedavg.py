@@ -10,10 +10,15 @@ from gpfl.core.method import Method
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Method):
-    """One model for all: clients train it on their rows, the server averages what they send.
+    """One model for all clients: the server averages the models that they train.
 
-    McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017. No deviation.
-    Every client is evaluated with the global model.
+    McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017. Clients start
+    from the received weights w and are evaluated with them; n_i is the number of training samples of client i:
+
+        L = CE(w)
+        w ← Σ_i n_i w_i / Σ_i n_i
+
+    No deviation from the paper.
     """
 
     name: ClassVar[str] = "fedavg"

@@ -16,17 +16,22 @@ from gpfl.core.tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class FedPHP(Method):
-    """A client's own model that inherits from round to round, its features held near another's.
+    """A personal model that inherits from round to round, with features near those of a teacher.
 
-    Li et al., FedPHP: Federated Personalization with Inherited Private Models, ECML PKDD 2021.
-    L = (1−λ)CE + λ·MMD²(features, teacher's). The momentum grows with the planned rounds, m = μ·t/T. Two variants:
+    Li et al., FedPHP: Federated Personalization with Inherited Private Models, ECML PKDD 2021. The momentum m grows with the
+    round t of T planned rounds:
 
-    - mix (default; authors' code of the paper's time, and what the paper describes): a client starts from
-      (1−m)w + m·own, its teacher is the received w, and it is evaluated after mixing.
-    - inherit (the original): it starts from w, its teacher is its own model, which then becomes m·own + (1−m)·trained
-      and is evaluated.
+        L = (1 − λ)CE + λ·MMD²(φ(x), φ_teacher(x))
+        m = μ·t/T
 
-    The teacher runs in eval mode; the authors' code leaves it in training mode, which matters for BatchNorm alone.
+    Two variants:
+
+    - mix (default; PFLlib when the GPFL paper appeared, and what that paper describes): a client starts from
+      (1 − m)·global + m·personal, its teacher is the global model as received, and it is evaluated after mixing.
+    - inherit (the FedPHP paper): a client starts from the global model, its teacher is its personal model, which then
+      becomes m·personal + (1 − m)·trained and is evaluated.
+
+    The teacher is in eval mode; PFLlib leaves it in training mode, which makes a difference with BatchNorm only.
     """
 
     name: ClassVar[str] = "fedphp"

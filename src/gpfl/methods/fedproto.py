@@ -20,13 +20,17 @@ UNSEEN = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class FedProto(Method):
-    """Whole models stay at home; clients share the mean feature of each class and pull theirs towards it.
+    """Local models whose features are pulled towards shared prototypes of the classes.
 
-    Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022. L = CE + λ·MSE(f, c_y), the
-    second term only for classes that have a prototype. A row is given the class of the nearest prototype; before there
-    are any, the head decides. Deviations of the authors' code that are kept: prototypes are means of features seen during
-    training (`prototypes`), and clients count alike in the server's mean. A class that nobody sent this round keeps its
-    prototype.
+    Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022. Clients share the mean
+    feature of each class; c_y is the server's mean for class y, and the
+    second term applies to classes that have one:
+
+        L = CE + λ·MSE(f, c_y)
+
+    The nearest prototype is the prediction; before there are any, the head predicts. Deviations from the paper, as in
+    PFLlib: prototypes are means of features seen during training (`prototypes`), and all clients weigh the same in the
+    server's mean. A class that no client sent in a round keeps its prototype.
     """
 
     name: ClassVar[str] = "fedproto"

@@ -14,11 +14,14 @@ from gpfl.core.tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx(Method):
-    """FedAvg with local training held near the global model.
+    """FedAvg with a proximal term that keeps local training near the global model.
 
-    Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020: L = CE(w) + μ/2 ‖w − w^t‖², w^t as received.
-    Deviation of the authors' code that is kept: no client does less work than others. Every client is evaluated with the
-    global model.
+    Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020. With w^t, the weights as received:
+
+        L = CE(w) + μ/2 ‖w − w^t‖²
+
+    Every client is evaluated with the global model. Deviation from the paper, as in PFLlib: no client does less work than
+    others.
     """
 
     name: ClassVar[str] = "fedprox"

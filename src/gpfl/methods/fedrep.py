@@ -14,9 +14,13 @@ from gpfl.core.tree import Tree
 class FedRep(Method):
     """FedPer with head and base trained one after the other.
 
-    Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021. First the head on the
-    base as received, then the base under the new head. Deviation of the authors' code that is kept: 1 head epoch (the
-    paper has 10).
+    Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021. First the head ψ_i on
+    the base φ as received, then the base under the new head:
+
+        ψ_i ← ψ_i − η∇CE(ψ_i(φ(x)), y)
+        φ ← φ − η∇CE(ψ_i(φ(x)), y)
+
+    Deviation from the paper, as in PFLlib: one head epoch instead of ten (`head_epochs`).
     """
 
     name: ClassVar[str] = "fedrep"

@@ -15,12 +15,15 @@ from gpfl.core.tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class FedRoD(Method):
-    """A shared model trained as if classes were balanced, and a client's head that adds what is its own.
+    """A global model trained with a balanced loss, and a personal head whose logits are added to its own.
 
-    Chen and Chao, On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022. With
-    r = φ(x): φ and the shared head G descend CE(G(r) + log n_c, y), the own head P descends CE(G(r) + P(r), y) with r and
-    G(r) held constant. Deviation of the authors' code that is kept: P is a head like G, not made by a hypernetwork. Class
-    counts are over all training rows.
+    Chen and Chao, On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022. The global
+    head G and the personal head P on features r = φ(x), with n_c training samples of each class c;
+    r and G(r) are constants in the second term:
+
+        L = CE(G(r) + log n_c, y) + CE(G(r) + P(r), y)
+
+    Deviation from the paper, as in PFLlib: P is a head like G, not the output of a hypernetwork.
     """
 
     name: ClassVar[str] = "fedrod"

@@ -10,9 +10,11 @@ from gpfl.core.method import Method
 
 @dataclass(frozen=True, kw_only=True)
 class Local(Method):
-    """Every client trains its own model from the common start; nothing is sent.
+    """Every client trains its own model; nothing is exchanged.
 
-    Not a method of the paper: it is the measure of what exchange is worth on a federation.
+    Not a method of the paper: it shows what federation is worth.
+
+        L = CE(w_i)
     """
 
     name: ClassVar[str] = "local"

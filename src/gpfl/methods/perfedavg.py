@@ -17,13 +17,17 @@ from gpfl.core.tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class PerFedAvg(Method):
-    """A global model trained so that one step on a client's own rows makes it that client's model.
+    """A global model that one gradient step on a client's samples turns into its personal model.
 
     Fallah et al., Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach,
-    NeurIPS 2020, in its first-order form: w' = w − α∇L(w; first batch), then w ← w − β∇L(w'; second batch).
-    Deviation of the authors' code that is kept: β = η, and `passes` = 2 passes a round, so that there are as many outer
-    steps as FedAvg has steps. A client is evaluated after one step of rate α on its first training batch; nothing of it
-    is kept.
+    NeurIPS 2020, in its first-order form. A step takes two batches:
+
+        w' = w − α∇CE(w; first batch)
+        w ← w − β∇CE(w'; second batch)
+
+    A client is evaluated after one step with rate α on its first training batch; the step is not kept. Deviations from the
+    paper, as in PFLlib: β = η, and two passes over the samples per local epoch (`passes`), so that there are as many outer
+    steps as FedAvg has steps.
     """
 
     name: ClassVar[str] = "perfedavg"

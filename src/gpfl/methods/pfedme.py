@@ -17,10 +17,15 @@ from gpfl.errors import GpflError
 class PFedMe(Method):
     """A personal model θ_i near a local copy w_i of the global model, by a Moreau envelope.
 
-    T. Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020. For every batch: K steps
-    θ ← θ − η_p(∇L(θ) + λ(θ − w_i)), then w_i ← w_i − ηλ(w_i − θ). The server takes (1−β)w + β·mean.
-    Deviations of the authors' code that are kept: θ decays by 0.001 (`theta_decay`), and is carried from batch to batch.
-    Theirs then evaluates w_i by mistake (`eval_model="local_w"`); we evaluate θ_i.
+    T. Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020. For every batch, K steps on θ_i,
+    then one on w_i; at the end of the round, the server's step:
+
+        θ_i ← θ_i − η_p(∇CE(θ_i) + λ(θ_i − w_i))
+        w_i ← w_i − ηλ(w_i − θ_i)
+        w ← (1 − β)w + β·mean(w_i)
+
+    Deviations from the paper, as in PFLlib: θ_i decays by 0.001 (`theta_decay`) and is carried from batch to batch. PFLlib
+    evaluates w_i by mistake (`eval_model="local_w"`); the default here is θ_i.
     """
 
     name: ClassVar[str] = "pfedme"
