@@ -89,14 +89,14 @@ def test_the_distance_of_trees_goes_by_name() -> None:
 def test_equal_counts_leave_the_balanced_softmax_plain(rows: tuple[Tensor, Tensor]) -> None:
     logits, y = rows[0], torch.tensor([0, 3, 1])
     plain = F.cross_entropy(logits, y)
-    assert torch.allclose(F.cross_entropy(losses.balanced(logits, torch.full((4,), 7.0)), y), plain)
-    assert not torch.allclose(F.cross_entropy(losses.balanced(logits, torch.tensor([7.0, 1.0, 1.0, 1.0])), y), plain)
+    assert torch.allclose(F.cross_entropy(losses.balanced_logits(logits, torch.full((4,), 7.0)), y), plain)
+    assert not torch.allclose(F.cross_entropy(losses.balanced_logits(logits, torch.tensor([7.0, 1.0, 1.0, 1.0])), y), plain)
 
 
 def test_the_balanced_softmax_weighs_classes_by_their_rows_and_stays_finite_without_any() -> None:
-    shares = losses.balanced(torch.zeros(1, 3), torch.tensor([1.0, 3.0, 0.0])).softmax(-1)
+    shares = losses.balanced_logits(torch.zeros(1, 3), torch.tensor([1.0, 3.0, 0.0])).softmax(-1)
     assert torch.allclose(shares, torch.tensor([[0.25, 0.75, 0.0]]), atol=1e-6)
-    assert torch.isfinite(losses.balanced(torch.zeros(1, 3), torch.zeros(3))).all()
+    assert torch.isfinite(losses.balanced_logits(torch.zeros(1, 3), torch.zeros(3))).all()
 
 
 def test_the_discrepancy_is_that_of_real_rows_worked_out_pair_by_pair(rows: tuple[Tensor, Tensor]) -> None:
@@ -106,7 +106,7 @@ def test_the_discrepancy_is_that_of_real_rows_worked_out_pair_by_pair(rows: tupl
 
     a, b = rows[0][:2], rows[1][:2]
     by_hand = mean_kernel(a, a) + mean_kernel(b, b) - 2 * mean_kernel(a, b)
-    assert losses.mmd2(*rows, MASK).item() == pytest.approx(by_hand, abs=1e-5)
-    assert losses.mmd2(*rows, torch.ones(3)).item() != pytest.approx(by_hand, abs=1e-3)
-    assert losses.mmd2(rows[0], rows[0], MASK).item() == pytest.approx(0.0, abs=1e-6)
-    assert losses.mmd2(*rows, torch.zeros(3)).item() == 0.0
+    assert losses.squared_mmd(*rows, MASK).item() == pytest.approx(by_hand, abs=1e-5)
+    assert losses.squared_mmd(*rows, torch.ones(3)).item() != pytest.approx(by_hand, abs=1e-3)
+    assert losses.squared_mmd(rows[0], rows[0], MASK).item() == pytest.approx(0.0, abs=1e-6)
+    assert losses.squared_mmd(*rows, torch.zeros(3)).item() == 0.0

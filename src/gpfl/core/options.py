@@ -90,7 +90,10 @@ def option(
     disabled_by: tuple[float, str] | None = None,
     omit_default: bool = False,
 ) -> T:
-    """Declare a dataclass field that users can set; see `Option` for the arguments."""
+    """Declare a dataclass field that users can set; see `Option`. By default, the typical values are those searched."""
+    if search and not typical:
+        low, high = (search.low, search.high) if isinstance(search, SearchRange) else (search[0], search[-1])
+        typical = f"{low:g} to {high:g}"
     described = Option(help, symbol, typical, min, above, max, choices, search, by_net, disabled_by, omit_default)
     return dataclasses.field(default=default, metadata={"option": described})
 

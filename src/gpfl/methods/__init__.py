@@ -16,19 +16,6 @@ from gpfl.methods.pfedme import PFedMe
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
-    for method in (
-        GPFL,
-        FedAvg,
-        FedProx,
-        PerFedAvg,
-        PFedMe,
-        Ditto,
-        FedPer,
-        FedRep,
-        FedRoD,
-        FedPHP,
-        FedProto,
-        Local,
-    )
+    for method in (GPFL, FedAvg, FedProx, PerFedAvg, PFedMe, Ditto, FedPer, FedRep, FedRoD, FedPHP, FedProto, Local)
 }
-"""GPFL, its ten baselines in the order of the paper, and training alone."""
+"""GPFL, its ten baselines in the order of the paper, and local training."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from gpfl.core.method import Method
 
@@ -21,4 +20,4 @@ class FedAvg(Method):
     No deviation from the paper.
     """
 
-    name: ClassVar[str] = "fedavg"
+    name = "fedavg"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from gpfl.core.method import Method
 
@@ -20,5 +19,5 @@ class FedPer(Method):
     No deviation from the paper. It equals GPFL without valve and embeddings.
     """
 
-    name: ClassVar[str] = "fedper"
-    shares: ClassVar[tuple[str, ...]] = ("base",)
+    name = "fedper"
+    shares = ("base",)

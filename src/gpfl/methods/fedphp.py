@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -34,11 +33,11 @@ class FedPHP(Method):
     The teacher is in eval mode; PFLlib leaves it in training mode, which makes a difference with BatchNorm only.
     """
 
-    name: ClassVar[str] = "fedphp"
+    name = "fedphp"
 
     mu: float = option(
         0.9,
-        "momentum of the own model in the last round",
+        "momentum of the personal model in the last round",
         symbol="μ",
         typical="0.5 to 0.9",
         min=0.0,
@@ -47,7 +46,7 @@ class FedPHP(Method):
     )
     lam: float = option(
         0.01,
-        "weight of the features' distance",
+        "weight of the distance between features",
         symbol="λ",
         typical="0.01 to 0.1",
         min=0.0,
@@ -56,35 +55,35 @@ class FedPHP(Method):
         disabled_by=(1.0, "the cross-entropy would have weight 0"),
     )
     variant: str = option(
-        "mix", "'mix' = start from global and own mixed (authors' code), 'inherit' = original", choices=("mix", "inherit")
+        "mix", "'mix' = start from a mix of both models (authors' code), 'inherit' = original", choices=("mix", "inherit")
     )
 
     def init(self, seed: int) -> tuple[Tree, Tree]:
-        """Gives the global model; every client's own model starts equal to it."""
+        """Return the global model, and a personal model equal to it."""
         shared, private = super().init(seed)
         return shared, {**private, "personal": tree.copy(tree.pick(shared, NET_PARTS))}
 
     def momentum(self, client: ClientInfo) -> Tensor:
-        """Gives m of the round."""
+        """Return m of the round."""
         return self.mu * (client.round / client.total_rounds).clamp_max(1.0)
 
     def download(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
-        """Gives the model that training starts from, and the teacher of the round."""
-        received, own = tree.pick(shared, NET_PARTS), tree.branch(private, "personal")
-        rest = tree.pick({**shared, **private}, ("batch_norm_stats",))
+        """Return the model that training starts from, and the teacher of the round."""
+        w, personal = tree.pick(shared, NET_PARTS), tree.branch(private, "personal")
+        statistics = tree.pick({**shared, **private}, ("batch_norm_stats",))
         if self.variant == "mix":
-            return {**tree.lerp(received, own, self.momentum(client)), **rest, "teacher": {**received, **rest}}
-        return {**received, **rest, "teacher": {**own, **rest}}
+            return {**tree.lerp(w, personal, self.momentum(client)), **statistics, "teacher": {**w, **statistics}}
+        return {**w, **statistics, "teacher": {**personal, **statistics}}
 
     def loss(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
-        """Gives weighted cross-entropy and the distance of feature distributions."""
-        f = model("base", batch.x)
-        taught = Model(self.net, model["teacher"])("base", batch.x)
+        """Return the weighted cross-entropy, and the distance to the distribution of the teacher's features."""
+        f = model("base", batch.x)  # (batch, width)
+        target = Model(self.net, model["teacher"])("base", batch.x)
         ce = losses.cross_entropy(model("head", f), batch.y, batch.mask)
-        return {"ce": (1 - self.lam) * ce, "mmd": self.lam * losses.mmd2(f, taught, batch.mask)}
+        return {"ce": (1 - self.lam) * ce, "mmd": self.lam * losses.squared_mmd(f, target, batch.mask)}
 
     def upload(self, shared: Tree, local_state: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
-        """Gives the trained model to the server; the own model becomes it, or takes it in."""
+        """Return the trained model for the server, and the personal model."""
         trained = tree.pick(local_state, NET_PARTS)
         sent, kept = self.split_state(tree.drop(local_state, ("teacher",)))
         if self.variant == "inherit":
@@ -92,8 +91,8 @@ class FedPHP(Method):
         return sent, {**kept, "personal": trained}
 
     def personal_weights(self, shared: Tree, private: Tree, batch: Batch, client: ClientInfo) -> Tree:
-        """Gives the own model, mixed with the global one as it would be at the start of this round."""
-        own = tree.branch(private, "personal")
+        """Return the personal model, mixed with the global one as at the start of the round."""
+        personal = tree.branch(private, "personal")
         if self.variant == "mix":
-            own = tree.lerp(tree.pick(shared, NET_PARTS), own, self.momentum(client))
-        return {**own, **tree.pick({**shared, **private}, ("batch_norm_stats",))}
+            personal = tree.lerp(tree.pick(shared, NET_PARTS), personal, self.momentum(client))
+        return {**personal, **tree.pick({**shared, **private}, ("batch_norm_stats",))}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from gpfl.core import losses, tree
 from gpfl.core.method import NET_PARTS, Batch, ClientInfo, LossTerms, Method
@@ -24,21 +23,19 @@ class FedProx(Method):
     others.
     """
 
-    name: ClassVar[str] = "fedprox"
+    name = "fedprox"
 
     mu: float = option(
         0.001,
         "weight of the proximal term",
         symbol="μ",
-        typical="0.001 to 1",
         min=0.0,
         search=SearchRange(0.001, 1),
         disabled_by=(0.0, "FedProx without its proximal term is FedAvg"),
     )
 
     def loss(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
-        """Gives cross-entropy and the proximal term."""
+        """Return the cross-entropy and the proximal term."""
         terms = super().loss(model, shared, batch, client)
-        received = tree.pick(shared, NET_PARTS)
-        terms["proximal"] = self.mu / 2 * losses.squared_distance(tree.pick(model.weights, NET_PARTS), received)
+        terms["proximal"] = self.mu / 2 * losses.squared_distance(model.weights, tree.pick(shared, NET_PARTS))
         return terms

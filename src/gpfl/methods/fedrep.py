@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from gpfl.core.method import Batch, ClientInfo, LossTerms, Method, Phase
 from gpfl.core.options import option
@@ -23,21 +22,20 @@ class FedRep(Method):
     Deviation from the paper, as in PFLlib: one head epoch instead of ten (`head_epochs`).
     """
 
-    name: ClassVar[str] = "fedrep"
-    shares: ClassVar[tuple[str, ...]] = ("base",)
+    name = "fedrep"
+    shares = ("base",)
 
-    head_epochs: int = option(1, "epochs of the head before the base", typical="1 to 10", min=1, search=(1, 2, 5, 10))
+    head_epochs: int = option(1, "epochs of the head before the base", min=1, search=(1, 2, 5, 10))
 
     def phases(self) -> tuple[Phase, ...]:
-        """Gives the head's passes, then the base's."""
+        """Return the phase of the head, then that of the base."""
         return (Phase(self.head_step, self.head_epochs), Phase(self.base_step, self.epochs))
 
     def head_step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
-        """Gives the head after one step, the base as it was."""
+        """Train the head."""
         local_state, terms, _ = self.optimizer_step(shared, local_state, batch, client, parts=("head",))
         return local_state, {"head_ce": terms["ce"]}
 
     def base_step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
-        """Gives the base after one step, the head as it was."""
-        local_state, terms, _ = self.optimizer_step(shared, local_state, batch, client, parts=("base",))
-        return local_state, terms
+        """Train the base."""
+        return self.optimizer_step(shared, local_state, batch, client, parts=("base",))[:2]

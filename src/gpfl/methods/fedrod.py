@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -26,31 +25,30 @@ class FedRoD(Method):
     Deviation from the paper, as in PFLlib: P is a head like G, not the output of a hypernetwork.
     """
 
-    name: ClassVar[str] = "fedrod"
+    name = "fedrod"
 
     def init(self, seed: int) -> tuple[Tree, Tree]:
-        """Gives the shared model; every client's own head starts as a copy of the shared one."""
+        """Return the shared model, and P as a copy of G."""
         state = self.net.init(seed)
         return self.split_state({**state, "personal_head": tree.copy(tree.branch(state, "head"))})
 
     def step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
-        """Gives φ, G and P after one step; both losses see r and G(r) from before it."""
+        """Train φ, G and P together."""
         parts = ("base", "head", "personal_head")
-        local_state, terms, _ = self.optimizer_step(shared, local_state, batch, client, parts=parts)
-        return local_state, terms
+        return self.optimizer_step(shared, local_state, batch, client, parts=parts)[:2]
 
     def loss(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
-        """Gives the balanced softmax loss of φ and G, and the cross-entropy that moves P alone."""
-        r = model("base", batch.x)  # (rows, width)
-        generic = model("head", r)  # (rows, classes)
-        balanced = losses.balanced(generic, client.label_counts)
-        own = generic.detach() + model("head", r.detach(), model["personal_head"])
+        """Return the cross-entropy of the personal logits, which trains P alone, and the balanced softmax loss of φ and G."""
+        r = model("base", batch.x)  # (batch, width)
+        generic = model("head", r)  # (batch, classes)
+        personal = generic.detach() + model("head", r.detach(), model["personal_head"])
+        balanced = losses.balanced_logits(generic, client.label_counts)
         return {
-            "ce": losses.cross_entropy(own, batch.y, batch.mask),
+            "ce": losses.cross_entropy(personal, batch.y, batch.mask),
             "balanced_ce": losses.cross_entropy(balanced, batch.y, batch.mask),
         }
 
     def logits(self, model: Model, x: Tensor) -> Tensor:
-        """Gives G(r) + P(r)."""
+        """Return G(r) + P(r)."""
         r = self.features(model, x)
         return model("head", r) + model("head", r, model["personal_head"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +35,8 @@ class GPFL(Method):
     term is one norm over the batch (`mlg_norm`) and μ is weight decay (`reg`). The published λ and μ belong to these forms.
     """
 
-    name: ClassVar[str] = "gpfl"
-    shares: ClassVar[tuple[str, ...]] = ("base", "cov", "gce")
+    name = "gpfl"
+    shares = ("base", "cov", "gce")
 
     lam: float = option(
         BY_NET,

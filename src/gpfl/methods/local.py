@@ -1,9 +1,8 @@
-"""Training alone."""
+"""Local training."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from gpfl.core.method import Method
 
@@ -17,5 +16,5 @@ class Local(Method):
         L = CE(w_i)
     """
 
-    name: ClassVar[str] = "local"
-    shares: ClassVar[tuple[str, ...]] = ()
+    name = "local"
+    shares = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Self
 
 from torch import Tensor
 
@@ -30,50 +30,36 @@ class PerFedAvg(Method):
     steps as FedAvg has steps.
     """
 
-    name: ClassVar[str] = "perfedavg"
+    name = "perfedavg"
 
     alpha: float = option(
-        BY_NET,
-        "rate of the inner step, also of adaptation",
-        symbol="α",
-        typical="0.001 to 0.1",
-        above=0.0,
-        search=SearchRange(0.001, 0.1),
+        BY_NET, "learning rate of the inner step and of adaptation", symbol="α", above=0.0, search=SearchRange(0.001, 0.1)
     )
-    beta: float = option(
-        BY_NET, "rate of the outer step", symbol="β", typical="0.001 to 0.1", above=0.0, search=SearchRange(0.001, 0.1)
-    )
-    passes: int = option(2, "passes over the rows in each local epoch", typical="1 or 2", min=1)
+    beta: float = option(BY_NET, "learning rate of the outer step", symbol="β", above=0.0, search=SearchRange(0.001, 0.1))
+    passes: int = option(2, "passes over the samples in each local epoch", typical="1 or 2", min=1)
 
     def bind(self, net: Net, *, lr: float, epochs: int, batch_norm: str = "local") -> Self:
-        """Gives the method for one net; α and β are the learning rate unless they were set."""
+        """Return the method bound to a net; α and β default to the learning rate."""
         alpha, beta = (lr if math.isnan(rate) else rate for rate in (self.alpha, self.beta))
-        bound = super().bind(net, lr=lr, epochs=epochs, batch_norm=batch_norm)
-        return bound.replace(alpha=alpha, beta=beta)
+        return super().bind(net, lr=lr, epochs=epochs, batch_norm=batch_norm).replace(alpha=alpha, beta=beta)
 
     def phases(self) -> tuple[Phase, ...]:
-        """Gives passes whose steps take two batches; a client with fewer rows cannot take part."""
+        """Return one phase whose steps take two batches; a client with fewer samples cannot train."""
         return (Phase(self.step, self.epochs * self.passes, batches=2),)
 
     def step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
-        """Gives w after the outer step, its gradient taken at w'."""
-        first, second = halves(batch)
+        """Update w with the gradient at w'."""
+        middle = batch.y.shape[0] // 2
+        first, second = Batch(*(field[:middle] for field in batch)), Batch(*(field[middle:] for field in batch))
         inner, before, _ = self.optimizer_step(shared, local_state, first, client, lr=self.alpha)
         outer, after, _ = self.optimizer_step(shared, inner, second, client, lr=self.beta)
 
-        def moved(w: Tensor, w_inner: Tensor, w_outer: Tensor) -> Tensor:
+        def update(w: Tensor, w_inner: Tensor, w_outer: Tensor) -> Tensor:
             return w + (w_outer - w_inner)
 
-        weights = tree.map_leaves(moved, *(tree.pick(state, NET_PARTS) for state in (local_state, inner, outer)))
+        weights = tree.map_leaves(update, *(tree.pick(state, NET_PARTS) for state in (local_state, inner, outer)))
         return {**outer, **weights}, {"ce": before["ce"], "adapted_ce": after["ce"]}
 
     def personal_weights(self, shared: Tree, private: Tree, batch: Batch, client: ClientInfo) -> Tree:
-        """Gives the global model after one step on a batch of the client's training rows."""
-        own, _, _ = self.optimizer_step(shared, {**shared, **private}, batch, client, lr=self.alpha)
-        return own
-
-
-def halves(batch: Batch) -> tuple[Batch, Batch]:
-    """Gives the first and the second half of a batch's rows."""
-    middle = batch.y.shape[0] // 2
-    return Batch(*(field[:middle] for field in batch)), Batch(*(field[middle:] for field in batch))
+        """Return the global model after one step on a training batch of the client."""
+        return self.optimizer_step(shared, {**shared, **private}, batch, client, lr=self.alpha).state

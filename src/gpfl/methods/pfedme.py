@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Self
+
+import torch
 
 from gpfl.core import losses, tree
 from gpfl.core.method import NET_PARTS, Batch, ClientInfo, LossTerms, Method
@@ -28,7 +30,7 @@ class PFedMe(Method):
     evaluates w_i by mistake (`eval_model="local_w"`); the default here is θ_i.
     """
 
-    name: ClassVar[str] = "pfedme"
+    name = "pfedme"
 
     steps: int = option(5, "steps on each batch", symbol="K", typical="1 to 10", min=1, search=(1, 3, 5, 7))
     lam: float = option(
@@ -40,19 +42,11 @@ class PFedMe(Method):
         search=SearchRange(1, 30),
         disabled_by=(0.0, "the local model would never move"),
     )
-    p_lr: float = option(
-        0.01,
-        "learning rate of the personal model",
-        symbol="η_p",
-        typical="0.005 to 0.1",
-        above=0.0,
-        search=SearchRange(0.005, 0.1),
-    )
+    p_lr: float = option(0.01, "learning rate of the personal model", symbol="η_p", above=0.0, search=SearchRange(0.005, 0.1))
     beta: float = option(
         1.0,
-        "share of the mean in the new global model",
+        "weight of the mean in the new global model",
         symbol="β",
-        typical="1 to 4",
         min=0.0,
         search=SearchRange(1, 4, log=False),
         disabled_by=(0.0, "the server would keep its first model"),
@@ -60,67 +54,59 @@ class PFedMe(Method):
     theta_decay: float = option(0.001, "weight decay of the personal model (authors' code)", typical="0 or 0.001", min=0.0)
     eval_model: str = option(
         "theta",
-        "the client's model: 'theta' = θ_i, 'local_w' = w_i after training (authors' code)",
+        "the personal model: 'theta' = θ_i, 'local_w' = w_i after training (authors' code)",
         choices=("theta", "local_w"),
     )
 
     def bind(self, net: Net, *, lr: float, epochs: int, batch_norm: str = "local") -> Self:
-        """Gives the method for one net; rates under which its pull diverges are refused."""
+        """Return the method bound to a net; raise if the pull would diverge."""
         for name, rate in (("the learning rate", lr), ("method.p_lr", self.p_lr)):
             if rate * self.lam >= 2:
                 raise GpflError(
                     f"method.lam is {self.lam:g} and {name} {rate:g}: their product {rate * self.lam:g} must stay below 2, "
-                    "or the pull overshoots more each step: lower one of them"
+                    "or every step overshoots more: lower one of them"
                 )
         return super().bind(net, lr=lr, epochs=epochs, batch_norm=batch_norm)
 
     def init(self, seed: int) -> tuple[Tree, Tree]:
-        """Gives the global model; every client's own model starts equal to it."""
+        """Return the global model, and a personal model equal to it."""
         shared, private = super().init(seed)
         return shared, {**private, "personal": tree.copy(tree.pick(shared, NET_PARTS))}
 
     def download(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
-        """Gives w_i and θ, both the received model."""
-        received = tree.pick(shared, NET_PARTS)
-        return {**shared, **tree.drop(private, ("personal",)), "local": received}
+        """Return θ and w_i, both the received model."""
+        return {**shared, **tree.drop(private, ("personal",)), "local": tree.pick(shared, NET_PARTS)}
 
     def step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
-        """Gives θ after K steps on the batch, and w_i after one towards it."""
-        local = tree.branch(local_state, "local")
-        seen: list[LossTerms] = []
+        """Train θ for K steps on the batch, then move w_i towards it."""
+        decay, history = dict.fromkeys(NET_PARTS, self.theta_decay), []
         for _ in range(self.steps):
             local_state, terms, _ = self.optimizer_step(
-                shared,
-                local_state,
-                batch,
-                client,
-                loss=self.near,
-                lr=self.p_lr,
-                weight_decay=dict.fromkeys(NET_PARTS, self.theta_decay),
+                shared, local_state, batch, client, loss=self.personal_loss, lr=self.p_lr, weight_decay=decay
             )
-            seen.append(terms)
-        theta = tree.pick(local_state, NET_PARTS)
-        local = tree.map_leaves(lambda w, t: w - self.lr * self.lam * (w - t), local, theta)
-        means = {name: losses.mean_of([terms[name] for terms in seen]) for name in seen[0]}
-        return {**local_state, "local": local}, means
+            history.append(terms)
+        w, theta = tree.branch(local_state, "local"), tree.pick(local_state, NET_PARTS)
+        w = tree.map_leaves(lambda w, t: w - self.lr * self.lam * (w - t), w, theta)
+        means = {name: torch.stack([terms[name] for terms in history]).mean(0) for name in history[0]}
+        return {**local_state, "local": w}, means
 
-    def near(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
-        """Gives the objective of θ: cross-entropy and its distance to w_i."""
+    def personal_loss(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
+        """Return the cross-entropy of θ and its distance to w_i."""
         terms = self.loss(model, shared, batch, client)
-        terms["proximal"] = self.lam / 2 * losses.squared_distance(tree.pick(model.weights, NET_PARTS), model["local"])
+        terms["proximal"] = self.lam / 2 * losses.squared_distance(model.weights, model["local"])
         return terms
 
     def upload(self, shared: Tree, local_state: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
-        """Gives w_i to the server; the client keeps the model it would use."""
-        local, theta = tree.branch(local_state, "local"), tree.pick(local_state, NET_PARTS)
-        sent, kept = self.split_state({**tree.drop(local_state, ("local",)), **local})
-        return sent, {**kept, "personal": theta if self.eval_model == "theta" else local}
+        """Return w_i for the server, and the personal model."""
+        w, theta = tree.branch(local_state, "local"), tree.pick(local_state, NET_PARTS)
+        sent, kept = self.split_state({**tree.drop(local_state, ("local",)), **w})
+        return sent, {**kept, "personal": theta if self.eval_model == "theta" else w}
 
     def aggregate(self, shared: Tree, mean: Tree) -> Tree:
-        """Gives (1 − β)w + β·mean; averaged BatchNorm statistics are the mean, since β > 1 could turn a variance negative."""
+        """Return (1 − β)w + β·mean. BatchNorm statistics are the mean, since β > 1 could make a variance negative."""
         old, new = tree.pick(shared, NET_PARTS), tree.pick(mean, NET_PARTS)
         return {**mean, **tree.map_leaves(lambda a, b: (1 - self.beta) * a + self.beta * b, old, new)}
 
     def personal_weights(self, shared: Tree, private: Tree, batch: Batch, client: ClientInfo) -> Tree:
-        """Gives the client's own model."""
+        """Return the personal model."""
         return {**tree.branch(private, "personal"), **tree.pick({**shared, **private}, ("batch_norm_stats",))}
