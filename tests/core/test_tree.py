@@ -62,16 +62,16 @@ def test_repeated_trees_are_equal_but_share_no_storage() -> None:
 
 def test_putting_writes_the_named_entries_and_no_other() -> None:
     stacked = tree.stack([sample(1), sample(2), sample(3)])
-    tree.put_(stacked, torch.tensor([2, 0]), tree.stack([sample(30), sample(10)]))
+    tree.index_copy_(stacked, torch.tensor([2, 0]), tree.stack([sample(30), sample(10)]))
     assert same(stacked, tree.stack([sample(10), sample(2), sample(30)]))
 
 
 def test_putting_goes_by_name_not_by_order() -> None:
     stacked: Tree = {"a": torch.zeros(2), "b": torch.zeros(2)}
-    tree.put_(stacked, torch.tensor([1]), {"b": torch.tensor([2.0]), "a": torch.tensor([1.0])})
+    tree.index_copy_(stacked, torch.tensor([1]), {"b": torch.tensor([2.0]), "a": torch.tensor([1.0])})
     assert same(stacked, {"a": torch.tensor([0.0, 1.0]), "b": torch.tensor([0.0, 2.0])})
     with pytest.raises(KeyError, match="'a'"):
-        tree.put_(stacked, torch.tensor([1]), {"b": torch.tensor([2.0])})
+        tree.index_copy_(stacked, torch.tensor([1]), {"b": torch.tensor([2.0])})
 
 
 def test_bytes_are_those_of_all_leaves() -> None:
@@ -80,7 +80,7 @@ def test_bytes_are_those_of_all_leaves() -> None:
 
 def test_a_copy_has_memory_of_its_own() -> None:
     one = sample(1)
-    other = tree.copy(one)
+    other = tree.clone(one)
     assert same(one, other)
     tree.leaf(other, "t").add_(1)
     assert same(one, sample(1))
@@ -92,8 +92,8 @@ def test_a_mix_of_trees_goes_from_the_first_to_the_second() -> None:
 
 
 def test_one_nan_or_infinity_anywhere_makes_a_tree_not_finite() -> None:
-    assert tree.finite(sample())
+    assert tree.is_finite(sample())
     for value in (float("nan"), float("inf")):
         broken = sample()
         tree.leaf(tree.branch(tree.branch(broken, "base"), "deep"), "b")[1] = value
-        assert not tree.finite(broken)
+        assert not tree.is_finite(broken)

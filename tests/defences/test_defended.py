@@ -99,7 +99,7 @@ def test_clients_split_over_processes_sum_to_the_result_of_one_process() -> None
     asked = gpfl.engine.base.TrainRequest(state.shared, {}, [1, 3], 7, engine.schedule, [0, 1, 2, 3], engine.method)
     parts = [engine.train_round(asked._replace(clients=clients)).mean for clients in ([1, 3], [0, 2])]
     added = tree.map_leaves(torch.add, *parts)
-    assert all(torch.allclose(a, b, atol=1e-6) for a, b in tree.pairs(whole, added))
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in tree.zip_leaves(whole, added))
 
 
 # Updates, against plain computations.
@@ -113,7 +113,7 @@ def updates(result: gpfl.Result, method: gpfl.core.method.Method) -> list[Tensor
         facts = engine.client_info([client], 5).select(0)
         private = tree.take(result.outcome.last.private, client)
         sent = local_round(method, shared, private, engine.federation.table, engine.plan(client, 5), facts).upload
-        found.append(torch.cat([(a - b).flatten() for a, b in tree.pairs(sent, tree.pick(shared, tuple(sent)))]))
+        found.append(torch.cat([(a - b).flatten() for a, b in tree.zip_leaves(sent, tree.pick(shared, tuple(sent)))]))
     return found
 
 

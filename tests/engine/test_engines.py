@@ -125,7 +125,7 @@ class Run:
             cohort = engine.train(self.shared, tree.take(self.private, index), clients, number)
             self.terms.append(cohort.terms)
             self.shared = engine.method.aggregate(self.shared, cohort.mean)
-            tree.put_(self.private, index, cohort.private)
+            tree.index_copy_(self.private, index, cohort.private)
 
     @property
     def flat(self) -> dict[str, Tensor]:
@@ -320,7 +320,7 @@ def test_rows_that_may_not_be_written_are_read(engine: str) -> None:
     before = x.copy()
     run = Run(make(engine, METHODS["fedavg"](), lambda: (federation, net)), 1)
     assert np.array_equal(x, before)
-    assert tree.finite(run.shared)
+    assert tree.is_finite(run.shared)
 
 
 # What methods may do.

@@ -79,7 +79,7 @@ def run(engine: Engine, rounds: int) -> tuple[Tree, Tree]:
         cohort = engine.train(shared, tree.take(private, index), clients, number)
         shared = engine.method.aggregate(shared, cohort.mean)
         private = tree.map_leaves(torch.clone, private)
-        tree.put_(private, index, cohort.private)
+        tree.index_copy_(private, index, cohort.private)
     return shared, private
 
 

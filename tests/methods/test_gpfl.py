@@ -117,7 +117,7 @@ def run(source: str, rounds: int, client_fraction: float = 1.0):
         index = torch.tensor(clients)
         cohort = engine.train(shared, tree.take(private, index), clients, number)
         shared, private = method.aggregate(shared, cohort.mean), tree.map_leaves(torch.clone, private)
-        tree.put_(private, index, cohort.private)
+        tree.index_copy_(private, index, cohort.private)
         states.append((shared, private))
     return engine, states
 

@@ -155,8 +155,8 @@ def test_fedrod_stays_finite_where_clients_lack_classes(engine: str) -> None:
     shared, private = first_state(machine)
     assert all((facts_of(machine, client).label_counts == 0).any() for client in EVERYONE)
     cohort = machine.train(shared, private, EVERYONE, 0)
-    assert tree.finite(cohort.mean)
-    assert tree.finite(cohort.private)
+    assert tree.is_finite(cohort.mean)
+    assert tree.is_finite(cohort.private)
     assert all(torch.isfinite(values).all() for values in cohort.terms.values())
 
 
@@ -222,8 +222,8 @@ def test_fedproto_trains_a_client_the_same_whatever_the_others_models_are(engine
     shared, private = first_state(machine)
     shared = machine.method.aggregate(shared, machine.train(shared, private, EVERYONE, 0).mean)
     index = torch.tensor([1, 2, 3])
-    others = tree.copy(private)
-    tree.put_(others, index, noisy(tree.take(private, index)))
+    others = tree.clone(private)
+    tree.index_copy_(others, index, noisy(tree.take(private, index)))
     straight, mixed = (machine.train(shared, state, EVERYONE, 1) for state in (private, others))
     assert same(tree.take(straight.private, 0), tree.take(mixed.private, 0))
     assert gap(straight.mean, mixed.mean) > 1e-2
@@ -240,7 +240,7 @@ def test_fedproto_has_prototypes_of_the_classes_that_were_sent_and_decides_for_n
     known = tree.branch(shared, "prototypes")
     sent = sorted({u for client in clients for u in LABELS[client]})
     assert tree.leaf(known, "seen").tolist() == [float(u in sent) for u in range(CLASSES)]
-    assert tree.finite(shared)
+    assert tree.is_finite(shared)
     x = machine.federation.table.inputs(torch.arange(60))
     own = tree.take(private, 1)
     dead = {**own, "base": tree.map_leaves(torch.zeros_like, tree.branch(own, "base"))}  # nearest to a prototype of zeros

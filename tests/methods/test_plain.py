@@ -83,7 +83,7 @@ class Ours:
             index = torch.tensor(clients)
             cohort = machine.train(shared, tree.take(private, index), clients, number)
             shared = self.method.aggregate(shared, cohort.mean)
-            tree.put_(private, index, cohort.private)
+            tree.index_copy_(private, index, cohort.private)
         self.shared, self.private = shared, private
         self.scores = machine.evaluate(shared, private, ROUNDS, "test")
         self.world = plain.World(federation, SCHEDULE, epochs)

@@ -142,7 +142,7 @@ def test_an_epoch_is_the_upload_of_the_runs_own_round(results: dict[str, gpfl.Re
     private = tree.take(state.private, 1)
     update = local_round(engine.method, state.shared, private, engine.federation.table, plan, facts)
     assert seen.steps == len(plan[-1]) > 0
-    assert all(torch.equal(a, b) for a, b in tree.pairs(seen.upload, update.upload))
+    assert all(torch.equal(a, b) for a, b in tree.zip_leaves(seen.upload, update.upload))
 
 
 def test_methods_offer_the_papers_targets() -> None:

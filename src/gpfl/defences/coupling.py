@@ -118,4 +118,4 @@ def _perturb(state: Tree, index: int) -> Tree:
 
 
 def _same(a: Tree, b: Tree) -> bool:
-    return all(torch.allclose(x, y, rtol=1e-5, atol=1e-6) for x, y in tree.pairs(a, b))
+    return all(torch.allclose(x, y, rtol=1e-5, atol=1e-6) for x, y in tree.zip_leaves(a, b))

@@ -37,7 +37,7 @@ def clip(update: Tree, bound: float) -> Tree:
 def add_noise(update: Tree, std: float | Tensor, key: Tensor) -> Tree:
     """Return the update with N(0, std²) added to each entry; every leaf has its own stream, whatever their order."""
     flat, key = tree.flatten(update), random_key(key[0], key[1])
-    return tree.filled(update, {path: leaf + std * normal(key, path, leaf.shape) for path, leaf in flat.items()})
+    return tree.unflatten_like(update, {path: leaf + std * normal(key, path, leaf.shape) for path, leaf in flat.items()})
 
 
 def keep_largest(update: Tree, fraction: float) -> Tree:
@@ -48,7 +48,7 @@ def keep_largest(update: Tree, fraction: float) -> Tree:
     indices = torch.topk(entries.abs(), count, sorted=False).indices
     chosen = torch.zeros_like(entries).scatter(0, indices, torch.ones_like(entries[:count]))
     parts = torch.split(entries * chosen, [leaf.numel() for leaf in flat.values()])
-    return tree.filled(update, {path: part.reshape(flat[path].shape) for path, part in zip(flat, parts, strict=True)})
+    return tree.unflatten_like(update, {path: part.reshape(flat[path].shape) for path, part in zip(flat, parts, strict=True)})
 
 
 def quantise(update: Tree, bits: int, key: Tensor | None) -> Tree:
@@ -64,7 +64,7 @@ def quantise(update: Tree, bits: int, key: Tensor | None) -> Tree:
         level = scaled.round() if key is None else (scaled + uniform(random_key(key[0], key[1], path), leaf.shape)).floor()
         return level.clamp(-levels, levels) / levels * largest
 
-    return tree.filled(update, {path: quantise_leaf(path, leaf) for path, leaf in tree.flatten(update).items()})
+    return tree.unflatten_like(update, {path: quantise_leaf(path, leaf) for path, leaf in tree.flatten(update).items()})
 
 
 def transform_upload(shared: Tree, upload: Tree, defence: DefenceConfig, std: float, key: Tensor) -> Tree:

@@ -91,8 +91,8 @@ class BatchedEvaluator:
         """Gives (correct decisions, summed loss) of a group."""
         program = self._program(shared, private, group, facts)
         fixed = program.fixed
-        tree.put_all_(fixed["shared"], shared)
-        tree.put_all_(fixed["private"], tree.fetch(private, group.full, self._engine.device))
+        tree.copy_(fixed["shared"], shared)
+        tree.copy_(fixed["private"], tree.fetch(private, group.full, self._engine.device))
         for buffer, field in zip(fixed["client"], facts, strict=True):
             buffer.copy_(field[group.who])
         fixed["adapt"].copy_(group.adapt)
@@ -128,7 +128,7 @@ class BatchedEvaluator:
                 "step": torch.zeros(1, dtype=torch.int64, device=self._engine.device),
             }
             fixed = {
-                "shared": tree.copy(shared),
+                "shared": tree.clone(shared),
                 "private": tree.fetch(private, group.full, self._engine.device),
                 "adapt": group.adapt.clone(),
                 "client": ClientInfo(*(field[group.who].clone() for field in facts)),

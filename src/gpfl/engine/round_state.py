@@ -53,7 +53,7 @@ class Round:
         """Gives the state in which clients start."""
         private, client = self._own(places)
         local_state = vmap(self.method.download, in_dims=(None, 0, 0))(self.shared, private, client)
-        return Entered(tree.copy(local_state), client)
+        return Entered(tree.clone(local_state), client)
 
     def leave(self, places: list[int], local_state: Tree, terms: LossTerms) -> None:
         """Takes what trained clients send and keep."""

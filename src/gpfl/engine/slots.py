@@ -54,7 +54,7 @@ class Changes:
             return
         left, leavers, entered, entrants = (self._numbers[span] for span in self._spans[time])
         for part in ("work", "terms"):
-            for slots, kept in tree.pairs(program.state[part], stock.store[part]):
+            for slots, kept in tree.zip_leaves(program.state[part], stock.store[part]):
                 if len(left):
                     kept.index_copy_(0, leavers, slots[left])
                 if len(entered):
@@ -64,7 +64,7 @@ class Changes:
                 slots.index_copy_(0, entered, known[entrants])
             if stock.groups is not None:
                 of = stock.groups[entrants]
-                for slots, known in tree.pairs(program.fixed["shared"], stock.shared):
+                for slots, known in tree.zip_leaves(program.fixed["shared"], stock.shared):
                     slots.index_copy_(0, entered, known[of])
 
 

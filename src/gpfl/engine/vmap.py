@@ -136,7 +136,7 @@ class Vmap(Engine):
         packing = pack(lengths, self._width(lengths))
         program = self._step_program(number, shared, groups, local_state, packing, steps[0].shape[1])
         if groups is None:
-            tree.put_all_(program.fixed["shared"], shared)
+            tree.copy_(program.fixed["shared"], shared)
         store = {
             "work": local_state,
             "terms": {name: value.new_zeros(len(lengths)) for name, value in program.state["terms"].items()},
@@ -205,7 +205,7 @@ class Vmap(Engine):
                 "step": torch.zeros(1, dtype=torch.int64, device=self.device),
             }
             fixed = {
-                "shared": tree.copy(shared) if groups is None else like(shared, width),
+                "shared": tree.clone(shared) if groups is None else like(shared, width),
                 "client": ClientInfo(*(field.clone() for field in facts)),
                 "plan": torch.zeros(width, min(SEGMENT, self._longest(packing)), rows, dtype=torch.int64, device=self.device),
                 "x": table.x,

@@ -92,7 +92,7 @@ class Workers(Engine):
         sums: dict[str, Tensor] = {}
         steps_seen: dict[str, int] = {}
         for program, steps in zip(traced, plan, strict=True):
-            tree.put_all_(program.state["work"], local_state)
+            tree.copy_(program.state["work"], local_state)
             for buffer, field in zip(program.fixed["client"], client, strict=True):
                 buffer.copy_(field)
             for value in program.state["terms"].values():
@@ -100,7 +100,7 @@ class Workers(Engine):
             for rows in torch.from_numpy(steps):
                 program.fixed["rows"].copy_(rows)
                 program()
-            local_state = tree.copy(program.state["work"])
+            local_state = tree.clone(program.state["work"])
             for name, value in program.state["terms"].items():
                 sums[name] = sums.get(name, torch.zeros(())) + value
                 steps_seen[name] = steps_seen.get(name, 0) + len(steps)
@@ -121,7 +121,7 @@ class Workers(Engine):
                 self._programs[number, width] = [first, *twins] if first.traced else [None] * self.workers
             lanes = self._programs[number, width]
             if lanes[0] is not None:
-                tree.put_all_(lanes[0].fixed["shared"], shared)
+                tree.copy_(lanes[0].fixed["shared"], shared)
             out.append(lanes)
         return out
 
@@ -135,9 +135,9 @@ class Workers(Engine):
             sums = {name: state["terms"][name] + value for name, value in terms.items()} if state["terms"] else terms
             return {"work": after, "terms": sums}
 
-        local_state = tree.copy(self.method.download(shared, private, client))
+        local_state = tree.clone(self.method.download(shared, private, client))
         fixed = {
-            "shared": tree.copy(shared),
+            "shared": tree.clone(shared),
             "client": ClientInfo(*(field.clone() for field in client)),
             "rows": torch.zeros(width, dtype=torch.int64),
             "x": table.x,

@@ -190,7 +190,7 @@ def step_graph(setting: RunSpec, phase: Phase, width: int | None) -> fx.Graph:
     method, table = setting.method, setting.federation.table
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         shared, private, client, x, y = stage(setting, width, fake)
-        work = tree.copy(each(method.download, width)(shared, private, client))
+        work = tree.clone(each(method.download, width)(shared, private, client))
         rows = places(width, setting.schedule.batch_size * phase.batches)
         leaves, shape = pytree.tree_flatten((work, shared, client, x, y, rows))
         state = pytree.tree_structure(work)

@@ -40,7 +40,7 @@ class Ditto(Method):
         """Return the global model, and a personal model equal to it."""
         state = self.net.init(seed)
         shared, private = self.split_state(state)
-        return shared, {**private, "personal": tree.copy(state)}
+        return shared, {**private, "personal": tree.clone(state)}
 
     def phases(self) -> tuple[Phase, ...]:
         """Return the phase of the personal model, then that of the global one."""

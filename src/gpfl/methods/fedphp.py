@@ -61,7 +61,7 @@ class FedPHP(Method):
     def init(self, seed: int) -> tuple[Tree, Tree]:
         """Return the global model, and a personal model equal to it."""
         shared, private = super().init(seed)
-        return shared, {**private, "personal": tree.copy(tree.pick(shared, NET_PARTS))}
+        return shared, {**private, "personal": tree.clone(tree.pick(shared, NET_PARTS))}
 
     def momentum(self, client: ClientInfo) -> Tensor:
         """Return m of the round."""

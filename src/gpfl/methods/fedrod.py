@@ -30,7 +30,7 @@ class FedRoD(Method):
     def init(self, seed: int) -> tuple[Tree, Tree]:
         """Return the shared model, and P as a copy of G."""
         state = self.net.init(seed)
-        return self.split_state({**state, "personal_head": tree.copy(tree.branch(state, "head"))})
+        return self.split_state({**state, "personal_head": tree.clone(tree.branch(state, "head"))})
 
     def step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Train φ, G and P together."""

@@ -71,7 +71,7 @@ class PFedMe(Method):
     def init(self, seed: int) -> tuple[Tree, Tree]:
         """Return the global model, and a personal model equal to it."""
         shared, private = super().init(seed)
-        return shared, {**private, "personal": tree.copy(tree.pick(shared, NET_PARTS))}
+        return shared, {**private, "personal": tree.clone(tree.pick(shared, NET_PARTS))}
 
     def download(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
         """Return θ and w_i, both the received model."""

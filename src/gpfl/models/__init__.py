@@ -1,11 +1,13 @@
-"""The named nets."""
+"""The named architectures, and nets from the user's own modules."""
 
-from gpfl.models.architecture import Architecture
-from gpfl.models.cnn4 import CNN4
-from gpfl.models.fasttext import FastText
-from gpfl.models.harcnn import HARCNN
-from gpfl.models.mlp import MLP
-from gpfl.models.resnet18 import ResNet18
+from gpfl.models.architecture import Architecture as Architecture
+from gpfl.models.architecture import net_from_architecture as net_from_architecture
+from gpfl.models.cnn4 import CNN4 as CNN4
+from gpfl.models.fasttext import FastText as FastText
+from gpfl.models.harcnn import HARCNN as HARCNN
+from gpfl.models.mlp import MLP as MLP
+from gpfl.models.resnet18 import ResNet18 as ResNet18
+from gpfl.models.splitting import net_from_module as net_from_module
 
 NETS: dict[str, type[Architecture]] = {
     "cnn4": CNN4,

@@ -49,7 +49,7 @@ def invert(matching: Matching, wanted: Tree, image: Tensor, output: Tensor, free
     moving = tuple(guess) if free else ("image",)
     zeros: Tree = tree.map_leaves(torch.zeros_like, tree.pick(guess, moving))
     done = torch.zeros((), device=image.device)
-    state: Tree = {"guess": guess, "mean": zeros, "square": tree.copy(zeros), "done": done}
+    state: Tree = {"guess": guess, "mean": zeros, "square": tree.clone(zeros), "done": done}
 
     def advance(state: Tree, fixed: Tree) -> Tree:
         slopes = torch.func.vmap(torch.func.grad(objective))(tree.branch(state, "guess"), fixed)

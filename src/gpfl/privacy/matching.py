@@ -75,12 +75,12 @@ def to_net(image: Tensor) -> Tensor:
 
 def dot(a: Tree, b: Tree) -> Tensor:
     """Gives the inner product of two trees."""
-    return torch.stack([(x * y).sum() for x, y in tree.pairs(a, b)]).sum()
+    return torch.stack([(x * y).sum() for x, y in tree.zip_leaves(a, b)]).sum()
 
 
 def apart(a: Tree, b: Tree) -> Tensor:
     """Gives the squared distance of two trees."""
-    return torch.stack([(x - y).square().sum() for x, y in tree.pairs(a, b)]).sum()
+    return torch.stack([(x - y).square().sum() for x, y in tree.zip_leaves(a, b)]).sum()
 
 
 def cosine_distance(a: Tree, b: Tree) -> Tensor:

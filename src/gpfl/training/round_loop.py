@@ -187,8 +187,8 @@ class RoundLoop:
         private = cohort.private
         if len(own) < len(places):
             # A state that may be kept as the selected one must not change under it.
-            private = state.private if self.selects == "last" else tree.copy(state.private)
-            tree.put_(private, index, cohort.private)
+            private = state.private if self.selects == "last" else tree.clone(state.private)
+            tree.index_copy_(private, index, cohort.private)
         up = state.bytes_up + len(clients) * upload_bytes(method, cohort.mean)
         down = state.bytes_down + len(clients) * tree.count_bytes(state.shared)
         return RunState(state.round + 1, method.aggregate(state.shared, cohort.mean), private, up, down), cohort
@@ -253,7 +253,7 @@ class RoundLoop:
         if not self.folder:
             return
         whole = self._whole(state)
-        if tree.finite({"shared": whole.shared, "private": whole.private}):
+        if tree.is_finite({"shared": whole.shared, "private": whole.private}):
             if self.selects != "last":
                 self.folder.save_state(self._whole(selected), "selected")
             self.folder.save_state(whole)

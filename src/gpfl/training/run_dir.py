@@ -176,7 +176,7 @@ class RunDir:
         expected = tree.flatten(content)
         if {key: t.shape for key, t in flat.items()} != {key: t.shape for key, t in expected.items()}:
             raise GpflError(f"{path} does not belong to this run's method, net and clients: remove it to start the run over")
-        restored = tree.filled(content, {key: flat[key].to(expected[key]) for key in expected})
+        restored = tree.unflatten_like(content, {key: flat[key].to(expected[key]) for key in expected})
         try:
             counters = {name: int(cast(int, facts[name])) for name in COUNTERS}
         except (KeyError, ValueError, TypeError):
