@@ -66,6 +66,24 @@ class Command(click.Command):
         write_groups(formatter, groups)
 
 
+class Group(click.Group):
+    """A group of commands, listed with their first sentences."""
+
+    command_class = Command
+
+    def __init__(self, *names: Any, **settings: Any) -> None:
+        super().__init__(*names, **{"context_settings": CONTEXT_SETTINGS, **settings})
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options and the commands."""
+        options = [record for param in self.get_params(ctx) if (record := param.get_help_record(ctx))]
+        write_groups(formatter, {"Options": options, "Commands": list(self.summaries(ctx).items())})
+
+    def summaries(self, ctx: click.Context) -> dict[str, str]:
+        """Return the first sentence of each command."""
+        return {name: command.get_short_help_str(limit=200) for name, command in self.commands.items()}
+
+
 def write_groups(formatter: click.HelpFormatter, groups: dict[str, list[tuple[str, str]]]) -> None:
     """Write one section of the help for each group of (flag, help) pairs."""
     for group, records in groups.items():

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from rich.table import Column
 from rich.table import Table as RichTable
 
-from gpfl.cli.command import CONTEXT_SETTINGS, Argument, Command
+from gpfl.cli.command import Argument, Group
 from gpfl.cli.options import config_options, option, parse_options
 from gpfl.cli.overrides import load_config
 from gpfl.cli.terminal import console, print_dataset_caveat, print_line, table_console
@@ -26,12 +26,12 @@ from gpfl.report.tables import format_bytes
 from gpfl.training import config as configs
 
 
-@click.group(context_settings=CONTEXT_SETTINGS)
+@click.group(cls=Group)
 def data() -> None:
     """Download, list and show datasets."""
 
 
-@data.command(cls=Command)
+@data.command
 @click.argument("name", cls=Argument, metavar="NAME", help=f"One of {', '.join(PUBLISHED)}.")
 @click.option(
     "--from", "source", type=click.Path(path_type=Path), metavar="PATH", help="File or folder with the published files."
@@ -53,7 +53,7 @@ def get(name: str, source: Path | None, unverified: bool, again: bool) -> None:
     print_dataset_caveat(table)
 
 
-@data.command("list", cls=Command)
+@data.command("list")
 def list_datasets() -> None:
     """List datasets with their state on this machine, download size and licence."""
     table = RichTable("name", "what", "here", Column("download", overflow="fold"), "licence")
@@ -85,7 +85,7 @@ def download_words(published: PublishedDataset) -> str:
     return f"{files}{format_bytes(published.size)} from {hosts}"
 
 
-@data.command(cls=Command)
+@data.command
 @option("--out", default="federation.png", metavar="FILE", help="Picture to write: .png, .pdf or .svg.")
 @config_options("data", "partition")
 def show(out: str, federation: str | None, **values: object) -> None:

@@ -10,7 +10,7 @@ from typing import NoReturn
 import click
 
 import gpfl
-from gpfl.cli.command import CONTEXT_SETTINGS, write_groups
+from gpfl.cli.command import Group
 from gpfl.cli.interrupt import StoppedError, exit_on_interrupt
 from gpfl.errors import GpflError
 
@@ -35,7 +35,7 @@ PATH_ERRORS = {
 """Errors of the file system that the user can fix, so they are reported without a traceback."""
 
 
-class Commands(click.Group):
+class Commands(Group):
     """The group of all commands, each imported when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -50,14 +50,12 @@ class Commands(click.Group):
             command: click.Command = pkgutil.resolve_name(COMMANDS[name][0])
         return command
 
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options and commands, importing none of them."""
-        options = [record for param in self.get_params(ctx) if (record := param.get_help_record(ctx))]
-        commands = [(name, summary) for name, (_, summary) in COMMANDS.items()]
-        write_groups(formatter, {"Options": options, "Commands": commands})
+    def summaries(self, ctx: click.Context) -> dict[str, str]:
+        """Return the first sentence of each command, importing none."""
+        return {name: summary for name, (_, summary) in COMMANDS.items()}
 
 
-@click.group(cls=Commands, context_settings=CONTEXT_SETTINGS)
+@click.group(cls=Commands)
 @click.version_option(gpfl.__version__, message="gpfl %(version)s")
 def command() -> None:
     """Personalised federated learning: train a model for each client."""

@@ -2,38 +2,81 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-import textwrap
+import re
 
 import click
+import torch
 
-from gpfl.cli.command import CONTEXT_SETTINGS, Argument, Command, write_groups
-from gpfl.cli.options import describe_option, flag_with_metavar
+from gpfl.cli.command import Argument, Group, write_groups
+from gpfl.cli.options import help_record
 from gpfl.core import tree
 from gpfl.core.method import Method
 from gpfl.core.options import BY_NET, options_of
+from gpfl.core.tree import Tree
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.methods import METHODS
-from gpfl.models import MLP, net_from_architecture
+from gpfl.models.architecture import net_from_architecture
+from gpfl.models.cnn4 import CNN4
+
+PARTS = {
+    "base": "feature extractor",
+    "head": "classifier",
+    "cov": "conditional valve",
+    "gce": "category embeddings",
+    "prototypes": "mean feature of each class",
+    "personal": "personal model",
+    "personal_head": "personal classifier",
+}
+"""What the parts of a method's state are."""
 
 
-@click.group(invoke_without_command=True, context_settings=CONTEXT_SETTINGS)
+@click.group(cls=Group, invoke_without_command=True)
 @click.pass_context
 def methods(ctx: click.Context) -> None:
     """List the methods, or explain one."""
     if ctx.invoked_subcommand is None:
         formatter = ctx.make_formatter()
-        summaries = [(name, inspect.getdoc(method).splitlines()[0]) for name, method in METHODS.items()]
-        write_groups(formatter, {"Methods": summaries})
-        click.echo(formatter.getvalue(), nl=False)
-        click.echo("\nOne of them in detail: gpfl methods show NAME")
+        formatter.write_dl([(name, (method.__doc__ or "").splitlines()[0]) for name, method in METHODS.items()])
+        click.echo(f"{formatter.getvalue()}\nOne of them in detail: gpfl methods show NAME")
 
 
-@methods.command(cls=Command)
+@methods.command
 @click.argument("name", cls=Argument, metavar="NAME", help=f"One of {', '.join(METHODS)}.")
 @click.pass_context
 def show(ctx: click.Context, name: str) -> None:
-    """Explain a method: paper, formulas, options, what clients share, and how to run it."""
+    """Explain a method: paper, formulas, options, what clients share."""
     if name not in METHODS:
         raise GpflError(f"unknown method '{name}'; {did_you_mean(name, METHODS)}")
     method = METHODS[name]
+    formatter = ctx.make_formatter()
+    groups = {"Options": [help_record("method", key, method, _default(method, key)) for key in options_of(method)]}
+    groups["State of a client"] = _state(method)
+    groups["More"] = [("Documentation", f"docs/methods/{name}.md"), ("Run", f"gpfl run --method {name}")]
+    text = re.sub(r"\n {2}(?! )", " ", inspect.getdoc(method) or "").replace("\n- ", "\n\n- ")
+    formatter.write_text(re.sub(r"\n\n(?= {4})", "\n\n\b\n", text))  # \b: click keeps the lines of formulas
+    write_groups(formatter, {group: records for group, records in groups.items() if records})
+    click.echo(formatter.getvalue(), nl=False)
+
+
+def _default(method: type[Method], key: str) -> object:
+    default = next(field.default for field in dataclasses.fields(method) if field.name == key)
+    if default is not BY_NET:
+        return default
+    by_net = options_of(method)[key].by_net
+    if by_net is None:
+        return "the learning rate"
+    return f"{by_net['*']:g}, but {', '.join(f'{net} {value:g}' for net, value in by_net.items() if net != '*')}"
+
+
+def _state(method: type[Method]) -> list[tuple[str, str]]:
+    """Return what clients share and keep private, with the traffic on the paper's CNN for Cifar100."""
+    net = net_from_architecture(CNN4(), "cnn4", torch.zeros(2, 3, 32, 32), 100)
+    shared, private = method().bind(net, lr=CNN4.lr, epochs=1).init(0)
+    traffic = f"{tree.count_bytes(shared):,} bytes per round and direction (cnn4, 32×32 images, 100 classes)"
+    return [("Shared", _describe(shared)), ("Private", _describe(private)), ("Traffic", traffic)]
+
+
+def _describe(state: Tree) -> str:
+    return "; ".join(f"{part} ({PARTS[part]})" if part in PARTS else part for part in state) or "nothing"

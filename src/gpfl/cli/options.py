@@ -83,9 +83,7 @@ class ConfigOption(click.Option):
         record = chosen.records[self.section]
         if record is None or self.key not in options_of(record):
             return None
-        flag = f"--[no-]{self.opts[0][2:]}" if self.secondary_opts else self.opts[0]
-        metavar = _metavar(options_of(record)[self.key], _hint(record, self.key))
-        return f"{flag} {metavar}".strip(), describe_option(record, self.key, chosen.default(self.section, self.key))
+        return help_record(self.section, self.key, record, chosen.default(self.section, self.key))
 
 
 class NameOption(click.Option):
@@ -139,15 +137,22 @@ class Chosen:
         return getattr(net, "lr", BY_NET) if key == "lr" else "the learning rate"
 
 
-def describe_option(record: type, key: str, default: object) -> str:
-    """Return the help of one option: its symbol, description, typical range and default."""
-    option = options_of(record)[key]
-    text = f"{option.symbol}: {option.help}" if option.symbol else option.help[:1].upper() + option.help[1:]
+def help_record(section: str, key: str, record: type, default: object) -> tuple[str, str]:
+    """Return the flag of an option with its placeholder, and its symbol, description, typical range and default."""
+    option, hint = options_of(record)[key], _hint(record, key)
+    flag = flag_name(section, key)
+    flag = f"--[no-]{flag[2:]}" if hint is bool else f"{flag} {_metavar(option, hint)}"
+    text = f"{option.symbol}: {option.help}" if option.symbol else _capitalize(option.help)
     typical = f"typical: {option.typical}; " if option.typical else ""
-    return f"{text}  [{typical}default: {_value_text(default)}]"
+    return flag, f"{text}  [{typical}default: {value_text(default)}]"
 
 
-def _value_text(value: object) -> str:
+def _capitalize(text: str) -> str:
+    return text[:1].upper() + text[1:] if text[:1].isascii() else text  # symbols such as μ stay
+
+
+def value_text(value: object) -> str:
+    """Return a value as the help shows it."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple):

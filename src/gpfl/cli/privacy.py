@@ -12,7 +12,7 @@ from typing import cast
 import click
 
 from gpfl.cli.attack import one_of, single, tell_case, tell_graph, whole_numbers
-from gpfl.cli.command import CONTEXT_SETTINGS, Command
+from gpfl.cli.command import Group
 from gpfl.cli.data import get_data
 from gpfl.cli.grid_plan import print_plan
 from gpfl.cli.grid_progress import GridReporter
@@ -48,7 +48,7 @@ from gpfl.training import api
 IN_FILE = "[default: as in the file of the study]"
 
 
-@click.group(context_settings=CONTEXT_SETTINGS)
+@click.group(cls=Group)
 def privacy() -> None:
     """Reproduce the paper's privacy table, infer labels and members, and measure what defences cost."""
 
@@ -78,7 +78,7 @@ run_options = compose(
 )
 
 
-@privacy.command(cls=Command)
+@privacy.command
 @option("--kind", default="geiping,dlg", help="Attacks: geiping (strong), dlg (the paper's), or both.")
 @images_option
 @option("--batch", default="1,4", metavar="N,…", help="Images in one upload.")
@@ -145,7 +145,7 @@ def columns(
     tell_files(paths)
 
 
-@privacy.command(cls=Command)
+@privacy.command
 @option("--methods", default="all", metavar="NAME,…", help="Methods, or all.")
 @seed_option
 @rounds_option
@@ -180,7 +180,7 @@ def leaks(
         raise click.exceptions.Exit(1)
 
 
-@privacy.command(cls=Command)
+@privacy.command
 @option("--methods", default="gpfl,fedavg", metavar="NAME,…", help="Methods.")
 @click.option("--noise", default="", metavar="X,…", help="Client level: noise multipliers, or none.")
 @click.option("--example-noise", default="", metavar="X,…", help="Example level: noise multipliers, or none.")
