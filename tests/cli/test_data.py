@@ -152,6 +152,6 @@ def test_show_refuses_what_run_refuses_beside_a_manifest(command: Command, given
 
 def test_show_draws_where_it_is_told(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     paths: list[Path] = []
-    monkeypatch.setattr(figures, "draw_bubbles", lambda federation, path: paths.append(path))
+    monkeypatch.setattr(figures, "draw_class_counts", lambda counts, path: paths.append(path))
     assert command("data", "show", "--data", "toy", "--out", "deep/er.svg").out.endswith("Picture: deep/er.svg\n")
     assert paths == [Path("deep/er.svg")]

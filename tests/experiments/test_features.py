@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import runpy
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +18,8 @@ from conftest import Command, Toy, toy_federation
 import gpfl
 from gpfl.experiments import definitions as studies
 from gpfl.experiments import maps
-from gpfl.experiments.definitions import TableColumn
-from gpfl.experiments.features import FeatureMetrics, Features, collect_features, embed_tsne, measure_features
+from gpfl.experiments.features import Features, collect_features, embed_tsne, measure_features
 from gpfl.experiments.trials import delete_weights
-from gpfl.report import features as pictures
 
 RECORD = Path(__file__).parents[2] / "docs" / "results" / "record.py"
 TOYS = """
@@ -175,47 +171,6 @@ def test_embedding_is_the_same_for_the_same_seed_and_keeps_far_groups_apart() ->
         embed_tsne(laid_out([(0, 0), (1, 0)], [0, 1], [0, 0]))
 
 
-# The picture.
-
-
-def test_picture_comes_with_its_points_and_numbers(tmp_path: Path) -> None:
-    far = squares({(0, 0): (0, 0), (1, 0): (0, 20), (0, 1): (20, 0), (1, 1): (20, 20)})
-    other = replace(far, method="fedper", round=7, selected_by="test", clients=("north", "$x$ 北"), classes=("a", "b"))
-    made = [maps.make_map(features) for features in (other, far)]
-    paths = pictures.draw(made, tmp_path / "tsne", "all $ in $ all")
-    assert [path.name for path in paths] == ["tsne.png", "tsne.pdf", "tsne.json"]
-    assert [path.read_bytes()[:4] for path in paths[:2]] == [b"\x89PNG", b"%PDF"]
-    assert [one.points.shape for one in made] == [(16, 2), (16, 2)]
-    records = json.loads(paths[2].read_text())
-    assert [record["method"] for record in records] == ["fedper", "gpfl"]
-    assert (records[0]["round"], records[0]["selected_by"], records[0]["width"]) == (7, "test", 2)
-    assert records[0]["silhouette"] == made[0].measures.silhouette
-    assert records[0]["tsne"] == {"perplexity": 5.0, "seed": 0}
-
-
-def test_shares_of_a_class_that_lie_together_have_one_name() -> None:
-    made = squares({(0, 0): (0, 0), (1, 0): (0, 0.01), (2, 0): (9, 9), (2, 1): (9, 0)})
-    found = pictures.islands(maps.FeatureMap(measure_features(made), 2, made.label, made.client, made.x))
-    assert [(island.label, island.clients) for island in found] == [(0, [0, 1]), (0, [2]), (1, [2])]
-
-
-def test_names_of_islands_that_lie_on_one_another_stand_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = []
-    monkeypatch.setattr(pictures.drawing, "write", lambda figure, stem: drawn.append(figure) or [])
-    made = squares({(0, 0): (0, 0), (0, 1): (0, 0.1), (1, 2): (0.1, 0), (1, 3): (9, 9), (2, 4): (9, 9.1)})
-    pictures.draw([maps.FeatureMap(measure_features(made), 2, made.label, made.client, made.x)], tmp_path / "tsne", "title")
-    (figure,) = drawn
-    figure.draw_without_rendering()
-    names = [text.get_window_extent() for text in figure.axes[0].texts]
-    assert len(names) == 5
-    assert not any(one.overlaps(other) for one, other in itertools.combinations(names, 2))
-
-
-def test_many_classes_have_as_many_colours() -> None:
-    assert len(set(pictures.class_colours(10))) == 10
-    assert len(set(pictures.class_colours(100))) > 90
-
-
 # What is kept beside a run.
 
 
@@ -223,8 +178,10 @@ def test_many_classes_have_as_many_colours() -> None:
 def run(finished: tuple[Path, gpfl.Federation, gpfl.Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of a finished run, whose data a reader of its folder finds."""
     out, federation, _ = finished
-    real = gpfl.training.api.reread
-    monkeypatch.setattr(gpfl.training.api, "reread", lambda folder, given, custom_net: real(folder, federation, custom_net))
+    real = gpfl.training.api.load_run_config
+    monkeypatch.setattr(
+        gpfl.training.api, "load_run_config", lambda folder, given, custom_net: real(folder, federation, custom_net)
+    )
     return Path(shutil.copytree(out, tmp_path / "cell-1a2b3c4d" / "seed-0"))
 
 
@@ -235,7 +192,7 @@ def without_weights(run: Path) -> Path:
     return run
 
 
-def test_map_is_kept_with_its_run_and_read_back_where_the_weights_are_gone(run: Path, tmp_path: Path) -> None:
+def test_map_is_kept_with_its_run_and_read_back_where_the_weights_are_gone(run: Path) -> None:
     made = maps.get_map(run, "gpfl", points=True)
     kept = json.loads((run / "features.json").read_text())
     assert kept["run"] == "cell-1a2b3c4d/seed-0"
@@ -243,8 +200,6 @@ def test_map_is_kept_with_its_run_and_read_back_where_the_weights_are_gone(run: 
     again = maps.get_map(without_weights(run), "gpfl", points=True)
     for name in vars(made):
         assert np.array_equal(getattr(made, name), getattr(again, name)), name
-    before, after = (pictures.draw([one], tmp_path / "a", "title")[0].read_bytes() for one in (made, again))
-    assert before == after
 
 
 def facts(run: Path) -> dict[str, Any]:
@@ -302,34 +257,6 @@ def test_another_device_is_the_same_run(run: Path) -> None:
     assert 'device = "auto"' in config
     (run / "config.toml").write_text(config.replace('device = "auto"', 'device = "cuda"'))
     assert maps.read_map(run) is not None
-
-
-# The table.
-
-
-def test_measures_stand_in_the_table_with_their_deviations() -> None:
-    def one(value: float, across: float | None) -> FeatureMetrics:
-        return FeatureMetrics(40, 10, value, 0.5, 0.25, 0.75, 0.1, across)
-
-    rows = {"fedper": [one(-0.25, None)], "gpfl": [one(0.5, 0.5), one(0.25, None)], "fedproto": []}
-    column = TableColumn("toy/ten", "Toys | 10", "skew", {})
-    added = pictures.Measured(column, rows).added()
-    table = [line for line in added.lines if line.startswith("|")]
-    assert table[2:] == [
-        "| FedPer | −0.250 | 0.500 | 0.250 | 0.750 | – | 1 |",
-        "| GPFL | 0.375 ± 0.125 | 0.500 ± 0.000 | 0.250 ± 0.000 | 0.750 ± 0.000 | 0.500 ± 0.000 | 2 |",
-        "| FedProto | – | – | – | – | – | 0 |",
-    ]
-    assert "share of a row's 10 nearest rows, or nearest rows of other clients, that have its class (0.10 by chance)" in str(
-        added.lines
-    )
-    numbers = added.numbers["toy/ten", "gpfl"]
-    assert (numbers["silhouette"], numbers["silhouette_std_over_trials"], numbers["measured_trials"]) == (0.375, 0.125, 2)
-    assert added.numbers["toy/ten", "fedproto"].keys() == numbers.keys(), "one heading for all rows"
-    assert r"FedPer & $-$0.250 &" in added.tex
-    nothing = pictures.Measured(column, {"gpfl": []}).added()
-    assert "Not measured" in str(nothing.lines)
-    assert nothing.tex == ""
 
 
 # Recorded results.

@@ -300,13 +300,12 @@ def test_more_than_m_clients_are_refused_with_both_numbers(partition: Partition)
         partition.choose(toy_table(300))
 
 
-def test_the_picture_has_a_disc_for_every_client_and_class_with_rows(tmp_path: Path) -> None:
+def test_class_counts_are_of_all_samples_of_each_client(tmp_path: Path) -> None:
     federation = gpfl.federate(grouped_table(), partition="natural", validation_fraction=0.2)
-    clients, classes, areas = figures.bubbles(federation)
-    assert areas.sum() == 120
-    for number, rows in enumerate(ROWS.values()):
-        labels, counts = np.unique(federation.table.y.numpy()[rows], return_counts=True)
-        assert classes[clients == number].tolist() == labels.tolist()
-        assert areas[clients == number].tolist() == counts.tolist()
-    figures.draw_bubbles(federation, tmp_path / "bubbles.png")
+    counts = figures.ClassCounts.from_federation(federation)
+    assert counts.counts.sum() == 120
+    for index, samples in enumerate(ROWS.values()):
+        labels = federation.table.y.numpy()[samples]
+        assert counts.counts[index].tolist() == np.bincount(labels, minlength=federation.table.classes).tolist()
+    figures.draw_class_counts(counts, tmp_path / "bubbles.png")
     assert (tmp_path / "bubbles.png").read_bytes().startswith(b"\x89PNG")

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from gpfl.report.tables import Bold, MeanStd, ResultTable, TableColumn, format_bytes, format_csv, format_p_value, render_page
+from gpfl.report.tables import Bold, MeanStd, ResultColumn, ResultTable, format_bytes, format_csv, format_p_value, render_page
 
 TABLE = ResultTable(
     [
-        TableColumn("method"),
-        TableColumn("N = 10|50", ".2f", group="toys"),
-        TableColumn("our\nrank", "g", group="toys", hide=2),
-        TableColumn("ours −\npaper", "+.1f", group="people", hide=1),
-        TableColumn("empty"),
+        ResultColumn("method"),
+        ResultColumn("N = 10|50", ".2f", group="toys"),
+        ResultColumn("our\nrank", "g", group="toys", hide=2),
+        ResultColumn("ours −\npaper", "+.1f", group="people", hide=1),
+        ResultColumn("empty"),
     ],
     [["gpfl", Bold(MeanStd(61, 0.5, 2)), 1, -3.0, None], ["fed_avg", MeanStd(52, 0, 1), 2.5, 2.0, None]],
     title="Toys",
@@ -72,7 +72,7 @@ def test_latex_has_booktabs_groups_and_escaped_text() -> None:
     assert r"gpfl & \textbf{\boldmath 61.00 $\pm$ 0.50} & 1 & $-$3.0 & -- \\" in text
     assert r"\caption{In 50 \% of toys.}" in text
     assert "\\label{tab:toys}\n" in text
-    ungrouped = ResultTable([TableColumn("a"), TableColumn("b")], [["--x \\ 日", None]]).to_latex("a")
+    ungrouped = ResultTable([ResultColumn("a"), ResultColumn("b")], [["--x \\ 日", None]]).to_latex("a")
     assert "multicolumn" not in ungrouped
     assert r"{-}{-}x \textbackslash{} ? & -- \\" in ungrouped
 

@@ -70,5 +70,5 @@ def _save_comparison(compared: comparisons.ComparisonResult, config: configs.Con
     title = f"{config.data}, {clients} clients ({partition}), {config.train.rounds} rounds; mean ± std over seeds"
     print_method_table(rows, title, compared.unended)
     paths = method_tables.save(rows, folder, title, compared.unended)
-    figures.draw_curves(rows, folder / "curves.png", title)
+    figures.draw_learning_curves(rows, [folder / "curves.png"], title)
     print_line(f"Table: {', '.join(str(path) for path in paths)}. Curves: {folder / 'curves.png'}")

@@ -22,6 +22,7 @@ from gpfl.data.published import cache
 from gpfl.data.table import SPLITS
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.report import figures, plotting
+from gpfl.report.figures import ClassCounts
 from gpfl.report.tables import format_bytes
 from gpfl.training import config as configs
 
@@ -107,7 +108,7 @@ def show(out: str, federation: str | None, **values: object) -> None:
     table_console().print(table)
     for oddity in divided.data_warnings():
         print_line(oddity)
-    figures.draw_bubbles(divided, picture)
+    figures.draw_class_counts(ClassCounts.from_federation(divided), picture)
     print_line(f"Picture: {out}")
 
 

@@ -15,8 +15,8 @@ from gpfl.errors import pluralize
 from gpfl.experiments import grid
 from gpfl.experiments.estimate import Estimate
 from gpfl.experiments.grid import GridPlan, Job, Problems
+from gpfl.report.paper_tables import describe_rounds, group_problems
 from gpfl.report.tables import format_bytes
-from gpfl.report.wording import describe_rounds, group_problems
 
 COUNTED = (
     "Counted: the operations of a round at the speed of this machine now; nothing was timed, perhaps half as long, or twice."

@@ -14,8 +14,7 @@ from rich.progress import Progress, TaskID
 from gpfl.cli.progress import LiveProgress, PlainProgress, progress_bars
 from gpfl.experiments.estimate import Estimate, duration, work_of
 from gpfl.experiments.grid import BUSY, Job
-from gpfl.report.comparison import MeanStd
-from gpfl.report.wording import format_mean_std
+from gpfl.report.tables import MeanStd
 from gpfl.training.round_loop import number
 from gpfl.training.run_dir import MetricsRecord
 
@@ -136,8 +135,7 @@ def outcome(job: Job, seeds: Sequence[int]) -> str:
     trials = job.trials("", seeds)
     if trials is None:
         return "not run"
-    count = len(trials.summaries)
-    return f"{format_mean_std(MeanStd.of(trials, 'best_accuracy'), count)} %, best round {trials.mean('best_round'):.0f}"
+    return f"{MeanStd.from_trials(trials, 'best_accuracy'):.2f} %, best round {trials.mean('best_round'):.0f}"
 
 
 def tail(words: str) -> str:

@@ -17,7 +17,7 @@ from gpfl.experiments.selection import Selection
 from gpfl.io import files
 from gpfl.io.provenance import command_words, commit
 from gpfl.report import paper_tables, plotting
-from gpfl.report.wording import group_problems
+from gpfl.report.paper_tables import group_problems
 
 
 def show_held(asked: Selection, plan: GridPlan, figures: bool) -> None:
@@ -57,17 +57,16 @@ def write(jobs: Sequence[Job], plan: GridPlan, asked: Selection, problems: Probl
         if not any(results.trials.values()) and not results.problems:
             print_line(f"{one.title}: nothing of it has ended, so no table is written.")
             continue
-        for table in paper_tables.rich_tables(results):
+        print_line(paper_tables.describe_setting(results))
+        for table in paper_tables.terminal_tables(results):
             table_console().print(table)
-        for words in paper_tables.untested_words(results):
-            print_line(words)
         folder = plan.out / results.name
-        paths = paper_tables.save(results, folder, origin, experiment_figures.added(results))
+        paths = paper_tables.save(results, folder, origin)
         if figures:
             try:
                 drawn = experiment_figures.draw(results, folder, print_line)
                 if one.measure == "features":  # which were measured just now
-                    paper_tables.save(results, folder, origin, experiment_figures.added(results))
+                    paper_tables.save(results, folder, origin)
                 files.write_text(paths[0], paths[0].read_text(encoding="utf-8") + plotting.markdown_images(drawn))
                 paths += drawn
             except GpflError as problem:

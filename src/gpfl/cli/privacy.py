@@ -429,7 +429,7 @@ def made_by(jobs: Iterable[Job], seeds: Sequence[int]) -> str:
     runs = [trials for job in jobs if (trials := job.trials("", seeds))]
     commits, now = {one for trials in runs for one in trial_commits(trials)}, commit()
     later = "" if now in commits else f" The commit is that of the runs; the page is of {now}, and what was attacked since."
-    return f"Made by {Origin(command_words(), now).line(runs, commits, seeds)}{later}"
+    return f"{Origin(command_words(), now).describe(runs, commits, seeds)}{later}"
 
 
 def tell_point(words: str, line: Line) -> None:

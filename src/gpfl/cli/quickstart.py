@@ -30,7 +30,7 @@ def quickstart(out: str | None) -> None:
             rows = experiment.quickstart(folder, reporter.watch)
         title = "Digits, 20 clients with 4 classes each: mean ± std over 3 seeds"
         print_method_table(rows, title)
-        figures.draw_curves(rows, folder / "curves.png", "Digits, 20 clients with 4 classes each, 3 seeds")
+        figures.draw_learning_curves(rows, [folder / "curves.png"], "Digits, 20 clients with 4 classes each, 3 seeds")
         method_tables.save(rows, folder, title)
     print_line(f"Curves: {folder / 'curves.png'}. Table: {folder / 'table.md'}. Models: {rows[0].folders[0] / 'models'}")
     print_line(

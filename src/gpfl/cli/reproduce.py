@@ -284,7 +284,7 @@ def table_name(name: str, asked: Sequence[str], out: Path) -> str:
         raise GpflError(f"--table is '{name}', which has another meaning below {out}: {way}")
     if folder.exists() and not folder.is_dir():
         raise GpflError(f"--table is '{name}', but {folder} is a file: {way}")
-    if folder.is_dir() and any(folder.iterdir()) and paper_tables.experiment_in(folder) != asked[0]:
+    if folder.is_dir() and any(folder.iterdir()) and paper_tables.saved_experiment(folder) != asked[0]:
         raise GpflError(f"--table is '{name}', but {folder} holds something other than a table of {asked[0]}: {way}")
     return name
 

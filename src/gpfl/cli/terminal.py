@@ -1,4 +1,4 @@
-"""Words for the terminal. Of several process_group, the first speaks."""
+"""Printing on the terminal. Of several ranks, only rank 0 prints."""
 
 from __future__ import annotations
 
@@ -12,69 +12,67 @@ from gpfl.data import FileDataset
 from gpfl.data.published.dataset import provenance_warning
 from gpfl.data.table import Table
 from gpfl.experiments.trials import Trials
-from gpfl.report import method_tables
-from gpfl.training import config as configs
+from gpfl.report.method_tables import format_idle_note, method_table
+from gpfl.training.config import Config
 from gpfl.training.result import Result
 
-SILENT = os.environ.get("RANK", "0") != "0"
-console = Console(quiet=SILENT)
+QUIET = os.environ.get("RANK", "0") != "0"
+console = Console(quiet=QUIET)
 
 
 def table_console() -> Console:
-    """Gives the terminal, or where output is none, one as wide as a table needs."""
-    return console if console.is_terminal else Console(width=160, quiet=SILENT)
+    """Return the console for tables; one without a line limit where the output is no terminal."""
+    return console if console.is_terminal else Console(width=1000, quiet=QUIET)
 
 
 def print_line(text: str) -> None:
-    """Prints a line as it is."""
+    """Print text as it is, without markup."""
     console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def print_error(text: str) -> None:
-    """Prints one line of complaint."""
-    Console(stderr=True, quiet=SILENT).print(f"gpfl: {text}", highlight=False, markup=False, emoji=False, soft_wrap=True)
+    """Print one line to stderr."""
+    Console(stderr=True, quiet=QUIET).print(f"gpfl: {text}", highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
-def print_method_table(rows: list[Trials], title: str, notes: Sequence[str] = ()) -> None:
-    """Prints the table of methods and what must be known of it; where output is not a terminal it is as wide as it needs."""
-    place = table_console()
-    place.print(method_tables.rich_table(rows, title, place.width))
-    for note in (*method_tables.format_idle_notes(rows), *notes):
-        print_line(note)
+def print_method_table(methods: Sequence[Trials], title: str, notes: Sequence[str] = ()) -> None:
+    """Print the table of methods and notes."""
+    table_console().print(method_table(methods, title, notes))
 
 
 def print_dataset_caveat(table: Table) -> None:
-    """Prints what nobody vouches for in a published set: rows that it lacks, files that were not checked."""
-    words = provenance_warning(table)
-    if words:
-        print_line(words)
+    """Print what is missing from or unverified in a published dataset."""
+    if text := provenance_warning(table):
+        print_line(text)
 
 
-def print_data_warnings(config: configs.Config) -> None:
-    """Prints what should be known of the data before hours of training: what a person's own files hold, what a set lacks."""
+def print_data_warnings(config: Config) -> None:
+    """Print warnings about the data before training starts, and how files were read."""
     if config.source is not None:
         print_dataset_caveat(config.source.load())
     if isinstance(config.source, FileDataset):
         print_line(config.source.load().description)
-        for words in config.federation().data_warnings():
-            print_line(words)
+        for warning in config.federation().data_warnings():
+            print_line(warning)
 
 
 def print_run_summary(result: Result, folder: Path) -> None:
-    """Prints the outcome of a run."""
+    """Print the result of a run."""
     s = result.summary
     print_line(
         f"{s['method']}: best accuracy {s['best_accuracy']:.2%} at round {s['best_round']}, last {s['last_accuracy']:.2%}, "
         f"std over clients {s['std']:.2%}, {s['seconds']:.1f} s ({s['engine']} on {s['device']})."
     )
     if "validation_best_accuracy" in s:
-        print_line(f"At the best round on validation rows ({s['validation_best_round']}): {s['validation_best_accuracy']:.2%}.")
+        print_line(
+            f"At the best round on validation samples ({s['validation_best_round']}): {s['validation_best_accuracy']:.2%}."
+        )
     if s["idle_clients"]:
-        print_line(method_tables.format_idle_note(s))
+        print_line(format_idle_note(s))
     print_line(f"Run: {folder}. Each client's model (round {s['selected_round']}): {folder / 'models'}")
 
 
 def print_trials_summary(trials: Trials, folder: Path) -> None:
-    """Prints the outcome of trials."""
-    print_method_table([trials], f"{len(trials.summaries)} trials, mean ± std over them")
+    """Print the results of trials."""
+    print_method_table([trials], f"{len(trials.summaries)} trials, mean ± std")
     print_line(f"Trials: {folder}")

@@ -37,7 +37,7 @@ from gpfl.experiments.tune import Candidate, MethodSearch, Search, SearchResult
 from gpfl.io import files, toml
 from gpfl.io.provenance import command_words, commit
 from gpfl.methods import METHODS
-from gpfl.report.tuning_tables import markdown, note_words, score_words, table_csv
+from gpfl.report.tuning_tables import format_origin, format_score, to_csv, to_markdown
 from gpfl.training import config as configs
 from gpfl.training.config import ConfigDict
 from gpfl.training.round_loop import number
@@ -190,7 +190,7 @@ class Listener:
         self._done.append(candidate)
         self._running.pop(candidate.number, None)
         print_line(
-            f"{plan.method} {candidate.number}/{plan.count}: {describe_values(candidate.values)}: {score_words(candidate)}"
+            f"{plan.method} {candidate.number}/{plan.count}: {describe_values(candidate.values)}: {format_score(candidate)}"
         )
         self.draw(plan)
 
@@ -242,18 +242,18 @@ def plan_words(plan: MethodSearch) -> str:
 
 def keep(found: Sequence[SearchResult], others: Sequence[SearchResult], out: Path) -> list[SearchResult]:
     """Writes each method's best.toml, the config that all share, and the tables of all that the folder holds; gives these."""
-    note = note_words(found, command_words(), commit())
+    note = format_origin(found, command_words(), commit())
     everything = [*(replace(tuned, note=note) for tuned in found), *others]
     for tuned in everything[: len(found)]:
         if tuned.best.trouble:
             continue
-        head = f"# {tuned.plan.method}: {describe_values(tuned.best.values)}; {score_words(tuned.best)}\n# {note}\n"
+        head = f"# {tuned.plan.method}: {describe_values(tuned.best.values)}; {format_score(tuned.best)}\n# {note}\n"
         files.write_text(tuned.plan.folder / BEST, head + chosen.best_config(tuned))
         study.write_study(tuned.plan, tuned.made)
     if not found[0].plan.search.with_lr:
         files.write_text(out / "common.toml", toml.dump(chosen.common_config(found[0])))
-    files.write_text(out / "table.md", markdown(everything))
-    files.write_text(out / "table.csv", table_csv(everything))
+    files.write_text(out / "table.md", to_markdown(everything))
+    files.write_text(out / "table.csv", to_csv(everything))
     return everything
 
 
@@ -266,7 +266,7 @@ def tell(found: Sequence[SearchResult], out: Path) -> None:
             continue
         compared = "" if top.number == 1 else f"; with defaults {tuned.candidates[0].score:.2%}"
         default = " (the defaults)" if top.number == 1 and plan.space else ""
-        print_line(f"{plan.method}: {describe_values(top.values)}{default}: {score_words(top)}{compared}")
+        print_line(f"{plan.method}: {describe_values(top.values)}{default}: {format_score(top)}{compared}")
     print_line(f"Table: {out / 'table.md'}, {out / 'table.csv'}")
     found = [tuned for tuned in found if not tuned.best.trouble]
     if not found:

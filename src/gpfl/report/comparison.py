@@ -1,4 +1,4 @@
-"""Ours beside the paper's: the numbers of a table, before they are written down."""
+"""Our numbers next to the paper's: differences, ranks and p-values of an experiment."""
 
 from __future__ import annotations
 
@@ -11,92 +11,62 @@ import numpy as np
 
 from gpfl.errors import GpflError
 from gpfl.experiments import statistics
-from gpfl.experiments.definitions import MAX_PAPER_STDS, PaperValue, TableColumn, display_name
+from gpfl.experiments.definitions import MAX_PAPER_STDS, PaperValue, TableColumn
 from gpfl.experiments.results import TableResults
 from gpfl.experiments.trials import Trials
-
-Chance = float | None
-"""A p-value; None where there was no test."""
+from gpfl.report.tables import MeanStd
 
 REFERENCE = "gpfl"
-"""The row that others are tested against; where it was not run, the best one."""
+"""Method that others are tested against; the best one where it was not run."""
 
-LAST = 10
-"""The rounds that a mean of the last ones is of."""
-
-
-@dataclass(frozen=True)
-class MeanStd:
-    """A mean over trials, and its population standard deviation."""
-
-    mean: float
-    std: float
-
-    @classmethod
-    def of(cls, trials: Trials, key: str) -> MeanStd:
-        """Gives a number of the trials' summaries, in percent."""
-        return cls(100 * trials.mean(key), 100 * trials.std(key))
+LAST_ROUNDS = 10
+"""Rounds in the mean of the last rounds."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One method in one column: ours, all in percent, and what the paper prints."""
+    """One method in one column, ours and the paper's, in percent."""
 
     label: str
     trials: Trials | None = None
     paper: PaperValue | None = None
-    problem: str = ""
+    error: str = ""
     fairness: bool = False
     rank: float | None = None
     paper_rank: float | None = None
-    p: float | None = None  # over clients, among all methods
-    seeds_p: float | None = None  # over seeds, of which six are needed
+    p: float | None = None  # over clients, corrected for the number of methods
+    seeds_p: float | None = None  # over seeds
 
     @property
-    def state(self) -> str:
+    def status(self) -> str:
         """Whether it was run."""
-        return "run" if self.trials else "failed" if self.problem else "not run"
+        return "run" if self.trials else "failed" if self.error else "not run"
 
     @property
-    def count(self) -> int:
-        """The number of trials."""
+    def n_trials(self) -> int:
+        """Number of finished trials."""
         return len(self.trials.summaries) if self.trials else 0
 
-    @property
-    def accuracy(self) -> MeanStd | None:
-        """The accuracy of the best round on test rows, which is what the paper reports."""
-        return MeanStd.of(self.trials, "best_accuracy") if self.trials else None
+    def percent(self, key: str) -> MeanStd | None:
+        """Return a number of the summaries in percent; None if a summary lacks it."""
+        if not self.trials or not all(key in summary for summary in self.trials.summaries):
+            return None
+        return MeanStd.from_trials(self.trials, key)
 
     @property
-    def last_ten(self) -> MeanStd | None:
-        """The mean accuracy of the last ten rounds; None where a trial has fewer."""
-        return MeanStd.of(self.trials, "last_ten_accuracy") if self.trials and not self.short else None
+    def last_rounds(self) -> MeanStd | None:
+        """Mean accuracy of the last rounds; None if a trial is shorter."""
+        return None if self.is_short else self.percent("last_ten_accuracy")
 
     @property
-    def short(self) -> bool:
-        """Tells whether a trial has fewer rounds than the mean of the last ones is of."""
-        return self.trials is not None and min(self.trials.values("rounds")) < LAST
-
-    @property
-    def validated(self) -> MeanStd | None:
-        """The test accuracy of the round that was best on validation rows."""
-        kept = self.trials and all("validation_best_accuracy" in summary for summary in self.trials.summaries)
-        return MeanStd.of(self.trials, "validation_best_accuracy") if self.trials and kept else None
-
-    @property
-    def client_std(self) -> MeanStd | None:
-        """The standard deviation over clients at the best round."""
-        return MeanStd.of(self.trials, "std") if self.trials else None
-
-    @property
-    def client_cov(self) -> MeanStd | None:
-        """The coefficient of variation at the best round, in hundredths."""
-        return MeanStd.of(self.trials, "cov") if self.trials else None
+    def is_short(self) -> bool:
+        """Whether a trial has fewer rounds than the mean of the last rounds needs."""
+        return self.trials is not None and min(self.trials.values("rounds")) < LAST_ROUNDS
 
     @property
     def ours(self) -> MeanStd | None:
-        """The number that the paper's table is about: accuracy, or for fairness the deviation over clients."""
-        return self.client_std if self.fairness else self.accuracy
+        """Number that the table is about: best accuracy, or for fairness its standard deviation over clients."""
+        return self.percent("std" if self.fairness else "best_accuracy")
 
     @property
     def difference(self) -> float | None:
@@ -106,174 +76,140 @@ class Entry:
     @property
     def cov_difference(self) -> float | None:
         """Our coefficient of variation minus the paper's."""
-        ours, theirs = self.client_cov, self.paper.cov if self.paper else None
-        return None if ours is None or theirs is None else ours.mean - theirs
+        cov = self.percent("cov")
+        return cov.mean - self.paper.cov if cov and self.paper and self.paper.cov is not None else None
 
     @property
-    def far(self) -> bool | None:
-        """Tells whether the difference is beyond two of the paper's standard deviations; None where it prints none."""
-        std = self.paper.std if self.paper else None
-        return None if std is None or self.difference is None else abs(self.difference) > MAX_PAPER_STDS * std + 1e-9
+    def is_far(self) -> bool | None:
+        """Whether the difference exceeds `MAX_PAPER_STDS` of the paper's standard deviations; None if the paper prints none."""
+        if self.difference is None or self.paper is None or self.paper.std is None:
+            return None
+        return abs(self.difference) > MAX_PAPER_STDS * self.paper.std + 1e-9
 
     @property
-    def ranked_by(self) -> float:
-        """The number that ranks, pairs and the best go by; NaN where there is none."""
-        number = self.client_cov if self.fairness else self.accuracy
+    def score(self) -> float:
+        """Number that ranks go by, accuracy or the coefficient of variation; NaN if not run."""
+        number = self.percent("cov" if self.fairness else "best_accuracy")
         return float(statistics.round_values(number.mean)) if number else math.nan
 
     @property
-    def paper_ranked_by(self) -> float:
-        """The paper's number that ranks go by; NaN where there is none."""
-        number = (self.paper.cov if self.fairness else self.paper.mean) if self.paper else None
-        return math.nan if number is None else number
+    def paper_score(self) -> float:
+        """The paper's number that ranks go by, or NaN."""
+        score = (self.paper.cov if self.fairness else self.paper.mean) if self.paper else None
+        return math.nan if score is None else score
 
     @property
-    def between(self) -> tuple[float, float] | None:
-        """The least and the most that the paper's number may be; None where it prints one, or has none."""
-        return self.paper.between if self.paper else None
-
-    def told_from(self, other: Entry) -> bool:
-        """Tells whether the paper's numbers say which of two is ahead."""
-        (low, high), (least, most) = (e.between or (e.paper_ranked_by, e.paper_ranked_by) for e in (self, other))
-        return high < least or most < low
+    def paper_range(self) -> tuple[float, float]:
+        """Least and largest value that the paper's score may have."""
+        return self.paper.between if self.paper and self.paper.between else (self.paper_score, self.paper_score)
 
 
 @dataclass(frozen=True)
-class Block:
-    """A column of the table."""
+class ColumnComparison:
+    """All methods in one column of an experiment."""
 
     column: TableColumn
     entries: tuple[Entry, ...]
-    caveat: str = ""
-    is_partial: bool = False  # the data are fewer rows than were published
+    caveat: str = ""  # about the data
+    is_part: bool = False  # fewer samples than were published
     fairness: bool = False
-    reference: str = ""  # the row that others were tested against
-    untested: Mapping[str, str] = field(default_factory=dict)  # rows that could not be, and why
+    reference: str = ""  # method that the others are tested against
+    untested: Mapping[str, str] = field(default_factory=dict)  # methods without a test, and why
 
     @property
-    def best(self) -> Entry | None:
-        """The best entry that was run, whether or not the paper has it."""
-        return foremost(self.entries)
-
-    @property
-    def ranked(self) -> bool:
-        """Tells whether any entry has a rank."""
-        return any(entry.rank is not None for entry in self.entries)
-
-    def leads(self, entry: Entry) -> bool:
-        """Tells whether no other entry is better."""
-        return self.best is not None and entry.ranked_by == self.best.ranked_by
-
-    @property
-    def printed(self) -> bool:
-        """Tells whether the paper has a number of it."""
-        return any(entry.paper for entry in self.entries)
-
-    @property
-    def run(self) -> bool:
-        """Tells whether anything of it was run."""
+    def was_run(self) -> bool:
+        """Whether any method was run."""
         return any(entry.trials for entry in self.entries)
 
-    @property
-    def order(self) -> str:
-        """How our order of methods compares with the paper's, in a sentence; "" where there is nothing to compare."""
-        known = [entry for entry in self.entries if entry.trials and not math.isnan(entry.paper_ranked_by)]
-        pairs = [(a, b) for a, b in combinations(known, 2) if a.told_from(b)]
-        if not pairs:
-            return ""
-        turned = [
-            (a, b) if (a.ranked_by > b.ranked_by) != self.fairness else (b, a)
-            for a, b in pairs
-            if (a.ranked_by - b.ranked_by) * (a.paper_ranked_by - b.paper_ranked_by) <= 0
-        ]
-        open_ = len(known) * (len(known) - 1) // 2 - len(pairs)
-        about = open_ and any(e.between for e in known)
-        rest = f" (of {open_} more the paper's numbers do not tell which is ahead)" if about else ""
-        first = f"{len(pairs) - len(turned)} of {len(pairs)} pairs of methods stand in the paper's order{rest}"
-        if not turned:
-            return f"{first}."
-        shown = ", ".join(
-            f"{display_name(a.label)} {'level with' if a.ranked_by == b.ranked_by else 'before'} {display_name(b.label)}"
-            for a, b in turned
-        )
-        return f"{first}; not so here: {shown}."
+    def is_best(self, entry: Entry) -> bool:
+        """Return whether no method that was run is better."""
+        best = _best(self.entries)
+        return best is not None and entry.score == best.score
+
+    def ordered_pairs(self) -> tuple[int, int]:
+        """Return how many pairs of methods have the paper's order, and of how many the paper gives one."""
+        known = [entry for entry in self.entries if entry.trials and not math.isnan(entry.paper_score)]
+        pairs = [(a, b) for a, b in combinations(known, 2) if _is_ordered(a, b)]
+        return sum((a.score - b.score) * (a.paper_score - b.paper_score) > 0 for a, b in pairs), len(pairs)
 
 
-def blocks(results: TableResults) -> list[Block]:
-    """Gives the columns of a table with all that is computed for them."""
-    return [block(results, column) for column in results.columns]
+def compare_columns(results: TableResults) -> list[ColumnComparison]:
+    """Return the comparison of every column of an experiment."""
+    return [compare_column(results, column) for column in results.columns]
 
 
-def block(results: TableResults, column: TableColumn) -> Block:
-    """Gives a column: its entries with their ranks, and the test of each against the reference."""
+def compare_column(results: TableResults, column: TableColumn) -> ColumnComparison:
+    """Return the comparison of one column, with ranks and tests."""
     fairness = results.experiment.measure == "fairness"
+    papers, keys = results.experiment.paper, {row.label: (column.key, row.label) for row in results.rows}
     entries = [
-        Entry(
-            row.label,
-            results.trials.get((column.key, row.label)),
-            results.experiment.paper.get((column.key, row.label)),
-            results.problems.get((column.key, row.label), ""),
-            fairness,
-        )
-        for row in results.rows
+        Entry(label, results.trials.get(key), papers.get(key), results.problems.get(key, ""), fairness)
+        for label, key in keys.items()
     ]
+    # Both rankings are among the same methods: those of the experiment that the paper has and that were run.
+    has_paper = any(entry.paper for entry in entries)
     known = {row.label for row in results.experiment.rows}
-    printed = any(entry.paper for entry in entries)
-    ranking = [entry for entry in entries if entry.label in known and (entry.paper or not printed)]
-    compared = [entry for entry in ranking if entry.trials] or ranking  # ranks of both are among the same methods
-    ours = ranked([e.ranked_by if e in compared else math.nan for e in entries], fairness)
-    theirs = ranked([math.nan if e.between or e not in compared else e.paper_ranked_by for e in entries], fairness)
-    entries = [replace(e, rank=a, paper_rank=b) for e, a, b in zip(entries, ours, theirs, strict=True)]
-    reference = against(entries)
-    chances, untested = tests(entries, reference, fairness)
-    nothing = (None, None)
-    done = tuple(replace(e, p=p, seeds_p=q) for e in entries for p, q in [chances.get(e.label, nothing)])
-    return Block(
-        column, done, results.caveats.get(column.key, ""), results.is_partial(column.key), fairness, reference, untested
-    )
+    candidates = [entry for entry in entries if entry.label in known and (entry.paper or not has_paper)]
+    ranked = [entry for entry in candidates if entry.trials] or candidates
+    ours = _ranks([entry.score if entry in ranked else math.nan for entry in entries], fairness)
+    exact = [entry in ranked and not (entry.paper and entry.paper.between) for entry in entries]
+    paper = _ranks([entry.paper_score if ok else math.nan for entry, ok in zip(entries, exact, strict=True)], fairness)
+    reference = _reference(entries)
+    p_values, untested = _p_values(entries, reference, fairness)
+    compared = []
+    for entry, rank, paper_rank in zip(entries, ours, paper, strict=True):
+        p, seeds_p = p_values.get(entry.label, (None, None))
+        compared.append(replace(entry, rank=rank, paper_rank=paper_rank, p=p, seeds_p=seeds_p))
+    caveat, is_part = results.caveats.get(column.key, ""), results.is_partial(column.key)
+    return ColumnComparison(column, tuple(compared), caveat, is_part, fairness, reference, untested)
 
 
-def ranked(values: Sequence[float], lowest: bool) -> list[float | None]:
-    """Gives ranks from 1, the best; equals share the mean of their places, and NaN has none."""
-    places = statistics.rank_columns(np.array(values)[:, None], best="lowest" if lowest else "highest").columns[:, 0]
-    return [None if math.isnan(place) else float(place) for place in places]
+def _ranks(scores: Sequence[float], lowest_is_best: bool) -> list[float | None]:
+    """Return ranks from 1; equal scores share their mean rank, NaN has none."""
+    ranks = statistics.rank_columns(np.array(scores)[:, None], best="lowest" if lowest_is_best else "highest").columns[:, 0]
+    return [None if math.isnan(rank) else float(rank) for rank in ranks]
 
 
-def foremost(entries: Iterable[Entry]) -> Entry | None:
-    """Gives the best entry that was run."""
+def _best(entries: Iterable[Entry]) -> Entry | None:
     run = [entry for entry in entries if entry.trials]
-    return min(run, key=lambda entry: entry.ranked_by if entry.fairness else -entry.ranked_by) if run else None
+    return min(run, key=lambda entry: entry.score if entry.fairness else -entry.score) if run else None
 
 
-def against(entries: Sequence[Entry]) -> str:
-    """Gives the row that others are tested against; "" where nothing was run."""
+def _is_ordered(a: Entry, b: Entry) -> bool:
+    """Return whether the paper's digits say which of two methods is better."""
+    (low, high), (other_low, other_high) = a.paper_range, b.paper_range
+    return high < other_low or other_high < low
+
+
+def _reference(entries: Sequence[Entry]) -> str:
     if any(entry.label == REFERENCE and entry.trials for entry in entries):
         return REFERENCE
-    best = foremost(entries)
+    best = _best(entries)
     return best.label if best else ""
 
 
-def tests(entries: Iterable[Entry], reference: str, fairness: bool) -> tuple[dict[str, tuple[Chance, Chance]], dict[str, str]]:
-    """Gives the p-values of paired tests over clients and over seeds against the reference, for reading side by side (Holm).
+def _p_values(
+    entries: Iterable[Entry], reference: str, fairness: bool
+) -> tuple[dict[str, tuple[float | None, float | None]], dict[str, str]]:
+    """Return p-values against the reference, over clients and over seeds, and why methods could not be tested.
 
-    They are of accuracies, for fairness of how far those lie from their mean. Beside them the rows that could not be tested,
-    such as for a file that was lost, and why; the table still has their numbers.
+    The tests are of accuracies, for fairness of how far they lie from their mean, with Holm's correction.
     """
     run = {entry.label: entry.trials for entry in entries if entry.trials}
     others = [label for label in run if label != reference]
-    over_clients: list[Chance] = []
-    over_seeds: list[Chance] = []
+    over_clients: list[float | None] = []
+    over_seeds: list[float | None] = []
     untested: dict[str, str] = {}
     for label in others:
-        found: tuple[Chance, Chance] = (None, None)
+        clients = seeds = None
         try:
-            compared = statistics.compare_paired(run[label], run[reference], spread=fairness)
-            found = compared.clients.p, compared.seeds.p
-        except GpflError as problem:
-            untested[label] = str(problem)
-        except OSError as problem:
-            untested[label] = f"{problem.filename} cannot be read ({problem.strerror})"
-        over_clients.append(found[0])
-        over_seeds.append(found[1])
-    both = zip(statistics.holm_correction(over_clients), statistics.holm_correction(over_seeds), strict=True)
-    return dict(zip(others, both, strict=True)), untested
+            comparison = statistics.compare_paired(run[label], run[reference], spread=fairness)
+            clients, seeds = comparison.clients.p, comparison.seeds.p
+        except GpflError as error:
+            untested[label] = str(error)
+        except OSError as error:
+            untested[label] = f"{error.filename} cannot be read ({error.strerror})"
+        over_clients.append(clients)
+        over_seeds.append(seeds)
+    corrected = zip(statistics.holm_correction(over_clients), statistics.holm_correction(over_seeds), strict=True)
+    return dict(zip(others, corrected, strict=True)), untested

@@ -1,233 +1,167 @@
-"""The pictures of an experiment, chosen by what it measures."""
+"""The figures of an experiment, chosen by what it measures."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from gpfl.errors import GpflError
 from gpfl.experiments import maps
-from gpfl.experiments.definitions import TableColumn, display_name
-from gpfl.experiments.features import FeatureMetrics
+from gpfl.experiments.definitions import PaperValue, TableColumn, display_name
+from gpfl.experiments.features import PERPLEXITY
 from gpfl.experiments.maps import FeatureMap
 from gpfl.experiments.results import TableResults
+from gpfl.experiments.statistics import client_accuracies
 from gpfl.experiments.trials import Trials
-from gpfl.report import curves, fairness, features, figures, lines, paper_tables, plotting
+from gpfl.io import files
+from gpfl.report import feature_tables, figures
+from gpfl.report.figures import ClassCounts, ClientAccuracies, Series
+from gpfl.report.paper_tables import format_published
+from gpfl.report.tables import MeanStd
 
-AXES: Mapping[str, str] = {
-    "scalability": "clients N, on a logarithmic axis; 10|50: ten of the fifty",
-    "stability": "share ρ of clients that join a round",
-}
-"""Experiments on accuracy whose columns are steps of one quantity, and that quantity."""
+AXES: Mapping[str, str] = {"scalability": "clients N; 10|50: ten of the fifty", "stability": "share ρ of clients in a round"}
+"""Experiments on accuracy whose columns are values of one setting, and the label of its axis."""
 
-Tell = Callable[[str], None]
-"""Hears what a person should know while pictures are drawn."""
+Log = Callable[[str], None]
+"""Prints a line while figures are drawn."""
 
 
-def draw(results: TableResults, out: Path, tell: Tell = lambda words: None) -> list[Path]:
-    """Writes the pictures of an experiment into a folder, each as PNG and PDF, and gives the files; none where none fits.
-
-    Cells that were not run are left out.
-    """
+def draw(results: TableResults, out: Path, log: Log = lambda line: None) -> list[Path]:
+    """Draw the figures of an experiment into a folder and return the files: as PNG and PDF, without cells that were not run."""
     if not any(results.trials.values()):
         return []
     if results.experiment.measure == "features":
-        return draw_features(results, out, tell)
-    kinds: Mapping[str, Callable[[TableResults, Path], list[Path]]] = {
-        "accuracy": draw_lines,
-        "fairness": draw_fairness,
-        "curves": draw_curves,
-    }
-    return kinds[results.experiment.measure](results, out)
+        return _draw_features(results, out, log)
+    return {"accuracy": _draw_settings, "fairness": _draw_fairness, "curves": _draw_curves}[results.experiment.measure](
+        results, out
+    )
 
 
-def finished(results: TableResults, column: TableColumn) -> list[Trials]:
-    """Gives the trials of a column's rows that were run."""
+def figure_title(results: TableResults, column: TableColumn | None = None) -> str:
+    """Return the title of a figure: experiment, column and protocol, and whether data or values are not the usual ones."""
+    title = f"{results.experiment.title}, {column.heading}" if column else results.experiment.title
+    columns = results.columns if column is None else [column]
+    part = ", part of the data" if all(results.is_partial(one.key) for one in columns) else ""
+    values = ", values set by hand" * bool(results.settings) + ", tuned values" * bool(results.tuned)
+    return f"{title} ({results.protocol} protocol{part}{values})"
+
+
+def _finished(results: TableResults, column: TableColumn) -> list[Trials]:
     found = (results.trials.get((column.key, row.label)) for row in results.rows)
     return [trials for trials in found if trials is not None and trials.folders]
 
 
-def stem(results: TableResults, out: Path, column: TableColumn | None = None) -> Path:
-    """Gives the path of a picture without its ending; a column is named where the experiment has several."""
+def _stem(results: TableResults, out: Path, column: TableColumn | None = None) -> Path:
     name = results.experiment.name
     return out / (f"{name}-{column.key.replace('/', '-')}" if column and len(results.columns) > 1 else name)
 
 
-def heading(results: TableResults, column: TableColumn | None = None) -> str:
-    """Gives the title of a picture: what, on what, by which protocol, and whether values are others than usual."""
-    what = f"{results.experiment.title}, {column.heading}" if column else results.experiment.title
-    columns = results.columns if column is None else [column]
-    part = ", part of the data" if all(results.is_partial(one.key) for one in columns) else ""
-    values = ", values set by hand" * bool(results.settings) + ", tuned values" * bool(results.tuned)
-    return f"{what} ({results.protocol} protocol{part}{values})"
-
-
-def named(results: TableResults, column: TableColumn, *more: str) -> str:
-    """Gives the name of a column's data in a picture, and whether they are a part."""
+def _data_name(results: TableResults, column: TableColumn, *more: str) -> str:
     return ", ".join([column.heading, *more]) + (" (part of the data)" if results.is_partial(column.key) else "")
 
 
-# Accuracy.
-
-
-def draw_lines(results: TableResults, out: Path) -> list[Path]:
-    """Draws accuracy against the columns where they are steps of one quantity; refuses a single one."""
-    axis = AXES.get(results.experiment.name)
-    if axis is None:
+def _draw_settings(results: TableResults, out: Path) -> list[Path]:
+    if results.experiment.name not in AXES:
         return []
-    run = [column for column in results.columns if finished(results, column)]
-    if len(run) < 2:
-        raise GpflError(f"{run[0].key} is the only column that was run, and a line needs two")
-    stops, columns = stops_of(results.experiment.name, run)
-    series = [line_of(results, row.label, columns) for row in results.rows]
-    drawn = [one for one in series if one.last is not None]
-    title = heading(dataclasses.replace(results, columns=tuple(run)))
-    return lines.draw(drawn, stops, stem(results, out), title, what="best test accuracy, %", axis=axis)
+    columns = [column for column in results.columns if _finished(results, column)]
+    if len(columns) < 2:
+        raise GpflError(f"{columns[0].key} is the only column that was run, and a line needs two")
+    series = [_series(results, row.label, columns) for row in results.rows]
+    settings = [column.heading.removeprefix("N = ") for column in columns]
+    groups = [column.group for column in columns]
+    axis = AXES[results.experiment.name]
+    return figures.draw_settings(series, settings, groups, _stem(results, out), figure_title(results), axis)
 
 
-def line_of(results: TableResults, label: str, columns: list[TableColumn]) -> lines.Series:
-    """Gives a method's accuracies and the paper's, in percent."""
-    ours, papers = [], []
-    for column in columns:
-        trials, paper = results.trials.get((column.key, label)), results.experiment.paper.get((column.key, label))
-        ours.append([100 * value for value in trials.values("best_accuracy")] if trials else None)
-        papers.append((paper.mean, paper.std or 0.0) if paper else None)
-    return lines.series_of(label, ours, papers)
+def _series(results: TableResults, label: str, columns: Sequence[TableColumn]) -> Series:
+    def ours(trials: Trials | None) -> MeanStd | None:
+        return MeanStd.from_trials(trials, "best_accuracy") if trials else None
+
+    def paper(published: PaperValue | None) -> MeanStd | None:
+        return MeanStd(published.mean, published.std or 0.0) if published else None
+
+    keys = [(column.key, label) for column in columns]
+    papers = [paper(results.experiment.paper.get(key)) for key in keys]
+    return Series(display_name(label), [ours(results.trials.get(key)) for key in keys], papers)
 
 
-def stops_of(experiment: str, run: Sequence[TableColumn]) -> tuple[list[lines.Stop], list[TableColumn]]:
-    """Gives the stops of the axis and the column of each, of those that were run.
-
-    Numbers of clients stand on a logarithmic axis. Some of M clients stand beside it, and all M of them end their line.
-    """
-    if experiment != "scalability":
-        stops = [lines.Stop(column.heading, float(place), column.group) for place, column in enumerate(run)]
-        return stops, list(run)
-    whole = sorted((column for column in run if not drawn_of(column)), key=clients_of)
-    some = [column for column in run if drawn_of(column)]
-    ends = [column for column in whole if some and clients_of(column) == drawn_of(some[0])]
-    stops = [lines.Stop(short(column), math.log10(clients_of(column)), "all") for column in whole]
-    start = (stops[-1].x if stops else 0.0) + 0.35
-    beside = [lines.Stop(short(column), start + 0.3 * place, "some") for place, column in enumerate([*some, *ends])]
-    return [*stops, *beside], [*whole, *some, *ends]
+def _draw_fairness(results: TableResults, out: Path) -> list[Path]:
+    settings = {}
+    for column in results.columns:
+        methods = []
+        for trials in _finished(results, column):
+            clients, overall = zip(*(client_accuracies(folder) for folder in trials.folders), strict=True)
+            paper = format_published(results.experiment.paper.get((column.key, trials.method)))
+            methods.append(
+                ClientAccuracies(display_name(trials.method), 100 * np.array(clients), 100 * np.array(overall), paper)
+            )
+        settings[_data_name(results, column, column.group)] = methods
+    return figures.draw_fairness(settings, _stem(results, out), figure_title(results))
 
 
-def clients_of(column: TableColumn) -> int:
-    """Gives the number of a column's clients."""
-    return int(str(column.given["partition"]["clients"]))
-
-
-def drawn_of(column: TableColumn) -> int:
-    """Gives the number of clients that a column's are drawn from; 0 where they are all."""
-    return int(str(column.given["partition"].get("total_clients", 0)))
-
-
-def short(column: TableColumn) -> str:
-    """Gives a heading without the letter that the axis names."""
-    return column.heading.removeprefix("N = ")
-
-
-# The others.
-
-
-def draw_fairness(results: TableResults, out: Path) -> list[Path]:
-    """Draws the distribution of accuracy over clients, a panel a column."""
-    paper = results.experiment.paper
-    settings = [
-        fairness.Setting(
-            named(results, column, column.group),
-            [fairness.spread(trials, paper.get((column.key, trials.method))) for trials in finished(results, column)],
-        )
-        for column in results.columns
-    ]
-    return fairness.draw(settings, stem(results, out), heading(results))[0]
-
-
-def draw_curves(results: TableResults, out: Path) -> list[Path]:
-    """Draws accuracy and training loss by round, a picture a column."""
+def _draw_curves(results: TableResults, out: Path) -> list[Path]:
     paths: list[Path] = []
     for column in results.columns:
-        rows = finished(results, column)
-        if rows:
-            paths += curves.draw(rows, stem(results, out, column), heading(results, column))[0]
+        if methods := _finished(results, column):
+            stem = _stem(results, out, column)
+            drawn = [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "pdf")]
+            figures.draw_learning_curves(methods, drawn, figure_title(results, column), losses=True)
+            paths += drawn
     return paths
 
 
-# Features.
-
-
-def draw_features(results: TableResults, out: Path, tell: Tell) -> list[Path]:
-    """Draws t-SNE of features and the classes of clients, a picture a column, and measures the features of all trials.
-
-    Points and measures are kept beside the runs, and taken from there where they are.
-    """
+def _draw_features(results: TableResults, out: Path, log: Log) -> list[Path]:
+    """Draw t-SNE of features and the classes of clients, and keep points and measures next to the runs."""
     paths: list[Path] = []
     for column in results.columns:
-        rows = finished(results, column)
-        if not rows:
+        methods = _finished(results, column)
+        if not methods:
             continue
-        if any(lacking(trials) for trials in rows):
-            tell("Measuring features and drawing them by t-SNE, which takes minutes.")
-        made = [one for trials in rows if (one := map_of(trials, tell)) is not None]
-        if not made:
+        if any(_is_incomplete(trials) for trials in methods):
+            log("Measuring features and drawing them by t-SNE, which takes minutes.")
+        found = [one for trials in methods if (one := _first_map(trials, log)) is not None]
+        if not found:
             raise GpflError(f"{column.key} has no features to draw")
-        path = stem(results, out, column)
-        paths += features.draw(made, path, heading(results, column))
-        paths += draw_classes(made[0], path, named(results, column))
-        for words in features.Measured(column, measures_of(results, column)).sentences():
-            tell(words)
+        stem = _stem(results, out, column)
+        paths += figures.draw_features(found, stem, figure_title(results, column))
+        record = stem.with_name(f"{stem.name}.json")
+        files.write_text(record, json.dumps([_record(one) for one in found], indent=2) + "\n")
+        paths.append(record)
+        if found[0].held is not None:
+            classes = [stem.with_name(f"{stem.name}-classes.{ending}") for ending in ("png", "pdf")]
+            counts = ClassCounts(_data_name(results, column), found[0].clients, found[0].classes, found[0].held)
+            figures.draw_class_counts(counts, *classes)
+            paths += classes
+        for line in feature_tables.describe_measures(column, feature_tables.kept_measures(results, column)):
+            log(line)
     return paths
 
 
-def lacking(trials: Trials) -> bool:
-    """Tells whether measures, or points of the first trial, are not kept and can be had of models that are there."""
-    held = [(maps.read_map(run), run) for run in trials.folders if (run / "models").is_dir()]
-    return any(one is None or (run == trials.folders[0] and not one.has_points) for one, run in held)
+def _record(one: FeatureMap) -> dict[str, object]:
+    """Return the measures of a map, with the run that they are of."""
+    run = {"method": one.method, "run": one.run, "round": one.round, "selected_by": one.selected_by, "width": one.width}
+    tsne = {"perplexity": min(PERPLEXITY, (one.measures.rows - 1) / 3), "seed": maps.SEED}
+    return {**run, **one.measures.record(), "tsne": tsne}
 
 
-def map_of(trials: Trials, tell: Tell) -> FeatureMap | None:
-    """Gives the map of the first trial that points can be had of, having measured all; None where there are no points."""
+def _is_incomplete(trials: Trials) -> bool:
+    """Return whether models are there of which measures, or points of the first trial, have not been kept yet."""
+    kept = [(maps.read_map(run), run) for run in trials.folders if (run / "models").is_dir()]
+    return any(one is None or (run == trials.folders[0] and not one.has_points) for one, run in kept)
+
+
+def _first_map(trials: Trials, log: Log) -> FeatureMap | None:
+    """Return the map of the first trial with points, after measuring all trials."""
     found: list[FeatureMap] = []
     for run in trials.folders:
         try:
             found.append(maps.get_map(run, trials.method, points=not any(one.has_points for one in found)))
-        except GpflError as problem:
-            tell(f"{display_name(trials.method)}, {run.name}: {problem}")
+        except GpflError as error:
+            log(f"{display_name(trials.method)}, {run.name}: {error}")
     first = next((one for one in found if one.has_points), None)
     if first is None:
-        tell(f"{display_name(trials.method)} is left out of the picture: no points of these trials were kept")
+        log(f"{display_name(trials.method)} is left out of the figure: no points of these trials were kept")
     return first
-
-
-def draw_classes(one: FeatureMap, path: Path, data: str) -> list[Path]:
-    """Draws the rows of each class on each client, the data called as in other pictures."""
-    if one.held is None:
-        return []
-    holding = figures.Holding(data, one.clients, one.classes, one.held)
-    paths = [path.with_name(f"{path.name}-classes{ending}") for ending in plotting.BOTH]
-    for picture in paths:
-        figures.draw_bubbles(holding, picture)
-    return paths
-
-
-def added(results: TableResults) -> paper_tables.Added:
-    """Gives what an experiment's table has besides accuracies: measures of features, as far as they are kept beside runs."""
-    if results.experiment.measure != "features":
-        return paper_tables.Added()
-    found = [features.Measured(column, measures_of(results, column), results.name).added() for column in results.columns]
-    return paper_tables.Added(
-        [line for one in found for line in one.lines],
-        {place: numbers for one in found for place, numbers in one.numbers.items()},
-        "".join(one.tex for one in found),
-    )
-
-
-def measures_of(results: TableResults, column: TableColumn) -> dict[str, list[FeatureMetrics]]:
-    """Gives the measures of a column's rows that are kept, a list a row."""
-    runs = {row.label: results.trials.get((column.key, row.label)) for row in results.rows}
-    return {
-        label: [one.measures for run in (trials.folders if trials else ()) if (one := maps.read_map(run)) is not None]
-        for label, trials in runs.items()
-    }

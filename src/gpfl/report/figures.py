@@ -1,148 +1,423 @@
-"""Figures: curves of run folders, and the classes of a federation's clients."""
+"""Figures: learning curves, accuracy against a setting, fairness over clients, t-SNE of features, classes of clients."""
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
+import numpy.typing as npt
 
+from gpfl.errors import GpflError
+from gpfl.experiments.definitions import display_name
+from gpfl.experiments.maps import FeatureMap
 from gpfl.experiments.trials import Trials
 from gpfl.federation.federation import Federation
-from gpfl.report.plotting import COLOURS, DASHES, Letters, check_image_path, new_figure, save_figure
-from gpfl.training.run_dir import RunDir
+from gpfl.report.plotting import (
+    MARKERS,
+    LineStyle,
+    add_footnote,
+    add_legend,
+    add_title,
+    check_image_path,
+    figure_style,
+    max_label_length,
+    method_styles,
+    new_figure,
+    printable,
+    save_figure,
+    save_png_and_pdf,
+    use_integer_ticks,
+    use_log_scale,
+    use_name_ticks,
+)
+from gpfl.report.tables import MeanStd, format_value
+from gpfl.training.run_dir import MetricsRecord, RunDir
 
-DISC = "#c44e52"
-LETTER = 0.08
-"""Inches that a letter takes at an axis."""
-LONGEST = 40
-"""Letters of the data's name."""
-WIDE = 0x2E80
-"""From here on letters are about twice as wide as ours."""
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-
-def draw_curves(rows: Sequence[Trials], path: Path, title: str) -> None:
-    """Draws test accuracy by round, the mean over trials with the range between them; readable without colour."""
-    check_image_path(path)
-    figure = new_figure(7 if len(rows) <= 5 else 8.5, 4)
-    axes = figure.add_subplot()
-    for place, trials in enumerate(rows):
-        rounds, accuracies = curves(trials)
-        colour, dash = COLOURS[place % len(COLOURS)], DASHES[place % len(DASHES)]
-        mean = accuracies.mean(0)
-        axes.fill_between(rounds, accuracies.min(0), accuracies.max(0), color=colour, alpha=0.15, linewidth=0)
-        axes.plot(rounds, mean, color=colour, linestyle=dash, linewidth=1.8, label=f"{trials.method} ({mean[-1]:.1f} %)")
-    axes.set(xlabel="round", ylabel="test accuracy, %")
-    letters = Letters()
-    lines = textwrap.fill(letters.line(title, 150), 75)
-    axes.set_title(lines, fontfamily=letters.fonts, parse_math=False)
-    axes.margins(x=0)
-    axes.grid(alpha=0.3)
-    if len(rows) > 5:  # beside the curves, where it hides none
-        figure.legend(loc="outside right upper", title="method (last round)")
-    else:
-        axes.legend(loc="lower right", title="method (last round)")
-    save_figure(figure, path)
+Floats = npt.NDArray[np.float64]
 
 
-def curves(trials: Trials) -> tuple[np.ndarray, np.ndarray]:
-    """Gives rounds and accuracies in percent, (trials, rounds), over the rounds that all trials have."""
-    runs = [RunDir(folder).whole_curve() for folder in trials.folders]
-    shortest = min(len(lines) for lines in runs)
-    rounds = np.array([cast(int, line["round"]) for line in runs[0][:shortest]])
-    return rounds, 100 * np.array([[cast(float, line["accuracy"]) for line in lines[:shortest]] for lines in runs])
+# Learning curves.
 
 
 @dataclass(frozen=True)
-class Holding:
-    """How many rows of each class each client holds, training and test together, and how they are called."""
+class Metric:
+    """A metric of a round, on a panel of its own."""
+
+    label: str
+    value: Callable[[MetricsRecord], float]
+    log: bool = False
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A metric of a method's trials by round."""
+
+    rounds: Floats  # (rounds,)
+    values: Floats  # (trials, rounds)
+
+    def smooth(self, window: int) -> Floats:
+        """Return running means over `window` evaluated rounds, (trials, rounds)."""
+        return np.array([running_mean(trial, window) for trial in self.values])
+
+
+_OTHER_MODELS = ("head_ce", "global_ce")  # losses of FedRep's head and of Ditto's global model, not of the personal model
+
+
+def cross_entropy(record: MetricsRecord) -> float:
+    """Return the mean cross-entropy in training; NaN in round 0 and in rounds in which no client trained."""
+    losses = cast(Mapping[str, float], record.get("train", {}))
+    return losses.get("adapted_ce", losses.get("ce", float("nan")))
+
+
+def objective(record: MetricsRecord) -> float:
+    """Return the sum of the loss terms of the personal model in training, or NaN."""
+    losses = cast(Mapping[str, float], record.get("train", {}))
+    if "adapted_ce" in losses:  # all that Per-FedAvg minimises
+        return losses["adapted_ce"]
+    return sum(value for name, value in losses.items() if name not in _OTHER_MODELS) if losses else float("nan")
+
+
+METRICS = (
+    Metric("test accuracy, %", lambda record: 100 * cast(float, record["accuracy"])),
+    Metric("training objective", objective, log=True),
+    Metric("training cross-entropy", cross_entropy, log=True),
+)
+
+
+@figure_style()
+def draw_learning_curves(methods: Sequence[Trials], paths: Sequence[Path], title: str, *, losses: bool = False) -> None:
+    """Draw accuracy, and losses below it, by round: the mean over trials, smoothed, in a band of one standard deviation."""
+    for path in paths:
+        check_image_path(path)
+    if not methods or not all(trials.folders for trials in methods):
+        raise GpflError("there are no finished trials to draw: run some first")
+    metrics = METRICS if losses else METRICS[:1]
+    curves = {display_name(trials.method): [learning_curve(trials, metric) for metric in metrics] for trials in methods}
+    window = smoothing_window(max(len(accuracy.rounds) for accuracy, *_ in curves.values()))
+    final = {label: accuracy.smooth(window)[:, -1].mean() for label, (accuracy, *_) in curves.items()}
+    styles = method_styles(list(curves))
+    figure = new_figure(8, 2.6 * len(metrics) + 1.2)
+    panels = figure.subplots(len(metrics), squeeze=False, sharex=True)[:, 0]
+    for k, (axes, metric) in enumerate(zip(panels, metrics, strict=True)):
+        for label in sorted(curves, key=lambda label: -final[label]):
+            _draw_curve(axes, curves[label][k], window, styles[label], f"{label} ({final[label]:.1f} %)")
+        if metric.log and all((curve[k].values > 0).all() for curve in curves.values()):
+            use_log_scale(axes.yaxis)
+        axes.set_ylabel(metric.label)
+    panels[-1].set_xlabel("round")
+    panels[-1].margins(x=0.01)
+    use_integer_ticks(panels[-1].xaxis)
+    add_title(figure, title)
+    add_legend(figure, panels)
+    seeds = sorted({len(trials.folders) for trials in methods})
+    notes = {
+        f"Lines: running means over {window} evaluated rounds; faint: single rounds.": window > 1,
+        f"Mean over {' or '.join(map(str, seeds))} seeds, up to the last round of all; bands: ±\u00a0std.": seeds[-1] > 1,
+        "In parentheses: accuracy at the end.": True,
+        "The objective is the sum of a method's loss terms: its level does not compare between methods.": losses,
+        "Per-FedAvg's cross-entropy is that after adapting, FedPHP's is times 1 − λ.": losses,
+    }
+    add_footnote(figure, [note for note, applies in notes.items() if applies])
+    save_figure(figure, *paths)
+
+
+def _draw_curve(axes: Axes, curve: Curve, window: int, style: LineStyle, label: str) -> None:
+    values = curve.smooth(window)
+    mean, std = values.mean(0), values.std(0)
+    if window > 1:
+        axes.plot(curve.rounds, curve.values.mean(0), color=style.color, linewidth=0.6, alpha=0.3)
+    axes.fill_between(curve.rounds, mean - std, mean + std, color=style.color, alpha=0.12, linewidth=0)
+    axes.plot(curve.rounds, mean, **style.line, markevery=max(1, len(mean) // 8), label=label)
+
+
+def learning_curve(trials: Trials, metric: Metric) -> Curve:
+    """Return a metric over the rounds that all trials have, from the first that has a value."""
+    runs = [RunDir(folder).whole_curve() for folder in trials.folders]
+    records = [run[: min(map(len, runs))] for run in runs]
+    rounds = np.array([cast(int, record["round"]) for record in records[0]], dtype=np.float64)
+    values = np.array([[metric.value(record) for record in run] for run in records])
+    known = ~np.isnan(values).any(0)
+    return Curve(rounds[known], values[:, known])
+
+
+def smoothing_window(rounds: int) -> int:
+    """Return an odd number of rounds, about a fiftieth of the curve; 1 for short curves."""
+    return max(3, 2 * (rounds // 100) + 1) if rounds >= 15 else 1
+
+
+def running_mean(values: Floats, window: int) -> Floats:
+    """Return the mean of the `window` (odd) values around each; fewer at the ends."""
+    half, ones = window // 2, np.ones(window)
+    total, count = (np.convolve(x, ones)[half : half + len(values)] for x in (values, np.ones(len(values))))
+    mean: Floats = total / count
+    return mean
+
+
+# Accuracy against a setting.
+
+
+@dataclass(frozen=True)
+class Series:
+    """A method's accuracies in several settings, ours and the paper's, in percent; None where there is none."""
+
+    label: str
+    ours: Sequence[MeanStd | None]
+    paper: Sequence[MeanStd | None]
+
+
+@figure_style()
+def draw_settings(
+    series: Sequence[Series], settings: Sequence[str], groups: Sequence[str], stem: Path, title: str, axis_label: str
+) -> list[Path]:
+    """Draw accuracy against a setting, ours next to the paper's; lines join settings of one group. Return the files."""
+    series = sorted((s for s in series if any(s.ours)), key=lambda s: -max(value.mean for value in s.ours if value))
+    if not series:
+        raise GpflError("there are no finished trials to draw: run some first")
+    styles = method_styles([method.label for method in series])
+    figure = new_figure(9, 4.2)
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, name in zip(panels, ("ours", "paper"), strict=True):
+        for k, method in enumerate(series):
+            shift = 0.2 * (k / max(1, len(series) - 1) - 0.5)  # keeps error bars apart
+            numbers: Sequence[MeanStd | None] = getattr(method, name)
+            for group in dict.fromkeys(groups):
+                points = [(x, value) for x, value in enumerate(numbers) if value is not None and groups[x] == group]
+                axes.errorbar(
+                    *([x + shift for x, _ in points], [value.mean for _, value in points], [value.std for _, value in points]),
+                    **(styles[method.label].line | {"linewidth": 1.2, "elinewidth": 0.8, "capsize": 1.5}),
+                    label=method.label,
+                )
+        axes.set_title({"ours": "ours", "paper": "the paper"}[name])
+        axes.set_xticks(range(len(settings)), settings)
+        axes.set_xlabel(axis_label)
+    panels[0].set_ylabel("best test accuracy, %")
+    add_title(figure, title)
+    add_legend(figure, panels)
+    add_footnote(figure, ["Bars: ± std over trials."])
+    return save_png_and_pdf(figure, stem)
+
+
+# Fairness.
+
+
+@dataclass(frozen=True)
+class ClientAccuracies:
+    """A method's accuracies at the best round, in percent, with the paper's numbers as text."""
+
+    label: str
+    clients: Floats  # (trials, clients)
+    overall: Floats  # (trials,), over all samples
+    paper: str = ""
+
+    @property
+    def std(self) -> Floats:
+        """Population standard deviation over clients, by trial."""
+        return cast(Floats, self.clients.std(1))
+
+    @property
+    def cov(self) -> Floats:
+        """Coefficient of variation in hundredths, by trial: std over the accuracy of all samples, 0 if that is 0."""
+        return 100 * np.divide(self.std, self.overall, out=np.zeros_like(self.std), where=self.overall > 0)
+
+
+@figure_style()
+def draw_fairness(settings: Mapping[str, Sequence[ClientAccuracies]], stem: Path, title: str) -> list[Path]:
+    """Draw the accuracies of clients, a panel for each setting and a row for each method, the fairest at the top."""
+    panels = {name: sorted(methods, key=lambda m: -m.cov.mean()) for name, methods in settings.items() if methods}
+    if not panels:
+        raise GpflError("there are no finished trials to draw: run some first")
+    heights = [0.9 + 0.25 * len(methods) for methods in panels.values()]
+    figure = new_figure(8, sum(heights) + 0.8)
+    columns = figure.subplots(len(panels), squeeze=False, height_ratios=heights)[:, 0]
+    for axes, (name, methods) in zip(columns, panels.items(), strict=True):
+        _draw_clients(axes, methods)
+        axes.set_title(printable(name, 60), loc="left")
+    columns[-1].set_xlabel("accuracy of a client, %")
+    add_title(figure, title)
+    add_footnote(
+        figure,
+        [
+            "Marks: a client in one trial, at its best round. Bars: quartiles; lines: medians; triangles: all samples.",
+            "Right: std [CoV] over clients, mean over trials; CoV = std / accuracy, in hundredths; less is fairer.",
+        ],
+    )
+    return save_png_and_pdf(figure, stem)
+
+
+def _draw_clients(axes: Axes, methods: Sequence[ClientAccuracies]) -> None:
+    rows = np.arange(len(methods))
+    styles = method_styles([method.label for method in methods])
+    low, median, high = np.array([np.percentile(method.clients, [25, 50, 75]) for method in methods]).T
+    axes.barh(rows, high - low, left=low, height=0.7, color="#e4e4e4")
+    axes.plot(median, rows, "|", color="black", markersize=11, markeredgewidth=1.5)
+    axes.plot([method.overall.mean() for method in methods], rows - 0.36, "^", color="black", markersize=3.5)
+    for row, method in zip(rows, methods, strict=True):
+        trials, clients = method.clients.shape
+        heights = row + np.linspace(-0.2, 0.2, trials + 2)[1:-1, None] + 0.05 * np.sin(2.4 * np.arange(clients))
+        style = styles[method.label]
+        axes.scatter(method.clients, heights, s=8, marker=style.marker, color=style.color, alpha=0.55, linewidth=0, zorder=3)
+    axes.set_yticks(rows, [method.label for method in methods])
+    axes.set_ylim(-0.7, len(rows) - 0.4)
+    axes.grid(visible=False, axis="y")
+    numbers = axes.secondary_yaxis("right")
+    papers = any(method.paper for method in methods)
+    paper = [f"   paper {format_value(method.paper or None)}" * papers for method in methods]
+    ours = [f"{method.std.mean():.2f} [{method.cov.mean():.2f}]" for method in methods]
+    numbers.set_yticks(rows, [a + b for a, b in zip(ours, paper, strict=True)])
+    numbers.tick_params(length=0)
+    numbers.spines["right"].set_visible(False)
+
+
+# Features.
+
+_CLASS_COLORS = (
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"),
+    *("#8c564b", "#999933", "#882255"),
+)
+
+
+@figure_style()
+def draw_features(methods: Sequence[FeatureMap], stem: Path, title: str) -> list[Path]:
+    """Draw t-SNE of the features of each method: a colour for each class, a marker for each client. Return the files."""
+    if not methods:
+        raise GpflError("there are no features to draw: run some methods first")
+    columns = min(3, len(methods))
+    rows = -(-len(methods) // columns)
+    entries = [min(len(np.unique(ids)), most) for ids, most in ((methods[0].label, 24), (methods[0].client, len(MARKERS)))]
+    figure = new_figure(2.9 * columns + 1.6, max(3.2 * rows + 1, 0.18 * sum(entries) + 1))
+    panels = figure.subplots(rows, columns, squeeze=False).flat
+    for axes in panels:
+        axes.set_visible(False)
+    for axes, method in zip(figure.axes, methods, strict=False):
+        axes.set_visible(True)
+        _draw_map(axes, method)
+    _add_feature_legends(figure, methods[0])
+    measures = methods[0].measures
+    chance = "" if measures.purity_by_chance is None else f" ({measures.purity_by_chance:.2f} by chance)"
+    add_title(figure, title)
+    add_footnote(
+        figure,
+        [
+            "Each sample passes through its client's model. Silhouettes (−1 to 1) are by class, and by class and client.",
+            f"Purity: share of {measures.neighbours} nearest samples, or those of other clients, with the same class{chance}.",
+            "All are computed on the features, not on the plane.",
+        ],
+    )
+    return save_png_and_pdf(figure, stem)
+
+
+def _draw_map(axes: Axes, method: FeatureMap) -> None:
+    colors = class_colors(len(method.classes) or int(method.label.max()) + 1)
+    size = float(np.clip(9000 / len(method.label), 3, 22))
+    for client in np.unique(method.client):
+        samples = method.client == client
+        color = [colors[label] for label in method.label[samples]]
+        marker = MARKERS[client % len(MARKERS)]
+        x, y = method.points[samples].T
+        axes.scatter(x, y, s=size, marker=marker, color=color, alpha=0.6, linewidth=0, rasterized=True)
+    measures = {name: format_value(value, ".2f") for name, value in method.measures.record().items()}
+    axes.set_title(
+        f"{display_name(method.method)}, round {method.round}\n"
+        f"silhouette {measures['silhouette']}, with client {measures['silhouette_islands']}\n"
+        f"purity {measures['purity']}, in other clients {measures['purity_across']}",
+    )
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set(visible=True, color="#bbbbbb")
+
+
+def _add_feature_legends(figure: Figure, method: FeatureMap) -> None:
+    from matplotlib.lines import Line2D
+
+    labels, clients = np.unique(method.label).tolist(), np.unique(method.client).tolist()
+    colors = class_colors(len(method.classes) or max(labels) + 1)
+    names = {k: f"{k} {printable(name, 16)}" if name != str(k) else name for k, name in enumerate(method.classes)}
+    if len(labels) <= 24:
+        entries = [Line2D([], [], color=colors[k], marker="o", linestyle="", label=names.get(k, str(k))) for k in labels]
+        figure.legend(handles=entries, title="class", loc="outside right upper")
+    if len(clients) <= len(MARKERS):
+        names = {k: printable(name, 16) for k, name in enumerate(method.clients)}
+        entries = [
+            Line2D([], [], color="#444444", marker=MARKERS[k], linestyle="", label=names.get(k, str(k))) for k in clients
+        ]
+        figure.legend(handles=entries, title="client", loc="outside right lower")
+
+
+def class_colors(classes: int) -> list[str]:
+    """Return a colour for each class."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    if classes <= len(_CLASS_COLORS):
+        return list(_CLASS_COLORS[:classes])
+    return [to_hex(colormaps["turbo"](value)) for value in np.linspace(0.03, 0.97, classes)]
+
+
+# Classes of clients.
+
+
+@dataclass(frozen=True)
+class ClassCounts:
+    """Number of samples of each class on each client, with the names to print."""
 
     data: str
     clients: Sequence[str]
     classes: Sequence[str]
-    rows: np.ndarray  # (clients, classes)
+    counts: npt.NDArray[np.integer | np.floating]  # (clients, classes)
 
     @classmethod
-    def of(cls, federation: Federation) -> Holding:
-        """Gives what the clients of a federation hold."""
-        table, shards = federation.table, federation.shards
-        rows = federation.count_labels([np.concatenate([shard.train, shard.validation, shard.test]) for shard in shards])
-        classes = [federation.class_name(label) for label in range(table.classes)]
-        return cls(table.name, [shard.name for shard in shards], classes, rows)
+    def from_federation(cls, federation: Federation) -> ClassCounts:
+        """Return the counts of a federation, training, validation and test samples together."""
+        shards = federation.shards
+        counts = federation.count_labels([np.concatenate([shard.train, shard.validation, shard.test]) for shard in shards])
+        classes = [federation.class_name(label) for label in range(federation.table.classes)]
+        return cls(federation.table.name, [shard.name for shard in shards], classes, counts)
 
 
-def draw_bubbles(federation: Federation | Holding, path: Path) -> None:
-    """Draws a disc for every client and class, its area by the number of rows, training and test together."""
-    check_image_path(path)
-    held = federation if isinstance(federation, Holding) else Holding.of(federation)
-    clients, classes, rows = bubbles(held)
-    letters = Letters()
-    names, labels = letters.ticks(held.clients), letters.ticks(held.classes)
-    sheet = Sheet.around(len(held.clients), len(held.classes), widest(names), widest(labels))
-    figure = new_figure(sheet.width, sheet.height)
+@figure_style()
+def draw_class_counts(data: ClassCounts, *paths: Path) -> None:
+    """Draw a disc for each client and class, its area by the number of samples."""
+    for path in paths:
+        check_image_path(path)
+    counts, n_clients, n_classes = data.counts, len(data.clients), len(data.classes)
+    across = np.clip(4 / n_clients, 0.35, 2) if n_clients < 30 else 10.5 / n_clients  # inches from client to client
+    up = min(0.3, 11 / n_classes)
+    client_labels, class_labels = (0.08 * max_label_length(names) for names in (data.clients, data.classes))
+    upright = client_labels > across
+    height = max(2.5, up * (n_classes + 1) + 1 + client_labels * upright)
+    figure = new_figure(across * (n_clients + 1) + 1.5 + class_labels, height)
     axes = figure.add_subplot()
-    axes.set_facecolor("#eaeaf2")
-    axes.grid(color="white", linewidth=1, zorder=0)
-    area = sheet.disc**2 / rows.max()
-    axes.scatter(clients, classes, s=np.maximum(1, area * rows), color=DISC, zorder=2, linewidth=0)  # a single row is seen
-    for shown in round_numbers(int(rows.max())):
-        axes.scatter([], [], s=max(1, area * shown), color=DISC, linewidth=0, label=f"{shown:,}")
-    figure.legend(loc="outside right upper", title="rows", labelspacing=0.8, frameon=False)
-    name = letters.line(held.data, LONGEST)
-    title = f"{name}:{' ' if len(name) <= 12 else chr(10)}rows of each class on each client"
-    axes.set_title(title, fontfamily=letters.fonts, parse_math=False)
-    letters.label(axes.xaxis, "client", names)
-    letters.label(axes.yaxis, "class", labels)
-    axes.tick_params("x", rotation=90 if sheet.upright else 0)
-    axes.set_xlim(-sheet.margins[0], len(held.clients) - 1 + sheet.margins[0])
-    axes.set_ylim(-sheet.margins[1], len(held.classes) - 1 + sheet.margins[1])
-    save_figure(figure, path)
+    largest = np.clip(72 * min(across, up), 8, 18)  # diameter in points
+
+    def area(count: float) -> float:
+        return float(max(1, largest**2 * count / counts.max()))  # a single sample stays visible
+
+    clients, classes = np.nonzero(counts)
+    axes.scatter(clients, classes, s=[area(count) for count in counts[clients, classes]], color="#c44e52", linewidth=0)
+    for count in round_counts(int(counts.max())):
+        axes.scatter([], [], s=area(count), color="#c44e52", linewidth=0, label=f"{count:,}")
+    figure.legend(loc="outside right upper", title="samples", labelspacing=0.8)
+    use_name_ticks(axes.xaxis, data.clients)
+    use_name_ticks(axes.yaxis, data.classes)
+    axes.tick_params("x", rotation=90 if upright else 0)
+    axes.set(xlabel="client", ylabel="class")
+    right, above = (0.5 + largest / 144 / step for step in (across, up))
+    axes.set(xlim=(-right, n_clients - 1 + right), ylim=(-above, n_classes - 1 + above))
+    add_title(figure, f"{printable(data.data, 40)}: samples of each class on each client")
+    save_figure(figure, *paths)
 
 
-@dataclass(frozen=True)
-class Sheet:
-    """The measures of a picture of discs, in inches: class names at its left, client names below, the key at its right."""
-
-    width: float
-    height: float
-    upright: bool  # client names, where they are too long to lie side by side
-    disc: float  # the largest diameter, in points
-    margins: tuple[float, float]  # from the outermost discs' centres to the border, in clients and in classes
-
-    @classmethod
-    def around(cls, clients: int, classes: int, client_name: int, class_name: int) -> Sheet:
-        """Gives room for so many clients and classes, whose longest names have so many letters."""
-        beside = 1.5 + LETTER * class_name
-        width = min(14.0, beside + max(4.5, 0.35 * clients))  # a title needs 4.5
-        across = (width - beside) / (clients + 0.5)  # from one client to the next
-        upright = LETTER * client_name > across - 0.1 and client_name > 0
-        below = 1.3 + (LETTER * client_name if upright else 0.0)
-        height = min(13.0, below + max(1.5, 0.28 * classes))
-        up = (height - below) / (classes + 0.5)
-        disc = min(18.0, max(8.0, 0.9 * 72 * min(across, up)))
-        return cls(width, height, upright, disc, (0.5 + disc / 144 / across, 0.5 + disc / 144 / up))
-
-
-def widest(names: Sequence[str]) -> int:
-    """Gives the width of the longest name, in letters of our alphabet."""
-    return max((sum(2 if ord(letter) >= WIDE else 1 for letter in name) for name in names), default=0)
-
-
-def round_numbers(most: int) -> list[int]:
-    """Gives up to three round numbers that are not above `most`, the largest first, each about a quarter of the one before."""
+def round_counts(largest: int) -> list[int]:
+    """Return up to three round numbers from `largest` down, each about a quarter of the one before."""
     numbers: list[int] = []
-    while most >= 1 and len(numbers) < 3:
-        tens = 10 ** (len(str(most)) - 1)
-        numbers.append(next(step * tens for step in (5, 2, 1) if step * tens <= most))
-        most = numbers[-1] // 4
+    while largest >= 1 and len(numbers) < 3:
+        power = 10 ** (len(str(largest)) - 1)
+        numbers.append(next(step * power for step in (5, 2, 1) if step * power <= largest))
+        largest = numbers[-1] // 4
     return numbers
-
-
-def bubbles(federation: Federation | Holding) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Gives client, class and number of rows for every pair that has some."""
-    held = federation if isinstance(federation, Holding) else Holding.of(federation)
-    clients, classes = np.nonzero(held.rows)
-    return clients, classes, held.rows[clients, classes]

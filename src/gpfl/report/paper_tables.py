@@ -1,258 +1,205 @@
-"""Tables beside the paper's: Markdown, LaTeX and CSV, and for the terminal."""
+"""Tables of an experiment next to the paper's: a page in Markdown, LaTeX, CSV, and tables for the terminal."""
 
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from gpfl.experiments.definitions import display_name
+from gpfl.errors import pluralize
+from gpfl.experiments.definitions import MAX_PAPER_STDS, PaperValue, display_name
 from gpfl.experiments.results import TableResults
 from gpfl.experiments.trials import Trials
 from gpfl.io import files
-from gpfl.report import latex
-from gpfl.report.comparison import Block, Entry, MeanStd, blocks
-from gpfl.report.screen import Screen, Strip
-from gpfl.report.wording import (
-    NONE,
-    brief,
-    chance,
-    difference,
-    format_mean_std,
-    notes,
-    ours,
-    place,
-    protocol,
-    tested,
-    theirs,
-    untested,
-)
+from gpfl.report import feature_tables
+from gpfl.report.comparison import LAST_ROUNDS, ColumnComparison, Entry, compare_columns
+from gpfl.report.tables import Bold, ResultColumn, ResultTable, Value, format_csv, format_p_value, format_value, render_page
+
+FAR_MARK = "†"
+
+PROTOCOLS: Mapping[str, str] = {
+    "corrected": "typos of the paper and bugs of the authors' code fixed",
+    "paper": "GPFL's formulas as printed",
+    "reference": "as in the authors' code",
+}
+
+Problems = Mapping[tuple[str, str], str]
+"""What is wrong with a cell, by column key and row label."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a table comes from: its last line."""
+    """The command and the commit that make a table."""
 
     command: str
     commit: str
 
-    def words(self, results: TableResults) -> str:
-        """Gives the line of results."""
-        commits = {one for made in results.commits.values() for one in made}
-        return self.line([trials for trials in results.trials.values() if trials], commits, results.seeds)
-
-    def line(self, runs: Sequence[Trials], made_at: AbstractSet[str], seeds: Iterable[int]) -> str:
-        """Gives the line: the command, the commits of the runs, the devices and the seeds."""
-        summaries = [summary for trials in runs for summary in trials.summaries]
-        commits = ", ".join(sorted(made_at)) or self.commit
-        devices = ", ".join(sorted({str(summary["device"]) for summary in summaries})) or "none"
-        made = sorted({f"gpfl {s.get('gpfl', '?')}, torch {s.get('torch', '?')}" for s in summaries})
-        numbers = ", ".join(map(str, seeds))
-        return f"`{self.command}`; commit {commits}; device {devices}; seeds {numbers}" + "".join(f"; {m}" for m in made) + "."
+    def describe(self, runs: Iterable[Trials | None], commits: AbstractSet[str], seeds: Iterable[int]) -> str:
+        """Return the last line of a table: command, commits of the runs, devices, seeds and versions."""
+        summaries = [summary for trials in runs if trials for summary in trials.summaries]
+        devices = sorted({str(summary["device"]) for summary in summaries}) or ["none"]
+        versions = sorted({f"gpfl {s.get('gpfl', '?')}, torch {s.get('torch', '?')}" for s in summaries})
+        made = [f"commit {', '.join(sorted(commits)) or self.commit}", f"device {', '.join(devices)}"]
+        return "; ".join([f"Made by `{self.command}`", *made, f"seeds {', '.join(map(str, seeds))}", *versions]) + "."
 
 
-@dataclass(frozen=True)
-class Added:
-    """What a table has besides accuracies: lines of its page, numbers by column and row, and LaTeX."""
-
-    lines: Sequence[str] = ()
-    numbers: Mapping[tuple[str, str], Mapping[str, object]] = field(default_factory=dict)
-    tex: str = ""
-
-
-# Markdown.
-
-
-def markdown(results: TableResults, origin: Origin, more: Sequence[str] = ()) -> str:
-    """Gives the table as Markdown: all columns side by side, then each column with all that is known of it."""
-    made = blocks(results)
-    name = f" ({results.table})" if results.table else ""
-    lines = [f"# {results.experiment.title}{name}", "", results.experiment.caption, ""]
-    lines += [" ".join(protocol(results)), ""]
-    if len(made) > 1:
-        lines += [*overview(made), ""]
-    for block in made:
-        if block.run or len(made) == 1:
-            lines += [*details(block), ""]
-    lines += more
-    said = notes(results, made)
-    lines += [f"- {words}" for words in said] + [""] * bool(said)
-    lines.append(f"Made by {origin.words(results)}")
-    return "\n".join(lines) + "\n"
-
-
-def overview(made: Sequence[Block]) -> list[str]:
-    """Gives the lines of the table of all columns: ours, and where it has any the paper's and the difference."""
-    headings = [f"{block.column.heading}, {block.column.group}{' (part)' if block.is_partial else ''}" for block in made]
-    printed = any(block.printed for block in made)
-    what = "Ours / the paper's (ours minus the paper's):" if printed else "Ours:"
-    lines = [what, "", row(["method", *headings]), rule(len(made))]
-    for number, entry in enumerate(made[0].entries):
-        lines.append(row([display_name(entry.label), *(beside(block, block.entries[number], printed) for block in made)]))
-    return lines
-
-
-def beside(block: Block, entry: Entry, printed: bool) -> str:
-    """Gives ours, the best in bold, and the paper's number if the paper prints any."""
-    if not printed:
-        return bold(ours(entry), block, entry)
-    tail = f" ({difference(entry)})" if entry.difference is not None else ""
-    return f"{bold(ours(entry), block, entry)} / {theirs(entry.paper)}{tail}"
-
-
-def bold(text: str, block: Block, entry: Entry) -> str:
-    """Gives the text in bold where the entry is the best."""
-    return f"**{text}**" if block.leads(entry) else text
-
-
-def details(block: Block) -> list[str]:
-    """Gives the lines of one column, a row a method."""
-    title = f"## {block.column.key}: {block.column.heading}, {block.column.group}"
-    lines = [title, ""]
-    if block.caveat:
-        lines += [f"**{'Part of the data' if block.is_partial else 'Unverified data'}: {block.caveat}**", ""]
-    columns = detail_columns(block)
-    lines += [row(columns), rule(len(columns) - 1)]
-    lines += [row(cells) for cells in zip(*columns.values(), strict=True)]
-    said = [*([block.order] if block.order else []), *tested([block], over_seeds=True)]
-    return [*lines, "", " ".join(said)] if said else lines
-
-
-def detail_columns(block: Block) -> dict[str, list[str]]:
-    """Gives one column's table by heading, a cell a method; without ranks and paper's numbers where there are none."""
-    entries, fair = block.entries, block.fairness
-    found = {
-        "method": [display_name(e.label) for e in entries],
-        "std, % [CoV]" if fair else "ours, %": [bold(ours(e), block, e) for e in entries],
+def save(results: TableResults, folder: Path, origin: Origin) -> list[Path]:
+    """Write the tables of an experiment as table.md, table.tex and table.csv and return the paths."""
+    texts = {
+        "table.md": to_markdown(results, origin),
+        "table.tex": to_latex(results, origin),
+        "table.csv": format_csv(to_records(results)),
     }
-    compared = {
-        "paper" if fair else "paper, %": [theirs(e.paper) for e in entries],
-        "difference": [difference(e) for e in entries],
-        "rank": [place(e.rank) for e in entries],
-        "paper's rank": [place(e.paper_rank) for e in entries],
-    }
-    found |= {heading: cells for heading, cells in compared.items() if any(cell != NONE for cell in cells)}
-    means = {
-        "accuracy, %" if fair else "last ten rounds, %": [e.accuracy if fair else e.last_ten for e in entries],
-        "selected on validation, %": [e.validated for e in entries],
-    }
-    found |= {
-        heading: [format_mean_std(one, e.count) for one, e in zip(numbers, entries, strict=True)]
-        for heading, numbers in means.items()
-    }
-    for heading, key in (("best round", "best_round"), ("rounds", "rounds")):
-        found[heading] = [f"{e.trials.mean(key):.0f}" if e.trials else NONE for e in entries]
-    found |= {"trials": [str(e.count) for e in entries], "p": [chance(e.p) for e in entries]}
-    seeds = [chance(e.seeds_p) for e in entries]
-    return {**found, "p over seeds": seeds} if any(cell != NONE for cell in seeds) else found
+    for name, content in texts.items():
+        files.write_text(folder / name, content)
+    return [folder / name for name in texts]
 
 
-def row(cells: Iterable[str]) -> str:
-    """Gives a line of a Markdown table; N = 10|50 has a bar of its own."""
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+def saved_experiment(folder: Path) -> str:
+    """Return the name of the experiment whose table a folder holds, or ""."""
+    try:
+        with (folder / "table.csv").open(encoding="utf-8", newline="") as file:
+            return next(csv.DictReader(file), {}).get("experiment") or ""
+    except (OSError, UnicodeDecodeError, csv.Error):
+        return ""
 
 
-def rule(columns: int) -> str:
-    """Gives the line below the headings."""
-    return "| --- |" + " ---: |" * columns
-
-
-# LaTeX.
-
-
-def tex(results: TableResults, origin: Origin) -> str:
-    """Gives the table for LaTeX with booktabs: for each method lines of ours, ours by validation and the paper's, if any."""
-    made = blocks(results)
-    body = []
-    validated = any(entry.validated for block in made for entry in block.entries)
-    printed = any(block.printed for block in made)
-    for number, entry in enumerate(made[0].entries if made else ()):
-        entries = [block.entries[number] for block in made]
-        best = [bold("x", block, one) != "x" for block, one in zip(made, entries, strict=True)]
-        mine = [
-            (latex.strong(latex.text(ours(one))) if top else latex.text(ours(one))) + in_order(one.rank)
-            for one, top in zip(entries, best, strict=True)
-        ]
-        papers = [
-            theirs(one.paper)
-            + (f" ({place(one.paper_rank)})" if one.paper_rank is not None else "")
-            + (f", {difference(one)}" if one.difference is not None else "")
-            for one in entries
-        ]
-        body.append([latex.text(display_name(entry.label)), *mine])
-        if validated:
-            body.append([r"\quad by validation", *(latex.text(format_mean_std(one.validated, one.count)) for one in entries)])
-        if any(one.p is not None for one in entries):
-            body.append([r"\quad $p$", *(latex.small(latex.text(chance(one.p))) for one in entries)])
-        if printed:
-            body.append([r"\quad paper", *(latex.small(latex.text(words)) for words in papers)])
-    headings = [latex.text(block.column.heading) + (r" (part)" if block.is_partial else "") for block in made]
-    groups = [latex.text(block.column.group) for block in made]
-    more = ["ours in the round that is best on validation rows"] * validated
-    more += ["p"] * any(entry.p is not None for block in made for entry in block.entries)
-    more += ["the paper's, and ours minus the paper's"] * printed
-    then = f" First lines: ours; then {'; '.join(more)}." if more else ""
-    caption = (
-        f"{results.experiment.caption}{then} In parentheses: "
-        f"ranks{', both among the methods that were run and for which the paper has a number' * printed}."
+def to_markdown(results: TableResults, origin: Origin) -> str:
+    """Return the page of an experiment: a table for each column, and notes."""
+    columns = compare_columns(results)
+    title = results.experiment.title + (f" ({results.table})" if results.table else "")
+    tables = [column_table(column) for column in columns if column.was_run or len(columns) == 1]
+    return render_page(
+        title,
+        [*tables, *feature_tables.tables(results)],
+        intro=[results.experiment.caption, " ".join([describe_setting(results), *_describe_numbers(results)])],
+        notes=_notes(results, columns),
+        origin=_origin_line(results, origin),
     )
-    caveats = [f"Data of {block.column.key}: {block.caveat}" for block in made if block.caveat]
-    words = [*protocol(results), *tested(made, over_seeds=False), *caveats, *notes(results, made)]
-    last = latex.breakable(f"Made by {origin.words(results).replace('`', '')}")
-    foot = [*map(latex.text, words), last]
-    return latex.table(latex.text(caption), f"gpfl-{results.name}", groups, headings, body, foot)
 
 
-def in_order(rank: float | None) -> str:
-    """Gives a rank as LaTeX puts it behind a number."""
-    return "~" + latex.small(latex.text(f"({place(rank)})")) if rank is not None else ""
+def to_latex(results: TableResults, origin: Origin) -> str:
+    """Return one LaTeX table of all columns, with rows of ours, p and the paper's for each method."""
+    columns = compare_columns(results)
+    rows: list[list[Value | Bold]] = []
+    for entries in zip(*(column.entries for column in columns), strict=True):
+        best = [column.is_best(entry) for column, entry in zip(columns, entries, strict=True)]
+        ours = [_join(format_ours(entry), _rank(entry.rank)) for entry in entries]
+        papers = [_join(format_published(e.paper) or None, _rank(e.paper_rank), format_difference(e)) for e in entries]
+        lines: dict[str, Sequence[Value | Bold]] = {
+            display_name(entries[0].label): [Bold(text) if top else text for text, top in zip(ours, best, strict=True)],
+            "\u2003by validation": [_text(entry.percent("validation_best_accuracy"), ".2f") for entry in entries],
+            "\u2003p": [format_p_value(entry.p) for entry in entries],
+            "\u2003paper": papers,
+        }
+        rows += [[name, *cells] for k, (name, cells) in enumerate(lines.items()) if k == 0 or any(cells)]
+    headers = [
+        ResultColumn(column.column.heading + " (part)" * column.is_part, group=column.column.group) for column in columns
+    ]
+    caption = (
+        f"{results.experiment.caption} First rows: ours"
+        + "; paper: the paper's, and ours minus the paper's" * bool(results.experiment.paper)
+        + ". In parentheses: ranks."
+    )
+    caveats = [f"{column.column.key}: {column.caveat}" for column in columns if column.caveat]
+    tests = dict.fromkeys(note for column in columns for note in _test_notes(column))
+    numbers = [describe_setting(results), *_describe_numbers(results)]
+    notes = [*numbers, *tests, *caveats, *_notes(results, columns), _origin_line(results, origin).replace("`", "")]
+    table = ResultTable([ResultColumn("Method"), *headers], rows, caption=caption, notes=notes)
+    measured = [table for table in feature_tables.tables(results) if any(row[-1] for row in table.rows)]
+    features = [table.to_latex(f"gpfl-{results.name}-features-{k}") for k, table in enumerate(measured, 1)]
+    return "\n".join([table.to_latex(f"gpfl-{results.name}"), *features])
 
 
-# CSV.
+def terminal_tables(results: TableResults) -> list[ResultTable]:
+    """Return a table for each column of which something was run or failed."""
+    return [column_table(c) for c in compare_columns(results) if any(e.trials or e.error for e in c.entries)]
 
 
-def records(results: TableResults) -> list[dict[str, object]]:
-    """Gives the table as plain numbers in percent, one record a method and column; None where there is no number."""
-    found = []
-    for block in blocks(results):
-        for entry in block.entries:
-            found.append(
-                {
-                    "experiment": results.experiment.name,
-                    "column": block.column.key,
-                    "method": entry.label,
-                    "state": entry.state,
-                    "trials": entry.count,
-                    "seeds": " ".join(str(summary["seed"]) for summary in entry.trials.summaries) if entry.trials else "",
-                    "protocol": results.protocol,
-                    "most_rounds": results.rounds,
-                    "patience": results.patience,
-                    "validation": results.validation,
-                    "settings": ", ".join(results.settings),
-                    "tuned": results.tuned,
-                    **numbers(entry),
-                    "data": block.caveat,
-                    "problem": entry.problem,
-                    "commit": ", ".join(results.commits.get((block.column.key, entry.label), ())),
-                }
-            )
-    return found
+def column_table(column: ColumnComparison) -> ResultTable:
+    """Return the table of one column, a row for each method."""
+    fair = column.fairness
+    headers = [
+        ResultColumn("method"),
+        ResultColumn("std, % [CoV]" if fair else "ours, %", ".2f"),
+        ResultColumn("paper" if fair else "paper, %", hide=1),
+        ResultColumn("difference", hide=3),
+        ResultColumn("rank", "g", hide=4),
+        ResultColumn("paper's\nrank", "g", hide=4),
+        ResultColumn("accuracy, %" if fair else "last ten\nrounds, %", ".2f", hide=7),
+        ResultColumn("selected on\nvalidation, %", ".2f", hide=2),
+        ResultColumn("best\nround", ".0f", hide=7),
+        ResultColumn("rounds", ".0f", hide=7),
+        ResultColumn("trials", "d", hide=5),
+        ResultColumn("p", hide=6),
+        ResultColumn("p over\nseeds", hide=7),
+    ]
+    rows: list[list[Value | Bold]] = []
+    for entry in column.entries:
+        ours = format_ours(entry)
+        cells: list[Value | Bold] = [
+            display_name(entry.label),
+            Bold(ours) if column.is_best(entry) else ours,
+            format_published(entry.paper) or None,
+            format_difference(entry),
+            entry.rank,
+            entry.paper_rank,
+            entry.percent("best_accuracy") if fair else entry.last_rounds,
+            entry.percent("validation_best_accuracy"),
+            entry.trials.mean("best_round") if entry.trials else None,
+            entry.trials.mean("rounds") if entry.trials else None,
+            entry.n_trials,
+            format_p_value(entry.p),
+            format_p_value(entry.seeds_p),
+        ]
+        rows.append(cells)
+    title = f"{column.column.key}: {column.column.heading}, {column.column.group}"
+    caveat = f"{'Part of the data' if column.is_part else 'Unverified data'}: {column.caveat}" if column.caveat else ""
+    same, pairs = column.ordered_pairs()
+    order = [f"{same} of {pluralize(pairs, 'pair')} of methods are in the paper's order."] if pairs else []
+    note = " ".join([*order, *_test_notes(column)])
+    return ResultTable(headers, rows, title=title, caption=caveat, notes=[note] if note else []).drop_empty()
 
 
-def numbers(entry: Entry) -> dict[str, object]:
-    """Gives the numbers of an entry by name."""
-    kinds: Mapping[str, MeanStd | None] = {
-        "accuracy": entry.accuracy,
-        "last_ten": entry.last_ten,
-        "validation_selected": entry.validated,
-        "client_std": entry.client_std,
-        "client_cov": entry.client_cov,
+def to_records(results: TableResults) -> list[dict[str, object]]:
+    """Return the table as plain numbers in percent, one record for each column and method; None where there is no number."""
+    features = feature_tables.records(results)
+    return [
+        {
+            "experiment": results.experiment.name,
+            "column": column.column.key,
+            "method": entry.label,
+            "state": entry.status,
+            "trials": entry.n_trials,
+            "seeds": " ".join(str(summary["seed"]) for summary in entry.trials.summaries) if entry.trials else "",
+            "protocol": results.protocol,
+            "most_rounds": results.rounds,
+            "patience": results.patience,
+            "validation": results.validation,
+            "settings": ", ".join(results.settings),
+            "tuned": results.tuned,
+            **_numbers(entry),
+            "data": column.caveat,
+            "problem": entry.error,
+            "commit": ", ".join(results.commits.get((column.column.key, entry.label), ())),
+            **features.get((column.column.key, entry.label), {}),
+        }
+        for column in compare_columns(results)
+        for entry in column.entries
+    ]
+
+
+def _numbers(entry: Entry) -> dict[str, object]:
+    kinds = {
+        "accuracy": entry.percent("best_accuracy"),
+        "last_ten": entry.last_rounds,
+        "validation_selected": entry.percent("validation_best_accuracy"),
+        "client_std": entry.percent("std"),
+        "client_cov": entry.percent("cov"),
     }
-    means = {key: entry.trials.mean(key) if entry.trials else None for key in ("best_round", "rounds", "seconds")}
-    paper = entry.paper
+    paper, trials = entry.paper, entry.trials
     return {
         **{name: number.mean if number else None for name, number in kinds.items()},
         **{f"{name}_std_over_trials": number.std if number else None for name, number in kinds.items()},
@@ -263,81 +210,164 @@ def numbers(entry: Entry) -> dict[str, object]:
         "paper_cov": paper.cov if paper else None,
         "difference": entry.difference,
         "difference_cov": entry.cov_difference,
-        "far": entry.far,
+        "far": entry.is_far,
         "rank": entry.rank,
         "paper_rank": entry.paper_rank,
         "p": entry.p,
         "p_over_seeds": entry.seeds_p,
-        **means,
-        "device": ", ".join(sorted({str(summary["device"]) for summary in entry.trials.summaries})) if entry.trials else None,
+        **{key: trials.mean(key) if trials else None for key in ("best_round", "rounds", "seconds")},
+        "device": ", ".join(sorted({str(summary["device"]) for summary in trials.summaries})) if trials else None,
     }
 
 
-def as_csv(rows: Sequence[Mapping[str, object]]) -> str:
-    """Gives records as CSV."""
-    text = io.StringIO()
-    if rows:
-        writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)))
-        writer.writeheader()
-        writer.writerows(rows)
-    return text.getvalue()
+# Text of numbers.
 
 
-def save(results: TableResults, folder: Path, origin: Origin, added: Added | None = None) -> list[Path]:
-    """Writes the table as table.md, table.tex and table.csv, and gives the files."""
-    more = added or Added()
-    plain = [{**one, **more.numbers.get((str(one["column"]), str(one["method"])), {})} for one in records(results)]
-    texts = {
-        "table.md": markdown(results, origin, more.lines),
-        "table.tex": tex(results, origin) + more.tex,
-        "table.csv": as_csv(plain),
-    }
-    for name, content in texts.items():
-        files.write_text(folder / name, content)
-    return [folder / name for name in texts]
+def format_ours(entry: Entry) -> str:
+    """Return our number, or why there is none."""
+    cov = entry.percent("cov")
+    if entry.fairness and entry.ours and cov:
+        return f"{entry.ours.mean:.2f} [{cov.mean:.2f}]"
+    return f"{entry.ours:.2f}" if entry.ours else entry.status
 
 
-def experiment_in(folder: Path) -> str:
-    """Gives the name of the experiment whose table a folder holds; "" where there is none."""
-    try:
-        with (folder / "table.csv").open(encoding="utf-8", newline="") as file:
-            return next(csv.DictReader(file), {}).get("experiment") or ""
-    except (OSError, UnicodeDecodeError, csv.Error):
+def format_published(paper: PaperValue | None) -> str:
+    """Return the paper's number, or ""."""
+    if paper is None:
         return ""
+    if paper.cov is not None:
+        return f"{paper.mean:.2f} [{paper.cov:.2f}]"
+    if paper.between:
+        return f"≈ {paper.mean:.1f} ({paper.between[0]:.1f} to {paper.between[1]:.1f})"
+    return f"{paper.mean:.2f}" + (f" ± {paper.std:.2f}" if paper.std is not None else "")
 
 
-# The terminal.
+def format_difference(entry: Entry) -> str | None:
+    """Return ours minus the paper's, marked if it is far."""
+    if entry.difference is None:
+        return None
+    digits = 1 if entry.paper and entry.paper.between else 2
+    cov = f" [{format_value(entry.cov_difference, '+.2f')}]" if entry.cov_difference is not None else ""
+    return format_value(entry.difference, f"+.{digits}f") + cov + FAR_MARK * bool(entry.is_far)
 
 
-def untested_words(results: TableResults) -> list[str]:
-    """Gives sentences about rows that could not be tested, by column."""
-    return [f"{block.column.key}: {words}" for block in blocks(results) for words in untested(block)]
+def _text(value: Value, spec: str) -> str | None:
+    return None if value is None else format_value(value, spec)
 
 
-def rich_tables(results: TableResults) -> list[Screen]:
-    """Gives a table for each column of which something was run, or failed."""
-    return [screen(results, block) for block in blocks(results) if any(e.trials or e.problem for e in block.entries)]
+def _rank(rank: float | None) -> str | None:
+    return None if rank is None else f"({rank:g})"
 
 
-def screen(results: TableResults, block: Block) -> Screen:
-    """Gives the table of a column for the terminal, without what is empty."""
-    entries = block.entries
-    note = " (part of the data)" if block.is_partial else ""
-    strips = [
-        Strip("method", [display_name(e.label) for e in entries]),
-        Strip("ours", [ours(e) for e in entries]),
-        Strip("by validation", [format_mean_std(e.validated, e.count) for e in entries], 2),
-        Strip("paper", [theirs(e.paper) for e in entries], 1),
-        Strip("ours −\npaper", [difference(e) for e in entries], 3),
-        Strip("our\nrank", [place(e.rank) for e in entries], 4),
-        Strip("paper's\nrank", [place(e.paper_rank) for e in entries], 4),
-        Strip("trials", [str(e.count) for e in entries], 5),
-        Strip("p", [chance(e.p) for e in entries], 6),
+def _join(*texts: str | None) -> str | None:
+    return " ".join(text for text in texts if text) or None
+
+
+# Sentences.
+
+
+def describe_rounds(rounds: int, patience: int) -> str:
+    """Return how many rounds runs may have, and what ends them earlier."""
+    limit = pluralize(rounds, "round")
+    return f"at most {limit}, patience {patience}" if patience else f"{limit} without patience"
+
+
+def describe_setting(results: TableResults) -> str:
+    """Return the sentence on protocol, rounds, seeds, validation samples and values that were tuned or set by hand."""
+    parts = [
+        f"Protocol {results.protocol} ({PROTOCOLS[results.protocol]}), {describe_rounds(results.rounds, results.patience)}",
+        f"{results.validation:.0%} of each client's training samples for validation" if results.validation else "",
+        f"seeds {', '.join(map(str, results.seeds))}",
+        results.tuned,
+        f"set by hand: {', '.join(results.settings)}" if results.settings else "",
     ]
-    return Screen(
-        f"{block.column.key}: {block.column.heading}, {block.column.group}{note}",
-        brief(results),
-        [strip for strip in strips if any(cell != NONE for cell in strip.cells)],
-        [block.leads(e) for e in entries],
-        "table.md has them",
-    )
+    return "; ".join(part for part in parts if part) + "."
+
+
+def group_problems(problems: Problems) -> list[str]:
+    """Return a line for each problem, with all cells that have it."""
+    return [f"{_name_cells(cells)}: {problem}" for problem, cells in _by_problem(problems).items()]
+
+
+def _describe_numbers(results: TableResults) -> list[str]:
+    paper = ["The paper: 2000 rounds, three trials."] if results.experiment.paper else []
+    if results.experiment.measure == "fairness":
+        return [
+            *paper,
+            "Population standard deviation over clients in percent [coefficient of variation in hundredths: that over the "
+            "accuracy of all samples], at the best round on test samples, mean over trials. Less is better; ranks go by the "
+            "coefficient.",
+        ]
+    return [
+        *paper,
+        "Accuracy in percent over all test samples, at its best round: mean ± population standard deviation over trials.",
+    ]
+
+
+def _test_notes(column: ColumnComparison) -> list[str]:
+    notes = []
+    entries, reference = column.entries, display_name(column.reference)
+    values = "distances of clients' accuracies from their mean" if column.fairness else "clients' accuracies"
+    if any(entry.p is not None for entry in entries):
+        notes.append(f"p: signed-rank test of {values} (means over seeds) against {reference}, with Holm's correction.")
+    elif any(entry.trials and entry.label not in (column.reference, *column.untested) for entry in entries):
+        notes.append("No p over clients: a signed-rank test needs six of them.")
+    if any(entry.seeds_p is not None for entry in entries):
+        notes.append(
+            f"p over seeds: the same test of the accuracies of all samples, a pair for each seed, against {reference}."
+        )
+    for reason in dict.fromkeys(column.untested.values()):
+        labels = [display_name(label) for label, why in column.untested.items() if why == reason]
+        notes.append(f"No p for {', '.join(labels)}: {reason}.")
+    return notes
+
+
+def _notes(results: TableResults, columns: Sequence[ColumnComparison]) -> list[str]:
+    entries = [entry for column in columns for entry in column.entries]
+    notes = []
+    if any(entry.is_far for entry in entries):
+        notes.append(f"{FAR_MARK} more than {MAX_PAPER_STDS:g} of the paper's standard deviations from its mean.")
+    ranked = [column for column in columns if any(entry.rank is not None for entry in column.entries)]
+    unranked = dict.fromkeys(display_name(e.label) for column in ranked for e in column.entries if e.trials and e.rank is None)
+    if unranked:
+        notes.append(f"Ranks are among methods for which the paper has a number: not {', '.join(unranked)}.")
+    if fewer := [text for column in columns if (text := _fewer_trials(column, len(results.seeds)))]:
+        notes.append(f"Trials: {len(results.seeds)}, except {'; '.join(fewer)}.")
+    if any(entry.is_short and not entry.fairness for entry in entries):
+        notes.append(f"Trials of fewer than {LAST_ROUNDS} rounds have no mean of the last ten.")
+    notes += [f"{column.column.key}: {column.column.note}." for column in columns if column.column.note]
+    run = {(column.column.key, entry.label) for column in columns for entry in column.entries if entry.trials}
+    for problem, cells in _by_problem(results.problems).items():
+        partly, failed = ([cell for cell in cells if (cell in run) == has_runs] for has_runs in (True, False))
+        notes += [f"{_name_cells(partly)}: {problem}"] * bool(partly) + [f"{_name_cells(failed)} failed: {problem}"] * bool(
+            failed
+        )
+    keys = {column.column.key for column in columns}
+    remarks = results.experiment.remarks.items()
+    return [*notes, *(f"{key}, {display_name(label)}: {remark}" for (key, label), remark in remarks if key in keys)]
+
+
+def _fewer_trials(column: ColumnComparison, n_trials: int) -> str:
+    labels: dict[int, list[str]] = {}
+    for entry in column.entries:
+        if entry.trials:
+            labels.setdefault(entry.n_trials, []).append(display_name(entry.label))
+    fewer = [f"{', '.join(labels[n]) if len(labels) > 1 else 'all'} {n}" for n in labels if n < n_trials]
+    return f"{column.column.key} {', '.join(fewer)}" if fewer else ""
+
+
+def _by_problem(problems: Problems) -> dict[str, list[tuple[str, str]]]:
+    found: dict[str, list[tuple[str, str]]] = {}
+    for cell, problem in problems.items():
+        found.setdefault(problem, []).append(cell)
+    return found
+
+
+def _name_cells(cells: Sequence[tuple[str, str]]) -> str:
+    labels = {key: [display_name(label) for other, label in cells if other == key] for key in dict(cells)}
+    return "; ".join(f"{key} {', '.join(names)}" for key, names in labels.items())
+
+
+def _origin_line(results: TableResults, origin: Origin) -> str:
+    commits = {commit for commits in results.commits.values() for commit in commits}
+    return origin.describe(results.trials.values(), commits, results.seeds)

@@ -1,305 +1,267 @@
-"""What pictures share: figures and how they are saved, letters, and a line, a dash and a mark for every method."""
+"""What all figures share: the style, a look for every method, text that fits, and saving; matplotlib is imported lazily."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from gpfl.errors import GpflError
 from gpfl.io import files
 from gpfl.methods import METHODS
 
-if TYPE_CHECKING:  # matplotlib takes half a second, which commands that draw nothing need not wait
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
-    from matplotlib.ticker import Locator
 
-Dash = tuple[float, tuple[float, ...]]
-
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-DASHES: tuple[Dash, ...] = (
-    (0, ()),
-    (0, (5, 2)),
-    (0, (1, 1.5)),
-    (0, (5, 1, 1, 1)),
-    (0, (3, 1, 1, 1, 1, 1)),
+COLORS = (
+    *("#d55e00", "#000000", "#7f7f7f", "#56b4e9", "#0072b2", "#009e73"),
+    *("#e69f00", "#cc79a7", "#882255", "#44aa99", "#332288", "#999933"),
 )
+"""Colours that most colour-blind people can tell apart, for the methods in the order of METHODS."""
+
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "<", ">", "*", "p", "h")
+DASHES = ((0, ()), (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1, 1, 1)), (0, (3, 1, 1, 1, 1, 1)))
 FORMATS = (".png", ".pdf", ".svg")
-BOTH = (".png", ".pdf")
-"""What `write` makes of one figure: pixels, and a vector form that LaTeX takes in."""
-SMALL, MIDDLE = 7.5, 9.0
-"""Points of the letters beside curves, and at axes."""
-START, SAMPLE = 1.035, 0.05
-"""Where the samples beside curves begin, and how long they are, in widths of the axes."""
-EARLY = 0.1
-"""Widths of the axes by which a curve that ends before the others ends early."""
-SCRIPTS = (
+FALLBACK_FONTS = (
     *("Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans CJK KR", "Source Han Sans SC", "WenQuanYi Micro Hei"),
     *("WenQuanYi Zen Hei", "Microsoft YaHei", "SimHei", "PingFang SC", "Hiragino Sans", "Yu Gothic", "Malgun Gothic"),
     *("Apple SD Gothic Neo", "Arial Unicode MS", "Noto Sans Devanagari", "Noto Sans Thai", "Noto Sans Bengali"),
 )
-"""Fonts of other scripts, taken where they are here."""
-MOST_TICKS, LONGEST_TICK = 40, 24
-"""Names at an axis, letters of such a name."""
+"""Fonts for names in other scripts, used where they are installed."""
+
+MAX_TICKS, MAX_TICK_LENGTH = 40, 24
+
+_STYLE: dict[str, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 8,
+    "legend.title_fontsize": 8,
+    "legend.frameon": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.alpha": 0.3,
+    "lines.markersize": 4.5,
+    "figure.dpi": 150,
+    "figure.constrained_layout.use": True,
+    "text.parse_math": False,  # names of data and clients may contain $
+    "svg.hashsalt": "gpfl",  # equal figures give equal files
+    "pdf.fonttype": 42,  # journals accept these fonts
+}
 
 
-# Files.
+@contextmanager
+def figure_style() -> Iterator[None]:
+    """Apply the style of all figures; decorate functions that draw and save a figure with `@figure_style()`."""
+    from matplotlib import rc_context
 
-
-def check_image_path(path: Path) -> None:
-    """Refuses a path that no picture can be written to."""
-    if path.suffix.lower() not in FORMATS:
-        ending = f"ends in {path.suffix}" if path.suffix else "has no ending"
-        raise GpflError(f"the picture '{path}' {ending}; it must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
-    if path.is_dir():
-        raise GpflError(f"the picture '{path}' is a folder: name a file")
+    with rc_context(cast("Any", {**_STYLE, "font.family": _fonts()})):
+        yield
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Gives an empty figure of so many inches, drawn without a screen."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    """Return an empty figure of this size in inches."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(width, height))
 
 
-def save_figure(figure: Figure, path: Path) -> None:
-    """Writes a figure in the format that the path ends in."""
-    files.write_bytes(path, rendered(figure, path.suffix))
+@dataclass(frozen=True)
+class LineStyle:
+    """Look of a method: markers tell methods apart without colour, and dashes most of them."""
+
+    color: str
+    linestyle: tuple[float, tuple[float, ...]]
+    marker: str
+    linewidth: float = 1.4
+
+    @property
+    def colour(self) -> str:  # until defence_curves draws with `color`
+        """Colour."""
+        return self.color
+
+    @property
+    def dash(self) -> tuple[float, tuple[float, ...]]:  # until defence_curves draws with `linestyle`
+        """Dashes."""
+        return self.linestyle
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """Keyword arguments of matplotlib's `plot`."""
+        return vars(self).copy()
+
+
+def line_style(index: int) -> LineStyle:
+    """Return the style with a number; 0, GPFL's, has the thickest line."""
+    dashes = DASHES[index % len(DASHES)]
+    return LineStyle(COLORS[index % len(COLORS)], dashes, MARKERS[index % len(MARKERS)], 1.4 if index else 2.2)
+
+
+def method_styles(labels: Sequence[str]) -> dict[str, LineStyle]:
+    """Return a style for each label: methods have the same one in all figures, other labels get the unused ones."""
+    numbers = {name: index for index, name in enumerate(METHODS)}
+    names = {label: label.lower().replace("-", "") for label in labels}  # Per-FedAvg is perfedavg
+    known = {label: numbers[name] for label, name in names.items() if name in numbers}
+    unused = [index for index in range(len(COLORS)) if index not in known.values()] or [0]
+    others = [label for label in labels if label not in known]
+    known |= {label: unused[k % len(unused)] for k, label in enumerate(others)}
+    return {label: line_style(known[label]) for label in labels}
+
+
+def add_title(figure: Figure, title: str) -> None:
+    """Write the title above the panels."""
+    figure.suptitle(_wrap(printable(title, 200), figure, 10), fontsize=10, x=0.01, ha="left")
+
+
+def add_footnote(figure: Figure, sentences: Sequence[str]) -> None:
+    """Write sentences below the panels."""
+    figure.supxlabel(_wrap(" ".join(sentences), figure, 7.5), fontsize=7.5, color="#444444", x=0.01, ha="left")
+
+
+def add_legend(figure: Figure, panels: Iterable[Axes]) -> None:
+    """Add a legend right of the panels, with an entry for each label."""
+    entries: dict[str, Artist] = {}
+    for axes in panels:
+        handles, labels = axes.get_legend_handles_labels()
+        entries |= dict(zip(labels, handles, strict=True))
+    figure.legend(list(entries.values()), list(entries), loc="outside right upper")
+
+
+def use_log_scale(axis: Axis) -> None:
+    """Give an axis a logarithmic scale with plain numbers at its ticks, also where it spans less than a decade."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})  # type: ignore[attr-defined]
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)) if high > 10 * low else MaxNLocator(5))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(NullLocator())
+
+
+def use_integer_ticks(axis: Axis) -> None:
+    """Put ticks at integers."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+
+
+def use_name_ticks(axis: Axis, names: Sequence[str]) -> None:
+    """Put a tick at each name, or some at integers where there are too many; #3 stands for a name that no font can print."""
+    if len(names) > MAX_TICKS:
+        use_integer_ticks(axis)
+    else:
+        labels = [
+            printable(name, MAX_TICK_LENGTH) if _characters().issuperset(name) else f"#{k}" for k, name in enumerate(names)
+        ]
+        axis.set_ticks(range(len(names)), labels)
+
+
+def max_label_length(names: Sequence[str]) -> int:
+    """Return the length of the longest name that `use_name_ticks` writes; 0 where it writes numbers."""
+    return min(MAX_TICK_LENGTH, max(map(len, names))) if len(names) <= MAX_TICKS else 0
+
+
+def printable(text: str, max_length: int) -> str:
+    """Return text as one line of at most `max_length` characters without its middle; ? for characters that no font has."""
+    line = "".join(character if character in _characters() else "?" for character in " ".join(text.split()))
+    head = (max_length - 1) // 2
+    return line if len(line) <= max_length else f"{line[:head]}…{line[head + 1 - max_length :]}"
+
+
+def check_image_path(path: Path) -> None:
+    """Raise if a figure cannot be written to the path."""
+    if path.suffix.lower() not in FORMATS:
+        ending = f"ends in {path.suffix}" if path.suffix else "has no ending"
+        raise GpflError(f"the figure '{path}' {ending}; it must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
+    if path.is_dir():
+        raise GpflError(f"the figure '{path}' is a folder: name a file")
+
+
+def save_figure(figure: Figure, *paths: Path) -> None:
+    """Write a figure to files, in the formats of their endings; none is written if one of them cannot be."""
+    for path in paths:
+        check_image_path(path)
+    images = [_render(figure, path.suffix[1:].lower()) for path in paths]
+    for path, image in zip(paths, images, strict=True):
+        files.write_bytes(path, image)
 
 
 def save_png_and_pdf(figure: Figure, stem: Path) -> list[Path]:
-    """Writes a figure as pixels and as vectors, both or none, and gives the files; `stem` is their path without an ending."""
-    paths = [stem.with_name(stem.name + ending) for ending in BOTH]
-    for path in paths:
-        check_image_path(path)
-    contents = [rendered(figure, path.suffix) for path in paths]
-    for path, content in zip(paths, contents, strict=True):
-        files.write_bytes(path, content)
+    """Write a figure as `stem`.png and `stem`.pdf and return the paths."""
+    paths = [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "pdf")]
+    save_figure(figure, *paths)
     return paths
 
 
 def markdown_images(paths: Sequence[Path]) -> str:
-    """Gives the last lines of a Markdown page, which show those of the files beside it that are pixels."""
+    """Return Markdown that shows the PNG files among the paths, for a page next to them."""
     return "".join(f"\n![{path.stem.replace('-', ' ')}]({path.name})\n" for path in paths if path.suffix == ".png")
 
 
-def rendered(figure: Figure, ending: str) -> bytes:
-    """Gives a figure as the content of a file; equal figures give equal bytes."""
-    from matplotlib import rc_context
-
-    kind = ending[1:].lower()
-    dated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind)
+def _render(figure: Figure, kind: str) -> bytes:
+    undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind)
     content = io.BytesIO()
-    with rc_context({"svg.hashsalt": "gpfl", "pdf.fonttype": 42}):  # fonts that journals accept, in a form that can be searched
-        figure.savefig(content, format=kind, metadata=dated)
+    figure.savefig(content, format=kind, metadata=undated)
     return content.getvalue()
 
 
-# A line, a dash and a mark for every method, the same in all pictures.
+def _wrap(text: str, figure: Figure, size: float) -> str:
+    return textwrap.fill(text, int(figure.get_figwidth() * 120 / size))  # a character is about 0.58 × size points wide
 
 
-@dataclass(frozen=True)
-class Style:
-    """How a method is drawn: the mark tells it without the colour, and the dash from most others."""
+def _fonts() -> list[str]:
+    from matplotlib import font_manager
 
-    colour: str
-    dash: Dash
-    marker: str
-    width: float = 1.4
-
-    @property
-    def line(self) -> dict[str, Any]:
-        """What matplotlib's lines take."""
-        return {"color": self.colour, "linestyle": self.dash, "linewidth": self.width, "marker": self.marker}
+    installed = set(font_manager.get_font_names())
+    return ["DejaVu Sans", *(font for font in FALLBACK_FONTS if font in installed)]
 
 
-PALETTE = (
-    *("#d55e00", "#000000", "#7f7f7f", "#56b4e9", "#0072b2", "#009e73"),
-    *("#e69f00", "#cc79a7", "#882255", "#44aa99", "#332288", "#999933"),
-)
-"""For the methods in the order of METHODS: GPFL's is the warmest."""
+@cache
+def _characters() -> frozenset[str]:
+    from matplotlib import font_manager
+
+    paths = [font_manager.findfont(font) for font in _fonts()]
+    return frozenset(chr(code) for path in paths for code in font_manager.get_font(path).get_charmap())
 
 
-def method_styles(labels: Sequence[str]) -> dict[str, Style]:
-    """Gives each label its style: methods always have theirs, other labels take those that are left, and then any."""
-    places = {name: place for place, name in enumerate(METHODS)}
-    known = {label: places[plain(label)] for label in labels if plain(label) in places}
-    left = [place for place in range(len(PALETTE)) if place not in known.values()] or [0]
-    others = [label for label in labels if label not in known]
-    known |= {label: left[number % len(left)] for number, label in enumerate(others)}
-    return {label: style_at(known[label]) for label in labels}
+# Until defence_curves and attack_images do without.
 
-
-def style_at(place: int) -> Style:
-    """Gives the style with a number; GPFL's, the first, is the strongest."""
-    dash = DASHES[place % len(DASHES)]
-    return Style(PALETTE[place % len(PALETTE)], dash, MARKERS[place % len(MARKERS)], 2.2 if place == 0 else 1.4)
-
-
-def plain(label: str) -> str:
-    """Gives a label as METHODS would have it: "Per-FedAvg" is perfedavg."""
-    return label.lower().replace("-", "").strip()
-
-
-# Labels at the ends of curves, in place of a legend.
-
-
-class End(NamedTuple):
-    """The end of a curve, and what is written beside it."""
-
-    label: str
-    x: float
-    y: float
-    words: str = ""
-
-
-def label_ends(axes: Axes, ends: Sequence[End], looks: Mapping[str, Style], inches: float) -> None:
-    """Writes each label right of the axes, at the height of its curve's end and clear of the others.
-
-    A thin line leads from the end to a sample of the curve's dash and mark, a dotted one where the curve ends well before the
-    others, so that nobody takes it for more of the curve. `inches` is the height of the axes; their limits must be final.
-    """
-    from matplotlib.lines import Line2D
-
-    across, heights = (axes.transScale + axes.transLimits).transform(np.array([(end.x, end.y) for end in ends])).T
-    dashes = [(0, (1, 3)) if early else "-" for early in across < across.max() - EARLY]
-    letters = Letters()
-    for end, dash, place in zip(ends, dashes, apart(heights, 1.35 * SMALL / 72 / inches), strict=True):
-        look = looks[end.label]
-        axes.annotate(
-            *("", (end.x, end.y), (START, place), "data", "axes fraction"),
-            arrowprops={
-                "arrowstyle": "-",
-                "color": look.colour,
-                "linewidth": 0.5,
-                "linestyle": dash,
-                "shrinkA": 0,
-                "shrinkB": 1,
-            },
-            annotation_clip=False,
-        )
-        line = Line2D([START, START + SAMPLE / 2, START + SAMPLE], [place] * 3, markersize=4, markevery=[1], **look.line)
-        line.set(transform=axes.transAxes, clip_on=False)
-        axes.add_artist(line)
-        words = f"{letters.line(end.label, LONGEST_TICK)} {end.words}".strip()
-        text = axes.text(START + 1.3 * SAMPLE, place, words, transform=axes.transAxes, va="center", fontsize=SMALL)
-        text.set(fontfamily=letters.fonts, parse_math=False)
-
-
-def apart(wanted: npt.ArrayLike, gap: float) -> npt.NDArray[np.float64]:
-    """Gives places from 0 to 1, as near to the wanted ones as may be, in the same order and at least `gap` apart.
-
-    Where there is no room for the gap, it is as wide as there is room.
-    """
-    from sklearn.isotonic import isotonic_regression
-
-    heights = np.asarray(wanted, dtype=np.float64)
-    order = np.argsort(heights, kind="stable")
-    steps = min(gap, 1 / max(1, len(heights) - 1)) * np.arange(len(heights))
-    # Places less their steps must not fall: the nearest such are an isotonic regression.
-    found = np.empty_like(heights)
-    found[order] = isotonic_regression(heights[order] - steps, y_min=0.0, y_max=1 - steps[-1]) + steps
-    return found
-
-
-# Words at marks, clear of one another.
+SMALL, MIDDLE = 7.5, 9.0
 
 
 class Box(NamedTuple):
-    """A short line of words, or a mark: its left, its foot and its width, in points."""
+    """Text or a marker: its left, its foot and its width, in points."""
 
     left: float
     foot: float
     width: float
 
     def meets(self, other: Box) -> bool:
-        """Says whether the two run into one another."""
+        """Return whether the two overlap."""
         beside = self.left < other.left + other.width and other.left < self.left + self.width
         return beside and abs(self.foot - other.foot) < SMALL - 1
 
 
 def first_clear(boxes: Sequence[Box], taken: Sequence[Box]) -> int:
-    """Gives the first of the boxes that meets none of those that are taken; where all do, the first."""
+    """Return the index of the first box that overlaps none of `taken`, else 0."""
     return next((place for place, box in enumerate(boxes) if not any(box.meets(other) for other in taken)), 0)
 
 
 def tidy(axes: Axes) -> None:
-    """Gives axes a faint grid, no frame above and at the right, and letters of a middle size."""
+    """Set the style of axes."""
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=MIDDLE)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.label.set_fontsize(MIDDLE)
 
 
-def plain_numbers(axes: Axes) -> None:
-    """Gives a logarithmic upright axis plain numbers: 0.2, 0.5, 1, 2, and more of them where it spans less than a decade."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
-
-    low, high = axes.get_ylim()
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if high > 10 * low else MaxNLocator(5))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_locator(NullLocator())
-
-
-def whole_numbers() -> Locator:
-    """Gives ticks at whole numbers."""
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(integer=True, steps=[1, 2, 5, 10])
-
-
-def add_footnote(figure: Figure, sentences: Iterable[str]) -> None:
-    """Writes what must be known of a picture below it."""
-    letters = Letters()
-    figure.supxlabel(
-        "\n".join(sentences), fontsize=SMALL, color="#444444", x=0.01, ha="left", fontfamily=letters.fonts, parse_math=False
-    )
-
-
-# Letters.
-
-
-class Letters:
-    """The letters that can be drawn here: those of matplotlib's own font, and of fonts for other scripts that are here."""
-
-    def __init__(self) -> None:
-        from matplotlib import font_manager
-
-        here = set(font_manager.get_font_names())
-        self.fonts = ["DejaVu Sans", *(font for font in SCRIPTS if font in here)]
-        paths = [font_manager.findfont(font) for font in self.fonts]
-        self._known = {code for path in paths for code in font_manager.get_font(path).get_charmap()}
-
-    def line(self, text: str, most: int) -> str:
-        """Gives a text in one line of at most `most` letters, without its middle; ? for a letter that cannot be drawn."""
-        whole = "".join(letter if ord(letter) in self._known else "?" for letter in " ".join(text.split()))
-        head = (most - 1) // 2
-        return whole if len(whole) <= most else f"{whole[:head]}…{whole[head + 1 - most :]}"
-
-    def ticks(self, names: Sequence[str]) -> list[str]:
-        """Gives the names as they stand at an axis, a place (#3) where one cannot be drawn; none where there are too many."""
-        if len(names) > MOST_TICKS:
-            return []
-        drawn = [self._known.issuperset(map(ord, name)) for name in names]
-        return [self.line(name, LONGEST_TICK) if drawn[place] else f"#{place}" for place, name in enumerate(names)]
-
-    def label(self, axis: Axis, what: str, ticks: Sequence[str]) -> None:
-        """Writes what an axis shows, and its ticks; whole numbers where there are none."""
-        hidden = any(tick == f"#{place}" for place, tick in enumerate(ticks))
-        axis.set_label_text(f"{what} (#: no font here has its letters)" if hidden else what)
-        if ticks:
-            axis.set_ticks(range(len(ticks)), ticks, fontfamily=self.fonts, parse_math=False)
-        else:
-            axis.set_major_locator(whole_numbers())
+style_at = line_style

@@ -17,6 +17,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from gpfl.experiments.trials import Trials
+
 if TYPE_CHECKING:
     from jinja2 import Environment
 
@@ -69,6 +71,11 @@ class MeanStd:
         array = np.array(list(values), dtype=np.float64)
         return cls(float(array.mean()), float(array.std()), len(array))
 
+    @classmethod
+    def from_trials(cls, trials: Trials, key: str) -> MeanStd:
+        """Return a number of the trials' summaries in percent."""
+        return cls(100 * trials.mean(key), 100 * trials.std(key), len(trials.summaries))
+
     def __format__(self, spec: str) -> str:
         return f"{self.mean:{spec}}" + (f" ± {self.std:{spec}}" if self.n > 1 else "")
 
@@ -84,7 +91,7 @@ class Bold:
 
 
 @dataclass(frozen=True)
-class TableColumn:
+class ResultColumn:
     """Header and format of a column.
 
     `format` is the format of its numbers, such as ".2f". Columns next to each other with the same `group` share that header in
@@ -106,7 +113,7 @@ class ResultTable:
     `to_markdown`, `to_latex` and `render_page`; `format_csv` writes records of plain numbers.
     """
 
-    columns: Sequence[TableColumn]
+    columns: Sequence[ResultColumn]
     rows: Sequence[Sequence[Value | Bold]]
     title: str = ""
     caption: str = ""
@@ -183,7 +190,8 @@ def render_page(
     origin: str = "",
 ) -> str:
     """Return a Markdown page: title, paragraphs, tables under their titles, a list of notes and where the numbers come from."""
-    return _render("page.md", title=title, tables=tables, intro=intro, notes=notes, origin=origin)
+    page = _render("page.md", title=title, tables=tables, intro=intro, notes=notes, origin=origin)
+    return page.rstrip("\n") + "\n"
 
 
 def format_csv(records: Sequence[Mapping[str, object]]) -> str:

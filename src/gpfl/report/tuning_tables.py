@@ -1,105 +1,100 @@
-"""Tables of searches: what was chosen for each method, every candidate, and what is behind the numbers."""
+"""Tables of hyperparameter searches: the chosen values, every candidate and where the numbers come from."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 
 from gpfl.errors import pluralize
 from gpfl.experiments.budget import describe_unequal_budgets
 from gpfl.experiments.proposals import describe_space, describe_values
 from gpfl.experiments.tune import Candidate, SearchResult
+from gpfl.report.tables import Bold, MeanStd, ResultColumn, ResultTable, Value, format_csv, render_page
 from gpfl.training.run_dir import device_name
 
+UNKNOWN_ORIGIN = "the command of the search was not recorded, or has not ended."
 
-def score_words(candidate: Candidate) -> str:
-    """Gives how a candidate did."""
+
+def format_score(candidate: Candidate) -> str:
+    """Return the validation accuracy of a candidate, or why it failed."""
     if candidate.trouble:
         return f"counts as 0, since training failed: {candidate.trouble}"
-    at = ", ".join(str(place) for place in candidate.rounds)
     spread = f" ± {candidate.std:.2%}" if len(candidate.scores) > 1 else ""
-    return f"validation {candidate.score:.2%}{spread} (best round {at}), {candidate.seconds:.1f} s"
+    rounds = ", ".join(map(str, candidate.rounds))
+    return f"validation {candidate.score:.2%}{spread} (best round {rounds}), {candidate.seconds:.1f} s"
 
 
-def note_words(found: Sequence[SearchResult], command: str, commit: str) -> str:
-    """Gives the command, commit, seeds, budget and device behind the numbers, in a line."""
+def format_origin(found: Sequence[SearchResult], command: str, commit: str) -> str:
+    """Return command, commit, seeds, budget and device of a search in one line."""
     plan = found[0].plan
-    validation = int(plan.federation.n_samples("validation").sum())
+    samples = int(plan.federation.n_samples("validation").sum())
     return (
         f"Command: {command}; commit {commit}; seeds {', '.join(map(str, plan.search.seeds))}; "
         f"budget {pluralize(plan.search.budget, 'candidate')} a method; search seed {plan.search.seed}; "
         f"{pluralize(plan.config.train.rounds, 'round')}; {device_name(plan.federation.table.y.device)}. "
-        f"Chosen on {pluralize(validation, 'validation row')}; test rows had no part in it."
+        f"Chosen on {pluralize(samples, 'validation sample')}; test samples were not used."
     )
 
 
-UNKNOWN = "the command that searched it was not noted, or has not ended."
-"""Stands for a note that there is none of."""
-
-
-def markdown(found: Sequence[SearchResult]) -> str:
-    """Gives the table of methods, each method's candidates, and the notes on them."""
+def to_markdown(found: Sequence[SearchResult]) -> str:
+    """Return a page: the chosen values of all methods, each method's candidates, and notes."""
     plan = found[0].plan
     partition = plan.config.partition.name if plan.config.partition else "as in a manifest"
-    lines = [f"# Tuned values: {plan.config.data}, {pluralize(len(plan.federation), 'client')} ({partition})", ""]
-    lines += [
-        "| method | searched | candidates | chosen | validation, % | with defaults, % |",
-        "| --- " * 4 + "| ---: | ---: |",
-    ]
+    headers = ["method", "searched", "candidates", "chosen", "validation, %", "with defaults, %"]
+    columns = [ResultColumn(header, ".2f", align="left" if k < 4 else "right") for k, header in enumerate(headers)]
+    rows: list[list[Value]] = []
     for tuned in found:
-        ranges = "; ".join(f"`{key}` {words}" for key, words in describe_space(tuned.plan.space).items()) or "nothing"
-        first = percent(tuned.candidates[0])
-        lines.append(
-            f"| {tuned.plan.method} | {ranges} | {len(tuned.candidates)} | {describe_values(tuned.best.values)} "
-            f"| {percent(tuned.best)} | {first} |"
-        )
+        ranges = "; ".join(f"`{key}` {text}" for key, text in describe_space(tuned.plan.space).items()) or "nothing"
+        scores = [_percent(candidate) for candidate in (tuned.best, tuned.candidates[0])]
+        rows.append([tuned.plan.method, ranges, str(len(tuned.candidates)), describe_values(tuned.best.values), *scores])
+    unequal = describe_unequal_budgets({tuned.plan.method: tuned.made for tuned in found})
+    origins: dict[str, list[str]] = {}
     for tuned in found:
-        keys = list(tuned.plan.space)
-        lines += ["", f"## {tuned.plan.method}", ""]
-        lines += [
-            "| " + " | ".join(["candidate", *(f"`{key}`" for key in keys), "validation, %", "best round", "seconds"]) + " |"
+        origins.setdefault(tuned.note or UNKNOWN_ORIGIN, []).append(tuned.plan.method)
+    return render_page(
+        f"Tuned values: {plan.config.data}, {pluralize(len(plan.federation), 'client')} ({partition})",
+        [ResultTable(columns, rows), *map(_candidate_table, found)],
+        notes=[f"The methods above had {unequal}."] * bool(unequal)
+        + [f"{', '.join(methods)}: {origin}" if len(origins) > 1 else origin for origin, methods in origins.items()],
+    )
+
+
+def to_csv(found: Sequence[SearchResult]) -> str:
+    """Return all candidates of all methods as CSV; accuracies are shares of one."""
+    keys = dict.fromkeys(key for tuned in found for key in tuned.plan.space)
+    return format_csv(
+        [
+            {
+                "method": tuned.plan.method,
+                "candidate": candidate.number,
+                "chosen": int(candidate is tuned.best),
+                **{key: candidate.values.get(key, "") for key in keys},
+                "validation": candidate.score,
+                "std": candidate.std,
+                "rounds": " ".join(map(str, candidate.rounds)),
+                "seconds": candidate.seconds,
+                "trouble": candidate.trouble,
+            }
+            for tuned in found
+            for candidate in tuned.candidates
         ]
-        lines += ["| ---: " * (len(keys) + 4) + "|"]
-        for candidate in tuned.candidates:
-            mark = "**" if candidate is tuned.best else ""
-            rounds = " ".join(map(str, candidate.rounds))
-            cells = [f"{mark}{candidate.number}{mark}", *(f"{candidate.values[key]:g}" for key in keys)]
-            cells += [
-                f"{mark}{percent(candidate)}{mark}",
-                "failed" if candidate.trouble else rounds,
-                f"{candidate.seconds:.1f}",
-            ]
-            lines.append("| " + " | ".join(cells) + " |")
-    if words := describe_unequal_budgets({tuned.plan.method: tuned.made for tuned in found}):
-        lines += ["", f"The methods above had {words}."]
-    return "\n".join([*lines, "", *notes(found), ""])
+    )
 
 
-def notes(found: Sequence[SearchResult]) -> list[str]:
-    """Gives the notes on methods, each once; with the methods it is on, where there are several."""
-    known: dict[str, list[str]] = {}
-    for tuned in found:
-        known.setdefault(tuned.note or UNKNOWN, []).append(tuned.plan.method)
-    return [f"- {', '.join(names)}: {note}" for note, names in known.items()] if len(known) > 1 else list(known)
+def _candidate_table(tuned: SearchResult) -> ResultTable:
+    keys = list(tuned.plan.space)
+    columns = [
+        *(ResultColumn("candidate"), *(ResultColumn(f"`{key}`", "g") for key in keys), ResultColumn("validation, %", ".2f")),
+        *(ResultColumn("best round"), ResultColumn("seconds", ".1f")),
+    ]
+    rows: list[list[Value | Bold]] = []
+    for candidate in tuned.candidates:
+        score, values = _percent(candidate), [candidate.values[key] for key in keys]
+        rounds = "failed" if candidate.trouble else " ".join(map(str, candidate.rounds))
+        best = candidate is tuned.best
+        rows.append([str(candidate.number), *values, Bold(score) if best else score, rounds, candidate.seconds])
+    return ResultTable(columns, rows, title=tuned.plan.method)
 
 
-def percent(candidate: Candidate) -> str:
-    """Gives a validation accuracy in percent, mean ± std where there are several seeds."""
-    spread = f" ± {100 * candidate.std:.2f}" if len(candidate.scores) > 1 and not candidate.trouble else ""
-    return f"{100 * candidate.score:.2f}{spread}"
-
-
-def table_csv(found: Sequence[SearchResult]) -> str:
-    """Gives all candidates of all methods, a line each; accuracies are shares of one."""
-    keys = list(dict.fromkeys(key for tuned in found for key in tuned.plan.space))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["method", "candidate", "chosen", *keys, "validation", "std", "rounds", "seconds", "trouble"])
-    for tuned in found:
-        for candidate in tuned.candidates:
-            cells = [candidate.values.get(key, "") for key in keys]
-            rounds, chosen = " ".join(map(str, candidate.rounds)), int(candidate is tuned.best)
-            tail = [candidate.score, candidate.std, rounds, candidate.seconds, candidate.trouble]
-            writer.writerow([tuned.plan.method, candidate.number, chosen, *cells, *tail])
-    return text.getvalue()
+def _percent(candidate: Candidate) -> MeanStd:
+    trials = 1 if candidate.trouble else len(candidate.scores)
+    return MeanStd(100 * candidate.score, 100 * candidate.std, trials)

@@ -1,0 +1,220 @@
+"""Figures of experiments: what is drawn, and with which names."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import toy_federation
+from made import trials_of
+
+import gpfl
+from gpfl.experiments import definitions as experiments
+from gpfl.experiments.maps import FeatureMap
+from gpfl.experiments.results import TableResults
+from gpfl.experiments.trials import Trials, delete_weights
+from gpfl.report import experiment_figures, feature_tables, figures, paper_tables
+from gpfl.report.experiment_figures import figure_title
+from gpfl.report.figures import ClassCounts, ClientAccuracies, Series
+from gpfl.report.tables import MeanStd
+from gpfl.training.run_dir import RunDir
+
+
+def results_of(name: str, trials: dict[tuple[str, str], Trials | None], columns: Sequence[str] = ()) -> TableResults:
+    """Results of a real experiment with these trials."""
+    experiment = experiments.load_experiments()[name]
+    kept = tuple(column for column in experiment.columns if not columns or column.key in columns)
+    return TableResults(
+        *(experiment, "corrected", 2, 0, (0,), trials),
+        columns=kept,
+        rows=experiment.rows,
+        caveats={column.key: "toy has 5 of the 9 published samples." for column in kept},
+    )
+
+
+def column_keys(name: str) -> list[str]:
+    return [column.key for column in experiments.load_experiments()[name].columns]
+
+
+# Titles.
+
+
+def test_unverified_data_are_not_called_a_part() -> None:
+    results = results_of("fairness", {})
+    assert figure_title(results) == "Fairness (corrected protocol, part of the data)"
+    unverified = {column.key: "har comes from files whose checksum is not the published one." for column in results.columns}
+    assert figure_title(replace(results, caveats=unverified)) == "Fairness (corrected protocol)"
+    one = results.columns[0]
+    mixed = replace(results, caveats={**unverified, one.key: results.caveats[one.key]})
+    assert figure_title(mixed) == "Fairness (corrected protocol)", "the panel says it"
+    assert figure_title(mixed, one).endswith(", TINY, N = 20 (corrected protocol, part of the data)")
+
+
+def test_title_says_where_values_are_not_the_usual_ones() -> None:
+    results = replace(results_of("fairness", {}), caveats={}, settings=("train.batch_size = 1000",), tuned="by a search")
+    assert figure_title(results) == "Fairness (corrected protocol, values set by hand, tuned values)"
+
+
+# Which figures are drawn, of what.
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("stability", ["stability.png", "stability.pdf"]),
+        ("scalability", ["scalability.png", "scalability.pdf"]),
+        ("fairness", ["fairness.png", "fairness.pdf"]),
+        ("feature-shift", ["feature-shift.png", "feature-shift.pdf"]),
+        ("effectiveness", []),
+        ("ablation", []),
+    ],
+)
+def test_measure_chooses_the_figure(name: str, files: list[str], tmp_path: Path) -> None:
+    made = trials_of(tmp_path / "runs", "gpfl", {0: [[0.5, 0.25], [0.75, 0.5]]}, terms=[{"ce": 1.0}])
+    results = results_of(name, {(key, "gpfl"): made for key in column_keys(name)})
+    paths = experiment_figures.draw(results, tmp_path)
+    assert [path.name for path in paths] == files
+    assert all(path.is_file() for path in paths)
+
+
+def test_experiment_of_which_nothing_was_run_has_no_figure(tmp_path: Path) -> None:
+    assert experiment_figures.draw(results_of("stability", {("cifar100/join-1", "gpfl"): None}), tmp_path) == []
+
+
+def test_axes_and_measures_are_those_of_experiments() -> None:
+    assert set(experiment_figures.AXES) <= set(experiments.load_experiments())
+    assert set(experiments.MEASURES) == {"accuracy", "fairness", "curves", "features"}
+
+
+def test_columns_that_were_run_are_settings_next_to_the_papers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[list[Series], list[str], list[str]]] = []
+    monkeypatch.setattr(
+        figures, "draw_settings", lambda series, settings, groups, *more: calls.append((series, settings, groups))
+    )
+    keys = [key for key in column_keys("scalability") if key != "cifar100/500"]
+    trials = {(key, "gpfl"): trials_of(tmp_path / str(k), "gpfl", {0: [[k / 10]]}) for k, key in enumerate(keys)}
+    experiment_figures.draw(results_of("scalability", dict(trials)), tmp_path)
+    [(series, settings, groups)] = calls
+    assert settings == ["20", "30", "50", "100", "10|50", "30|50"]
+    assert len(set(groups)) == 2
+    [ours] = [method for method in series if method.label == "GPFL"]
+    assert [value.mean for value in ours.ours if value] == pytest.approx([0, 10, 20, 30, 40, 50])
+    assert [value.mean for value in ours.paper if value] == pytest.approx([61.86, 60.96, 60.98, 57.11, 53.26, 59.18])
+    assert next(method for method in series if method.label == "FedAvg").ours == [None] * 6
+    assert isinstance(ours.ours[0], MeanStd)
+
+
+def test_one_column_is_no_line_and_that_is_said(tmp_path: Path) -> None:
+    for name, key in (("scalability", "cifar100/500"), ("stability", "cifar100/join-1")):
+        made = {(key, "gpfl"): trials_of(tmp_path / name, "gpfl", {0: [[0.5]]})}
+        for keys in ([key], column_keys(name)):
+            with pytest.raises(gpfl.GpflError, match=f"{key} is the only column that was run, and a line needs two"):
+                experiment_figures.draw(results_of(name, dict(made), keys), tmp_path)
+
+
+def test_fairness_is_that_of_the_best_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[dict[str, list[ClientAccuracies]]] = []
+    monkeypatch.setattr(figures, "draw_fairness", lambda settings, *more: calls.append(settings))
+    made = trials_of(tmp_path, "gpfl", {0: [[0.5, 0.5], [0.6, 1.0]], 1: [[0.8, 0.8], [0.0, 0.0]]})
+    experiment_figures.draw(results_of("fairness", {("har/real-world", "gpfl"): made}, ["har/real-world"]), tmp_path)
+    [(name, [method])] = calls[0].items()
+    assert name == "HAR, N = 30, real world (part of the data)"
+    assert (method.label, method.clients.tolist()) == ("GPFL", [[60, 100], [80, 80]])
+    assert method.overall.tolist() == [80, 80]
+    assert method.paper == paper_tables.format_published(
+        experiments.load_experiments()["fairness"].paper["har/real-world", "gpfl"]
+    )
+
+
+# Features.
+
+
+@pytest.fixture
+def featured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TableResults:
+    """Results on features, of one trial of FedPer and two of GPFL."""
+    federation = toy_federation()
+    seeds = {"gpfl": (0, 1), "fedper": (0,)}
+    for name in seeds:
+        for seed in seeds[name]:
+            gpfl.fit(name, federation, net="mlp", rounds=1, lr=0.1, seed=seed, out=tmp_path / name / f"seed-{seed}")
+    load = gpfl.training.api.load_run_config
+    monkeypatch.setattr(
+        gpfl.training.api, "load_run_config", lambda folder, _, custom_net: load(folder, federation, custom_net)
+    )
+    key = column_keys("features")[0]
+    folders = {name: [tmp_path / name / f"seed-{seed}" for seed in seeds[name]] for name in seeds}
+    trials = {(key, name): Trials(name, runs, [RunDir(run).summary() for run in runs]) for name, runs in folders.items()}
+    return results_of("features", dict(trials))
+
+
+@pytest.fixture
+def maps_drawn(monkeypatch: pytest.MonkeyPatch) -> list[list[FeatureMap]]:
+    """The maps of each figure of features, which is not drawn."""
+    calls: list[list[FeatureMap]] = []
+    monkeypatch.setattr(figures, "draw_features", lambda maps, *more: calls.append(maps) or [])
+    return calls
+
+
+def test_features_are_drawn_with_the_classes_of_clients(
+    featured: TableResults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[ClassCounts] = []
+    monkeypatch.setattr(figures, "draw_class_counts", lambda data, *paths: counts.append(data))
+    paths = experiment_figures.draw(featured, tmp_path / "out")
+    names = [f"features{ending}" for ending in (".png", ".pdf", ".json", "-classes.png", "-classes.pdf")]
+    assert [path.name for path in paths] == names
+    assert all(path.is_file() for path in paths[:3])
+    assert counts[0].data == "FMNIST, N = 10 (part of the data)"
+    assert (counts[0].counts == ClassCounts.from_federation(toy_federation()).counts).all()
+
+
+def test_features_are_drawn_again_and_are_in_the_table_after_weights_are_gone(featured: TableResults, tmp_path: Path) -> None:
+    """And nothing but the folders of runs is needed."""
+    lines: list[str] = []
+    assert "Not measured" in feature_tables.tables(featured)[0].notes[0]
+    before = {path.name: path.read_bytes() for path in experiment_figures.draw(featured, tmp_path / "out", lines.append)}
+    records = feature_tables.records(featured)
+    key = featured.columns[0].key
+    assert [records[key, row.label]["measured_trials"] for row in featured.rows] == [1, 0, 2]
+    assert lines[0] == "Measuring features and drawing them by t-SNE, which takes minutes."
+    assert [line.split(": silhouette by class ")[0] for line in lines[1:]] == [f"{key} FedPer", f"{key} GPFL"]
+    for trials in featured.trials.values():
+        for run in trials.folders if trials else ():
+            delete_weights(run)
+            (run / "federation.toml").unlink()
+    again = {path.name: path.read_bytes() for path in experiment_figures.draw(featured, tmp_path / "again", lines.append)}
+    assert again == before
+    assert feature_tables.records(featured) == records
+    assert lines[3:] == lines[1:3], "without waiting for t-SNE"
+    origin = paper_tables.Origin("gpfl reproduce features", "abc1234")
+    page, latex, table = paper_tables.save(featured, tmp_path / "out", origin)
+    section = page.read_text().split("## Features of fmnist/10-clients\n")[1]
+    assert section.index("| GPFL | ") < section.index("Silhouettes (−1 to 1)") < section.index("Made by")
+    assert latex.read_text().count(r"\begin{table}") == 2
+    with table.open(newline="") as file:
+        found = {record["method"]: record for record in csv.DictReader(file)}
+    assert float(found["gpfl"]["silhouette"]) == records[key, "gpfl"]["silhouette"]
+    assert found["fedproto"]["silhouette"] == ""
+
+
+def test_methods_without_features_are_named_and_the_others_drawn(
+    featured: TableResults, tmp_path: Path, maps_drawn: list[list[FeatureMap]]
+) -> None:
+    lines: list[str] = []
+    delete_weights(tmp_path / "fedper" / "seed-0")
+    experiment_figures.draw(featured, tmp_path / "out", lines.append)
+    assert [one.method for one in maps_drawn[0]] == ["gpfl"]
+    assert lines[1].startswith("FedPer, seed-0: the models of fedper/seed-0 are gone")
+    assert lines[2] == "FedPer is left out of the figure: no points of these trials were kept"
+    (tmp_path / "gpfl" / "seed-0" / "features.json").unlink()
+    delete_weights(tmp_path / "gpfl" / "seed-0")
+    experiment_figures.draw(featured, tmp_path / "out", lines.append)
+    assert [one.run for one in maps_drawn[1]] == ["gpfl/seed-1"]
+    for path in tmp_path.glob("*/seed-*/features.json"):
+        path.unlink()
+    delete_weights(tmp_path / "gpfl" / "seed-1")
+    with pytest.raises(gpfl.GpflError, match="fmnist/10-clients has no features to draw"):
+        experiment_figures.draw(featured, tmp_path / "out", lines.append)
