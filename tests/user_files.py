@@ -13,10 +13,10 @@ from PIL import Image
 from gpfl.data import Table, find_dataset
 from gpfl.errors import GpflError
 
-DRAW = np.random.default_rng(0)
+RNG = np.random.default_rng(0)
 TRAIN, VALIDATION, TEST = 0, 1, 2
 EXPECTED = (
-    "give a file or sub-folder for each client, or class folders of images; files may be .csv, .tsv, .parquet, .npz, "
+    "give a file or sub-folder per client, or class folders of images; files may be .csv, .tsv, .parquet, .npz, "
     "images .png, .jpg, .jpeg, .bmp, .webp, .ppm, .pgm, .tif, .tiff"
 )
 
@@ -25,7 +25,7 @@ def load(path: Path, **settings: object) -> Table:
     return find_dataset(str(path), settings).load()
 
 
-def refusal(path: Path, **settings: object) -> str:
+def error_of(path: Path, **settings: object) -> str:
     """What is said of bad data: one line."""
     with pytest.raises(GpflError) as problem:
         load(path, **settings)
@@ -33,7 +33,7 @@ def refusal(path: Path, **settings: object) -> str:
     return str(problem.value)
 
 
-def refusal_of(act: Callable[[], object]) -> str:
+def message_of(act: Callable[[], object]) -> str:
     with pytest.raises(GpflError) as problem:
         act()
     return str(problem.value)
@@ -49,13 +49,13 @@ def lines(*rows: Sequence[object], mark: str = ",") -> str:
     return "".join(mark.join(str(cell) for cell in row) + "\n" for row in rows)
 
 
-def clients_of(table: Table) -> list[str]:
+def client_names_of(table: Table) -> list[str]:
     """The name of each row's client."""
     assert table.client_ids is not None
     return [table.client_names[group] for group in table.client_ids]
 
 
-def parts_of(table: Table) -> list[int]:
+def splits_of(table: Table) -> list[int]:
     assert table.splits is not None
     return table.splits.tolist()
 
@@ -80,13 +80,13 @@ def missing(column: str, count: int, first: str) -> str:
     )
 
 
-def no_value(column: str, count: int, first: str) -> str:
+def missing_role(column: str, count: int, first: str) -> str:
     """What is said of a label or client that is missing."""
     values = "1 missing value, in" if count == 1 else f"{count} missing values, first in"
     return f"column '{column}' has {values} {first}: fill in the file, or leave such rows out with --missing drop"
 
 
-def read_as(label: str, **said: object) -> dict[str, object]:
+def file_metadata(label: str, **said: object) -> dict[str, object]:
     """How a manifest says that columns or arrays were read."""
     return {"label": label, "client": "", "split_column": "", "ignore": [], "missing": "refuse"} | said
 
@@ -105,7 +105,7 @@ GOOD_ROWS = [(k, k % 2) for k in range(4)]
 X, Y = np.arange(8.0).reshape(4, 2), np.array([0, 1, 0, 1])
 
 
-def many(rows: int = 48, clients: int = 3) -> str:
+def make_csv(rows: int = 48, clients: int = 3) -> str:
     """A CSV that a few rounds can be trained on."""
     draw = np.random.default_rng(1)
     x = draw.normal(size=(rows, 2)).round(3)
@@ -115,7 +115,7 @@ def many(rows: int = 48, clients: int = 3) -> str:
     )
 
 
-def picture(path: Path, seed: int, size: tuple[int, int] = (5, 4), mode: str = "RGB") -> np.ndarray:
+def write_image(path: Path, seed: int, size: tuple[int, int] = (5, 4), mode: str = "RGB") -> np.ndarray:
     """Writes an image and gives its bytes (channels, height, width)."""
     width, height = size
     channels = {"L": 1, "RGB": 3, "RGBA": 4}[mode]

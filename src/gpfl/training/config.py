@@ -14,7 +14,7 @@ from gpfl.core.method import Method
 from gpfl.core.options import BY_NET, SearchRange, option
 from gpfl.core.randomness import MAX_SEED
 from gpfl.data import DATASETS, DataSource, Table, find_dataset
-from gpfl.data.files.layout import FILES
+from gpfl.data.files.layout import SUFFIXES
 from gpfl.defences.config import NO_DEFENCE, DefenceConfig
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.federation.federation import MANIFEST, Federation, named_in, partition_table, read_in
@@ -191,7 +191,7 @@ def refuse_data(config: str, command: str) -> None:
     flag = ""
     if config in METHODS and not path.exists():
         flag = "--method"
-    elif config in DATASETS or path.suffix.lower() in FILES or path.is_dir():
+    elif config in DATASETS or path.suffix.lower() in SUFFIXES or path.is_dir():
         flag = "--data"
     if (path / "config.toml").is_file():
         raise GpflError(f"{config} is the folder of a run, not a config: did you mean `gpfl resume {quoted}`?")

@@ -14,17 +14,17 @@ from user_files import (
     TRAIN,
     VALIDATION,
     VISITS,
-    clients_of,
+    client_names_of,
     close,
+    error_of,
+    file_metadata,
     lines,
     load,
+    message_of,
     missing,
-    no_value,
-    parts_of,
-    read_as,
-    refusal,
-    refusal_of,
+    missing_role,
     scaled,
+    splits_of,
     write,
 )
 
@@ -35,18 +35,18 @@ from gpfl.data.files.csv_reader import read_csv
 # One file.
 
 
-def test_one_csv_has_its_clients_from_a_column(tmp_path: Path) -> None:
+def test_a_csv_has_its_clients_in_a_column(tmp_path: Path) -> None:
     table = load(write(tmp_path / "visits.csv", lines(*VISITS)), client="hospital", label="outcome")
     assert close(table.x, [[age, *sex] for age, sex in zip(scaled(AGES), [(1, 0), (0, 1)] * 3, strict=True)])
     assert table.y.tolist() == [0, 2, 1, 0, 0, 2]
     assert (table.classes, table.name, table.input_spec.kind, table.shape) == (3, "visits.csv", "floats", (3,))
-    assert clients_of(table) == ["north", "south"] * 3
+    assert client_names_of(table) == ["north", "south"] * 3
     assert table.client_names == ("north", "south")
     assert table.splits is None
     mean = sum(AGES) / 6
     assert table.metadata == {
         "classes": ["home", "icu", "ward"],
-        **read_as("outcome", client="hospital", scale="standard"),
+        **file_metadata("outcome", client="hospital", scale="standard"),
         "columns": [
             {
                 "name": "age",
@@ -57,51 +57,51 @@ def test_one_csv_has_its_clients_from_a_column(tmp_path: Path) -> None:
         ],
     }
     assert table.description == (
-        "visits.csv: 6 rows; 2 clients by 'hospital' with 3 rows; train and test drawn at random.\n"
-        "3 classes of 'outcome': home, icu, ward. Inputs: columns: 1 of numbers (age), scaled to mean 0 and std 1; "
-        "1 of categories, one-hot: sex (f, m)."
+        "visits.csv: 6 rows; 2 clients by 'hospital' with 3 rows; random train and test split.\n"
+        "3 classes of 'outcome': home, icu, ward. Inputs: 1 numeric column (age), scaled to mean 0 and std 1; "
+        "1 categorical column, one-hot: sex (f, m)."
     )
     assert isinstance(table.source, FileDataset)
 
 
 @pytest.mark.parametrize("label", ["label", "Label", "y", "target", "class"])
-def test_usual_names_of_label_and_client_are_found(label: str, tmp_path: Path) -> None:
+def test_usual_names_of_label_and_client_columns_are_found(label: str, tmp_path: Path) -> None:
     table = load(write(tmp_path / "a.csv", lines(("client", "x1", label), ("b", 1, "u"), ("a", 2, "v"), ("b", 3, "u"))))
-    assert clients_of(table) == ["b", "a", "b"]
+    assert client_names_of(table) == ["b", "a", "b"]
     assert table.y.tolist() == [0, 1, 0]
     assert close(table.x, [[v] for v in scaled([1, 2, 3])])
 
 
-def test_csv_without_clients_is_divided_by_a_split(tmp_path: Path) -> None:
+def test_a_csv_without_clients_is_divided_by_a_partition(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", lines(("a", "label"), *((k, k % 2) for k in range(40))))
     table = load(path)
     assert table.client_ids is None
-    assert "no clients are told, so rows are divided among clients by a split" in table.description
+    assert "no client column, so a partition assigns rows to clients" in table.description
     federation = gpfl.federate(path, clients=4, beta=100.0)
     assert len(federation) == 4
     assert sorted(np.concatenate([[*s.train, *s.test] for s in federation.shards])) == list(range(40))
-    said = refusal_of(lambda: gpfl.federate(path, partition="natural"))
-    assert said == "data 'a.csv' does not tell the group of a row: use --split dirichlet or pathological"
+    said = message_of(lambda: gpfl.federate(path, partition="natural"))
+    assert said == "data 'a.csv' does not tell the group of a row: use --partition dirichlet or pathological"
 
 
 @pytest.mark.parametrize("mark", [",", ";", "\t"], ids=["comma", "semicolon", "tab"])
 @pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf"], ids=["plain", "BOM"])
 @pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["unix", "windows"])
-def test_csv_of_any_mark_and_end_of_line_is_the_same(mark: str, start: bytes, end: str, tmp_path: Path) -> None:
+def test_csv_may_have_any_delimiter_and_line_ending(mark: str, start: bytes, end: str, tmp_path: Path) -> None:
     text = lines(*VISITS, mark=mark).replace("\n", end)
     table = load(write(tmp_path / "visits.csv", start + text.encode()), client="hospital", label="outcome")
     assert close(table.x[:, :1], [[age] for age in scaled(AGES)])
     assert table.client_names == ("north", "south")
 
 
-def test_tsv_is_cut_at_tabs_alone(tmp_path: Path) -> None:
+def test_tsv_is_split_at_tabs_only(tmp_path: Path) -> None:
     rows = [("a, b, c", "label"), (1, "x, y"), (2, "z")]
     table = load(write(tmp_path / "a.TSV", lines(*rows, mark="\t")))
     assert table.metadata["classes"] == ["x, y", "z"]
     assert [step["name"] for step in table.metadata["columns"]] == ["a, b, c"]  # type: ignore[attr-defined]
 
 
-def test_quoted_cells_hold_marks_quotes_and_lines(tmp_path: Path) -> None:
+def test_quoted_cells_may_hold_delimiters_quotes_and_line_breaks(tmp_path: Path) -> None:
     text = '"a",kind,label\n1,"x, y","he said ""no"""\n\n2," x, y ","two\nlines"\n3,z,"two\nlines"\n'
     table = load(write(tmp_path / "a.csv", text))
     assert table.metadata["classes"] == ['he said "no"', "two\nlines"]
@@ -124,7 +124,7 @@ LABELS: dict[str, tuple[Sequence[object], list[int], list[str]]] = {
 
 
 @pytest.mark.parametrize("kind", LABELS)
-def test_classes_are_numbered_in_the_order_of_numbers_or_of_the_alphabet(kind: str, tmp_path: Path) -> None:
+def test_classes_are_in_numeric_or_alphabetic_order(kind: str, tmp_path: Path) -> None:
     labels, numbers, names = LABELS[kind]
     table = load(write(tmp_path / "a.csv", lines(("a", "label"), *enumerate(labels))))
     assert table.y.tolist() == numbers
@@ -135,16 +135,16 @@ def test_classes_are_numbered_in_the_order_of_numbers_or_of_the_alphabet(kind: s
 # Columns.
 
 
-def test_part_column_divides_rows_and_only_training_rows_are_measured(tmp_path: Path) -> None:
+def test_a_split_column_divides_rows_and_only_training_rows_set_the_scale(tmp_path: Path) -> None:
     ages = [1.0, 2.0, 6.0, 100.0, -50.0, 3.0]
     said = ["train", "Training", "train", "test", "val", "train"]
     rows = [(age, said[k], k % 2, "n") for k, age in enumerate(ages)]
     table = load(write(tmp_path / "a.csv", lines(("age", "fold", "label", "client"), *rows)), split_column="fold")
-    assert parts_of(table) == [TRAIN, TRAIN, TRAIN, TEST, VALIDATION, TRAIN]
+    assert splits_of(table) == [TRAIN, TRAIN, TRAIN, TEST, VALIDATION, TRAIN]
     assert close(table.x, [[v] for v in scaled(ages, over=[1.0, 2.0, 6.0, 3.0])])
     (step,) = table.metadata["columns"]  # type: ignore[misc]
     assert step == {"name": "age", "mean": 3.0, "std": pytest.approx(((4 + 1 + 9 + 0) / 4) ** 0.5)}
-    assert "train and test as given" in table.description
+    assert "train and test from the files" in table.description
     (shard,) = gpfl.federate(table, partition="natural").shards
     assert (shard.train.tolist(), shard.validation.tolist(), shard.test.tolist()) == ([0, 1, 2, 5], [4], [3])
 
@@ -154,7 +154,7 @@ PATIENTS = ("age", "patient", "label", "client")
 
 
 @pytest.mark.parametrize("suffix", ["csv", "npz"])
-def test_rows_of_one_value_stay_together_and_the_column_is_no_input(suffix: str, tmp_path: Path) -> None:
+def test_groups_are_never_divided_and_their_column_is_not_an_input(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"a.{suffix}"
     if suffix == "csv":
         write(path, lines(PATIENTS, *VISITS_OF_PATIENTS))
@@ -166,24 +166,24 @@ def test_rows_of_one_value_stay_together_and_the_column_is_no_input(suffix: str,
     assert len({(k // 3, number) for k, number in enumerate(table.group_ids.tolist())}) == 20
     assert table.shape == ((1,) if suffix == "csv" else (2,))
     assert table.metadata["group"] == "patient"
-    assert "train and test drawn at random, rows of one 'patient' together." in table.description
+    assert "random train and test split, grouped by 'patient'." in table.description
     for shard in gpfl.federate(table, partition="natural").shards:
         assert not set(shard.train // 3) & set(shard.test // 3)
         assert len(shard.test) in (6, 9)
 
 
-def test_column_of_what_stays_together_must_be_there_and_whole(tmp_path: Path) -> None:
+def test_the_group_column_must_exist_and_have_no_missing_values(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", lines(PATIENTS, *VISITS_OF_PATIENTS))
-    assert refusal(path, group="patients") == "data.group is 'patients', which is no column; did you mean 'patient'?"
-    assert "named by both --client and --group" in refusal(path, group="client", client="client")
+    assert error_of(path, group="patients") == "data.group is 'patients', which is not a column; did you mean 'patient'?"
+    assert "named by both --client and --group" in error_of(path, group="client", client="client")
     holes = [
         (age, "" if k == 4 else patient, label, client) for k, (age, patient, label, client) in enumerate(VISITS_OF_PATIENTS)
     ]
     gaps = write(tmp_path / "b.csv", lines(PATIENTS, *holes))
-    assert "column 'patient' has 1 missing value, in" in refusal(gaps, group="patient")
+    assert "column 'patient' has 1 missing value, in" in error_of(gaps, group="patient")
     assert len(load(gaps, group="patient", missing="drop")) == 59
     alone = write(tmp_path / "d.csv", lines(PATIENTS[:3], *(row[:3] for row in VISITS_OF_PATIENTS)))
-    with pytest.raises(gpfl.GpflError, match=r"split 'dirichlet' deals rows one by one: say whose they are with --client"):
+    with pytest.raises(gpfl.GpflError, match=r"partition 'dirichlet' deals rows one by one: say whose they are with --client"):
         gpfl.federate(alone, group="patient", partition="dirichlet", clients=2)
     said = [(*row, "train" if k % 4 else "test") for k, row in enumerate(VISITS_OF_PATIENTS)]
     parted = write(tmp_path / "c.csv", lines((*PATIENTS, "part"), *said))
@@ -191,35 +191,35 @@ def test_column_of_what_stays_together_must_be_there_and_whole(tmp_path: Path) -
         gpfl.federate(parted, group="patient", partition="natural")
 
 
-def test_values_at_several_clients_and_values_alike_are_named(tmp_path: Path) -> None:
+def test_groups_at_several_clients_and_similar_names_are_reported(tmp_path: Path) -> None:
     rows = [(k, ["p", "P", "q", "r"][k % 4], k % 3 % 2, "n" if k < 30 else "s") for k in range(60)]
     words = load(write(tmp_path / "a.csv", lines(PATIENTS, *rows)), group="patient").description
-    assert "4 values of 'patient' lie with several clients, and are drawn at each by itself." in words
-    assert "The values of 'patient' 'P' and 'p' differ in small and capital letters alone: are they one?" in words
+    assert "4 values of 'patient' occur at several clients; each client's rows are a group." in words
+    assert "The values of 'patient' 'P' and 'p' differ only in case: are they the same?" in words
 
 
 @pytest.mark.parametrize("odd", [np.array(["a"] * 7), np.array("a"), np.zeros((60, 2))])
 @pytest.mark.parametrize("flag", ["client", "group"])
-def test_array_that_does_not_tell_each_row_is_refused(flag: str, odd: np.ndarray, tmp_path: Path) -> None:
+def test_an_array_without_a_value_per_row_is_an_error(flag: str, odd: np.ndarray, tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((60, 2), dtype=np.float32), y=np.arange(60) % 2, who=odd)
-    assert "has no array 'who' with one value for each of its 60 rows" in refusal(tmp_path / "a.npz", **{flag: "who"})
+    assert "has no array 'who' with one value for each of its 60 rows" in error_of(tmp_path / "a.npz", **{flag: "who"})
 
 
-def test_column_that_is_the_same_in_all_training_rows_is_not_blown_up(tmp_path: Path) -> None:
+def test_a_column_that_is_constant_in_training_is_not_scaled(tmp_path: Path) -> None:
     rows = [(0.1, 0.7, k % 2, "train") for k in range(7)] + [(0.2, 0.7, 1, "test")]
     table = load(write(tmp_path / "a.csv", lines(("a", "b", "label", "part"), *rows)))
     assert close(table.x, [[0.0, 0.0]] * 7 + [[0.1, 0.0]])
 
 
-def test_scale_none_leaves_numbers_as_they_are(tmp_path: Path) -> None:
+def test_scale_none_does_not_scale_numbers(tmp_path: Path) -> None:
     path = write(tmp_path / "visits.csv", lines(*VISITS))
     table = load(path, label="outcome", client="hospital", ignore=["sex"], scale="none")
     assert close(table.x, [[age] for age in AGES])
     assert table.metadata["columns"] == [{"name": "age", "mean": 0.0, "std": 1.0}]
-    assert "1 of numbers (age), as they are." in table.description
+    assert "1 numeric column (age), not scaled." in table.description
 
 
-def test_ignored_columns_are_no_inputs(tmp_path: Path) -> None:
+def test_ignored_columns_are_not_inputs(tmp_path: Path) -> None:
     rows = [(k, "nan" if k else "", f"text {k}", k * k, k % 2) for k in range(60)]
     path = write(tmp_path / "a.csv", lines(("row", "empty", "comment", "2024", "label"), *rows))
     table = load(path, ignore=["row", "empty", "comment"])
@@ -227,7 +227,7 @@ def test_ignored_columns_are_no_inputs(tmp_path: Path) -> None:
     assert load(path, ignore=["empty", "comment", "2024"]).shape == (1,)
 
 
-def test_ignored_column_costs_nothing_however_long_a_cell_is(tmp_path: Path) -> None:
+def test_an_ignored_column_takes_no_memory(tmp_path: Path) -> None:
     rows = [(k, "x" * (100_000 if k == 7 else 1), k % 2) for k in range(40)]
     path = write(tmp_path / "a.csv", lines(("a", "comment", "label"), *rows))
     whole = {name: column.nbytes for name, column in read_csv(path).columns.items()}
@@ -236,7 +236,7 @@ def test_ignored_column_costs_nothing_however_long_a_cell_is(tmp_path: Path) -> 
     assert close(load(path, ignore=["comment"]).x, [[v] for v in scaled(range(40))])
 
 
-def test_ignored_column_is_not_found_as_label_client_or_part(tmp_path: Path) -> None:
+def test_an_ignored_column_has_no_role(tmp_path: Path) -> None:
     rows = [(k, "ns"[k % 2], "train" if k else "test", k % 2, k % 3) for k in range(6)]
     path = write(tmp_path / "a.csv", lines(("a", "client", "part", "label", "y"), *rows))
     table = load(path, ignore=["client", "part", "label"])
@@ -244,23 +244,23 @@ def test_ignored_column_is_not_found_as_label_client_or_part(tmp_path: Path) -> 
     assert table.y.tolist() == [0, 1, 2] * 2
 
 
-def test_column_that_is_named_is_not_found_as_another(tmp_path: Path) -> None:
+def test_a_chosen_column_is_not_found_for_another_role(tmp_path: Path) -> None:
     rows = [(k, "ns"[k % 2], "train" if k else "test", k % 3) for k in range(6)]
     path = write(tmp_path / "a.csv", lines(("a", "client", "split", "label"), *rows))
     assert load(path, label="client").client_ids is None
     assert load(path, label="split").splits is None
-    assert refusal(path, client="label") == (
-        "which column holds the label? Say --label NAME; there are a, client, split, label"
+    assert error_of(path, client="label") == (
+        "no column is named as the label: use --label NAME; the columns are a, client, split, label"
     )
 
 
-def test_column_that_some_files_lack_may_be_ignored(tmp_path: Path) -> None:
+def test_a_column_that_some_files_lack_may_be_ignored(tmp_path: Path) -> None:
     write(tmp_path / "d/n.csv", lines(("a", "note", "label"), (1, "x", 0), (2, "y", 1)))
     write(tmp_path / "d/s.csv", lines(("a", "label"), (3, 0)))
     assert close(load(tmp_path / "d", ignore=["note"]).x, [[v] for v in scaled([1, 2, 3])])
 
 
-def test_recipe_gives_the_inputs_of_new_rows(tmp_path: Path) -> None:
+def test_the_metadata_is_enough_to_encode_new_rows(tmp_path: Path) -> None:
     path = write(tmp_path / "visits.csv", lines(*VISITS))
     table = load(path, label="outcome", client="hospital")
     rows = []
@@ -276,35 +276,33 @@ def test_recipe_gives_the_inputs_of_new_rows(tmp_path: Path) -> None:
     ("said", "first", "second"),
     [(["10", "2", "2", "10"], "2", "10"), (["b", "a", "a", "b"], "a", "b"), (["s2", "s10", "s10", "s2"], "s10", "s2")],
 )
-def test_clients_come_in_the_order_of_numbers_or_of_the_alphabet(
-    said: list[str], first: str, second: str, tmp_path: Path
-) -> None:
+def test_clients_are_in_numeric_or_alphabetic_order(said: list[str], first: str, second: str, tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", lines(("a", "client", "label"), *((k, who, k % 2) for k, who in enumerate(said))))
     table = load(path)
     assert table.client_names == (first, second)
-    assert clients_of(table) == said
+    assert client_names_of(table) == said
     federation = gpfl.federate(path, test_fraction=0.5)
     assert [shard.name for shard in federation.shards] == [first, second]
 
 
-def test_part_column_about_something_else_is_an_input_unless_it_was_named(tmp_path: Path) -> None:
+def test_a_split_column_with_other_values_is_an_input_unless_chosen(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", lines(("part", "label"), ("leg", 0), ("arm", 1), ("leg", 1)))
     table = load(path)
     assert table.splits is None
     assert close(table.x, [[0, 1], [1, 0], [0, 1]])
     assert (
-        refusal(path, split_column="part")
+        error_of(path, split_column="part")
         == "column 'part' holds 'leg' in a.csv, line 2; it must hold train, validation or test"
     )
 
 
-def test_part_column_that_says_train_of_all_rows_divides_nothing_and_is_no_input(tmp_path: Path) -> None:
+def test_a_split_column_of_training_rows_only_divides_nothing_and_is_not_an_input(tmp_path: Path) -> None:
     table = load(write(tmp_path / "a.csv", lines(("a", "split", "label"), (1, "train", 0), (2, "train", 1))))
     assert table.splits is None
     assert table.shape == (1,)
 
 
-def test_part_column_is_an_input_where_folders_tell_the_parts(tmp_path: Path) -> None:
+def test_a_split_column_is_an_input_if_folders_name_the_splits(tmp_path: Path) -> None:
     for part, rows in (("train", [(1, "leg", 0), (2, "arm", 1)]), ("test", [(3, "arm", 1)])):
         write(tmp_path / "d" / f"{part}.csv", lines(("a", "part", "label"), *rows))
     assert load(tmp_path / "d").shape == (3,)
@@ -313,7 +311,7 @@ def test_part_column_is_an_input_where_folders_tell_the_parts(tmp_path: Path) ->
 # Parquet.
 
 
-def test_parquet_is_read_as_a_csv_of_the_same_columns(tmp_path: Path) -> None:
+def test_parquet_is_read_like_a_csv_with_the_same_columns(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     columns = {name: [row[k] for row in VISITS[1:]] for k, name in enumerate(VISITS[0])}
@@ -324,11 +322,11 @@ def test_parquet_is_read_as_a_csv_of_the_same_columns(tmp_path: Path) -> None:
     one_hot = [(0, 1), (1, 0)] * 3, [(1, 0), (0, 1)] * 3  # False before True, f before m
     rows = zip(scaled([1, 2, 3, 4, 5, 9]), one_hot[0], scaled(AGES), one_hot[1], strict=True)
     assert close(table.x, [[stay, *kept, age, *sex] for stay, kept, age, sex in rows])
-    assert clients_of(table) == ["north", "south"] * 3
+    assert client_names_of(table) == ["north", "south"] * 3
     assert table.y.tolist() == [0, 2, 1, 0, 0, 2]
 
 
-def test_numbers_of_rows_that_pandas_writes_are_no_inputs(tmp_path: Path) -> None:
+def test_the_index_of_pandas_is_not_an_input(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     columns = {"a": [5, 6, 9], "label": ["x", "y", "x"], "__index_level_0__": [0, 1, 2], "__index_level_12__": ["u", "v", "w"]}
@@ -338,7 +336,7 @@ def test_numbers_of_rows_that_pandas_writes_are_no_inputs(tmp_path: Path) -> Non
     assert [step["name"] for step in table.metadata["columns"]] == ["a"]  # type: ignore[attr-defined]
 
 
-def test_ignored_column_of_parquet_may_be_of_any_type(tmp_path: Path) -> None:
+def test_an_ignored_parquet_column_may_have_any_type(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     columns = {"a": [5, 6, 9], "tags": [[1], [], [2, 3]], "raw": [b"1", b"2", b"3"], "label": ["x", "y", "x"]}
@@ -346,31 +344,31 @@ def test_ignored_column_of_parquet_may_be_of_any_type(tmp_path: Path) -> None:
     assert close(load(tmp_path / "a.parquet", ignore=["tags", "raw"]).x, [[v] for v in scaled([5, 6, 9])])
 
 
-def test_bad_parquet_is_refused(tmp_path: Path) -> None:
+def test_bad_parquet_files_are_errors(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "a.parquet"
     parquet.write_table(pa.table({"a": pa.array([1, None, 3]), "label": ["x", "y", "x"]}), path)
-    assert refusal(path) == missing("a", 1, "a.parquet, row 2")
+    assert error_of(path) == missing("a", 1, "a.parquet, row 2")
     parquet.write_table(pa.table({"a": pa.array(["u", None, "v"]), "label": ["x", "y", "x"]}), path)
-    assert refusal(path) == missing("a", 1, "a.parquet, row 2")
+    assert error_of(path) == missing("a", 1, "a.parquet, row 2")
     parquet.write_table(pa.table({"a": [1, 2], "label": pa.array(["x", None])}), path)
-    assert refusal(path) == no_value("label", 1, "a.parquet, row 2")
+    assert error_of(path) == missing_role("label", 1, "a.parquet, row 2")
     parquet.write_table(pa.table({"a": [[1], [2, 3]], "label": ["x", "y"]}), path)
-    assert refusal(path).startswith(f"{path} has column 'a' of type list<")
-    assert refusal(path).endswith("; columns must be numbers or text: leave out with --ignore a")
+    assert error_of(path).startswith(f"{path} has column 'a' of type list<")
+    assert error_of(path).endswith("; columns must be numbers or text: leave out with --ignore a")
     parquet.write_table(pa.table({"a": pa.array([b"1", b"2"]), "label": ["x", "y"]}), path)
-    assert refusal(path) == (
+    assert error_of(path) == (
         f"{path} has column 'a' of type binary; columns must be numbers or text: leave out with --ignore a"
     )
     parquet.write_table(pa.table({"a": pa.array([], pa.int64()), "label": pa.array([], pa.string())}), path)
-    assert refusal(path) == f"{path} has no rows"
+    assert error_of(path) == f"{path} has no rows"
     path.write_bytes(path.read_bytes()[:-9])
-    assert refusal(path).startswith(f"{path} cannot be read as Parquet (")
+    assert error_of(path).startswith(f"{path} cannot be read as Parquet (")
 
 
-def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_without_pyarrow_names_the_package_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("pyarrow", "pyarrow.parquet", "pyarrow.types"):
         monkeypatch.setitem(sys.modules, name, None)
     path = write(tmp_path / "a.parquet", b"PAR1")
-    assert refusal(path) == f"{path} is a Parquet file, which needs pyarrow: pip install pyarrow"
+    assert error_of(path) == f"{path} is a Parquet file, which needs pyarrow: pip install pyarrow"

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import Command, Said, content, without_time
-from user_files import AGES, GOOD_ROWS, VISITS, lines, load, many, read_as, write
+from user_files import AGES, GOOD_ROWS, VISITS, file_metadata, lines, load, make_csv, write
 
 import gpfl
 from gpfl.cli.options import parse_options
 from gpfl.data import FileDataset, Table
-from gpfl.data.files import dataset as own_source
+from gpfl.data.files import dataset as file_dataset
 from gpfl.errors import GpflError
 from gpfl.federation.federation import Shard
 from gpfl.io import toml
@@ -28,7 +28,7 @@ def shards(**rows: tuple[list[int], list[int]]) -> list[Shard]:
     return [Shard(name, np.array(train), none, np.array(test)) for name, (train, test) in rows.items()]
 
 
-def test_oddities_count_labels_that_cannot_be_learnt() -> None:
+def test_warnings_count_test_labels_without_training_samples() -> None:
     y = [0, 1, 2, 0, 1, 2, 0, 3]
     table = Table(np.zeros((8, 1)), y, metadata={"classes": ["home", "icu", "ward", "gone"]})
     assert gpfl.Federation(table, shards(a=([0, 1, 2], [3, 4, 5]))).data_warnings() == []
@@ -48,11 +48,11 @@ def test_oddities_count_labels_that_cannot_be_learnt() -> None:
     assert repr(gpfl.Federation(table, shards(a=([0, 1], [3])))).startswith("Federation of 1 client on 'arrays': ")
 
 
-def test_words_of_one_are_singular(tmp_path: Path) -> None:
+def test_descriptions_use_the_singular(tmp_path: Path) -> None:
     rows = [(1, "n", 0, "train"), (2, "n", 1, "train"), (3, "n", 1, "test")]
     path = write(tmp_path / "a.csv", lines(("a", "client", "label", "part"), *rows))
     assert load(path).description.startswith(
-        "a.csv: 3 rows; 1 client by 'client' with 3 rows; train and test as given.\n2 classes of "
+        "a.csv: 3 rows; 1 client by 'client' with 3 rows; train and test from the files.\n2 classes of "
     )
     path = write(tmp_path / "b.csv", lines(("a", "client", "label"), (1, "n", 0), (2, "s", 1)))
     assert load(path).description.startswith("b.csv: 2 rows; 2 clients by 'client' with 1 row; ")
@@ -61,10 +61,10 @@ def test_words_of_one_are_singular(tmp_path: Path) -> None:
 # Runs.
 
 
-OWN = ("--data", "visits.csv", "--client", "site", "--label", "kind")
+FILE_FLAGS = ("--data", "visits.csv", "--client", "site", "--label", "kind")
 
 
-def assert_refused(said: Said, *words: str) -> None:
+def assert_fails(said: Said, *words: str) -> None:
     """One line of complaint; before it, at most what was found in the files."""
     assert (said.code, said.err.count("\n")) == (2, 1)
     assert said.out == "" or said.out.startswith(("visits.csv: ", "divided.csv: "))
@@ -73,14 +73,14 @@ def assert_refused(said: Said, *words: str) -> None:
         assert word in said.err
 
 
-def test_run_says_what_was_found_and_writes_the_recipe_down(command: Command) -> None:
+def test_run_prints_what_it_found_and_records_how_it_read_the_files(command: Command) -> None:
     write(Path("visits.csv"), lines(*VISITS[:1], *VISITS[1:] * 4))
     said = command("run", "--data", "visits.csv", "--client", "hospital", "--label", "outcome", "--rounds", 1)
     assert said.code == 0, said.err
     assert said.out.splitlines()[:2] == [
-        "visits.csv: 24 rows; 2 clients by 'hospital' with 12 rows; train and test drawn at random.",
-        "3 classes of 'outcome': home, icu, ward. Inputs: columns: 1 of numbers (age), scaled to mean 0 and std 1; "
-        "1 of categories, one-hot: sex (f, m).",
+        "visits.csv: 24 rows; 2 clients by 'hospital' with 12 rows; random train and test split.",
+        "3 classes of 'outcome': home, icu, ward. Inputs: 1 numeric column (age), scaled to mean 0 and std 1; "
+        "1 categorical column, one-hot: sex (f, m).",
     ]
     folder = Path("runs/visits-gpfl")
     assert {"models/client-north.safetensors", "models/client-south.safetensors"} <= content(folder).keys()
@@ -88,7 +88,7 @@ def test_run_says_what_was_found_and_writes_the_recipe_down(command: Command) ->
     std = (sum((age - mean) ** 2 for age in AGES) / 6) ** 0.5
     assert toml.read(folder / "federation.toml")["source"] == {
         "classes": ["home", "icu", "ward"],
-        **read_as("outcome", client="hospital", scale="standard"),
+        **file_metadata("outcome", client="hospital", scale="standard"),
         "columns": [
             {"name": "age", "mean": pytest.approx(mean), "std": pytest.approx(std)},
             {"name": "sex", "values": ["f", "m"]},
@@ -106,7 +106,7 @@ def test_run_says_what_was_found_and_writes_the_recipe_down(command: Command) ->
     }
 
 
-def test_run_says_what_is_odd(command: Command) -> None:
+def test_run_prints_warnings(command: Command) -> None:
     rows = [(k, who, kind, part) for k, (who, kind, part) in enumerate([("a", "x", "train")] * 4 + [("a", "y", "test")] * 2)]
     rows += [(k, "b", "xy"[k % 2], "test" if k > 4 else "train") for k in range(7)]
     write(Path("v.csv"), lines(("a", "client", "label", "part"), *rows))
@@ -129,9 +129,9 @@ def unfinish(folder: Path) -> None:
     (folder / "metrics.jsonl").write_bytes(metrics[0])
 
 
-def test_run_is_resumed_from_another_folder(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(Path("visits.csv"), many())
-    said = command("run", *OWN, "--ignore", "b", "--scale", "none", "--method", "fedavg", "--rounds", 2, "--out", "run")
+def test_a_run_resumes_in_another_folder(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(Path("visits.csv"), make_csv())
+    said = command("run", *FILE_FLAGS, "--ignore", "b", "--scale", "none", "--method", "fedavg", "--rounds", 2, "--out", "run")
     assert said.code == 0, said.err
     whole = without_time(Path("run"))
     unfinish(Path("run"))
@@ -148,32 +148,30 @@ def test_run_is_resumed_from_another_folder(command: Command, monkeypatch: pytes
     assert [client.name for client in loaded.clients] == ["s0", "s1", "s2"]
 
 
-def test_resume_of_changed_or_vanished_files_is_refused(command: Command) -> None:
-    write(Path("visits.csv"), many())
-    assert command("run", *OWN, "--method", "local", "--rounds", 1, "--out", "run").code == 0
-    write(Path("visits.csv"), many(rows=51))
-    assert_refused(
-        command("resume", "run"), "run/federation.toml divides a table with sha256 ", "but the data 'visits.csv' has "
-    )
+def test_resuming_with_changed_or_missing_files_is_an_error(command: Command) -> None:
+    write(Path("visits.csv"), make_csv())
+    assert command("run", *FILE_FLAGS, "--method", "local", "--rounds", 1, "--out", "run").code == 0
+    write(Path("visits.csv"), make_csv(rows=51))
+    assert_fails(command("resume", "run"), "run/federation.toml divides a table with sha256 ", "but the data 'visits.csv' has ")
     Path("visits.csv").unlink()
-    assert_refused(command("resume", "run"), f"there is no file or folder {Path('visits.csv').resolve()}")
+    assert_fails(command("resume", "run"), f"there is no file or folder {Path('visits.csv').resolve()}")
 
 
-def test_manifest_divides_the_same_file_and_refuses_a_changed_one(command: Command) -> None:
-    write(Path("visits.csv"), many())
+def test_a_manifest_divides_the_same_file_but_not_a_changed_one(command: Command) -> None:
+    write(Path("visits.csv"), make_csv())
     rounds = ("--method", "local", "--rounds", 1)
-    assert command("run", *OWN, *rounds, "--partition-seed", 7, "--out", "one").code == 0
-    said = command("run", *OWN, *rounds, "--federation", "one/federation.toml", "--out", "two")
+    assert command("run", *FILE_FLAGS, *rounds, "--partition-seed", 7, "--out", "one").code == 0
+    said = command("run", *FILE_FLAGS, *rounds, "--federation", "one/federation.toml", "--out", "two")
     assert said.code == 0, said.err
     assert without_time(Path("two")) == without_time(Path("one"))
     assert Path("two/federation.toml").read_bytes() == Path("one/federation.toml").read_bytes()
-    write(Path("visits.csv"), many().replace("high", "low", 1))
-    said = command("run", *OWN, *rounds, "--federation", "one/federation.toml", "--out", "three")
-    assert_refused(said, "one/federation.toml divides a table with sha256", "give the table it was made from")
+    write(Path("visits.csv"), make_csv().replace("high", "low", 1))
+    said = command("run", *FILE_FLAGS, *rounds, "--federation", "one/federation.toml", "--out", "three")
+    assert_fails(said, "one/federation.toml divides a table with sha256", "give the table it was made from")
     assert not Path("three").exists()
 
 
-def test_manifest_names_its_own_data(command: Command) -> None:
+def test_a_manifest_names_its_dataset(command: Command) -> None:
     rounds = ("--method", "local", "--rounds", 1)
     assert command("run", "--data", "toy", *rounds, "--out", "one").code == 0
     said = command("run", "--federation", "one/federation.toml", *rounds, "--net", "mlp", "--lr", 0.1, "--out", "two")
@@ -182,20 +180,20 @@ def test_manifest_names_its_own_data(command: Command) -> None:
     assert toml.read(Path("two/config.toml"))["data"] == {"name": "toy"}
 
 
-def test_manifest_of_own_files_wants_them_named(command: Command, tmp_path: Path) -> None:
-    write(Path("visits.csv"), many())
-    assert command("run", *OWN, "--method", "local", "--rounds", 1, "--out", "one").code == 0
+def test_a_manifest_of_files_needs_their_path(command: Command, tmp_path: Path) -> None:
+    write(Path("visits.csv"), make_csv())
+    assert command("run", *FILE_FLAGS, "--method", "local", "--rounds", 1, "--out", "one").code == 0
     Path("visits.csv").rename("moved.csv")
     words = "one/federation.toml divides 'visits.csv', files of your own: name the file or folder with --data"
-    assert_refused(command("run", "--federation", "one/federation.toml", "--out", "two"), words)
+    assert_fails(command("run", "--federation", "one/federation.toml", "--out", "two"), words)
     with pytest.raises(GpflError, match=words):
         gpfl.Federation.load("one/federation.toml")
 
 
-def test_manifest_tells_how_its_files_were_read(command: Command) -> None:
-    write(Path("visits.csv"), many().replace("0.", ".", 1))
+def test_a_manifest_records_how_its_files_were_read(command: Command) -> None:
+    write(Path("visits.csv"), make_csv().replace("0.", ".", 1))
     rounds = ("--method", "local", "--rounds", 1)
-    given = (*OWN, "--ignore", "b", "--scale", "none", "--missing", "mean")
+    given = (*FILE_FLAGS, "--ignore", "b", "--scale", "none", "--missing", "mean")
     assert command("run", *given, *rounds, "--out", "one").code == 0
     Path("visits.csv").rename("moved.csv")
     manifest = ("--federation", "one/federation.toml", "--data", "moved.csv")
@@ -205,30 +203,30 @@ def test_manifest_tells_how_its_files_were_read(command: Command) -> None:
     read = toml.read(Path("two/config.toml"))["data"]
     assert read == {
         "name": str(Path("moved.csv").resolve()),
-        **read_as("kind", client="site", ignore=["b"], scale="none", missing="mean"),
+        **file_metadata("kind", client="site", ignore=["b"], scale="none", missing="mean"),
         "image_size": 0,
     }
-    assert_refused_after_words(command("run", *manifest, *rounds, "--scale", "standard", "--out", "three"), "sha256")
+    assert_fails_after_description(command("run", *manifest, *rounds, "--scale", "standard", "--out", "three"), "sha256")
 
 
-def assert_refused_after_words(said: Said, words: str) -> None:
+def assert_fails_after_description(said: Said, words: str) -> None:
     assert (said.code, said.err.count("\n")) == (2, 1)
     assert said.out.startswith("moved.csv: 48 rows; ")
     assert words in said.err
 
 
-def test_findings_are_told_even_if_the_rows_cannot_be_divided(command: Command) -> None:
+def test_the_description_is_printed_even_if_the_rows_cannot_be_divided(command: Command) -> None:
     rows = [(k % 5, "big" if k else "small", k % 2) for k in range(13)]
     write(Path("visits.csv"), lines(("a", "client", "label"), *rows))
     said = command("run", "--data", "visits.csv", "--rounds", 1)
     assert said.out.startswith("visits.csv: 13 rows; 2 clients by 'client' with 1 to 12 rows; ")
-    assert_refused(said, "client small has no training rows", "--min-samples 2 leaves out 1 of 2 clients")
+    assert_fails(said, "client small has no training rows", "--min-samples 2 leaves out 1 of 2 clients")
     said = command("run", "--data", "visits.csv", "--min-samples", 2, "--rounds", 1)
     assert said.code == 0, said.err
     assert "1 client has fewer than 2 rows and is left out: small." in said.out.splitlines()
 
 
-def test_files_that_are_not_read_are_named(command: Command) -> None:
+def test_files_that_are_not_read_are_reported(command: Command) -> None:
     for name in ("north.csv", "south.csv"):
         write(Path("d") / name, lines(("a", "label"), *((k % 5, k % 2) for k in range(12))))
     for name in ("east.xlsx", "_old.csv", ".hidden"):
@@ -238,12 +236,12 @@ def test_files_that_are_not_read_are_named(command: Command) -> None:
     assert "Not read: _old.csv, east.xlsx." in said.out.splitlines()
 
 
-def test_lists_add_up_and_may_hold_commas(command: Command) -> None:
+def test_list_flags_add_up_and_may_hold_commas(command: Command) -> None:
     rows = [(k, k % 5, k % 7, k % 3, "ab"[k % 2]) for k in range(24)]
     write(Path("v.csv"), lines(("id", '"x, y"', "z", "[kg]", "label"), *rows))
     said = command("data", "show", "--data", "v.csv", "--clients", 2, "--ignore", "id", "--ignore", '"x, y", "[kg]"')
     assert said.code == 0, said.err
-    assert "columns: 1 of numbers (z)" in said.out
+    assert "1 numeric column (z)" in said.out
 
 
 @pytest.mark.parametrize(
@@ -257,76 +255,81 @@ def test_lists_add_up_and_may_hold_commas(command: Command) -> None:
         (("nothing",), "cannot read nothing: No such file or directory"),
     ],
 )
-def test_data_in_the_place_of_a_config_is_refused_with_the_command(
+def test_data_given_as_a_config_is_an_error_with_the_right_command(
     command: Command, given: tuple[str, ...], words: str
 ) -> None:
-    write(Path("visits.csv"), many())
+    write(Path("visits.csv"), make_csv())
     Path("my data").mkdir()
     write(Path("old/config.toml"), "")
-    assert_refused(command("run", *given), words)
+    assert_fails(command("run", *given), words)
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         (
-            (*OWN, "--image-size", 64),
+            (*FILE_FLAGS, "--image-size", 64),
             "data.image_size (--image-size) is 64, but visits.csv holds rows, not images: leave it out",
         ),
         (("--data", "./nope"), "there is no file or folder ./nope"),
         (("--data", "visits.csv", "--layout", "channels"), "data.layout (--layout) belongs to data 'har', not to 'visits.csv'"),
         (("--data", "digits", "--label", "y"), "data.label (--label) belongs to your own files, not to 'digits'"),
-        (("--data", "visits.csv", "--label", "knd"), "data.label (--label) is 'knd', which is no column; did you mean 'kind'?"),
+        (
+            ("--data", "visits.csv", "--label", "knd"),
+            "data.label (--label) is 'knd', which is not a column; did you mean 'kind'?",
+        ),
         (("--data", "visits.csv", "--label", "kind", "--ignore", "c"), "data.ignore names column 'c'; known: a, b, kind, site"),
-        (("--data", "visits.csv"), "which column holds the label? Say --label NAME; there are a, b, site, kind"),
+        (("--data", "visits.csv"), "no column is named as the label: use --label NAME; the columns are a, b, site, kind"),
         (("--data", "visits.csv", "--label", "kind", "--partition", "natural"), "does not tell the group of a row"),
         (
-            (*OWN, "--min-samples", 40),
+            (*FILE_FLAGS, "--min-samples", 40),
             "partition.min_samples (--min-samples) is 40; the largest group of data 'visits.csv' has 16 rows",
         ),
         (
             ("--data", "visits.csv", "--label", "site", "--client", "site"),
-            "column 'site' is named by both --label and --client: take it out of one",
+            "column 'site' is named by both --label and --client: remove it from one",
         ),
         (
             ("--data", "divided.csv", "--test-fraction", 0.5),
             "partition.test_fraction (--test-fraction) is 0.5, but data 'divided.csv' tells which rows are for testing: leave "
             "it out",
         ),
-        ((*OWN, "--beta", 1), "partition.beta (--beta) belongs to partition dirichlet, not to natural"),
+        ((*FILE_FLAGS, "--beta", 1), "partition.beta (--beta) belongs to partition dirichlet, not to natural"),
         (("--data", "qqq"), "unknown data 'qqq'; known: agnews, amazon, "),
         (("--data", "other/visits.csv"), "there is no file or folder other/visits.csv"),
     ],
 )
-def test_mistakes_are_one_line_before_anything_is_written(command: Command, given: tuple[object, ...], words: str) -> None:
-    write(Path("visits.csv"), many())
+def test_errors_are_one_line_and_come_before_anything_is_written(
+    command: Command, given: tuple[object, ...], words: str
+) -> None:
+    write(Path("visits.csv"), make_csv())
     write(Path("divided.csv"), lines(("a", "label", "part"), *((k, k % 2, "train" if k % 4 else "test") for k in range(40))))
-    assert_refused(command("run", *given, "--out", "run"), words)
+    assert_fails(command("run", *given, "--out", "run"), words)
     assert not Path("run").exists()
 
 
-def test_columns_named_by_numbers_may_be_ignored(command: Command) -> None:
+def test_columns_named_by_numbers_can_be_ignored(command: Command) -> None:
     rows = [(k, k * k, k % 5, k % 2, "ab"[k % 2]) for k in range(24)]
     write(Path("v.csv"), lines(("2023", "2024", "true", "site", "label"), *rows))
     said = command("data", "show", "--data", "v.csv", "--client", "site", "--ignore", "2023, true")
     assert said.code == 0, said.err
-    assert "columns: 1 of numbers (2024)" in said.out
+    assert "1 numeric column (2024)" in said.out
     assert parse_options({"data__ignore": "2023"}) == {"data": {"ignore": ["2023"]}}
     assert parse_options({"data__ignore": '["a b", c]'}) == {"data": {"ignore": ["a b", "c"]}}
 
 
-def test_config_names_data_that_lie_beside_it(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(Path("study/visits.csv"), many())
+def test_a_config_may_name_data_relative_to_its_folder(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(Path("study/visits.csv"), make_csv())
     data = '[data]\nname = "visits.csv"\nclient = "site"\nlabel = "kind"\nignore = ["b"]\n'
     text = data + '[train]\nrounds = 1\n[method]\nname = "local"\n'
     write(Path("study/my.toml"), text)
     here = Path("study").resolve()
     said = command("run", "study/my.toml", "--out", "one")
     assert said.code == 0, said.err
-    written = config.read(Path("one/config.toml"))["data"]
+    written = config.read_config(Path("one/config.toml"))["data"]
     assert written["name"] == str(here / "visits.csv")
     assert written["ignore"] == ["b"]
-    resolved = config.resolve_config(config.read(Path("one/config.toml")))
+    resolved = config.resolve_config(config.read_config(Path("one/config.toml")))
     assert resolved.to_toml() == Path("one/config.toml").read_text()
     assert resolved.source == FileDataset(
         name="visits.csv", description="your own files", path=here / "visits.csv", client="site", label="kind", ignore=("b",)
@@ -336,8 +339,8 @@ def test_config_names_data_that_lie_beside_it(command: Command, monkeypatch: pyt
     assert without_time(Path("../two")) == without_time(Path("../one"))
 
 
-def test_other_data_by_flag_drop_the_options_of_the_files_data(command: Command) -> None:
-    write(Path("visits.csv"), many())
+def test_another_dataset_by_flag_drops_the_options_of_the_files(command: Command) -> None:
+    write(Path("visits.csv"), make_csv())
     write(Path("my.toml"), '[data]\nname = "visits.csv"\nclient = "site"\nlabel = "kind"\n[method]\nname = "local"\n')
     said = command("run", "my.toml", "--data", "toy", "--rounds", 1, "--out", "run")
     assert said.code == 0, said.err
@@ -348,25 +351,25 @@ def test_other_data_by_flag_drop_the_options_of_the_files_data(command: Command)
 
 
 @pytest.fixture
-def gathered(monkeypatch: pytest.MonkeyPatch) -> list[FileDataset]:
+def parsed_sources(monkeypatch: pytest.MonkeyPatch) -> list[FileDataset]:
     """The sources whose files were read."""
     seen: list[FileDataset] = []
-    original = FileDataset.gather
+    original = FileDataset.parse
 
-    def gather(self: FileDataset) -> Table:
+    def parse(self: FileDataset) -> Table:
         seen.append(self)
         return original(self)
 
-    monkeypatch.setattr(FileDataset, "gather", gather)
-    own_source.read_once.cache_clear()
+    monkeypatch.setattr(FileDataset, "parse", parse)
+    file_dataset.read_once.cache_clear()
     return seen
 
 
-def test_trials_and_comparisons_read_the_files_once(command: Command, gathered: list[FileDataset]) -> None:
-    write(Path("visits.csv"), many())
-    said = command("compare", *OWN, "--methods", "local,fedavg", "--seeds", "0,1", "--rounds", 1, "--out", "all")
+def test_trials_and_comparisons_read_files_once(command: Command, parsed_sources: list[FileDataset]) -> None:
+    write(Path("visits.csv"), make_csv())
+    said = command("compare", *FILE_FLAGS, "--methods", "local,fedavg", "--seeds", "0,1", "--rounds", 1, "--out", "all")
     assert said.code == 0, said.err
-    assert [source.path for source in gathered] == [Path("visits.csv").resolve()]
+    assert [source.path for source in parsed_sources] == [Path("visits.csv").resolve()]
 
 
 @pytest.mark.parametrize(
@@ -379,48 +382,48 @@ def test_trials_and_comparisons_read_the_files_once(command: Command, gathered: 
         (("--partition", "iid"), "unknown partition 'iid'"),
     ],
 )
-def test_mistakes_are_told_before_files_are_read(
-    command: Command, gathered: list[FileDataset], flags: tuple[object, ...], words: str
+def test_errors_come_before_files_are_read(
+    command: Command, parsed_sources: list[FileDataset], flags: tuple[object, ...], words: str
 ) -> None:
-    write(Path("visits.csv"), many())
-    said = command("run", *OWN, *flags)
+    write(Path("visits.csv"), make_csv())
+    said = command("run", *FILE_FLAGS, *flags)
     assert said.code == 2
     assert words in said.err
-    assert gathered == []
+    assert parsed_sources == []
 
 
-def test_files_that_change_are_read_again(tmp_path: Path, gathered: list[FileDataset]) -> None:
+def test_files_that_change_are_read_again(tmp_path: Path, parsed_sources: list[FileDataset]) -> None:
     d = tmp_path / "d"
     for name in ("a", "b"):
         write(d / f"{name}.csv", lines(("a", "label"), *GOOD_ROWS))
     first = load(d)
     assert load(d) is first
-    assert len(gathered) == 1
+    assert len(parsed_sources) == 1
     write(d / "b.csv", lines(("a", "label"), *GOOD_ROWS, (9, 1)))
     assert len(load(d)) == 9
     write(d / "c.csv", lines(("a", "label"), *GOOD_ROWS))
     assert load(d).client_names == ("a", "b", "c")
     os.utime(d / "a.csv", ns=(1, 1))
     load(d)
-    assert len(gathered) == 4
+    assert len(parsed_sources) == 4
     load(d, scale="none")
-    assert len(gathered) == 5, "read otherwise is read anew"
+    assert len(parsed_sources) == 5, "read otherwise is read anew"
     (d / "c.csv").unlink()
     assert load(d).client_names == ("a", "b")
 
 
-def test_same_content_has_the_same_digest_and_another_division_another(tmp_path: Path) -> None:
-    base = load(write(tmp_path / "a.csv", many()), client="site", label="kind").digest
-    assert load(write(tmp_path / "b.csv", many().replace(",", ";")), client="site", label="kind").digest == base
+def test_equal_content_has_an_equal_digest_and_other_clients_another(tmp_path: Path) -> None:
+    base = load(write(tmp_path / "a.csv", make_csv()), client="site", label="kind").digest
+    assert load(write(tmp_path / "b.csv", make_csv().replace(",", ";")), client="site", label="kind").digest == base
     others: Mapping[str, Table] = {
-        "values": load(write(tmp_path / "c.csv", many(rows=45)), client="site", label="kind"),
-        "clients": load(write(tmp_path / "d.csv", many().replace("s1", "s2", 1)), client="site", label="kind"),
+        "values": load(write(tmp_path / "c.csv", make_csv(rows=45)), client="site", label="kind"),
+        "clients": load(write(tmp_path / "d.csv", make_csv().replace("s1", "s2", 1)), client="site", label="kind"),
         "scale": load(tmp_path / "a.csv", client="site", label="kind", scale="none"),
     }
     assert len({base, *(table.digest for table in others.values())}) == 4
 
 
-def test_clients_of_odd_names_have_files_of_their_own(tmp_path: Path) -> None:
+def test_clients_with_unusual_names_have_separate_model_files(tmp_path: Path) -> None:
     names = ["../up", "a/b", "a b", "é"]
     rows = [(k, name, (k + place) % 2) for place, name in enumerate(names) for k in range(8)]
     path = write(tmp_path / "v.csv", lines(("a", "client", "label"), *rows))

@@ -8,14 +8,26 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from user_files import EXPECTED, GOOD_ROWS, TEST, clients_of, lines, load, parts_of, picture, refusal, refusal_of, write
+from user_files import (
+    EXPECTED,
+    GOOD_ROWS,
+    TEST,
+    client_names_of,
+    error_of,
+    lines,
+    load,
+    message_of,
+    splits_of,
+    write,
+    write_image,
+)
 
 import gpfl
 
 
 def test_class_folders_without_clients(tmp_path: Path) -> None:
     places = ["cat/2.png", "cat/10.PNG", "dog/a.bmp", "dog/b.png"]
-    wanted = [picture(tmp_path / "p" / place, k) for k, place in enumerate(places)]
+    wanted = [write_image(tmp_path / "p" / place, k) for k, place in enumerate(places)]
     write(tmp_path / "p/cat/notes.txt", "x")
     write(tmp_path / "p/.cache/x.png", "x")
     (tmp_path / "p/empty").mkdir()
@@ -30,45 +42,45 @@ def test_class_folders_without_clients(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["{client}/{part}/{kind}", "{part}/{client}/{kind}", "{client}/{kind}", "{part}/{kind}"])
-def test_class_folders_with_clients_and_parts(form: str, tmp_path: Path) -> None:
+def test_class_folders_with_clients_and_splits(form: str, tmp_path: Path) -> None:
     wanted = {}
     for number, client in enumerate(("north", "south")):
         for k, part in enumerate(("train", "test")):
             for m, kind in enumerate(("dog", "cat")):
                 seed = 100 * number + 10 * k + m
                 place = tmp_path / "p" / form.format(client=client, part=part, kind=kind) / f"{seed}.png"
-                wanted[picture(place, seed).tobytes()] = (client, k * TEST, kind)
+                wanted[write_image(place, seed).tobytes()] = (client, k * TEST, kind)
     table = load(tmp_path / "p")
     assert len(table) == 8
     for row in range(8):
         client, part, kind = wanted[table.x[row].numpy().tobytes()]
         assert ["cat", "dog"][table.y[row]] == kind
         if "client" in form:
-            assert clients_of(table)[row] == client
+            assert client_names_of(table)[row] == client
         else:
             assert table.client_ids is None
         if "part" in form:
-            assert parts_of(table)[row] == part
+            assert splits_of(table)[row] == part
         else:
             assert table.splits is None
 
 
-def test_grey_images_have_one_channel_and_three_beside_a_coloured_one(tmp_path: Path) -> None:
-    grey = [picture(tmp_path / f"p/{kind}/1.png", k, mode="L") for k, kind in enumerate("ab")]
+def test_grey_images_have_one_channel_or_three_next_to_colour_images(tmp_path: Path) -> None:
+    grey = [write_image(tmp_path / f"p/{kind}/1.png", k, mode="L") for k, kind in enumerate("ab")]
     table = load(tmp_path / "p")
     assert np.array_equal(table.x.numpy(), np.stack(grey))
     assert "grey images of 5×4" in table.description
-    colour = picture(tmp_path / "p/b/2.png", 7, mode="RGBA")
+    colour = write_image(tmp_path / "p/b/2.png", 7, mode="RGBA")
     table = load(tmp_path / "p")
     assert np.array_equal(table.x.numpy(), np.stack([grey[0].repeat(3, 0), grey[1].repeat(3, 0), colour[:3]]))
 
 
-def test_images_of_other_sizes_are_resized_where_a_size_was_named(tmp_path: Path) -> None:
-    first = picture(tmp_path / "p/a/1.png", 0, size=(3, 3))
-    picture(tmp_path / "p/b/1.png", 1, size=(8, 5))
+def test_images_are_resized_if_a_size_is_given(tmp_path: Path) -> None:
+    first = write_image(tmp_path / "p/a/1.png", 0, size=(3, 3))
+    write_image(tmp_path / "p/b/1.png", 1, size=(8, 5))
     Image.new("RGB", (7, 9), (10, 20, 30)).save(tmp_path / "p/b/2.png")
-    assert refusal(tmp_path / "p") == (
-        f"{tmp_path}/p/b/1.png is 8×5, 1.png is 3×3: give all images one size, or say --image-size 64 to resize them"
+    assert error_of(tmp_path / "p") == (
+        f"{tmp_path}/p/b/1.png is 8×5, 1.png is 3×3: give all images the same size, or resize them with --image-size 64"
     )
     table = load(tmp_path / "p", image_size=3)
     assert table.x.shape == (3, 3, 3, 3)
@@ -77,23 +89,23 @@ def test_images_of_other_sizes_are_resized_where_a_size_was_named(tmp_path: Path
     assert table.description.endswith("colour images of 3×3, resized.")
 
 
-def test_bad_images_are_refused(tmp_path: Path) -> None:
-    picture(tmp_path / "p/a/1.png", 0, size=(40, 40))
+def test_bad_images_are_errors(tmp_path: Path) -> None:
+    write_image(tmp_path / "p/a/1.png", 0, size=(40, 40))
     bad = tmp_path / "p/b/1.png"
-    picture(bad, 1, size=(40, 40))
+    write_image(bad, 1, size=(40, 40))
     whole = bad.read_bytes()
     bad.write_bytes(whole[:400])
-    assert refusal(tmp_path / "p").startswith(f"{bad} is damaged (")
-    assert refusal(tmp_path / "p").endswith("): remove or replace it")
+    assert error_of(tmp_path / "p").startswith(f"{bad} is damaged (")
+    assert error_of(tmp_path / "p").endswith("): remove or replace it")
     bad.write_bytes(b"GIF89a")
-    assert refusal(tmp_path / "p") == f"{bad} is not an image (cannot identify image file {str(bad)!r}): remove or replace it"
+    assert error_of(tmp_path / "p") == f"{bad} is not an image (cannot identify image file {str(bad)!r}): remove or replace it"
     Image.fromarray(np.arange(1600, dtype=np.uint16).reshape(40, 40)).save(bad)
-    assert refusal(tmp_path / "p") == f"{bad} has pixels of mode I;16, deeper than 8 bits: save it with 8 bits a channel"
+    assert error_of(tmp_path / "p") == f"{bad} has pixels of mode I;16, deeper than 8 bits: save it with 8 bits per channel"
     bad.write_bytes(whole)
     assert len(load(tmp_path / "p")) == 2
 
 
-def test_images_are_turned_as_the_camera_was_held(tmp_path: Path) -> None:
+def test_images_are_rotated_by_their_orientation(tmp_path: Path) -> None:
     wide = Image.new("RGB", (8, 4), (200, 0, 0))
     wide.paste((0, 0, 200), (0, 0, 4, 4))  # blue on the left
     held = Image.Exif()
@@ -108,12 +120,12 @@ def test_images_are_turned_as_the_camera_was_held(tmp_path: Path) -> None:
     assert (red[5:] > 150).all()
 
 
-def test_image_too_large_to_decode_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_too_large_to_decode_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in "ab":
-        picture(tmp_path / f"p/{kind}/1.png", 0, size=(20, 20))
+        write_image(tmp_path / f"p/{kind}/1.png", 0, size=(20, 20))
     for pixels in (300, 150):  # over the limit Pillow warns, over twice the limit it refuses
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", pixels)
-        assert refusal(tmp_path / "p") == (
+        assert error_of(tmp_path / "p") == (
             f"{tmp_path}/p/a/1.png has over {pixels} pixels, more than is safe to decode: shrink it"
         )
 
@@ -122,39 +134,39 @@ def test_image_too_large_to_decode_is_refused_in_one_line(tmp_path: Path, monkey
     ("option", "value"),
     [("label", "a"), ("client", "a"), ("split_column", "a"), ("ignore", ["a"]), ("scale", "none"), ("missing", "mean")],
 )
-def test_options_of_columns_are_refused_with_images(option: str, value: object, tmp_path: Path) -> None:
+def test_options_for_columns_are_errors_with_images(option: str, value: object, tmp_path: Path) -> None:
     for kind in "ab":
-        picture(tmp_path / f"p/{kind}/1.png", 0)
+        write_image(tmp_path / f"p/{kind}/1.png", 0)
     shown = "a" if option == "ignore" else value
-    assert refusal(tmp_path / "p", **{option: value}) == (
+    assert error_of(tmp_path / "p", **{option: value}) == (
         f"data.{option} is {shown!r}, but p holds images, not columns: leave it out"
     )
 
 
-def test_images_that_are_divided_in_part_are_refused(tmp_path: Path) -> None:
+def test_images_of_which_only_some_are_divided_are_an_error(tmp_path: Path) -> None:
     for place in ("a/train/x", "a/test/y", "b/x", "b/y"):
-        picture(tmp_path / "p" / place / "1.png", 0)
-    assert refusal(tmp_path / "p") == (
+        write_image(tmp_path / "p" / place / "1.png", 0)
+    assert error_of(tmp_path / "p") == (
         f"{tmp_path}/p/b is not divided into train and test, but others are: divide all clients or none"
     )
     for place in ("q/test/x", "q/test/y"):
-        picture(tmp_path / place / "1.png", 0)
-    assert refusal(tmp_path / "q") == "there are test rows, but none for training"
+        write_image(tmp_path / place / "1.png", 0)
+    assert error_of(tmp_path / "q") == "there are test rows, but none for training"
 
 
-def test_images_without_a_test_part_are_not_tested_on_training_rows(tmp_path: Path) -> None:
+def test_images_without_a_test_split_are_not_tested_on_training_images(tmp_path: Path) -> None:
     for place in ("n/train/x", "n/train/y", "n/val/x"):
-        picture(tmp_path / "p" / place / "1.png", 0)
-    said = refusal_of(lambda: gpfl.federate(tmp_path / "p"))
+        write_image(tmp_path / "p" / place / "1.png", 0)
+    said = message_of(lambda: gpfl.federate(tmp_path / "p"))
     assert said.startswith("client n has no test rows (2 training, 0 test): ")
 
 
-def test_images_beside_other_things_are_refused(tmp_path: Path) -> None:
-    picture(tmp_path / "d/a/cat/1.png", 0)
+def test_images_next_to_other_inputs_are_an_error(tmp_path: Path) -> None:
+    write_image(tmp_path / "d/a/cat/1.png", 0)
     write(tmp_path / "d/b/all.csv", lines(("a", "label"), *GOOD_ROWS))
-    assert refusal(tmp_path / "d") == (
-        f"{tmp_path}/d/b/all.csv holds no class folders of images, but others do: give all clients one form"
+    assert error_of(tmp_path / "d") == (
+        f"{tmp_path}/d/b/all.csv holds no class folders of images, but others do: give all clients the same layout"
     )
-    picture(tmp_path / "e/cat/1.png", 0)
-    picture(tmp_path / "e/north/dog/1.png", 0)
-    assert refusal(tmp_path / "e") == f"{tmp_path}/e holds folders of images, and north, which holds folders: {EXPECTED}"
+    write_image(tmp_path / "e/cat/1.png", 0)
+    write_image(tmp_path / "e/north/dog/1.png", 0)
+    assert error_of(tmp_path / "e") == f"{tmp_path}/e holds folders of images, and north, which holds folders: {EXPECTED}"

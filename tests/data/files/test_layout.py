@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from user_files import DRAW, TEST, TRAIN, clients_of, close, lines, load, refusal_of, scaled, write
+from user_files import RNG, TEST, TRAIN, client_names_of, close, lines, load, message_of, scaled, write
 
 import gpfl
 from gpfl.data import find_dataset
-from gpfl.data.files.layout import FILES
+from gpfl.data.files.layout import SUFFIXES
 from gpfl.data.files.readers import READERS
 
 
@@ -22,7 +22,7 @@ def per_client(mark: str = ",") -> dict[str, str]:
 
 
 @pytest.mark.parametrize("ending", [".csv", ".tsv", ".npz"])
-def test_a_file_for_each_client(ending: str, tmp_path: Path) -> None:
+def test_each_client_may_have_a_file(ending: str, tmp_path: Path) -> None:
     folder = tmp_path / "sites"
     for name, text in per_client("\t" if ending == ".tsv" else ",").items():
         if ending == ".npz":
@@ -36,7 +36,7 @@ def test_a_file_for_each_client(ending: str, tmp_path: Path) -> None:
     table = load(folder)
     wanted = [[4.0], [1.0], [2.0]] if ending == ".npz" else [[v] for v in scaled([4, 1, 2])]
     assert close(table.x, wanted), "arrays are not scaled"
-    assert clients_of(table) == ["2", "10", "10"]
+    assert client_names_of(table) == ["2", "10", "10"]
     assert table.client_names == ("2", "10")
     assert table.y.tolist() == [1, 0, 1]
     assert (table.name, table.splits) == ("sites", None)
@@ -53,7 +53,7 @@ def divided_files() -> dict[tuple[str, str], str]:
 
 
 @pytest.mark.parametrize("outer", ["clients", "parts"])
-def test_train_and_test_lie_in_clients_or_clients_in_train_and_test(outer: str, tmp_path: Path) -> None:
+def test_splits_may_be_inside_clients_or_clients_inside_splits(outer: str, tmp_path: Path) -> None:
     for (client, part), text in divided_files().items():
         write(tmp_path / "d" / (f"{client}/{part}.csv" if outer == "clients" else f"{part}/{client}.csv"), text)
     federation = gpfl.federate(tmp_path / "d")
@@ -63,11 +63,11 @@ def test_train_and_test_lie_in_clients_or_clients_in_train_and_test(outer: str, 
         s.name: [sorted(values[s.split(part)].tolist()) for part in ("train", "validation", "test")] for s in federation.shards
     }
     assert by_client == {"north": [[1.0, 2.0], [], [9.0]], "south": [[4.0, 5.0], [], [8.0]]}
-    assert federation.table.description.startswith("d: 6 rows; 2 clients with 3 rows; train and test as given.\n")
+    assert federation.table.description.startswith("d: 6 rows; 2 clients with 3 rows; train and test from the files.\n")
 
 
-def test_every_kind_of_file_has_a_reader() -> None:
-    assert tuple(READERS) == FILES
+def test_every_suffix_has_a_reader() -> None:
+    assert tuple(READERS) == SUFFIXES
 
 
 def test_validation_files_are_validation_rows(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_validation_files_are_validation_rows(tmp_path: Path) -> None:
     assert federation.n_samples("test").tolist() == [1, 1]
 
 
-def test_share_of_the_given_training_rows_may_be_kept_for_validation(tmp_path: Path) -> None:
+def test_a_fraction_of_given_training_rows_can_be_used_for_validation(tmp_path: Path) -> None:
     for client in ("north", "south"):
         for part, rows in (("train", 8), ("test", 2)):
             write(tmp_path / "d" / client / f"{part}.csv", lines(("a", "label"), *((k, k % 2) for k in range(rows))))
@@ -93,7 +93,7 @@ def test_share_of_the_given_training_rows_may_be_kept_for_validation(tmp_path: P
 
 
 @pytest.mark.parametrize("partition", ["dirichlet", "pathological"])
-def test_parts_hold_under_any_split(partition: str, tmp_path: Path) -> None:
+def test_splits_hold_under_any_partition(partition: str, tmp_path: Path) -> None:
     for part, rows in (("train", 90), ("test", 30)):
         write(tmp_path / "d" / f"{part}.csv", lines(("a", "label"), *((k, k % 3) for k in range(rows))))
     options = {"beta": 100.0} if partition == "dirichlet" else {"classes_per_client": 3, "balanced": True}
@@ -105,23 +105,23 @@ def test_parts_hold_under_any_split(partition: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("partition", ["natural", "dirichlet"])
-def test_share_for_testing_is_refused_where_files_tell_the_test_rows(partition: str, tmp_path: Path) -> None:
+def test_a_test_fraction_is_an_error_if_the_files_have_test_rows(partition: str, tmp_path: Path) -> None:
     for (client, part), text in divided_files().items():
         write(tmp_path / "d" / client / f"{part}.csv", text)
-    assert refusal_of(lambda: gpfl.federate(tmp_path / "d", partition=partition, clients=2, test_fraction=0.5)) == (
+    assert message_of(lambda: gpfl.federate(tmp_path / "d", partition=partition, clients=2, test_fraction=0.5)) == (
         "partition.test_fraction is 0.5, but data 'd' tells which rows are for testing: leave it out"
     )
     assert len(gpfl.federate(tmp_path / "d", test_fraction=0.25)) == 2, "as a run's config.toml says"
 
 
 @pytest.mark.parametrize("leftovers", [(), ("rawdata/MNIST/raw/t10k", "config.json")], ids=["bare", "with downloads"])
-def test_folders_of_pfllib_are_read_as_they_are(leftovers: tuple[str, ...], tmp_path: Path) -> None:
+def test_folders_of_pfllib_are_read(leftovers: tuple[str, ...], tmp_path: Path) -> None:
     root = tmp_path / "MNIST"
     held = {}
     for part, rows in (("train", 3), ("test", 2)):
         (root / part).mkdir(parents=True)
         for client in range(11):
-            x = DRAW.normal(size=(rows, 1, 4, 5)).astype(np.float32)
+            x = RNG.normal(size=(rows, 1, 4, 5)).astype(np.float32)
             y = np.array([client % 3, (client + 1) % 3, 0])[:rows]
             held[str(client), part] = x, y
             with (root / part / f"{client}.npz").open("wb") as file:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from user_files import close, lines, load, many, missing, no_value, read_as, refusal, scaled, write
+from user_files import close, error_of, file_metadata, lines, load, make_csv, missing, missing_role, scaled, write
 
 import gpfl
 from gpfl.cli.options import parse_options
@@ -35,40 +35,40 @@ ODD = "or leave the column out with --ignore age"
 @pytest.mark.parametrize(
     ("cell", "why"),
     [
-        (">90", "where nearly all cells are numbers"),
-        ("12 kg", "where nearly all cells are numbers"),
-        ('"1,000"', "a number with marks between its thousands"),
-        ("1'000.5", "a number with marks between its thousands"),
+        (">90", "but nearly all cells are numbers"),
+        ("12 kg", "but nearly all cells are numbers"),
+        ('"1,000"', "a number with thousands separators"),
+        ("1'000.5", "a number with thousands separators"),
         ("12.5 %", "a number with a percent sign"),
         ('"61,4"', "a number with a decimal comma"),
     ],
 )
-def test_one_odd_cell_does_not_make_numbers_categories(cell: str, why: str, tmp_path: Path) -> None:
+def test_one_bad_cell_does_not_make_a_numeric_column_categorical(cell: str, why: str, tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", people([30 + k % 9 for k in range(19)] + [cell, ""]))
     shown = cell.strip('"')
-    assert refusal(path, missing="drop") == f"column 'age' holds '{shown}' in a.csv, line 21, {why}: mend the file, {ODD}"
+    assert error_of(path, missing="drop") == f"column 'age' holds '{shown}' in a.csv, line 21, {why}: correct the file, {ODD}"
 
 
-def test_column_of_percentages_or_thousands_is_refused(tmp_path: Path) -> None:
+def test_a_column_of_percentages_or_thousands_is_an_error(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", people([f"{k % 9}%" for k in range(12)]))
-    assert "holds '0%' in a.csv, line 2, a number with a percent sign" in refusal(path)
+    assert "holds '0%' in a.csv, line 2, a number with a percent sign" in error_of(path)
     path = write(tmp_path / "a.csv", people([f'"{k % 9 + 1},000"' for k in range(12)]))
-    assert "holds '1,000' in a.csv, line 2, a number with marks between its thousands" in refusal(path)
+    assert "holds '1,000' in a.csv, line 2, a number with thousands separators" in error_of(path)
 
 
-def test_numbers_among_other_texts_and_in_short_files_are_categories(tmp_path: Path) -> None:
+def test_numbers_among_texts_and_in_short_files_are_categories(tmp_path: Path) -> None:
     assert load(write(tmp_path / "a.csv", people([*range(10), "x", "y"]))).shape == (12,), "10 of 12 are numbers"
     assert load(write(tmp_path / "b.csv", people([*range(9), "x"]))).shape == (10,), "10 rows tell nothing"
 
 
 @pytest.mark.parametrize("word", ["", "-", "--", ".", "#N/A", "unknown", "Missing", "?", "none", "NaN", " na "])
-def test_words_for_a_missing_value_are_known(word: str, tmp_path: Path) -> None:
+def test_texts_of_missing_values_are_known(word: str, tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", people([30, word, 40, 50]))
-    assert refusal(path) == missing("age", 1, "a.csv, line 3")
+    assert error_of(path) == missing("age", 1, "a.csv, line 3")
 
 
 @pytest.mark.parametrize("word", ["unknown", "none", "-", "missing"])
-def test_a_class_or_a_client_may_be_named_by_such_a_word(word: str, tmp_path: Path) -> None:
+def test_a_class_or_client_may_have_such_a_name(word: str, tmp_path: Path) -> None:
     rows = [(k, word if k % 2 else "n", word if k % 3 else "b") for k in range(8)]
     table = load(write(tmp_path / "a.csv", lines(HEAD, *rows)))
     assert word in table.client_names
@@ -77,29 +77,29 @@ def test_a_class_or_a_client_may_be_named_by_such_a_word(word: str, tmp_path: Pa
 
 @pytest.mark.parametrize("word", ["", "NA", "n/a", "nan", "null"])
 @pytest.mark.parametrize("name", ["client", "label"])
-def test_missing_labels_and_clients_are_refused_with_their_line(name: str, word: str, tmp_path: Path) -> None:
+def test_missing_labels_and_clients_are_errors_with_their_line(name: str, word: str, tmp_path: Path) -> None:
     rows = [[k, "ns"[k % 2], "ab"[k % 2]] for k in range(6)]
     rows[4][HEAD.index(name)] = word
-    assert refusal(write(tmp_path / "a.csv", lines(HEAD, *rows))) == no_value(name, 1, "a.csv, line 6")
+    assert error_of(write(tmp_path / "a.csv", lines(HEAD, *rows))) == missing_role(name, 1, "a.csv, line 6")
 
 
-def test_line_of_a_row_counts_blank_lines_and_lines_within_cells(tmp_path: Path) -> None:
+def test_line_numbers_count_blank_lines_and_line_breaks_in_cells(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", 'a,b,label\n1,"two\nlines",x\n\n2,q,y\n,q,x\n')
-    assert refusal(path) == missing("a", 1, "a.csv, line 6")
+    assert error_of(path) == missing("a", 1, "a.csv, line 6")
 
 
-def test_place_names_the_folder_where_files_have_one_name(tmp_path: Path) -> None:
+def test_errors_name_the_folder_if_files_have_the_same_name(tmp_path: Path) -> None:
     for client, age in (("n", "1"), ("s", "")):
         for part in ("train", "test"):
             write(tmp_path / "d" / client / f"{part}.csv", lines(("age", "label"), (age, "x"), (2, "y")))
-    assert "2 missing values, first in s/test.csv, line 2" in refusal(tmp_path / "d")
+    assert "2 missing values, first in s/test.csv, line 2" in error_of(tmp_path / "d")
 
 
 # Decimal commas.
 
 
 @pytest.mark.parametrize("mark", [";", "\t", "|"])
-def test_decimal_commas_are_read_where_commas_do_not_separate_cells(mark: str, tmp_path: Path) -> None:
+def test_decimal_commas_are_read_if_commas_do_not_separate_cells(mark: str, tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", people(["61,5", "-48", "70,25", "5.5"], mark))
     assert close(load(path).x, [[v] for v in scaled([61.5, -48, 70.25, 5.5])])
     assert notes(path) == ["Read with decimal commas: age (61,5 is 61.5)."]
@@ -107,40 +107,40 @@ def test_decimal_commas_are_read_where_commas_do_not_separate_cells(mark: str, t
 
 def test_labels_with_decimal_commas_are_fractions(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", lines(("a", "label"), (1, "36,6"), (2, "37"), mark=";"))
-    assert refusal(path).startswith("'label' holds 36.6; labels are whole numbers or names of classes")
+    assert error_of(path).startswith("'label' holds 36.6; labels are whole numbers or names of classes")
 
 
-def test_decimal_commas_need_all_files_to_have_another_mark(tmp_path: Path) -> None:
+def test_decimal_commas_need_another_delimiter_in_all_files(tmp_path: Path) -> None:
     write(tmp_path / "d/n.csv", lines(("a", "label"), *(("1,5", k % 2) for k in range(20)), mark=";"))
     write(tmp_path / "d/s.csv", lines(("a", "label"), *((k, k % 2) for k in range(20))))
-    assert "holds '1,5' in n.csv, line 2, a number with a decimal comma" in refusal(tmp_path / "d")
+    assert "holds '1,5' in n.csv, line 2, a number with a decimal comma" in error_of(tmp_path / "d")
 
 
 # Ids, constants, dates.
 
 
-def test_columns_that_look_like_ids_or_never_change_are_named_with_the_flag(tmp_path: Path) -> None:
+def test_possible_ids_and_constant_columns_are_reported_with_the_flag(tmp_path: Path) -> None:
     rows = [(k, 100 + k, 7, k / 3, k % 4, "ns"[k % 2], "ab"[k % 3 > 0]) for k in range(24)]
     path = write(tmp_path / "a.csv", lines(("x y", "case", "site", "v", "w", "client", "label"), *rows))
-    constant = "Column 'site' holds the same in every row, and tells nothing: --ignore"
+    constant = "Column 'site' has the same value in every row, which is no information: --ignore"
     assert notes(path) == [
-        "2 columns have another whole number in every row: x y, case; if they are ids: --ignore 'x y,case'",
+        "2 columns have a different whole number in every row: x y, case; if they are ids: --ignore 'x y,case'",
         f"{constant} site",
     ]
     assert notes(path, ignore=["x y"]) == [
-        "Column 'case' has another whole number in every row; if it is an id: --ignore 'x y,case'",
+        "Column 'case' has a different whole number in every row; if it is an id: --ignore 'x y,case'",
         f"{constant} 'x y,site'",
     ]
     rows = [(f"p{max(k, 1)}", k, "ab"[k % 2]) for k in range(40)]
     path = write(tmp_path / "b.csv", lines(("who", "n", "label"), *((who, n % 3, kind) for who, n, kind in rows)))
-    assert notes(path) == ["Column 'who' has another text in nearly every row; if it is an id: --ignore who"]
+    assert notes(path) == ["Column 'who' has a different text in nearly every row; if it is an id: --ignore who"]
 
 
 @pytest.mark.parametrize("day", ["2023-01-{}", "2023-01-{} 10:30", "2023-01-{}T10:30:00Z", "{}.1.2023", "1/{}/23"])
-def test_dates_are_refused(day: str, tmp_path: Path) -> None:
+def test_dates_are_errors(day: str, tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", people([day.format(f"{k % 9 + 10}") for k in range(18)]))
     first = day.format(10)
-    assert refusal(path) == f"column 'age' holds dates, such as '{first}': turn dates into numbers, {ODD}"
+    assert error_of(path) == f"column 'age' holds dates, such as '{first}': convert dates to numbers, {ODD}"
 
 
 # Missing values.
@@ -157,7 +157,7 @@ def test_mean_fills_numbers_and_makes_missing_text_a_category(tmp_path: Path) ->
     assert close(table.x, [[(age - mean) / std, *sex] for age, sex in zip([30, 40, 50, 70, 10], sexes, strict=True)])
     assert table.metadata == {
         "classes": ["a", "b"],
-        **read_as("label", client="client", missing="mean", scale="standard"),
+        **file_metadata("label", client="client", missing="mean", scale="standard"),
         "columns": [
             {"name": "age", "mean": mean, "std": pytest.approx(std), "missing": mean},
             {"name": "sex", "values": ["", "f", "m"]},
@@ -166,23 +166,23 @@ def test_mean_fills_numbers_and_makes_missing_text_a_category(tmp_path: Path) ->
     assert "sex (f, m, missing)" in table.description
     assert notes(path, missing="mean") == [
         "Missing values filled with the mean of their column: age 1.",
-        "Missing values made a category of their own: sex 2.",
+        "Missing values made a category: sex 2.",
     ]
     plain = load(path, missing="mean", scale="none")
     assert plain.x[:, 0].tolist() == [30, 40, 50, 70, 10]
     assert plain.metadata["columns"][0] == {"name": "age", "mean": 0.0, "std": 1.0, "missing": 40.0}  # type: ignore[index]
 
 
-def test_mean_is_that_of_training_rows(tmp_path: Path) -> None:
+def test_the_mean_is_over_training_rows(tmp_path: Path) -> None:
     text = lines(("a", "part", "label"), (1, "train", 0), (3, "train", 1), ("", "test", 0), (100, "test", 1))
     assert load(write(tmp_path / "a.csv", text), missing="mean", scale="none").x[:, 0].tolist() == [1, 3, 2, 100]
     text = lines(("a", "b", "part", "label"), ("", 1, "train", 0), ("", 2, "train", 1), (5, 3, "test", 0))
-    assert refusal(write(tmp_path / "a.csv", text), missing="mean") == (
+    assert error_of(write(tmp_path / "a.csv", text), missing="mean") == (
         "column 'a' has no value in any training row, so there is no mean to fill in: leave the column out with --ignore a"
     )
 
 
-def test_drop_leaves_out_rows_that_lack_any_value(tmp_path: Path) -> None:
+def test_drop_leaves_out_rows_with_any_missing_value(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", GAPS + "20,m,,a\n90,f,s,\n60,m,s,b\n")
     table = load(path, missing="drop", scale="none")
     assert table.x.tolist() == [[30, 1, 0], [70, 1, 0], [60, 0, 1]]
@@ -193,15 +193,15 @@ def test_drop_leaves_out_rows_that_lack_any_value(tmp_path: Path) -> None:
     )
 
 
-def test_drop_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
+def test_dropping_all_rows_is_an_error(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "a,b,label\n1,,x\n2,,y\n")
-    assert refusal(path, missing="drop") == (
-        "each of 2 rows lacks a value, most of them that of column 'b': leave it out with --ignore b"
+    assert error_of(path, missing="drop") == (
+        "each of 2 rows has a missing value, most of them in column 'b': leave it out with --ignore b"
     )
-    assert refusal(path, missing="mean") == "column 'b' is empty in every row: leave the column out with --ignore b"
+    assert error_of(path, missing="mean") == "column 'b' is empty in every row: leave the column out with --ignore b"
 
 
-def test_drop_names_files_of_which_nothing_is_left(tmp_path: Path) -> None:
+def test_drop_reports_files_of_which_nothing_is_left(tmp_path: Path) -> None:
     for client, age in (("n", 1), ("s", "")):
         write(tmp_path / "d" / f"{client}.csv", lines(("age", "label"), (age, "x"), (age, "y")))
     said = "2 of 4 rows have missing values and are left out: age 2. Nothing is left of s.csv."
@@ -222,16 +222,16 @@ def test_drop_leaves_out_rows_of_arrays(tmp_path: Path) -> None:
 # All that is wrong, at once.
 
 
-def test_all_bad_columns_come_in_one_line_with_flags_that_work(tmp_path: Path) -> None:
+def test_one_error_names_all_bad_columns_with_flags_that_work(tmp_path: Path) -> None:
     rows = [(k, f"p{k}", "" if k == 3 else k % 5, f"2023-01-{k % 28 + 1:02}", f"{k % 7}%", "ab"[k % 2]) for k in range(60)]
     path = write(tmp_path / "a.csv", lines(("row", '"who, what"', "age", "day", "it's", "label"), *rows))
-    said = refusal(path, ignore=["row"])
+    said = error_of(path, ignore=["row"])
     lasting = "--ignore 'row,\"who, what\",day,it'\"'\"'s'"
     every = "--ignore 'row,\"who, what\",age,day,it'\"'\"'s'"
     assert said == (
         "column 'who, what' holds 60 different texts, such as 'p0' (at most 50 can be categories); "
         "column 'age' has 1 missing value, in a.csv, line 5; column 'day' holds dates, such as '2023-01-01'; "
-        "column 'it's' holds '0%' in a.csv, line 2, a number with a percent sign: turn dates into numbers, mend the file, "
+        "column 'it's' holds '0%' in a.csv, line 2, a number with a percent sign: convert dates to numbers, correct the file, "
         f"fill missing values with --missing mean {lasting}, leave such rows out with --missing drop {lasting}, "
         f"or leave all these columns out with {every}"
     )
@@ -241,10 +241,10 @@ def test_all_bad_columns_come_in_one_line_with_flags_that_work(tmp_path: Path) -
     assert load(path, ignore=ignored, missing="mean").shape == (1,)
 
 
-def test_a_great_many_bad_columns_are_counted_and_all_ignored(tmp_path: Path) -> None:
+def test_many_bad_columns_are_counted_and_the_flag_ignores_them_all(tmp_path: Path) -> None:
     names = [f"c{k}" for k in range(9)]
     path = write(tmp_path / "a.csv", lines((*names, "v", "label"), *(("",) * 9 + (k, k % 2) for k in range(4))))
-    said = refusal(path)
+    said = error_of(path)
     assert said.count("is empty in every row") == 5
     assert "; 4 more columns cannot be inputs either: " in said
     assert said.endswith(f"--ignore {','.join(names)}")
@@ -253,9 +253,9 @@ def test_a_great_many_bad_columns_are_counted_and_all_ignored(tmp_path: Path) ->
 # Columns without a name, marks.
 
 
-def test_numbers_of_rows_and_empty_columns_without_a_name_are_left_out(tmp_path: Path) -> None:
-    wanted = load(write(tmp_path / "a.csv", many()), client="site", label="kind")
-    rows = many().splitlines()
+def test_unnamed_row_numbers_and_empty_columns_are_left_out(tmp_path: Path) -> None:
+    wanted = load(write(tmp_path / "a.csv", make_csv()), client="site", label="kind")
+    rows = make_csv().splitlines()
     for start in ("", "Unnamed: 0"):
         text = "\n".join([f"{start},{rows[0]},", *(f"{7 * k},{row}," for k, row in enumerate(rows[1:]))])
         path = write(tmp_path / "b.csv", text)
@@ -266,52 +266,52 @@ def test_numbers_of_rows_and_empty_columns_without_a_name_are_left_out(tmp_path:
             "Left out of b.csv: an empty column without a name.",
         ]
     path = write(tmp_path / "c.csv", ",a,label\n1,1,x\n1,2,y\n")
-    assert refusal(path).startswith(f"{path} has a column without a name, the 1. of 3: name it")
+    assert error_of(path).startswith(f"{path}: column 1 of 3 has no name: name it")
 
 
-def test_mark_is_counted_outside_quotes(tmp_path: Path) -> None:
+def test_delimiters_are_counted_outside_quotes(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", '"name, first, last";label\n1;x\n2;y\n')
     assert [step["name"] for step in load(path).metadata["columns"]] == ["name, first, last"]  # type: ignore[attr-defined]
 
 
-def test_excels_line_names_the_mark(tmp_path: Path) -> None:
+def test_a_line_of_excel_names_the_delimiter(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "sep=;\r\na;label\r\n1,5;x\r\n;y\r\n")
-    assert refusal(path) == missing("a", 1, "a.csv, line 4")
+    assert error_of(path) == missing("a", 1, "a.csv, line 4")
 
 
-def test_file_that_is_not_cut_is_refused_with_the_mark(tmp_path: Path) -> None:
+def test_a_file_with_one_column_is_an_error_that_names_the_delimiter(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "# exported\na,label\n1,x\n")
-    assert refusal(path) == (
-        f"{path} has one column, '# exported', when cut at commas; its first line must name the columns, "
-        "with commas, semicolons, tabs, bars between"
+    assert error_of(path) == (
+        f"{path} has one column, '# exported', when split at commas; its first line must name the columns, "
+        "separated by commas, semicolons, tabs, bars"
     )
     path = write(tmp_path / "b.csv", "a;label\n1;x;3\n")
-    assert refusal(path) == f"{path}, line 2, has 3 cells, cut at semicolons; the first line names 2"
+    assert error_of(path) == f"{path}, line 2, has 3 cells when split at semicolons; the first line has 2"
 
 
 # Remarks.
 
 
-def test_names_that_differ_in_case_and_a_single_client_are_remarked(tmp_path: Path) -> None:
+def test_names_that_differ_in_case_and_a_single_client_are_reported(tmp_path: Path) -> None:
     rows = [(k % 5, ["North", "north"][k % 2], ["Yes", "yes", "no"][k % 3]) for k in range(12)]
-    alone = "differ in small and capital letters alone: are they one?"
+    alone = "differ only in case: are they the same?"
     path = write(tmp_path / "a.csv", lines(HEAD, *rows))
     assert notes(path) == [f"The classes 'Yes' and 'yes' {alone}", f"The clients 'North' and 'north' {alone}"]
     path = write(tmp_path / "b.csv", lines(HEAD, (1, "n", 0), (2, "n", 1)))
-    assert notes(path) == ["There is one client only, so nothing is exchanged."]
+    assert notes(path) == ["There is only one client, so nothing is exchanged."]
 
 
-def test_names_with_commas_are_quoted_in_the_words(tmp_path: Path) -> None:
+def test_names_with_commas_are_quoted_in_the_description(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", 'doctor,label\n"Müller, Anna","ja, sehr"\nLee,nein\n')
     assert "2 classes of 'label': 'ja, sehr', nein." in load(path).description
     assert "doctor (Lee, 'Müller, Anna')" in load(path).description
 
 
 def test_long_files_are_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "a.csv", many())
+    path = write(tmp_path / "a.csv", make_csv())
     whole = load(path, client="site", label="kind")
     monkeypatch.setattr("gpfl.data.files.csv_reader.BLOCK", 7)
-    write(path, many() + "\n")
+    write(path, make_csv() + "\n")
     again = load(path, client="site", label="kind")
     assert again is not whole
     assert again.digest == whole.digest

@@ -10,62 +10,68 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpfl.data.files.sheet import MISSING, Array, Mask, Places, ignoring, missing_in
+from gpfl.data.files.raw_table import MISSING, Array, Mask, RowLocator, find_missing, ignore_flag
+from gpfl.data.files.samples import describe_missing
 from gpfl.errors import GpflError, pluralize
 
 Floats = npt.NDArray[np.float64]
 
-MOST_VALUES = 50
-"""Different texts that a column of categories may hold."""
-NEARLY = 0.9
-"""The share of numbers, or dates, from which a column is taken for one of them."""
-FEW = 10
-"""Rows up to which nothing is concluded from such a share."""
-MANY = 20
-"""Rows from which a column with another value in each is taken for an id."""
-ID = 0.95
-"""The share of rows with a value of their own from which it is."""
+MAX_CATEGORIES = 50
+"""Largest number of different texts in a categorical column."""
+MAJORITY = 0.9
+"""Share of numbers or dates from which a column is meant to hold them."""
+MIN_ROWS_FOR_MAJORITY = 10
+"""Up to this number of rows nothing is concluded from such a share."""
+MIN_ROWS_FOR_ID = 20
+"""From this number of rows a column with different values in most of them is reported as a possible id."""
+ID_SHARE = 0.95
+"""Share of different values from which it is."""
 DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 THOUSANDS = re.compile(r"[-+]?\d{1,3}([,.' \u00a0\u202f]\d{3})+([.,]\d+)?")
 PERCENT = re.compile(r"[-+]?\d+([.,]\d+)?\s*%")
 DATE = re.compile(r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}))([T ,]\s*\d{1,2}:\d{2}.*)?")
-BEYOND = float(np.finfo(np.float32).max)
+MAX_FLOAT = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column looked at: as numbers, or as texts without blanks around them; "" or NaN where a value is missing."""
+    """A column as numbers, or as stripped texts; NaN or "" where a value is missing."""
 
     name: str
     missing: Mask
     numbers: Floats | None = None
     texts: Array | None = None
-    example: str = ""
-    """A cell with a decimal comma, where there is one."""
+    comma_example: str = ""  # a cell with a decimal comma
+
+    @property
+    def values(self) -> Array:
+        """The numbers, or else the texts."""
+        return self.numbers if self.numbers is not None else self.texts if self.texts is not None else np.array([])
 
 
-def look(name: str, values: Array, commas: bool, words: frozenset[str] = MISSING) -> Column:
-    """Gives a column as numbers where all cells but missing ones are numbers, else as texts."""
+def parse_column(name: str, values: Array, decimal_commas: bool, missing_texts: frozenset[str] = MISSING) -> Column:
+    """Return a column as numbers if all its cells are numbers or missing, else as texts."""
     cells = values.tolist()
-    try:  # several times as fast as numpy's own way from text to numbers
-        plain = np.fromiter(map(float, cells), np.float64, len(cells))
+    try:  # several times as fast as numpy's conversion from text
+        numbers = np.fromiter(map(float, cells), np.float64, len(cells))
     except ValueError:
         pass
     else:
-        return Column(name, np.isnan(plain), plain)
-    kinds = {cell: cell.strip() for cell in set(cells)}
-    present = {cell: kind for cell, kind in kinds.items() if kind.lower() not in words}
-    missing = missing_in(values, words)
-    numbers = {cell: as_number(kind, commas) for cell, kind in present.items()}
-    if None not in numbers.values():
+        return Column(name, np.isnan(numbers), numbers)
+    stripped = {cell: cell.strip() for cell in set(cells)}
+    present = {cell: text for cell, text in stripped.items() if text.lower() not in missing_texts}
+    missing = find_missing(values, missing_texts)
+    parsed = {cell: _parse_number(text, decimal_commas) for cell, text in present.items()}
+    if None not in parsed.values():
         comma = next((cell for cell in cells if "," in cell), "")
-        return Column(name, missing, np.array([numbers.get(cell, np.nan) for cell in cells], np.float64), example=comma.strip())
+        return Column(
+            name, missing, np.array([parsed.get(cell, np.nan) for cell in cells], np.float64), comma_example=comma.strip()
+        )
     return Column(name, missing, texts=np.array([present.get(cell, "") for cell in cells]))
 
 
-def as_number(text: str, commas: bool) -> float | None:
-    """Gives a text as a number, one with a decimal comma too where commas may be such."""
-    if commas and DECIMAL_COMMA.fullmatch(text):
+def _parse_number(text: str, decimal_commas: bool) -> float | None:
+    if decimal_commas and DECIMAL_COMMA.fullmatch(text):
         text = text.replace(",", ".")
     try:
         return float(text)
@@ -73,135 +79,114 @@ def as_number(text: str, commas: bool) -> float | None:
         return None
 
 
-# What is wrong.
-
-
 @dataclass(frozen=True)
 class Problem:
-    """Why a column cannot be an input, and what can be done besides leaving it out."""
+    """Why a column cannot be an input, and what the user can do besides leaving it out."""
 
     name: str
-    words: str
-    way: str = ""
+    reason: str
+    fix: str = ""
     missing: bool = False
 
 
-def problem_of(column: Column, filled: bool, training: Mask, commas: bool, places: Places) -> Problem | None:
-    """Gives what keeps a column from being an input; missing values do where they are not filled."""
+def find_problem(column: Column, fill: bool, training: Mask, decimal_commas: bool, locator: RowLocator) -> Problem | None:
+    """Return why a column cannot be an input; missing values are a problem unless they are filled."""
     if column.missing.all():
         return Problem(column.name, "is empty in every row")
-    problem = (
-        number_problem(column, places) if column.texts is None else text_problem(column.name, column.texts, commas, places)
-    )
+    if column.numbers is not None:
+        problem = _number_problem(column.name, column.numbers, column.missing, locator)
+    else:
+        problem = _text_problem(column.name, column.values, decimal_commas, locator)
     if problem is not None or not column.missing.any():
         return problem
-    if not filled:
-        first = f"{'first ' if column.missing.sum() > 1 else ''}in {places.first(column.missing)}"
-        return Problem(column.name, f"has {pluralize(int(column.missing.sum()), 'missing value')}, {first}", missing=True)
+    if not fill:
+        return Problem(column.name, f"has {describe_missing(column.missing, locator)}", missing=True)
     if column.numbers is not None and column.missing[training].all():
         return Problem(column.name, "has no value in any training row, so there is no mean to fill in")
     return None
 
 
-def number_problem(column: Column, places: Places) -> Problem | None:
-    """Gives what is wrong with numbers: those that no float32 holds."""
-    if column.numbers is None:
+def _number_problem(name: str, numbers: Floats, missing: Mask, locator: RowLocator) -> Problem | None:
+    too_large = ~missing & ~(np.abs(np.nan_to_num(numbers, posinf=np.inf, neginf=-np.inf)) < MAX_FLOAT)
+    if not too_large.any():
         return None
-    endless = ~column.missing & ~(np.abs(np.nan_to_num(column.numbers, posinf=np.inf, neginf=-np.inf)) < BEYOND)
-    if not endless.any():
-        return None
-    odd = column.numbers[endless][0]
-    return Problem(column.name, f"holds {odd:g} in {places.first(endless)}, beyond what a float32 holds", "mend the file")
+    where = locator.describe_first(too_large)
+    return Problem(name, f"holds {numbers[too_large][0]:g} in {where}, which is too large for a float32", "correct the file")
 
 
-def text_problem(name: str, texts: Array, commas: bool, places: Places) -> Problem | None:
-    """Gives what is wrong with texts: nearly all are numbers, or dates, or there are too many different ones."""
+def _text_problem(name: str, texts: Array, decimal_commas: bool, locator: RowLocator) -> Problem | None:
     cells = texts.tolist()
     kinds = sorted(set(cells) - {""})
-    odd = {kind: why_no_number(kind, commas) for kind in kinds if as_number(kind, commas) is None}
-    held = [cell for cell in cells if cell]
-    share = NEARLY * len(held) if len(held) > FEW else np.inf
-    if sum(cell not in odd or bool(odd[cell]) for cell in held) >= share:
-        row = next(row for row, cell in enumerate(cells) if cell in odd)
-        reason = odd[cells[row]]
-        why = f"a number with {reason}" if reason else "where nearly all cells are numbers"
-        return Problem(name, f"holds '{cells[row][:40]}' in {places.name(row)}, {why}", "mend the file")
-    if sum(DATE.fullmatch(cell) is not None for cell in held) >= min(share, len(held)):
-        return Problem(name, f"holds dates, such as '{kinds[0]}'", "turn dates into numbers")
-    if len(kinds) > MOST_VALUES:
-        return Problem(
-            name, f"holds {len(kinds):,} different texts, such as '{kinds[0][:40]}' (at most {MOST_VALUES} can be categories)"
-        )
+    not_numbers = {kind: _number_format(kind, decimal_commas) for kind in kinds if _parse_number(kind, decimal_commas) is None}
+    present = [cell for cell in cells if cell]
+    majority = MAJORITY * len(present) if len(present) > MIN_ROWS_FOR_MAJORITY else np.inf
+    if sum(cell not in not_numbers or bool(not_numbers[cell]) for cell in present) >= majority:
+        row = next(row for row, cell in enumerate(cells) if cell in not_numbers)
+        found = not_numbers[cells[row]]
+        reason = f"a number with {found}" if found else "but nearly all cells are numbers"
+        return Problem(name, f"holds '{cells[row][:40]}' in {locator.describe(row)}, {reason}", "correct the file")
+    if sum(DATE.fullmatch(cell) is not None for cell in present) >= min(majority, len(present)):
+        return Problem(name, f"holds dates, such as '{kinds[0]}'", "convert dates to numbers")
+    if len(kinds) > MAX_CATEGORIES:
+        example = f"such as '{kinds[0][:40]}'"
+        return Problem(name, f"holds {len(kinds):,} different texts, {example} (at most {MAX_CATEGORIES} can be categories)")
     return None
 
 
-def why_no_number(text: str, commas: bool) -> str:
-    """Gives what keeps a text from being the number that it looks like; "" where it looks like none."""
+def _number_format(text: str, decimal_commas: bool) -> str:
     if PERCENT.fullmatch(text):
         return "a percent sign"
     if THOUSANDS.fullmatch(text):
-        return "marks between its thousands"
-    return "a decimal comma" if DECIMAL_COMMA.fullmatch(text) and not commas else ""
+        return "thousands separators"
+    return "a decimal comma" if DECIMAL_COMMA.fullmatch(text) and not decimal_commas else ""
 
 
-def refuse(problems: Sequence[Problem], ignore: Sequence[str]) -> None:
-    """Refuses all columns that cannot be inputs, with every way out, in one line."""
+def raise_problems(problems: Sequence[Problem], ignored: Sequence[str]) -> None:
+    """Raise one error for all columns that cannot be inputs, with every fix."""
     if not problems:
         return
-    said = [f"column '{problem.name}' {problem.words}" for problem in problems[:5]]
-    if len(problems) > len(said):
-        said.append(f"{pluralize(len(problems) - len(said), 'more column')} cannot be inputs either")
-    raise GpflError(f"{'; '.join(said)}: {', '.join(ways_out(problems, ignore))}")
+    reasons = [f"column '{problem.name}' {problem.reason}" for problem in problems[:5]]
+    if len(problems) > len(reasons):
+        reasons.append(f"{pluralize(len(problems) - len(reasons), 'more column')} cannot be inputs either")
+    fixes = list(dict.fromkeys(problem.fix for problem in problems if problem.fix))
+    others = [problem.name for problem in problems if not problem.missing]
+    if len(others) < len(problems):
+        flag = f" {ignore_flag(ignored, others)}" if others else ""
+        fixes += [f"fill missing values with --missing mean{flag}", f"leave such rows out with --missing drop{flag}"]
+    columns = "the column" if len(problems) == 1 else "all these columns"
+    flag = ignore_flag(ignored, [problem.name for problem in problems])
+    fixes.append(f"{'or ' if fixes else ''}leave {columns} out with {flag}")
+    raise GpflError(f"{'; '.join(reasons)}: {', '.join(fixes)}")
 
 
-def ways_out(problems: Sequence[Problem], ignore: Sequence[str]) -> list[str]:
-    """Gives what can be done, the last after an "or"; flags come with all that they must name."""
-    ways = list(dict.fromkeys(problem.way for problem in problems if problem.way))
-    lasting = [problem.name for problem in problems if not problem.missing]
-    if len(lasting) < len(problems):
-        rest = f" {ignoring(ignore, lasting)}" if lasting else ""
-        ways += [f"fill missing values with --missing mean{rest}", f"leave such rows out with --missing drop{rest}"]
-    which = "the column" if len(problems) == 1 else "all these columns"
-    ways.append(f"{'or ' if ways else ''}leave {which} out with {ignoring(ignore, [problem.name for problem in problems])}")
-    return ways
-
-
-# Inputs.
-
-
-def inputs(column: Column, training: Mask, scale: str) -> tuple[npt.NDArray[np.float32], dict[str, Any]]:
-    """Gives a column as inputs (rows, width), and how that was done."""
+def encode_column(column: Column, training: Mask, scale: str) -> tuple[npt.NDArray[np.float32], dict[str, Any]]:
+    """Return a column as inputs (rows, width), and the values needed to encode new rows the same way."""
     if column.numbers is None:
-        texts = column.texts if column.texts is not None else np.array([])
-        kinds = np.unique(texts)
-        return (texts[:, None] == kinds).astype(np.float32), {"name": column.name, "values": kinds.tolist()}
-    seen = column.numbers[training & ~column.missing]
-    mean, std = float(seen.mean()), float(seen.std())
-    std = std if std > 0 and seen.min() < seen.max() else 1.0  # that of one value, over and over, may be 1e-17
+        categories = np.unique(column.values)
+        return (column.values[:, None] == categories).astype(np.float32), {"name": column.name, "values": categories.tolist()}
+    known = column.numbers[training & ~column.missing]
+    mean, std = float(known.mean()), float(known.std())
+    std = std if std > 0 and known.min() < known.max() else 1.0  # the std of a constant may be 1e-17
     filled = np.where(column.missing, mean, column.numbers)
     fill = {"missing": mean} if column.missing.any() else {}
     if scale == "none":
-        return filled[:, None].astype(np.float32), {"name": column.name, "mean": 0.0, "std": 1.0, **fill}
+        mean, std = 0.0, 1.0
     return ((filled[:, None] - mean) / std).astype(np.float32), {"name": column.name, "mean": mean, "std": std, **fill}
 
 
-# Advice.
-
-
-def resembles_id(column: Column) -> str:
-    """Gives what a column has in (nearly) every row: "another whole number in every row"; "" where values come again."""
-    values = column.numbers if column.numbers is not None else column.texts
-    if values is None or len(values) < MANY:
+def describe_id(column: Column) -> str:
+    """Return how a possible id varies ("a different text in every row"), or "" if values repeat."""
+    if len(column.values) < MIN_ROWS_FOR_ID:
         return ""
     if column.numbers is not None and not np.all((column.numbers == np.floor(column.numbers)) | column.missing):
         return ""
-    held = values[~column.missing]
-    share = len(np.unique(held)) / len(held)
+    present = column.values[~column.missing]
+    share = len(np.unique(present)) / len(present)
     kind = "whole number" if column.numbers is not None else "text"
-    return f"another {kind} in {'every' if share == 1 else 'nearly every'} row" if share >= ID else ""
+    return f"a different {kind} in {'every' if share == 1 else 'nearly every'} row" if share >= ID_SHARE else ""
 
 
 def is_constant(column: Column) -> bool:
-    """Tells whether a column holds one value in every row, of more than one."""
-    values = column.numbers if column.numbers is not None else column.texts
-    return values is not None and len(values) > 1 and not column.missing.any() and bool((values == values[0]).all())
+    """Return whether a column of several rows has the same value in all of them."""
+    values = column.values
+    return len(values) > 1 and not column.missing.any() and bool((values == values[0]).all())

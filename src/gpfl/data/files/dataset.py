@@ -1,4 +1,4 @@
-"""Own files as a source of data."""
+"""The user's own files as a source of data."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pathlib import Path
 import numpy as np
 
 from gpfl.core.options import option
-from gpfl.data.files.encoding import gather
-from gpfl.data.files.gathered import Columned, Gathered, case_remarks
-from gpfl.data.files.images import gather_images
-from gpfl.data.files.labels import number_classes, number_values
-from gpfl.data.files.layout import Found, find_pieces
+from gpfl.data.files.images import load_images
+from gpfl.data.files.layout import Layout, find_inputs
+from gpfl.data.files.raw_table import join_names
 from gpfl.data.files.readers import READERS
-from gpfl.data.files.sheet import shortened
+from gpfl.data.files.roles import encode_labels, encode_names
+from gpfl.data.files.samples import ColumnOptions, FileSamples, case_warnings
+from gpfl.data.files.tabular import load_rows
 from gpfl.data.table import SPLITS, DataSource, Table
 from gpfl.errors import GpflError, pluralize
 
-FOR_IMAGES = ("image_size",)
-"""Options that say how images are read; the others are about columns."""
+IMAGE_OPTIONS = ("image_size",)
+"""Options for images; the others are for columns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,154 +32,141 @@ class FileDataset(DataSource):
 
     path: Path
 
-    label: str = option("", "column (or array) of labels; found by itself where it is named label, y, target or class")
-    client: str = option("", "column that names each row's client; found by itself where it is named client")
-    split_column: str = option(
-        "", "column that says train, validation or test of each row; without one, rows are divided at random"
-    )
+    label: str = option("", "column (or array) of labels; found if named label, y, target or class")
+    client: str = option("", "column that names each row's client; found if named client")
+    split_column: str = option("", "column with train, validation or test for each row; found if named split or part")
     group: str = option(
-        "",
-        "column whose rows stay together: a client's with one value (a patient) are all for training, validation or testing",
-        omit_default=True,
+        "", "column of groups, such as patients: a client's rows of a group are never divided between splits", omit_default=True
     )
-    ignore: tuple[str, ...] = option((), "columns that are no inputs, such as a row's number")
+    ignore: tuple[str, ...] = option((), "columns that are not inputs, such as a row number")
     scale: str = option(
         "standard",
-        "columns of numbers: to mean 0 and std 1 over all clients' training rows (all rows, if drawn later), or as they are",
+        "numeric columns: scaled to mean 0 and std 1 over the training rows of all clients (all rows if splits are random), "
+        "or not scaled",
         choices=("standard", "none"),
     )
     missing: str = option(
         "refuse",
-        "missing values in columns: refuse them, fill in the mean over training rows (of text: a category of their own), or "
-        "leave such rows out",
+        "missing values in columns: raise an error, fill in the mean over training rows (text: a category), or drop the rows",
         choices=("refuse", "mean", "drop"),
     )
-    image_size: int = option(0, "resize images to this many pixels a side; 0 = they have one size", min=0, max=1024)
+    image_size: int = option(0, "resize images to this many pixels a side; 0: keep their common size", min=0, max=1024)
 
     @property
     def config_name(self) -> str:
-        """The whole path, so that a run can be resumed from elsewhere."""
+        """Absolute path, so that a run can be resumed from another folder."""
         return str(self.path.resolve())
 
     @property
     def defaults(self) -> Mapping[str, Mapping[str, object]]:
-        """A net for the shape of a row; clients as they are, if the files tell them."""
+        """A net for the shape of the samples, and the clients of the files if they name any."""
         table = self.load()
         net = {"name": "cnn4" if len(table.shape) == 3 else "mlp"}
         partition = {"name": "natural"} if table.client_ids is not None else {"name": "dirichlet"}
         return {"partition": partition, "net": net}
 
     def read(self) -> Table:
-        """Gives the table, read once as long as no file changes."""
+        """Return the table, which is cached as long as no file changes."""
         if not self.path.exists():
             raise GpflError(f"there is no file or folder {self.path}")
-        whole = dataclasses.replace(self, path=self.path.resolve())  # as a run's config has it: trials read the same
-        with readable(self.path):
-            return read_once(whole, stamp(find_pieces(whole.path)))
+        resolved = dataclasses.replace(self, path=self.path.resolve())  # as in a run's config: trials share the table
+        with _naming(self.path):
+            return read_once(resolved, _fingerprint(find_inputs(resolved.path)))
 
-    def gather(self) -> Table:
-        """Gives the table that the files hold now."""
-        found = find_pieces(self.path)
-        self._refuse_others(found)
-        if found.images:
-            gathered = gather_images(found.pieces, self.image_size)
+    def parse(self) -> Table:
+        """Read the files now."""
+        layout = find_inputs(self.path)
+        self._check_options(layout)
+        if layout.images:
+            samples = load_images(layout.inputs, self.image_size)
         else:
-            columned = Columned(self.label, self.client, self.split_column, self.group, self.ignore, self.scale, self.missing)
-            columned.check()
-            sheets = [READERS[piece.path.suffix.lower()](piece.path, self.ignore) for piece in found.pieces]
-            gathered = gather(found.pieces, sheets, columned)
-        if found.unread:
-            gathered.notes.append(f"Not read: {shortened([str(path.relative_to(self.path)) for path in found.unread])}.")
-        return self._made(gathered)
+            columns = ColumnOptions(
+                self.label, self.client, self.split_column, self.group, self.ignore, self.scale, self.missing
+            )
+            columns.check()
+            tables = [READERS[entry.path.suffix.lower()](entry.path, self.ignore) for entry in layout.inputs]
+            samples = load_rows(layout.inputs, tables, columns)
+        if layout.unread:
+            samples.notes.append(f"Not read: {join_names([str(path.relative_to(self.path)) for path in layout.unread])}.")
+        return self._build_table(samples)
 
-    def _refuse_others(self, found: Found) -> None:
-        """Refuses options that say nothing of the kind of files that were found."""
-        kinds = ("images", "columns") if found.images else ("rows", "images")
+    def _check_options(self, layout: Layout) -> None:
+        found, other = ("images", "columns") if layout.images else ("rows", "images")
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if "option" in field.metadata and value != field.default and (field.name in FOR_IMAGES) != found.images:
-                shown = ",".join(value) if isinstance(value, tuple) else value
-                raise GpflError(
-                    f"data.{field.name} is {shown!r}, but {self.name} holds {kinds[0]}, not {kinds[1]}: leave it out"
-                )
+            if "option" in field.metadata and value != field.default and (field.name in IMAGE_OPTIONS) != layout.images:
+                text = ",".join(value) if isinstance(value, tuple) else value
+                raise GpflError(f"data.{field.name} is {text!r}, but {self.name} holds {found}, not {other}: leave it out")
 
-    def _made(self, gathered: Gathered) -> Table:
-        labels, classes = number_classes(gathered)
-        groups, names = number_values(gathered.clients) if gathered.clients is not None else (None, [])
-        parts = None if gathered.parts is None else np.array([SPLITS.index(part) for part in gathered.parts.tolist()])
+    def _build_table(self, samples: FileSamples) -> Table:
+        labels, classes = encode_labels(samples)
+        client_ids, client_names = encode_names(samples.clients) if samples.clients is not None else (None, [])
+        splits = None if samples.splits is None else np.array([SPLITS.index(split) for split in samples.splits.tolist()])
         table = Table(
-            gathered.x,
+            samples.x,
             labels,
             classes=len(classes),
             name=self.name,
-            client_ids=groups,
-            client_names=names,
-            splits=parts,
-            group_ids=gathered.together,
-            metadata={"classes": classes, **gathered.recipe},
+            client_ids=client_ids,
+            client_names=client_names,
+            splits=splits,
+            group_ids=samples.groups,
+            metadata={"classes": classes, **samples.metadata},
         )
-        table.description = self._words(gathered, table, classes)
+        table.description = self._describe(samples, table, classes)
         return table
 
-    def _shared_bundles(self, table: Table) -> list[str]:
-        """Gives a line about rows that stay together within a client, but lie with several."""
-        if table.group_ids is None or table.client_ids is None:
-            return []
-        pairs = np.unique(np.stack([table.group_ids, table.client_ids]), axis=1)
-        several = int((np.bincount(pairs[0]) > 1).sum())
-        if not several:
-            return []
-        lie, are = ("lies", "is") if several == 1 else ("lie", "are")
-        return [
-            f"{pluralize(several, 'value')} of '{self.group}' {lie} with several clients, and {are} drawn at each by itself."
-        ]
-
-    def _words(self, gathered: Gathered, table: Table, classes: list[str]) -> str:
-        """Gives what was found in the files, for a person to check."""
+    def _describe(self, samples: FileSamples, table: Table, classes: list[str]) -> str:
+        """Return what was found in the files, for the user to check."""
         if table.client_ids is None:
-            whose = "no clients are told, so rows are divided among clients by a partition"
+            clients = "no client column, so a partition assigns rows to clients"
         else:
             sizes = np.bincount(table.client_ids)
-            by = f" by '{gathered.client_name}'" if gathered.client_name else ""
-            whose = f"{pluralize(len(sizes), 'client')}{by} with {span(sizes.min(), sizes.max())}"
-        parts = "train and test as given" if table.splits is not None else "train and test drawn at random"
-        parts += f", rows of one '{self.group}' together" if table.group_ids is not None else ""
-        bundles = [] if gathered.together is None else np.unique(gathered.together).tolist()
-        names = {"classes": classes, "clients": table.client_names, f"values of '{self.group}'": bundles}
-        notes = [*gathered.notes, *case_remarks(names), *self._shared_bundles(table)]
+            low, high = sizes.min(), sizes.max()
+            rows = pluralize(low, "row") if low == high else f"{low:,} to {pluralize(high, 'row')}"
+            by = f" by '{samples.client_name}'" if samples.client_name else ""
+            clients = f"{pluralize(len(sizes), 'client')}{by} with {rows}"
+        splits = "train and test from the files" if table.splits is not None else "random train and test split"
+        splits += f", grouped by '{self.group}'" if table.group_ids is not None else ""
+        groups = [] if samples.groups is None else np.unique(samples.groups).tolist()
+        names = {"classes": classes, "clients": table.client_names, f"values of '{self.group}'": groups}
+        notes = [*samples.notes, *case_warnings(names), *self._describe_shared_groups(table)]
         if len(table.client_names) == 1:
-            notes.append("There is one client only, so nothing is exchanged.")
+            notes.append("There is only one client, so nothing is exchanged.")
+        inputs = samples.input_description
         return "\n".join(
             (
-                f"{self.name}: {pluralize(len(table), 'row')}; {whose}; {parts}.",
-                f"{pluralize(len(classes), 'class')} of '{gathered.label_name}': {shortened(classes)}. "
-                f"Inputs: {gathered.words}.",
+                f"{self.name}: {pluralize(len(table), 'row')}; {clients}; {splits}.",
+                f"{pluralize(len(classes), 'class')} of '{samples.label_name}': {join_names(classes)}. Inputs: {inputs}.",
                 *notes,
             )
         )
 
+    def _describe_shared_groups(self, table: Table) -> list[str]:
+        if table.group_ids is None or table.client_ids is None:
+            return []
+        pairs = np.unique(np.stack([table.group_ids, table.client_ids]), axis=1)
+        shared = int((np.bincount(pairs[0]) > 1).sum())
+        if not shared:
+            return []
+        verb = "occurs" if shared == 1 else "occur"
+        return [f"{pluralize(shared, 'value')} of '{self.group}' {verb} at several clients; each client's rows are a group."]
+
+
+@lru_cache(maxsize=2)
+def read_once(source: FileDataset, fingerprint: int) -> Table:
+    """Return the table of files that had this fingerprint; trials on the same table share it."""
+    return source.parse()
+
+
+def _fingerprint(layout: Layout) -> int:
+    states = [(str(path), (state := path.stat()).st_mtime_ns, state.st_size) for path in layout.paths()]
+    return hash((layout, tuple(states)))
+
 
 @contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Says which file or folder cannot be read."""
+def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as problem:
         raise GpflError(f"cannot read {problem.filename or path}: {problem.strerror}") from None
-
-
-def stamp(found: Found) -> int:
-    """Gives a number that changes with any file that is read, and with what is not."""
-    facts = [(str(file), (state := file.stat()).st_mtime_ns, state.st_size) for file in found.files()]
-    return hash((found, tuple(facts)))
-
-
-def span(low: int, high: int) -> str:
-    """Gives a range of rows in words."""
-    return pluralize(low, "row") if low == high else f"{low:,} to {pluralize(high, 'row')}"
-
-
-@lru_cache(maxsize=2)
-def read_once(source: FileDataset, stamp: int) -> Table:
-    """Gives the table of files that had this stamp; several trials on one table read it once."""
-    return source.gather()

@@ -1,8 +1,8 @@
-"""Dicts of arrays that others pickled, read by a reader that knows dicts and numeric arrays and nothing else.
+"""A restricted unpickler for dicts of numeric arrays.
 
-PFLlib keeps each client's rows as a pickled array of one object, a dict, inside an npz file. Python's own reader would run
-whatever such a file names. Here every name in it leads to one of the small classes below or to an error, and numpy's own
-reader never sees a byte: an array is made from checked numbers alone.
+PFLlib stores each client's samples as a pickled array of one object, a dict, in an npz file. Python's own unpickler would
+run whatever such a file names. Here every name leads to one of the classes below or to an error, and numpy's reader never
+sees a byte: arrays are made from checked numbers alone.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ Array = npt.NDArray[np.generic]
 KINDS = "biuf"
 
 
-class RefusedError(Exception):
-    """The file holds something else than dicts and numeric arrays."""
+class UnsupportedPickleError(Exception):
+    """The pickle holds something other than dicts and numeric arrays."""
 
 
-class Dtype:
-    """A numeric type, as numpy pickles it: its name, then a state whose second entry is the order of bytes. None is objects."""
+class DtypeStub:
+    """A numeric type as numpy pickles it: its name, then a state whose second entry is the byte order. None is objects."""
 
-    dtype: np.dtype[np.generic] | None = None  # of the class, because a pickle may leave __init__ out
+    dtype: np.dtype[np.generic] | None = None  # of the class, because a pickle may skip __init__
 
     def __init__(self, name: object, *_: object) -> None:
         if name == "O8":
             return
         if not isinstance(name, str) or name[:1] not in KINDS or not name[1:].isdigit():
-            raise RefusedError(f"the type {name!r}")
+            raise UnsupportedPickleError(f"the type {name!r}")
         self.dtype = np.dtype(name)
 
     def __setstate__(self, state: object) -> None:
         if not isinstance(state, tuple) or len(state) < 2 or state[1] not in ("<", ">", "|", "="):
-            raise RefusedError("a type with a state of its own")
+            raise UnsupportedPickleError("a type with an unexpected state")
         if self.dtype is not None:
             self.dtype = self.dtype.newbyteorder(state[1])
 
 
-class Pickled:
-    """An array, as numpy pickles it: empty first, then a state of shape, type, order and bytes; or an array of one object."""
+class ArrayStub:
+    """An array as numpy pickles it: empty, then a state of shape, type, order and bytes; or an array of one object."""
 
     array: Array | None = None
     content: object = None
@@ -53,93 +53,93 @@ class Pickled:
 
     def __setstate__(self, state: object) -> None:
         if not isinstance(state, tuple) or len(state) != 5:
-            raise RefusedError("an array with a state of its own")
+            raise UnsupportedPickleError("an array with an unexpected state")
         _, shape, dtype, fortran, content = state
-        if isinstance(dtype, Dtype) and dtype.dtype is None and shape == () and isinstance(content, list) and len(content) == 1:
+        is_object = isinstance(dtype, DtypeStub) and dtype.dtype is None
+        if is_object and shape == () and isinstance(content, list) and len(content) == 1:
             self.content = content[0]
             return
-        self.array = made(content, dtype, shape, "F" if fortran else "C")
+        self.array = _make_array(content, dtype, shape, "F" if fortran else "C")
 
 
-class Kind:
-    """The class of arrays, which is only ever named."""
+class NdarrayStub:
+    """The class `numpy.ndarray`, which a pickle names but never calls."""
 
     def __setstate__(self, state: object) -> None:
-        raise RefusedError("an array with a state of its own")
+        raise UnsupportedPickleError("an array with an unexpected state")
 
 
-class Buffered(Pickled):
-    """An array, as numpy pickles it from protocol 5 on."""
+class BufferStub(ArrayStub):
+    """An array as numpy pickles it from protocol 5 on."""
 
     def __init__(self, content: object, dtype: object, shape: object, order: object = "C") -> None:
-        self.array = made(content, dtype, shape, order)
+        self.array = _make_array(content, dtype, shape, order)
 
 
-class Latin:
-    """Bytes, as protocol 2 pickles them: a text of the first 256 letters, or nothing."""
+class BytesStub:
+    """Bytes as protocol 2 pickles them: a text of the first 256 characters, or nothing."""
 
     __slots__ = ()
 
-    def __call__(self, text: object = "", code: object = "latin1") -> bytes:
-        """Gives the bytes."""
-        if not isinstance(text, str) or code != "latin1":
-            raise RefusedError("bytes in another code than latin1")
+    def __call__(self, text: object = "", encoding: object = "latin1") -> bytes:
+        """Return the bytes."""
+        if not isinstance(text, str) or encoding != "latin1":
+            raise UnsupportedPickleError("bytes in an encoding other than latin1")
         return text.encode("latin1")
 
 
-def made(content: object, dtype: object, shape: object, order: object) -> Array:
-    """Gives the array of these bytes, or says what is wrong with them."""
+def _make_array(content: object, dtype: object, shape: object, order: object) -> Array:
     if (
-        not isinstance(dtype, Dtype)
+        not isinstance(dtype, DtypeStub)
         or dtype.dtype is None
         or not isinstance(content, (bytes, bytearray))
         or order not in ("C", "F")
     ):
-        raise RefusedError("an array of objects" if isinstance(content, list) else "an array of no numeric type")
+        raise UnsupportedPickleError("an array of objects" if isinstance(content, list) else "an array of no numeric type")
     if not isinstance(shape, tuple) or any(not isinstance(n, int) or n < 0 for n in shape):
-        raise RefusedError(f"an array of shape {shape!r}")
+        raise UnsupportedPickleError(f"an array of shape {shape!r}")
     if math.prod(shape) * dtype.dtype.itemsize != len(content):
-        raise RefusedError(f"an array of shape {shape} with {len(content)} bytes")
+        raise UnsupportedPickleError(f"an array of shape {shape} with {len(content)} bytes")
     return np.frombuffer(bytearray(content), dtype.dtype).reshape(shape, order="F" if order == "F" else "C")
 
 
 CORES = ("numpy.core", "numpy._core")
-# A pickle may set attributes of what it names. None of these lets it: a class has a __setstate__, which wants an instance,
+# A pickle may set attributes of what it names. None of these allows it: a class has a __setstate__, which needs an instance,
 # and an instance has no attributes.
 NAMES: dict[tuple[str, str], Callable[..., object]] = {
-    ("numpy", "ndarray"): Kind,
-    ("numpy", "dtype"): Dtype,
-    ("_codecs", "encode"): Latin(),
-    ("__builtin__", "bytes"): Latin(),
-    **{(f"{core}.multiarray", "_reconstruct"): Pickled for core in CORES},
-    **{(f"{core}.numeric", "_frombuffer"): Buffered for core in CORES},
+    ("numpy", "ndarray"): NdarrayStub,
+    ("numpy", "dtype"): DtypeStub,
+    ("_codecs", "encode"): BytesStub(),
+    ("__builtin__", "bytes"): BytesStub(),
+    **{(f"{core}.multiarray", "_reconstruct"): ArrayStub for core in CORES},
+    **{(f"{core}.numeric", "_frombuffer"): BufferStub for core in CORES},
 }
 
 
-class Reader(pickle.Unpickler):
-    """Reads what is listed in NAMES."""
+class RestrictedUnpickler(pickle.Unpickler):
+    """An unpickler that knows only the names in NAMES."""
 
     def find_class(self, module: str, name: str) -> Callable[..., object]:
-        """Gives our own reader of a name."""
+        """Return our class for a name."""
         if (module, name) not in NAMES:
-            raise RefusedError(f"{module}.{name}")
+            raise UnsupportedPickleError(f"{module}.{name}")
         return NAMES[module, name]
 
 
-def read_dict(content: bytes) -> dict[str, Array]:
-    """Gives a pickled dict of arrays, or the one in a pickled array of one object."""
+def load_dict(content: bytes) -> dict[str, Array]:
+    """Return a pickled dict of arrays, or the one in a pickled array of one object."""
     try:
-        found = Reader(io.BytesIO(content)).load()
-    except RefusedError:
+        found = RestrictedUnpickler(io.BytesIO(content)).load()
+    except UnsupportedPickleError:
         raise
     except Exception as problem:  # a damaged pickle may raise anything
-        raise RefusedError(f"bytes that are no pickle ({problem})") from None
-    if isinstance(found, Pickled):
+        raise UnsupportedPickleError(f"bytes that are not a pickle ({problem})") from None
+    if isinstance(found, ArrayStub):
         found = found.content
     if not isinstance(found, dict) or not found:
-        raise RefusedError(f"{type(found).__name__} where a dict of arrays should be")
+        raise UnsupportedPickleError(f"{type(found).__name__} instead of a dict of arrays")
     for key, value in found.items():
-        if not isinstance(key, str) or not isinstance(value, Pickled) or value.array is None:
-            kind = "a list" if isinstance(value, list) else "an unfinished array" if isinstance(value, Pickled) else "an object"
-            raise RefusedError(f"{kind} under {key!r} where an array should be")
+        if not isinstance(key, str) or not isinstance(value, ArrayStub) or value.array is None:
+            kind = "a list" if isinstance(value, list) else "an empty array" if isinstance(value, ArrayStub) else "an object"
+            raise UnsupportedPickleError(f"{kind} under {key!r} instead of an array")
     return {key: value.array for key, value in found.items()}

@@ -1,0 +1,128 @@
+"""Samples on their way from files to a table, and the options of their columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gpfl.data.files.layout import InputFile
+from gpfl.data.files.raw_table import (
+    MISSING,
+    MISSING_LABELS,
+    Array,
+    Mask,
+    RawTable,
+    RowLocator,
+    find_missing,
+    ignore_flag,
+    join_names,
+)
+from gpfl.errors import GpflError, pluralize
+
+
+@dataclass(frozen=True)
+class ColumnOptions:
+    """The user's options for columns; a name of "" is found by itself or absent."""
+
+    label: str = ""
+    client: str = ""
+    split_column: str = ""
+    group: str = ""
+    ignore: Sequence[str] = ()
+    scale: str = "standard"
+    missing: str = "refuse"
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """Name of the column that the user chose for each role."""
+        return {role: getattr(self, role) for role in ("label", "client", "split_column", "group")}
+
+    def check(self) -> None:
+        """Raise if a column has two roles."""
+        flags: dict[str, str] = {}
+        for role, names in {**{role: [name] for role, name in self.roles.items()}, "ignore": self.ignore}.items():
+            flag = f"--{role.replace('_', '-')}"
+            for name in filter(None, names):
+                if flags.setdefault(name, flag) != flag:
+                    raise GpflError(f"column '{name}' is named by both {flags[name]} and {flag}: remove it from one")
+
+
+@dataclass
+class FileSamples:
+    """The samples of all files: inputs, labels as in the files, and what else is known of each sample."""
+
+    x: Array
+    labels: Array
+    clients: Array | None
+    splits: Array | None
+    groups: Array | None
+    input_description: str
+    label_name: str = "class"
+    client_name: str = ""
+    metadata: dict[str, object] = field(default_factory=dict)  # how the files were read; saved with the manifest
+    notes: list[str] = field(default_factory=list)  # lines for the user
+    locator: RowLocator | None = None
+    decimal_commas: bool = False
+
+
+def drop_missing(
+    inputs: Sequence[InputFile],
+    tables: Sequence[RawTable],
+    roles: Sequence[str],
+    features: Sequence[str],
+    ignored: Sequence[str],
+) -> tuple[list[InputFile], list[RawTable], str]:
+    """Return the rows that have a value in each column of `roles` and `features`, and a line about the others."""
+    kept_inputs, kept, counts = [], [], dict.fromkeys([*roles, *features], 0)
+    for entry, table in zip(inputs, tables, strict=True):
+        bad: Mask = np.zeros(len(table.numbers), dtype=bool)
+        for name in counts:
+            missing = find_missing(table.columns[name], MISSING_LABELS if name in roles else MISSING)
+            counts[name] += int(missing.sum())
+            bad |= missing
+        if not bad.all():
+            kept_inputs.append(entry)
+            kept.append(table.filter(~bad))
+    before = sum(len(table.numbers) for table in tables)
+    if not kept:
+        worst = max(counts, key=lambda name: counts[name])
+        fix = "" if worst in roles else f": leave it out with {ignore_flag(ignored, [worst])}"
+        raise GpflError(f"each of {pluralize(before, 'row')} has a missing value, most of them in column '{worst}'{fix}")
+    left = before - sum(len(table.numbers) for table in kept)
+    if not left:
+        return kept_inputs, kept, "No row has missing values."
+    columns = join_names([f"{name} {count:,}" for name, count in counts.items() if count])
+    have, are = ("has", "is") if left == 1 else ("have", "are")
+    note = f"{left:,} of {pluralize(before, 'row')} {have} missing values and {are} left out: {columns}."
+    empty = [entry.path.name for entry in inputs if entry not in kept_inputs]
+    return kept_inputs, kept, note + (f" Nothing is left of {join_names(empty)}." if empty else "")
+
+
+def check_no_missing(name: str, missing: Mask, locator: RowLocator) -> None:
+    """Raise if a label, client or group is missing."""
+    if missing.any():
+        raise GpflError(
+            f"column '{name}' has {describe_missing(missing, locator)}: fill in the file, "
+            "or leave such rows out with --missing drop"
+        )
+
+
+def describe_missing(missing: Mask, locator: RowLocator) -> str:
+    """Return the number and the first place of missing values."""
+    first = f"{'first ' if missing.sum() > 1 else ''}in {locator.describe_first(missing)}"
+    return f"{pluralize(int(missing.sum()), 'missing value')}, {first}"
+
+
+def case_warnings(names: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return a line for each kind of name of which two differ only in case."""
+    warnings = []
+    for kind, entries in names.items():
+        first: dict[str, str] = {}
+        for entry in entries:
+            other = first.setdefault(entry.casefold(), entry)
+            if other != entry:
+                warnings.append(f"The {kind} '{other}' and '{entry}' differ only in case: are they the same?")
+                break
+    return warnings
