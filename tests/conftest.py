@@ -1,4 +1,4 @@
-"""Small federations that tests share, and the command."""
+"""Fixtures that tests share: small federations and the command `gpfl`."""
 
 from __future__ import annotations
 
@@ -20,32 +20,33 @@ from gpfl.training.run_dir import RunDir
 torch.set_num_threads(1)
 
 
-def toy_table(rows: int = 120, classes: int = 3, width: int = 6, seed: int = 0) -> gpfl.Table:
-    """Gaussian blobs, one a class: a problem that a few steps solve."""
-    draw = np.random.default_rng(seed)
-    centres = draw.normal(size=(classes, width)) * 2
-    y = np.arange(rows) % classes
-    x = centres[y] + draw.normal(size=(rows, width))
+def toy_table(samples: int = 120, classes: int = 3, width: int = 6, seed: int = 0) -> gpfl.Table:
+    """Return Gaussian blobs, one per class: a problem that a few steps solve."""
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(classes, width)) * 2
+    y = np.arange(samples) % classes
+    x = centres[y] + rng.normal(size=(samples, width))
     return gpfl.Table(x.astype(np.float32), y, classes=classes, name="toy")
 
 
 def toy_federation(sizes: tuple[int, ...] = (41, 27, 33, 19), **settings: int) -> gpfl.Federation:
-    """Clients of unequal sizes, the smallest with fewer rows than a batch of 10 and one partial batch each."""
+    """Return clients of unequal sizes, the smallest with fewer training samples than two batches of 10."""
     table = toy_table(sum(sizes), **settings)
     ends = np.cumsum(sizes)
     x, y = table.x.numpy(), table.y.numpy()
-    parts = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
-    return gpfl.federate([(x[p], y[p]) for p in parts])
+    slices = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    return gpfl.federate([(x[each], y[each]) for each in slices])
 
 
 @pytest.fixture
 def federation() -> gpfl.Federation:
+    """A small federation."""
     return toy_federation()
 
 
 @pytest.fixture(autouse=True)
-def unmarked_tests_see_no_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their bounds are those of a CPU: on a GPU, sums in another order flip a rounded or dropped entry now and then."""
+def hide_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the GPU from tests that are not marked `gpu`: their tolerances are for the order of sums on a CPU."""
     if request.node.get_closest_marker("gpu") is None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # for processes that a test starts
@@ -54,20 +55,20 @@ def unmarked_tests_see_no_gpu(request: pytest.FixtureRequest, monkeypatch: pytes
 # The command.
 
 
-class Said(NamedTuple):
-    """How a call of the command ended."""
+class CommandResult(NamedTuple):
+    """The exit code and output of a command."""
 
     code: int
     out: str
     err: str
 
 
-Command = Callable[..., Said]
+Command = Callable[..., CommandResult]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Toy(DataSource):
-    """A data set of a hundred rows, so that a run takes no time."""
+class ToyDataset(DataSource):
+    """A dataset of 120 samples, so that a run takes no time."""
 
     make: Callable[[], gpfl.Table] = lambda: toy_table(120)
     name: str = "toy"
@@ -87,26 +88,26 @@ class Toy(DataSource):
 
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """The command as `gpfl` runs it, in an empty folder, with a data set named toy beside the real ones."""
-    from gpfl.cli import main as cli  # here, so that tests without the command need not have what it needs
+    """The command `gpfl` in an empty folder, with a dataset named toy added to the real ones."""
+    from gpfl.cli import main as cli  # not at the top: tests of the engines run without it
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(DATASETS, "toy", Toy())
+    monkeypatch.setitem(DATASETS, "toy", ToyDataset())
 
-    def call(*arguments: object) -> Said:
+    def call(*arguments: object) -> CommandResult:
         monkeypatch.setattr(sys, "argv", ["gpfl", *map(str, arguments)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             cli.main()
-        said = capsys.readouterr()
-        return Said(int(ended.value.code or 0), said.out, said.err)
+        output = capsys.readouterr()
+        return CommandResult(int(ended.value.code or 0), output.out, output.err)
 
     return call
 
 
 @pytest.fixture
 def toy_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Two tables of toys in place of the paper's; HAR is not on this machine."""
+    """Two tables of toy datasets instead of the paper's; HAR is missing on this machine."""
     from toy_tables import FAIR, TOYS, in_place_of_the_papers
 
     folder = tmp_path_factory.mktemp("configs")
@@ -116,8 +117,8 @@ def toy_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
         yield
 
 
-def diverge(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """Lets FedPer diverge in round 1 of a trial."""
+def make_fedper_diverge(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Make FedPer diverge in round 1 of a trial."""
     real = RoundLoop._refuse_nan
 
     def refuse_nan(self: RoundLoop, cohort: Any, clients: list[int], round: int) -> None:
@@ -128,9 +129,11 @@ def diverge(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(RoundLoop, "_refuse_nan", refuse_nan)
 
 
-def content(folder: Path) -> dict[str, bytes]:
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Return the content of all files below a folder, by relative path."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def without_time(folder: Path) -> list[dict[str, object]]:
+def metrics_without_time(folder: Path) -> list[dict[str, object]]:
+    """Return the metrics of a run without wall-clock times."""
     return [{key: value for key, value in line.items() if key != "seconds"} for line in RunDir(folder).lines()]

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Toy
+from conftest import ToyDataset
 
 from gpfl.cli import main as cli
 from gpfl.data import DATASETS
@@ -49,7 +49,7 @@ train = { lr = 1e30 }
 
 def main() -> None:
     out = Path(sys.argv[1])
-    DATASETS["toy"] = Toy()
+    DATASETS["toy"] = ToyDataset()
     experiments.config_dir = lambda: out / "experiments"
     if process_group().is_main:
         files.write_text(out / "experiments" / "toys.toml", TOYS)

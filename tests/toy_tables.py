@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import Said
+from conftest import CommandResult
 
 from gpfl.experiments import definitions as experiments
 
@@ -95,7 +95,7 @@ def runs(out: str = "results") -> list[str]:
     return sorted(str(path.parent.relative_to(out)) for path in Path(out).glob("runs/*/*/summary.json"))
 
 
-def refused(said: Said, *words: str) -> None:
+def refused(said: CommandResult, *words: str) -> None:
     assert said.code == 2, said.out
     assert said.err.count("\n") == 1
     for word in words:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Command, Said, Toy, content, toy_table, without_time
+from conftest import Command, CommandResult, ToyDataset, read_files, toy_table, metrics_without_time
 from rich.console import Console
 
 import gpfl
@@ -31,13 +31,13 @@ from gpfl.training.run_dir import RunDir
 SRC = Path(gpfl.__file__).parents[1]
 
 
-def system(*arguments: str, folder: Path) -> Said:
+def system(*arguments: str, folder: Path) -> CommandResult:
     """The command as another process."""
     environment = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "gpfl", *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
-    return Said(done.returncode, done.stdout, done.stderr)
+    return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
 def config(folder: Path) -> dict[str, dict[str, object]]:
@@ -62,7 +62,7 @@ def test_run_prints_plain_lines_and_keeps_the_run_where_it_is_told(command: Comm
     assert lines[3] == "Run: here. Each client's model (round 2): here/models"
     assert len(lines) == 4
     assert "\x1b" not in said.out
-    assert {"config.toml", "summary.json", "metrics.jsonl", "models/client-3.safetensors"} <= content(Path("here")).keys()
+    assert {"config.toml", "summary.json", "metrics.jsonl", "models/client-3.safetensors"} <= read_files(Path("here")).keys()
 
 
 def test_run_without_out_takes_the_first_free_folder(command: Command) -> None:
@@ -118,7 +118,7 @@ def test_set_wins_over_flags_and_flags_over_the_file(command: Command) -> None:
 def test_written_config_run_again_is_the_same_run(command: Command) -> None:
     assert command("run", "--data", "toy", "--clients", 3, "--seed", 3, "--client-fraction", 0.5, "--out", "one").code == 0
     assert command("run", "one/config.toml", "--out", "two").code == 0
-    assert without_time(Path("one")) == without_time(Path("two"))
+    assert metrics_without_time(Path("one")) == metrics_without_time(Path("two"))
     assert Path("one/config.toml").read_bytes() == Path("two/config.toml").read_bytes()
 
 
@@ -134,9 +134,9 @@ def test_federation_manifest_gives_the_same_split_to_another_run(command: Comman
     said = command("run", "--data", "toy", "--federation", "one/federation.toml", "--rounds", 1, "--out", "two")
     assert said.code == 0, said.err
     assert Path("one/federation.toml").read_bytes() == Path("two/federation.toml").read_bytes()
-    assert without_time(Path("one")) == without_time(Path("two"))
+    assert metrics_without_time(Path("one")) == metrics_without_time(Path("two"))
     assert command("run", "two/config.toml", "--out", "three").code == 0
-    assert without_time(Path("three")) == without_time(Path("one"))
+    assert metrics_without_time(Path("three")) == metrics_without_time(Path("one"))
 
 
 def test_seeds_run_trials_on_one_split_and_report_mean_and_std(command: Command) -> None:
@@ -152,7 +152,7 @@ def test_seeds_run_trials_on_one_split_and_report_mean_and_std(command: Command)
     assert trials["best_accuracy"] == {"mean": pytest.approx(best.mean()), "std": pytest.approx(best.std())}
     alone = command("run", "--data", "toy", "--method", "local", "--seed", 1, "--out", "alone")
     assert alone.code == 0
-    assert without_time(Path("alone")) == without_time(folders[1])
+    assert metrics_without_time(Path("alone")) == metrics_without_time(folders[1])
 
 
 def test_validation_rows_are_reported_beside_the_best_round(command: Command) -> None:
@@ -175,24 +175,24 @@ def unfinish(folder: Path) -> None:
 
 def test_resume_goes_on_with_a_run_and_opens_a_finished_one(command: Command) -> None:
     assert command("run", "--data", "toy", "--out", "run").code == 0
-    whole = without_time(Path("run"))
+    whole = metrics_without_time(Path("run"))
     unfinish(Path("run"))
     said = command("resume", "run")
     assert said.code == 0, said.err
-    assert without_time(Path("run")) == whole
-    before = content(Path("run"))
+    assert metrics_without_time(Path("run")) == whole
+    before = read_files(Path("run"))
     again = command("resume", "run")
     assert again.code == 0
     assert "The run in run was already finished." in again.out
-    assert content(Path("run")) == before
+    assert read_files(Path("run")) == before
 
 
 @pytest.mark.parametrize("stump", [False, True], ids=["cut in a round", "cut before the config"])
 def test_resume_goes_on_with_trials_where_they_were_cut_off(command: Command, stump: bool) -> None:
     assert command("run", "--data", "toy", "--seeds", "0,1", "--out", "trials").code == 0
     folders = [Path("trials/seed-0"), Path("trials/seed-1")]
-    whole = [without_time(folder) for folder in folders]
-    first = content(folders[0])
+    whole = [metrics_without_time(folder) for folder in folders]
+    first = read_files(folders[0])
     if stump:
         for path in sorted(folders[1].rglob("*"), reverse=True):
             if path.is_dir():
@@ -204,8 +204,8 @@ def test_resume_goes_on_with_trials_where_they_were_cut_off(command: Command, st
     said = command("resume", "trials")
     assert said.code == 0, said.err
     assert "2 trials" in said.out
-    assert [without_time(folder) for folder in folders] == whole
-    assert content(folders[0]) == first
+    assert [metrics_without_time(folder) for folder in folders] == whole
+    assert read_files(folders[0]) == first
 
 
 # Words.
@@ -351,7 +351,7 @@ def test_plain_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
 # Bad input: exit code 2, one line, nothing written.
 
 
-def assert_refused(said: Said, *words: str) -> None:
+def assert_refused(said: CommandResult, *words: str) -> None:
     assert said.code == 2
     assert said.out == ""
     assert said.err.startswith("gpfl: ")
@@ -431,10 +431,10 @@ def test_mistake_is_one_line_with_exit_code_2_and_nothing_is_written(
     Path("broken.toml").write_text("[run\nseed = ")
     Path("empty.toml").write_text("")
     Path("twice.toml").write_text("[[train]]\nrounds = 1\n")
-    before = content(Path())
+    before = read_files(Path())
     data = () if "--data" in given else ("--data", "toy")
     assert_refused(command("run", *data, *given.split()), *words)
-    assert content(Path()) == before
+    assert read_files(Path()) == before
     assert not Path("runs").exists()
 
 
@@ -461,7 +461,7 @@ def test_broken_data_are_refused_before_anything_is_written(
     command: Command, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     make, words = broken_tables()[kind]
-    monkeypatch.setitem(DATASETS, "sick", Toy(make=make))
+    monkeypatch.setitem(DATASETS, "sick", ToyDataset(make=make))
     assert_refused(command("run", "--data", "sick", "--out", "run"), words)
     assert not Path("run").exists()
 
@@ -477,7 +477,7 @@ def test_manifest_with_a_client_that_lacks_rows_is_refused(command: Command, par
 
 def test_manifest_of_other_data_is_refused(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     assert command("run", "--data", "toy", "--rounds", 1, "--out", "run").code == 0
-    monkeypatch.setitem(DATASETS, "toy", Toy(make=lambda: toy_table(120, seed=5)))
+    monkeypatch.setitem(DATASETS, "toy", ToyDataset(make=lambda: toy_table(120, seed=5)))
     said = command("run", "--data", "toy", "--federation", "run/federation.toml", "--out", "two")
     assert_refused(said, "divides a table with sha256")
     assert not Path("two").exists()
@@ -486,10 +486,10 @@ def test_manifest_of_other_data_is_refused(command: Command, monkeypatch: pytest
 @pytest.mark.parametrize("extra", [(), ("--seeds", "0,1")], ids=["run", "trials"])
 def test_used_folder_is_refused_and_left_as_it_is(command: Command, extra: tuple[str, ...]) -> None:
     assert command("run", "--data", "toy", "--rounds", 1, "--out", "run").code == 0
-    before = content(Path("run"))
+    before = read_files(Path("run"))
     said = command("run", "--data", "toy", "--rounds", 2, "--out", "run", *extra)
     assert_refused(said, "--out run is not empty and nothing is overwritten", "gpfl resume run")
-    assert content(Path("run")) == before
+    assert read_files(Path("run")) == before
 
 
 def test_folder_that_cannot_be_made_is_refused(command: Command) -> None:
@@ -503,7 +503,7 @@ def test_quickstart_refuses_a_used_folder(command: Command) -> None:
     Path("mine").mkdir()
     Path("mine/table.md").write_text("mine")
     assert_refused(command("quickstart", "--out", "mine"), "--out mine is not empty and nothing is overwritten")
-    assert content(Path("mine")) == {"table.md": b"mine"}
+    assert read_files(Path("mine")) == {"table.md": b"mine"}
 
 
 def test_resume_of_no_run_is_refused(command: Command) -> None:
@@ -542,9 +542,9 @@ def test_damaged_run_is_refused_and_left_as_it_is(
     Path("run/summary.json").unlink()
     path = Path("run") / name
     path.write_bytes(damage(path.read_bytes()))
-    before = content(Path("run"))
+    before = read_files(Path("run"))
     assert_refused(command("resume", "run"), words)
-    assert content(Path("run")) == before
+    assert read_files(Path("run")) == before
 
 
 def test_damaged_list_of_trials_is_refused(command: Command) -> None:
@@ -634,7 +634,7 @@ def test_installed_or_not_the_command_runs_as_a_module(tmp_path: Path) -> None:
     assert RunDir(tmp_path / "run").finished
 
 
-def stopped_as_soon_as(written: Path, *arguments: str) -> Said:
+def stopped_as_soon_as(written: Path, *arguments: str) -> CommandResult:
     """The command as another process that is sent Ctrl-C once a file has a line."""
     # A shell without job control hands SIGINT down as ignored, so it is set anew.
     start = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
@@ -648,7 +648,7 @@ def stopped_as_soon_as(written: Path, *arguments: str) -> Said:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
-    return Said(process.returncode, out, err)
+    return CommandResult(process.returncode, out, err)
 
 
 def test_ctrl_c_ends_a_run_with_the_command_that_goes_on_with_it(command: Command) -> None:

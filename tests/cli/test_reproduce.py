@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Command, Toy, content, diverge
+from conftest import Command, ToyDataset, read_files, make_fedper_diverge
 from toy_tables import SHORT, records, refused, runs
 
 import gpfl
@@ -30,19 +30,19 @@ pytestmark = pytest.mark.usefixtures("toy_tables")
 def test_table_of_other_settings_stands_beside_the_first(command: Command) -> None:
     given = ("reproduce", "toys", "--cells", "toy/whole", *SHORT, "--no-figures")
     assert command(*given).code == 0
-    before = content(Path("results/toys"))
+    before = read_files(Path("results/toys"))
     said = command(*given, "--protocol", "reference", "--table", "toys-reference")
     assert said.code == 0
     assert "results/toys-reference/table.md" in said.out
-    assert content(Path("results/toys")) == before
+    assert read_files(Path("results/toys")) == before
     assert "protocol reference" in Path("results/toys-reference/table.md").read_text()
     assert "--table toys-reference" in Path("results/toys-reference/table.md").read_text()
     assert r"\label{tab:gpfl-toys-reference}" in Path("results/toys-reference/table.tex").read_text()
     assert {row["experiment"] for row in records("toys-reference").values()} == {"toys"}
-    other = content(Path("results/toys-reference"))
+    other = read_files(Path("results/toys-reference"))
     assert command(*given, "--only-tables", "--table", "toys").code == 0
     assert records() == {key: row for key, row in records().items() if row["protocol"] == "corrected"}
-    assert content(Path("results/toys-reference")) == other
+    assert read_files(Path("results/toys-reference")) == other
 
 
 def test_columns_that_a_setting_makes_the_same_stand_there_once(command: Command) -> None:
@@ -122,7 +122,7 @@ def test_without_a_name_the_experiments_are_listed(command: Command) -> None:
     assert "  toy/some                  N = 3|4, toys" in said.out
     assert "HAR, people; data not here: gpfl data get har" in said.out
     assert "Extra, toys; only where --cells names it" in said.out
-    assert content(Path()) == {}
+    assert read_files(Path()) == {}
 
 
 def test_dry_run_lists_cells_with_time_and_memory_and_runs_nothing(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_dry_run_lists_cells_with_time_and_memory_and_runs_nothing(command: Comm
     assert "fair, toys" in said.out or "toys, fair" in said.out
     assert "0/2" in said.out
     assert "about 7" in said.out, "kilobytes"
-    assert content(Path()) == {}
+    assert read_files(Path()) == {}
     assert command("reproduce", "toys", *SHORT, "--cells", "toy/whole", "--methods", "gpfl").code == 0
     again = command(
         "reproduce", "toys", "--dry-run", "--rounds", 2, "--seeds", "0,1,2", "--cells", "toy/*", "--methods", "gpfl"
@@ -237,7 +237,7 @@ def test_tables_are_written_of_what_is_there_and_nothing_is_run(command: Command
     assert command(*given, "--methods", "gpfl,fedavg", "--no-figures").code == 0
     before, table = runs(), Path("results/toys/table.csv").read_text()
     Path("results/toys/table.csv").unlink()
-    monkeypatch.setattr(Toy, "load", lambda source: pytest.fail("the data are not asked for"))
+    monkeypatch.setattr(ToyDataset, "load", lambda source: pytest.fail("the data are not asked for"))
     said = command(*given, "--only-tables")
     assert said.code == 0, said.err
     assert Path("results/toys/table.csv").read_text() == table
@@ -425,7 +425,7 @@ def test_failed_cell_is_named_at_the_end_and_the_code_is_not_0(command: Command,
 def test_seed_that_diverges_is_named_and_the_others_stand_in_the_table(
     command: Command, monkeypatch: pytest.MonkeyPatch, memory: bool
 ) -> None:
-    diverge(monkeypatch, 1)
+    make_fedper_diverge(monkeypatch, 1)
     real = grid.run_trials
 
     def run_trials(given: Any, seeds: list[int], *rest: Any, **more: Any) -> object:
@@ -449,7 +449,7 @@ def test_seed_that_diverges_is_named_and_the_others_stand_in_the_table(
 
 
 def test_cell_that_cannot_be_divided_fails_alone(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(DATASETS, "har", Toy(name="har", make=lambda: gpfl.Table([[0.0], [1.0]], [0, 1], name="har")))
+    monkeypatch.setitem(DATASETS, "har", ToyDataset(name="har", make=lambda: gpfl.Table([[0.0], [1.0]], [0, 1], name="har")))
     said = command("reproduce", "toys", "--methods", "fedavg", "--cells", "toy/whole,har/real", *SHORT, "--no-figures")
     assert said.code == 1
     assert "har/real fedavg:" in said.err
@@ -495,4 +495,4 @@ def test_cell_that_cannot_be_divided_fails_alone(command: Command, monkeypatch: 
 )
 def test_mistake_is_one_line_and_nothing_is_written(command: Command, given: str, words: str) -> None:
     refused(command("reproduce", *given.split()), words)
-    assert content(Path()) == {}
+    assert read_files(Path()) == {}

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Command, content, without_time
+from conftest import Command, read_files, metrics_without_time
 from toy_tables import SHORT, records
 
 from gpfl.experiments import grid
@@ -56,7 +56,7 @@ def table(command: Command) -> tuple[Path, str]:
 
 def test_cell_with_a_damaged_config_is_named_and_stops_no_other(command: Command, table: tuple[Path, str]) -> None:
     cell, before = table
-    path, trials = cell / "config.toml", content(cell / "seed-0")
+    path, trials = cell / "config.toml", read_files(cell / "seed-0")
     good = path.read_text()
     for name, (damage, words) in CONFIGS.items():
         path.write_text(damage(good))
@@ -72,7 +72,7 @@ def test_cell_with_a_damaged_config_is_named_and_stops_no_other(command: Command
     assert said.code == 1
     assert f"toy/whole, toy/again gpfl: {path} is damaged (" in said.err
     assert states() == {"fedavg": "run 3", "fedper": "run 3", "gpfl": "failed 0"}
-    assert content(cell / "seed-0") == trials, "no trial is run over"
+    assert read_files(cell / "seed-0") == trials, "no trial is run over"
     path.write_text(good)
     assert command(*ALL, "--only-tables").err == ""
     assert Path("results/toys/table.csv").read_text() == before
@@ -211,8 +211,8 @@ def test_trial_with_a_damaged_summary_is_named_and_run_again_where_it_is_removed
     command: Command, table: tuple[Path, str], damage: Callable[[str], str], words: str
 ) -> None:
     cell, _ = table
-    path, other = cell / "seed-0" / "summary.json", content(cell / "seed-1")
-    lines = without_time(cell / "seed-0")
+    path, other = cell / "seed-0" / "summary.json", read_files(cell / "seed-1")
+    lines = metrics_without_time(cell / "seed-0")
     path.write_text(damage(path.read_text()))
     said = command(*ALL, "--only-tables")
     assert said.code == 0, said.err
@@ -231,8 +231,8 @@ def test_trial_with_a_damaged_summary_is_named_and_run_again_where_it_is_removed
     shutil.rmtree(cell / "seed-0")
     assert command(*ALL).code == 0
     assert states()["gpfl"] == "run 2"
-    assert without_time(cell / "seed-0") == lines
-    assert content(cell / "seed-1") == other
+    assert metrics_without_time(cell / "seed-0") == lines
+    assert read_files(cell / "seed-1") == other
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import without_time
+from conftest import metrics_without_time
 from safetensors.torch import load_file
 
 import gpfl
@@ -37,7 +37,7 @@ def launch(ranks: int, *arguments: object, script: str = "ranked.py", code: int 
 
 def close(first: Path, second: Path) -> None:
     """Both folders hold the same run: every line, and every client's model."""
-    lines = [without_time(folder) for folder in (first, second)]
+    lines = [metrics_without_time(folder) for folder in (first, second)]
     assert len(lines[0]) == len(lines[1]) == 6
     for one, other in zip(*lines, strict=True):
         for key in ("round", "loss", "accuracy", "validation", "clients", "bytes_up", "joined", "train"):

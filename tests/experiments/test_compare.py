@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Command, Said, Toy, content, diverge, without_time
+from conftest import Command, CommandResult, ToyDataset, read_files, make_fedper_diverge, metrics_without_time
 from PIL import Image
 
 import gpfl
@@ -62,7 +62,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return arm
 
 
-def refused(said: Said, *words: str) -> None:
+def refused(said: CommandResult, *words: str) -> None:
     assert said.code == 2
     assert said.err.count("\n") == 1
     for word in words:
@@ -104,11 +104,11 @@ def test_quickstart_gives_a_table_curves_and_models_and_runs_nothing_twice(comma
     assert "quick/gpfl/seed-0/models" in said.out
     assert len(begun) == 9
 
-    runs = {name: bytes_ for name, bytes_ in content(Path("quick")).items() if "seed-" in name}
+    runs = {name: bytes_ for name, bytes_ in read_files(Path("quick")).items() if "seed-" in name}
     again = command("quickstart", "--out", "quick")
     assert again.code == 0, again.err
     assert len(begun) == 9
-    assert runs == {name: bytes_ for name, bytes_ in content(Path("quick")).items() if "seed-" in name}
+    assert runs == {name: bytes_ for name, bytes_ in read_files(Path("quick")).items() if "seed-" in name}
 
 
 @pytest.mark.usefixtures("short_quickstart")
@@ -119,7 +119,7 @@ def test_stopped_quickstart_says_how_to_go_on_and_goes_on(
     said = command("quickstart")
     assert said.code == 130
     assert said.err == "gpfl: stopped; resume with: gpfl quickstart --out runs/quickstart\n"
-    finished = content(Path("runs/quickstart/gpfl"))
+    finished = read_files(Path("runs/quickstart/gpfl"))
     assert begun[-1] == "runs/quickstart/fedavg/seed-2"
     del begun[:]
 
@@ -129,7 +129,7 @@ def test_stopped_quickstart_says_how_to_go_on_and_goes_on(
         *("fedavg/seed-0", "fedavg/seed-1", "fedavg/seed-2"),
         *("local/seed-0", "local/seed-1", "local/seed-2"),
     ]
-    after = content(Path("runs/quickstart/gpfl"))
+    after = read_files(Path("runs/quickstart/gpfl"))
     assert {name: after[name] for name in finished if "seed-" in name} == {n: b for n, b in finished.items() if "seed-" in n}
     assert labels("runs/quickstart") == list(quick.METHODS)
 
@@ -154,7 +154,7 @@ def test_quickstart_refuses_a_folder_of_something_else_and_other_settings(
     refused(command("quickstart", "--out", "code"), "--out code/gpfl is not empty and nothing is overwritten")
     Path("code/README").write_text("mine")
     refused(command("quickstart", "--out", "code"), "--out code is not empty and nothing is overwritten")
-    assert sorted(content(Path("code"))) == ["README", "gpfl/mine.py"]
+    assert sorted(read_files(Path("code"))) == ["README", "gpfl/mine.py"]
 
     monkeypatch.setattr(quick, "SEEDS", (0,))
     assert command("quickstart", "--out", "quick").code == 0
@@ -193,7 +193,7 @@ def test_comparison_knows_its_trials_where_the_data_fill_in_an_option_of_the_net
 ) -> None:
     words = np.random.default_rng(0).integers(0, 30, (120, 6))
     table = lambda: gpfl.Table(words, np.arange(120) % 3, name="words", kind="tokens")  # noqa: E731
-    monkeypatch.setitem(DATASETS, "words", Toy(make=table, name="words"))
+    monkeypatch.setitem(DATASETS, "words", ToyDataset(make=table, name="words"))
     given = ("compare", "--data", "words", "--net", "fasttext", "--methods", "local,fedavg", "--seeds", "0", "--out", "all")
     for _ in range(2):
         assert command(*given).code == 0
@@ -204,12 +204,12 @@ def test_comparison_again_runs_only_what_is_new(command: Command, begun: list[st
     given = ("compare", *TOY, "--out", "all")
     assert command(*given, "--methods", "local,fedavg", "--seeds", "0").code == 0
     assert begun == ["all/local/seed-0", "all/fedavg/seed-0"]
-    runs = content(Path("all/local/seed-0"))
+    runs = read_files(Path("all/local/seed-0"))
     assert command(*given, "--methods", "local,fedavg", "--seeds", "0").code == 0
     assert len(begun) == 2
     assert command(*given, "--methods", "local,fedper", "--seeds", "0,3").code == 0
     assert begun[2:] == ["all/local/seed-3", "all/fedper/seed-0", "all/fedper/seed-3"]
-    assert content(Path("all/local/seed-0")) == runs
+    assert read_files(Path("all/local/seed-0")) == runs
     assert json.loads(Path("all/local/trials.json").read_text())["seeds"] == [0, 3]
     assert json.loads(Path("all/fedavg/trials.json").read_text())["seeds"] == [0]
     assert sorted(labels("all")) == ["fedavg", "fedper", "local"]  # all that the folder holds
@@ -225,7 +225,7 @@ def test_comparison_again_runs_only_what_is_new(command: Command, begun: list[st
 def test_method_that_diverges_does_not_stop_a_comparison(
     command: Command, monkeypatch: pytest.MonkeyPatch, seeds: str, left: dict[str, int]
 ) -> None:
-    diverge(monkeypatch, 1)
+    make_fedper_diverge(monkeypatch, 1)
     said = command("compare", *TOY, "--rounds", 2, "--methods", "fedavg,fedper,local", "--seeds", seeds, "--out", "all")
     assert said.code == 1
     assert said.err.count("\n") == 1
@@ -265,10 +265,10 @@ def test_comparison_says_that_it_leaves_the_method_of_a_config_aside(command: Co
 def test_comparison_refuses_a_folder_of_another_config_and_names_the_key(command: Command) -> None:
     given = ("compare", "--data", "toy", "--methods", "local", "--seeds", "0", "--out", "all")
     assert command(*given).code == 0
-    before = content(Path("all"))
+    before = read_files(Path("all"))
     refused(command(*given, "--rounds", 3), "all/local holds trials with train.rounds (--rounds) = 2, now it is 3", "--out")
     refused(command(*given, "--partition-seed", 4), "partition.seed (--partition-seed) = 1, now it is 4")
-    assert content(Path("all")) == before
+    assert read_files(Path("all")) == before
     Path("all/local/config.toml").write_text("[run")
     refused(command(*given), "all/local/config.toml is not a TOML file", "put a good copy in its place")
 
@@ -330,7 +330,7 @@ def test_all_methods_are_all_and_none_twice() -> None:
 )
 def test_mistake_in_a_comparison_is_one_line_and_nothing_is_written(command: Command, given: str, words: str) -> None:
     refused(command("compare", "--data", "toy", *given.split()), words)
-    assert content(Path()) == {}
+    assert read_files(Path()) == {}
 
 
 def test_value_that_switches_a_method_off_is_compared_where_it_is_meant(command: Command) -> None:
@@ -355,7 +355,7 @@ def test_comparison_that_was_stopped_ends_as_one_that_was_not(
     assert command(*way.split()).code == 0
     assert len(begun) == 4 + 2
     for path in sorted(Path("whole").glob("*/seed-*")):
-        assert without_time(path) == without_time(Path("runs/toy-comparison") / path.relative_to("whole"))
+        assert metrics_without_time(path) == metrics_without_time(Path("runs/toy-comparison") / path.relative_to("whole"))
     untimed = [
         [{key: value for key, value in record.items() if "seconds" not in key} for record in json.loads(path.read_text())]
         for path in (Path("whole/table.json"), Path("runs/toy-comparison/table.json"))
@@ -401,7 +401,7 @@ def test_trials_at_once_are_those_that_run_one_after_the_other(tmp_path: Path, m
     together = run_trials(given, seeds, tmp_path / "together", lambda label: Silent())
     for seed in seeds:
         alone = run_trials(given, [seed], tmp_path / f"alone-{seed}", lambda label: Silent())
-        lines = [without_time(folder) for folder in (together.folders[seed], alone.folders[0])]
+        lines = [metrics_without_time(folder) for folder in (together.folders[seed], alone.folders[0])]
         assert [line["round"] for line in lines[0]] == [line["round"] for line in lines[1]]
         for first, second in zip(*lines, strict=True):
             assert first["loss"] == pytest.approx(second["loss"], abs=1e-5)
@@ -419,7 +419,7 @@ def test_trials_at_once_end_when_their_own_patience_does(tmp_path: Path) -> None
     together = run_trials(given, [0, 1, 2, 3, 4], tmp_path / "together", lambda label: Silent())
     assert len(set(together.values("rounds"))) > 1
     alone = run_trials(given, [3], tmp_path / "alone", lambda label: Silent())
-    curves = [[line["loss"] for line in without_time(folder)] for folder in (together.folders[3], alone.folders[0])]
+    curves = [[line["loss"] for line in metrics_without_time(folder)] for folder in (together.folders[3], alone.folders[0])]
     assert curves[0] == pytest.approx(curves[1], abs=1e-5)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Command, Toy
+from conftest import Command, ToyDataset
 from privacy.test_attack import blobs
 
 import gpfl
@@ -44,7 +44,7 @@ def pictures(command: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
     """The command with tiny images to study."""
     x, y = blobs(96)
     wide = np.kron(x, np.ones((1, 1, 2, 2), dtype=np.uint8))
-    monkeypatch.setitem(DATASETS, "pictures", Toy(make=lambda: gpfl.Table(wide, y, name="pictures"), name="pictures"))
+    monkeypatch.setitem(DATASETS, "pictures", ToyDataset(make=lambda: gpfl.Table(wide, y, name="pictures"), name="pictures"))
     return command
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Toy
+from conftest import ToyDataset
 
 import gpfl
 from gpfl.core.options import option
@@ -234,7 +234,7 @@ def test_page_names_every_setting_that_a_protocol_changes() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tiny(Toy):
+class Tiny(ToyDataset):
     """A table of the kind of a published one; a column says all that it is run with."""
 
     @property

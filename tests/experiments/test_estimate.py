@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from conftest import Toy, toy_table
+from conftest import ToyDataset, toy_table
 
 import gpfl
 from gpfl.core.method import Batch, ClientInfo, LossTerms, Method
@@ -38,7 +38,7 @@ HALF = TableColumn("toy/half", "half", "toys", {"data": {"name": "toy"}, "train"
 
 @pytest.fixture(autouse=True)
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(DATASETS, "toy", Toy())
+    monkeypatch.setitem(DATASETS, "toy", ToyDataset())
     monkeypatch.setattr(estimates, "COUNTED", {})
 
 

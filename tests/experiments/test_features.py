@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Command, Toy, toy_federation
+from conftest import Command, ToyDataset, toy_federation
 
 import gpfl
 from gpfl.experiments import definitions as studies
@@ -283,7 +283,7 @@ def test_recorded_features_are_drawn_and_stand_in_the_table_without_weights_and_
         for name in ("features.png", "features.json", "features-classes.pdf"):
             assert (docs / "features" / name).read_bytes() == Path("made", "features", name).read_bytes()
             (docs / "features" / name).unlink()
-        monkeypatch.setattr(Toy, "load", lambda source: pytest.fail("the data are not asked for"))
+        monkeypatch.setattr(ToyDataset, "load", lambda source: pytest.fail("the data are not asked for"))
         said = command(*given, "--only-tables", "--out", docs)
         assert said.code == 0, said.err
         assert "t-SNE" not in said.out

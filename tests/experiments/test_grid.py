@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Toy, content, toy_table, without_time
+from conftest import ToyDataset, read_files, toy_table, metrics_without_time
 
 import gpfl
 from gpfl.data import DATASETS, PUBLISHED
@@ -45,7 +45,7 @@ OTHER = Experiment("others", "Others", "Others.", "fairness", rows("gpfl"), (Tab
 
 @pytest.fixture(autouse=True)
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(DATASETS, "toy", Toy())
+    monkeypatch.setitem(DATASETS, "toy", ToyDataset())
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_content_is_what_changes_numbers_and_nothing_else(tmp_path: Path) -> Non
 
 def test_data_of_the_same_name_and_other_rows_are_another_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = name(plan(tmp_path))
-    monkeypatch.setitem(DATASETS, "toy", Toy(make=lambda: toy_table(120, seed=1)))
+    monkeypatch.setitem(DATASETS, "toy", ToyDataset(make=lambda: toy_table(120, seed=1)))
     assert name(plan(tmp_path)) != usual
 
 
@@ -153,11 +153,11 @@ def test_cell_that_cannot_be_laid_out_leaves_the_others(tmp_path: Path) -> None:
 def test_what_is_there_is_skipped_and_new_seeds_are_added(tmp_path: Path, begun: list[str]) -> None:
     assert run(cells(TABLE), plan(tmp_path)) == {}
     assert len(begun) == 8
-    before = content(tmp_path)
+    before = read_files(tmp_path)
     del begun[:]
     assert run(cells(TABLE, OTHER), plan(tmp_path)) == {}
     assert begun == []
-    assert content(tmp_path) == before
+    assert read_files(tmp_path) == before
     assert run(cells(OTHER), plan(tmp_path, seeds=(1, 2))) == {}
     assert begun == ["gpfl seed-2"]
     [job] = jobs(cells(OTHER), plan(tmp_path))
@@ -173,7 +173,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A grid that was not cut off."""
     folder = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(DATASETS, "toy", Toy())
+        patch.setitem(DATASETS, "toy", ToyDataset())
         assert run(cells(TABLE), plan(folder)) == {}
     return folder
 
@@ -202,7 +202,7 @@ def test_grid_that_was_cut_off_ends_elsewhere_as_one_that_was_not(
     folders = sorted(whole.glob("runs/*/seed-*"))
     assert len(folders) == 8
     for folder in folders:
-        assert without_time(folder) == without_time(there / folder.relative_to(whole))
+        assert metrics_without_time(folder) == metrics_without_time(there / folder.relative_to(whole))
 
 
 def test_more_rounds_are_another_run_and_the_shorter_one_stays(tmp_path: Path, begun: list[str]) -> None:
@@ -392,7 +392,7 @@ def test_runs_made_in_two_places_are_one_table_once_they_are_put_together(
         shutil.copytree(place, merged, dirs_exist_ok=True)
     how = plan(merged, seeds=(0, 1, 2))
     monkeypatch.delitem(DATASETS, "toy")  # a machine that has no data reads tables all the same
-    monkeypatch.setitem(DATASETS, "toy", Toy(make=lambda: pytest.fail("the data are not asked for")))
+    monkeypatch.setitem(DATASETS, "toy", ToyDataset(make=lambda: pytest.fail("the data are not asked for")))
     found, wrong = find_jobs(cells(TABLE, OTHER), how)
     assert wrong == {}
     gathered = collect_results(TABLE, found, how)

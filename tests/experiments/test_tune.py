@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Command, Said, content
+from conftest import Command, CommandResult, read_files
 
 from gpfl.core import options
 from gpfl.core.options import SearchRange
@@ -33,7 +33,7 @@ TOY = ("--data", "toy", "--rounds", 2)
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def refused(said: Said, *words: str) -> None:
+def refused(said: CommandResult, *words: str) -> None:
     assert said.code == 2
     assert said.err.count("\n") == 1
     for word in words:
@@ -339,14 +339,14 @@ def test_search_that_was_stopped_ends_as_one_that_was_not(
 def test_search_again_runs_nothing_and_a_larger_budget_goes_on(command: Command) -> None:
     given = ("tune", "fedprox", *TOY, "--out", "t", "--budget")
     assert command(*given, 2).code == 0
-    runs = content(Path("t/fedprox/candidate-001"))
+    runs = read_files(Path("t/fedprox/candidate-001"))
     said = command(*given, 2)
     assert "fedprox: 2 candidates of 2 were run before." in said.out
     first = tried("t/fedprox")
     assert command(*given, 4).code == 0
     assert tried("t/fedprox")[:2] == first
     assert len(tried("t/fedprox")) == 4
-    assert content(Path("t/fedprox/candidate-001")) == runs
+    assert read_files(Path("t/fedprox/candidate-001")) == runs
     assert command(*given, 1).code == 0
     assert chosen("t/fedprox")["mu"] == 0.001, "of one candidate, that one is chosen"
     assert len(tried("t/fedprox")) == 4
@@ -452,20 +452,20 @@ def test_search_that_was_cut_off_has_no_command_in_the_table_and_is_searched_to_
 )
 def test_mistake_is_one_line_and_nothing_is_written(command: Command, given: str, words: str) -> None:
     refused(command("tune", *given.split(), "--data", "toy"), words)
-    assert content(Path()) == {}
+    assert read_files(Path()) == {}
 
 
 def test_folder_of_another_search_is_refused_and_the_setting_named(command: Command) -> None:
     given = ("tune", "fedprox", *TOY, "--budget", 1, "--out", "t")
     assert command(*given).code == 0
-    before = content(Path("t"))
+    before = read_files(Path("t"))
     refused(command(*given, "--lr", 0.2), "t/fedprox holds a search with train.lr (--lr) = 0.1, now it is 0.2", "--out")
     refused(command(*given, "--seeds", 1), "holds a search with --seeds = [0], now it is [1]")
     refused(command(*given, "--with-lr"), "holds a search with --with-lr = False, now it is True")
     refused(command(*given, "--set", "fedprox.mu=1"), "holds a search with method.mu = 0.001, now it is 1.0")
     other = ("tune", "ditto", *given[2:])
     refused(command(*other, "--clients", 3), "t/fedprox holds a search with partition.clients (--clients) = 4, now it is 3")
-    assert content(Path("t")) == before
+    assert read_files(Path("t")) == before
     Path("mine").mkdir()
     Path("mine/notes").write_text("mine")
     refused(command("tune", "fedprox", *TOY, "--out", "mine"), "--out mine is not empty and holds no search")
@@ -493,7 +493,7 @@ def test_without_optuna_the_command_says_how_to_install_it(command: Command, mon
 
     monkeypatch.setattr(builtins, "__import__", imported)
     refused(command("tune", "gpfl", *TOY), "gpfl tune needs Optuna, which is not installed: pip install 'gpfl[tune]'")
-    assert content(Path()) == {}
+    assert read_files(Path()) == {}
 
 
 def test_example_of_the_page_runs_with_a_small_budget(command: Command) -> None:

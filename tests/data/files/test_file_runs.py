@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Command, Said, content, without_time
+from conftest import Command, CommandResult, metrics_without_time, read_files
 from user_files import AGES, GOOD_ROWS, VISITS, file_metadata, lines, load, make_csv, write
 
 import gpfl
@@ -64,7 +64,7 @@ def test_descriptions_use_the_singular(tmp_path: Path) -> None:
 FILE_FLAGS = ("--data", "visits.csv", "--client", "site", "--label", "kind")
 
 
-def assert_fails(said: Said, *words: str) -> None:
+def assert_fails(said: CommandResult, *words: str) -> None:
     """One line of complaint; before it, at most what was found in the files."""
     assert (said.code, said.err.count("\n")) == (2, 1)
     assert said.out == "" or said.out.startswith(("visits.csv: ", "divided.csv: "))
@@ -83,7 +83,7 @@ def test_run_prints_what_it_found_and_records_how_it_read_the_files(command: Com
         "1 categorical column, one-hot: sex (f, m).",
     ]
     folder = Path("runs/visits-gpfl")
-    assert {"models/client-north.safetensors", "models/client-south.safetensors"} <= content(folder).keys()
+    assert {"models/client-north.safetensors", "models/client-south.safetensors"} <= read_files(folder).keys()
     mean = sum(AGES) / 6
     std = (sum((age - mean) ** 2 for age in AGES) / 6) ** 0.5
     assert toml.read(folder / "federation.toml")["source"] == {
@@ -133,16 +133,16 @@ def test_a_run_resumes_in_another_folder(command: Command, monkeypatch: pytest.M
     write(Path("visits.csv"), make_csv())
     said = command("run", *FILE_FLAGS, "--ignore", "b", "--scale", "none", "--method", "fedavg", "--rounds", 2, "--out", "run")
     assert said.code == 0, said.err
-    whole = without_time(Path("run"))
+    whole = metrics_without_time(Path("run"))
     unfinish(Path("run"))
     Path("elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
     said = command("resume", "../run")
     assert said.code == 0, said.err
-    assert without_time(Path("../run")) == whole
+    assert metrics_without_time(Path("../run")) == whole
     again = command("run", "../run/config.toml", "--out", "two")
     assert again.code == 0, again.err
-    assert without_time(Path("two")) == whole
+    assert metrics_without_time(Path("two")) == whole
     assert Path("two/config.toml").read_bytes() == Path("../run/config.toml").read_bytes()
     loaded = gpfl.load("../run")
     assert [client.name for client in loaded.clients] == ["s0", "s1", "s2"]
@@ -163,7 +163,7 @@ def test_a_manifest_divides_the_same_file_but_not_a_changed_one(command: Command
     assert command("run", *FILE_FLAGS, *rounds, "--partition-seed", 7, "--out", "one").code == 0
     said = command("run", *FILE_FLAGS, *rounds, "--federation", "one/federation.toml", "--out", "two")
     assert said.code == 0, said.err
-    assert without_time(Path("two")) == without_time(Path("one"))
+    assert metrics_without_time(Path("two")) == metrics_without_time(Path("one"))
     assert Path("two/federation.toml").read_bytes() == Path("one/federation.toml").read_bytes()
     write(Path("visits.csv"), make_csv().replace("high", "low", 1))
     said = command("run", *FILE_FLAGS, *rounds, "--federation", "one/federation.toml", "--out", "three")
@@ -176,7 +176,7 @@ def test_a_manifest_names_its_dataset(command: Command) -> None:
     assert command("run", "--data", "toy", *rounds, "--out", "one").code == 0
     said = command("run", "--federation", "one/federation.toml", *rounds, "--net", "mlp", "--lr", 0.1, "--out", "two")
     assert said.code == 0, said.err
-    assert without_time(Path("two")) == without_time(Path("one"))
+    assert metrics_without_time(Path("two")) == metrics_without_time(Path("one"))
     assert toml.read(Path("two/config.toml"))["data"] == {"name": "toy"}
 
 
@@ -199,7 +199,7 @@ def test_a_manifest_records_how_its_files_were_read(command: Command) -> None:
     manifest = ("--federation", "one/federation.toml", "--data", "moved.csv")
     said = command("run", *manifest, *rounds, "--out", "two")
     assert said.code == 0, said.err
-    assert without_time(Path("two")) == without_time(Path("one"))
+    assert metrics_without_time(Path("two")) == metrics_without_time(Path("one"))
     read = toml.read(Path("two/config.toml"))["data"]
     assert read == {
         "name": str(Path("moved.csv").resolve()),
@@ -209,7 +209,7 @@ def test_a_manifest_records_how_its_files_were_read(command: Command) -> None:
     assert_fails_after_description(command("run", *manifest, *rounds, "--scale", "standard", "--out", "three"), "sha256")
 
 
-def assert_fails_after_description(said: Said, words: str) -> None:
+def assert_fails_after_description(said: CommandResult, words: str) -> None:
     assert (said.code, said.err.count("\n")) == (2, 1)
     assert said.out.startswith("moved.csv: 48 rows; ")
     assert words in said.err
@@ -336,7 +336,7 @@ def test_a_config_may_name_data_relative_to_its_folder(command: Command, monkeyp
     )
     monkeypatch.chdir("study")
     assert command("run", "my.toml", "--out", "../two").code == 0
-    assert without_time(Path("../two")) == without_time(Path("../one"))
+    assert metrics_without_time(Path("../two")) == metrics_without_time(Path("../one"))
 
 
 def test_another_dataset_by_flag_drops_the_options_of_the_files(command: Command) -> None:
@@ -430,7 +430,7 @@ def test_clients_with_unusual_names_have_separate_model_files(tmp_path: Path) ->
     federation = gpfl.federate(path)
     result = gpfl.fit("local", federation, rounds=1, out=tmp_path / "run")
     assert sorted(client.name for client in result.clients) == sorted(names)
-    models = [name for name in content(tmp_path / "run") if name.startswith("models/client-")]
+    models = [name for name in read_files(tmp_path / "run") if name.startswith("models/client-")]
     assert len(models) == 4
     assert {file.name for file in tmp_path.iterdir()} == {"v.csv", "run"}
     assert [shard.name for shard in gpfl.Federation.load(tmp_path / "run/federation.toml", federation.table).shards] == sorted(
