@@ -83,7 +83,7 @@ def test_cnn4_takes_small_images(side: int) -> None:
 
 
 def test_cnn4_refuses_what_is_no_image_and_what_is_too_small() -> None:
-    with pytest.raises(GpflError, match=r"takes images \(channels, height, width\); the data has rows of shape \(6,\)"):
+    with pytest.raises(GpflError, match=r"takes images \(channels, height, width\); the data has shape \(6,\)"):
         net_from_architecture(CNN4(), "cnn4", example(6), 3)
     with pytest.raises(GpflError, match="at least 4×4; the data has 3×8"):
         net_from_architecture(CNN4(), "cnn4", example(1, 3, 8), 3)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import nn
 
@@ -15,18 +14,18 @@ from gpfl.models.architecture import Architecture, Parts
 
 @dataclass(frozen=True, kw_only=True)
 class MLP(Architecture):
-    """Linear layers with ReLU after each as base, one linear layer as head; rows of any shape are flattened."""
+    """Linear layers with ReLU after each as base, one linear layer as head; samples of any shape are flattened."""
 
-    lr: ClassVar[float] = 0.005
+    lr = 0.005
 
-    hidden: tuple[int, ...] = option((64,), "widths of the hidden layers; the last is the width of the features", min=1)
+    hidden: tuple[int, ...] = option((64,), "widths of the hidden layers; the last one is the width of the features", min=1)
 
     def build(self, shape: Shape, classes: int) -> Parts:
-        """Gives the modules for rows of `shape`."""
+        """Return the modules for samples of `shape`."""
         base = nn.Sequential()
         base.add_module("flatten", nn.Flatten())
         width = math.prod(shape)
-        for number, hidden in enumerate(self.hidden, start=1):
-            base.add_module(f"fc{number}", nn.Sequential(nn.Linear(width, hidden), nn.ReLU()))
+        for index, hidden in enumerate(self.hidden, start=1):
+            base.add_module(f"fc{index}", nn.Sequential(nn.Linear(width, hidden), nn.ReLU()))
             width = hidden
         return {"base": base, "head": nn.Linear(width, classes)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -22,26 +21,26 @@ class ResNet18(Architecture):
     Deep Residual Learning for Image Recognition, CVPR 2016. 11,279,112 parameters for 200 classes, 512 features.
     """
 
-    lr: ClassVar[float] = 0.1
+    lr = 0.1
 
     def build(self, shape: Shape, classes: int) -> Parts:
-        """Gives the modules for images of `shape` (channels, height, width)."""
+        """Return the modules for images of `shape` (channels, height, width)."""
         if len(shape) != 3:
-            raise GpflError(f"net 'resnet18' takes images (channels, height, width); the data has {shape}: use 'mlp'")
+            raise GpflError(f"net 'resnet18' takes images (channels, height, width); the data has shape {shape}: use 'mlp'")
         base = nn.Sequential()
-        base.add_module("stem", stem(shape[0]))
+        base.add_module("stem", _stem(shape[0]))
         channels = WIDTHS[0]
-        for number, width in enumerate(WIDTHS, start=1):
-            stride = 1 if number == 1 else 2
-            base.add_module(f"stage{number}", nn.Sequential(Block(channels, width, stride), Block(width, width, 1)))
+        for index, width in enumerate(WIDTHS, start=1):
+            stride = 1 if index == 1 else 2
+            base.add_module(f"stage{index}", nn.Sequential(_Block(channels, width, stride), _Block(width, width, 1)))
             channels = width
         base.add_module("pool", nn.AdaptiveAvgPool2d(1))
         base.add_module("flatten", nn.Flatten())
-        initialise(base)
+        _initialise(base)
         return {"base": base, "head": nn.Linear(channels, classes)}
 
 
-class Block(nn.Module):
+class _Block(nn.Module):
     """Two 3×3 convolutions around a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -56,13 +55,12 @@ class Block(nn.Module):
             self.shortcut.append(nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Gives the block's output."""
+        """Return the output of the block."""
         inner = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
         return F.relu(inner + self.shortcut(x))
 
 
-def stem(channels: int) -> nn.Sequential:
-    """Gives the first layers: a 7×7 convolution and a max-pool, each of stride 2."""
+def _stem(channels: int) -> nn.Sequential:
     return nn.Sequential(
         nn.Conv2d(channels, WIDTHS[0], 7, stride=2, padding=3, bias=False),
         nn.BatchNorm2d(WIDTHS[0]),
@@ -71,8 +69,7 @@ def stem(channels: int) -> nn.Sequential:
     )
 
 
-def initialise(base: nn.Module) -> None:
-    """Draws convolutions from He's normal distribution by fan-out, as is usual for this net."""
+def _initialise(base: nn.Module) -> None:
     for layer in base.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
