@@ -1,10 +1,17 @@
-"""gpfl: personalised federated learning, each client with a model of its own."""
+"""gpfl: personalised federated learning, where each client gets its own model.
+
+Data flow: files → table → partition → federation → engine round → run → models → predict.
+"""
 
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gpfl.core.method import Batch, ClientInfo, LossTerms, Method, Phase
+    from gpfl.core.net import Model
+    from gpfl.core.options import option
+    from gpfl.core.tree import Tree
     from gpfl.data import Table
     from gpfl.errors import GpflError
     from gpfl.federation.federation import Federation, federate
@@ -14,37 +21,45 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Batch",
+    "ClientInfo",
     "ClientModel",
     "Federation",
     "GpflError",
+    "LossTerms",
+    "Method",
+    "Model",
+    "Phase",
     "Result",
     "Table",
+    "Tree",
     "__version__",
     "federate",
     "fit",
     "load",
     "load_model",
+    "option",
     "resume",
 ]
 
-HOMES = {
+_MODULES = {
     **dict.fromkeys(("fit", "load", "load_model", "resume"), "gpfl.training.api"),
+    **dict.fromkeys(("ClientModel", "Result"), "gpfl.training.result"),
+    **dict.fromkeys(("Federation", "federate"), "gpfl.federation.federation"),
     "Table": "gpfl.data",
     "GpflError": "gpfl.errors",
-    **dict.fromkeys(("Federation", "federate"), "gpfl.federation.federation"),
-    **dict.fromkeys(("ClientModel", "Result"), "gpfl.training.result"),
+    **dict.fromkeys(("Batch", "ClientInfo", "LossTerms", "Method", "Phase"), "gpfl.core.method"),
+    "Model": "gpfl.core.net",
+    "option": "gpfl.core.options",
+    "Tree": "gpfl.core.tree",
 }
-"""The module of each name that is exported."""
 
-if not TYPE_CHECKING:  # a name that is not exported is a mistake to mypy
+if not TYPE_CHECKING:  # mypy would take every name for an export
 
     def __getattr__(name: str) -> object:
-        """Gives an exported name or a module, imported when it is first asked for.
-
-        So the command listens to Ctrl-C before torch is here.
-        """
-        if name in HOMES:
-            value: object = getattr(import_module(HOMES[name]), name)
+        """Import an exported name or a subpackage on first use, so that the command starts without torch."""
+        if name in _MODULES:
+            value: object = getattr(import_module(_MODULES[name]), name)
         elif not name.startswith("_") and find_spec(f"gpfl.{name}"):
             value = import_module(f"gpfl.{name}")
         else:
@@ -53,5 +68,5 @@ if not TYPE_CHECKING:  # a name that is not exported is a mistake to mypy
         return value
 
     def __dir__() -> list[str]:
-        """Gives the names that are exported."""
+        """Return the exported names."""
         return sorted(__all__)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Command, CommandResult, ToyDataset, read_files, toy_table, metrics_without_time
+from conftest import Command, CommandResult, ToyDataset, metrics_without_time, read_files, toy_table
 from rich.console import Console
 
 import gpfl

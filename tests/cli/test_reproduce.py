@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Command, ToyDataset, read_files, make_fedper_diverge
+from conftest import Command, ToyDataset, make_fedper_diverge, read_files
 from toy_tables import SHORT, records, refused, runs
 
 import gpfl

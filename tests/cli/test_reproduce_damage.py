@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Command, read_files, metrics_without_time
+from conftest import Command, metrics_without_time, read_files
 from toy_tables import SHORT, records
 
 from gpfl.experiments import grid

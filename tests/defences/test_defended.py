@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import Command, toy_federation, metrics_without_time
+from conftest import Command, metrics_without_time, toy_federation
 from torch import Tensor
 
 import gpfl

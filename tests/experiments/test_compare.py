@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Command, CommandResult, ToyDataset, read_files, make_fedper_diverge, metrics_without_time
+from conftest import Command, CommandResult, ToyDataset, make_fedper_diverge, metrics_without_time, read_files
 from PIL import Image
 
 import gpfl

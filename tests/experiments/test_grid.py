@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ToyDataset, read_files, toy_table, metrics_without_time
+from conftest import ToyDataset, metrics_without_time, read_files, toy_table
 
 import gpfl
 from gpfl.data import DATASETS, PUBLISHED
