@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 import gpfl
-from gpfl.experiments.trials import Trials
+from gpfl.experiments.stored_runs import FolderRun, Trials
 from gpfl.federation.federation import Federation, Shard
 from gpfl.training.run_dir import LINE_NUMBERS, SUMMARY_NUMBERS, SUMMARY_TEXTS, RunDir
 
@@ -67,4 +67,12 @@ def trials_of(
         run_folder(folder / method / f"seed-{seed}", seed, rounds, terms=terms, selected=selected, rows=rows, method=method)
         for seed, rounds in seeds.items()
     ]
-    return Trials(method, folders, [RunDir(path).summary() for path in folders])
+    return Trials(method, [FolderRun(path) for path in folders])
+
+
+class SummaryRun(FolderRun):
+    """A run of which there is nothing but a summary."""
+
+    def __init__(self, path: Path | str, summary: Mapping[str, object]) -> None:
+        super().__init__(Path(path))
+        self.summary = summary

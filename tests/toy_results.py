@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
+
+from made import SummaryRun
 
 from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.definitions import Experiment, PaperValue, TableColumn
 from gpfl.experiments.results import TableResults
-from gpfl.experiments.trials import Trials
+from gpfl.experiments.stored_runs import Trials
 
 LABELS = ("fedavg", "ditto", "fedper", "gpfl")
 COLUMNS = (
@@ -39,7 +40,7 @@ def toy_trials(label: str, *accuracies: float, **more: float) -> Trials:
         }
         for seed, value in enumerate(accuracies)
     ]
-    return Trials(label, [Path("nowhere") / str(seed) for seed in range(len(accuracies))], summaries)
+    return Trials(label, [SummaryRun(f"nowhere/{summary['seed']}", summary) for summary in summaries])
 
 
 def toy_results(trials: Mapping[tuple[str, str], Trials], measure: str = "accuracy", **more: object) -> TableResults:

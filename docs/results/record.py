@@ -32,7 +32,7 @@ from typing import Any
 
 from gpfl.experiments import maps
 from gpfl.experiments import privacy_table as columns
-from gpfl.experiments.grid import PROVENANCE_FILE
+from gpfl.experiments.stored_runs import PROVENANCE_FILE
 from gpfl.experiments.trials import read_trials_plan, summarize_trials
 from gpfl.privacy.attack import Case
 from gpfl.training.run_dir import DIVERGED

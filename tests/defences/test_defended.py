@@ -86,7 +86,10 @@ def test_concurrent_trials_have_their_own_noise(command: Command, tmp_path: Path
     assert command("run", *flags, "--seeds", "0,1", "--out", "both").code == 0
     for seed in (0, 1):
         assert command("run", *flags, "--seed", seed, "--out", f"alone-{seed}").code == 0
-        together, alone = metrics_without_time(tmp_path / "both" / f"seed-{seed}"), metrics_without_time(tmp_path / f"alone-{seed}")
+        together, alone = (
+            metrics_without_time(tmp_path / "both" / f"seed-{seed}"),
+            metrics_without_time(tmp_path / f"alone-{seed}"),
+        )
         assert [line["loss"] for line in together] == pytest.approx([line["loss"] for line in alone], abs=1e-5)
     salts = {fit("fedavg", seed=seed, rounds=1, **CLIENT).engine.method.salt for seed in (0, 1)}
     assert len(salts) == 2

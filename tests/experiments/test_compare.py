@@ -401,7 +401,7 @@ def test_trials_at_once_are_those_that_run_one_after_the_other(tmp_path: Path, m
     together = run_trials(given, seeds, tmp_path / "together", lambda label: Silent())
     for seed in seeds:
         alone = run_trials(given, [seed], tmp_path / f"alone-{seed}", lambda label: Silent())
-        lines = [metrics_without_time(folder) for folder in (together.folders[seed], alone.folders[0])]
+        lines = [metrics_without_time(folder) for folder in (together.runs[seed].path, alone.runs[0].path)]
         assert [line["round"] for line in lines[0]] == [line["round"] for line in lines[1]]
         for first, second in zip(*lines, strict=True):
             assert first["loss"] == pytest.approx(second["loss"], abs=1e-5)
@@ -419,7 +419,7 @@ def test_trials_at_once_end_when_their_own_patience_does(tmp_path: Path) -> None
     together = run_trials(given, [0, 1, 2, 3, 4], tmp_path / "together", lambda label: Silent())
     assert len(set(together.values("rounds"))) > 1
     alone = run_trials(given, [3], tmp_path / "alone", lambda label: Silent())
-    curves = [[line["loss"] for line in metrics_without_time(folder)] for folder in (together.folders[3], alone.folders[0])]
+    curves = [[line["loss"] for line in metrics_without_time(folder)] for folder in (together.runs[3].path, alone.runs[0].path)]
     assert curves[0] == pytest.approx(curves[1], abs=1e-5)
 
 

@@ -396,7 +396,7 @@ def test_runs_made_in_two_places_are_one_table_once_they_are_put_together(
     found, wrong = find_jobs(cells(TABLE, OTHER), how)
     assert wrong == {}
     gathered = collect_results(TABLE, found, how)
-    assert {place: len(trials.folders) for place, trials in gathered.trials.items() if trials} == {
+    assert {place: len(trials.runs) for place, trials in gathered.trials.items() if trials} == {
         ("toy/whole", "fedavg"): 1,
         ("toy/whole", "gpfl"): 3,
         ("toy/half", "fedavg"): 1,

@@ -12,6 +12,7 @@ from made import run_folder, trials_of
 import gpfl
 from gpfl.experiments import statistics
 from gpfl.experiments.statistics import FEWEST, compare_paired, holm_correction, rank_columns, signed_rank
+from gpfl.experiments.stored_runs import FolderRun
 
 NAN = float("nan")
 
@@ -82,7 +83,7 @@ def test_pairs_that_are_none_are_refused(tmp_path: Path) -> None:
 
 def test_manifests_that_differ_in_their_words_alone_are_the_same_federation(tmp_path: Path) -> None:
     one, other = (trials_of(tmp_path, name, {0: [[0.5, 0.25]]}) for name in ("gpfl", "fedavg"))
-    path = other.folders[0] / "federation.toml"
+    path = other.runs[0].path / "federation.toml"
     path.write_text(path.read_text() + '\n[source]\nread = "elsewhere"\n')
     assert compare_paired(one, other).pairs.n == 2
 
@@ -90,7 +91,7 @@ def test_manifests_that_differ_in_their_words_alone_are_the_same_federation(tmp_
 @pytest.mark.parametrize("text", [b"", b"half = ", b"\xff", b"table = 1"])
 def test_manifest_that_is_damaged_is_named(tmp_path: Path, text: bytes) -> None:
     one, other = (trials_of(tmp_path, name, {0: [[0.5, 0.25]]}) for name in ("gpfl", "fedavg"))
-    path = other.folders[0] / "federation.toml"
+    path = other.runs[0].path / "federation.toml"
     path.write_bytes(text)
     with pytest.raises(gpfl.GpflError, match=rf"{path} is damaged: put a good copy in its place, or remove {path.parent} and"):
         compare_paired(one, other)
@@ -100,8 +101,8 @@ def test_metrics_without_client_accuracies_are_refused(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "a", 0, [[0.5]])
     path = folder / "metrics.jsonl"
     path.write_text(path.read_text().replace('"clients"', '"customers"'))
-    with pytest.raises(gpfl.GpflError, match=r"does not hold every client's accuracy in round 0: remove summary.json"):
-        statistics.client_accuracies(folder)
+    with pytest.raises(gpfl.GpflError, match=r"a holds no accuracies of single clients in round 0: remove it"):
+        statistics.client_accuracies(FolderRun(folder))
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ def test_example_of_contributing_trains_on_every_engine(engine: str) -> None:
 def test_example_of_contributing_stays_near_the_shared_base() -> None:
     anchored = method_of_contributing()
     free, pulled = (
-        gpfl.fit(anchored(pull=pull), toy_federation(), net="mlp", rounds=2, lr=0.1).history[-1]["train"] for pull in (1e-6, 1.0)
+        gpfl.fit(anchored(pull=pull), toy_federation(), net="mlp", rounds=2, lr=0.1).history[-1]["train"]
+        for pull in (1e-6, 1.0)
     )
     assert free["anchor"] / 1e-6 > pulled["anchor"] / 1.0

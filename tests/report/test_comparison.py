@@ -14,7 +14,7 @@ from gpfl.errors import GpflError
 from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.definitions import PaperValue, load_experiments
 from gpfl.experiments.results import TableResults
-from gpfl.experiments.trials import Trials
+from gpfl.experiments.stored_runs import Trials
 from gpfl.report.comparison import Entry, compare_column, compare_columns
 
 

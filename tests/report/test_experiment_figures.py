@@ -15,12 +15,12 @@ import gpfl
 from gpfl.experiments import definitions as experiments
 from gpfl.experiments.maps import FeatureMap
 from gpfl.experiments.results import TableResults
-from gpfl.experiments.trials import Trials, delete_weights
+from gpfl.experiments.stored_runs import FolderRun, Trials
+from gpfl.experiments.trials import delete_weights
 from gpfl.report import experiment_figures, feature_tables, figures, paper_tables
 from gpfl.report.experiment_figures import figure_title
 from gpfl.report.figures import ClassCounts, ClientAccuracies, Series
 from gpfl.report.tables import MeanStd
-from gpfl.training.run_dir import RunDir
 
 
 def results_of(name: str, trials: dict[tuple[str, str], Trials | None], columns: Sequence[str] = ()) -> TableResults:
@@ -146,7 +146,7 @@ def featured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TableResults:
     )
     key = column_keys("features")[0]
     folders = {name: [tmp_path / name / f"seed-{seed}" for seed in seeds[name]] for name in seeds}
-    trials = {(key, name): Trials(name, runs, [RunDir(run).summary() for run in runs]) for name, runs in folders.items()}
+    trials = {(key, name): Trials(name, [FolderRun(run) for run in runs]) for name, runs in folders.items()}
     return results_of("features", dict(trials))
 
 
@@ -182,7 +182,7 @@ def test_features_are_drawn_again_and_are_in_the_table_after_weights_are_gone(fe
     assert lines[0] == "Measuring features and drawing them by t-SNE, which takes minutes."
     assert [line.split(": silhouette by class ")[0] for line in lines[1:]] == [f"{key} FedPer", f"{key} GPFL"]
     for trials in featured.trials.values():
-        for run in trials.folders if trials else ():
+        for run in [run.path for run in trials.runs] if trials else ():
             delete_weights(run)
             (run / "federation.toml").unlink()
     again = {path.name: path.read_bytes() for path in experiment_figures.draw(featured, tmp_path / "again", lines.append)}

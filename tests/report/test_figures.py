@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 import gpfl
 from gpfl.experiments.features import FeatureMetrics
 from gpfl.experiments.maps import FeatureMap
-from gpfl.experiments.trials import Trials
+from gpfl.experiments.stored_runs import Trials
 from gpfl.methods import METHODS
 from gpfl.report import figures, plotting
 from gpfl.report.figures import METRICS, ClassCounts, ClientAccuracies, Series, learning_curve
@@ -134,7 +134,7 @@ def test_twelve_methods_fit(tmp_path: Path, drawn: list[Figure]) -> None:
 @pytest.mark.parametrize("n_lines", [0, 1])
 def test_curve_that_does_not_reach_its_last_round_is_an_error(tmp_path: Path, n_lines: int) -> None:
     trials = trials_of(tmp_path, "gpfl", {0: [[0.1], [0.5]]})
-    path = trials.folders[0] / "metrics.jsonl"
+    path = trials.runs[0].path / "metrics.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:n_lines]))
     with pytest.raises(gpfl.GpflError, match=r"metrics.jsonl is damaged \(it does not reach round 1\)"):
         figures.draw_learning_curves([trials], [tmp_path / "curves.png"], "title")
@@ -143,7 +143,7 @@ def test_curve_that_does_not_reach_its_last_round_is_an_error(tmp_path: Path, n_
 def test_nothing_to_draw_is_an_error(tmp_path: Path) -> None:
     for draw in (
         lambda: figures.draw_learning_curves([], [tmp_path / "a.png"], ""),
-        lambda: figures.draw_learning_curves([Trials("gpfl", [], [])], [tmp_path / "a.png"], ""),
+        lambda: figures.draw_learning_curves([Trials("gpfl", [])], [tmp_path / "a.png"], ""),
         lambda: figures.draw_fairness({"a": []}, tmp_path / "a", ""),
         lambda: figures.draw_settings([Series("GPFL", [None], [None])], ["a"], ["a"], tmp_path / "a", "", ""),
         lambda: figures.draw_features([], tmp_path / "a", ""),

@@ -8,9 +8,10 @@ import json
 from pathlib import Path
 
 import pytest
+from made import SummaryRun
 from rich.console import Console
 
-from gpfl.experiments.trials import Trials
+from gpfl.experiments.stored_runs import Trials
 from gpfl.report import method_tables
 from gpfl.report.method_tables import method_table
 from gpfl.training.run_dir import SUMMARY_NUMBERS, SUMMARY_TEXTS
@@ -25,7 +26,7 @@ def two_trials(method: str = "gpfl") -> Trials:
         {"best_accuracy": 0.9, "std": 0.1, "cov": 0.125, "bytes_up": 1500, "bytes_down": 3_000_000, "seconds": 1.5},
         {"best_accuracy": 0.7, "std": 0.3, "cov": 0.375, "bytes_up": 1700, "bytes_down": 5_000_000, "seconds": 2.5},
     ]
-    return Trials(method, [Path("a"), Path("b")], [summary(**one, last_accuracy=0.8, idle_clients=1) for one in numbers])
+    return Trials(method, [SummaryRun("a", summary(**one, last_accuracy=0.8, idle_clients=1)) for one in numbers])
 
 
 def printed(trials: Trials, width: int) -> str:
@@ -39,12 +40,12 @@ def test_cells_are_means_and_population_deviations_in_percent() -> None:
     assert method_table([trials]).cells() == [
         ["gpfl", "80.00 ± 10.00", "80.00 ± 0.00", "20.00", "0.2500", "1.6 KB", "4.0 MB", "2.0", "2"]
     ]
-    alone = Trials("gpfl", trials.folders[:1], trials.summaries[:1])
+    alone = Trials("gpfl", trials.runs[:1])
     assert method_table([alone]).cells() == [["gpfl", "90.00", "80.00", "10.00", "0.1250", "1.5 KB", "3.0 MB", "1.5", "1"]]
 
 
 def test_saved_tables_have_the_same_numbers(tmp_path: Path) -> None:
-    other = Trials("local[b]", [Path("c")], [summary(best_accuracy=0.5)])
+    other = Trials("local[b]", [SummaryRun("c", summary(best_accuracy=0.5))])
     paths = method_tables.save([two_trials(), other], tmp_path, "the title", ["a note"])
     assert [path.name for path in paths] == ["table.md", "table.csv", "table.json"]
     records = json.loads((tmp_path / "table.json").read_text())

@@ -103,7 +103,10 @@ def test_a_datas_defaults_for_a_split_and_a_net_go_with_their_names(shelf: str) 
         ({"data": {"name": "arrays"}}, "it was given in Python: give it again there"),
         ({"method": {"name": "fedavgg"}}, "unknown method 'fedavgg'; did you mean 'fedavg'?"),
         ({"method": {"lamb": 1.0}}, "unknown key 'method.lamb'; did you mean 'lam'?"),
-        ({"method": {"name": "fedavg", "lam": 1.0}}, "method.lam belongs to method gpfl, pfedme, ditto, fedphp, fedproto, not to fedavg"),
+        (
+            {"method": {"name": "fedavg", "lam": 1.0}},
+            "method.lam belongs to method gpfl, pfedme, ditto, fedphp, fedproto, not to fedavg",
+        ),
         ({"method": {"name": 3}}, "method.name is 3; it must be text"),
         ({"net": {"name": "cnn"}}, "unknown net 'cnn'; did you mean 'cnn4'?"),
         ({"net": {"hiden": 3}}, "unknown key 'net.hiden'; did you mean 'hidden'?"),

@@ -32,7 +32,7 @@ def quickstart(out: str | None) -> None:
         print_method_table(rows, title)
         figures.draw_learning_curves(rows, [folder / "curves.png"], "Digits, 20 clients with 4 classes each, 3 seeds")
         method_tables.save(rows, folder, title)
-    print_line(f"Curves: {folder / 'curves.png'}. Table: {folder / 'table.md'}. Models: {rows[0].folders[0] / 'models'}")
+    print_line(f"Curves: {folder / 'curves.png'}. Table: {folder / 'table.md'}. Models: {rows[0].runs[0].path / 'models'}")
     print_line(
         "fedavg trains one model for all clients, gpfl one per client. local exchanges nothing: it shows what federation gains."
     )

@@ -11,7 +11,7 @@ from rich.console import Console
 from gpfl.data import FileDataset
 from gpfl.data.published.dataset import provenance_warning
 from gpfl.data.table import Table
-from gpfl.experiments.trials import Trials
+from gpfl.experiments.stored_runs import Trials
 from gpfl.report.method_tables import format_idle_note, method_table
 from gpfl.training.config import Config
 from gpfl.training.result import Result

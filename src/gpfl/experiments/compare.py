@@ -8,7 +8,8 @@ from pathlib import Path
 
 from gpfl.core import options
 from gpfl.errors import DivergenceError, GpflError, did_you_mean
-from gpfl.experiments.trials import NEGLIGIBLE, Trials, Watcher, check_trials, read_trials, read_trials_plan, run_trials
+from gpfl.experiments.stored_runs import Trials
+from gpfl.experiments.trials import NEGLIGIBLE, Watcher, check_trials, read_trials, read_trials_plan, run_trials
 from gpfl.methods import METHODS
 from gpfl.training import config as configs
 from gpfl.training.config import Config, ConfigDict, RunOptions

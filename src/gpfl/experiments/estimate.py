@@ -25,8 +25,9 @@ import torch
 from gpfl.data import DATASETS
 from gpfl.engine.vmap import Vmap
 from gpfl.errors import GpflError
-from gpfl.experiments.grid import PROVENANCE_FILE, GridPlan, Job, read_provenance
+from gpfl.experiments.grid import GridPlan, Job
 from gpfl.experiments.machine import Limits, limits_at_hand
+from gpfl.experiments.stored_runs import PROVENANCE_FILE, read_provenance
 from gpfl.experiments.trials import Sections
 from gpfl.experiments.work import Machine, Round, machine_at_hand, round_of
 from gpfl.training import api
@@ -243,7 +244,7 @@ def measured(out: Path, device: torch.device) -> Iterator[Speed]:
     for path in sorted(out.glob("runs/*/seed-*/summary.json")):
         try:
             note = read_provenance(path.parents[1] / PROVENANCE_FILE.format(path.parent.name.removeprefix("seed-")))
-            steps = float(note["steps"])
+            steps = float(str(note["steps"]))
             config = tomllib.loads((path.parent / "config.toml").read_text(encoding="utf-8"))
             task = Task(config["data"]["name"], config["net"]["name"], config["method"]["name"])
             given: ConfigDict = {key: values for key, values in config.items() if key in ("method", "defence", "train")}

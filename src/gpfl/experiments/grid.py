@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
 
@@ -26,10 +26,10 @@ from gpfl.errors import DivergenceError, GpflError
 from gpfl.experiments.damage import config_fault
 from gpfl.experiments.definitions import PATIENCE, ROUNDS, Cell
 from gpfl.experiments.run_hash import folder_name, held_configs, named_by_content
+from gpfl.experiments.stored_runs import PROVENANCE_FILE, FolderRun, Trials, read_provenance
 from gpfl.experiments.trials import (
     NEGLIGIBLE,
     Sections,
-    Trials,
     Watcher,
     delete_weights,
     ended,
@@ -47,9 +47,6 @@ from gpfl.training import config as configs
 from gpfl.training.config import Config, ConfigDict
 from gpfl.training.round_loop import Watch
 from gpfl.training.run_dir import RunDir
-
-PROVENANCE_FILE = "made-{}.json"
-"""The file beside a run that says what makes it: command, commits, batches of a round, and what the data lack."""
 
 CHECKPOINT = 10
 """Rounds between checkpoints of a state of LIGHT bytes or less; heavier ones are written more rarely, by their weight."""
@@ -148,8 +145,8 @@ class Job:
 
         Run folders alone decide, so that those of one content which were made in several places may be put together.
         """
-        folders = [RunDir(self.folder / f"seed-{seed}") for seed in self.finished(seeds)]
-        return Trials(label, [run.path for run in folders], [run.summary() for run in folders]) if folders else None
+        runs = [FolderRun(self.folder / f"seed-{seed}") for seed in self.finished(seeds)]
+        return Trials(label, runs) if runs else None
 
 
 # Laying out.
@@ -354,22 +351,10 @@ def note_seeds(job: Job, seeds: Iterable[int], facts: Mapping[str, object]) -> N
     """Notes beside runs that are begun or gone on with what makes them; several commits have each a part in a run."""
     for seed in seeds:
         path = job.folder / PROVENANCE_FILE.format(seed)
-        commits = dict.fromkeys([*read_provenance(path).get("commits", []), facts["commit"]])
+        commits = dict.fromkeys([*cast(list[str], read_provenance(path).get("commits", [])), facts["commit"]])
         note = {**facts, "commits": list(commits), "steps": job.steps, "data": job.caveat}
         del note["commit"]
         files.write_text(path, json.dumps(note, indent=2) + "\n")
-
-
-def read_provenance(path: Path) -> dict[str, Any]:
-    """Gives what was noted beside a run; nothing where there is no such file, or a damaged one."""
-    try:
-        note = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    facts = note if isinstance(note, dict) else {}
-    commits = facts.get("commits", [])
-    whole = isinstance(facts.get("data", ""), str) and isinstance(commits, list) and all(isinstance(c, str) for c in commits)
-    return facts if whole else {}
 
 
 def run_all(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpfl.experiments.trials import Trials, Watcher, run_trials
+from gpfl.experiments.stored_runs import Trials
+from gpfl.experiments.trials import Watcher, run_trials
 from gpfl.training.config import ConfigDict
 
 METHODS = ("gpfl", "fedavg", "local")

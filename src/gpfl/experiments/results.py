@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.definitions import Experiment, TableColumn
-from gpfl.experiments.grid import PROVENANCE_FILE, GridPlan, Job, read_provenance
-from gpfl.experiments.trials import Trials
+from gpfl.experiments.grid import GridPlan, Job
+from gpfl.experiments.stored_runs import Trials
 
 CellKey = tuple[str, str]
 """A column's key and a row's label."""
@@ -99,9 +99,5 @@ def collect_results(
 
 
 def trial_commits(trials: Trials) -> tuple[str, ...]:
-    """Gives the commits of the code that made trials; "unknown" where none was noted."""
-    found: set[str] = set()
-    for folder in trials.folders:
-        note = read_provenance(folder.parent / PROVENANCE_FILE.format(folder.name.removeprefix("seed-")))
-        found |= {str(commit) for commit in note.get("commits", ["unknown"])}
-    return tuple(sorted(found))
+    """Return the commits of the code that made trials; "unknown" if none was noted."""
+    return tuple(sorted({commit for run in trials.runs for commit in run.provenance().commits or ("unknown",)}))

@@ -13,8 +13,9 @@ from gpfl.core.net import Net
 from gpfl.errors import GpflError
 from gpfl.experiments.damage import config_fault
 from gpfl.experiments.definitions import Cell
-from gpfl.experiments.grid import PROVENANCE_FILE, GridPlan, Job, Problems, read_provenance
+from gpfl.experiments.grid import GridPlan, Job, Problems
 from gpfl.experiments.run_hash import data_digest, held_configs, named_by_content
+from gpfl.experiments.stored_runs import PROVENANCE_FILE, read_provenance
 from gpfl.experiments.trials import NEGLIGIBLE, Sections, trial_fault
 from gpfl.training import config as configs
 from gpfl.training.config import ConfigDict
@@ -45,7 +46,7 @@ def find_jobs(cells: Iterable[Cell], plan: GridPlan) -> tuple[list[Job], Problem
             before = jobs[folder].cells if folder in jobs else ()
             words = next(
                 (
-                    note["data"]
+                    str(note["data"])
                     for path in folder.glob(PROVENANCE_FILE.format("*"))
                     if "data" in (note := read_provenance(path))
                 ),

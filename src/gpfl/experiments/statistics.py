@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from gpfl.errors import GpflError
-from gpfl.experiments.trials import Trials
-from gpfl.federation.federation import MANIFEST
-from gpfl.training.run_dir import RunDir
+from gpfl.experiments.stored_runs import StoredRun, Trials
 
 Floats = npt.NDArray[np.float64]
 
@@ -85,12 +77,12 @@ def compare_paired(one: Trials, other: Trials, *, at: str = "best", spread: bool
     """
     if at not in ROUNDS:
         raise GpflError(f"at is '{at}'; it must be one of {', '.join(ROUNDS)}")
-    mine, theirs = by_seed(one), by_seed(other)
+    mine, theirs = ({run.seed: run for run in trials.runs} for trials in (one, other))
     seeds = [seed for seed in mine if seed in theirs]
     if not seeds:
         raise GpflError(f"{one.method} and {other.method} have no seed in common: run both with the same --seeds")
     for seed in seeds:
-        refuse_other_clients(one.method, mine[seed], other.method, theirs[seed])
+        check_same_clients(one.method, mine[seed], other.method, theirs[seed])
     seen = client_deviations if spread else client_accuracies
     first, second = ([seen(runs[seed], at) for seed in seeds] for runs in (mine, theirs))
     by_client = np.array([a for a, _ in first]) - np.array([b for b, _ in second])  # (seeds, clients)
@@ -171,56 +163,27 @@ def rank_columns(values: npt.ArrayLike, *, best: str = "highest") -> Ranks:
 # Parts of the above, and what pictures share with them.
 
 
-def by_seed(trials: Trials) -> dict[int, Path]:
-    """Gives the folder of each seed's trial."""
-    return {cast(int, summary["seed"]): folder for folder, summary in zip(trials.folders, trials.summaries, strict=True)}
+def client_accuracies(run: StoredRun, at: str = "best") -> tuple[Floats, float]:
+    """Return the accuracy of each client and that over all samples, in the best round or the selected one."""
+    clients, accuracy = run.accuracies(run.summary.get(ROUNDS[at]))
+    return np.array(clients, dtype=np.float64), accuracy
 
 
-def client_accuracies(folder: Path, at: str = "best") -> tuple[Floats, float]:
-    """Gives the accuracy of each client and that over all rows, in the best round or the selected one."""
-    run = RunDir(folder)
-    number = run.summary().get(ROUNDS[at])
-    line = next((line for line in run.whole_curve() if line["round"] == number), None)
-    clients = line.get("clients") if line else None
-    if line is None or not isinstance(clients, list) or not all(isinstance(value, (int, float)) for value in clients):
-        path = folder / "metrics.jsonl"
-        raise GpflError(f"{path} does not hold every client's accuracy in round {number}: {run.start_over}")
-    return np.array(clients, dtype=np.float64), cast(float, line["accuracy"])
-
-
-def client_deviations(folder: Path, at: str = "best") -> tuple[Floats, float]:
-    """Gives how far the accuracy of each client lies from their mean, and the standard deviation over clients."""
-    clients, _ = client_accuracies(folder, at)
+def client_deviations(run: StoredRun, at: str = "best") -> tuple[Floats, float]:
+    """Return how far each client's accuracy is from their mean, and the standard deviation over clients."""
+    clients, _ = client_accuracies(run, at)
     return np.abs(clients - clients.mean()), float(clients.std())
 
 
-def refuse_other_clients(one: str, first: Path, other: str, second: Path) -> None:
-    """Refuses two runs whose clients hold different rows."""
-    contents = {folder: (folder / MANIFEST).read_bytes() for folder in (first, second)}
-    if contents[first] != contents[second] and division_in(first, contents[first]) != division_in(second, contents[second]):
+def check_same_clients(one: str, first: StoredRun, other: str, second: StoredRun) -> None:
+    """Raise if the clients of two runs hold different samples."""
+    if first.partition_hash() != second.partition_hash():
         raise GpflError(
-            f"{one} and {other} were run on different federations ({first / MANIFEST}, {second / MANIFEST}): "
-            "their clients are no pairs; run both on one"
+            f"{one} and {other} were run on different federations ({first.path}, {second.path}): their clients are not "
+            "paired; run both on the same federation"
         )
 
 
-def division_in(folder: Path, manifest: bytes) -> str:
-    """Gives the digest of the division that a run's manifest holds; refuses a damaged one."""
-    try:
-        return division(manifest)
-    except (ValueError, KeyError):
-        raise GpflError(
-            f"{folder / MANIFEST} is damaged: put a good copy in its place, or remove {folder} and run it again"
-        ) from None
-
-
-@lru_cache(maxsize=16)  # of tables' many runs few have a manifest of their own, and reading one takes half a second
-def division(manifest: bytes) -> str:
-    """Gives the digest of a manifest's table and clients: not of the files that the table was read from."""
-    facts = tomllib.loads(manifest.decode())
-    return hashlib.sha256(json.dumps([facts["table"], facts["client"]], sort_keys=True).encode()).hexdigest()
-
-
 def format_p(p: float) -> str:
-    """Gives a p-value in words."""
+    """Return a p-value as text."""
     return "< 0.0001" if p < 0.0001 else f"= {p:.2g}"

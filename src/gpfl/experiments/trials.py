@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
-
-import numpy as np
 
 from gpfl.engine.distributed import process_group
 from gpfl.errors import DivergenceError, GpflError
 from gpfl.experiments.damage import config_fault, summary_fault
+from gpfl.experiments.stored_runs import FolderRun, Trials
 from gpfl.federation.federation import MANIFEST, Federation
 from gpfl.io import files, toml
 from gpfl.training import api
@@ -32,27 +29,6 @@ Sections = Mapping[str, Mapping[str, object]]
 
 Watcher = Callable[[str], Watch]
 """Gives the watch of a run from its label."""
-
-
-@dataclass(frozen=True)
-class Trials:
-    """Runs of one config with several seeds."""
-
-    method: str
-    folders: list[Path]
-    summaries: list[dict[str, object]]
-
-    def values(self, key: str) -> list[float]:
-        """Gives a number of each trial's summary."""
-        return [cast(float, summary[key]) for summary in self.summaries]
-
-    def mean(self, key: str) -> float:
-        """Gives the mean over trials."""
-        return float(np.mean(self.values(key)))
-
-    def std(self, key: str) -> float:
-        """Gives the population standard deviation over trials, as the paper reports it."""
-        return float(np.std(self.values(key)))
 
 
 def run_trials(given: ConfigDict, seeds: Sequence[int], out: Path, watcher: Watcher, *, label: str = "") -> Trials:
@@ -238,7 +214,7 @@ def read_trials(out: Path, only: Sequence[int] | None = None) -> Trials:
     name, seeds = read_trials_plan(out)
     folders = [RunDir(out / f"seed-{seed}") for seed in (seeds if only is None else only)]
     finished = [folder for folder in folders if folder.finished]
-    return Trials(name, [folder.path for folder in finished], [folder.summary() for folder in finished])
+    return Trials(name, [FolderRun(folder.path) for folder in finished])
 
 
 def with_seed(given: ConfigDict, seed: int) -> ConfigDict:

@@ -13,7 +13,7 @@ from gpfl.errors import GpflError
 from gpfl.experiments import statistics
 from gpfl.experiments.definitions import MAX_PAPER_STDS, PaperValue, TableColumn
 from gpfl.experiments.results import TableResults
-from gpfl.experiments.trials import Trials
+from gpfl.experiments.stored_runs import Trials
 from gpfl.report.tables import MeanStd
 
 REFERENCE = "gpfl"

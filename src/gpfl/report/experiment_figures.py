@@ -15,7 +15,7 @@ from gpfl.experiments.features import PERPLEXITY
 from gpfl.experiments.maps import FeatureMap
 from gpfl.experiments.results import TableResults
 from gpfl.experiments.statistics import client_accuracies
-from gpfl.experiments.trials import Trials
+from gpfl.experiments.stored_runs import Trials
 from gpfl.io import files
 from gpfl.report import feature_tables, figures
 from gpfl.report.figures import ClassCounts, ClientAccuracies, Series
@@ -51,7 +51,7 @@ def figure_title(results: TableResults, column: TableColumn | None = None) -> st
 
 def _finished(results: TableResults, column: TableColumn) -> list[Trials]:
     found = (results.trials.get((column.key, row.label)) for row in results.rows)
-    return [trials for trials in found if trials is not None and trials.folders]
+    return [trials for trials in found if trials is not None and trials.runs]
 
 
 def _stem(results: TableResults, out: Path, column: TableColumn | None = None) -> Path:
@@ -93,7 +93,7 @@ def _draw_fairness(results: TableResults, out: Path) -> list[Path]:
     for column in results.columns:
         methods = []
         for trials in _finished(results, column):
-            clients, overall = zip(*(client_accuracies(folder) for folder in trials.folders), strict=True)
+            clients, overall = zip(*(client_accuracies(run) for run in trials.runs), strict=True)
             paper = format_published(results.experiment.paper.get((column.key, trials.method)))
             methods.append(
                 ClientAccuracies(display_name(trials.method), 100 * np.array(clients), 100 * np.array(overall), paper)
@@ -149,14 +149,14 @@ def _record(one: FeatureMap) -> dict[str, object]:
 
 def _is_incomplete(trials: Trials) -> bool:
     """Return whether models are there of which measures, or points of the first trial, have not been kept yet."""
-    kept = [(maps.read_map(run), run) for run in trials.folders if (run / "models").is_dir()]
-    return any(one is None or (run == trials.folders[0] and not one.has_points) for one, run in kept)
+    kept = [(maps.read_map(run.path), run) for run in trials.runs if (run.path / "models").is_dir()]
+    return any(one is None or (run is trials.runs[0] and not one.has_points) for one, run in kept)
 
 
 def _first_map(trials: Trials, log: Log) -> FeatureMap | None:
     """Return the map of the first trial with points, after measuring all trials."""
     found: list[FeatureMap] = []
-    for run in trials.folders:
+    for run in [run.path for run in trials.runs]:
         try:
             found.append(maps.get_map(run, trials.method, points=not any(one.has_points for one in found)))
         except GpflError as error:

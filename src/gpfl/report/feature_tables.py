@@ -32,7 +32,7 @@ def kept_measures(results: TableResults, column: TableColumn) -> dict[str, list[
     """Return the measures that are kept next to the runs of a column, by row label, one for each trial."""
     runs = {row.label: results.trials.get((column.key, row.label)) for row in results.rows}
     return {
-        label: [one.measures for run in (trials.folders if trials else ()) if (one := maps.read_map(run)) is not None]
+        label: [one.measures for run in (trials.runs if trials else ()) if (one := maps.read_map(run.path)) is not None]
         for label, trials in runs.items()
     }
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gpfl.errors import GpflError
 from gpfl.experiments.definitions import display_name
 from gpfl.experiments.maps import FeatureMap
-from gpfl.experiments.trials import Trials
+from gpfl.experiments.stored_runs import Trials
 from gpfl.federation.federation import Federation
 from gpfl.report.plotting import (
     MARKERS,
@@ -34,7 +34,7 @@ from gpfl.report.plotting import (
     use_name_ticks,
 )
 from gpfl.report.tables import MeanStd, format_value
-from gpfl.training.run_dir import MetricsRecord, RunDir
+from gpfl.training.run_dir import MetricsRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -96,7 +96,7 @@ def draw_learning_curves(methods: Sequence[Trials], paths: Sequence[Path], title
     """Draw accuracy, and losses below it, by round: the mean over trials, smoothed, in a band of one standard deviation."""
     for path in paths:
         check_image_path(path)
-    if not methods or not all(trials.folders for trials in methods):
+    if not methods or not all(trials.runs for trials in methods):
         raise GpflError("there are no finished trials to draw: run some first")
     metrics = METRICS if losses else METRICS[:1]
     curves = {display_name(trials.method): [learning_curve(trials, metric) for metric in metrics] for trials in methods}
@@ -116,7 +116,7 @@ def draw_learning_curves(methods: Sequence[Trials], paths: Sequence[Path], title
     use_integer_ticks(panels[-1].xaxis)
     add_title(figure, title)
     add_legend(figure, panels)
-    seeds = sorted({len(trials.folders) for trials in methods})
+    seeds = sorted({len(trials.runs) for trials in methods})
     notes = {
         f"Lines: running means over {window} evaluated rounds; faint: single rounds.": window > 1,
         f"Mean over {' or '.join(map(str, seeds))} seeds, up to the last round of all; bands: ±\u00a0std.": seeds[-1] > 1,
@@ -139,7 +139,7 @@ def _draw_curve(axes: Axes, curve: Curve, window: int, style: LineStyle, label: 
 
 def learning_curve(trials: Trials, metric: Metric) -> Curve:
     """Return a metric over the rounds that all trials have, from the first that has a value."""
-    runs = [RunDir(folder).whole_curve() for folder in trials.folders]
+    runs = [run.metrics() for run in trials.runs]
     records = [run[: min(map(len, runs))] for run in runs]
     rounds = np.array([cast(int, record["round"]) for record in records[0]], dtype=np.float64)
     values = np.array([[metric.value(record) for record in run] for run in records])

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpfl.experiments.trials import Trials
+from gpfl.experiments.stored_runs import Trials
 from gpfl.io import files
 from gpfl.report.tables import MeanStd, ResultColumn, ResultTable, Value, format_bytes, format_csv, render_page
 

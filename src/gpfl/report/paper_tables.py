@@ -11,7 +11,7 @@ from pathlib import Path
 from gpfl.errors import pluralize
 from gpfl.experiments.definitions import MAX_PAPER_STDS, PaperValue, display_name
 from gpfl.experiments.results import TableResults
-from gpfl.experiments.trials import Trials
+from gpfl.experiments.stored_runs import Trials
 from gpfl.io import files
 from gpfl.report import feature_tables
 from gpfl.report.comparison import LAST_ROUNDS, ColumnComparison, Entry, compare_columns

@@ -17,7 +17,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from gpfl.experiments.trials import Trials
+from gpfl.experiments.stored_runs import Trials
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -1,0 +1,155 @@
+"""Finished runs as tables, figures and statistics read them, wherever they are stored.
+
+`StoredRun` is the only way in which they are read. `FolderRun` reads a run directory; a table of recorded runs is another
+subclass. `Trials` are the runs of one config, one per seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from gpfl.errors import GpflError
+from gpfl.federation.federation import MANIFEST
+from gpfl.io import toml
+from gpfl.training.run_dir import MetricsRecord, RunDir
+
+PROVENANCE_FILE = "made-{}.json"
+"""The file beside a run of this seed that says how it was made."""
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """How a run was made: the commits of the code, and what its data lack."""
+
+    commits: tuple[str, ...] = ()
+    data_warning: str = ""
+
+
+class StoredRun(ABC):
+    """A finished run with one seed.
+
+    `path` names it in messages. Models and checkpoints, if there are any, are below it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    @abstractmethod
+    def summary(self) -> Mapping[str, object]:
+        """Content of summary.json."""
+
+    @abstractmethod
+    def config(self) -> Mapping[str, Mapping[str, object]]:
+        """Return the complete config with today's keys."""
+
+    @abstractmethod
+    def metrics(self) -> list[MetricsRecord]:
+        """Return the records of all evaluated rounds. Raise if some are missing."""
+
+    @abstractmethod
+    def partition_hash(self) -> str:
+        """Return a hash of the table and of every client's samples. Runs with equal hashes have the same clients."""
+
+    @abstractmethod
+    def provenance(self) -> Provenance:
+        """Return how the run was made."""
+
+    @property
+    def seed(self) -> int:
+        """Seed of the run."""
+        return cast(int, self.summary["seed"])
+
+    def accuracies(self, round: object) -> tuple[list[float], float]:
+        """Return the test accuracy of each client in a round, and that over all samples. Raise if they were not kept."""
+        record = next((record for record in self.metrics() if record["round"] == round), {})
+        clients = record.get("clients")
+        if not isinstance(clients, list) or not all(isinstance(value, (int, float)) for value in clients):
+            raise GpflError(f"{self.path} holds no accuracies of single clients in round {round}: remove it and run it again")
+        return clients, cast(float, record["accuracy"])
+
+
+class FolderRun(StoredRun):
+    """A finished run in its run directory."""
+
+    @cached_property
+    def summary(self) -> Mapping[str, object]:
+        """Content of summary.json."""
+        return RunDir(self.path).summary()
+
+    def config(self) -> Mapping[str, Mapping[str, object]]:
+        """Return the complete config with today's keys."""
+        return cast(Mapping[str, Mapping[str, object]], toml.read(self.path / "config.toml"))
+
+    def metrics(self) -> list[MetricsRecord]:
+        """Return the records of all evaluated rounds. Raise if some are missing."""
+        return RunDir(self.path).whole_curve()
+
+    def partition_hash(self) -> str:
+        """Return a hash of the table and of every client's samples. Runs with equal hashes have the same clients."""
+        path = self.path / MANIFEST
+        try:
+            return _partition_hash(path.read_bytes())
+        except OSError as problem:
+            raise GpflError(f"{path} cannot be read ({problem.strerror})") from None
+        except (ValueError, KeyError, TypeError):
+            raise GpflError(
+                f"{path} is damaged: put a good copy in its place, or remove {self.path} and run it again"
+            ) from None
+
+    def provenance(self) -> Provenance:
+        """Return how the run was made; nothing is known if the file is missing or damaged."""
+        note = read_provenance(self.path.parent / PROVENANCE_FILE.format(self.path.name.removeprefix("seed-")))
+        return Provenance(tuple(cast(Sequence[str], note.get("commits", ()))), str(note.get("data", "")))
+
+
+@dataclass(frozen=True)
+class Trials:
+    """The finished runs of one config, one per seed. `method` is the label in tables."""
+
+    method: str
+    runs: Sequence[StoredRun]
+
+    @property
+    def summaries(self) -> list[Mapping[str, object]]:
+        """Summary of each run."""
+        return [run.summary for run in self.runs]
+
+    def values(self, key: str) -> list[float]:
+        """Return a number of each run's summary."""
+        return [cast(float, run.summary[key]) for run in self.runs]
+
+    def mean(self, key: str) -> float:
+        """Return the mean over runs."""
+        return float(np.mean(self.values(key)))
+
+    def std(self, key: str) -> float:
+        """Return the population standard deviation over runs, as in the paper."""
+        return float(np.std(self.values(key)))
+
+
+def read_provenance(path: Path) -> dict[str, object]:
+    """Return the content of a provenance file; {} if it is missing or damaged."""
+    try:
+        note = json.loads(path.read_text(encoding="utf-8"))
+        commits, data = note.get("commits", []), note.get("data", "")
+    except (OSError, ValueError, AttributeError):
+        return {}
+    valid = isinstance(data, str) and isinstance(commits, list) and all(isinstance(commit, str) for commit in commits)
+    return cast(dict[str, object], note) if valid else {}
+
+
+@lru_cache(maxsize=16)  # most runs of a table share a manifest, and parsing one takes half a second
+def _partition_hash(manifest: bytes) -> str:
+    content = tomllib.loads(manifest.decode())
+    return hashlib.sha256(json.dumps([content["table"]["sha256"], content["client"]], sort_keys=True).encode()).hexdigest()
