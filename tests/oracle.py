@@ -1,4 +1,4 @@
-"""The recorded federation of tests/oracles, and its comparison with a run of ours."""
+"""The recorded federation of tests/oracles, and runs on it to compare with the recordings."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def recording(name: str) -> Arrays:
 
 
 def federation() -> gpfl.Federation:
-    """The four clients, rows in the order of the file."""
+    """Return the four clients, samples in the order of the file."""
     data = recording("data")
     xs, ys, shards, start = [], [], [], 0
-    none = np.zeros(0, dtype=np.int64)
+    empty = np.zeros(0, dtype=np.int64)
     for client in range(4):
-        rows = []
-        for part in ("train", "test"):
-            xs.append(data[f"client{client}/{part}/x"])
-            ys.append(data[f"client{client}/{part}/y"])
-            rows.append(np.arange(start, start := start + len(xs[-1])))
-        shards.append(Shard(str(client), rows[0], none, rows[1]))
+        indices = []
+        for split in ("train", "test"):
+            xs.append(data[f"client{client}/{split}/x"])
+            ys.append(data[f"client{client}/{split}/y"])
+            indices.append(np.arange(start, start := start + len(xs[-1])))
+        shards.append(Shard(str(client), indices[0], empty, indices[1]))
     table = gpfl.Table(np.concatenate(xs), np.concatenate(ys), classes=10, name="oracle")
     return gpfl.Federation(table, shards)
 
@@ -51,7 +51,7 @@ def net(clients: gpfl.Federation) -> Net:
 
 
 def recorded_tree(arrays: Arrays, prefix: str = "") -> Tree:
-    """The arrays under a prefix as a tree {part: {name: tensor}}."""
+    """Return the arrays under a prefix as a tree {part: {name: tensor}}."""
     out: Tree = {}
     for key, value in arrays.items():
         if key.startswith(prefix):
@@ -61,14 +61,14 @@ def recorded_tree(arrays: Arrays, prefix: str = "") -> Tree:
     return out
 
 
-def injected(state: Tree, start: Tree) -> Tree:
-    """A state whose net parts, at any depth, are the recorded initial ones."""
+def with_weights(state: Tree, start: Tree) -> Tree:
+    """Return a state whose net parts, at any depth, are the recorded initial ones."""
     out: Tree = {}
     for key, value in state.items():
         if key in start and isinstance(value, dict) and set(value) == set(tree.branch(start, key)):
             out[key] = tree.map_leaves(torch.clone, tree.branch(start, key))
         elif isinstance(value, dict):
-            out[key] = injected(value, start)
+            out[key] = with_weights(value, start)
         else:
             out[key] = value
     return out
@@ -80,15 +80,15 @@ class Replay:
     def __init__(self, method: Method, engine: str) -> None:
         self.federation = federation()
         bound = method.bind(net(self.federation), lr=0.005, epochs=1)
-        setting = RunSpec(bound, self.federation, Schedule(seed=0, rounds=3, shuffle=False), class_counts="used")
-        self.method, self.engine = bound, ENGINES[engine](setting)
+        spec = RunSpec(bound, self.federation, Schedule(seed=0, rounds=3, shuffle=False), class_counts="used")
+        self.method, self.engine = bound, ENGINES[engine](spec)
         start = recorded_tree(recording("init"))
         shared, private = bound.init(0)
-        self.round, self.shared = 0, injected(shared, start)
-        self.private = tree.repeat(injected(private, start), 4)
+        self.round, self.shared = 0, with_weights(shared, start)
+        self.private = tree.repeat(with_weights(private, start), 4)
 
     def advance(self) -> dict[str, torch.Tensor]:
-        """Runs a round and gives its terms."""
+        """Run a round and return its loss terms."""
         cohort = self.engine.train(self.shared, self.private, range(4), self.round)
         self.shared, self.private = self.method.aggregate(self.shared, cohort.mean), cohort.private
         self.round += 1
@@ -98,22 +98,21 @@ class Replay:
         return self.engine.evaluate(self.shared, self.private, self.round, "test").correct.astype(int).tolist()
 
     def logits(self, client: int = 0) -> torch.Tensor:
-        """The personal model's logits on a client's first ten test rows."""
-        rows = self.federation.shards[client].test[:10]
+        """Return the logits of the personal model on a client's first ten test samples."""
+        indices = self.federation.shards[client].test[:10]
         weights = personal_weights(self.engine, self.shared, self.private, self.round, client)
-        x = self.federation.table.inputs(torch.from_numpy(rows))
+        x = self.federation.table.inputs(torch.from_numpy(indices))
         return self.method.logits(gpfl.core.net.Model(self.method.net, weights), x)
 
 
 def personal_weights(engine: Engine, shared: Tree, private: Tree, round: int, client: int) -> Tree:
-
-    facts = engine.client_info(range(len(engine.federation)), round).select(client)
-    adapt = engine.federation.table.batch(engine.adaptation_indices(client))
-    return engine.method.personal_weights(shared, tree.take(private, client), adapt, facts)
+    info = engine.client_info(range(len(engine.federation)), round).select(client)
+    batch = engine.federation.table.batch(engine.adaptation_indices(client))
+    return engine.method.personal_weights(shared, tree.take(private, client), batch, info)
 
 
 def gap(ours: Tree, theirs: Tree) -> float:
-    """The largest difference over all tensors that were recorded."""
-    mine, recorded = tree.flatten(ours), tree.flatten(theirs)
+    """Return the largest difference over all recorded tensors."""
+    actual, recorded = tree.flatten(ours), tree.flatten(theirs)
     assert recorded
-    return max(float((mine[key] - recorded[key]).abs().max()) for key in recorded)
+    return max(float((actual[key] - recorded[key]).abs().max()) for key in recorded)

@@ -1,4 +1,4 @@
-"""Every recorded method, replayed by every engine from the recorded weights, after each of three rounds."""
+"""Recordings of the authors' code: every engine, plain and traced, reproduces three rounds from the recorded weights."""
 
 from __future__ import annotations
 
@@ -17,18 +17,24 @@ from gpfl.engine import ENGINES
 from gpfl.methods import METHODS
 
 LIMIT = 1e-5
+LIMITS = {("pfedme", 3, 1): 1e-4}
+"""Larger limits by recording, round and client.
+
+After round 3 of pFedMe, client 1 lies on a switch of a ReLU or max-pool: noise of 3e-8 on its weights moves θ by 3.2e-5, so
+that rounding in another order, as in traced steps, may exceed the limit.
+"""
 GPFL = {"lam": 0.01, "mu": 0.1}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A recording, the method that should reproduce it, and where in a client's private state its recorded part lies."""
+    """A recording, and the method that reproduces it."""
 
     recording: str
     method: Method
-    private: str = ""  # the recording's word for private parts: "local" or "personal"
-    losses: dict[str, float] = field(default_factory=dict)  # weights of terms in the recorded losses; all once if empty
-    evaluated: bool = True  # whether the reference evaluates the model that we do
+    private: str = ""  # name of the recorded private parts: "local" or "personal"
+    losses: dict[str, float] = field(default_factory=dict)  # weights of terms in the recorded losses; by default all 1
+    evaluated: bool = True  # whether the authors' code evaluates the same model
 
 
 CASES = [
@@ -43,29 +49,38 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.fixture(params=[*ENGINES, "vmap-traced", "workers-traced"])
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Name of an engine, which traces every step in the traced cases and none in the others."""
+    name, _, traced = request.param.partition("-")
+    if name != "loop":
+        monkeypatch.setattr(ENGINES[name], "trace_from", 0 if traced else 10**9)
+    return name
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.recording)
 def test_recording_is_reproduced_after_each_round(case: Case, engine: str) -> None:
     arrays = recording(case.recording)
     replay = Replay(case.method, engine)
     if case.evaluated:
         check_evaluation(replay, arrays)
-    for number in (1, 2, 3):
+    for round in (1, 2, 3):
         terms = replay.advance()
-        assert gap(replay.shared, recorded_tree(arrays, f"round{number}/global/")) < LIMIT
+        assert gap(replay.shared, recorded_tree(arrays, f"round{round}/global/")) < LIMIT
         for client in range(4):
-            here = f"round{number}/client{client}/"
+            prefix = f"round{round}/client{client}/"
             if case.private:
-                own = private_model(tree.take(replay.private, client))
-                assert gap(own, recorded_tree(arrays, f"{here}{case.private}/")) < LIMIT
-            check_losses({name: float(value[client]) for name, value in terms.items()}, arrays[f"{here}losses"], case.losses)
-            check_contexts(replay, arrays, here, client)
+                private = private_model(tree.take(replay.private, client))
+                limit = LIMITS.get((case.recording, round, client), LIMIT)
+                assert gap(private, recorded_tree(arrays, f"{prefix}{case.private}/")) < limit
+            check_losses({name: float(value[client]) for name, value in terms.items()}, arrays[f"{prefix}losses"], case.losses)
+            check_contexts(replay, arrays, prefix, client)
         if case.evaluated:
             check_evaluation(replay, arrays)
 
 
 def private_model(private: Tree) -> Tree:
-    """The private parts of the net, whether they lie open or as a whole model under a name of their own."""
+    """Return the private parts of the net, which may be a whole model under "personal"."""
     return tree.branch(private, "personal") if "personal" in private and "head" not in private else private
 
 
@@ -74,49 +89,48 @@ def check_losses(terms: dict[str, float], losses: np.ndarray, weights: dict[str,
     assert abs(sum(weight * terms[name] for name, weight in chosen.items()) - float(losses.mean())) < LIMIT
 
 
-def check_contexts(replay: Replay, arrays: dict[str, np.ndarray], here: str, client: int) -> None:
-    if f"{here}g" not in arrays:
+def check_contexts(replay: Replay, arrays: dict[str, np.ndarray], prefix: str, client: int) -> None:
+    if f"{prefix}g" not in arrays:
         return
 
-    facts = replay.engine.client_info(range(4), replay.round).select(client)
-    context = replay.method.contexts(replay.shared, tree.take(replay.private, client), facts)  # type: ignore[attr-defined]
+    info = replay.engine.client_info(range(4), replay.round).select(client)
+    context = replay.method.contexts(replay.shared, tree.take(replay.private, client), info)  # type: ignore[attr-defined]
     for name in ("g", "p"):
-        assert float((context[name] - torch.from_numpy(arrays[f"{here}{name}"])).abs().max()) < LIMIT
+        assert float((context[name] - torch.from_numpy(arrays[f"{prefix}{name}"])).abs().max()) < LIMIT
 
 
 def check_evaluation(replay: Replay, arrays: dict[str, np.ndarray]) -> None:
-    here = f"round{replay.round}/eval/"
-    assert replay.correct() == arrays[f"{here}correct"].tolist()
-    assert float((replay.logits() - torch.from_numpy(arrays[f"{here}logits_client0"])).abs().max()) < LIMIT
+    prefix = f"round{replay.round}/eval/"
+    assert replay.correct() == arrays[f"{prefix}correct"].tolist()
+    assert float((replay.logits() - torch.from_numpy(arrays[f"{prefix}logits_client0"])).abs().max()) < LIMIT
 
 
 @pytest.mark.parametrize(
     "wrong", [{"lam": 0.02}, {"mu": 0.0}, {"p_scale": "mean"}, {"mlg_norm": "sample_mean"}, {"reg": "norm"}]
 )
-def test_recording_tells_a_wrong_gpfl_from_a_right_one(wrong: dict[str, object]) -> None:
+def test_recording_detects_a_wrong_gpfl(wrong: dict[str, object]) -> None:
     arrays = recording("gpfl_paper_sum")
     replay = Replay(METHODS["gpfl"](**{**GPFL, **wrong}), "vmap")
     replay.advance()
     assert gap(replay.shared, recorded_tree(arrays, "round1/global/")) > 10 * LIMIT
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(("evaluated", "word"), [("theta", "theta"), ("local_w", "local_w")])
-def test_pfedme_evaluates_the_model_it_names(engine: str, evaluated: str, word: str) -> None:
+@pytest.mark.parametrize("model", ["theta", "local_w"])
+def test_pfedme_evaluates_the_model_it_names(engine: str, model: str) -> None:
     arrays = recording("pfedme")
-    replay = Replay(METHODS["pfedme"](eval_model=evaluated), engine)
-    for number in (1, 2, 3):
+    replay = Replay(METHODS["pfedme"](eval_model=model), engine)
+    for round in (1, 2, 3):
         replay.advance()
-        here = f"round{number}/client"
-        assert replay.correct() == [int(arrays[f"{here}{client}/correct_{word}"]) for client in range(4)]
-        assert float((replay.logits() - torch.from_numpy(arrays[f"{here}0/logits_{word}"])).abs().max()) < LIMIT
+        prefix = f"round{round}/client"
+        assert replay.correct() == [int(arrays[f"{prefix}{client}/correct_{model}"]) for client in range(4)]
+        assert float((replay.logits() - torch.from_numpy(arrays[f"{prefix}0/logits_{model}"])).abs().max()) < LIMIT
 
 
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [("fedprox", {"mu": 0.0}), ("ditto", {"lam": 0.0}), ("pfedme", {"theta_decay": 0.0}), ("pfedme", {"lam": 14.0})],
 )
-def test_recording_tells_a_wrong_method_from_a_right_one(name: str, wrong: dict[str, float]) -> None:
+def test_recording_detects_a_wrong_method(name: str, wrong: dict[str, float]) -> None:
     case = next(case for case in CASES if case.recording == name)
     replay = Replay(dataclasses.replace(case.method, **wrong), "vmap")
     for _ in range(3):
