@@ -84,7 +84,7 @@ def test_a_table_without_groups_is_refused_with_the_way_out() -> None:
 
 @pytest.mark.parametrize("groups", [[0, 1], np.zeros((4, 1))], ids=["too few", "a column"])
 def test_groups_must_be_one_a_row(groups: object) -> None:
-    with pytest.raises(GpflError, match="give one client per row"):
+    with pytest.raises(GpflError, match="give one value per row"):
         gpfl.Table(np.eye(4), [0, 1, 0, 1], client_ids=groups)  # type: ignore[arg-type]
 
 
@@ -290,7 +290,7 @@ def test_splits_that_would_part_rows_are_refused_where_rows_stay_together() -> N
         gpfl.federate(table, partition="natural", rng="pfllib")
     with pytest.raises(GpflError, match=r"does not tell the group of a row: say whose they are with --client"):
         gpfl.federate(gpfl.Table(table.x, table.y, group_ids=bundles), partition="natural")
-    with pytest.raises(GpflError, match=r"has 72 rows and group_ids of shape \(3,\); give one group per row"):
+    with pytest.raises(GpflError, match=r"has 72 rows and group_ids of shape \(3,\); give one value per row"):
         gpfl.Table(table.x, table.y, group_ids=[0, 1, 2])
 
 

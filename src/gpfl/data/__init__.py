@@ -22,8 +22,7 @@ PUBLISHED: dict[str, PublishedDataset] = {source.name: source for source in (FMN
 
 DATASETS: dict[str, DataSource] = {"digits": Digits(), **PUBLISHED}
 
-FILES = "files"
-"""Name under which the options of the user's own files are listed."""
+FILES = "files"  # name under which the options of the user's own files are listed
 
 
 def find_dataset(name: str, settings: Mapping[str, object]) -> DataSource:

@@ -7,8 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,8 +19,7 @@ from gpfl.data.arrays import ArrayLike, numeric_array, store_samples
 from gpfl.errors import GpflError
 
 SPLITS = ("train", "validation", "test")
-MAX_CLASSES = 100_000
-"""A larger label is an id or a measurement rather than a class."""
+MAX_CLASSES = 100_000  # a larger label is an id or a measurement rather than a class
 
 
 class Table(Samples):
@@ -173,30 +174,31 @@ def _check_client_ids(
 ) -> tuple[Indices | None, tuple[str, ...]]:
     if ids is None:
         return None, ()
-    numbers = np.asarray(ids).astype(np.int64)
-    if numbers.shape != (rows,):
-        raise GpflError(f"data '{name}' has {rows} rows and client_ids of shape {numbers.shape}; give one client per row")
-    names = tuple(names) or tuple(str(number) for number in range(int(numbers.max()) + 1))
-    if numbers.min() < 0 or numbers.max() >= len(names):
-        raise GpflError(f"data '{name}' has client {numbers.max()}; there are names for clients 0 to {len(names) - 1}")
-    return numbers, names
+    indices = _check_length(ids, rows, name, "client_ids").astype(np.int64)
+    names = tuple(names) or tuple(str(index) for index in range(int(indices.max()) + 1))
+    if indices.min() < 0 or indices.max() >= len(names):
+        raise GpflError(f"data '{name}' has client {indices.max()}; there are names for clients 0 to {len(names) - 1}")
+    return indices, names
 
 
 def _check_splits(splits: ArrayLike | None, rows: int, name: str) -> Indices | None:
     if splits is None:
         return None
-    indices = np.asarray(splits).astype(np.int64)
-    if indices.shape != (rows,) or (rows and (indices.min() < 0 or indices.max() >= len(SPLITS))):
-        raise GpflError(
-            f"data '{name}' has invalid splits; give 0 (train), 1 (validation) or 2 (test) for each of its {rows} rows"
-        )
+    indices = _check_length(splits, rows, name, "splits").astype(np.int64)
+    if indices.min() < 0 or indices.max() >= len(SPLITS):
+        raise GpflError(f"data '{name}' has splits {indices.min()} to {indices.max()}; they are 0 train, 1 validation, 2 test")
     return indices
 
 
 def _check_group_ids(ids: ArrayLike | None, rows: int, name: str) -> Indices | None:
     if ids is None:
         return None
-    values = np.asarray(ids)
-    if values.shape != (rows,):
-        raise GpflError(f"data '{name}' has {rows} rows and group_ids of shape {values.shape}; give one group per row")
+    values = _check_length(ids, rows, name, "group_ids")
     return np.unique(values.astype(str) if values.dtype == object else values, return_inverse=True)[1].astype(np.int64)
+
+
+def _check_length(values: ArrayLike, rows: int, name: str, what: str) -> npt.NDArray[Any]:
+    array = np.asarray(values)
+    if array.shape != (rows,):
+        raise GpflError(f"data '{name}' has {rows} rows and {what} of shape {array.shape}; give one value per row")
+    return array

@@ -31,6 +31,7 @@ from user_files import (
 import gpfl
 from gpfl.data import FileDataset
 from gpfl.data.files.csv_reader import read_csv
+from gpfl.data.files.layout import InputFile
 
 # One file.
 
@@ -230,9 +231,12 @@ def test_ignored_columns_are_not_inputs(tmp_path: Path) -> None:
 def test_an_ignored_column_takes_no_memory(tmp_path: Path) -> None:
     rows = [(k, "x" * (100_000 if k == 7 else 1), k % 2) for k in range(40)]
     path = write(tmp_path / "a.csv", lines(("a", "comment", "label"), *rows))
-    whole = {name: column.nbytes for name, column in read_csv(path).columns.items()}
+    whole = {name: column.nbytes for name, column in read_csv(InputFile(path)).columns.items()}
     assert whole["comment"] == 40 * 100_000 * 4, "the control: every row is as wide as the longest"
-    assert {name: column.nbytes for name, column in read_csv(path, ["comment"]).columns.items()} == {**whole, "comment": 0}
+    assert {name: column.nbytes for name, column in read_csv(InputFile(path), ["comment"]).columns.items()} == {
+        **whole,
+        "comment": 0,
+    }
     assert close(load(path, ignore=["comment"]).x, [[v] for v in scaled(range(40))])
 
 

@@ -147,7 +147,7 @@ def test_images_of_which_only_some_are_divided_are_an_error(tmp_path: Path) -> N
     for place in ("a/train/x", "a/test/y", "b/x", "b/y"):
         write_image(tmp_path / "p" / place / "1.png", 0)
     assert error_of(tmp_path / "p") == (
-        f"{tmp_path}/p/b is not divided into train and test, but others are: divide all clients or none"
+        f"{tmp_path}/p/a/test is a test split, but {tmp_path}/p/b is not divided: divide all clients or none"
     )
     for place in ("q/test/x", "q/test/y"):
         write_image(tmp_path / place / "1.png", 0)

@@ -14,18 +14,12 @@ from gpfl.data.files.raw_table import MISSING, Array, Mask, RowLocator, find_mis
 from gpfl.data.files.samples import describe_missing
 from gpfl.errors import GpflError, pluralize
 
-Floats = npt.NDArray[np.float64]
-
-MAX_CATEGORIES = 50
-"""Largest number of different texts in a categorical column."""
-MAJORITY = 0.9
-"""Share of numbers or dates from which a column is meant to hold them."""
-MIN_ROWS_FOR_MAJORITY = 10
-"""Up to this number of rows nothing is concluded from such a share."""
+MAX_CATEGORIES = 50  # largest number of different texts in a categorical column
+MAJORITY = 0.9  # share of numbers or dates from which a column is meant to hold them
+MIN_ROWS_FOR_MAJORITY = 10  # up to this number of rows nothing is concluded from such a share
 MIN_ROWS_FOR_ID = 20
 """From this number of rows a column with different values in most of them is reported as a possible id."""
-ID_SHARE = 0.95
-"""Share of different values from which it is."""
+ID_SHARE = 0.95  # share of different values from which it is
 DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 THOUSANDS = re.compile(r"[-+]?\d{1,3}([,.' \u00a0\u202f]\d{3})+([.,]\d+)?")
 PERCENT = re.compile(r"[-+]?\d+([.,]\d+)?\s*%")
@@ -38,15 +32,14 @@ class Column:
     """A column as numbers, or as stripped texts; NaN or "" where a value is missing."""
 
     name: str
+    values: Array
     missing: Mask
-    numbers: Floats | None = None
-    texts: Array | None = None
     comma_example: str = ""  # a cell with a decimal comma
 
     @property
-    def values(self) -> Array:
-        """The numbers, or else the texts."""
-        return self.numbers if self.numbers is not None else self.texts if self.texts is not None else np.array([])
+    def numeric(self) -> bool:
+        """Whether the values are numbers."""
+        return self.values.dtype.kind == "f"
 
 
 def parse_column(name: str, values: Array, decimal_commas: bool, missing_texts: frozenset[str] = MISSING) -> Column:
@@ -57,17 +50,15 @@ def parse_column(name: str, values: Array, decimal_commas: bool, missing_texts: 
     except ValueError:
         pass
     else:
-        return Column(name, np.isnan(numbers), numbers)
+        return Column(name, numbers, np.isnan(numbers))
     stripped = {cell: cell.strip() for cell in set(cells)}
     present = {cell: text for cell, text in stripped.items() if text.lower() not in missing_texts}
     missing = find_missing(values, missing_texts)
     parsed = {cell: _parse_number(text, decimal_commas) for cell, text in present.items()}
     if None not in parsed.values():
-        comma = next((cell for cell in cells if "," in cell), "")
-        return Column(
-            name, missing, np.array([parsed.get(cell, np.nan) for cell in cells], np.float64), comma_example=comma.strip()
-        )
-    return Column(name, missing, texts=np.array([present.get(cell, "") for cell in cells]))
+        comma = next((cell for cell in cells if "," in cell), "").strip()
+        return Column(name, np.array([parsed.get(cell, np.nan) for cell in cells], np.float64), missing, comma)
+    return Column(name, np.array([present.get(cell, "") for cell in cells]), missing)
 
 
 def _parse_number(text: str, decimal_commas: bool) -> float | None:
@@ -93,29 +84,26 @@ def find_problem(column: Column, fill: bool, training: Mask, decimal_commas: boo
     """Return why a column cannot be an input; missing values are a problem unless they are filled."""
     if column.missing.all():
         return Problem(column.name, "is empty in every row")
-    if column.numbers is not None:
-        problem = _number_problem(column.name, column.numbers, column.missing, locator)
-    else:
-        problem = _text_problem(column.name, column.values, decimal_commas, locator)
+    problem = _number_problem(column, locator) if column.numeric else _text_problem(column, decimal_commas, locator)
     if problem is not None or not column.missing.any():
         return problem
     if not fill:
         return Problem(column.name, f"has {describe_missing(column.missing, locator)}", missing=True)
-    if column.numbers is not None and column.missing[training].all():
+    if column.numeric and column.missing[training].all():
         return Problem(column.name, "has no value in any training row, so there is no mean to fill in")
     return None
 
 
-def _number_problem(name: str, numbers: Floats, missing: Mask, locator: RowLocator) -> Problem | None:
-    too_large = ~missing & ~(np.abs(np.nan_to_num(numbers, posinf=np.inf, neginf=-np.inf)) < MAX_FLOAT)
+def _number_problem(column: Column, locator: RowLocator) -> Problem | None:
+    too_large = ~column.missing & ~(np.abs(column.values) < MAX_FLOAT)
     if not too_large.any():
         return None
-    where = locator.describe_first(too_large)
-    return Problem(name, f"holds {numbers[too_large][0]:g} in {where}, which is too large for a float32", "correct the file")
+    value, where = column.values[too_large][0], locator.describe_first(too_large)
+    return Problem(column.name, f"holds {value:g} in {where}, which is too large for a float32", "correct the file")
 
 
-def _text_problem(name: str, texts: Array, decimal_commas: bool, locator: RowLocator) -> Problem | None:
-    cells = texts.tolist()
+def _text_problem(column: Column, decimal_commas: bool, locator: RowLocator) -> Problem | None:
+    name, cells = column.name, column.values.tolist()
     kinds = sorted(set(cells) - {""})
     not_numbers = {kind: _number_format(kind, decimal_commas) for kind in kinds if _parse_number(kind, decimal_commas) is None}
     present = [cell for cell in cells if cell]
@@ -161,13 +149,13 @@ def raise_problems(problems: Sequence[Problem], ignored: Sequence[str]) -> None:
 
 def encode_column(column: Column, training: Mask, scale: str) -> tuple[npt.NDArray[np.float32], dict[str, Any]]:
     """Return a column as inputs (rows, width), and the values needed to encode new rows the same way."""
-    if column.numbers is None:
+    if not column.numeric:
         categories = np.unique(column.values)
         return (column.values[:, None] == categories).astype(np.float32), {"name": column.name, "values": categories.tolist()}
-    known = column.numbers[training & ~column.missing]
+    known = column.values[training & ~column.missing]
     mean, std = float(known.mean()), float(known.std())
     std = std if std > 0 and known.min() < known.max() else 1.0  # the std of a constant may be 1e-17
-    filled = np.where(column.missing, mean, column.numbers)
+    filled = np.where(column.missing, mean, column.values)
     fill = {"missing": mean} if column.missing.any() else {}
     if scale == "none":
         mean, std = 0.0, 1.0
@@ -178,11 +166,11 @@ def describe_id(column: Column) -> str:
     """Return how a possible id varies ("a different text in every row"), or "" if values repeat."""
     if len(column.values) < MIN_ROWS_FOR_ID:
         return ""
-    if column.numbers is not None and not np.all((column.numbers == np.floor(column.numbers)) | column.missing):
+    if column.numeric and not np.all((column.values == np.floor(column.values)) | column.missing):
         return ""
     present = column.values[~column.missing]
     share = len(np.unique(present)) / len(present)
-    kind = "whole number" if column.numbers is not None else "text"
+    kind = "whole number" if column.numeric else "text"
     return f"a different {kind} in {'every' if share == 1 else 'nearly every'} row" if share >= ID_SHARE else ""
 
 

@@ -10,23 +10,22 @@ from typing import TextIO
 
 import numpy as np
 
+from gpfl.data.files.layout import InputFile
 from gpfl.data.files.raw_table import UNREAD, Array, Columns, RawTable
 from gpfl.errors import GpflError, pluralize
 
-MAX_CELL = 1 << 20
-"""Largest number of characters in a cell."""
-BLOCK = 10_000
-"""Lines that are kept as Python strings, which take far more memory than numpy's."""
+MAX_CELL = 1 << 20  # largest number of characters in a cell
+BLOCK = 10_000  # lines that are kept as Python strings, which take far more memory than numpy's
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
-EXCEL_LINE = re.compile(r"sep=(.)\s*", re.IGNORECASE)
-"""A first line in which Excel names the delimiter."""
+EXCEL_LINE = re.compile(r"sep=(.)\s*", re.IGNORECASE)  # a first line in which Excel names the delimiter
 UNNAMED = re.compile(r"(Unnamed: \d+)?")
 """The names that pandas gives to a column without one, when it writes and when it reads."""
 
 
-def read_csv(path: Path, ignore: Collection[str] = ()) -> RawTable:
+def read_csv(source: InputFile, ignore: Collection[str] = ()) -> RawTable:
     """Return the columns of a CSV or TSV file as text; its first line names them."""
     csv.field_size_limit(MAX_CELL)
+    path = source.path
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             delimiter, before = _find_delimiter(path, file)
@@ -40,7 +39,7 @@ def read_csv(path: Path, ignore: Collection[str] = ()) -> RawTable:
         raise GpflError(f"{path} cannot be read as CSV ({problem})") from None
     if not len(lines):
         raise GpflError(f"{path} has no rows below its first line")
-    return _drop_unnamed(names, columns, lines, path, delimiter)
+    return _drop_unnamed(names, columns, lines, source, delimiter)
 
 
 def _find_delimiter(path: Path, file: TextIO) -> tuple[str, int]:
@@ -124,7 +123,7 @@ def _collect(
     return joined, np.array(lines, dtype=np.int64)
 
 
-def _drop_unnamed(names: Sequence[str], columns: Sequence[Array], lines: Array, path: Path, delimiter: str) -> RawTable:
+def _drop_unnamed(names: Sequence[str], columns: Sequence[Array], lines: Array, source: InputFile, delimiter: str) -> RawTable:
     """Return the table without unnamed columns that are empty or, if first, number the rows."""
     named: Columns = {}
     dropped: list[str] = []
@@ -137,10 +136,10 @@ def _drop_unnamed(names: Sequence[str], columns: Sequence[Array], lines: Array, 
                 dropped.append("the first column, which has no name and numbers the rows")
                 continue
         if not name:
-            raise GpflError(f"{path}: column {index + 1} of {len(names)} has no name: name it in the first line")
+            raise GpflError(f"{source.path}: column {index + 1} of {len(names)} has no name: name it in the first line")
         named[name] = values
-    notes = tuple(f"Left out of {path.name}: {reason}." for reason in dict.fromkeys(dropped))
-    return RawTable(named, lines, "line", decimal_commas=delimiter != ",", notes=notes)
+    notes = tuple(f"Left out of {source.path.name}: {reason}." for reason in dict.fromkeys(dropped))
+    return RawTable(source, named, lines, "line", decimal_commas=delimiter != ",", notes=notes)
 
 
 def _first_invalid_byte(path: Path) -> int:

@@ -22,34 +22,15 @@ from gpfl.data.files.tabular import load_rows
 from gpfl.data.table import SPLITS, DataSource, Table
 from gpfl.errors import GpflError, pluralize
 
-IMAGE_OPTIONS = ("image_size",)
-"""Options for images; the others are for columns."""
+IMAGE_OPTIONS = ("image_size",)  # options for images; the others are for columns
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileDataset(DataSource):
+class FileDataset(ColumnOptions, DataSource):
     """Your own files."""
 
     path: Path
 
-    label: str = option("", "column (or array) of labels; found if named label, y, target or class")
-    client: str = option("", "column that names each row's client; found if named client")
-    split_column: str = option("", "column with train, validation or test for each row; found if named split or part")
-    group: str = option(
-        "", "column of groups, such as patients: a client's rows of a group are never divided between splits", omit_default=True
-    )
-    ignore: tuple[str, ...] = option((), "columns that are not inputs, such as a row number")
-    scale: str = option(
-        "standard",
-        "numeric columns: scaled to mean 0 and std 1 over the training rows of all clients (all rows if splits are random), "
-        "or not scaled",
-        choices=("standard", "none"),
-    )
-    missing: str = option(
-        "refuse",
-        "missing values in columns: raise an error, fill in the mean over training rows (text: a category), or drop the rows",
-        choices=("refuse", "mean", "drop"),
-    )
     image_size: int = option(0, "resize images to this many pixels a side; 0: keep their common size", min=0, max=1024)
 
     @property
@@ -80,12 +61,9 @@ class FileDataset(DataSource):
         if layout.images:
             samples = load_images(layout.inputs, self.image_size)
         else:
-            columns = ColumnOptions(
-                self.label, self.client, self.split_column, self.group, self.ignore, self.scale, self.missing
-            )
-            columns.check()
-            tables = [READERS[entry.path.suffix.lower()](entry.path, self.ignore) for entry in layout.inputs]
-            samples = load_rows(layout.inputs, tables, columns)
+            self.check_roles()
+            tables = [READERS[entry.path.suffix.lower()](entry, self.ignore) for entry in layout.inputs]
+            samples = load_rows(tables, self)
         if layout.unread:
             samples.notes.append(f"Not read: {join_names([str(path.relative_to(self.path)) for path in layout.unread])}.")
         return self._build_table(samples)

@@ -12,15 +12,13 @@ import numpy.typing as npt
 from PIL import Image, ImageOps
 
 from gpfl.data.files.layout import InputFile, class_folders, image_files
-from gpfl.data.files.roles import check_splits
+from gpfl.data.files.roles import check_divided, check_splits
 from gpfl.data.files.samples import FileSamples
 from gpfl.errors import GpflError
 
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "PPM", "TIFF")
-CAMERA_FORMATS = ("JPEG", "TIFF", "WEBP")
-"""Formats with an orientation; a PNG would have to be decoded to know."""
-ORIENTATION = 0x0112
-"""EXIF tag of the orientation of the camera."""
+CAMERA_FORMATS = ("JPEG", "TIFF", "WEBP")  # formats with an orientation; a PNG would have to be decoded to know
+ORIENTATION = 0x0112  # EXIF tag of the orientation of the camera
 SIDEWAYS = (5, 6, 7, 8)
 GREY = ("1", "L")
 COLOUR = ("RGB", "RGBA", "P", "LA", "PA", "CMYK", "YCbCr", "RGBX")
@@ -35,15 +33,13 @@ def load_images(inputs: Sequence[InputFile], side: int) -> FileSamples:
     x = np.empty((len(found), 1 if grey else 3, height, width), dtype=np.uint8)
     for row, (_, _, file) in enumerate(found):
         x[row] = _decode(file, grey, (width, height)).reshape(height, width, -1).transpose(2, 0, 1)
-    divided = {bool(entry.split) for entry in inputs}
-    if len(divided) > 1:
-        whole = next(entry for entry in inputs if not entry.split)
-        raise GpflError(f"{whole.path} is not divided into train and test, but others are: divide all clients or none")
-    splits = check_splits(np.array([entry.split for entry, _, _ in found])) if divided == {True} else None
+    splits = check_splits(np.array([entry.split for entry, _, _ in found])) if check_divided(inputs) else None
     description = f"{'grey' if grey else 'colour'} images of {width}×{height}" + (", resized" if side else "")
     clients = np.array([entry.client for entry, _, _ in found]) if all(entry.client for entry in inputs) else None
     labels = np.array([label for _, label, _ in found])
-    return FileSamples(x, labels, clients, splits, None, description, metadata={"image_size": side})
+    return FileSamples(
+        x=x, input_description=description, labels=labels, clients=clients, splits=splits, metadata={"image_size": side}
+    )
 
 
 def _read_header(file: Path) -> tuple[str, tuple[int, int]]:

@@ -13,8 +13,7 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm", ".ti
 SPLIT_NAMES = {"train": "train", "training": "train", "test": "test", "testing": "test"} | dict.fromkeys(
     ("val", "valid", "validation"), "validation"
 )
-PFLLIB_DOWNLOADS = "rawdata"
-"""A folder that PFLlib leaves next to train and test."""
+PFLLIB_DOWNLOADS = "rawdata"  # a folder that PFLlib leaves next to train and test
 EXPECTED = (
     "give a file or sub-folder per client, or class folders of images; "
     f"files may be {', '.join(SUFFIXES)}, images {', '.join(IMAGE_SUFFIXES)}"

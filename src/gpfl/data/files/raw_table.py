@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,19 +22,24 @@ MISSING_LABELS = frozenset(("", "na", "n/a", "nan", "null"))
 """Lower-case texts of a missing label or client; a class may be named "none" or "unknown"."""
 MISSING = MISSING_LABELS | {"none", "?", "-", "--", ".", "#n/a", "unknown", "missing"}
 """Lower-case texts of a missing input."""
-UNREAD: Array = np.empty(0)
-"""Stands for a column that is ignored."""
+UNREAD: Array = np.empty(0)  # stands for a column that is ignored
 
 
 @dataclass(frozen=True)
 class RawTable:
     """The columns of a file, and the line or row number of each row, from 1."""
 
+    source: InputFile
     columns: Columns
     numbers: npt.NDArray[np.int64]
     unit: str = "row"
     decimal_commas: bool = False  # whether a comma may be a decimal comma, because it does not separate cells
     notes: tuple[str, ...] = ()  # what the user should know of the reading
+
+    @property
+    def path(self) -> Path:
+        """Path of the file."""
+        return self.source.path
 
     def drop(self, names: Sequence[str]) -> RawTable:
         """Return the table without some columns."""
@@ -44,19 +50,21 @@ class RawTable:
         columns = {name: values[mask] for name, values in self.columns.items()}
         return replace(self, columns=columns, numbers=self.numbers[mask])
 
+    def __len__(self) -> int:
+        return len(self.numbers)
 
-def number_rows(columns: Columns, notes: tuple[str, ...] = ()) -> RawTable:
+
+def number_rows(source: InputFile, columns: Columns, notes: tuple[str, ...] = ()) -> RawTable:
     """Return the table of a file that has rows and no lines."""
     rows = max((len(values) for values in columns.values() if values.ndim), default=0)
-    return RawTable(columns, np.arange(1, rows + 1), notes=notes)
+    return RawTable(source, columns, np.arange(1, rows + 1), notes=notes)
 
 
 class RowLocator:
     """Where the rows of joined tables stand in their files."""
 
-    def __init__(self, inputs: Sequence[InputFile], tables: Sequence[RawTable]) -> None:
-        self._inputs, self._tables = inputs, tables
-        self._ends = np.cumsum([len(table.numbers) for table in tables])
+    def __init__(self, tables: Sequence[RawTable]) -> None:
+        self._tables, self._ends = tables, np.cumsum([len(table) for table in tables])
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -64,9 +72,9 @@ class RowLocator:
     def describe(self, row: int) -> str:
         """Return the file and line of a row; with the folder if several files have that name."""
         index = int(np.searchsorted(self._ends, row, side="right"))
-        table, path = self._tables[index], self._inputs[index].path
-        number = table.numbers[row - int(self._ends[index] - len(table.numbers))]
-        unique = all(entry.path == path or entry.path.name != path.name for entry in self._inputs)
+        table, path = self._tables[index], self._tables[index].path
+        number = table.numbers[row - int(self._ends[index] - len(table))]
+        unique = all(other.path == path or other.path.name != path.name for other in self._tables)
         return f"{path.name if unique else f'{path.parent.name}/{path.name}'}, {table.unit} {number}"
 
     def describe_first(self, mask: Mask) -> str:

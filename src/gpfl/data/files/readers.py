@@ -11,23 +11,22 @@ from pathlib import Path
 import numpy as np
 
 from gpfl.data.files.csv_reader import check_unique, read_csv
+from gpfl.data.files.layout import InputFile
 from gpfl.data.files.raw_table import UNREAD, Columns, RawTable, ignore_flag, number_rows
 from gpfl.data.files.unpickler import UnsupportedPickleError, load_dict
 from gpfl.data.published import archive
 from gpfl.errors import GpflError
 
-MAX_BYTES = 1 << 32
-"""Largest array in an npz file."""
-KINDS = "biufUS"
-"""Kinds of numpy arrays that hold numbers or text."""
+MAX_BYTES = 1 << 32  # largest array in an npz file
+KINDS = "biufUS"  # kinds of numpy arrays that hold numbers or text
 OBJECTS = re.compile(r"an array of objects|(a list|an object) under")
 """Why arrays of unequal length are not read: PFLlib stores texts so."""
-PANDAS_INDEX = re.compile(r"__index_level_\d+__")
-"""Columns in which pandas numbers the rows."""
+PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # columns in which pandas numbers the rows
 
 
-def read_parquet(path: Path, ignore: Collection[str] = ()) -> RawTable:
+def read_parquet(source: InputFile, ignore: Collection[str] = ()) -> RawTable:
     """Return the columns of a Parquet file: numbers, or text; missing values are NaN or ""."""
+    path = source.path
     try:
         import pyarrow.parquet
         import pyarrow.types
@@ -59,12 +58,13 @@ def read_parquet(path: Path, ignore: Collection[str] = ()) -> RawTable:
     check_unique(list(columns), path)
     if not table.num_rows:
         raise GpflError(f"{path} has no rows")
-    return number_rows(columns, tuple(notes))
+    return number_rows(source, columns, tuple(notes))
 
 
-def read_npz(path: Path, ignore: Collection[str] = ()) -> RawTable:
+def read_npz(source: InputFile, ignore: Collection[str] = ()) -> RawTable:
     """Return the arrays of an npz file, or of the pickled dict that is the one member of PFLlib's files."""
     arrays: Columns = {}
+    path = source.path
     with archive.open_zip(path, str(path)) as members:
         for name in members.namelist():
             if name.removesuffix(".npy") in ignore:
@@ -73,7 +73,7 @@ def read_npz(path: Path, ignore: Collection[str] = ()) -> RawTable:
                 arrays.update(_read_member(members, name, path))
     if not arrays:
         raise GpflError(f"{path} holds no array")
-    return number_rows(arrays)
+    return number_rows(source, arrays)
 
 
 def _read_member(members: zipfile.ZipFile, name: str, path: Path) -> Columns:
@@ -100,10 +100,10 @@ def _read_member(members: zipfile.ZipFile, name: str, path: Path) -> Columns:
         raise GpflError(f"{name} in {path} is not an array of numbers or text, nor a dict of arrays ({reason}){fix}") from None
 
 
-READERS: Mapping[str, Callable[[Path, Collection[str]], RawTable]] = {
+READERS: Mapping[str, Callable[[InputFile, Collection[str]], RawTable]] = {
     ".csv": read_csv,
     ".tsv": read_csv,
     ".parquet": read_parquet,
     ".npz": read_npz,
 }
-"""Readers by suffix; they take a path and the columns that are not read."""
+"""Readers by suffix; they take a file and the columns that are not read."""

@@ -44,11 +44,12 @@ class Roles:
         return [name for name in (self.label, self.client, self.group) if name]
 
 
-def find_roles(inputs: Sequence[InputFile], table: RawTable, options: ColumnOptions) -> Roles:
+def find_roles(tables: Sequence[RawTable], options: ColumnOptions) -> Roles:
     """Return the columns that the user chose or that have a usual name; paths that name clients win over the latter."""
-    label = _find(options, "label", LABEL_NAMES, table)
-    client = _find(options, "client", () if all(entry.client for entry in inputs) else CLIENT_NAMES, table, required=False)
-    return Roles(label, client, _find(options, "group", (), table, required=False))
+    label = _find(options, "label", LABEL_NAMES, tables[0])
+    usual = () if all(table.source.client for table in tables) else CLIENT_NAMES
+    client = _find(options, "client", usual, tables[0], required=False)
+    return Roles(label, client, _find(options, "group", (), tables[0], required=False))
 
 
 def _find(options: ColumnOptions, role: str, usual: Sequence[str], table: RawTable, *, required: bool = True) -> str:
@@ -66,40 +67,35 @@ def _find(options: ColumnOptions, role: str, usual: Sequence[str], table: RawTab
     return found
 
 
-@dataclass
-class Rows:
-    """The rows of all files with what is known of each."""
-
-    tables: list[RawTable]
-    locator: RowLocator
-    labels: Array
-    clients: Array | None
-    splits: Array | None
-    groups: Array | None
-    metadata: dict[str, object]  # how the files were read, with the names that were found
-    notes: list[str]
-
-
-def read_rows(
-    inputs: Sequence[InputFile], tables: Sequence[RawTable], roles: Roles, features: Sequence[str], options: ColumnOptions
-) -> Rows:
-    """Return the rows, without those with missing values if the user chose so."""
+def read_roles(
+    tables: Sequence[RawTable], roles: Roles, features: Sequence[str], options: ColumnOptions
+) -> tuple[FileSamples, list[RawTable]]:
+    """Return the samples without inputs, and the tables: without rows with missing values if the user chose so."""
     notes = []
     if options.missing == "drop":
-        inputs, tables, note = drop_missing(inputs, tables, roles.names, features, options.ignore)
+        tables, note = drop_missing(tables, roles.names, features, options.ignore)
         notes.append(note)
-    locator = RowLocator(inputs, tables)
-    splits, split_column = find_splits(inputs, tables, options, locator)
+    locator = RowLocator(tables)
+    splits, split_column = find_splits(tables, options)
     clients = None
     if roles.client:
         clients = _read_role(tables, roles.client, locator)
-    elif all(entry.client for entry in inputs):
-        clients = np.repeat([entry.client for entry in inputs], [len(table.numbers) for table in tables])
-    groups = _read_role(tables, roles.group, locator) if roles.group else None
+    elif all(table.source.client for table in tables):
+        clients = np.repeat([table.source.client for table in tables], list(map(len, tables)))
     metadata: dict[str, object] = {"label": roles.label, "client": roles.client, "split_column": split_column}
     metadata |= {"group": options.group} if options.group else {}
-    metadata |= {"ignore": list(options.ignore), "missing": options.missing}
-    return Rows(list(tables), locator, join_column(tables, roles.label), clients, splits, groups, metadata, notes)
+    samples = FileSamples(
+        labels=join_column(tables, roles.label),
+        clients=clients,
+        splits=splits,
+        groups=_read_role(tables, roles.group, locator) if roles.group else None,
+        label_name=roles.label,
+        client_name=roles.client,
+        metadata=metadata | {"ignore": list(options.ignore), "missing": options.missing},
+        notes=notes,
+        locator=locator,
+    )
+    return samples, list(tables)
 
 
 def _read_role(tables: Sequence[RawTable], name: str, locator: RowLocator) -> Array:
@@ -108,19 +104,11 @@ def _read_role(tables: Sequence[RawTable], name: str, locator: RowLocator) -> Ar
     return to_text(values)
 
 
-def find_splits(
-    inputs: Sequence[InputFile], tables: Sequence[RawTable], options: ColumnOptions, locator: RowLocator
-) -> tuple[Array | None, str]:
+def find_splits(tables: Sequence[RawTable], options: ColumnOptions) -> tuple[Array | None, str]:
     """Return each row's split, by path or column, and that column; None if all rows are for training."""
-    by_path = [bool(entry.split) for entry in inputs]
-    if any(by_path) and not all(by_path):
-        divided, whole = inputs[by_path.index(True)], inputs[by_path.index(False)]
-        raise GpflError(
-            f"{divided.path} is a {divided.split} split, but {whole.path} is not divided: divide all clients or none"
-        )
-    if all(by_path):
-        splits = np.repeat([entry.split for entry in inputs], [len(table.numbers) for table in tables])
-        return check_splits(splits), ""
+    sources = [table.source for table in tables]
+    if check_divided(sources):
+        return check_splits(np.repeat([source.split for source in sources], list(map(len, tables)))), ""
     name = _find(options, "split_column", SPLIT_COLUMNS, tables[0], required=False)
     if not name:
         return None, ""
@@ -130,10 +118,20 @@ def find_splits(
         if not options.split_column:
             return None, ""  # a column of that name about something else
         row = int(np.flatnonzero(unknown)[0])
-        raise GpflError(
-            f"column '{name}' holds '{values[row]}' in {locator.describe(row)}; it must hold train, validation or test"
-        )
+        where = RowLocator(tables).describe(row)
+        raise GpflError(f"column '{name}' holds '{values[row]}' in {where}; it must hold train, validation or test")
     return check_splits(np.array([SPLIT_NAMES[value] for value in values])), name
+
+
+def check_divided(sources: Sequence[InputFile]) -> bool:
+    """Return whether paths name the splits; raise if only some do."""
+    whole = [source for source in sources if not source.split]
+    divided = [source for source in sources if source.split]
+    if whole and divided:
+        raise GpflError(
+            f"{divided[0].path} is a {divided[0].split} split, but {whole[0].path} is not divided: divide all clients or none"
+        )
+    return not whole
 
 
 def check_splits(splits: Array) -> Array | None:
@@ -161,15 +159,14 @@ def encode_labels(samples: FileSamples) -> tuple[npt.NDArray[np.int64], list[str
     column = parse_column(name, samples.labels, samples.decimal_commas, MISSING_LABELS if samples.locator else frozenset())
     if samples.locator is not None:
         check_no_missing(name, column.missing, samples.locator)
-    if column.numbers is not None:
-        whole = np.isfinite(column.numbers) & (column.numbers == np.floor(column.numbers))
-        if not whole.all():
+    if column.numeric:
+        fractions = ~np.isfinite(column.values) | (column.values != np.floor(column.values))
+        if fractions.any():
             raise GpflError(
-                f"'{name}' holds {column.numbers[~whole][0]:g}; labels are whole numbers or names of classes: "
+                f"'{name}' holds {column.values[fractions][0]:g}; labels are whole numbers or names of classes: "
                 "choose another column with --label"
             )
-    text = to_text(column.numbers) if column.numbers is not None else column.texts
-    labels, classes = encode_names(text if text is not None else samples.labels)
+    labels, classes = encode_names(to_text(column.values))
     if len(classes) < 2:
         raise GpflError(f"every row has the class '{classes[0]}'; there must be at least two classes")
     if len(classes) > MAX_CLASSES or (len(classes) > 20 and 2 * len(classes) > len(labels)):

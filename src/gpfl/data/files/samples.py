@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpfl.data.files.layout import InputFile
+from gpfl.core.options import option
 from gpfl.data.files.raw_table import (
     MISSING,
     MISSING_LABELS,
@@ -22,82 +22,89 @@ from gpfl.data.files.raw_table import (
 from gpfl.errors import GpflError, pluralize
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ColumnOptions:
-    """The user's options for columns; a name of "" is found by itself or absent."""
+    """Options for the columns of files; a name of "" is found by itself or absent."""
 
-    label: str = ""
-    client: str = ""
-    split_column: str = ""
-    group: str = ""
-    ignore: Sequence[str] = ()
-    scale: str = "standard"
-    missing: str = "refuse"
+    label: str = option("", "column (or array) of labels; found if named label, y, target or class")
+    client: str = option("", "column that names each row's client; found if named client")
+    split_column: str = option("", "column with train, validation or test for each row; found if named split or part")
+    group: str = option(
+        "", "column of groups, such as patients: a client's rows of a group are never divided between splits", omit_default=True
+    )
+    ignore: tuple[str, ...] = option((), "columns that are not inputs, such as a row number")
+    scale: str = option(
+        "standard",
+        "numeric columns: scaled to mean 0 and std 1 over the training rows of all clients (all rows if splits are random), "
+        "or not scaled",
+        choices=("standard", "none"),
+    )
+    missing: str = option(
+        "refuse",
+        "missing values in columns: raise an error, fill in the mean over training rows (text: a category), or drop the rows",
+        choices=("refuse", "mean", "drop"),
+    )
 
     @property
     def roles(self) -> dict[str, str]:
         """Name of the column that the user chose for each role."""
         return {role: getattr(self, role) for role in ("label", "client", "split_column", "group")}
 
-    def check(self) -> None:
+    def check_roles(self) -> None:
         """Raise if a column has two roles."""
         flags: dict[str, str] = {}
-        for role, names in {**{role: [name] for role, name in self.roles.items()}, "ignore": self.ignore}.items():
+        for role, names in {**{role: (name,) for role, name in self.roles.items()}, "ignore": self.ignore}.items():
             flag = f"--{role.replace('_', '-')}"
             for name in filter(None, names):
                 if flags.setdefault(name, flag) != flag:
                     raise GpflError(f"column '{name}' is named by both {flags[name]} and {flag}: remove it from one")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class FileSamples:
     """The samples of all files: inputs, labels as in the files, and what else is known of each sample."""
 
-    x: Array
+    x: Array = field(default_factory=lambda: np.empty(0))
+    input_description: str = ""
     labels: Array
     clients: Array | None
     splits: Array | None
-    groups: Array | None
-    input_description: str
+    groups: Array | None = None
     label_name: str = "class"
     client_name: str = ""
-    metadata: dict[str, object] = field(default_factory=dict)  # how the files were read; saved with the manifest
+    metadata: dict[str, object]  # how the files were read; saved with the manifest
     notes: list[str] = field(default_factory=list)  # lines for the user
     locator: RowLocator | None = None
     decimal_commas: bool = False
 
 
 def drop_missing(
-    inputs: Sequence[InputFile],
-    tables: Sequence[RawTable],
-    roles: Sequence[str],
-    features: Sequence[str],
-    ignored: Sequence[str],
-) -> tuple[list[InputFile], list[RawTable], str]:
+    tables: Sequence[RawTable], roles: Sequence[str], features: Sequence[str], ignored: Sequence[str]
+) -> tuple[list[RawTable], str]:
     """Return the rows that have a value in each column of `roles` and `features`, and a line about the others."""
-    kept_inputs, kept, counts = [], [], dict.fromkeys([*roles, *features], 0)
-    for entry, table in zip(inputs, tables, strict=True):
-        bad: Mask = np.zeros(len(table.numbers), dtype=bool)
+    kept, empty, counts = [], [], dict.fromkeys([*roles, *features], 0)
+    for table in tables:
+        bad: Mask = np.zeros(len(table), dtype=bool)
         for name in counts:
             missing = find_missing(table.columns[name], MISSING_LABELS if name in roles else MISSING)
             counts[name] += int(missing.sum())
             bad |= missing
-        if not bad.all():
-            kept_inputs.append(entry)
+        if bad.all():
+            empty.append(table.path.name)
+        else:
             kept.append(table.filter(~bad))
-    before = sum(len(table.numbers) for table in tables)
+    before = sum(map(len, tables))
     if not kept:
         worst = max(counts, key=lambda name: counts[name])
         fix = "" if worst in roles else f": leave it out with {ignore_flag(ignored, [worst])}"
         raise GpflError(f"each of {pluralize(before, 'row')} has a missing value, most of them in column '{worst}'{fix}")
-    left = before - sum(len(table.numbers) for table in kept)
+    left = before - sum(map(len, kept))
     if not left:
-        return kept_inputs, kept, "No row has missing values."
+        return kept, "No row has missing values."
     columns = join_names([f"{name} {count:,}" for name, count in counts.items() if count])
     have, are = ("has", "is") if left == 1 else ("have", "are")
     note = f"{left:,} of {pluralize(before, 'row')} {have} missing values and {are} left out: {columns}."
-    empty = [entry.path.name for entry in inputs if entry not in kept_inputs]
-    return kept_inputs, kept, note + (f" Nothing is left of {join_names(empty)}." if empty else "")
+    return kept, note + (f" Nothing is left of {join_names(empty)}." if empty else "")
 
 
 def check_no_missing(name: str, missing: Mask, locator: RowLocator) -> None:

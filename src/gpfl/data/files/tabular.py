@@ -17,19 +17,18 @@ from gpfl.data.files.columns import (
     parse_column,
     raise_problems,
 )
-from gpfl.data.files.layout import InputFile
 from gpfl.data.files.raw_table import Array, Mask, RawTable, RowLocator, ignore_flag, join_column, join_names
-from gpfl.data.files.roles import find_roles, find_splits, read_rows
+from gpfl.data.files.roles import find_roles, find_splits, read_roles
 from gpfl.data.files.samples import ColumnOptions, FileSamples
 from gpfl.errors import GpflError, did_you_mean, pluralize
 
 
-def load_rows(inputs: Sequence[InputFile], tables: Sequence[RawTable], options: ColumnOptions) -> FileSamples:
+def load_rows(tables: Sequence[RawTable], options: ColumnOptions) -> FileSamples:
     """Return the samples of files of rows: arrays if there are any, else columns."""
     notes = list(dict.fromkeys(note for table in tables for note in table.notes))
-    inputs, tables = divide_by_split(inputs, _drop_ignored(tables, options.ignore))
+    tables = divide_by_split(_drop_ignored(tables, options.ignore))
     arrays = any(array.ndim != 1 for table in tables for array in table.columns.values())
-    samples = (load_arrays if arrays else _load_columns)(inputs, tables, options)
+    samples = (load_arrays if arrays else _load_columns)(tables, options)
     if len(notes) > 3:
         notes = [*notes[:3], f"The same in {len(notes) - 3} more files."]
     samples.notes = [*notes, *samples.notes]
@@ -44,47 +43,38 @@ def _drop_ignored(tables: Sequence[RawTable], ignore: Sequence[str]) -> list[Raw
     return [table.drop(ignore) for table in tables]
 
 
-def _load_columns(inputs: Sequence[InputFile], tables: Sequence[RawTable], options: ColumnOptions) -> FileSamples:
-    _check_same_columns(inputs, tables)
+def _load_columns(tables: Sequence[RawTable], options: ColumnOptions) -> FileSamples:
+    _check_same_columns(tables)
     names = list(tables[0].columns)
-    roles = find_roles(inputs, tables[0], options)
-    _, split_column = find_splits(inputs, tables, options, RowLocator(inputs, tables))
+    roles = find_roles(tables, options)
+    _, split_column = find_splits(tables, options)
     features = [name for name in names if name not in (*roles.names, split_column)]
     if not features:
-        raise GpflError(f"{inputs[0].path} has no column of inputs besides {', '.join(sorted({*names, *options.ignore}))}")
-    rows = read_rows(inputs, tables, roles, features, options)
-    decimal_commas = all(table.decimal_commas for table in tables)
-    training = rows.splits == "train" if rows.splits is not None else np.ones(len(rows.locator), dtype=bool)
+        raise GpflError(f"{tables[0].path} has no column of inputs besides {', '.join(sorted({*names, *options.ignore}))}")
+    samples, tables = read_roles(tables, roles, features, options)
+    locator = RowLocator(tables)
+    samples.decimal_commas = all(table.decimal_commas for table in tables)
+    training = samples.splits == "train" if samples.splits is not None else np.ones(len(locator), dtype=bool)
     # One at a time, because a column may be large.
-    columns = (parse_column(name, join_column(rows.tables, name), decimal_commas) for name in features)
-    x, encodings, summaries = _encode(columns, training, decimal_commas, rows.locator, options)
-    return FileSamples(
-        x,
-        rows.labels,
-        rows.clients,
-        rows.splits,
-        rows.groups,
-        _describe_inputs(encodings, options.scale),
-        roles.label,
-        roles.client,
-        {**rows.metadata, "scale": options.scale, "columns": encodings},
-        [*rows.notes, *_describe_columns(summaries, options.ignore)],
-        rows.locator,
-        decimal_commas,
-    )
+    columns = (parse_column(name, join_column(tables, name), samples.decimal_commas) for name in features)
+    samples.x, encodings, summaries = _encode(columns, training, samples.decimal_commas, locator, options)
+    samples.input_description = _describe_inputs(encodings, options.scale)
+    samples.metadata |= {"scale": options.scale, "columns": encodings}
+    samples.notes += _describe_columns(summaries, options.ignore)
+    return samples
 
 
-def _check_same_columns(inputs: Sequence[InputFile], tables: Sequence[RawTable]) -> None:
+def _check_same_columns(tables: Sequence[RawTable]) -> None:
     names = set(tables[0].columns)
-    for entry, table in zip(inputs, tables, strict=True):
+    for table in tables:
         different = sorted(names ^ set(table.columns))
         if different:
             name = different[0]
-            has, lacks = (entry, inputs[0]) if name in table.columns else (inputs[0], entry)
+            has, lacks = (table, tables[0]) if name in table.columns else (tables[0], table)
             raise GpflError(f"column '{name}' is in {has.path}, but not in {lacks.path}; all files must have the same columns")
         sizes = {name: len(values) for name, values in table.columns.items()}
         if len(set(sizes.values())) > 1:
-            raise GpflError(f"{entry.path} has arrays of different length: {sizes}")
+            raise GpflError(f"{table.path} has arrays of different length: {sizes}")
 
 
 def _encode(
@@ -110,7 +100,7 @@ class _Summary:
 
     def __init__(self, column: Column) -> None:
         self.name, self.missing, self.comma_example = column.name, int(column.missing.sum()), column.comma_example
-        self.numeric, self.id, self.constant = column.numbers is not None, describe_id(column), is_constant(column)
+        self.numeric, self.id, self.constant = column.numeric, describe_id(column), is_constant(column)
 
 
 def _describe_columns(columns: Sequence[_Summary], ignored: Sequence[str]) -> list[str]:

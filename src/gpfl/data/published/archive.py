@@ -28,8 +28,7 @@ DAMAGED = (
     zipfile.BadZipFile,
 )
 """What a truncated or wrong archive raises."""
-MAX_OTHER_BYTES = 1 << 24
-"""Bytes that a tar archive may hold besides the wanted members."""
+MAX_OTHER_BYTES = 1 << 24  # bytes that a tar archive may hold besides the wanted members
 
 
 @contextmanager

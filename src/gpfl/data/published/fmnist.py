@@ -18,6 +18,29 @@ URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 MAGIC = {3: 0x0803, 1: 0x0801}  # by number of axes
 SPLITS = (("train", 60_000), ("t10k", 10_000))
 CLASSES = 10
+FILES = (
+    (
+        *("train-images-idx3-ubyte.gz", 26_421_880),
+        "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+    ),
+    (
+        *("train-labels-idx1-ubyte.gz", 29_515),
+        "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+    ),
+    (
+        *("t10k-images-idx3-ubyte.gz", 4_422_102),
+        "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+    ),
+    (
+        *("t10k-labels-idx1-ubyte.gz", 5_148),
+        "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+    ),
+)
+"""Name, size, SHA-256 and SHA-256 of the content."""
 
 
 def parse(paths: Mapping[str, Path]) -> Table:
@@ -49,38 +72,11 @@ def _read_idx(path: Path, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
     return np.frombuffer(content[header:], dtype=np.uint8).reshape(shape)
 
 
-def _file(name: str, size: int, sha256: str, content_sha256: str) -> PublishedFile:
-    return PublishedFile(name, URL + name, size, sha256=sha256, content_sha256=content_sha256)
-
-
 FMNIST = PublishedDataset(
     name="fmnist",
     description="Fashion-MNIST: 70,000 images of clothes, 28×28 grey, 10 classes",
-    files=(
-        _file(
-            "train-images-idx3-ubyte.gz",
-            26_421_880,
-            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-            "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-        ),
-        _file(
-            "train-labels-idx1-ubyte.gz",
-            29_515,
-            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-            "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-        ),
-        _file(
-            "t10k-images-idx3-ubyte.gz",
-            4_422_102,
-            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-            "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-        ),
-        _file(
-            "t10k-labels-idx1-ubyte.gz",
-            5_148,
-            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-            "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-        ),
+    files=tuple(
+        PublishedFile(name, URL + name, size, sha256=sha256, content_sha256=content) for name, size, sha256, content in FILES
     ),
     licence="MIT",
     n_samples=70_000,
