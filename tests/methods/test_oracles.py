@@ -64,14 +64,14 @@ def test_recording_is_reproduced_after_each_round(case: Case, engine: str) -> No
     replay = Replay(case.method, engine)
     if case.evaluated:
         check_evaluation(replay, arrays)
-    for round in (1, 2, 3):
+    for number in (1, 2, 3):
         terms = replay.advance()
-        assert gap(replay.shared, recorded_tree(arrays, f"round{round}/global/")) < LIMIT
+        assert gap(replay.shared, recorded_tree(arrays, f"round{number}/global/")) < LIMIT
         for client in range(4):
-            prefix = f"round{round}/client{client}/"
+            prefix = f"round{number}/client{client}/"
             if case.private:
                 private = private_model(tree.take(replay.private, client))
-                limit = LIMITS.get((case.recording, round, client), LIMIT)
+                limit = LIMITS.get((case.recording, number, client), LIMIT)
                 assert gap(private, recorded_tree(arrays, f"{prefix}{case.private}/")) < limit
             check_losses({name: float(value[client]) for name, value in terms.items()}, arrays[f"{prefix}losses"], case.losses)
             check_contexts(replay, arrays, prefix, client)
@@ -119,9 +119,9 @@ def test_recording_detects_a_wrong_gpfl(wrong: dict[str, object]) -> None:
 def test_pfedme_evaluates_the_model_it_names(engine: str, model: str) -> None:
     arrays = recording("pfedme")
     replay = Replay(METHODS["pfedme"](eval_model=model), engine)
-    for round in (1, 2, 3):
+    for number in (1, 2, 3):
         replay.advance()
-        prefix = f"round{round}/client"
+        prefix = f"round{number}/client"
         assert replay.correct() == [int(arrays[f"{prefix}{client}/correct_{model}"]) for client in range(4)]
         assert float((replay.logits() - torch.from_numpy(arrays[f"{prefix}0/logits_{model}"])).abs().max()) < LIMIT
 
