@@ -61,7 +61,7 @@ def test_traced_steps_on_convolutions_draw_the_same_noise(settings: dict[str, fl
     federation = gpfl.federate(table, partition="pathological", clients=3, classes_per_client=2, balanced=True)
     runs = []
     for engine in ("loop", "vmap"):
-        monkeypatch.setattr(Vmap, "trace_from", 1)
+        monkeypatch.setattr(Vmap, "min_calls_to_trace", 1)
         monkeypatch.setattr(Program, "products_on", ("cpu",))
         runs.append(fit("fedavg", federation, net=CNN4(channels=(4, 8), hidden=16), rounds=2, engine=engine, **settings))
     assert all(program.traced for program in runs[1].engine._programs.values())
@@ -72,7 +72,7 @@ def test_traced_steps_on_convolutions_draw_the_same_noise(settings: dict[str, fl
 def test_traced_steps_never_materialise_per_example_gradients(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """FedProx's proximal term makes an example's gradient no product of factors; its numbers must be the same."""
     monkeypatch.setattr(accounting, "accountant_version", lambda: "")
-    monkeypatch.setattr(Vmap, "trace_from", 1)
+    monkeypatch.setattr(Vmap, "min_calls_to_trace", 1)
     loop, vmap = (fit(method, net=MLP(hidden=(128, 64)), rounds=2, engine=engine, **EXAMPLE) for engine in ("loop", "vmap"))
     assert torch.allclose(shared_of(loop), shared_of(vmap), atol=1e-5)
     graphs = [program._run.graph for program in vmap.engine._programs.values()]

@@ -1,4 +1,4 @@
-"""Memory that a process keeps: freed blocks are used again without new pages."""
+"""Freed memory is used again without new pages."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from conftest import Command
 
 from gpfl.engine import allocator
-from gpfl.engine.allocator import retain_freed_memory, user_sets
+from gpfl.engine.allocator import is_configured_by_user, retain_freed_memory
 
-pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told what to keep")
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is configured")
 
 FAULTS = """
 import resource, sys, torch
@@ -28,20 +28,20 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def faults(**environment: str) -> int:
-    told = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_", "LD_PRELOAD"))}
+def page_faults(**environment: str) -> int:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_", "LD_PRELOAD"))}
     done = subprocess.run(
-        [sys.executable, "-c", FAULTS], env={**told, **environment}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", FAULTS], env={**clean, **environment}, capture_output=True, text=True, check=True
     )
     return int(done.stdout)
 
 
-def test_kept_memory_is_used_again_without_new_pages() -> None:
-    kept, plain = faults(), faults(MALLOC_TRIM_THRESHOLD_="1048576", MALLOC_MMAP_THRESHOLD_="1048576")
-    assert plain > 10 * kept  # 20 passes of new pages, and at most one
+def test_retained_memory_is_used_again_without_new_pages() -> None:
+    retained, default = page_faults(), page_faults(MALLOC_TRIM_THRESHOLD_="1048576", MALLOC_MMAP_THRESHOLD_="1048576")
+    assert default > 10 * retained  # new pages in all 20 passes, and in one at most
 
 
-def test_command_keeps_memory(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_retains_memory(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[bool] = []
     monkeypatch.setattr(allocator, "retain_freed_memory", lambda: called.append(True))
     assert command("list").code == 0
@@ -56,11 +56,11 @@ def test_command_keeps_memory(command: Command, monkeypatch: pytest.MonkeyPatch)
         ("LD_PRELOAD", "/usr/lib/libjemalloc.so /usr/lib/libtcmalloc.so"),
     ],
 )
-def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
-    for other in [name for name in os.environ if name.startswith("MALLOC_")] + ["GLIBC_TUNABLES", "LD_PRELOAD"]:
-        monkeypatch.delenv(other, raising=False)
-    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")  # says nothing of what is kept
-    assert not user_sets()
+def test_users_own_settings_are_kept(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    for variable in [name for name in os.environ if name.startswith("MALLOC_")] + ["GLIBC_TUNABLES", "LD_PRELOAD"]:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")  # does not affect freed memory
+    assert not is_configured_by_user()
     monkeypatch.setenv(name, value)
-    assert user_sets()
+    assert is_configured_by_user()
     assert retain_freed_memory() is False

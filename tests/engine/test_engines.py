@@ -1,4 +1,4 @@
-"""Every engine gives the plain engine's numbers, however it traces, packs, cuts and shares the work out."""
+"""Every engine computes the numbers of the loop, however it traces, packs, chunks and distributes the work."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from gpfl.training import config as configs
 
 LIMIT = 1e-5
 ROUNDS = 3
-SIZES = (41, 27, 33, 31, 9)  # 30, 20, 24, 23 and 6 training rows
-fast = pytest.mark.parametrize("engine", ["vmap", "workers"])
+SIZES = (41, 27, 33, 31, 9)  # 30, 20, 24, 23 and 6 training samples
+fast_engines = pytest.mark.parametrize("engine", ["vmap", "workers"])
 
 Build = Callable[[], tuple[gpfl.Federation, Net]]
 
 
 @pytest.fixture(autouse=True)
-def _all_traced_on_three_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Vmap, "trace_from", 0)
-    monkeypatch.setattr(Workers, "trace_from", 0)
-    monkeypatch.setattr(workers, "cores", lambda: 3)
+def _trace_everything_on_three_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Vmap, "min_calls_to_trace", 0)
+    monkeypatch.setattr(Workers, "min_calls_to_trace", 0)
+    monkeypatch.setattr(workers, "available_cores", lambda: 3)
 
 
 # Federations and nets.
@@ -55,40 +55,40 @@ def with_net(federation: gpfl.Federation, build: Callable[[], nn.Module]) -> tup
     return federation, net_from_module(build, federation.table.inputs(torch.arange(2)), federation.table.classes)
 
 
-def layered() -> tuple[gpfl.Federation, Net]:
+def linear_net() -> tuple[gpfl.Federation, Net]:
     return with_net(toy_federation(SIZES), lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)))
 
 
-def normalised() -> tuple[gpfl.Federation, Net]:
+def batch_norm_net() -> tuple[gpfl.Federation, Net]:
     def build() -> nn.Module:
         return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
 
     return with_net(toy_federation(SIZES), build)
 
 
-def convolved() -> tuple[gpfl.Federation, Net]:
+def conv_net() -> tuple[gpfl.Federation, Net]:
     def build() -> nn.Module:
         first = nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
         second = nn.Conv2d(3, 4, (1, 3), stride=(1, 2), dilation=(1, 1)), nn.ReLU(), nn.Flatten()
         return nn.Sequential(*first, *second, nn.Linear(12, 3))
 
-    draw = np.random.default_rng(0)
-    clients = [(draw.normal(size=(n, 2, 6, 6)).astype(np.float32), np.arange(n) % 3) for n in SIZES[:4]]
+    rng = np.random.default_rng(0)
+    clients = [(rng.normal(size=(n, 2, 6, 6)).astype(np.float32), np.arange(n) % 3) for n in SIZES[:4]]
     return with_net(gpfl.federate(clients), build)
 
 
-def written() -> tuple[gpfl.Federation, Net]:
-    """Texts of which most is padding, and words that come many times."""
-    draw = np.random.default_rng(0)
-    rows = sum(SIZES)
-    words = draw.integers(1, 12, size=(rows, 7)) * (np.arange(7) < draw.integers(1, 7, size=(rows, 1)))
-    table = gpfl.Table(words, np.arange(rows) % 3, kind="tokens", vocabulary=15)
+def text_net() -> tuple[gpfl.Federation, Net]:
+    """Texts that are mostly padding, with words that repeat."""
+    rng = np.random.default_rng(0)
+    n = sum(SIZES)
+    words = rng.integers(1, 12, size=(n, 7)) * (np.arange(7) < rng.integers(1, 7, size=(n, 1)))
+    table = gpfl.Table(words, np.arange(n) % 3, kind="tokens", vocabulary=15)
     federation = gpfl.federate(table, partition="dirichlet", clients=4, beta=5.0, min_samples=12, seed=1)
     architecture = FastText(hidden=5).fit_input(table.input_spec)
     return federation, net_from_architecture(architecture, "fasttext", table.inputs(torch.arange(2)), 3)
 
 
-NETS: dict[str, Build] = {"layered": layered, "normalised": normalised, "convolved": convolved, "written": written}
+NETS: dict[str, Build] = {"linear": linear_net, "batch norm": batch_norm_net, "conv": conv_net, "text": text_net}
 
 
 # Runs.
@@ -100,36 +100,36 @@ def make(engine: str, method: Method, build: Build, **schedule: object) -> Engin
         net, lr=0.05, epochs=int(schedule.pop("epochs", 1)), batch_norm=str(schedule.pop("batch_norm", "local"))
     )
     compiled = str(schedule.pop("compile", "off"))
-    whole = Schedule(**{"seed": 3, "rounds": ROUNDS, "client_fraction": 0.8, **schedule})  # type: ignore[arg-type]
-    return ENGINES[engine](RunSpec(bound, federation, whole, compile=compiled))
+    full = Schedule(**{"seed": 3, "rounds": ROUNDS, "client_fraction": 0.8, **schedule})  # type: ignore[arg-type]
+    return ENGINES[engine](RunSpec(bound, federation, full, compile=compiled))
 
 
-def start(engine: Engine) -> tuple[Tree, Tree]:
+def initial_state(engine: Engine) -> tuple[Tree, Tree]:
     shared, private = engine.method.init(0)
     return shared, tree.repeat(private, len(engine.federation))
 
 
-def cohort_of(engine: Engine, number: int) -> list[int]:
-    return [client for client in engine.schedule.sample_clients(number, len(engine.federation)) if engine.can_train(client)]
+def cohort_of(engine: Engine, round_: int) -> list[int]:
+    return [client for client in engine.schedule.sample_clients(round_, len(engine.federation)) if engine.can_train(client)]
 
 
 class Run:
-    """The states after some rounds, and the terms of each."""
+    """The state after some rounds, and the loss terms of each round."""
 
     def __init__(self, engine: Engine, rounds: int = ROUNDS) -> None:
         self.engine, self.terms = engine, []
-        self.shared, self.private = start(engine)
-        for number in range(rounds):
-            clients = cohort_of(engine, number)
+        self.shared, self.private = initial_state(engine)
+        for round_ in range(rounds):
+            clients = cohort_of(engine, round_)
             index = torch.tensor(clients)
-            cohort = engine.train(self.shared, tree.take(self.private, index), clients, number)
-            self.terms.append(cohort.terms)
-            self.shared = engine.method.aggregate(self.shared, cohort.mean)
-            tree.index_copy_(self.private, index, cohort.private)
+            result = engine.train(self.shared, tree.take(self.private, index), clients, round_)
+            self.terms.append(result.terms)
+            self.shared = engine.method.aggregate(self.shared, result.mean)
+            tree.index_copy_(self.private, index, result.private)
 
     @property
     def flat(self) -> dict[str, Tensor]:
-        terms = {str(number): values for number, values in enumerate(self.terms)}
+        terms = {str(round_): values for round_, values in enumerate(self.terms)}
         return tree.flatten({"shared": self.shared, "private": self.private, "terms": terms})  # type: ignore[dict-item]
 
 
@@ -140,88 +140,89 @@ def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], limit: f
         assert float((value - expected[name]).abs().max()) <= limit, name
 
 
-def assert_judges_alike(run: Run, other: Engine) -> None:
-    for part in ("train", "test"):
-        mine, theirs = (engine.evaluate(run.shared, run.private, ROUNDS, part) for engine in (run.engine, other))
-        assert mine.correct.tolist() == theirs.correct.tolist()
-        assert mine.rows.tolist() == theirs.rows.tolist()
-        np.testing.assert_allclose(mine.loss_sum, theirs.loss_sum, rtol=LIMIT, atol=LIMIT)
+def assert_same_evaluation(run: Run, other: Engine) -> None:
+    for split in ("train", "test"):
+        expected, found = (engine.evaluate(run.shared, run.private, ROUNDS, split) for engine in (run.engine, other))
+        assert found.correct.tolist() == expected.correct.tolist()
+        assert found.rows.tolist() == expected.rows.tolist()
+        np.testing.assert_allclose(found.loss_sum, expected.loss_sum, rtol=LIMIT, atol=LIMIT)
 
 
-def assert_like_loop(engine: str, method: Method, build: Build, **schedule: object) -> None:
-    plain = Run(make("loop", method, build, **schedule))
+def assert_matches_loop(engine: str, method: Method, build: Build, **schedule: object) -> None:
+    loop = Run(make("loop", method, build, **schedule))
     other = make(engine, method, build, **schedule)
-    assert_close(Run(other).flat, plain.flat)
-    assert_judges_alike(plain, other)
-    if type(other).trace_from == 0 and method.name in METHODS:
+    assert_close(Run(other).flat, loop.flat)
+    assert_same_evaluation(loop, other)
+    if type(other).min_calls_to_trace == 0 and method.name in METHODS:
         assert all(program.traced for program in programs_of(other))
 
 
 def programs_of(engine: Engine) -> list[Program]:
-    found = [*engine._programs.values(), *(engine._judging._programs.values() if isinstance(engine, Vmap) else ())]
-    assert found or (isinstance(engine, Vmap) and engine.chunk == 1)
-    return [program for lanes in found for program in (lanes if isinstance(lanes, list) else [lanes])]
+    found = [*engine._programs.values(), *(engine._evaluator._programs.values() if isinstance(engine, Vmap) else ())]
+    assert found or (isinstance(engine, Vmap) and engine.chunk_size == 1)
+    return [program for entry in found for program in (entry if isinstance(entry, list) else [entry])]
 
 
-@fast
+@fast_engines
 @pytest.mark.parametrize("method", METHODS)
-def test_traced_steps_give_the_numbers_of_plain_ones(method: str, engine: str) -> None:
-    assert_like_loop(engine, METHODS[method](), layered)
+def test_traced_steps_match_the_loop(method: str, engine: str) -> None:
+    assert_matches_loop(engine, METHODS[method](), linear_net)
 
 
 @pytest.mark.parametrize("compiled", ["on", "off"])
-@pytest.mark.parametrize(("method", "net"), [("gpfl", "convolved"), ("perfedavg", "convolved"), ("fedavg", "written")])
-def test_programs_of_a_gpu_give_the_same_numbers(method: str, net: str, compiled: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Program, "products_on", ("cpu",))
-    assert_like_loop("vmap", METHODS[method](), NETS[net], compile=compiled)
+@pytest.mark.parametrize(("method", "net"), [("gpfl", "conv"), ("perfedavg", "conv"), ("fedavg", "text")])
+def test_matmul_convolutions_match_the_loop(method: str, net: str, compiled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Program, "matmul_devices", ("cpu",))
+    assert_matches_loop("vmap", METHODS[method](), NETS[net], compile=compiled)
 
 
-@fast
+@fast_engines
 @pytest.mark.parametrize("method", ["fedavg", "gpfl", "perfedavg", "fedphp"])
-def test_batch_norm_gives_the_same_numbers(method: str, engine: str) -> None:
-    assert_like_loop(engine, METHODS[method](), normalised, drop_last=method == "gpfl", batch_norm="average")
+def test_batch_norm_matches_the_loop(method: str, engine: str) -> None:
+    assert_matches_loop(engine, METHODS[method](), batch_norm_net, drop_last=method == "gpfl", batch_norm="average")
 
 
-@fast
+@fast_engines
 @pytest.mark.parametrize("method", ["local", "gpfl", "pfedme"])
-def test_words_give_the_same_numbers(method: str, engine: str) -> None:
-    assert_like_loop(engine, METHODS[method](), written, drop_last=False)
+def test_embeddings_match_the_loop(method: str, engine: str) -> None:
+    assert_matches_loop(engine, METHODS[method](), text_net, drop_last=False)
 
 
-@fast
-def test_convolutions_give_the_same_numbers(engine: str) -> None:
-    assert_like_loop(engine, METHODS["fedrep"](), convolved, epochs=2)
+@fast_engines
+def test_convolutions_match_the_loop(engine: str) -> None:
+    assert_matches_loop(engine, METHODS["fedrep"](), conv_net, epochs=2)
 
 
 @pytest.mark.parametrize(
-    ("chunk", "slots", "traced"),
+    ("chunk_size", "slots", "traced"),
     [(128, 1, False), (128, 2, True), (3, 2, True), (3, 2, False), (1, 64, False), (3, 64, False), (2, 1, False)],
 )
-def test_chunks_and_slots_change_nothing(chunk: int, slots: int, traced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("chunk", chunk), ("slots", slots), ("trace_from", 0 if traced else 10**9)):
+def test_chunks_and_slots_do_not_change_results(
+    chunk_size: int, slots: int, traced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("chunk_size", chunk_size), ("max_slots", slots), ("min_calls_to_trace", 0 if traced else 10**9)):
         monkeypatch.setattr(Vmap, name, value)
-    assert_like_loop("vmap", METHODS["ditto"](), layered, epochs=2)
+    assert_matches_loop("vmap", METHODS["ditto"](), linear_net, epochs=2)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 8])
-def test_number_of_threads_changes_nothing(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "cores", lambda: threads)
-    assert_like_loop("workers", METHODS["ditto"](), layered)
+def test_number_of_threads_does_not_change_results(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "available_cores", lambda: threads)
+    assert_matches_loop("workers", METHODS["ditto"](), linear_net)
 
 
-def test_segments_of_a_plan_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpfl.engine import batched_evaluation as judging
-    from gpfl.engine import vmap
+def test_segments_of_a_plan_do_not_change_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpfl.engine import batched_evaluation, vmap
 
     monkeypatch.setattr(vmap, "SEGMENT", 2)
-    monkeypatch.setattr(judging, "SEGMENT", 1)
-    monkeypatch.setattr(judging, "JUDGED", 1)  # blocks of 16 rows
-    monkeypatch.setattr(Vmap, "slots", 2)
-    assert_like_loop("vmap", METHODS["fedavg"](), layered, epochs=2)
+    monkeypatch.setattr(batched_evaluation, "SEGMENT", 1)
+    monkeypatch.setattr(batched_evaluation, "GROUP_SAMPLES", 1)  # batches of 16
+    monkeypatch.setattr(Vmap, "max_slots", 2)
+    assert_matches_loop("vmap", METHODS["fedavg"](), linear_net, epochs=2)
 
 
-def test_cohort_with_more_steps_than_the_first_one_fits() -> None:
-    """As many slots as clients, and the client with most steps comes late."""
+def test_later_cohort_may_have_more_steps_than_the_first() -> None:
+    """As many slots as clients, and the client with most steps is not in the first round."""
     clients = toy_federation((41, 41, 41, 56))
     build = lambda: with_net(clients, lambda: nn.Sequential(nn.Linear(6, 3)))  # noqa: E731
     late = next(seed for seed in range(99) if 3 not in Schedule(seed=seed, rounds=3, client_fraction=0.75).sample_clients(0, 4))
@@ -230,91 +231,91 @@ def test_cohort_with_more_steps_than_the_first_one_fits() -> None:
     assert_close(Run(vmap).flat, Run(loop).flat)
 
 
-@fast
-@pytest.mark.parametrize("net", ["layered", "normalised"])
-def test_same_seed_gives_the_same_bits(net: str, engine: str) -> None:
+@fast_engines
+@pytest.mark.parametrize("net", ["linear", "batch norm"])
+def test_same_seed_repeats_a_run_to_the_bit(net: str, engine: str) -> None:
     first, second = (Run(make(engine, METHODS["fedavg"](), NETS[net])).flat for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-@fast
-def test_another_seed_gives_other_numbers(engine: str) -> None:
-    first, second = (Run(make(engine, METHODS["fedavg"](), layered, seed=seed), 1).flat for seed in (3, 4))
+@fast_engines
+def test_seeds_give_different_results(engine: str) -> None:
+    first, second = (Run(make(engine, METHODS["fedavg"](), linear_net, seed=seed), 1).flat for seed in (3, 4))
     assert not torch.equal(first["shared/head/weight"], second["shared/head/weight"])
 
 
-# Trials at once, and parts of a cohort.
+# Concurrent trials, and cohorts in several requests.
 
 
-def flat(cohort: RoundResult) -> dict[str, Tensor]:
-    return tree.flatten({"mean": cohort.mean, "private": cohort.private, "terms": dict(cohort.terms)})
+def flat(result: RoundResult) -> dict[str, Tensor]:
+    return tree.flatten({"mean": result.mean, "private": result.private, "terms": dict(result.terms)})
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(("method", "net"), [("gpfl", "layered"), ("perfedavg", "normalised")])
-def test_rounds_of_several_trials_at_once_are_those_of_each_alone(
+@pytest.mark.parametrize(("method", "net"), [("gpfl", "linear"), ("perfedavg", "batch norm")])
+def test_concurrent_rounds_match_those_of_each_trial_alone(
     method: str, net: str, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Vmap, "slots", 2)
-    machine = make(engine, METHODS[method](), NETS[net])
+    monkeypatch.setattr(Vmap, "max_slots", 2)
+    runner = make(engine, METHODS[method](), NETS[net])
     trials = []
     for seed in (3, 4, 5):
-        schedule = dataclasses.replace(machine.schedule, seed=seed)
-        shared, private = machine.method.init(seed)
-        clients = [c for c in schedule.sample_clients(1, len(machine.federation)) if machine.can_train(c)]
-        trials.append(TrainRequest(shared, tree.repeat(private, len(clients)), clients, 1, schedule, clients, machine.method))
+        schedule = dataclasses.replace(runner.schedule, seed=seed)
+        shared, private = runner.method.init(seed)
+        clients = [c for c in schedule.sample_clients(1, len(runner.federation)) if runner.can_train(c)]
+        trials.append(TrainRequest(shared, tree.repeat(private, len(clients)), clients, 1, schedule, clients, runner.method))
 
-    plain = make("loop", METHODS[method](), NETS[net])
-    for together, alone in zip(machine.train_rounds(trials), map(plain.train_round, trials), strict=True):
-        assert_close(flat(together), flat(alone))
+    loop = make("loop", METHODS[method](), NETS[net])
+    for concurrent, alone in zip(runner.train_rounds(trials), map(loop.train_round, trials), strict=True):
+        assert_close(flat(concurrent), flat(alone))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_parts_of_a_cohort_sum_to_the_whole(engine: str) -> None:
-    machine = make(engine, METHODS["fedrep"](), layered)
-    shared, private = start(machine)
-    whole = machine.train(shared, private, range(5), 0)
+def test_requests_for_parts_of_a_cohort_sum_to_the_round(engine: str) -> None:
+    runner = make(engine, METHODS["fedrep"](), linear_net)
+    shared, private = initial_state(runner)
+    full = runner.train(shared, private, range(5), 0)
     parts = [[0, 3], [1, 2, 4]]
-    found = [
-        machine.train_round(
-            TrainRequest(shared, tree.take(private, torch.tensor(own)), own, 0, machine.schedule, range(5), machine.method)
+    results = [
+        runner.train_round(
+            TrainRequest(shared, tree.take(private, torch.tensor(part)), part, 0, runner.schedule, range(5), runner.method)
         )
-        for own in parts
+        for part in parts
     ]
-    total = tree.map_leaves(torch.add, found[0].mean, found[1].mean)
-    assert_close(tree.flatten(total), tree.flatten(whole.mean))
-    for own, part in zip(parts, found, strict=True):
-        assert_close(tree.flatten(part.private), tree.flatten(tree.take(whole.private, torch.tensor(own))))
-    everyone = machine.evaluate(shared, whole.private, 1, "test")
-    own = torch.tensor(parts[1])
-    scores = machine.evaluate_clients(EvalRequest(shared, tree.take(whole.private, own), parts[1], 1, "test"))
-    assert scores.correct.tolist() == everyone.correct[parts[1]].tolist()
+    total = tree.map_leaves(torch.add, results[0].mean, results[1].mean)
+    assert_close(tree.flatten(total), tree.flatten(full.mean))
+    for part, result in zip(parts, results, strict=True):
+        assert_close(tree.flatten(result.private), tree.flatten(tree.take(full.private, torch.tensor(part))))
+    all_scores = runner.evaluate(shared, full.private, 1, "test")
+    index = torch.tensor(parts[1])
+    scores = runner.evaluate_clients(EvalRequest(shared, tree.take(full.private, index), parts[1], 1, "test"))
+    assert scores.correct.tolist() == all_scores.correct[parts[1]].tolist()
 
 
-# What is given stays as it is.
+# Inputs are not modified.
 
 
-@fast
-def test_inputs_and_rows_of_a_client_are_not_changed(engine: str) -> None:
-    machine = make(engine, METHODS["fedphp"](), normalised)
-    state, table = start(machine), machine.federation.table
-    kept = copy.deepcopy((state, table.x, table.y))
-    clients = cohort_of(machine, 0)
-    cohort = machine.train(state[0], tree.take(state[1], torch.tensor(clients)), clients, 0)
-    first = copy.deepcopy(cohort)
-    machine.evaluate(*state, 0, "test")
-    machine.train(state[0], tree.take(state[1], torch.tensor(clients)), clients, 1)
-    assert torch.equal(table.x, kept[1])
-    assert torch.equal(table.y, kept[2])
-    for mine, theirs in ((state[0], kept[0][0]), (state[1], kept[0][1]), (cohort.mean, first.mean)):
-        assert_close(tree.flatten(mine), tree.flatten(theirs), 0.0)
-    assert_close(tree.flatten(cohort.private), tree.flatten(first.private), 0.0)
-    assert_close(dict(cohort.terms), dict(first.terms), 0.0)
+@fast_engines
+def test_states_and_samples_are_not_modified(engine: str) -> None:
+    runner = make(engine, METHODS["fedphp"](), batch_norm_net)
+    state, table = initial_state(runner), runner.federation.table
+    before = copy.deepcopy((state, table.x, table.y))
+    clients = cohort_of(runner, 0)
+    result = runner.train(state[0], tree.take(state[1], torch.tensor(clients)), clients, 0)
+    first = copy.deepcopy(result)
+    runner.evaluate(*state, 0, "test")
+    runner.train(state[0], tree.take(state[1], torch.tensor(clients)), clients, 1)
+    assert torch.equal(table.x, before[1])
+    assert torch.equal(table.y, before[2])
+    for now, then in ((state[0], before[0][0]), (state[1], before[0][1]), (result.mean, first.mean)):
+        assert_close(tree.flatten(now), tree.flatten(then), 0.0)
+    assert_close(tree.flatten(result.private), tree.flatten(first.private), 0.0)
+    assert_close(dict(result.terms), dict(first.terms), 0.0)
 
 
-@fast
-def test_rows_that_may_not_be_written_are_read(engine: str) -> None:
-    federation, net = layered()
+@fast_engines
+def test_rows_that_may_not_be_text_net_are_read(engine: str) -> None:
+    federation, net = linear_net()
     x = federation.table.x.numpy()
     x.setflags(write=False)
     before = x.copy()
@@ -323,13 +324,13 @@ def test_rows_that_may_not_be_written_are_read(engine: str) -> None:
     assert tree.is_finite(run.shared)
 
 
-# What methods may do.
+# Unusual methods and nets.
 
 
-class Reversed(FedAvg):
-    """FedAvg with a memory that holds the state before the last step, and trees whose keys change their order."""
+class KeyReversingFedAvg(FedAvg):
+    """FedAvg that also stores the head before the last step, with trees whose keys change their order."""
 
-    name = "reversed"
+    name = "key-reversing"
 
     def init(self, seed: int) -> tuple[Tree, Tree]:
         shared, private = super().init(seed)
@@ -338,42 +339,44 @@ class Reversed(FedAvg):
     def step(self, shared, local_state, batch, client):
         after, terms = super().step(shared, local_state, batch, client)
         after["past"] = local_state["head"]
-        return backwards(after), terms
+        return reverse_keys(after), terms
 
     def upload(self, shared, local_state, private, client):
         sent, kept = super().upload(shared, local_state, private, client)
-        return sent, backwards(kept)
+        return sent, reverse_keys(kept)
 
     def aggregate(self, shared, mean):
-        return backwards(super().aggregate(shared, mean))
+        return reverse_keys(super().aggregate(shared, mean))
 
 
-def backwards(given: Tree) -> Tree:
-    return {key: backwards(value) if isinstance(value, dict) else value for key, value in reversed(given.items())}
+def reverse_keys(state: Tree) -> Tree:
+    return {key: reverse_keys(value) if isinstance(value, dict) else value for key, value in reversed(state.items())}
 
 
-@fast
-@pytest.mark.parametrize("traced", [True, False], ids=["traced", "plain"])
-def test_order_of_keys_and_state_that_moves_change_nothing(engine: str, traced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ENGINES[engine], "trace_from", 0 if traced else 10**9)
+@fast_engines
+@pytest.mark.parametrize("traced", [True, False], ids=["traced", "untraced"])
+def test_key_order_and_state_that_moves_between_keys_do_not_matter(
+    engine: str, traced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ENGINES[engine], "min_calls_to_trace", 0 if traced else 10**9)
 
-    def build() -> tuple[gpfl.Federation, Net]:  # layers of one shape: what is mistaken for another fits
+    def build() -> tuple[gpfl.Federation, Net]:  # layers of one shape: one mistaken for another would fit
         return with_net(
             toy_federation(SIZES), lambda: nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.Linear(6, 3))
         )
 
-    assert_like_loop(engine, Reversed(), build)
+    assert_matches_loop(engine, KeyReversingFedAvg(), build)
 
 
 class Branching(nn.Module):
-    """A layer that looks at the numbers of each row."""
+    """A layer that branches on the values of each row."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.stack([row.relu() if float(row.detach().sum()) > 0 else row.tanh() for row in x])
 
 
 class Masked(nn.Module):
-    """A layer that squares as many numbers as there are above a limit."""
+    """A layer that squares the entries above a limit, whose number varies."""
 
     def forward(self, x: Tensor) -> Tensor:
         out, large = x.clone(), x.detach() > 0.1
@@ -389,7 +392,7 @@ class Distinct(nn.Module):
 
 
 @pytest.mark.parametrize("layer", [Branching, Masked, Distinct])
-def test_net_that_cannot_be_traced_runs_on_threads(layer: type[nn.Module]) -> None:
+def test_workers_run_nets_that_cannot_be_traced(layer: type[nn.Module]) -> None:
     def build() -> nn.Module:
         return nn.Sequential(nn.Linear(6, 8), layer(), nn.Linear(8, 3))
 
@@ -398,15 +401,15 @@ def test_net_that_cannot_be_traced_runs_on_threads(layer: type[nn.Module]) -> No
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_part_without_rows_has_no_scores(engine: str) -> None:
-    machine = make(engine, METHODS["perfedavg"](), layered)
-    assert machine.federation.n_samples("validation").sum() == 0
-    scores = machine.evaluate(*start(machine), 0, "validation")
+def test_split_without_samples_has_zero_scores(engine: str) -> None:
+    runner = make(engine, METHODS["perfedavg"](), linear_net)
+    assert runner.federation.n_samples("validation").sum() == 0
+    scores = runner.evaluate(*initial_state(runner), 0, "validation")
     assert scores.correct.tolist() == scores.loss_sum.tolist() == [0.0] * len(SIZES)
 
 
 class Slow(nn.Module):
-    """Waits in its pass until another thread is in its own, where there is one: weights of the two would be mixed up."""
+    """A layer that waits until a second thread is in its forward too: shared modules would mix up their weights."""
 
     meeting: threading.Barrier | None = None
 
@@ -419,8 +422,8 @@ class Slow(nn.Module):
         return x
 
 
-def test_threads_do_not_share_the_modules_that_weights_are_put_into(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Workers, "trace_from", 10**9)
+def test_threads_do_not_share_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Workers, "min_calls_to_trace", 10**9)
 
     def build() -> tuple[gpfl.Federation, Net]:
         def layers() -> nn.Module:
@@ -429,25 +432,26 @@ def test_threads_do_not_share_the_modules_that_weights_are_put_into(monkeypatch:
         return with_net(toy_federation((14, 14)), layers)
 
     loop, threads = (make(name, METHODS["local"](), build, client_fraction=1.0) for name in ("loop", "workers"))
-    plain = Run(loop)
+    expected = Run(loop)
     monkeypatch.setattr(Slow, "meeting", threading.Barrier(2))
-    mixed = Run(threads)
-    assert_close(mixed.flat, plain.flat)
-    scores = threads.evaluate(plain.shared, plain.private, ROUNDS, "test")
+    assert_close(Run(threads).flat, expected.flat)
+    scores = threads.evaluate(expected.shared, expected.private, ROUNDS, "test")
     monkeypatch.setattr(Slow, "meeting", None)
-    assert scores.loss_sum == pytest.approx(loop.evaluate(plain.shared, plain.private, ROUNDS, "test").loss_sum, abs=LIMIT)
+    assert scores.loss_sum == pytest.approx(
+        loop.evaluate(expected.shared, expected.private, ROUNDS, "test").loss_sum, abs=LIMIT
+    )
 
 
-@fast
-def test_threads_of_torch_are_given_back(engine: str) -> None:
+@fast_engines
+def test_number_of_torch_threads_is_restored(engine: str) -> None:
     before = torch.get_num_threads()
-    machine = make(engine, METHODS["fedavg"](), layered)
-    Run(machine, 1)
-    machine.evaluate(*start(machine), 0, "test")
+    runner = make(engine, METHODS["fedavg"](), linear_net)
+    Run(runner, 1)
+    runner.evaluate(*initial_state(runner), 0, "test")
     assert torch.get_num_threads() == before
 
 
-VALUES = {
+HYPERPARAMETERS = {
     "gpfl": ("lam", "mu", "lr"),
     "fedprox": ("mu", "lr"),
     "ditto": ("lam", "lr"),
@@ -456,39 +460,45 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("name", VALUES)
-def test_trials_with_other_numbers_run_at_once_as_each_alone(name: str) -> None:
+@pytest.mark.parametrize("name", HYPERPARAMETERS)
+def test_concurrent_trials_with_other_hyperparameters_match_each_alone(name: str) -> None:
     federation = toy_federation((31, 12, 25))
     runs = []
     for factor in (1.0, 0.5, 0.2):
-        given: configs.ConfigDict = {
+        sections: configs.ConfigDict = {
             "method": {"name": name},
             "train": {"rounds": 3, "lr": 0.1 * factor},
             "net": {"name": "mlp", "hidden": [8]},
             "run": {"engine": "vmap"},
         }
-        config, setting = api.prepare(configs.resolve_config(given, federation=federation), federation, None, None)
-        changed = {key: getattr(setting.method, key) * factor for key in VALUES[name]}
-        method = setting.method.replace(**changed)
-        runs.append(api.PreparedRun(config, dataclasses.replace(setting, method=method)))
-    together = api.execute_trials(runs)
-    for run, result in zip(runs, together, strict=True):
+        config, spec = api.prepare(configs.resolve_config(sections, federation=federation), federation, None, None)
+        changed = {key: getattr(spec.method, key) * factor for key in HYPERPARAMETERS[name]}
+        method = spec.method.replace(**changed)
+        runs.append(api.PreparedRun(config, dataclasses.replace(spec, method=method)))
+    results = api.execute_trials(runs)
+    for run, result in zip(runs, results, strict=True):
         alone = api.execute(run, ENGINES["vmap"](run.setting))
         assert [line["loss"] for line in result.history] == pytest.approx([line["loss"] for line in alone.history], abs=1e-5)
-        for one, other in zip(result.clients, alone.clients, strict=True):
+        for model, expected in zip(result.clients, alone.clients, strict=True):
             x = federation.table.x
-            assert np.abs(one.logits(x) - other.logits(x)).max() < 1e-5
-    losses = [result.history[-1]["loss"] for result in together]
-    assert len(set(losses)) == 3, "the numbers make a difference"
+            assert np.abs(model.logits(x) - expected.logits(x)).max() < 1e-5
+    losses = [result.history[-1]["loss"] for result in results]
+    assert len(set(losses)) == 3, "the hyperparameters make a difference"
 
 
 @pytest.mark.parametrize("engine", ["vmap", "loop"])
-def test_trial_that_diverges_does_not_stop_the_others(engine: str) -> None:
+def test_diverging_trial_does_not_stop_the_others(engine: str) -> None:
     federation = toy_federation((31, 12, 25))
     runs = []
     for lr in (1e30, 0.1, 1e30):
-        given: configs.ConfigDict = {"method": {"name": "fedavg"}, "train": {"rounds": 3, "lr": lr}, "run": {"engine": engine}}
-        runs.append(api.PreparedRun(*api.prepare(configs.resolve_config(given, federation=federation), federation, None, None)))
+        sections: configs.ConfigDict = {
+            "method": {"name": "fedavg"},
+            "train": {"rounds": 3, "lr": lr},
+            "run": {"engine": engine},
+        }
+        runs.append(
+            api.PreparedRun(*api.prepare(configs.resolve_config(sections, federation=federation), federation, None, None))
+        )
     first, second, third = api.execute_trials(runs)
     assert isinstance(first, DivergenceError)
     assert isinstance(third, DivergenceError)
@@ -498,31 +508,37 @@ def test_trial_that_diverges_does_not_stop_the_others(engine: str) -> None:
     assert [line["loss"] for line in second.history] == pytest.approx([line["loss"] for line in alone.history], abs=1e-5)
 
 
-def test_trial_that_is_left_alone_goes_on_with_its_own_numbers() -> None:
-    first = make("vmap", FedAvg(), layered)
-    shared, private = start(first)
-    for lr, clients in ((0.05, [0, 1]), (0.01, [0, 1]), (0.01, [2])):  # one client alone runs another way
+def test_last_remaining_trial_keeps_its_hyperparameters() -> None:
+    first = make("vmap", FedAvg(), linear_net)
+    shared, private = initial_state(first)
+    for lr, clients in ((0.05, [0, 1]), (0.01, [0, 1]), (0.01, [2])):  # a single client is not stacked
         method = first.method.replace(lr=lr)
-        asked = TrainRequest(shared, tree.take(private, torch.tensor(clients)), clients, 0, first.schedule, clients, method)
-        plain = make("loop", FedAvg(), layered)
-        plain.method = plain.method.replace(lr=lr)
-        assert_close(flat(first.train_round(asked)), flat(plain.train_round(asked)))
-        for trial in first.train_rounds([asked, asked]):
-            assert_close(flat(trial), flat(plain.train_round(asked)))
+        request = TrainRequest(shared, tree.take(private, torch.tensor(clients)), clients, 0, first.schedule, clients, method)
+        loop = make("loop", FedAvg(), linear_net)
+        loop.method = loop.method.replace(lr=lr)
+        assert_close(flat(first.train_round(request)), flat(loop.train_round(request)))
+        for trial in first.train_rounds([request, request]):
+            assert_close(flat(trial), flat(loop.train_round(request)))
 
 
-def test_rehearsal_traces_nothing() -> None:
-    machine = make("vmap", FedAvg(), layered, compile="on")
-    assert isinstance(machine, Vmap)
-    machine.check_vmappable()
-    assert not any(program.traced for program in programs_of(machine))
+def test_check_for_vmap_traces_nothing() -> None:
+    runner = make("vmap", FedAvg(), linear_net, compile="on")
+    assert isinstance(runner, Vmap)
+    runner.check_vmappable()
+    assert not any(program.traced for program in programs_of(runner))
 
 
-def test_trials_that_differ_in_more_than_numbers_cannot_run_at_once() -> None:
+def test_trials_that_differ_in_more_than_floats_cannot_run_concurrently() -> None:
     federation = toy_federation((31, 12))
     runs = []
     for reg in ("wd", "norm"):
-        given: configs.ConfigDict = {"method": {"name": "gpfl", "reg": reg}, "train": {"rounds": 1}, "run": {"engine": "vmap"}}
-        runs.append(api.PreparedRun(*api.prepare(configs.resolve_config(given, federation=federation), federation, None, None)))
-    with pytest.raises(gpfl.GpflError, match="trials that run at once must have the same reg, not 'wd' and others"):
+        sections: configs.ConfigDict = {
+            "method": {"name": "gpfl", "reg": reg},
+            "train": {"rounds": 1},
+            "run": {"engine": "vmap"},
+        }
+        runs.append(
+            api.PreparedRun(*api.prepare(configs.resolve_config(sections, federation=federation), federation, None, None))
+        )
+    with pytest.raises(gpfl.GpflError, match="concurrent trials must have the same reg, not 'wd' and others"):
         api.execute_trials(runs)

@@ -1,4 +1,4 @@
-"""The same numbers on a GPU; run with `pytest -m gpu`."""
+"""A GPU computes the same numbers. Run with `pytest -m gpu`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_gpu_gives_what_the_cpu_gives(method: str) -> None:
+def test_gpu_matches_the_cpu(method: str) -> None:
     runs = {}
     for device in ("cpu", "cuda"):
         for engine in ("loop", "vmap"):
@@ -30,46 +30,46 @@ def test_gpu_gives_what_the_cpu_gives(method: str) -> None:
         torch.testing.assert_close(losses, runs["cpu", "loop"], rtol=1e-4, atol=1e-4)
 
 
-def test_rows_may_lie_on_the_gpu_before_the_net_is_made() -> None:
+def test_samples_may_be_on_the_gpu_before_the_net_is_built() -> None:
     federation = toy_federation()
-    there, here = (
+    from_gpu, from_cpu = (
         gpfl.fit("gpfl", each, rounds=2, lr=0.05, device="cuda") for each in (federation.to(torch.device("cuda")), federation)
     )
-    assert [line["loss"] for line in there.history] == [line["loss"] for line in here.history]
+    assert [line["loss"] for line in from_gpu.history] == [line["loss"] for line in from_cpu.history]
 
 
 def test_models_trained_on_a_gpu_are_used_on_the_cpu(tmp_path) -> None:
     federation = toy_federation()
     result = gpfl.fit("gpfl", federation, rounds=2, lr=0.05, device="cuda", out=tmp_path / "run")
-    rows = federation.shards[0].test
-    x = federation.table.x[rows]
+    test = federation.shards[0].test
+    x = federation.table.x[test]
     loaded = gpfl.load_model(tmp_path / "run" / "models" / "client-0.safetensors")
     assert (loaded.predict(x) == result.clients[0].predict(x)).all()
     assert result.clients[0].module()(x).device.type == "cpu"
-    assert result.personalize(x, federation.table.y[rows], rounds=1).predict(x).shape == (len(rows),)
+    assert result.personalize(x, federation.table.y[test], rounds=1).predict(x).shape == (len(test),)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedrod", "gpfl"])
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
-def test_constants_of_a_net_go_to_the_gpu_with_it_and_come_back_in_modules(tmp_path, method: str, engine: str) -> None:
+def test_constants_of_a_net_move_to_the_gpu_and_back(tmp_path, method: str, engine: str) -> None:
     module = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3).cuda()).cuda()
     module[0].requires_grad_(False)
     module[2].bias.requires_grad_(False)
     federation = toy_federation()
     result = gpfl.fit(method, federation, net=module, rounds=2, lr=0.05, device="cuda", engine=engine, out=tmp_path / "run")
-    own, x = result.clients[0].module(), federation.table.x
-    assert torch.equal(own.base[0].weight, module[0].weight.cpu())
-    assert torch.allclose(own(x), torch.from_numpy(result.clients[0].logits(x)), atol=1e-5)
+    personal, x = result.clients[0].module(), federation.table.x
+    assert torch.equal(personal.base[0].weight, module[0].weight.cpu())
+    assert torch.allclose(personal(x), torch.from_numpy(result.clients[0].logits(x)), atol=1e-5)
     gpfl.load_model(tmp_path / "run" / "models" / "client-0.safetensors", net=module)
 
 
-# Engines: the same numbers, whatever is traced, compiled, stacked or kept on the host.
+# Engines: the same numbers whether steps are traced, compiled or stacked, and wherever private state is.
 
 
-def convolved() -> tuple[gpfl.Federation, nn.Module]:
-    """Gives clients and a net without kinks: at one, a last digit can turn a gradient off."""
-    draw = np.random.default_rng(0)
-    clients = [(draw.normal(size=(n, 3, 12, 12)).astype(np.float32), np.arange(n) % 4) for n in (61, 47, 53, 33, 55)]
+def smooth_conv_net() -> tuple[gpfl.Federation, nn.Module]:
+    """Return clients and a net without kinks, at which a last digit can switch a gradient off."""
+    rng = np.random.default_rng(0)
+    clients = [(rng.normal(size=(n, 3, 12, 12)).astype(np.float32), np.arange(n) % 4) for n in (61, 47, 53, 33, 55)]
     torch.manual_seed(0)
     first = nn.Conv2d(3, 20, 3, padding=1), nn.Softplus(), nn.AvgPool2d(2)
     second = nn.Conv2d(20, 40, 3, stride=2), nn.Tanh(), nn.Flatten()
@@ -77,7 +77,7 @@ def convolved() -> tuple[gpfl.Federation, nn.Module]:
 
 
 def states(method: str, **settings: object) -> dict[str, torch.Tensor]:
-    federation, module = convolved()
+    federation, module = smooth_conv_net()
     settings = {"rounds": 3, "lr": 0.003, "client_fraction": 0.8, "device": "cuda", "allow_noop": True, **settings}
     selected = gpfl.fit(method, federation, net=module, **settings).outcome.selected  # type: ignore[arg-type]
     return {f"{part}/{name}": leaf.cpu() for part in ("shared", "private") for name, leaf in flat(selected, part).items()}
@@ -95,49 +95,49 @@ def assert_near(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_traced_steps_give_the_numbers_of_the_loop(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Vmap, "trace_from", 0)
+def test_traced_steps_match_the_loop(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Vmap, "min_calls_to_trace", 0)
     assert_near(states(method, engine="vmap"), states(method, engine="loop"))
 
 
 @pytest.mark.parametrize("method", ["gpfl", "fedprox", "perfedavg", "pfedme", "fedphp"])
-def test_compiled_steps_give_the_numbers_of_the_loop(method: str) -> None:
+def test_compiled_steps_match_the_loop(method: str) -> None:
     assert_near(states(method, engine="vmap", compile="on"), states(method, engine="loop"))
 
 
 def test_compiled_runs_are_bit_identical_twice() -> None:
-    one, other = (states("gpfl", engine="vmap", compile="on") for _ in range(2))
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    first, second = (states("gpfl", engine="vmap", compile="on") for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_clients_in_chunks_with_private_states_on_the_host_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = states("ditto", engine="vmap")
-    for name, value in (("chunk", 2), ("slots", 2), ("trace_from", 0)):
+def test_chunks_with_private_state_on_the_host_match_one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = states("ditto", engine="vmap")
+    for name, value in (("chunk_size", 2), ("max_slots", 2), ("min_calls_to_trace", 0)):
         monkeypatch.setattr(Vmap, name, value)
     monkeypatch.setattr(Engine, "private_memory_fraction", 0.0)
-    assert_near(states("ditto", engine="vmap"), whole)
+    assert_near(states("ditto", engine="vmap"), expected)
 
 
 @pytest.mark.parametrize("compiled", ["on", "off"])
-def test_trials_with_other_seeds_and_numbers_give_at_once_what_they_give_alone(compiled: str) -> None:
-    federation, module = convolved()
-    given = {"rounds": 40, "lr": 0.001, "device": "cuda", "engine": "vmap", "compile": compiled}
-    engine = gpfl.fit("fedprox", federation, net=module, **{**given, "rounds": 1, "mu": 0.5}).engine  # type: ignore[arg-type]
-    everyone = list(range(len(federation)))
-    asked = []
+def test_concurrent_trials_with_other_seeds_and_hyperparameters_match_each_alone(compiled: str) -> None:
+    federation, module = smooth_conv_net()
+    options = {"rounds": 40, "lr": 0.001, "device": "cuda", "engine": "vmap", "compile": compiled}
+    engine = gpfl.fit("fedprox", federation, net=module, **{**options, "rounds": 1, "mu": 0.5}).engine  # type: ignore[arg-type]
+    clients = list(range(len(federation)))
+    requests = []
     for seed, mu in enumerate((0.5, 0.1, 2.0)):
-        method = dataclasses.replace(engine.method, mu=mu)  # type: ignore[call-arg]
+        method = engine.method.replace(mu=mu)
         shared, private = (tree.to(part, engine.device) for part in method.init(seed))
         schedule = dataclasses.replace(engine.schedule, seed=seed)
-        asked.append(TrainRequest(shared, tree.repeat(private, len(everyone)), everyone, 0, schedule, everyone, method))
-    together, alone = engine.train_rounds(asked), [engine.train_rounds([each])[0] for each in asked]
-    for one, other in zip(together, alone, strict=True):
-        assert_near(tree.flatten(one.mean), tree.flatten(other.mean))
+        requests.append(TrainRequest(shared, tree.repeat(private, len(clients)), clients, 0, schedule, clients, method))
+    concurrent, alone = engine.train_rounds(requests), [engine.train_rounds([request])[0] for request in requests]
+    for found, expected in zip(concurrent, alone, strict=True):
+        assert_near(tree.flatten(found.mean), tree.flatten(expected.mean))
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
-def test_lower_precision_is_near_and_not_equal(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Vmap, "trace_from", 0)
+def test_lower_precision_is_close_and_not_equal(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Vmap, "min_calls_to_trace", 0)
     exact, rough = (states("gpfl", engine="vmap", precision=each) for each in ("float32", precision))
     gaps = [float((exact[name] - rough[name]).abs().max()) for name in exact if exact[name].is_floating_point()]
     assert 1e-7 < max(gaps) < 0.05

@@ -1,4 +1,4 @@
-"""Which engine runs, and with how many threads."""
+"""The engine that `auto` selects, and the number of threads."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from gpfl.training import api
 from gpfl.training import config as configs
 
 
-def setting(federation: gpfl.Federation, net: str | nn.Module = "mlp", **settings: object) -> RunSpec:
-    """The setting of FedAvg on a federation."""
+def fedavg_spec(federation: gpfl.Federation, net: str | nn.Module = "mlp", **options: object) -> RunSpec:
+    """Return the spec of a FedAvg run on a federation."""
     named = isinstance(net, str)
-    given: configs.ConfigDict = {
+    sections: configs.ConfigDict = {
         "method": {"name": "fedavg"},
-        "train": dict(settings),
+        "train": dict(options),
         **({"net": {"name": net}} if named else {}),
     }
-    config = configs.resolve_config(given, federation=federation, custom_net=not named)
+    config = configs.resolve_config(sections, federation=federation, custom_net=not named)
     return api.prepare(config, federation, None if named else net, None)[1]  # type: ignore[arg-type]
 
 
 def images(side: int, clients: int = 2) -> gpfl.Federation:
-    draw = np.random.default_rng(0)
-    x, y = draw.normal(size=(8, 1, side, side)).astype(np.float32), np.arange(8) % 2
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(8, 1, side, side)).astype(np.float32), np.arange(8) % 2
     return gpfl.federate([(x, y)] * clients)
 
 
@@ -41,7 +41,7 @@ def texts() -> gpfl.Federation:
 
 
 class Recurrent(nn.Module):
-    """A recurrent layer over the features, one a step."""
+    """A recurrent net that takes one feature per step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,16 +74,18 @@ class Recurrent(nn.Module):
         "large net",
     ],
 )
-def test_fastest_engine_is_the_one_that_was_measured(federation: gpfl.Federation, net: str | nn.Module, engine: str) -> None:
-    made = setting(federation, net)
-    assert select_engine(made) == engine
-    assert make_engine("auto", made).name == engine
-    assert make_engine("loop", made).name == "loop"
+def test_auto_selects_the_engine_that_was_measured_fastest(
+    federation: gpfl.Federation, net: str | nn.Module, engine: str
+) -> None:
+    spec = fedavg_spec(federation, net)
+    assert select_engine(spec) == engine
+    assert make_engine("auto", spec).name == engine
+    assert make_engine("loop", spec).name == "loop"
 
 
-def test_unknown_engine_is_refused() -> None:
+def test_unknown_engine_raises() -> None:
     with pytest.raises(gpfl.GpflError, match=r"unknown engine 'lop'; did you mean 'loop'\?"):
-        make_engine("lop", setting(toy_federation()))
+        make_engine("lop", fedavg_spec(toy_federation()))
 
 
 @pytest.fixture
@@ -95,16 +97,16 @@ def three_threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("three_threads")
-def test_small_products_take_one_thread_and_large_ones_all_and_all_are_given_back() -> None:
-    small, large = setting(toy_federation()), setting(toy_federation(), batch_size=10_000)
-    for made, threads in ((small, 1), (large, 3), (setting(images(8), "cnn4"), 3)):
-        with limit_threads(made):
+def test_small_products_run_on_one_thread_and_large_ones_on_all() -> None:
+    small, large = fedavg_spec(toy_federation()), fedavg_spec(toy_federation(), batch_size=10_000)
+    for spec, threads in ((small, 1), (large, 3), (fedavg_spec(images(8), "cnn4"), 3)):
+        with limit_threads(spec):
             assert torch.get_num_threads() == threads
         assert torch.get_num_threads() == 3
 
 
 @pytest.mark.usefixtures("three_threads")
-def test_threads_are_given_back_after_a_mistake_too() -> None:
-    with pytest.raises(KeyError), limit_threads(setting(toy_federation())):
+def test_number_of_threads_is_restored_after_an_error() -> None:
+    with pytest.raises(KeyError), limit_threads(fedavg_spec(toy_federation())):
         raise KeyError
     assert torch.get_num_threads() == 3

@@ -1,7 +1,7 @@
-"""Memory of a process: freed blocks are kept for the next step rather than handed back to the system.
+"""glibc's memory allocator: keep freed blocks for the next step instead of returning them to the system.
 
-A step on a CPU makes and frees tensors of many megabytes. glibc, as it comes, gives their pages back at once, and the next step
-waits while the system clears new ones.
+A step on a CPU allocates and frees tensors of many megabytes. By default glibc returns their pages at once, and the next step
+waits while the kernel clears new ones.
 """
 
 from __future__ import annotations
@@ -10,30 +10,29 @@ import ctypes
 import os
 import platform
 
-TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4  # names of glibc's mallopt
-KEPT = {
-    MMAP_MAX: 0,  # no block has pages of its own, however large
+TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4  # parameters of glibc's mallopt
+SETTINGS = {
+    MMAP_MAX: 0,  # no mmap, however large the block
     TRIM_THRESHOLD: 2**31 - 1,
     TOP_PAD: 64 * 2**20,
 }
-
-NAMES = ("MMAP_MAX", "MMAP_THRESHOLD", "TRIM_THRESHOLD", "TOP_PAD")
-"""What glibc's users set, as MALLOC_MMAP_MAX_ or among its tunables, to say what it keeps."""
+USER_SETTINGS = ("MMAP_MAX", "MMAP_THRESHOLD", "TRIM_THRESHOLD", "TOP_PAD")
+"""What users set as MALLOC_MMAP_MAX_ or among glibc's tunables."""
 
 
 def retain_freed_memory() -> bool:
-    """Lets this process keep what it frees, where its C library is glibc and the user has set nothing else; says whether."""
-    if platform.libc_ver()[0] != "glibc" or user_sets():
+    """Keep freed memory in this process, unless the C library is not glibc or the user configured it; return whether."""
+    if platform.libc_ver()[0] != "glibc" or is_configured_by_user():
         return False
-    settle = ctypes.CDLL(None).mallopt
-    return {settle(name, value) for name, value in KEPT.items()} == {1}
+    mallopt = ctypes.CDLL(None).mallopt
+    return {mallopt(parameter, value) for parameter, value in SETTINGS.items()} == {1}
 
 
-def user_sets() -> bool:
-    """Says whether the environment tells glibc what to keep, or puts another allocator in its place."""
+def is_configured_by_user() -> bool:
+    """Return whether the environment sets glibc's allocator or replaces it."""
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     return (
-        any(f"MALLOC_{name}_" in os.environ for name in NAMES)
-        or any(f"malloc.{name.lower()}" in tunables for name in NAMES)
+        any(f"MALLOC_{name}_" in os.environ for name in USER_SETTINGS)
+        or any(f"malloc.{name.lower()}" in tunables for name in USER_SETTINGS)
         or "malloc" in os.environ.get("LD_PRELOAD", "")
     )

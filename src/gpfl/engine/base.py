@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpfl.core import tree
 from gpfl.core.local_round import Indices, Plan, Schedule, evaluate_client
 from gpfl.core.method import ClientInfo, LossTerms, Method
 from gpfl.core.metrics import Evaluation
@@ -186,14 +187,42 @@ class Engine(ABC):
         indices = self.schedule.batches(self.federation.shards[client].train)[0]
         return torch.from_numpy(indices).to(self.device)
 
-    def score_client(
-        self, shared: Tree, private: Tree, client: int, info: ClientInfo, split: str, method: Method | None = None
-    ) -> Tensor:
-        """Return one client's (correct predictions, summed loss) on `split`; threads pass a copy of the method each."""
+    def fetch_client(self, private: Tree, position: int) -> Tree:
+        """Return one client's private state on the engine's device."""
+        return tree.take(tree.fetch(private, [position], self.device), 0)
+
+    def score_client(self, request: EvalRequest, position: int, info: ClientInfo, method: Method | None = None) -> Tensor:
+        """Return (correct predictions, summed loss) of one client; threads pass a copy of the method each."""
         method = method or self.method
-        table = self.federation.table
+        table, client = self.federation.table, request.clients[position]
+        private, own_info = self.fetch_client(request.private, position), info.select(position)
         indices = self.adaptation_indices(client)
         adapt = table.batch(indices[indices >= 0])
-        batches = torch.split(torch.from_numpy(self.federation.shards[client].split(split)).to(self.device), EVAL_BATCH_SIZE)
-        scores = [evaluate_client(method, shared, private, adapt, info, table.batch(batch)) for batch in batches]
+        samples = torch.from_numpy(self.federation.shards[client].split(request.split)).to(self.device)
+        scores = [
+            evaluate_client(method, request.shared, private, adapt, own_info, table.batch(batch))
+            for batch in torch.split(samples, EVAL_BATCH_SIZE)
+        ]
         return torch.stack([torch.stack(score) for score in scores]).sum(0)
+
+    def to_evaluation(self, request: EvalRequest, scores: Tensor) -> Evaluation:
+        """Return the evaluation for scores (clients, 2) of correct predictions and summed loss."""
+        correct, loss = scores.T.cpu().double().numpy()
+        return Evaluation(correct, loss, self.federation.n_samples(request.split)[list(request.clients)].astype(np.float64))
+
+    def to_result(self, request: TrainRequest, mean: Tree, private: Sequence[Tree], terms: Sequence[LossTerms]) -> RoundResult:
+        """Return the result of a round, private state and loss terms stacked in the order of the request."""
+        stacked = {name: torch.stack([each[name] for each in terms]) for name in terms[0]}
+        device = tree.device_of(request.private) or self.device
+        return RoundResult(mean, tree.to(tree.stack(private), device), stacked)
+
+
+def add_weighted(total: Tree, upload: Tree, weight: Tensor) -> Tree:
+    """Return total + weight × upload, where an empty total is zero."""
+    scaled = tree.map_leaves(lambda t: weight * t, upload)
+    return tree.map_leaves(torch.add, total, scaled) if total else scaled
+
+
+def add_terms(sums: LossTerms, terms: LossTerms) -> LossTerms:
+    """Return the sums of loss terms after a step; sums are empty before the first."""
+    return {name: sums[name] + value for name, value in terms.items()} if sums else terms

@@ -1,58 +1,40 @@
-"""Client after client: the plain engine, against which others are checked and measured."""
+"""The plain engine: client after client. The others are checked and measured against it."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-import numpy as np
 import torch
 
-from gpfl.core import tree
 from gpfl.core.local_round import local_round
 from gpfl.core.metrics import Evaluation
 from gpfl.core.tree import Tree
-from gpfl.engine.base import Engine, EvalRequest, RoundResult, TrainRequest
+from gpfl.engine.base import Engine, EvalRequest, RoundResult, TrainRequest, add_weighted
 
 
 class Loop(Engine):
-    """Runs one client at a time, on batches of just its rows."""
+    """Runs one client at a time, without padding its batches."""
 
     name: ClassVar[str] = "loop"
 
     def train_round(self, request: TrainRequest) -> RoundResult:
-        """Gives the cohort's round, the mean of uploads summed client by client."""
-        shared, private, clients, number, schedule = request[:5]
-        facts = self.client_info(clients, number)
-        shares = self.aggregation_weights(request)
+        """Run a round, summing uploads client by client."""
+        info = self.client_info(request.clients, request.round)
+        weights = self.aggregation_weights(request)
         mean: Tree = {}
         kept, terms = [], []
-        for place, client in enumerate(clients):
-            update = local_round(
-                self.method,
-                shared,
-                tree.take(tree.fetch(private, [place], self.device), 0),
-                self.federation.table,
-                self.plan(client, number, schedule),
-                facts.select(place),
-            )
-            part = tree.map_leaves(lambda t, place=place: shares[place] * t, update.upload)
-            mean = tree.map_leaves(torch.add, mean, part) if mean else part
+        for i, client in enumerate(request.clients):
+            private = self.fetch_client(request.private, i)
+            plan = self.plan(client, request.round, request.schedule)
+            update = local_round(self.method, request.shared, private, self.federation.table, plan, info.select(i))
+            mean = add_weighted(mean, update.upload, weights[i])
             kept.append(update.private)
             terms.append(update.terms)
-        stacked = {name: torch.stack([t[name] for t in terms]) for name in terms[0]}
-        private = tree.stack(kept)
-        return RoundResult(mean, tree.to(private, tree.device_of(request.private) or self.device), stacked)
+        return self.to_result(request, mean, kept, terms)
 
     def evaluate_clients(self, request: EvalRequest) -> Evaluation:
-        """Gives the scores, each client's rows in blocks."""
-        shared, private, clients, number, split = request
-        facts = self.client_info(clients, number)
+        """Return the scores of the clients."""
+        info = self.client_info(request.clients, request.round)
         with torch.no_grad():
-            scores = [
-                self.score_client(
-                    shared, tree.take(tree.fetch(private, [place], self.device), 0), client, facts.select(place), split
-                )
-                for place, client in enumerate(clients)
-            ]
-        correct, loss = torch.stack(scores).T.cpu().double().numpy()
-        return Evaluation(correct, loss, self.federation.n_samples(split)[list(clients)].astype(np.float64))
+            scores = [self.score_client(request, i, info) for i in range(len(request.clients))]
+        return self.to_evaluation(request, torch.stack(scores))

@@ -1,11 +1,10 @@
-"""Which engine to run."""
+"""Engines by name, and the choice that `auto` makes."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
@@ -16,41 +15,44 @@ from gpfl.engine.distributed import process_group
 from gpfl.engine.loop import Loop
 from gpfl.engine.sharded import Sharded
 from gpfl.engine.vmap import Vmap
-from gpfl.engine.workers import Workers
+from gpfl.engine.workers import Workers, num_threads
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.methods import METHODS
 from gpfl.models import NETS
 
 ENGINES: dict[str, type[Engine]] = {"loop": Loop, "vmap": Vmap, "workers": Workers}
+LARGE_IMAGE = 20 * 20
+"""Pixels from which convolutions on a CPU are faster with `workers` than stacked: 1.7× and 1.5× the loop at 28×28."""
+LARGE_NET = 1 << 20
+"""Bytes of a client's weights from which the same holds for any net: a stack of them does not fit the caches. Embeddings do
+not count, since a step touches few of their rows."""
+SMALL_MATMUL = 10_000_000
+"""Multiplications of the largest matrix product of a step below which a second thread gains nothing (measured on digits) and
+loses time waiting for its core on a busy machine."""
 
 
 def make_engine(name: str, spec: RunSpec) -> Engine:
-    """Gives the named engine; `auto` takes the one measured to be faster for the device and the net."""
+    """Return the named engine; `auto` is the one measured to be fastest for the device and the net."""
     if name == "auto":
         name = select_engine(spec)
     elif name not in ENGINES:
         raise GpflError(f"unknown engine '{name}'; {did_you_mean(name, (*ENGINES, 'auto'))}")
     elif name == "workers" and spec.device.type != "cpu":
         raise GpflError(f"engine 'workers' runs on the cores of a CPU; run.device is '{spec.device}': use --engine vmap")
-    elif name == "vmap" and (problem := find_vmap_error(spec)):
+    elif name == "vmap" and (error := find_vmap_error(spec)):
         method = spec.method
         raise GpflError(
-            f"engine 'vmap' cannot run {method.name} with net '{method.net.name}' ({error_line(problem)}): use --engine loop"
-        ) from problem
+            f"engine 'vmap' cannot run {method.name} with net '{method.net.name}' ({error_line(error)}): use --engine loop"
+        ) from error
     engine = ENGINES[name](spec)
     return engine if process_group().world_size == 1 else Sharded(spec, engine, process_group())
 
 
-LARGE_IMAGE = 20 * 20
-"""Pixels from which convolutions on a CPU are faster side by side on all cores than stacked: 1.7 and 1.5× the loop at 28×28."""
-HEAVY = 1 << 20
-"""Bytes of a client's weights from which the same holds for any net: a stack of them leaves the caches. Embeddings do not
-count, since a step touches few of their rows."""
-
-
 def select_engine(spec: RunSpec) -> str:
-    """Gives `workers` for large images and heavy nets on a CPU, `loop` for recurrent layers, one client on a GPU and what
-    cannot be vmapped well; else `vmap`.
+    """Return the name of the engine measured to be fastest.
+
+    On a CPU `workers` for large images and large nets; `loop` for recurrent layers, for one client on a GPU and for what
+    cannot be vmapped well; `vmap` for the rest.
     """
     if has_layer(spec, nn.RNNBase):
         return "loop"
@@ -60,17 +62,16 @@ def select_engine(spec: RunSpec) -> str:
 
 
 def saturates_core(spec: RunSpec) -> bool:
-    """Tells whether a client's own step fills a core."""
-    large = math.prod(spec.federation.table.shape[-2:]) > LARGE_IMAGE
-    if large and has_layer(spec, nn.modules.conv._ConvNd):
+    """Return whether one client's step is large enough to keep a core busy."""
+    if math.prod(spec.federation.table.shape[-2:]) > LARGE_IMAGE and has_layer(spec, nn.modules.conv._ConvNd):
         return True
     layers = [layer for part in ("base", "head") for layer in spec.method.net.module(part, training=True).modules()]
     weights = [p for layer in layers if not isinstance(layer, nn.Embedding) for p in layer.parameters(recurse=False)]
-    return sum(p.numel() * p.element_size() for p in weights) > HEAVY
+    return sum(p.numel() * p.element_size() for p in weights) > LARGE_NET
 
 
 def find_vmap_error(spec: RunSpec, slow: bool = False) -> Exception | None:
-    """Gives what torch raises when a user's net or method is vmapped; with `slow` also where it would loop inside."""
+    """Return what torch raises when it vmaps a user's net or method; with `slow` also where vmap would loop over clients."""
     if spec.method.net.name in NETS and type(spec.method) in METHODS.values():
         return None
     with warnings.catch_warnings():
@@ -79,30 +80,19 @@ def find_vmap_error(spec: RunSpec, slow: bool = False) -> Exception | None:
             warnings.filterwarnings("error", "There is a performance drop")
         try:
             Vmap(spec).check_vmappable()
-        except Exception as problem:  # anything may go wrong in a user's forward
-            return problem
+        except Exception as error:  # a user's forward may raise anything
+            return error
     return None
 
 
 def has_layer(spec: RunSpec, kind: type[nn.Module]) -> bool:
-    """Tells whether the base has a layer of that kind."""
+    """Return whether the base of the net has a layer of this type."""
     return any(isinstance(layer, kind) for layer in spec.method.net.module("base", training=True).modules())
 
 
-SMALL_PRODUCT = 10_000_000
-"""Multiplications of the largest matrix product of a step below which a second thread gains nothing (measured on the digits)
-and, on a busy machine, waits for its core most of the time."""
-
-
-@contextmanager
-def limit_threads(spec: RunSpec) -> Iterator[None]:
-    """Runs small products on a CPU with one thread, and restores the number of threads after."""
-    before = torch.get_num_threads()
+def limit_threads(spec: RunSpec) -> AbstractContextManager[None]:
+    """Run small matrix products on a CPU with one thread, and restore the number of threads after."""
     widest = max((p.numel() for p in spec.method.net.module("base", training=True).parameters()), default=0)
     largest = widest * spec.schedule.batch_size * len(spec.federation)
-    small = spec.device.type == "cpu" and largest < SMALL_PRODUCT and not has_layer(spec, nn.modules.conv._ConvNd)
-    torch.set_num_threads(1 if small else before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    small = spec.device.type == "cpu" and largest < SMALL_MATMUL and not has_layer(spec, nn.modules.conv._ConvNd)
+    return num_threads(1 if small else torch.get_num_threads())

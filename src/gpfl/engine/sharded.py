@@ -12,7 +12,7 @@ from gpfl.core.metrics import Evaluation
 from gpfl.core.tree import Tree
 from gpfl.engine.base import Engine, EvalRequest, RoundResult, RunSpec, TrainRequest
 from gpfl.engine.distributed import ProcessGroup
-from gpfl.engine.packing import pack
+from gpfl.engine.slots import pack
 
 
 class Sharded(Engine):

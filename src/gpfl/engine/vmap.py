@@ -1,266 +1,260 @@
-"""Many clients at once: their states stacked on a first axis, one vmapped step for all, run as a program on fixed memory."""
+"""The engine that stacks clients: one vmapped step for all of them, run as a program on fixed memory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
 from gpfl.core import tree
-from gpfl.core.local_round import Indices
+from gpfl.core.local_round import Indices, Samples
 from gpfl.core.method import Batch, ClientInfo, LossTerms, Method, Step
 from gpfl.core.metrics import Evaluation
 from gpfl.core.tree import Tree
-from gpfl.engine.base import Engine, EvalRequest, RoundResult, RunSpec, TrainRequest
-from gpfl.engine.batched_evaluation import BatchedEvaluator, Group
+from gpfl.engine.base import Engine, EvalRequest, RoundResult, RunSpec, TrainRequest, add_terms
+from gpfl.engine.batched_evaluation import BatchedEvaluator, EvalGroup
 from gpfl.engine.compiler.program import Buffers, Function, Program
-from gpfl.engine.packing import OVERHEAD, Packing, best_width, blocks, pack
-from gpfl.engine.round_state import Member, Round
-from gpfl.engine.slots import Changes, Stock, like
+from gpfl.engine.concurrent_round import ConcurrentRound
+from gpfl.engine.slots import SEGMENT, ClientStore, Packing, SlotSwaps, batched, fastest_slot_count, load_segment, pack
 from gpfl.errors import GpflError
 
-SEGMENT = 512
-"""Steps whose rows lie on the device at once."""
+
+class RoundClient(NamedTuple):
+    """A client of one of the concurrent rounds: the index of the round and the client's position in its request."""
+
+    round: int
+    position: int
 
 
 class Vmap(Engine):
-    """Runs clients in slots; a slot whose client has finished goes to the next client."""
+    """Trains clients in slots; a slot whose client has finished takes the next client."""
 
     name: ClassVar[str] = "vmap"
     supports_concurrent_trials: ClassVar[bool] = True
 
-    slots: ClassVar[int] = 64  # clients that train at once; more gain little and cost memory
-    chunk: ClassVar[int] = 128  # clients whose state is on the device at once
-    trace_from: ClassVar[int] = 100  # calls of a program from which tracing it pays
-    compile_from: ClassVar[int] = 20_000  # calls from which compiling it pays, on a GPU
+    max_slots: ClassVar[int] = 64  # clients that train at once; more gain little and cost memory
+    chunk_size: ClassVar[int] = 128  # clients whose state is on the device at once
+    min_calls_to_trace: ClassVar[int] = 100  # a program that runs less often is not worth tracing
+    min_calls_to_compile: ClassVar[int] = 20_000  # the same for compiling, on a GPU
 
     def __init__(self, spec: RunSpec) -> None:
         super().__init__(spec)
-        self._compile, self._traces = spec.compile, True
+        self._compile, self._tracing = spec.compile, True
         self._programs: dict[object, Program] = {}
-        self._judging = BatchedEvaluator(self, self.slots, self._program)
-        self._usual: dict[int, int] = {}
+        self._evaluator = BatchedEvaluator(self, self.max_slots, self._make_program)
+        self._slot_counts: dict[int, int] = {}
 
     def check_vmappable(self) -> None:
-        """Runs a step of every phase and a judgement for a client and its double: what torch cannot vmap fails here."""
-        self._traces = False
+        """Run a step of every phase and an evaluation for two copies of a client; raise what torch raises under vmap."""
+        self._tracing = False
         client = next(client for client in range(len(self.federation)) if self.can_train(client))
         shared, private = (tree.to(state, self.device) for state in self.method.init(self.schedule.seed))
-        private, facts = tree.repeat(private, 2), self.client_info([client, client], 0)
-        double = Round(self, TrainRequest(shared, private, [client, client], 0, self.schedule, [client], self.method))
-        double.plans = [[steps[:1] for steps in plan] for plan in double.plans]
-        self._train_members([double], {"state": shared, "values": {}}, [Member(0, 0), Member(0, 1)])
-        rows = torch.stack([self.adaptation_indices(client)] * 2)
-        group = Group([0, 1], [0, 1], torch.tensor([0, 1], device=self.device), rows, rows[:, None])
+        private, info = tree.repeat(private, 2), self.client_info([client, client], 0)
+        request = TrainRequest(shared, private, [client, client], 0, self.schedule, [client], self.method)
+        trial = ConcurrentRound(self, request)
+        trial.plans = [[steps[:1] for steps in plan] for plan in trial.plans]
+        self._train_chunk([trial], {"state": shared, "hyperparameters": {}}, [RoundClient(0, 0), RoundClient(0, 1)])
+        samples = torch.stack([self.adaptation_indices(client)] * 2)
+        group = EvalGroup([0, 1], [0, 1], torch.tensor([0, 1], device=self.device), samples, samples[:, None])
         with torch.no_grad():
-            self._judging.judge_group(shared, private, group, facts)
-
-    # Training.
+            self._evaluator.score_group(shared, private, group, info)
 
     def train_round(self, request: TrainRequest) -> RoundResult:
-        """Gives a round."""
+        """Run a round."""
         return self.train_rounds([request])[0]
 
-    def train_rounds(self, request: Sequence[TrainRequest]) -> list[RoundResult]:
-        """Gives the rounds of several trials, whose clients train in the same slots, results in the order of their clients."""
-        rounds = [Round(self, each) for each in request]
-        names = differing([self.method, *(each.method for each in request)])  # also where one trial of several is left
-        values = [{name: torch.tensor(each.method.values()[name], device=self.device) for name in names} for each in request]
-        bundles: list[Tree] = [{"state": one.shared, "values": dict(own)} for one, own in zip(rounds, values, strict=True)]
+    def train_rounds(self, requests: Sequence[TrainRequest]) -> list[RoundResult]:
+        """Run a round of each of several trials, whose clients share the slots."""
+        rounds = [ConcurrentRound(self, request) for request in requests]
+        names = differing_floats([self.method, *(request.method for request in requests)])  # even if one trial is left
+        bundles: list[Tree] = [
+            {
+                "state": request.shared,
+                "hyperparameters": {name: torch.tensor(request.method.values()[name], device=self.device) for name in names},
+            }
+            for request in requests
+        ]
         shared = bundles[0] if len(rounds) == 1 else tree.stack(bundles)
-        chunks = self._arrange(rounds)
-        for members, following in zip(chunks, [*chunks[1:], []], strict=True):
-            for number, each in enumerate(rounds):
-                each.fetch([member.place for member in following if member.round == number])
-            self._train_members(rounds, shared, members)
-        return [each.cohort() for each in rounds]
+        chunks = self._chunks(rounds)
+        for chunk, next_chunk in zip(chunks, [*chunks[1:], []], strict=True):
+            for index, positions in enumerate(positions_by_round(next_chunk, len(rounds))):
+                rounds[index].prefetch(positions)
+            self._train_chunk(rounds, shared, chunk)
+        return [each.result() for each in rounds]
 
     def _client_weights(self, method: Method, clients: ClientInfo) -> Tensor:
-        """Gives the weights of stacked clients, all at once."""
         return vmap(method.aggregation_weight)(clients)
 
-    def _arrange(self, rounds: Sequence[Round]) -> list[list[Member]]:
-        """Gives the clients of all rounds in chunks, those with most steps first.
+    def _chunks(self, rounds: Sequence[ConcurrentRound]) -> list[list[RoundClient]]:
+        """Return the clients of all rounds in chunks, those with most steps first.
 
-        Short batches would shift BatchNorm statistics, so clients that have one run alone.
+        Padding would shift BatchNorm statistics, so clients with a short batch form chunks of their own.
         """
-        everyone = [Member(number, place) for number, each in enumerate(rounds) for place in range(len(each.plans))]
-        plans = {member: rounds[member.round].plans[member.place] for member in everyone}
-        alone = {m for m, plan in plans.items() if self.method.net.has_batch_norm and any((s < 0).any() for s in plan)}
-        rest = sorted((m for m in everyone if m not in alone), key=lambda m: [-len(steps) for steps in plans[m]])
-        return [*blocks(rest, self.chunk), *blocks(sorted(alone), 1)]
+        plans = {RoundClient(index, i): plan for index, each in enumerate(rounds) for i, plan in enumerate(each.plans)}
+        single = [c for c, plan in plans.items() if self.method.net.has_batch_norm and any((s < 0).any() for s in plan)]
+        stacked = sorted(plans.keys() - set(single), key=lambda c: ([-len(steps) for steps in plans[c]], c))
+        return [*batched(stacked, self.chunk_size), *batched(single, 1)]
 
-    def _train_members(self, rounds: Sequence[Round], shared: Tree, members: list[Member]) -> None:
-        """Runs a chunk of clients and gives each round what its clients send and keep."""
-        if len(members) == 1:
-            rounds[members[0].round].run_alone(members[0].place)
+    def _train_chunk(self, rounds: Sequence[ConcurrentRound], shared: Tree, chunk: list[RoundClient]) -> None:
+        """Train the clients of a chunk and add them to the results of their rounds."""
+        if len(chunk) == 1:
+            rounds[chunk[0].round].run_client(chunk[0].position)
             return
-        of_round = [(number, [m.place for m in members if m.round == number]) for number in range(len(rounds))]
-        parts = [rounds[number].enter(places) for number, places in of_round if places]
-        # Rounds one after the other, and clients in each as they are in `members`.
-        order = [member for number, _ in of_round for member in members if member.round == number]
-        local_state = tree.concatenate([part.local_state for part in parts])
-        client = ClientInfo(*(torch.cat(fields) for fields in zip(*(part.client for part in parts), strict=True)))
-        groups = torch.tensor([member.round for member in order], device=self.device) if len(rounds) > 1 else None
-        plans = [rounds[member.round].plans[member.place] for member in order]
-        counts = torch.tensor([[float(len(steps)) for steps in plan] for plan in plans], device=self.device)
+        by_round = positions_by_round(chunk, len(rounds))
+        states, infos = zip(*(rounds[index].download(at) for index, at in enumerate(by_round) if at), strict=True)
+        local_state = tree.concatenate(states)
+        info = ClientInfo(*(torch.cat(fields) for fields in zip(*infos, strict=True)))
+        clients = [RoundClient(index, i) for index, positions in enumerate(by_round) for i in positions]
+        round_of = torch.tensor([client.round for client in clients], device=self.device) if len(rounds) > 1 else None
+        plans = [rounds[client.round].plans[client.position] for client in clients]
+        n_steps = torch.tensor([[float(len(steps)) for steps in plan] for plan in plans], device=self.device)
         sums: dict[str, Tensor] = {}
-        seen: dict[str, Tensor] = {}
-        for number in range(len(self.method.phases())):
-            steps = [plan[number] for plan in plans]
-            local_state, terms = self._run_phase(number, shared, groups, local_state, steps, client)
+        counts: dict[str, Tensor] = {}
+        for phase in range(len(self.method.phases())):
+            batches = [plan[phase] for plan in plans]
+            local_state, terms = self._run_phase(
+                phase, ClientStore({"local_state": local_state}, info, shared, round_of), batches
+            )
             for name, value in terms.items():
                 sums[name] = sums.get(name, torch.zeros_like(value)) + value
-                seen[name] = seen.get(name, torch.zeros_like(value)) + counts[:, number]
-        means = {name: sums[name] / seen[name] for name in sums}
+                counts[name] = counts.get(name, torch.zeros_like(value)) + n_steps[:, phase]
+        means = {name: sums[name] / counts[name] for name in sums}
         start = 0
-        for number, places in of_round:
-            own = slice(start, start := start + len(places))
-            if places:
-                rounds[number].leave(places, tree.take(local_state, own), {name: value[own] for name, value in means.items()})
+        for index, positions in enumerate(by_round):
+            own = slice(start, start := start + len(positions))
+            if positions:
+                terms = {name: value[own] for name, value in means.items()}
+                rounds[index].upload(positions, tree.take(local_state, own), terms)
 
-    def _run_phase(
-        self,
-        number: int,
-        shared: Tree,
-        groups: Tensor | None,
-        local_state: Tree,
-        steps: list[Indices],
-        client: ClientInfo,
-    ) -> tuple[Tree, LossTerms]:
-        """Gives all members after a phase, and the sums of its terms."""
-        lengths = [len(part) for part in steps]
-        packing = pack(lengths, self._width(lengths))
-        program = self._step_program(number, shared, groups, local_state, packing, steps[0].shape[1])
-        if groups is None:
-            tree.copy_(program.fixed["shared"], shared)
-        store = {
-            "work": local_state,
-            "terms": {name: value.new_zeros(len(lengths)) for name, value in program.state["terms"].items()},
-        }
-        stock = Stock(store, client, shared, groups)
-        plan = torch.from_numpy(packing.plan(steps)).to(self.device)
-        changes = Changes(packing, self.device)
+    def _run_phase(self, phase: int, store: ClientStore, batches: list[Indices]) -> tuple[Tree, LossTerms]:
+        """Run a phase for all clients of a store; return their local state and the sums of their loss terms."""
+        lengths = [len(steps) for steps in batches]
+        packing = pack(lengths, self._slot_count(lengths))
+        program = self._step_program(phase, store, packing, batches[0].shape[1])
+        if store.rounds is None:
+            tree.copy_(program.fixed["shared"], store.shared)
+        store.state["terms"] = {name: value.new_zeros(len(lengths)) for name, value in program.state["terms"].items()}
+        plan = torch.from_numpy(packing.plan(batches)).to(self.device)
+        swaps = SlotSwaps(packing, self.device)
         segment = program.fixed["plan"].shape[1]
-        times = sorted({*changes.times, *range(0, packing.steps, segment), packing.steps})
+        times = sorted({*swaps.times, *range(0, packing.steps, segment), packing.steps})
         for now, until in zip(times, [*times[1:], packing.steps], strict=True):
-            changes.apply(now, program, stock)
+            swaps.apply(now, program, store)
             if now % segment == 0 and now < packing.steps:
-                program.state["step"].zero_()
-                part = plan[:, now : now + segment]
-                program.fixed["plan"][:, : part.shape[1]].copy_(part)
+                load_segment(program, plan, now)
             for _ in range(until - now):
                 program()
-        return store["work"], store["terms"]
+        return store.state["local_state"], store.state["terms"]
 
-    def _width(self, lengths: list[int]) -> int:
-        """Gives the number of slots for clients of these lengths: one of few, since each has a program of its own."""
-        times = -(-len(lengths) // len(self.federation))
-        usual = self._usual_width(times)
-        if len(lengths) == min(self.chunk, times * len(self.federation)):
-            return usual
-        ladder = [usual]
-        while ladder[-1] > 1:
-            ladder.append((ladder[-1] + 1) // 2)
-        return min(ladder, key=lambda width: pack(lengths, width).steps * (OVERHEAD + width))
+    def _slot_count(self, lengths: list[int]) -> int:
+        """Return the number of slots for clients of these lengths: one of few, since each has a program of its own."""
+        n_trials = -(-len(lengths) // len(self.federation))
+        full = self._full_slot_count(n_trials)
+        if len(lengths) == min(self.chunk_size, n_trials * len(self.federation)):
+            return full
+        counts = [full]
+        while counts[-1] > 1:
+            counts.append((counts[-1] + 1) // 2)
+        return fastest_slot_count(lengths, counts)
 
-    def _usual_width(self, times: int) -> int:
-        """Gives the number of slots for the first chunk of all clients, so many times over."""
-        if times not in self._usual:
+    def _full_slot_count(self, n_trials: int) -> int:
+        """Return the number of slots for the first chunk of a round of all clients of some trials."""
+        if n_trials not in self._slot_counts:
             steps = [max(1, len(shard.train) // self.schedule.batch_size) for shard in self.federation.shards]
-            chunk = sorted(steps * times, reverse=True)[: self.chunk]
-            self._usual[times] = best_width(chunk, self.slots)
-        return self._usual[times]
+            chunk = sorted(steps * n_trials, reverse=True)[: self.chunk_size]
+            # More slots than the longest client leaves room for would be empty at the end.
+            self._slot_counts[n_trials] = fastest_slot_count(chunk, range(1, min(self.max_slots, len(chunk)) + 1))
+        return self._slot_counts[n_trials]
 
-    def _step_program(
-        self,
-        number: int,
-        shared: Tree,
-        groups: Tensor | None,
-        local_state: Tree,
-        packing: Packing,
-        rows: int,
-    ) -> Program:
-        """Gives the program of a phase's step for as many slots, made once."""
-        width = len(packing.slots)
-        key = (number, width, rows, groups is None, *tree.branch(shared, "values"))
+    def _step_program(self, phase: int, store: ClientStore, packing: Packing, batch_size: int) -> Program:
+        """Return the program of a phase's step for as many slots, made on first use."""
+        width, concurrent = len(packing.slots), store.rounds is not None
+        key = (phase, width, batch_size, concurrent, *tree.branch(store.shared, "hyperparameters"))
         if key not in self._programs:
             table = self.federation.table
-            step = vmap(self._step(number), in_dims=(None if groups is None else 0, 0, 0, 0))
+            step = vmap(self._step(phase), in_dims=(0 if concurrent else None, 0, 0, 0))
 
             def advance(state: Buffers, fixed: Buffers) -> Buffers:
-                own = fixed["plan"].index_select(1, state["step"]).squeeze(1)  # (slots, rows)
-                batch = table.with_tensors(fixed["x"], fixed["y"]).batch(own)
-                after, terms = step(fixed["shared"], state["work"], batch, fixed["client"])
-                sums = {name: state["terms"][name] + value for name, value in terms.items()} if state["terms"] else terms
-                return {"work": after, "terms": sums, "step": state["step"] + 1}
+                indices = fixed["plan"].index_select(1, state["step"]).squeeze(1)  # (slots, batch)
+                batch = Samples(fixed["x"], fixed["y"], table.input_spec).batch(indices)
+                local_state, terms = step(fixed["shared"], state["local_state"], batch, fixed["client"])
+                return {"local_state": local_state, "terms": add_terms(state["terms"], terms), "step": state["step"] + 1}
 
-            facts = self.client_info([0] * width, 0)
+            # A plan of all clients has the same length in every round; others differ.
+            constant = len(packing.lengths) == width == len(self.federation)
+            steps = min(SEGMENT, packing.steps) if constant else SEGMENT
             state = {
-                "work": like(local_state, width),
+                "local_state": empty_slots(store.state["local_state"], width),
                 "terms": {},
                 "step": torch.zeros(1, dtype=torch.int64, device=self.device),
             }
             fixed = {
-                "shared": tree.clone(shared) if groups is None else like(shared, width),
-                "client": ClientInfo(*(field.clone() for field in facts)),
-                "plan": torch.zeros(width, min(SEGMENT, self._longest(packing)), rows, dtype=torch.int64, device=self.device),
+                "shared": empty_slots(store.shared, width) if concurrent else tree.clone(store.shared),
+                "client": ClientInfo(*(field.clone() for field in self.client_info([0] * width, 0))),
+                "plan": torch.zeros(width, steps, batch_size, dtype=torch.int64, device=self.device),
                 "x": table.x,
                 "y": table.y,
             }
             state["terms"] = {name: torch.zeros_like(value) for name, value in advance(state, fixed)["terms"].items()}
             calls = packing.steps * self.schedule.rounds
-            self._programs[key] = self._program(advance, state, fixed, calls, {"work": True, "shared": groups is not None})
+            weights = {"local_state": True, "shared": concurrent}
+            self._programs[key] = self._make_program(advance, state, fixed, calls, weights)
         return self._programs[key]
 
-    def _step(self, number: int) -> Step:
-        """Gives the step of a phase; what comes as shared state also holds the values in which trials differ."""
+    def _step(self, phase: int) -> Step:
+        """Return the step of a phase; its shared state also has the hyperparameters in which trials differ."""
         method = self.method
 
         def step(shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
-            values: dict[str, Any] = tree.branch(shared, "values")
-            own = method.replace(**values)
-            return own.phases()[number].step(tree.branch(shared, "state"), local_state, batch, client)
+            hyperparameters: dict[str, Any] = tree.branch(shared, "hyperparameters")
+            trial = method.replace(**hyperparameters)
+            return trial.phases()[phase].step(tree.branch(shared, "state"), local_state, batch, client)
 
         return step
 
-    def _program(
+    def _make_program(
         self, advance: Function, state: Buffers, fixed: Buffers, calls: int, weights: Mapping[str, bool] | None = None
     ) -> Program:
-        """Gives a program that is traced and compiled as far as so many calls pay for it."""
-        compiled = self._traces and (self._compile == "on" or (self._compile == "auto" and calls >= self.compile_from))
-        traced, needed = compiled or (self._traces and calls >= self.trace_from), self._compile == "on"
-        return Program(advance, state, fixed, traced=traced, compiled=compiled, needed=needed, weights=weights)
-
-    def _longest(self, packing: Packing) -> int:
-        """Gives the most steps that a plan of as many slots may have in this run, where that is under a segment."""
-        everyone = len(packing.lengths) == len(packing.slots) == len(self.federation)
-        return packing.steps if everyone else SEGMENT
+        """Return a program, traced and compiled if that pays for the number of calls."""
+        required = self._compile == "on"
+        compiled = self._tracing and (required or (self._compile == "auto" and calls >= self.min_calls_to_compile))
+        traced = compiled or (self._tracing and calls >= self.min_calls_to_trace)
+        return Program(advance, state, fixed, traced=traced, compiled=compiled, compile_required=required, weights=weights)
 
     def for_trial(self, spec: RunSpec) -> Self:
-        """Gives the engine for another trial; other numbers in its method are judged by programs of their own."""
+        """Return this engine for another trial. Other hyperparameters are evaluated by programs of their own."""
         out = super().for_trial(spec)
-        if differing([self.method, spec.method]):
-            out._judging = BatchedEvaluator(out, self.slots, self._program)
+        if differing_floats([self.method, spec.method]):
+            out._evaluator = BatchedEvaluator(out, self.max_slots, self._make_program)
         return out
 
     def evaluate_clients(self, request: EvalRequest) -> Evaluation:
-        """Gives the scores of all clients."""
-        return self._judging.scores(request)
+        """Return the scores of the clients."""
+        return self.to_evaluation(request, self._evaluator.scores(request))
 
 
-def differing(methods: Sequence[Method]) -> list[str]:
-    """Gives the names of numbers in which methods differ; all else must be equal, or they could not be run at once."""
+def positions_by_round(clients: Sequence[RoundClient], n_rounds: int) -> list[list[int]]:
+    """Return the positions of some clients for each of the concurrent rounds."""
+    return [[client.position for client in clients if client.round == index] for index in range(n_rounds)]
+
+
+def empty_slots(stacked: Tree, width: int) -> Tree:
+    """Return zeros for `width` entries of a stacked tree."""
+    return tree.map_leaves(lambda t: t.new_zeros((width, *t.shape[1:])), stacked)
+
+
+def differing_floats(methods: Sequence[Method]) -> list[str]:
+    """Return the names of the float hyperparameters in which methods differ; raise if anything else differs."""
     if len({(type(method), method.name) for method in methods}) > 1:
-        raise GpflError("trials that run at once must be of one method")
+        raise GpflError("concurrent trials must have the same method")
     names = []
     for name in methods[0].values():
         values = [method.values()[name] for method in methods]
         if any(value != values[0] for value in values):
             if not all(isinstance(value, float) for value in values):
-                raise GpflError(f"trials that run at once must have the same {name}, not {values[0]!r} and others")
+                raise GpflError(f"concurrent trials must have the same {name}, not {values[0]!r} and others")
             names.append(name)
     return names

@@ -205,7 +205,7 @@ def counted(job: Job, given: ConfigDict, clients: int, device: str, machine: Mac
     train = {
         key: value for key, value in given.get("train", {}).items() if key not in ("rounds", "patience", "client_fraction")
     }
-    what = [sections, train, sections_of_step(given), min(clients, Vmap.slots), device, machine]
+    what = [sections, train, sections_of_step(given), min(clients, Vmap.max_slots), device, machine]
     key = json.dumps(what, sort_keys=True, default=str)
     if key not in COUNTED:
         plain = {**given, "run": {**given.get("run", {}), "device": "cpu", "precision": "float32"}}

@@ -29,9 +29,9 @@ from gpfl.core.local_round import evaluate_client
 from gpfl.core.method import ClientInfo, Phase
 from gpfl.core.tree import Tree
 from gpfl.engine import RunSpec
-from gpfl.engine.compiler.in_place import write_back
-from gpfl.engine.compiler.passes import drop_idle, is_view, origin, share_equal, written_by
-from gpfl.engine.compiler.per_example_passes import fold_rows
+from gpfl.engine.compiler.ghost_clipping import apply_ghost_clipping
+from gpfl.engine.compiler.passes import base_node, eliminate_common_subexpressions, eliminate_no_ops, is_view, mutated_inputs
+from gpfl.engine.compiler.write_back import write_back
 from gpfl.engine.selection import saturates_core
 from gpfl.engine.vmap import Vmap
 from gpfl.experiments.machine import Limits, limits_at_hand
@@ -139,7 +139,7 @@ def round_of(setting: RunSpec, clients: int, device: torch.device, machine: Mach
     another is given.
     """
     apart = device.type == "cpu" and saturates_core(setting)  # engines then run clients one by one
-    width = None if apart else max(2, min(clients, Vmap.slots))
+    width = None if apart else max(2, min(clients, Vmap.max_slots))
     machine = machine or MACHINES.get(device.type, MACHINES["cuda"])
     phases, size = setting.method.phases(), setting.schedule.batch_size
     try:
@@ -238,7 +238,7 @@ def places(width: int | None, rows: int) -> Tensor:
 def simplified(function: Callable[..., list[Tensor]], leaves: list[Tensor]) -> fx.GraphModule:
     """Gives the operations of a function as engines leave them."""
     module = make_fx(function, _error_on_data_dependent_ops=True)(*leaves)
-    for simplify in (drop_idle, share_equal, fold_rows):
+    for simplify in (eliminate_no_ops, eliminate_common_subexpressions, apply_ghost_clipping):
         simplify(module.graph)
     return module
 
@@ -290,11 +290,11 @@ def traffic(node: fx.Node, fuses: bool) -> int:
     written = size(node)
     if node.target in TABLES:
         return 2 * written
-    overwritten = written_by(node) if node.target in (aten.copy_.default, aten.fill_.Scalar) else []
+    overwritten = mutated_inputs(node) if node.target in (aten.copy_.default, aten.fill_.Scalar) else []
     read = [part for part in node.all_input_nodes if part not in overwritten]
     if fuses and single(node):
-        read = [part for part in read if not single(origin(part))]
-        if not written_by(node) and all(single(user) for user in readers(node)):
+        read = [part for part in read if not single(base_node(part))]
+        if not mutated_inputs(node) and all(single(user) for user in readers(node)):
             written = 0
     return written + sum(size(part) for part in read)
 
@@ -315,7 +315,7 @@ def readers(node: fx.Node) -> Iterator[fx.Node]:
 
 def idle(node: fx.Node) -> bool:
     """Tells whether an operation moves nothing: a view, or one of several results."""
-    return is_view(node) and not written_by(node)
+    return is_view(node) and not mutated_inputs(node)
 
 
 def size(node: fx.Node) -> int:

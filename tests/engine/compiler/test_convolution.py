@@ -1,4 +1,4 @@
-"""Convolutions of many clients as products: the numbers of torch's grouped convolution and of its gradients."""
+"""Convolutions of many clients as matrix products match torch's grouped convolution and its gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from gpfl.engine.compiler.convolution import DECOMPOSITIONS, SMALL, convolution, convolution_backward
+from gpfl.engine.compiler.convolution import DECOMPOSITIONS, SMALL_WEIGHT, convolution, convolution_backward
 
 
 class Case(NamedTuple):
@@ -31,31 +31,31 @@ CASES = {
     "even kernel": Case(kernel=(2, 4)),
     "aligned": Case(kernel=(2, 2)),
     "padded": Case(kernel=(5, 5), padding=(2, 2)),
-    "padded one way": Case(padding=(0, 1)),
+    "padded in one direction": Case(padding=(0, 1)),
     "strided": Case(stride=(2, 2), padding=(1, 1)),
     "strided past the edge": Case(stride=(3, 2)),
     "stride beyond the kernel": Case(kernel=(2, 1), stride=(3, 4)),
     "dilated": Case(dilation=(2, 3)),
-    "all at once": Case(kernel=(3, 2), stride=(2, 1), padding=(2, 1), dilation=(1, 2)),
+    "all combined": Case(kernel=(3, 2), stride=(2, 1), padding=(2, 1), dilation=(1, 2)),
     "signals 1×9": Case(kernel=(1, 9), image=(1, 30)),
     "signals 1×9 strided": Case(kernel=(1, 9), image=(1, 30), stride=(1, 2), padding=(0, 4)),
     "whole image": Case(kernel=(9, 10)),
     "many weights": Case(inputs=32, channels=32, image=(4, 4)),
     "one input": Case(inputs=1),
-    "padded beyond what it sees": Case(kernel=(1, 1), padding=(1, 2)),
+    "padded more than the kernel": Case(kernel=(1, 1), padding=(1, 2)),
 }
-CLIENTS, ROWS = 3, 4
+CLIENTS, SAMPLES = 3, 4
 cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
 def tensors(case: Case) -> tuple[Tensor, Tensor, Tensor]:
-    draw = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     shapes = (
-        (ROWS, CLIENTS * case.inputs, *case.image),
+        (SAMPLES, CLIENTS * case.inputs, *case.image),
         (CLIENTS * case.channels, case.inputs, *case.kernel),
         (CLIENTS * case.channels,),
     )
-    x, weight, bias = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes)
+    x, weight, bias = (torch.randn(shape, generator=rng, dtype=torch.float64) for shape in shapes)
     return x, weight, bias
 
 
@@ -64,57 +64,59 @@ def settings(case: Case) -> tuple:
 
 
 @cases
-def test_result_and_gradients_are_those_of_a_grouped_convolution(case: Case) -> None:
+def test_result_and_gradients_match_a_grouped_convolution(case: Case) -> None:
     x, weight, bias = (t.requires_grad_() for t in tensors(case))
     expected = F.conv2d(x, weight, bias, case.stride, case.padding, case.dilation, CLIENTS)
     grad = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    wanted = torch.autograd.grad(expected, (x, weight, bias), grad)
+    expected_grads = torch.autograd.grad(expected, (x, weight, bias), grad)
     with torch.no_grad():
         torch.testing.assert_close(convolution(x, weight, bias, *settings(case)), expected)
-        without = F.conv2d(x, weight, None, case.stride, case.padding, case.dilation, CLIENTS)
-        torch.testing.assert_close(convolution(x, weight, None, *settings(case)), without)
-        found = convolution_backward(grad, x, weight, list(bias.shape), *settings(case), [True, True, True])
-    for mine, theirs in zip(found, wanted, strict=True):
-        torch.testing.assert_close(mine, theirs)
+        without_bias = F.conv2d(x, weight, None, case.stride, case.padding, case.dilation, CLIENTS)
+        torch.testing.assert_close(convolution(x, weight, None, *settings(case)), without_bias)
+        grads = convolution_backward(grad, x, weight, list(bias.shape), *settings(case), [True, True, True])
+    for found, wanted in zip(grads, expected_grads, strict=True):
+        torch.testing.assert_close(found, wanted)
 
 
-def test_weight_gradient_is_summed_both_ways() -> None:
+def test_cases_cover_split_and_unsplit_weight_gradients() -> None:
     per_client = {name: case.channels * case.inputs * case.kernel[0] * case.kernel[1] for name, case in CASES.items()}
-    assert per_client["plain"] < SMALL <= per_client["many weights"]
+    assert per_client["plain"] < SMALL_WEIGHT <= per_client["many weights"]
 
 
-def test_only_gradients_that_are_wanted_are_made() -> None:
+def test_only_selected_gradients_are_computed() -> None:
     case = Case()
     x, weight, bias = tensors(case)
     grad = torch.ones_like(convolution(x, weight, bias, *settings(case)))
-    for wanted in ([True, False, False], [False, True, False], [False, False, True]):
-        found = convolution_backward(grad, x, weight, list(bias.shape), *settings(case), wanted)
-        assert [part is not None for part in found] == wanted
+    for mask in ([True, False, False], [False, True, False], [False, False, True]):
+        grads = convolution_backward(grad, x, weight, list(bias.shape), *settings(case), mask)
+        assert [found is not None for found in grads] == mask
 
 
-def refused() -> dict[str, tuple]:
-    one, many = torch.zeros(2, 4, 6, 6), torch.zeros(4, 2, 3, 3)
-    pair = ((1, 1), (0, 0), (1, 1))
+def other_convolutions() -> dict[str, tuple]:
+    x, weight = torch.zeros(2, 4, 6, 6), torch.zeros(4, 2, 3, 3)
+    options = ((1, 1), (0, 0), (1, 1))
     return {
-        "one client": (one, torch.zeros(4, 4, 3, 3), *pair, False, 1),
-        "transposed": (one, many, *pair, True, 2),
-        "depthwise": (one, torch.zeros(4, 1, 3, 3), *pair, False, 4),
-        "depthwise, two channels each": (one, torch.zeros(8, 1, 3, 3), *pair, False, 4),
-        "a line": (torch.zeros(2, 4, 6), torch.zeros(4, 2, 3), (1,), (0,), (1,), False, 2),
-        "a volume": (torch.zeros(2, 4, 6, 6, 6), torch.zeros(4, 2, 3, 3, 3), (1,) * 3, (0,) * 3, (1,) * 3, False, 2),
+        "one client": (x, torch.zeros(4, 4, 3, 3), *options, False, 1),
+        "transposed": (x, weight, *options, True, 2),
+        "depthwise": (x, torch.zeros(4, 1, 3, 3), *options, False, 4),
+        "depthwise, two channels each": (x, torch.zeros(8, 1, 3, 3), *options, False, 4),
+        "1d": (torch.zeros(2, 4, 6), torch.zeros(4, 2, 3), (1,), (0,), (1,), False, 2),
+        "3d": (torch.zeros(2, 4, 6, 6, 6), torch.zeros(4, 2, 3, 3, 3), (1,) * 3, (0,) * 3, (1,) * 3, False, 2),
     }
 
 
-@pytest.mark.parametrize("name", refused())
+@pytest.mark.parametrize("name", other_convolutions())
 def test_other_convolutions_are_left_to_torch(name: str) -> None:
-    x, weight, stride, padding, dilation, transposed, groups = refused()[name]
-    extra = [0] * len(stride)
-    assert convolution(x, weight, None, stride, padding, dilation, transposed, extra, groups) is NotImplemented
-    back = convolution_backward(x, x, weight, None, stride, padding, dilation, transposed, extra, groups, [True, True, False])
-    assert back is NotImplemented
+    x, weight, stride, padding, dilation, transposed, groups = other_convolutions()[name]
+    output_padding = [0] * len(stride)
+    assert convolution(x, weight, None, stride, padding, dilation, transposed, output_padding, groups) is NotImplemented
+    grads = convolution_backward(
+        x, x, weight, None, stride, padding, dilation, transposed, output_padding, groups, [True, True, False]
+    )
+    assert grads is NotImplemented
 
 
-def descend(weight: Tensor, bias: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+def gradients(weight: Tensor, bias: Tensor, x: Tensor) -> tuple[Tensor, ...]:
     def loss(weight: Tensor, bias: Tensor) -> Tensor:
         return F.conv2d(x, weight, bias, stride=2, padding=1).square().mean()
 
@@ -122,12 +124,12 @@ def descend(weight: Tensor, bias: Tensor, x: Tensor) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("stacked", [True, False])
-def test_traced_step_of_stacked_clients_has_no_convolution_left(stacked: bool) -> None:
+def test_traced_step_of_stacked_clients_has_no_convolution(stacked: bool) -> None:
     shapes = [(5, 2, 3, 3), (5,), (4, 2, 8, 8)]
-    draw = torch.Generator().manual_seed(0)
-    inputs = [torch.randn((CLIENTS, *shape) if stacked else shape, generator=draw, dtype=torch.float64) for shape in shapes]
-    step = torch.func.vmap(descend) if stacked else descend
+    rng = torch.Generator().manual_seed(0)
+    inputs = [torch.randn((CLIENTS, *shape) if stacked else shape, generator=rng, dtype=torch.float64) for shape in shapes]
+    step = torch.func.vmap(gradients) if stacked else gradients
     module = make_fx(step, decomposition_table=DECOMPOSITIONS)(*inputs)
     assert any("convolution" in str(node.target) for node in module.graph.nodes) != stacked
-    for mine, theirs in zip(module(*inputs), step(*inputs), strict=True):
-        torch.testing.assert_close(mine, theirs)
+    for found, wanted in zip(module(*inputs), step(*inputs), strict=True):
+        torch.testing.assert_close(found, wanted)

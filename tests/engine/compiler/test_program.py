@@ -1,4 +1,4 @@
-"""Programs: the function's own numbers, written into fixed memory."""
+"""Programs compute what their function does, in fixed memory."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch.nn import functional as F
 from gpfl.engine.compiler.program import Buffers, Program
 from gpfl.errors import GpflError
 
-traces = pytest.mark.parametrize("traced", [True, False], ids=["traced", "plain"])
+trace_modes = pytest.mark.parametrize("traced", [True, False], ids=["traced", "untraced"])
 
 
 class Pair(NamedTuple):
-    """Buffers may lie in named tuples."""
+    """A named tuple of buffers."""
 
     x: Tensor
     y: Tensor
@@ -33,13 +33,13 @@ def state() -> Buffers:
 
 
 def fixed() -> Buffers:
-    return {"rows": Pair(random(5, 2, 4, seed=1), random(5, 2, 3, seed=2)), "scale": torch.tensor(0.5)}
+    return {"batches": Pair(random(5, 2, 4, seed=1), random(5, 2, 3, seed=2)), "scale": torch.tensor(0.5)}
 
 
 def advance(state: Buffers, fixed: Buffers) -> Buffers:
-    """A step along a row of the data that a counter points to; `past` is the state before."""
-    rows = fixed["rows"]
-    x, y = (part.index_select(0, state["step"]).squeeze(0) for part in (rows.x, rows.y))
+    """Take a step on the batch that a counter points to; `past` is the state before."""
+    batches = fixed["batches"]
+    x, y = (part.index_select(0, state["step"]).squeeze(0) for part in (batches.x, batches.y))
     gradient = grad(lambda w: (x @ w.t() - y).square().mean())(state["w"])
     # Keys in another order than the state's.
     return {"step": state["step"] + 1, "past": {"w": state["w"]}, "w": state["w"] - 0.1 * gradient * fixed["scale"]}
@@ -54,8 +54,8 @@ def assert_equal(found: Buffers, expected: Buffers) -> None:
     torch.testing.assert_close(dict(found), {key: expected[key] for key in found})
 
 
-@traces
-def test_calls_give_what_the_function_gives(traced: bool) -> None:
+@trace_modes
+def test_calls_match_the_function(traced: bool) -> None:
     program, expected = Program(advance, state(), fixed(), traced=traced), state()
     memory = program.state["w"].data_ptr()
     for _ in range(5):
@@ -63,11 +63,11 @@ def test_calls_give_what_the_function_gives(traced: bool) -> None:
         expected = advance(expected, fixed())
         assert_equal(program.state, expected)
     assert program.state["w"].data_ptr() == memory
-    torch.testing.assert_close(program.fixed["rows"].x, fixed()["rows"].x)
+    torch.testing.assert_close(program.fixed["batches"].x, fixed()["batches"].x)
 
 
-@traces
-def test_new_content_of_its_buffers_counts(traced: bool) -> None:
+@trace_modes
+def test_calls_read_the_current_content_of_buffers(traced: bool) -> None:
     program = Program(advance, state(), fixed(), traced=traced)
     program()
     program.fixed["scale"].fill_(2.0)
@@ -78,37 +78,37 @@ def test_new_content_of_its_buffers_counts(traced: bool) -> None:
     assert_equal(program.state, advance(expected, {**fixed(), "scale": torch.tensor(2.0)}))
 
 
-@traces
-def test_making_a_program_leaves_its_state_as_it_was(traced: bool) -> None:
+@trace_modes
+def test_making_a_program_does_not_change_its_state(traced: bool) -> None:
     program = Program(advance, state(), fixed(), traced=traced)
     assert_equal(program.state, state())
 
 
-@traces
-def test_twin_runs_on_memory_of_its_own_but_for_what_is_common(traced: bool) -> None:
+@trace_modes
+def test_clone_has_memory_of_its_own_except_for_aliased_buffers(traced: bool) -> None:
     first = Program(advance, state(), fixed(), traced=traced)
-    twin = first.twin(("rows",))
-    assert twin.fixed["rows"].x is first.fixed["rows"].x
-    assert twin.fixed["scale"].data_ptr() != first.fixed["scale"].data_ptr()
-    twin.fixed["scale"].fill_(2.0)
-    twin.state["w"].copy_(random(3, 4, seed=7))
-    twin()
+    copy = first.clone(("batches",))
+    assert copy.fixed["batches"].x is first.fixed["batches"].x
+    assert copy.fixed["scale"].data_ptr() != first.fixed["scale"].data_ptr()
+    copy.fixed["scale"].fill_(2.0)
+    copy.state["w"].copy_(random(3, 4, seed=7))
+    copy()
     assert_equal(first.state, state())
     first()
     assert_equal(first.state, advance(state(), fixed()))
     expected = advance({**state(), "w": random(3, 4, seed=7)}, {**fixed(), "scale": torch.tensor(2.0)})
-    assert_equal(twin.state, expected)
+    assert_equal(copy.state, expected)
 
 
 SWAPS: dict[str, Callable[[Buffers, Buffers], Buffers]] = {
     "swapped": lambda s, f: {"a": s["b"], "b": s["a"]},
-    "turned": lambda s, f: {"a": s["a"].t(), "b": s["b"]},
-    "moved on": lambda s, f: {"a": s["a"] * 2, "b": s["a"]},
-    "rotated within": lambda s, f: {"a": torch.cat([s["a"][1:], s["b"][:1]]), "b": s["a"].view(-1)[:9].view(3, 3)},
+    "transposed": lambda s, f: {"a": s["a"].t(), "b": s["b"]},
+    "shifted": lambda s, f: {"a": s["a"] * 2, "b": s["a"]},
+    "concatenated": lambda s, f: {"a": torch.cat([s["a"][1:], s["b"][:1]]), "b": s["a"].view(-1)[:9].view(3, 3)},
 }
 
 
-@traces
+@trace_modes
 @pytest.mark.parametrize("name", SWAPS)
 def test_state_that_becomes_other_state_is_read_before_it_is_overwritten(name: str, traced: bool) -> None:
     expected: Buffers = {"a": random(3, 3), "b": random(3, 3, seed=1)}
@@ -119,60 +119,62 @@ def test_state_that_becomes_other_state_is_read_before_it_is_overwritten(name: s
         assert_equal(program.state, expected)
 
 
-@traces
-@pytest.mark.parametrize("wrong", [{"a": torch.zeros(2)}, {"a": torch.zeros(2), "c": torch.zeros(2)}], ids=["fewer", "other"])
-def test_function_that_gives_another_state_is_refused(wrong: Buffers, traced: bool) -> None:
+@trace_modes
+@pytest.mark.parametrize(
+    "wrong", [{"a": torch.zeros(2)}, {"a": torch.zeros(2), "c": torch.zeros(2)}], ids=["fewer keys", "other keys"]
+)
+def test_function_that_returns_another_state_raises(wrong: Buffers, traced: bool) -> None:
     with pytest.raises(ValueError, match=r"key|mismatch"):
         Program(lambda state, fixed: wrong, {"a": torch.zeros(2), "b": torch.zeros(2)}, {}, traced=traced)()
 
 
-def test_function_that_looks_at_values_runs_as_it_is() -> None:
+def test_function_that_branches_on_values_runs_untraced() -> None:
     def step(state: Buffers, fixed: Buffers) -> Buffers:
         return {"a": state["a"] + 1} if float(state["a"].sum()) < 3 else {"a": state["a"] * 10}
 
     program = Program(step, {"a": torch.zeros(2)}, {})
     assert not program.traced
-    twin = program.twin(())
+    copy = program.clone(())
     for _ in range(3):
         program()
     assert program.state["a"].tolist() == [20.0, 20.0]
-    assert twin.state["a"].tolist() == [0.0, 0.0]
+    assert copy.state["a"].tolist() == [0.0, 0.0]
 
 
-SIZED: dict[str, Callable[[Tensor], Tensor]] = {
+DYNAMIC: dict[str, Callable[[Tensor], Tensor]] = {
     "mask": lambda x: x[x > 0].mean(),
-    "written mask": lambda x: x.clone().index_put((x > 0,), x[x > 0] * 2).sum(),
+    "masked write": lambda x: x.clone().index_put((x > 0,), x[x > 0] * 2).sum(),
     "nonzero": lambda x: x[x.gt(0).nonzero().squeeze(1)].mean(),
     "unique": lambda x: x.sum() / x.unique().numel(),
 }
 
 
-@pytest.mark.parametrize("name", SIZED)
-def test_function_whose_shapes_depend_on_values_runs_as_it_is(name: str) -> None:
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_function_with_dynamic_shapes_runs_untraced(name: str) -> None:
     def step(state: Buffers, fixed: Buffers) -> Buffers:
-        return {"sum": state["sum"] + SIZED[name](fixed["x"])}
+        return {"sum": state["sum"] + DYNAMIC[name](fixed["x"])}
 
     program = Program(step, {"sum": torch.zeros(())}, {"x": torch.tensor([1.0, -1.0, 2.0, 3.0])})
     assert not program.traced
     for values in ([1.0, 2.0, 4.0, 8.0], [-3.0, -3.0, 4.0, -8.0]):
         program.fixed["x"].copy_(torch.tensor(values))
-        expected = program.state["sum"] + SIZED[name](torch.tensor(values))
+        expected = program.state["sum"] + DYNAMIC[name](torch.tensor(values))
         program()
         torch.testing.assert_close(program.state["sum"], expected)
 
 
-def test_rows_that_are_picked_by_number_are_traced() -> None:
-    step: Callable[[Buffers, Buffers], Buffers] = lambda s, f: {"sum": s["sum"] + f["x"][f["rows"]].sum()}  # noqa: E731
-    assert Program(step, {"sum": torch.zeros(())}, {"x": random(5), "rows": torch.tensor([1, 1, 3])}).traced
+def test_indexing_by_integers_is_traced() -> None:
+    step: Callable[[Buffers, Buffers], Buffers] = lambda s, f: {"sum": s["sum"] + f["x"][f["index"]].sum()}  # noqa: E731
+    assert Program(step, {"sum": torch.zeros(())}, {"x": random(5), "index": torch.tensor([1, 1, 3])}).traced
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_operations_that_cannot_be_captured_are_called(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
-    def refuse(self: Program) -> None:
+def test_operations_that_cannot_be_captured_are_called_one_by_one(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+    def fail(self: Program) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(Program, "captured_on", ("cpu",))
-    monkeypatch.setattr(Program, "_capture", refuse)
+    monkeypatch.setattr(Program, "capture_devices", ("cpu",))
+    monkeypatch.setattr(Program, "_capture", fail)
     program, expected = Program(advance, state(), fixed(), compiled=compiled), state()
     assert program.traced
     for _ in range(3):
@@ -181,7 +183,7 @@ def test_operations_that_cannot_be_captured_are_called(monkeypatch: pytest.Monke
         assert_equal(program.state, expected)
     if compiled:
         with pytest.raises(GpflError, match=r"cannot be compiled on cpu .*: use --compile off"):
-            Program(advance, state(), fixed(), compiled=True, needed=True)
+            Program(advance, state(), fixed(), compiled=True, compile_required=True)
 
 
 @pytest.mark.gpu
@@ -189,7 +191,7 @@ def test_operations_that_cannot_be_captured_are_called(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     "waits", [lambda w: w * torch.ones(4).to(w.device), lambda w: w @ torch.linalg.inv(w.t() @ w + w.new_ones(4).diag())]
 )
-def test_operations_that_wait_for_a_gpu_are_called(waits: Callable[[Tensor], Tensor], compiled: bool) -> None:
+def test_operations_that_synchronise_are_called_one_by_one(waits: Callable[[Tensor], Tensor], compiled: bool) -> None:
     def step(state: Buffers, fixed: Buffers) -> Buffers:
         return {"w": waits(state["w"]) + 1}
 
@@ -199,12 +201,12 @@ def test_operations_that_wait_for_a_gpu_are_called(waits: Callable[[Tensor], Ten
         expected = step(expected, {})
     torch.testing.assert_close(program.state["w"], expected["w"])
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
-    whole = Program(lambda state, fixed: {"w": state["w"] + 1}, {"w": torch.zeros(2).cuda()}, {})
-    assert whole._graph is not None, "what can be captured is, after something that cannot"
+    next_program = Program(lambda state, fixed: {"w": state["w"] + 1}, {"w": torch.zeros(2).cuda()}, {})
+    assert next_program._graph is not None, "a failed capture does not affect the next one"
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_program_of_a_gpu_gives_the_same_on_a_cpu(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+def test_program_for_a_gpu_computes_the_same_on_a_cpu(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
     def loss(kernel: Tensor, table: Tensor, tokens: Tensor, x: Tensor) -> Tensor:
         return (F.conv2d(x, kernel, padding=1).mean((2, 3)) + F.embedding(tokens, table, 0).mean(1)).square().sum()
 
@@ -213,12 +215,12 @@ def test_program_of_a_gpu_gives_the_same_on_a_cpu(monkeypatch: pytest.MonkeyPatc
         return {"kernel": state["kernel"] - 0.1 * kernel, "table": state["table"] - 0.1 * table}
 
     start = {"kernel": random(3, 5, 2, 3, 3), "table": random(3, 7, 5)}
-    given = {"tokens": torch.arange(24).reshape(3, 4, 2) % 7, "x": random(3, 4, 2, 6, 6)}
-    monkeypatch.setattr(Program, "products_on", ("cpu",))
-    program, expected = Program(step, clone(start), given, compiled=compiled), start
+    fixed = {"tokens": torch.arange(24).reshape(3, 4, 2) % 7, "x": random(3, 4, 2, 6, 6)}
+    monkeypatch.setattr(Program, "matmul_devices", ("cpu",))
+    program, expected = Program(step, clone(start), fixed, compiled=compiled), start
     for _ in range(3):
         program()
-        expected = step(expected, given)
+        expected = step(expected, fixed)
     assert_equal(program.state, expected)
     names = " ".join(str(node.target) for node in program._run.graph.nodes)
     assert "convolution" not in names
@@ -226,12 +228,12 @@ def test_program_of_a_gpu_gives_the_same_on_a_cpu(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.gpu
-@traces
+@trace_modes
 def test_program_runs_on_a_gpu_that_is_not_the_current_one(traced: bool) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-    there = [torch.utils._pytree.tree_map(lambda t: t.to("cuda:1"), part) for part in (state(), fixed())]
-    program, expected = Program(advance, *there, traced=traced), state()
+    buffers = [torch.utils._pytree.tree_map(lambda t: t.to("cuda:1"), part) for part in (state(), fixed())]
+    program, expected = Program(advance, *buffers, traced=traced), state()
     for _ in range(3):
         program()
         expected = advance(expected, fixed())

@@ -1,6 +1,6 @@
-"""Convolutions of many clients as batched matrix products: a grouped convolution would run them one after another.
+"""Convolutions of many clients as batched matrix products: libraries run the groups of a grouped convolution one by one.
 
-With our kernels they are operations of their own; without, what each place sees is written down as columns and multiplied.
+With our kernels they are operators of their own; otherwise im2col and a matrix product.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gpfl.engine.compiler import products
+from gpfl.engine.compiler import operators
 
 Ints = Sequence[int]
-ALIGNED = 4
-SMALL = 1 << 13
-"""Entries of a weight gradient under which the sum over rows is split by rows: one long sum would keep few processors busy."""
-DEPTHWISE = 4
-"""Channels from one input from which a group is a client's."""
-MOST = (1 << 16) - 1
-"""Groups that a launch on a GPU can count."""
+ALIGNMENT = 4
+"""Columns that a matrix product loads at once."""
+SMALL_WEIGHT = 1 << 13
+"""Entries of a weight gradient below which the sum over samples is split by sample: one long sum keeps few processors busy."""
+MIN_CHANNELS = 4
+"""Output channels per group from which a group of one input channel is a client's convolution, not a depthwise one."""
+MAX_GROUPS = (1 << 16) - 1
+"""Groups that one launch on a GPU can index."""
 
 
 def convolution(
@@ -35,19 +36,20 @@ def convolution(
     output_padding: Ints,
     groups: int,
 ) -> Tensor:
-    """Gives a convolution with a group for each client; all others as they are."""
-    if not taken(x, weight, transposed, groups):
+    """Decompose a convolution with one group per client; others return NotImplemented and stay as they are."""
+    if not _is_decomposed(x, weight, transposed, groups):
         return NotImplemented  # type: ignore[no-any-return]
-    if kernels_take(x, dilation, groups):
-        seen = inner(padded(x, padding), groups)
-        own = products.taps(weight, groups)
+    if _has_kernel(x, dilation, groups):
+        by_client = _to_channels_last(_pad(x, padding), groups)
+        taps = operators.to_taps(weight, groups)
         edges = [padding[0], padding[0]]
-        return laid_out(torch.ops.gpfl.convolve(seen, own, list(weight.shape[2:]), list(stride), False, edges), bias)
-    columns, size = unfold(x, weight, stride, padding, dilation, groups)
-    out = torch.bmm(columns, aligned(flat(weight, groups)).transpose(1, 2))  # (clients, rows × places, channels)
+        y = torch.ops.gpfl.convolve(by_client, taps, list(weight.shape[2:]), list(stride), False, edges)
+        return _from_channels_last(y, bias)
+    columns, size = _im2col(x, weight, stride, padding, dilation, groups)
+    out = torch.bmm(columns, _align(_weight_matrices(weight, groups)).transpose(1, 2))  # (clients, samples × pixels, channels)
     if bias is not None:
         out = out + bias.reshape(groups, 1, -1)
-    return folded(out, len(x), size)
+    return _to_images(out, len(x), size)
 
 
 def convolution_backward(
@@ -61,131 +63,129 @@ def convolution_backward(
     transposed: bool,
     output_padding: Ints,
     groups: int,
-    wanted: Sequence[bool],
+    output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gives the gradients of x, weight and bias, as far as they are wanted."""
-    if not taken(x, weight, transposed, groups):
+    """Decompose the gradients with respect to x, weight and bias, those that `output_mask` selects."""
+    if not _is_decomposed(x, weight, transposed, groups):
         return NotImplemented  # type: ignore[no-any-return]
-    if kernels_take(x, dilation, groups):
-        return kernels_backward(grad, x, weight, stride, padding, groups, wanted)
-    rows, size = len(x), grad.shape[2:]
-    # (clients, rows × places, channels)
-    dy = grad.reshape(rows, groups, -1, *size).movedim(2, -1).transpose(0, 1).reshape(groups, rows * size[0] * size[1], -1)
+    if _has_kernel(x, dilation, groups):
+        return _backward_by_kernels(grad, x, weight, stride, padding, groups, output_mask)
+    samples, size = len(x), grad.shape[2:]
+    # (clients, samples × pixels, channels)
+    dy = grad.reshape(samples, groups, -1, *size).movedim(2, -1).transpose(0, 1)
+    dy = dy.reshape(groups, samples * size[0] * size[1], -1)
     dx = dw = db = None
-    if wanted[0]:
-        columns = torch.bmm(dy, flat(weight, groups))
-        dx = unfold_backward(columns, x, weight, stride, padding, dilation, groups, (size[0], size[1]))
-    if wanted[1]:
-        columns, _ = unfold(x, weight, stride, padding, dilation, groups)
-        split = rows if weight[0].numel() * (len(weight) // groups) < SMALL else 1
-        parts = torch.bmm(
-            dy.reshape(groups * split, -1, dy.shape[-1]).transpose(1, 2), columns.reshape(groups * split, -1, columns.shape[-1])
-        )
-        if split > 1:
-            parts = parts.reshape(groups, split, *parts.shape[1:]).sum(1)
+    if output_mask[0]:
+        columns = torch.bmm(dy, _weight_matrices(weight, groups))
+        dx = _col2im(columns, x, weight, stride, padding, dilation, groups, (size[0], size[1]))
+    if output_mask[1]:
+        columns, _ = _im2col(x, weight, stride, padding, dilation, groups)
+        splits = samples if weight[0].numel() * (len(weight) // groups) < SMALL_WEIGHT else 1
+        left = dy.reshape(groups * splits, -1, dy.shape[-1]).transpose(1, 2)
+        parts = torch.bmm(left, columns.reshape(groups * splits, -1, columns.shape[-1]))
+        if splits > 1:
+            parts = parts.reshape(groups, splits, *parts.shape[1:]).sum(1)
         dw = parts[..., : weight[0].numel()].reshape(weight.shape)
-    if wanted[2]:
+    if output_mask[2]:
         db = dy.sum(1).reshape(-1)
     return dx, dw, db
 
 
-def taken(x: Tensor, weight: Tensor, transposed: bool, groups: int) -> bool:
-    """Tells whether a convolution is of many clients in the plane, and a product in each group is worth its while.
+def _is_decomposed(x: Tensor, weight: Tensor, transposed: bool, groups: int) -> bool:
+    """Return whether a convolution is two-dimensional, of many clients, and worth a matrix product per group.
 
-    Groups may also be a client's own. With one input and few channels each, as in depthwise convolutions, libraries have
-    kernels for them, and a product would be mostly empty.
+    Groups may also be a client's own. Libraries have kernels for depthwise convolutions, with one input and few output
+    channels per group; a matrix product would be mostly empty.
     """
     if groups == 1 or transposed or x.dim() != 4:
         return False
-    return weight.shape[1] > 1 or len(weight) >= DEPTHWISE * groups
+    return weight.shape[1] > 1 or len(weight) >= MIN_CHANNELS * groups
 
 
-def kernels_take(x: Tensor, dilation: Ints, groups: int) -> bool:
-    """Tells whether our kernels take a convolution."""
-    if x.dtype != torch.float32 or any(step != 1 for step in dilation) or groups > MOST:
+def _has_kernel(x: Tensor, dilation: Ints, groups: int) -> bool:
+    if x.dtype != torch.float32 or any(step != 1 for step in dilation) or groups > MAX_GROUPS:
         return False
-    return products.has_kernels(x.device)
+    return operators.has_kernels(x.device)
 
 
-def kernels_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, stride: Ints, padding: Ints, groups: int, wanted: Sequence[bool]
+def _backward_by_kernels(
+    grad: Tensor, x: Tensor, weight: Tensor, stride: Ints, padding: Ints, groups: int, output_mask: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gives what `convolution_backward` gives, by our kernels."""
     kernel = weight.shape[2:]
     dx = dw = None
-    if wanted[0]:
-        # Every pixel sees the places that saw it: a convolution of the gradient, spread where places were apart.
+    if output_mask[0]:
+        # The gradient of the input is a convolution of the gradient of the output, dilated by the stride.
         edges = []
         for axis in (1, 0):
             reach = (grad.shape[2 + axis] - 1) * stride[axis] + 1
             before = kernel[axis] - 1 - padding[axis]
             edges += [before, x.shape[2 + axis] + kernel[axis] - 1 - reach - before]
-        spread_out = F.pad(spread(grad, stride), edges)
-        own, flip = products.turned_taps(weight, groups)
-        empty = [max(0, edge) for edge in edges[2:]]  # a pad of less than nothing cuts lines off
-        dx = laid_out(torch.ops.gpfl.convolve(inner(spread_out, groups), own, list(kernel), [1, 1], flip, empty), None)
-    dy = inner(grad, groups)
-    if wanted[1]:
-        parts = torch.ops.gpfl.weigh(inner(padded(x, padding), groups), dy, list(kernel), list(stride))
-        whole = parts.sum(0) if len(parts) > 1 else parts[0]
-        dw = whole.permute(0, 1, 4, 2, 3).reshape(weight.shape)
-    db = dy.sum((1, 2, 3)).reshape(-1) if wanted[2] else None
+        dilated = F.pad(_dilate(grad, stride), edges)
+        taps, flip = operators.to_transposed_taps(weight, groups)
+        zeros = [max(0, edge) for edge in edges[2:]]  # negative padding crops
+        by_client = _to_channels_last(dilated, groups)
+        dx = _from_channels_last(torch.ops.gpfl.convolve(by_client, taps, list(kernel), [1, 1], flip, zeros), None)
+    dy = _to_channels_last(grad, groups)
+    if output_mask[1]:
+        padded = _to_channels_last(_pad(x, padding), groups)
+        parts = torch.ops.gpfl.conv_grad_weight(padded, dy, list(kernel), list(stride))
+        total = parts.sum(0) if len(parts) > 1 else parts[0]
+        dw = total.permute(0, 1, 4, 2, 3).reshape(weight.shape)
+    db = dy.sum((1, 2, 3)).reshape(-1) if output_mask[2] else None
     return dx, dw, db
 
 
-def padded(x: Tensor, padding: Ints) -> Tensor:
-    """Gives images with zeros around them."""
+def _pad(x: Tensor, padding: Ints) -> Tensor:
     return F.pad(x, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else x
 
 
-def inner(x: Tensor, groups: int) -> Tensor:
-    """Gives images (rows, clients × channels, height, width) as (clients, rows, height, width, channels)."""
+def _to_channels_last(x: Tensor, groups: int) -> Tensor:
+    """Return images (samples, clients × channels, height, width) as (clients, samples, height, width, channels)."""
     return x.reshape(len(x), groups, -1, *x.shape[2:]).permute(1, 0, 3, 4, 2).contiguous()
 
 
-def laid_out(y: Tensor, bias: Tensor | None) -> Tensor:
-    """Gives (clients, rows, height, width, channels) as images (rows, clients × channels, height, width), a bias added."""
+def _from_channels_last(y: Tensor, bias: Tensor | None) -> Tensor:
+    """Return (clients, samples, height, width, channels) plus bias as (samples, clients × channels, height, width)."""
     if bias is not None:
         y = y + bias.reshape(len(y), 1, 1, 1, -1)
     return y.permute(1, 0, 4, 2, 3).reshape(y.shape[1], -1, *y.shape[2:4])
 
 
-def flat(weight: Tensor, groups: int) -> Tensor:
-    """Gives the weights of each client as a matrix (clients, channels, inputs × kernel)."""
+def _weight_matrices(weight: Tensor, groups: int) -> Tensor:
+    """Return the weights of each client as a matrix (clients, channels, inputs × kernel)."""
     return weight.reshape(groups, len(weight) // groups, -1)
 
 
-def out_size(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
-    """Gives the side of a convolution's result."""
+def _output_size(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
     return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
 
 
-def unfold(
+def _im2col(
     x: Tensor, weight: Tensor, stride: Ints, padding: Ints, dilation: Ints, groups: int
 ) -> tuple[Tensor, tuple[int, int]]:
-    """Gives what the kernel sees at every place, (clients, rows × places, inputs × kernel), and the size of the result."""
+    """Return the patches (clients, samples × pixels, inputs × kernel) under the kernel, and the size of the output."""
     kernel = weight.shape[2:]
     size = (
-        out_size(x.shape[2], kernel[0], stride[0], padding[0], dilation[0]),
-        out_size(x.shape[3], kernel[1], stride[1], padding[1], dilation[1]),
+        _output_size(x.shape[2], kernel[0], stride[0], padding[0], dilation[0]),
+        _output_size(x.shape[3], kernel[1], stride[1], padding[1], dilation[1]),
     )
-    x = padded(x, padding)
-    rows, inputs = len(x), x.shape[1] // groups
-    x = x.reshape(rows, groups, inputs, *x.shape[2:]).contiguous()
-    row, client, channel, down, right = x.stride()
-    seen = x.as_strided(
-        (groups, rows, *size, inputs, *kernel),
-        (client, row, down * stride[0], right * stride[1], channel, down * dilation[0], right * dilation[1]),
+    x = _pad(x, padding)
+    samples, inputs = len(x), x.shape[1] // groups
+    x = x.reshape(samples, groups, inputs, *x.shape[2:]).contiguous()
+    sample, client, channel, down, right = x.stride()
+    patches = x.as_strided(
+        (groups, samples, *size, inputs, *kernel),
+        (client, sample, down * stride[0], right * stride[1], channel, down * dilation[0], right * dilation[1]),
     )
-    return aligned(seen.reshape(groups, rows * size[0] * size[1], -1)), size
+    return _align(patches.reshape(groups, samples * size[0] * size[1], -1)), size
 
 
-def aligned(matrix: Tensor) -> Tensor:
-    """Gives a matrix with columns of zeros added, up to a number at which products load four at once."""
-    return F.pad(matrix, (0, -matrix.shape[-1] % ALIGNED)) if matrix.shape[-1] % ALIGNED else matrix
+def _align(matrix: Tensor) -> Tensor:
+    """Return a matrix with columns of zeros added, up to a multiple of the alignment."""
+    return F.pad(matrix, (0, -matrix.shape[-1] % ALIGNMENT)) if matrix.shape[-1] % ALIGNMENT else matrix
 
 
-def unfold_backward(
+def _col2im(
     columns: Tensor,
     x: Tensor,
     weight: Tensor,
@@ -195,36 +195,35 @@ def unfold_backward(
     groups: int,
     size: tuple[int, int],
 ) -> Tensor:
-    """Gives the sum at every pixel over all places that saw it."""
-    rows, kernel = len(x), weight.shape[2:]
-    seen = columns.reshape(groups, rows, *size, weight.shape[1], *kernel).permute(1, 0, 4, 2, 3, 5, 6)
+    """Return for every pixel of x the sum over the patches that contain it."""
+    samples, kernel = len(x), weight.shape[2:]
+    patches = columns.reshape(groups, samples, *size, weight.shape[1], *kernel).permute(1, 0, 4, 2, 3, 5, 6)
     height, width = x.shape[2] + 2 * padding[0], x.shape[3] + 2 * padding[1]
     total: Tensor | None = None
     for i in range(kernel[0]):
         for j in range(kernel[1]):
-            part = spread(seen[..., i, j], stride)
+            part = _dilate(patches[..., i, j], stride)
             top, left = i * dilation[0], j * dilation[1]
             part = F.pad(part, (left, width - part.shape[-1] - left, top, height - part.shape[-2] - top))
             total = part if total is None else total + part
     if total is None:
-        raise ValueError("a kernel without places")
-    inner = total[..., padding[0] : height - padding[0], padding[1] : width - padding[1]]
-    return inner.reshape(x.shape)
+        raise ValueError("the kernel of a convolution is empty")
+    return total[..., padding[0] : height - padding[0], padding[1] : width - padding[1]].reshape(x.shape)
 
 
-def spread(part: Tensor, stride: Ints) -> Tensor:
-    """Gives places `stride` apart, zeros between."""
+def _dilate(x: Tensor, stride: Ints) -> Tensor:
+    """Return x with `stride` - 1 zeros between neighbouring pixels."""
     for step in reversed(stride):  # the last axis, then the one before it
         if step > 1:
-            part = F.pad(part.unsqueeze(-1), (0, step - 1)).flatten(-2)[..., : (part.shape[-1] - 1) * step + 1]
-        part = part.transpose(-1, -2)
-    return part
+            x = F.pad(x.unsqueeze(-1), (0, step - 1)).flatten(-2)[..., : (x.shape[-1] - 1) * step + 1]
+        x = x.transpose(-1, -2)
+    return x
 
 
-def folded(out: Tensor, rows: int, size: tuple[int, int]) -> Tensor:
-    """Gives (clients, rows × places, channels) as images (rows, clients × channels, height, width)."""
+def _to_images(out: Tensor, samples: int, size: tuple[int, int]) -> Tensor:
+    """Return (clients, samples × pixels, channels) as images (samples, clients × channels, height, width)."""
     clients = len(out)
-    return out.reshape(clients, rows, *size, -1).permute(1, 0, 4, 2, 3).reshape(rows, -1, *size)
+    return out.reshape(clients, samples, *size, -1).permute(1, 0, 4, 2, 3).reshape(samples, -1, *size)
 
 
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {

@@ -1,12 +1,11 @@
-"""Kernels for the products of many clients at once, in Triton: convolutions that never write down what each place sees, and
-linear layers over few rows.
+"""Triton kernels for the products of many clients at once: implicit convolutions and linear layers over few samples.
 
-Libraries' batched products are made for large matrices. A client's step is many small ones: its images as columns are
-twenty-five times its images, and ten rows leave most of a tile empty.
+Libraries' batched products are made for large matrices, but a client's step is many small ones: im2col makes its images
+twenty-five times larger, and ten samples leave most of a tile empty.
 
-Products run on tensor cores. Those of the highest precision take each entry as a sum of two with 11 bits and add three
-products, a block of terms apart from the total: tensor cores cut what they add, so long sums there lose digits. Their error is
-that of float32 (a relative 4e-7 at Cifar100's sizes, where the library's convolutions have 5e-7).
+Products run on tensor cores. For float32 each factor is split into a sum of two with 11 bits, and three products are added.
+Each block of terms has an accumulator of its own, because tensor cores truncate what they add and long sums lose digits.
+The error is that of float32: a relative 4e-7 at Cifar100's sizes, where the library's convolutions have 5e-7.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpfl.engine.compiler.products import FEW
+from gpfl.engine.compiler.operators import FEW_CHANNELS
 
 Ints = Sequence[int]
-COUNTED = 1 << 30
-"""Entries from which places are counted in 64 bits: half of what 32 bits hold, since tiles reach beyond the edges."""
+INT32_ENTRIES = 1 << 30
+"""Entries from which indices need 64 bits: half of what 32 bits hold, since tiles reach beyond the edges."""
 
-SPARED = 0.1
-"""Share of a convolution from which leaving it out is worth that a tile holds places of several rows."""
+MIN_SKIPPED = 0.1
+"""Fraction of a convolution over zeros from which skipping it pays, although a tile then holds pixels of several samples."""
 
 
 @triton.jit
-def add_product(total, a, b, PRECISION: tl.constexpr):
-    """Gives total + a b."""
+def add_dot(total, a, b, PRECISION: tl.constexpr):
+    """Return total + a b."""
     if PRECISION == "highest":
         high_a = (a.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
         high_b = (b.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
@@ -46,189 +45,185 @@ def add_product(total, a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def counted(number, LONG: tl.constexpr):
-    """Gives a number that counts entries, in 64 bits where a tensor has more of them than 32 bits can count."""
-    return number.to(tl.int64) if LONG else number
+def to_index(index, INT64: tl.constexpr):
+    """Return an index, in 64 bits where a tensor has more entries than 32 bits can index."""
+    return index.to(tl.int64) if INT64 else index
 
 
 @triton.jit
 def convolve_kernel(
-    x, w, y, rows, inputs, channels, places, width, step, begin, end,
-    x_client, x_row, x_down, x_right, down, right, w_client, w_tap, w_channel, w_input,
-    TAPS: tl.constexpr, ACROSS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    FLIP: tl.constexpr, EVEN: tl.constexpr, EDGED: tl.constexpr, PRECISION: tl.constexpr, LONG: tl.constexpr,
+    x, w, y, samples, inputs, channels, pixels, out_width, stride, begin, end,
+    x_client, x_sample, x_out_line, x_out_column, x_line, x_column, w_client, w_tap, w_channel, w_input,
+    TAPS: tl.constexpr, TAPS_PER_LINE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    FLIP: tl.constexpr, EVEN: tl.constexpr, SKIP_EDGES: tl.constexpr, PRECISION: tl.constexpr, INT64: tl.constexpr,
 ):  # fmt: skip
-    """Gives y[client, row, place, channel] = Σ x[client, row, what tap sees there, input] w[client, tap, channel, input].
+    """Compute y[client, sample, pixel, channel] = Σ x[client, sample, pixel + tap, input] w[client, tap, channel, input].
 
-    With EDGED, x has zeros in lines before `begin` and from `end` on: a tile then holds the same places of all rows, and leaves
-    out the lines of the kernel that see nothing else there.
+    With SKIP_EDGES, x is zero in lines before `begin` and from `end` on: a tile then holds the same pixels of all samples and
+    skips the lines of the kernel that cover only zeros.
     """
-    client = counted(tl.program_id(1), LONG)
-    m = counted(tl.program_id(0) * BM + tl.arange(0, BM), LONG)
+    client = to_index(tl.program_id(1), INT64)
+    m = to_index(tl.program_id(0) * BM + tl.arange(0, BM), INT64)
     n = tl.program_id(2) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
-    if EDGED:
-        row, place = m % rows, m // rows
-        top = tl.program_id(0) * BM // rows // width * step
-        bottom = tl.minimum(tl.program_id(0) * BM + BM, rows * places) - 1
-        low = tl.maximum(begin - bottom // rows // width * step, 0)
-        high = tl.minimum(end - top, TAPS // ACROSS)
+    if SKIP_EDGES:
+        sample, pixel = m % samples, m // samples
+        top = tl.program_id(0) * BM // samples // out_width * stride
+        bottom = tl.minimum(tl.program_id(0) * BM + BM, samples * pixels) - 1
+        low = tl.maximum(begin - bottom // samples // out_width * stride, 0)
+        high = tl.minimum(end - top, TAPS // TAPS_PER_LINE)
     else:
-        row, place = m // places, m % places
-        low, high = 0, TAPS // ACROSS
-    at = x + client * x_client + row * x_row + (place // width) * x_down + (place % width) * x_right
-    own = w + client * w_client + n * w_channel
-    real_m, real_n = m < rows * places, n < channels
+        sample, pixel = m // pixels, m % pixels
+        low, high = 0, TAPS // TAPS_PER_LINE
+    x_ptr = x + client * x_client + sample * x_sample + (pixel // out_width) * x_out_line + (pixel % out_width) * x_out_column
+    w_ptr = w + client * w_client + n * w_channel
+    mask_m, mask_n = m < samples * pixels, n < channels
     blocks = (inputs + BK - 1) // BK
     total = tl.zeros((BM, BN), dtype=tl.float32)
-    for turn in range(low * ACROSS * blocks, high * ACROSS * blocks):
-        tap, c = turn // blocks, turn % blocks * BK + k
-        real = c < inputs
-        seen = tap // ACROSS * down + tap % ACROSS * right + c
-        of = TAPS - 1 - tap if FLIP else tap
-        a_at, b_at = at[:, None] + seen[None, :], own[None, :] + (of * w_tap + c * w_input)[:, None]
+    for i in range(low * TAPS_PER_LINE * blocks, high * TAPS_PER_LINE * blocks):
+        tap, c = i // blocks, i % blocks * BK + k
+        mask_k = c < inputs
+        x_offset = tap // TAPS_PER_LINE * x_line + tap % TAPS_PER_LINE * x_column + c
+        w_index = TAPS - 1 - tap if FLIP else tap
+        a_ptr, b_ptr = x_ptr[:, None] + x_offset[None, :], w_ptr[None, :] + (w_index * w_tap + c * w_input)[:, None]
         if EVEN:
-            a, b = tl.load(a_at, mask=real_m[:, None], other=0.0), tl.load(b_at)
+            a, b = tl.load(a_ptr, mask=mask_m[:, None], other=0.0), tl.load(b_ptr)
         else:
-            a = tl.load(a_at, mask=real_m[:, None] & real[None, :], other=0.0)
-            b = tl.load(b_at, mask=real_n[None, :] & real[:, None], other=0.0)
-        total = add_product(total, a, b, PRECISION)
-    to = ((client * rows + row) * places + place)[:, None] * channels + n[None, :]
-    tl.store(y + to, total, mask=real_m[:, None] & real_n[None, :])
+            a = tl.load(a_ptr, mask=mask_m[:, None] & mask_k[None, :], other=0.0)
+            b = tl.load(b_ptr, mask=mask_n[None, :] & mask_k[:, None], other=0.0)
+        total = add_dot(total, a, b, PRECISION)
+    y_offset = ((client * samples + sample) * pixels + pixel)[:, None] * channels + n[None, :]
+    tl.store(y + y_offset, total, mask=mask_m[:, None] & mask_n[None, :])
 
 
 @triton.jit
-def weigh_kernel(
-    x, dy, dw, rows, inputs, channels, places, width, part,
-    x_client, x_row, x_down, x_right, down, right,
-    TAPS: tl.constexpr, ACROSS: tl.constexpr, BC: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr, LONG: tl.constexpr,
+def conv_grad_weight_kernel(
+    x, grad, dw, samples, inputs, channels, pixels, out_width, split_size,
+    x_client, x_sample, x_out_line, x_out_column, x_line, x_column,
+    TAPS: tl.constexpr, TAPS_PER_LINE: tl.constexpr, BC: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr, INT64: tl.constexpr,
 ):  # fmt: skip
-    """Gives dw[part of the sum, client, channel, tap, input] = Σ x[what tap sees at a place, input] dy[place, channel]."""
-    client, split = counted(tl.program_id(1), LONG), tl.program_id(2)
-    across, blocks = (channels + BN - 1) // BN, (inputs + BC - 1) // BC
-    n = tl.program_id(0) % across * BN + tl.arange(0, BN)
-    c = tl.program_id(0) // across % blocks * BC + tl.arange(0, BC)
-    tap = tl.program_id(0) // across // blocks
-    seen = x + client * x_client + tap // ACROSS * down + tap % ACROSS * right + c
-    out = dy + client * rows * places * channels + n
-    real_n, real_c = n < channels, c < inputs
-    first, last = split * part, tl.minimum(split * part + part, rows * places)
+    """Compute dw[split, client, channel, tap, input] = Σ x[pixel + tap, input] grad[pixel, channel] over a split's pixels."""
+    client, split = to_index(tl.program_id(1), INT64), tl.program_id(2)
+    channel_blocks, input_blocks = (channels + BN - 1) // BN, (inputs + BC - 1) // BC
+    n = tl.program_id(0) % channel_blocks * BN + tl.arange(0, BN)
+    c = tl.program_id(0) // channel_blocks % input_blocks * BC + tl.arange(0, BC)
+    tap = tl.program_id(0) // channel_blocks // input_blocks
+    x_ptr = x + client * x_client + tap // TAPS_PER_LINE * x_line + tap % TAPS_PER_LINE * x_column + c
+    grad_ptr = grad + client * samples * pixels * channels + n
+    mask_n, mask_c = n < channels, c < inputs
+    first, last = split * split_size, tl.minimum(split * split_size + split_size, samples * pixels)
     total = tl.zeros((BC, BN), dtype=tl.float32)
     for start in range(first, last, BM):
-        m = counted(start + tl.arange(0, BM), LONG)
-        row, place = m // places, m % places
-        real = m < last
-        at = row * x_row + (place // width) * x_down + (place % width) * x_right
-        a_at, b_at = seen[:, None] + at[None, :], out[None, :] + (m * channels)[:, None]
+        m = to_index(start + tl.arange(0, BM), INT64)
+        sample, pixel = m // pixels, m % pixels
+        mask_m = m < last
+        x_offset = sample * x_sample + (pixel // out_width) * x_out_line + (pixel % out_width) * x_out_column
+        a_ptr, b_ptr = x_ptr[:, None] + x_offset[None, :], grad_ptr[None, :] + (m * channels)[:, None]
         if EVEN:
-            a, b = tl.load(a_at, mask=real[None, :], other=0.0), tl.load(b_at, mask=real[:, None], other=0.0)
+            a, b = tl.load(a_ptr, mask=mask_m[None, :], other=0.0), tl.load(b_ptr, mask=mask_m[:, None], other=0.0)
         else:
-            a = tl.load(a_at, mask=real_c[:, None] & real[None, :], other=0.0)
-            b = tl.load(b_at, mask=real[:, None] & real_n[None, :], other=0.0)
-        total = add_product(total, a, b, PRECISION)
-    to = (((split * tl.num_programs(1) + client) * channels + n[None, :]) * TAPS + tap) * inputs + c[:, None]
-    tl.store(dw + to, total, mask=real_c[:, None] & real_n[None, :])
+            a = tl.load(a_ptr, mask=mask_c[:, None] & mask_m[None, :], other=0.0)
+            b = tl.load(b_ptr, mask=mask_m[:, None] & mask_n[None, :], other=0.0)
+        total = add_dot(total, a, b, PRECISION)
+    dw_offset = (((split * tl.num_programs(1) + client) * channels + n[None, :]) * TAPS + tap) * inputs + c[:, None]
+    tl.store(dw + dw_offset, total, mask=mask_c[:, None] & mask_n[None, :])
 
 
 @triton.jit
-def thin_kernel(
+def skinny_bmm_kernel(
     a, b, y, rows, terms, columns,
     a_client, a_row, a_term, b_client, b_term, b_column,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, LONG: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, INT64: tl.constexpr,
 ):  # fmt: skip
-    """Gives y[client, row, column] = Σ a[client, row, term] b[client, term, column] for at most BM rows."""
-    client = counted(tl.program_id(1), LONG)
-    m, n = counted(tl.arange(0, BM), LONG), counted(tl.program_id(0) * BN + tl.arange(0, BN), LONG)
-    real_m, real_n = m < rows, n < columns
-    left, right = a + client * a_client + m * a_row, b + client * b_client + n * b_column
+    """Compute y[client, row, column] = Σ a[client, row, term] b[client, term, column] for at most BM rows."""
+    client = to_index(tl.program_id(1), INT64)
+    m, n = to_index(tl.arange(0, BM), INT64), to_index(tl.program_id(0) * BN + tl.arange(0, BN), INT64)
+    mask_m, mask_n = m < rows, n < columns
+    a_base, b_base = a + client * a_client + m * a_row, b + client * b_client + n * b_column
     total = tl.zeros((BM, BN), dtype=tl.float32)
     for start in range(0, terms, BK):
-        k = counted(start + tl.arange(0, BK), LONG)
-        real = k < terms
-        a_at, b_at = left[:, None] + (k * a_term)[None, :], right[None, :] + (k * b_term)[:, None]
+        k = to_index(start + tl.arange(0, BK), INT64)
+        mask_k = k < terms
+        a_ptr, b_ptr = a_base[:, None] + (k * a_term)[None, :], b_base[None, :] + (k * b_term)[:, None]
         if EVEN:
-            one, other = tl.load(a_at, mask=real_m[:, None], other=0.0), tl.load(b_at)
+            a_tile, b_tile = tl.load(a_ptr, mask=mask_m[:, None], other=0.0), tl.load(b_ptr)
         else:
-            one = tl.load(a_at, mask=real_m[:, None] & real[None, :], other=0.0)
-            other = tl.load(b_at, mask=real[:, None] & real_n[None, :], other=0.0)
-        total = add_product(total, one, other, PRECISION)
-    to = (client * rows + m[:, None]) * columns + n[None, :]
-    tl.store(y + to, total, mask=real_m[:, None] & real_n[None, :])
+            a_tile = tl.load(a_ptr, mask=mask_m[:, None] & mask_k[None, :], other=0.0)
+            b_tile = tl.load(b_ptr, mask=mask_k[:, None] & mask_n[None, :], other=0.0)
+        total = add_dot(total, a_tile, b_tile, PRECISION)
+    y_offset = (client * rows + m[:, None]) * columns + n[None, :]
+    tl.store(y + y_offset, total, mask=mask_m[:, None] & mask_n[None, :])
 
 
 @triton.jit
-def subtract_product_kernel(
-    w, left, right, rate, down, across, w_client, w_down, w_across,
-    left_client, left_row, left_down, right_client, right_row, right_across,
-    ROWS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LONG: tl.constexpr,
+def sub_bmm_kernel(
+    w, left, right, rate, rows, columns, w_client, w_row, w_column,
+    left_client, left_term, left_row, right_client, right_term, right_column,
+    TERMS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, INT64: tl.constexpr,
 ):  # fmt: skip
-    """Subtracts rate Σ left[client, row, i] right[client, row, j] from w[client, i, j]."""
-    client = counted(tl.program_id(2), LONG)
-    i = counted(tl.program_id(1) * BM + tl.arange(0, BM), LONG)
-    j = counted(tl.program_id(0) * BN + tl.arange(0, BN), LONG)
-    real_i, real_j = i < down, j < across
-    at = w + client * w_client + (i * w_down)[:, None] + (j * w_across)[None, :]
-    real = real_i[:, None] & real_j[None, :]
-    before = tl.load(at, mask=real, other=0.0)  # first: it comes from afar
+    """Subtract rate Σ left[client, i, term] right[client, term, j] from w[client, i, j]."""
+    client = to_index(tl.program_id(2), INT64)
+    i = to_index(tl.program_id(1) * BM + tl.arange(0, BM), INT64)
+    j = to_index(tl.program_id(0) * BN + tl.arange(0, BN), INT64)
+    mask_i, mask_j = i < rows, j < columns
+    w_ptr = w + client * w_client + (i * w_row)[:, None] + (j * w_column)[None, :]
+    mask = mask_i[:, None] & mask_j[None, :]
+    before = tl.load(w_ptr, mask=mask, other=0.0)  # first: it takes longest
     total = tl.zeros((BM, BN), dtype=tl.float32)
-    for row in tl.static_range(ROWS):
-        a = tl.load(left + client * left_client + row * left_row + i * left_down, mask=real_i, other=0.0)
-        b = tl.load(right + client * right_client + row * right_row + j * right_across, mask=real_j, other=0.0)
+    for term in tl.static_range(TERMS):
+        a = tl.load(left + client * left_client + term * left_term + i * left_row, mask=mask_i, other=0.0)
+        b = tl.load(right + client * right_client + term * right_term + j * right_column, mask=mask_j, other=0.0)
         total += a[:, None] * b[None, :]
-    tl.store(at, before - rate * total, mask=real)
+    tl.store(w_ptr, before - rate * total, mask=mask)
 
 
 @triton.jit
-def mixed(word):
-    """Gives 32-bit words scrambled, as `randomness.mixed` does."""
+def mix_bits(word):
+    """Return 32-bit words scrambled as by `randomness.mix_bits`."""
     word = (word ^ (word >> 16)) * 0x21F0AAAD
     word = (word ^ (word >> 15)) * 0x735A2D97
     return word ^ (word >> 15)
 
 
 @triton.jit
-def uniform(place, first, second):
-    """Gives the numbers of a stream's places, uniform between 0 and 1."""
-    word = mixed(mixed(place.to(tl.uint32) + first) ^ second)
+def uniform(index, first, second):
+    """Return uniform numbers between 0 and 1, as `randomness.uniform` does."""
+    word = mix_bits(mix_bits(index.to(tl.uint32) + first) ^ second)
     return (word.to(tl.float32) + 0.5) * 2.3283064365386963e-10  # 2⁻³²
 
 
-@triton.jit(do_not_specialize=["number"])
-def normals_kernel(keys, y, number, count, half, BLOCK: tl.constexpr):
-    """Gives y[stream, place] from N(0, 1), of the streams that a number names below the keys (streams, 2)."""
-    stream = tl.program_id(1).to(tl.int64)
-    first = mixed(tl.load(keys + 2 * stream).to(tl.uint32) * 0x1E3779B1 + number.to(tl.uint32))
-    second = mixed(tl.load(keys + 2 * stream + 1).to(tl.uint32) * 0x1E3779B1 + number.to(tl.uint32))
+@triton.jit(do_not_specialize=["word"])
+def normal_kernel(keys, y, word, count, half, BLOCK: tl.constexpr):
+    """Compute y[key, index] from N(0, 1) for keys (n, 2) and a word."""
+    key = tl.program_id(1).to(tl.int64)
+    first = mix_bits(tl.load(keys + 2 * key).to(tl.uint32) * 0x1E3779B1 + word.to(tl.uint32))
+    second = mix_bits(tl.load(keys + 2 * key + 1).to(tl.uint32) * 0x1E3779B1 + word.to(tl.uint32))
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     length = tl.sqrt_rn(-2.0 * tl.log(uniform(2 * pair, first, second)))
     angle = 6.283185307179586 * uniform(2 * pair + 1, first, second)
-    to = y + stream * count + pair
-    tl.store(to, length * tl.cos(angle), mask=pair < half)
-    tl.store(to + half, length * tl.sin(angle), mask=pair + half < count)
+    y_ptr = y + key * count + pair
+    tl.store(y_ptr, length * tl.cos(angle), mask=pair < half)
+    tl.store(y_ptr + half, length * tl.sin(angle), mask=pair + half < count)
 
 
 def precision() -> str:
-    """Gives torch's word for the precision of products: highest, high (TF32) or medium (bf16)."""
+    """Return torch's precision of matrix products: highest, high (TF32) or medium (bf16)."""
     return torch.get_float32_matmul_precision()
 
 
-def long(*tensors: Tensor) -> bool:
-    """Tells whether one of some tensors has more entries, gaps between them counted, than 32 bits can count."""
-    spans = (sum((size - 1) * step for size, step in zip(t.shape, t.stride(), strict=True)) for t in tensors)
-    return any(span >= COUNTED for span in spans)
+def needs_int64(*tensors: Tensor) -> bool:
+    """Return whether one of the tensors spans more entries, gaps included, than 32 bits can index."""
+    spans = (sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)) for t in tensors)
+    return any(span >= INT32_ENTRIES for span in spans)
 
 
 def convolve(x: Tensor, w: Tensor, kernel: Ints, stride: Ints, flip: bool, edges: Ints = (0, 0)) -> Tensor:
-    """Gives the convolutions (clients, rows, down, across, channels) of each client's rows with its own weights.
-
-    x is (clients, rows, height, width, inputs), contiguous; w (clients, taps, channels, what a tap sees), whatever its strides,
-    last tap first if `flip`. `edges` are lines of zeros above and below.
-    """
-    clients, rows, channels = x.shape[0], x.shape[1], w.shape[2]
-    down, across = ((x.shape[2 + axis] - kernel[axis]) // stride[axis] + 1 for axis in (0, 1))
-    y = x.new_empty(clients, rows, down, across, channels)
-    taps, lines, width, right = line_of(x, kernel)
+    """Return what `operators.convolve` does, for a contiguous x and w of any strides."""
+    clients, samples, channels = x.shape[0], x.shape[1], w.shape[2]
+    out_height, out_width = ((x.shape[2 + axis] - kernel[axis]) // stride[axis] + 1 for axis in (0, 1))
+    y = x.new_empty(clients, samples, out_height, out_width, channels)
+    taps, taps_per_line, width, tap_stride = tap_layout(x, kernel)
     if width < 32:
         tile = {"BM": 32, "BN": 32, "BK": 16, "num_warps": 1, "num_stages": 3}
     elif w.stride(3) == 1:
@@ -237,105 +232,102 @@ def convolve(x: Tensor, w: Tensor, kernel: Ints, stride: Ints, flip: bool, edges
         tile = {"BM": 32, "BN": 64, "BK": 32, "num_warps": 4, "num_stages": 3}
     else:
         tile = {"BM": 64, "BN": 32, "BK": 32, "num_warps": 2, "num_stages": 3}
-    grid = (math.ceil(rows * down * across / tile["BM"]), clients, math.ceil(channels / tile["BN"]))
+    grid = (math.ceil(samples * out_height * out_width / tile["BM"]), clients, math.ceil(channels / tile["BN"]))
     strides = x.stride()
     convolve_kernel[grid](
-        *(x, w, y, rows, width, channels, down * across, across, stride[0], edges[0], x.shape[2] - edges[1]),
-        *(strides[0], strides[1], strides[2] * stride[0], strides[3] * stride[1], strides[2], right, *w.stride()),
-        *(taps, lines),
+        *(x, w, y, samples, width, channels, out_height * out_width, out_width, stride[0], edges[0], x.shape[2] - edges[1]),
+        *(strides[0], strides[1], strides[2] * stride[0], strides[3] * stride[1], strides[2], tap_stride, *w.stride()),
+        *(taps, taps_per_line),
         **tile,
         FLIP=flip,
         EVEN=width % tile["BK"] == 0 and channels % tile["BN"] == 0,
-        EDGED=spared(down, kernel[0], stride[0], edges[0], x.shape[2] - edges[1]) >= SPARED,
+        SKIP_EDGES=skipped_fraction(out_height, kernel[0], stride[0], edges[0], x.shape[2] - edges[1]) >= MIN_SKIPPED,
         PRECISION=precision(),
-        LONG=long(x, w, y),
+        INT64=needs_int64(x, w, y),
     )
     return y
 
 
-def spared(lines: int, kernel: int, step: int, begin: int, end: int) -> float:
-    """Gives the share of lines of the kernel, over lines of the result, that see zeros alone."""
-    seen = (place * step + tap for place in range(lines) for tap in range(kernel))
-    return sum(not begin <= line < end for line in seen) / (lines * kernel)
+def skipped_fraction(out_height: int, kernel: int, stride: int, begin: int, end: int) -> float:
+    """Return the fraction of the kernel's lines, over the lines of the result, that cover only zeros."""
+    lines = (out_line * stride + tap for out_line in range(out_height) for tap in range(kernel))
+    return sum(not begin <= line < end for line in lines) / (out_height * kernel)
 
 
-def weigh(x: Tensor, dy: Tensor, kernel: Ints, stride: Ints, splits: int) -> Tensor:
-    """Gives the gradients of the weights (parts, clients, channels, kernel down, kernel across, inputs); parts are to be added.
-
-    x is (clients, rows, height, width, inputs), dy (clients, rows, down, across, channels), both contiguous.
-    """
-    clients, rows, inputs = x.shape[0], x.shape[1], x.shape[4]
-    down, across, channels = dy.shape[2:]
+def conv_grad_weight(x: Tensor, grad: Tensor, kernel: Ints, stride: Ints, splits: int) -> Tensor:
+    """Return what `operators.conv_grad_weight` does, for contiguous inputs."""
+    clients, samples, inputs = x.shape[0], x.shape[1], x.shape[4]
+    out_height, out_width, channels = grad.shape[2:]
     dw = x.new_empty(splits, clients, channels, *kernel, inputs)
-    taps, lines, width, right = line_of(x, kernel)
-    if inputs >= FEW:
+    taps, taps_per_line, width, tap_stride = tap_layout(x, kernel)
+    if inputs >= FEW_CHANNELS:
         tile = {"BC": 32, "BN": 64 if channels > 32 else 32, "BM": 32, "num_warps": 2, "num_stages": 3}
     else:
         tile = {"BC": 16, "BN": 32, "BM": 64, "num_warps": 2, "num_stages": 3}
-    part = math.ceil(rows * down * across / splits / tile["BM"]) * tile["BM"]
+    split_size = math.ceil(samples * out_height * out_width / splits / tile["BM"]) * tile["BM"]
     grid = (math.ceil(channels / tile["BN"]) * math.ceil(width / tile["BC"]) * taps, clients, splits)
     strides = x.stride()
-    weigh_kernel[grid](
-        *(x, dy, dw, rows, width, channels, down * across, across, part),
-        *(strides[0], strides[1], strides[2] * stride[0], strides[3] * stride[1], strides[2], right),
-        *(taps, lines),
+    conv_grad_weight_kernel[grid](
+        *(x, grad, dw, samples, width, channels, out_height * out_width, out_width, split_size),
+        *(strides[0], strides[1], strides[2] * stride[0], strides[3] * stride[1], strides[2], tap_stride),
+        *(taps, taps_per_line),
         **tile,
         EVEN=width % tile["BC"] == 0 and channels % tile["BN"] == 0,
         PRECISION=precision(),
-        LONG=long(x, dy, dw),
+        INT64=needs_int64(x, grad, dw),
     )
     return dw
 
 
-def line_of(x: Tensor, kernel: Ints) -> tuple[int, int, int, int]:
-    """Gives taps, taps in a line, entries a tap sees, and how far taps of a line are apart."""
-    if x.shape[4] < FEW:
+def tap_layout(x: Tensor, kernel: Ints) -> tuple[int, int, int, int]:
+    """Return the numbers of taps, of taps per line and of inputs per tap, and the stride between the taps of a line."""
+    if x.shape[4] < FEW_CHANNELS:
         return kernel[0], 1, kernel[1] * x.shape[4], 0
     return kernel[0] * kernel[1], kernel[1], x.shape[4], x.stride(3)
 
 
-def thin(a: Tensor, b: Tensor) -> Tensor:
-    """Gives the products of (clients, at most 16 rows, terms) with (clients, terms, columns), whatever their strides."""
+def skinny_bmm(a: Tensor, b: Tensor) -> Tensor:
+    """Return what `operators.skinny_bmm` does, for any strides and at most 16 rows."""
     clients, rows, terms = a.shape
     columns = b.shape[2]
     y = a.new_empty(clients, rows, columns)
-    along = b.stride(1) < b.stride(2)  # a column's terms lie side by side
+    columns_contiguous = b.stride(1) < b.stride(2)
     tile = (
         {"BM": 16, "BN": 32, "BK": 64, "num_warps": 4, "num_stages": 3}
-        if along
+        if columns_contiguous
         else {"BM": 16, "BN": 64, "BK": 32, "num_warps": 2, "num_stages": 4}
     )
     grid = (math.ceil(columns / tile["BN"]), clients)
-    thin_kernel[grid](
+    skinny_bmm_kernel[grid](
         *(a, b, y, rows, terms, columns, *a.stride(), *b.stride()),
         **tile,
         EVEN=terms % tile["BK"] == 0 and columns % tile["BN"] == 0,
         PRECISION=precision(),
-        LONG=long(a, b, y),
+        INT64=needs_int64(a, b, y),
     )
     return y
 
 
-def subtract_product(w: Tensor, left: Tensor, right: Tensor, rate: float) -> None:
-    """Subtracts rate × (clients, down, few rows) times (clients, few rows, across) from (clients, down, across), in place."""
-    clients, down, across = w.shape
-    wide = w.stride(2) == 1
-    tile = {"BM": 16, "BN": 256} if wide else {"BM": 256, "BN": 16}
-    grid = (math.ceil(across / tile["BN"]), math.ceil(down / tile["BM"]), clients)
-    subtract_product_kernel[grid](
-        *(w, left, right, rate, down, across, *w.stride()),
+def sub_bmm(w: Tensor, left: Tensor, right: Tensor, rate: float) -> None:
+    """Subtract as `operators.sub_bmm_` does, for any strides."""
+    clients, rows, columns = w.shape
+    rows_contiguous = w.stride(2) == 1
+    tile = {"BM": 16, "BN": 256} if rows_contiguous else {"BM": 256, "BN": 16}
+    grid = (math.ceil(columns / tile["BN"]), math.ceil(rows / tile["BM"]), clients)
+    sub_bmm_kernel[grid](
+        *(w, left, right, rate, rows, columns, *w.stride()),
         *(left.stride(0), left.stride(2), left.stride(1), *right.stride()),
         **tile,
-        ROWS=left.shape[2],
-        LONG=long(w, left, right),
+        TERMS=left.shape[2],
+        INT64=needs_int64(w, left, right),
     )
 
 
-def normals(key: Tensor, number: int, count: int) -> Tensor:
-    """Gives what `randomness.box_muller` gives: `count` numbers from N(0, 1) of each stream below (…, 2) ones."""
+def normal(key: Tensor, word: int, count: int) -> Tensor:
+    """Return what `randomness.box_muller` does."""
     y = key.new_empty((*key.shape[:-1], count), dtype=torch.float32)
     half, block = (count + 1) // 2, 512
-    normals_kernel[(math.ceil(half / block), key.shape[:-1].numel())](
-        *(key.contiguous(), y, number, count, half), BLOCK=block, num_warps=4
+    normal_kernel[(math.ceil(half / block), key.shape[:-1].numel())](
+        *(key.contiguous(), y, word, count, half), BLOCK=block, num_warps=4
     )
     return y

@@ -1,7 +1,7 @@
 """Programs: a step of training as plain operations on fixed memory, traced once and run many times.
 
-What a method says in functions of trees is traced through torch.func into one flat list of operations. Its state is then
-updated in place, and on a GPU the list is captured as a graph that is replayed without Python.
+A function of trees, whatever torch.func transforms it uses, is traced into one flat graph of operations that updates its state
+in place. On a GPU the graph is captured as a CUDA graph, which is replayed without Python.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from torch.utils import _pytree as pytree
 
 from gpfl.core.randomness import box_muller
 from gpfl.engine.compiler.convolution import DECOMPOSITIONS
-from gpfl.engine.compiler.in_place import write_back
-from gpfl.engine.compiler.passes import drop_idle, share_equal, sizes_by_values
-from gpfl.engine.compiler.per_example_passes import fold_rows
-from gpfl.engine.compiler.product_passes import join_products, thin_products, write_out
-from gpfl.engine.compiler.products import has_kernels
+from gpfl.engine.compiler.ghost_clipping import apply_ghost_clipping
+from gpfl.engine.compiler.matmul_passes import expand_outer_products, merge_skinny_matmuls, use_skinny_kernel
+from gpfl.engine.compiler.operators import has_kernels
+from gpfl.engine.compiler.passes import eliminate_common_subexpressions, eliminate_no_ops, has_dynamic_shapes
+from gpfl.engine.compiler.write_back import write_back
 from gpfl.errors import GpflError
 
 Buffers = Any
 """A tree of tensors, tuples and named tuples among the branches."""
 Function = Callable[[Buffers, Buffers], Buffers]
-Flat = Callable[..., list[Tensor]]
-COMPILER: dict[str, Any] = {"shape_padding": False, "triton.autotune_pointwise": False}
-"""Products stay as they are, and no candidates are timed: a sum's order, and its last digits, would hang on the fastest."""
+FlatFunction = Callable[..., list[Tensor]]
+COMPILE_OPTIONS: dict[str, Any] = {"shape_padding": False, "triton.autotune_pointwise": False}
+"""No padded products and no autotuning: the order of a sum, and so its last digits, would depend on the fastest candidate."""
 
 
 class Program:
-    """A function of state and fixed buffers that gives the new state; a call writes it into the state's memory."""
+    """A function of state and fixed buffers that returns the new state; a call writes it into the state's memory."""
 
-    products_on: ClassVar[tuple[str, ...]] = ("cuda",)  # devices on which stacked convolutions are run as products
-    captured_on: ClassVar[tuple[str, ...]] = ("cuda",)  # devices that replay what was captured
+    matmul_devices: ClassVar[tuple[str, ...]] = ("cuda",)  # where stacked convolutions are run as matrix products
+    capture_devices: ClassVar[tuple[str, ...]] = ("cuda",)  # where programs are captured as graphs
 
     def __init__(
         self,
@@ -48,162 +48,170 @@ class Program:
         *,
         traced: bool = True,
         compiled: bool = False,
-        needed: bool = False,
+        compile_required: bool = False,
         weights: Mapping[str, bool] | None = None,
     ) -> None:
-        """Traces the function on the buffers; one that is not traced, or cannot be, runs as it is.
+        """Trace the function on the buffers; without `traced`, or where it cannot be traced, it runs as it is.
 
-        `needed` says that a step which cannot be compiled is an error. `weights` names buffers that hold weights, and whether
-        those of many clients are stacked: they may come to lie in another order of memory.
+        Args:
+            function: The function of state and fixed buffers.
+            state: The buffers that calls update.
+            fixed: The other buffers. Their owner may write into them between calls.
+            traced: Whether to trace the function.
+            compiled: Whether to compile the traced operations.
+            compile_required: Raise if the operations cannot be compiled.
+            weights: Names of buffers that hold weights, and whether those of many clients are stacked. Their memory
+                format may change.
+
         """
         self.state, self.fixed = state, fixed
         self._leaves, self._spec = pytree.tree_flatten((state, fixed))
-        self._shape = pytree.tree_structure(state)
-        self._count = self._shape.num_leaves
+        self._state_spec = pytree.tree_structure(state)
+        self._n_state = self._state_spec.num_leaves
         self.device = self._leaves[0].device
-        flat = self._flat(function)
-        # Streams, graphs and kernels are those of the current GPU, which may be another.
+        flat = self._flatten(function)
+        # Streams, graphs and kernels belong to the current GPU, which may be another.
         with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
             module = self._trace(flat, weights or {}) if traced else None
             self.traced = module is not None
-            self._run = self._in_place(module, compiled and self._products) if module is not None else self._plain(flat)
+            uses_matmuls = self.device.type in self.matmul_devices
+            self._run = self._untraced(flat) if module is None else self._optimize(module, compiled and uses_matmuls)
             self._graph: torch.cuda.CUDAGraph | None = None
-            if self.traced and self.device.type in self.captured_on:
-                self._graph = self._capture_compiled(needed) if compiled else self._capture_plain()
-
-    def _capture_compiled(self, needed: bool) -> torch.cuda.CUDAGraph | None:
-        """Gives the graph of the compiled operations; where they cannot be compiled and need not be, of those as they are."""
-        plain = self._run
-        self._run = torch.compile(plain, fullgraph=True, dynamic=False, options=COMPILER)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # such as the advice to allow TF32
-                return self._capture()
-        except RuntimeError as problem:  # no compiler on the machine, or an operation that it does not know
-            if needed:
-                reason = str(problem).strip().splitlines()[0]
-                raise GpflError(f"the step cannot be compiled on {self.device} ({reason}): use --compile off") from problem
-            self._run = plain
-            return self._capture_plain()
-
-    def _capture_plain(self) -> torch.cuda.CUDAGraph | None:
-        """Gives the graph of the operations as they are; none where one waits for the host, and then each is called."""
-        try:
-            return self._capture()
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError:  # what is really wrong with an operation is said when it is called
-            return None
-
-    def twin(self, common: tuple[str, ...]) -> Program:
-        """Gives the same program on memory of its own, but for the fixed buffers named `common`."""
-        out = copy.copy(self)
-        own = {key: value if key in common else pytree.tree_map(torch.clone, value) for key, value in self.fixed.items()}
-        out.state, out.fixed = pytree.tree_map(torch.clone, self.state), own
-        out._leaves = pytree.tree_leaves((out.state, out.fixed))
-        return out
+            if self.traced and self.device.type in self.capture_devices:
+                self._graph = self._capture_compiled(compile_required) if compiled else self._capture_if_possible()
 
     def __call__(self) -> None:
-        """Advances the state."""
+        """Advance the state."""
         if self._graph is not None:
             self._graph.replay()
         else:
             with torch.no_grad():
                 self._run(*self._leaves)
 
-    @property
-    def _products(self) -> bool:
-        return self.device.type in self.products_on
+    def clone(self, aliased: tuple[str, ...]) -> Program:
+        """Return the same program on memory of its own, except for the fixed buffers named `aliased`."""
+        out = copy.copy(self)
+        out.fixed = {key: value if key in aliased else pytree.tree_map(torch.clone, value) for key, value in self.fixed.items()}
+        out.state = pytree.tree_map(torch.clone, self.state)
+        out._leaves = pytree.tree_leaves((out.state, out.fixed))
+        return out
 
-    def _flat(self, function: Function) -> Flat:
-        """Gives the function of leaves, results in the order of the state's, whatever the order of their keys."""
+    # Tracing.
+
+    def _flatten(self, function: Function) -> FlatFunction:
+        """Return the function of leaves; results are ordered like the state, whatever the order of their keys."""
 
         def flat(*leaves: Tensor) -> list[Tensor]:
             state, fixed = pytree.tree_unflatten(list(leaves), self._spec)
-            return self._shape.flatten_up_to(function(state, fixed))
+            return self._state_spec.flatten_up_to(function(state, fixed))
 
         return flat
 
-    def _plain(self, flat: Flat) -> Callable[..., object]:
+    def _untraced(self, flat: FlatFunction) -> Callable[..., object]:
         def run(*leaves: Tensor) -> None:
-            olds = leaves[: self._count]
-            own = {memory(old) for old in olds}
-            pairs = [(old, new) for old, new in zip(olds, flat(*leaves), strict=True) if not same(old, new)]
-            # What lies in the state's memory would be overwritten before it is read.
-            pairs = [(old, new.clone() if memory(new) in own else new) for old, new in pairs]
+            olds = leaves[: self._n_state]
+            state_memory = {storage(old) for old in olds}
+            pairs = [(old, new) for old, new in zip(olds, flat(*leaves), strict=True) if not is_same_view(old, new)]
+            # Results in the state's memory would be overwritten before they are read.
+            pairs = [(old, new.clone() if storage(new) in state_memory else new) for old, new in pairs]
             for old, new in pairs:
                 old.copy_(new)
 
         return run
 
-    def _trace(self, flat: Flat, weights: Mapping[str, bool]) -> fx.GraphModule | None:
-        """Gives the operations of a function, or nothing where they depend on values: a person's own forward may branch."""
-        table = dict(DECOMPOSITIONS) if self._products else {}
-        if self._products and not has_kernels(self.device):  # a compiler fuses what it sees
+    def _trace(self, flat: FlatFunction, weights: Mapping[str, bool]) -> fx.GraphModule | None:
+        """Return the operations of a function, or None if they depend on values: a user's forward may branch."""
+        table = dict(DECOMPOSITIONS) if self.device.type in self.matmul_devices else {}
+        if table and not has_kernels(self.device):  # a compiler fuses what it sees
             table[torch.ops.gpfl.normals.default] = box_muller
-        suited = {**self.state, **self.fixed}
+        buffers = {**self.state, **self.fixed}
         if has_kernels(self.device):
-            suited.update({name: inputs_innermost(suited[name], stacked) for name, stacked in weights.items()})
-        state, fixed = ({name: suited[name] for name in part} for part in (self.state, self.fixed))
+            buffers.update({name: to_channels_last(buffers[name], stacked) for name, stacked in weights.items()})
+        state, fixed = ({name: buffers[name] for name in part} for part in (self.state, self.fixed))
         leaves = pytree.tree_leaves((state, fixed))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
                 module = make_fx(flat, decomposition_table=table, _error_on_data_dependent_ops=True)(*leaves)
-            except Exception:  # what is really wrong with a function is said when it runs
+            except Exception:  # an error of the function itself is raised when it runs
                 return None
-        if sizes_by_values(module.graph):
+        if has_dynamic_shapes(module.graph):
             return None
         self.state, self.fixed, self._leaves = state, fixed, leaves
         return module
 
-    def _in_place(self, module: fx.GraphModule, compiled: bool) -> Callable[..., object]:
-        drop_idle(module.graph)
-        share_equal(module.graph)
-        fold_rows(module.graph)
+    def _optimize(self, module: fx.GraphModule, compiled: bool) -> Callable[..., object]:
+        eliminate_no_ops(module.graph)
+        eliminate_common_subexpressions(module.graph)
+        apply_ghost_clipping(module.graph)
         kernels = has_kernels(self.device)
         if kernels:
-            join_products(module.graph)
-            thin_products(module.graph)
-        write_back(module.graph, self._count, compiled, kernels)
+            merge_skinny_matmuls(module.graph)
+            use_skinny_kernel(module.graph)
+        write_back(module.graph, self._n_state, compiled, kernels)
         if compiled:
-            write_out(module.graph)
+            expand_outer_products(module.graph)
         module.graph.lint()
         module.recompile()
         return module
 
+    # CUDA graphs.
+
+    def _capture_compiled(self, required: bool) -> torch.cuda.CUDAGraph | None:
+        eager = self._run
+        self._run = torch.compile(eager, fullgraph=True, dynamic=False, options=COMPILE_OPTIONS)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # such as the advice to allow TF32
+                return self._capture()
+        except RuntimeError as error:  # no compiler on the machine, or an operation it does not support
+            if required:
+                reason = str(error).strip().splitlines()[0]
+                raise GpflError(f"the step cannot be compiled on {self.device} ({reason}): use --compile off") from error
+            self._run = eager
+            return self._capture_if_possible()
+
+    def _capture_if_possible(self) -> torch.cuda.CUDAGraph | None:
+        """Return the captured graph, or None if an operation waits for the host; operations are then called one by one."""
+        try:
+            return self._capture()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:  # an error of an operation itself is raised when it is called
+            return None
+
     def _capture(self) -> torch.cuda.CUDAGraph:
         self._warm_up()
-        here, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
+        stream, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
         try:
             with torch.no_grad(), torch.cuda.graph(graph):
                 self._run(*self._leaves)
         finally:
-            torch.cuda.set_stream(here)  # where a capture fails, torch stays on the one it captured
+            torch.cuda.set_stream(stream)  # after a failed capture torch stays on the captured stream
         return graph
 
     def _warm_up(self) -> None:
-        """Calls the operations twice: the first time they may be compiled; what waits the second time cannot be captured."""
-        here, stream = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        state = self._leaves[: self._count]
+        """Call the operations twice: the first call may compile them; what synchronises in the second cannot be captured."""
+        current, stream = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        state = self._leaves[: self._n_state]
         before = [leaf.clone() for leaf in state]
-        for context in (nullcontext(), without_waits()):
-            stream.wait_stream(here)
+        for context in (nullcontext(), raise_on_synchronization()):
+            stream.wait_stream(current)
             try:
                 with torch.no_grad(), torch.cuda.stream(stream), context:
                     self._run(*self._leaves)
             finally:
-                here.wait_stream(stream)
-                for leaf, value in zip(state, before, strict=True):  # a counter that went on would point beyond a plan
+                current.wait_stream(stream)
+                for leaf, value in zip(state, before, strict=True):  # a step counter would run past its plan
                     leaf.copy_(value)
 
 
 @contextmanager
-def without_waits() -> Iterator[None]:
-    """Lets operations fail that wait for the GPU: while a graph is captured they would break it."""
+def raise_on_synchronization() -> Iterator[None]:
+    """Make operations that wait for the GPU raise: they would break the capture of a graph."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # not all of them are found
+        warnings.simplefilter("ignore")  # torch warns that it does not detect all of them
         torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -211,24 +219,22 @@ def without_waits() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(before)
 
 
-def inputs_innermost(weights: Buffers, stacked: bool) -> Buffers:
-    """Gives weights, those of convolutions in the order of memory that our kernels like: with their inputs innermost."""
+def to_channels_last(weights: Buffers, stacked: bool) -> Buffers:
+    """Return weights with those of convolutions in the memory format of our kernels: input channels innermost."""
 
-    def leaf(t: Tensor) -> Tensor:
+    def convert(t: Tensor) -> Tensor:
         if t.dim() - stacked != 4 or not t.is_floating_point():
             return t
         return t.movedim(-3, -1).contiguous().movedim(-1, -3)
 
-    return pytree.tree_map(leaf, weights)
+    return pytree.tree_map(convert, weights)
 
 
-def memory(tensor: Tensor) -> int:
-    """Gives the address of the memory in which a tensor lies."""
+def storage(tensor: Tensor) -> int:
+    """Return the address of a tensor's memory."""
     return tensor.untyped_storage().data_ptr()
 
 
-def same(one: Tensor, other: Tensor) -> bool:
-    """Tells whether two tensors are the same entries of the same memory."""
-    if one.shape != other.shape or one.stride() != other.stride() or one.dtype != other.dtype:
-        return False
-    return one.data_ptr() == other.data_ptr()
+def is_same_view(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors are the same entries of the same memory."""
+    return a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype and a.data_ptr() == b.data_ptr()

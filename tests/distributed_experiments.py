@@ -1,6 +1,6 @@
-"""Studies for the tests of ranks, started by torchrun: python -m torch.distributed.run … ranked_studies.py FOLDER.
+"""Experiments of several processes, for test_distributed: torchrun … distributed_experiments.py FOLDER.
 
-What a later rank sees of the disk differs here from what the first one sees, as it may where one is slower than the other.
+The main process and the others see different files here, as they may when one is slower than the other.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from gpfl.io import files
 from gpfl.training.round_loop import Silent
 from gpfl.training.run_dir import RunDir
 
-GIVEN = {"data": {"name": "toy"}, "method": {"name": "gpfl"}}
+SECTIONS = {"data": {"name": "toy"}, "method": {"name": "gpfl"}}
 TOYS = """
 title = "Toys"
 caption = "The accuracy (%) on toys."
@@ -55,65 +55,65 @@ def main() -> None:
         files.write_text(out / "experiments" / "toys.toml", TOYS)
         files.write_text(out / "file", "")
     else:
-        files.write_bytes = refuse_to_write
+        files.write_bytes = fail_to_write
     process_group().barrier()
     with pytest.MonkeyPatch.context() as patch:
         check_trials(out / "trials", patch)
     with pytest.MonkeyPatch.context() as patch:
         check_grid(out, patch)
-    words = "reproduce toys --methods fedavg --seeds 0,1 --rounds 2 --out"
-    sys.argv[1:] = [*words.split(), str(out / "results")]
+    arguments = "reproduce toys --methods fedavg --seeds 0,1 --rounds 2 --out"
+    sys.argv[1:] = [*arguments.split(), str(out / "results")]
     cli.main()
 
 
-def refuse_to_write(path: Path, content: bytes) -> None:
+def fail_to_write(path: Path, content: bytes) -> None:
     raise AssertionError(f"rank {process_group().rank} writes {path}")
 
 
 def check_trials(out: Path, patch: pytest.MonkeyPatch) -> None:
-    """Trials are run, refused where they are, and gone on with."""
+    """Check that trials run, are not overwritten, and can be resumed."""
 
-    def late(label: str) -> Silent:
-        """Keeps later ranks until the first may have begun the trial."""
-        begun, end = out / f"seed-{label[-1]}" / "config.toml", time.monotonic() + 2
-        while not process_group().is_main and not begun.exists() and time.monotonic() < end:
+    def delay_others(label: str) -> Silent:
+        """Delay the other processes until the main process has started the trial."""
+        started, end = out / f"seed-{label[-1]}" / "config.toml", time.monotonic() + 2
+        while not process_group().is_main and not started.exists() and time.monotonic() < end:
             time.sleep(0.01)
         return Silent()
 
-    trials = run_trials(GIVEN, [0, 1], out, late)
+    trials = run_trials(SECTIONS, [0, 1], out, delay_others)
     assert [summary["seed"] for summary in trials.summaries] == [0, 1]
     try:
-        run_trials(GIVEN, [0, 1], out, late)
-        words = "nothing"
-    except GpflError as problem:
-        words = str(problem)
-    refusal = f"--out {out} is not empty and nothing is overwritten: gpfl resume {out}, or choose another --out"
-    assert process_group().all_gather(words) == [refusal] * 2
+        run_trials(SECTIONS, [0, 1], out, delay_others)
+        message = "no error"
+    except GpflError as error:
+        message = str(error)
+    expected = f"--out {out} is not empty and nothing is overwritten: gpfl resume {out}, or choose another --out"
+    assert process_group().all_gather(message) == [expected] * 2
     if not process_group().is_main:
         patch.setattr(RunDir, "finished", False)
-    assert resume_trials(out, late) == trials
+    assert resume_trials(out, delay_others) == trials
 
 
 def check_grid(out: Path, patch: pytest.MonkeyPatch) -> None:
-    """A job that is damaged and one that cannot be written fail in all ranks; the others are run."""
+    """Check that a damaged job and one without a folder fail in all processes, and that the other runs."""
     plan = GridPlan(out=out / "grid", seeds=(0,), rounds=2, patience=0)
     jobs, _ = grid.make_jobs(
         select_cells(experiments.find_experiments(["toys"]), "toy/whole", "fedavg,gpfl,local").cells, plan, FederationCache()
     )
-    damaged, whole, lost = jobs
+    damaged, intact, lost = jobs
     lost = dataclasses.replace(lost, folder=out / "file" / "runs" / "lost")
     if process_group().is_main:
         files.write_text(damaged.folder / "config.toml", "[run")
     else:
         patch.setattr(grid, "ended", lambda run: True)
         patch.setattr(grid, "folder_fault", lambda folder, wanted: "")
-    lacking = grid.unfinished_jobs([damaged, lost, whole], plan)
-    problems = grid.run_all(lacking, plan, lambda label: Silent(), {"command": "gpfl reproduce toys", "commit": "none"})
+    unfinished = grid.unfinished_jobs([damaged, lost, intact], plan)
+    problems = grid.run_all(unfinished, plan, lambda label: Silent(), {"command": "gpfl reproduce toys", "commit": "none"})
     assert list(problems) == [damaged.folder, lost.folder]
     assert "is damaged" in problems[damaged.folder]
     assert "cannot write to" in problems[lost.folder]
     assert process_group().all_gather(problems) == [problems] * 2
-    assert RunDir(whole.folder / "seed-0").finished
+    assert RunDir(intact.folder / "seed-0").finished
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A run for the tests of ranks, started by torchrun: python -m torch.distributed.run … ranked.py FOLDER METHOD [STOP]."""
+"""A run of several processes, for test_distributed: torchrun … distributed_run.py FOLDER METHOD [ROUND | resume]."""
 
 import sys
 
@@ -7,7 +7,7 @@ from gpfl.engine.distributed import exit_process
 
 
 class Stop:
-    """Ends the run after some rounds, as a kill would."""
+    """Exit after a round, as a kill would."""
 
     def __init__(self, after: int) -> None:
         self.after = after
