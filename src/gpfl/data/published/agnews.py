@@ -29,7 +29,7 @@ def tokenize(text: str) -> list[str]:
 
 
 def build_vocabulary(texts: Sequence[Sequence[str]]) -> dict[str, int]:
-    """Number all words from 1 in the order of frequency, then of the alphabet; 0 is padding."""
+    """Return the index of each word, from 1, ordered by frequency and then alphabet; 0 is padding."""
     counts = Counter(word for words in texts for word in words)
     order = sorted(counts, key=lambda word: (-counts[word], word))
     return {word: number for number, word in enumerate(order, start=1)}
