@@ -102,7 +102,7 @@ def test_flags_reach_the_config(command: Command) -> None:
     assert written["train"] | {"rounds": 1, "lr": 0.05, "client_fraction": [0.5, 1.0], "shuffle": False} == written["train"]
     assert written["run"] | {"seed": 7, "engine": "loop"} == written["run"]
     assert written["net"] == {"name": "mlp", "hidden": [8, 4]}
-    assert "At the best round on validation rows" in said.out
+    assert "At the best round on validation samples" in said.out
 
 
 def test_set_wins_over_flags_and_flags_over_the_file(command: Command) -> None:
@@ -158,7 +158,7 @@ def test_seeds_run_trials_on_one_split_and_report_mean_and_std(command: Command)
 def test_validation_rows_are_reported_beside_the_best_round(command: Command) -> None:
     said = command("run", "--data", "toy", "--validation-fraction", 0.3, "--out", "run")
     summary = RunDir(Path("run")).summary()
-    words = f"At the best round on validation rows ({summary['validation_best_round']}): "
+    words = f"At the best round on validation samples ({summary['validation_best_round']}): "
     assert f"{words}{summary['validation_best_accuracy']:.2%}." in said.out
 
 
@@ -253,7 +253,7 @@ def test_help_says_what_arguments_are(command: Command, words: list[str], said: 
     assert said in shown[shown.index("Arguments:") : shown.index("\nOptions:")]
 
 
-@pytest.mark.parametrize("section", options.NAMED)
+@pytest.mark.parametrize("section", options.DEFAULT_NAMES)
 def test_help_of_run_has_the_flags_of_the_chosen_method_and_no_other(command: Command, section: str) -> None:
     for name, record in options.RECORDS[section].items():
         chosen = (f"--{section}", "my.csv" if name == FILES else name)
@@ -384,7 +384,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("--seed -1", ("run.seed (--seed) is -1; it must be at least 0 and at most 4294967295",)),
     ("--partition-seed -1", ("partition.seed (--partition-seed) is -1",)),
     ("--set train.lr=-1", ("train.lr (--lr) is -1; it must be above 0",)),
-    ("--seeds 0,4294967296", ("seeds must differ and be at least 0 and at most 4294967295",)),
+    ("--seeds 0,4294967296", ("each must be at least 0 and at most 4294967295",)),
     ("--seeds 0,1 --seed 4", ("--seed and --seeds exclude each other: leave one out",)),
     ("--seeds 0,1 --set run.seed=4", ("--seed and --seeds exclude each other",)),
     ("--federation f.toml --clients 3", ("--federation f.toml already assigns the samples to clients: leave out --clients",)),
@@ -393,8 +393,8 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("--federation f.toml --set partition.seed=3", ("leave out --partition-seed",)),
     ("--out=", ("--out is empty; name a folder",)),
     ("twice.toml", ("twice.toml: 'train' is a list of sections, [[train]]; write one section, [train]",)),
-    ("--seeds 0,x", ("--seeds is '0,x'; it must be whole numbers",)),
-    ("--seeds 1,1", ("--seeds is '1,1'; seeds must differ",)),
+    ("--seeds 0,x", ("--seeds is '0,x'; it must be integers separated by commas",)),
+    ("--seeds 1,1", ("--seeds is '1,1'; each must be given once",)),
     (
         "--method fedavg --lam 0.1",
         ("method.lam (--lam) belongs to method gpfl, pfedme, ditto, fedphp, fedproto, not to fedavg",),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import click
 import pytest
 
@@ -32,10 +34,13 @@ def test_every_option_has_one_flag() -> None:
 
 
 def test_help_of_an_option_has_its_description_symbol_range_and_default() -> None:
-    described = options.describe_option(METHODS["ditto"], "lam", 0.1)
-    assert described == "λ: pull of the own model to the global one  [typical: 0.01 to 2; default: 0.1]"
-    assert options.describe_option(NETS["cnn4"], "channels", (32, 64)).endswith("[default: 32,64]")
-    assert options.describe_option(TrainOptions, "shuffle", True).endswith("[default: on]")
+    flag, described = options.help_record("method", "lam", METHODS["ditto"], 0.1)
+    assert flag == "--lam X"
+    assert re.fullmatch(r"λ: .+  \[typical: 0.01 to 2; default: 0.1\]", described)
+    assert options.help_record("net", "channels", NETS["cnn4"], (32, 64))[1].endswith("[default: 32,64]")
+    flag, described = options.help_record("train", "shuffle", TrainOptions, True)
+    assert flag == "--[no-]shuffle"
+    assert described.endswith("[default: on]")
 
 
 def test_an_option_of_two_sections_is_named_after_its_own_except_in_run() -> None:

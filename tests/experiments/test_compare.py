@@ -259,7 +259,7 @@ def test_comparison_says_that_it_leaves_the_method_of_a_config_aside(command: Co
     Path("config.toml").write_text('[data]\nname = "toy"\n[method]\nname = "fedprox"\nmu = 0.5\n')
     said = command("compare", "config.toml", "--methods", "fedprox", "--seeds", "0", "--out", "all")
     assert said.code == 0, said.err
-    assert "The section [method] of config.toml is left aside" in said.out
+    assert "Section [method] of config.toml is ignored" in said.out
 
 
 def test_comparison_refuses_a_folder_of_another_config_and_names_the_key(command: Command) -> None:
@@ -321,7 +321,7 @@ def test_all_methods_are_all_and_none_twice() -> None:
         ("--methods local --set gpfl.lam=1", "is for a method that is not run: add gpfl to --methods"),
         ("--methods gpfl --set method.lam=1", "does not name the method: use --set gpfl.lam="),
         ("--methods gpfl --set run.seed=1", "--set run.seed is not available here: use --seeds"),
-        ("--methods gpfl --seeds 0,0", "seeds must differ"),
+        ("--methods gpfl --seeds 0,0", "each must be given once"),
         ("--methods gpfl --rounds 0", "train.rounds (--rounds) is 0; it must be at least 1"),
         ("--methods gpfl --device meta", "run.device (--device) is 'meta'"),
         ("--methods gpfl --lam 1", "No such option '--lam'"),

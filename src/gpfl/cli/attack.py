@@ -10,11 +10,11 @@ import click
 import torch
 
 from gpfl.cli.command import Argument, Command
-from gpfl.cli.options import option, out_option
+from gpfl.cli.options import CommaList, option, out_option
 from gpfl.cli.terminal import print_line
 from gpfl.defences import Defended
 from gpfl.engine.distributed import require_single_process
-from gpfl.errors import GpflError, did_you_mean, pluralize
+from gpfl.errors import GpflError, pluralize
 from gpfl.experiments.privacy_table import json_of
 from gpfl.federation.federation import Federation
 from gpfl.io import files
@@ -42,14 +42,29 @@ from gpfl.training.result import Result
 
 @click.command(cls=Command)
 @click.argument("run", cls=Argument, metavar="RUN", type=click.Path(path_type=Path), help="Folder of a finished run.")
-@option("--kind", default="", help="Attack: dlg (MSE, L-BFGS; the paper's) or geiping (cosine, total variation; strong).")
+@option(
+    "--kind",
+    type=CommaList(str, KINDS),
+    help="Attack: dlg (the paper's) or geiping (strong). [default: geiping]",
+)
 @option("--target", default="all", help="Views of the upload to attack: fe, model, sfe, sm, or all the method has.")
 @option("--client", default="all", help="Indices or names of clients, or all.")
 @option("--images", default=20, metavar="N", help="Images to reconstruct.")
-@option("--batch", default="1", metavar="N,…", help="Images in one upload of one step, such as 1 or 1,4.")
-@option("--steps", default="one", help="one: a step on these images only; epoch: the client's local round; or both.")
-@option("--round", "round_", default="0", help="0: untrained; best: the round whose models the run kept; or both.")
-@option("--psnr", default="proper", help="proper (pixels 0 to 1, peak 1) or reference (the authors' formula).")
+@option("--batch", default="1", type=CommaList(int, min=1), help="Images in one upload of one step, such as 1 or 1,4.")
+@option(
+    "--steps",
+    default="one",
+    type=CommaList(str, STEPS),
+    help="A step on these images only, a local epoch, or both.",
+)
+@option(
+    "--round",
+    "round_",
+    default="0",
+    type=CommaList(str, ROUNDS),
+    help="Untrained weights, the round the run kept, or both.",
+)
+@option("--psnr", default="proper", type=click.Choice(table.PSNRS), help="Formula: pixels 0 to 1 with peak 1, or the authors'.")
 @click.option("--labels", is_flag=True, help="Infer every client's label distribution.")
 @click.option("--membership", is_flag=True, help="Infer from the personal models which samples were trained on.")
 @option("--iterations", default=2000, metavar="N", help="Iterations of an attack.")
@@ -59,13 +74,13 @@ from gpfl.training.result import Result
 @out_option("Folder for results; finished cases in it are not run again. [default: RUN/attack]")
 def attack(
     run: Path,
-    kind: str,
+    kind: list[str] | None,
     target: str,
     client: str,
     images: int,
-    batch: str,
-    steps: str,
-    round_: str,
+    batch: list[int],
+    steps: list[str],
+    round_: list[str],
     psnr: str,
     labels: bool,
     membership: bool,
@@ -80,13 +95,7 @@ def attack(
     --labels and --membership report label and membership inference; images are then reconstructed only if --kind is given
     too.
     """
-    wanted = {
-        "steps": one_of("--steps", steps, STEPS),
-        "round": one_of("--round", round_, ROUNDS),
-        "kind": one_of("--kind", kind or "geiping", KINDS),
-    }
-    formula = single("--psnr", psnr, table.PSNRS)
-    batches = whole_numbers("--batch", batch)
+    wanted = {"steps": steps, "round": round_, "kind": kind or ["geiping"]}
     effort = AttackConfig(iterations=iterations, restarts=restarts, seed=seed, graph=graph)
     require_single_process("gpfl attack")
     refuse_trials(run)
@@ -96,7 +105,7 @@ def attack(
     victims: dict[int, list[Victim]] = {}
     if kind or not (labels or membership):
         targets = targets_of(result, target)
-        victims = victims_of(result, clients, images, batches, wanted["steps"], effort)
+        victims = victims_of(result, clients, images, batch, wanted["steps"], effort)
     if labels:
         label_leakage.sending(result.engine, clients)
     folder = Path(out) if out and out.strip() else run / "attack"
@@ -108,7 +117,7 @@ def attack(
     if membership:
         report_membership(result, clients, folder)
     if targets:
-        rebuild_images(result, victims, batches, targets, wanted, formula, effort, folder)
+        rebuild_images(result, victims, batch, targets, wanted, psnr, effort, folder)
 
 
 def refuse_trials(folder: Path) -> None:
@@ -245,34 +254,6 @@ def tell_ceiling(case: Case, kept: Kept, psnr: str = "proper") -> None:
     """Prints the ceiling, by one of table.PSNRS."""
     line = table.line_of(case, kept, psnr)
     print_line(f"ceiling: {case.words}: {line.psnr:.2f} dB, SSIM {line.ssim:.3f} (floor {line.floor:.2f})")
-
-
-def one_of(flag: str, words: str, known: Sequence[str]) -> list[str]:
-    """Gives the words of a list with commas, each of them known."""
-    found = [word.strip() for word in words.split(",")]
-    for word in found:
-        if word not in known:
-            raise GpflError(f"{flag} is '{words}'; {did_you_mean(word, known)}")
-    return list(dict.fromkeys(found))
-
-
-def single(flag: str, words: str, known: Sequence[str]) -> str:
-    """Gives the one known word of a flag."""
-    found = one_of(flag, words, known)
-    if len(found) > 1:
-        raise GpflError(f"{flag} is '{words}'; give one of {', '.join(known)}")
-    return found[0]
-
-
-def whole_numbers(flag: str, words: str, least: int = 1) -> list[int]:
-    """Gives the numbers of a list with commas, all at least so large."""
-    try:
-        found = [int(word) for word in words.split(",")]
-    except ValueError:
-        raise GpflError(f"{flag} is '{words}'; it must be whole numbers with commas between, such as 1,4") from None
-    if min(found) < least:
-        raise GpflError(f"{flag} is '{words}'; each must be at least {least}")
-    return list(dict.fromkeys(found))
 
 
 def clients_of(federation: Federation, words: str) -> list[int]:

@@ -8,7 +8,7 @@ import click
 
 from gpfl.cli.command import Command
 from gpfl.cli.interrupt import interruptible, same_command
-from gpfl.cli.options import config_argument, config_options, out_option, parse_options, parse_seeds, seeds_option, set_option
+from gpfl.cli.options import config_argument, config_options, out_option, parse_options, seeds_option, set_option
 from gpfl.cli.overrides import check_method_set, load_config, merge, new_folder, parse_method_set
 from gpfl.cli.progress import ProgressReporter
 from gpfl.cli.terminal import console, print_data_warnings, print_error, print_line, print_method_table
@@ -35,14 +35,14 @@ def compare(
     config: str | None,
     methods: str,
     out: str | None,
-    seeds: str,
+    seeds: list[int],
     assignments: tuple[str, ...],
     federation: str | None,
     **values: object,
 ) -> None:
     """Train several methods on one federation and print one table."""
     settings, method_overrides = parse_method_set(assignments)
-    variants, numbers = comparisons.parse_methods(methods), parse_seeds(seeds)
+    variants = comparisons.parse_methods(methods)
     check_method_set(settings, method_overrides, [variant.method["name"] for variant in variants])
     given = load_config(config, merge(parse_options(values), settings), federation, "compare")
     if "method" in given:
@@ -53,7 +53,7 @@ def compare(
     print_data_warnings(resolved)
     with interruptible(lambda: same_command(*() if out else ("--out", str(folder)))):
         with ProgressReporter(console) as reporter:
-            compared = comparisons.compare(given, variants, method_overrides, numbers, folder, reporter.watch)
+            compared = comparisons.compare(given, variants, method_overrides, seeds, folder, reporter.watch)
         if compared.rows:
             _save_comparison(compared, resolved, folder)
     for label, error in compared.diverged.items():

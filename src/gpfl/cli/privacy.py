@@ -11,12 +11,12 @@ from typing import cast
 
 import click
 
-from gpfl.cli.attack import one_of, single, tell_case, tell_graph, whole_numbers
+from gpfl.cli.attack import tell_case, tell_graph
 from gpfl.cli.command import Group
 from gpfl.cli.data import get_data
 from gpfl.cli.grid_plan import print_plan
 from gpfl.cli.grid_progress import GridReporter
-from gpfl.cli.options import compose, option, out_option, seeds_option, set_option
+from gpfl.cli.options import CommaList, compose, option, out_option, seeds_option, set_option
 from gpfl.cli.overrides import check_method_set, parse_method_set, results_folder
 from gpfl.cli.terminal import console, print_error, print_line
 from gpfl.core.randomness import MAX_SEED
@@ -79,23 +79,29 @@ run_options = compose(
 
 
 @privacy.command
-@option("--kind", default="geiping,dlg", help="Attacks: geiping (strong), dlg (the paper's), or both.")
+@option("--kind", default="geiping,dlg", type=CommaList(str, KINDS), help="geiping (strong), dlg (the paper's), or both.")
 @images_option
-@option("--batch", default="1,4", metavar="N,…", help="Images in one upload.")
-@option("--steps", default="one,epoch", help="one: a step on these images only; epoch: a local round.")
-@option("--round", "round_", default="0,best", help="0: untrained; best: the round with the best accuracy.")
-@option("--psnr", default="proper", help="proper (pixels 0 to 1, peak 1) or reference (the authors' formula).")
+@option("--batch", default="1,4", type=CommaList(int, min=1), help="Images in one upload.")
+@option("--steps", default="one,epoch", type=CommaList(str, STEPS), help="A step on these images only, a local epoch, or both.")
+@option(
+    "--round",
+    "round_",
+    default="0,best",
+    type=CommaList(str, ROUNDS),
+    help="Untrained weights, the best round, or both.",
+)
+@option("--psnr", default="proper", type=click.Choice(PSNRS), help="Formula: pixels 0 to 1 with peak 1, or the authors'.")
 @attack_options
 @seed_option
 @rounds_option
 @patience_option
 @run_options
 def columns(
-    kind: str,
+    kind: list[str],
     images: int,
-    batch: str,
-    steps: str,
-    round_: str,
+    batch: list[int],
+    steps: list[str],
+    round_: list[str],
     psnr: str,
     iterations: int,
     restarts: int,
@@ -111,16 +117,13 @@ def columns(
     dry_run: bool,
 ) -> None:
     """Make the paper's nine columns on Cifar100: train the five methods, attack their uploads, and write ours beside theirs."""
-    kinds, which = one_of("--kind", kind, KINDS), one_of("--round", round_, ROUNDS)
-    trained, batches = one_of("--steps", steps, STEPS), whole_numbers("--batch", batch)
-    formula = single("--psnr", psnr, PSNRS)
     effort = effort_of("attack", iterations, restarts, victims, graph)
     cells = study.open_cells()
     plan = planned(cells, [seed], rounds, patience, out, assignments, device, engine, weights=True)
     grounds = grounds_for(cells, plan, dry_run)
-    refuse_victims(cells[0], plan, grounds, images, sorted({1, *batches}), effort)
+    refuse_victims(cells[0], plan, grounds, images, sorted({1, *batch}), effort)
     jobs = study.jobs_of(cells, plan, grounds)
-    cases = len(nine.COLUMNS) * len(kinds) * len(which) * len(batches) * len(trained) + len(kinds)
+    cases = len(nine.COLUMNS) * len(kind) * len(round_) * len(batch) * len(steps) + len(kind)
     if dry_run:
         show(jobs, plan, f"{cases} attacks of {effort.iterations} iterations on {images} images follow")
         return
@@ -132,15 +135,15 @@ def columns(
     paths = nine.nine_columns(
         results,
         plan.out / "privacy",
-        kinds=kinds,
+        kinds=kind,
         images=images,
-        batches=batches,
-        steps=trained,
-        rounds=which,
+        batches=batch,
+        steps=steps,
+        rounds=round_,
         effort=effort,
-        psnr=formula,
+        psnr=psnr,
         origin=made_by(jobs.values(), [seed]),
-        tell=partial(tell_case, psnr=formula),
+        tell=partial(tell_case, psnr=psnr),
     )
     tell_files(paths)
 
@@ -191,7 +194,7 @@ def leaks(
 @click.option("--clip", default=0.0, metavar="X", help=f"Client level: maximum norm of an update. {IN_FILE}")
 @click.option("--example-clip", default=0.0, metavar="X", help=f"Example level: maximum norm of a gradient. {IN_FILE}")
 @images_option
-@option("--round", "round_", default="0", help="Round to attack: 0 or best.")
+@option("--round", "round_", default="0", type=click.Choice(ROUNDS), help="Round to attack.")
 @attack_options
 @seeds_option("0", "Seeds of the runs; the uploads of the first are attacked.")
 @click.option("--rounds", default=0, metavar="N", help=f"Rounds of a run. {IN_FILE}")
@@ -212,7 +215,7 @@ def curves(
     restarts: int,
     victims: int | None,
     graph: bool,
-    seeds: str,
+    seeds: list[int],
     rounds: int,
     assignments: tuple[str, ...],
     device: str,
@@ -222,15 +225,12 @@ def curves(
 ) -> None:
     """Draw what defences cost and bring: accuracy against ε, and what an attack rebuilds against accuracy."""
     own = study.file_sections()["defences"]
-    names, which = methods_of(methods), single("--round", round_, ROUNDS)
-    numbers = whole_numbers("--seeds", seeds, least=0)
+    names, which = methods_of(methods), round_
     effort = effort_of("defences", iterations, restarts, victims, graph)
     bounds = clip or cast(float, own["clip"]), example_clip or cast(float, own["example_clip"])
     bare = study.spots(names, {}, *bounds, delta, weights=which == "best")
     planned_rounds = rounds or cast(int, own["rounds"])
-    plan = planned(
-        [s.cell for s in bare], numbers, planned_rounds, 0, out, assignments, device, engine, weights=which == "best"
-    )
+    plan = planned([s.cell for s in bare], seeds, planned_rounds, 0, out, assignments, device, engine, weights=which == "best")
     grounds = grounds_for([spot.cell for spot in bare], plan, dry_run)
     refuse_victims(bare[0].cell, plan, grounds, images, [1], effort)
     variants = study.variants_of(bare, plan, grounds)
@@ -257,9 +257,9 @@ def curves(
     folder = plan.out / "defences"
     by_spot = {spot: jobs[spot.cell] for spot in spots}
     found = points.curves(
-        spots, by_spot, numbers, folder, images=images, which=which, effort=effort, failed=failed, tell=tell_point
+        spots, by_spot, seeds, folder, images=images, which=which, effort=effort, failed=failed, tell=tell_point
     )
-    paths = points.save(found, folder, made_by(jobs.values(), numbers))
+    paths = points.save(found, folder, made_by(jobs.values(), seeds))
     tell_files(paths)
 
 

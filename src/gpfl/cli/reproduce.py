@@ -17,7 +17,7 @@ from gpfl.cli.grid_plan import print_plan
 from gpfl.cli.grid_progress import GridReporter
 from gpfl.cli.grid_tables import show_held, tell_problems, write
 from gpfl.cli.interrupt import StoppedError, interruptible, same_command
-from gpfl.cli.options import config_option, option, out_option, parse_options, parse_seeds, seeds_option, set_option
+from gpfl.cli.options import config_option, option, out_option, parse_options, seeds_option, set_option
 from gpfl.cli.overrides import check_method_set, named_folder, parse_method_set, results_folder
 from gpfl.cli.terminal import console, print_error, print_line
 from gpfl.engine.distributed import process_group
@@ -101,7 +101,7 @@ def reproduce(
     names: tuple[str, ...],
     methods: str,
     cells: str | None,
-    seeds: str,
+    seeds: list[int],
     rounds: int,
     patience: int,
     validation: float,
@@ -136,7 +136,7 @@ def reproduce(
             "--no-figures": not figures,
         }
         refuse_unheard_by_attacks(words, [flag for flag, said in given.items() if said], assignments, values)
-        make_attacks(parse_seeds(seeds), rounds, patience, assignments, values, out, dry_run)
+        make_attacks(seeds, rounds, patience, assignments, values, out, dry_run)
         return
     asked = select_cells(find_experiments(words, ATTACKS), cells, methods)
     plan = planned(asked, seeds, rounds, patience, validation, out, table, assignments, tuned, keep_weights, values)
@@ -224,7 +224,7 @@ def refuse_unheard_by_attacks(
 
 def planned(
     asked: Selection,
-    seeds: str,
+    seeds: list[int],
     rounds: int,
     patience: int,
     validation: float,
@@ -250,7 +250,7 @@ def planned(
     protocol = by_flags.pop("protocol", "corrected")
     return GridPlan(
         out=folder,
-        seeds=tuple(parse_seeds(seeds)),
+        seeds=tuple(seeds),
         rounds=rounds,
         patience=patience,
         protocol=str(protocol),

@@ -8,7 +8,7 @@ import click
 
 from gpfl.cli.command import Command
 from gpfl.cli.interrupt import interruptible, resume_command
-from gpfl.cli.options import config_argument, config_options, out_option, parse_options, parse_seeds, seeds_option, set_option
+from gpfl.cli.options import config_argument, config_options, out_option, parse_options, seeds_option, set_option
 from gpfl.cli.overrides import load_config, merge, new_folder, parse_set
 from gpfl.cli.progress import ProgressReporter
 from gpfl.cli.terminal import console, print_data_warnings, print_run_summary, print_trials_summary
@@ -27,7 +27,7 @@ from gpfl.training import config as configs
 def run(
     config: str | None,
     out: str | None,
-    seeds: str | None,
+    seeds: list[int] | None,
     assignments: tuple[str, ...],
     federation: str | None,
     **values: object,
@@ -41,14 +41,13 @@ def run(
     if seeds is not None and "seed" in overrides.get("run", {}):
         raise GpflError("--seed and --seeds exclude each other: leave one out")
     given = load_config(config, overrides, federation, "run")
-    numbers = parse_seeds(seeds) if seeds is not None else []
     resolved = configs.resolve_config(given)
-    name = f"{Path(resolved.data).stem}-{resolved.method.name}{'-trials' if numbers else ''}"
+    name = f"{Path(resolved.data).stem}-{resolved.method.name}{'-trials' if seeds else ''}"
     folder = new_folder(out, Path("runs") / name)
     print_data_warnings(resolved)
-    if numbers:
+    if seeds:
         with interruptible(lambda: resume_command(folder)), ProgressReporter(console) as reporter:
-            trials = run_trials(given, numbers, folder, reporter.watch)
+            trials = run_trials(given, seeds, folder, reporter.watch)
         print_trials_summary(trials, folder)
     else:
         with interruptible(lambda: resume_command(folder)), ProgressReporter(console) as reporter:

@@ -21,7 +21,6 @@ from gpfl.cli.options import (
     option,
     out_option,
     parse_options,
-    parse_seeds,
     seeds_option,
     set_option,
 )
@@ -60,7 +59,7 @@ def tune(
     methods: str,
     config: str | None,
     budget: int,
-    seeds: str,
+    seeds: list[int],
     with_lr: bool,
     at_once: int,
     search_seed: int,
@@ -79,7 +78,7 @@ def tune(
     check_method_set(settings, own, names, names_from="the methods")
     search = Search(
         budget=budget,
-        seeds=tuple(parse_seeds(seeds)),
+        seeds=tuple(seeds),
         with_lr=with_lr,
         at_once=at_once,
         seed=search_seed,
