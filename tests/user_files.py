@@ -1,4 +1,4 @@
-"""Files that the tests of a person's own data write, and what is read from them."""
+"""Files for the tests of user files, and what is read from them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ EXPECTED = (
 )
 
 
-def load(path: Path, **settings: object) -> Table:
-    return find_dataset(str(path), settings).load()
+def load(path: Path, **options: object) -> Table:
+    return find_dataset(str(path), options).load()
 
 
-def error_of(path: Path, **settings: object) -> str:
-    """What is said of bad data: one line."""
+def error_of(path: Path, **options: object) -> str:
+    """Return the message for bad files, which is one line."""
     with pytest.raises(GpflError) as problem:
-        load(path, **settings)
+        load(path, **options)
     assert "\n" not in str(problem.value)
     return str(problem.value)
 
@@ -50,9 +50,9 @@ def lines(*rows: Sequence[object], mark: str = ",") -> str:
 
 
 def client_names_of(table: Table) -> list[str]:
-    """The name of each row's client."""
+    """Return the name of each row's client."""
     assert table.client_ids is not None
-    return [table.client_names[group] for group in table.client_ids]
+    return [table.client_names[client] for client in table.client_ids]
 
 
 def splits_of(table: Table) -> list[int]:
@@ -61,15 +61,15 @@ def splits_of(table: Table) -> list[int]:
 
 
 def scaled(column: Sequence[float], over: Sequence[float] | None = None) -> list[float]:
-    """A column less its mean, by its standard deviation, worked out with sums."""
-    seen = list(column if over is None else over)
-    mean = sum(seen) / len(seen)
-    std = (sum((value - mean) ** 2 for value in seen) / len(seen)) ** 0.5
+    """Return a standardised column, computed with sums."""
+    values = list(column if over is None else over)
+    mean = sum(values) / len(values)
+    std = (sum((value - mean) ** 2 for value in values) / len(values)) ** 0.5
     return [(value - mean) / std for value in column]
 
 
-def close(found: torch.Tensor, wanted: Sequence[Sequence[float]]) -> bool:
-    return found.dtype == torch.float32 and np.allclose(found.numpy(), np.array(wanted), rtol=1e-6, atol=1e-6)
+def close(found: torch.Tensor, expected: Sequence[Sequence[float]]) -> bool:
+    return found.dtype == torch.float32 and np.allclose(found.numpy(), np.array(expected), rtol=1e-6, atol=1e-6)
 
 
 def missing(column: str, count: int, first: str) -> str:
@@ -81,14 +81,14 @@ def missing(column: str, count: int, first: str) -> str:
 
 
 def missing_role(column: str, count: int, first: str) -> str:
-    """What is said of a label or client that is missing."""
+    """Return the message for a missing label or client."""
     values = "1 missing value, in" if count == 1 else f"{count} missing values, first in"
     return f"column '{column}' has {values} {first}: fill in the file, or leave such rows out with --missing drop"
 
 
-def file_metadata(label: str, **said: object) -> dict[str, object]:
-    """How a manifest says that columns or arrays were read."""
-    return {"label": label, "client": "", "split_column": "", "ignore": [], "missing": "refuse"} | said
+def file_metadata(label: str, **changes: object) -> dict[str, object]:
+    """Return how a manifest records the reading of columns or arrays."""
+    return {"label": label, "client": "", "split_column": "", "ignore": [], "missing": "refuse"} | changes
 
 
 AGES = [61.5, 48.0, 70.0, 55.5, 39.0, 66.0]
@@ -106,9 +106,8 @@ X, Y = np.arange(8.0).reshape(4, 2), np.array([0, 1, 0, 1])
 
 
 def make_csv(rows: int = 48, clients: int = 3) -> str:
-    """A CSV that a few rounds can be trained on."""
-    draw = np.random.default_rng(1)
-    x = draw.normal(size=(rows, 2)).round(3)
+    """Return a CSV for a few rounds of training."""
+    x = np.random.default_rng(1).normal(size=(rows, 2)).round(3)
     return lines(
         ("a", "b", "site", "kind"),
         *((x[k, 0], x[k, 1], f"s{k % clients}", "high" if x[k].sum() > 0 else "low") for k in range(rows)),
@@ -116,7 +115,7 @@ def make_csv(rows: int = 48, clients: int = 3) -> str:
 
 
 def write_image(path: Path, seed: int, size: tuple[int, int] = (5, 4), mode: str = "RGB") -> np.ndarray:
-    """Writes an image and gives its bytes (channels, height, width)."""
+    """Write an image and return its pixels (channels, height, width)."""
     width, height = size
     channels = {"L": 1, "RGB": 3, "RGBA": 4}[mode]
     values = np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)

@@ -325,7 +325,7 @@ def test_published_content_is_verified_either_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("published", "content", "words"),
+    ("published", "content", "warning"),
     [
         (0, CONTENT, ""),
         (20, CONTENT, ""),
@@ -339,13 +339,13 @@ def test_published_content_is_verified_either_way(tmp_path: Path) -> None:
     ids=["unknown", "whole", "unverified", "partial", "both"],
 )
 def test_missing_rows_and_unverified_files_are_in_the_warning(
-    published: int, content: bytes, words: str, tmp_path: Path
+    published: int, content: bytes, warning: str, tmp_path: Path
 ) -> None:
     numbers = dataclasses.replace(numbers_dataset(), n_samples=published)
     (tmp_path / "numbers.txt").write_bytes(content)
     table = numbers.prepare(tmp_path, unverified=True)
-    assert provenance_warning(table) == provenance_warning(numbers.load()) == words
-    assert provenance_warning(table.with_tensors(table.x.clone(), table.y.clone())) == words, "also on another device"
+    assert provenance_warning(table) == provenance_warning(numbers.load()) == warning
+    assert provenance_warning(table.with_tensors(table.x.clone(), table.y.clone())) == warning, "also on another device"
 
 
 def test_other_tables_have_no_warning() -> None:

@@ -8,7 +8,7 @@ from gpfl.data import DATASETS, Table
 from gpfl.errors import GpflError
 
 
-def test_digits_are_whole_and_scaled_to_one_on_both_sides() -> None:
+def test_digits_are_complete_and_scaled_to_minus_one_to_one() -> None:
     table = DATASETS["digits"].load()
     assert (len(table), table.shape, table.classes, table.name) == (1797, (1, 8, 8), 10, "digits")
     x = table.inputs(torch.arange(len(table)))
@@ -16,13 +16,13 @@ def test_digits_are_whole_and_scaled_to_one_on_both_sides() -> None:
     assert np.bincount(table.y).min() > 170
 
 
-def test_bytes_are_scaled_and_floats_stay() -> None:
+def test_bytes_are_scaled_and_floats_are_not() -> None:
     pixels = Table(np.array([[0, 255]], dtype=np.uint8), [0])
     assert pixels.inputs(torch.tensor([0])).tolist() == [[-1.0, 1.0]]
     assert Table([[0.0, 255.0]], [0]).inputs(torch.tensor([0])).tolist() == [[0.0, 255.0]]
 
 
-def test_a_row_of_minus_one_is_padding() -> None:
+def test_an_index_of_minus_one_is_padding() -> None:
     table = Table([[1.0], [2.0], [3.0]], [0, 1, 2])
     batch = table.batch(torch.tensor([[2, -1], [1, 0]]))
     assert batch.mask.tolist() == [[1.0, 0.0], [1.0, 1.0]]
@@ -35,7 +35,7 @@ def test_classes_are_counted_from_labels_unless_given() -> None:
     assert Table([[1.0], [2.0]], [0, 2], classes=5).classes == 5
 
 
-def test_equal_content_has_an_equal_digest_and_any_other_content_another() -> None:
+def test_equal_content_has_an_equal_digest_and_other_content_another() -> None:
     x, y = np.arange(6.0).reshape(3, 2), np.array([0, 1, 1])
     digest = Table(x, y).digest
     assert Table(torch.tensor(x), torch.tensor(y), name="other").digest == digest
@@ -56,7 +56,7 @@ def test_equal_content_has_an_equal_digest_and_any_other_content_another() -> No
     ],
     ids=["read-only", "other byte order", "long", "strided", "with gradient"],
 )
-def test_rows_are_taken_from_any_array_of_numbers(x: object) -> None:
+def test_samples_may_be_any_array_of_numbers(x: object) -> None:
     table = Table(x, [0, 1])  # type: ignore[arg-type]
     assert table.x.flatten().tolist() == [1, 2]
     assert not table.x.requires_grad
@@ -64,7 +64,7 @@ def test_rows_are_taken_from_any_array_of_numbers(x: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "words"),
+    ("x", "y", "message"),
     [
         ([[1.0], [np.nan], [np.inf]], [0, 1, 1], "NaN or infinity in 2 of 3 rows, first in row 1"),
         ([[1.0], [1e300]], [0, 1], "NaN or infinity in 1 of 2 rows, first in row 1"),
@@ -80,12 +80,12 @@ def test_rows_are_taken_from_any_array_of_numbers(x: object) -> None:
         (np.zeros((0, 2)), [], "has no rows"),
     ],
 )
-def test_data_that_cannot_be_learnt_from_is_refused(x: object, y: object, words: str) -> None:
+def test_invalid_samples_and_labels_are_errors(x: object, y: object, message: str) -> None:
     with pytest.raises(GpflError) as problem:
         Table(x, y)  # type: ignore[arg-type]
-    assert words in str(problem.value)
+    assert message in str(problem.value)
 
 
-def test_a_label_beyond_the_given_classes_is_refused() -> None:
+def test_a_label_beyond_the_given_classes_is_an_error() -> None:
     with pytest.raises(GpflError, match="label 3 in row 1; labels must be 0 to 2"):
         Table([[1.0], [2.0]], [0, 3], classes=3)

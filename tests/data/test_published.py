@@ -245,7 +245,7 @@ def test_the_pickled_cifar_is_an_error_that_names_the_binary_version(tmp_path: P
             PUBLISHED["cifar100"].prepare(source)
         assert str(problem.value) == words
     write_tar(tmp_path, *GOOD_TAR)
-    assert len(get("cifar100", tmp_path)) == 6, "the right one beside it is taken"
+    assert len(get("cifar100", tmp_path)) == 6, "the right file next to it is read"
     with pytest.raises(GpflError, match="get the binary version"):
         PUBLISHED["cifar100"].prepare(pickled)
 

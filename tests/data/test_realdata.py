@@ -133,8 +133,8 @@ TASKS = {
 def test_two_rounds_of_a_task_of_the_paper(task: str, method: str, command: Command) -> None:
     name, *flags = TASKS[task]
     get(str(name))
-    said = command("run", "--data", name, *flags, "--method", method, "--rounds", 2, "--device", "cpu", "--out", "run")
-    assert said.code == 0, said.err
+    result = command("run", "--data", name, *flags, "--method", method, "--rounds", 2, "--device", "cpu", "--out", "run")
+    assert result.code == 0, result.err
     losses = [float(str(line["loss"])) for line in RunDir(Path("run")).lines()]
     assert len(losses) == 3
     assert all(map(math.isfinite, losses))

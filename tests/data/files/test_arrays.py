@@ -1,4 +1,4 @@
-"""Arrays of npz files: inputs of any shape, pixels, labels, clients and parts; what is refused."""
+"""Arrays of npz files: inputs of any shape, pixels, labels, clients and splits, and errors."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def test_npz_may_hold_its_splits(tmp_path: Path) -> None:
     y = {"train": [0, 1, 2, 0], "val": [1], "test": [2, 0]}
     np.savez(tmp_path / "a.npz", **{f"x_{part}": x[part] for part in x}, **{f"y_{part}": y[part] for part in y})
     table = load(tmp_path / "a.npz")
-    for place, part in ((TRAIN, "train"), (VALIDATION, "val"), (TEST, "test")):
-        rows = np.array(splits_of(table)) == place
+    for index, part in ((TRAIN, "train"), (VALIDATION, "val"), (TEST, "test")):
+        rows = np.array(splits_of(table)) == index
         assert np.array_equal(table.x.numpy()[rows], x[part].astype(np.float32))
         assert table.y.numpy()[rows].tolist() == y[part]
 
@@ -106,12 +106,12 @@ PIXELS: dict[str, tuple[np.ndarray, np.ndarray]] = {
 
 @pytest.mark.parametrize("kind", PIXELS)
 def test_arrays_of_bytes_are_pixels_with_channels_first(kind: str, tmp_path: Path) -> None:
-    given, wanted = PIXELS[kind]
-    np.savez(tmp_path / "a.npz", images=given, labels=np.array([0, 1, 0, 1]))
+    images, expected = PIXELS[kind]
+    np.savez(tmp_path / "a.npz", images=images, labels=np.array([0, 1, 0, 1]))
     table = load(tmp_path / "a.npz")
     assert (table.x.dtype, table.input_spec.kind) == (torch.uint8, "pixels")
-    assert np.array_equal(table.x.numpy(), wanted)
-    assert np.allclose(table.inputs(torch.arange(4)).numpy(), wanted / 127.5 - 1, rtol=0, atol=1e-6)
+    assert np.array_equal(table.x.numpy(), expected)
+    assert np.allclose(table.inputs(torch.arange(4)).numpy(), expected / 127.5 - 1, rtol=0, atol=1e-6)
     assert "bytes read as pixels" in table.description
 
 
@@ -131,7 +131,7 @@ def member(name: str, content: bytes) -> Callable[[Path], None]:
 
 
 def npy(header: str, body: bytes = bytes(16)) -> bytes:
-    """An npy file with any header."""
+    """Return an npy file with any header."""
     return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + body
 
 
@@ -197,8 +197,8 @@ BAD_NPZS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("kind", BAD_NPZS)
 def test_bad_npz_files_are_errors(kind: str, tmp_path: Path) -> None:
-    make, words = BAD_NPZS[kind]
+    make, expected = BAD_NPZS[kind]
     path = tmp_path / "bad.npz"
     make(path)
-    said, wanted = error_of(path), words.replace("{path}", str(path))
-    assert said == wanted or (wanted.count("(") > wanted.count(")") and said.startswith(wanted))
+    message, expected = error_of(path), expected.replace("{path}", str(path))
+    assert message == expected or (expected.count("(") > expected.count(")") and message.startswith(expected))

@@ -1,4 +1,4 @@
-"""One file of rows: whose they are, and what becomes of labels and columns."""
+"""One file of rows: clients, labels and columns."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def test_a_csv_without_clients_is_divided_by_a_partition(tmp_path: Path) -> None
     federation = gpfl.federate(path, clients=4, beta=100.0)
     assert len(federation) == 4
     assert sorted(np.concatenate([[*s.train, *s.test] for s in federation.shards])) == list(range(40))
-    said = message_of(lambda: gpfl.federate(path, partition="natural"))
-    assert said == "data 'a.csv' does not tell the group of a row: use --partition dirichlet or pathological"
+    message = message_of(lambda: gpfl.federate(path, partition="natural"))
+    assert message == "data 'a.csv' does not tell the group of a row: use --partition dirichlet or pathological"
 
 
 @pytest.mark.parametrize("mark", [",", ";", "\t"], ids=["comma", "semicolon", "tab"])
@@ -138,8 +138,8 @@ def test_classes_are_in_numeric_or_alphabetic_order(kind: str, tmp_path: Path) -
 
 def test_a_split_column_divides_rows_and_only_training_rows_set_the_scale(tmp_path: Path) -> None:
     ages = [1.0, 2.0, 6.0, 100.0, -50.0, 3.0]
-    said = ["train", "Training", "train", "test", "val", "train"]
-    rows = [(age, said[k], k % 2, "n") for k, age in enumerate(ages)]
+    splits = ["train", "Training", "train", "test", "val", "train"]
+    rows = [(age, splits[k], k % 2, "n") for k, age in enumerate(ages)]
     table = load(write(tmp_path / "a.csv", lines(("age", "fold", "label", "client"), *rows)), split_column="fold")
     assert splits_of(table) == [TRAIN, TRAIN, TRAIN, TEST, VALIDATION, TRAIN]
     assert close(table.x, [[v] for v in scaled(ages, over=[1.0, 2.0, 6.0, 3.0])])
@@ -186,23 +186,23 @@ def test_the_group_column_must_exist_and_have_no_missing_values(tmp_path: Path) 
     alone = write(tmp_path / "d.csv", lines(PATIENTS[:3], *(row[:3] for row in VISITS_OF_PATIENTS)))
     with pytest.raises(gpfl.GpflError, match=r"partition 'dirichlet' deals rows one by one: say whose they are with --client"):
         gpfl.federate(alone, group="patient", partition="dirichlet", clients=2)
-    said = [(*row, "train" if k % 4 else "test") for k, row in enumerate(VISITS_OF_PATIENTS)]
-    parted = write(tmp_path / "c.csv", lines((*PATIENTS, "part"), *said))
+    rows = [(*row, "train" if k % 4 else "test") for k, row in enumerate(VISITS_OF_PATIENTS)]
+    parted = write(tmp_path / "c.csv", lines((*PATIENTS, "part"), *rows))
     with pytest.raises(gpfl.GpflError, match=r"client n has rows that stay together in train and in test, such as rows"):
         gpfl.federate(parted, group="patient", partition="natural")
 
 
 def test_groups_at_several_clients_and_similar_names_are_reported(tmp_path: Path) -> None:
     rows = [(k, ["p", "P", "q", "r"][k % 4], k % 3 % 2, "n" if k < 30 else "s") for k in range(60)]
-    words = load(write(tmp_path / "a.csv", lines(PATIENTS, *rows)), group="patient").description
-    assert "4 values of 'patient' occur at several clients; each client's rows are a group." in words
-    assert "The values of 'patient' 'P' and 'p' differ only in case: are they the same?" in words
+    description = load(write(tmp_path / "a.csv", lines(PATIENTS, *rows)), group="patient").description
+    assert "4 values of 'patient' occur at several clients; each client's rows are a group." in description
+    assert "The values of 'patient' 'P' and 'p' differ only in case: are they the same?" in description
 
 
-@pytest.mark.parametrize("odd", [np.array(["a"] * 7), np.array("a"), np.zeros((60, 2))])
+@pytest.mark.parametrize("bad", [np.array(["a"] * 7), np.array("a"), np.zeros((60, 2))])
 @pytest.mark.parametrize("flag", ["client", "group"])
-def test_an_array_without_a_value_per_row_is_an_error(flag: str, odd: np.ndarray, tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", x=np.zeros((60, 2), dtype=np.float32), y=np.arange(60) % 2, who=odd)
+def test_an_array_without_a_value_per_row_is_an_error(flag: str, bad: np.ndarray, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((60, 2), dtype=np.float32), y=np.arange(60) % 2, who=bad)
     assert "has no array 'who' with one value for each of its 60 rows" in error_of(tmp_path / "a.npz", **{flag: "who"})
 
 
@@ -231,10 +231,10 @@ def test_ignored_columns_are_not_inputs(tmp_path: Path) -> None:
 def test_an_ignored_column_takes_no_memory(tmp_path: Path) -> None:
     rows = [(k, "x" * (100_000 if k == 7 else 1), k % 2) for k in range(40)]
     path = write(tmp_path / "a.csv", lines(("a", "comment", "label"), *rows))
-    whole = {name: column.nbytes for name, column in read_csv(InputFile(path)).columns.items()}
-    assert whole["comment"] == 40 * 100_000 * 4, "the control: every row is as wide as the longest"
+    full = {name: column.nbytes for name, column in read_csv(InputFile(path)).columns.items()}
+    assert full["comment"] == 40 * 100_000 * 4, "the control: every row is as wide as the longest"
     assert {name: column.nbytes for name, column in read_csv(InputFile(path), ["comment"]).columns.items()} == {
-        **whole,
+        **full,
         "comment": 0,
     }
     assert close(load(path, ignore=["comment"]).x, [[v] for v in scaled(range(40))])
@@ -277,14 +277,14 @@ def test_the_metadata_is_enough_to_encode_new_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "first", "second"),
+    ("clients", "first", "second"),
     [(["10", "2", "2", "10"], "2", "10"), (["b", "a", "a", "b"], "a", "b"), (["s2", "s10", "s10", "s2"], "s10", "s2")],
 )
-def test_clients_are_in_numeric_or_alphabetic_order(said: list[str], first: str, second: str, tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", lines(("a", "client", "label"), *((k, who, k % 2) for k, who in enumerate(said))))
+def test_clients_are_in_numeric_or_alphabetic_order(clients: list[str], first: str, second: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", lines(("a", "client", "label"), *((k, who, k % 2) for k, who in enumerate(clients))))
     table = load(path)
     assert table.client_names == (first, second)
-    assert client_names_of(table) == said
+    assert client_names_of(table) == clients
     federation = gpfl.federate(path, test_fraction=0.5)
     assert [shard.name for shard in federation.shards] == [first, second]
 
@@ -319,9 +319,9 @@ def test_parquet_is_read_like_a_csv_with_the_same_columns(tmp_path: Path) -> Non
     pa = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     columns = {name: [row[k] for row in VISITS[1:]] for k, name in enumerate(VISITS[0])}
-    whole = {"stay": pa.array([1, 2, 3, 4, 5, 9], pa.int16()), "kept": [True, False] * 3, **columns}
-    whole["hospital"] = pa.array(columns["hospital"]).dictionary_encode()
-    parquet.write_table(pa.table(whole), tmp_path / "visits.parquet")
+    full = {"stay": pa.array([1, 2, 3, 4, 5, 9], pa.int16()), "kept": [True, False] * 3, **columns}
+    full["hospital"] = pa.array(columns["hospital"]).dictionary_encode()
+    parquet.write_table(pa.table(full), tmp_path / "visits.parquet")
     table = load(tmp_path / "visits.parquet", client="hospital", label="outcome")
     one_hot = [(0, 1), (1, 0)] * 3, [(1, 0), (0, 1)] * 3  # False before True, f before m
     rows = zip(scaled([1, 2, 3, 4, 5, 9]), one_hot[0], scaled(AGES), one_hot[1], strict=True)

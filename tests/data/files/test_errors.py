@@ -1,4 +1,4 @@
-"""Files, folders and options that are refused, each with one line."""
+"""Files, folders and options that are errors, each in one line."""
 
 from __future__ import annotations
 
@@ -159,9 +159,9 @@ BAD_CSVS: dict[str, tuple[str | bytes, dict[str, object], str]] = {
 
 @pytest.mark.parametrize("kind", BAD_CSVS)
 def test_bad_csv_files_are_errors(kind: str, tmp_path: Path) -> None:
-    text, settings, words = BAD_CSVS[kind]
+    text, settings, expected = BAD_CSVS[kind]
     path = write(tmp_path / "bad.csv", text)
-    assert error_of(path, **settings) == words.replace("{path}", str(path))
+    assert error_of(path, **settings) == expected.replace("{path}", str(path))
 
 
 def test_files_with_different_columns_are_errors(tmp_path: Path) -> None:
@@ -205,17 +205,17 @@ def test_folders_without_a_known_layout_are_errors(tmp_path: Path) -> None:
 def test_inconsistent_splits_are_errors(tmp_path: Path) -> None:
     text = lines(("a", "label"), *GOOD_ROWS)
     d = tmp_path / "d"
-    for place in ("a/train.csv", "a/test.csv", "b/all.csv"):
-        write(d / place, text)
+    for name in ("a/train.csv", "a/test.csv", "b/all.csv"):
+        write(d / name, text)
     assert error_of(d) == f"{d}/a/test.csv is a test split, but {d}/b/all.csv is not divided: divide all clients or none"
-    for place in ("train/train.csv", "train/test.csv", "test/test.csv"):
-        write(tmp_path / "e" / place, text)
+    for name in ("train/train.csv", "train/test.csv", "test/test.csv"):
+        write(tmp_path / "e" / name, text)
     assert error_of(tmp_path / "e") == f"{tmp_path}/e/test is a test split and holds splits again (test.csv): {EXPECTED}"
-    for place in ("train/a.csv", "test/a.csv", "north/a.csv"):
-        write(tmp_path / "f" / place, text)
+    for name in ("train/a.csv", "test/a.csv", "north/a.csv"):
+        write(tmp_path / "f" / name, text)
     assert error_of(tmp_path / "f") == f"{tmp_path}/f holds north next to test and train: {EXPECTED}"
-    for place in ("test/a.csv", "val/a.csv"):
-        write(tmp_path / "g" / place, text)
+    for name in ("test/a.csv", "val/a.csv"):
+        write(tmp_path / "g" / name, text)
     assert error_of(tmp_path / "g") == "there are test and validation rows, but none for training"
 
 
@@ -260,8 +260,8 @@ def test_an_error_lists_choices_once(tmp_path: Path) -> None:
 
 
 def test_options_for_files_are_errors_with_named_datasets() -> None:
-    said = message_of(lambda: find_dataset("digits", {"label": "y"}))
-    assert said == "data.label belongs to your own files, not to 'digits': leave it out"
+    message = message_of(lambda: find_dataset("digits", {"label": "y"}))
+    assert message == "data.label belongs to your own files, not to 'digits': leave it out"
 
 
 def test_a_client_without_test_rows_is_an_error_and_min_samples_leaves_it_out(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Runs on a person's own files: what they say, write down, resume and read."""
+"""Runs on the user's files: what they print, record, resume and read."""
 
 from __future__ import annotations
 
@@ -64,20 +64,20 @@ def test_descriptions_use_the_singular(tmp_path: Path) -> None:
 FILE_FLAGS = ("--data", "visits.csv", "--client", "site", "--label", "kind")
 
 
-def assert_fails(said: CommandResult, *words: str) -> None:
-    """One line of complaint; before it, at most what was found in the files."""
-    assert (said.code, said.err.count("\n")) == (2, 1)
-    assert said.out == "" or said.out.startswith(("visits.csv: ", "divided.csv: "))
-    assert said.err.startswith("gpfl: ")
-    for word in words:
-        assert word in said.err
+def assert_fails(result: CommandResult, *texts: str) -> None:
+    """Check for one line of error, after at most the description of the files."""
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert result.out == "" or result.out.startswith(("visits.csv: ", "divided.csv: "))
+    assert result.err.startswith("gpfl: ")
+    for text in texts:
+        assert text in result.err
 
 
 def test_run_prints_what_it_found_and_records_how_it_read_the_files(command: Command) -> None:
     write(Path("visits.csv"), lines(*VISITS[:1], *VISITS[1:] * 4))
-    said = command("run", "--data", "visits.csv", "--client", "hospital", "--label", "outcome", "--rounds", 1)
-    assert said.code == 0, said.err
-    assert said.out.splitlines()[:2] == [
+    result = command("run", "--data", "visits.csv", "--client", "hospital", "--label", "outcome", "--rounds", 1)
+    assert result.code == 0, result.err
+    assert result.out.splitlines()[:2] == [
         "visits.csv: 24 rows; 2 clients by 'hospital' with 12 rows; random train and test split.",
         "3 classes of 'outcome': home, icu, ward. Inputs: 1 numeric column (age), scaled to mean 0 and std 1; "
         "1 categorical column, one-hot: sex (f, m).",
@@ -110,9 +110,9 @@ def test_run_prints_warnings(command: Command) -> None:
     rows = [(k, who, kind, part) for k, (who, kind, part) in enumerate([("a", "x", "train")] * 4 + [("a", "y", "test")] * 2)]
     rows += [(k, "b", "xy"[k % 2], "test" if k > 4 else "train") for k in range(7)]
     write(Path("v.csv"), lines(("a", "client", "label", "part"), *rows))
-    said = command("run", "--data", "v.csv", "--method", "local", "--rounds", 1, "--out", "run")
-    assert said.code == 0, said.err
-    assert said.out.splitlines()[2:4] == [
+    result = command("run", "--data", "v.csv", "--method", "local", "--rounds", 1, "--out", "run")
+    assert result.code == 0, result.err
+    assert result.out.splitlines()[2:4] == [
         "2 test rows of 1 client have a label that their client never trains on (most: client a, 2).",
         "1 client trains on one class only: client a.",
     ]
@@ -122,7 +122,7 @@ def test_run_prints_warnings(command: Command) -> None:
 
 
 def unfinish(folder: Path) -> None:
-    """Takes a run back to its first line, as a kill in the first round leaves it."""
+    """Reset a run to its first line, as after a kill in the first round."""
     (folder / "summary.json").unlink()
     (folder / "checkpoint.safetensors").unlink()
     metrics = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
@@ -131,14 +131,16 @@ def unfinish(folder: Path) -> None:
 
 def test_a_run_resumes_in_another_folder(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     write(Path("visits.csv"), make_csv())
-    said = command("run", *FILE_FLAGS, "--ignore", "b", "--scale", "none", "--method", "fedavg", "--rounds", 2, "--out", "run")
-    assert said.code == 0, said.err
+    result = command(
+        "run", *FILE_FLAGS, "--ignore", "b", "--scale", "none", "--method", "fedavg", "--rounds", 2, "--out", "run"
+    )
+    assert result.code == 0, result.err
     whole = metrics_without_time(Path("run"))
     unfinish(Path("run"))
     Path("elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
-    said = command("resume", "../run")
-    assert said.code == 0, said.err
+    result = command("resume", "../run")
+    assert result.code == 0, result.err
     assert metrics_without_time(Path("../run")) == whole
     again = command("run", "../run/config.toml", "--out", "two")
     assert again.code == 0, again.err
@@ -161,21 +163,21 @@ def test_a_manifest_divides_the_same_file_but_not_a_changed_one(command: Command
     write(Path("visits.csv"), make_csv())
     rounds = ("--method", "local", "--rounds", 1)
     assert command("run", *FILE_FLAGS, *rounds, "--partition-seed", 7, "--out", "one").code == 0
-    said = command("run", *FILE_FLAGS, *rounds, "--federation", "one/federation.toml", "--out", "two")
-    assert said.code == 0, said.err
+    result = command("run", *FILE_FLAGS, *rounds, "--federation", "one/federation.toml", "--out", "two")
+    assert result.code == 0, result.err
     assert metrics_without_time(Path("two")) == metrics_without_time(Path("one"))
     assert Path("two/federation.toml").read_bytes() == Path("one/federation.toml").read_bytes()
     write(Path("visits.csv"), make_csv().replace("high", "low", 1))
-    said = command("run", *FILE_FLAGS, *rounds, "--federation", "one/federation.toml", "--out", "three")
-    assert_fails(said, "one/federation.toml divides a table with sha256", "give the table it was made from")
+    result = command("run", *FILE_FLAGS, *rounds, "--federation", "one/federation.toml", "--out", "three")
+    assert_fails(result, "one/federation.toml divides a table with sha256", "give the table it was made from")
     assert not Path("three").exists()
 
 
 def test_a_manifest_names_its_dataset(command: Command) -> None:
     rounds = ("--method", "local", "--rounds", 1)
     assert command("run", "--data", "toy", *rounds, "--out", "one").code == 0
-    said = command("run", "--federation", "one/federation.toml", *rounds, "--net", "mlp", "--lr", 0.1, "--out", "two")
-    assert said.code == 0, said.err
+    result = command("run", "--federation", "one/federation.toml", *rounds, "--net", "mlp", "--lr", 0.1, "--out", "two")
+    assert result.code == 0, result.err
     assert metrics_without_time(Path("two")) == metrics_without_time(Path("one"))
     assert toml.read(Path("two/config.toml"))["data"] == {"name": "toy"}
 
@@ -184,21 +186,21 @@ def test_a_manifest_of_files_needs_their_path(command: Command, tmp_path: Path) 
     write(Path("visits.csv"), make_csv())
     assert command("run", *FILE_FLAGS, "--method", "local", "--rounds", 1, "--out", "one").code == 0
     Path("visits.csv").rename("moved.csv")
-    words = "one/federation.toml divides 'visits.csv', files of your own: name the file or folder with --data"
-    assert_fails(command("run", "--federation", "one/federation.toml", "--out", "two"), words)
-    with pytest.raises(GpflError, match=words):
+    message = "one/federation.toml divides 'visits.csv', files of your own: name the file or folder with --data"
+    assert_fails(command("run", "--federation", "one/federation.toml", "--out", "two"), message)
+    with pytest.raises(GpflError, match=message):
         gpfl.Federation.load("one/federation.toml")
 
 
 def test_a_manifest_records_how_its_files_were_read(command: Command) -> None:
     write(Path("visits.csv"), make_csv().replace("0.", ".", 1))
     rounds = ("--method", "local", "--rounds", 1)
-    given = (*FILE_FLAGS, "--ignore", "b", "--scale", "none", "--missing", "mean")
-    assert command("run", *given, *rounds, "--out", "one").code == 0
+    flags = (*FILE_FLAGS, "--ignore", "b", "--scale", "none", "--missing", "mean")
+    assert command("run", *flags, *rounds, "--out", "one").code == 0
     Path("visits.csv").rename("moved.csv")
     manifest = ("--federation", "one/federation.toml", "--data", "moved.csv")
-    said = command("run", *manifest, *rounds, "--out", "two")
-    assert said.code == 0, said.err
+    result = command("run", *manifest, *rounds, "--out", "two")
+    assert result.code == 0, result.err
     assert metrics_without_time(Path("two")) == metrics_without_time(Path("one"))
     read = toml.read(Path("two/config.toml"))["data"]
     assert read == {
@@ -209,21 +211,21 @@ def test_a_manifest_records_how_its_files_were_read(command: Command) -> None:
     assert_fails_after_description(command("run", *manifest, *rounds, "--scale", "standard", "--out", "three"), "sha256")
 
 
-def assert_fails_after_description(said: CommandResult, words: str) -> None:
-    assert (said.code, said.err.count("\n")) == (2, 1)
-    assert said.out.startswith("moved.csv: 48 rows; ")
-    assert words in said.err
+def assert_fails_after_description(result: CommandResult, message: str) -> None:
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert result.out.startswith("moved.csv: 48 rows; ")
+    assert message in result.err
 
 
 def test_the_description_is_printed_even_if_the_rows_cannot_be_divided(command: Command) -> None:
     rows = [(k % 5, "big" if k else "small", k % 2) for k in range(13)]
     write(Path("visits.csv"), lines(("a", "client", "label"), *rows))
-    said = command("run", "--data", "visits.csv", "--rounds", 1)
-    assert said.out.startswith("visits.csv: 13 rows; 2 clients by 'client' with 1 to 12 rows; ")
-    assert_fails(said, "client small has no training rows", "--min-samples 2 leaves out 1 of 2 clients")
-    said = command("run", "--data", "visits.csv", "--min-samples", 2, "--rounds", 1)
-    assert said.code == 0, said.err
-    assert "1 client has fewer than 2 rows and is left out: small." in said.out.splitlines()
+    result = command("run", "--data", "visits.csv", "--rounds", 1)
+    assert result.out.startswith("visits.csv: 13 rows; 2 clients by 'client' with 1 to 12 rows; ")
+    assert_fails(result, "client small has no training rows", "--min-samples 2 leaves out 1 of 2 clients")
+    result = command("run", "--data", "visits.csv", "--min-samples", 2, "--rounds", 1)
+    assert result.code == 0, result.err
+    assert "1 client has fewer than 2 rows and is left out: small." in result.out.splitlines()
 
 
 def test_files_that_are_not_read_are_reported(command: Command) -> None:
@@ -231,21 +233,21 @@ def test_files_that_are_not_read_are_reported(command: Command) -> None:
         write(Path("d") / name, lines(("a", "label"), *((k % 5, k % 2) for k in range(12))))
     for name in ("east.xlsx", "_old.csv", ".hidden"):
         write(Path("d") / name, "x")
-    said = command("data", "show", "--data", "d")
-    assert said.code == 0, said.err
-    assert "Not read: _old.csv, east.xlsx." in said.out.splitlines()
+    result = command("data", "show", "--data", "d")
+    assert result.code == 0, result.err
+    assert "Not read: _old.csv, east.xlsx." in result.out.splitlines()
 
 
 def test_list_flags_add_up_and_may_hold_commas(command: Command) -> None:
     rows = [(k, k % 5, k % 7, k % 3, "ab"[k % 2]) for k in range(24)]
     write(Path("v.csv"), lines(("id", '"x, y"', "z", "[kg]", "label"), *rows))
-    said = command("data", "show", "--data", "v.csv", "--clients", 2, "--ignore", "id", "--ignore", '"x, y", "[kg]"')
-    assert said.code == 0, said.err
-    assert "1 numeric column (z)" in said.out
+    result = command("data", "show", "--data", "v.csv", "--clients", 2, "--ignore", "id", "--ignore", '"x, y", "[kg]"')
+    assert result.code == 0, result.err
+    assert "1 numeric column (z)" in result.out
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("flags", "message"),
     [
         (("visits.csv",), "visits.csv is not a config (.toml): did you mean `gpfl run --data visits.csv`?"),
         (("my data",), "my data is not a config (.toml): did you mean `gpfl run --data 'my data'`?"),
@@ -256,16 +258,16 @@ def test_list_flags_add_up_and_may_hold_commas(command: Command) -> None:
     ],
 )
 def test_data_given_as_a_config_is_an_error_with_the_right_command(
-    command: Command, given: tuple[str, ...], words: str
+    command: Command, flags: tuple[str, ...], message: str
 ) -> None:
     write(Path("visits.csv"), make_csv())
     Path("my data").mkdir()
     write(Path("old/config.toml"), "")
-    assert_fails(command("run", *given), words)
+    assert_fails(command("run", *flags), message)
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("flags", "message"),
     [
         (
             (*FILE_FLAGS, "--image-size", 64),
@@ -300,20 +302,20 @@ def test_data_given_as_a_config_is_an_error_with_the_right_command(
     ],
 )
 def test_errors_are_one_line_and_come_before_anything_is_written(
-    command: Command, given: tuple[object, ...], words: str
+    command: Command, flags: tuple[object, ...], message: str
 ) -> None:
     write(Path("visits.csv"), make_csv())
     write(Path("divided.csv"), lines(("a", "label", "part"), *((k, k % 2, "train" if k % 4 else "test") for k in range(40))))
-    assert_fails(command("run", *given, "--out", "run"), words)
+    assert_fails(command("run", *flags, "--out", "run"), message)
     assert not Path("run").exists()
 
 
 def test_columns_named_by_numbers_can_be_ignored(command: Command) -> None:
     rows = [(k, k * k, k % 5, k % 2, "ab"[k % 2]) for k in range(24)]
     write(Path("v.csv"), lines(("2023", "2024", "true", "site", "label"), *rows))
-    said = command("data", "show", "--data", "v.csv", "--client", "site", "--ignore", "2023, true")
-    assert said.code == 0, said.err
-    assert "1 numeric column (2024)" in said.out
+    result = command("data", "show", "--data", "v.csv", "--client", "site", "--ignore", "2023, true")
+    assert result.code == 0, result.err
+    assert "1 numeric column (2024)" in result.out
     assert parse_options({"data__ignore": "2023"}) == {"data": {"ignore": ["2023"]}}
     assert parse_options({"data__ignore": '["a b", c]'}) == {"data": {"ignore": ["a b", "c"]}}
 
@@ -323,16 +325,16 @@ def test_a_config_may_name_data_relative_to_its_folder(command: Command, monkeyp
     data = '[data]\nname = "visits.csv"\nclient = "site"\nlabel = "kind"\nignore = ["b"]\n'
     text = data + '[train]\nrounds = 1\n[method]\nname = "local"\n'
     write(Path("study/my.toml"), text)
-    here = Path("study").resolve()
-    said = command("run", "study/my.toml", "--out", "one")
-    assert said.code == 0, said.err
+    folder = Path("study").resolve()
+    result = command("run", "study/my.toml", "--out", "one")
+    assert result.code == 0, result.err
     written = config.read_config(Path("one/config.toml"))["data"]
-    assert written["name"] == str(here / "visits.csv")
+    assert written["name"] == str(folder / "visits.csv")
     assert written["ignore"] == ["b"]
     resolved = config.resolve_config(config.read_config(Path("one/config.toml")))
     assert resolved.to_toml() == Path("one/config.toml").read_text()
     assert resolved.source == FileDataset(
-        name="visits.csv", description="your own files", path=here / "visits.csv", client="site", label="kind", ignore=("b",)
+        name="visits.csv", description="your own files", path=folder / "visits.csv", client="site", label="kind", ignore=("b",)
     )
     monkeypatch.chdir("study")
     assert command("run", "my.toml", "--out", "../two").code == 0
@@ -342,8 +344,8 @@ def test_a_config_may_name_data_relative_to_its_folder(command: Command, monkeyp
 def test_another_dataset_by_flag_drops_the_options_of_the_files(command: Command) -> None:
     write(Path("visits.csv"), make_csv())
     write(Path("my.toml"), '[data]\nname = "visits.csv"\nclient = "site"\nlabel = "kind"\n[method]\nname = "local"\n')
-    said = command("run", "my.toml", "--data", "toy", "--rounds", 1, "--out", "run")
-    assert said.code == 0, said.err
+    result = command("run", "my.toml", "--data", "toy", "--rounds", 1, "--out", "run")
+    assert result.code == 0, result.err
     assert toml.read(Path("run/config.toml"))["data"] == {"name": "toy"}
 
 
@@ -352,28 +354,28 @@ def test_another_dataset_by_flag_drops_the_options_of_the_files(command: Command
 
 @pytest.fixture
 def parsed_sources(monkeypatch: pytest.MonkeyPatch) -> list[FileDataset]:
-    """The sources whose files were read."""
-    seen: list[FileDataset] = []
+    """Return the sources whose files were parsed."""
+    parsed: list[FileDataset] = []
     original = FileDataset.parse
 
     def parse(self: FileDataset) -> Table:
-        seen.append(self)
+        parsed.append(self)
         return original(self)
 
     monkeypatch.setattr(FileDataset, "parse", parse)
     file_dataset.read_once.cache_clear()
-    return seen
+    return parsed
 
 
 def test_trials_and_comparisons_read_files_once(command: Command, parsed_sources: list[FileDataset]) -> None:
     write(Path("visits.csv"), make_csv())
-    said = command("compare", *FILE_FLAGS, "--methods", "local,fedavg", "--seeds", "0,1", "--rounds", 1, "--out", "all")
-    assert said.code == 0, said.err
+    result = command("compare", *FILE_FLAGS, "--methods", "local,fedavg", "--seeds", "0,1", "--rounds", 1, "--out", "all")
+    assert result.code == 0, result.err
     assert [source.path for source in parsed_sources] == [Path("visits.csv").resolve()]
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    ("flags", "message"),
     [
         (("--clients", -1), "partition.clients (--clients) is -1; it must be at least 1"),
         (("--beta", -0.5), "partition.beta (--beta) is -0.5; it must be above 0"),
@@ -383,12 +385,12 @@ def test_trials_and_comparisons_read_files_once(command: Command, parsed_sources
     ],
 )
 def test_errors_come_before_files_are_read(
-    command: Command, parsed_sources: list[FileDataset], flags: tuple[object, ...], words: str
+    command: Command, parsed_sources: list[FileDataset], flags: tuple[object, ...], message: str
 ) -> None:
     write(Path("visits.csv"), make_csv())
-    said = command("run", *FILE_FLAGS, *flags)
-    assert said.code == 2
-    assert words in said.err
+    result = command("run", *FILE_FLAGS, *flags)
+    assert result.code == 2
+    assert message in result.err
     assert parsed_sources == []
 
 
@@ -425,7 +427,7 @@ def test_equal_content_has_an_equal_digest_and_other_clients_another(tmp_path: P
 
 def test_clients_with_unusual_names_have_separate_model_files(tmp_path: Path) -> None:
     names = ["../up", "a/b", "a b", "é"]
-    rows = [(k, name, (k + place) % 2) for place, name in enumerate(names) for k in range(8)]
+    rows = [(k, name, (k + index) % 2) for index, name in enumerate(names) for k in range(8)]
     path = write(tmp_path / "v.csv", lines(("a", "client", "label"), *rows))
     federation = gpfl.federate(path)
     result = gpfl.fit("local", federation, rounds=1, out=tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Folders of images, one for each class."""
+"""Folders of images, one per class."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ import gpfl
 
 
 def test_class_folders_without_clients(tmp_path: Path) -> None:
-    places = ["cat/2.png", "cat/10.PNG", "dog/a.bmp", "dog/b.png"]
-    wanted = [write_image(tmp_path / "p" / place, k) for k, place in enumerate(places)]
+    names = ["cat/2.png", "cat/10.PNG", "dog/a.bmp", "dog/b.png"]
+    expected = [write_image(tmp_path / "p" / name, k) for k, name in enumerate(names)]
     write(tmp_path / "p/cat/notes.txt", "x")
     write(tmp_path / "p/.cache/x.png", "x")
     (tmp_path / "p/empty").mkdir()
     table = load(tmp_path / "p")
-    assert np.array_equal(table.x.numpy(), np.stack(wanted))
+    assert np.array_equal(table.x.numpy(), np.stack(expected))
     assert (table.x.dtype, table.input_spec.kind, table.input_spec.pixel_max) == (torch.uint8, "pixels", 255)
     assert table.y.tolist() == [0, 0, 1, 1]
     assert table.metadata == {"classes": ["cat", "dog"], "image_size": 0}
@@ -41,26 +41,26 @@ def test_class_folders_without_clients(tmp_path: Path) -> None:
     assert table.description.endswith("\nNot read: cat/notes.txt.")
 
 
-@pytest.mark.parametrize("form", ["{client}/{part}/{kind}", "{part}/{client}/{kind}", "{client}/{kind}", "{part}/{kind}"])
+@pytest.mark.parametrize("form", ["{client}/{split}/{kind}", "{split}/{client}/{kind}", "{client}/{kind}", "{split}/{kind}"])
 def test_class_folders_with_clients_and_splits(form: str, tmp_path: Path) -> None:
-    wanted = {}
+    expected = {}
     for number, client in enumerate(("north", "south")):
-        for k, part in enumerate(("train", "test")):
+        for k, split in enumerate(("train", "test")):
             for m, kind in enumerate(("dog", "cat")):
                 seed = 100 * number + 10 * k + m
-                place = tmp_path / "p" / form.format(client=client, part=part, kind=kind) / f"{seed}.png"
-                wanted[write_image(place, seed).tobytes()] = (client, k * TEST, kind)
+                name = tmp_path / "p" / form.format(client=client, split=split, kind=kind) / f"{seed}.png"
+                expected[write_image(name, seed).tobytes()] = (client, k * TEST, kind)
     table = load(tmp_path / "p")
     assert len(table) == 8
     for row in range(8):
-        client, part, kind = wanted[table.x[row].numpy().tobytes()]
+        client, split, kind = expected[table.x[row].numpy().tobytes()]
         assert ["cat", "dog"][table.y[row]] == kind
         if "client" in form:
             assert client_names_of(table)[row] == client
         else:
             assert table.client_ids is None
-        if "part" in form:
-            assert splits_of(table)[row] == part
+        if "split" in form:
+            assert splits_of(table)[row] == split
         else:
             assert table.splits is None
 
@@ -93,26 +93,26 @@ def test_bad_images_are_errors(tmp_path: Path) -> None:
     write_image(tmp_path / "p/a/1.png", 0, size=(40, 40))
     bad = tmp_path / "p/b/1.png"
     write_image(bad, 1, size=(40, 40))
-    whole = bad.read_bytes()
-    bad.write_bytes(whole[:400])
+    content = bad.read_bytes()
+    bad.write_bytes(content[:400])
     assert error_of(tmp_path / "p").startswith(f"{bad} is damaged (")
     assert error_of(tmp_path / "p").endswith("): remove or replace it")
     bad.write_bytes(b"GIF89a")
     assert error_of(tmp_path / "p") == f"{bad} is not an image (cannot identify image file {str(bad)!r}): remove or replace it"
     Image.fromarray(np.arange(1600, dtype=np.uint16).reshape(40, 40)).save(bad)
     assert error_of(tmp_path / "p") == f"{bad} has pixels of mode I;16, deeper than 8 bits: save it with 8 bits per channel"
-    bad.write_bytes(whole)
+    bad.write_bytes(content)
     assert len(load(tmp_path / "p")) == 2
 
 
 def test_images_are_rotated_by_their_orientation(tmp_path: Path) -> None:
     wide = Image.new("RGB", (8, 4), (200, 0, 0))
     wide.paste((0, 0, 200), (0, 0, 4, 4))  # blue on the left
-    held = Image.Exif()
-    held[0x0112] = 6  # its right is to be looked at as its top turned: a quarter to the right
+    exif = Image.Exif()
+    exif[0x0112] = 6  # rotate by a quarter turn to the right
     for kind in "ab":
         (tmp_path / "p" / kind).mkdir(parents=True)
-        wide.save(tmp_path / f"p/{kind}/1.jpg", exif=held, quality=95)
+        wide.save(tmp_path / f"p/{kind}/1.jpg", exif=exif, quality=95)
     table = load(tmp_path / "p")
     assert table.shape == (3, 8, 4), "a portrait"
     red, _, blue = table.x[0].numpy().astype(int)
@@ -144,21 +144,21 @@ def test_options_for_columns_are_errors_with_images(option: str, value: object, 
 
 
 def test_images_of_which_only_some_are_divided_are_an_error(tmp_path: Path) -> None:
-    for place in ("a/train/x", "a/test/y", "b/x", "b/y"):
-        write_image(tmp_path / "p" / place / "1.png", 0)
+    for name in ("a/train/x", "a/test/y", "b/x", "b/y"):
+        write_image(tmp_path / "p" / name / "1.png", 0)
     assert error_of(tmp_path / "p") == (
         f"{tmp_path}/p/a/test is a test split, but {tmp_path}/p/b is not divided: divide all clients or none"
     )
-    for place in ("q/test/x", "q/test/y"):
-        write_image(tmp_path / place / "1.png", 0)
+    for name in ("q/test/x", "q/test/y"):
+        write_image(tmp_path / name / "1.png", 0)
     assert error_of(tmp_path / "q") == "there are test rows, but none for training"
 
 
 def test_images_without_a_test_split_are_not_tested_on_training_images(tmp_path: Path) -> None:
-    for place in ("n/train/x", "n/train/y", "n/val/x"):
-        write_image(tmp_path / "p" / place / "1.png", 0)
-    said = message_of(lambda: gpfl.federate(tmp_path / "p"))
-    assert said.startswith("client n has no test rows (2 training, 0 test): ")
+    for name in ("n/train/x", "n/train/y", "n/val/x"):
+        write_image(tmp_path / "p" / name / "1.png", 0)
+    message = message_of(lambda: gpfl.federate(tmp_path / "p"))
+    assert message.startswith("client n has no test rows (2 training, 0 test): ")
 
 
 def test_images_next_to_other_inputs_are_an_error(tmp_path: Path) -> None:

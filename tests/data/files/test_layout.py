@@ -34,8 +34,8 @@ def test_each_client_may_have_a_file(ending: str, tmp_path: Path) -> None:
     write(folder / ".hidden.csv", "x")
     write(folder / "README.txt", "x")
     table = load(folder)
-    wanted = [[4.0], [1.0], [2.0]] if ending == ".npz" else [[v] for v in scaled([4, 1, 2])]
-    assert close(table.x, wanted), "arrays are not scaled"
+    expected = [[4.0], [1.0], [2.0]] if ending == ".npz" else [[v] for v in scaled([4, 1, 2])]
+    assert close(table.x, expected), "arrays are not scaled"
     assert client_names_of(table) == ["2", "10", "10"]
     assert table.client_names == ("2", "10")
     assert table.y.tolist() == [1, 0, 1]
@@ -43,7 +43,7 @@ def test_each_client_may_have_a_file(ending: str, tmp_path: Path) -> None:
 
 
 def divided_files() -> dict[tuple[str, str], str]:
-    """Text by client and part."""
+    """Return CSV texts by client and split."""
     return {
         ("north", "train"): lines(("a", "label"), (1, "x"), (2, "y")),
         ("north", "test"): lines(("a", "label"), (9, "x")),
@@ -98,10 +98,10 @@ def test_splits_hold_under_any_partition(partition: str, tmp_path: Path) -> None
         write(tmp_path / "d" / f"{part}.csv", lines(("a", "label"), *((k, k % 3) for k in range(rows))))
     options = {"beta": 100.0} if partition == "dirichlet" else {"classes_per_client": 3, "balanced": True}
     federation = gpfl.federate(tmp_path / "d", partition=partition, clients=2, **options)
-    given = federation.table.splits
-    assert given is not None
-    assert sorted(np.concatenate([shard.train for shard in federation.shards])) == np.flatnonzero(given == TRAIN).tolist()
-    assert sorted(np.concatenate([shard.test for shard in federation.shards])) == np.flatnonzero(given == TEST).tolist()
+    splits = federation.table.splits
+    assert splits is not None
+    assert sorted(np.concatenate([shard.train for shard in federation.shards])) == np.flatnonzero(splits == TRAIN).tolist()
+    assert sorted(np.concatenate([shard.test for shard in federation.shards])) == np.flatnonzero(splits == TEST).tolist()
 
 
 @pytest.mark.parametrize("partition", ["natural", "dirichlet"])
@@ -117,13 +117,13 @@ def test_a_test_fraction_is_an_error_if_the_files_have_test_rows(partition: str,
 @pytest.mark.parametrize("leftovers", [(), ("rawdata/MNIST/raw/t10k", "config.json")], ids=["bare", "with downloads"])
 def test_folders_of_pfllib_are_read(leftovers: tuple[str, ...], tmp_path: Path) -> None:
     root = tmp_path / "MNIST"
-    held = {}
+    arrays = {}
     for part, rows in (("train", 3), ("test", 2)):
         (root / part).mkdir(parents=True)
         for client in range(11):
             x = RNG.normal(size=(rows, 1, 4, 5)).astype(np.float32)
             y = np.array([client % 3, (client + 1) % 3, 0])[:rows]
-            held[str(client), part] = x, y
+            arrays[str(client), part] = x, y
             with (root / part / f"{client}.npz").open("wb") as file:
                 np.savez_compressed(file, data={"x": x, "y": y})  # type: ignore[arg-type]
     for name in leftovers:
@@ -133,7 +133,7 @@ def test_folders_of_pfllib_are_read(leftovers: tuple[str, ...], tmp_path: Path) 
     assert federation.table.shape == (1, 4, 5)
     for shard in federation.shards:
         for part, rows_ in (("train", shard.train), ("test", shard.test)):
-            x, y = held[shard.name, part]
+            x, y = arrays[shard.name, part]
             assert np.array_equal(federation.table.x[rows_].numpy(), x)
             assert np.array_equal(federation.table.y[rows_].numpy(), y)
     assert find_dataset(str(root), {}).defaults == {"partition": {"name": "natural"}, "net": {"name": "cnn4"}}

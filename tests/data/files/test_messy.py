@@ -1,4 +1,4 @@
-"""Files as they come from spreadsheets and databases: odd cells, missing values, ids, dates, marks."""
+"""Files as they come from spreadsheets and databases: bad cells, missing values, ids, dates, delimiters."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ HEAD = ("age", "client", "label")
 
 
 def people(ages: Sequence[object], mark: str = ",") -> str:
-    """A person a row, with two clients and two classes."""
+    """Return a CSV with one person per row, two clients and two classes."""
     return lines(HEAD, *((age, "ns"[k % 2], "ab"[k // 2 % 2]) for k, age in enumerate(ages)), mark=mark)
 
 
 def notes(path: Path, **settings: object) -> list[str]:
-    """The words about a file after the first two lines."""
+    """Return the description without its first two lines."""
     return load(path, **settings).description.split("\n")[2:]
 
 
@@ -204,8 +204,8 @@ def test_dropping_all_rows_is_an_error(tmp_path: Path) -> None:
 def test_drop_reports_files_of_which_nothing_is_left(tmp_path: Path) -> None:
     for client, age in (("n", 1), ("s", "")):
         write(tmp_path / "d" / f"{client}.csv", lines(("age", "label"), (age, "x"), (age, "y")))
-    said = "2 of 4 rows have missing values and are left out: age 2. Nothing is left of s.csv."
-    assert said in notes(tmp_path / "d", missing="drop")
+    message = "2 of 4 rows have missing values and are left out: age 2. Nothing is left of s.csv."
+    assert message in notes(tmp_path / "d", missing="drop")
     assert load(tmp_path / "d", missing="drop").client_names == ("n",)
 
 
@@ -225,10 +225,10 @@ def test_drop_leaves_out_rows_of_arrays(tmp_path: Path) -> None:
 def test_one_error_names_all_bad_columns_with_flags_that_work(tmp_path: Path) -> None:
     rows = [(k, f"p{k}", "" if k == 3 else k % 5, f"2023-01-{k % 28 + 1:02}", f"{k % 7}%", "ab"[k % 2]) for k in range(60)]
     path = write(tmp_path / "a.csv", lines(("row", '"who, what"', "age", "day", "it's", "label"), *rows))
-    said = error_of(path, ignore=["row"])
+    message = error_of(path, ignore=["row"])
     lasting = "--ignore 'row,\"who, what\",day,it'\"'\"'s'"
     every = "--ignore 'row,\"who, what\",age,day,it'\"'\"'s'"
-    assert said == (
+    assert message == (
         "column 'who, what' holds 60 different texts, such as 'p0' (at most 50 can be categories); "
         "column 'age' has 1 missing value, in a.csv, line 5; column 'day' holds dates, such as '2023-01-01'; "
         "column 'it's' holds '0%' in a.csv, line 2, a number with a percent sign: convert dates to numbers, correct the file, "
@@ -244,23 +244,23 @@ def test_one_error_names_all_bad_columns_with_flags_that_work(tmp_path: Path) ->
 def test_many_bad_columns_are_counted_and_the_flag_ignores_them_all(tmp_path: Path) -> None:
     names = [f"c{k}" for k in range(9)]
     path = write(tmp_path / "a.csv", lines((*names, "v", "label"), *(("",) * 9 + (k, k % 2) for k in range(4))))
-    said = error_of(path)
-    assert said.count("is empty in every row") == 5
-    assert "; 4 more columns cannot be inputs either: " in said
-    assert said.endswith(f"--ignore {','.join(names)}")
+    message = error_of(path)
+    assert message.count("is empty in every row") == 5
+    assert "; 4 more columns cannot be inputs either: " in message
+    assert message.endswith(f"--ignore {','.join(names)}")
 
 
 # Columns without a name, marks.
 
 
 def test_unnamed_row_numbers_and_empty_columns_are_left_out(tmp_path: Path) -> None:
-    wanted = load(write(tmp_path / "a.csv", make_csv()), client="site", label="kind")
+    expected = load(write(tmp_path / "a.csv", make_csv()), client="site", label="kind")
     rows = make_csv().splitlines()
     for start in ("", "Unnamed: 0"):
         text = "\n".join([f"{start},{rows[0]},", *(f"{7 * k},{row}," for k, row in enumerate(rows[1:]))])
         path = write(tmp_path / "b.csv", text)
         table = load(path, client="site", label="kind")
-        assert table.digest == wanted.digest
+        assert table.digest == expected.digest
         assert table.description.split("\n")[2:] == [
             "Left out of b.csv: the first column, which has no name and numbers the rows.",
             "Left out of b.csv: an empty column without a name.",
@@ -309,10 +309,10 @@ def test_names_with_commas_are_quoted_in_the_description(tmp_path: Path) -> None
 
 def test_long_files_are_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.csv", make_csv())
-    whole = load(path, client="site", label="kind")
+    table = load(path, client="site", label="kind")
     monkeypatch.setattr("gpfl.data.files.csv_reader.BLOCK", 7)
     write(path, make_csv() + "\n")
     again = load(path, client="site", label="kind")
-    assert again is not whole
-    assert again.digest == whole.digest
+    assert again is not table
+    assert again.digest == table.digest
     assert len(gpfl.federate(path, client="site", label="kind")) == 3

@@ -1,4 +1,4 @@
-"""Pickled dicts of arrays: what numpy writes is read, and nothing else is, whatever the bytes ask for."""
+"""Pickled dicts of arrays: what numpy writes is read, and everything else is an error."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ARRAYS: dict[str, np.ndarray] = {
 
 
 def box(content: object) -> np.ndarray:
-    """An array of one object, which is what np.savez makes of a dict."""
+    """Return an array of one object, as np.savez makes of a dict."""
     box = np.empty((), dtype=object)
     box[()] = content
     return box
@@ -111,7 +111,7 @@ def call(function: bytes, *arguments: bytes) -> bytes:
 
 
 def new(kind: bytes) -> bytes:
-    """An instance without its __init__."""
+    """Pickle an instance that skips its __init__."""
     return kind + b")\x81"
 
 
@@ -124,7 +124,7 @@ def tuple_of(*entries: bytes) -> bytes:
 
 
 def dict_of(value: bytes) -> bytes:
-    """The pickle of a dict with this value under x."""
+    """Return the pickle of a dict with this value under x."""
     return b"\x80\x03}" + text("x") + value + b"s."
 
 
@@ -151,7 +151,7 @@ def test_assembled_pickles_are_read() -> None:
 
 
 class Runs:
-    """Pickles to a call."""
+    """An object that pickles as a call."""
 
     def __init__(self, function: Callable[..., object], *arguments: object) -> None:
         self.call = (function, arguments)
@@ -161,7 +161,7 @@ class Runs:
 
 
 def calls(marker: Path) -> dict[str, Runs]:
-    """Calls that would leave a file."""
+    """Return calls that would create a file."""
     order = f"open({str(marker)!r}, 'w').close()"
     return {
         "os.system": Runs(os.system, f"touch {marker}"),
@@ -268,10 +268,10 @@ ODD: dict[str, tuple[object, str]] = {
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("kind", ODD)
 def test_anything_but_a_dict_of_numeric_arrays_is_an_error(kind: str, protocol: int) -> None:
-    content, words = ODD[kind]
+    content, message = ODD[kind]
     with pytest.raises(UnsupportedPickleError) as problem:
         load_dict(pickle.dumps(content, protocol=protocol))
-    assert str(problem.value) == words
+    assert str(problem.value) == message
 
 
 SETTING = b"N}" + text("made_up") + number(1) + b"s"  # as slots: set on the thing itself
@@ -346,16 +346,16 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 
 
 def state_of_names() -> list[dict[str, object]]:
-    """All that a pickle could change of what it may name."""
+    """Return everything that a pickle could change in the listed names."""
     kinds = [thing if isinstance(thing, type) else type(thing) for thing in unpickler.NAMES.values()]
     return [dict(vars(kind)) for kind in kinds]
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_hostile_pickle_is_an_error_and_changes_nothing(kind: str) -> None:
-    content, words = HOSTILE[kind]
+    content, message = HOSTILE[kind]
     before = state_of_names()
-    with pytest.raises(UnsupportedPickleError, match=words):
+    with pytest.raises(UnsupportedPickleError, match=message):
         load_dict(dict_of(content))
     assert state_of_names() == before
     good = {"x": np.arange(6.0).reshape(2, 3)}
@@ -400,7 +400,7 @@ def test_garbled_pickles_are_read_or_raise_our_error() -> None:
 
 
 def test_numpy_itself_would_run_these_pickles(tmp_path: Path) -> None:
-    """The control: the pickles of these tests are live."""
+    """Check that the pickles of these tests do run in numpy."""
     marker = tmp_path / "ran"
     content = io.BytesIO()
     np.save(content, box({"x": calls(marker)["os.system"]}), allow_pickle=True)
