@@ -88,7 +88,7 @@ def missing_role(column: str, count: int, first: str) -> str:
 
 def file_metadata(label: str, **changes: object) -> dict[str, object]:
     """Return how a manifest records the reading of columns or arrays."""
-    return {"label": label, "client": "", "split_column": "", "ignore": [], "missing": "refuse"} | changes
+    return {"label": label, "client": "", "split_column": "", "ignore": [], "missing": "error"} | changes
 
 
 AGES = [61.5, 48.0, 70.0, 55.5, 39.0, 66.0]

@@ -693,7 +693,7 @@ def test_a_zip_bomb_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert_matches(error_of("har", tmp_path, har.NAME), "holds more than 50,000 bytes")
 
 
-# all of them
+# all datasets
 
 
 def test_files_with_the_published_checksums_are_verified(clothes: Path) -> None:

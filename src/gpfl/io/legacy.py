@@ -33,6 +33,7 @@ CONFIG_KEYS: Mapping[str, Mapping[str, str]] = {
 
 CONFIG_VALUES: Mapping[tuple[str, str], Mapping[object, object]] = {
     ("partition", "rng"): {"own": "gpfl", "reference": "pfllib"},
+    ("data", "missing"): {"refuse": "error"},
 }
 
 STATE_BRANCHES = {

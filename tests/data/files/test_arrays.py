@@ -115,7 +115,7 @@ def test_arrays_of_bytes_are_pixels_with_channels_first(kind: str, tmp_path: Pat
     assert "bytes read as pixels" in table.description
 
 
-# What is refused.
+# Errors.
 
 
 def npz_of(**arrays: object) -> Callable[[Path], None]:

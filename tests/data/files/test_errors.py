@@ -256,7 +256,7 @@ def test_an_array_beyond_the_limit_is_not_read(tmp_path: Path, monkeypatch: pyte
 
 def test_an_error_lists_choices_once(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", lines(("a", "label"), *GOOD_ROWS))
-    assert error_of(path, missing="qqq") == "data.missing is 'qqq'; it must be one of refuse, mean, drop"
+    assert error_of(path, missing="qqq") == "data.missing is 'qqq'; it must be one of error, mean, drop"
 
 
 def test_options_for_files_are_errors_with_named_datasets() -> None:

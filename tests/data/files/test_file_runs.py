@@ -20,7 +20,7 @@ from gpfl.federation.federation import Shard
 from gpfl.io import toml
 from gpfl.training import config
 
-# What a person should know.
+# Descriptions and warnings.
 
 
 def shards(**rows: tuple[list[int], list[int]]) -> list[Shard]:
@@ -101,7 +101,7 @@ def test_run_prints_what_it_found_and_records_how_it_read_the_files(command: Com
         "split_column": "",
         "ignore": [],
         "scale": "standard",
-        "missing": "refuse",
+        "missing": "error",
         "image_size": 0,
     }
 
@@ -339,6 +339,12 @@ def test_a_config_may_name_data_relative_to_its_folder(command: Command, monkeyp
     monkeypatch.chdir("study")
     assert command("run", "my.toml", "--out", "../two").code == 0
     assert metrics_without_time(Path("../two")) == metrics_without_time(Path("../one"))
+
+
+def test_a_config_of_version_1_is_read() -> None:
+    old = {"name": "visits.csv", "part": "fold", "together": "patient", "missing": "refuse"}
+    new = {"name": "visits.csv", "split_column": "fold", "group": "patient", "missing": "error"}
+    assert config.parse_sections({"data": old}, Path("config.toml"))["data"] == new
 
 
 def test_another_dataset_by_flag_drops_the_options_of_the_files(command: Command) -> None:

@@ -219,7 +219,7 @@ def test_drop_leaves_out_rows_of_arrays(tmp_path: Path) -> None:
     assert notes(tmp_path / "a.npz", missing="drop") == ["2 of 6 rows have missing values and are left out: x 2."]
 
 
-# All that is wrong, at once.
+# Several problems at once.
 
 
 def test_one_error_names_all_bad_columns_with_flags_that_work(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_many_bad_columns_are_counted_and_the_flag_ignores_them_all(tmp_path: Pa
     assert message.endswith(f"--ignore {','.join(names)}")
 
 
-# Columns without a name, marks.
+# Unnamed columns and delimiters.
 
 
 def test_unnamed_row_numbers_and_empty_columns_are_left_out(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_a_file_with_one_column_is_an_error_that_names_the_delimiter(tmp_path: P
     assert error_of(path) == f"{path}, line 2, has 3 cells when split at semicolons; the first line has 2"
 
 
-# Remarks.
+# Notes in the description.
 
 
 def test_names_that_differ_in_case_and_a_single_client_are_reported(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def box(content: object) -> np.ndarray:
     return box
 
 
-# What is read.
+# Supported pickles.
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -87,7 +87,7 @@ def test_one_array_under_two_names_is_read_twice() -> None:
     assert np.array_equal(found["again"], array)
 
 
-# What is refused. Pickles are written by hand: a short assembler of the machine's own letters.
+# Errors. Pickles are written by hand with a short assembler of pickle opcodes.
 
 
 def text(word: str) -> bytes:
@@ -385,7 +385,7 @@ def test_every_truncated_pickle_is_an_error(protocol: int) -> None:
 def test_garbled_pickles_are_read_or_raise_our_error() -> None:
     draw = random.Random(0)
     content = pickle.dumps(box({"x": np.zeros((3, 2), np.float32), "y": np.arange(3)}), protocol=4)
-    refused = 0
+    failures = 0
     for _ in range(3000):
         garbled = bytearray(content)
         for _ in range(draw.randint(1, 4)):
@@ -393,10 +393,10 @@ def test_garbled_pickles_are_read_or_raise_our_error() -> None:
         try:
             found = load_dict(bytes(garbled))
         except UnsupportedPickleError:
-            refused += 1
+            failures += 1
         else:
             assert all(isinstance(key, str) and array.dtype.kind in "biuf" for key, array in found.items())
-    assert refused > 1000
+    assert failures > 1000
 
 
 def test_numpy_itself_would_run_these_pickles(tmp_path: Path) -> None:

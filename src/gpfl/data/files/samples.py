@@ -40,9 +40,9 @@ class ColumnOptions:
         choices=("standard", "none"),
     )
     missing: str = option(
-        "refuse",
-        "missing values in columns: raise an error, fill in the mean over training rows (text: a category), or drop the rows",
-        choices=("refuse", "mean", "drop"),
+        "error",
+        "missing values in columns: an error, filled with the mean over training rows (text: a category), or rows dropped",
+        choices=("error", "mean", "drop"),
     )
 
     @property
