@@ -18,9 +18,9 @@ from gpfl.experiments.estimate import speed_of
 from gpfl.experiments.grid import has_data
 from gpfl.experiments.work import round_of, sample_of
 from gpfl.federation.federation import Federation
-from gpfl.training import api
 from gpfl.training import config as configs
 from gpfl.training.config import ConfigDict
+from gpfl.training.prepare import prepare
 
 RESULTS = Path(__file__).parent / "results"
 TASKS = ("fmnist", "cifar100", "tiny", "agnews", "amazon", "har")
@@ -48,8 +48,8 @@ def compare(name: str, device: torch.device) -> Iterator[float]:
 def count(data: str, net: str, method: str, clients: int, trials: int, device: torch.device) -> float | None:
     given: ConfigDict = {"data": {"name": data}, "net": {"name": net}, "method": {"name": method}, "run": {"device": "cpu"}}
     config, whole = configs.resolve_config(given), federation(data, clients)
-    sample = sample_of(api.prepare(config, whole, None, None)[1])
-    found = round_of(api.prepare(config, sample.federation, None, None)[1], clients * trials, device)
+    sample = sample_of(prepare(config, whole, None, None)[1])
+    found = round_of(prepare(config, sample.federation, None, None)[1], clients * trials, device)
     return found.of_step(sample) if found else None
 
 

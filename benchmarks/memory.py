@@ -22,16 +22,16 @@ import gpfl
 from gpfl.io.provenance import commit
 
 
-class Memory:
+class Memory(gpfl.Callback):
     """Notes the memory whenever a round has been evaluated."""
 
     def __init__(self) -> None:
         self.rounds: list[dict[str, float]] = []
 
-    def line(self, line: dict[str, Any], rounds: int) -> None:
+    def on_evaluate(self, record: dict[str, Any]) -> None:
         """Notes a line."""
         taken = {"gpu_bytes": torch.cuda.memory_reserved()} if torch.cuda.is_available() else {}
-        self.rounds.append({"round": line["round"], "time": time.perf_counter(), **taken, "host_bytes": resident()})
+        self.rounds.append({"round": record["round"], "time": time.perf_counter(), **taken, "host_bytes": resident()})
 
 
 def resident() -> int:
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def run(given: argparse.Namespace) -> dict[str, Any]:
-    watch, task = Memory(), TASKS["even"]
+    memory, task = Memory(), TASKS["even"]
     result = gpfl.fit(
         given.method,
         task.federation(given.clients),
@@ -64,7 +64,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         rounds=given.rounds,
         client_fraction=given.join / given.clients,
         eval_every=max(1, given.rounds // 10),
-        watch=watch,
+        callbacks=[memory],
     )
     return {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_name(),
@@ -75,7 +75,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         "clients": given.clients,
         "join": given.join,
         "engine": result.summary["engine"],
-        "rounds": watch.rounds,
+        "rounds": memory.rounds,
     }
 
 

@@ -37,7 +37,6 @@ from gpfl.engine.base import TrainRequest
 from gpfl.experiments.machine import limits, timed
 from gpfl.io.provenance import commit
 from gpfl.methods import METHODS
-from gpfl.training import api
 from gpfl.training import config as configs
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -190,7 +189,7 @@ class Case:
             "method": {"name": self.method},
             "train": {"rounds": 2000, "batch_size": self.batch_size},
         }
-        return api.prepare(configs.resolve_config(sections, federation=federation), federation, None, None)[1]
+        return prepare(configs.resolve_config(sections, federation=federation), federation, None, None)[1]
 
 
 def rounds_of(engine: Engine, setting: RunSpec, trials: int) -> Callable[[int], object]:

@@ -119,14 +119,14 @@ def toy_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 def make_fedper_diverge(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Make FedPer diverge in round 1 of a trial."""
-    real = RoundLoop._refuse_nan
+    real = RoundLoop._check_losses
 
-    def refuse_nan(self: RoundLoop, cohort: Any, clients: list[int], round: int) -> None:
-        if (self.facts["method"], self.options.seed, round) == ("fedper", seed, 1):
+    def check_losses(self: RoundLoop, cohort: Any, clients: list[int], round: int) -> None:
+        if (self.metadata["method"], self.options.seed, round) == ("fedper", seed, 1):
             cohort.terms["ce"][0] = float("nan")
         real(self, cohort, clients, round)
 
-    monkeypatch.setattr(RoundLoop, "_refuse_nan", refuse_nan)
+    monkeypatch.setattr(RoundLoop, "_check_losses", check_losses)
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
@@ -136,4 +136,4 @@ def read_files(folder: Path) -> dict[str, bytes]:
 
 def metrics_without_time(folder: Path) -> list[dict[str, object]]:
     """Return the metrics of a run without wall-clock times."""
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in RunDir(folder).lines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in RunDir(folder).read_metrics()]

@@ -21,7 +21,7 @@ from gpfl.experiments.grid import FederationCache, GridPlan
 from gpfl.experiments.selection import select_cells
 from gpfl.experiments.trials import resume_trials, run_trials
 from gpfl.io import files
-from gpfl.training.round_loop import Silent
+from gpfl.training.callbacks import Callback
 from gpfl.training.run_dir import RunDir
 
 SECTIONS = {"data": {"name": "toy"}, "method": {"name": "gpfl"}}
@@ -73,12 +73,12 @@ def fail_to_write(path: Path, content: bytes) -> None:
 def check_trials(out: Path, patch: pytest.MonkeyPatch) -> None:
     """Check that trials run, are not overwritten, and can be resumed."""
 
-    def delay_others(label: str) -> Silent:
+    def delay_others(label: str) -> Callback:
         """Delay the other processes until the main process has started the trial."""
         started, end = out / f"seed-{label[-1]}" / "config.toml", time.monotonic() + 2
         while not process_group().is_main and not started.exists() and time.monotonic() < end:
             time.sleep(0.01)
-        return Silent()
+        return Callback()
 
     trials = run_trials(SECTIONS, [0, 1], out, delay_others)
     assert [summary["seed"] for summary in trials.summaries] == [0, 1]
@@ -108,7 +108,7 @@ def check_grid(out: Path, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(grid, "ended", lambda run: True)
         patch.setattr(grid, "folder_fault", lambda folder, wanted: "")
     unfinished = grid.unfinished_jobs([damaged, lost, intact], plan)
-    problems = grid.run_all(unfinished, plan, lambda label: Silent(), {"command": "gpfl reproduce toys", "commit": "none"})
+    problems = grid.run_all(unfinished, plan, lambda label: Callback(), {"command": "gpfl reproduce toys", "commit": "none"})
     assert list(problems) == [damaged.folder, lost.folder]
     assert "is damaged" in problems[damaged.folder]
     assert "cannot write to" in problems[lost.folder]

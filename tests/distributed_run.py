@@ -6,14 +6,14 @@ import gpfl
 from gpfl.engine.distributed import exit_process
 
 
-class Stop:
+class Stop(gpfl.Callback):
     """Exit after a round, as a kill would."""
 
     def __init__(self, after: int) -> None:
         self.after = after
 
-    def line(self, line: dict[str, object], rounds: int) -> None:
-        if line["round"] == self.after:
+    def on_evaluate(self, record: dict[str, object]) -> None:
+        if record["round"] == self.after:
             exit_process()
 
 
@@ -23,7 +23,7 @@ def main() -> None:
         gpfl.resume(folder)
         exit_process()
     federation = gpfl.federate("digits", clients=5, classes_per_client=3, validation_fraction=0.1)
-    watch = Stop(int(stop[0])) if stop else None
+    callbacks = [Stop(int(stop[0]))] if stop else []
     gpfl.fit(
         method,
         federation,
@@ -34,7 +34,7 @@ def main() -> None:
         seed=1,
         checkpoint_every=2,
         out=folder,
-        watch=watch,
+        callbacks=callbacks,
     )
     exit_process()
 

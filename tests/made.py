@@ -10,7 +10,7 @@ import numpy as np
 import gpfl
 from gpfl.experiments.stored_runs import FolderRun, Trials
 from gpfl.federation.federation import Federation, Shard
-from gpfl.training.run_dir import LINE_NUMBERS, SUMMARY_NUMBERS, SUMMARY_TEXTS, RunDir
+from gpfl.training.run_dir import METRICS_NUMBERS, SUMMARY_NUMBERS, SUMMARY_TEXTS, RunDir
 
 Terms = Mapping[str, float]
 
@@ -34,12 +34,17 @@ def run_folder(
     lines = []
     for number, clients in enumerate(rounds):
         values = np.array(clients, dtype=np.float64)
-        line = {**dict.fromkeys(LINE_NUMBERS, 0), "round": number, "accuracy": float(values.mean()), "clients": list(clients)}
+        line = {
+            **dict.fromkeys(METRICS_NUMBERS, 0),
+            "round": number,
+            "accuracy": float(values.mean()),
+            "client_accuracies": list(clients),
+        }
         line |= {"std": float(values.std()), "mean": float(values.mean())}
         if number and number <= len(terms):
             line["train"] = dict(terms[number - 1])
         lines.append(line)
-        run.append(line)
+        run.append_metrics(line)
     best = max(range(len(lines)), key=lambda k: (lines[k]["accuracy"], -k))
     facts = {"best_round": best, "best_accuracy": lines[best]["accuracy"], "std": lines[best]["std"], "seed": seed}
     chosen = {"selected_round": selected, "rounds": len(lines) - 1, "clients": len(rounds[0]), "method": method}

@@ -15,13 +15,16 @@ if TYPE_CHECKING:
     from gpfl.data import Table
     from gpfl.errors import GpflError
     from gpfl.federation.federation import Federation, federate
-    from gpfl.training.api import fit, load, load_model, resume
-    from gpfl.training.result import ClientModel, Result
+    from gpfl.inference import ClientModel, load_model
+    from gpfl.training.api import fit, load, resume
+    from gpfl.training.callbacks import Callback
+    from gpfl.training.result import Result
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Batch",
+    "Callback",
     "ClientInfo",
     "ClientModel",
     "Federation",
@@ -43,8 +46,10 @@ __all__ = [
 ]
 
 _MODULES = {
-    **dict.fromkeys(("fit", "load", "load_model", "resume"), "gpfl.training.api"),
-    **dict.fromkeys(("ClientModel", "Result"), "gpfl.training.result"),
+    **dict.fromkeys(("fit", "load", "resume"), "gpfl.training.api"),
+    "Callback": "gpfl.training.callbacks",
+    "Result": "gpfl.training.result",
+    **dict.fromkeys(("ClientModel", "load_model"), "gpfl.inference"),
     **dict.fromkeys(("Federation", "federate"), "gpfl.federation.federation"),
     "Table": "gpfl.data",
     "GpflError": "gpfl.errors",

@@ -26,6 +26,7 @@ from gpfl.core.options import options_of
 from gpfl.data import DATASETS, FILES
 from gpfl.methods import METHODS
 from gpfl.models import NETS
+from gpfl.training.callbacks import RunInfo
 from gpfl.training.run_dir import RunDir
 
 SRC = Path(gpfl.__file__).parents[1]
@@ -143,7 +144,7 @@ def test_seeds_run_trials_on_one_split_and_report_mean_and_std(command: Command)
     said = command("run", "--data", "toy", "--method", "local", "--seeds", "0,1,2", "--out", "trials")
     assert said.code == 0, said.err
     folders = [Path("trials") / f"seed-{seed}" for seed in (0, 1, 2)]
-    summaries = [RunDir(folder).summary() for folder in folders]
+    summaries = [RunDir(folder).read_summary() for folder in folders]
     best = np.array([summary["best_accuracy"] for summary in summaries])
     assert [summary["seed"] for summary in summaries] == [0, 1, 2]
     assert len({(folder / "federation.toml").read_bytes() for folder in folders}) == 1
@@ -157,7 +158,7 @@ def test_seeds_run_trials_on_one_split_and_report_mean_and_std(command: Command)
 
 def test_validation_rows_are_reported_beside_the_best_round(command: Command) -> None:
     said = command("run", "--data", "toy", "--validation-fraction", 0.3, "--out", "run")
-    summary = RunDir(Path("run")).summary()
+    summary = RunDir(Path("run")).read_summary()
     words = f"At the best round on validation samples ({summary['validation_best_round']}): "
     assert f"{words}{summary['validation_best_accuracy']:.2%}." in said.out
 
@@ -299,22 +300,25 @@ def test_version_is_the_packages(command: Command) -> None:
 def test_progress_is_one_live_line_on_a_terminal_and_plain_lines_elsewhere() -> None:
     line = {"round": 1, "accuracy": 0.5, "loss": 1.0}
     with ProgressReporter(Console(force_terminal=True, width=100)) as reporter:
-        reporter.watch("gpfl").line(line, 2)
+        callback = reporter.callback("gpfl")
+        callback.on_run_start(RunInfo("gpfl", 2, 0, None, ()))
+        callback.on_evaluate(line)
         progress = reporter._progress
         assert progress is not None
         (task,) = progress.tasks
         assert (task.completed, task.total, task.fields["words"]) == (1, 2, "50.00% accuracy, best 50.00%")
     with ProgressReporter(Console(force_terminal=False)) as reporter:
-        assert isinstance(reporter.watch("gpfl"), PlainProgress)
+        assert isinstance(reporter.callback("gpfl"), PlainProgress)
 
 
 def test_live_line_draws_round_accuracy_and_the_best_so_far() -> None:
     screen = io.StringIO()
     with ProgressReporter(Console(file=screen, force_terminal=True, width=120)) as reporter:
-        watch = reporter.watch("[bold]a[/b]")
-        assert isinstance(watch, LiveProgress)
+        callback = reporter.callback("[bold]a[/b]")
+        assert isinstance(callback, LiveProgress)
+        callback.on_run_start(RunInfo("gpfl", 2, 0, None, ()))
         for number, accuracy in enumerate((0.25, 0.75, 0.5)):
-            watch.line({"round": number, "accuracy": accuracy, "loss": 1.0}, 2)
+            callback.on_evaluate({"round": number, "accuracy": accuracy, "loss": 1.0})
     drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue()).splitlines()[-1]
     assert "[bold]a[/b]" in drawn
     assert "round 2/2" in drawn
@@ -324,7 +328,7 @@ def test_live_line_draws_round_accuracy_and_the_best_so_far() -> None:
 def test_each_run_has_a_live_line_of_its_own() -> None:
     with ProgressReporter(Console(file=io.StringIO(), force_terminal=True, width=120)) as reporter:
         for label in ("one", "two"):
-            reporter.watch(label).line({"round": 0, "accuracy": 0.5, "loss": 1.0}, 2)
+            reporter.callback(label).on_evaluate({"round": 0, "accuracy": 0.5, "loss": 1.0})
         assert reporter._progress is not None
         assert [task.description for task in reporter._progress.tasks] == ["one", "two"]
 
@@ -411,7 +415,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
         ("partition.balanced (--balanced) belongs to partition pathological, not to dirichlet",),
     ),
     ("--clients 120 --classes-per-client 1", ("client 0 has no training rows (0 training, 1 test)", "--clients")),
-    ("--select validation", ("no client has validation rows: set --validation-fraction",)),
+    ("--select validation", ("no client has validation samples: set --validation-fraction",)),
     ("--device abacus", ("run.device (--device) is 'abacus'; it must be auto, cpu, cuda, cuda:N or mps",)),
     ("--device meta", ("run.device (--device) is 'meta'; it must be",)),
     ("--device cuda:99", ("run.device (--device) is 'cuda:99', which cannot be used here",)),
@@ -523,12 +527,12 @@ def test_resume_of_no_run_is_refused(command: Command) -> None:
         ("checkpoint.safetensors", lambda b: b[:-5], "checkpoint.safetensors is damaged"),
         ("checkpoint.safetensors", lambda b: b[:-5] + b"wrong", "checkpoint.safetensors is damaged (its checksum"),
         ("checkpoint.safetensors", lambda b: b"", "checkpoint.safetensors is damaged"),
-        ("config.toml", lambda b: b"[run", "config.toml is not as the run wrote it: restore it, or start a new run"),
+        ("config.toml", lambda b: b"[run", "config.toml has changed since the run wrote it: restore it"),
         ("config.toml", lambda b: b"[run", "config.toml is not a TOML file"),
-        ("config.toml", lambda b: b.replace(b"rounds = 2", b"rounds = 3"), "config.toml is not as it was when checkpoint"),
+        ("config.toml", lambda b: b.replace(b"rounds = 2", b"rounds = 3"), "config.toml has changed since checkpoint"),
         ("config.toml", lambda b: b.replace(b"lr = 0.1", b"lr = 0.2"), "restore it, or start a new run in another folder"),
-        ("config.toml", lambda b: b + b"\n", "config.toml is not as it was"),
-        ("federation.toml", lambda b: b"", "federation.toml is not as the run wrote it: restore it, or start a new run"),
+        ("config.toml", lambda b: b + b"\n", "config.toml has changed since"),
+        ("federation.toml", lambda b: b"", "federation.toml has changed since the run wrote it: restore it"),
         ("config.toml", lambda b: b.replace(b"rounds", b"runds"), "unknown key 'train.runds'; did you mean 'rounds'?"),
         ("federation.toml", lambda b: b[:100], "federation.toml is not a"),
         ("federation.toml", lambda b: b.replace(b'sha256 = "', b'sha256 = "0'), "divides a table with sha256 0"),

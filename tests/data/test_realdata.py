@@ -135,7 +135,7 @@ def test_two_rounds_of_a_task_of_the_paper(task: str, method: str, command: Comm
     get(str(name))
     result = command("run", "--data", name, *flags, "--method", method, "--rounds", 2, "--device", "cpu", "--out", "run")
     assert result.code == 0, result.err
-    losses = [float(str(line["loss"])) for line in RunDir(Path("run")).lines()]
+    losses = [float(str(line["loss"])) for line in RunDir(Path("run")).read_metrics()]
     assert len(losses) == 3
     assert all(map(math.isfinite, losses))
     if task != "tiny with resnet18":  # its BatchNorm statistics need more than a dozen steps

@@ -20,7 +20,7 @@ from gpfl.engine.compiler.program import Program
 from gpfl.engine.vmap import Vmap
 from gpfl.models.cnn4 import CNN4
 from gpfl.models.mlp import MLP
-from gpfl.training.round_loop import Silent
+from gpfl.training.callbacks import Callback
 
 CLIENT = {"clip": 0.5, "noise": 0.5}
 EXAMPLE = {"example_clip": 1.0, "example_noise": 0.5}
@@ -235,11 +235,11 @@ def test_a_run_counts_the_bytes_of_compressed_uploads() -> None:
 # Runs.
 
 
-class Stop(Silent):
+class Stop(Callback):
     """Ends a run as a kill would."""
 
-    def line(self, line: dict[str, object], rounds: int) -> None:
-        if line["round"] == 2:
+    def on_evaluate(self, record: dict[str, object]) -> None:
+        if record["round"] == 2:
             raise KeyboardInterrupt
 
 
@@ -247,7 +247,7 @@ class Stop(Silent):
 def test_a_resumed_run_has_the_numbers_of_an_uninterrupted_one(settings: dict[str, float], tmp_path: Path) -> None:
     whole = fit("gpfl", rounds=4, checkpoint_every=1, out=tmp_path / "whole", **settings)
     with pytest.raises(KeyboardInterrupt):
-        fit("gpfl", rounds=4, checkpoint_every=1, out=tmp_path / "cut", watch=Stop(), **settings)
+        fit("gpfl", rounds=4, checkpoint_every=1, out=tmp_path / "cut", callbacks=[Stop()], **settings)
     resumed = gpfl.resume(tmp_path / "cut", federation=toy_federation())
     assert torch.equal(shared_of(whole), shared_of(resumed))
     assert isinstance(resumed.engine.method, Defended)

@@ -30,8 +30,9 @@ from gpfl.methods.fedavg import FedAvg
 from gpfl.models.architecture import net_from_architecture
 from gpfl.models.fasttext import FastText
 from gpfl.models.splitting import net_from_module
-from gpfl.training import api
 from gpfl.training import config as configs
+from gpfl.training.execute import PreparedRun, execute, execute_trials
+from gpfl.training.prepare import prepare
 
 LIMIT = 1e-5
 ROUNDS = 3
@@ -471,13 +472,13 @@ def test_concurrent_trials_with_other_hyperparameters_match_each_alone(name: str
             "net": {"name": "mlp", "hidden": [8]},
             "run": {"engine": "vmap"},
         }
-        config, spec = api.prepare(configs.resolve_config(sections, federation=federation), federation, None, None)
+        config, spec = prepare(configs.resolve_config(sections, federation=federation), federation, None, None)
         changed = {key: getattr(spec.method, key) * factor for key in HYPERPARAMETERS[name]}
         method = spec.method.replace(**changed)
-        runs.append(api.PreparedRun(config, dataclasses.replace(spec, method=method)))
-    results = api.execute_trials(runs)
+        runs.append(PreparedRun(config, dataclasses.replace(spec, method=method)))
+    results = execute_trials(runs)
     for run, result in zip(runs, results, strict=True):
-        alone = api.execute(run, ENGINES["vmap"](run.setting))
+        alone = execute(run, ENGINES["vmap"](run.setting))
         assert [line["loss"] for line in result.history] == pytest.approx([line["loss"] for line in alone.history], abs=1e-5)
         for model, expected in zip(result.clients, alone.clients, strict=True):
             x = federation.table.x
@@ -496,14 +497,12 @@ def test_diverging_trial_does_not_stop_the_others(engine: str) -> None:
             "train": {"rounds": 3, "lr": lr},
             "run": {"engine": engine},
         }
-        runs.append(
-            api.PreparedRun(*api.prepare(configs.resolve_config(sections, federation=federation), federation, None, None))
-        )
-    first, second, third = api.execute_trials(runs)
+        runs.append(PreparedRun(*prepare(configs.resolve_config(sections, federation=federation), federation, None, None)))
+    first, second, third = execute_trials(runs)
     assert isinstance(first, DivergenceError)
     assert isinstance(third, DivergenceError)
     assert "lower train.lr (--lr or --set train.lr=…, now 1e+30)" in str(first)
-    alone = api.execute(runs[1], ENGINES[engine](runs[1].setting))
+    alone = execute(runs[1], ENGINES[engine](runs[1].setting))
     assert isinstance(second, gpfl.Result)
     assert [line["loss"] for line in second.history] == pytest.approx([line["loss"] for line in alone.history], abs=1e-5)
 
@@ -537,8 +536,6 @@ def test_trials_that_differ_in_more_than_floats_cannot_run_concurrently() -> Non
             "train": {"rounds": 1},
             "run": {"engine": "vmap"},
         }
-        runs.append(
-            api.PreparedRun(*api.prepare(configs.resolve_config(sections, federation=federation), federation, None, None))
-        )
+        runs.append(PreparedRun(*prepare(configs.resolve_config(sections, federation=federation), federation, None, None)))
     with pytest.raises(gpfl.GpflError, match="concurrent trials must have the same reg, not 'wd' and others"):
-        api.execute_trials(runs)
+        execute_trials(runs)

@@ -13,8 +13,8 @@ from torch import nn
 import gpfl
 from gpfl.engine import RunSpec, limit_threads, make_engine
 from gpfl.engine.selection import select_engine
-from gpfl.training import api
 from gpfl.training import config as configs
+from gpfl.training.prepare import prepare
 
 
 def fedavg_spec(federation: gpfl.Federation, net: str | nn.Module = "mlp", **options: object) -> RunSpec:
@@ -26,7 +26,7 @@ def fedavg_spec(federation: gpfl.Federation, net: str | nn.Module = "mlp", **opt
         **({"net": {"name": net}} if named else {}),
     }
     config = configs.resolve_config(sections, federation=federation, custom_net=not named)
-    return api.prepare(config, federation, None if named else net, None)[1]  # type: ignore[arg-type]
+    return prepare(config, federation, None if named else net, None)[1]  # type: ignore[arg-type]
 
 
 def images(side: int, clients: int = 2) -> gpfl.Federation:

@@ -22,7 +22,8 @@ from gpfl.experiments import compare as studies
 from gpfl.experiments import quickstart as quick
 from gpfl.experiments.trials import refuse_diverged, run_trials
 from gpfl.methods import METHODS
-from gpfl.training.round_loop import RoundLoop, RunOutcome, Silent
+from gpfl.training.callbacks import Callback
+from gpfl.training.round_loop import RoundLoop, RunOutcome
 from gpfl.training.run_dir import RunDir
 
 TOY = ("--data", "toy", "--rounds", 1)
@@ -34,8 +35,8 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     told: list[str] = []
 
     def steps(simulation: RoundLoop) -> Generator[TrainRequest | EvalRequest, Any, RunOutcome]:
-        assert simulation.folder is not None
-        told.append(str(simulation.folder.path))
+        assert simulation.run_dir is not None
+        told.append(str(simulation.run_dir.path))
         return real(simulation)
 
     real = RoundLoop.steps
@@ -96,7 +97,7 @@ def test_quickstart_gives_a_table_curves_and_models_and_runs_nothing_twice(comma
         for seed in quick.SEEDS:
             folder = RunDir(Path("quick", method, f"seed-{seed}"))
             assert folder.finished
-            assert folder.summary()["seed"] == seed
+            assert folder.read_summary()["seed"] == seed
             assert len(list(folder.path.glob("models/*.safetensors"))) == 20
     assert picture_size("quick/curves.png") == (1050, 600)
     assert labels("quick") == list(quick.METHODS)
@@ -175,7 +176,7 @@ def test_comparison_is_sorted_and_kept_as_three_tables_and_a_picture(command: Co
     assert sorted(labels("all")) == ["fedavg", "gpfl", "local"]
     assert {record["trials"] for record in records} == {2}
     for record in records:
-        summaries = [RunDir(Path("all", record["method"], f"seed-{seed}")).summary() for seed in (0, 1)]
+        summaries = [RunDir(Path("all", record["method"], f"seed-{seed}")).read_summary() for seed in (0, 1)]
         assert record["best_accuracy"] == pytest.approx(sum(float(str(s["best_accuracy"])) for s in summaries) / 2)
     with Path("all/table.csv").open() as file:
         assert [row["method"] for row in csv.DictReader(file)] == labels("all")
@@ -398,14 +399,14 @@ def test_trials_at_once_are_those_that_run_one_after_the_other(tmp_path: Path, m
         "run": {"engine": "vmap"},
     }
     seeds = [0, 1, 2]
-    together = run_trials(given, seeds, tmp_path / "together", lambda label: Silent())
+    together = run_trials(given, seeds, tmp_path / "together", lambda label: Callback())
     for seed in seeds:
-        alone = run_trials(given, [seed], tmp_path / f"alone-{seed}", lambda label: Silent())
+        alone = run_trials(given, [seed], tmp_path / f"alone-{seed}", lambda label: Callback())
         lines = [metrics_without_time(folder) for folder in (together.runs[seed].path, alone.runs[0].path)]
         assert [line["round"] for line in lines[0]] == [line["round"] for line in lines[1]]
         for first, second in zip(*lines, strict=True):
             assert first["loss"] == pytest.approx(second["loss"], abs=1e-5)
-            assert first["clients"] == pytest.approx(second["clients"], abs=1e-5)
+            assert first["client_accuracies"] == pytest.approx(second["client_accuracies"], abs=1e-5)
 
 
 def test_trials_at_once_end_when_their_own_patience_does(tmp_path: Path) -> None:
@@ -416,9 +417,9 @@ def test_trials_at_once_end_when_their_own_patience_does(tmp_path: Path) -> None
         "train": {"rounds": 30, "patience": 1, "lr": 0.3},
         "run": {"engine": "vmap"},
     }
-    together = run_trials(given, [0, 1, 2, 3, 4], tmp_path / "together", lambda label: Silent())
+    together = run_trials(given, [0, 1, 2, 3, 4], tmp_path / "together", lambda label: Callback())
     assert len(set(together.values("rounds"))) > 1
-    alone = run_trials(given, [3], tmp_path / "alone", lambda label: Silent())
+    alone = run_trials(given, [3], tmp_path / "alone", lambda label: Callback())
     curves = [[line["loss"] for line in metrics_without_time(folder)] for folder in (together.runs[3].path, alone.runs[0].path)]
     assert curves[0] == pytest.approx(curves[1], abs=1e-5)
 

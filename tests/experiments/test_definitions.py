@@ -21,9 +21,9 @@ from gpfl.experiments.definitions import Cell, Experiment, PaperValue, TableColu
 from gpfl.experiments.grid import FederationCache, GridPlan
 from gpfl.methods import METHODS
 from gpfl.models import resnet18
+from gpfl.training.callbacks import Callback
 from gpfl.training.config import PROTOCOLS, resolve_config
 from gpfl.training.result import Result
-from gpfl.training.round_loop import Silent
 
 ROOT = Path(__file__).parents[2]
 ALL = studies.load_experiments()
@@ -320,7 +320,7 @@ def test_every_column_runs_for_a_round_on_tiny_data(tmp_path: Path, one: Experim
     plan = GridPlan(out=tmp_path, seeds=(0,), rounds=1, run={"engine": engine}, common=common)
     [job], wrong = grid.make_jobs([Cell(one, column, MethodVariant("fedavg", {"name": "fedavg"}))], plan, FederationCache())
     assert wrong == {}
-    assert grid.run_all([job], plan, lambda label: Silent(), {"command": "test", "commit": "none"}) == {}
+    assert grid.run_all([job], plan, lambda label: Callback(), {"command": "test", "commit": "none"}) == {}
     trials = job.trials("fedavg", (0,))
     assert trials is not None
     assert trials.summaries[0]["rounds"] == 1

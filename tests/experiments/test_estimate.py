@@ -27,9 +27,9 @@ from gpfl.experiments.estimate import Speed, Task, estimate
 from gpfl.experiments.grid import FederationCache, GridPlan, Job, make_jobs, run_all
 from gpfl.federation.federation import Federation, Shard
 from gpfl.methods import METHODS
-from gpfl.training import api
 from gpfl.training import config as configs
-from gpfl.training.round_loop import Silent
+from gpfl.training.callbacks import Callback
+from gpfl.training.prepare import prepare
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 TOYS = TableColumn("toy/whole", "whole", "toys", {"data": {"name": "toy"}})
@@ -52,7 +52,7 @@ def setting(
         "run": {"device": "cpu"},
     }
     config = configs.resolve_config(given)
-    return api.prepare(config, federation or config.federation(), None, None)[1]
+    return prepare(config, federation or config.federation(), None, None)[1]
 
 
 def seconds(which: RunSpec, device: torch.device = CPU, clients: int = 4, **rows: float) -> float:
@@ -228,7 +228,7 @@ def test_machine_without_memory_to_measure_it_is_taken_for_that_of_the_benchmark
 
 def test_time_is_estimated_from_finished_cells_by_rounds_batches_and_seeds(tmp_path: Path) -> None:
     whole, how = job(tmp_path, "gpfl")
-    assert run_all([whole], how, lambda label: Silent(), {"command": "gpfl reproduce t", "commit": "abc1234"}) == {}
+    assert run_all([whole], how, lambda label: Callback(), {"command": "gpfl reproduce t", "commit": "abc1234"}) == {}
     assert [speed.rounds for speed in estimates.measured(tmp_path, CPU)] == [10, 10]
     half, _ = job(tmp_path, "gpfl", HALF)
     assert half.steps == whole.steps / 2

@@ -178,9 +178,9 @@ def test_embedding_is_the_same_for_the_same_seed_and_keeps_far_groups_apart() ->
 def run(finished: tuple[Path, gpfl.Federation, gpfl.Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of a finished run, whose data a reader of its folder finds."""
     out, federation, _ = finished
-    real = gpfl.training.api.load_run_config
+    real = gpfl.experiments.features.load_run_config
     monkeypatch.setattr(
-        gpfl.training.api, "load_run_config", lambda folder, given, custom_net: real(folder, federation, custom_net)
+        gpfl.experiments.features, "load_run_config", lambda folder, given, custom_net: real(folder, federation, custom_net)
     )
     return Path(shutil.copytree(out, tmp_path / "cell-1a2b3c4d" / "seed-0"))
 

@@ -25,7 +25,8 @@ from gpfl.experiments.results import collect_results
 from gpfl.experiments.run_index import find_jobs
 from gpfl.federation.federation import MANIFEST
 from gpfl.methods import METHODS
-from gpfl.training.round_loop import RoundLoop, RunOutcome, Silent
+from gpfl.training.callbacks import Callback
+from gpfl.training.round_loop import RoundLoop, RunOutcome
 from gpfl.training.run_dir import RunDir
 
 FACTS = {"command": "gpfl reproduce toys", "commit": "abc1234"}
@@ -54,8 +55,8 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     told: list[str] = []
 
     def steps(simulation: RoundLoop) -> Generator[TrainRequest | EvalRequest, Any, RunOutcome]:
-        assert simulation.folder is not None
-        path = simulation.folder.path
+        assert simulation.run_dir is not None
+        path = simulation.run_dir.path
         told.append(f"{path.parent.name.rsplit('-', 1)[0].removeprefix('toy-pathological-4-mlp-')} {path.name}")
         return real(simulation)
 
@@ -79,7 +80,7 @@ def jobs(which: Iterable[Cell], how: GridPlan) -> list[Job]:
 
 
 def run(which: Iterable[Cell], how: GridPlan) -> dict[Path, str]:
-    return grid.run_all(jobs(which, how), how, lambda label: Silent(), FACTS)
+    return grid.run_all(jobs(which, how), how, lambda label: Callback(), FACTS)
 
 
 def name(how: GridPlan, method: str = "gpfl", column: TableColumn = WHOLE) -> str:
@@ -263,7 +264,7 @@ def test_cell_that_fails_is_named_and_the_others_are_run(tmp_path: Path, monkeyp
     monkeypatch.setattr(grid, "run_trials", run_trials)
     how = plan(tmp_path)
     found = jobs(cells(TABLE), how)
-    problems = grid.run_all(found, how, lambda label: Silent(), FACTS, lambda job, words: told.append((job.label, words)))
+    problems = grid.run_all(found, how, lambda label: Callback(), FACTS, lambda job, words: told.append((job.label, words)))
     assert [bool(words) for _, words in told] == [True, False, True, False]
     assert problems[found[0].folder] == "no"
     kept = tmp_path / "problems" / f"{found[2].folder.name}.txt"
@@ -330,7 +331,7 @@ def test_weights_go_unless_they_are_wanted_or_a_figure_needs_them(tmp_path: Path
         [seed] = how.out.glob("runs/*/seed-0")
         assert (seed / "models").is_dir() == kept
         assert (seed / "checkpoint.safetensors").exists() == kept
-        assert RunDir(seed).whole_curve()
+        assert RunDir(seed).read_complete_metrics()
     assert next((tmp_path / "drawn").glob("runs/*/seed-0/selected.safetensors"))
 
 
@@ -359,7 +360,7 @@ def test_every_commit_that_had_a_part_in_a_run_is_noted(tmp_path: Path, monkeypa
         patch.setattr(RunDir, "append", cut)
         with pytest.raises(KeyboardInterrupt):
             run(cells(OTHER), how)
-    assert grid.run_all([job], how, lambda label: Silent(), {**FACTS, "commit": "def5678"}) == {}
+    assert grid.run_all([job], how, lambda label: Callback(), {**FACTS, "commit": "def5678"}) == {}
     assert collect_results(OTHER, [job], how).commits == {("x/y", "gpfl"): ("abc1234", "def5678")}
     (job.folder / "made-0.json").write_text("{")
     assert collect_results(OTHER, [job], how).commits == {("x/y", "gpfl"): ("unknown",)}

@@ -100,7 +100,7 @@ def test_manifest_that_is_damaged_is_named(tmp_path: Path, text: bytes) -> None:
 def test_metrics_without_client_accuracies_are_refused(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "a", 0, [[0.5]])
     path = folder / "metrics.jsonl"
-    path.write_text(path.read_text().replace('"clients"', '"customers"'))
+    path.write_text(path.read_text().replace('"client_accuracies"', '"customers"'))
     with pytest.raises(gpfl.GpflError, match=r"a holds no accuracies of single clients in round 0: remove it"):
         statistics.client_accuracies(FolderRun(folder))
 

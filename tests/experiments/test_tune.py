@@ -23,8 +23,8 @@ from gpfl.experiments import tune as study
 from gpfl.experiments.proposals import propose, search_space
 from gpfl.federation.federation import Federation
 from gpfl.methods import METHODS
-from gpfl.training import api
 from gpfl.training.config import Config, TrainOptions
+from gpfl.training.execute import PreparedRun, execute_trials
 from gpfl.training.run_dir import RunDir
 
 pytest.importorskip("optuna")
@@ -171,7 +171,7 @@ def test_search_keeps_its_candidates_the_best_and_tables(command: Command) -> No
     for line in found:
         for seed, score, place in zip((0, 1), line["scores"], line["rounds"], strict=True):
             folder = RunDir(Path("t/gpfl", f"candidate-{line['number']:03}", f"seed-{seed}"))
-            curve = [row["validation"] for row in folder.whole_curve()]
+            curve = [row["validation_accuracy"] for row in folder.read_complete_metrics()]
             assert score == max(curve) == curve[place]
             written = tomllib.loads((folder.path / "config.toml").read_text())
             assert {f"method.{key}": written["method"][key] for key in ("lam", "mu")} == line["values"]
@@ -204,7 +204,7 @@ def test_what_was_chosen_runs_by_the_commands_that_are_named(command: Command) -
         assert chosen("t/fedprox").items() <= written["method"].items()
         assert written["partition"]["validation_fraction"] == 0.2
     best = max(tried("t/fedprox"), key=lambda candidate: candidate["scores"])
-    curve = [row["validation"] for row in RunDir(Path("r")).whole_curve()]
+    curve = [row["validation_accuracy"] for row in RunDir(Path("r")).read_complete_metrics()]
     assert max(curve) == pytest.approx(best["scores"][0])
 
 
@@ -247,19 +247,19 @@ def test_test_rows_have_no_part_in_the_choice(command: Command, monkeypatch: pyt
         assert chosen(f"good/{name}") == chosen(f"spoilt/{name}")
         assert [line["scores"] for line in tried(f"good/{name}")] != [line["scores"] for line in tried(f"control/{name}")]
     folder = "gpfl/candidate-001/seed-0"
-    tests = [[row["accuracy"] for row in RunDir(Path(out, folder)).whole_curve()] for out in ("good", "spoilt")]
+    tests = [[row["accuracy"] for row in RunDir(Path(out, folder)).read_complete_metrics()] for out in ("good", "spoilt")]
     assert tests[0] != tests[1], "the labels were spoilt"
 
 
 def test_candidates_at_once_are_those_one_by_one(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    real = api.execute_trials
+    real = execute_trials
 
-    def execute(runs: list[api.PreparedRun]) -> list[Any]:
+    def execute(runs: list[PreparedRun]) -> list[Any]:
         sizes.append(len(runs))
         return real(runs)
 
-    monkeypatch.setattr(api, "execute_trials", execute)
+    monkeypatch.setattr(study, "execute_trials", execute)
     given = ("tune", "ditto", *TOY, "--budget", 4, "--seeds", "0,1")
     assert command(*given, "--at-once", 4, "--out", "many").code == 0
     assert sum(sizes) == 8

@@ -113,7 +113,7 @@ def state_gap(ours: Ours, theirs: plain.Outcome) -> float:
 
 
 def judged(world: plain.World, outcome: plain.Outcome) -> list[tuple[int, float]]:
-    """The right decisions and the summed loss of each client's model on its test rows."""
+    """The right decisions and the summed loss of each client's model on its test samples."""
     results = []
     for shard, scores in zip(world.federation.shards, outcome.scores, strict=True):
         x, y = world.examples(shard.test)

@@ -20,9 +20,9 @@ from gpfl.core.method import Phase
 from gpfl.core.net import InputSpec
 from gpfl.engine import RunSpec
 from gpfl.engine.selection import select_engine
+from gpfl.inference.module import PersonalModule
 from gpfl.methods import METHODS
 from gpfl.models.splitting import net_from_module
-from gpfl.training.result import PersonalModule
 
 FAST = {"rounds": 2, "lr": 0.1}
 every_method = pytest.mark.parametrize("method", METHODS)
@@ -139,9 +139,9 @@ def test_a_function_that_freezes_weights_gives_every_seed_the_same_constants() -
         (nn.Sequential(nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 3)), r"'base/0.bias' has shape \(5,\), in the net \(7,\)"),
         (nn.Sequential(nn.Linear(6, 5, bias=False), nn.ReLU(), nn.Linear(5, 3)), "the net has no 'base/0.bias'"),
         (net(nn.BatchNorm1d(5)), "the net's 'base/1.bias' is missing"),
-        (net(nn.Identity()), "its weights fit, but the scores of a test row differ"),
-        (net(nn.LeakyReLU(0.1)), "its weights fit, but the scores of a test row differ"),
-        ("mlp", "net is the name 'mlp'; only a net that was given in Python is given again"),
+        (net(nn.Identity()), "its weights fit, but its logits differ"),
+        (net(nn.LeakyReLU(0.1)), "its weights fit, but its logits differ"),
+        ("mlp", "net is the name 'mlp'; pass net only if it was given in Python"),
     ],
     ids=["deeper", "wider", "fewer", "normed", "no relu", "other relu", "name"],
 )
@@ -163,7 +163,7 @@ def test_model_is_not_loaded_with_other_constants(tmp_path: Path) -> None:
     gpfl.fit("gpfl", toy_federation(), net=module, **FAST).clients[0].save(tmp_path / "model.safetensors")
     gpfl.load_model(tmp_path / "model.safetensors", net=module)
     module[0].weight.data += 0.1
-    with pytest.raises(gpfl.GpflError, match="constants and activations too"):
+    with pytest.raises(gpfl.GpflError, match="the same constants and activations"):
         gpfl.load_model(tmp_path / "model.safetensors", net=module)
 
 

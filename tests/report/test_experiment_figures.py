@@ -140,9 +140,9 @@ def featured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TableResults:
     for name in seeds:
         for seed in seeds[name]:
             gpfl.fit(name, federation, net="mlp", rounds=1, lr=0.1, seed=seed, out=tmp_path / name / f"seed-{seed}")
-    load = gpfl.training.api.load_run_config
+    load = gpfl.experiments.features.load_run_config
     monkeypatch.setattr(
-        gpfl.training.api, "load_run_config", lambda folder, _, custom_net: load(folder, federation, custom_net)
+        gpfl.experiments.features, "load_run_config", lambda folder, _, custom_net: load(folder, federation, custom_net)
     )
     key = column_keys("features")[0]
     folders = {name: [tmp_path / name / f"seed-{seed}" for seed in seeds[name]] for name in seeds}

@@ -113,7 +113,7 @@ def test_a_method_whose_steps_name_no_terms_is_told_so() -> None:
         def step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
             return super().step(shared, local_state, batch, client)[0], {}
 
-    with pytest.raises(GpflError, match="the steps of method 'silent' name no terms: give at least one"):
+    with pytest.raises(GpflError, match="the steps of method 'silent' return no loss terms: return at least one"):
         gpfl.fit(Silent(), toy_federation(), net="mlp", **FAST)
 
 
@@ -172,7 +172,7 @@ def test_clients_may_bring_arrays_with_names_and_their_own_test_rows() -> None:
     result = gpfl.fit("local", federation, net="mlp", **FAST)
     assert [client.name for client in result.clients] == ["north", "south"]
     own = [result.clients[0].accuracy(x[40:50], y[40:50]), result.clients[1].accuracy(x[50:], y[50:])]
-    assert result.history[-1]["clients"] == own
+    assert result.history[-1]["client_accuracies"] == own
 
 
 def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
@@ -204,7 +204,7 @@ def test_run_folder_holds_all_that_is_promised(tmp_path: Path) -> None:
     assert found == wanted
     promised = "method best_round best_accuracy std cov last_accuracy rounds seconds bytes_up bytes_down engine device seed"
     assert set(promised.split()) <= result.summary.keys()
-    assert {"round", "accuracy", "loss", "clients", "seconds"} <= result.history[0].keys()
+    assert {"round", "accuracy", "loss", "client_accuracies", "seconds"} <= result.history[0].keys()
 
 
 # Mistakes.
@@ -219,7 +219,7 @@ def test_run_folder_holds_all_that_is_promised(tmp_path: Path) -> None:
         ({"lr": -0.1}, "train.lr is -0.1; it must be above 0"),
         ({"rounds": 0}, "train.rounds is 0; it must be at least 1"),
         ({"rounds": 2.5}, "train.rounds is 2.5; it must be an integer"),
-        ({"client_fraction": (0.9, 0.1)}, "the lower share must come first"),
+        ({"client_fraction": (0.9, 0.1)}, "the lower fraction must come first"),
         ({"engine": "vmpa"}, "did you mean 'vmap'?"),
         ({"device": "cuda:99"}, "run.device is 'cuda:99', which cannot be used here"),
         ({"lam": -1.0}, "method.lam is -1.0; it must be at least 0"),
@@ -227,10 +227,10 @@ def test_run_folder_holds_all_that_is_promised(tmp_path: Path) -> None:
         ({"net": "cnn4"}, "net 'cnn4' takes images"),
         ({"net": nn.Linear(6, 3)}, "the net has no linear layer below its top"),
         ({"net": nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2))}, "the data has 3 classes"),
-        ({"net": nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))}, "the net cannot take rows of shape (6,)"),
+        ({"net": nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))}, "the net cannot take samples of shape (6,)"),
         ({"net": nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5), nn.Linear(4, 3))}, "has dropout 0.5"),
         ({"net": small_net(), "head": "decision"}, "the net has no submodule 'decision'"),
-        ({"net": lambda: 3}, "the function given as net returned int"),
+        ({"net": lambda: 3}, "the function passed as net returned int"),
     ],
 )
 def test_mistake_in_a_call_is_one_line_that_names_it_and_nothing_is_written(
@@ -246,7 +246,7 @@ def test_mistake_in_a_call_is_one_line_that_names_it_and_nothing_is_written(
 
 @pytest.mark.parametrize("net", ["mlp", MLP(), None], ids=["name", "architecture", "none"])
 def test_head_without_a_module_that_could_have_it_is_refused(tmp_path: Path, net: object) -> None:
-    with pytest.raises(gpfl.GpflError, match="head is '0', but no module was given as net to look for it in"):
+    with pytest.raises(gpfl.GpflError, match="head is '0', but net is not a module that could have it"):
         gpfl.fit("gpfl", toy_federation(), net=net, head="0", **FAST)  # type: ignore[arg-type]
     gpfl.fit("fedavg", toy_federation(), net="mlp", out=tmp_path, **FAST)
     again: list[Callable[[], object]] = [
@@ -255,7 +255,7 @@ def test_head_without_a_module_that_could_have_it_is_refused(tmp_path: Path, net
         lambda: gpfl.load_model(tmp_path / "models" / "client-0.safetensors", head="0"),
     ]
     for call in again:
-        with pytest.raises(gpfl.GpflError, match="head is '0', but no module"):
+        with pytest.raises(gpfl.GpflError, match="head is '0', but net is not a module"):
             call()
 
 
@@ -281,7 +281,7 @@ def test_edited_config_stops_resumption_of_a_run_in_python_too(tmp_path: Path) -
     good = path.read_text()
     path.write_text(good.replace("lr = 0.1", "lr = 0.2"))
     assert path.read_text() != good
-    with pytest.raises(gpfl.GpflError, match=r"config.toml is not as it was when checkpoint.* restore it"):
+    with pytest.raises(gpfl.GpflError, match=r"config.toml has changed since checkpoint.* restore it"):
         gpfl.load(tmp_path, federation=federation)
     path.write_text(good)
     gpfl.load(tmp_path, federation=federation)

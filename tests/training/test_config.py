@@ -121,7 +121,7 @@ def test_a_datas_defaults_for_a_split_and_a_net_go_with_their_names(shelf: str) 
         ({"partition": {"name": "manifest", "file": "f", "clients": 3}}, "partition.clients cannot be set"),
         ({"train": {"lr": -0.1}}, "train.lr is -0.1; it must be above 0"),
         ({"train": {"client_fraction": 0}}, "train.client_fraction is 0; it must be above 0 and at most 1"),
-        ({"train": {"client_fraction": [0.8, 0.2]}}, "train.client_fraction is [0.8, 0.2]; the lower share must come first"),
+        ({"train": {"client_fraction": [0.8, 0.2]}}, "train.client_fraction is [0.8, 0.2]; the lower fraction must come first"),
         ({"train": {"rounds": 0}}, "train.rounds is 0; it must be at least 1"),
         ({"method": {"lam": -1}}, "method.lam is -1; it must be at least 0"),
         ({"partition": {"test_fraction": 0.0}}, "partition.test_fraction is 0.0; it must be above 0 and at most 0.9"),

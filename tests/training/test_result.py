@@ -42,7 +42,7 @@ def test_models_in_hand_have_the_accuracies_that_were_reported(method: str, prot
         x, y = table.x[torch.from_numpy(shard.test)], table.y[torch.from_numpy(shard.test)]
         found.append(client.accuracy(x, y))
         assert np.array_equal(client.predict(x), client.logits(x).argmax(1))
-    assert found == result.history[-1]["clients"]
+    assert found == result.history[-1]["client_accuracies"]
 
 
 @every_method
@@ -267,7 +267,7 @@ def test_selected_round_is_the_one_the_models_are_of() -> None:
     assert 0 < chosen["round"] < 8
     shard, client = federation.shards[0], result.clients[0]
     rows = torch.from_numpy(shard.test)
-    assert client.accuracy(table.x[rows], table.y[rows]) == chosen["clients"][0]
+    assert client.accuracy(table.x[rows], table.y[rows]) == chosen["client_accuracies"][0]
     assert result.accuracy == chosen["accuracy"] == result.best_accuracy
 
 

@@ -33,9 +33,10 @@ from gpfl.engine.loop import Loop
 from gpfl.io import files
 from gpfl.io.tensors import read_tensors
 from gpfl.methods import METHODS
-from gpfl.training import api
 from gpfl.training import config as configs
+from gpfl.training.callbacks import Callback
 from gpfl.training.config import RunOptions
+from gpfl.training.prepare import prepare
 from gpfl.training.round_loop import RoundLoop
 from gpfl.training.run_dir import MetricsRecord, RunDir
 
@@ -47,25 +48,25 @@ class KilledError(Exception):
     """Stands for the end of the process."""
 
 
-class KillAt:
-    """A watch under which the process ends just after a round was evaluated."""
+class KillAt(Callback):
+    """Ends the process right after a round is evaluated."""
 
     def __init__(self, round: int) -> None:
         self.round = round
 
-    def line(self, line: MetricsRecord, rounds: int) -> None:
-        if line["round"] == self.round:
+    def on_evaluate(self, record: MetricsRecord) -> None:
+        if record["round"] == self.round:
             raise KilledError
 
 
-class Notes:
-    """A watch that remembers the rounds it was told of."""
+class Notes(Callback):
+    """Records the evaluated rounds."""
 
     def __init__(self) -> None:
         self.rounds: list[object] = []
 
-    def line(self, line: MetricsRecord, rounds: int) -> None:
-        self.rounds.append(line["round"])
+    def on_evaluate(self, record: MetricsRecord) -> None:
+        self.rounds.append(record["round"])
 
 
 def metrics(folder: Path) -> str:
@@ -75,7 +76,7 @@ def metrics(folder: Path) -> str:
 
 def facts(folder: Path) -> dict[str, object]:
     """The summary without its time."""
-    return {key: value for key, value in RunDir(folder).summary().items() if key != "seconds"}
+    return {key: value for key, value in RunDir(folder).read_summary().items() if key != "seconds"}
 
 
 def assert_same_weights(one: Path, other: Path) -> None:
@@ -118,10 +119,10 @@ def test_run_killed_after_any_evaluation_goes_on_as_if_it_had_not_been(tmp_path:
     federation = make()
     settings = {**FAST, "rounds": 5, "checkpoint_every": 2, **settings}
     gpfl.fit("gpfl", federation, out=tmp_path / "whole", **settings)
-    for number in [line["round"] for line in RunDir(tmp_path / "whole").lines()]:
+    for number in [line["round"] for line in RunDir(tmp_path / "whole").read_metrics()]:
         cut = tmp_path / f"cut-{number}"
         with pytest.raises(KilledError):
-            gpfl.fit("gpfl", federation, out=cut, watch=KillAt(number), **settings)
+            gpfl.fit("gpfl", federation, out=cut, callbacks=[KillAt(number)], **settings)
         assert not (cut / "summary.json").exists()
         gpfl.resume(cut, federation=federation)
         assert_same_run(cut, tmp_path / "whole")
@@ -136,7 +137,7 @@ def test_every_method_goes_on_exactly_with_some_clients_absent_and_a_round_selec
     settings = {**FAST, "rounds": 2, "checkpoint_every": 1, "client_fraction": 0.5, "protocol": protocol}
     gpfl.fit(method, federation, out=tmp_path / "whole", **settings)
     with pytest.raises(KilledError):
-        gpfl.fit(method, federation, out=tmp_path / "cut", watch=KillAt(2), **settings)
+        gpfl.fit(method, federation, out=tmp_path / "cut", callbacks=[KillAt(2)], **settings)
     gpfl.resume(tmp_path / "cut", federation=federation)
     assert_same_run(tmp_path / "cut", tmp_path / "whole")
 
@@ -146,7 +147,7 @@ def test_stacked_run_goes_on_exactly(tmp_path: Path) -> None:
     settings = {**FAST, "engine": "vmap", "rounds": 3, "checkpoint_every": 2, "client_fraction": 0.5}
     gpfl.fit("gpfl", federation, out=tmp_path / "whole", **settings)
     with pytest.raises(KilledError):
-        gpfl.fit("gpfl", federation, out=tmp_path / "cut", watch=KillAt(3), **settings)
+        gpfl.fit("gpfl", federation, out=tmp_path / "cut", callbacks=[KillAt(3)], **settings)
     gpfl.resume(tmp_path / "cut", federation=federation)
     assert_same_run(tmp_path / "cut", tmp_path / "whole")
 
@@ -187,10 +188,10 @@ def test_run_killed_again_and_again_ends_as_one_that_was_not(tmp_path: Path) -> 
     settings = {**FAST, "rounds": 8, "checkpoint_every": 2, "client_fraction": 0.5}
     gpfl.fit("gpfl", federation, out=tmp_path / "whole", **settings)
     with pytest.raises(KilledError):
-        gpfl.fit("gpfl", federation, out=tmp_path / "cut", watch=KillAt(1), **settings)
+        gpfl.fit("gpfl", federation, out=tmp_path / "cut", callbacks=[KillAt(1)], **settings)
     for number in (3, 3, 5, 8):
         with pytest.raises(KilledError):
-            gpfl.resume(tmp_path / "cut", federation=federation, watch=KillAt(number))
+            gpfl.resume(tmp_path / "cut", federation=federation, callbacks=[KillAt(number)])
     gpfl.resume(tmp_path / "cut", federation=federation)
     assert_same_run(tmp_path / "cut", tmp_path / "whole")
 
@@ -200,7 +201,7 @@ def test_torn_line_of_metrics_is_written_anew(tmp_path: Path) -> None:
     settings = {**FAST, "rounds": 5, "checkpoint_every": 2}
     gpfl.fit("fedavg", federation, out=tmp_path / "whole", **settings)
     with pytest.raises(KilledError):
-        gpfl.fit("fedavg", federation, out=tmp_path / "cut", watch=KillAt(3), **settings)
+        gpfl.fit("fedavg", federation, out=tmp_path / "cut", callbacks=[KillAt(3)], **settings)
     path = tmp_path / "cut" / "metrics.jsonl"
     path.write_bytes(path.read_bytes()[:-40])
     gpfl.resume(tmp_path / "cut", federation=federation)
@@ -210,16 +211,16 @@ def test_torn_line_of_metrics_is_written_anew(tmp_path: Path) -> None:
 def test_resumed_run_tells_its_watch_only_of_rounds_it_runs(tmp_path: Path) -> None:
     federation = toy_federation()
     with pytest.raises(KilledError):
-        gpfl.fit("local", federation, out=tmp_path / "cut", watch=KillAt(5), rounds=6, checkpoint_every=4, **FAST)
+        gpfl.fit("local", federation, out=tmp_path / "cut", callbacks=[KillAt(5)], rounds=6, checkpoint_every=4, **FAST)
     notes = Notes()
-    gpfl.resume(tmp_path / "cut", federation=federation, watch=notes)
+    gpfl.resume(tmp_path / "cut", federation=federation, callbacks=[notes])
     assert notes.rounds == [5, 6]
 
 
 def test_metrics_that_lost_rounds_before_the_checkpoint_are_refused_and_kept(tmp_path: Path) -> None:
     federation = toy_federation()
     with pytest.raises(KilledError):
-        gpfl.fit("local", federation, out=tmp_path / "cut", watch=KillAt(5), rounds=6, checkpoint_every=4, **FAST)
+        gpfl.fit("local", federation, out=tmp_path / "cut", callbacks=[KillAt(5)], rounds=6, checkpoint_every=4, **FAST)
     path = tmp_path / "cut" / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:2] + lines[3:]))
@@ -232,7 +233,7 @@ def test_metrics_that_lost_rounds_before_the_checkpoint_are_refused_and_kept(tmp
 def test_damaged_checkpoint_stops_resumption_and_touches_nothing(tmp_path: Path) -> None:
     federation = toy_federation()
     with pytest.raises(KilledError):
-        gpfl.fit("gpfl", federation, out=tmp_path / "cut", watch=KillAt(3), rounds=4, checkpoint_every=2, **FAST)
+        gpfl.fit("gpfl", federation, out=tmp_path / "cut", callbacks=[KillAt(3)], rounds=4, checkpoint_every=2, **FAST)
     path = tmp_path / "cut" / "checkpoint.safetensors"
     content = bytearray(path.read_bytes())
     content[-3] ^= 0x40
@@ -249,7 +250,7 @@ def test_run_whose_saved_state_was_removed_starts_over_and_ends_the_same(tmp_pat
     settings = {**FAST, "rounds": 5, "checkpoint_every": 2}
     gpfl.fit("gpfl", federation, out=tmp_path / "whole", **settings)
     with pytest.raises(KilledError):
-        gpfl.fit("gpfl", federation, out=tmp_path / "cut", watch=KillAt(4), **settings)
+        gpfl.fit("gpfl", federation, out=tmp_path / "cut", callbacks=[KillAt(4)], **settings)
     (tmp_path / "cut" / lost).unlink()
     gpfl.resume(tmp_path / "cut", federation=federation)
     assert_same_run(tmp_path / "cut", tmp_path / "whole")
@@ -300,7 +301,7 @@ def test_command_killed_by_the_system_and_resumed_gives_the_bytes_of_one_that_wa
 )
 def test_evaluation_is_at_the_start_of_rounds_and_after_the_last(rounds: int, every: int, wanted: list[int]) -> None:
     notes = Notes()
-    result = gpfl.fit("fedavg", toy_federation(), rounds=rounds, eval_every=every, watch=notes, **FAST)
+    result = gpfl.fit("fedavg", toy_federation(), rounds=rounds, eval_every=every, callbacks=[notes], **FAST)
     assert [line["round"] for line in result.history] == wanted
     assert notes.rounds == wanted
 
@@ -314,10 +315,10 @@ def test_round_zero_judges_the_untrained_net_and_says_nothing_of_training() -> N
     for place, shard in enumerate(federation.shards):
         batch = federation.table.batch(torch.from_numpy(shard.test))
         right = (method.logits(Model(method.net, shared), batch.x).argmax(1) == batch.y).double().mean()
-        assert first["clients"][place] == float(right)  # type: ignore[index]
+        assert first["client_accuracies"][place] == float(right)  # type: ignore[index]
     assert "train" not in first
-    assert "joined" not in first
-    assert second["joined"] == 4
+    assert "participants" not in first
+    assert second["participants"] == 4
     assert second["train"]["ce"] > 0  # type: ignore[index]
 
 
@@ -332,7 +333,7 @@ def test_line_counts_every_test_row_once() -> None:
     federation = toy_federation()
     line = gpfl.fit("local", federation, rounds=2, **FAST).history[-1]
     rows = federation.n_samples("test")
-    accuracies = np.array(line["clients"])
+    accuracies = np.array(line["client_accuracies"])
     assert line["accuracy"] == pytest.approx(float((accuracies * rows).sum() / rows.sum()), abs=1e-12)
     assert line["mean"] == pytest.approx(accuracies.mean(), abs=1e-12)
     assert line["std"] == pytest.approx(np.sqrt(((accuracies - accuracies.mean()) ** 2).mean()), abs=1e-12)
@@ -360,7 +361,7 @@ def simulate_curve(
         table, clients=2, classes_per_client=3, balanced=True, validation_fraction=0.2 if validation else 0.0
     )
     given = {"train": {"rounds": len(test) - 1}, "net": {"name": "mlp", "hidden": [2]}, "method": {"name": "fedavg"}}
-    _, setting = api.prepare(configs.resolve_config(given, federation=federation), federation, None, None)
+    _, setting = prepare(configs.resolve_config(given, federation=federation), federation, None, None)
     return RoundLoop(setting, Scripted(setting, test, validation), RunOptions(**run), patience)  # type: ignore[arg-type]
 
 
@@ -440,7 +441,7 @@ def test_run_that_lost_patience_ends_the_same_when_killed(tmp_path: Path) -> Non
     assert ended < 40
     assert ended == int(str(whole.summary["best_round"])) + 3
     with pytest.raises(KilledError):
-        gpfl.fit("local", federation, out=tmp_path / "cut", watch=KillAt(ended), **settings)
+        gpfl.fit("local", federation, out=tmp_path / "cut", callbacks=[KillAt(ended)], **settings)
     gpfl.resume(tmp_path / "cut", federation=federation)
     assert_same_run(tmp_path / "cut", tmp_path / "whole")
 
@@ -467,7 +468,7 @@ def test_bytes_are_those_of_the_shared_parts_for_each_member_of_each_cohort(
 
 def test_bytes_under_a_range_of_shares_follow_the_cohorts_that_were_drawn() -> None:
     result = gpfl.fit("fedavg", toy_federation(), rounds=8, client_fraction=(0.25, 1.0), **FAST)
-    joined = [int(str(line["joined"])) for line in result.history[1:]]
+    joined = [int(str(line["participants"])) for line in result.history[1:]]
     one = tree.count_bytes(result.outcome.last.shared)
     assert len(set(joined)) > 1
     assert result.summary["bytes_up"] == one * sum(joined)
@@ -523,7 +524,7 @@ def test_nan_loss_stops_the_run_names_round_and_client_and_keeps_the_last_checkp
     assert f"the last good checkpoint is kept in {out / 'checkpoint.safetensors'}" in str(told.value)
     gpfl.fit("fedavg", federation, out=tmp_path / "good", **{**settings, "rounds": 2})
     assert_same_weights(out / "checkpoint.safetensors", tmp_path / "good" / "checkpoint.safetensors")
-    assert [line["round"] for line in RunDir(out).lines()] == [0, 1, 2, 3]
+    assert [line["round"] for line in RunDir(out).read_metrics()] == [0, 1, 2, 3]
     assert not (out / "summary.json").exists()
 
 
@@ -536,7 +537,7 @@ def test_state_that_is_nan_is_never_kept_as_a_checkpoint(tmp_path: Path) -> None
 
 
 def test_model_that_is_nan_is_found_at_evaluation() -> None:
-    with pytest.raises(gpfl.GpflError, match=r"^round 4: the model of client 0 has loss nan on its test rows"):
+    with pytest.raises(gpfl.GpflError, match=r"^round 4: the model of client 0 has loss nan on its test samples"):
         gpfl.fit(Poisoned(), toy_federation(), rounds=9, **FAST)
 
 
@@ -545,11 +546,11 @@ def test_huge_learning_rate_ends_in_a_users_error(tmp_path: Path, method: str) -
     with pytest.raises(gpfl.GpflError, match=r"^round \d+: .* client \d .*: lower train.lr \(.*, now 1e\+30\)"):
         gpfl.fit(method, toy_federation(), out=tmp_path, rounds=5, **{**FAST, "lr": 1e30})
     assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])["round"] == 0
-    assert RunDir(tmp_path).diverged in range(6)
+    assert RunDir(tmp_path).diverged_round in range(6)
     assert (tmp_path / "checkpoint.safetensors").exists()
 
 
 def test_selection_by_validation_rows_that_nobody_has_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(gpfl.GpflError, match="no client has validation rows: set --validation-fraction"):
+    with pytest.raises(gpfl.GpflError, match="no client has validation samples: set --validation-fraction"):
         gpfl.fit("gpfl", toy_federation(), out=tmp_path / "run", select="validation", **FAST)
     assert not (tmp_path / "run").exists()

@@ -20,7 +20,7 @@ CONFIG = '[run]\nseed = 0\n\n[data]\nname = "toy"\n'
 
 def line(round: int, **more: object) -> runs.MetricsRecord:
     """An evaluated round."""
-    return {**dict.fromkeys(runs.LINE_NUMBERS, 0.5), "round": round, **more}
+    return {**dict.fromkeys(runs.METRICS_NUMBERS, 0.5), "round": round, **more}
 
 
 def example_state(round: int = 3) -> RunState:
@@ -96,7 +96,7 @@ def test_folder_without_a_name_is_refused(federation: gpfl.Federation) -> None:
 def test_folder_of_several_methods_says_how_to_go_on(tmp_path: Path) -> None:
     (tmp_path / "gpfl").mkdir()
     (tmp_path / "gpfl" / "trials.json").write_text("{}")
-    with pytest.raises(gpfl.GpflError, match="holds trials of several methods: go on with the command that began them"):
+    with pytest.raises(gpfl.GpflError, match="holds trials of several methods: repeat the command that started them"):
         RunDir.open(tmp_path)
 
 
@@ -107,7 +107,7 @@ def test_folder_without_a_config_is_not_a_run(tmp_path: Path) -> None:
 
 def test_stump_of_a_run_is_cleared_but_a_run_and_foreign_files_are_not(tmp_path: Path, folder: RunDir) -> None:
     before = sorted(folder.path.iterdir())
-    runs.clear_stump(folder.path)
+    runs.remove_partial_start(folder.path)
     assert sorted(folder.path.iterdir()) == before
 
     stump = tmp_path / "stump"
@@ -115,11 +115,11 @@ def test_stump_of_a_run_is_cleared_but_a_run_and_foreign_files_are_not(tmp_path:
     (stump / "federation.toml").write_text("half")
     (stump / ".config.toml.x1y2").write_text("half")
     (stump / "notes.txt").write_text("mine")
-    runs.clear_stump(stump)
+    runs.remove_partial_start(stump)
     assert len(list(stump.iterdir())) == 3
 
     (stump / "notes.txt").unlink()
-    runs.clear_stump(stump)
+    runs.remove_partial_start(stump)
     assert list(stump.iterdir()) == []
 
 
@@ -127,35 +127,35 @@ def test_stump_of_a_run_is_cleared_but_a_run_and_foreign_files_are_not(tmp_path:
 
 
 def test_divergence_is_told_until_the_run_ends_after_all(folder: RunDir) -> None:
-    assert folder.diverged is None
+    assert folder.diverged_round is None
     for text in ("", "[]", '{"what": "loss"}'):
         (folder.path / "diverged.json").write_text(text)
-        assert folder.diverged is None
+        assert folder.diverged_round is None
     folder.write_divergence(0, "the loss is nan")
-    assert folder.diverged == 0
+    assert folder.diverged_round == 0
     folder.write_summary({})
-    assert folder.diverged is None
+    assert folder.diverged_round is None
 
 
 def test_lines_come_back_as_they_were_appended(folder: RunDir) -> None:
-    lines = [line(k, accuracy=k / 7, clients=[0.1 * k, 1 / 3]) for k in range(3)]
+    lines = [line(k, accuracy=k / 7, client_accuracies=[0.1 * k, 1 / 3]) for k in range(3)]
     for entry in lines:
-        folder.append(entry)
-    assert folder.lines() == lines
+        folder.append_metrics(entry)
+    assert folder.read_metrics() == lines
 
 
 def test_no_metrics_are_no_lines(folder: RunDir) -> None:
-    assert folder.lines() == []
+    assert folder.read_metrics() == []
 
 
 @pytest.mark.parametrize("cut", [1, 10, 25])
 def test_torn_last_line_is_left_out(folder: RunDir, cut: int) -> None:
-    folder.append(line(0))
-    folder.append(line(1))
+    folder.append_metrics(line(0))
+    folder.append_metrics(line(1))
     path = folder.path / "metrics.jsonl"
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) - 1 - cut])
-    assert folder.lines() == [line(0)]
+    assert folder.read_metrics() == [line(0)]
 
 
 @pytest.mark.parametrize(
@@ -168,43 +168,43 @@ def test_torn_last_line_is_left_out(folder: RunDir, cut: int) -> None:
     ],
 )
 def test_lines_end_where_the_file_is_garbage(folder: RunDir, garbage: bytes) -> None:
-    folder.append(line(0))
+    folder.append_metrics(line(0))
     with (folder.path / "metrics.jsonl").open("ab") as file:
         file.write(garbage + b"\n" + json.dumps(line(2)).encode() + b"\n")
-    assert folder.lines() == [line(0)]
+    assert folder.read_metrics() == [line(0)]
 
 
 def test_line_must_hold_what_is_asked_for_besides(folder: RunDir) -> None:
-    folder.append(line(0, validation=0.5))
-    folder.append(line(1))
-    assert len(folder.lines()) == 2
-    assert folder.lines(also=("validation",)) == [line(0, validation=0.5)]
+    folder.append_metrics(line(0, validation_accuracy=0.5))
+    folder.append_metrics(line(1))
+    assert len(folder.read_metrics()) == 2
+    assert folder.read_metrics(extra=("validation_accuracy",)) == [line(0, validation_accuracy=0.5)]
 
 
 def test_cut_back_metrics_have_the_bytes_they_had_when_appended(folder: RunDir) -> None:
     lines = [line(k, accuracy=k / 7, train={"ce": 1e-9}) for k in range(4)]
     for entry in lines[:2]:
-        folder.append(entry)
+        folder.append_metrics(entry)
     wanted = (folder.path / "metrics.jsonl").read_bytes()
     for entry in lines[2:]:
-        folder.append(entry)
-    folder.cut_back(folder.lines()[:2])
+        folder.append_metrics(entry)
+    folder.truncate_metrics(folder.read_metrics()[:2])
     assert (folder.path / "metrics.jsonl").read_bytes() == wanted
 
 
 def test_nan_never_reaches_metrics_or_summary(folder: RunDir) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
-        folder.append({"round": 0, "loss": float("nan")})
+        folder.append_metrics({"round": 0, "loss": float("nan")})
     with pytest.raises(ValueError, match="not JSON compliant"):
         folder.write_summary({"loss": float("inf")})
-    assert folder.lines() == []
+    assert folder.read_metrics() == []
     assert not folder.finished
 
 
 def test_metrics_that_cannot_be_written_are_a_users_error(folder: RunDir) -> None:
     (folder.path / "metrics.jsonl").mkdir()
     with pytest.raises(gpfl.GpflError, match=r"cannot write .*metrics.jsonl"):
-        folder.append({"round": 0})
+        folder.append_metrics({"round": 0})
 
 
 def test_summary_marks_the_run_as_finished(folder: RunDir) -> None:
@@ -212,7 +212,7 @@ def test_summary_marks_the_run_as_finished(folder: RunDir) -> None:
     summary = {**dict.fromkeys(runs.SUMMARY_NUMBERS, 1 / 3), **dict.fromkeys(runs.SUMMARY_TEXTS, "text"), "extra": None}
     folder.write_summary(summary)
     assert folder.finished
-    assert folder.summary() == summary
+    assert folder.read_summary() == summary
 
 
 @pytest.mark.parametrize("key", [*runs.SUMMARY_NUMBERS, *runs.SUMMARY_TEXTS])
@@ -221,14 +221,14 @@ def test_summary_without_what_every_summary_holds_is_damaged(folder: RunDir, key
     for wrong in ({name: value for name, value in summary.items() if name != key}, {**summary, key: None}):
         folder.write_summary(wrong)
         with pytest.raises(gpfl.GpflError, match=rf"summary.json is damaged \(.*'{key}'.*\): remove it and gpfl resume"):
-            folder.summary()
+            folder.read_summary()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "\x00"])
 def test_damaged_summary_is_named(folder: RunDir, text: str) -> None:
     (folder.path / "summary.json").write_text(text)
     with pytest.raises(gpfl.GpflError, match=r"summary.json"):
-        folder.summary()
+        folder.read_summary()
 
 
 # Checkpoints.
@@ -236,8 +236,8 @@ def test_damaged_summary_is_named(folder: RunDir, text: str) -> None:
 
 def test_state_comes_back_bit_for_bit_with_its_counters(folder: RunDir) -> None:
     state = example_state()
-    folder.save_state(state)
-    again = folder.load_state(blank())
+    folder.save_checkpoint(state)
+    again = folder.load_checkpoint(blank())
     assert again is not None
     assert (again.round, again.bytes_up, again.bytes_down) == (3, 120, 240)
     for kind in ("shared", "private"):
@@ -248,20 +248,20 @@ def test_state_comes_back_bit_for_bit_with_its_counters(folder: RunDir) -> None:
 
 def test_state_without_shared_or_private_tensors_comes_back(folder: RunDir) -> None:
     alone = RunState(1, {}, {"head": {"weight": torch.ones(2, 2)}})
-    folder.save_state(alone)
-    again = folder.load_state(RunState(0, {}, {"head": {"weight": torch.zeros(2, 2)}}))
+    folder.save_checkpoint(alone)
+    again = folder.load_checkpoint(RunState(0, {}, {"head": {"weight": torch.zeros(2, 2)}}))
     assert again is not None
     assert again.shared == {}
     assert torch.equal(flatten(again.private)["head/weight"], torch.ones(2, 2))
 
 
 def test_missing_checkpoint_is_none(folder: RunDir) -> None:
-    assert folder.load_state(example_state()) is None
+    assert folder.load_checkpoint(example_state()) is None
 
 
 def test_every_flipped_byte_of_a_checkpoint_is_noticed(folder: RunDir) -> None:
     state = example_state()
-    folder.save_state(state)
+    folder.save_checkpoint(state)
     path = folder.path / "checkpoint.safetensors"
     good = path.read_bytes()
     for place in range(len(good)):
@@ -269,41 +269,41 @@ def test_every_flipped_byte_of_a_checkpoint_is_noticed(folder: RunDir) -> None:
             continue
         path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
         with pytest.raises(gpfl.GpflError, match=r"checkpoint.safetensors (is damaged|does not belong|is not a checkpoint)"):
-            folder.load_state(blank())
+            folder.load_checkpoint(blank())
 
 
 @pytest.mark.parametrize("length", [0, 4, 100, -1])
 def test_checkpoint_cut_off_is_named_with_the_way_out(folder: RunDir, length: int) -> None:
-    folder.save_state(example_state())
+    folder.save_checkpoint(example_state())
     path = folder.path / "checkpoint.safetensors"
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(gpfl.GpflError, match=r"checkpoint.safetensors is damaged .*: remove it to start over") as told:
-        folder.load_state(blank())
+        folder.load_checkpoint(blank())
     assert "\n" not in str(told.value)
 
 
 def test_checkpoint_of_another_run_is_refused(folder: RunDir) -> None:
-    folder.save_state(example_state())
+    folder.save_checkpoint(example_state())
     other = RunState(0, {"base": {"weight": torch.zeros(3, 3)}, "head": {"bias": torch.zeros(1)}}, {})
     with pytest.raises(gpfl.GpflError, match="does not belong to this run's method, net and clients"):
-        folder.load_state(other)
+        folder.load_checkpoint(other)
 
 
 @pytest.mark.parametrize("name", ["config.toml", "federation.toml"])
 def test_checkpoint_under_another_config_or_federation_is_refused(folder: RunDir, name: str) -> None:
-    folder.save_state(example_state())
+    folder.save_checkpoint(example_state())
     path = folder.path / name
     path.write_text(path.read_text() + "# mine\n")
-    assert folder.load_state(blank()) is not None  # what is being run stays what it was
-    with pytest.raises(gpfl.GpflError, match=rf"{name} is not as it was when checkpoint.safetensors was written: restore it"):
-        RunDir(folder.path).load_state(blank())
+    assert folder.load_checkpoint(blank()) is not None  # what is being run stays what it was
+    with pytest.raises(gpfl.GpflError, match=rf"{name} has changed since checkpoint.safetensors was written: restore it"):
+        RunDir(folder.path).load_checkpoint(blank())
 
 
 def test_run_may_go_on_on_another_device(tmp_path: Path, federation: gpfl.Federation) -> None:
     folder = RunDir.create(tmp_path / "run", '[run]\nseed = 0\ndevice = "cuda"\n', federation)
-    folder.save_state(example_state())
+    folder.save_checkpoint(example_state())
     (folder.path / "config.toml").write_text('[run]\nseed = 0\ndevice = "cpu"\n')
-    assert RunDir(folder.path).load_state(blank()) is not None
+    assert RunDir(folder.path).load_checkpoint(blank()) is not None
 
 
 def test_tensors_that_are_no_checkpoint_are_refused(folder: RunDir) -> None:
@@ -311,7 +311,7 @@ def test_tensors_that_are_no_checkpoint_are_refused(folder: RunDir) -> None:
     flat = flatten({"shared": state.shared, "private": state.private})
     write_tensors(folder.path / "checkpoint.safetensors", flat, {"round": "three"})
     with pytest.raises(gpfl.GpflError, match="is not a checkpoint of gpfl"):
-        folder.load_state(blank())
+        folder.load_checkpoint(blank())
 
 
 class KilledError(Exception):
@@ -319,23 +319,23 @@ class KilledError(Exception):
 
 
 def test_checkpoint_before_stays_whole_when_the_next_one_is_cut_off(folder: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder.save_state(example_state(3))
+    folder.save_checkpoint(example_state(3))
 
     def killed(handle: int) -> None:
         raise KilledError
 
     monkeypatch.setattr(files.os, "fsync", killed)
     with pytest.raises(KilledError):
-        folder.save_state(example_state(4))
-    again = folder.load_state(blank())
+        folder.save_checkpoint(example_state(4))
+    again = folder.load_checkpoint(blank())
     assert again is not None
     assert again.round == 3
     assert not [path for path in folder.path.iterdir() if path.name.startswith(".")]
 
 
 def test_files_of_a_run_are_plain_json_and_safetensors(folder: RunDir) -> None:
-    folder.append({"round": 0})
-    folder.save_state(example_state())
+    folder.append_metrics({"round": 0})
+    folder.save_checkpoint(example_state())
     assert json.loads((folder.path / "metrics.jsonl").read_text()) == {"round": 0}
     header = (folder.path / "checkpoint.safetensors").read_bytes()
     length = int.from_bytes(header[:8], "little")

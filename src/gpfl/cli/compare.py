@@ -53,7 +53,7 @@ def compare(
     print_data_warnings(resolved)
     with interruptible(lambda: same_command(*() if out else ("--out", str(folder)))):
         with ProgressReporter(console) as reporter:
-            compared = comparisons.compare(given, variants, method_overrides, seeds, folder, reporter.watch)
+            compared = comparisons.compare(given, variants, method_overrides, seeds, folder, reporter.callback)
         if compared.rows:
             _save_comparison(compared, resolved, folder)
     for label, error in compared.diverged.items():

@@ -11,16 +11,16 @@ from typing import Self
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from gpfl.cli.progress import LiveProgress, PlainProgress, progress_bars
+from gpfl.cli.progress import LiveProgress, PlainProgress, RunProgress, progress_bars
 from gpfl.experiments.estimate import Estimate, duration, work_of
 from gpfl.experiments.grid import BUSY, Job
 from gpfl.report.tables import MeanStd
-from gpfl.training.round_loop import number
-from gpfl.training.run_dir import MetricsRecord
+from gpfl.training.callbacks import Callback, RunInfo
+from gpfl.training.run_dir import MetricsRecord, metric
 
 
 class GridReporter:
-    """Shows a grid; the watch of a run is `reporter.watch(label)`, and `reporter.end(job, problem)` ends a cell."""
+    """Shows a grid; the callback of a run is `reporter.callback(label)`, and `reporter.end(job, problem)` ends a cell."""
 
     def __init__(self, console: Console, jobs: Sequence[Job], seeds: Sequence[int], estimates: Mapping[Path, Estimate]) -> None:
         """`jobs` are those that have something to run with these seeds, in their order."""
@@ -32,6 +32,7 @@ class GridReporter:
         self._shares: dict[str, float] = {}  # of the runs of the cell at work
         self._began = time.monotonic()
         self._done = 0
+        self._printed: set[str] = set()
         self._progress: Progress | None = None
         self._bar: TaskID | None = None
 
@@ -46,10 +47,11 @@ class GridReporter:
         if self._progress:
             self._progress.stop()
 
-    def watch(self, label: str) -> RunWatch:
-        """Gives the watch of one run."""
-        shown = LiveProgress(self._progress, label) if self._progress else PlainProgress(self._console, label)
-        return RunWatch(self, label, shown)
+    def callback(self, label: str) -> GridRunProgress:
+        """Return the callback of one run."""
+        if self._progress:
+            return GridRunProgress(self, label, LiveProgress(self._progress, label, self._printed))
+        return GridRunProgress(self, label, PlainProgress(self._console, label, self._printed))
 
     def move(self, label: str, done: float, rounds: int) -> None:
         """Hears how many of at most so many rounds a run of the cell at work has done."""
@@ -114,20 +116,22 @@ class GridReporter:
                 self._work[place] = work_of(self._jobs[place], self._runs[place])
 
 
-class RunWatch:
-    """The watch of one run of a cell."""
+class GridRunProgress(Callback):
+    """Shows one run of a cell and moves the grid's bar."""
 
-    def __init__(self, reporter: GridReporter, label: str, shown: LiveProgress | PlainProgress) -> None:
-        self._reporter, self._label, self._shown = reporter, label, shown
+    def __init__(self, reporter: GridReporter, label: str, progress: RunProgress) -> None:
+        self._reporter, self._label, self._progress = reporter, label, progress
+        self._rounds = 0
 
-    def line(self, line: MetricsRecord, rounds: int) -> None:
-        """Shows the round."""
-        self._shown.line(line, rounds)
-        self._reporter.move(self._label, number(line, "round"), rounds)
+    def on_run_start(self, run: RunInfo) -> None:
+        """Print the notes."""
+        self._rounds = run.rounds
+        self._progress.on_run_start(run)
 
-    def note(self, words: str) -> None:
-        """Shows a sentence."""
-        self._shown.note(words)
+    def on_evaluate(self, record: MetricsRecord) -> None:
+        """Show the round."""
+        self._progress.on_evaluate(record)
+        self._reporter.move(self._label, metric(record, "round"), self._rounds)
 
 
 def outcome(job: Job, seeds: Sequence[int]) -> str:

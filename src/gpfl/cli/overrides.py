@@ -67,7 +67,7 @@ def load_config(file: str | None, overrides: ConfigDict, federation: str | None,
     `command` is the one to suggest when the file is a dataset or a method instead of a config.
     """
     if file is not None:
-        configs.refuse_data(file, command)
+        configs.check_config_path(file, command)
     config = merge(configs.read_config(Path(file)) if file is not None else {}, overrides)
     if federation is not None:
         check_no_partition(overrides, federation)

@@ -43,7 +43,7 @@ from gpfl.privacy.victims import ROUNDS, STEPS, choose_victims, refuse_other_tha
 from gpfl.report import defence_curves as points
 from gpfl.report.attack_tables import PSNRS, Line, verdict
 from gpfl.report.paper_tables import Origin
-from gpfl.training import api
+from gpfl.training.devices import find_device
 
 IN_FILE = "[default: as in the file of the study]"
 
@@ -127,7 +127,7 @@ def columns(
     if dry_run:
         show(jobs, plan, f"{cases} attacks of {effort.iterations} iterations on {images} images follow")
         return
-    tell_graph(graph, api.find_device(device))
+    tell_graph(graph, find_device(device))
     if train(jobs, plan):
         print_error("what is done is kept; the same command tries the others again")
         raise click.exceptions.Exit(1)
@@ -248,7 +248,7 @@ def curves(
             jobs, plan, f"the uploads of {pluralize(len(spots), 'run')} are then attacked, {effort.iterations} iterations each"
         )
         return
-    tell_graph(graph, api.find_device(device))
+    tell_graph(graph, find_device(device))
     if not accountant_version():
         print_line(
             "ε will not be stated: dp-accounting is not installed. Where it is, the same command adds it and runs nothing."
@@ -405,9 +405,10 @@ def train(jobs: Mapping[Cell, Job], plan: GridPlan) -> dict[Path, str]:
     lacking = grid.unfinished_jobs(unique.values(), plan)
     if len(lacking) < len(unique):
         print_line(f"Run before: {len(unique) - len(lacking)} of {pluralize(len(unique), 'run')}.")
-    about = estimates(lacking, plan, api.find_device(str(plan.run["device"])), count=False)
+    about = estimates(lacking, plan, find_device(str(plan.run["device"])), count=False)
     with GridReporter(console, lacking, plan.seeds, about) as reporter:
-        problems = grid.run_all(lacking, plan, reporter.watch, {"command": command_words(), "commit": commit()}, reporter.end)
+        origin = {"command": command_words(), "commit": commit()}
+        problems = grid.run_all(lacking, plan, reporter.callback, origin, reporter.end)
     for words in dict.fromkeys(problems.values()):
         print_error(f"{', '.join(unique[path].label for path in problems if problems[path] == words)}: {words}")
     return problems
@@ -417,7 +418,7 @@ def show(jobs: Mapping[Cell, Job], plan: GridPlan, after: str) -> None:
     """Prints what would be run, and what follows."""
     unique = list({job.folder: job for job in jobs.values()}.values())
     with console.status("Counting what runs take"):
-        about = estimates(unique, plan, api.find_device(str(plan.run["device"])), count=True)
+        about = estimates(unique, plan, find_device(str(plan.run["device"])), count=True)
     sound = print_plan(unique, plan, about, {}, {})
     print_line(f"{after[0].upper()}{after[1:]}; those that {plan.out} holds are not made again.")
     if not sound:

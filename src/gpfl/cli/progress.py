@@ -11,19 +11,20 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, Tex
 from rich.table import Column
 from rich.text import Text
 
-from gpfl.training.round_loop import number
-from gpfl.training.run_dir import MetricsRecord
+from gpfl.training.callbacks import Callback, RunInfo
+from gpfl.training.run_dir import MetricsRecord, metric
 
 LOG_INTERVAL = 10.0
 """Seconds between two plain lines of a run, besides its first and last."""
 
 
 class ProgressReporter:
-    """Shows runs as they go; a run's watch is `reporter.watch(label)`."""
+    """Shows the progress of runs; the callback of a run is `reporter.callback(label)`."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self._progress: Progress | None = None
+        self._printed: set[str] = set()  # notes, which several runs may share
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
@@ -35,9 +36,11 @@ class ProgressReporter:
         if self._progress:
             self._progress.stop()
 
-    def watch(self, label: str) -> LiveProgress | PlainProgress:
-        """Gives the watch of one run."""
-        return LiveProgress(self._progress, label) if self._progress else PlainProgress(self.console, label)
+    def callback(self, label: str) -> RunProgress:
+        """Return the callback of one run."""
+        if self._progress:
+            return LiveProgress(self._progress, label, self._printed)
+        return PlainProgress(self.console, label, self._printed)
 
 
 class Words(TextColumn):
@@ -65,43 +68,54 @@ def time_remaining_column() -> ProgressColumn:
     return TimeRemainingColumn(table_column=Column(no_wrap=True))
 
 
-class LiveProgress:
-    """One line of a terminal that is drawn anew each round."""
+class RunProgress(Callback):
+    """Prints what is to be known of a run before it starts; each note once for all runs that share `printed`."""
 
-    def __init__(self, progress: Progress, label: str) -> None:
-        self._progress, self._label, self._best = progress, label, 0.0
+    def __init__(self, console: Console, label: str, printed: set[str]) -> None:
+        self._console, self._label, self._printed = console, label, printed
+        self._rounds = 0
+
+    def on_run_start(self, run: RunInfo) -> None:
+        """Print the notes."""
+        self._rounds = run.rounds
+        for note in run.notes:
+            if note not in self._printed:
+                self._printed.add(note)
+                self._print(note)
+
+    def _print(self, text: str) -> None:
+        self._console.print(f"{self._label}: {text}", highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+class LiveProgress(RunProgress):
+    """One line of a terminal, redrawn each round."""
+
+    def __init__(self, progress: Progress, label: str, printed: set[str]) -> None:
+        super().__init__(progress.console, label, printed)
+        self._progress, self._best = progress, 0.0
         self._task: TaskID | None = None
 
-    def line(self, line: MetricsRecord, rounds: int) -> None:
-        """Draws the round."""
-        self._best = max(self._best, number(line, "accuracy"))
-        words = f"{number(line, 'accuracy'):.2%} accuracy, best {self._best:.2%}"
+    def on_evaluate(self, record: MetricsRecord) -> None:
+        """Redraw the line."""
+        self._best = max(self._best, metric(record, "accuracy"))
+        words = f"{metric(record, 'accuracy'):.2%} accuracy, best {self._best:.2%}"
         if self._task is None:
-            self._task = self._progress.add_task(self._label, total=rounds, words=words)
-        self._progress.update(self._task, completed=number(line, "round"), words=words)
-
-    def note(self, words: str) -> None:
-        """Prints a sentence above the line."""
-        self._progress.console.print(f"{self._label}: {words}", highlight=False, markup=False, emoji=False, soft_wrap=True)
+            self._task = self._progress.add_task(self._label, total=self._rounds, words=words)
+        self._progress.update(self._task, completed=metric(record, "round"), words=words)
 
 
-class PlainProgress:
-    """A line for the first and the last round, and at most one in ten seconds between."""
+class PlainProgress(RunProgress):
+    """A line for the first and the last evaluation, and at most one in ten seconds between."""
 
-    def __init__(self, console: Console, label: str) -> None:
-        self._console, self._label = console, label
-        self._told: float | None = None
+    def __init__(self, console: Console, label: str, printed: set[str]) -> None:
+        super().__init__(console, label, printed)
+        self._last_time: float | None = None
 
-    def line(self, line: MetricsRecord, rounds: int) -> None:
-        """Prints the round, if it is time."""
+    def on_evaluate(self, record: MetricsRecord) -> None:
+        """Print the accuracy, if it is time."""
         now = time.monotonic()
-        if self._told is not None and line["round"] != rounds and now - self._told < LOG_INTERVAL:
+        if self._last_time is not None and record["round"] != self._rounds and now - self._last_time < LOG_INTERVAL:
             return
-        self._told = now
-        scores = f"accuracy {number(line, 'accuracy'):.2%}, loss {number(line, 'loss'):.4f}"
-        text = f"{self._label}: round {line['round']}/{rounds}, {scores}"
-        self._console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
-
-    def note(self, words: str) -> None:
-        """Prints a sentence."""
-        self._console.print(f"{self._label}: {words}", highlight=False, markup=False, emoji=False, soft_wrap=True)
+        self._last_time = now
+        scores = f"accuracy {metric(record, 'accuracy'):.2%}, loss {metric(record, 'loss'):.4f}"
+        self._print(f"round {record['round']}/{self._rounds}, {scores}")

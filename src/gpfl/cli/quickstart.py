@@ -14,7 +14,7 @@ from gpfl.cli.progress import ProgressReporter
 from gpfl.cli.terminal import console, print_line, print_method_table
 from gpfl.experiments import quickstart as experiment
 from gpfl.report import figures, method_tables
-from gpfl.training.run_dir import refuse_used
+from gpfl.training.run_dir import make_empty_folder
 
 
 @click.command(cls=Command)
@@ -23,11 +23,11 @@ def quickstart(out: str | None) -> None:
     """Train GPFL, FedAvg and local models on digits, three seeds each, in under two minutes."""
     folder = new_folder(out, Path("runs") / "quickstart")
     if not experiment.was_started(folder):
-        refuse_used(folder)
+        make_empty_folder(folder)
     print_line("1,797 handwritten digits on 20 clients; each has 4 of the 10 classes, in unequal numbers.")
     with interruptible(lambda: same_command(*() if out else ("--out", str(folder)))):
         with ProgressReporter(console) as reporter:
-            rows = experiment.quickstart(folder, reporter.watch)
+            rows = experiment.quickstart(folder, reporter.callback)
         title = "Digits, 20 clients with 4 classes each: mean ± std over 3 seeds"
         print_method_table(rows, title)
         figures.draw_learning_curves(rows, [folder / "curves.png"], "Digits, 20 clients with 4 classes each, 3 seeds")

@@ -32,8 +32,8 @@ from gpfl.experiments.tuned_config import TunedValues
 from gpfl.io import files
 from gpfl.io.provenance import command_words, commit
 from gpfl.report import paper_tables
-from gpfl.training import api
 from gpfl.training.config import ConfigDict
+from gpfl.training.devices import find_device
 
 ATTACKS = ("privacy", "table5")
 """What the table is called that attacks on uploads make."""
@@ -291,7 +291,7 @@ def table_name(name: str, asked: Sequence[str], out: Path) -> str:
 
 def usable_device(plan: GridPlan) -> torch.device:
     """Gives the device of a plan; refuses a precision that it has not, before every cell fails by it."""
-    device = api.find_device(str(plan.run.get("device", "auto")))
+    device = find_device(str(plan.run.get("device", "auto")))
     precision = plan.run.get("precision", "float32")
     if precision != "float32" and device.type != "cuda":
         raise GpflError(f"run.precision is '{precision}', which is for a GPU; run.device is '{device}': leave it out")
@@ -351,7 +351,7 @@ def run(
         print_line(f"Run before: {len(jobs) - len(lacking)} of {pluralize(len(jobs), 'cell')}.")
     try:
         with GridReporter(console, lacking, plan.seeds, about) as reporter:
-            failed = grid.run_all(lacking, plan, reporter.watch, facts, reporter.end)
+            failed = grid.run_all(lacking, plan, reporter.callback, facts, reporter.end)
     except KeyboardInterrupt:
         if process_group().is_main:
             with suppress(GpflError):

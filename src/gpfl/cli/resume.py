@@ -21,12 +21,12 @@ def resume(folder: Path) -> None:
     """Resume an interrupted run or trials, with the same results as if it had not been interrupted."""
     if is_trials_dir(folder):
         with interruptible(lambda: resume_command(folder)), ProgressReporter(console) as reporter:
-            trials = resume_trials(folder, reporter.watch)
+            trials = resume_trials(folder, reporter.callback)
         print_trials_summary(trials, folder)
         return
     finished = RunDir.open(folder).finished
     with interruptible(lambda: resume_command(folder)), ProgressReporter(console) as reporter:
-        result = api.resume(folder, watch=reporter.watch(str(folder)))
+        result = api.resume(folder, callbacks=[reporter.callback(str(folder))])
     if finished:
         print_line(f"The run in {folder} was already finished.")
     print_run_summary(result, folder)

@@ -14,8 +14,8 @@ from gpfl.cli.progress import ProgressReporter
 from gpfl.cli.terminal import console, print_data_warnings, print_run_summary, print_trials_summary
 from gpfl.errors import GpflError
 from gpfl.experiments.trials import run_trials
-from gpfl.training import api
 from gpfl.training import config as configs
+from gpfl.training.execute import start_run
 
 
 @click.command(cls=Command)
@@ -47,10 +47,10 @@ def run(
     print_data_warnings(resolved)
     if seeds:
         with interruptible(lambda: resume_command(folder)), ProgressReporter(console) as reporter:
-            trials = run_trials(given, seeds, folder, reporter.watch)
+            trials = run_trials(given, seeds, folder, reporter.callback)
         print_trials_summary(trials, folder)
     else:
         with interruptible(lambda: resume_command(folder)), ProgressReporter(console) as reporter:
-            watch = reporter.watch(resolved.method.name)
-            result = api.start_run(resolved, resolved.federation(), out=folder, watch=watch)
+            callback = reporter.callback(resolved.method.name)
+            result = start_run(resolved, resolved.federation(), out=folder, callbacks=[callback])
         print_run_summary(result, folder)

@@ -38,9 +38,9 @@ from gpfl.io.provenance import command_words, commit
 from gpfl.methods import METHODS
 from gpfl.report.tuning_tables import format_origin, format_score, to_csv, to_markdown
 from gpfl.training import config as configs
+from gpfl.training.callbacks import Callback, RunInfo
 from gpfl.training.config import ConfigDict
-from gpfl.training.round_loop import number
-from gpfl.training.run_dir import MetricsRecord
+from gpfl.training.run_dir import MetricsRecord, metric
 
 
 @click.command(cls=Command)
@@ -178,8 +178,8 @@ class Listener:
         self._task = self._progress.add_task(plan.method, total=plan.count * size(plan), words="")
         self.draw(plan)
 
-    def watch(self, plan: MethodSearch, candidate: Candidate) -> RunLine:
-        """Gives the watch of one run."""
+    def callback(self, plan: MethodSearch, candidate: Candidate) -> RunLine:
+        """Return the callback of one run."""
         run = RunLine(self, plan, candidate)
         self._running.setdefault(candidate.number, []).append(run)
         return run
@@ -202,21 +202,26 @@ class Listener:
             self._progress.update(self._task, words=words, completed=rounds)
 
 
-class RunLine:
-    """The watch of one run: it moves the bar, and where there is none prints a line now and then."""
+class RunLine(Callback):
+    """Moves the bar by one run's rounds; without a bar, prints a line now and then."""
 
     def __init__(self, listener: Listener, plan: MethodSearch, candidate: Candidate) -> None:
         self._listener, self._plan, self._candidate = listener, plan, candidate
-        self.round, self._told = 0, time.monotonic()
+        self.round, self._rounds, self._last_time = 0, 0, time.monotonic()
 
-    def line(self, line: MetricsRecord, rounds: int) -> None:
-        """Shows the round by its validation accuracy; test rows are nobody's business here."""
-        self.round = int(number(line, "round"))
+    def on_run_start(self, run: RunInfo) -> None:
+        """Keep the number of rounds."""
+        self._rounds = run.rounds
+
+    def on_evaluate(self, record: MetricsRecord) -> None:
+        """Show the validation accuracy; test samples have no part in a search."""
+        self.round = int(metric(record, "round"))
         self._listener.draw(self._plan)
-        if not console.is_terminal and time.monotonic() - self._told > LOG_INTERVAL:
-            self._told = time.monotonic()
+        if not console.is_terminal and time.monotonic() - self._last_time > LOG_INTERVAL:
+            self._last_time = time.monotonic()
             name = f"{self._plan.method} {self._candidate.number}/{self._plan.count}"
-            print_line(f"{name}: round {self.round}/{rounds}, validation {number(line, 'validation'):.2%}")
+            accuracy = metric(record, "validation_accuracy")
+            print_line(f"{name}: round {self.round}/{self._rounds}, validation {accuracy:.2%}")
 
 
 def size(plan: MethodSearch) -> int:

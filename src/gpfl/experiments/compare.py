@@ -9,7 +9,7 @@ from pathlib import Path
 from gpfl.core import options
 from gpfl.errors import DivergenceError, GpflError, did_you_mean
 from gpfl.experiments.stored_runs import Trials
-from gpfl.experiments.trials import NEGLIGIBLE, Watcher, check_trials, read_trials, read_trials_plan, run_trials
+from gpfl.experiments.trials import NEGLIGIBLE, CallbackFactory, check_trials, read_trials, read_trials_plan, run_trials
 from gpfl.methods import METHODS
 from gpfl.training import config as configs
 from gpfl.training.config import Config, ConfigDict, RunOptions
@@ -72,7 +72,7 @@ def check_methods(given: ConfigDict, methods: Sequence[MethodVariant], own: Mapp
     run = options.build(RunOptions, given.get("run", {}), "run")
     for entrant, section in sections(given, methods, own).items():
         try:
-            configs.chosen_method(section, run)
+            configs.resolve_method(section, run)
         except GpflError as problem:
             raise GpflError(f"{entrant.label}: {problem}") from None
 
@@ -83,7 +83,7 @@ def compare(
     own: Mapping[str, Mapping[str, object]],
     seeds: Sequence[int],
     out: Path,
-    watcher: Watcher,
+    make_callback: CallbackFactory,
 ) -> ComparisonResult:
     """Gives every method's trials; what `out` holds already is not run again.
 
@@ -99,7 +99,7 @@ def compare(
     diverged = {}
     for entrant, section in each.items():
         try:
-            run_trials(section, seeds, out / entrant.folder, watcher, label=entrant.label)
+            run_trials(section, seeds, out / entrant.folder, make_callback, label=entrant.label)
         except DivergenceError as end:
             diverged[entrant.label] = end
     folders = held(out, complete[0])

@@ -25,7 +25,7 @@ def summary_fault(run: Path) -> str:
     folder = RunDir(run)
     try:
         if folder.finished:
-            folder.summary(WAY.format(run))
+            folder.read_summary(WAY.format(run))
     except GpflError as problem:
         return str(problem)
     return ""

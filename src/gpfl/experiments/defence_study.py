@@ -25,6 +25,8 @@ from gpfl.training import api
 from gpfl.training import config as configs
 from gpfl.training.config import SECTIONS, ConfigDict
 from gpfl.training.defences import accounting_inputs, probe_samples
+from gpfl.training.execute import open_run
+from gpfl.training.prepare import prepare
 from gpfl.training.result import Result
 
 NONE = "none"
@@ -182,7 +184,7 @@ def setting_of(like: Cell, plan: GridPlan, grounds: FederationCache) -> RunSpec:
     """Gives the setting of a cell, on the CPU."""
     given = plan.given(like)
     asked = configs.resolve_config({**given, "run": {**given["run"], "device": "cpu", "precision": "float32"}})
-    return api.prepare(asked, grounds.federation(asked), None, None)[1]
+    return prepare(asked, grounds.federation(asked), None, None)[1]
 
 
 # What was run.
@@ -198,7 +200,7 @@ def loaded(job: Job, seed: int) -> Result:
 
 def engine_of(job: Job, seed: int) -> Loop:
     """Gives the engine of a finished run, whose weights may be gone: before round 0 they follow from the seed."""
-    return Loop(api.open_run(job.folder / f"seed-{seed}").setting)
+    return Loop(open_run(job.folder / f"seed-{seed}").spec)
 
 
 def jobs_of(cells: Iterable[Cell], plan: GridPlan, grounds: FederationCache) -> dict[Cell, Job]:

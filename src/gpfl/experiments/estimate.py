@@ -30,10 +30,11 @@ from gpfl.experiments.machine import Limits, limits_at_hand
 from gpfl.experiments.stored_runs import PROVENANCE_FILE, read_provenance
 from gpfl.experiments.trials import Sections
 from gpfl.experiments.work import Machine, Round, machine_at_hand, round_of
-from gpfl.training import api
 from gpfl.training import config as configs
 from gpfl.training.config import ConfigDict, RunOptions, TrainOptions
-from gpfl.training.run_dir import RunDir, device_name
+from gpfl.training.devices import device_name, find_device
+from gpfl.training.prepare import prepare
+from gpfl.training.run_dir import RunDir
 
 
 class Task(NamedTuple):
@@ -148,7 +149,7 @@ def work_of(job: Job, trials: int) -> float | None:
     run = job.given.get("run", {})
     if job.sample is None or not trials or run.get("engine") == "loop":
         return None
-    device = api.find_device(str(run.get("device", "auto")))
+    device = find_device(str(run.get("device", "auto")))
     step = counted(job, job.given, trials * job.sample.clients, device.type)
     return step * job.steps * trials if step else None
 
@@ -210,7 +211,7 @@ def counted(job: Job, given: ConfigDict, clients: int, device: str, machine: Mac
     if key not in COUNTED:
         plain = {**given, "run": {**given.get("run", {}), "device": "cpu", "precision": "float32"}}
         try:
-            _, setting = api.prepare(configs.resolve_config(plain), job.sample.federation, None, None)
+            _, setting = prepare(configs.resolve_config(plain), job.sample.federation, None, None)
             COUNTED[key] = round_of(setting, clients, torch.device(device), machine)
         except GpflError:  # the timed method may not take what this one does
             COUNTED[key] = None
@@ -249,7 +250,7 @@ def measured(out: Path, device: torch.device) -> Iterator[Speed]:
             task = Task(config["data"]["name"], config["net"]["name"], config["method"]["name"])
             given: ConfigDict = {key: values for key, values in config.items() if key in ("method", "defence", "train")}
             precision, planned = str(config["run"]["precision"]), float(config["train"]["rounds"])
-            summary = RunDir(path.parent).summary()
+            summary = RunDir(path.parent).read_summary()
         except (OSError, ValueError, KeyError, TypeError, GpflError):
             continue
         rounds, seconds = cast(float, summary["rounds"]), cast(float, summary["seconds"])

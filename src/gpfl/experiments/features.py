@@ -16,9 +16,10 @@ from gpfl.core.randomness import generator
 from gpfl.data.table import SPLITS
 from gpfl.errors import GpflError, pluralize
 from gpfl.federation.federation import Federation, Shard
-from gpfl.training import api
-from gpfl.training.api import CustomNet
-from gpfl.training.result import BLOCK, ClientModel, safe_name
+from gpfl.inference import load_model
+from gpfl.inference.client_model import PREDICT_BATCH_SIZE, ClientModel, model_file_name
+from gpfl.models.custom import CustomNet
+from gpfl.training.execute import load_run_config
 from gpfl.training.run_dir import RunDir
 
 Floats = npt.NDArray[np.float32]
@@ -79,13 +80,13 @@ def collect_features(
     folder = RunDir.open(run_folder)
     if not folder.finished:
         raise GpflError(f"the run in {folder.path} has not finished: gpfl resume {folder.path}")
-    summary = folder.summary()
-    _, divided = api.load_run_config(folder, federation, custom_net=net is not None)
+    summary = folder.read_summary()
+    _, divided = load_run_config(folder, federation, custom_net=net is not None)
     vectors: list[Floats] = []
     rows: list[Indices] = []
     for place, shard in enumerate(divided.shards):
         chosen = sample(divided, shard, part, most, seed, place)
-        model = api.load_model(model_file(folder, shard.name), net=net, head=head)
+        model = load_model(model_file(folder, shard.name), net=net, head=head)
         vectors.append(features_of(model, divided, chosen))
         rows.append(chosen)
     return Features(
@@ -106,9 +107,9 @@ def collect_features(
 
 def model_file(folder: RunDir, client: str) -> Path:
     """Gives the file of a client's model in a run folder."""
-    path = folder.path / "models" / f"client-{safe_name(client)}.safetensors"
+    path = folder.path / "models" / model_file_name(client)
     if not path.is_file():
-        raise GpflError(f"the model of client {client} is gone ({path}): {folder.start_over}")
+        raise GpflError(f"the model of client {client} is gone ({path}): {folder.restart_hint}")
     return path
 
 
@@ -129,7 +130,7 @@ def features_of(model: ClientModel, federation: Federation, rows: Indices) -> Fl
     own, width = Model(model.method.net, model.weights), model.method.net.width
     vectors = [np.zeros((0, width), dtype=np.float32)]
     with torch.no_grad():
-        for block in torch.split(torch.from_numpy(rows), BLOCK):
+        for block in torch.split(torch.from_numpy(rows), PREDICT_BATCH_SIZE):
             made = model.method.features(own, federation.table.inputs(block))
             vectors.append(made.flatten(1).numpy())
     return np.concatenate(vectors)

@@ -29,8 +29,8 @@ from gpfl.experiments.run_hash import folder_name, held_configs, named_by_conten
 from gpfl.experiments.stored_runs import PROVENANCE_FILE, FolderRun, Trials, read_provenance
 from gpfl.experiments.trials import (
     NEGLIGIBLE,
+    CallbackFactory,
     Sections,
-    Watcher,
     delete_weights,
     ended,
     first_difference,
@@ -42,10 +42,10 @@ from gpfl.experiments.tuned_config import TunedValues
 from gpfl.experiments.work import Sample, sample_of, share_of
 from gpfl.federation.federation import Federation
 from gpfl.io import files, toml
-from gpfl.training import api
 from gpfl.training import config as configs
+from gpfl.training.callbacks import Callback
 from gpfl.training.config import Config, ConfigDict
-from gpfl.training.round_loop import Watch
+from gpfl.training.prepare import prepare
 from gpfl.training.run_dir import RunDir
 
 CHECKPOINT = 10
@@ -137,7 +137,7 @@ class Job:
     def diverged(self, seeds: Iterable[int]) -> dict[int, int]:
         """Gives the rounds in which trials diverged, by their seeds."""
         runs = {seed: RunDir(self.folder / f"seed-{seed}") for seed in seeds}
-        ends = {seed: run.diverged for seed, run in runs.items() if not run.finished}
+        ends = {seed: run.diverged_round for seed, run in runs.items() if not run.finished}
         return {seed: end for seed, end in ends.items() if end is not None}
 
     def trials(self, label: str, seeds: Iterable[int]) -> Trials | None:
@@ -215,7 +215,7 @@ def make_job(cell: Cell, plan: GridPlan, grounds: FederationCache) -> Job:
     # What decides the content does not depend on the device, so no GPU is filled by looking.
     asked = configs.resolve_config({**given, "run": {**given["run"], "device": "cpu", "precision": "float32"}})
     federation = grounds.federation(asked)
-    config, setting = api.prepare(asked, federation, None, None)
+    config, setting = prepare(asked, federation, None, None)
     complete = config.sections()
     complete["run"]["precision"] = given["run"].get("precision", "float32")
     name = folder_name(config, complete, federation.table.digest)
@@ -279,7 +279,7 @@ def weight(setting: RunSpec) -> tuple[int, int]:
 # Running.
 
 
-def run(job: Job, plan: GridPlan, watcher: Watcher, facts: Mapping[str, object]) -> bool:
+def run(job: Job, plan: GridPlan, make_callback: CallbackFactory, facts: Mapping[str, object]) -> bool:
     """Runs what a job lacks of its seeds, and notes `facts` beside it; False where another process is at it.
 
     Seeds train at once where the engine can; where memory does not suffice for that, one after the other.
@@ -289,13 +289,13 @@ def run(job: Job, plan: GridPlan, watcher: Watcher, facts: Mapping[str, object])
             return False
         missing = process_group().run_on_main(lambda: sound_missing(job, plan.seeds))
 
-        def watch(label: str) -> Watch:
+        def noted(label: str) -> Callback:
             if process_group().is_main:
                 note_seeds(job, missing, facts)
-            return watcher(label)
+            return make_callback(label)
 
         try:
-            run_seeds(job, missing, watch)
+            run_seeds(job, missing, noted)
         finally:  # other seeds than one that diverges have ended
             if not (plan.weights or any(cell.column.weights for cell in job.cells)) and process_group().is_main:
                 for seed in job.finished(plan.seeds):
@@ -326,12 +326,12 @@ def fault_of(job: Job, seeds: Iterable[int]) -> str:
     return next((fault for fault in faults if fault), "")
 
 
-def run_seeds(job: Job, seeds: Sequence[int], watcher: Watcher) -> None:
+def run_seeds(job: Job, seeds: Sequence[int], make_callback: CallbackFactory) -> None:
     """Runs a job with these seeds, at once or one after the other; one that diverges is told of when the others have ended."""
     if not seeds:
         return
     try:
-        run_trials(job.given, seeds, job.folder, watcher, label=job.label)
+        run_trials(job.given, seeds, job.folder, make_callback, label=job.label)
         return
     except torch.OutOfMemoryError:
         if len(seeds) == 1:
@@ -340,7 +340,7 @@ def run_seeds(job: Job, seeds: Sequence[int], watcher: Watcher) -> None:
     for seed in seeds:  # not within the handler: the error holds on to the tensors that were too many
         free_memory()
         try:
-            run_trials(job.given, [seed], job.folder, watcher, label=job.label)
+            run_trials(job.given, [seed], job.folder, make_callback, label=job.label)
         except DivergenceError as end:
             diverged.append(end.with_traceback(None))
     if diverged:
@@ -360,7 +360,7 @@ def note_seeds(job: Job, seeds: Iterable[int], facts: Mapping[str, object]) -> N
 def run_all(
     jobs: Iterable[Job],
     plan: GridPlan,
-    watcher: Watcher,
+    make_callback: CallbackFactory,
     facts: Mapping[str, object],
     tell: Callable[[Job, str], None] = lambda job, problem: None,
 ) -> dict[Path, str]:
@@ -374,7 +374,7 @@ def run_all(
     left: list[Job] = []
     for job in jobs:
         try:
-            if not run(job, plan, watcher, facts):
+            if not run(job, plan, make_callback, facts):
                 problems[job.folder] = BUSY
                 left.append(job)
         except ProcessFailedError:

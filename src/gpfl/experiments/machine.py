@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from gpfl.engine.precision import matmul_precision
+from gpfl.core.precision import matmul_precision
 
 REPEATS = 5
 

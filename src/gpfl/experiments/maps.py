@@ -24,7 +24,7 @@ from gpfl.experiments.features import (
     measure_features,
 )
 from gpfl.io import files
-from gpfl.training.run_dir import RunDir, digest
+from gpfl.training.run_dir import RunDir, file_digest
 
 FILE = "features.json"
 """The file of a run's folder that holds its map."""
@@ -82,7 +82,7 @@ def get_map(run: Path, label: str, *, points: bool) -> FeatureMap:
     if found is None and not here:
         raise GpflError(
             f"the models of {named(run)} are gone, and no whole {FILE} of them was kept beside the run: "
-            f"copy it from where the models were, or {RunDir(run).start_over}"
+            f"copy it from where the models were, or {RunDir(run).restart_hint}"
         )
     if found is None or (points and not found.has_points and here):
         found = make_map(collect_features(run, PART, MOST_ROWS, SEED), points=points)
@@ -133,7 +133,7 @@ def shares_of(one: FeatureMap) -> list[dict[str, object]]:
 
 def digests(run: Path) -> dict[str, str]:
     """Gives what tells a run from all others: digests of its config, but for the device, and of its summary."""
-    return {name: digest(run / f"{name}{ending}") for name, ending in (("config", ".toml"), ("summary", ".json"))}
+    return {name: file_digest(run / f"{name}{ending}") for name, ending in (("config", ".toml"), ("summary", ".json"))}
 
 
 def read_map(run: Path) -> FeatureMap | None:

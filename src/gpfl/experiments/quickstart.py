@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpfl.experiments.stored_runs import Trials
-from gpfl.experiments.trials import Watcher, run_trials
+from gpfl.experiments.trials import CallbackFactory, run_trials
 from gpfl.training.config import ConfigDict
 
 METHODS = ("gpfl", "fedavg", "local")
@@ -18,9 +18,9 @@ SETTING: ConfigDict = {
 }
 
 
-def quickstart(out: Path, watcher: Watcher) -> list[Trials]:
+def quickstart(out: Path, make_callback: CallbackFactory) -> list[Trials]:
     """Gives the trials of the three methods, each in its own folder of `out`; what it holds already is not run again."""
-    return [run_trials({**SETTING, "method": {"name": name}}, SEEDS, out / name, watcher, label=name) for name in METHODS]
+    return [run_trials({**SETTING, "method": {"name": name}}, SEEDS, out / name, make_callback, label=name) for name in METHODS]
 
 
 def was_started(out: Path) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from gpfl.experiments.damage import config_fault
 from gpfl.experiments.trials import NEGLIGIBLE, Sections, config_of
 from gpfl.federation.federation import MANIFEST
+from gpfl.models.custom import net_name
 from gpfl.training import config as configs
 from gpfl.training.config import Config
 
@@ -36,7 +37,7 @@ def readable(config: Config) -> str:
     clients = f"-{partition.clients}" if partition and partition.clients else ""
     of = f"of{partition.total_clients}" if partition and partition.total_clients else ""
     without = "".join(f"-without-{part}" for part in getattr(config.method, "without", ()))
-    net = configs.name_of(config.net) if config.net else configs.CUSTOM
+    net = net_name(config.net) if config.net else configs.CUSTOM
     return f"{config.data}-{partition.name if partition else 'manifest'}{clients}{of}-{net}-{config.method.name}{without}"
 
 

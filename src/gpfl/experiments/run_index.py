@@ -17,6 +17,7 @@ from gpfl.experiments.grid import GridPlan, Job, Problems
 from gpfl.experiments.run_hash import data_digest, held_configs, named_by_content
 from gpfl.experiments.stored_runs import PROVENANCE_FILE, read_provenance
 from gpfl.experiments.trials import NEGLIGIBLE, Sections, trial_fault
+from gpfl.models.custom import net_name
 from gpfl.training import config as configs
 from gpfl.training.config import ConfigDict
 
@@ -69,7 +70,7 @@ def without_data(given: ConfigDict) -> Sections:
     if config.net is None:  # never so in a cell
         return config.sections()
     lr = config.net.lr if math.isnan(config.train.lr) else config.train.lr
-    named = cast(Net, SimpleNamespace(name=configs.name_of(config.net)))  # all that options depend on
+    named = cast(Net, SimpleNamespace(name=net_name(config.net)))  # all that options depend on
     method = config.method.bind(named, lr=lr, epochs=config.train.epochs)
     train = dataclasses.replace(config.train, lr=lr)
     return dataclasses.replace(config, train=train, method=method).sections()

@@ -73,7 +73,7 @@ class StoredRun(ABC):
     def accuracies(self, round: object) -> tuple[list[float], float]:
         """Return the test accuracy of each client in a round, and that over all samples. Raise if they were not kept."""
         record = next((record for record in self.metrics() if record["round"] == round), {})
-        clients = record.get("clients")
+        clients = record.get("client_accuracies")
         if not isinstance(clients, list) or not all(isinstance(value, (int, float)) for value in clients):
             raise GpflError(f"{self.path} holds no accuracies of single clients in round {round}: remove it and run it again")
         return clients, cast(float, record["accuracy"])
@@ -85,7 +85,7 @@ class FolderRun(StoredRun):
     @cached_property
     def summary(self) -> Mapping[str, object]:
         """Content of summary.json."""
-        return RunDir(self.path).summary()
+        return RunDir(self.path).read_summary()
 
     def config(self) -> Mapping[str, Mapping[str, object]]:
         """Return the complete config with today's keys."""
@@ -93,7 +93,7 @@ class FolderRun(StoredRun):
 
     def metrics(self) -> list[MetricsRecord]:
         """Return the records of all evaluated rounds. Raise if some are missing."""
-        return RunDir(self.path).whole_curve()
+        return RunDir(self.path).read_complete_metrics()
 
     def partition_hash(self) -> str:
         """Return a hash of the table and of every client's samples. Runs with equal hashes have the same clients."""

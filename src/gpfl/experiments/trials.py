@@ -13,11 +13,12 @@ from gpfl.experiments.damage import config_fault, summary_fault
 from gpfl.experiments.stored_runs import FolderRun, Trials
 from gpfl.federation.federation import MANIFEST, Federation
 from gpfl.io import files, toml
-from gpfl.training import api
 from gpfl.training import config as configs
+from gpfl.training.callbacks import Callback
 from gpfl.training.config import Config, ConfigDict
-from gpfl.training.round_loop import Watch
-from gpfl.training.run_dir import RunDir, clear_stump, read_json, refuse_used
+from gpfl.training.execute import PreparedRun, execute_trials, open_run
+from gpfl.training.prepare import prepare
+from gpfl.training.run_dir import RunDir, make_empty_folder, remove_partial_start
 
 NEGLIGIBLE = (*(("run", key) for key in ("seed", "engine", "device", "compile", "checkpoint_every")), ("partition", "file"))
 """Settings in which trials of one study may differ: they change no number, or are what trials differ in."""
@@ -27,18 +28,20 @@ ANOTHER = "it is another run's: move {0} away, or remove {0} and have this one r
 Sections = Mapping[str, Mapping[str, object]]
 """A complete config, as its TOML has it."""
 
-Watcher = Callable[[str], Watch]
-"""Gives the watch of a run from its label."""
+CallbackFactory = Callable[[str], Callback]
+"""Makes the callback of a run from its label."""
 
 
-def run_trials(given: ConfigDict, seeds: Sequence[int], out: Path, watcher: Watcher, *, label: str = "") -> Trials:
+def run_trials(
+    given: ConfigDict, seeds: Sequence[int], out: Path, make_callback: CallbackFactory, *, label: str = ""
+) -> Trials:
     """Gives the trials of a config in `out`, each in a folder seed-N; those that are there are not run again.
 
     With a `label`, as comparisons give it, `out` may hold trials of the same config; otherwise it must be new.
     """
     config, federation = check_trials(given, seeds, out if label else None)
     process_group().run_on_main(lambda: write_plan(out, config, federation, seeds, label))
-    return resume_trials(out, watcher, only=seeds)
+    return resume_trials(out, make_callback, only=seeds)
 
 
 def write_plan(out: Path, config: Config, federation: Federation, seeds: Sequence[int], label: str) -> None:
@@ -47,8 +50,8 @@ def write_plan(out: Path, config: Config, federation: Federation, seeds: Sequenc
     if label and (out / "config.toml").exists():
         _, held = read_trials_plan(out)
     else:
-        clear_stump(out)
-        refuse_used(out)
+        remove_partial_start(out)
+        make_empty_folder(out)
         federation.save(out / MANIFEST)
     plan = {"method": label or config.method.name, "seeds": [*held, *(seed for seed in seeds if seed not in held)]}
     files.write_text(out / "trials.json", json.dumps(plan) + "\n")
@@ -62,7 +65,7 @@ def check_trials(given: ConfigDict, seeds: Sequence[int], out: Path | None) -> t
         raise GpflError("there is no seed; give at least one")
     config = configs.resolve_config(with_seed(given, seeds[0]))
     federation = config.federation()
-    config, _ = api.prepare(config, federation, None, None)
+    config, _ = prepare(config, federation, None, None)
     if out is not None and (out / "config.toml").exists():
         refuse_other_config(out, config.sections())
         refuse_other_federation(out, federation)
@@ -148,7 +151,7 @@ def read_trials_plan(out: Path) -> tuple[str, list[int]]:
     """Gives the name and the seeds of the trials in `out`."""
     path = out / "trials.json"
     way = 'it must hold the method and the seeds, such as {"method": "gpfl", "seeds": [0, 1, 2]}'
-    content = read_json(path, way)
+    content = files.read_json(path, way)
     name, seeds = content.get("method"), content.get("seeds")
     if not isinstance(name, str):
         raise GpflError(f"{path} does not name the method: {way}")
@@ -157,17 +160,17 @@ def read_trials_plan(out: Path) -> tuple[str, list[int]]:
     return name, seeds
 
 
-def resume_trials(out: Path, watcher: Watcher, *, only: Sequence[int] | None = None) -> Trials:
+def resume_trials(out: Path, make_callback: CallbackFactory, *, only: Sequence[int] | None = None) -> Trials:
     """Gives the trials of `out`: finished ones are read, others are gone on with or begun."""
     name, seeds, given, unfinished = process_group().run_on_main(lambda: stand(out, only))
     if unfinished:
         federation = configs.resolve_config(with_seed(given, seeds[0])).federation()
         with process_group().abort_all_on_error():
             runs = [
-                prepare_trial(out / f"seed-{seed}", with_seed(given, seed), federation, watcher(f"{name} seed {seed}"))
+                prepare_trial(out / f"seed-{seed}", with_seed(given, seed), federation, make_callback(f"{name} seed {seed}"))
                 for seed in unfinished
             ]
-            ends = zip(unfinished, api.execute_trials(runs), strict=True)
+            ends = zip(unfinished, execute_trials(runs), strict=True)
         refuse_diverged({seed: end for seed, end in ends if isinstance(end, DivergenceError)})
     return process_group().run_on_main(lambda: summarize_trials(out, name, seeds, only or seeds))
 
@@ -199,14 +202,14 @@ def refuse_diverged(diverged: Mapping[int, DivergenceError]) -> None:
         raise DivergenceError(f"seed {seed}: {end.reason}{also if others else ''}", end.remedy)
 
 
-def prepare_trial(path: Path, given: ConfigDict, federation: Federation | None, watch: Watch) -> api.PreparedRun:
+def prepare_trial(path: Path, given: ConfigDict, federation: Federation | None, callback: Callback) -> PreparedRun:
     """Gives the run of a trial: gone on with, or new."""
     if process_group().broadcast((path / "config.toml").exists()):
-        return api.open_run(path, federation=federation, watch=watch)
-    config, setting = api.prepare(
+        return open_run(path, federation=federation, callbacks=[callback])
+    config, setting = prepare(
         configs.resolve_config(given), federation or configs.resolve_config(given).federation(), None, None
     )
-    return api.PreparedRun(config, setting, RunDir.create(path, config.to_toml(), setting.federation), watch)
+    return PreparedRun(config, setting, RunDir.create(path, config.to_toml(), setting.federation), [callback])
 
 
 def read_trials(out: Path, only: Sequence[int] | None = None) -> Trials:

@@ -26,10 +26,12 @@ from gpfl.experiments.proposals import Space, Values, count_of, describe_space, 
 from gpfl.experiments.trials import NEGLIGIBLE, delete_weights, prepare_trial, refuse_other_federation, with_seed
 from gpfl.federation.federation import MANIFEST, Federation
 from gpfl.io import files, toml
-from gpfl.training import api
 from gpfl.training import config as configs
+from gpfl.training.callbacks import Callback
 from gpfl.training.config import Config, ConfigDict
-from gpfl.training.round_loop import Watch
+from gpfl.training.devices import find_device
+from gpfl.training.execute import PreparedRun, execute_trials
+from gpfl.training.prepare import prepare
 from gpfl.training.run_dir import RunDir
 
 VALIDATION = 0.2
@@ -143,8 +145,8 @@ class Audience(Protocol):
     def begins(self, plan: MethodSearch, candidates: Sequence[Candidate]) -> None:
         """Is told of a method's search, and of what was done of it before."""
 
-    def watch(self, plan: MethodSearch, candidate: Candidate) -> Watch:
-        """Gives the watch of one run."""
+    def callback(self, plan: MethodSearch, candidate: Candidate) -> Callback:
+        """Return the callback of one run."""
 
     def ends(self, plan: MethodSearch, candidate: Candidate) -> None:
         """Is told of a candidate that has been run."""
@@ -182,8 +184,8 @@ def plan_all(
         sections = {**given, "method": {**own.get(name, {}), "name": name}}
         try:
             config = configs.resolve_config(with_seed(sections, search.seeds[0]))
-            federation = plans[0].federation if plans else validated(config).to(api.find_device(config.run.device))
-            config, setting = api.prepare(config, federation, None, None)
+            federation = plans[0].federation if plans else validated(config).to(find_device(config.run.device))
+            config, setting = prepare(config, federation, None, None)
             at_once = search.at_once if make_engine(config.run.engine, setting).supports_concurrent_trials else 1
         except GpflError as problem:
             raise GpflError(f"{name}: {problem}" if len(methods) > 1 else str(problem)) from None
@@ -333,8 +335,8 @@ def run_candidates(plan: MethodSearch, candidates: Sequence[Candidate], audience
     def run(some: Sequence[tuple[Candidate, int]]) -> dict[int, str]:
         """Gives how candidates diverged, by their numbers; all else is not their fault."""
         unfinished = [(one, seed) for one, seed in some if not RunDir(plan.home(one) / f"seed-{seed}").finished]
-        runs = [run_of(plan, one, seed, audience.watch(plan, one)) for one, seed in unfinished]
-        ends = api.execute_trials(runs) if runs else []
+        runs = [run_of(plan, one, seed, audience.callback(plan, one)) for one, seed in unfinished]
+        ends = execute_trials(runs) if runs else []
         return {
             one.number: end.reason for (one, _), end in zip(unfinished, ends, strict=True) if isinstance(end, DivergenceError)
         }
@@ -353,20 +355,20 @@ def run_candidates(plan: MethodSearch, candidates: Sequence[Candidate], audience
     return [outcome(plan, candidate, troubles.get(candidate.number, "")) for candidate in candidates]
 
 
-def run_of(plan: MethodSearch, candidate: Candidate, seed: int, watch: Watch) -> api.PreparedRun:
+def run_of(plan: MethodSearch, candidate: Candidate, seed: int, callback: Callback) -> PreparedRun:
     """Gives a candidate's run with one seed: new, or gone on with."""
     given = plan.sections(candidate.values if candidate.number > 1 else {})
-    return prepare_trial(plan.home(candidate) / f"seed-{seed}", with_seed(given, seed), plan.federation, watch)
+    return prepare_trial(plan.home(candidate) / f"seed-{seed}", with_seed(given, seed), plan.federation, callback)
 
 
 def outcome(plan: MethodSearch, candidate: Candidate, trouble: str) -> Candidate:
     """Gives a candidate with its validation accuracies, read from the metrics of its runs. Test rows are not looked at."""
     folders = [RunDir(plan.home(candidate) / f"seed-{seed}") for seed in plan.search.seeds]
-    curves = [folder.lines() if trouble else folder.whole_curve() for folder in folders]
-    tops = [curve[best([cast(float, line["validation"]) for line in curve])] for curve in curves if curve]
+    curves = [folder.read_metrics() if trouble else folder.read_complete_metrics() for folder in folders]
+    tops = [curve[best([cast(float, line["validation_accuracy"]) for line in curve])] for curve in curves if curve]
     return dataclasses.replace(
         candidate,
-        scores=tuple(cast(float, top["validation"]) for top in tops),
+        scores=tuple(cast(float, top["validation_accuracy"]) for top in tops),
         rounds=tuple(cast(int, top["round"]) for top in tops),
         seconds=round(sum(cast(float, line["seconds"]) for curve in curves for line in curve), 3),
         trouble=trouble,
@@ -392,7 +394,7 @@ def proposals(plan: MethodSearch, tried: Sequence[Candidate]) -> list[Values]:
 def refusal(plan: MethodSearch, values: Values) -> str:
     """Gives why a method would not run with these values, if so: pFedMe's rates and pull must fit each other."""
     try:
-        api.prepare(configs.resolve_config(plan.sections(values)), plan.federation, None, None)
+        prepare(configs.resolve_config(plan.sections(values)), plan.federation, None, None)
     except GpflError as problem:
         return str(problem)
     return ""

@@ -22,9 +22,9 @@ from gpfl.experiments.trials import NEGLIGIBLE
 from gpfl.experiments.tune import MethodSearch, SearchResult, plan_all, read_candidates
 from gpfl.federation.federation import MANIFEST
 from gpfl.io import files, toml
-from gpfl.training import api
 from gpfl.training import config as configs
 from gpfl.training.config import ConfigDict
+from gpfl.training.prepare import prepare
 
 LIKE = (("net", "name"), ("train", "lr"), ("train", "batch_size"), ("train", "epochs"), ("run", "protocol"))
 """What values belong to, besides data and division: chosen under another one of these, they say little."""
@@ -68,7 +68,7 @@ def common_config(tuned: SearchResult) -> ConfigDict:
 
 def settled(plan: MethodSearch, given: ConfigDict, manifest: str) -> ConfigDict:
     """Gives the complete config of a candidate, but of [run] only what was given and matters to its numbers."""
-    complete, _ = api.prepare(configs.resolve_config(given), plan.federation, None, None)
+    complete, _ = prepare(configs.resolve_config(given), plan.federation, None, None)
     content: ConfigDict = complete.sections()
     if "file" in content["partition"]:
         content["partition"]["file"] = manifest

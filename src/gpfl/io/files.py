@@ -1,7 +1,8 @@
-"""Files that are whole or not there: everything is written beside its place and then moved into it."""
+"""Atomic writes of files, JSON and output folders."""
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -10,7 +11,7 @@ from gpfl.errors import GpflError
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Writes a file atomically."""
+    """Write a file atomically: into a temporary file beside it, which then replaces it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -21,7 +22,7 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(0o666 & ~current_umask())
+        Path(temporary).chmod(0o666 & ~_current_umask())
         Path(temporary).replace(path)
     except OSError as problem:
         Path(temporary).unlink(missing_ok=True)
@@ -32,12 +33,25 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_text(path: Path, content: str) -> None:
-    """Writes a text file atomically."""
+    """Write a text file atomically."""
     write_bytes(path, content.encode("utf-8"))
 
 
+def read_json(path: Path, remedy: str) -> dict[str, object]:
+    """Return the object in a JSON file. `remedy` is the fix that an error names."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise GpflError(f"cannot read {path} ({problem.strerror}): {remedy}") from None
+    except ValueError as problem:
+        raise GpflError(f"{path} is damaged ({problem}): {remedy}") from None
+    if not isinstance(content, dict):
+        raise GpflError(f"{path} is damaged (it holds no JSON object): {remedy}")
+    return content
+
+
 def make_folder(path: Path) -> None:
-    """Makes a folder for results, or refuses one that cannot be made or written to before anything is worked out for it."""
+    """Create a folder for results. Raise if that fails or if it is not writable."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
@@ -46,8 +60,7 @@ def make_folder(path: Path) -> None:
         raise GpflError(f"cannot write to the folder {path}; choose another --out")
 
 
-def current_umask() -> int:
-    """Gives the permissions that new files are made without."""
+def _current_umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask

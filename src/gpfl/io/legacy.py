@@ -45,7 +45,10 @@ STATE_BRANCHES = {
 }
 """Branches of shared and private state and of models."""
 
-INPUT_SPEC = {"white": "pixel_max"}
+METRICS_KEYS = {"joined": "participants", "clients": "client_accuracies", "validation": "validation_accuracy"}
+SUMMARY_KEYS = {"rows_needed": "min_samples"}
+MODEL_KEYS = {"form": "input_spec", "probe": "probe_logits"}
+INPUT_SPEC_KEYS = {"white": "pixel_max"}
 
 
 def read_version(content: Mapping[str, object], path: Path) -> int:
@@ -88,15 +91,23 @@ def upgrade_manifest(content: Mapping[str, object]) -> dict[str, object]:
     return upgraded
 
 
-def upgrade_model(metadata: Mapping[str, object]) -> dict[str, object]:
-    """Return a model's metadata with today's keys."""
-    upgraded = dict(metadata)
-    for key, upgrade in (("method", CONFIG_KEYS.get("method", {})), ("form", INPUT_SPEC)):
-        values = upgraded.get(key)
-        if isinstance(values, dict):
-            upgraded[key] = _rename(values, upgrade)
-    branches = upgraded.get("branches")
-    if isinstance(branches, list):
+def upgrade_metrics(record: Mapping[str, object]) -> dict[str, object]:
+    """Return a record of metrics.jsonl with today's keys; records carry no version."""
+    return _rename(record, METRICS_KEYS)
+
+
+def upgrade_summary(content: Mapping[str, object]) -> dict[str, object]:
+    """Return the content of summary.json with today's keys."""
+    return _rename(content, SUMMARY_KEYS)
+
+
+def upgrade_metadata(metadata: Mapping[str, object]) -> dict[str, object]:
+    """Return the metadata of a file of tensors with today's keys."""
+    upgraded = _rename(metadata, MODEL_KEYS)
+    method, spec, branches = (upgraded.get(key) for key in ("method", "input_spec", "branches"))
+    if isinstance(method, dict) and isinstance(spec, dict) and isinstance(branches, list):
+        upgraded["method"] = upgrade_section("method", method)
+        upgraded["input_spec"] = _rename(spec, INPUT_SPEC_KEYS)
         upgraded["branches"] = [STATE_BRANCHES.get(branch, branch) for branch in branches]
     return upgraded
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gpfl.errors import GpflError
 from gpfl.io import files
-from gpfl.io.legacy import FORMAT_VERSION, read_version, upgrade_tensors
+from gpfl.io.legacy import FORMAT_VERSION, read_version, upgrade_metadata, upgrade_tensors
 
 KEY = "gpfl"
 """Key of the safetensors header under which the metadata are kept as JSON: several keys would have no fixed order."""
@@ -52,4 +52,4 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
         raise GpflError(f"{path} is damaged (its checksum does not match): {fix}")
     version = read_version(metadata, path)
     metadata.pop("format_version", None)
-    return (upgrade_tensors(flat) if version == 1 else flat), metadata
+    return (upgrade_tensors(flat), upgrade_metadata(metadata)) if version == 1 else (flat, metadata)

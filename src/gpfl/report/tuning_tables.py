@@ -9,7 +9,7 @@ from gpfl.experiments.budget import describe_unequal_budgets
 from gpfl.experiments.proposals import describe_space, describe_values
 from gpfl.experiments.tune import Candidate, SearchResult
 from gpfl.report.tables import Bold, MeanStd, ResultColumn, ResultTable, Value, format_csv, render_page
-from gpfl.training.run_dir import device_name
+from gpfl.training.devices import device_name
 
 UNKNOWN_ORIGIN = "the command of the search was not recorded, or has not ended."
 

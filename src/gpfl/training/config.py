@@ -1,8 +1,7 @@
-"""Configurations: what a run is made of, gathered from defaults, protocol, file and flags, checked, and written down whole."""
+"""Configs: the options of a run, from defaults, presets, files and flags; checked, and written complete."""
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -25,40 +24,49 @@ from gpfl.methods import METHODS
 from gpfl.methods.presets import METHOD_PRESETS
 from gpfl.models import NETS
 from gpfl.models.architecture import Architecture
+from gpfl.models.custom import net_name
+from gpfl.training.devices import check_device_name
 
 ConfigDict = dict[str, dict[str, object]]
-"""Values by section and key, as a TOML file holds them."""
+"""Values by section and key, as in a TOML file."""
+
+Defaults = Mapping[str, Mapping[str, object]]
+"""A dataset's defaults by section and key."""
+
+SECTIONS = ("run", "data", "partition", "net", "train", "method", "defence")
 
 CUSTOM = "custom"
-"""The name of a net that was given in Python and cannot be built from a config."""
+"""Name of a net that was given in Python, which no config can build."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """How a run is executed."""
 
-    seed: int = option(0, "seed of weights, cohorts and batches", min=0, max=MAX_SEED)
+    seed: int = option(0, "seed of initial weights, client sampling and batches", min=0, max=MAX_SEED)
     protocol: str = option(
         "corrected",
-        "preset of options where paper and authors' code differ; options set by hand win over it",
+        "preset of options where the paper and the authors' code differ; options that are set override it",
         choices=("corrected", "paper", "reference"),
     )
     engine: str = option("auto", "how rounds are executed", choices=("auto", "loop", "vmap", "workers"))
     precision: str = option(
-        "float32", "arithmetic: exact float32, or with tf32 or bf16 products on a GPU", choices=("float32", "tf32", "bf16")
+        "float32",
+        "arithmetic: float32, or TF32 or bfloat16 matrix products on a GPU",
+        choices=("float32", "tf32", "bf16"),
     )
     compile: str = option(
         "auto",
-        "GPU: compile the steps of engine vmap, which takes half a minute; auto: where a run is long enough",
+        "compile the steps of engine vmap on a GPU, which takes half a minute; auto: if the run is long enough",
         choices=("auto", "on", "off"),
     )
     device: str = option("auto", "auto, cpu, cuda, cuda:N or mps")
     eval_every: int = option(1, "rounds between evaluations", min=1)
     checkpoint_every: int = option(10, "rounds between checkpoints", min=1)
-    allow_noop: bool = option(False, "accept a value that switches the method off, such as FedProx with μ = 0")
+    allow_noop: bool = option(False, "accept a value that disables the method, such as FedProx with μ = 0")
     select: str = option(
         "auto",
-        "round whose models are kept: the last, or the best on validation or test rows; auto: validation, if there is any",
+        "round whose models are kept: the last, or the best on validation or test samples; auto: validation if there is any",
         choices=("auto", "last", "validation", "test"),
     )
 
@@ -67,20 +75,20 @@ class RunOptions:
 class TrainOptions:
     """Local training, common to all methods."""
 
-    rounds: int = option(100, "rounds of training", symbol="T", min=1)
+    rounds: int = option(100, "training rounds", symbol="T", min=1)
     lr: float = option(
         BY_NET, "learning rate of plain SGD", symbol="η", typical="0.005 to 0.1", above=0.0, search=SearchRange(0.001, 0.3)
     )
-    batch_size: int = option(10, "rows in a batch", symbol="B", min=1)
-    epochs: int = option(1, "local epochs a round", symbol="E", min=1)
+    batch_size: int = option(10, "samples in a batch", symbol="B", min=1)
+    epochs: int = option(1, "local epochs per round", symbol="E", min=1)
     client_fraction: float | tuple[float, float] = option(
-        1.0, "share of clients that join a round, or a range it is drawn from", symbol="ρ", above=0.0, max=1.0
+        1.0, "fraction of clients sampled each round, or a range it is drawn from", symbol="ρ", above=0.0, max=1.0
     )
-    shuffle: bool = option(True, "new order of rows each round")
-    drop_last: bool = option(True, "leave out a last partial batch, unless it is a client's only one")
+    shuffle: bool = option(True, "shuffle the samples every round")
+    drop_last: bool = option(True, "drop a last partial batch, unless it is a client's only one")
     class_counts: str = option(
         "all",
-        "rows counted for a client's label counts: all, or those in whole batches (authors' code)",
+        "samples that a client's label counts count: all, or those in full batches (authors' code)",
         choices=("all", "used"),
     )
     batch_norm: str = option("local", "BatchNorm running statistics: kept local, or averaged", choices=("local", "average"))
@@ -92,22 +100,19 @@ PROTOCOLS: Mapping[str, Mapping[str, object]] = {
     "paper": {},
     "reference": {"shuffle": False, "drop_last": True, "class_counts": "used"},
 }
-"""What a protocol sets for every method; `METHOD_PRESETS` adds the options of single methods."""
+"""Options of [train] that a protocol sets; METHOD_PRESETS has those of [method]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A run, complete. `partition` is None where a federation or its manifest was given, `net` where a module was.
-
-    `source` is None where arrays were given in Python; `data` is what they are called in any case.
-    """
+    """The complete config of a run."""
 
     run: RunOptions
     data: str
-    source: DataSource | None
-    partition: Partition | None
+    source: DataSource | None  # None: arrays that were given in Python
+    partition: Partition | None  # None: a manifest, or a federation that was given in Python
     manifest: str
-    net: Architecture | None
+    net: Architecture | None  # None: a module that was given in Python
     train: TrainOptions
     method: Method
     defence: DefenceConfig = NO_DEFENCE
@@ -117,12 +122,12 @@ class Config:
         return toml.dump({"format_version": FORMAT_VERSION, **self.sections()})
 
     def sections(self) -> ConfigDict:
-        """Return all values by section and key, as TOML holds them."""
-        sections: dict[str, dict[str, object]] = {
+        """Return all values by section and key, as in a TOML file."""
+        sections: ConfigDict = {
             "run": {},
             "data": {"name": self.source.config_name if self.source else self.data},
             "partition": {"name": self.partition.name} if self.partition else {"name": "manifest", "file": MANIFEST},
-            "net": {"name": name_of(self.net) if self.net else CUSTOM},
+            "net": {"name": net_name(self.net) if self.net else CUSTOM},
             "train": {},
             "method": {"name": self.method.name},
         }
@@ -141,7 +146,7 @@ class Config:
         return sections
 
     def federation(self) -> Federation:
-        """Gives the federation that the config describes."""
+        """Return the federation that the config describes."""
         if self.source is None:
             raise GpflError(f"the data '{self.data}' were given in Python: give them again there")
         table = self.source.load()
@@ -150,29 +155,23 @@ class Config:
         return partition_table(table, self.partition)
 
 
-def name_of(net: Architecture) -> str:
-    """Gives the name of an architecture, or its class's where it is not a named one."""
-    return next((name for name, kind in NETS.items() if type(net) is kind), type(net).__name__)
+# Reading.
 
 
 def read_config(path: Path) -> ConfigDict:
-    """Return the sections of a config file; its manifest and data files are relative to its folder."""
-    given = read_sections(path)
-    manifest, data = given.get("partition", {}).get("file"), given.get("data", {}).get("name")
+    """Return the sections of a config file. Its paths of a manifest or data are relative to its folder."""
+    sections = read_sections(path)
+    manifest, data = sections.get("partition", {}).get("file"), sections.get("data", {}).get("name")
     if isinstance(manifest, str):
-        given["partition"]["file"] = str(path.parent / manifest)
+        sections["partition"]["file"] = str(path.parent / manifest)
     if isinstance(data, str) and data not in DATASETS and (path.parent / data).exists():
-        given["data"]["name"] = str(path.parent / data)
-    return given
+        sections["data"]["name"] = str(path.parent / data)
+    return sections
 
 
 def read_sections(path: Path) -> ConfigDict:
-    """Return the sections of a TOML file, older names replaced by today's."""
-    return parse_sections(toml.read(path), path)
-
-
-def parse_sections(content: Mapping[str, object], path: Path) -> ConfigDict:
-    """Return the sections of a config's content, older names replaced by today's."""
+    """Return the sections of a TOML file, upgraded to today's names."""
+    content = toml.read(path)
     version = read_version(content, path)
     sections = {key: value for key, value in content.items() if key != "format_version"}
     for section, values in sections.items():
@@ -183,153 +182,68 @@ def parse_sections(content: Mapping[str, object], path: Path) -> ConfigDict:
     return cast(ConfigDict, upgrade_config(sections) if version == 1 else sections)
 
 
-def refuse_data(config: str, command: str) -> None:
-    """Refuses data, a method or a run's folder where a config should be, with the command that may be meant."""
+def check_config_path(config: str, command: str) -> None:
+    """Raise if data, a method or a run's folder is given as the config of `command`, and name the flag for it."""
     path, quoted = Path(config), shlex.quote(config)
     if path.suffix.lower() == ".toml" and not path.is_dir():
         return
+    if (path / "config.toml").is_file():
+        raise GpflError(f"{config} is the folder of a run, not a config: did you mean `gpfl resume {quoted}`?")
     flag = ""
     if config in METHODS and not path.exists():
         flag = "--method"
     elif config in DATASETS or path.suffix.lower() in SUFFIXES or path.is_dir():
         flag = "--data"
-    if (path / "config.toml").is_file():
-        raise GpflError(f"{config} is the folder of a run, not a config: did you mean `gpfl resume {quoted}`?")
     if flag:
         raise GpflError(f"{config} is not a config (.toml): did you mean `gpfl {command} {flag} {quoted}`?")
 
 
-SECTIONS = ("run", "data", "partition", "net", "train", "method", "defence")
+# Resolving.
 
 
 def resolve_config(given: ConfigDict, *, federation: Federation | None = None, custom_net: bool = False) -> Config:
-    """Gives the config: what was given, then the protocol's presets, then the data's defaults, then our own."""
+    """Return the complete config: the given values, then the protocol's presets, the data's defaults and our own."""
     for section in given:
         if section not in SECTIONS:
             raise GpflError(f"unknown section '{section}'; {did_you_mean(section, SECTIONS)}")
     run = options.build(RunOptions, given.get("run", {}), "run")
-    check_device(run.device)
-    method = chosen_method(given, run)
+    check_device_name(run.device)
+    method = resolve_method(given, run)
     defence = options.build(DefenceConfig, given.get("defence", {}), "defence")
     defence.validate()
-    look_over(given, custom_net)
-    source = federation.table.source if federation else chosen_source(given)
+    # Checked before the data are asked for their defaults: that reads the user's files, which may take long.
+    _build_train(given.get("train", {}))
+    _check_partition(given)
+    if "name" in given.get("net", {}) and not custom_net:
+        _resolve_net(given, {}, None)
+    source = federation.table.source if federation else _find_source(given)
     data = federation.table.name if federation else source.name if source else ""
-    usual = source.defaults if source else DATASETS[data].defaults if data in DATASETS else {}
-    net = None if custom_net else chosen_net(given, usual, federation)
-    train = options.build(
-        TrainOptions, {**usual.get("train", {}), **PROTOCOLS[run.protocol], **given.get("train", {})}, "train"
-    )
-    refuse_wrong_join(train)
-    partition = None if federation else chosen_partition(given, usual)
-    manifest = str(given.get("partition", {}).get("file", "")) if partition is None else ""
+    defaults = source.defaults if source else DATASETS[data].defaults if data in DATASETS else {}
+    partition = None if federation else _resolve_partition(given, defaults)
     return Config(
         run=run,
         data=data,
         source=source,
         partition=partition,
-        manifest=manifest,
-        net=net,
-        train=train,
+        manifest=str(given.get("partition", {}).get("file", "")) if partition is None else "",
+        net=None if custom_net else _resolve_net(given, defaults, federation),
+        train=_build_train({**defaults.get("train", {}), **PROTOCOLS[run.protocol], **given.get("train", {})}),
         method=method,
         defence=defence,
     )
 
 
-def look_over(given: ConfigDict, custom_net: bool) -> None:
-    """Refuses what can be before data are asked for their defaults: own files are read for that, which may take long."""
-    refuse_wrong_join(options.build(TrainOptions, given.get("train", {}), "train"))
-    look_over_partition(given)
-    if "name" in given.get("net", {}) and not custom_net:
-        chosen_net(given, {}, None)
-
-
-def look_over_partition(given: ConfigDict) -> None:
-    """Refuses a partition, or where own files are to choose it, what none of those takes that know all of its options."""
-    values = given.get("partition", {})
-    if "name" in values:
-        chosen_partition(given, {})
-    elif "file" not in values and name_in(given, "data", "digits") not in DATASETS:
-        problems = []
-        for name, record in PARTITIONS.items():
-            if values.keys() <= options.options_of(record).keys():
-                try:
-                    chosen_partition({"partition": {"name": name, **values}}, {})
-                except GpflError as problem:
-                    problems.append(problem)
-                else:
-                    return
-        if problems:
-            raise problems[0]
-
-
-def check_device(name: str) -> None:
-    """Refuses what is no name of a device; whether it is there is not looked at."""
-    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?|mps", name):
-        raise GpflError(f"run.device is '{name}'; it must be auto, cpu, cuda, cuda:N or mps")
-
-
-def refuse_wrong_join(train: TrainOptions) -> None:
-    """Refuses shares of clients that are the wrong way round."""
-    if isinstance(train.client_fraction, tuple) and train.client_fraction[0] > train.client_fraction[1]:
-        raise GpflError(f"train.client_fraction is {list(train.client_fraction)}; the lower share must come first")
-
-
-def chosen_source(given: ConfigDict) -> DataSource:
-    """Gives the data of the section [data]; a manifest names its own, or says how own files were read."""
-    manifest = given.get("partition", {}).get("file")
-    divided = Path(manifest) if isinstance(manifest, str) else None
-    usual = named_in(divided) if divided and "name" not in given.get("data", {}) else "digits"
-    name = name_in(given, "data", usual)
-    if name == "arrays":
-        raise GpflError("unknown data 'arrays'; it was given in Python: give it again there")
-    read_before = read_in(divided, name) if divided else {}
-    return find_dataset(name, {**read_before, **without_name(given.get("data", {}))})
-
-
-def table_of(given: ConfigDict) -> Table | None:
-    """Gives the table of a run's own config; None where it was given in Python."""
-    name = name_in(given, "data", "digits")
-    return chosen_source(given).load() if name in DATASETS or Path(name).is_absolute() else None
-
-
-def name_in(given: ConfigDict, section: str, default: str) -> str:
-    """Gives the `name` of a section."""
-    name = given.get(section, {}).get("name", default)
-    if not isinstance(name, str):
-        raise GpflError(f"{section}.name is {name!r}; it must be text")
-    return name
-
-
-def without_name(values: Mapping[str, object]) -> dict[str, object]:
-    """Gives a section's options without its name."""
-    return {key: value for key, value in values.items() if key != "name"}
-
-
-def chosen_method(given: ConfigDict, run: RunOptions) -> Method:
-    """Gives the method of the section [method]."""
-    name = name_in(given, "method", "gpfl")
+def resolve_method(given: ConfigDict, run: RunOptions) -> Method:
+    """Return the method of the section [method] under the protocol of `run`."""
+    name = _name_in(given, "method", "gpfl")
     if name not in METHODS:
         raise GpflError(f"unknown method '{name}'; {did_you_mean(name, METHODS)}")
     check_option_owner("method", name, given.get("method", {}), METHODS)
     preset = METHOD_PRESETS[run.protocol].get(name, {})
-    method = options.build(METHODS[name], {**preset, **without_name(given.get("method", {}))}, "method")
+    method = options.build(METHODS[name], {**preset, **_without_name(given.get("method", {}))}, "method")
     if not run.allow_noop:
         options.check_not_disabled(method, "method")
     return method
-
-
-def chosen_net(given: ConfigDict, usual: Mapping[str, Mapping[str, object]], federation: Federation | None) -> Architecture:
-    """Gives the net of the section [net], by default the data's, else one for the shape of its rows."""
-    fitting = "cnn4" if federation is not None and len(federation.table.shape) == 3 else "mlp"
-    name = name_in(given, "net", str(usual.get("net", {}).get("name", fitting)))
-    if name == CUSTOM:
-        raise GpflError("this run used a net given in Python; give it again: gpfl.resume(folder, net=…) or gpfl.fit(…, net=…)")
-    if name not in NETS:
-        raise GpflError(f"unknown net '{name}'; {did_you_mean(name, NETS)}, or give it in Python: net=…")
-    values = {**fitting_defaults(usual, "net", name, NETS[name]), **without_name(given.get("net", {}))}
-    check_option_owner("net", name, values, NETS)
-    return options.build(NETS[name], values, "net")
 
 
 def check_option_owner(section: str, name: str, values: Iterable[str], records: Mapping[str, type]) -> None:
@@ -343,29 +257,94 @@ def check_option_owner(section: str, name: str, values: Iterable[str], records: 
             )
 
 
-def chosen_partition(given: ConfigDict, usual: Mapping[str, Mapping[str, object]]) -> Partition | None:
-    """Gives the partition of the section [partition], or None where it names a manifest."""
-    name = name_in(given, "partition", str(usual.get("partition", {}).get("name", "pathological")))
+def load_table(given: ConfigDict) -> Table | None:
+    """Return the table of a run's own config, or None if it was given in Python."""
+    name = _name_in(given, "data", "digits")
+    return _find_source(given).load() if name in DATASETS or Path(name).is_absolute() else None
+
+
+def _build_train(values: Mapping[str, object]) -> TrainOptions:
+    train = options.build(TrainOptions, values, "train")
+    if isinstance(train.client_fraction, tuple) and train.client_fraction[0] > train.client_fraction[1]:
+        raise GpflError(f"train.client_fraction is {list(train.client_fraction)}; the lower fraction must come first")
+    return train
+
+
+def _check_partition(given: ConfigDict) -> None:
+    """Raise for options that no partition takes which the user's files might choose."""
+    values = given.get("partition", {})
+    if "name" in values:
+        _resolve_partition(given, {})
+    elif "file" not in values and _name_in(given, "data", "digits") not in DATASETS:
+        problems = []
+        for name, record in PARTITIONS.items():
+            if values.keys() <= options.options_of(record).keys():
+                try:
+                    _resolve_partition({"partition": {"name": name, **values}}, {})
+                except GpflError as problem:
+                    problems.append(problem)
+                else:
+                    return
+        if problems:
+            raise problems[0]
+
+
+def _find_source(given: ConfigDict) -> DataSource:
+    """Return the data source of [data]; a manifest names its own, and how the user's files were read."""
+    file = given.get("partition", {}).get("file")
+    manifest = Path(file) if isinstance(file, str) else None
+    default = named_in(manifest) if manifest and "name" not in given.get("data", {}) else "digits"
+    name = _name_in(given, "data", default)
+    if name == "arrays":
+        raise GpflError("unknown data 'arrays'; it was given in Python: give it again there")
+    recorded = read_in(manifest, name) if manifest else {}
+    return find_dataset(name, {**recorded, **_without_name(given.get("data", {}))})
+
+
+def _resolve_net(given: ConfigDict, defaults: Defaults, federation: Federation | None) -> Architecture:
+    images = federation is not None and len(federation.table.shape) == 3
+    name = _name_in(given, "net", str(defaults.get("net", {}).get("name", "cnn4" if images else "mlp")))
+    if name == CUSTOM:
+        raise GpflError("this run used a net given in Python; give it again: gpfl.resume(folder, net=…) or gpfl.fit(…, net=…)")
+    if name not in NETS:
+        raise GpflError(f"unknown net '{name}'; {did_you_mean(name, NETS)}, or give it in Python: net=…")
+    values = {**_known_defaults(defaults, "net", name, NETS[name]), **_without_name(given.get("net", {}))}
+    check_option_owner("net", name, values, NETS)
+    return options.build(NETS[name], values, "net")
+
+
+def _resolve_partition(given: ConfigDict, defaults: Defaults) -> Partition | None:
+    """Return the partition of [partition], or None if it names a manifest."""
+    name = _name_in(given, "partition", str(defaults.get("partition", {}).get("name", "pathological")))
+    values = _without_name(given.get("partition", {}))
     if name == "manifest":
-        if not isinstance(given["partition"].get("file"), str):
+        if not isinstance(values.pop("file", None), str):
             raise GpflError("partition.name is 'manifest', so partition.file must name the file")
-        extra = [key for key in given["partition"] if key not in ("name", "file")]
-        if extra:
-            raise GpflError(
-                f"partition.{extra[0]} cannot be set: partition.name is 'manifest', which says how the rows are divided"
-            )
+        if values:
+            raise GpflError(f"partition.{next(iter(values))} cannot be set: partition.name is 'manifest', which fixes it")
         return None
     if name not in PARTITIONS:
         raise GpflError(f"unknown partition '{name}'; {did_you_mean(name, (*PARTITIONS, 'manifest'))}")
-    values = {**fitting_defaults(usual, "partition", name, PARTITIONS[name]), **without_name(given.get("partition", {}))}
+    values = {**_known_defaults(defaults, "partition", name, PARTITIONS[name]), **values}
     check_option_owner("partition", name, values, PARTITIONS)
     return options.build(PARTITIONS[name], values, "partition")
 
 
-def fitting_defaults(usual: Mapping[str, Mapping[str, object]], section: str, name: str, record: type) -> dict[str, object]:
-    """Gives the data's defaults for a section, as far as the named record has them."""
-    values = usual.get(section, {})
-    known = options.options_of(record)
+def _known_defaults(defaults: Defaults, section: str, name: str, record: type) -> dict[str, object]:
+    """Return the data's defaults of a section that the named record has; of another record, only those of all partitions."""
+    values = defaults.get(section, {})
+    known = set(options.options_of(record))
     if name != values.get("name"):
-        known = {key: described for key, described in known.items() if key in options.options_of(Partition)}
+        known &= options.options_of(Partition).keys()
     return {key: value for key, value in values.items() if key in known}
+
+
+def _name_in(given: ConfigDict, section: str, default: str) -> str:
+    name = given.get(section, {}).get("name", default)
+    if not isinstance(name, str):
+        raise GpflError(f"{section}.name is {name!r}; it must be text")
+    return name
+
+
+def _without_name(values: Mapping[str, object]) -> dict[str, object]:
+    return {key: value for key, value in values.items() if key != "name"}

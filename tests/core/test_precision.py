@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from gpfl.engine.precision import PrecisionSettings, apply_settings, backend, matmul_precision, read_settings
+from gpfl.core.precision import PrecisionSettings, apply_settings, backend, matmul_precision, read_settings
 
 backends = torch.backends
 needs_new_api = pytest.mark.skipif(
@@ -75,7 +75,7 @@ def test_precision_is_restored_after_an_error() -> None:
 
 
 def test_older_versions_of_torch_are_set_by_the_older_api(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpfl.engine.precision.BACKENDS", ("cuda.unheard_of", "cudnn.unheard.of"))
+    monkeypatch.setattr("gpfl.core.precision.BACKENDS", ("cuda.unheard_of", "cudnn.unheard.of"))
     assert read_settings().by_backend == {}
     with matmul_precision("float32"):
         assert read_settings() == PrecisionSettings("highest", False, {})

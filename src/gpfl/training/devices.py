@@ -1,0 +1,36 @@
+"""The device of a run."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from gpfl.engine.distributed import local_rank, process_group
+from gpfl.errors import GpflError
+
+
+def check_device_name(name: str) -> None:
+    """Raise if `name` is no device name; whether the device exists is not checked."""
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?|mps", name):
+        raise GpflError(f"run.device is '{name}'; it must be auto, cpu, cuda, cuda:N or mps")
+
+
+def find_device(name: str) -> torch.device:
+    """Return the device of a name; "auto" is the GPU if there is one. Raise if the device cannot be used."""
+    check_device_name(name)
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and process_group().world_size > 1:
+        name = f"cuda:{local_rank()}"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as problem:
+        raise GpflError(f"run.device is '{name}', which cannot be used here: {str(problem).splitlines()[0]}") from None
+    return device
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of a device: the model of a GPU, else its type."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -1,0 +1,156 @@
+"""Start, open and execute runs, one at a time or several trials at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+import gpfl
+from gpfl.core.options import option_values
+from gpfl.core.precision import matmul_precision
+from gpfl.engine import Engine, RunSpec, limit_threads, make_engine
+from gpfl.engine.distributed import process_group
+from gpfl.errors import DivergenceError, GpflError
+from gpfl.federation import MANIFEST, Federation
+from gpfl.models.architecture import Architecture
+from gpfl.models.custom import CustomNet, check_custom_net
+from gpfl.training.callbacks import Callback
+from gpfl.training.config import Config, load_table, read_config, resolve_config
+from gpfl.training.defences import run_guarantee
+from gpfl.training.prepare import prepare
+from gpfl.training.result import Result
+from gpfl.training.round_loop import RoundLoop, run_concurrently
+from gpfl.training.run_dir import RunDir
+
+
+class PreparedRun(NamedTuple):
+    """A run that is ready to execute, from the start or from the last checkpoint of its directory."""
+
+    config: Config
+    spec: RunSpec
+    run_dir: RunDir | None = None
+    callbacks: Sequence[Callback] = ()
+
+
+def start_run(
+    config: Config,
+    federation: Federation,
+    *,
+    net: CustomNet | None = None,
+    head: str | None = None,
+    out: str | Path | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Result:
+    """Execute a new run; `net` is given if the config has none."""
+    config, spec = prepare(config, federation, net, head)
+    engine = make_engine(config.run.engine, spec)  # raises before a folder is made
+    run_dir = RunDir.create(out, config.to_toml(), federation) if out is not None else None
+    return execute(PreparedRun(config, spec, run_dir, callbacks), engine)
+
+
+def open_run(
+    folder: str | Path,
+    *,
+    federation: Federation | None = None,
+    net: CustomNet | None = None,
+    head: str | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> PreparedRun:
+    """Open the run of a folder. A federation or net that was given in Python must be given again."""
+    check_custom_net(net, head)
+    run_dir = RunDir.open(folder)
+    config, federation = load_run_config(run_dir, federation, custom_net=net is not None)
+    if isinstance(net, Architecture):
+        config = dataclasses.replace(config, net=net)
+    config, spec = prepare(config, federation, net, head)
+    return PreparedRun(config, spec, run_dir, callbacks)
+
+
+def load_run_config(run_dir: RunDir, federation: Federation | None, custom_net: bool) -> tuple[Config, Federation]:
+    """Return the config and the federation of a run. An error names the file that has changed, if one has."""
+    try:
+        sections = read_config(run_dir.path / "config.toml")
+        table = federation.table if federation else load_table(sections)
+        saved = Federation.load(run_dir.path / MANIFEST, table)
+        if federation is not None and federation.manifest() != saved.manifest():
+            raise GpflError(f"the federation given is not the one of {run_dir.path}")
+        federation = federation or saved
+        return resolve_config(sections, federation=federation, custom_net=custom_net), federation
+    except GpflError as problem:
+        changed = run_dir.changed_files()
+        if not changed:
+            raise
+        raise GpflError(
+            f"{problem}; {run_dir.path / changed[0]} has changed since the run wrote it: restore it, or start a new run"
+        ) from None
+
+
+def execute(run: PreparedRun, engine: Engine) -> Result:
+    """Run to the end and write models and summary; a finished run is read from its directory."""
+    loop = _make_loop(run, engine)
+    if run.run_dir is not None and run.run_dir.finished:
+        return Result(engine, loop.reopen())
+    with limit_threads(run.spec), matmul_precision(run.spec.precision):
+        outcome = loop.run()
+    return _finish(Result(engine, outcome), run)
+
+
+def execute_trials(runs: Sequence[PreparedRun]) -> list[Result | DivergenceError]:
+    """Run unfinished trials to their end, their clients at once if the engine supports it.
+
+    Trials differ in their seeds, or in numbers of their method such as λ or the learning rate. One that diverges does not
+    stop the others; its error is returned in place of its result.
+    """
+    first = runs[0].spec
+    engine = make_engine(runs[0].config.run.engine, first)
+    # All trials share the first one's table on the device.
+    runs = [run._replace(spec=dataclasses.replace(run.spec, federation=first.federation)) for run in runs]
+    if not engine.supports_concurrent_trials:
+        return [_execute_or_diverge(run) for run in runs]
+    engines = [engine.for_trial(run.spec) for run in runs]
+    with limit_threads(first), matmul_precision(first.precision):
+        outcomes = run_concurrently([_make_loop(run, engine) for run, engine in zip(runs, engines, strict=True)])
+    return [
+        outcome if isinstance(outcome, DivergenceError) else _finish(Result(engine, outcome), run)
+        for engine, outcome, run in zip(engines, outcomes, runs, strict=True)
+    ]
+
+
+def _execute_or_diverge(run: PreparedRun) -> Result | DivergenceError:
+    try:
+        return execute(run, make_engine(run.config.run.engine, run.spec))
+    except DivergenceError as end:
+        return end.with_traceback(None)  # the traceback would keep the state alive
+
+
+def _finish(result: Result, run: PreparedRun) -> Result:
+    """Write the models and the summary of a run into its directory, and call `on_run_end`."""
+    if run.run_dir is not None and process_group().is_main:
+        result.export(run.run_dir.path / "models")
+        run.run_dir.write_summary(result.summary)  # last: it marks the run as finished
+    process_group().barrier()  # a process that exited before the first has written would abort the others
+    for callback in run.callbacks:
+        callback.on_run_end(result.summary)
+    return result
+
+
+def _make_loop(run: PreparedRun, engine: Engine) -> RoundLoop:
+    config, spec = run.config, run.spec
+    metadata: dict[str, object] = {
+        "method": config.method.name,
+        "data": config.data,
+        "net": spec.method.net.name,
+        "clients": len(spec.federation),
+        "protocol": config.run.protocol,
+        "gpfl": gpfl.__version__,
+        "torch": torch.__version__,
+    }
+    if config.defence.enabled:
+        metadata["defence"] = option_values(config.defence)
+        if guarantee := run_guarantee(spec.method, spec.federation, spec.schedule):
+            metadata["privacy"] = guarantee
+    return RoundLoop(spec, engine, config.run, config.train.patience, run.run_dir, run.callbacks, metadata)
