@@ -1,7 +1,7 @@
-"""The methods once more, as plain imperative PyTorch with torch.optim: what the library is checked against.
+"""The methods as plain imperative PyTorch with torch.optim, to check the library against.
 
-Nothing here uses trees, vmap or the method interface; only the schedule (who trains on which rows when) is shared.
-Written from the methods' formulas, not from the library.
+Nothing here uses trees, vmap or the method interface; only the schedule (which client trains on which samples when) is
+shared. Written from the methods' formulas, not from the library.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpfl.core.local_round import Schedule
 LR = 0.05
 
 State = dict[str, nn.Module | Tensor]
-"""Modules and tensors by the names that the library gives them."""
+"""Modules and tensors by the library's names."""
 
 
 class Split(nn.Module):
@@ -52,60 +52,60 @@ class Valve(nn.Module):
 
 
 class Outcome(NamedTuple):
-    """What a run ends with: the server's state, every client's, and the scores that each client's own model gives."""
+    """The result of a run: the shared state, each client's private state, and the logits of each personal model."""
 
     shared: State
     private: list[State]
-    scores: list[Callable[[Tensor], Tensor]]
+    logits: list[Callable[[Tensor], Tensor]]
 
 
 class World:
-    """The federation, its schedule, and the loops that all methods share."""
+    """The federation, its schedule, and what all methods use."""
 
     def __init__(self, federation: gpfl.Federation, schedule: Schedule, epochs: int = 1) -> None:
         self.federation, self.schedule, self.epochs = federation, schedule, epochs
-        self.rows = federation.n_samples("train")
+        self.n_samples = federation.n_samples("train")
 
     def batches(self, client: int, round: int, *, epochs: int | None = None, size: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-        """A client's batches in the order of the round."""
+        """Yield a client's batches of a round."""
         from gpfl.core.method import Phase
 
         phase = Phase(step=None, epochs=self.epochs if epochs is None else epochs, batches=size)  # type: ignore[arg-type]
-        for rows in self.schedule.plan([phase], self.federation.shards[client].train, round, client)[0]:
-            yield self.examples(rows[rows >= 0])
+        for indices in self.schedule.plan([phase], self.federation.shards[client].train, round, client)[0]:
+            yield self.samples(indices[indices >= 0])
 
     def first_batch(self, client: int) -> tuple[Tensor, Tensor]:
-        """A client's first batch in the order in which its rows lie."""
-        return self.examples(self.federation.shards[client].train[: self.schedule.batch_size])
+        """Return a client's first batch without shuffling."""
+        return self.samples(self.federation.shards[client].train[: self.schedule.batch_size])
 
-    def examples(self, rows) -> tuple[Tensor, Tensor]:
-        index = torch.from_numpy(rows)
+    def samples(self, indices) -> tuple[Tensor, Tensor]:
+        index = torch.from_numpy(indices)
         return self.federation.table.inputs(index), self.federation.table.y[index]
 
     def counts(self, client: int) -> Tensor:
-        """A client's training rows of each class."""
-        _, labels = self.examples(self.federation.shards[client].train)
+        """Return the number of a client's training samples of each class."""
+        _, labels = self.samples(self.federation.shards[client].train)
         return torch.bincount(labels, minlength=self.federation.table.classes).float()
 
-    def cohorts(self, rounds: int, rows_needed: int = 1) -> Iterator[tuple[int, list[int]]]:
+    def cohorts(self, rounds: int, min_samples: int = 1) -> Iterator[tuple[int, list[int]]]:
         for number in range(rounds):
-            drawn = self.schedule.sample_clients(number, len(self.federation))
-            yield number, [client for client in drawn if self.rows[client] >= rows_needed]
+            sampled = self.schedule.sample_clients(number, len(self.federation))
+            yield number, [client for client in sampled if self.n_samples[client] >= min_samples]
 
     def average(self, into: nn.Module, models: list[nn.Module], clients: list[int]) -> None:
-        """Averages parameters by training rows."""
-        total = sum(self.rows[c] for c in clients)
+        """Average parameters, weighted by the number of training samples."""
+        total = sum(self.n_samples[c] for c in clients)
         with torch.no_grad():
             for name, target in into.named_parameters():
                 target.zero_()
                 for model, client in zip(models, clients, strict=True):
-                    target += float(self.rows[client] / total) * dict(model.named_parameters())[name]
+                    target += float(self.n_samples[client] / total) * dict(model.named_parameters())[name]
 
     def copies(self, module: nn.Module) -> list[nn.Module]:
         return [copy.deepcopy(module) for _ in self.federation.shards]
 
     def train(self, model: nn.Module, client: int, round: int) -> None:
-        """Trains a whole model on cross-entropy alone."""
+        """Train a model on cross-entropy."""
         optimiser = torch.optim.SGD(model.parameters(), lr=LR)
         for x, y in self.batches(client, round):
             sgd(F.cross_entropy(model(x), y), optimiser)
@@ -117,17 +117,17 @@ def copy_parameters(source: nn.Module, target: nn.Module) -> None:
             b.copy_(a)
 
 
-def mix_parameters(a: nn.Module, b: nn.Module, share: float) -> nn.Module:
-    """(1 - share) a + share b, as a module of its own."""
+def mix_parameters(a: nn.Module, b: nn.Module, weight: float) -> nn.Module:
+    """Return a new module with parameters (1 - weight) a + weight b."""
     out = copy.deepcopy(a)
     with torch.no_grad():
         for target, p, q in zip(out.parameters(), a.parameters(), b.parameters(), strict=True):
-            target.copy_((1 - share) * p + share * q)
+            target.copy_((1 - weight) * p + weight * q)
     return out
 
 
 def squared_distance(a: nn.Module, b: nn.Module) -> Tensor:
-    """The squared distance of all weights, b held fixed."""
+    """Return the squared distance of all weights, with b constant."""
     return sum(((p - q.detach()) ** 2).sum() for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 
@@ -139,14 +139,14 @@ def sgd(loss: Tensor, *optimisers: torch.optim.Optimizer) -> None:
         optimiser.step()
 
 
-def whole(net: Split) -> State:
+def parts_of(net: Split) -> State:
     return {"base": net.base, "head": net.head}
 
 
 def global_only(world: World, net: Split) -> Outcome:
-    """Everything is shared and every client uses it."""
+    """Return the outcome of a method that shares everything."""
     clients = world.federation.shards
-    return Outcome(whole(net), [{} for _ in clients], [net for _ in clients])
+    return Outcome(parts_of(net), [{} for _ in clients], [net for _ in clients])
 
 
 def fedavg(world: World, net: Split, rounds: int) -> Outcome:
@@ -163,7 +163,7 @@ def local(world: World, net: Split, rounds: int) -> Outcome:
     for number, clients in world.cohorts(rounds):
         for client in clients:
             world.train(models[client], client, number)
-    return Outcome({}, [whole(m) for m in models], models)
+    return Outcome({}, [parts_of(m) for m in models], models)
 
 
 def fedprox(world: World, net: Split, rounds: int, mu: float) -> Outcome:
@@ -178,24 +178,24 @@ def fedprox(world: World, net: Split, rounds: int, mu: float) -> Outcome:
 
 
 def perfedavg(world: World, net: Split, rounds: int, alpha: float = LR, beta: float = LR) -> Outcome:
-    """First-order Per-FedAvg: the gradient after an inner step is applied before it; two passes an epoch."""
+    """Return the outcome of first-order Per-FedAvg: the gradient after the inner step updates the weights before it."""
     half = world.schedule.batch_size
     for number, clients in world.cohorts(rounds, min_samples=2 * half):
         models = [copy.deepcopy(net) for _ in clients]
         for model, client in zip(models, clients, strict=True):
             for x, y in world.batches(client, number, epochs=2 * world.epochs, size=2):
-                inner = stepped(model, x[:half], y[:half], alpha)
+                inner = after_step(model, x[:half], y[:half], alpha)
                 gradient = torch.autograd.grad(F.cross_entropy(inner(x[half:]), y[half:]), list(inner.parameters()))
                 with torch.no_grad():
                     for p, g in zip(model.parameters(), gradient, strict=True):
                         p -= beta * g
         world.average(net, models, clients)
     clients = range(len(world.federation))
-    return Outcome(whole(net), [{} for _ in clients], [stepped(net, *world.first_batch(c), alpha) for c in clients])
+    return Outcome(parts_of(net), [{} for _ in clients], [after_step(net, *world.first_batch(c), alpha) for c in clients])
 
 
-def stepped(model: nn.Module, x: Tensor, y: Tensor, lr: float) -> nn.Module:
-    """A copy of the model after one step."""
+def after_step(model: nn.Module, x: Tensor, y: Tensor, lr: float) -> nn.Module:
+    """Return a copy of the model after one step."""
     out = copy.deepcopy(model)
     sgd(F.cross_entropy(out(x), y), torch.optim.SGD(out.parameters(), lr=lr))
     return out
@@ -226,24 +226,24 @@ def pfedme(
         world.average(mean, [trained[c] for c in clients], clients)
         net = mix_parameters(net, mean, beta)
     models = {"theta": thetas, "local_w": trained}[eval_model]
-    return Outcome(whole(net), [{"personal": m} for m in models], models)
+    return Outcome(parts_of(net), [{"personal": m} for m in models], models)
 
 
 def ditto(world: World, net: Split, rounds: int, lam: float, personal_epochs: int) -> Outcome:
-    own = world.copies(net)
+    personal = world.copies(net)
     for number, clients in world.cohorts(rounds):
         models = [copy.deepcopy(net) for _ in clients]
         for model, client in zip(models, clients, strict=True):
-            optimiser = torch.optim.SGD(own[client].parameters(), lr=LR)
+            optimiser = torch.optim.SGD(personal[client].parameters(), lr=LR)
             for x, y in world.batches(client, number, epochs=personal_epochs):
-                sgd(F.cross_entropy(own[client](x), y) + lam / 2 * squared_distance(own[client], net), optimiser)
+                sgd(F.cross_entropy(personal[client](x), y) + lam / 2 * squared_distance(personal[client], net), optimiser)
             world.train(model, client, number)
         world.average(net, models, clients)
-    return Outcome(whole(net), [{"personal": m} for m in own], own)
+    return Outcome(parts_of(net), [{"personal": m} for m in personal], personal)
 
 
-def own_heads(world: World, models: list[Split], base: nn.Module) -> Outcome:
-    """The base is shared, each client uses it with its own head."""
+def personal_heads(world: World, models: list[Split], base: nn.Module) -> Outcome:
+    """Return the outcome of a method whose heads are private."""
     for model in models:
         copy_parameters(base, model.base)
     return Outcome({"base": base}, [{"head": m.head} for m in models], models)
@@ -256,7 +256,7 @@ def fedper(world: World, net: Split, rounds: int) -> Outcome:
             copy_parameters(net.base, models[client].base)
             world.train(models[client], client, number)
         world.average(net.base, [models[c].base for c in clients], clients)
-    return own_heads(world, models, net.base)
+    return personal_heads(world, models, net.base)
 
 
 def fedrep(world: World, net: Split, rounds: int, head_epochs: int) -> Outcome:
@@ -270,7 +270,7 @@ def fedrep(world: World, net: Split, rounds: int, head_epochs: int) -> Outcome:
                 for x, y in world.batches(client, number, epochs=epochs):
                     sgd(F.cross_entropy(model(x), y), optimiser)
         world.average(net.base, [models[c].base for c in clients], clients)
-    return own_heads(world, models, net.base)
+    return personal_heads(world, models, net.base)
 
 
 def fedrod(world: World, net: Split, rounds: int) -> Outcome:
@@ -283,52 +283,52 @@ def fedrod(world: World, net: Split, rounds: int) -> Outcome:
             log_counts = world.counts(client).log()  # -inf for a class the client lacks
             for x, y in world.batches(client, number):
                 r = model.base(x)
-                scores = model.head(r)
-                sgd(F.cross_entropy(scores + log_counts, y), generic)
-                sgd(F.cross_entropy(scores.detach() + heads[client](r.detach()), y), personal)
+                logits = model.head(r)
+                sgd(F.cross_entropy(logits + log_counts, y), generic)
+                sgd(F.cross_entropy(logits.detach() + heads[client](r.detach()), y), personal)
         world.average(net, models, clients)
 
-    def scores_of(head: nn.Module) -> Callable[[Tensor], Tensor]:
+    def logits_of(head: nn.Module) -> Callable[[Tensor], Tensor]:
         return lambda x: net.head(net.base(x)) + head(net.base(x))
 
-    return Outcome(whole(net), [{"personal_head": head} for head in heads], [scores_of(head) for head in heads])
+    return Outcome(parts_of(net), [{"personal_head": head} for head in heads], [logits_of(head) for head in heads])
 
 
 def mmd(a: Tensor, b: Tensor) -> Tensor:
-    """The squared maximum mean discrepancy: the mean over all pairs, a row with itself included."""
+    """Return the squared maximum mean discrepancy: means over all pairs, also of a row with itself."""
 
     def kernel(u: Tensor, v: Tensor) -> Tensor:
-        squared = ((u[:, None] - v[None]) ** 2).sum(-1)  # (rows, rows)
+        squared = ((u[:, None] - v[None]) ** 2).sum(-1)  # (batch, batch)
         return sum(torch.exp(-squared / (2 * scale)) for scale in (10, 15, 20, 50)).mean()
 
     return kernel(a, a) + kernel(b, b) - 2 * kernel(a, b)
 
 
 def fedphp(world: World, net: Split, rounds: int, mu: float, lam: float, variant: str = "mix") -> Outcome:
-    """ "mix": training starts from global and own mixed, the global model teaches. "inherit": the private average teaches."""
-    own = world.copies(net)
+    """Return the outcome of FedPHP. The teacher is the global model under "mix", the personal one under "inherit"."""
+    personal = world.copies(net)
     for number, clients in world.cohorts(rounds):
         momentum = mu * number / world.schedule.rounds
         models = []
         for client in clients:
-            model = mix_parameters(net, own[client], momentum) if variant == "mix" else copy.deepcopy(net)
-            teacher = net if variant == "mix" else own[client]
+            model = mix_parameters(net, personal[client], momentum) if variant == "mix" else copy.deepcopy(net)
+            teacher = net if variant == "mix" else personal[client]
             optimiser = torch.optim.SGD(model.parameters(), lr=LR)
             for x, y in world.batches(client, number):
                 f = model.base(x)
                 loss = (1 - lam) * F.cross_entropy(model.head(f), y) + lam * mmd(f, teacher.base(x).detach())
                 sgd(loss, optimiser)
             models.append(model)
-            own[client] = model if variant == "mix" else mix_parameters(model, own[client], momentum)
+            personal[client] = model if variant == "mix" else mix_parameters(model, personal[client], momentum)
         world.average(net, models, clients)
     momentum = mu * rounds / world.schedule.rounds
-    used = [mix_parameters(net, m, momentum) for m in own] if variant == "mix" else own
-    return Outcome(whole(net), [{"personal": m} for m in own], used)
+    used = [mix_parameters(net, m, momentum) for m in personal] if variant == "mix" else personal
+    return Outcome(parts_of(net), [{"personal": m} for m in personal], used)
 
 
 @dataclass
 class Prototypes:
-    """Features summed by class."""
+    """Sums of features by class."""
 
     total: Tensor  # (classes, width)
     count: Tensor  # (classes,)
@@ -346,37 +346,37 @@ def fedproto(world: World, net: Split, rounds: int, lam: float, prototypes: str 
     for number, clients in world.cohorts(rounds):
         sent: dict[int, list[Tensor]] = {}
         for client in clients:
-            model, gathered = models[client], Prototypes(torch.zeros(classes, width), torch.zeros(classes))
+            model, sums = models[client], Prototypes(torch.zeros(classes, width), torch.zeros(classes))
             optimiser = torch.optim.SGD(model.parameters(), lr=LR)
             for x, y in world.batches(client, number):
                 f = model.base(x)
                 if prototypes == "running":
-                    gathered.add(f, y)
+                    sums.add(f, y)
                 targets = torch.stack([known.get(int(u), f[k].detach()) for k, u in enumerate(y)])
                 sgd(F.cross_entropy(model.head(f), y) + lam * F.mse_loss(f, targets), optimiser)
             if prototypes == "after":
                 for x, y in world.batches(client, number, epochs=1):
-                    gathered.add(model.base(x), y)
+                    sums.add(model.base(x), y)
             for u in range(classes):
-                if gathered.count[u]:
-                    sent.setdefault(u, []).append(gathered.total[u] / gathered.count[u])
+                if sums.count[u]:
+                    sent.setdefault(u, []).append(sums.total[u] / sums.count[u])
         known |= {u: torch.stack(means).mean(0) for u, means in sent.items()}
     mean = torch.stack([known.get(u, torch.zeros(width)) for u in range(classes)])
     seen = torch.tensor([float(u in known) for u in range(classes)])
 
-    def nearness(model: Split) -> Callable[[Tensor], Tensor]:
-        def scores(x: Tensor) -> Tensor:
-            distance = ((model.base(x)[:, None] - mean) ** 2).mean(-1)  # (rows, classes)
+    def prototype_logits(model: Split) -> Callable[[Tensor], Tensor]:
+        def logits(x: Tensor) -> Tensor:
+            distance = ((model.base(x)[:, None] - mean) ** 2).mean(-1)  # (batch, classes)
             return torch.where(seen > 0, -distance, -torch.inf)
 
-        return scores
+        return logits
 
     shared: State = {"prototypes.mean": mean, "prototypes.seen": seen}
-    return Outcome(shared, [whole(m) for m in models], [nearness(m) for m in models])
+    return Outcome(shared, [parts_of(m) for m in models], [prototype_logits(m) for m in models])
 
 
 class GPFLNet(nn.Module):
-    """Everything a GPFL client trains."""
+    """All modules that a GPFL client trains."""
 
     def __init__(self, net: Split, valve: Valve, embeddings: nn.Embedding) -> None:
         super().__init__()
@@ -392,10 +392,10 @@ def gpfl_(
     without: Collection[str] = (),
     constants: Mapping[str, Tensor] | None = None,
 ) -> Outcome:
-    """GPFL with the defaults (contexts from received embeddings, Frobenius norm, weight decay) and its ablations."""
-    travelling = ["base", *(part for part in ("cov", "gce") if part not in without)]
+    """Return the outcome of GPFL at its defaults, or of one of its ablations."""
+    shared_parts = ["base", *(part for part in ("cov", "gce") if part not in without)]
     models = world.copies(model)
-    shared = parts_of(model, travelling)
+    shared = module_dict(model, shared_parts)
 
     def contexts(table: Tensor, client: int) -> tuple[Tensor, Tensor]:
         if constants is not None:
@@ -409,11 +409,11 @@ def gpfl_(
     for number, clients in world.cohorts(rounds):
         for client in clients:
             m = models[client]
-            copy_parameters(shared, parts_of(m, travelling))
+            copy_parameters(shared, module_dict(m, shared_parts))
             received = copy.deepcopy(m.gce.weight.detach())
             g, p = contexts(received, client)
             plain = torch.optim.SGD([*m.base.parameters(), *m.head.parameters()], lr=LR)
-            decayed = [torch.optim.SGD(getattr(m, part).parameters(), lr=LR, weight_decay=mu) for part in travelling[1:]]
+            decayed = [torch.optim.SGD(getattr(m, part).parameters(), lr=LR, weight_decay=mu) for part in shared_parts[1:]]
             for x, y in world.batches(client, number):
                 f = m.base(x)
                 loss = F.cross_entropy(m.head(route(m, f, p)), y)
@@ -423,16 +423,16 @@ def gpfl_(
                     if "mlg" not in without:
                         loss = loss + lam * torch.norm(f_g - received[y], 2)
                 sgd(loss, plain, *decayed)
-        world.average(shared, [parts_of(models[c], travelling) for c in clients], clients)
+        world.average(shared, [module_dict(models[c], shared_parts) for c in clients], clients)
 
-    def scores_of(client: int) -> Callable[[Tensor], Tensor]:
+    def logits_of(client: int) -> Callable[[Tensor], Tensor]:
         _, p = contexts(model.gce.weight.detach(), client)
         return lambda x: models[client].head(route(model, model.base(x), p))
 
     fixed: State = {} if constants is None else {"constants.g": constants["g"], "constants.p": constants["p"]}
-    kept: list[State] = [{"head": m.head, **fixed} for m in models]
-    return Outcome({name: getattr(model, name) for name in travelling}, kept, [scores_of(c) for c in range(len(models))])
+    private: list[State] = [{"head": m.head, **fixed} for m in models]
+    return Outcome({name: getattr(model, name) for name in shared_parts}, private, [logits_of(c) for c in range(len(models))])
 
 
-def parts_of(model: GPFLNet, names: list[str]) -> nn.ModuleDict:
+def module_dict(model: GPFLNet, names: list[str]) -> nn.ModuleDict:
     return nn.ModuleDict({name: getattr(model, name) for name in names})

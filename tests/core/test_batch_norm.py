@@ -1,4 +1,4 @@
-"""BatchNorm against a plain computation with nn.BatchNorm1d: weights and running statistics, kept local or averaged."""
+"""BatchNorm against a plain computation with nn.BatchNorm1d: weights and running statistics, local or averaged."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import plain
 import pytest
 import torch
 from conftest import toy_table
-from methods.test_plain import CLASSES, LIMIT, ROUNDS, SCHEDULE, Ours, judged, state_gap
-from plain import LR, Outcome, Split, State, sgd, whole
+from methods.test_plain import CLASSES, LIMIT, ROUNDS, SCHEDULE, LibraryRun, evaluate, state_gap
+from plain import LR, Outcome, Split, State, parts_of, sgd
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -21,7 +21,7 @@ from gpfl.federation.federation import Shard
 from gpfl.methods import METHODS
 
 SIZES = (30, 20, 40, 10)
-"""Training rows: whole batches only."""
+"""Training samples of each client: full batches only."""
 
 
 def even_federation() -> gpfl.Federation:
@@ -30,8 +30,8 @@ def even_federation() -> gpfl.Federation:
     order = np.argsort(table.x[:, 0].numpy(), kind="stable")
     shards = []
     for client, size in enumerate(SIZES):
-        own, order = np.random.default_rng(client).permutation(order[: size + 10]), order[size + 10 :]
-        shards.append(Shard(str(client), own[:size], own[:0], own[size:]))
+        indices, order = np.random.default_rng(client).permutation(order[: size + 10]), order[size + 10 :]
+        shards.append(Shard(str(client), indices[:size], indices[:0], indices[size:]))
     return gpfl.Federation(table, shards)
 
 
@@ -49,7 +49,7 @@ def split_net() -> Split:
 
 
 def statistics(net: Split) -> Iterator[tuple[str, Tensor]]:
-    """The running mean and variance by name."""
+    """Yield the running mean and variance by name."""
     return ((name, value) for name, value in net.named_buffers() if "running" in name)
 
 
@@ -59,44 +59,44 @@ def copy_statistics(source: Split, target: Split) -> None:
 
 
 class World(plain.World):
-    """Clients that keep their running statistics, or send them to be averaged like weights."""
+    """Clients whose running statistics stay local or are averaged like weights."""
 
     def __init__(self, world: plain.World, net: Split, batch_norm: str) -> None:
         super().__init__(world.federation, world.schedule, world.epochs)
-        self.kept = self.copies(net)  # models of which only the statistics matter
+        self.local = self.copies(net)  # only their statistics matter
         self.batch_norm = batch_norm
 
     def received(self, net: Split, client: int) -> Split:
-        """What a client makes of a net that it is sent: a copy of its own, with the statistics that are in force for it."""
+        """Return a client's copy of a net, with the statistics that apply to it."""
         model = copy.deepcopy(net).train()
         if self.batch_norm == "local":
-            copy_statistics(self.kept[client], model)
+            copy_statistics(self.local[client], model)
         return model
 
     def merge(self, net: Split, models: list[Split], clients: list[int]) -> None:
-        """Averages weights by training rows, and the statistics alike or not at all."""
+        """Average the weights, and the statistics unless they stay local."""
         self.average(net, models, clients)
         if self.batch_norm == "average":
-            shares = [float(self.rows[c] / sum(self.rows[clients])) for c in clients]
+            fractions = [float(self.n_samples[c] / sum(self.n_samples[clients])) for c in clients]
             for name, value in statistics(net):
-                value.copy_(sum(share * dict(statistics(m))[name] for share, m in zip(shares, models, strict=True)))
+                value.copy_(sum(fraction * dict(statistics(m))[name] for fraction, m in zip(fractions, models, strict=True)))
         else:
             for model, client in zip(models, clients, strict=True):
-                copy_statistics(model, self.kept[client])
+                copy_statistics(model, self.local[client])
 
     def outcome(self, net: Split, shared: State, private: list[State], models: list[Split]) -> Outcome:
-        """The states with the statistics where they lie, and models that are judged with them."""
-        used = [copy.deepcopy(model).eval() for model in models]
-        sources = [net] * len(used) if self.batch_norm == "average" else self.kept
-        for source, model in zip(sources, used, strict=True):
+        """Return the states with the statistics, and models that use them."""
+        evaluated = [copy.deepcopy(model).eval() for model in models]
+        sources = [net] * len(evaluated) if self.batch_norm == "average" else self.local
+        for source, model in zip(sources, evaluated, strict=True):
             copy_statistics(source, model)
         if self.batch_norm == "average":
-            return Outcome({**shared, **named(net)}, private, used)
-        return Outcome(shared, [{**state, **named(kept)} for state, kept in zip(private, self.kept, strict=True)], used)
+            return Outcome({**shared, **named(net)}, private, evaluated)
+        return Outcome(shared, [{**state, **named(local)} for state, local in zip(private, self.local, strict=True)], evaluated)
 
 
 def named(net: Split) -> State:
-    """The statistics by the names that the library gives them."""
+    """Return the statistics by the library's names."""
     return {f"batch_norm_stats.{name}": value for name, value in statistics(net)}
 
 
@@ -106,7 +106,7 @@ def fedavg(world: World, net: Split) -> Outcome:
         for model, client in zip(models, clients, strict=True):
             world.train(model, client, number)
         world.merge(net, models, clients)
-    return world.outcome(net, whole(net), [{} for _ in SIZES], [net for _ in SIZES])
+    return world.outcome(net, parts_of(net), [{} for _ in SIZES], [net for _ in SIZES])
 
 
 def fedper(world: World, net: Split) -> Outcome:
@@ -140,63 +140,63 @@ def pfedme(world: World, net: Split, lam: float, p_lr: float, beta: float) -> Ou
         world.merge(mean, sent, clients)
         plain.copy_parameters(plain.mix_parameters(net, mean, beta), net)
         copy_statistics(mean, net)
-    return world.outcome(net, whole(net), [{"personal": theta} for theta in thetas], thetas)
+    return world.outcome(net, parts_of(net), [{"personal": theta} for theta in thetas], thetas)
 
 
 def fedphp(world: World, net: Split, mu: float, lam: float, variant: str) -> Outcome:
-    own = world.copies(net)
+    personal = world.copies(net)
     for number, clients in world.cohorts(ROUNDS):
         momentum = mu * number / ROUNDS
         models = []
         for client in clients:
-            mixed = plain.mix_parameters(net, own[client], momentum)
+            mixed = plain.mix_parameters(net, personal[client], momentum)
             model = world.received(mixed if variant == "mix" else net, client)
             teacher = copy.deepcopy(model).eval()  # the statistics of the round's start, which it leaves alone
-            plain.copy_parameters(net if variant == "mix" else own[client], teacher)
+            plain.copy_parameters(net if variant == "mix" else personal[client], teacher)
             optimiser = torch.optim.SGD(model.parameters(), lr=LR)
             for x, y in world.batches(client, number):
                 f = model.base(x)
                 loss = (1 - lam) * F.cross_entropy(model.head(f), y) + lam * plain.mmd(f, teacher.base(x).detach())
                 sgd(loss, optimiser)
             models.append(model)
-            own[client] = model if variant == "mix" else plain.mix_parameters(model, own[client], momentum)
+            personal[client] = model if variant == "mix" else plain.mix_parameters(model, personal[client], momentum)
         world.merge(net, models, clients)
-    used = [plain.mix_parameters(net, model, mu) for model in own] if variant == "mix" else own
-    return world.outcome(net, whole(net), [{"personal": model} for model in own], used)
+    used = [plain.mix_parameters(net, model, mu) for model in personal] if variant == "mix" else personal
+    return world.outcome(net, parts_of(net), [{"personal": model} for model in personal], used)
 
 
 def fedproto(world: World, net: Split, lam: float, prototypes: str) -> Outcome:
-    """No weights travel, so statistics stay where they are under either setting."""
+    """No weights are shared, so statistics are local under either setting."""
     models = [model.train() for model in world.copies(net)]
     known: dict[int, Tensor] = {}
     for number, clients in world.cohorts(ROUNDS):
         sent: dict[int, list[Tensor]] = {}
         for client in clients:
             model = models[client]
-            gathered = plain.Prototypes(torch.zeros(CLASSES, 8), torch.zeros(CLASSES))
+            sums = plain.Prototypes(torch.zeros(CLASSES, 8), torch.zeros(CLASSES))
             optimiser = torch.optim.SGD(model.parameters(), lr=LR)
             for x, y in world.batches(client, number):
                 f = model.base(x)
                 if prototypes == "running":
-                    gathered.add(f, y)
+                    sums.add(f, y)
                 targets = torch.stack([known.get(int(u), f[k].detach()) for k, u in enumerate(y)])
                 sgd(F.cross_entropy(model.head(f), y) + lam * F.mse_loss(f, targets), optimiser)
             if prototypes == "after":
                 model.eval()
                 for x, y in world.batches(client, number, epochs=1):
-                    gathered.add(model.base(x), y)
+                    sums.add(model.base(x), y)
                 model.train()
-            for u in gathered.count.nonzero().flatten().tolist():
-                sent.setdefault(u, []).append(gathered.total[u] / gathered.count[u])
+            for u in sums.count.nonzero().flatten().tolist():
+                sent.setdefault(u, []).append(sums.total[u] / sums.count[u])
         known |= {u: torch.stack(means).mean(0) for u, means in sent.items()}
     mean = torch.stack([known[u] for u in range(CLASSES)])
 
-    def nearness(model: Split) -> Callable[[Tensor], Tensor]:
+    def prototype_logits(model: Split) -> Callable[[Tensor], Tensor]:
         model.eval()
         return lambda x: -((model.base(x)[:, None] - mean) ** 2).mean(-1)
 
     shared: State = {"prototypes.mean": mean, "prototypes.seen": torch.ones(CLASSES)}
-    return Outcome(shared, [{**whole(m), **named(m)} for m in models], [nearness(m) for m in models])
+    return Outcome(shared, [{**parts_of(m), **named(m)} for m in models], [prototype_logits(m) for m in models])
 
 
 # The comparison.
@@ -216,12 +216,12 @@ CASES: dict[str, tuple[str, dict]] = {
 """A method and its options, which the library and the plain computation both take."""
 
 
-def both(case: str, engine: str, batch_norm: str, plainly: str) -> tuple[Ours, Outcome]:
-    """The library's run, and the plain one with its statistics treated in the way of `plainly`."""
+def both(case: str, engine: str, batch_norm: str, plain_batch_norm: str) -> tuple[LibraryRun, Outcome]:
+    """Return the library's run, and the plain one with statistics treated as `plain_batch_norm`."""
     name, options = CASES[case]
-    ours = Ours(METHODS[name](**options), engine, federation=even_federation(), module=new_net(), batch_norm=batch_norm)
+    ours = LibraryRun(METHODS[name](**options), engine, federation=even_federation(), module=new_net(), batch_norm=batch_norm)
     net = split_net()
-    return ours, PLAIN[name](World(ours.world, net, plainly), net, **options)
+    return ours, PLAIN[name](World(ours.world, net, plain_batch_norm), net, **options)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -230,20 +230,20 @@ def both(case: str, engine: str, batch_norm: str, plainly: str) -> tuple[Ours, O
 def test_weights_and_running_statistics_agree_with_the_plain_computation(case: str, batch_norm: str, engine: str) -> None:
     ours, theirs = both(case, engine, batch_norm, batch_norm)
     assert state_gap(ours, theirs) < LIMIT
-    for client, (right, loss) in enumerate(judged(ours.world, theirs)):
-        assert ours.scores.correct[client] == right
-        assert ours.scores.loss_sum[client] == pytest.approx(loss, abs=10 * LIMIT)
+    for client, (correct, loss) in enumerate(evaluate(ours.world, theirs)):
+        assert ours.evaluation.correct[client] == correct
+        assert ours.evaluation.loss_sum[client] == pytest.approx(loss, abs=10 * LIMIT)
 
 
 @pytest.mark.parametrize("case", ["fedavg", "fedper", "pfedme", "fedphp-mix", "fedphp-inherit"])
-def test_local_and_averaged_statistics_are_judged_differently(case: str) -> None:
+def test_local_and_averaged_statistics_give_different_losses(case: str) -> None:
     ours, theirs = both(case, "loop", "local", "average")
-    losses = [loss for _, loss in judged(ours.world, theirs)]
-    assert np.abs(ours.scores.loss_sum - losses).min() > 1e-2
+    losses = [loss for _, loss in evaluate(ours.world, theirs)]
+    assert np.abs(ours.evaluation.loss_sum - losses).min() > 1e-2
 
 
-def test_federation_has_whole_batches_and_absent_clients() -> None:
+def test_federation_has_full_batches_and_absent_clients() -> None:
     world = plain.World(even_federation(), SCHEDULE)
-    assert tuple(world.rows) == SIZES
+    assert tuple(world.n_samples) == SIZES
     assert all(size % SCHEDULE.batch_size == 0 for size in SIZES)
     assert {len(clients) for _, clients in world.cohorts(ROUNDS)} == {3}

@@ -16,27 +16,27 @@ def step(shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> t
     return local_state, {}
 
 
-ROWS = np.arange(100, 110)
+SAMPLES = np.arange(100, 110)
 
 
 @pytest.mark.parametrize(("client_fraction", "size"), [(1.0, 10), (0.5, 5), (0.39, 3), (0.01, 1)])
-def test_a_cohort_is_the_share_rounded_down_but_never_empty(client_fraction: float, size: int) -> None:
+def test_cohort_size_is_rounded_down_and_at_least_one(client_fraction: float, size: int) -> None:
     cohorts = [schedule(client_fraction=client_fraction).sample_clients(t, 10) for t in range(20)]
     assert {len(cohort) for cohort in cohorts} == {size}
     assert all(cohort == sorted(set(cohort)) and set(cohort) <= set(range(10)) for cohort in cohorts)
 
 
-def test_a_range_of_shares_draws_every_size_within_it_and_no_other() -> None:
+def test_range_of_fractions_samples_every_size_in_it() -> None:
     sizes = {len(schedule(client_fraction=(0.25, 0.5)).sample_clients(t, 10)) for t in range(100)}
     assert sizes == {2, 3, 4, 5}
 
 
-def test_a_range_that_begins_below_one_client_never_gives_an_empty_cohort() -> None:
+def test_range_below_one_client_samples_at_least_one() -> None:
     assert min(len(schedule(client_fraction=(0.01, 1.0)).sample_clients(t, 5)) for t in range(50)) == 1
 
 
 @pytest.mark.parametrize("client_fraction", [0.5, (0.2, 0.8)])
-def test_cohorts_change_with_round_and_seed_and_repeat_for_both(client_fraction: float | tuple[float, float]) -> None:
+def test_cohorts_are_a_function_of_seed_and_round(client_fraction: float | tuple[float, float]) -> None:
     def cohorts(seed: int) -> list[list[int]]:
         return [schedule(seed=seed, client_fraction=client_fraction).sample_clients(t, 12) for t in range(8)]
 
@@ -45,57 +45,57 @@ def test_cohorts_change_with_round_and_seed_and_repeat_for_both(client_fraction:
     assert len({tuple(cohort) for cohort in cohorts(0)}) > 4
 
 
-def test_every_client_is_drawn_about_as_often() -> None:
+def test_clients_are_sampled_uniformly() -> None:
     times = np.bincount([c for t in range(400) for c in schedule(client_fraction=0.5).sample_clients(t, 6)], minlength=6)
     assert times.min() > 160
     assert times.max() < 240
 
 
-def test_a_last_partial_batch_is_dropped() -> None:
-    assert schedule().batches(ROWS).tolist() == [[100, 101, 102, 103], [104, 105, 106, 107]]
+def test_short_last_batch_is_dropped() -> None:
+    assert schedule().batches(SAMPLES).tolist() == [[100, 101, 102, 103], [104, 105, 106, 107]]
 
 
-def test_a_last_partial_batch_is_padded_where_it_is_not_dropped() -> None:
-    assert schedule(drop_last=False).batches(ROWS)[-1].tolist() == [108, 109, -1, -1]
-
-
-@pytest.mark.parametrize("drop_last", [True, False])
-def test_an_only_batch_is_kept_though_partial(drop_last: bool) -> None:
-    assert schedule(drop_last=drop_last).batches(ROWS[:3]).tolist() == [[100, 101, 102, -1]]
+def test_short_last_batch_is_padded_without_drop_last() -> None:
+    assert schedule(drop_last=False).batches(SAMPLES)[-1].tolist() == [108, 109, -1, -1]
 
 
 @pytest.mark.parametrize("drop_last", [True, False])
-@pytest.mark.parametrize(("rows", "steps"), [(10, 1), (16, 2), (7, 0)])
-def test_a_step_of_several_batches_is_never_short(rows: int, steps: int, drop_last: bool) -> None:
-    batches = schedule(drop_last=drop_last).batches(np.arange(rows), per_step=2)
+def test_only_batch_is_kept_if_short(drop_last: bool) -> None:
+    assert schedule(drop_last=drop_last).batches(SAMPLES[:3]).tolist() == [[100, 101, 102, -1]]
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize(("n_samples", "steps"), [(10, 1), (16, 2), (7, 0)])
+def test_step_of_several_batches_is_never_short(n_samples: int, steps: int, drop_last: bool) -> None:
+    batches = schedule(drop_last=drop_last).batches(np.arange(n_samples), per_step=2)
     assert batches.tolist() == np.arange(8 * steps).reshape(steps, 8).tolist()
 
 
-def test_an_order_repeats_for_the_same_round_and_client_and_differs_for_others() -> None:
+def test_order_of_samples_is_a_function_of_seed_round_and_client() -> None:
     def order(seed: int, round: int, client: int) -> list[int]:
         (plan,) = schedule(seed=seed).plan([Phase(step)], np.arange(12), round, client)
         return plan.ravel().tolist()
 
-    places = [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0)]
-    assert [order(*place) for place in places] == [order(*place) for place in places]
-    assert len({tuple(order(*place)) for place in places}) == 4
-    assert all(sorted(order(*place)) == list(range(12)) for place in places)
+    keys = [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0)]
+    assert [order(*key) for key in keys] == [order(*key) for key in keys]
+    assert len({tuple(order(*key)) for key in keys}) == 4
+    assert all(sorted(order(*key)) == list(range(12)) for key in keys)
 
 
-def test_unshuffled_rows_come_in_their_order_every_round() -> None:
+def test_unshuffled_samples_keep_their_order_in_every_round() -> None:
     for t in range(3):
-        (plan,) = schedule(shuffle=False).plan([Phase(step, epochs=2)], ROWS[:8], t, 0)
+        (plan,) = schedule(shuffle=False).plan([Phase(step, epochs=2)], SAMPLES[:8], t, 0)
         assert plan.tolist() == [[100, 101, 102, 103], [104, 105, 106, 107]] * 2
 
 
-def test_each_epoch_has_an_order_of_its_own() -> None:
+def test_each_epoch_has_its_own_order() -> None:
     (plan,) = schedule().plan([Phase(step, epochs=2)], np.arange(12), 0, 0)
     first, second = plan[:3].ravel(), plan[3:].ravel()
     assert sorted(first) == sorted(second) == list(range(12))
     assert first.tolist() != second.tolist()
 
 
-def test_a_further_phase_leaves_the_orders_of_the_first_alone() -> None:
+def test_another_phase_does_not_change_the_orders_of_the_first() -> None:
     (alone,) = schedule().plan([Phase(step)], np.arange(12), 0, 0)
     first, second = schedule().plan([Phase(step), Phase(step, epochs=3)], np.arange(12), 0, 0)
     assert np.array_equal(first, alone)
@@ -103,16 +103,14 @@ def test_a_further_phase_leaves_the_orders_of_the_first_alone() -> None:
     assert second.shape == (9, 4)
 
 
-def test_rows_used_are_those_in_batches() -> None:
-    assert schedule().unshuffled_samples(ROWS).tolist() == list(range(100, 108))
-    assert schedule(drop_last=False).unshuffled_samples(ROWS).tolist() == ROWS.tolist()
-    assert schedule().unshuffled_samples(ROWS[:3]).tolist() == [100, 101, 102]
+def test_unshuffled_samples_are_those_in_batches() -> None:
+    assert schedule().unshuffled_samples(SAMPLES).tolist() == list(range(100, 108))
+    assert schedule(drop_last=False).unshuffled_samples(SAMPLES).tolist() == SAMPLES.tolist()
+    assert schedule().unshuffled_samples(SAMPLES[:3]).tolist() == [100, 101, 102]
 
 
 @pytest.mark.parametrize(("batches", "needed"), [((1,), 1), ((1, 2), 8), ((3,), 12)])
-def test_with_the_rows_needed_a_client_has_a_step_in_every_phase_and_with_one_less_it_has_not(
-    batches: tuple[int, ...], needed: int
-) -> None:
+def test_min_samples_is_the_fewest_with_a_step_in_every_phase(batches: tuple[int, ...], needed: int) -> None:
     phases = [Phase(step, batches=count) for count in batches]
     assert schedule().min_samples(phases) == needed
     assert all(len(plan) for plan in schedule().plan(phases, np.arange(needed), 0, 0))

@@ -24,17 +24,17 @@ class Recipe:
     inner: int = 7
 
 
-def test_a_record_is_built_from_what_is_given_and_its_defaults() -> None:
+def test_build_fills_in_defaults() -> None:
     assert options.build(Recipe, {"rate": 1, "widths": [2, 3], "pair": [0.5, 1]}, "r") == Recipe(
         rate=1.0, widths=(2, 3), pair=(0.5, 1.0)
     )
 
 
-def test_a_whole_number_given_for_a_float_becomes_a_float() -> None:
+def test_integer_becomes_a_float_option() -> None:
     assert isinstance(options.build(Recipe, {"rate": 2}, "r").rate, float)
 
 
-def test_numbers_of_numpy_are_numbers_and_become_pythons_own() -> None:
+def test_numpy_numbers_become_pythons_own() -> None:
     made = options.build(
         Recipe,
         {"rate": np.float32(0.5), "count": np.int64(2), "widths": [np.uint8(3)], "pair": (np.float64(0.5), np.int32(1))},
@@ -45,12 +45,12 @@ def test_numbers_of_numpy_are_numbers_and_become_pythons_own() -> None:
     assert options.build(Recipe, {"rate": np.int64(1)}, "r").rate == 1.0
 
 
-def test_one_number_stands_for_a_list_of_one_where_the_length_is_free() -> None:
+def test_single_number_becomes_a_list_of_one() -> None:
     assert options.build(Recipe, {"widths": 8}, "r").widths == (8,)
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("values", "message"),
     [
         ({"rate": -1.0}, "r.rate is -1.0; it must be above 0 and at most 2"),
         ({"rate": math.nan}, "r.rate is nan"),
@@ -73,23 +73,23 @@ def test_one_number_stands_for_a_list_of_one_where_the_length_is_free() -> None:
         ({"cuont": 1}, "unknown key 'r.cuont'; did you mean 'count'?"),
     ],
 )
-def test_a_wrong_value_is_refused_with_its_name_value_and_limit(given: dict[str, object], words: str) -> None:
-    with pytest.raises(GpflError) as problem:
-        options.build(Recipe, given, "r")
-    assert words in str(problem.value)
+def test_error_names_key_value_and_limit(values: dict[str, object], message: str) -> None:
+    with pytest.raises(GpflError) as error:
+        options.build(Recipe, values, "r")
+    assert message in str(error.value)
 
 
-def test_fields_that_are_not_options_can_neither_be_set_nor_listed() -> None:
+def test_other_fields_are_not_options() -> None:
     assert "inner" not in options.option_values(Recipe())
     with pytest.raises(GpflError, match=r"unknown key 'r\.inner'"):
         options.build(Recipe, {"inner": 1}, "r")
 
 
-def test_options_keep_the_order_of_their_declaration() -> None:
+def test_options_keep_the_order_of_declaration() -> None:
     assert list(options.options_of(Recipe)) == ["rate", "count", "order", "widths", "pair", "free", "seed", "loud"]
 
 
-def test_a_record_without_options_says_so() -> None:
+def test_unknown_key_of_a_record_without_options_raises() -> None:
     @dataclass(frozen=True)
     class Empty:
         pass
@@ -98,6 +98,6 @@ def test_a_record_without_options_says_so() -> None:
         options.build(Empty, {"lam": 1}, "method")
 
 
-def test_a_name_far_from_all_others_is_answered_with_the_whole_list() -> None:
+def test_did_you_mean_lists_all_names_if_none_is_close() -> None:
     assert did_you_mean("fedavgg", ("gpfl", "fedavg")) == "did you mean 'fedavg'?"
     assert did_you_mean("xyz", ("gpfl", "fedavg")) == "known: fedavg, gpfl"

@@ -145,7 +145,7 @@ def assert_same_evaluation(run: Run, other: Engine) -> None:
     for split in ("train", "test"):
         expected, found = (engine.evaluate(run.shared, run.private, ROUNDS, split) for engine in (run.engine, other))
         assert found.correct.tolist() == expected.correct.tolist()
-        assert found.rows.tolist() == expected.rows.tolist()
+        assert found.n_samples.tolist() == expected.n_samples.tolist()
         np.testing.assert_allclose(found.loss_sum, expected.loss_sum, rtol=LIMIT, atol=LIMIT)
 
 

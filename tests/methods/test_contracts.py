@@ -1,4 +1,4 @@
-"""What every method in METHODS must keep to; a new line in the table buys a method this battery."""
+"""Contract of every method in METHODS."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from gpfl.models.splitting import net_from_module
 from gpfl.training import config as configs
 
 ROOT = Path(__file__).parents[2]
-CLIENTS = (41, 27, 33, 9)  # 30, 20, 24 and 6 training rows: whole batches, a last partial one, and only a partial one
+CLIENTS = (41, 27, 33, 9)  # 30, 20, 24 and 6 training samples: full batches, a short last one, a single short one
 
 
 def trainers(engine: Engine) -> list[int]:
-    """The clients that can take part: all, but for methods whose steps take several batches."""
+    """Return the clients that can train: all, except in methods whose steps take several batches."""
     return [client for client in range(len(engine.federation)) if engine.can_train(client)]
 
 
@@ -96,37 +96,37 @@ def gap(a: Tree, b: Tree) -> float:
     [{}, {"client_fraction": 0.5}, {"epochs": 2, "drop_last": False, "shuffle": False}, {"batch_norm": "average"}],
     ids=str,
 )
-def test_vmap_gives_what_loop_gives(variant: str, net, schedule) -> None:
+def test_vmap_agrees_with_loop(variant: str, net, schedule) -> None:
     loop, vmap = (make_engine(variant, name, net, **schedule) for name in ("loop", "vmap"))
-    one_by_one, together = run(loop, 3), run(vmap, 3)
-    assert gap(one_by_one[0], together[0]) < 1e-5
-    assert gap(one_by_one[1], together[1]) < 1e-5
+    looped, vmapped = run(loop, 3), run(vmap, 3)
+    assert gap(looped[0], vmapped[0]) < 1e-5
+    assert gap(looped[1], vmapped[1]) < 1e-5
     for part in ("train", "test"):
-        a, b = loop.evaluate(*one_by_one, 3, part), vmap.evaluate(*one_by_one, 3, part)
+        a, b = loop.evaluate(*looped, 3, part), vmap.evaluate(*looped, 3, part)
         assert a.correct.tolist() == b.correct.tolist()
         np.testing.assert_allclose(a.loss_sum, b.loss_sum, rtol=1e-5, atol=1e-5)
 
 
 @variants
 @engines
-def test_order_of_clients_changes_nothing(variant: str, engine: str) -> None:
-    machine = make_engine(variant, engine)
-    shared, private = run(machine, 1)
-    clients = torch.tensor(trainers(machine))
+def test_order_of_clients_does_not_matter(variant: str, engine: str) -> None:
+    runner = make_engine(variant, engine)
+    shared, private = run(runner, 1)
+    clients = torch.tensor(trainers(runner))
     order = torch.tensor([2, 0, 3, 1] if len(clients) == 4 else [2, 0, 1])
-    straight = machine.train(shared, tree.take(private, clients), clients.tolist(), 1)
-    mixed = machine.train(shared, tree.take(private, clients[order]), clients[order].tolist(), 1)
-    assert gap(straight.mean, mixed.mean) < 1e-6
-    assert gap(tree.take(straight.private, order), mixed.private) < 1e-6
+    ordered = runner.train(shared, tree.take(private, clients), clients.tolist(), 1)
+    mixed = runner.train(shared, tree.take(private, clients[order]), clients[order].tolist(), 1)
+    assert gap(ordered.mean, mixed.mean) < 1e-6
+    assert gap(tree.take(ordered.private, order), mixed.private) < 1e-6
 
 
 @variants
 @engines
 def test_client_outside_the_cohort_keeps_its_private_state(variant: str, engine: str) -> None:
-    machine = make_engine(variant, engine, client_fraction=0.5)
-    _, before = run(machine, 1)
-    _, after = run(machine, 2)
-    outside = torch.tensor([c for c in range(4) if c not in machine.schedule.sample_clients(1, 4)])
+    runner = make_engine(variant, engine, client_fraction=0.5)
+    _, before = run(runner, 1)
+    _, after = run(runner, 2)
+    outside = torch.tensor([c for c in range(4) if c not in runner.schedule.sample_clients(1, 4)])
     assert len(outside) == 2
     for old, new in zip(tree.leaves(before), tree.leaves(after), strict=True):
         assert torch.equal(old[outside], new[outside])
@@ -134,28 +134,28 @@ def test_client_outside_the_cohort_keeps_its_private_state(variant: str, engine:
 
 @variants
 @engines
-def test_inputs_are_not_changed(variant: str, engine: str) -> None:
-    machine = make_engine(variant, engine, batch_norm_net)
-    shared, private = start(machine)
+def test_inputs_are_not_modified(variant: str, engine: str) -> None:
+    runner = make_engine(variant, engine, batch_norm_net)
+    shared, private = start(runner)
     kept = copy.deepcopy((shared, private))
-    clients = trainers(machine)
-    machine.train(shared, tree.take(private, torch.tensor(clients)), clients, 0)
-    machine.evaluate(shared, private, 0, "test")
+    clients = trainers(runner)
+    runner.train(shared, tree.take(private, torch.tensor(clients)), clients, 0)
+    runner.evaluate(shared, private, 0, "test")
     assert gap(shared, kept[0]) == 0
     assert gap(private, kept[1]) == 0
 
 
 @variants
-def test_nothing_private_is_sent(variant: str) -> None:
-    machine = make_engine(variant, "loop", batch_norm_net)
-    shared, private = start(machine)
+def test_private_state_is_not_uploaded(variant: str) -> None:
+    runner = make_engine(variant, "loop", batch_norm_net)
+    shared, private = start(runner)
     upload, kept, _ = local_round(
-        machine.method,
+        runner.method,
         shared,
         tree.take(private, 0),
-        machine.federation.table,
-        machine.plan(0, 0),
-        machine.client_info(range(4), 0).select(0),
+        runner.federation.table,
+        runner.plan(0, 0),
+        runner.client_info(range(4), 0).select(0),
     )
     assert set(tree.flatten(upload)) <= set(tree.flatten(shared))
     assert not set(upload) & set(kept)
@@ -164,62 +164,62 @@ def test_nothing_private_is_sent(variant: str) -> None:
 
 @variants
 def test_empty_batch_is_a_no_op(variant: str) -> None:
-    machine = make_engine(variant, "loop")
-    shared, private = start(machine)
-    plan = machine.plan(0, 0)
+    runner = make_engine(variant, "loop")
+    shared, private = start(runner)
+    plan = runner.plan(0, 0)
     padded = [np.concatenate([steps[:1], np.full_like(steps[:1], -1), steps[1:]]) for steps in plan]
-    facts = machine.client_info(range(4), 0).select(0)
-    table, own = machine.federation.table, tree.take(private, 0)
-    plain = local_round(machine.method, shared, own, table, plan, facts)
-    with_hole = local_round(machine.method, shared, own, table, padded, facts)
-    assert gap(plain.upload, with_hole.upload) == 0
-    assert gap(plain.private, with_hole.private) == 0
+    info = runner.client_info(range(4), 0).select(0)
+    table, private_0 = runner.federation.table, tree.take(private, 0)
+    plain = local_round(runner.method, shared, private_0, table, plan, info)
+    with_padding = local_round(runner.method, shared, private_0, table, padded, info)
+    assert gap(plain.upload, with_padding.upload) == 0
+    assert gap(plain.private, with_padding.private) == 0
 
 
 @variants
-def test_padded_rows_do_not_count(variant: str) -> None:
-    machine = make_engine(variant, "loop")
-    shared, private = start(machine)
-    facts, own = machine.client_info(range(4), 0).select(3), tree.take(private, 3)
-    local_state = machine.method.download(shared, own, facts)
-    phase = machine.method.phases()[0]
-    rows = torch.from_numpy(machine.federation.shards[3].train[:4])
-    halves = rows.reshape(phase.batches, -1)  # each batch of a step is padded by itself
-    hole = torch.full((phase.batches, 2), -1)
-    batch = machine.federation.table.batch
-    expected, _ = phase.step(shared, local_state, batch(rows), facts)
-    padded, _ = phase.step(shared, local_state, batch(torch.cat([halves, hole], 1).ravel()), facts)
-    counted, _ = phase.step(shared, local_state, batch(torch.cat([halves, hole + 1], 1).ravel()), facts)
+def test_padding_does_not_count(variant: str) -> None:
+    runner = make_engine(variant, "loop")
+    shared, private = start(runner)
+    info, private_3 = runner.client_info(range(4), 0).select(3), tree.take(private, 3)
+    local_state = runner.method.download(shared, private_3, info)
+    phase = runner.method.phases()[0]
+    indices = torch.from_numpy(runner.federation.shards[3].train[:4])
+    halves = indices.reshape(phase.batches, -1)  # each batch of a step has its own padding
+    padding = torch.full((phase.batches, 2), -1)
+    batch = runner.federation.table.batch
+    expected, _ = phase.step(shared, local_state, batch(indices), info)
+    padded, _ = phase.step(shared, local_state, batch(torch.cat([halves, padding], 1).ravel()), info)
+    counted, _ = phase.step(shared, local_state, batch(torch.cat([halves, padding + 1], 1).ravel()), info)
     assert gap(expected, padded) < 1e-6
-    assert gap(expected, counted) > 1e-6  # the mask is what makes the difference
+    assert gap(expected, counted) > 1e-6  # unmasked padding counts
 
 
 @variants
-def test_single_client_is_averaged_to_itself(variant: str) -> None:
-    machine = make_engine(variant, "loop", sizes=(41,))
-    shared, private = start(machine)
+def test_mean_of_a_single_client_is_its_upload(variant: str) -> None:
+    runner = make_engine(variant, "loop", sizes=(41,))
+    shared, private = start(runner)
     update = local_round(
-        machine.method,
+        runner.method,
         shared,
         tree.take(private, 0),
-        machine.federation.table,
-        machine.plan(0, 0),
-        machine.client_info([0], 0).select(0),
+        runner.federation.table,
+        runner.plan(0, 0),
+        runner.client_info([0], 0).select(0),
     )
-    assert gap(machine.train(shared, private, [0], 0).mean, update.upload) == 0
+    assert gap(runner.train(shared, private, [0], 0).mean, update.upload) == 0
 
 
 @variants
-def test_loss_falls_and_clients_learn(variant: str) -> None:
-    machine = make_engine(variant, "vmap", epochs=2, rounds=20)
-    before = machine.evaluate(*start(machine), 0, "train")
-    after = machine.evaluate(*run(machine, 20), 20, "train")
+def test_loss_falls(variant: str) -> None:
+    runner = make_engine(variant, "vmap", epochs=2, rounds=20)
+    before = runner.evaluate(*start(runner), 0, "train")
+    after = runner.evaluate(*run(runner, 20), 20, "train")
     assert after.loss < before.loss
     assert after.accuracy > 0.8
 
 
 @variants
-def test_running_statistics_stay_local_or_are_averaged(variant: str) -> None:
+def test_running_statistics_are_local_or_averaged(variant: str) -> None:
     local = make_engine(variant, "vmap", batch_norm_net)
     shared, private = run(local, 2)
     assert not any("running" in name for name in tree.flatten(shared))
@@ -232,12 +232,12 @@ def test_running_statistics_stay_local_or_are_averaged(variant: str) -> None:
 
 
 @variants
-def test_weights_that_do_not_travel_are_not_counted_as_traffic(variant: str) -> None:
-    machine = make_engine(variant, "loop")
-    shared, private = start(machine)
-    mean = machine.train(shared, tree.take(private, torch.tensor([0, 1])), [0, 1], 0).mean
+def test_private_weights_do_not_count_as_traffic(variant: str) -> None:
+    runner = make_engine(variant, "loop")
+    shared, private = start(runner)
+    mean = runner.train(shared, tree.take(private, torch.tensor([0, 1])), [0, 1], 0).mean
     assert tree.count_bytes(mean) <= tree.count_bytes(shared)
-    assert (tree.count_bytes(mean) == 0) == (machine.method.shares == ())
+    assert (tree.count_bytes(mean) == 0) == (runner.method.shares == ())
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -250,7 +250,7 @@ def test_config_round_trips(name: str, protocol: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_page_exists_and_names_every_option(name: str) -> None:
+def test_page_lists_every_option(name: str) -> None:
     page = (ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
     assert f"--method {name}" in page
     for key in gpfl.core.options.options_of(METHODS[name]):
@@ -258,7 +258,7 @@ def test_page_exists_and_names_every_option(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_page_tells_the_bytes_that_travel(name: str) -> None:
+def test_page_states_the_bytes_per_round(name: str) -> None:
     page = " ".join((ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8").split())
     net = net_from_architecture(CNN4(), "cnn4", torch.zeros(2, 3, 32, 32), 100)
     method = METHODS[name]().bind(net, lr=0.005, epochs=1)

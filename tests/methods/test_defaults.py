@@ -1,4 +1,4 @@
-"""What is shipped: defaults of every method, presets, and values that are refused because they switch a method off."""
+"""Defaults of every method, presets, and values that disable a method."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpfl.core import options
 from gpfl.methods import METHODS
 from gpfl.training import config as configs
 
-SHIPPED: dict[str, dict[str, object]] = {
+DEFAULTS: dict[str, dict[str, object]] = {
     "gpfl": {"p_scale": "sum", "cond_source": "global", "mlg_norm": "batch", "reg": "wd", "without": ()},
     "fedavg": {},
     "fedprox": {"mu": 0.001},
@@ -26,9 +26,9 @@ SHIPPED: dict[str, dict[str, object]] = {
     "fedproto": {"lam": 1.0, "prototypes": "running"},
     "local": {},
 }
-"""The proposed defaults of the specification; what depends on the net or the learning rate is tested elsewhere."""
+"""The defaults of the specification, without those that depend on the net or the learning rate."""
 
-OFF = [
+DISABLING = [
     ("fedprox", "mu", 0.0, "is FedAvg"),
     ("ditto", "lam", 0.0, "trained alone"),
     ("pfedme", "beta", 0.0, "keep its first model"),
@@ -38,43 +38,43 @@ OFF = [
 ]
 
 
-def test_every_method_ships_the_defaults_of_the_specification() -> None:
-    assert SHIPPED.keys() == METHODS.keys()
-    for name, expected in SHIPPED.items():
+def test_defaults_are_those_of_the_specification() -> None:
+    assert DEFAULTS.keys() == METHODS.keys()
+    for name, expected in DEFAULTS.items():
         values = options.option_values(METHODS[name]())
-        fixed = {key: value for key, value in values.items() if value == value}  # NaN is filled in by net
+        fixed = {key: value for key, value in values.items() if value == value}  # NaN depends on the net
         assert fixed == expected, name
 
 
-def test_rates_of_perfedavg_are_the_learning_rate() -> None:
+def test_rates_of_perfedavg_default_to_the_learning_rate() -> None:
     method = gpfl.fit("perfedavg", toy_federation(), rounds=1, lr=0.03).engine.method
     assert (method.alpha, method.beta) == (0.03, 0.03)  # type: ignore[attr-defined]
 
 
-def test_reference_protocol_evaluates_the_model_that_the_authors_code_does() -> None:
+def test_reference_protocol_evaluates_the_same_model_as_the_authors_code() -> None:
     config = configs.resolve_config({"method": {"name": "pfedme"}, "run": {"protocol": "reference"}})
     assert config.method.eval_model == "local_w"  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("name", "key", "value", "reason"), OFF)
-def test_value_that_switches_a_method_off_is_refused_unless_it_is_meant(name: str, key: str, value: float, reason: str) -> None:
-    given: configs.ConfigDict = {"method": {"name": name, key: value}}
+@pytest.mark.parametrize(("name", "key", "value", "reason"), DISABLING)
+def test_value_that_disables_a_method_raises_unless_allowed(name: str, key: str, value: float, reason: str) -> None:
+    config: configs.ConfigDict = {"method": {"name": name, key: value}}
     with pytest.raises(gpfl.GpflError, match=re.escape(reason)):
-        configs.resolve_config(given)
+        configs.resolve_config(config)
     with pytest.raises(gpfl.GpflError, match="--allow-noop"):
         gpfl.fit(METHODS[name](**{key: value}), toy_federation(), rounds=1)
-    allowed = configs.resolve_config({**given, "run": {"allow_noop": True}})
+    allowed = configs.resolve_config({**config, "run": {"allow_noop": True}})
     assert getattr(allowed.method, key) == value
     gpfl.fit(name, toy_federation(), rounds=1, allow_noop=True, **{key: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("settings", [{"lr": 0.15}, {"p_lr": 0.2}])
-def test_pull_that_would_diverge_is_refused(settings: dict[str, float]) -> None:
+def test_pull_that_would_diverge_raises(settings: dict[str, float]) -> None:
     with pytest.raises(gpfl.GpflError, match="must stay below 2"):
         gpfl.fit("pfedme", toy_federation(), rounds=1, **settings)  # type: ignore[arg-type]
 
 
-def test_constant_contexts_are_the_same_in_every_run_and_differ_from_each_other() -> None:
+def test_constant_contexts_are_equal_in_all_runs_and_differ_from_each_other() -> None:
     constants = []
     for seed in (0, 1):
         result = gpfl.fit("gpfl", toy_federation(), net="mlp", rounds=1, seed=seed, without=["pci"])

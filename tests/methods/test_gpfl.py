@@ -26,14 +26,14 @@ def bound(**options: object) -> GPFL:
     return GPFL(**options).bind(net, lr=0.05, epochs=1)  # type: ignore[arg-type]
 
 
-def a_client(counts: tuple[float, ...] = (3.0, 5.0, 0.0), round: int = 0) -> ClientInfo:
+def client_info(counts: tuple[float, ...] = (3.0, 5.0, 0.0), round: int = 0) -> ClientInfo:
     return ClientInfo(torch.tensor(sum(counts)), torch.tensor(counts), torch.tensor(float(round)), torch.tensor(5.0))
 
 
-def a_batch(rows: int = 6) -> Batch:
+def make_batch(size: int = 6) -> Batch:
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(rows, 6, generator=generator)
-    return Batch(x, torch.arange(rows) % 3, torch.ones(rows))
+    x = torch.randn(size, 6, generator=generator)
+    return Batch(x, torch.arange(size) % 3, torch.ones(size))
 
 
 def test_angle_loss_is_cross_entropy_of_cosines_and_ignores_scale() -> None:
@@ -55,7 +55,7 @@ def test_dead_features_give_zero_logits_and_zero_gradient() -> None:
     assert float(f.grad.abs().max()) == 0
 
 
-def test_batch_norm_of_distances_is_root_of_rows_times_their_mean() -> None:
+def test_batch_distance_is_root_of_batch_size_times_the_mean() -> None:
     a = torch.zeros(10, 8)
     b = F.normalize(torch.randn(10, 8), dim=1) * 3
     mask = torch.ones(10)
@@ -70,39 +70,39 @@ def test_gradient_of_the_distance_is_finite_at_zero(distance) -> None:
     assert torch.isfinite(a.grad).all()
 
 
-def test_contexts_and_frozen_embeddings_do_not_move_in_local_training() -> None:
+def test_contexts_are_constant_in_local_training() -> None:
     method = bound()
     shared, private = method.init(0)
-    client = a_client()
+    client = client_info()
     local_state = method.download(shared, private, client)
     after = local_state
     for _ in range(3):
-        after, _ = method.step(shared, after, a_batch(), client)
+        after, _ = method.step(shared, after, make_batch(), client)
     for name in ("g", "p"):
         assert torch.equal(tree.leaf(tree.branch(after, "context"), name), tree.leaf(tree.branch(local_state, "context"), name))
     assert not torch.equal(embeddings_of(after), embeddings_of(local_state))
 
 
-def test_embeddings_learn_from_angles_alone() -> None:
-    client, tables = a_client(), []
+def test_embeddings_have_no_gradient_from_the_magnitude_term() -> None:
+    client, tables = client_info(), []
     for lam in (0.0, 10.0):
         method = bound(lam=lam)
         shared, private = method.init(0)
         local_state = method.download(shared, private, client)
-        moved, _, _ = method.optimizer_step(shared, local_state, a_batch(), client, parts=("gce",))
-        tables.append(embeddings_of(moved))
+        updated, _, _ = method.optimizer_step(shared, local_state, make_batch(), client, parts=("gce",))
+        tables.append(embeddings_of(updated))
     assert torch.equal(tables[0], tables[1])
     assert not torch.equal(tables[0], embeddings_of(shared))
 
 
-def test_personal_context_is_weighted_by_class_shares() -> None:
+def test_personal_context_is_weighted_by_class_frequencies() -> None:
     shared, private = bound().init(0)
     table = embeddings_of(shared)
-    context = bound().contexts(shared, private, a_client((3.0, 5.0, 0.0)))
+    context = bound().contexts(shared, private, client_info((3.0, 5.0, 0.0)))
     g, p = context["g"], context["p"]
     torch.testing.assert_close(g, table.mean(0))
     torch.testing.assert_close(p, 3 / 8 * table[0] + 5 / 8 * table[1])
-    divided = bound(p_scale="mean").contexts(shared, private, a_client((3.0, 5.0, 0.0)))
+    divided = bound(p_scale="mean").contexts(shared, private, client_info((3.0, 5.0, 0.0)))
     torch.testing.assert_close(divided["p"], p / 3)
 
 
@@ -123,8 +123,8 @@ def run(source: str, rounds: int, client_fraction: float = 1.0):
 
 
 def contexts(engine, state, round: int) -> list[torch.Tensor]:
-    facts = engine.client_info(range(4), round)
-    return [engine.method.contexts(state[0], tree.take(state[1], c), facts.select(c))["g"] for c in range(4)]
+    info = engine.client_info(range(4), round)
+    return [engine.method.contexts(state[0], tree.take(state[1], c), info.select(c))["g"] for c in range(4)]
 
 
 def test_global_contexts_agree_on_all_clients() -> None:
@@ -133,14 +133,14 @@ def test_global_contexts_agree_on_all_clients() -> None:
     assert all(torch.equal(g[0], other) for other in g[1:])
 
 
-def test_stale_contexts_are_zero_at_first_and_differ_between_clients_later() -> None:
+def test_stale_contexts_are_zero_in_round_0_and_differ_between_clients_later() -> None:
     engine, states = run("stale_local", 1)
     assert all(float(g.abs().max()) == 0 for g in contexts(engine, states[0], 0))
     g = contexts(engine, states[1], 1)
     assert float((g[0] - g[1]).abs().max()) > 1e-4
 
 
-def test_stale_context_of_a_client_that_sat_out_is_the_table_delivered_before() -> None:
+def test_stale_context_of_an_absent_client_uses_the_previous_embeddings() -> None:
     engine, states = run("stale_local", 2, client_fraction=0.5)
     outside = next(c for c in range(4) if c not in engine.schedule.sample_clients(1, 4))
     g = contexts(engine, states[2], 2)[outside]
@@ -161,19 +161,19 @@ def test_valve_is_the_formula_of_the_paper() -> None:
     torch.testing.assert_close(valve(weights, f, context), expected)
 
 
-def test_prediction_takes_the_personal_route_alone() -> None:
+def test_prediction_uses_the_personal_route() -> None:
     method = bound()
     shared, private = method.init(0)
-    model = method.personal_weights(shared, private, a_batch(), a_client())
+    model = method.personal_weights(shared, private, make_batch(), client_info())
     assert "gce" not in model
-    f = Model(method.net, model)("base", a_batch().x)
-    p = method.contexts(shared, private, a_client())["p"]
+    f = Model(method.net, model)("base", make_batch().x)
+    p = method.contexts(shared, private, client_info())["p"]
     expected = Model(method.net, model)("head", valve(tree.branch(model, "cov"), f, p))
-    torch.testing.assert_close(method.logits(Model(method.net, model), a_batch().x), expected)
+    torch.testing.assert_close(method.logits(Model(method.net, model), make_batch().x), expected)
 
 
-def test_norm_penalty_and_weight_decay_are_what_they_say() -> None:
-    client, batch = a_client(), a_batch()
+def test_norm_penalty_and_weight_decay_agree_with_their_formulas() -> None:
+    client, batch = client_info(), make_batch()
     free = bound(mu=0.0, lam=0.0)
     shared, private = free.init(0)
     local_state = free.download(shared, private, client)
@@ -193,21 +193,21 @@ def test_norm_penalty_and_weight_decay_are_what_they_say() -> None:
         ("reference", ("sum", "stale_local", "batch", "wd"), False),
     ],
 )
-def test_protocol_sets_its_options_together(protocol: str, expected: tuple[str, ...], shuffle: bool) -> None:
+def test_protocol_sets_its_options(protocol: str, expected: tuple[str, ...], shuffle: bool) -> None:
     config = configs.resolve_config({"run": {"protocol": protocol}})
     method = config.method
     assert isinstance(method, GPFL)
     assert (method.p_scale, method.cond_source, method.mlg_norm, method.reg) == expected
     assert config.train.shuffle is shuffle
-    by_hand = configs.resolve_config({"run": {"protocol": protocol}, "method": {"p_scale": "mean"}})
-    assert by_hand.method.p_scale == "mean"  # type: ignore[attr-defined]
+    override = configs.resolve_config({"run": {"protocol": protocol}, "method": {"p_scale": "mean"}})
+    assert override.method.p_scale == "mean"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
     ("net", "lam", "mu"),
     [("cnn4", 0.01, 0.1), ("mlp", 0.01, 0.1), ("resnet18", 1e-4, 0.0), ("fasttext", 1e-4, 0.0), ("harcnn", 0.01, 1.0)],
 )
-def test_lambda_and_mu_follow_the_net(net: str, lam: float, mu: float) -> None:
+def test_defaults_of_lambda_and_mu_depend_on_the_net(net: str, lam: float, mu: float) -> None:
     federation = toy_federation()
     built = net_from_architecture(MLP(hidden=(8,)), net, federation.table.inputs(torch.arange(2)), 3)
     method = GPFL().bind(built, lr=0.1, epochs=1)

@@ -54,7 +54,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     """Name of an engine, which traces every step in the traced cases and none in the others."""
     name, _, traced = request.param.partition("-")
     if name != "loop":
-        monkeypatch.setattr(ENGINES[name], "trace_from", 0 if traced else 10**9)
+        monkeypatch.setattr(ENGINES[name], "min_calls_to_trace", 0 if traced else 10**9)
     return name
 
 

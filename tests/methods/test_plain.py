@@ -1,4 +1,4 @@
-"""Every method against its plain computation: several epochs, shuffling, partial participation, unequal clients."""
+"""Every method against its plain computation, with several epochs, shuffling, partial participation and unequal clients."""
 
 from __future__ import annotations
 
@@ -28,26 +28,25 @@ LIMIT = 1e-5
 CLASSES = 5
 
 SIZES = (30, 20, 24, 6)
-"""Training rows: the last client has less than a batch, so it never takes part in Per-FedAvg."""
+"""Training samples of each client: the last one has less than a batch, so it never trains with Per-FedAvg."""
 
 LABELS = ((0, 1), (0, 2), (0, 1), (1, 3))
-"""Classes in the training rows of each client: nobody sends class 2 in rounds 0 and 2, nor class 3 in round 1, nor ever 4."""
+"""Training classes of each client: no client sends class 2 in rounds 0 and 2, class 3 in round 1, or class 4 ever."""
 
-
-TESTED = (5, 4, 4, 4)
-"""Classes in the test rows of each client: more than it trains on; the first is tested on class 4 too, which nobody knows."""
+TEST_CLASSES = (5, 4, 4, 4)
+"""Number of test classes of each client, more than it trains on; the first is tested on class 4 too, which none trains on."""
 
 
 def skewed_federation() -> gpfl.Federation:
-    """Clients of unequal sizes and labels."""
+    """Return clients of unequal sizes and labels."""
     table = toy_table(300, CLASSES)
     labels = table.y.numpy()
     free = np.arange(len(table))
     shards = []
-    for client, (size, classes, tested) in enumerate(zip(SIZES, LABELS, TESTED, strict=True)):
+    for client, (size, classes, test_classes) in enumerate(zip(SIZES, LABELS, TEST_CLASSES, strict=True)):
         train = np.concatenate([free[labels[free] == u][: size // len(classes)] for u in classes])
         free = np.setdiff1d(free, train)
-        test = free[::-1][labels[free[::-1]] < tested][:10]
+        test = free[::-1][labels[free[::-1]] < test_classes][:10]
         free = np.setdiff1d(free, test)
         shards.append(Shard(str(client), train, train[:0], test))
     return gpfl.Federation(table, shards)
@@ -58,8 +57,8 @@ def new_net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, CLASSES))
 
 
-class Ours:
-    """A run of the library."""
+class LibraryRun:
+    """Three rounds of a method with the library."""
 
     def __init__(
         self,
@@ -74,18 +73,18 @@ class Ours:
         federation = federation or skewed_federation()
         net = net_from_module(module or new_net(), federation.table.inputs(torch.arange(2)), CLASSES)
         self.method = method.bind(net, lr=plain.LR, epochs=epochs, batch_norm=batch_norm)
-        machine = ENGINES[engine](RunSpec(self.method, federation, SCHEDULE))
+        runner = ENGINES[engine](RunSpec(self.method, federation, SCHEDULE))
         shared, private = self.method.init(0)
         self.start = copy.deepcopy((shared, private))
         private = tree.repeat(private, 4)
         for number in range(ROUNDS):
-            clients = [client for client in SCHEDULE.sample_clients(number, 4) if machine.can_train(client)]
+            clients = [client for client in SCHEDULE.sample_clients(number, 4) if runner.can_train(client)]
             index = torch.tensor(clients)
-            cohort = machine.train(shared, tree.take(private, index), clients, number)
+            cohort = runner.train(shared, tree.take(private, index), clients, number)
             shared = self.method.aggregate(shared, cohort.mean)
             tree.index_copy_(private, index, cohort.private)
         self.shared, self.private = shared, private
-        self.scores = machine.evaluate(shared, private, ROUNDS, "test")
+        self.evaluation = runner.evaluate(shared, private, ROUNDS, "test")
         self.world = plain.World(federation, SCHEDULE, epochs)
 
 
@@ -95,7 +94,7 @@ def split_net() -> plain.Split:
 
 
 def gap(ours: Tree, theirs: plain.State) -> float:
-    """The largest difference between two states of the same names."""
+    """Return the largest difference between two states of the same names."""
     expected = {}
     for name, value in theirs.items():
         named = {name: value} if isinstance(value, torch.Tensor) else dict(value.named_parameters(prefix=name))
@@ -106,25 +105,25 @@ def gap(ours: Tree, theirs: plain.State) -> float:
     return float(torch.stack(differences).max()) if differences else 0.0
 
 
-def state_gap(ours: Ours, theirs: plain.Outcome) -> float:
-    """How far the two runs are apart in the server's state and in any client's."""
+def state_gap(ours: LibraryRun, theirs: plain.Outcome) -> float:
+    """Return the largest difference between two runs in the shared state and all private ones."""
     private = [gap(tree.take(ours.private, client), state) for client, state in enumerate(theirs.private)]
     return float(np.max([gap(ours.shared, theirs.shared), *private]))
 
 
-def judged(world: plain.World, outcome: plain.Outcome) -> list[tuple[int, float]]:
-    """The right decisions and the summed loss of each client's model on its test samples."""
+def evaluate(world: plain.World, outcome: plain.Outcome) -> list[tuple[int, float]]:
+    """Return the correct predictions and the summed loss of each client's model on its test samples."""
     results = []
-    for shard, scores in zip(world.federation.shards, outcome.scores, strict=True):
-        x, y = world.examples(shard.test)
+    for shard, model in zip(world.federation.shards, outcome.logits, strict=True):
+        x, y = world.samples(shard.test)
         with torch.no_grad():
-            logits = scores(x)
+            logits = model(x)
         results.append((int((logits.argmax(1) == y).sum()), float(nn.functional.cross_entropy(logits, y, reduction="sum"))))
     return results
 
 
-def plain_gpfl(ours: Ours, net: plain.Split, without: tuple[str, ...] = (), **options: float) -> plain.Outcome:
-    """GPFL's computation from the library's first embeddings, valve and constant contexts."""
+def plain_gpfl(ours: LibraryRun, net: plain.Split, without: tuple[str, ...] = (), **options: float) -> plain.Outcome:
+    """Return the outcome of GPFL from the library's initial embeddings, valve and constant contexts."""
     shared, private = ours.start
     valve, embeddings = plain.Valve(8), nn.Embedding(CLASSES, 8)
     if "cov" in shared:
@@ -137,8 +136,8 @@ def plain_gpfl(ours: Ours, net: plain.Split, without: tuple[str, ...] = (), **op
     )
 
 
-def plain_run(ours: Ours, options: dict) -> plain.Outcome:
-    """The plain computation of the method that the library ran."""
+def plain_run(ours: LibraryRun, options: dict) -> plain.Outcome:
+    """Return the outcome of the library run's method."""
     if ours.method.name == "gpfl":
         return plain_gpfl(ours, split_net(), **options)
     return getattr(plain, ours.method.name)(ours.world, split_net(), ROUNDS, **options)
@@ -173,7 +172,7 @@ CASES: dict[str, tuple[str, dict]] = {
     "gpfl-without-gce": ("gpfl", {**GPFL, "without": ("gce",)}),
     "gpfl-without-cov-gce": ("gpfl", {**GPFL, "without": ("cov", "gce")}),
 }
-"""A method and its options, which the library and the plain computation both take."""
+"""A method and its options, for the library and the plain computation."""
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -181,16 +180,16 @@ CASES: dict[str, tuple[str, dict]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_library_agrees_with_the_plain_computation(case: str, epochs: int, engine: str) -> None:
     name, options = CASES[case]
-    ours = Ours(METHODS[name](**options), engine, epochs)
+    ours = LibraryRun(METHODS[name](**options), engine, epochs)
     theirs = plain_run(ours, options)
     assert state_gap(ours, theirs) < LIMIT
-    for client, (right, loss) in enumerate(judged(ours.world, theirs)):
-        assert ours.scores.correct[client] == right
-        if (name, client) == ("fedproto", 0):  # tested on a class without a prototype: infinitely far in the plain computation
+    for client, (correct, loss) in enumerate(evaluate(ours.world, theirs)):
+        assert ours.evaluation.correct[client] == correct
+        if (name, client) == ("fedproto", 0):  # has a test class without a prototype, whose plain distance is infinite
             assert math.isinf(loss)
-            assert math.isfinite(ours.scores.loss_sum[client])
+            assert math.isfinite(ours.evaluation.loss_sum[client])
         else:
-            assert ours.scores.loss_sum[client] == pytest.approx(loss, abs=10 * LIMIT)
+            assert ours.evaluation.loss_sum[client] == pytest.approx(loss, abs=10 * LIMIT)
 
 
 WRONG: list[tuple[str, dict]] = [
@@ -218,19 +217,19 @@ WRONG: list[tuple[str, dict]] = [
     ("gpfl", {"mu": 0.18}),
     ("gpfl", {"without": ("mlg",)}),
 ]
-"""Options that the plain computation is given in place of the library's."""
+"""Options of the plain computation that differ from the library's."""
 
 
 @pytest.mark.parametrize(("case", "wrong"), WRONG, ids=[f"{case}-{next(iter(wrong))}" for case, wrong in WRONG])
-def test_comparison_sees_a_wrong_option(case: str, wrong: dict) -> None:
+def test_comparison_detects_a_wrong_option(case: str, wrong: dict) -> None:
     name, options = CASES[case]
-    ours = Ours(METHODS[name](**options))
+    ours = LibraryRun(METHODS[name](**options))
     assert state_gap(ours, plain_run(ours, {**options, **wrong})) > 5 * LIMIT
 
 
 def test_federation_has_absent_clients_missing_classes_and_one_too_small_for_two_batches() -> None:
     world = plain.World(skewed_federation(), SCHEDULE)
-    assert tuple(world.rows) == SIZES
+    assert tuple(world.n_samples) == SIZES
     assert [clients for _, clients in world.cohorts(ROUNDS)] == [[0, 2, 3], [0, 1, 2], [0, 2, 3]]
     assert [clients for _, clients in world.cohorts(ROUNDS, 2 * SCHEDULE.batch_size)] == [[0, 2], [0, 1, 2], [0, 2]]
     sent = [{u for client in clients for u in LABELS[client]} for _, clients in world.cohorts(ROUNDS)]

@@ -56,7 +56,11 @@ class Sharded(Engine):
         out = Evaluation(*(np.zeros(len(self.federation)) for _ in range(3)))
         for clients, scores in self._group.all_gather((list(request.clients), local)):
             if scores is not None:
-                out.correct[clients], out.loss_sum[clients], out.rows[clients] = scores.correct, scores.loss_sum, scores.rows
+                out.correct[clients], out.loss_sum[clients], out.n_samples[clients] = (
+                    scores.correct,
+                    scores.loss_sum,
+                    scores.n_samples,
+                )
         return out
 
     def gather_private(self, private: Tree) -> Tree:

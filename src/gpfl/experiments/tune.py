@@ -17,7 +17,7 @@ from typing import Protocol, cast
 import numpy as np
 import torch
 
-from gpfl.core.metrics import best
+from gpfl.core.metrics import best_index
 from gpfl.engine import make_engine
 from gpfl.engine.distributed import require_single_process
 from gpfl.errors import DivergenceError, GpflError
@@ -136,7 +136,7 @@ class SearchResult:
     @property
     def best(self) -> Candidate:
         """The candidate with the best validation accuracy, the first of equals."""
-        return self.candidates[best([candidate.score for candidate in self.candidates])]
+        return self.candidates[best_index([candidate.score for candidate in self.candidates])]
 
 
 class Audience(Protocol):
@@ -365,7 +365,7 @@ def outcome(plan: MethodSearch, candidate: Candidate, trouble: str) -> Candidate
     """Gives a candidate with its validation accuracies, read from the metrics of its runs. Test rows are not looked at."""
     folders = [RunDir(plan.home(candidate) / f"seed-{seed}") for seed in plan.search.seeds]
     curves = [folder.read_metrics() if trouble else folder.read_complete_metrics() for folder in folders]
-    tops = [curve[best([cast(float, line["validation_accuracy"]) for line in curve])] for curve in curves if curve]
+    tops = [curve[best_index([cast(float, line["validation_accuracy"]) for line in curve])] for curve in curves if curve]
     return dataclasses.replace(
         candidate,
         scores=tuple(cast(float, top["validation_accuracy"]) for top in tops),

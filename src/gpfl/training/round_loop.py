@@ -11,7 +11,7 @@ from typing import Any, NoReturn, cast, overload
 import torch
 
 from gpfl.core import tree
-from gpfl.core.metrics import Evaluation, best, mean_of_last
+from gpfl.core.metrics import Evaluation, best_index, mean_of_last
 from gpfl.defences import defence_warnings, upload_bytes
 from gpfl.defences.accounting import describe_guarantee
 from gpfl.engine import Engine, RunSpec
@@ -68,7 +68,7 @@ class RoundLoop:
         while True:
             if self._is_evaluated(state.round) and not (self.history and self.history[-1]["round"] == state.round):
                 yield from self._evaluate(state, result)
-                if self.selection != "last" and best(self.accuracies(self.selection)) == len(self.history) - 1:
+                if self.selection != "last" and best_index(self.accuracies(self.selection)) == len(self.history) - 1:
                     selected = state
             ended = state.round == rounds or self._out_of_patience()
             if ended or state.round % self.options.checkpoint_every == 0:
@@ -203,7 +203,7 @@ class RoundLoop:
         record: MetricsRecord = {"round": state.round, "accuracy": test.accuracy, "loss": test.loss}
         if self.spec.federation.has_validation:
             record["validation_accuracy"] = (yield from self._evaluate_split(state, "validation")).accuracy
-        record |= {"mean": test.mean, "std": test.std, "cov": test.cov, "client_accuracies": test.clients.tolist()}
+        record |= {"mean": test.mean, "std": test.std, "cov": test.cov, "client_accuracies": test.client_accuracies.tolist()}
         if result is not None:
             record["train"] = _mean_losses(result)
             record["participants"] = len(next(iter(result.terms.values())))
@@ -247,7 +247,7 @@ class RoundLoop:
         if not self.patience or not self.history:
             return False
         split = "validation" if self.spec.federation.has_validation else "test"
-        improved = metric(self.history[best(self.accuracies(split))], "round")
+        improved = metric(self.history[best_index(self.accuracies(split))], "round")
         return metric(self.history[-1], "round") - improved >= self.patience
 
     def _call_on_run_start(self, round: int) -> None:
@@ -260,11 +260,11 @@ class RoundLoop:
     def _summarize(self, selected: RunState) -> dict[str, object]:
         """Return the content of summary.json. Accuracies are fractions."""
         test = self.accuracies("test")
-        top, last = self.history[best(test)], self.history[-1]
+        top, last = self.history[best_index(test)], self.history[-1]
         chosen = next((record for record in self.history if record["round"] == selected.round), last)
         validation = {}
         if self.spec.federation.has_validation:
-            record = self.history[best(self.accuracies("validation"))]
+            record = self.history[best_index(self.accuracies("validation"))]
             validation = {"validation_best_round": record["round"], "validation_best_accuracy": record["accuracy"]}
         return {
             **self.metadata,
