@@ -157,7 +157,7 @@ def test_dry_run_lists_cells_with_time_and_memory_and_runs_nothing(command: Comm
 def test_a_cell_is_run_and_its_table_shows_ours_beside_the_papers(command: Command) -> None:
     said = command("reproduce", "table9", "--methods", "gpfl,fedavg", "--cells", "toy/whole", *SHORT)
     assert said.code == 0, said.err
-    assert "by validation" not in said.out
+    assert "validation, %" not in said.out
     assert len(runs()) == 4
     assert all(word in said.out for word in ("toy/whole gpfl:", "2/2 cells", "Toys: results/toys/table.md"))
     found = records()
@@ -223,7 +223,7 @@ def test_extra_columns_and_rows_are_run_where_they_are_named(command: Command) -
 def test_validation_rows_give_a_second_accuracy(command: Command) -> None:
     given = ("reproduce", "toys", "--methods", "gpfl", "--cells", "toy/whole", *SHORT, "--no-figures")
     said = command(*given, "--validation-fraction", 0.2)
-    assert "by validation" in said.out
+    assert "validation, %" in said.out
     selected = float(records()["toy/whole", "gpfl"]["validation_selected"])
     assert f"{selected:.2f} ±" in said.out
     assert rf"\quad by validation & {selected:.2f} $\pm$" in Path("results/toys/table.tex").read_text()
@@ -416,7 +416,7 @@ def test_failed_cell_is_named_at_the_end_and_the_code_is_not_0(command: Command,
         "fedper": "failed",
         "gpfl": "run",
     }
-    assert "toy/whole, FedPer failed: round 3: the loss of client 2 is nan" in Path("results/toys/table.md").read_text()
+    assert "toy/whole FedPer failed: round 3: the loss of client 2 is nan" in Path("results/toys/table.md").read_text()
     monkeypatch.setattr(grid, "run_trials", real)
     assert command("reproduce", "toys", "--cells", "toy/whole", *SHORT, "--no-figures").code == 0
 

@@ -81,17 +81,17 @@ def test_cell_with_a_damaged_config_is_named_and_stops_no_other(command: Command
 def test_table_says_whose_curve_is_damaged_where_a_test_needs_it(command: Command, table: tuple[Path, str]) -> None:
     cell, before = table
     [other] = Path("results").glob("runs/*-fedavg-*")
-    for damaged, untested in ((other, "No p of FedAvg: "), (cell, "No p of FedAvg, FedPer: ")):
+    for damaged, untested in ((other, "No p for FedAvg: "), (cell, "No p for FedAvg, FedPer: ")):
         path = damaged / "seed-0" / "metrics.jsonl"
         good = path.read_text()
         path.write_text("")
         assert command(*ALL, "--only-tables").code == 0
         text = Path("results/toys/table.md").read_text()
         assert text.count(f"{untested}{path}") == 1
-        assert len(re.findall("No p of", text)) == 1
+        assert len(re.findall("No p for", text)) == 1
         path.write_text(good)
     assert command(*ALL, "--only-tables").code == 0
-    assert "No p of" not in Path("results/toys/table.md").read_text()
+    assert "No p for" not in Path("results/toys/table.md").read_text()
     assert Path("results/toys/table.csv").read_text() == before
 
 

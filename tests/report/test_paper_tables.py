@@ -217,7 +217,8 @@ def test_least_important_columns_are_hidden_first() -> None:
 
 def test_problems_are_grouped_by_their_text() -> None:
     problems = {("a", "gpfl"): "x", ("a", "fedavg"): "x", ("b", "gpfl"): "y", ("b", "local"): "x"}
-    assert paper_tables.group_problems(problems) == ["a GPFL, FedAvg; b Local: x", "b GPFL: y"]
+    assert paper_tables.group_problems(problems) == ["a gpfl, fedavg; b local: x", "b gpfl: y"]
+    assert paper_tables.group_problems({("a", "gpfl"): "x", ("b", "gpfl"): "x"}) == ["a, b gpfl: x"]
 
 
 # All experiments.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
@@ -286,7 +286,7 @@ def describe_setting(results: TableResults) -> str:
 
 def group_problems(problems: Problems) -> list[str]:
     """Return a line for each problem, with all cells that have it."""
-    return [f"{_name_cells(cells)}: {problem}" for problem, cells in _by_problem(problems).items()]
+    return [f"{_name_cells(cells, str)}: {problem}" for problem, cells in _by_problem(problems).items()]
 
 
 def _describe_numbers(results: TableResults) -> list[str]:
@@ -363,9 +363,12 @@ def _by_problem(problems: Problems) -> dict[str, list[tuple[str, str]]]:
     return found
 
 
-def _name_cells(cells: Sequence[tuple[str, str]]) -> str:
-    labels = {key: [display_name(label) for other, label in cells if other == key] for key in dict(cells)}
-    return "; ".join(f"{key} {', '.join(names)}" for key, names in labels.items())
+def _name_cells(cells: Sequence[tuple[str, str]], name: Callable[[str], str] = display_name) -> str:
+    columns: dict[str, list[str]] = {}
+    for key in dict(cells):
+        labels = ", ".join(name(label) for other, label in cells if other == key)
+        columns.setdefault(labels, []).append(key)
+    return "; ".join(f"{', '.join(keys)} {labels}" for labels, keys in columns.items())
 
 
 def _origin_line(results: TableResults, origin: Origin) -> str:
