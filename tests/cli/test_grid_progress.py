@@ -45,8 +45,8 @@ def test_narrow_terminal_keeps_name_bar_and_count_and_cuts_words(
     width: int, more: tuple[ProgressColumn, ...], words: str
 ) -> None:
     shown = progress_bars(Console(width=width), "{task.completed:.0f}/{task.total:.0f}", *more)
-    shown.add_task("cells", total=4, completed=1, words="about 5 min left, less where patience ends a run")
-    shown.add_task("cifar100/practical perfedavg seed 2", total=400, completed=138, words="96.72% accuracy, best 97.16%")
+    shown.add_task("cells", total=4, completed=1, status="about 5 min left, less where patience ends a run")
+    shown.add_task("cifar100/practical perfedavg seed 2", total=400, completed=138, status="96.72% accuracy, best 97.16%")
     console = Console(width=width, record=True, quiet=False, file=io.StringIO())
     console.print(shown.get_renderable())
     cells, run = console.export_text().splitlines()

@@ -40,7 +40,7 @@ class GridReporter:
         if self._console.is_terminal and self._jobs:
             self._progress = progress_bars(self._console, "{task.completed:.0f}/{task.total:.0f}")
             self._progress.start()
-            self._bar = self._progress.add_task("cells", total=len(self._jobs), words="")
+            self._bar = self._progress.add_task("cells", total=len(self._jobs), status="")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -58,7 +58,7 @@ class GridReporter:
         expected = self._estimates[self._jobs[self._done].folder].rounds or rounds
         self._shares[label] = min(1.0, done / expected)
         if self._progress and self._bar is not None:
-            self._progress.update(self._bar, words=self.left())
+            self._progress.update(self._bar, status=self.left())
 
     def end(self, job: Job, problem: str) -> None:
         """Says how a cell ended, and how much is left."""
@@ -72,7 +72,7 @@ class GridReporter:
         if self._progress and self._bar is not None:
             for task in [task.id for task in self._progress.tasks if task.id != self._bar]:
                 self._progress.remove_task(task)
-            self._progress.update(self._bar, completed=self._done, words=self.left())
+            self._progress.update(self._bar, completed=self._done, status=self.left())
         failed = "" if problem == BUSY else "failed: "
         words = f"{failed}{problem}" if problem else outcome(job, self._seeds)
         text = f"{job.label}: {words} ({duration(took)}); {self._done}/{len(self._jobs)} cells{tail(self.left())}"

@@ -15,11 +15,11 @@ from gpfl.training.callbacks import Callback, RunInfo
 from gpfl.training.run_dir import MetricsRecord, metric
 
 LOG_INTERVAL = 10.0
-"""Seconds between two plain lines of a run, besides its first and last."""
+"""Seconds between two lines of a run where the output is no terminal."""
 
 
 class ProgressReporter:
-    """Shows the progress of runs; the callback of a run is `reporter.callback(label)`."""
+    """Progress of runs; the callback of a run is `reporter.callback(label)`."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -43,33 +43,34 @@ class ProgressReporter:
         return PlainProgress(self.console, label, self._printed)
 
 
-class Words(TextColumn):
-    """Words of a line that a narrow terminal cuts before it cuts anything else."""
+class StatusColumn(TextColumn):
+    """The status of a line, which a narrow terminal truncates before anything else."""
 
     def __init__(self) -> None:
-        super().__init__("{task.fields[words]}", markup=False, table_column=Column(overflow="ellipsis"))
+        super().__init__("{task.fields[status]}", markup=False, table_column=Column(overflow="ellipsis"))
 
     def render(self, task: Task) -> Text:
-        """Gives the words in one line."""
+        """Return the status as one line."""
         text = super().render(task)
         text.no_wrap = True
         return text
 
 
 def progress_bars(console: Console, count: str, *more: ProgressColumn) -> Progress:
-    """Gives lines with a name, a bar, a count and words; where there is little room the bar is short, and the words are cut."""
-    room = max(4, min(24, console.width // 8))
-    bar = BarColumn(bar_width=room, table_column=Column(no_wrap=True, width=room))
-    return Progress(TextColumn("{task.description}", markup=False), bar, TextColumn(count), Words(), *more, console=console)
+    """Return lines of name, bar, count and status that fit the terminal."""
+    width = max(4, min(24, console.width // 8))
+    bar = BarColumn(bar_width=width, table_column=Column(no_wrap=True, width=width))
+    name = TextColumn("{task.description}", markup=False)
+    return Progress(name, bar, TextColumn(count), StatusColumn(), *more, console=console)
 
 
 def time_remaining_column() -> ProgressColumn:
-    """Gives the time that is left of each line."""
+    """Return the column of the time remaining."""
     return TimeRemainingColumn(table_column=Column(no_wrap=True))
 
 
 class RunProgress(Callback):
-    """Prints what is to be known of a run before it starts; each note once for all runs that share `printed`."""
+    """Callback that prints the notes on a run at its start, each once for all runs that share `printed`."""
 
     def __init__(self, console: Console, label: str, printed: set[str]) -> None:
         self._console, self._label, self._printed = console, label, printed
@@ -98,21 +99,21 @@ class LiveProgress(RunProgress):
     def on_evaluate(self, record: MetricsRecord) -> None:
         """Redraw the line."""
         self._best = max(self._best, metric(record, "accuracy"))
-        words = f"{metric(record, 'accuracy'):.2%} accuracy, best {self._best:.2%}"
+        status = f"{metric(record, 'accuracy'):.2%} accuracy, best {self._best:.2%}"
         if self._task is None:
-            self._task = self._progress.add_task(self._label, total=self._rounds, words=words)
-        self._progress.update(self._task, completed=metric(record, "round"), words=words)
+            self._task = self._progress.add_task(self._label, total=self._rounds, status=status)
+        self._progress.update(self._task, completed=metric(record, "round"), status=status)
 
 
 class PlainProgress(RunProgress):
-    """A line for the first and the last evaluation, and at most one in ten seconds between."""
+    """A line for the first and the last evaluation, and at most one every `LOG_INTERVAL` between."""
 
     def __init__(self, console: Console, label: str, printed: set[str]) -> None:
         super().__init__(console, label, printed)
         self._last_time: float | None = None
 
     def on_evaluate(self, record: MetricsRecord) -> None:
-        """Print the accuracy, if it is time."""
+        """Print accuracy and loss."""
         now = time.monotonic()
         if self._last_time is not None and record["round"] != self._rounds and now - self._last_time < LOG_INTERVAL:
             return

@@ -148,7 +148,7 @@ class Listener:
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
-            TextColumn("{task.fields[words]}", markup=False),
+            TextColumn("{task.fields[status]}", markup=False),
             TimeRemainingColumn(),
             console=console,
         )
@@ -175,7 +175,7 @@ class Listener:
             were = "was" if len(candidates) == 1 else "were"
             print_line(f"{plan.method}: {pluralize(len(candidates), 'candidate')} of {plan.count} {were} run before.")
         self._done, self._running = list(candidates), {}
-        self._task = self._progress.add_task(plan.method, total=plan.count * size(plan), words="")
+        self._task = self._progress.add_task(plan.method, total=plan.count * size(plan), status="")
         self.draw(plan)
 
     def callback(self, plan: MethodSearch, candidate: Candidate) -> RunLine:
@@ -199,7 +199,7 @@ class Listener:
         words = f"{len(self._done)}/{plan.count} candidates, best validation {top:.2%}"
         rounds = len(self._done) * size(plan) + sum(run.round for runs in self._running.values() for run in runs)
         if self._task is not None:
-            self._progress.update(self._task, words=words, completed=rounds)
+            self._progress.update(self._task, status=words, completed=rounds)
 
 
 class RunLine(Callback):

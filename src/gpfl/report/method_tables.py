@@ -47,7 +47,7 @@ def format_idle_note(summary: Mapping[str, object]) -> str:
     """Return the sentence about clients that have too few samples for a method."""
     return (
         f"{summary['method']}: {summary['idle_clients']} of {summary['clients']} clients have fewer than the "
-        f"{summary['rows_needed']} training samples it needs: they never train and are evaluated with the model that they get."
+        f"{summary['min_samples']} training samples it needs: they never train and are evaluated with the model that they get."
     )
 
 
