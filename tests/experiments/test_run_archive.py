@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import json
+import lzma
+from pathlib import Path
+
+import pytest
+from conftest import toy_federation
+
+import gpfl
+from gpfl.errors import GpflError
+from gpfl.experiments import run_archive
+from gpfl.experiments.run_archive import ARCHIVE
+from gpfl.experiments.stored_runs import FolderRun
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of results with one folder of trials of two seeds, and its archive."""
+    out = tmp_path_factory.mktemp("results")
+    for seed in (0, 1):
+        gpfl.fit("gpfl", toy_federation(), net="mlp", rounds=3, seed=seed, out=out / "runs" / "toy" / f"seed-{seed}")
+    folder = out / "runs" / "toy"
+    (folder / "config.toml").write_text((folder / "seed-0" / "config.toml").read_text())
+    (folder / "made-1.json").write_text(json.dumps({"command": "gpfl reproduce", "commits": ["abc1234"], "data": ""}))
+    assert run_archive.pack(out / "runs", out / ARCHIVE) == 1
+    return out
+
+
+def test_unpacked_runs_have_the_config_summary_and_provenance_of_the_originals(results: Path, tmp_path: Path) -> None:
+    run_archive.unpack(results / ARCHIVE, tmp_path)
+    for seed in (0, 1):
+        before, after = (FolderRun(runs / "toy" / f"seed-{seed}") for runs in (results / "runs", tmp_path))
+        assert after.summary == before.summary
+        assert after.config() == before.config()
+        assert after.provenance() == before.provenance()
+
+
+def test_unpacked_metrics_are_those_of_the_originals_to_six_digits(results: Path, tmp_path: Path) -> None:
+    run_archive.unpack(results / ARCHIVE, tmp_path)
+    before, after = (FolderRun(runs / "toy" / "seed-0").metrics() for runs in (results / "runs", tmp_path))
+    assert [record["round"] for record in after] == [0, 1, 2, 3]
+    for one, other in zip(before, after, strict=True):
+        assert other["accuracy"] == pytest.approx(one["accuracy"], abs=1e-6)
+        assert other.get("train") == pytest.approx(one["train"], abs=1e-6) if "train" in one else "train" not in other
+
+
+def test_client_accuracies_are_kept_for_the_last_round(results: Path, tmp_path: Path) -> None:
+    run_archive.unpack(results / ARCHIVE, tmp_path)
+    clients, _ = FolderRun(tmp_path / "toy" / "seed-0").accuracies(3)
+    assert clients == pytest.approx(FolderRun(results / "runs" / "toy" / "seed-0").accuracies(3)[0], abs=1e-6)
+
+
+def test_runs_on_one_partition_keep_one_partition_hash(results: Path, tmp_path: Path) -> None:
+    run_archive.unpack(results / ARCHIVE, tmp_path)
+    assert len({FolderRun(tmp_path / "toy" / f"seed-{seed}").partition_hash() for seed in (0, 1)}) == 1
+
+
+def test_packing_adds_seeds_to_an_archive(results: Path, tmp_path: Path) -> None:
+    archive = tmp_path / ARCHIVE
+    archive.write_bytes((results / ARCHIVE).read_bytes())
+    gpfl.fit("gpfl", toy_federation(), net="mlp", rounds=3, seed=2, out=tmp_path / "runs" / "toy" / "seed-2")
+    (tmp_path / "runs" / "toy" / "config.toml").write_text((results / "runs" / "toy" / "config.toml").read_text())
+    run_archive.pack(tmp_path / "runs", archive)
+    assert [sorted(entry["runs"]) for entry in run_archive.read(archive)] == [["0", "1", "2"]]
+
+
+def test_damaged_archive_is_reported(tmp_path: Path) -> None:
+    (tmp_path / ARCHIVE).write_bytes(lzma.compress(b'{"format_version": 2, "na'))
+    with pytest.raises(GpflError, match=f"{ARCHIVE} cannot be read .*: put a good copy in its place"):
+        list(run_archive.read(tmp_path / ARCHIVE))
+
+
+def test_archive_of_a_newer_version_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / ARCHIVE).write_bytes(lzma.compress(b'{"format_version": 99}\n'))
+    with pytest.raises(GpflError, match="install a newer gpfl"):
+        list(run_archive.read(tmp_path / ARCHIVE))
