@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -17,16 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import Command, CommandResult, ToyDataset, metrics_without_time, read_files, toy_table
-from rich.console import Console
 
 import gpfl
 from gpfl.cli import options
-from gpfl.cli.progress import LiveProgress, PlainProgress, ProgressReporter
 from gpfl.core.options import options_of
 from gpfl.data import DATASETS, FILES
 from gpfl.methods import METHODS
 from gpfl.models import NETS
-from gpfl.training.callbacks import RunInfo
 from gpfl.training.run_dir import RunDir
 
 SRC = Path(gpfl.__file__).parents[1]
@@ -297,42 +293,6 @@ def test_version_is_the_packages(command: Command) -> None:
     assert command("--version").out == f"gpfl {gpfl.__version__}\n"
 
 
-def test_progress_is_one_live_line_on_a_terminal_and_plain_lines_elsewhere() -> None:
-    line = {"round": 1, "accuracy": 0.5, "loss": 1.0}
-    with ProgressReporter(Console(force_terminal=True, width=100)) as reporter:
-        callback = reporter.callback("gpfl")
-        callback.on_run_start(RunInfo("gpfl", 2, 0, None, ()))
-        callback.on_evaluate(line)
-        progress = reporter._progress
-        assert progress is not None
-        (task,) = progress.tasks
-        assert (task.completed, task.total, task.fields["words"]) == (1, 2, "50.00% accuracy, best 50.00%")
-    with ProgressReporter(Console(force_terminal=False)) as reporter:
-        assert isinstance(reporter.callback("gpfl"), PlainProgress)
-
-
-def test_live_line_draws_round_accuracy_and_the_best_so_far() -> None:
-    screen = io.StringIO()
-    with ProgressReporter(Console(file=screen, force_terminal=True, width=120)) as reporter:
-        callback = reporter.callback("[bold]a[/b]")
-        assert isinstance(callback, LiveProgress)
-        callback.on_run_start(RunInfo("gpfl", 2, 0, None, ()))
-        for number, accuracy in enumerate((0.25, 0.75, 0.5)):
-            callback.on_evaluate({"round": number, "accuracy": accuracy, "loss": 1.0})
-    drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue()).splitlines()[-1]
-    assert "[bold]a[/b]" in drawn
-    assert "round 2/2" in drawn
-    assert "50.00% accuracy, best 75.00%" in drawn
-
-
-def test_each_run_has_a_live_line_of_its_own() -> None:
-    with ProgressReporter(Console(file=io.StringIO(), force_terminal=True, width=120)) as reporter:
-        for label in ("one", "two"):
-            reporter.callback(label).on_evaluate({"round": 0, "accuracy": 0.5, "loss": 1.0})
-        assert reporter._progress is not None
-        assert [task.description for task in reporter._progress.tasks] == ["one", "two"]
-
-
 @pytest.mark.parametrize("name", ["a[bold]b", "a[/b]", "a:smile:b"])
 def test_folders_are_printed_as_they_are_named(command: Command, name: str) -> None:
     assert command("run", "--data", "toy", "--method", "local", "--out", name).code == 0
@@ -342,14 +302,6 @@ def test_folders_are_printed_as_they_are_named(command: Command, name: str) -> N
     assert said.out.splitlines()[0].startswith(f"{name}: round 0/2, ")
     assert f"Run: {name}. " in said.out
     assert_refused(command("resume", f"{name}!"), f"{name}! holds no run")
-
-
-def test_plain_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = PlainProgress(Console(force_terminal=False), "gpfl")
-    for number in range(101):
-        lines.line({"round": number, "accuracy": number / 100, "loss": 1.0}, 100)
-    said = capsys.readouterr().out.splitlines()
-    assert said == ["gpfl: round 0/100, accuracy 0.00%, loss 1.0000", "gpfl: round 100/100, accuracy 100.00%, loss 1.0000"]
 
 
 # Bad input: exit code 2, one line, nothing written.

@@ -1,0 +1,60 @@
+"""Progress of runs: one live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from gpfl.cli.progress import LiveProgress, PlainProgress, ProgressReporter
+from gpfl.training.callbacks import Callback, RunInfo
+
+
+def start(callback: Callback, rounds: int, *notes: str) -> None:
+    callback.on_run_start(RunInfo("gpfl", rounds, 0, None, notes))
+
+
+def record(round: int, accuracy: float) -> dict[str, object]:
+    return {"round": round, "accuracy": accuracy, "loss": 1.0}
+
+
+def test_terminal_has_a_live_line_with_round_accuracy_and_the_best_so_far() -> None:
+    screen = io.StringIO()
+    with ProgressReporter(Console(file=screen, force_terminal=True, width=120)) as reporter:
+        callback = reporter.callback("[bold]a[/b]")
+        assert isinstance(callback, LiveProgress)
+        start(callback, 2)
+        for round, accuracy in enumerate((0.25, 0.75, 0.5)):
+            callback.on_evaluate(record(round, accuracy))
+    line = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue()).splitlines()[-1]
+    assert "[bold]a[/b]" in line
+    assert "round 2/2" in line
+    assert "50.00% accuracy, best 75.00%" in line
+
+
+def test_each_run_has_its_own_live_line() -> None:
+    with ProgressReporter(Console(file=io.StringIO(), force_terminal=True, width=120)) as reporter:
+        for label in ("one", "two"):
+            reporter.callback(label).on_evaluate(record(0, 0.5))
+        assert reporter._progress is not None
+        assert [task.description for task in reporter._progress.tasks] == ["one", "two"]
+
+
+def test_elsewhere_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
+    with ProgressReporter(Console(force_terminal=False)) as reporter:
+        callback = reporter.callback("gpfl")
+    assert isinstance(callback, PlainProgress)
+    start(callback, 100)
+    for round in range(101):
+        callback.on_evaluate(record(round, round / 100))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["gpfl: round 0/100, accuracy 0.00%, loss 1.0000", "gpfl: round 100/100, accuracy 100.00%, loss 1.0000"]
+
+
+def test_notes_that_runs_share_are_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with ProgressReporter(Console(force_terminal=False)) as reporter:
+        for label, notes in (("a", ("both", "one")), ("b", ("both", "other"))):
+            start(reporter.callback(label), 1, *notes)
+    assert capsys.readouterr().out.splitlines() == ["a: both", "a: one", "b: other"]
