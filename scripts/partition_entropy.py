@@ -1,75 +1,67 @@
-"""How uneven divisions of Cifar100 are: python docs/results/divisions.py [SEEDS] (Cifar100 must be on this machine).
+"""Measure how heterogeneous partitions of Cifar100 are: python scripts/partition_entropy.py [N_SEEDS].
 
-A client's unevenness is told by the entropy of its training labels: e to its power is a number of classes. Seeds are those of
-`split.seed`; the authors' code has 1, and its own random numbers are those of `--draws reference`. First come both settings'
-divisions, then those of the practical one on which GPFL was run (300 rounds, the recorded runs), with what it reached there.
+Prints the mean entropy of a client's training labels for many partition seeds, drawn by gpfl and as the authors' code does
+(`--partition-rng pfllib`), then the accuracy of the recorded GPFL runs by partition. Cifar100 must be available.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-import json
 import sys
-import tomllib
 from pathlib import Path
 
 import numpy as np
 
 from gpfl.data import DATASETS, Table
+from gpfl.experiments import run_archive
 from gpfl.federation.federation import partition_table
 from gpfl.federation.partition import Dirichlet, Partition, Pathological
 
-RUNS = Path(__file__).parent / "runs"
+ARCHIVE = Path(__file__).parents[1] / "docs" / "results" / run_archive.ARCHIVE
+SETTINGS = {
+    "practical": Dirichlet(clients=20, beta=0.1),
+    "pathological": Pathological(clients=20, classes_per_client=10),
+}
 
 
 def main() -> None:
+    """Print entropies of partitions and the accuracies reached on some of them."""
     table = DATASETS["cifar100"].load()
     seeds = range(int(sys.argv[1]) if len(sys.argv) > 1 else 100)
-    for setting, draws in itertools.product((practical, pathological), ("reference", "own")):
-        found = {seed: unevenness(table, setting(draws, seed)) for seed in seeds}
-        values = np.array(list(found.values()))
-        below = (values < found[1]).mean()
+    for (name, partition), rng in itertools.product(SETTINGS.items(), ("pfllib", "gpfl")):
+        entropies = np.array([label_entropy(table, dataclasses.replace(partition, rng=rng, seed=seed)) for seed in seeds])
         print(
-            f"{setting.__name__}, {draws}: mean {values.mean():.3f}, std {values.std():.3f}, {values.min():.3f} to "
-            f"{values.max():.3f} over {len(values)} seeds; seed 1: {found[1]:.3f} ({below:.0%} are below), "
-            f"{np.exp(found[1]):.1f} classes"
+            f"{name}, {rng}: mean {entropies.mean():.3f}, std {entropies.std():.3f}, {entropies.min():.3f} to "
+            f"{entropies.max():.3f} over {len(entropies)} seeds; seed 1: {entropies[1]:.3f}, above "
+            f"{(entropies < entropies[1]).mean():.0%}"
         )
-    for (draws, seed), accuracies in sorted(recorded().items(), reverse=True):
-        reached = ", ".join(f"{100 * accuracy:.2f}" for accuracy in accuracies)
-        print(f"GPFL on {draws} {seed} ({unevenness(table, practical(draws, seed)):.3f}): {reached}")
+    for (rng, seed), accuracies in sorted(recorded_accuracies().items(), reverse=True):
+        entropy = label_entropy(table, dataclasses.replace(SETTINGS["practical"], rng=rng, seed=seed))
+        print(f"GPFL on {rng} {seed} ({entropy:.3f}): {', '.join(f'{100 * accuracy:.2f}' for accuracy in accuracies)}")
 
 
-def recorded() -> dict[tuple[str, int], list[float]]:
-    """Best accuracies of GPFL's recorded runs by draws and seed of the division, in the order of the runs' seeds."""
+def recorded_accuracies() -> dict[tuple[str, int], list[float]]:
+    """Return the best accuracies of GPFL's recorded runs in the practical setting, by RNG and seed of the partition."""
     found: dict[tuple[str, int], list[float]] = {}
-    for path in sorted(RUNS.glob("cifar100-dirichlet-20-cnn4-gpfl-*/config.toml")):
-        config = tomllib.loads(path.read_text(encoding="utf-8"))
-        if config["train"]["rounds"] == 300 and config["run"]["protocol"] == "corrected":
-            summaries = [json.loads(kept.read_text()) for kept in sorted(path.parent.glob("seed-*/summary.json"))]
-            split = config["split"]  # runs from before there were other draws do not name them
-            found[split.get("draws", "own"), split["seed"]] = [summary["best_accuracy"] for summary in summaries]
+    for entry in run_archive.read(ARCHIVE):
+        config = entry["config"]
+        if (
+            entry["name"].startswith("cifar100-dirichlet-20-cnn4-gpfl-")
+            and config["train"]["rounds"] == 300
+            and config["run"]["protocol"] == "corrected"
+        ):
+            key = config["partition"].get("rng", "gpfl"), config["partition"]["seed"]
+            found[key] = [run["summary"]["best_accuracy"] for run in entry["runs"].values()]
     return found
 
 
-def practical(draws: str, seed: int) -> Dirichlet:
-    """The practical setting's split."""
-    return Dirichlet(clients=20, beta=0.1, draws=draws, seed=seed)
-
-
-def pathological(draws: str, seed: int) -> Pathological:
-    """The pathological setting's split."""
-    return Pathological(clients=20, classes_per_client=10, draws=draws, seed=seed)
-
-
-def unevenness(table: Table, split: Partition) -> float:
-    """The entropy of a client's training labels, mean over clients."""
-    federation = partition_table(table, split)
-    return float(np.mean([entropy(np.asarray(table.y)[shard.train]) for shard in federation.shards]))
-
-
-def entropy(labels: np.ndarray) -> float:
-    shares = np.bincount(labels) / len(labels)
-    return float(-sum(share * np.log(share) for share in shares if share))
+def label_entropy(table: Table, partition: Partition) -> float:
+    """Return the entropy of a client's training labels, averaged over clients."""
+    labels = np.asarray(table.y)
+    federation = partition_table(table, partition)
+    shares = [np.bincount(labels[shard.train]) / len(shard.train) for shard in federation.shards]
+    return float(np.mean([-(share[share > 0] * np.log(share[share > 0])).sum() for share in shares]))
 
 
 if __name__ == "__main__":
