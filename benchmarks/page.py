@@ -1,4 +1,4 @@
-"""Writes docs/speed.md and its picture from the recorded results: python benchmarks/page.py."""
+"""Write docs/speed.md and its figure from the recorded results: python benchmarks/page.py."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from speed import LISTS, page
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PICTURE = ROOT / "docs" / "images" / "growth.svg"
-INTRODUCTION = """# Speed, measured
+FIGURE = ROOT / "docs" / "images" / "growth.svg"
+INTRODUCTION = """# Speed
 
-Written by `python benchmarks/page.py` from the files in [`benchmarks/results`](../benchmarks/README.md), which hold the
-command and the commit that each was made with. How engines work: [engines](engines.md).
+`python benchmarks/page.py` writes this page from the files in [`benchmarks/results`](../benchmarks/README.md), which record
+the command and the commit of each measurement. [Engines](engines.md) explains how rounds are executed.
 """
-CAPTION = "![Time of a step of all clients by their number, by the size of batches, and by net](images/growth.svg)\n"
+CAPTION = "![Time of a step of all clients by number of clients, batch size and net](images/growth.svg)\n"
 
 Points = list[tuple[Any, float, float]]
-"""What varies, the time of a step of all clients, and its floor, both in milliseconds."""
+"""The varied value, the time of a step of all clients, and its floor, both in milliseconds."""
 
 
 def main() -> None:
     (ROOT / "docs" / "speed.md").write_text(text(), encoding="utf-8")
-    if found := growth(recorded()):
-        draw(found)
+    if panels := growth(load_results()):
+        draw_figure(panels)
 
 
-def recorded() -> dict[str, dict[str, Any]]:
+def load_results() -> dict[str, dict[str, Any]]:
     return {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
 
 
 def text() -> str:
-    results = recorded()
+    results = load_results()
     parts = [INTRODUCTION, *([CAPTION] if growth(results) else [])]
-    parts += [page(held).replace("# Speed on", "##", 1) for held in results.values()]
-    kept = [json.loads(path.read_text()) for path in sorted((RESULTS / "memory").glob("*.json"))]
-    parts += ["## Memory over rounds\n", *(f"{sentence(held)}\n" for held in kept)] if kept else []
+    parts += [page(result).replace("# Speed on", "##", 1) for result in results.values()]
+    memory = [json.loads(path.read_text()) for path in sorted((RESULTS / "memory").glob("*.json"))]
+    parts += ["## Memory over rounds\n", *(f"{sentence(result)}\n" for result in memory)] if memory else []
     return "\n".join(parts)
 
 
 def growth(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, Points]]:
-    """By panel and line: how a step grows with clients, batches and nets, for machines on which all of a list was timed."""
+    """Return the points by panel and line, for machines on which every case of a list was timed."""
     panels: dict[str, dict[str, Points]] = {}
-    for name, held in results.items():
-        cases = held["cases"]
-        for panel, keys in (("clients", LISTS["growth"]), ("rows in a batch", ["cifar100/gpfl/20", *LISTS["batches"]])):
+    for name, result in results.items():
+        cases = result["cases"]
+        for panel, keys in (("clients", LISTS["growth"]), ("batch size", ["cifar100/gpfl/20", *LISTS["batches"]])):
             if all(key in cases for key in keys):
                 for key in keys:
                     case = cases[key]
@@ -67,7 +67,7 @@ def times(case: dict[str, Any]) -> tuple[float, float]:
     return case["step_ms"], max(case["floor_bytes_ms"], case["floor_operations_ms"])
 
 
-def draw(panels: dict[str, dict[str, Points]]) -> None:
+def draw_figure(panels: dict[str, dict[str, Points]]) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -75,21 +75,21 @@ def draw(panels: dict[str, dict[str, Points]]) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.8), squeeze=False)
-    for place, (panel, lines) in zip(axes[0], panels.items(), strict=True):
-        for (label, points), mark in zip(lines.items(), "osv^D", strict=False):
+    for axis, (panel, lines) in zip(axes[0], panels.items(), strict=True):
+        for (label, points), marker in zip(lines.items(), "osv^D", strict=False):
             values, steps, floors = zip(*points, strict=True)
             solid, dotted = ("none", "none") if isinstance(values[0], str) else ("-", ":")  # nets have no order
-            (line,) = place.plot(values, steps, linestyle=solid, marker=mark, label=label)
-            below = {"linestyle": dotted, "marker": mark, "markersize": 3, "color": line.get_color()}
-            place.plot(values, floors, **below, label=f"{label}, floor")
-        place.set(yscale="log", xlabel=panel, ylabel="a step of all clients, ms" if place is axes[0][0] else "")
+            (line,) = axis.plot(values, steps, linestyle=solid, marker=marker, label=label)
+            style = {"linestyle": dotted, "marker": marker, "markersize": 3, "color": line.get_color()}
+            axis.plot(values, floors, **style, label=f"{label}, floor")
+        axis.set(yscale="log", xlabel=panel, ylabel="step of all clients, ms" if axis is axes[0][0] else "")
         if isinstance(values[0], str):
-            place.tick_params("x", rotation=60)
+            axis.tick_params("x", rotation=60)
         else:
-            place.set_xscale("log")
-        place.legend(fontsize=7, loc="lower right" if isinstance(values[0], str) else "best")
-        place.grid(alpha=0.3)
-    figure.savefig(PICTURE, bbox_inches="tight", metadata={"Date": None})
+            axis.set_xscale("log")
+        axis.legend(fontsize=7, loc="lower right" if isinstance(values[0], str) else "best")
+        axis.grid(alpha=0.3)
+    figure.savefig(FIGURE, bbox_inches="tight", metadata={"Date": None})
     plt.close(figure)
 
 

@@ -1,4 +1,4 @@
-"""The tasks that are timed: tables of the published shapes with made-up content; time depends on shapes and sizes alone."""
+"""The tasks of the benchmarks: tables with the shapes of published data and random content."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ VOCABULARY = 98_635
 
 @dataclass(frozen=True)
 class Task:
-    """A table, and the split and net that it is run with."""
+    """A table with its partition and net."""
 
     table: Callable[[], gpfl.Table]
     net: Mapping[str, object]
-    split: Mapping[str, object]
+    partition: Mapping[str, object]
     note: str = ""
-    rows_each: int = 0
+    samples_per_client: int = 0  # the table grows with the number of clients
 
     def federation(self, clients: int) -> gpfl.Federation:
-        table = self.table() if not self.rows_each else images(self.rows_each * clients, (3, 32, 32), 100, "even")
-        return gpfl.federate(table, clients=clients, **self.split)  # type: ignore[arg-type]
+        size = self.samples_per_client * clients
+        table = images(size, (3, 32, 32), 100, "even") if size else self.table()
+        return gpfl.federate(table, clients=clients, **self.partition)  # type: ignore[arg-type]
 
 
-def images(rows: int, shape: tuple[int, int, int], classes: int, name: str) -> gpfl.Table:
-    draw = np.random.default_rng(0)
-    x = draw.integers(0, 256, (rows, *shape), dtype=np.uint8)
-    return gpfl.Table(x, np.arange(rows) % classes, classes=classes, name=name)
+def images(n: int, shape: tuple[int, int, int], classes: int, name: str) -> gpfl.Table:
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (n, *shape), dtype=np.uint8)
+    return gpfl.Table(x, np.arange(n) % classes, classes=classes, name=name)
 
 
 @cache
@@ -46,8 +47,8 @@ def fmnist() -> gpfl.Table:
 
 @cache
 def har() -> gpfl.Table:
-    draw = np.random.default_rng(0)
-    x = draw.normal(size=(10_299, 9, 1, 128)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(10_299, 9, 1, 128)).astype(np.float32)
     return gpfl.Table(x, np.arange(10_299) % 6, classes=6, name="har-like")
 
 
@@ -58,17 +59,17 @@ def tiny() -> gpfl.Table:
 
 @cache
 def agnews() -> gpfl.Table:
-    draw = np.random.default_rng(0)
-    lengths = draw.integers(20, 80, 127_600)
-    words = np.minimum(draw.zipf(1.2, (127_600, 200)), VOCABULARY - 1).astype(np.int32)
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(20, 80, 127_600)
+    words = np.minimum(rng.zipf(1.2, (127_600, 200)), VOCABULARY - 1).astype(np.int32)
     words[np.arange(200) >= lengths[:, None]] = 0
     return gpfl.Table(words, np.arange(127_600) % 4, classes=4, name="agnews-like", kind="tokens", vocabulary=VOCABULARY)
 
 
 @cache
 def amazon() -> gpfl.Table:
-    draw = np.random.default_rng(0)
-    x = draw.poisson(0.02, (8_000, 5000)).astype(np.uint8)
+    rng = np.random.default_rng(0)
+    x = rng.poisson(0.02, (8_000, 5000)).astype(np.uint8)
     return gpfl.Table(x, np.arange(8_000) % 2, classes=2, name="amazon-like", kind="counts")
 
 
@@ -82,13 +83,13 @@ EVEN = {"partition": "pathological", "classes_per_client": 10, "balanced": True}
 TASKS = {
     "cifar100": Task(cifar100, {"name": "cnn4"}, DIRICHLET),
     "fmnist": Task(fmnist, {"name": "cnn4"}, DIRICHLET),
-    "even": Task(cifar100, {"name": "cnn4"}, EVEN, "40 rows of 3 × 32 × 32 a client", rows_each=40),
+    "even": Task(cifar100, {"name": "cnn4"}, EVEN, "40 samples of 3 × 32 × 32 per client", samples_per_client=40),
     "har": Task(har, {"name": "harcnn"}, {"partition": "dirichlet", "beta": 1.0}),
-    "tiny": Task(tiny, {"name": "cnn4"}, DIRICHLET, "20,000 rows"),
-    "tiny-resnet18": Task(tiny, {"name": "resnet18"}, DIRICHLET, "20,000 rows"),
+    "tiny": Task(tiny, {"name": "cnn4"}, DIRICHLET, "20,000 samples"),
+    "tiny-resnet18": Task(tiny, {"name": "resnet18"}, DIRICHLET, "20,000 samples"),
     "agnews": Task(agnews, {"name": "fasttext"}, {"partition": "dirichlet", "beta": 1.0}),
     "amazon": Task(
-        amazon, {"name": "mlp", "hidden": [1000, 500, 100]}, {"partition": "dirichlet", "beta": 100.0}, "8,000 rows"
+        amazon, {"name": "mlp", "hidden": [1000, 500, 100]}, {"partition": "dirichlet", "beta": 100.0}, "8,000 samples"
     ),
     "digits": Task(digits, {"name": "mlp"}, {"partition": "pathological", "classes_per_client": 4}),
 }

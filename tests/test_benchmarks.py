@@ -1,8 +1,10 @@
-"""The page on speed says what the recorded results say."""
+"""The speed page is up to date, and revisions can be compared."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,35 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-def test_page_on_speed_is_the_one_that_the_results_give(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def _benchmarks_on_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    yield
+    for path in (ROOT / "benchmarks").glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+def test_speed_page_matches_the_recorded_results() -> None:
     import page
 
     assert page.text() == (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
-    for module in ("page", "memory", "speed", "tasks"):
-        sys.modules.pop(module)
+
+
+def test_numbers_of_a_revision_are_equal_to_themselves_and_differences_are_named() -> None:
+    import compare_commits
+
+    first, second = (compare_commits.numbers(["fedavg"], ["loop"]) for _ in range(2))
+    assert len(first["fedavg loop"]["accuracy"]) >= 3
+    assert len(first["fedavg loop"]["models"]) == 20
+    assert compare_commits.compare_numbers(first, second) == {"fedavg loop": ""}
+    second["fedavg loop"]["models"][3][0] = "0"
+    assert compare_commits.compare_numbers(first, second) == {"fedavg loop": "tensors"}
+    second["fedavg loop"]["accuracy"][-1] += 0.25
+    assert compare_commits.compare_numbers(first, second) == {"fedavg loop": "accuracy by 0.25"}
+
+
+def test_worker_refuses_a_package_from_elsewhere(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "compare_commits.py"), "--worker", "numbers", "fedavg", "loop"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"not from the worktree {tmp_path}" in done.stderr
