@@ -105,6 +105,15 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     return call
 
 
+def assert_error(result: CommandResult, *phrases: str) -> None:
+    """Assert that a command failed with exit code 2 and one line that has all phrases, and printed nothing else."""
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("gpfl: ")
+    assert (result.err.count("\n"), result.err[-1]) == (1, "\n")
+    for phrase in phrases:
+        assert phrase in result.err
+
+
 @pytest.fixture
 def toy_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two tables of toy datasets instead of the paper's; HAR is missing on this machine."""

@@ -155,3 +155,44 @@ def test_show_draws_where_it_is_told(command: Command, monkeypatch: pytest.Monke
     monkeypatch.setattr(figures, "draw_class_counts", lambda counts, path: paths.append(path))
     assert command("data", "show", "--data", "toy", "--out", "deep/er.svg").out.endswith("Picture: deep/er.svg\n")
     assert paths == [Path("deep/er.svg")]
+
+
+def test_datasets_are_listed_with_their_licence(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPFL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("GPFL_DATA", str(tmp_path))
+    result = command("data", "list")
+    assert result.code == 0
+    for name in DATASETS:
+        assert name in result.out
+    assert "CC BY 4.0" in result.out
+
+
+def test_show_prints_sizes_and_draws_the_picture(command: Command, tmp_path: Path) -> None:
+    picture = tmp_path / "bubbles.png"
+    result = command("data", "show", "--data", "digits", "--clients", "5", "--classes-per-client", "3", "--out", str(picture))
+    assert result.code == 0, result.err
+    assert "Federation of 5 clients on 'digits'" in result.out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("get", "cifar10"), "did you mean 'cifar100'"),
+        (("get", "har", "--from", "nowhere"), "--from nowhere does not exist"),
+        (("get", "har", "--from", "."), "does not hold the files of 'har'"),
+        (("show", "--data", "digits", "--partition", "natural"), "does not tell the group of a row"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    command: Command, words: tuple[str, ...], part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPFL_CACHE", str(tmp_path / "cache"))
+    result = command("data", *words)
+    assert result.code == 2
+    assert part in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_a_dataset_inside_a_package_needs_no_download(command: Command) -> None:
+    assert "nothing to get" in command("data", "get", "digits").out

@@ -90,10 +90,10 @@ def attack(
     graph: bool,
     out: str | None,
 ) -> None:
-    """Attack the uploads of a run as an honest-but-curious server.
+    """Attack the uploads of a run.
 
-    --labels and --membership report label and membership inference; images are then reconstructed only if --kind is given
-    too.
+    The attacker is an honest-but-curious server that reconstructs training images. With --labels or --membership it infers
+    those, and reconstructs images only if --kind is given too.
     """
     wanted = {"steps": steps, "round": round_, "kind": kind or ["geiping"]}
     effort = AttackConfig(iterations=iterations, restarts=restarts, seed=seed, graph=graph)

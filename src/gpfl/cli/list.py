@@ -16,7 +16,7 @@ KINDS = ("methods", "data", "partitions", "nets", "engines")
     "kind", required=False, cls=Argument, metavar="[KIND]", help=f"One of {', '.join(KINDS)}. Without it, all are listed."
 )
 def list_command(kind: str | None) -> None:
-    """List the available methods, datasets, partitions, networks and engines."""
+    """List methods, datasets, partitions, networks and engines."""
     if kind and kind not in KINDS:
         raise GpflError(f"unknown list '{kind}'; {did_you_mean(kind, KINDS)}")
     for each in [kind] if kind else KINDS:

@@ -40,6 +40,9 @@ RECORDS: Mapping[str, Mapping[str, type]] = {
 }
 """The dataclasses behind each section of a config. Of two options with one name, the earlier section has the plain flag."""
 
+PREFIXED = {("partition", "rng")}
+"""Options whose flag has its section before it although no other section has the name."""
+
 GROUPS = {
     "run": "Run",
     "data": "Data",
@@ -63,7 +66,8 @@ def keys_of(section: str) -> list[str]:
 def flag_name(section: str, key: str) -> str:
     """Return the flag of an option, such as --batch-size or --partition-seed."""
     first = next(other for other in RECORDS if key in keys_of(other))
-    return "--" + (key if section == first else f"{section}_{key}").replace("_", "-")
+    plain = section == first and (section, key) not in PREFIXED
+    return "--" + (key if plain else f"{section}_{key}").replace("_", "-")
 
 
 def help_record(section: str, key: str, record: type, default: object) -> tuple[str, str]:

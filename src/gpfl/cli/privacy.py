@@ -50,7 +50,7 @@ IN_FILE = "[default: as in the file of the study]"
 
 @click.group(cls=Group)
 def privacy() -> None:
-    """Reproduce the paper's privacy table, infer labels and members, and measure what defences cost."""
+    """Reproduce the paper's privacy table and measure defences."""
 
 
 images_option = option("--images", default=20, metavar="N", help="Images to reconstruct in each case.")

@@ -20,7 +20,10 @@ from gpfl.training.run_dir import make_empty_folder
 @click.command(cls=Command)
 @out_option("Folder for the results; an interrupted quickstart in it is resumed.")
 def quickstart(out: str | None) -> None:
-    """Train GPFL, FedAvg and local models on digits, three seeds each, in under two minutes."""
+    """Train GPFL, FedAvg and local models on digits in under two minutes.
+
+    Each runs with three seeds. Prints a table and draws the accuracies.
+    """
     folder = new_folder(out, Path("runs") / "quickstart")
     if not experiment.was_started(folder):
         make_empty_folder(folder)

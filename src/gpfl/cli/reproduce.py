@@ -115,9 +115,9 @@ def reproduce(
     assignments: tuple[str, ...],
     **values: object,
 ) -> None:
-    """Reproduce the paper's tables and figures, with its numbers next to ours.
+    """Reproduce the paper's tables and figures.
 
-    Any cell, row, column, table or all of them.
+    Runs any cell, row, column or table, and shows the results next to the paper's.
     """
     if not names:
         list_experiments()

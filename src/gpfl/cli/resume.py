@@ -18,7 +18,10 @@ from gpfl.training.run_dir import RunDir
 @click.command(cls=Command)
 @click.argument("folder", cls=Argument, metavar="DIR", type=click.Path(path_type=Path), help="Folder of a run or of trials.")
 def resume(folder: Path) -> None:
-    """Resume an interrupted run or trials, with the same results as if it had not been interrupted."""
+    """Resume an interrupted run or trials.
+
+    The results are the same as without the interruption.
+    """
     if is_trials_dir(folder):
         with interruptible(lambda: resume_command(folder)), ProgressReporter(console) as reporter:
             trials = resume_trials(folder, reporter.callback)

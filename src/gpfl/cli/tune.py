@@ -69,9 +69,9 @@ def tune(
     federation: str | None,
     **values: object,
 ) -> None:
-    """Search each method's documented ranges on validation samples, never on test samples.
+    """Search hyperparameters on validation samples.
 
-    Every method has the same budget.
+    Searches each method's documented ranges with the same budget. Test samples are never used.
     """
     settings, own = parse_method_set(assignments)
     names = named_methods(methods)

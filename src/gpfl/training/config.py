@@ -60,7 +60,7 @@ class RunOptions:
         "compile the steps of engine vmap on a GPU, which takes half a minute; auto: if the run is long enough",
         choices=("auto", "on", "off"),
     )
-    device: str = option("auto", "auto, cpu, cuda, cuda:N or mps")
+    device: str = option("auto", "device to train on: auto, cpu, cuda, cuda:N or mps")
     eval_every: int = option(1, "rounds between evaluations", min=1)
     checkpoint_every: int = option(10, "rounds between checkpoints", min=1)
     allow_noop: bool = option(False, "accept a value that disables the method, such as FedProx with μ = 0")
