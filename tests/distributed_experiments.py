@@ -105,7 +105,7 @@ def check_grid(out: Path, patch: pytest.MonkeyPatch) -> None:
     if process_group().is_main:
         files.write_text(damaged.folder / "config.toml", "[run")
     else:
-        patch.setattr(grid, "ended", lambda run: True)
+        patch.setattr(grid, "is_finished", lambda run: True)
         patch.setattr(grid, "folder_fault", lambda folder, wanted: "")
     unfinished = grid.unfinished_jobs([damaged, lost, intact], plan)
     problems = grid.run_all(unfinished, plan, lambda label: Callback(), {"command": "gpfl reproduce toys", "commit": "none"})

@@ -1,4 +1,4 @@
-"""The time left of a grid follows what its cells took."""
+"""Progress of a grid: the time left follows from the rounds that were run."""
 
 from __future__ import annotations
 
@@ -12,30 +12,28 @@ from rich.progress import ProgressColumn
 from gpfl.cli import grid_progress
 from gpfl.cli.grid_progress import GridReporter
 from gpfl.cli.progress import progress_bars, time_remaining_column
-from gpfl.experiments.estimate import Estimate
 from gpfl.experiments.grid import Job
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time, to be set."""
+    """The time, which tests set."""
     now = [0.0]
     monkeypatch.setattr(grid_progress.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(grid_progress, "outcome", lambda job, seeds: "done")
+    monkeypatch.setattr(grid_progress, "_format_result", lambda job, seeds: "done")
     monkeypatch.setattr(Job, "label", "cell")
     return now
 
 
-def reporter(expected: list[float | None], most: bool = False) -> tuple[GridReporter, list[Job]]:
-    jobs = [Job((), {}, Path(f"cell-{number}"), "") for number in range(len(expected))]
-    estimates = {job.folder: Estimate(seconds, most, memory=0) for job, seconds in zip(jobs, expected, strict=True)}
-    return GridReporter(Console(quiet=True), jobs, [0], estimates), jobs
+def reporter(cells: int, seeds: tuple[int, ...] = (0,)) -> tuple[GridReporter, list[Job]]:
+    jobs = [Job((), {}, Path(f"cell-{number}"), "") for number in range(cells)]
+    return GridReporter(Console(quiet=True), jobs, seeds), jobs
 
 
 @pytest.mark.parametrize(
     ("width", "more", "words"),
     [
-        (130, (), "less where patience ends a run"),
+        (130, (), "and a long text after that"),
         (80, (), "about 5 min left"),
         (80, (time_remaining_column(),), "about"),
         (60, (), "about"),
@@ -45,7 +43,7 @@ def test_narrow_terminal_keeps_name_bar_and_count_and_cuts_words(
     width: int, more: tuple[ProgressColumn, ...], words: str
 ) -> None:
     shown = progress_bars(Console(width=width), "{task.completed:.0f}/{task.total:.0f}", *more)
-    shown.add_task("cells", total=4, completed=1, status="about 5 min left, less where patience ends a run")
+    shown.add_task("cells", total=4, completed=1, status="about 5 min left and a long text after that")
     shown.add_task("cifar100/practical perfedavg seed 2", total=400, completed=138, status="96.72% accuracy, best 97.16%")
     console = Console(width=width, record=True, quiet=False, file=io.StringIO())
     console.print(shown.get_renderable())
@@ -57,67 +55,52 @@ def test_narrow_terminal_keeps_name_bar_and_count_and_cuts_words(
     assert "138/400 96.72%" in run
 
 
-def test_estimates_are_as_much_longer_as_ended_cells_took(clock: list[float]) -> None:
-    shown, jobs = reporter([10.0, 20.0, 40.0])
-    assert shown.left() == "about 70 s left"
-    clock[0] = 30.0  # three times as long
-    shown.end(jobs[0], "")
-    assert shown.left() == "about 3 min left"
-
-
-def test_estimates_for_all_rounds_may_be_too_long_until_a_cell_has_ended(clock: list[float]) -> None:
-    shown, jobs = reporter([10.0, 20.0], most=True)
-    assert shown.left() == "about 30 s left, less where patience ends a run"
+def test_time_left_is_unknown_before_the_first_round(clock: list[float]) -> None:
+    grid, _ = reporter(2)
+    assert grid.time_left() == ""
+    grid.update("seed 0", 0, 10)
     clock[0] = 5.0
-    shown.end(jobs[0], "")
-    assert shown.left() == "about 10 s left"
+    assert grid.time_left() == ""
 
 
-def test_a_cell_that_failed_at_once_says_nothing_of_others(clock: list[float]) -> None:
-    shown, jobs = reporter([10.0, 20.0])
-    clock[0] = 0.1
-    shown.end(jobs[0], "no data")
-    assert shown.left() == "about 20 s left"
+def test_first_rounds_are_extrapolated_to_all_cells(clock: list[float]) -> None:
+    grid, _ = reporter(3)
+    grid.update("seed 0", 0, 10)
+    clock[0] = 6.0
+    grid.update("seed 0", 2, 10)
+    assert grid.time_left() == "about 84 s left", "24 of this cell and 30 of each other"
 
 
-def test_cells_without_an_estimate_are_as_long_as_others_were(clock: list[float]) -> None:
-    shown, jobs = reporter([None, None])
-    assert shown.left() == "time left unknown until a cell has ended"
-    clock[0] = 30.0
-    shown.end(jobs[0], "")
-    assert shown.left() == "about 30 s left"
+def test_resumed_runs_count_from_the_round_they_start_at(clock: list[float]) -> None:
+    grid, _ = reporter(1)
+    grid.update("seed 0", 5, 10)
+    clock[0] = 6.0
+    grid.update("seed 0", 6, 10)
+    assert grid.time_left() == "about 24 s left"
 
 
-def test_time_without_an_estimate_is_no_bound(clock: list[float]) -> None:
-    shown, jobs = reporter([None, None], most=True)
-    clock[0] = 25.0
-    shown.end(jobs[0], "")
-    assert shown.left() == "about 25 s left"
+def test_seeds_that_have_not_started_count(clock: list[float]) -> None:
+    grid, _ = reporter(1, seeds=(0, 1))
+    grid.update("seed 0", 0, 10)
+    clock[0] = 6.0
+    grid.update("seed 0", 5, 10)
+    assert grid.time_left() == "about 18 s left"
 
 
-def test_cells_without_an_estimate_take_as_much_longer_as_their_operations_say(
-    clock: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counts: list[str] = []
-
-    def work(job: Job, trials: int) -> float | None:
-        counts.append(job.folder.name)
-        return {"cell-0": 2.0, "cell-1": 6.0, "cell-2": None, "cell-3": 1.0}[job.folder.name] if trials else None
-
-    monkeypatch.setattr(grid_progress, "work_of", work)
-    shown, jobs = reporter([None, None, None, 5.0])
-    assert counts == [], "nothing is counted before a cell has ended"
-    clock[0] = 20.0
-    shown.end(jobs[0], "")
-    assert shown.left() == "about 85 s left", "60 of three times the work, 20 as none was counted, 5 as was estimated"
-    clock[0] = 100.0
-    shown.end(jobs[1], "")
-    assert shown.left() == "about 55 s left", "the mean of 20 and 80, and 5"
-    assert counts == ["cell-0", "cell-1", "cell-2"]
+def test_waiting_cells_take_as_long_as_the_average_one(clock: list[float]) -> None:
+    grid, jobs = reporter(4)
+    clock[0] = 10.0
+    grid.end(jobs[0], "")
+    assert grid.time_left() == "about 30 s left"
+    clock[0] = 40.0
+    grid.end(jobs[1], "")
+    assert grid.time_left() == "about 40 s left"
 
 
-def test_cell_that_failed_is_no_measure_of_cells_without_an_estimate(clock: list[float]) -> None:
-    shown, jobs = reporter([None, None])
-    clock[0] = 0.1
-    shown.end(jobs[0], "no data")
-    assert shown.left() == "time left unknown until a cell has ended"
+def test_failed_cells_do_not_count(clock: list[float]) -> None:
+    grid, jobs = reporter(3)
+    clock[0] = 10.0
+    grid.end(jobs[0], "")
+    clock[0] = 10.1
+    grid.end(jobs[1], "no data")
+    assert grid.time_left() == "about 10 s left"

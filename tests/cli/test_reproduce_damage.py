@@ -165,8 +165,8 @@ def test_cell_that_another_process_is_at_is_no_failure(command: Command, table: 
     with grid.lock_folder(cell):
         said = command(*ALL)
     assert (said.code, said.err) == (0, "")
-    assert "toy/whole gpfl: another process is at it" in said.out
-    assert "Left to another process, which is at it: toy/whole gpfl. Start again when it has ended." in said.out
+    assert "toy/whole gpfl: another process is running it" in said.out
+    assert "Skipped: toy/whole gpfl. Another process is running it." in said.out
     assert states()["gpfl"] == "not run 0"
 
 

@@ -10,12 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import Command
-from rich.console import Console
 from toy_tables import in_place_of_the_papers, refused
-
-from gpfl.cli import grid_plan
-from gpfl.cli.grid_plan import plan_table
-from gpfl.cli.reproduce import reproduce
 
 DOCS = Path(__file__).parents[2] / "docs"
 TOYS = """
@@ -41,51 +36,14 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 # The plan.
 
-ROWS = [
-    ("cifar100/pathological", "perfedavg", "0/3", "up to 12.5 days (counted)", "about 870.1 MB", "effectiveness", "a" * 50),
-    ("agnews/practical", "gpfl", "3/3", "done", "", "effectiveness", "b" * 40),
-]
-
-
-def drawn(width: int, wanted: int | None = None) -> str:
-    console = Console(width=width)
-    with console.capture() as capture:
-        console.print(plan_table(ROWS, wanted or width))
-    return capture.get()
-
-
-@pytest.mark.parametrize(("width", "kept"), [(60, 4), (80, 5), (100, 6), (140, 6), (160, 7)])
-def test_keys_and_numbers_are_whole_on_a_terminal_of_any_width(width: int, kept: int) -> None:
-    text = drawn(width)
-    assert "…" not in text
-    assert max(map(len, text.splitlines())) <= width
-    for row in ROWS:
-        [line] = [line for line in text.splitlines() if line.startswith(f"{row[0]} ")]
-        for cell in row[1:kept]:
-            assert cell.removesuffix(" (counted)") in line
-    assert "(counted)" in text
-    assert [word in text for word in ("memory", " in", "folder")] == [kept > 4, kept > 5, kept > 6]
-
-
-def test_terminal_that_is_too_narrow_for_a_key_folds_it() -> None:
-    head, _, body = drawn(30).rpartition("─\n")
-    first = [line.split()[0] for line in body.splitlines() if not line.startswith(" ")]
-    assert "".join(first) == "".join(row[0] for row in ROWS)
-    assert "…" not in head + body
-
-
-def test_file_has_all_columns_with_folders_folded() -> None:
-    text = drawn(120, wanted=10**6)
-    assert "cifar100/pathological   perfedavg" in text
-    assert text.count("a") > 50
-
 
 @pytest.mark.usefixtures("toys")
-def test_up_to_is_explained_where_it_is_said(command: Command) -> None:
-    given = ("reproduce", "toys", "--methods", "gpfl", "--rounds", 9, "--dry-run")
-    assert grid_plan.UP_TO in command(*given, "--patience", 3).out
-    assert grid_plan.UP_TO not in command(*given, "--patience", 0).out
-    assert grid_plan.UP_TO not in command(*given, "--patience", 9).out, "which cannot end a run of nine rounds"
+def test_time_is_an_upper_bound_where_patience_can_end_a_run(command: Command) -> None:
+    given = ("reproduce", "toys", "--methods", "gpfl", "--rounds", 9, "--no-figures")
+    for patience, words in ((3, "up to"), (0, "about"), (9, "about")):
+        assert command(*given, "--seeds", 0, "--patience", patience).code == 0
+        plan = command(*given, "--seeds", "0,1", "--patience", patience, "--dry-run")
+        assert f"Time: {words} " in plan.out
 
 
 # What our runs say of rounds.
@@ -132,9 +90,6 @@ def test_words_on_rounds_are_true_of_recorded_runs() -> None:
     page = (DOCS / "reproduce.md").read_text()
     assert "all on Amazon, by round 120, most on Cifar100, less than half on FMNIST, few on HAR and AG News" in page
     assert "with 2000 rounds the best came after round 850 (FedProto's before 250)" in page
-    assert "all on Amazon, most on Cifar100, less than half on FMNIST, few on HAR and AG News" in grid_plan.UP_TO
-    [rounds] = [one for one in reproduce.params if one.name == "rounds"]
-    assert "on Amazon by round 120 and most on Cifar100 by 300; most on FMNIST, HAR and AG News went on" in rounds.help
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,6 @@ from gpfl.experiments import definitions as experiments
 from gpfl.experiments import grid
 from gpfl.experiments import privacy_table as nine
 from gpfl.experiments.definitions import Cell
-from gpfl.experiments.estimate import estimates
 from gpfl.experiments.grid import FederationCache, GridPlan, Job
 from gpfl.experiments.leaks import Findings, write_leaks
 from gpfl.experiments.results import trial_commits
@@ -405,8 +404,7 @@ def train(jobs: Mapping[Cell, Job], plan: GridPlan) -> dict[Path, str]:
     lacking = grid.unfinished_jobs(unique.values(), plan)
     if len(lacking) < len(unique):
         print_line(f"Run before: {len(unique) - len(lacking)} of {pluralize(len(unique), 'run')}.")
-    about = estimates(lacking, plan, find_device(str(plan.run["device"])), count=False)
-    with GridReporter(console, lacking, plan.seeds, about) as reporter:
+    with GridReporter(console, lacking, plan.seeds) as reporter:
         origin = {"command": command_words(), "commit": commit()}
         problems = grid.run_all(lacking, plan, reporter.callback, origin, reporter.end)
     for words in dict.fromkeys(problems.values()):
@@ -417,9 +415,7 @@ def train(jobs: Mapping[Cell, Job], plan: GridPlan) -> dict[Path, str]:
 def show(jobs: Mapping[Cell, Job], plan: GridPlan, after: str) -> None:
     """Prints what would be run, and what follows."""
     unique = list({job.folder: job for job in jobs.values()}.values())
-    with console.status("Counting what runs take"):
-        about = estimates(unique, plan, find_device(str(plan.run["device"])), count=True)
-    sound = print_plan(unique, plan, about, {}, {})
+    sound = print_plan(unique, plan, {})
     print_line(f"{after[0].upper()}{after[1:]}; those that {plan.out} holds are not made again.")
     if not sound:
         raise click.exceptions.Exit(1)

@@ -8,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import click
-import torch
 
 from gpfl.cli import privacy as privacy_command
 from gpfl.cli.command import Argument, Command
@@ -25,7 +24,6 @@ from gpfl.errors import GpflError, pluralize
 from gpfl.experiments import grid
 from gpfl.experiments import privacy_table as nine
 from gpfl.experiments.definitions import PATIENCE, ROUNDS, Cell, find_experiments, load_experiments
-from gpfl.experiments.estimate import Estimate, estimates
 from gpfl.experiments.grid import FederationCache, GridPlan, Job, Problems
 from gpfl.experiments.selection import Selection, parse_names, select_cells
 from gpfl.experiments.tuned_config import TunedValues
@@ -75,8 +73,7 @@ OTHERS = ("runs", "problems", "tuned", "privacy", "leaks", "defences")
     "--rounds",
     default=ROUNDS,
     metavar="N",
-    help=f"Maximum rounds; the paper has {ROUNDS}. Patience ended our runs on Amazon by round 120 and most on Cifar100 by 300; "
-    "most on FMNIST, HAR and AG News went on.",
+    help=f"Maximum rounds; the paper has {ROUNDS}.",
 )
 @option(
     "--patience", default=PATIENCE, metavar="N", help="End a run after this many rounds without a better accuracy; 0: never."
@@ -154,19 +151,18 @@ def make_tables(asked: Selection, plan: GridPlan, dry_run: bool, only_tables: bo
     if only_tables:
         show_held(asked, plan, figures)
         return False
-    device = usable_device(plan)
+    check_device(plan)
     if not dry_run:
         files.make_folder(plan.out / "runs")
     here, wanting = divided(asked, dry_run)
     with console.status("Laying out the cells"):
         jobs, wrong = grid.make_jobs(here, plan, FederationCache())
-        about = estimates(jobs, plan, device, count=dry_run)
-    sound = print_plan(jobs, plan, about, wrong, wanting) if dry_run else True
+    sound = print_plan(jobs, plan, wrong, wanting) if dry_run else True
     for words in dict.fromkeys(job.caveat for job in jobs if job.caveat):
         print_line(words)
     if dry_run:
         return not sound
-    problems = run(jobs, plan, about, asked, wrong, figures) | wrong
+    problems = run(jobs, plan, asked, wrong, figures) | wrong
     if problems:
         print_error(f"{pluralize(len(problems), 'cell')} of {len(here)} failed; once that is mended, the same command goes on:")
         tell_problems(problems)
@@ -289,13 +285,12 @@ def table_name(name: str, asked: Sequence[str], out: Path) -> str:
     return name
 
 
-def usable_device(plan: GridPlan) -> torch.device:
-    """Gives the device of a plan; refuses a precision that it has not, before every cell fails by it."""
+def check_device(plan: GridPlan) -> None:
+    """Raise if the device is missing or lacks the precision, before every cell fails."""
     device = find_device(str(plan.run.get("device", "auto")))
     precision = plan.run.get("precision", "float32")
     if precision != "float32" and device.type != "cuda":
         raise GpflError(f"run.precision is '{precision}', which is for a GPU; run.device is '{device}': leave it out")
-    return device
 
 
 def divided(asked: Selection, dry_run: bool) -> tuple[list[Cell], dict[str, list[str]]]:
@@ -339,7 +334,6 @@ def list_experiments() -> None:
 def run(
     jobs: Sequence[Job],
     plan: GridPlan,
-    about: Mapping[Path, Estimate],
     asked: Selection,
     wrong: Problems,
     figures: bool,
@@ -350,19 +344,19 @@ def run(
     if len(lacking) < len(jobs):
         print_line(f"Run before: {len(jobs) - len(lacking)} of {pluralize(len(jobs), 'cell')}.")
     try:
-        with GridReporter(console, lacking, plan.seeds, about) as reporter:
+        with GridReporter(console, lacking, plan.seeds) as reporter:
             failed = grid.run_all(lacking, plan, reporter.callback, facts, reporter.end)
     except KeyboardInterrupt:
         if process_group().is_main:
             with suppress(GpflError):
                 write(jobs, plan, asked, {}, figures=False)
         raise StoppedError(same_command()) from None
-    if left := [job.label for job in jobs if failed.get(job.folder) == grid.BUSY]:
-        print_line(f"Left to another process, which is at it: {', '.join(left)}. Start again when it has ended.")
+    if left := [job.label for job in jobs if failed.get(job.folder) == grid.LOCKED]:
+        print_line(f"Skipped: {', '.join(left)}. Another process is running it.")
     problems = {
         (cell.column.key, cell.variant.label): failed[job.folder]
         for job in jobs
-        if job.folder in failed and failed[job.folder] != grid.BUSY
+        if job.folder in failed and failed[job.folder] != grid.LOCKED
         for cell in job.cells
     }
     process_group().run_on_main(lambda: write(jobs, plan, asked, problems | wrong, figures))

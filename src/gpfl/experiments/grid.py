@@ -8,6 +8,7 @@ import json
 import math
 import os
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,19 +33,19 @@ from gpfl.experiments.trials import (
     CallbackFactory,
     Sections,
     delete_weights,
-    ended,
     first_difference,
     folder_fault,
+    is_finished,
     run_trials,
     trial_fault,
 )
 from gpfl.experiments.tuned_config import TunedValues
-from gpfl.experiments.work import Sample, sample_of, share_of
 from gpfl.federation.federation import Federation
 from gpfl.io import files, toml
 from gpfl.training import config as configs
 from gpfl.training.callbacks import Callback
 from gpfl.training.config import Config, ConfigDict
+from gpfl.training.devices import device_name, find_device
 from gpfl.training.prepare import prepare
 from gpfl.training.run_dir import RunDir
 
@@ -56,7 +57,7 @@ LIGHT = 256 * 2**20
 Problems = dict[tuple[str, str], str]
 """Words by column and row."""
 
-BUSY = "another process is at it: start again when it has ended"
+LOCKED = "another process is running it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,11 +115,9 @@ class Job:
     given: ConfigDict = field(hash=False)
     folder: Path
     caveat: str  # what the data lack
-    steps: float = 0.0  # batches of a round, all clients together
-    memory: int = 0  # bytes that a trial may take, and those of the rows
-    rows: int = 0
+    memory: int = 0  # bytes of a trial in training
+    data_bytes: int = 0
     complete: Sections = field(default_factory=dict, compare=False)  # its config with all that is filled in
-    sample: Sample | None = field(default=None, compare=False)  # of its data, to count the work of rounds on
 
     @property
     def label(self) -> str:
@@ -127,7 +126,7 @@ class Job:
 
     def finished(self, seeds: Iterable[int]) -> list[int]:
         """Gives those of the seeds whose trials have ended and are whole, and this job's."""
-        return [] if self.fault else [seed for seed in seeds if ended(self.folder / f"seed-{seed}")]
+        return [] if self.fault else [seed for seed in seeds if is_finished(self.folder / f"seed-{seed}")]
 
     @property
     def fault(self) -> str:
@@ -222,9 +221,9 @@ def make_job(cell: Cell, plan: GridPlan, grounds: FederationCache) -> Job:
     state, memory = weight(setting)
     usual = {"checkpoint_every": CHECKPOINT * math.ceil(state / LIGHT)}
     given = {**given, "run": {**usual, **given["run"]}}
-    rows = federation.table.x.element_size() * federation.table.x.nelement()
-    words, sample = provenance_warning(federation.table), sample_of(setting)
-    return Job((cell,), given, plan.out / "runs" / name, words, batches(setting), memory, rows, complete, sample)
+    data_bytes = federation.table.x.element_size() * federation.table.x.nelement()
+    warning = provenance_warning(federation.table)
+    return Job((cell,), given, plan.out / "runs" / name, warning, memory, data_bytes, complete)
 
 
 def found(job: Job, held: Mapping[Path, Sections]) -> Job:
@@ -256,15 +255,6 @@ def sections_of(given: ConfigDict) -> dict[str, object]:
     return {section: str(values) for section, values in configs.resolve_config(given).sections().items()}
 
 
-def batches(setting: RunSpec) -> float:
-    """Gives the batches of a round, all clients that join together."""
-    plan, phases = setting.schedule, setting.method.phases()
-    sizes = [len(shard.train) for shard in setting.federation.shards]
-    width = plan.batch_size
-    steps = sum(phase.epochs * max(size // (width * phase.batches), phase.batches == 1) for phase in phases for size in sizes)
-    return steps * share_of(setting)
-
-
 def weight(setting: RunSpec) -> tuple[int, int]:
     """Gives the bytes of a trial's state, and those that it takes in training.
 
@@ -274,6 +264,32 @@ def weight(setting: RunSpec) -> tuple[int, int]:
     shared, private = (tree.count_bytes(part) for part in setting.method.init(0))
     clients = len(setting.federation)
     return shared + clients * private, shared + clients * (private + 3 * (shared + private))
+
+
+def estimate_seconds(jobs: Iterable[Job], plan: GridPlan) -> dict[Path, float]:
+    """Return the time that the missing seeds of jobs take for all their rounds, by folder.
+
+    It goes by finished runs of the same data, net and method on the same device in the same folder. Jobs without such runs
+    are left out.
+    """
+    device = device_name(find_device(str(plan.run.get("device", "auto"))))
+    seconds: dict[tuple[object, ...], float] = defaultdict(float)
+    rounds: dict[tuple[object, ...], int] = defaultdict(int)
+    for path in plan.out.glob("runs/*/seed-*/summary.json"):
+        run = FolderRun(path.parent)
+        if is_finished(run.path) and run.summary["device"] == device:
+            seconds[_workload(run.config())] += cast(float, run.summary["seconds"])
+            rounds[_workload(run.config())] += cast(int, run.summary["rounds"])
+    found = {}
+    for job in jobs:
+        if per := rounds[key := _workload(job.complete)]:
+            missing = len(plan.seeds) - len(job.finished(plan.seeds))
+            found[job.folder] = missing * plan.rounds * seconds[key] / per
+    return found
+
+
+def _workload(config: Sections) -> tuple[object, ...]:
+    return tuple(config[section]["name"] for section in ("data", "net", "method"))
 
 
 # Running.
@@ -315,12 +331,12 @@ def unfinished_jobs(jobs: Iterable[Job], plan: GridPlan) -> list[Job]:
 def sound_missing(job: Job, seeds: Iterable[int]) -> list[int]:
     """Gives the seeds that a job lacks; what is damaged of it is refused, not run over: it may be worth mending."""
     seeds = list(seeds)
-    if fault := fault_of(job, seeds):
+    if fault := find_damage(job, seeds):
         raise GpflError(fault)
-    return [seed for seed in seeds if not ended(job.folder / f"seed-{seed}")]
+    return [seed for seed in seeds if not is_finished(job.folder / f"seed-{seed}")]
 
 
-def fault_of(job: Job, seeds: Iterable[int]) -> str:
+def find_damage(job: Job, seeds: Iterable[int]) -> str:
     """Gives what of a job's folder or of its trials is damaged, so that it is not run, and the way out; "" where nothing is."""
     faults = (job.fault, *(trial_fault(job.folder / f"seed-{seed}") for seed in seeds))
     return next((fault for fault in faults if fault), "")
@@ -352,7 +368,7 @@ def note_seeds(job: Job, seeds: Iterable[int], facts: Mapping[str, object]) -> N
     for seed in seeds:
         path = job.folder / PROVENANCE_FILE.format(seed)
         commits = dict.fromkeys([*cast(list[str], read_provenance(path).get("commits", [])), facts["commit"]])
-        note = {**facts, "commits": list(commits), "steps": job.steps, "data": job.caveat}
+        note = {**facts, "commits": list(commits), "data": job.caveat}
         del note["commit"]
         files.write_text(path, json.dumps(note, indent=2) + "\n")
 
@@ -375,7 +391,7 @@ def run_all(
     for job in jobs:
         try:
             if not run(job, plan, make_callback, facts):
-                problems[job.folder] = BUSY
+                problems[job.folder] = LOCKED
                 left.append(job)
         except ProcessFailedError:
             raise

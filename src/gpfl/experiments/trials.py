@@ -98,7 +98,7 @@ def first_difference(old: Sections, new: Sections) -> tuple[str, str, str] | Non
     return None
 
 
-def ended(run: Path) -> bool:
+def is_finished(run: Path) -> bool:
     """Tells whether a trial has ended and is whole."""
     return RunDir(run).finished and not trial_fault(run)
 
@@ -185,7 +185,7 @@ def stand(out: Path, only: Sequence[int] | None) -> tuple[str, list[int], Config
 
 def summarize_trials(out: Path, name: str, seeds: Sequence[int], wanted: Sequence[int]) -> Trials:
     """Gives the trials of `out` that were wanted or have ended, having written their means."""
-    trials = read_trials(out, [seed for seed in seeds if seed in wanted or ended(out / f"seed-{seed}")])
+    trials = read_trials(out, [seed for seed in seeds if seed in wanted or is_finished(out / f"seed-{seed}")])
     numbers = {
         key: {"mean": trials.mean(key), "std": trials.std(key)}
         for key in ("best_accuracy", "last_accuracy", "std", "cov", "seconds", "idle_clients")

@@ -228,6 +228,15 @@ def format_bytes(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+def format_duration(seconds: float) -> str:
+    """Return a duration in the unit that fits."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
+
+
 def escape_latex(text: str) -> str:
     """Return text with LaTeX's special characters escaped and others as commands; unknown non-ASCII characters become ?."""
     return "".join(_LATEX.get(character, character if character.isascii() else "?") for character in text)
