@@ -373,16 +373,16 @@ def test_stopped_grid_keeps_what_is_done_and_the_same_command_goes_on(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = ("reproduce", "toys", "--cells", "toy/*", *SHORT)
-    real, seen = RunDir.append, [0]
+    real, seen = RunDir.append_metrics, [0]
 
     def append(folder: RunDir, line: dict[str, object]) -> None:
         real(folder, line)
         seen[0] += 1
         if seen[0] == 9:
-            monkeypatch.setattr(RunDir, "append", real)
+            monkeypatch.setattr(RunDir, "append_metrics", real)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(RunDir, "append", append)
+    monkeypatch.setattr(RunDir, "append_metrics", append)
     said = command(*given)
     assert said.code == 130
     assert "stopped; resume with: gpfl reproduce toys --cells 'toy/*' --rounds 2 --seeds 0,1" in said.err

@@ -49,16 +49,16 @@ def stop_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Lets Ctrl-C come as the run with this number, counted from 0, has written its first line."""
 
     def arm(runs: int) -> None:
-        real, seen = RunDir.append, set()
+        real, seen = RunDir.append_metrics, set()
 
         def append(folder: RunDir, line: dict[str, object]) -> None:
             real(folder, line)
             seen.add(folder.path)
             if len(seen) > runs:
-                monkeypatch.setattr(RunDir, "append", real)
+                monkeypatch.setattr(RunDir, "append_metrics", real)
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(RunDir, "append", append)
+        monkeypatch.setattr(RunDir, "append_metrics", append)
 
     return arm
 

@@ -183,7 +183,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_grid_that_was_cut_off_ends_elsewhere_as_one_that_was_not(
     tmp_path: Path, whole: Path, begun: list[str], monkeypatch: pytest.MonkeyPatch, lines: int
 ) -> None:
-    real, seen = RunDir.append, [0]
+    real, seen = RunDir.append_metrics, [0]
 
     def append(folder: RunDir, line: dict[str, object]) -> None:
         real(folder, line)
@@ -192,7 +192,7 @@ def test_grid_that_was_cut_off_ends_elsewhere_as_one_that_was_not(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunDir, "append", append)
+        patch.setattr(RunDir, "append_metrics", append)
         with pytest.raises(KeyboardInterrupt):
             run(cells(TABLE), plan(tmp_path / "here", run={"checkpoint_every": 1}))
     there = shutil.move(tmp_path / "here", tmp_path / "there")  # as if to another machine
@@ -357,7 +357,7 @@ def test_every_commit_that_had_a_part_in_a_run_is_noted(tmp_path: Path, monkeypa
     how = plan(tmp_path, seeds=(0,))
     [job] = jobs(cells(OTHER), how)
     with monkeypatch.context() as patch:
-        patch.setattr(RunDir, "append", cut)
+        patch.setattr(RunDir, "append_metrics", cut)
         with pytest.raises(KeyboardInterrupt):
             run(cells(OTHER), how)
     assert grid.run_all([job], how, lambda label: Callback(), {**FACTS, "commit": "def5678"}) == {}
