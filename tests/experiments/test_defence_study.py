@@ -285,7 +285,7 @@ def test_reproduce_makes_table_5_with_the_runs_of_its_first_seed(pictures: Comma
 def test_reproduce_refuses_attacks_before_data_are_got(
     command: Command, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], complaint: str
 ) -> None:
-    monkeypatch.setattr(privacy_command, "get_data", lambda names: pytest.fail("data are got"))
+    monkeypatch.setattr(privacy_command, "download_datasets", lambda names: pytest.fail("data are got"))
     Path("file").write_text("mine")
     said = command("reproduce", *words)
     assert said.code == 2
@@ -302,7 +302,7 @@ def test_data_that_are_not_here_are_got_but_by_a_dry_run(
         raise gpfl.GpflError(f"{names} would be got")
 
     monkeypatch.setattr(privacy_command.grid, "here", lambda data: False)
-    monkeypatch.setattr(privacy_command, "get_data", get)
+    monkeypatch.setattr(privacy_command, "download_datasets", get)
     for more, complaint in (((), "['cifar100'] would be got"), (("--dry-run",), "not here: gpfl data get cifar100")):
         said = command(*words, *more)
         assert said.code == 2

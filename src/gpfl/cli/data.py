@@ -1,4 +1,4 @@
-"""The command `gpfl data`: get, list and show data sets."""
+"""The command `gpfl data`: download, list and show datasets."""
 
 from __future__ import annotations
 
@@ -40,47 +40,45 @@ def data() -> None:
 @click.option("--unverified", is_flag=True, help="Accept local files with another checksum; runs record this.")
 @click.option("--again", is_flag=True, help="Parse the files again.")
 def get(name: str, source: Path | None, unverified: bool, again: bool) -> None:
-    """Download a dataset from its publisher, or take local files; check and parse them once."""
+    """Download a dataset, or take local files, and parse them."""
     if name in DATASETS and name not in PUBLISHED:
-        print_line(f"{name} is inside a package that gpfl needs: nothing to get.")
+        print_line(f"{name} is part of an installed package: nothing to download.")
         return
     if name not in PUBLISHED:
         raise GpflError(f"unknown data '{name}'; {did_you_mean(name, PUBLISHED)}")
     if source is not None and not source.exists():
         raise GpflError(f"--from {source} does not exist")
-    with Downloads() as downloads:
-        table = PUBLISHED[name].prepare(source, unverified=unverified, again=again, progress=downloads.tell)
-    print_line(f"{name}: {len(table):,} rows of shape {table.shape}, {table.classes} classes, in {cache.table_dir(name)}")
+    with _DownloadProgress() as progress:
+        table = PUBLISHED[name].prepare(source, unverified=unverified, again=again, progress=progress.update)
+    print_line(f"{name}: {len(table):,} samples of shape {table.shape}, {table.classes} classes, in {cache.table_dir(name)}")
     print_dataset_caveat(table)
 
 
 @data.command("list")
 def list_datasets() -> None:
-    """List datasets with their state on this machine, download size and licence."""
-    table = RichTable("name", "what", "here", Column("download", overflow="fold"), "licence")
+    """List datasets with local copy, download size and licence."""
+    table = RichTable("name", "description", "local copy", Column("download", overflow="fold"), "licence")
     for name, source in DATASETS.items():
         if name in PUBLISHED:
             published = PUBLISHED[name]
-            table.add_row(name, source.description, what_is_here(published), download_words(published), published.licence)
+            table.add_row(name, source.description, _local_copy(published), _download(published), published.licence)
         else:
             table.add_row(name, source.description, "yes", "none", "CC BY 4.0")
     table_console().print(table)
 
 
-def what_is_here(published: PublishedDataset) -> str:
-    """Gives what this machine has of a data set, in words."""
+def _local_copy(published: PublishedDataset) -> str:
     try:
         table = cache.load(published.name)
     except GpflError:
         return f"damaged: gpfl data get {published.name}"
     if table is None:
         return "files, not parsed yet" if published.find_files() else "no"
-    of = f" of {published.n_samples:,}" if published.n_samples not in (0, len(table)) else ""
-    return f"parsed, {len(table):,}{of} rows, {'verified' if table.metadata['verified'] is True else 'unverified'}"
+    total = f" of {published.n_samples:,}" if published.n_samples not in (0, len(table)) else ""
+    return f"parsed, {len(table):,}{total} samples, {'verified' if table.metadata['verified'] is True else 'unverified'}"
 
 
-def download_words(published: PublishedDataset) -> str:
-    """Gives what would be downloaded, and from where."""
+def _download(published: PublishedDataset) -> str:
     hosts = ", ".join(dict.fromkeys(urlsplit(file.url).hostname or file.url for file in published.files))
     files = f"{len(published.files)} files, " if len(published.files) > 1 else ""
     return f"{files}{format_bytes(published.size)} from {hosts}"
@@ -90,37 +88,37 @@ def download_words(published: PublishedDataset) -> str:
 @option("--out", default="federation.png", metavar="FILE", help="Picture to write: .png, .pdf or .svg.")
 @config_options("data", "partition")
 def show(out: str, federation: str | None, **values: object) -> None:
-    """Print the number of samples of each client and draw which client has which classes."""
+    """Print the samples of each client and draw its classes."""
     picture = Path(out)
     plotting.check_image_path(picture)
     config = configs.resolve_config(load_config(None, parse_options(values), federation, "data show"))
-    if config.source is not None:  # said before the rows are divided, which may fail
-        found = config.source.load()
-        print_dataset_caveat(found)
-        if found.description:
-            print_line(found.description)
-    divided = config.federation()
-    print_line(repr(divided))
+    if config.source is not None:  # before the samples are assigned to clients, which may fail
+        source_table = config.source.load()
+        print_dataset_caveat(source_table)
+        if source_table.description:
+            print_line(source_table.description)
+    loaded = config.federation()
+    print_line(repr(loaded))
     table = RichTable("client", "training", "validation", "test", "classes")
-    for number, shard in enumerate(divided.shards):
-        held = int((divided.label_counts[number] > 0).sum())
-        table.add_row(escape(shard.name), *(str(len(shard.split(part))) for part in SPLITS), str(held))
+    for index, shard in enumerate(loaded.shards):
+        classes = int((loaded.label_counts[index] > 0).sum())
+        table.add_row(escape(shard.name), *(str(len(shard.split(split))) for split in SPLITS), str(classes))
     table_console().print(table)
-    for oddity in divided.data_warnings():
-        print_line(oddity)
-    figures.draw_class_counts(ClassCounts.from_federation(divided), picture)
+    for warning in loaded.data_warnings():
+        print_line(warning)
+    figures.draw_class_counts(ClassCounts.from_federation(loaded), picture)
     print_line(f"Picture: {out}")
 
 
-def get_data(names: Iterable[str]) -> None:
-    """Gets data that a command needs from their publishers."""
-    with Downloads() as downloads:
+def download_datasets(names: Iterable[str]) -> None:
+    """Download published datasets that a command needs."""
+    with _DownloadProgress() as progress:
         for name in names:
-            PUBLISHED[name].prepare(progress=downloads.tell)
+            PUBLISHED[name].prepare(progress=progress.update)
 
 
-class Downloads:
-    """Shows downloads: bars on a terminal, a line for each file elsewhere."""
+class _DownloadProgress:
+    """Progress bars of downloads on a terminal, a line for each file elsewhere."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, TaskID] = {}
@@ -130,21 +128,19 @@ class Downloads:
             DownloadColumn(),
             TimeRemainingColumn(),
             console=console,
+            disable=not console.is_terminal,
         )
 
-    def __enter__(self) -> Downloads:
-        if console.is_terminal:
-            self._progress.start()
+    def __enter__(self) -> _DownloadProgress:
+        self._progress.start()
         return self
 
-    def __exit__(self, *problem: object) -> None:
-        if console.is_terminal:
-            self._progress.stop()
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
 
-    def tell(self, name: str, here: int, total: int) -> None:
-        """Shows how much of a file is here."""
+    def update(self, name: str, done: int, total: int) -> None:
         if name not in self._tasks:
             self._tasks[name] = self._progress.add_task(name, total=total or None)
             if not console.is_terminal:
                 print(f"downloading {name}", file=sys.stderr)
-        self._progress.update(self._tasks[name], completed=here)
+        self._progress.update(self._tasks[name], completed=done)

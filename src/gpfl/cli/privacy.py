@@ -13,7 +13,7 @@ import click
 
 from gpfl.cli.attack import tell_case, tell_graph
 from gpfl.cli.command import Group
-from gpfl.cli.data import get_data
+from gpfl.cli.data import download_datasets
 from gpfl.cli.grid_plan import print_plan
 from gpfl.cli.grid_progress import GridReporter
 from gpfl.cli.options import CommaList, compose, option, out_option, seeds_option, set_option
@@ -310,7 +310,7 @@ def grounds_for(cells: Sequence[Cell], plan: GridPlan, dry_run: bool) -> Federat
     if not grid.has_data(data):
         if dry_run:
             raise GpflError(f"the data '{data}' are not here: gpfl data get {data}")
-        get_data([data])
+        download_datasets([data])
     return FederationCache()
 
 

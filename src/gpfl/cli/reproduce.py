@@ -11,7 +11,7 @@ import click
 
 from gpfl.cli import privacy as privacy_command
 from gpfl.cli.command import Argument, Command
-from gpfl.cli.data import get_data
+from gpfl.cli.data import download_datasets
 from gpfl.cli.grid_plan import print_plan
 from gpfl.cli.grid_progress import GridReporter
 from gpfl.cli.grid_tables import show_held, tell_problems, write
@@ -306,7 +306,7 @@ def divided(asked: Selection, dry_run: bool) -> tuple[list[Cell], dict[str, list
     }
     here = [cell for cell in asked.cells if cell.column.data not in absent]
     if not here and not dry_run:
-        get_data(sorted(absent))
+        download_datasets(sorted(absent))
         return asked.cells, {}
     for name, keys in wanting.items():
         print_line(f"{', '.join(keys)}: data not here: gpfl data get {name}")
