@@ -26,8 +26,8 @@ def test_terminal_has_a_live_line_with_round_accuracy_and_the_best_so_far() -> N
         callback = reporter.callback("[bold]a[/b]")
         assert isinstance(callback, LiveProgress)
         start(callback, 2)
-        for round, accuracy in enumerate((0.25, 0.75, 0.5)):
-            callback.on_evaluate(record(round, accuracy))
+        for k, accuracy in enumerate((0.25, 0.75, 0.5)):
+            callback.on_evaluate(record(k, accuracy))
     line = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue()).splitlines()[-1]
     assert "[bold]a[/b]" in line
     assert "round 2/2" in line
@@ -47,8 +47,8 @@ def test_elsewhere_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
         callback = reporter.callback("gpfl")
     assert isinstance(callback, PlainProgress)
     start(callback, 100)
-    for round in range(101):
-        callback.on_evaluate(record(round, round / 100))
+    for k in range(101):
+        callback.on_evaluate(record(k, k / 100))
     lines = capsys.readouterr().out.splitlines()
     assert lines == ["gpfl: round 0/100, accuracy 0.00%, loss 1.0000", "gpfl: round 100/100, accuracy 100.00%, loss 1.0000"]
 

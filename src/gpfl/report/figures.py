@@ -16,12 +16,12 @@ from gpfl.experiments.maps import FeatureMap
 from gpfl.experiments.stored_runs import Trials
 from gpfl.federation.federation import Federation
 from gpfl.report.plotting import (
+    COLORS,
     MARKERS,
     LineStyle,
     add_footnote,
     add_legend,
     add_title,
-    check_image_path,
     figure_style,
     max_label_length,
     method_styles,
@@ -46,27 +46,6 @@ Floats = npt.NDArray[np.float64]
 # Learning curves.
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A metric of a round, on a panel of its own."""
-
-    label: str
-    value: Callable[[MetricsRecord], float]
-    log: bool = False
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A metric of a method's trials by round."""
-
-    rounds: Floats  # (rounds,)
-    values: Floats  # (trials, rounds)
-
-    def smooth(self, window: int) -> Floats:
-        """Return running means over `window` evaluated rounds, (trials, rounds)."""
-        return np.array([running_mean(trial, window) for trial in self.values])
-
-
 _OTHER_MODELS = ("head_ce", "global_ce")  # losses of FedRep's head and of Ditto's global model, not of the personal model
 
 
@@ -84,33 +63,32 @@ def objective(record: MetricsRecord) -> float:
     return sum(value for name, value in losses.items() if name not in _OTHER_MODELS) if losses else float("nan")
 
 
-METRICS = (
-    Metric("test accuracy, %", lambda record: 100 * cast(float, record["accuracy"])),
-    Metric("training objective", objective, log=True),
-    Metric("training cross-entropy", cross_entropy, log=True),
-)
+METRICS: Mapping[str, Callable[[MetricsRecord], float]] = {
+    "test accuracy, %": lambda record: 100 * cast(float, record["accuracy"]),
+    "training objective": objective,
+    "training cross-entropy": cross_entropy,
+}
+"""Panels of learning curves; losses have logarithmic axes."""
 
 
 @figure_style()
 def draw_learning_curves(methods: Sequence[Trials], paths: Sequence[Path], title: str, *, losses: bool = False) -> None:
     """Draw accuracy, and losses below it, by round: the mean over trials, smoothed, in a band of one standard deviation."""
-    for path in paths:
-        check_image_path(path)
     if not methods or not all(trials.runs for trials in methods):
         raise GpflError("there are no finished trials to draw: run some first")
-    metrics = METRICS if losses else METRICS[:1]
-    curves = {display_name(trials.method): [learning_curve(trials, metric) for metric in metrics] for trials in methods}
-    window = smoothing_window(max(len(accuracy.rounds) for accuracy, *_ in curves.values()))
-    final = {label: accuracy.smooth(window)[:, -1].mean() for label, (accuracy, *_) in curves.items()}
+    metrics = list(METRICS.items())[: 3 if losses else 1]
+    curves = {display_name(trials.method): [learning_curve(trials, value) for _, value in metrics] for trials in methods}
+    window = smoothing_window(max(len(rounds) for (rounds, _), *_ in curves.values()))
+    final = {label: running_mean(accuracies, window)[:, -1].mean() for label, ((_, accuracies), *_) in curves.items()}
     styles = method_styles(list(curves))
     figure = new_figure(8, 2.6 * len(metrics) + 1.2)
     panels = figure.subplots(len(metrics), squeeze=False, sharex=True)[:, 0]
-    for k, (axes, metric) in enumerate(zip(panels, metrics, strict=True)):
+    for k, (axes, (name, _)) in enumerate(zip(panels, metrics, strict=True)):
         for label in sorted(curves, key=lambda label: -final[label]):
-            _draw_curve(axes, curves[label][k], window, styles[label], f"{label} ({final[label]:.1f} %)")
-        if metric.log and all((curve[k].values > 0).all() for curve in curves.values()):
+            _draw_curve(axes, *curves[label][k], window, styles[label], f"{label} ({final[label]:.1f} %)")
+        if k > 0 and all((curve[k][1] > 0).all() for curve in curves.values()):
             use_log_scale(axes.yaxis)
-        axes.set_ylabel(metric.label)
+        axes.set_ylabel(name)
     panels[-1].set_xlabel("round")
     panels[-1].margins(x=0.01)
     use_integer_ticks(panels[-1].xaxis)
@@ -128,23 +106,23 @@ def draw_learning_curves(methods: Sequence[Trials], paths: Sequence[Path], title
     save_figure(figure, *paths)
 
 
-def _draw_curve(axes: Axes, curve: Curve, window: int, style: LineStyle, label: str) -> None:
-    values = curve.smooth(window)
-    mean, std = values.mean(0), values.std(0)
+def _draw_curve(axes: Axes, rounds: Floats, values: Floats, window: int, style: LineStyle, label: str) -> None:
+    smooth = running_mean(values, window)
+    mean, std = smooth.mean(0), smooth.std(0)
     if window > 1:
-        axes.plot(curve.rounds, curve.values.mean(0), color=style.color, linewidth=0.6, alpha=0.3)
-    axes.fill_between(curve.rounds, mean - std, mean + std, color=style.color, alpha=0.12, linewidth=0)
-    axes.plot(curve.rounds, mean, **style.line, markevery=max(1, len(mean) // 8), label=label)
+        axes.plot(rounds, values.mean(0), color=style.color, linewidth=0.6, alpha=0.3)
+    axes.fill_between(rounds, mean - std, mean + std, color=style.color, alpha=0.12, linewidth=0)
+    axes.plot(rounds, mean, **style.line, markevery=max(1, len(mean) // 8), label=label)
 
 
-def learning_curve(trials: Trials, metric: Metric) -> Curve:
-    """Return a metric over the rounds that all trials have, from the first that has a value."""
+def learning_curve(trials: Trials, value: Callable[[MetricsRecord], float]) -> tuple[Floats, Floats]:
+    """Return the rounds in which all trials have a value, and the values, (trials, rounds)."""
     runs = [run.metrics() for run in trials.runs]
     records = [run[: min(map(len, runs))] for run in runs]
     rounds = np.array([cast(int, record["round"]) for record in records[0]], dtype=np.float64)
-    values = np.array([[metric.value(record) for record in run] for run in records])
+    values = np.array([[value(record) for record in run] for run in records])
     known = ~np.isnan(values).any(0)
-    return Curve(rounds[known], values[:, known])
+    return rounds[known], values[:, known]
 
 
 def smoothing_window(rounds: int) -> int:
@@ -153,10 +131,10 @@ def smoothing_window(rounds: int) -> int:
 
 
 def running_mean(values: Floats, window: int) -> Floats:
-    """Return the mean of the `window` (odd) values around each; fewer at the ends."""
-    half, ones = window // 2, np.ones(window)
-    total, count = (np.convolve(x, ones)[half : half + len(values)] for x in (values, np.ones(len(values))))
-    mean: Floats = total / count
+    """Return the mean of the `window` (odd) values around each, along the last axis; fewer at the ends."""
+    half, kernel = window // 2, np.ones(window)
+    total = np.apply_along_axis(np.convolve, -1, values, kernel)
+    mean: Floats = (total / np.convolve(np.ones(values.shape[-1]), kernel))[..., half : half + values.shape[-1]]
     return mean
 
 
@@ -277,11 +255,6 @@ def _draw_clients(axes: Axes, methods: Sequence[ClientAccuracies]) -> None:
 
 # Features.
 
-_CLASS_COLORS = (
-    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"),
-    *("#8c564b", "#999933", "#882255"),
-)
-
 
 @figure_style()
 def draw_features(methods: Sequence[FeatureMap], stem: Path, title: str) -> list[Path]:
@@ -292,12 +265,11 @@ def draw_features(methods: Sequence[FeatureMap], stem: Path, title: str) -> list
     rows = -(-len(methods) // columns)
     entries = [min(len(np.unique(ids)), most) for ids, most in ((methods[0].label, 24), (methods[0].client, len(MARKERS)))]
     figure = new_figure(2.9 * columns + 1.6, max(3.2 * rows + 1, 0.18 * sum(entries) + 1))
-    panels = figure.subplots(rows, columns, squeeze=False).flat
-    for axes in panels:
-        axes.set_visible(False)
-    for axes, method in zip(figure.axes, methods, strict=False):
-        axes.set_visible(True)
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, method in zip(panels, methods, strict=False):
         _draw_map(axes, method)
+    for axes in panels[len(methods) :]:
+        axes.set_visible(False)
     _add_feature_legends(figure, methods[0])
     measures = methods[0].measures
     chance = "" if measures.purity_by_chance is None else f" ({measures.purity_by_chance:.2f} by chance)"
@@ -335,17 +307,16 @@ def _draw_map(axes: Axes, method: FeatureMap) -> None:
 def _add_feature_legends(figure: Figure, method: FeatureMap) -> None:
     from matplotlib.lines import Line2D
 
+    def entry(k: int, names: Sequence[str], color: str, marker: str) -> Line2D:
+        return Line2D([], [], linestyle="", label=printable(names[k], 16) if names else str(k), color=color, marker=marker)
+
     labels, clients = np.unique(method.label).tolist(), np.unique(method.client).tolist()
     colors = class_colors(len(method.classes) or max(labels) + 1)
-    names = {k: f"{k} {printable(name, 16)}" if name != str(k) else name for k, name in enumerate(method.classes)}
     if len(labels) <= 24:
-        entries = [Line2D([], [], color=colors[k], marker="o", linestyle="", label=names.get(k, str(k))) for k in labels]
+        entries = [entry(k, method.classes, colors[k], "o") for k in labels]
         figure.legend(handles=entries, title="class", loc="outside right upper")
     if len(clients) <= len(MARKERS):
-        names = {k: printable(name, 16) for k, name in enumerate(method.clients)}
-        entries = [
-            Line2D([], [], color="#444444", marker=MARKERS[k], linestyle="", label=names.get(k, str(k))) for k in clients
-        ]
+        entries = [entry(k, method.clients, "#444444", MARKERS[k]) for k in clients]
         figure.legend(handles=entries, title="client", loc="outside right lower")
 
 
@@ -354,8 +325,8 @@ def class_colors(classes: int) -> list[str]:
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
-    if classes <= len(_CLASS_COLORS):
-        return list(_CLASS_COLORS[:classes])
+    if classes <= len(COLORS):
+        return list(COLORS[:classes])
     return [to_hex(colormaps["turbo"](value)) for value in np.linspace(0.03, 0.97, classes)]
 
 
@@ -383,8 +354,6 @@ class ClassCounts:
 @figure_style()
 def draw_class_counts(data: ClassCounts, *paths: Path) -> None:
     """Draw a disc for each client and class, its area by the number of samples."""
-    for path in paths:
-        check_image_path(path)
     counts, n_clients, n_classes = data.counts, len(data.clients), len(data.classes)
     across = np.clip(4 / n_clients, 0.35, 2) if n_clients < 30 else 10.5 / n_clients  # inches from client to client
     up = min(0.3, 11 / n_classes)
