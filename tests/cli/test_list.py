@@ -20,4 +20,4 @@ def test_list_names_everything(command: Command) -> None:
 
 def test_list_of_one_kind_has_nothing_else(command: Command) -> None:
     result = command("list", "nets")
-    assert [line.split()[0] for line in result.out.splitlines()] == ["nets", *NETS]
+    assert re.findall(r"^ {0,2}(\w+)", result.out, re.M) == ["nets", *NETS]

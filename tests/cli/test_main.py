@@ -209,7 +209,7 @@ def test_ctrl_c_before_anything_is_written_suggests_no_resume(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("gpfl.training.config.find_dataset", stop)
-    monkeypatch.setattr("gpfl.cli.list.first_line", stop)
+    monkeypatch.setattr("gpfl.cli.list.write_groups", stop)
     result = command(*arguments)
     assert (result.code, result.err) == (130, message)
 
@@ -251,3 +251,19 @@ def test_a_path_that_the_file_system_rejects_is_one_line(command: Command, line:
     assert "xxx" in result.err
     assert "File name too long" in result.err
     assert result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("flag", ["--help", "--version"])
+def test_help_and_version_import_no_torch(flag: str) -> None:
+    code = f"""
+import sys
+sys.argv = ["gpfl", "{flag}"]
+from gpfl.__main__ import main
+try:
+    main()
+except SystemExit:
+    print("torch" in sys.modules, "numpy" in sys.modules)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(SRC)}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert ended.stdout.endswith("False False\n")

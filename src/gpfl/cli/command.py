@@ -62,6 +62,7 @@ class Command(click.Command):
         for param in self.get_params(ctx):
             usual = "Arguments" if isinstance(param, click.Argument) else "Options"
             if record := param.get_help_record(ctx):
+                record = (re.sub(r"^--(\S+) / --no-\1", r"--[no-]\1", record[0]), record[1])
                 groups.setdefault(getattr(param, "group", usual), []).append(record)
         write_groups(formatter, groups)
 

@@ -10,6 +10,7 @@ import click
 import torch
 
 from gpfl.cli.command import Argument, Group, write_groups
+from gpfl.cli.list import list_command
 from gpfl.cli.options import help_record
 from gpfl.core import tree
 from gpfl.core.method import Method
@@ -37,9 +38,8 @@ PARTS = {
 def methods(ctx: click.Context) -> None:
     """List the methods, or explain one."""
     if ctx.invoked_subcommand is None:
-        formatter = ctx.make_formatter()
-        formatter.write_dl([(name, (method.__doc__ or "").splitlines()[0]) for name, method in METHODS.items()])
-        click.echo(f"{formatter.getvalue()}\nOne of them in detail: gpfl methods show NAME")
+        ctx.invoke(list_command, kind="methods")
+        click.echo("\nExplain one of them: gpfl methods show NAME")
 
 
 @methods.command
