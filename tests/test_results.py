@@ -8,13 +8,18 @@ import re
 import shlex
 import shutil
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from conftest import Command
 
-from gpfl.experiments import leaks
-from gpfl.experiments import privacy_table as columns
+from gpfl.experiments.defence_points import DefenceStudy
+from gpfl.experiments.leaks import parse_findings
+from gpfl.experiments.privacy_table import COLUMNS, read_table
+from gpfl.report import privacy_tables
+from gpfl.report.privacy_figures import draw_epsilon, draw_leakage
+from gpfl.report.privacy_tables import defence_page, inference_page, privacy_page
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 TABLES = sorted(path for path in RESULTS.glob("*/table.md") if "gpfl reproduce" in path.read_text(encoding="utf-8"))
@@ -48,30 +53,40 @@ def test_recorded_table_follows_from_recorded_runs(table: Path, command: Command
         assert before == after, f"{name} is made as before"
 
 
-def test_recorded_columns_follow_from_recorded_numbers() -> None:
-    kept = (RESULTS / "privacy" / "table.md").read_text(encoding="utf-8")
-    held = columns.read(RESULTS / "privacy" / "results.json")
-    *_, made = kept.splitlines()
-    assert columns.page(held, "proper", made) == kept
-    assert re.fullmatch(r"Made by `gpfl privacy columns [^`/]*`; commit [0-9a-f]{7,}; device .*\.", made)
-    asked = {(case.kind, case.round, case.steps, case.batch) for _, case in held.done}
-    assert asked == {*itertools.product(("geiping", "dlg"), ("0", "best"), ("one", "epoch"), (1, 4))}
-    assert len(held.done) == len(columns.COLUMNS) * len(asked)
-    assert all(len(kept.records) == 20 for kept in held.done.values())
+def test_recorded_privacy_table_follows_from_recorded_numbers() -> None:
+    page = (RESULTS / "privacy" / "table.md").read_text(encoding="utf-8")
+    table = read_table(RESULTS / "privacy" / "results.json")
+    *_, origin = page.splitlines()
+    assert privacy_page(table, "proper", origin) == page
+    assert re.fullmatch(r"Made by `gpfl privacy columns [^`/]*`; commit [0-9a-f]{7,}; device .*\.", origin)
+    settings = {(case.kind, case.round, case.steps, case.batch) for _, case in table.results}
+    assert settings == {*itertools.product(("geiping", "dlg"), ("0", "best"), ("one", "epoch"), (1, 4))}
+    assert len(table.results) == len(COLUMNS) * len(settings)
+    assert all(len(result.records) == 20 for result in table.results.values())
 
 
-def test_recorded_leaks_follow_from_recorded_numbers() -> None:
-    kept = (RESULTS / "leaks" / "table.md").read_text(encoding="utf-8")
-    found = [leaks.from_plain(held) for held in json.loads((RESULTS / "leaks" / "results.json").read_text(encoding="utf-8"))]
-    *_, made = kept.splitlines()
-    assert leaks.markdown(found, made) == kept
-    assert re.match(r"Made by `gpfl privacy leaks [^`/]*`; commit [0-9a-f]{7,}; device ", made)
-    assert all({findings.clients, len(findings.members)} == {20} for findings in found)
+def test_recorded_inference_follows_from_recorded_numbers() -> None:
+    page = (RESULTS / "leaks" / "table.md").read_text(encoding="utf-8")
+    results = json.loads((RESULTS / "leaks" / "results.json").read_text(encoding="utf-8"))
+    findings = [parse_findings(values) for values in results]
+    *_, origin = page.splitlines()
+    assert inference_page(findings, origin) == page
+    assert re.match(r"Made by `gpfl privacy leaks [^`/]*`; commit [0-9a-f]{7,}; device ", origin)
+    assert all({each.clients, len(each.members)} == {20} for each in findings)
+
+
+def test_recorded_defence_study_follows_from_recorded_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (RESULTS / "defences" / "table.md").read_text(encoding="utf-8")
+    study = DefenceStudy.read(RESULTS / "defences" / "points.json")
+    monkeypatch.setattr(privacy_tables, "accountant_version", lambda: "dp-accounting 0.6.0")
+    figures = [*draw_epsilon(study, tmp_path / "epsilon"), *draw_leakage(study, tmp_path / "leak")]
+    (origin,) = (line for line in page.splitlines() if line.startswith("Made by"))
+    assert defence_page(study, origin, figures) == page
 
 
 def test_recorded_defences_follow_from_recorded_runs() -> None:
     """Each point's accuracy is that of a recorded run under this defence, and the page has the points' numbers."""
-    points = json.loads((RESULTS / "defences" / "points.json").read_text(encoding="utf-8"))
+    points = [asdict(point) for point in DefenceStudy.read(RESULTS / "defences" / "points.json").points]
     reached: dict[tuple[object, ...], set[float]] = {}
     for path in RESULTS.glob("runs/cifar100-dirichlet-20-cnn4-*/config.toml"):
         config = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -31,16 +31,17 @@ from pathlib import Path
 from typing import Any
 
 from gpfl.experiments import maps
-from gpfl.experiments import privacy_table as columns
+from gpfl.experiments.privacy_table import read_table
 from gpfl.experiments.stored_runs import PROVENANCE_FILE
 from gpfl.experiments.trials import read_trials_plan, summarize_trials
-from gpfl.privacy.attack import Case
+from gpfl.privacy.attack_runner import AttackCase, records_to_json
+from gpfl.report.privacy_tables import privacy_page
 from gpfl.training.run_dir import DIVERGED
 
 HERE = Path(__file__).parent
 DIGITS = 6
 MEASURES = ("either_psnr", "either_start_psnr", "either_mean_psnr", "either_ssim", "psnr", "ssim", "turned", "reference_start")
-NUMBERS = ("column", "best_round", *(field.name for field in fields(Case)), "client", "label", *MEASURES)
+NUMBERS = ("column", "best_round", *(field.name for field in fields(AttackCase)), "client", "label", *MEASURES)
 """What is kept of an image."""
 
 
@@ -121,9 +122,9 @@ def record_columns(folder: Path) -> None:
     to.mkdir(exist_ok=True)
     records = json.loads((folder / "results.json").read_text())
     kept = [{key: short(entry[key]) for key in NUMBERS if key in entry} for entry in records]
-    (to / "results.json").write_text(columns.json_of(kept))
+    (to / "results.json").write_text(records_to_json(kept))
     made = last_line(folder / "table.md")
-    (to / "table.md").write_text(columns.page(columns.read(to / "results.json"), "proper", made))
+    (to / "table.md").write_text(privacy_page(read_table(to / "results.json"), "proper", made))
 
 
 def record_page(folder: Path) -> None:

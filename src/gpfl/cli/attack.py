@@ -1,8 +1,9 @@
-"""The command `gpfl attack`: what a curious server can rebuild or guess from the uploads of a run."""
+"""The command `gpfl attack`: what a curious server can reconstruct or infer from the uploads of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -15,63 +16,64 @@ from gpfl.cli.terminal import print_line
 from gpfl.defences import Defended
 from gpfl.engine.distributed import require_single_process
 from gpfl.errors import GpflError, pluralize
-from gpfl.experiments.privacy_table import json_of
 from gpfl.federation.federation import Federation
 from gpfl.io import files
-from gpfl.privacy import label_inference as label_leakage
-from gpfl.privacy import membership as member_inference
-from gpfl.privacy.attack import KINDS, AttackConfig, AttackRunner, Case, Kept, ceiling_of
-from gpfl.privacy.gradient_targets import gradient_targets
-from gpfl.privacy.server_view import view_of
-from gpfl.privacy.victims import (
+from gpfl.privacy.attack_runner import AttackCase, AttackRunner, CaseResult, Record, ceiling_runner, records_to_json
+from gpfl.privacy.case_summary import PSNR_FORMULAS, summarize_case
+from gpfl.privacy.gradient_targets import gradient_targets, select_target
+from gpfl.privacy.label_inference import infer_label_distributions, uploading_clients
+from gpfl.privacy.membership import infer_memberships
+from gpfl.privacy.reconstruction import ATTACKS, AttackConfig
+from gpfl.privacy.uploads import (
     ROUNDS,
     STEPS,
-    Victim,
-    choose_victims,
-    refuse_idle,
-    refuse_other_than_images,
-    refuse_small_batch,
+    AttackedBatch,
+    check_batch_size,
+    check_can_train,
+    check_images,
+    choose_batches,
     state_at,
 )
-from gpfl.report import attack_tables as table
-from gpfl.report import plotting
-from gpfl.report.attack_images import draw_grid
+from gpfl.report.plotting import markdown_images
+from gpfl.report.privacy_figures import ImageRow, draw_grid
+from gpfl.report.privacy_tables import (
+    attack_notes,
+    attack_table,
+    describe_label_inference,
+    describe_membership_inference,
+    describe_summary,
+)
+from gpfl.report.tables import render_page
 from gpfl.training import api
 from gpfl.training.result import Result
+
+psnr_option = option(
+    "--psnr",
+    "formula",
+    default="proper",
+    type=click.Choice(PSNR_FORMULAS),
+    help="Formula with peak 1 for pixels from 0 to 1, or that of the authors.",
+)
+graph_option = click.option("--graph", is_flag=True, help="On a GPU, run attacks as a CUDA graph, which is faster.")
 
 
 @click.command(cls=Command)
 @click.argument("run", cls=Argument, metavar="RUN", type=click.Path(path_type=Path), help="Folder of a finished run.")
-@option(
-    "--kind",
-    type=CommaList(str, KINDS),
-    help="Attack: dlg (the paper's) or geiping (strong). [default: geiping]",
-)
-@option("--target", default="all", help="Views of the upload to attack: fe, model, sfe, sm, or all the method has.")
-@option("--client", default="all", help="Indices or names of clients, or all.")
+@option("--kind", type=CommaList(str, ATTACKS), help="Attack: dlg (the paper's) or geiping (stronger).  [default: geiping]")
+@option("--target", default="all", metavar="NAME,…", help="Gradients to match: fe, model, sfe, sm, or all of the method.")
+@option("--client", default="all", metavar="NAME,…", help="Names or indices of clients, or all.")
 @option("--images", default=20, metavar="N", help="Images to reconstruct.")
-@option("--batch", default="1", type=CommaList(int, min=1), help="Images in one upload of one step, such as 1 or 1,4.")
-@option(
-    "--steps",
-    default="one",
-    type=CommaList(str, STEPS),
-    help="A step on these images only, a local epoch, or both.",
-)
-@option(
-    "--round",
-    "round_",
-    default="0",
-    type=CommaList(str, ROUNDS),
-    help="Untrained weights, the round the run kept, or both.",
-)
-@option("--psnr", default="proper", type=click.Choice(table.PSNRS), help="Formula: pixels 0 to 1 with peak 1, or the authors'.")
-@click.option("--labels", is_flag=True, help="Infer every client's label distribution.")
-@click.option("--membership", is_flag=True, help="Infer from the personal models which samples were trained on.")
+@option("--batch", default="1", type=CommaList(int, min=1), help="Images in one upload, such as 1 or 1,4.")
+@option("--steps", default="one", type=CommaList(str, STEPS), help="One step on the images alone, the local epoch, or both.")
+@option("--round", "round_", default="0", type=CommaList(str, ROUNDS), help="Before training, the selected round, or both.")
+@psnr_option
+@click.option("--labels", is_flag=True, help="Infer the label distribution of each client.")
+@click.option("--membership", is_flag=True, help="Infer from each personal model which samples it was trained on.")
 @option("--iterations", default=2000, metavar="N", help="Iterations of an attack.")
-@option("--restarts", default=2, metavar="N", help="Random starts of an attack; the best gradient match is kept.")
-@option("--seed", default=0, metavar="N", help="Seed of victims and starts.")
-@click.option("--graph", is_flag=True, help="GPU: run the steps as a captured CUDA graph, which is faster.")
-@out_option("Folder for results; finished cases in it are not run again. [default: RUN/attack]")
+@option("--restarts", default=2, metavar="N", help="Random starts of an attack; the closest gradient is kept.")
+@option("--seed", default=0, metavar="N", help="Seed of the attacked images and the random starts.")
+@graph_option
+@out_option("Folder for results; cases that it holds are not attacked again.  [default: RUN/attack]")
 def attack(
     run: Path,
     kind: list[str] | None,
@@ -81,7 +83,7 @@ def attack(
     batch: list[int],
     steps: list[str],
     round_: list[str],
-    psnr: str,
+    formula: str,
     labels: bool,
     membership: bool,
     iterations: int,
@@ -95,180 +97,158 @@ def attack(
     The attacker is an honest-but-curious server that reconstructs training images. With --labels or --membership it infers
     those, and reconstructs images only if --kind is given too.
     """
-    wanted = {"steps": steps, "round": round_, "kind": kind or ["geiping"]}
-    effort = AttackConfig(iterations=iterations, restarts=restarts, seed=seed, graph=graph)
+    config = AttackConfig(iterations=iterations, restarts=restarts, seed=seed, graph=graph)
     require_single_process("gpfl attack")
-    refuse_trials(run)
+    _check_single_run(run)
     result = api.load(run)
-    clients = clients_of(result.federation, client)
+    clients = _parse_clients(result.federation, client)
     targets: list[str] = []
-    victims: dict[int, list[Victim]] = {}
+    batches: dict[int, list[AttackedBatch]] = {}
     if kind or not (labels or membership):
-        targets = targets_of(result, target)
-        victims = victims_of(result, clients, images, batch, wanted["steps"], effort)
+        targets = _parse_targets(result, target)
+        batches = _choose_batches(result, clients, images, batch, steps, seed)
     if labels:
-        label_leakage.sending(result.engine, clients)
+        uploading_clients(result.engine, clients)
     folder = Path(out) if out and out.strip() else run / "attack"
-    files.make_folder(folder)  # once nothing is left to refuse
-    tell_round(result, wanted["round"])
-    tell_graph(graph, result.engine.device)
+    files.make_folder(folder)  # after all checks
+    _print_selected_round(result, round_)
+    print_graph_note(graph, result.engine.device)
     if labels:
-        report_labels(result, clients, wanted["round"], folder)
+        _infer_labels(result, clients, round_, folder)
     if membership:
-        report_membership(result, clients, folder)
+        _infer_memberships(result, clients, folder)
     if targets:
-        rebuild_images(result, victims, batch, targets, wanted, psnr, effort, folder)
+        cases = [
+            AttackCase(result.engine.method.name, name, attack, when, step, size)
+            for attack in kind or ["geiping"]
+            for name in targets
+            for when in round_
+            for size in batch
+            for step in steps
+        ]
+        _reconstruct_images(result, cases, batches, formula, config, folder)
 
 
-def refuse_trials(folder: Path) -> None:
-    """Refuses a folder of several seeds, which is no run itself."""
-    seeds = sorted(path.parent for path in folder.glob("seed-*/config.toml"))
-    if seeds:
-        raise GpflError(f"{folder} holds the trials of {pluralize(len(seeds), 'seed')}: name one of them, such as {seeds[0]}")
-
-
-def targets_of(result: Result, words: str) -> list[str]:
-    """Gives the targets that are named or all, of which the run's method must have some."""
-    method = result.engine.method
-    targets = list(gradient_targets(method)) if words == "all" else [word.strip() for word in words.split(",")]
-    if not targets:
-        raise GpflError(
-            f"{method.name} has no target: nothing that it sends is the gradient of a net; ask --labels or --membership"
-        )
-    for target in targets:
-        view_of(method, target)
-    return targets
-
-
-def victims_of(
-    result: Result, clients: Sequence[int], images: int, batches: Sequence[int], steps: Sequence[str], effort: AttackConfig
-) -> dict[int, list[Victim]]:
-    """Gives the victims by size of batch; refuses a run that has not the images, and victims that the steps cannot be on."""
-    engine = result.engine
-    refuse_other_than_images(result.federation)
-    victims = choose_victims(result.federation, clients, images, sorted({engine.method.net.min_batch, *batches}), effort.seed)
-    if "one" in steps:
-        refuse_small_batch(engine.method.net, min(batches))
-    if "epoch" in steps:
-        for victim in (victim for batch in batches for victim in victims[batch]):
-            refuse_idle(engine, victim.client)
-    return victims
-
-
-def rebuild_images(
+def _reconstruct_images(
     result: Result,
-    victims: Mapping[int, list[Victim]],
-    batches: Sequence[int],
-    targets: Sequence[str],
-    wanted: dict[str, list[str]],
-    psnr: str,
-    effort: AttackConfig,
+    cases: Sequence[AttackCase],
+    batches: dict[int, list[AttackedBatch]],
+    formula: str,
+    config: AttackConfig,
     folder: Path,
 ) -> None:
-    """Attacks, prints and keeps all cases that were asked for."""
     method = result.engine.method
-    states = {which: state_at(result, which) for which in wanted["round"]}
-    bench = AttackRunner(result.engine, states, victims, effort)
-    text, records = [], []
-    for kind in wanted["kind"]:
-        other, top = ceiling_of(result.engine, victims, kind, effort)
-        # A defended fedavg has cases of the same name, each of which would write over the other.
-        home = folder / "ceiling" if isinstance(method, Defended) else folder
-        ceiling = (top, other.attack([top], home, partial(tell_ceiling, psnr=psnr))[top])
-        cases = [
-            Case(method.name, target, kind, which, step, batch)
-            for target in targets
-            for which in wanted["round"]
-            for batch in batches
-            for step in wanted["steps"]
-        ]
-        done = bench.attack(cases, folder, partial(tell_case, psnr=psnr))
-        title = f"{method.name} on {result.federation.table.name}: what '{kind}' rebuilds from uploads"
-        rows = [table.row_of("ceiling (fedavg)", ceiling[1])]
+    rounds = dict.fromkeys(case.round for case in cases)
+    runner = AttackRunner(result.engine, {round_: state_at(result, round_) for round_ in rounds}, batches, config)
+    tables, grids = [], []
+    records: list[Record] = []
+    for attack in dict.fromkeys(case.kind for case in cases):
+        other, top = ceiling_runner(result.engine, batches, attack, config)
+        # A defended fedavg has a case of the same name.
+        ceiling_folder = folder / "ceiling" if isinstance(method, Defended) else folder
+        ceiling = (top, other.run([top], ceiling_folder, partial(print_case, formula=formula, prefix="ceiling: "))[top])
+        results = runner.run([case for case in cases if case.kind == attack], folder, partial(print_case, formula=formula))
+        title = f"{method.name} on {result.federation.table.name}: images that {attack} reconstructs from uploads"
+        rows = [ImageRow.of_case("ceiling (fedavg)", ceiling[1])]
         rows += [
-            table.row_of(f"{case.target}, round {case.round},\n{case.steps}, batch {case.batch}", kept)
-            for case, kept in done.items()
+            ImageRow.of_case(f"{case.target}, round {case.round},\n{case.steps}, batch {case.batch}", each)
+            for case, each in results.items()
         ]
-        paths = draw_grid(ceiling[1].true, rows, f"{title}; PSNR in dB", folder / f"grid-{kind}")
-        text.append(table.markdown(done, ceiling, psnr, title) + plotting.markdown_images(paths))
-        records += [record for kept in done.values() for record in kept.records]
+        paths = draw_grid(ceiling[1].true, rows, f"{title}; PSNR in dB", folder / f"grid-{attack}")
+        grids += paths
+        tables.append(attack_table(results, ceiling, formula, title))
+        records += [record for each in results.values() for record in each.records]
         records += [{**record, "ceiling": True} for record in ceiling[1].records]
-        for note in table.notes(table.line_of(*ceiling, psnr), psnr, ceiling[1].records):
+        for note in attack_notes(ceiling, formula):
             print_line(note)
-        print_line(f"Picture: {', '.join(str(path) for path in paths)}")
-    files.write_text(folder / "table.md", "\n".join(text))
-    files.write_text(folder / "results.json", json_of(records))
+        print_line(f"Images: {', '.join(str(path) for path in paths)}")
+    files.write_text(folder / "table.md", render_page("Attacks on uploads", tables) + markdown_images(grids))
+    files.write_text(folder / "results.json", records_to_json(records))
     print_line(f"Table: {folder / 'table.md'}. Each image: {folder / 'results.json'}")
 
 
-def report_labels(result: Result, clients: Sequence[int], rounds: Sequence[str], folder: Path) -> None:
-    """Prints and keeps the guesses of label distributions."""
-    method, records = result.engine.method.name, []
-    for which in rounds:
-        leaks = label_leakage.label_leaks(result.engine, state_at(result, which), clients)
-        print_line(f"Round {which}. {label_leakage.told(leaks, method, len(clients))}")
-        records += [{"round": which, **record} for record in label_leakage.records(leaks)]
-    files.write_text(folder / "labels.json", json_of(records))
+def _infer_labels(result: Result, clients: Sequence[int], rounds: Sequence[str], folder: Path) -> None:
+    records: list[Record] = []
+    for round_ in rounds:
+        labels = infer_label_distributions(result.engine, state_at(result, round_), clients)
+        print_line(f"Round {round_}. {describe_label_inference(labels, result.engine.method.name, len(clients))}")
+        records += [{"round": round_, **asdict(each)} for each in labels]
+    files.write_text(folder / "labels.json", records_to_json(records))
     print_line(f"Each client: {folder / 'labels.json'}")
 
 
-def report_membership(result: Result, clients: Sequence[int], folder: Path) -> None:
-    """Prints and keeps the membership inference on the personal models that the run keeps."""
-    found = member_inference.memberships(result.engine, state_at(result, "best"), clients)
-    print_line(member_inference.told(found, result.engine.method.name))
-    files.write_text(folder / "membership.json", json_of(member_inference.records(found)))
+def _infer_memberships(result: Result, clients: Sequence[int], folder: Path) -> None:
+    members = infer_memberships(result.engine, state_at(result, "best"), clients)
+    print_line(describe_membership_inference(members, result.engine.method.name))
+    files.write_text(folder / "membership.json", records_to_json([asdict(each) for each in members]))
     print_line(f"Each client: {folder / 'membership.json'}")
 
 
-def tell_round(result: Result, rounds: Sequence[str]) -> None:
-    """Prints which round "best" is, where it is not the one with the best accuracy."""
-    summary = result.summary
-    if "best" in rounds and summary["selected_round"] != summary["best_round"]:
-        print_line(
-            f"The run keeps round {summary['selected_round']}, selected by '{summary['selected_by']}'; its best accuracy was "
-            f"at round {summary['best_round']} (run it with --select test to keep that one)."
-        )
+def print_case(case: AttackCase, result: CaseResult, formula: str, prefix: str = "") -> None:
+    """Print the outcome of a case."""
+    print_line(prefix + describe_summary(summarize_case(case, result, formula)))
 
 
-def tell_graph(graph: bool, device: torch.device) -> None:
-    """Prints that no graph can be captured where there is no GPU."""
+def print_graph_note(graph: bool, device: torch.device) -> None:
+    """Print that --graph has no effect without a GPU."""
     if graph and device.type != "cuda":
         print_line(f"--graph is for a GPU; on {device} attacks run without it.")
 
 
-def tell_case(case: Case, kept: Kept, psnr: str = "proper") -> None:
-    """Prints the outcome of a case, by one of table.PSNRS."""
-    line = table.line_of(case, kept, psnr)
-    print_line(
-        f"{case.words}: {line.psnr:.2f} dB, SSIM {line.ssim:.3f} over {line.images} images "
-        f"(start {line.start:.2f}, mean image {line.mean:.2f}): {table.verdict(line)}{turned_words(line)}"
-    )
+def _print_selected_round(result: Result, rounds: Sequence[str]) -> None:
+    summary = result.summary
+    if "best" in rounds and summary["selected_round"] != summary["best_round"]:
+        print_line(
+            f"The run keeps the models of round {summary['selected_round']}, selected by '{summary['selected_by']}'; the best "
+            f"accuracy was at round {summary['best_round']} (--select test keeps that round)."
+        )
 
 
-def turned_words(line: table.Line) -> str:
-    """Gives what must be said of images that are nearer as their negatives, if any are."""
-    return f" (nearer as negatives: {line.turned}; as found {line.psnr_as_found:.2f} dB)" if line.turned else ""
+def _check_single_run(folder: Path) -> None:
+    seeds = sorted(path.parent for path in folder.glob("seed-*/config.toml"))
+    if seeds:
+        raise GpflError(f"{folder} holds the trials of {pluralize(len(seeds), 'seed')}: choose one of them, such as {seeds[0]}")
 
 
-def tell_ceiling(case: Case, kept: Kept, psnr: str = "proper") -> None:
-    """Prints the ceiling, by one of table.PSNRS."""
-    line = table.line_of(case, kept, psnr)
-    print_line(f"ceiling: {case.words}: {line.psnr:.2f} dB, SSIM {line.ssim:.3f} (floor {line.floor:.2f})")
+def _choose_batches(
+    result: Result, clients: Sequence[int], images: int, batch_sizes: Sequence[int], training: Sequence[str], seed: int
+) -> dict[int, list[AttackedBatch]]:
+    """Return the batches to attack by size. Raise if the steps cannot train on them."""
+    engine, net = result.engine, result.engine.method.net
+    check_images(result.federation)
+    batches = choose_batches(result.federation, clients, images, sorted({net.min_batch, *batch_sizes}), seed)
+    if "one" in training:
+        check_batch_size(net, min(batch_sizes))
+    if "epoch" in training:
+        for client in {batch.client for size in batch_sizes for batch in batches[size]}:
+            check_can_train(engine, client)
+    return batches
 
 
-def clients_of(federation: Federation, words: str) -> list[int]:
-    """Gives the places of clients that are named, or numbered where no name is meant."""
-    if words.strip() == "all":
+def _parse_targets(result: Result, text: str) -> list[str]:
+    method = result.engine.method
+    targets = list(gradient_targets(method)) if text == "all" else [name.strip() for name in text.split(",")]
+    if not targets:
+        raise GpflError(
+            f"{method.name} has no target: nothing it uploads is the gradient of a net; use --labels or --membership"
+        )
+    for target in targets:
+        select_target(method, target)
+    return targets
+
+
+def _parse_clients(federation: Federation, text: str) -> list[int]:
+    """Return the indices of clients; a name takes precedence over an index."""
+    if text.strip() == "all":
         return list(range(len(federation)))
-    names = {shard.name: place for place, shard in enumerate(federation.shards)}
-    found = []
-    for word in (word.strip() for word in words.split(",")):
-        if word in names:
-            found.append(names[word])
-        elif word.isdigit() and int(word) < len(federation):
-            found.append(int(word))
+    indices = {shard.name: index for index, shard in enumerate(federation.shards)}
+    clients = []
+    for name in (name.strip() for name in text.split(",")):
+        if name in indices:
+            clients.append(indices[name])
+        elif name.isdigit() and int(name) < len(federation):
+            clients.append(int(name))
         else:
-            raise GpflError(
-                f"--client is '{words}'; there is no client '{word}': give names, or numbers 0 to {len(federation) - 1}"
-            )
-    return list(dict.fromkeys(found))
+            last = len(federation) - 1
+            raise GpflError(f"--client is '{text}'; there is no client '{name}': use names, or indices from 0 to {last}")
+    return list(dict.fromkeys(clients))

@@ -1,17 +1,19 @@
-"""The command `gpfl privacy`: the paper's table of attacks, and what defences cost, from the runs behind them to figures."""
+"""The command `gpfl privacy`: the paper's privacy table, label and membership inference, and the cost of defences."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import cast
 
 import click
 
-from gpfl.cli.attack import tell_case, tell_graph
+from gpfl.cli.attack import graph_option, print_case, print_graph_note, psnr_option
 from gpfl.cli.command import Group
 from gpfl.cli.data import download_datasets
 from gpfl.cli.grid_plan import print_plan
@@ -23,28 +25,37 @@ from gpfl.core.randomness import MAX_SEED
 from gpfl.defences.accounting import accountant_version
 from gpfl.defences.config import FULL_BITS
 from gpfl.engine.distributed import require_single_process
-from gpfl.errors import GpflError, did_you_mean, pluralize
+from gpfl.errors import GpflError, pluralize
 from gpfl.experiments import defence_study as study
 from gpfl.experiments import definitions as experiments
 from gpfl.experiments import grid
-from gpfl.experiments import privacy_table as nine
+from gpfl.experiments.defence_points import attack_points, load_run
+from gpfl.experiments.defence_study import PrivacyBounds
 from gpfl.experiments.definitions import Cell
 from gpfl.experiments.grid import FederationCache, GridPlan, Job
-from gpfl.experiments.leaks import Findings, write_leaks
+from gpfl.experiments.leaks import InferenceFindings, infer_from_runs
+from gpfl.experiments.privacy_table import COLUMNS, attack_methods, table_records
 from gpfl.experiments.results import trial_commits
-from gpfl.experiments.selection import parse_names
+from gpfl.io import files
 from gpfl.io.provenance import command_words, commit
 from gpfl.methods import METHODS
-from gpfl.privacy import label_inference as labels
-from gpfl.privacy import membership
-from gpfl.privacy.attack import KINDS, AttackConfig
-from gpfl.privacy.victims import ROUNDS, STEPS, choose_victims, refuse_other_than_images
-from gpfl.report import defence_curves as points
-from gpfl.report.attack_tables import PSNRS, Line, verdict
+from gpfl.privacy.attack_runner import records_to_json
+from gpfl.privacy.case_summary import CaseSummary
+from gpfl.privacy.reconstruction import ATTACKS, AttackConfig
+from gpfl.privacy.uploads import ROUNDS, STEPS, check_images, choose_batches
 from gpfl.report.paper_tables import Origin
+from gpfl.report.privacy_figures import draw_epsilon, draw_leakage, draw_table_grids
+from gpfl.report.privacy_tables import (
+    defence_page,
+    describe_label_inference,
+    describe_membership_inference,
+    inference_page,
+    privacy_page,
+)
+from gpfl.report.tables import format_csv
 from gpfl.training.devices import find_device
 
-IN_FILE = "[default: as in the file of the study]"
+_FROM_FILE = " [default: that of configs/attacks/privacy.toml]"
 
 
 @click.group(cls=Group)
@@ -52,59 +63,53 @@ def privacy() -> None:
     """Reproduce the paper's privacy table and measure defences."""
 
 
-images_option = option("--images", default=20, metavar="N", help="Images to reconstruct in each case.")
-rounds_option = option("--rounds", default=experiments.ROUNDS, metavar="N", help="Maximum rounds of a run.")
-patience_option = option(
-    "--patience", default=experiments.PATIENCE, metavar="N", help="End a run after this many rounds without a gain; 0: never."
+_images_option = option("--images", default=20, metavar="N", help="Images to reconstruct in each case.")
+_seed_option = option("--seed", default=0, metavar="N", help="Seed of the runs.")
+_round_options = compose(
+    option("--rounds", default=experiments.ROUNDS, metavar="N", help="Maximum number of rounds."),
+    option(
+        "--patience",
+        default=experiments.PATIENCE,
+        metavar="N",
+        help="End a run after this many rounds without a better accuracy; 0 = never.",
+    ),
 )
-seed_option = option("--seed", default=0, metavar="N", help="Seed of the runs.")
-
-
-attack_options = compose(
-    click.option("--iterations", default=0, metavar="N", help=f"Iterations of an attack. {IN_FILE}"),
-    click.option("--restarts", default=0, metavar="N", help=f"Random starts of an attack. {IN_FILE}"),
-    click.option("--victims", type=int, metavar="N", help=f"Seed of victims and starts. {IN_FILE}"),
-    click.option("--graph", is_flag=True, help="GPU: run the steps as a captured CUDA graph, which is faster."),
+_effort_options = compose(
+    click.option("--iterations", type=int, metavar="N", help=f"Iterations of an attack.{_FROM_FILE}"),
+    click.option("--restarts", type=int, metavar="N", help=f"Random starts of an attack.{_FROM_FILE}"),
+    click.option("--attack-seed", type=int, metavar="N", help=f"Seed of the attacked images and random starts.{_FROM_FILE}"),
+    graph_option,
 )
-
-
-run_options = compose(
+_run_options = compose(
     set_option("Set any option of the runs, such as data.name=digits or gpfl.lam=0.1."),
     option("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:N or mps."),
-    option("--engine", default="auto", metavar="NAME", help="How rounds are executed: auto, loop, vmap or workers."),
-    out_option("Folder; runs and attacks it already holds are not repeated.", "results"),
+    option("--engine", default="auto", metavar="NAME", help="auto, loop, vmap or workers."),
+    out_option("Folder for results; runs and attacks that it holds are not repeated.", "results"),
     click.option("--dry-run", is_flag=True, help="List the runs with their state, time and memory; run nothing."),
 )
 
 
 @privacy.command
-@option("--kind", default="geiping,dlg", type=CommaList(str, KINDS), help="geiping (strong), dlg (the paper's), or both.")
-@images_option
+@option("--kind", default="geiping,dlg", type=CommaList(str, ATTACKS), help="geiping (stronger), dlg (the paper's), or both.")
+@_images_option
 @option("--batch", default="1,4", type=CommaList(int, min=1), help="Images in one upload.")
-@option("--steps", default="one,epoch", type=CommaList(str, STEPS), help="A step on these images only, a local epoch, or both.")
-@option(
-    "--round",
-    "round_",
-    default="0,best",
-    type=CommaList(str, ROUNDS),
-    help="Untrained weights, the best round, or both.",
-)
-@option("--psnr", default="proper", type=click.Choice(PSNRS), help="Formula: pixels 0 to 1 with peak 1, or the authors'.")
-@attack_options
-@seed_option
-@rounds_option
-@patience_option
-@run_options
-def columns(
+@option("--steps", default="one,epoch", type=CommaList(str, STEPS), help="One step on the images alone, the epoch, or both.")
+@option("--round", "round_", default="0,best", type=CommaList(str, ROUNDS), help="Before training, the best round, or both.")
+@psnr_option
+@_effort_options
+@_seed_option
+@_round_options
+@_run_options
+def attacks(
     kind: list[str],
     images: int,
     batch: list[int],
     steps: list[str],
     round_: list[str],
-    psnr: str,
-    iterations: int,
-    restarts: int,
-    victims: int | None,
+    formula: str,
+    iterations: int | None,
+    restarts: int | None,
+    attack_seed: int | None,
     graph: bool,
     seed: int,
     rounds: int,
@@ -115,46 +120,48 @@ def columns(
     out: str,
     dry_run: bool,
 ) -> None:
-    """Make the paper's nine columns on Cifar100: train the five methods, attack their uploads, and write ours beside theirs."""
-    effort = effort_of("attack", iterations, restarts, victims, graph)
-    cells = study.open_cells()
-    plan = planned(cells, [seed], rounds, patience, out, assignments, device, engine, weights=True)
-    grounds = grounds_for(cells, plan, dry_run)
-    refuse_victims(cells[0], plan, grounds, images, sorted({1, *batch}), effort)
-    jobs = study.jobs_of(cells, plan, grounds)
-    cases = len(nine.COLUMNS) * len(kind) * len(round_) * len(batch) * len(steps) + len(kind)
+    """Reproduce the paper's privacy table: train five methods on Cifar100 and attack their uploads."""
+    config = _attack_config("attack", iterations, restarts, attack_seed, graph)
+    cells = study.undefended_cells()
+    plan = _make_plan(cells, [seed], rounds, patience, out, assignments, device, engine, keep_weights=True)
+    cache = _get_federations(cells, plan, dry_run)
+    _check_attackable(cells[0], plan, cache, images, sorted({1, *batch}), config)
+    jobs = study.make_study_jobs(cells, plan, cache)
     if dry_run:
-        show(jobs, plan, f"{cases} attacks of {effort.iterations} iterations on {images} images follow")
+        cases = len(COLUMNS) * len(kind) * len(round_) * len(batch) * len(steps) + len(kind)
+        _print_plan(jobs, plan, f"{cases} attacks of {config.iterations} iterations on {images} images follow")
         return
-    tell_graph(graph, find_device(device))
-    if train(jobs, plan):
-        print_error("what is done is kept; the same command tries the others again")
-        raise click.exceptions.Exit(1)
-    results = {cell.variant.label: study.loaded(job, seed) for cell, job in jobs.items()}
-    paths = nine.nine_columns(
-        results,
-        plan.out / "privacy",
-        kinds=kind,
+    print_graph_note(graph, find_device(device))
+    if _train(jobs, plan):
+        _exit_incomplete()
+    folder = plan.out / "privacy"
+    table = attack_methods(
+        {cell.variant.label: load_run(job, seed) for cell, job in jobs.items()},
+        folder,
+        config,
+        attacks=kind,
         images=images,
-        batches=batch,
+        batch_sizes=batch,
         steps=steps,
         rounds=round_,
-        effort=effort,
-        psnr=psnr,
-        origin=made_by(jobs.values(), [seed]),
-        tell=partial(tell_case, psnr=psnr),
+        on_result=partial(print_case, formula=formula),
     )
-    tell_files(paths)
+    grids = draw_table_grids(table, folder)
+    page = privacy_page(table, formula, _describe_origin(jobs.values(), [seed]), grids)
+    _write(
+        folder,
+        {"table.md": page, "results.json": records_to_json(table_records(table))},
+        [path for paths in grids.values() for path in paths],
+    )
 
 
 @privacy.command
-@option("--methods", default="all", metavar="NAME,…", help="Methods, or all.")
-@seed_option
-@rounds_option
-@patience_option
-@run_options
+@option("--methods", default="all", type=CommaList(str, [*METHODS, "all"]), help="Methods, or all.")
+@_seed_option
+@_round_options
+@_run_options
 def leaks(
-    methods: str,
+    methods: list[str],
     seed: int,
     rounds: int,
     patience: int,
@@ -164,117 +171,134 @@ def leaks(
     out: str,
     dry_run: bool,
 ) -> None:
-    """Table what uploads tell of labels and personal models of their training rows, method by method."""
-    names = list(METHODS) if methods == "all" else known_methods(methods)
-    cells = study.open_cells(names)
-    plan = planned(cells, [seed], rounds, patience, out, assignments, device, engine, weights=True)
-    jobs = study.jobs_of(cells, plan, grounds_for(cells, plan, dry_run))
+    """Infer label distributions from uploads, and training samples from personal models, method by method."""
+    cells = study.undefended_cells(list(METHODS) if "all" in methods else methods)
+    plan = _make_plan(cells, [seed], rounds, patience, out, assignments, device, engine, keep_weights=True)
+    jobs = study.make_study_jobs(cells, plan, _get_federations(cells, plan, dry_run))
     if dry_run:
-        show(jobs, plan, "labels and members of all clients are then guessed")
+        _print_plan(jobs, plan, "label and membership inference on all clients follows")
         return
-    failed = train(jobs, plan)
-    ended = [job for job in jobs.values() if job.folder not in failed]
-    runs = {job.folder / f"seed-{seed}": partial(study.loaded, job, seed) for job in ended}
-    if runs:
-        tell_files(write_leaks(runs, plan.out / "leaks", origin=made_by(ended, [seed]), tell=tell_leaks))
+    failed = _train(jobs, plan)
+    finished = [job for job in jobs.values() if job.folder not in failed]
+    if finished:
+        folder = plan.out / "leaks"
+        runs = {job.folder / f"seed-{seed}": partial(load_run, job, seed) for job in finished}
+        findings = infer_from_runs(runs, folder, _print_findings)
+        values = [asdict(each) for each in findings]
+        page = inference_page(findings, _describe_origin(finished, [seed]))
+        _write(folder, {"table.md": page, "results.json": json.dumps(values, indent=1, allow_nan=False) + "\n"})
     if failed:
-        print_error("what is done is kept; the same command tries the others again")
-        raise click.exceptions.Exit(1)
+        _exit_incomplete()
 
 
 @privacy.command
-@option("--methods", default="gpfl,fedavg", metavar="NAME,…", help="Methods.")
-@click.option("--noise", default="", metavar="X,…", help="Client level: noise multipliers, or none.")
-@click.option("--example-noise", default="", metavar="X,…", help="Example level: noise multipliers, or none.")
-@click.option("--top-k", default="", metavar="X,…", help="Fractions of entries to send, or none.")
-@click.option("--bits", default="", metavar="N,…", help="Bits per entry, or none.")
+@option("--methods", default="gpfl,fedavg", type=CommaList(str, METHODS), help="Methods.")
+@click.option("--noise", default="", metavar="X,…", help=f"Client level: noise values, or none.{_FROM_FILE}")
+@click.option("--example-noise", default="", metavar="X,…", help=f"Example level: noise values, or none.{_FROM_FILE}")
+@click.option("--top-k", default="", metavar="X,…", help=f"Fractions of entries to send, or none.{_FROM_FILE}")
+@click.option("--bits", default="", metavar="N,…", help=f"Bits per entry, or none.{_FROM_FILE}")
 @click.option("--epsilon", default="", metavar="X,…", help="ε instead of --noise and --example-noise; needs dp-accounting.")
-@option("--delta", default=1e-5, metavar="X", help="δ for which ε is reported.")
-@click.option("--clip", default=0.0, metavar="X", help=f"Client level: maximum norm of an update. {IN_FILE}")
-@click.option("--example-clip", default=0.0, metavar="X", help=f"Example level: maximum norm of a gradient. {IN_FILE}")
-@images_option
+@option("--delta", default=1e-5, metavar="X", help="δ of the stated ε.")
+@click.option("--clip", type=float, metavar="X", help=f"Client level: largest norm of an update.{_FROM_FILE}")
+@click.option("--example-clip", type=float, metavar="X", help=f"Example level: largest norm of a gradient.{_FROM_FILE}")
+@_images_option
 @option("--round", "round_", default="0", type=click.Choice(ROUNDS), help="Round to attack.")
-@attack_options
+@_effort_options
 @seeds_option("0", "Seeds of the runs; the uploads of the first are attacked.")
-@click.option("--rounds", default=0, metavar="N", help=f"Rounds of a run. {IN_FILE}")
-@run_options
-def curves(
-    methods: str,
+@click.option("--rounds", type=int, metavar="N", help=f"Number of rounds.{_FROM_FILE}")
+@_run_options
+def defences(
+    methods: list[str],
     noise: str,
     example_noise: str,
     top_k: str,
     bits: str,
     epsilon: str,
     delta: float,
-    clip: float,
-    example_clip: float,
+    clip: float | None,
+    example_clip: float | None,
     images: int,
     round_: str,
-    iterations: int,
-    restarts: int,
-    victims: int | None,
+    iterations: int | None,
+    restarts: int | None,
+    attack_seed: int | None,
     graph: bool,
     seeds: list[int],
-    rounds: int,
+    rounds: int | None,
     assignments: tuple[str, ...],
     device: str,
     engine: str,
     out: str,
     dry_run: bool,
 ) -> None:
-    """Draw what defences cost and bring: accuracy against ε, and what an attack rebuilds against accuracy."""
-    own = study.file_sections()["defences"]
-    names, which = methods_of(methods), round_
-    effort = effort_of("defences", iterations, restarts, victims, graph)
-    bounds = clip or cast(float, own["clip"]), example_clip or cast(float, own["example_clip"])
-    bare = study.spots(names, {}, *bounds, delta, weights=which == "best")
-    planned_rounds = rounds or cast(int, own["rounds"])
-    plan = planned([s.cell for s in bare], seeds, planned_rounds, 0, out, assignments, device, engine, weights=which == "best")
-    grounds = grounds_for([spot.cell for spot in bare], plan, dry_run)
-    refuse_victims(bare[0].cell, plan, grounds, images, [1], effort)
-    variants = study.variants_of(bare, plan, grounds)
+    """Measure defences: accuracy against ε, and what an attack reconstructs against accuracy."""
+    defaults = study.study_defaults()["defences"]
+    _check_uploads_weights(methods)
+    keep_weights = round_ == "best"
+    config = _attack_config("defences", iterations, restarts, attack_seed, graph)
     texts = {"noise": noise, "example_noise": example_noise, "top_k": top_k, "bits": bits}
-    values = {name: option_values(name, text, own) for name, text in texts.items()}
-    found_for = by_epsilon(epsilon, texts, names, plan, grounds, (*bounds, delta), variants) if epsilon else {}
-    spots = [
-        spot
-        for name in names
-        for spot in study.spots([name], values | found_for.get(name, {}), *bounds, delta, which == "best", variants)
-    ]
-    jobs = study.jobs_of([spot.cell for spot in spots], plan, grounds)
-    if dry_run:
-        show(
-            jobs, plan, f"the uploads of {pluralize(len(spots), 'run')} are then attacked, {effort.iterations} iterations each"
-        )
-        return
-    tell_graph(graph, find_device(device))
-    if not accountant_version():
-        print_line(
-            "ε will not be stated: dp-accounting is not installed. Where it is, the same command adds it and runs nothing."
-        )
-    failed = train(jobs, plan)
-    folder = plan.out / "defences"
-    by_spot = {spot: jobs[spot.cell] for spot in spots}
-    found = points.curves(
-        spots, by_spot, seeds, folder, images=images, which=which, effort=effort, failed=failed, tell=tell_point
+    values = {name: _parse_values(name, text, defaults) for name, text in texts.items()}
+    bounds = PrivacyBounds(
+        cast(float, defaults["clip"] if clip is None else clip),
+        cast(float, defaults["example_clip"] if example_clip is None else example_clip),
+        delta,
     )
-    paths = points.save(found, folder, made_by(jobs.values(), seeds))
-    tell_files(paths)
+    plain = study.plan_points(methods, {}, bounds, keep_weights)
+    n_rounds = cast(int, defaults["rounds"] if rounds is None else rounds)
+    cells = [point.cell for point in plain]
+    plan = _make_plan(cells, seeds, n_rounds, 0, out, assignments, device, engine, keep_weights=keep_weights)
+    cache = _get_federations(cells, plan, dry_run)
+    _check_attackable(cells[0], plan, cache, images, [1], config)
+    variants = study.gpfl_variants(plain, plan, cache)
+    points = []
+    for name in methods:
+        if epsilon:
+            values |= _find_noises(epsilon, texts, name, bounds, variants, plan, cache)
+        points += study.plan_points([name], values, bounds, keep_weights, variants)
+    jobs = study.make_study_jobs([point.cell for point in points], plan, cache)
+    if dry_run:
+        runs = pluralize(len(points), "run")
+        _print_plan(jobs, plan, f"attacks of {config.iterations} iterations on the uploads of {runs} follow")
+        return
+    print_graph_note(graph, find_device(device))
+    if not accountant_version():
+        print_line("ε is not stated: dp-accounting is not installed. Once it is, the same command adds ε and repeats no run.")
+    failed = _train(jobs, plan)
+    folder = plan.out / "defences"
+    found = attack_points(
+        points,
+        {point: jobs[point.cell] for point in points},
+        seeds,
+        folder,
+        config,
+        images=images,
+        attacked_round=round_,
+        failed=failed,
+        on_summary=_print_summary,
+    )
+    figures = draw_epsilon(found, folder / "epsilon") if any(point.epsilon is not None for point in found.points) else []
+    figures += draw_leakage(found, folder / "leak")
+    page = defence_page(found, _describe_origin(jobs.values(), seeds), figures)
+    records = format_csv([asdict(point) for point in found.points])
+    _write(folder, {"table.md": page, "points.csv": records, "points.json": found.to_json()}, figures)
 
 
-# What is asked.
+# Arguments.
 
 
-def effort_of(section: str, iterations: int, restarts: int, victims: int | None, graph: bool) -> AttackConfig:
-    """Gives how hard attacks try, and the seed of victims and starts: as was said, or as the study's file says."""
-    own = study.file_sections()[section]
-    if victims is not None and not 0 <= victims <= MAX_SEED:
-        raise GpflError(f"--victims is {victims}; it must be at least 0, at most {MAX_SEED}")
-    said = {"iterations": iterations or None, "restarts": restarts or None, "seed": victims}
-    return AttackConfig(graph=graph, **{name: cast(int, own[name]) if value is None else value for name, value in said.items()})
+def _attack_config(
+    section: str, iterations: int | None, restarts: int | None, attack_seed: int | None, graph: bool
+) -> AttackConfig:
+    """Return the effort of attacks: that of the flags, or of a section of configs/attacks/privacy.toml."""
+    if attack_seed is not None and not 0 <= attack_seed <= MAX_SEED:
+        raise GpflError(f"--attack-seed is {attack_seed}; it must be at least 0 and at most {MAX_SEED}")
+    defaults = study.study_defaults()[section]
+    flags = {"iterations": iterations, "restarts": restarts, "seed": attack_seed}
+    values = {name: cast(int, defaults[name]) if value is None else value for name, value in flags.items()}
+    return AttackConfig(graph=graph, **values)
 
 
-def planned(
+def _make_plan(
     cells: Sequence[Cell],
     seeds: Sequence[int],
     rounds: int,
@@ -284,164 +308,157 @@ def planned(
     device: str,
     engine: str,
     *,
-    weights: bool,
+    keep_weights: bool,
 ) -> GridPlan:
-    """Gives the plan of the flags; settings that no run can have are refused."""
     require_single_process("gpfl privacy")
     settings, own = parse_method_set(assignments)
-    if not all(0 <= seed <= MAX_SEED for seed in seeds):
-        raise GpflError(f"the seed of a run is {min(seeds)}; it must be at least 0, at most {MAX_SEED}")
-    names = [cell.variant.method["name"] for cell in cells]
-    check_method_set(settings, own, names)
+    if not 0 <= min(seeds) <= max(seeds) <= MAX_SEED:
+        raise GpflError(f"--seed is {min(seeds)}; it must be at least 0 and at most {MAX_SEED}")
+    check_method_set(settings, own, [cell.variant.method["name"] for cell in cells])
     if "defence" in settings:
-        raise GpflError("--set defence.… is not for studies: curves have flags for their values")
-    folder = results_folder(out)
-    run = {"device": device, "engine": engine}
+        raise GpflError("--set defence.… does not apply: `gpfl privacy defences` has flags for its values")
     plan = GridPlan(
-        out=folder, seeds=tuple(seeds), rounds=rounds, patience=patience, run=run, common=settings, own=own, weights=weights
+        out=results_folder(out),
+        seeds=tuple(seeds),
+        rounds=rounds,
+        patience=patience,
+        run={"device": device, "engine": engine},
+        common=settings,
+        own=own,
+        weights=keep_weights,
     )
     grid.check_cells(cells, plan)
     return plan
 
 
-def grounds_for(cells: Sequence[Cell], plan: GridPlan, dry_run: bool) -> FederationCache:
-    """Gives the ground of the runs; data that are not here are got, which a dry run does not do."""
+def _get_federations(cells: Sequence[Cell], plan: GridPlan, dry_run: bool) -> FederationCache:
+    """Return the cache of federations, having downloaded the dataset unless it is a dry run."""
     data = str(plan.given(cells[0])["data"]["name"])
     if not grid.has_data(data):
         if dry_run:
-            raise GpflError(f"the data '{data}' are not here: gpfl data get {data}")
+            raise GpflError(f"the dataset '{data}' is not downloaded: gpfl data get {data}")
         download_datasets([data])
     return FederationCache()
 
 
-def refuse_victims(
-    cell: Cell, plan: GridPlan, grounds: FederationCache, images: int, batches: Sequence[int], effort: AttackConfig
+def _check_attackable(
+    cell: Cell, plan: GridPlan, cache: FederationCache, images: int, batch_sizes: Sequence[int], config: AttackConfig
 ) -> None:
-    """Refuses what could not be attacked, before anything is trained: data that are no images, or too few of them."""
-    setting = study.setting_of(cell, plan, grounds)
-    refuse_other_than_images(setting.federation)
-    victims = choose_victims(setting.federation, range(len(setting.federation)), images, batches, effort.seed)
-    least = setting.method.net.min_batch
-    if min(victims) < least:
+    """Raise before training if the data cannot be attacked."""
+    spec = study.cell_spec(cell, plan, cache)
+    check_images(spec.federation)
+    choose_batches(spec.federation, range(len(spec.federation)), images, batch_sizes, config.seed)
+    net = spec.method.net
+    if min(batch_sizes) < net.min_batch:
         raise GpflError(
-            f"net '{setting.method.net.name}' trains on batches of at least {least} rows, and the ceiling of a study is one "
-            "step on one image: use another net, or attack single runs by gpfl attack --batch"
+            f"net '{net.name}' trains on batches of at least {net.min_batch} samples, but the ceiling is one step on one "
+            "image: use another net, or attack single runs with gpfl attack --batch"
         )
 
 
-def methods_of(words: str) -> list[str]:
-    """Gives the methods of a list, each of which sends updates."""
-    names = known_methods(words)
-    for name in names:
-        if not METHODS[name].shares or name == "fedproto":
-            raise GpflError(f"--methods names '{name}', which sends no update of weights that could be attacked or defended")
-    return names
+def _check_uploads_weights(methods: Sequence[str]) -> None:
+    for name in methods:
+        if "base" not in METHODS[name].shares:
+            raise GpflError(f"--methods names '{name}', which uploads no update of weights that could be attacked or defended")
 
 
-def known_methods(words: str) -> list[str]:
-    """Gives the methods of a list."""
-    names = parse_names("--methods", words)
-    for name in names:
-        if name not in METHODS:
-            raise GpflError(f"--methods names '{name}', which is no method; {did_you_mean(name, METHODS)}")
-    return list(dict.fromkeys(names))
-
-
-def option_values(name: str, text: str, own: Mapping[str, object]) -> list[float]:
-    """Gives the values of a family: those of a flag, or of the study's file; none where the flag says none."""
+def _parse_values(name: str, text: str, defaults: Mapping[str, object]) -> list[float]:
+    """Return the values of a family of defences: those of the flag or the defaults."""
     if not text:
-        return [float(value) for value in cast(Sequence[float], own[name])]
+        return [float(value) for value in cast(Sequence[float], defaults[name])]
     if text.strip() == "none":
         return []
-    found = numbers_in(f"--{name.replace('_', '-')}", text)
-    if name == "bits" and any(value % 1 or value >= FULL_BITS for value in found):
-        raise GpflError(f"--bits is '{text}'; bits are whole numbers, 2 to {FULL_BITS - 1}")
-    if name == "top_k" and max(found) >= 1:
-        raise GpflError(f"--top-k is '{text}'; shares must be below 1, which is all entries")
-    return found
+    values = _parse_floats(f"--{name.replace('_', '-')}", text)
+    if name == "bits" and any(value % 1 or value >= FULL_BITS for value in values):
+        raise GpflError(f"--bits is '{text}'; bits must be whole numbers from 2 to {FULL_BITS - 1}")
+    if name == "top_k" and max(values) >= 1:
+        raise GpflError(f"--top-k is '{text}'; fractions must be below 1")
+    return values
 
 
-def numbers_in(flag: str, text: str) -> list[float]:
-    """Gives the numbers of a list with commas, all above 0."""
+def _parse_floats(flag: str, text: str) -> list[float]:
     try:
-        found = [float(word) for word in text.split(",")]
+        values = [float(number) for number in text.split(",")]
     except ValueError:
         none = "" if flag == "--epsilon" else ", or none"
-        raise GpflError(f"{flag} is '{text}'; it must be numbers with commas between{none}") from None
-    if min(found) <= 0 or not all(map(math.isfinite, found)):
-        raise GpflError(f"{flag} is '{text}'; its values must be above 0, and finite")
-    return list(dict.fromkeys(found))
+        raise GpflError(f"{flag} is '{text}'; it must be numbers separated by commas{none}") from None
+    if min(values) <= 0 or not all(map(math.isfinite, values)):
+        raise GpflError(f"{flag} is '{text}'; its values must be above 0 and finite")
+    return list(dict.fromkeys(values))
 
 
-def by_epsilon(
+def _find_noises(
     text: str,
-    given: Mapping[str, str],
-    names: Sequence[str],
-    plan: GridPlan,
-    grounds: FederationCache,
-    how: tuple[float, float, float],
+    texts: Mapping[str, str],
+    method: str,
+    bounds: PrivacyBounds,
     variants: study.Variants,
-) -> dict[str, dict[str, list[float]]]:
-    """Gives each method's noise for values of ε, under two bounds and δ; a family that was left out stays out."""
-    wanted = numbers_in("--epsilon", text)
-    found: dict[str, dict[str, list[float]]] = {name: {} for name in names}
-    for family in study.FAMILIES[:2]:
-        said = given[family.name].strip()
-        if said not in ("", "none"):
-            raise GpflError(f"--epsilon and --{family.name.replace('_', '-')} were both given: leave one out")
-        for name in names if said != "none" else ():
-            *_, like = study.spots([name], {family.name: [1.0]}, *how, weights=False, variants=variants)
-            found[name][family.name] = study.noises(family, wanted, like.cell, plan, grounds)
-    return found
+    plan: GridPlan,
+    cache: FederationCache,
+) -> dict[str, list[float]]:
+    """Return the noise of a method for each ε by family, without families that were left out."""
+    epsilons = _parse_floats("--epsilon", text)
+    noises = {}
+    for family in (family for family in study.FAMILIES if family.level):
+        flag = texts[family.option].strip()
+        if flag not in ("", "none"):
+            raise GpflError(f"--epsilon and --{family.option.replace('_', '-')} exclude each other: leave one out")
+        if flag != "none":
+            *_, point = study.plan_points([method], {family.option: [1.0]}, bounds, keep_weights=False, variants=variants)
+            noises[family.option] = study.find_noises(family, epsilons, point.cell, plan, cache)
+    return noises
 
 
-# Running and telling.
+# Runs and output.
 
 
-def train(jobs: Mapping[Cell, Job], plan: GridPlan) -> dict[Path, str]:
-    """Gives what went wrong by the folder of the run, having run what is missing."""
+def _train(jobs: Mapping[Cell, Job], plan: GridPlan) -> dict[Path, str]:
+    """Run what is missing and return the problems by folder."""
     unique = {job.folder: job for job in jobs.values()}
-    lacking = grid.unfinished_jobs(unique.values(), plan)
-    if len(lacking) < len(unique):
-        print_line(f"Run before: {len(unique) - len(lacking)} of {pluralize(len(unique), 'run')}.")
-    with GridReporter(console, lacking, plan.seeds) as reporter:
-        origin = {"command": command_words(), "commit": commit()}
-        problems = grid.run_all(lacking, plan, reporter.callback, origin, reporter.end)
-    for words in dict.fromkeys(problems.values()):
-        print_error(f"{', '.join(unique[path].label for path in problems if problems[path] == words)}: {words}")
+    missing = grid.unfinished_jobs(unique.values(), plan)
+    if len(missing) < len(unique):
+        print_line(f"Already finished: {len(unique) - len(missing)} of {pluralize(len(unique), 'run')}.")
+    with GridReporter(console, missing, plan.seeds) as reporter:
+        provenance = {"command": command_words(), "commit": commit()}
+        problems = grid.run_all(missing, plan, reporter.callback, provenance, reporter.end)
+    for text in dict.fromkeys(problems.values()):
+        print_error(f"{', '.join(unique[path].label for path in problems if problems[path] == text)}: {text}")
     return problems
 
 
-def show(jobs: Mapping[Cell, Job], plan: GridPlan, after: str) -> None:
-    """Prints what would be run, and what follows."""
+def _exit_incomplete() -> None:
+    print_error("finished runs are kept; the same command repeats the others")
+    raise click.exceptions.Exit(1)
+
+
+def _print_plan(jobs: Mapping[Cell, Job], plan: GridPlan, next_step: str) -> None:
     unique = list({job.folder: job for job in jobs.values()}.values())
-    sound = print_plan(unique, plan, {})
-    print_line(f"{after[0].upper()}{after[1:]}; those that {plan.out} holds are not made again.")
-    if not sound:
+    can_run = print_plan(unique, plan, {})
+    print_line(f"{next_step[0].upper()}{next_step[1:]}, except those that {plan.out} holds.")
+    if not can_run:
         raise click.exceptions.Exit(1)
 
 
-def made_by(jobs: Iterable[Job], seeds: Sequence[int]) -> str:
-    """Gives the last line of a page: the command, and what the runs were made by."""
+def _describe_origin(jobs: Iterable[Job], seeds: Sequence[int]) -> str:
     runs = [trials for job in jobs if (trials := job.trials("", seeds))]
-    commits, now = {one for trials in runs for one in trial_commits(trials)}, commit()
-    later = "" if now in commits else f" The commit is that of the runs; the page is of {now}, and what was attacked since."
-    return f"{Origin(command_words(), now).describe(runs, commits, seeds)}{later}"
+    commits, current = {each for trials in runs for each in trial_commits(trials)}, commit()
+    later = "" if current in commits else f" The commit is that of the runs; attacks and page are of {current}."
+    return f"{Origin(command_words(), current).describe(runs, commits, seeds)}{later}"
 
 
-def tell_point(words: str, line: Line) -> None:
-    """Prints a point of the curves."""
-    print_line(f"{words}: {line.psnr:.2f} dB (floor {line.floor:.2f}): {verdict(line)}")
+def _print_summary(description: str, summary: CaseSummary) -> None:
+    print_line(f"{description}: {summary.psnr:.2f} dB (floor {summary.floor:.2f}): {summary.verdict}")
 
 
-def tell_leaks(found: Findings) -> None:
-    """Prints what a method's run tells."""
-    for which, guesses in found.labels.items():
-        print_line(f"Round {which}. {labels.told(guesses, found.method, found.clients)}")
-    print_line(membership.told(found.members, found.method))
+def _print_findings(findings: InferenceFindings) -> None:
+    for round_, labels in findings.labels.items():
+        print_line(f"Round {round_}. {describe_label_inference(labels, findings.method, findings.clients)}")
+    print_line(describe_membership_inference(findings.members, findings.method))
 
 
-def tell_files(paths: Sequence[Path]) -> None:
-    """Prints the first of the files, which is the page of tables, without the pictures that it shows, and names the files."""
-    print_line(re.sub(r"\n!\[.*\]\(.*\)\n", "", paths[0].read_text(encoding="utf-8")))
-    print_line(f"Written: {', '.join(path.name for path in paths)} in {paths[0].parent}")
+def _write(folder: Path, texts: Mapping[str, str], figures: Sequence[Path] = ()) -> None:
+    """Write files and print the page, table.md, without its images."""
+    for name, text in texts.items():
+        files.write_text(folder / name, text)
+    print_line(re.sub(r"\n!\[.*\]\(.*\)\n", "", texts["table.md"]))
+    print_line(f"Written to {folder}: {', '.join([*texts, *(path.name for path in figures)])}")

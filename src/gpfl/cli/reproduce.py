@@ -36,7 +36,7 @@ from gpfl.training.devices import find_device
 ATTACKS = ("privacy", "table5")
 """What the table is called that attacks on uploads make."""
 
-OF_ATTACKS = "gpfl privacy columns --help shows the flags of its attacks"
+OF_ATTACKS = "gpfl privacy attacks --help lists its options"
 
 RUN_FLAGS = ("protocol", "device", "engine", "precision", "compile", "checkpoint_every")
 HAVE_FLAGS = {
@@ -186,7 +186,7 @@ def make_attacks(
     refuse_flagged(parse_method_set(assignments)[0])
     with interruptible(same_command):
         click.get_current_context().invoke(
-            privacy_command.columns,
+            privacy_command.attacks,
             seed=seeds[0],
             rounds=rounds,
             patience=patience,

@@ -1,4 +1,4 @@
-"""The privacy studies' runs: cells of the grid like those of any table, so that what is there is not run again."""
+"""The runs of the defence study: methods without a defence and under defences of increasing strength, as cells of a grid."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from gpfl.defences import Defended
 from gpfl.defences.accounting import client_guarantee, example_guarantee, find_noise
 from gpfl.defences.coupling import check_coupling
 from gpfl.engine import RunSpec
-from gpfl.engine.loop import Loop
 from gpfl.errors import GpflError
 from gpfl.experiments import definitions as experiments
 from gpfl.experiments.compare import MethodVariant
@@ -21,195 +20,177 @@ from gpfl.experiments.grid import FederationCache, GridPlan, Job, make_job
 from gpfl.experiments.privacy_table import METHODS
 from gpfl.io import toml
 from gpfl.methods.gpfl import GPFL
-from gpfl.training import api
 from gpfl.training import config as configs
 from gpfl.training.config import SECTIONS, ConfigDict
 from gpfl.training.defences import accounting_inputs, probe_samples
-from gpfl.training.execute import open_run
 from gpfl.training.prepare import prepare
-from gpfl.training.result import Result
 
-NONE = "none"
-"""The key of the runs without a defence."""
-
-FILE = "attacks/privacy.toml"
+NO_DEFENCE = "none"
+"""Key of the runs without a defence."""
 
 
 @dataclass(frozen=True)
-class Family:
-    """Defences of one kind, which differ in one number."""
+class DefenceFamily:
+    """Defences that differ in the value of one option."""
 
-    name: str  # the option
-    words: str
-    level: str = ""  # of what is promised, if anything is
+    option: str
+    description: str
+    level: str = ""  # of the guarantee, if there is one
 
-    def point(self, value: float) -> str:
-        """Gives the key of a value's runs."""
-        return f"{self.name.replace('_', '-')}-{value:g}"
+    def key(self, value: float) -> str:
+        """Return the key of the runs with a value."""
+        return f"{self.option.replace('_', '-')}-{value:g}"
 
 
 FAMILIES = (
-    Family("noise", "clip and noise, client level", "client"),
-    Family("example_noise", "clip and noise, example level", "example"),
-    Family("top_k", "largest entries"),
-    Family("bits", "few bits"),
+    DefenceFamily("noise", "clip and noise, client level", "client"),
+    DefenceFamily("example_noise", "clip and noise, example level", "example"),
+    DefenceFamily("top_k", "largest entries"),
+    DefenceFamily("bits", "few bits"),
 )
 
 
-def file_sections() -> ConfigDict:
-    """Gives the sections of the study's own file."""
-    content = toml.read(experiments.config_dir() / FILE)
+@dataclass(frozen=True)
+class PrivacyBounds:
+    """The options of defences that stay the same in a study."""
+
+    clip: float
+    example_clip: float
+    delta: float
+
+    def defence(self, family: DefenceFamily, value: float) -> dict[str, object]:
+        """Return the options of a family's defence."""
+        if family.option == "noise":
+            return {"clip": self.clip, "noise": value, "delta": self.delta}
+        if family.option == "example_noise":
+            return {"example_clip": self.example_clip, "example_noise": value, "delta": self.delta}
+        return {family.option: int(value) if family.option == "bits" else value}
+
+
+def study_defaults() -> ConfigDict:
+    """Return the sections of configs/attacks/privacy.toml."""
+    content = toml.read(experiments.config_dir() / "attacks" / "privacy.toml")
     return {name: dict(values) for name, values in content.items() if isinstance(values, dict)}
 
 
-def config_of_runs() -> ConfigDict:
-    """Gives the config of the runs that are attacked, but for their methods."""
-    return {section: values for section, values in file_sections().items() if section in SECTIONS}
+def make_cell(variant: MethodVariant, key: str, heading: str, defence: Mapping[str, object], keep_weights: bool) -> Cell:
+    """Return the cell of a method under a defence."""
+    config = {section: values for section, values in study_defaults().items() if section in SECTIONS}
+    config |= {"defence": dict(defence)} if defence else {}
+    column = TableColumn(f"privacy/{key}", heading, "privacy", config, weights=keep_weights)
+    return Cell(Experiment("privacy", "Privacy", "", "accuracy", (variant,), (column,), {}), column, variant)
 
 
-def cell(entrant: MethodVariant, key: str, heading: str, defence: Mapping[str, object], weights: bool) -> Cell:
-    """Gives the cell of a method under a defence."""
-    given = config_of_runs() | ({"defence": dict(defence)} if defence else {})
-    column = TableColumn(f"privacy/{key}", heading, "privacy", given, weights=weights)
-    experiment = Experiment("privacy", "Privacy", "", "accuracy", (entrant,), (column,), {})
-    return Cell(experiment, column, entrant)
-
-
-def open_cells(methods: Sequence[str] = METHODS) -> list[Cell]:
-    """Gives the runs of methods without a defence, with their weights; usually those behind the nine columns."""
-    return [cell(MethodVariant(name, {"name": name}), NONE, "no defence", {}, True) for name in methods]
+def undefended_cells(methods: Sequence[str] = METHODS) -> list[Cell]:
+    """Return the cells of methods without a defence, which keep their weights."""
+    return [make_cell(MethodVariant(name, {"name": name}), NO_DEFENCE, "no defence", {}, True) for name in methods]
 
 
 @dataclass(frozen=True)
-class Spot:
-    """A point of the curves before it is run."""
+class PlannedPoint:
+    """A point of the study before it is run."""
 
     method: str
-    family: Family | None
+    family: DefenceFamily | None
     value: float
     cell: Cell
 
     @property
-    def variant(self) -> str:
-        """The method's own settings, as flags."""
-        own = {key: value for key, value in self.cell.variant.method.items() if key != "name"}
-        shown = {key: f"{value:g}" if isinstance(value, float) else value for key, value in own.items()}
-        return " ".join(f"--{key.replace('_', '-')} {value}" for key, value in shown.items())
+    def flags(self) -> str:
+        """The options in which the method differs from its default, as flags."""
+        options = {key: value for key, value in self.cell.variant.method.items() if key != "name"}
+        texts = {key: f"{value:g}" if isinstance(value, float) else value for key, value in options.items()}
+        return " ".join(f"--{key.replace('_', '-')} {value}" for key, value in texts.items())
 
 
 Variants = Mapping[tuple[str, str], MethodVariant]
-"""Methods that are defended in a variant of their own, by their names and those of families of defences."""
+"""The variants in which methods are defended, by method and option of the family."""
 
 
-def spots(
+def plan_points(
     methods: Sequence[str],
     values: Mapping[str, Sequence[float]],
-    clip: float,
-    example_clip: float,
-    delta: float,
-    weights: bool,
+    bounds: PrivacyBounds,
+    keep_weights: bool,
     variants: Variants | None = None,
-) -> list[Spot]:
-    """Gives the points of the curves: every method without a defence, in each of its variants, and under every value."""
-    found = []
+) -> list[PlannedPoint]:
+    """Return every method without a defence, in each of its variants, and under every value of the families."""
+    points = []
     for method in methods:
         plain = MethodVariant(method, {"name": method})
-        used = {family: (variants or {}).get((method, family.name), plain) for family in FAMILIES if values.get(family.name)}
-        for entrant in unique([plain, *used.values()]):
-            found.append(Spot(method, None, 0.0, cell(entrant, NONE, "no defence", {}, weights)))
-        for family, entrant in used.items():
-            for value in values[family.name]:
-                defence = defence_of(family, value, clip, example_clip, delta)
-                heading = f"{family.words}, {value:g}"
-                found.append(Spot(method, family, value, cell(entrant, family.point(value), heading, defence, weights)))
-    return found
+        used = {
+            family: (variants or {}).get((method, family.option), plain) for family in FAMILIES if values.get(family.option)
+        }
+        different = [plain]
+        for variant in used.values():
+            if variant not in different:
+                different.append(variant)
+        points += [
+            PlannedPoint(method, None, 0.0, make_cell(variant, NO_DEFENCE, "no defence", {}, keep_weights))
+            for variant in different
+        ]
+        for family, variant in used.items():
+            for value in values[family.option]:
+                heading, defence = f"{family.description}, {value:g}", bounds.defence(family, value)
+                cell = make_cell(variant, family.key(value), heading, defence, keep_weights)
+                points.append(PlannedPoint(method, family, value, cell))
+    return points
 
 
-def defence_of(family: Family, value: float, clip: float, example_clip: float, delta: float) -> dict[str, object]:
-    """Gives the options of a family's defence."""
-    if family.name == "noise":
-        return {"clip": clip, "noise": value, "delta": delta}
-    if family.name == "example_noise":
-        return {"example_clip": example_clip, "example_noise": value, "delta": delta}
-    return {family.name: int(value) if family.name == "bits" else value}
+def gpfl_variants(
+    points: Sequence[PlannedPoint], plan: GridPlan, cache: FederationCache
+) -> dict[tuple[str, str], MethodVariant]:
+    """Return the variants of GPFL that suit the defences.
 
-
-def unique(entrants: Iterable[MethodVariant]) -> list[MethodVariant]:
-    """Gives entrants without repeats, in order."""
-    found: list[MethodVariant] = []
-    for entrant in entrants:
-        if entrant not in found:
-            found.append(entrant)
-    return found
-
-
-def variants_of(bare: Sequence[Spot], plan: GridPlan, grounds: FederationCache) -> dict[tuple[str, str], MethodVariant]:
-    """Gives the variants in which GPFL is defended.
-
-    At example level its loss must be a mean over rows: the magnitude term by rows, λ times √B. Where updates are clipped or
-    cut to their largest entries there is no weight decay, which would fill them: it moves valve and embeddings many times
-    as far as the data move anything.
+    A defence of examples needs a loss that is a mean over examples: the magnitude term is one too, with weight λ·√B. Clipped
+    and sparse updates have no weight decay, which would fill them: it changes valve and embeddings far more than the data.
     """
-    found = {}
-    for spot in bare:
-        setting = setting_of(spot.cell, plan, grounds)
-        method = setting.method
+    variants = {}
+    for point in points:
+        spec = cell_spec(point.cell, plan, cache)
+        method = spec.method
         if isinstance(method, GPFL) and method.mlg_norm == "batch":
-            lam = round(method.lam * math.sqrt(setting.schedule.batch_size), 6)
-            by_rows = {"name": spot.method, "mlg_norm": "sample_mean", "lam": lam}
-            found[spot.method, "example_noise"] = MethodVariant(spot.method, by_rows)
+            lam = round(method.lam * math.sqrt(spec.schedule.batch_size), 6)
+            sample_mean = {"name": point.method, "mlg_norm": "sample_mean", "lam": lam}
+            variants[point.method, "example_noise"] = MethodVariant(point.method, sample_mean)
         if isinstance(method, GPFL) and method.reg == "wd" and method.mu:
-            undecayed = MethodVariant(spot.method, {"name": spot.method, "mu": 0.0})
-            found |= {(spot.method, name): undecayed for name in ("noise", "top_k")}
-    return found
+            without_decay = MethodVariant(point.method, {"name": point.method, "mu": 0.0})
+            variants |= {(point.method, option): without_decay for option in ("noise", "top_k")}
+    return variants
 
 
-def noises(family: Family, epsilons: Sequence[float], like: Cell, plan: GridPlan, grounds: FederationCache) -> list[float]:
-    """Gives the noise for each ε in the setting of a cell that has some of the family's, by what holds as it is run."""
-    setting = setting_of(like, plan, grounds)
-    method = cast(Defended, setting.method)
-    crowd = accounting_inputs(method, setting.federation, setting.schedule)
+def find_noises(
+    family: DefenceFamily, epsilons: Sequence[float], cell: Cell, plan: GridPlan, cache: FederationCache
+) -> list[float]:
+    """Return the noise for each ε, as run, in the setting of a cell that has some noise of the family."""
+    spec = cell_spec(cell, plan, cache)
+    method = cast(Defended, spec.method)
+    inputs = accounting_inputs(method, spec.federation, spec.schedule)
     if family.level == "example":
-        crowd = replace(crowd, coupling=check_coupling(method, setting.federation.table, probe_samples(setting.federation)))
+        inputs = replace(inputs, coupling=check_coupling(method, spec.federation.table, probe_samples(spec.federation)))
 
-    def made(noise: float) -> float:
+    def epsilon_of(noise: float) -> float:
         if family.level == "client":
-            return cast(float, client_guarantee(replace(method.defence, noise=noise), crowd)["epsilon"])
-        return cast(float, example_guarantee(replace(method.defence, example_noise=noise), crowd)["epsilon"])
+            return cast(float, client_guarantee(replace(method.defence, noise=noise), inputs)["epsilon"])
+        return cast(float, example_guarantee(replace(method.defence, example_noise=noise), inputs)["epsilon"])
 
-    return [find_noise(epsilon, made) for epsilon in epsilons]
-
-
-def setting_of(like: Cell, plan: GridPlan, grounds: FederationCache) -> RunSpec:
-    """Gives the setting of a cell, on the CPU."""
-    given = plan.given(like)
-    asked = configs.resolve_config({**given, "run": {**given["run"], "device": "cpu", "precision": "float32"}})
-    return prepare(asked, grounds.federation(asked), None, None)[1]
+    return [find_noise(epsilon, epsilon_of) for epsilon in epsilons]
 
 
-# What was run.
+def cell_spec(cell: Cell, plan: GridPlan, cache: FederationCache) -> RunSpec:
+    """Return the run of a cell, on the CPU."""
+    given = plan.given(cell)
+    config = configs.resolve_config({**given, "run": {**given["run"], "device": "cpu", "precision": "float32"}})
+    return prepare(config, cache.federation(config), None, None)[1]
 
 
-def loaded(job: Job, seed: int) -> Result:
-    """Gives a finished run of a job with its models."""
-    path = job.folder / f"seed-{seed}"
-    if not (path / "checkpoint.safetensors").is_file():
-        raise GpflError(f"the weights of the run in {path} are gone: remove the folder {job.folder}, and it is run again")
-    return api.load(path)
-
-
-def engine_of(job: Job, seed: int) -> Loop:
-    """Gives the engine of a finished run, whose weights may be gone: before round 0 they follow from the seed."""
-    return Loop(open_run(job.folder / f"seed-{seed}").spec)
-
-
-def jobs_of(cells: Iterable[Cell], plan: GridPlan, grounds: FederationCache) -> dict[Cell, Job]:
-    """Gives the job of each cell; what cannot be run is refused in the words of its setting."""
-    found = {}
-    for one in cells:
+def make_study_jobs(cells: Iterable[Cell], plan: GridPlan, cache: FederationCache) -> dict[Cell, Job]:
+    """Return the job of each cell. Raise for a cell that cannot run, with the flags of the study in the message."""
+    jobs = {}
+    for cell in cells:
         try:
-            found[one] = make_job(one, plan, grounds)
+            jobs[cell] = make_job(cell, plan, cache)
         except GpflError as problem:
-            words = re.sub("leave out --example-clip( and --example-noise)?", "say --example-noise none", str(problem))
-            raise GpflError(f"{one.column.key} {one.variant.label}: {words}") from None
-    return found
+            text = re.sub("leave out --example-clip( and --example-noise)?", "use --example-noise none", str(problem))
+            raise GpflError(f"{cell.column.key} {cell.variant.label}: {text}") from None
+    return jobs

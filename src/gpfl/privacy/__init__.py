@@ -1,1 +1,1 @@
-"""Privacy: what a curious server can rebuild or guess from what clients send, measured beside what needs no attack."""
+"""Privacy: what a curious server can reconstruct or infer from uploads, compared with guesses that need no upload."""

@@ -1,114 +1,107 @@
-"""The strong attack: cosine gradient matching with total variation, signed Adam, and restarts.
+"""Inverting Gradients: cosine distance of gradients with total variation, minimised by signed Adam.
 
-Geiping et al., Inverting Gradients – How easy is it to break privacy in federated learning?, NeurIPS 2020. Where the loss
-on the view's output is cross-entropy, labels are those that the upload tells (see `labels`), else the cotangent of the
-output is guessed along with the image. Images stay between black and white. Of the restarts the one whose gradient is
-nearest is kept; nothing of the victim's image enters the choice.
+Geiping et al., Inverting Gradients – How easy is it to break privacy in federated learning?, NeurIPS 2020. If the loss of
+the target's output is cross-entropy, the labels are inferred from the upload; otherwise the cotangent of the output is
+searched along with the image. Pixels stay between 0 and 1.
 
-To a first layer an image under a cotangent and the negative of both are nearly the same, so a search with a free cotangent
-may end at the negative (nets with odd activations, such as tanh, are prone to it). Layers above and biases do tell, but no
-small step leads from one to the other: both are tried, and the nearer gradient decides.
+Sign ambiguity: to a first layer, an image under a cotangent and the negative of both are nearly the same, so a search with
+a free cotangent may end at the negative (nets with odd activations, such as tanh, are prone to it). Layers above and biases
+do tell them apart, but no small step leads from one to the other: both are tried, and the smaller gradient distance
+decides.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from gpfl.core import tree
 from gpfl.core.tree import Tree
-from gpfl.privacy.matching import Matching, cosine_distance, total_variation
-from gpfl.privacy.running import program
+from gpfl.privacy.gradient_matching import GradientMatching, cosine_distance, run_program, total_variation
 
-DECAYS = (3 / 8, 5 / 8, 7 / 8)
-"""The shares of the iterations after which steps become ten times smaller."""
-MOMENTS = (0.9, 0.999)
-AFTER = 1 / 4
-"""The share of the iterations for which the negative of a found image is searched."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Geiping:
-    """The numbers of the attack."""
-
-    iterations: int = 2000
-    step: float = 0.1  # in pixels, white being 1
-    output_step: float = 0.05  # in units of the guessed cotangent's length an entry
-    smooth: float = 1e-2  # weight of the total variation
-    graph: bool = False  # on a GPU: the step as a captured graph
+IMAGE_STEP = 0.1
+"""Step size in pixels, from 0 (black) to 1 (white)."""
+OUTPUT_STEP = 0.05
+"""Step size in units of the initial cotangent's root mean square."""
+TV_WEIGHT = 1e-2
+"""Weight of the total variation."""
+STEP_DECAYS = (3 / 8, 5 / 8, 7 / 8)
+"""Fractions of the iterations after which the step sizes shrink tenfold."""
+BETAS = (0.9, 0.999)
+"""Decay rates of Adam's moments."""
+NEGATIVE_ITERATIONS = 1 / 4
+"""Fraction of the iterations for which the search from the negative of an image runs."""
 
 
-def invert(matching: Matching, wanted: Tree, image: Tensor, output: Tensor, free: bool, how: Geiping) -> tuple[Tensor, Tensor]:
-    """Gives the images (victims, rows, …) and how far their gradients are from those wanted, as one minus the cosine.
+def reconstruct(
+    matching: GradientMatching,
+    gradients: Tree,
+    image: Tensor,
+    output: Tensor,
+    *,
+    iterations: int,
+    free_output: bool,
+    graph: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Return the images (uploads, batch, …) and the cosine distances of their gradients from those observed.
 
-    `image` and `output` are where it starts; the output moves only where it is `free`.
+    `image` and `output` are the start; the output changes only if it is free.
     """
-    guess: Tree = {"image": image.clone(), "output": output.clone()}
-    moving = tuple(guess) if free else ("image",)
-    zeros: Tree = tree.map_leaves(torch.zeros_like, tree.pick(guess, moving))
-    done = torch.zeros((), device=image.device)
-    state: Tree = {"guess": guess, "mean": zeros, "square": tree.clone(zeros), "done": done}
+    dummy: Tree = {"image": image.clone(), "output": output.clone()}
+    variables = tuple(dummy) if free_output else ("image",)
+    zeros: Tree = tree.map_leaves(torch.zeros_like, tree.pick(dummy, variables))
+    state: Tree = {"dummy": dummy, "mean": zeros, "square": tree.clone(zeros), "done": torch.zeros((), device=image.device)}
 
-    def advance(state: Tree, fixed: Tree) -> Tree:
-        slopes = torch.func.vmap(torch.func.grad(objective))(tree.branch(state, "guess"), fixed)
-        return adam(state, tree.pick(slopes, moving), how)
+    def objective(dummy: Tree, gradient: Tree) -> Tensor:
+        x = tree.leaf(dummy, "image")
+        distance = cosine_distance(matching.gradient(x, tree.leaf(dummy, "output")), gradient)
+        return distance + TV_WEIGHT * total_variation(x)
 
-    def objective(guess: Tree, wanted: Tree) -> Tensor:
-        x = tree.leaf(guess, "image")
-        far = cosine_distance(matching.gradient(x, tree.leaf(guess, "output")), wanted)
-        return far + how.smooth * total_variation(x)
+    def step(state: Tree, gradients: Tree) -> Tree:
+        grads = torch.func.vmap(torch.func.grad(objective))(tree.branch(state, "dummy"), gradients)
+        return _adam_step(state, tree.pick(grads, variables), iterations)
 
-    running = program(advance, state, wanted, how.iterations, how.graph)
-    for _ in range(how.iterations):
-        running()
-    found = tree.branch(running.state, "guess")
-    return tree.leaf(found, "image"), distances(matching, found, wanted)
+    found = tree.branch(run_program(step, state, gradients, iterations, graph), "dummy")
+    return tree.leaf(found, "image"), matching.distances(found, gradients)
 
 
-def invert_freely(matching: Matching, wanted: Tree, image: Tensor, how: Geiping) -> tuple[Tensor, Tensor]:
-    """Gives images and distances where the cotangent of the output is searched too, from J·Δ at the start."""
+def reconstruct_with_cotangent(
+    matching: GradientMatching, gradients: Tree, image: Tensor, *, iterations: int, graph: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return images and distances, searching the cotangent of the output too, from J·gradient at the initial images."""
     with torch.no_grad():
-        zeros = torch.zeros_like(torch.func.vmap(matching.output_like)(image))
-    pull = torch.func.vmap(matching.pull)(image, zeros, wanted).detach()
-    size = pull.square().flatten(1).mean(1).sqrt().clamp_min(1e-30)
-    return invert(matching, wanted, image, pull / size.reshape(-1, *[1] * (pull.dim() - 1)), True, how)
+        zeros = torch.zeros_like(torch.func.vmap(matching.output)(image))
+    cotangent = torch.func.vmap(matching.project)(image, zeros, gradients).detach()
+    size = cotangent.square().flatten(1).mean(1).sqrt().clamp_min(1e-30)
+    output = cotangent / size.reshape(-1, *[1] * (cotangent.dim() - 1))
+    return reconstruct(matching, gradients, image, output, iterations=iterations, free_output=True, graph=graph)
 
 
-def settle_sign(matching: Matching, wanted: Tree, image: Tensor, far: Tensor, how: Geiping) -> tuple[Tensor, Tensor]:
-    """Gives each found image, or what its negative leads to where the gradient is nearer there, and the distances."""
-    shorter = replace(how, iterations=max(1, round(AFTER * how.iterations)))
-    other, away = invert_freely(matching, wanted, 1 - image, shorter)
-    nearer = away < far
-    return torch.where(nearer.reshape(-1, *[1] * (image.dim() - 1)), other, image), torch.where(nearer, away, far)
+def resolve_sign(
+    matching: GradientMatching, gradients: Tree, image: Tensor, distance: Tensor, *, iterations: int, graph: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return each image or the one that a search from its negative finds, whichever gradient is closer, with its distance."""
+    iterations = max(1, round(NEGATIVE_ITERATIONS * iterations))
+    other, its_distance = reconstruct_with_cotangent(matching, gradients, 1 - image, iterations=iterations, graph=graph)
+    closer = its_distance < distance
+    return torch.where(closer.reshape(-1, *[1] * (image.dim() - 1)), other, image), torch.where(closer, its_distance, distance)
 
 
-def adam(state: Tree, slopes: Tree, how: Geiping) -> Tree:
-    """Gives the state after one step of Adam: on the signs of an image's slopes, on an output's slopes as they are."""
+def _adam_step(state: Tree, grads: Tree, iterations: int) -> Tree:
+    """Return the state after a step of Adam, on the signs of the image's gradient and on the output's gradient as it is."""
     done = tree.leaf(state, "done")
-    passed = torch.stack([done >= share * how.iterations for share in DECAYS]).sum()
-    rate = torch.pow(torch.full_like(done, 0.1), passed)
-    guess, mean, square = (dict(tree.branch(state, name)) for name in ("guess", "mean", "square"))
-    first, second = MOMENTS
-    for name in slopes:
-        slope = tree.leaf(slopes, name)
-        slope = slope.sign() if name == "image" else slope
-        m = first * tree.leaf(mean, name) + (1 - first) * slope
-        v = second * tree.leaf(square, name) + (1 - second) * slope.square()
+    decays = torch.stack([done >= share * iterations for share in STEP_DECAYS]).sum()
+    rate = torch.pow(torch.full_like(done, 0.1), decays)
+    dummy, mean, square = (dict(tree.branch(state, name)) for name in ("dummy", "mean", "square"))
+    first, second = BETAS
+    for name in grads:
+        grad = tree.leaf(grads, name)
+        grad = grad.sign() if name == "image" else grad
+        m = first * tree.leaf(mean, name) + (1 - first) * grad
+        v = second * tree.leaf(square, name) + (1 - second) * grad.square()
         size = (v / (1 - second ** (done + 1))).sqrt() + 1e-12
-        pace = how.step if name == "image" else how.output_step
-        moved = tree.leaf(guess, name) - rate * pace * m / (1 - first ** (done + 1)) / size
-        guess[name] = moved.clamp(0, 1) if name == "image" else moved
+        step = IMAGE_STEP if name == "image" else OUTPUT_STEP
+        moved = tree.leaf(dummy, name) - rate * step * m / (1 - first ** (done + 1)) / size
+        dummy[name] = moved.clamp(0, 1) if name == "image" else moved
         mean[name], square[name] = m, v
-    return {"guess": guess, "mean": mean, "square": square, "done": done + 1}
-
-
-def distances(matching: Matching, guess: Tree, wanted: Tree) -> Tensor:
-    """Gives how far the gradients of guesses are from those wanted, (victims,)."""
-
-    def one(guess: Tree, wanted: Tree) -> Tensor:
-        return cosine_distance(matching.gradient(tree.leaf(guess, "image"), tree.leaf(guess, "output")), wanted)
-
-    with torch.no_grad():
-        return torch.func.vmap(one)(guess, wanted)
+    return {"dummy": dummy, "mean": mean, "square": square, "done": done + 1}

@@ -1,4 +1,4 @@
-"""What a curious server can match: functions of the input whose gradient clients upload, and the known weight decay."""
+"""Targets of gradient matching: functions of the input whose gradient clients upload, and the known weight decay."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from gpfl.core.method import NET_PARTS, Method
 from gpfl.core.net import Model
 from gpfl.core.tree import Tree
 from gpfl.defences import Defended, undefended
+from gpfl.errors import GpflError
 from gpfl.methods.fedphp import FedPHP
 from gpfl.methods.fedrod import FedRoD
 from gpfl.methods.gpfl import GPFL, GUIDANCE, embeddings_of, valve
@@ -20,7 +21,7 @@ from gpfl.methods.gpfl_variants import GPFLVariant, constant_contexts
 
 
 class GradientTarget(NamedTuple):
-    """A function of the input that a client's training can be taken for, of parts that the server sends and gets back."""
+    """A function of the input that an attack takes the training for; its parts are sent by the server and uploaded."""
 
     parts: tuple[str, ...]  # the parts whose gradient the attack matches
     output: Callable[[Model, Tensor], Tensor]  # (batch, …), from what the server knows
@@ -81,6 +82,15 @@ def _(method: GPFL) -> dict[str, GradientTarget]:
     if "gce" not in method.without:
         targets["sm"] = GradientTarget(tuple(part for part in ("base", *GUIDANCE) if part not in method.without), cosines)
     return targets
+
+
+def select_target(method: Method, name: str) -> GradientTarget:
+    """Return a target by name. Raise if the method does not offer it."""
+    targets = gradient_targets(method)
+    if name not in targets:
+        offers = f"it offers {', '.join(targets)}" if targets else "nothing it uploads is the gradient of a net"
+        raise GpflError(f"{method.name} has no target '{name}': {offers}")
+    return targets[name]
 
 
 def weight_decay(method: Method, part: str, weights: Tree) -> float:

@@ -1,0 +1,201 @@
+"""The results of the defence study: accuracy, guarantee and what an attack reconstructs, for each run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import cast
+
+from gpfl.engine import Engine
+from gpfl.engine.loop import Loop
+from gpfl.errors import GpflError
+from gpfl.experiments.defence_study import PlannedPoint
+from gpfl.experiments.grid import Job
+from gpfl.privacy.attack_runner import AttackCase, AttackRunner, CaseResult, ceiling_runner
+from gpfl.privacy.case_summary import CaseSummary, summarize_case
+from gpfl.privacy.gradient_targets import gradient_targets
+from gpfl.privacy.reconstruction import AttackConfig
+from gpfl.privacy.uploads import AttackedBatch, choose_batches, initial_state, state_at
+from gpfl.training import api
+from gpfl.training.defences import run_guarantee
+from gpfl.training.execute import open_run
+from gpfl.training.result import Result
+from gpfl.training.run_dir import RunState
+
+ATTACK = "geiping"
+"""The attack of the study, the stronger one."""
+
+
+@dataclass(frozen=True)
+class DefencePoint:
+    """A method under a defence."""
+
+    method: str
+    family: str  # option of the family, "" without a defence
+    variant: str  # options in which the method differs from its default, as flags
+    value: float
+    accuracy: float  # mean of the trials' best, as a fraction
+    std: float
+    trials: int
+    bytes_up: float
+    epsilon: float | None  # as run; None without a guarantee or without the accountant
+    epsilon_if_poisson: float | None
+    delta: float | None
+    label_counts_known: bool  # the guarantee of examples is for one exchanged for another of its class
+    target: str  # the one that leaks most
+    psnr: float
+    ssim: float
+    floor: float
+    verdict: str
+    psnr_as_found: float  # without inverting images that came back as negatives
+
+
+@dataclass(frozen=True)
+class DefenceStudy:
+    """All points, and the ceiling that the attack reaches where nothing is protected."""
+
+    points: tuple[DefencePoint, ...]
+    ceiling: float
+    ceiling_floor: float
+    ceiling_leaks: bool
+    images: int
+    rounds: int
+    attacked_round: str
+    failed: tuple[str, ...] = ()  # "method, defence: problem" of runs without a point, such as those that noise made diverge
+
+    def curve(self, method: str, family: str) -> list[DefencePoint]:
+        """Return a method's points of one family, sorted by value."""
+        points = [point for point in self.points if (point.method, point.family) == (method, family)]
+        return sorted(points, key=lambda point: point.value)
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods, in order."""
+        return list(dict.fromkeys(point.method for point in self.points))
+
+    def to_json(self) -> str:
+        """Return the study as JSON."""
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+    @classmethod
+    def read(cls, path: Path) -> DefenceStudy:
+        """Return the study of a JSON file."""
+        values = json.loads(path.read_text(encoding="utf-8"))
+        points = tuple(DefencePoint(**point) for point in values.pop("points"))
+        return cls(points=points, failed=tuple(values.pop("failed")), **values)
+
+
+def attack_points(
+    planned: Sequence[PlannedPoint],
+    jobs: Mapping[PlannedPoint, Job],
+    seeds: Sequence[int],
+    folder: Path,
+    config: AttackConfig,
+    *,
+    images: int,
+    attacked_round: str,
+    failed: Mapping[Path, str] | None = None,
+    on_summary: Callable[[str, CaseSummary], None] = lambda description, summary: None,
+) -> DefenceStudy:
+    """Attack finished runs, each in its own folder below `folder`; cases that it holds are reused.
+
+    The attacked images and the random starts are the same for all. Of a method's targets the one that leaks most counts.
+    `failed` has the problems of runs by folder.
+    """
+    problems = {point: (failed or {})[jobs[point].folder] for point in planned if jobs[point].folder in (failed or {})}
+    finished = [point for point in planned if point not in problems]
+    if not finished:
+        raise GpflError(f"no run has finished: {next(iter(problems.values()))}")
+    points: list[DefencePoint] = []
+    batches: dict[int, list[AttackedBatch]] = {}
+    for point in finished:
+        job = jobs[point]
+        engine, state = _open_run(job, seeds[0], attacked_round)
+        if not batches:
+            batches = choose_batches(engine.federation, range(len(engine.federation)), images, [1], config.seed)
+            runner, case = ceiling_runner(engine, batches, ATTACK, config)
+            ceiling = summarize_case(case, runner.run([case], folder, _ignore)[case])
+            on_summary("ceiling", ceiling)
+        runner = AttackRunner(engine, {attacked_round: state}, batches, config)
+        worst = _worst_target(runner, attacked_round, folder / "points" / job.folder.name)
+        on_summary(f"{point.cell.column.heading}, {worst.case.description}", worst)
+        points.append(_make_point(point, job, seeds, engine, worst))
+    return DefenceStudy(
+        tuple(points),
+        ceiling=ceiling.psnr,
+        ceiling_floor=ceiling.floor,
+        ceiling_leaks=ceiling.leaks,
+        images=images,
+        rounds=engine.schedule.rounds,
+        attacked_round=attacked_round,
+        # The fixes after the first colon are for single runs.
+        failed=tuple(
+            f"{p.method}, {p.cell.column.heading}: {text.split(': lower train.lr')[0]}" for p, text in problems.items()
+        ),
+    )
+
+
+def load_run(job: Job, seed: int) -> Result:
+    """Return a finished run of a job with its models."""
+    path = job.folder / f"seed-{seed}"
+    if not (path / "checkpoint.safetensors").is_file():
+        raise GpflError(f"the weights of the run in {path} are missing: remove the folder {job.folder} to repeat the run")
+    return api.load(path)
+
+
+def _open_run(job: Job, seed: int, round: str) -> tuple[Engine, RunState]:
+    """Return a run and its state at a round. Round 0 follows from the seed, so the weights may be missing."""
+    if round == "0":
+        engine = Loop(open_run(job.folder / f"seed-{seed}").spec)
+        return engine, initial_state(engine)
+    result = load_run(job, seed)
+    return result.engine, state_at(result, round)
+
+
+def _worst_target(runner: AttackRunner, round: str, folder: Path) -> CaseSummary:
+    method = runner.engine.method
+    cases = [AttackCase(method.name, target, ATTACK, round, "one", 1) for target in gradient_targets(method)]
+    summaries = [summarize_case(case, result) for case, result in runner.run(cases, folder, _ignore).items()]
+    return max(summaries, key=lambda summary: summary.psnr)
+
+
+def _ignore(case: AttackCase, result: CaseResult) -> None: ...
+
+
+def _make_point(planned: PlannedPoint, job: Job, seeds: Sequence[int], engine: Engine, summary: CaseSummary) -> DefencePoint:
+    trials = job.trials(planned.method, seeds)
+    if trials is None:
+        raise ValueError(f"{job.folder} has no finished trials")
+    point = DefencePoint(
+        method=planned.method,
+        family=planned.family.option if planned.family else "",
+        variant=planned.flags,
+        value=planned.value,
+        accuracy=trials.mean("best_accuracy"),
+        std=trials.std("best_accuracy"),
+        trials=len(trials.summaries),
+        bytes_up=trials.mean("bytes_up"),
+        epsilon=None,
+        epsilon_if_poisson=None,
+        delta=None,
+        label_counts_known=False,
+        target=summary.case.target,
+        psnr=summary.psnr,
+        ssim=summary.ssim,
+        floor=summary.floor,
+        verdict=summary.verdict,
+        psnr_as_found=summary.psnr_as_found,
+    )
+    level = planned.family.level if planned.family else ""
+    if not level:
+        return point
+    guarantee = cast(dict[str, float | None], run_guarantee(engine.method, engine.federation, engine.schedule).get(level, {}))
+    return replace(
+        point,
+        epsilon=guarantee.get("epsilon"),
+        epsilon_if_poisson=guarantee.get("epsilon_if_poisson"),
+        delta=guarantee.get("delta"),
+        label_counts_known=bool(guarantee.get("label_counts_known")),
+    )

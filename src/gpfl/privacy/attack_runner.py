@@ -1,0 +1,235 @@
+"""Attack cases on the uploads of a run: reconstruct, measure against guesses without an upload, and save each case."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from gpfl.core import tree
+from gpfl.core.local_round import Schedule
+from gpfl.core.method import Setup
+from gpfl.core.options import option_values
+from gpfl.defences import Defended, undefended
+from gpfl.engine import Engine, matmul_precision
+from gpfl.engine.base import RunSpec
+from gpfl.engine.loop import Loop
+from gpfl.io.tensors import checksum, read_tensors, write_tensors
+from gpfl.methods import METHODS
+from gpfl.privacy import image_metrics, reconstruction
+from gpfl.privacy.image_metrics import match_images
+from gpfl.privacy.reconstruction import AttackConfig, Reconstruction
+from gpfl.privacy.server_view import ServerView
+from gpfl.privacy.uploads import AttackedBatch, initial_state, load_images, mean_image, observe_uploads
+from gpfl.training.run_dir import RunState
+
+_VERSION = 3
+"""Version of saved cases; those of another lack metrics or come from another attack, and are attacked again."""
+
+Record = dict[str, object]
+"""The metrics of one reconstructed image by name, as results.json holds them."""
+
+
+@dataclass(frozen=True)
+class AttackCase:
+    """One attack on the uploads of one method."""
+
+    method: str
+    target: str
+    kind: str  # one of reconstruction.ATTACKS
+    round: str  # one of uploads.ROUNDS
+    steps: str  # one of uploads.STEPS
+    batch: int
+
+    @property
+    def file_name(self) -> str:
+        """Name of the case's file."""
+        return "-".join((self.method, self.target, self.kind, f"round-{self.round}", self.steps, f"batch-{self.batch}"))
+
+    @property
+    def setting(self) -> str:
+        """Round, local training and batch size as text."""
+        return f"{'round 0' if self.round == '0' else 'best round'}, {self.training}, batch {self.batch}"
+
+    @property
+    def training(self) -> str:
+        """Length of the local training as text."""
+        return "one step" if self.steps == "one" else "one epoch"
+
+    @property
+    def description(self) -> str:
+        """The case as text."""
+        return f"{self.method} {self.target}, {self.kind}, {self.setting}"
+
+
+class CaseResult(NamedTuple):
+    """The metrics and images of a case. Images have pixels from 0 to 1, (images, channels, height, width)."""
+
+    records: list[Record]
+    true: Tensor
+    found: Tensor  # images whose record says "turned" as their negative
+
+
+class AttackRunner:
+    """Attacks batches of one run. Cases that a folder holds are not attacked again."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        states: Mapping[str, RunState],
+        batches: Mapping[int, list[AttackedBatch]],
+        config: AttackConfig,
+    ) -> None:
+        self.engine, self.states, self.batches, self.config = engine, states, batches, config
+        cpu = torch.device("cpu")
+        self._checksums = {key: checksum(tree.flatten(tree.to(state.shared, cpu)), {}) for key, state in states.items()}
+        self._local_rounds: dict[str, dict[int, ServerView]] = {key: {} for key in states}
+
+    def run(
+        self, cases: Sequence[AttackCase], folder: Path | None, on_result: Callable[[AttackCase, CaseResult], None]
+    ) -> dict[AttackCase, CaseResult]:
+        """Return the results of all cases; those that differ only in their steps are attacked at once."""
+        results: dict[AttackCase, CaseResult] = {}
+        for case in cases:
+            if case in results:
+                continue
+            group = [other for other in cases if dataclasses.replace(other, steps=case.steps) == case]
+            saved = {each: self.load(each, folder) for each in group}
+            missing = [each for each in group if saved[each] is None]
+            new = self._attack(missing) if missing else {}
+            for each in group:
+                result = results[each] = saved[each] or new[each]
+                if each in new and folder is not None:
+                    _save_case(case_path(folder, each), result, self._settings(each))
+                on_result(each, result)
+        return results
+
+    def _attack(self, cases: Sequence[AttackCase]) -> dict[AttackCase, CaseResult]:
+        """Attack cases that differ only in their steps."""
+        first = cases[0]
+        batches, state, local_rounds = self.batches[first.batch], self.states[first.round], self._local_rounds[first.round]
+        true = load_images(self.engine.federation, batches)
+        keys = [(batch.samples[0], len(batch.samples)) for _ in cases for batch in batches]
+        with matmul_precision("float32"):  # whatever the precision of the run
+            views = [view for case in cases for view in observe_uploads(self.engine, state, batches, case.steps, local_rounds)]
+            start = time.perf_counter()
+            found = reconstruction.reconstruct(views, first.target, first.kind, true.shape[1:], keys, self.config)
+        if true.device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds = (time.perf_counter() - start) / len(views)
+        results = {}
+        for index, case in enumerate(cases):
+            span = slice(index * len(batches), (index + 1) * len(batches))
+            results[case] = self.measure(case, Reconstruction(*(values[span] for values in found)), true, seconds)
+        return results
+
+    def measure(self, case: AttackCase, found: Reconstruction, true: Tensor, seconds: float) -> CaseResult:
+        """Return the metrics of each true image and the reconstruction assigned to it.
+
+        The reconstruction, the start and the mean image are measured by the same rules: as they are, and (either_…) as
+        themselves or their negative, whichever is closer.
+        """
+        truth = true.flatten(0, 1)
+        guesses = {
+            "": found.images,
+            "start_": torch.sigmoid(found.initial_logits),
+            "mean_": self._mean_image.expand_as(true),
+        }
+        matched = {name: match_images(true, images) for name, images in guesses.items()}
+        matched |= {f"either_{name}": match_images(true, images, either_sign=True) for name, images in guesses.items()}
+        metrics = {
+            f"{name}{metric.__name__}": metric(truth, guess.images)
+            for name, guess in matched.items()
+            for metric in (image_metrics.psnr, image_metrics.ssim)
+        }
+        metrics |= {
+            "reference_psnr": image_metrics.reference_psnr(truth, matched[""].images),
+            "reference_start": image_metrics.reference_psnr_of_start(truth, found.initial_logits.flatten(0, 1)),
+            "gradient_distance": found.distances.repeat_interleave(case.batch),
+        }
+        values = {name: metric.double().cpu().tolist() for name, metric in metrics.items()}
+        images, inverted = matched["either_"]
+        federation = self.engine.federation
+        samples = [(batch.client, sample) for batch in self.batches[case.batch] for sample in batch.samples]
+        records: list[Record] = [
+            {
+                **dataclasses.asdict(case),
+                "client": federation.shards[client].name,
+                "row": sample,
+                "label": int(federation.table.y[sample]),
+                **{name: of_images[index] for name, of_images in values.items()},
+                "turned": bool(inverted[index]),
+                "seconds": seconds,
+            }
+            for index, (client, sample) in enumerate(samples)
+        ]
+        return CaseResult(records, truth.cpu(), images.cpu())
+
+    @functools.cached_property
+    def _mean_image(self) -> Tensor:
+        return mean_image(self.engine.federation)
+
+    def load(self, case: AttackCase, folder: Path | None) -> CaseResult | None:
+        """Return the case that a folder holds, or None if it was attacked under other settings."""
+        path = None if folder is None else case_path(folder, case)
+        if path is None or not path.is_file():
+            return None
+        images, metadata = read_tensors(path)
+        if metadata.get("settings") != json.loads(json.dumps(self._settings(case))):
+            return None
+        true, found = (images[name].to(torch.float32) / 255 for name in ("true", "found"))
+        return CaseResult(cast(list[Record], metadata["records"]), true, found)
+
+    def _settings(self, case: AttackCase) -> dict[str, object]:
+        """Return what a case depends on; a saved case with the same settings is the same."""
+        method, schedule, config = self.engine.method, self.engine.schedule, self.config
+        settings = {"form": _VERSION, **dataclasses.asdict(case)}
+        settings |= {"iterations": config.iterations, "restarts": config.restarts, "seed": config.seed}
+        settings |= {"sent": self._checksums[case.round], "rows": [list(batch.samples) for batch in self.batches[case.batch]]}
+        settings |= {"lr": method.lr, "options": option_values(undefended(method)), "data": self.engine.federation.table.digest}
+        if isinstance(method, Defended):
+            settings["defence"] = {**option_values(method.defence), "salt": method.salt, "crowd": method.min_clients}
+        # Saved at their defaults, these would change the settings of all cases that were saved without them.
+        added: dict[str, tuple[object, object]] = {"batch_norm": (method.batch_norm, Setup.batch_norm)}
+        if case.steps == "epoch":
+            added["epochs"] = (method.epochs, Setup.epochs)
+            added |= {key: (getattr(schedule, key), getattr(Schedule, key)) for key in ("batch_size", "shuffle", "drop_last")}
+        return settings | {key: value for key, (value, default) in added.items() if value != default}
+
+
+def case_path(folder: Path, case: AttackCase) -> Path:
+    """Return the path of a saved case."""
+    return folder / "cases" / f"{case.file_name}.safetensors"
+
+
+def _save_case(path: Path, result: CaseResult, settings: Mapping[str, object]) -> None:
+    images = {"true": result.true, "found": result.found}
+    flat = {name: (values.clamp(0, 1) * 255).round().to(torch.uint8) for name, values in images.items()}
+    write_tensors(path, flat, {"settings": dict(settings), "records": result.records})
+
+
+def ceiling_runner(
+    engine: Engine, batches: Mapping[int, list[AttackedBatch]], attack: str, config: AttackConfig
+) -> tuple[AttackRunner, AttackCase]:
+    """Return the case that is easiest to attack: FedAvg's untrained model after one step on the smallest batch.
+
+    It uses the net, data, seed and learning rate of the run, whatever its method.
+    """
+    method = engine.method
+    fedavg = METHODS["fedavg"]().bind(method.net, lr=method.lr, epochs=method.epochs, batch_norm=method.batch_norm)
+    other = Loop(RunSpec(fedavg, engine.federation, engine.schedule, engine.class_counts))
+    case = AttackCase("fedavg", "model", attack, "0", "one", min(batches))
+    return AttackRunner(other, {"0": initial_state(other)}, batches, config), case
+
+
+def records_to_json(records: Sequence[Mapping[str, object]]) -> str:
+    """Return records as JSON, one per line."""
+    return "[\n" + ",\n".join(json.dumps(record, allow_nan=False) for record in records) + "\n]\n"

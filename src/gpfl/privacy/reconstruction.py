@@ -1,0 +1,177 @@
+"""Reconstruction of images from what the server sees. It is given `ServerView`s and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gpfl.core import tree
+from gpfl.core.randomness import MAX_SEED
+from gpfl.core.tree import Tree
+from gpfl.errors import GpflError, did_you_mean
+from gpfl.privacy import dlg, geiping
+from gpfl.privacy.gradient_matching import (
+    GradientMatching,
+    Key,
+    cotangent_product,
+    initial_logits,
+    initial_outputs,
+    observed_gradients,
+    soft_cross_entropy,
+    squared_error,
+)
+from gpfl.privacy.gradient_targets import GradientTarget, select_target
+from gpfl.privacy.label_inference import guess_labels
+from gpfl.privacy.server_view import ServerView
+
+ATTACKS = ("dlg", "geiping")
+
+_CPU_CONCURRENCY = 16
+"""Searches that run at once on a CPU."""
+_GRADIENTS_PER_SEARCH = 16
+"""Approximate number of gradients in memory per search on a GPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackConfig:
+    """Effort of an attack."""
+
+    iterations: int = 2000
+    restarts: int = 2
+    seed: int = 0
+    n_concurrent: int = 0  # searches (batches times restarts) that run at once; 0 = as many as fit in memory
+    graph: bool = False  # on a GPU: run the steps as a CUDA graph
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("iterations", 1, None),
+            ("restarts", 1, None),
+            ("seed", 0, MAX_SEED),
+            ("n_concurrent", 0, None),
+        ):
+            value = getattr(self, name)
+            if value < low or (high is not None and value > high):
+                at_most = f" and at most {high}" if high else ""
+                raise GpflError(f"--{name.replace('_', '-')} is {value}; it must be at least {low}{at_most}")
+
+
+class Reconstruction(NamedTuple):
+    """What an attack finds for each upload."""
+
+    images: Tensor  # (uploads, batch, channels, height, width)
+    distances: Tensor  # (uploads,), cosine distance of the gradients
+    initial_logits: Tensor  # of the images that the best restart began with
+
+
+def reconstruct(
+    views: Sequence[ServerView], target_name: str, attack: str, shape: Sequence[int], keys: Sequence[Key], config: AttackConfig
+) -> Reconstruction:
+    """Reconstruct the images of uploads that were sent the same weights.
+
+    Of several restarts the one with the smallest gradient distance is returned; nothing of the true images enters the choice.
+
+    Args:
+        views: One for each upload.
+        target_name: Name of a target of the method.
+        attack: One of `ATTACKS`.
+        shape: Shape of one batch of images.
+        keys: Select the random starts of each upload.
+        config: Effort of the attack.
+
+    """
+    if attack not in ATTACKS:
+        raise GpflError(f"unknown attack '{attack}'; {did_you_mean(attack, ATTACKS)}")
+    target = select_target(views[0].method, target_name)
+    gradients = observed_gradients(views, target)
+    matching = GradientMatching(views[0].method.net, target, views[0].weights, squared_error)
+    labels = _infer_labels(views, target) if attack == "geiping" else None
+    searches = [(upload, restart) for upload in range(len(views)) for restart in range(config.restarts)]
+    width = config.n_concurrent or _fitting_searches(gradients, matching.weights)
+    device = next(tree.leaves(gradients)).device
+    results = []
+    for first in range(0, len(searches), width):
+        chunk = searches[first : first + width]
+        index = torch.tensor([upload for upload, _ in chunk], device=device)
+        starts = [(*keys[upload], restart) for upload, restart in chunk]
+        logits = initial_logits(shape, starts, config.seed).to(device)
+        chunk_labels = None if labels is None else labels[index]
+        found = _search(matching, attack, tree.take(gradients, index), logits, starts, chunk_labels, config)
+        results.append((*found, logits))
+    images, distances, logits = (torch.cat(values) for values in zip(*results, strict=True))
+    distances = torch.nan_to_num(distances, nan=torch.inf).reshape(len(views), config.restarts)
+    best = distances.argmin(1)
+    uploads = torch.arange(len(views), device=device)
+
+    def select(values: Tensor) -> Tensor:
+        return values.reshape(len(views), config.restarts, *shape)[uploads, best]
+
+    images, distances = select(images), distances[uploads, best]
+    if attack == "geiping" and labels is None and shape[0] == 1:  # in a larger batch each image has its own sign
+        images, distances = _resolve_signs(matching, gradients, images, distances, width, config)
+    return Reconstruction(images, distances, select(logits))
+
+
+def _infer_labels(views: Sequence[ServerView], target: GradientTarget) -> Tensor | None:
+    """Return the labels that uploads reveal (uploads, batch), if the loss of the target's output uses them."""
+    labels = [guess_labels(view) for view in views] if target.knows_loss else [None]
+    known = [each for each in labels if each is not None]
+    return torch.stack(known) if len(known) == len(labels) else None
+
+
+def _search(
+    matching: GradientMatching,
+    attack: str,
+    gradients: Tree,
+    logits: Tensor,
+    starts: Sequence[Key],
+    labels: Tensor | None,
+    config: AttackConfig,
+) -> tuple[Tensor, Tensor]:
+    """Return images and distances of searches that run at once."""
+    images, iterations, graph = torch.sigmoid(logits), config.iterations, config.graph
+    with torch.no_grad():
+        outputs = torch.func.vmap(matching.output)(images)
+    if attack == "dlg":
+        dummies = initial_outputs(outputs.shape[1:], starts, config.seed).to(logits.device)
+        return dlg.reconstruct(matching, gradients, logits, dummies, iterations=iterations, graph=graph)
+    if labels is None:
+        matching = dataclasses.replace(matching, loss=cotangent_product)
+        return geiping.reconstruct_with_cotangent(matching, gradients, images, iterations=iterations, graph=graph)
+    matching = dataclasses.replace(matching, loss=soft_cross_entropy)
+    one_hot = (labels[..., None] == torch.arange(outputs.shape[-1], device=logits.device)).to(logits.dtype)
+    return geiping.reconstruct(matching, gradients, images, one_hot, iterations=iterations, free_output=False, graph=graph)
+
+
+def _resolve_signs(
+    matching: GradientMatching, gradients: Tree, images: Tensor, distances: Tensor, width: int, config: AttackConfig
+) -> tuple[Tensor, Tensor]:
+    """Return images and distances after a search from the negative of each, `width` at once."""
+    matching = dataclasses.replace(matching, loss=cotangent_product)
+    results = [
+        geiping.resolve_sign(
+            matching,
+            tree.take(gradients, chunk),
+            images[chunk],
+            distances[chunk],
+            iterations=config.iterations,
+            graph=config.graph,
+        )
+        for chunk in torch.split(torch.arange(len(images), device=images.device), width)
+    ]
+    found, found_distances = zip(*results, strict=True)
+    return torch.cat(found), torch.cat(found_distances)
+
+
+def _fitting_searches(gradients: Tree, weights: Tree) -> int:
+    """Return how many searches to run at once: as many as half of a GPU's free memory holds."""
+    device = tree.device_of(weights) or torch.device("cpu")
+    if device.type != "cuda":
+        return _CPU_CONCURRENCY
+    per_search = tree.count_bytes(tree.take(gradients, 0)) * _GRADIENTS_PER_SEARCH + (64 << 20)
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(max(1, min(1024, free // 2 // per_search)))

@@ -1,0 +1,361 @@
+"""Tables of privacy: attack cases, the paper's table, label and membership inference, and the defence study."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from gpfl.defences.accounting import INSTALL_COMMAND, accountant_version, format_epsilon
+from gpfl.errors import pluralize
+from gpfl.experiments.defence_points import ATTACK, DefencePoint, DefenceStudy
+from gpfl.experiments.defence_study import FAMILIES
+from gpfl.experiments.definitions import display_name
+from gpfl.experiments.leaks import InferenceFindings
+from gpfl.experiments.privacy_table import COLUMNS, PrivacyTable, compare_with_fedavg, paper_psnr
+from gpfl.privacy.attack_runner import AttackCase, CaseResult
+from gpfl.privacy.case_summary import CaseSummary, record_values, summarize_case
+from gpfl.privacy.label_inference import LabelInference
+from gpfl.privacy.membership import MembershipInference, confidence_interval
+from gpfl.report.plotting import markdown_images
+from gpfl.report.tables import Bold, MeanStd, ResultColumn, ResultTable, Value, render_page
+
+EITHER_SIGN = (
+    "PSNR, SSIM, floors and verdicts count each image as itself or its negative, whichever is closer, since a negative reveals "
+    "as much; the start and the mean image are measured in the same way."
+)
+LEAKS = (
+    "An upload leaks if the reconstructions are closer to the images than the start, a random image, and the mean image of the "
+    "dataset (signed-rank test over images, p < 0.05). Lower is more private."
+)
+REFERENCE_FORMULA = "−10·log10(MSE/3) on net inputs from −1 to 1"
+
+
+# Attack cases.
+
+
+def attack_table(
+    results: Mapping[AttackCase, CaseResult], ceiling: tuple[AttackCase, CaseResult], formula: str, title: str
+) -> ResultTable:
+    """Return the table of an attack's cases, with PSNRs by one of `case_summary.PSNR_FORMULAS`."""
+    texts = ("method", "target", "attack", "round", "training", "verdict")
+    numbers = (("batch", ""), ("images", ""), ("PSNR, dB", ".2f"), ("SSIM", ".3f"), ("start", ".2f"), ("mean image", ".2f"))
+    as_found = (("inverted", ""), ("PSNR as found", ".2f"), ("SSIM as found", ".3f"))
+    columns = [ResultColumn(text, align="left") for text in texts]
+    columns += [ResultColumn(header, spec) for header, spec in (*numbers, *as_found)]
+    rows = [_case_row(summarize_case(case, result, formula)) for case, result in results.items()]
+    return ResultTable(columns, rows, title, notes=attack_notes(ceiling, formula))
+
+
+def _case_row(summary: CaseSummary) -> list[Value | Bold]:
+    case = summary.case
+    return [
+        *(case.method, case.target, case.kind, case.round, case.training, summary.verdict, case.batch, summary.images),
+        *(MeanStd(summary.psnr, summary.std, summary.images), summary.ssim, summary.start_psnr, summary.mean_psnr),
+        *(summary.inverted, summary.psnr_as_found, summary.ssim_as_found),
+    ]
+
+
+def attack_notes(ceiling: tuple[AttackCase, CaseResult], formula: str) -> list[str]:
+    """Return how to read a table of cases, and whether the attack works at all."""
+    top = summarize_case(*ceiling, formula)
+    notes = [
+        LEAKS,
+        EITHER_SIGN,
+        f"{_describe_ceiling(top)} In harder settings (larger batches, whole epochs, later rounds) a value at the floor may "
+        "show a weak attack; attack fedavg in the same setting to compare.",
+        *_ceiling_caveat(top.leaks, top.psnr, top.floor),
+    ]
+    if formula == "reference":
+        start = record_values(ceiling[1].records, "reference_start").mean()
+        notes.append(
+            f"PSNR by the formula of the authors' code, {REFERENCE_FORMULA}. In their code an attack without iterations "
+            f"reaches {start:.2f} dB on these images; the paper's values lie between 6.41 and 7.94."
+        )
+    return notes
+
+
+def describe_summary(summary: CaseSummary) -> str:
+    """Return the outcome of a case in one line."""
+    inverted = f" ({summary.inverted} closer as negatives; as found {summary.psnr_as_found:.2f} dB)" if summary.inverted else ""
+    return (
+        f"{summary.case.description}: {summary.psnr:.2f} dB, SSIM {summary.ssim:.3f} over {summary.images} images "
+        f"(start {summary.start_psnr:.2f}, mean image {summary.mean_psnr:.2f}): {summary.verdict}{inverted}"
+    )
+
+
+def _describe_ceiling(top: CaseSummary) -> str:
+    return f"Ceiling (fedavg, untrained, one step, batch {top.case.batch}, model): {top.psnr:.2f} dB, SSIM {top.ssim:.3f}."
+
+
+def _ceiling_caveat(leaks: bool, psnr: float, floor: float) -> list[str]:
+    if leaks:
+        return []
+    if psnr > floor:
+        return [
+            f"**Weak evidence**: even at the ceiling the attack exceeds its floor ({floor:.2f} dB) on average, but not "
+            "significantly. Use more images, iterations or restarts."
+        ]
+    return [
+        f"**No evidence**: the attack does not exceed its floor ({floor:.2f} dB) even at the ceiling, so low values show a "
+        "weak attack, not a private method."
+    ]
+
+
+# The paper's table.
+
+
+def privacy_page(table: PrivacyTable, formula: str, origin: str, images: Mapping[str, Sequence[Path]] | None = None) -> str:
+    """Return the page of the paper's table: two tables for each attack, and the image grids."""
+    tables = [each for attack in table.ceilings for each in _attack_tables(table, attack, formula)]
+    grids = "".join(markdown_images((images or {}).get(attack, ())) for attack in table.ceilings)
+    return render_page("Privacy: reconstruction from uploads", tables, intro=[LEAKS, EITHER_SIGN], origin=origin) + grids
+
+
+def _attack_tables(table: PrivacyTable, attack: str, formula: str) -> tuple[ResultTable, ResultTable]:
+    labels = [column.label for column in COLUMNS]
+    rows: list[list[Value | Bold]] = []
+    rows_as_found: list[list[Value]] = []
+    for setting in table.settings(attack):
+        row = table.row(attack, setting)
+        summaries = {column: summarize_case(case, result, formula) for column, (case, result) in row.items()}
+        first = next(iter(summaries.values()))
+        informative = any(summary.leaks for column, summary in summaries.items() if column.method == "fedavg")
+        name = first.case.setting
+        cells = [
+            Bold(f"{each.psnr:.2f} [{each.ssim:.2f}]") if each.leaks and each.tested else f"{each.psnr:.2f} [{each.ssim:.2f}]"
+            for each in summaries.values()
+        ]
+        rows.append([name if informative else f"{name} †", *cells, first.start_psnr, first.mean_psnr])
+        rows_as_found.append([name, *(_as_found(summary) for summary in summaries.values())])
+    paper = paper_psnr()
+    rows.append(["paper, Cifar100", *(f"{paper[label]:.2f}" for label in labels), None, None])
+    top = summarize_case(*table.ceilings[attack], formula)
+    images = len(table.ceilings[attack][1].records)
+    columns = [ResultColumn("setting"), *(ResultColumn(label) for label in labels)]
+    floors = [ResultColumn("start", ".2f"), ResultColumn("mean image", ".2f")]
+    return (
+        ResultTable(
+            [*columns, *floors],
+            rows,
+            f"Attack {attack}",
+            f"PSNR in dB [SSIM], mean over {pluralize(images, 'image')}.",
+            [
+                f"Bold: leaks. {_describe_ceiling(top)} †: no evidence, since here the attack does not significantly exceed "
+                "its floor on FedAvg either, which protects nothing.",
+                *_ceiling_caveat(top.leaks, top.psnr, top.floor),
+                f"Best rounds: {', '.join(f'{display_name(name)} {number}' for name, number in table.best_rounds.items())}.",
+                *_describe_comparison(table, attack),
+                _describe_paper_row(table, attack, formula),
+            ],
+        ),
+        ResultTable(
+            columns,
+            rows_as_found,
+            f"Attack {attack}: images as found",
+            "PSNR in dB [SSIM] (images that count as their negative above).",
+        ),
+    )
+
+
+def _as_found(summary: CaseSummary) -> str:
+    inverted = f" ({summary.inverted})" if summary.inverted else ""
+    return f"{summary.psnr_as_found:.2f} [{summary.ssim_as_found:.2f}]{inverted}"
+
+
+def _describe_comparison(table: PrivacyTable, attack: str) -> list[str]:
+    parts = []
+    for each in compare_with_fedavg(table, attack):
+        test = "" if each.p_value is None else f" (signed-rank p = {each.p_value:.2g})"
+        parts.append(f"round {each.round}: {each.gpfl} against {each.fedavg} {each.difference:+.2f} dB{test}")
+    if not parts:
+        return []
+    return [f"Each method by the target that leaks most, same images, one step, batch 1: {'; '.join(parts)}."]
+
+
+def _describe_paper_row(table: PrivacyTable, attack: str, formula: str) -> str:
+    start = record_values(table.ceilings[attack][1].records, "reference_start").mean()
+    formulas = (
+        f"All PSNRs are by the formula of the paper's row ({REFERENCE_FORMULA})."
+        if formula == "reference"
+        else f"The paper's row is by another formula ({REFERENCE_FORMULA}; --psnr reference uses it for all rows)."
+    )
+    return (
+        f"{formulas} The paper's row is for batches of 10. In the authors' code an attack without iterations reaches "
+        f"{start:.2f} dB on these images."
+    )
+
+
+# Label distribution and membership inference.
+
+
+def inference_page(findings: Sequence[InferenceFindings], origin: str) -> str:
+    """Return the page of label distribution and membership inference, a row for each method."""
+    rounds = list(findings[0].labels)
+    names = {"0": "untrained", "best": "trained"}
+    columns = [
+        ResultColumn("method"),
+        *(ResultColumn(f"labels, {names[round_]}", ".3f") for round_ in rounds),
+        *(ResultColumn("members, AUC"), ResultColumn("training loss", ".3f"), ResultColumn("test loss", ".3f")),
+        *(ResultColumn("accuracy, %", ".2f"), ResultColumn("round")),
+    ]
+    rows: list[list[Value]] = [
+        [
+            display_name(each.method),
+            *(_mean_guess(each.labels[round_]) for round_ in rounds),
+            _with_interval([member.auc for member in each.members]),
+            float(np.mean([member.train_loss for member in each.members])),
+            float(np.mean([member.test_loss for member in each.members])),
+            *(100 * each.accuracy, each.round),
+        ]
+        for each in findings
+    ]
+    title = "Privacy: label distribution and membership inference"
+    return render_page(title, [ResultTable(columns, rows, notes=_inference_notes(findings))], origin=origin)
+
+
+def _inference_notes(findings: Sequence[InferenceFindings]) -> list[str]:
+    labels = next(iter(findings[0].labels.values()))
+    uniform, overall = _baselines(labels)
+    weak = [
+        display_name(each.method)
+        for each in findings
+        if any(
+            (guess := _mean_guess(clients)) is not None and guess >= min(uniform, overall) for clients in each.labels.values()
+        )
+    ]
+    caveat = f" A guess that is no better ({', '.join(weak)}) does not make the upload safe." if weak else ""
+    selected_by = ", ".join(sorted({each.selected_by for each in findings}))
+    return [
+        "Labels: total variation distance between a client's label distribution and the server's guess from the upload of one "
+        f"local round, mean over {describe_clients(labels, findings[0].clients)}; 0 is exact. Guesses without an upload: all "
+        f"classes equally frequent {uniform:.3f}, like all clients together {overall:.3f}.{caveat} Labels are the same in "
+        "every round, so the server can keep its best guess. A dash: the upload reveals no labels directly.",
+        "Members: probability that a personal model has a lower loss on a training sample than on a test sample, mean over "
+        f"clients with its 95 % confidence interval; 0.5 is chance. Models of the round selected by '{selected_by}'.",
+    ]
+
+
+def describe_label_inference(labels: Sequence[LabelInference], method: str, clients: int) -> str:
+    """Return the outcome of label distribution inference for one method; `clients` is the number of those attacked."""
+    uniform, overall = _baselines(labels)
+    baselines = f"guesses without an upload: uniform {uniform:.3f}, all clients together {overall:.3f}"
+    mean = f"mean over {describe_clients(labels, clients)}"
+    guess = _mean_guess(labels)
+    if guess is None:
+        return f"Labels: uploads of {method} have no head, embeddings or prototypes that reveal labels ({mean}; {baselines})."
+    correlations = [each.correlation for each in labels if each.correlation is not None]
+    correlation = f", correlation {np.mean(correlations):.2f}" if correlations else ""
+    return (
+        f"Labels: from uploads of {method} the server guesses a client's label distribution to a total variation distance of "
+        f"{guess:.3f}{correlation} ({mean}; 0 is exact; {baselines})."
+    )
+
+
+def describe_membership_inference(members: Sequence[MembershipInference], method: str) -> str:
+    """Return the outcome of membership inference for one method."""
+    train, test = (float(np.mean([getattr(each, name) for each in members])) for name in ("train_loss", "test_loss"))
+    return (
+        f"Members: a threshold on the loss of {method}'s personal models separates training from test samples with AUC "
+        f"{_with_interval([each.auc for each in members])} (mean over {pluralize(len(members), 'client')}; 0.5 is chance). "
+        f"Mean loss {train:.3f} on training samples, {test:.3f} on test samples."
+    )
+
+
+def describe_clients(labels: Sequence[LabelInference], clients: int) -> str:
+    """Return how many clients label inference covers, of how many."""
+    if len(labels) == clients:
+        return pluralize(clients, "client")
+    return f"{len(labels)} of {pluralize(clients, 'client')}; the others have too few samples to train"
+
+
+def _baselines(labels: Sequence[LabelInference]) -> tuple[float, float]:
+    return float(np.mean([each.uniform for each in labels])), float(np.mean([each.overall for each in labels]))
+
+
+def _mean_guess(labels: Sequence[LabelInference]) -> float | None:
+    guesses = [each.guess for each in labels if each.guess is not None]
+    return float(np.mean(guesses)) if guesses else None
+
+
+def _with_interval(values: Sequence[float]) -> str:
+    mean, half_width = confidence_interval(values)
+    return f"{mean:.3f} ± {half_width:.3f}" if math.isfinite(half_width) else f"{mean:.3f}"
+
+
+# The defence study.
+
+
+def defence_page(study: DefenceStudy, origin: str, images: Sequence[Path] = ()) -> str:
+    """Return the page of the defence study, a row for each point."""
+    texts = ("method", "defence", "variant", "target", "verdict")
+    numbers = (("value", "g"), ("accuracy, %", ".2f"), ("ε", ""), ("ε, Poisson", ""), ("PSNR, dB", ".2f"), ("SSIM", ".3f"))
+    columns = [ResultColumn(text, align="left") for text in texts]
+    columns += [ResultColumn(header, spec) for header, spec in (*numbers, ("MB up", ".1f"))]
+    descriptions = {family.option: family.description for family in FAMILIES}
+    rows: list[list[Value]] = [
+        [
+            *(
+                display_name(point.method),
+                descriptions.get(point.family, "none"),
+                f"`{point.variant}`" if point.variant else "",
+            ),
+            *(point.target, point.verdict, point.value if point.family else None),
+            MeanStd(100 * point.accuracy, 100 * point.std, point.trials),
+            *(None if value is None else format_epsilon(value) for value in (point.epsilon, point.epsilon_if_poisson)),
+            *(point.psnr, point.ssim, point.bytes_up / 1e6),
+        ]
+        for point in study.points
+    ]
+    table = ResultTable(columns, rows, notes=_defence_notes(study))
+    return render_page("Privacy: defences", [table], origin=origin) + markdown_images(images)
+
+
+def _defence_notes(study: DefenceStudy) -> list[str]:
+    floor = float(np.mean([point.floor for point in study.points]))
+    inversion = max(point.psnr - point.psnr_as_found for point in study.points)
+    round_ = "round 0" if study.attacked_round == "0" else "the best round"
+    variants = " ".join(point.variant for point in study.points)
+    notes = [
+        f"Accuracy: best of {study.rounds} rounds on the test samples of all clients. PSNR: reconstruction of {study.images} "
+        f"images by the attack {ATTACK} from one step on one image at {round_}, for the target that leaks most; lower is more "
+        f"private. Floor {floor:.2f} dB, ceiling (fedavg, no defence, untrained) {study.ceiling:.2f} dB.",
+        *_ceiling_caveat(study.ceiling_leaks, study.ceiling, study.ceiling_floor),
+        f"{EITHER_SIGN} As found (points.csv) PSNR is at most {inversion:.2f} dB lower.",
+        *_describe_epsilon(study.points),
+        *(f"Not finished: {failure}." for failure in study.failed),
+    ]
+    if "--mlg-norm" in variants:
+        notes.append(
+            "GPFL under a defence of examples has the magnitude term as a mean over examples (--mlg-norm sample_mean, λ·√B), "
+            "since the default couples the examples of a batch."
+        )
+    if "--mu" in variants:
+        notes.append(
+            "GPFL with clipped or sparse updates has no weight decay (--mu 0), which would fill them: it changes valve and "
+            "embeddings far more than the data."
+        )
+    return notes
+
+
+def _describe_epsilon(points: Sequence[DefencePoint]) -> list[str]:
+    deltas = sorted({point.delta for point in points if point.delta is not None})
+    if not deltas:
+        return []
+    if all(point.epsilon is None for point in points):
+        return [f"ε is not stated because dp-accounting is not installed: {INSTALL_COMMAND}, then run the same command again."]
+    notes = [
+        f"ε by {accountant_version()} for δ = {', '.join(f'{delta:g}' for delta in deltas)} over all planned rounds. As run: "
+        "one client or example exchanged, a fixed number of clients per round, batches in order. Poisson, as most papers "
+        "state it: one more or less, Poisson sampling. The client level protects against those who see aggregates, not single "
+        "uploads. An ε above about a hundred guarantees next to nothing; large ones for Poisson sampling are far from tight."
+    ]
+    names = dict.fromkeys(display_name(point.method) for point in points if point.label_counts_known)
+    if names:
+        notes.append(
+            f"The ε of examples for {', '.join(names)} is for one exchanged for another of its class: the loss uses the "
+            "client's label counts, which are not protected."
+        )
+    return notes
