@@ -90,7 +90,7 @@ def attack(
     restarts: int,
     seed: int,
     graph: bool,
-    out: str | None,
+    out: Path | None,
 ) -> None:
     """Attack the uploads of a run.
 
@@ -109,7 +109,7 @@ def attack(
         batches = _choose_batches(result, clients, images, batch, steps, seed)
     if labels:
         uploading_clients(result.engine, clients)
-    folder = Path(out) if out and out.strip() else run / "attack"
+    folder = out or run / "attack"
     files.make_folder(folder)  # after all checks
     _print_selected_round(result, round_)
     print_graph_note(graph, result.engine.device)

@@ -34,7 +34,7 @@ from gpfl.training import config as configs
 def compare(
     config: str | None,
     methods: str,
-    out: str | None,
+    out: Path | None,
     seeds: list[int],
     assignments: tuple[str, ...],
     federation: str | None,

@@ -10,6 +10,7 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -241,6 +242,21 @@ class CommaList(click.ParamType):  # type: ignore[type-arg]  # generic from clic
         return list(dict.fromkeys(entries))
 
 
+class Folder(click.ParamType):  # type: ignore[type-arg]
+    """A folder, which need not exist."""
+
+    name = "DIR"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path; raise if it is empty or a file."""
+        flag, folder = param.opts[0] if param else "the folder", Path(value)
+        if not str(value).strip():
+            raise GpflError(f"{flag} is empty; name a folder")
+        if folder.exists() and not folder.is_dir():
+            raise GpflError(f"{flag} {folder} is a file; choose a folder")
+        return folder
+
+
 option = functools.partial(click.option, show_default=True)
 """An option whose help shows its default."""
 
@@ -262,7 +278,7 @@ def seeds_option(default: str | None, description: str) -> Decorator:
 
 def out_option(description: str, default: str | None = None) -> Decorator:
     """Add --out."""
-    return option("--out", default=default, metavar="DIR", help=description)
+    return option("--out", default=default, type=Folder(), metavar="DIR", help=description)
 
 
 # Values of config flags.

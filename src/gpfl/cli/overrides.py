@@ -83,25 +83,10 @@ def check_no_partition(overrides: ConfigDict, federation: str) -> None:
         raise GpflError(f"--federation {federation} already assigns the samples to clients: leave out {flag}")
 
 
-def results_folder(name: str) -> Path:
-    """Return the folder of --out for results; raise for a file."""
-    folder = named_folder(name)
-    if folder.exists() and not folder.is_dir():
-        raise GpflError(f"--out {folder} is a file; choose a folder")
-    return folder
-
-
-def named_folder(name: str, flag: str = "--out") -> Path:
-    """Return the folder of a flag; raise for an empty name."""
-    if not name.strip():
-        raise GpflError(f"{flag} is empty; name a folder")
-    return Path(name)
-
-
-def new_folder(name: str | None, default: Path) -> Path:
+def new_folder(folder: Path | None, default: Path) -> Path:
     """Return the folder of --out, or the default with the first free number; the same one in all processes."""
-    if name is not None:
-        return named_folder(name)
+    if folder is not None:
+        return folder
     number, folder = 1, default
     while folder.exists():
         number += 1

@@ -19,7 +19,7 @@ from gpfl.cli.data import download_datasets
 from gpfl.cli.grid_plan import print_plan
 from gpfl.cli.grid_progress import GridReporter
 from gpfl.cli.options import CommaList, compose, option, out_option, seeds_option, set_option
-from gpfl.cli.overrides import check_method_set, parse_method_set, results_folder
+from gpfl.cli.overrides import check_method_set, parse_method_set
 from gpfl.cli.terminal import console, print_error, print_line
 from gpfl.core.randomness import MAX_SEED
 from gpfl.defences.accounting import accountant_version
@@ -117,7 +117,7 @@ def attacks(
     assignments: tuple[str, ...],
     device: str,
     engine: str,
-    out: str,
+    out: Path,
     dry_run: bool,
 ) -> None:
     """Reproduce the paper's privacy table: train five methods on Cifar100 and attack their uploads."""
@@ -168,7 +168,7 @@ def leaks(
     assignments: tuple[str, ...],
     device: str,
     engine: str,
-    out: str,
+    out: Path,
     dry_run: bool,
 ) -> None:
     """Infer label distributions from uploads, and training samples from personal models, method by method."""
@@ -228,7 +228,7 @@ def defences(
     assignments: tuple[str, ...],
     device: str,
     engine: str,
-    out: str,
+    out: Path,
     dry_run: bool,
 ) -> None:
     """Measure defences: accuracy against ε, and what an attack reconstructs against accuracy."""
@@ -303,7 +303,7 @@ def _make_plan(
     seeds: Sequence[int],
     rounds: int,
     patience: int,
-    out: str,
+    out: Path,
     assignments: tuple[str, ...],
     device: str,
     engine: str,
@@ -318,7 +318,7 @@ def _make_plan(
     if "defence" in settings:
         raise GpflError("--set defence.… does not apply: `gpfl privacy defences` has flags for its values")
     plan = GridPlan(
-        out=results_folder(out),
+        out=out,
         seeds=tuple(seeds),
         rounds=rounds,
         patience=patience,

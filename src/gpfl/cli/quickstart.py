@@ -19,7 +19,7 @@ from gpfl.training.run_dir import make_empty_folder
 
 @click.command(cls=Command)
 @out_option("Folder for the results; an interrupted quickstart in it is resumed.")
-def quickstart(out: str | None) -> None:
+def quickstart(out: Path | None) -> None:
     """Train GPFL, FedAvg and local models on digits in under two minutes.
 
     Each runs with three seeds. Prints a table and draws the accuracies.

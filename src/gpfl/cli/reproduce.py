@@ -16,8 +16,8 @@ from gpfl.cli.grid_plan import print_plan
 from gpfl.cli.grid_progress import GridReporter
 from gpfl.cli.grid_tables import show_held, tell_problems, write
 from gpfl.cli.interrupt import StoppedError, interruptible, same_command
-from gpfl.cli.options import config_option, option, out_option, parse_options, seeds_option, set_option
-from gpfl.cli.overrides import check_method_set, named_folder, parse_method_set, results_folder
+from gpfl.cli.options import Folder, config_option, option, out_option, parse_options, seeds_option, set_option
+from gpfl.cli.overrides import check_method_set, parse_method_set
 from gpfl.cli.terminal import console, print_error, print_line
 from gpfl.engine.distributed import process_group
 from gpfl.errors import GpflError, pluralize
@@ -91,7 +91,7 @@ OTHERS = ("runs", "problems", "tuned", "privacy", "leaks", "defences")
 @click.option("--only-tables", is_flag=True, help="Write tables and figures from finished runs; run nothing.")
 @option("--figures/--no-figures", default=True, help="Draw the figures of the experiments.")
 @click.option("--keep-weights", is_flag=True, help="Keep checkpoints and models of all runs: gigabytes per cell.")
-@click.option("--tuned", metavar="DIR", help="Use the values that gpfl tune chose, from its --out.")
+@click.option("--tuned", type=Folder(), metavar="DIR", help="Use the values that gpfl tune chose, from its --out.")
 @set_option("Set any option of the config, or of one method, such as fedprox.mu=0.01.")
 @config_option("run", *RUN_FLAGS)
 def reproduce(
@@ -102,13 +102,13 @@ def reproduce(
     rounds: int,
     patience: int,
     validation: float,
-    out: str,
+    out: Path,
     table: str | None,
     dry_run: bool,
     only_tables: bool,
     figures: bool,
     keep_weights: bool,
-    tuned: str | None,
+    tuned: Path | None,
     assignments: tuple[str, ...],
     **values: object,
 ) -> None:
@@ -175,7 +175,7 @@ def make_attacks(
     patience: int,
     assignments: tuple[str, ...],
     values: Mapping[str, object],
-    out: str,
+    out: Path,
     dry_run: bool,
 ) -> None:
     """Makes the table of attacks on the runs of the first seed."""
@@ -224,10 +224,10 @@ def planned(
     rounds: int,
     patience: int,
     validation: float,
-    out: str,
+    out: Path,
     table: str | None,
     assignments: tuple[str, ...],
-    tuned: str | None,
+    tuned: Path | None,
     keep_weights: bool,
     values: Mapping[str, object],
 ) -> GridPlan:
@@ -238,14 +238,13 @@ def planned(
     refuse_flagged(settings)
     if "name" in settings.get("data", {}):
         raise GpflError("--set data.name would put other data under the names of the paper's: gpfl compare --data is for them")
-    folder = results_folder(out)
-    chosen = TunedValues.read(named_folder(tuned, "--tuned")) if tuned is not None else None
+    chosen = TunedValues.read(tuned) if tuned is not None else None
     if chosen:
         chosen.refuse_twice(own, settings)
     by_flags = parse_options(values).get("run", {})
     protocol = by_flags.pop("protocol", "corrected")
     return GridPlan(
-        out=folder,
+        out=out,
         seeds=tuple(seeds),
         rounds=rounds,
         patience=patience,
@@ -256,7 +255,7 @@ def planned(
         own=own,
         weights=keep_weights,
         tuned=chosen,
-        table=table_name(table, [one.name for one in asked.experiments], folder) if table is not None else "",
+        table=table_name(table, [one.name for one in asked.experiments], out) if table is not None else "",
     )
 
 

@@ -26,7 +26,7 @@ from gpfl.training.execute import start_run
 @config_options("method", "data", "partition", "net", "train", "defence", "run")
 def run(
     config: str | None,
-    out: str | None,
+    out: Path | None,
     seeds: list[int] | None,
     assignments: tuple[str, ...],
     federation: str | None,

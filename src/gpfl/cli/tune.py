@@ -24,7 +24,7 @@ from gpfl.cli.options import (
     seeds_option,
     set_option,
 )
-from gpfl.cli.overrides import MethodOverrides, check_method_set, load_config, merge, named_folder, parse_method_set
+from gpfl.cli.overrides import MethodOverrides, check_method_set, load_config, merge, parse_method_set
 from gpfl.cli.progress import LOG_INTERVAL
 from gpfl.cli.terminal import console, print_data_warnings, print_line
 from gpfl.errors import GpflError, did_you_mean, pluralize
@@ -64,7 +64,7 @@ def tune(
     at_once: int,
     search_seed: int,
     keep_weights: bool,
-    out: str | None,
+    out: Path | None,
     assignments: tuple[str, ...],
     federation: str | None,
     **values: object,
@@ -86,7 +86,7 @@ def tune(
     )
     given, first = with_validation(config_of(config, merge(parse_options(values), settings), federation))
     resolved = configs.resolve_config({**given, "method": {"name": names[0]}})
-    folder = Path("runs") / f"{Path(resolved.data).stem}-tune" if out is None else named_folder(out)
+    folder = out or Path("runs") / f"{Path(resolved.data).stem}-tune"
     print_data_warnings(resolved)
     with interruptible(same_command), Listener([first, unequal_to(folder, names, own, search)]) as listener:
         found = study.tune(given, names, own, search, folder, listener)
