@@ -19,6 +19,7 @@ import gpfl
 from gpfl.experiments import definitions as studies
 from gpfl.experiments import maps
 from gpfl.experiments.features import Features, collect_features, embed_tsne, measure_features
+from gpfl.experiments.stored_runs import FolderRun, Trials
 from gpfl.experiments.trials import delete_weights
 
 RECORD = Path(__file__).parents[2] / "docs" / "results" / "record.py"
@@ -257,6 +258,26 @@ def test_another_device_is_the_same_run(run: Path) -> None:
     assert 'device = "auto"' in config
     (run / "config.toml").write_text(config.replace('device = "auto"', 'device = "cuda"'))
     assert maps.read_map(run) is not None
+
+
+def test_points_are_those_of_the_first_trial_that_has_them(run: Path) -> None:
+    lines: list[str] = []
+    other = Path(shutil.copytree(run, run.parent / "seed-1"))
+    delete_weights(run)
+    trials = Trials("fedper", [FolderRun(run), FolderRun(other)])
+    assert not maps.is_measured(trials)
+    assert maps.first_map(trials) is None
+    maps.measure_trials(trials, lines.append)
+    assert maps.is_measured(trials)
+    found = maps.first_map(trials)
+    assert found is not None
+    assert (found.method, found.run) == ("fedper", "cell-1a2b3c4d/seed-1")
+    maps.measure_trials(Trials("fedper", [FolderRun(run)]), lines.append)
+    assert [line.split(": the models of")[0] for line in lines] == [
+        "FedPer, seed-0",
+        "FedPer, seed-0",
+        "FedPer is left out of the figure: no points of these trials were kept",
+    ]
 
 
 # Recorded results.

@@ -13,6 +13,7 @@ from made import trials_of
 
 import gpfl
 from gpfl.experiments import definitions as experiments
+from gpfl.experiments import maps
 from gpfl.experiments.maps import FeatureMap
 from gpfl.experiments.results import TableResults
 from gpfl.experiments.stored_runs import FolderRun, Trials
@@ -134,7 +135,7 @@ def test_fairness_is_that_of_the_best_round(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.fixture
 def featured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TableResults:
-    """Results on features, of one trial of FedPer and two of GPFL."""
+    """Results on features, measured of one trial of FedPer and two of GPFL."""
     federation = toy_federation()
     seeds = {"gpfl": (0, 1), "fedper": (0,)}
     for name in seeds:
@@ -147,15 +148,9 @@ def featured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TableResults:
     key = column_keys("features")[0]
     folders = {name: [tmp_path / name / f"seed-{seed}" for seed in seeds[name]] for name in seeds}
     trials = {(key, name): Trials(name, [FolderRun(run) for run in runs]) for name, runs in folders.items()}
+    for one in trials.values():
+        maps.measure_trials(one, pytest.fail)
     return results_of("features", dict(trials))
-
-
-@pytest.fixture
-def maps_drawn(monkeypatch: pytest.MonkeyPatch) -> list[list[FeatureMap]]:
-    """The maps of each figure of features, which is not drawn."""
-    calls: list[list[FeatureMap]] = []
-    monkeypatch.setattr(figures, "draw_features", lambda maps, *more: calls.append(maps) or [])
-    return calls
 
 
 def test_features_are_drawn_with_the_classes_of_clients(
@@ -173,22 +168,16 @@ def test_features_are_drawn_with_the_classes_of_clients(
 
 def test_features_are_drawn_again_and_are_in_the_table_after_weights_are_gone(featured: TableResults, tmp_path: Path) -> None:
     """And nothing but the folders of runs is needed."""
-    lines: list[str] = []
-    assert "Not measured" in feature_tables.tables(featured)[0].notes[0]
-    before = {path.name: path.read_bytes() for path in experiment_figures.draw(featured, tmp_path / "out", lines.append)}
     records = feature_tables.records(featured)
+    before = {path.name: path.read_bytes() for path in experiment_figures.draw(featured, tmp_path / "out")}
     key = featured.columns[0].key
     assert [records[key, row.label]["measured_trials"] for row in featured.rows] == [1, 0, 2]
-    assert lines[0] == "Measuring features and drawing them by t-SNE, which takes minutes."
-    assert [line.split(": silhouette by class ")[0] for line in lines[1:]] == [f"{key} FedPer", f"{key} GPFL"]
     for trials in featured.trials.values():
-        for run in [run.path for run in trials.runs] if trials else ():
-            delete_weights(run)
-            (run / "federation.toml").unlink()
-    again = {path.name: path.read_bytes() for path in experiment_figures.draw(featured, tmp_path / "again", lines.append)}
-    assert again == before
+        for run in trials.runs if trials else ():
+            delete_weights(run.path)
+            (run.path / "federation.toml").unlink()
+    assert {path.name: path.read_bytes() for path in experiment_figures.draw(featured, tmp_path / "again")} == before
     assert feature_tables.records(featured) == records
-    assert lines[3:] == lines[1:3], "without waiting for t-SNE"
     origin = paper_tables.Origin("gpfl reproduce features", "abc1234")
     page, latex, table = paper_tables.save(featured, tmp_path / "out", origin)
     section = page.read_text().split("## Features of fmnist/10-clients\n")[1]
@@ -200,21 +189,15 @@ def test_features_are_drawn_again_and_are_in_the_table_after_weights_are_gone(fe
     assert found["fedproto"]["silhouette"] == ""
 
 
-def test_methods_without_features_are_named_and_the_others_drawn(
-    featured: TableResults, tmp_path: Path, maps_drawn: list[list[FeatureMap]]
-) -> None:
-    lines: list[str] = []
+def test_methods_without_features_are_left_out(featured: TableResults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[list[FeatureMap]] = []
+    monkeypatch.setattr(figures, "draw_features", lambda maps, *more: drawn.append(maps) or [])
     delete_weights(tmp_path / "fedper" / "seed-0")
-    experiment_figures.draw(featured, tmp_path / "out", lines.append)
-    assert [one.method for one in maps_drawn[0]] == ["gpfl"]
-    assert lines[1].startswith("FedPer, seed-0: the models of fedper/seed-0 are gone")
-    assert lines[2] == "FedPer is left out of the figure: no points of these trials were kept"
-    (tmp_path / "gpfl" / "seed-0" / "features.json").unlink()
-    delete_weights(tmp_path / "gpfl" / "seed-0")
-    experiment_figures.draw(featured, tmp_path / "out", lines.append)
-    assert [one.run for one in maps_drawn[1]] == ["gpfl/seed-1"]
-    for path in tmp_path.glob("*/seed-*/features.json"):
+    (tmp_path / "fedper" / "seed-0" / "features.json").unlink()
+    experiment_figures.draw(featured, tmp_path / "out")
+    assert [(one.method, one.run) for one in drawn[0]] == [("gpfl", "gpfl/seed-0")]
+    for path in tmp_path.glob("gpfl/seed-*/features.json"):
         path.unlink()
-    delete_weights(tmp_path / "gpfl" / "seed-1")
+    assert "Not measured" in feature_tables.tables(featured)[0].notes[0]
     with pytest.raises(gpfl.GpflError, match="fmnist/10-clients has no features to draw"):
-        experiment_figures.draw(featured, tmp_path / "out", lines.append)
+        experiment_figures.draw(featured, tmp_path / "out")

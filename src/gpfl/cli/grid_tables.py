@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from gpfl.cli.terminal import print_error, print_line, table_console
 from gpfl.engine.distributed import process_group
 from gpfl.errors import GpflError, pluralize
-from gpfl.experiments import grid
+from gpfl.experiments import grid, maps
 from gpfl.experiments.compare import parse_methods
 from gpfl.experiments.definitions import Cell, TableColumn, load_experiments
 from gpfl.experiments.grid import GridPlan, Job, Problems
-from gpfl.experiments.results import collect_results
+from gpfl.experiments.results import TableResults, collect_results
 from gpfl.experiments.run_index import describe_damage, find_jobs
 from gpfl.experiments.selection import Selection
 from gpfl.io import files
 from gpfl.io.provenance import command_words, commit
-from gpfl.report import paper_tables, plotting
+from gpfl.report import feature_tables, paper_tables, plotting
 from gpfl.report.paper_tables import group_problems
 
 
@@ -61,17 +61,28 @@ def write(jobs: Sequence[Job], plan: GridPlan, asked: Selection, problems: Probl
         for table in paper_tables.terminal_tables(results):
             table_console().print(table)
         folder = plan.out / results.name
+        if figures and one.measure == "features":
+            measure_features(results)
         paths = paper_tables.save(results, folder, origin)
         if figures:
             try:
-                drawn = experiment_figures.draw(results, folder, print_line)
-                if one.measure == "features":  # which were measured just now
-                    paper_tables.save(results, folder, origin)
+                drawn = experiment_figures.draw(results, folder)
                 files.write_text(paths[0], paths[0].read_text(encoding="utf-8") + plotting.markdown_images(drawn))
                 paths += drawn
             except GpflError as problem:
                 print_line(f"{one.name}: no figure: {problem}")
         print_line(f"{one.title}: {', '.join(str(path) for path in paths)}")
+
+
+def measure_features(results: TableResults) -> None:
+    """Measure the features of all trials and print the measures. They are kept next to the runs."""
+    methods = [trials for trials in results.trials.values() if trials]
+    if not all(map(maps.is_measured, methods)):
+        print_line("Measuring features and drawing them by t-SNE, which takes minutes.")
+    for trials in methods:
+        maps.measure_trials(trials, print_line)
+    for line in feature_tables.describe_measures(results):
+        print_line(line)
 
 
 def divergences(jobs: Sequence[Job], seeds: Sequence[int]) -> Problems:

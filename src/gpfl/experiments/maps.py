@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gpfl.errors import GpflError
+from gpfl.experiments.definitions import display_name
 from gpfl.experiments.features import (
     NEIGHBOURS,
     PERPLEXITY,
@@ -23,6 +24,7 @@ from gpfl.experiments.features import (
     embed_tsne,
     measure_features,
 )
+from gpfl.experiments.stored_runs import Trials
 from gpfl.io import files
 from gpfl.training.run_dir import RunDir, file_digest
 
@@ -93,6 +95,30 @@ def get_map(run: Path, label: str, *, points: bool) -> FeatureMap:
 def named(run: Path) -> str:
     """Gives the name of a run's folder with that of its cell, which ends in a digest of its content."""
     return f"{run.parent.name}/{run.name}"
+
+
+def measure_trials(trials: Trials, log: Callable[[str], None]) -> None:
+    """Measure the features of all trials, with points for the first trial of which they can be had."""
+    name, has_points = display_name(trials.method), False
+    for run in trials.runs:
+        try:
+            has_points |= get_map(run.path, trials.method, points=not has_points).has_points
+        except GpflError as error:
+            log(f"{name}, {run.path.name}: {error}")
+    if not has_points:
+        log(f"{name} is left out of the figure: no points of these trials were kept")
+
+
+def is_measured(trials: Trials) -> bool:
+    """Return whether measures of all trials, and points of the first, are kept, as far as models are there to measure."""
+    maps = [(read_map(run.path), run) for run in trials.runs if (run.path / "models").is_dir()]
+    return all(one is not None and (one.has_points or run is not trials.runs[0]) for one, run in maps)
+
+
+def first_map(trials: Trials) -> FeatureMap | None:
+    """Return the map that is kept of the first trial that has points."""
+    maps = (get_map(run.path, trials.method, points=False) for run in trials.runs if read_map(run.path) is not None)
+    return next((one for one in maps if one.has_points), None)
 
 
 # Keeping.

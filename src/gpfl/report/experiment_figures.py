@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,27 +17,20 @@ from gpfl.experiments.results import TableResults
 from gpfl.experiments.statistics import client_accuracies
 from gpfl.experiments.stored_runs import Trials
 from gpfl.io import files
-from gpfl.report import feature_tables, figures
+from gpfl.report import figures
 from gpfl.report.figures import ClassCounts, ClientAccuracies, Series
 from gpfl.report.paper_tables import format_published
+from gpfl.report.plotting import png_and_pdf
 from gpfl.report.tables import MeanStd
 
 AXES: Mapping[str, str] = {"scalability": "clients N; 10|50: ten of the fifty", "stability": "share ρ of clients in a round"}
 """Experiments on accuracy whose columns are values of one setting, and the label of its axis."""
 
-Log = Callable[[str], None]
-"""Prints a line while figures are drawn."""
 
-
-def draw(results: TableResults, out: Path, log: Log = lambda line: None) -> list[Path]:
+def draw(results: TableResults, out: Path) -> list[Path]:
     """Draw the figures of an experiment into a folder and return the files: as PNG and PDF, without cells that were not run."""
-    if not any(results.trials.values()):
-        return []
-    if results.experiment.measure == "features":
-        return _draw_features(results, out, log)
-    return {"accuracy": _draw_settings, "fairness": _draw_fairness, "curves": _draw_curves}[results.experiment.measure](
-        results, out
-    )
+    kinds = {"accuracy": _draw_settings, "fairness": _draw_fairness, "curves": _draw_curves, "features": _draw_features}
+    return kinds[results.experiment.measure](results, out) if any(results.trials.values()) else []
 
 
 def figure_title(results: TableResults, column: TableColumn | None = None) -> str:
@@ -106,23 +99,20 @@ def _draw_curves(results: TableResults, out: Path) -> list[Path]:
     paths: list[Path] = []
     for column in results.columns:
         if methods := _finished(results, column):
-            stem = _stem(results, out, column)
-            drawn = [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "pdf")]
+            drawn = png_and_pdf(_stem(results, out, column))
             figures.draw_learning_curves(methods, drawn, figure_title(results, column), losses=True)
             paths += drawn
     return paths
 
 
-def _draw_features(results: TableResults, out: Path, log: Log) -> list[Path]:
-    """Draw t-SNE of features and the classes of clients, and keep points and measures next to the runs."""
+def _draw_features(results: TableResults, out: Path) -> list[Path]:
+    """Draw t-SNE of the features that are kept next to the runs, and the classes of clients."""
     paths: list[Path] = []
     for column in results.columns:
         methods = _finished(results, column)
+        found = [one for trials in methods if (one := maps.first_map(trials)) is not None]
         if not methods:
             continue
-        if any(_is_incomplete(trials) for trials in methods):
-            log("Measuring features and drawing them by t-SNE, which takes minutes.")
-        found = [one for trials in methods if (one := _first_map(trials, log)) is not None]
         if not found:
             raise GpflError(f"{column.key} has no features to draw")
         stem = _stem(results, out, column)
@@ -131,12 +121,10 @@ def _draw_features(results: TableResults, out: Path, log: Log) -> list[Path]:
         files.write_text(record, json.dumps([_record(one) for one in found], indent=2) + "\n")
         paths.append(record)
         if found[0].held is not None:
-            classes = [stem.with_name(f"{stem.name}-classes.{ending}") for ending in ("png", "pdf")]
+            classes = png_and_pdf(stem.with_name(f"{stem.name}-classes"))
             counts = ClassCounts(_data_name(results, column), found[0].clients, found[0].classes, found[0].held)
             figures.draw_class_counts(counts, *classes)
             paths += classes
-        for line in feature_tables.describe_measures(column, feature_tables.kept_measures(results, column)):
-            log(line)
     return paths
 
 
@@ -145,23 +133,3 @@ def _record(one: FeatureMap) -> dict[str, object]:
     run = {"method": one.method, "run": one.run, "round": one.round, "selected_by": one.selected_by, "width": one.width}
     tsne = {"perplexity": min(PERPLEXITY, (one.measures.rows - 1) / 3), "seed": maps.SEED}
     return {**run, **one.measures.record(), "tsne": tsne}
-
-
-def _is_incomplete(trials: Trials) -> bool:
-    """Return whether models are there of which measures, or points of the first trial, have not been kept yet."""
-    kept = [(maps.read_map(run.path), run) for run in trials.runs if (run.path / "models").is_dir()]
-    return any(one is None or (run is trials.runs[0] and not one.has_points) for one, run in kept)
-
-
-def _first_map(trials: Trials, log: Log) -> FeatureMap | None:
-    """Return the map of the first trial with points, after measuring all trials."""
-    found: list[FeatureMap] = []
-    for run in [run.path for run in trials.runs]:
-        try:
-            found.append(maps.get_map(run, trials.method, points=not any(one.has_points for one in found)))
-        except GpflError as error:
-            log(f"{display_name(trials.method)}, {run.name}: {error}")
-    first = next((one for one in found if one.has_points), None)
-    if first is None:
-        log(f"{display_name(trials.method)} is left out of the figure: no points of these trials were kept")
-    return first

@@ -78,12 +78,13 @@ def records(results: TableResults) -> dict[tuple[str, str], dict[str, object]]:
     return found
 
 
-def describe_measures(column: TableColumn, measures: Mapping[str, Sequence[FeatureMetrics]]) -> list[str]:
+def describe_measures(results: TableResults) -> list[str]:
     """Return a line for the terminal for each method that was measured."""
     return [
         f"{column.key} {display_name(label)}: silhouette by class {format_value(mean_std(found, 'silhouette'), '.3f')}, "
         f"purity {format_value(mean_std(found, 'purity'), '.3f')} ({pluralize(len(found), 'trial')})"
-        for label, found in measures.items()
+        for column in results.columns
+        for label, found in kept_measures(results, column).items()
         if found
     ]
 

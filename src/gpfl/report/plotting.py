@@ -199,9 +199,13 @@ def save_figure(figure: Figure, *paths: Path) -> None:
 
 def save_png_and_pdf(figure: Figure, stem: Path) -> list[Path]:
     """Write a figure as `stem`.png and `stem`.pdf and return the paths."""
-    paths = [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "pdf")]
-    save_figure(figure, *paths)
-    return paths
+    save_figure(figure, *png_and_pdf(stem))
+    return png_and_pdf(stem)
+
+
+def png_and_pdf(stem: Path) -> list[Path]:
+    """Return `stem`.png and `stem`.pdf."""
+    return [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "pdf")]
 
 
 def markdown_images(paths: Sequence[Path]) -> str:
