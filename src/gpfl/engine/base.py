@@ -20,8 +20,7 @@ from gpfl.core.tree import Tree
 from gpfl.data.table import Table
 from gpfl.federation.federation import Federation
 
-EVAL_BATCH_SIZE = 1024
-"""Samples of one client that are evaluated at once."""
+EVAL_BATCH_SIZE = 1024  # samples of one client that are evaluated at once
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,6 @@ class Engine(ABC):
         return (weights / weights.sum())[torch.as_tensor([index[client] for client in request.clients], device=self.device)]
 
     def _client_weights(self, method: Method, clients: ClientInfo) -> Tensor:
-        """Return the unnormalised weights of stacked clients."""
         return torch.stack([method.aggregation_weight(clients.select(i)) for i in range(len(clients.n_samples))])
 
     def private_device(self, bytes_per_client: int) -> torch.device:

@@ -18,10 +18,8 @@ from gpfl.engine.base import Engine, EvalRequest
 from gpfl.engine.compiler.program import Buffers, Function, Program
 from gpfl.engine.slots import SEGMENT, batched, load_segment
 
-GROUP_SAMPLES = 2048
-"""Samples of all clients of a group that are evaluated at once."""
-GROUP_CLIENTS = {"cpu": 16}
-"""Clients of a group by device, where a wider stack gains nothing."""
+GROUP_SAMPLES = 2048  # samples of all clients of a group that are evaluated at once
+GROUP_CLIENTS = {"cpu": 16}  # clients of a group by device, where a wider stack gains nothing
 
 
 class EvalGroup(NamedTuple):

@@ -54,7 +54,7 @@ def select_engine(spec: RunSpec) -> str:
     On a CPU `workers` for large images and large nets; `loop` for recurrent layers, for one client on a GPU and for what
     cannot be vmapped well; `vmap` for the rest.
     """
-    if has_layer(spec, nn.RNNBase):
+    if _has_layer(spec, nn.RNNBase):
         return "loop"
     if spec.device.type == "cpu" and (len(spec.federation) == 1 or saturates_core(spec)):
         return "workers"
@@ -63,7 +63,7 @@ def select_engine(spec: RunSpec) -> str:
 
 def saturates_core(spec: RunSpec) -> bool:
     """Return whether one client's step is large enough to keep a core busy."""
-    if math.prod(spec.federation.table.shape[-2:]) > LARGE_IMAGE and has_layer(spec, nn.modules.conv._ConvNd):
+    if math.prod(spec.federation.table.shape[-2:]) > LARGE_IMAGE and _has_layer(spec, nn.modules.conv._ConvNd):
         return True
     layers = [layer for part in ("base", "head") for layer in spec.method.net.module(part, training=True).modules()]
     weights = [p for layer in layers if not isinstance(layer, nn.Embedding) for p in layer.parameters(recurse=False)]
@@ -85,8 +85,7 @@ def find_vmap_error(spec: RunSpec, slow: bool = False) -> Exception | None:
     return None
 
 
-def has_layer(spec: RunSpec, kind: type[nn.Module]) -> bool:
-    """Return whether the base of the net has a layer of this type."""
+def _has_layer(spec: RunSpec, kind: type[nn.Module]) -> bool:
     return any(isinstance(layer, kind) for layer in spec.method.net.module("base", training=True).modules())
 
 
@@ -94,5 +93,5 @@ def limit_threads(spec: RunSpec) -> AbstractContextManager[None]:
     """Run small matrix products on a CPU with one thread, and restore the number of threads after."""
     widest = max((p.numel() for p in spec.method.net.module("base", training=True).parameters()), default=0)
     largest = widest * spec.schedule.batch_size * len(spec.federation)
-    small = spec.device.type == "cpu" and largest < SMALL_MATMUL and not has_layer(spec, nn.modules.conv._ConvNd)
+    small = spec.device.type == "cpu" and largest < SMALL_MATMUL and not _has_layer(spec, nn.modules.conv._ConvNd)
     return num_threads(1 if small else torch.get_num_threads())

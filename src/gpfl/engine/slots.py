@@ -20,8 +20,7 @@ from gpfl.engine.compiler.program import Buffers, Program
 T = TypeVar("T")
 STEP_OVERHEAD = 9
 """Fixed time of a step in units of one slot's time: a step of 20 slots took 0.64 ms, of 30 slots 0.86 ms (H200)."""
-SEGMENT = 512
-"""Steps whose sample indices are on the device at once."""
+SEGMENT = 512  # steps whose sample indices are on the device at once
 
 
 @dataclass(frozen=True)

@@ -114,10 +114,8 @@ class Vmap(Engine):
         sums: dict[str, Tensor] = {}
         counts: dict[str, Tensor] = {}
         for phase in range(len(self.method.phases())):
-            batches = [plan[phase] for plan in plans]
-            local_state, terms = self._run_phase(
-                phase, ClientStore({"local_state": local_state}, info, shared, round_of), batches
-            )
+            store = ClientStore({"local_state": local_state}, info, shared, round_of)
+            local_state, terms = self._run_phase(phase, store, [plan[phase] for plan in plans])
             for name, value in terms.items():
                 sums[name] = sums.get(name, torch.zeros_like(value)) + value
                 counts[name] = counts.get(name, torch.zeros_like(value)) + n_steps[:, phase]

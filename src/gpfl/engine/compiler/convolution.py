@@ -15,27 +15,18 @@ from torch.nn import functional as F
 from gpfl.engine.compiler import operators
 
 Ints = Sequence[int]
-ALIGNMENT = 4
-"""Columns that a matrix product loads at once."""
+ALIGNMENT = 4  # columns that a matrix product loads at once
 SMALL_WEIGHT = 1 << 13
 """Entries of a weight gradient below which the sum over samples is split by sample: one long sum keeps few processors busy."""
 MIN_CHANNELS = 4
 """Output channels per group from which a group of one input channel is a client's convolution, not a depthwise one."""
-MAX_GROUPS = (1 << 16) - 1
-"""Groups that one launch on a GPU can index."""
+MAX_GROUPS = (1 << 16) - 1  # groups that one launch on a GPU can index
 
 
 def convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Ints,
-    padding: Ints,
-    dilation: Ints,
-    transposed: bool,
-    output_padding: Ints,
-    groups: int,
-) -> Tensor:
+    x: Tensor, weight: Tensor, bias: Tensor | None,
+    stride: Ints, padding: Ints, dilation: Ints, transposed: bool, output_padding: Ints, groups: int,
+) -> Tensor:  # fmt: skip
     """Decompose a convolution with one group per client; others return NotImplemented and stay as they are."""
     if not _is_decomposed(x, weight, transposed, groups):
         return NotImplemented  # type: ignore[no-any-return]
@@ -53,18 +44,10 @@ def convolution(
 
 
 def convolution_backward(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias_sizes: Ints | None,
-    stride: Ints,
-    padding: Ints,
-    dilation: Ints,
-    transposed: bool,
-    output_padding: Ints,
-    groups: int,
+    grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Ints | None,
+    stride: Ints, padding: Ints, dilation: Ints, transposed: bool, output_padding: Ints, groups: int,
     output_mask: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Decompose the gradients with respect to x, weight and bias, those that `output_mask` selects."""
     if not _is_decomposed(x, weight, transposed, groups):
         return NotImplemented  # type: ignore[no-any-return]
@@ -186,15 +169,9 @@ def _align(matrix: Tensor) -> Tensor:
 
 
 def _col2im(
-    columns: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    stride: Ints,
-    padding: Ints,
-    dilation: Ints,
-    groups: int,
-    size: tuple[int, int],
-) -> Tensor:
+    columns: Tensor, x: Tensor, weight: Tensor,
+    stride: Ints, padding: Ints, dilation: Ints, groups: int, size: tuple[int, int],
+) -> Tensor:  # fmt: skip
     """Return for every pixel of x the sum over the patches that contain it."""
     samples, kernel = len(x), weight.shape[2:]
     patches = columns.reshape(groups, samples, *size, weight.shape[1], *kernel).permute(1, 0, 4, 2, 3, 5, 6)

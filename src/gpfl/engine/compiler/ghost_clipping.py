@@ -6,7 +6,7 @@ examples' gradients, each scaled by a factor, is one product over all examples.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -14,12 +14,10 @@ from torch import Tensor, fx
 from gpfl.engine.compiler.passes import VIEWS, base_node, mutated_nodes
 
 aten = torch.ops.aten
-MIN_SAVING = 8
-"""How many times larger the gradients must be than the pairs of terms that their norms need."""
+MIN_SAVING = 8  # how many times larger the gradients must be than the pairs of terms that their norms need
 
 
-@dataclass(frozen=True)
-class Product:
+class Product(NamedTuple):
     """Per-example gradients as left (clients, examples, out, terms) times right (clients, examples or 1, terms, in)."""
 
     left: fx.Node
@@ -93,7 +91,6 @@ def _products(gradients: fx.Node) -> list[Product]:
 
 
 def _saves_enough(gradients: fx.Node, parts: list[Product]) -> bool:
-    """Return whether the gradients are much larger than the pairs of their terms."""
     rows, columns = gradients.meta["val"].shape[2:]
     terms = sum(part.left.meta["val"].shape[3] for part in parts)
     return bool(MIN_SAVING * terms * terms * (rows + columns) <= rows * columns)
@@ -154,7 +151,6 @@ def _concatenate(graph: fx.Graph, nodes: list[fx.Node], axis: int) -> fx.Node:
 
 
 def _call(graph: fx.Graph, target: torch._ops.OpOverload, *args: object) -> fx.Node:
-    """Return a call with its shape."""
     node = graph.call_function(target, args)  # type: ignore[arg-type]
     node.meta["val"] = target(*fx.node.map_arg(args, lambda arg: _to_meta(arg.meta["val"])))  # type: ignore[type-var]
     return node

@@ -10,10 +10,8 @@ from gpfl.engine.compiler.passes import base_node, is_pure
 
 aten = torch.ops.aten
 MATMULS = (aten.mm.default, aten.bmm.default)
-MAX_TERMS = 16
-"""Terms up to which a product is expanded, such as the gradient of a linear layer over ten samples."""
-MIN_EXPANDED_SIZE = 1 << 14
-"""Entries of the result from which expanding a product pays."""
+MAX_TERMS = 16  # terms up to which a product is expanded, such as the gradient of a linear layer over ten samples
+MIN_EXPANDED_SIZE = 1 << 14  # entries of the result from which expanding a product pays
 MATERIALIZED = (
     *MATMULS,
     torch.ops.gpfl.skinny_bmm.default,
@@ -21,8 +19,7 @@ MATERIALIZED = (
     torch.ops.gpfl.materialize.default,
 )
 """Operations whose results are in memory."""
-MIN_MATRIX_SIZE = 1 << 17
-"""Entries of a matrix from which a product with few rows is worth a kernel of its own."""
+MIN_MATRIX_SIZE = 1 << 17  # entries of a matrix from which a product with few rows is worth a kernel of its own
 
 
 def expand_outer_products(graph: fx.Graph) -> None:

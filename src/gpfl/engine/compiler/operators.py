@@ -15,12 +15,9 @@ from torch.nn.grad import conv2d_weight
 
 from gpfl.core import randomness
 
-MAX_SKINNY_ROWS = 16
-"""Rows up to which a matrix product is skinny."""
-FEW_CHANNELS = 16
-"""Input channels below which a whole line of a convolution's kernel is one tap."""
-MIN_BLOCKS = 512
-"""Blocks of work that keep a GPU busy; a sum over samples that has fewer is split."""
+MAX_SKINNY_ROWS = 16  # rows up to which a matrix product is skinny
+FEW_CHANNELS = 16  # input channels below which a whole line of a convolution's kernel is one tap
+MIN_BLOCKS = 512  # blocks of work that keep a GPU busy; a sum over samples that has fewer is split
 
 
 @cache
@@ -49,14 +46,8 @@ def _can_build_kernels(device: torch.device) -> bool:
 def convolve(x: Tensor, w: Tensor, kernel: Sequence[int], stride: Sequence[int], flip: bool, edges: Sequence[int]) -> Tensor:
     """Return the convolutions (clients, samples, out_h, out_w, channels) of each client's samples with its own weights.
 
-    Args:
-        x: (clients, samples, height, width, inputs), padded.
-        w: Weights from `to_taps` or `to_transposed_taps`, (clients, taps, channels, inputs per tap).
-        kernel: Height and width of the kernel.
-        stride: Stride in both directions.
-        flip: Whether to use the taps in reverse order.
-        edges: Numbers of lines of zeros at the top and bottom of x, which the kernel may skip.
-
+    x is (clients, samples, height, width, inputs), padded; w is from `to_taps` or `to_transposed_taps`, to be used in reverse
+    order with `flip`. `edges` are the numbers of lines of zeros at the top and bottom of x, which the kernel may skip.
     """
     if x.is_cuda:
         from gpfl.engine.compiler import kernels

@@ -24,7 +24,6 @@ def _has_dynamic_shape(node: fx.Node) -> bool:
 
 
 def _indices(node: fx.Node) -> list[object]:
-    """Return the values by which an operation indexes its first input."""
     indices = node.args[1] if len(node.args) > 1 and isinstance(node.args[1], (list, tuple)) else ()
     return [index.meta.get("val") for index in indices if isinstance(index, fx.Node)]
 

@@ -53,16 +53,9 @@ class Program:
     ) -> None:
         """Trace the function on the buffers; without `traced`, or where it cannot be traced, it runs as it is.
 
-        Args:
-            function: The function of state and fixed buffers.
-            state: The buffers that calls update.
-            fixed: The other buffers. Their owner may write into them between calls.
-            traced: Whether to trace the function.
-            compiled: Whether to compile the traced operations.
-            compile_required: Raise if the operations cannot be compiled.
-            weights: Names of buffers that hold weights, and whether those of many clients are stacked. Their memory
-                format may change.
-
+        `compiled` compiles the traced operations; with `compile_required` it is an error if they cannot be compiled.
+        `weights` names the buffers that hold weights and says whether those of many clients are stacked: their memory
+        format may change.
         """
         self.state, self.fixed = state, fixed
         self._leaves, self._spec = pytree.tree_flatten((state, fixed))
@@ -110,10 +103,10 @@ class Program:
     def _untraced(self, flat: FlatFunction) -> Callable[..., object]:
         def run(*leaves: Tensor) -> None:
             olds = leaves[: self._n_state]
-            state_memory = {storage(old) for old in olds}
-            pairs = [(old, new) for old, new in zip(olds, flat(*leaves), strict=True) if not is_same_view(old, new)]
+            state_memory = {_storage(old) for old in olds}
+            pairs = [(old, new) for old, new in zip(olds, flat(*leaves), strict=True) if not _is_same_view(old, new)]
             # Results in the state's memory would be overwritten before they are read.
-            pairs = [(old, new.clone() if storage(new) in state_memory else new) for old, new in pairs]
+            pairs = [(old, new.clone() if _storage(new) in state_memory else new) for old, new in pairs]
             for old, new in pairs:
                 old.copy_(new)
 
@@ -230,11 +223,9 @@ def to_channels_last(weights: Buffers, stacked: bool) -> Buffers:
     return pytree.tree_map(convert, weights)
 
 
-def storage(tensor: Tensor) -> int:
-    """Return the address of a tensor's memory."""
+def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def is_same_view(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors are the same entries of the same memory."""
+def _is_same_view(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype and a.data_ptr() == b.data_ptr()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -13,8 +13,7 @@ from gpfl.engine.compiler.passes import VIEWS, base_node
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True)
-class Write:
+class Write(NamedTuple):
     """A result that goes into the memory of an input: a value to copy or, with a rate, a gradient to subtract."""
 
     target: fx.Node
@@ -61,7 +60,6 @@ def _sgd_step(old: fx.Node, new: fx.Node) -> Write | None:
 
 
 def _emit(graph: fx.Graph, write: Write, overwritten: set[fx.Node], compiled: bool, kernels: bool) -> None:
-    """Add the operations of a write."""
     if write.rate is None:
         graph.call_function(aten.copy_.default, (write.target, write.value))
         return
@@ -89,7 +87,6 @@ def _summands(value: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
 
 
 def _same_type(a: fx.Node, b: fx.Node) -> bool:
-    """Return whether two nodes are known to have the same shape and dtype."""
     x, y = a.meta.get("val"), b.meta.get("val")
     return isinstance(x, Tensor) and isinstance(y, Tensor) and (x.shape, x.dtype) == (y.shape, y.dtype)
 
@@ -105,9 +102,10 @@ def add_rows_(table: Tensor, rows: Tensor, values: Tensor) -> None:
 
 def _emit_embedding_step(graph: fx.Graph, write: Write, overwritten: set[fx.Node], compiled: bool) -> bool:
     """Add the step of an embedding on the rows that the batch has read; return False if it is none."""
-    node = write.value
-    while node.target in VIEWS:
-        node = node.args[0]  # type: ignore[assignment]
+    views = [write.value]
+    while views[-1].target in VIEWS:
+        views.append(views[-1].args[0])  # type: ignore[arg-type]
+    node = views[-1]
     if node.target is not aten.embedding_dense_backward.default or node.args[4]:
         return False
     if any(base_node(each) in overwritten for each in node.all_input_nodes):
@@ -116,7 +114,6 @@ def _emit_embedding_step(graph: fx.Graph, write: Write, overwritten: set[fx.Node
     vocabulary, padding_row = write.target.meta["val"].shape[-2], padding
     zeroing: list[fx.Node] = []
     n_scalings = 0  # one of them is the step's own; others would see the gradient with the padding
-    views = _chain(write.value, node)
     for user in [user for view in views for user in view.users]:
         if user.target is aten.select.int:  # the row of the padding is set to zero for every client
             if not _is_zeroed(user) or user.args[1] != write.value.meta["val"].dim() - 2:
@@ -149,16 +146,7 @@ def _emit_embedding_step(graph: fx.Graph, write: Write, overwritten: set[fx.Node
     return True
 
 
-def _chain(node: fx.Node, end: fx.Node) -> list[fx.Node]:
-    """Return the nodes from `node` back to `end`, each the first input of the one before."""
-    out = [node]
-    while out[-1] is not end:
-        out.append(out[-1].args[0])  # type: ignore[arg-type]
-    return out
-
-
 def _is_zeroed(node: fx.Node) -> bool:
-    """Return whether the only use of a view is to set it to zero."""
     return all(user.target is aten.fill_.Scalar and user.args[1] == 0 and not user.users for user in node.users)
 
 
@@ -194,7 +182,7 @@ def _find_matmul(value: fx.Node, overwritten: set[fx.Node]) -> tuple[fx.Node, bo
         base = node.args[0] if node.args else None
         if not isinstance(base, fx.Node) or not isinstance(base.meta.get("val"), Tensor) or len(node.users) > 1:
             return None
-        if _is_transpose(node, base):
+        if _swaps_last_axes(node, base):
             transposed = not transposed
         elif not (node.target in VIEWS and node.meta["val"].shape == base.meta["val"].shape):
             return None
@@ -212,8 +200,7 @@ def _has_few_terms(found: tuple[fx.Node, bool] | None) -> bool:
     return bool(left.shape[-1] <= MAX_TERMS and left.dtype == torch.float32)
 
 
-def _is_transpose(node: fx.Node, base: fx.Node) -> bool:
-    """Return whether a node swaps the last two axes."""
+def _swaps_last_axes(node: fx.Node, base: fx.Node) -> bool:
     dims = base.meta["val"].dim()
     before = list(range(dims))
     after = [*before[:-2], dims - 1, dims - 2]
