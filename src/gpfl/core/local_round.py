@@ -54,10 +54,10 @@ class Schedule:
         """Return the clients of a round, ascending. With a range of fractions their number is random too."""
         rng = generator(self.seed, "cohort", round)
         if isinstance(self.client_fraction, tuple):
-            low, high = (count_of(fraction, clients) for fraction in self.client_fraction)
+            low, high = (count_clients(fraction, clients) for fraction in self.client_fraction)
             size = int(rng.integers(low, high, endpoint=True))
         else:
-            size = count_of(self.client_fraction, clients)
+            size = count_clients(self.client_fraction, clients)
         if size == clients:
             return list(range(clients))
         return sorted(int(c) for c in rng.choice(clients, size, replace=False))
@@ -112,7 +112,7 @@ class Schedule:
         return steps[steps >= 0]
 
 
-def count_of(fraction: float, clients: int) -> int:
+def count_clients(fraction: float, clients: int) -> int:
     """Return fraction × clients rounded down, at least 1. 0.29 × 100 is 29, although binary floats give 28.99…."""
     return max(1, int(fraction * clients + 1e-9))
 
@@ -144,8 +144,8 @@ def local_round(method: Method, shared: Tree, private: Tree, samples: Samples, p
             local_state, terms = phase.step(shared, local_state, samples.batch(indices[step, :size]), client)
             for name, value in terms.items():
                 history.setdefault(name, []).append(value.detach())
-    upload, kept = method.upload(shared, local_state, private, client)
-    return ClientUpdate(upload, kept, {name: torch.stack(values).mean() for name, values in history.items()})
+    upload, private = method.upload(shared, local_state, private, client)
+    return ClientUpdate(upload, private, {name: torch.stack(values).mean() for name, values in history.items()})
 
 
 def evaluate_client(method: Method, shared: Tree, private: Tree, adapt: Batch, client: ClientInfo, batch: Batch) -> Score:

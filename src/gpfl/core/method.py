@@ -62,7 +62,7 @@ class GradientResult(NamedTuple):
 
 
 class GradientFunction(Protocol):
-    """Computes the gradient of an objective by some of the weights of a state; defences put another in place of the default."""
+    """A function that computes the gradient of an objective by some weights of a state; defences replace the default."""
 
     def __call__(self, net: Net, state: Tree, weights: Tree, objective: Objective, batch: Batch) -> GradientResult:
         """Return the gradient by `weights`, which replace those of the same name in `state`."""

@@ -172,7 +172,7 @@ class Model:
         state: dict[str, Tensor] = dict(self[part] if weights is None else weights)  # type: ignore[arg-type]
         statistics = tree.branch(self.batch_norm_stats, part) if part in self.batch_norm_stats else {}
         if self.training and statistics:
-            # BatchNorm updates its statistics in place. The sum copies them and, under vmap, gives them the batch axis of x.
+            # BatchNorm updates its statistics in place. The sum copies them and, under vmap, adds the batch axis of x.
             zero = torch.zeros_like(x.reshape(-1)[0], dtype=torch.float32)
             statistics = tree.map_leaves(lambda value: value + zero, statistics)
             self.batch_norm_stats[part] = statistics

@@ -195,7 +195,7 @@ def _convert(raw: object, hint: object) -> Value | None:
 
 
 def _to_python(raw: object) -> object:
-    """Return a number of any type, such as numpy's, as Python's own; anything else unchanged."""
+    """Return numbers of other types, such as numpy's, as Python numbers; anything else unchanged."""
     if isinstance(raw, bool) or not isinstance(raw, numbers.Real):
         return raw
     return int(raw) if isinstance(raw, numbers.Integral) else float(raw)

@@ -16,7 +16,7 @@ PURPOSES = (
     *("victims", "attack", "defence"),
 )
 MAX_SEED = 2**32 - 1
-"""numpy would spread a larger seed over several words, which could then be equal to a seed and a purpose."""
+"""numpy would split a larger seed into several words, which could equal those of another seed and purpose."""
 
 
 def generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
@@ -28,7 +28,7 @@ def generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
 
 
 def torch_seed(seed: int, purpose: str, *key: int) -> int:
-    """Return a seed for torch, drawn from the generator of that purpose."""
+    """Return a seed for torch, from the generator of that purpose."""
     return int(generator(seed, purpose, *key).integers(2**63))
 
 
@@ -58,12 +58,12 @@ def make_salt(seed: int) -> float:
     return float(generator(seed, "defence").integers(1 << _SALT_BITS))
 
 
-def random_key(first: Tensor, *words: Tensor | str | int) -> Tensor:
-    """Return the key (2,) that a salt or key and further words name; the words are names or non-negative integers."""
+def random_key(first: Tensor, *names: Tensor | str | int) -> Tensor:
+    """Return the key (2,) derived from a salt or key and further names: texts or non-negative integers."""
     key = torch.arange(1, 3, device=first.device)
-    for word in (first, *words):
-        number = hash_name(word) if isinstance(word, str) else word.to(torch.int64) if isinstance(word, Tensor) else word
-        key = _fold_in(key, number)
+    for name in (first, *names):
+        word = hash_name(name) if isinstance(name, str) else name.to(torch.int64) if isinstance(name, Tensor) else name
+        key = _fold_in(key, word)
     return key
 
 

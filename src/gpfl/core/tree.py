@@ -1,4 +1,4 @@
-"""Operations on trees, nested dicts of tensors: the form in which state is kept, sent and saved."""
+"""Operations on trees, nested dicts of tensors: the form in which state is stored, sent and saved."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from importlib import import_module, metadata
 from types import ModuleType
 from typing import cast
 
-from gpfl.core.local_round import Schedule, count_of
+from gpfl.core.local_round import Schedule, count_clients
 from gpfl.core.method import Phase
 from gpfl.defences.config import DefenceConfig
 from gpfl.defences.coupling import CouplingCheck
@@ -48,7 +48,7 @@ class AccountingInputs:
         """The fewest and the most clients that take part in a round."""
         fraction, clients = self.schedule.client_fraction, len(self.n_samples)
         fractions = fraction if isinstance(fraction, tuple) else (fraction, fraction)
-        low, high = (count_of(share, clients) for share in fractions)
+        low, high = (count_clients(share, clients) for share in fractions)
         return max(1, low - self.idle_clients), min(high, max(1, clients - self.idle_clients))
 
     @property
@@ -144,7 +144,7 @@ def client_guarantee(defence: DefenceConfig, inputs: AccountingInputs) -> Guaran
     if not accountant_version():
         return guarantee
     fraction = inputs.schedule.client_fraction
-    sampled = clients if isinstance(fraction, tuple) else count_of(fraction, clients)
+    sampled = clients if isinstance(fraction, tuple) else count_clients(fraction, clients)
     exchanged, single = defence.noise / 2, defence.noise / 2 / math.sqrt(fewest)  # neighbours are twice the bound apart
     guarantee["epsilon"] = fixed_size_epsilon(exchanged, sampled, clients, rounds, delta)
     if not isinstance(fraction, tuple):

@@ -85,10 +85,10 @@ class FedPHP(Method):
     def upload(self, shared: Tree, local_state: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
         """Return the trained model for the server, and the personal model."""
         trained = tree.pick(local_state, NET_PARTS)
-        sent, kept = self.split_state(tree.drop(local_state, ("teacher",)))
+        upload, new_private = self.split_state(tree.drop(local_state, ("teacher",)))
         if self.variant == "inherit":
             trained = tree.lerp(trained, tree.branch(private, "personal"), self.momentum(client))
-        return sent, {**kept, "personal": trained}
+        return upload, {**new_private, "personal": trained}
 
     def personal_weights(self, shared: Tree, private: Tree, batch: Batch, client: ClientInfo) -> Tree:
         """Return the personal model, mixed with the global one as at the start of the round."""

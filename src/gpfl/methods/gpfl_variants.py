@@ -92,11 +92,11 @@ class GPFLVariant(GPFL):
 
     def upload(self, shared: Tree, local_state: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
         """Return what GPFL uploads and keeps, and the trained embeddings for the contexts of the next round."""
-        sent, kept = super().upload(shared, local_state, private, client)
+        upload, new_private = super().upload(shared, local_state, private, client)
         if self.has_stale_contexts:
-            kept["local_gce"] = {"weight": embeddings_of(local_state), "round": client.round + 1}
-            sent = tree.drop(sent, ("previous_gce",))
-        return sent, kept
+            new_private["local_gce"] = {"weight": embeddings_of(local_state), "round": client.round + 1}
+            upload = tree.drop(upload, ("previous_gce",))
+        return upload, new_private
 
     def aggregate(self, shared: Tree, mean: Tree) -> Tree:
         """Return the means, and the embeddings before them."""

@@ -99,8 +99,8 @@ class PFedMe(Method):
     def upload(self, shared: Tree, local_state: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
         """Return w_i for the server, and the personal model."""
         w, theta = tree.branch(local_state, "local"), tree.pick(local_state, NET_PARTS)
-        sent, kept = self.split_state({**tree.drop(local_state, ("local",)), **w})
-        return sent, {**kept, "personal": theta if self.eval_model == "theta" else w}
+        upload, new_private = self.split_state({**tree.drop(local_state, ("local",)), **w})
+        return upload, {**new_private, "personal": theta if self.eval_model == "theta" else w}
 
     def aggregate(self, shared: Tree, mean: Tree) -> Tree:
         """Return (1 − β)w + β·mean. BatchNorm statistics are the mean, since β > 1 could make a variance negative."""

@@ -1,4 +1,4 @@
-"""Nets given in Python, beside the named ones."""
+"""Nets that the user passes in Python: architectures and modules."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def build_net(net: CustomNet, example: Tensor, classes: int, *, head: str | None
 
 
 def check_head(net: NetLike | None, head: str | None) -> None:
-    """Raise if a head is named for a net that is no module."""
+    """Raise if `head` is set but the net is not a module."""
     if head is not None and (net is None or isinstance(net, (str, Architecture))):
         raise GpflError(f"head is '{head}', but net is not a module that could have it: leave head out, or pass net=…")
 
 
 def check_custom_net(net: object, head: str | None) -> None:
-    """Raise if `net` is not one that was given in Python when the run started."""
+    """Raise if `net` is a name, which the config already holds."""
     if isinstance(net, str):
         raise GpflError(f"net is the name '{net}'; pass net only if it was given in Python: leave it out")
     check_head(net, head)  # type: ignore[arg-type]
