@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -62,7 +63,7 @@ def test_traced_steps_on_convolutions_draw_the_same_noise(settings: dict[str, fl
     runs = []
     for engine in ("loop", "vmap"):
         monkeypatch.setattr(Vmap, "min_calls_to_trace", 1)
-        monkeypatch.setattr(Program, "products_on", ("cpu",))
+        monkeypatch.setattr(Program, "matmul_devices", ("cpu",))
         runs.append(fit("fedavg", federation, net=CNN4(channels=(4, 8), hidden=16), rounds=2, engine=engine, **settings))
     assert all(program.traced for program in runs[1].engine._programs.values())
     assert torch.allclose(shared_of(runs[0]), shared_of(runs[1]), atol=1e-5)
@@ -267,7 +268,7 @@ def test_the_command_records_the_defence_and_prints_its_guarantee(command: Comma
     )
     assert said.code == 0, said.err
     assert "Client level: updates clipped to 0.5, noise on their sum 2 × 0.5: ε = " in said.out
-    config = gpfl.training.config.read(tmp_path / "run" / "config.toml")
+    config = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
     assert config["defence"] | {"noise": 2.0, "clip": 0.5, "delta": 1e-3} == config["defence"]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["privacy"]["client"]["epsilon"] > summary["privacy"]["client"]["epsilon_if_poisson"] > 0
