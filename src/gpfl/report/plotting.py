@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from gpfl.errors import GpflError
 from gpfl.io import files
@@ -87,16 +87,6 @@ class LineStyle:
     linewidth: float = 1.4
 
     @property
-    def colour(self) -> str:  # until defence_curves draws with `color`
-        """Colour."""
-        return self.color
-
-    @property
-    def dash(self) -> tuple[float, tuple[float, ...]]:  # until defence_curves draws with `linestyle`
-        """Dashes."""
-        return self.linestyle
-
-    @property
     def line(self) -> dict[str, Any]:
         """Keyword arguments of matplotlib's `plot`."""
         return vars(self).copy()
@@ -139,12 +129,13 @@ def add_legend(figure: Figure, panels: Iterable[Axes]) -> None:
 
 
 def use_log_scale(axis: Axis) -> None:
-    """Give an axis a logarithmic scale with plain numbers at its ticks, also where it spans less than a decade."""
+    """Give an axis a logarithmic scale with a few plain numbers at its ticks."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})  # type: ignore[attr-defined]
     low, high = axis.get_view_interval()
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)) if high > 10 * low else MaxNLocator(5))
+    decades = LogLocator(numticks=6) if high > 200 * low else LogLocator(subs=(1, 2, 5))
+    axis.set_major_locator(decades if high > 10 * low else MaxNLocator(5))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_locator(NullLocator())
 
@@ -237,35 +228,3 @@ def _characters() -> frozenset[str]:
 
     paths = [font_manager.findfont(font) for font in _fonts()]
     return frozenset(chr(code) for path in paths for code in font_manager.get_font(path).get_charmap())
-
-
-# Until defence_curves and attack_images do without.
-
-SMALL, MIDDLE = 7.5, 9.0
-
-
-class Box(NamedTuple):
-    """Text or a marker: its left, its foot and its width, in points."""
-
-    left: float
-    foot: float
-    width: float
-
-    def meets(self, other: Box) -> bool:
-        """Return whether the two overlap."""
-        beside = self.left < other.left + other.width and other.left < self.left + self.width
-        return beside and abs(self.foot - other.foot) < SMALL - 1
-
-
-def first_clear(boxes: Sequence[Box], taken: Sequence[Box]) -> int:
-    """Return the index of the first box that overlaps none of `taken`, else 0."""
-    return next((place for place, box in enumerate(boxes) if not any(box.meets(other) for other in taken)), 0)
-
-
-def tidy(axes: Axes) -> None:
-    """Set the style of axes."""
-    axes.grid(alpha=0.25, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-style_at = line_style

@@ -25,6 +25,7 @@ from gpfl.report.plotting import (
     method_styles,
     new_figure,
     save_png_and_pdf,
+    use_log_scale,
 )
 
 _MAX_IMAGES = 10
@@ -98,8 +99,6 @@ def _draw_setting(table: PrivacyTable, attack: str, setting: Setting, folder: Pa
 @figure_style()
 def draw_epsilon(study: DefenceStudy, stem: Path) -> list[Path]:
     """Draw accuracy against ε, a panel for each level: filled markers as run, hollow ones for Poisson sampling."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
     families = [
         family for family in FAMILIES if family.level and any(study.curve(name, family.option) for name in study.methods)
     ]
@@ -119,10 +118,7 @@ def draw_epsilon(study: DefenceStudy, stem: Path) -> list[Path]:
                     axes.plot(*zip(*stated, strict=True), **line, label=label)
             for point in study.curve(method, ""):
                 axes.axhline(100 * point.accuracy, color=style.color, linestyle=style.linestyle, linewidth=0.8, alpha=0.6)
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(numticks=5))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.xaxis.set_minor_locator(NullLocator())
+        use_log_scale(axes.xaxis)
         axes.set(xlabel="ε", title=f"{family.level} level")
     panels[0].set_ylabel("accuracy, %")
     add_legend(figure, panels)
