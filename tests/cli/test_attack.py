@@ -46,7 +46,7 @@ def test_the_command_reconstructs_images_and_infers_labels_and_members(command: 
         (("--batch", "0"), "each must be at least 1"),
         (("--iterations", "0"), "--iterations is 0; it must be at least 1"),
         (("--psnr", "nice"), "'nice' is not one of 'proper', 'reference'"),
-        (("--out", "r/config.toml"), "cannot make the folder r/config.toml"),
+        (("--out", "r/config.toml"), "--out r/config.toml is a file; choose a folder"),
     ):
         result = command("attack", "r", *flags)
         assert result.code == 2

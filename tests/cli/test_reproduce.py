@@ -475,7 +475,7 @@ def test_cell_that_cannot_be_divided_fails_alone(command: Command, monkeypatch: 
             "toys --only-tables --rounds 7",
             "results/runs holds no finished run of what was asked for with 7 rounds, patience 100",
         ),
-        ("toys --seeds 0,0", "each must be given once"),
+        ("toys --seeds 0,0", "give each only once"),
         ("toys --rounds 0", "train.rounds (--rounds) is 0; it must be at least 1"),
         ("toys --patience -1", "train.patience (--patience) is -1; it must be at least 0"),
         ("toys --validation-fraction 2", "partition.validation_fraction (--validation-fraction) is 2"),

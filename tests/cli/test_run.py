@@ -144,7 +144,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("--seed -1", ("run.seed (--seed) is -1; it must be at least 0 and at most 4294967295",)),
     ("--partition-seed -1", ("partition.seed (--partition-seed) is -1",)),
     ("--set train.lr=-1", ("train.lr (--lr) is -1; it must be above 0",)),
-    ("--seeds 0,4294967296", ("each must be at least 0 and at most 4294967295",)),
+    ("--seeds 0,4294967296", ("each number must be at least 0 and at most 4294967295",)),
     ("--seeds 0,1 --seed 4", ("--seed and --seeds exclude each other: leave one out",)),
     ("--seeds 0,1 --set run.seed=4", ("--seed and --seeds exclude each other",)),
     ("--federation f.toml --clients 3", ("--federation f.toml already assigns the samples to clients: leave out --clients",)),
@@ -154,7 +154,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("--out=", ("--out is empty; name a folder",)),
     ("twice.toml", ("twice.toml: 'train' is a list of sections, [[train]]; write one section, [train]",)),
     ("--seeds 0,x", ("--seeds is '0,x'; it must be integers separated by commas",)),
-    ("--seeds 1,1", ("--seeds is '1,1'; each must be given once",)),
+    ("--seeds 1,1", ("--seeds is '1,1'; give each only once",)),
     (
         "--method fedavg --lam 0.1",
         ("method.lam (--lam) belongs to method gpfl, pfedme, ditto, fedphp, fedproto, not to fedavg",),

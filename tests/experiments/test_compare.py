@@ -322,7 +322,7 @@ def test_all_methods_are_all_and_none_twice() -> None:
         ("--methods local --set gpfl.lam=1", "is for a method that is not run: add gpfl to --methods"),
         ("--methods gpfl --set method.lam=1", "does not name the method: use --set gpfl.lam="),
         ("--methods gpfl --set run.seed=1", "--set run.seed is not available here: use --seeds"),
-        ("--methods gpfl --seeds 0,0", "each must be given once"),
+        ("--methods gpfl --seeds 0,0", "give each only once"),
         ("--methods gpfl --rounds 0", "train.rounds (--rounds) is 0; it must be at least 1"),
         ("--methods gpfl --device meta", "run.device (--device) is 'meta'"),
         ("--methods gpfl --lam 1", "No such option '--lam'"),

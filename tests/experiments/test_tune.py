@@ -443,7 +443,7 @@ def test_search_that_was_cut_off_has_no_command_in_the_table_and_is_searched_to_
         ("gpfl --set ditto.lam=1", "is for a method that is not run: add ditto to the methods"),
         ("gpfl --set method.lam=1", "does not name the method: use --set gpfl.lam="),
         ("gpfl --set run.seed=1", "is not available here: use --seeds"),
-        ("gpfl --seeds 0,0", "each must be given once"),
+        ("gpfl --seeds 0,0", "give each only once"),
         ("gpfl --seeds a", "must be integers separated by commas"),
         ("gpfl --rounds 0", "train.rounds (--rounds) is 0"),
         ("gpfl --out=", "--out is empty; name a folder"),

@@ -236,9 +236,9 @@ class CommaList(click.ParamType):  # type: ignore[type-arg]  # generic from clic
                 raise GpflError(f"{text}; {did_you_mean(entry, self.choices)}")
             if self.kind is not str and not (math.isfinite(entry) and self.min <= entry <= self.max):
                 limit = f" and at most {self.max}" if math.isfinite(self.max) else ""
-                raise GpflError(f"{text}; each must be at least {self.min:g}{limit}")
+                raise GpflError(f"{text}; each number must be at least {self.min:g}{limit}")
         if self.unique and len(set(entries)) < len(entries):
-            raise GpflError(f"{text}; each must be given once")
+            raise GpflError(f"{text}; give each only once")
         return list(dict.fromkeys(entries))
 
 
