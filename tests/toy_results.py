@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from made import SummaryRun
+from synthetic_runs import SummaryRun
 
 from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.definitions import Experiment, PaperValue, TableColumn

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made import run_folder, trials_of
+from synthetic_runs import run_folder, trials_of
 
 import gpfl
 from gpfl.experiments import statistics

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import toy_federation
-from made import trials_of
+from synthetic_runs import trials_of
 
 import gpfl
 from gpfl.experiments import definitions as experiments

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made import trials_of
 from matplotlib.figure import Figure
+from synthetic_runs import trials_of
 
 import gpfl
 from gpfl.experiments.features import FeatureMetrics

@@ -8,8 +8,8 @@ import json
 from pathlib import Path
 
 import pytest
-from made import SummaryRun
 from rich.console import Console
+from synthetic_runs import SummaryRun
 
 from gpfl.experiments.stored_runs import Trials
 from gpfl.report import method_tables

@@ -1,4 +1,4 @@
-"""Run folders made by hand, with accuracies of a test's choice."""
+"""Folders of finished runs with chosen accuracies."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ def run_folder(
     rows: Sequence[int] | None = None,
     method: str = "gpfl",
 ) -> Path:
-    """A finished run whose clients had these accuracies in each evaluated round, from round 0 on, all with one test row.
+    """Write a finished run whose clients, with one test sample each, have these accuracies in each round from 0.
 
-    `terms` are those of training from round 1 on, `rows` the number of each client's rows in the table.
+    `terms` are the loss terms from round 1, `rows` the index of each client's samples in the table.
     """
     folder.mkdir(parents=True)
     run = RunDir(folder)
-    lines = []
-    for number, clients in enumerate(rounds):
+    records = []
+    for index, clients in enumerate(rounds):
         values = np.array(clients, dtype=np.float64)
-        line = {
+        record = {
             **dict.fromkeys(METRICS_NUMBERS, 0),
-            "round": number,
+            "round": index,
             "accuracy": float(values.mean()),
             "client_accuracies": list(clients),
         }
-        line |= {"std": float(values.std()), "mean": float(values.mean())}
-        if number and number <= len(terms):
-            line["train"] = dict(terms[number - 1])
-        lines.append(line)
-        run.append_metrics(line)
-    best = max(range(len(lines)), key=lambda k: (lines[k]["accuracy"], -k))
-    facts = {"best_round": best, "best_accuracy": lines[best]["accuracy"], "std": lines[best]["std"], "seed": seed}
-    chosen = {"selected_round": selected, "rounds": len(lines) - 1, "clients": len(rounds[0]), "method": method}
-    run.write_summary({**dict.fromkeys(SUMMARY_NUMBERS, 0), **dict.fromkeys(SUMMARY_TEXTS, "text"), **facts, **chosen})
-    places = rows if rows is not None else range(len(rounds[0]))
+        record |= {"std": float(values.std()), "mean": float(values.mean())}
+        if index and index <= len(terms):
+            record["train"] = dict(terms[index - 1])
+        records.append(record)
+        run.append_metrics(record)
+    best = max(range(len(records)), key=lambda k: (records[k]["accuracy"], -k))
+    metrics = {"best_round": best, "best_accuracy": records[best]["accuracy"], "std": records[best]["std"], "seed": seed}
+    labels = {"selected_round": selected, "rounds": len(records) - 1, "clients": len(rounds[0]), "method": method}
+    run.write_summary({**dict.fromkeys(SUMMARY_NUMBERS, 0), **dict.fromkeys(SUMMARY_TEXTS, "text"), **metrics, **labels})
+    indices = rows if rows is not None else range(len(rounds[0]))
     count = 2 * len(rounds[0])
     table = gpfl.Table(np.zeros((count, 1), dtype=np.float32), np.zeros(count, dtype=np.int64), classes=2)
-    none = np.zeros(0, dtype=np.int64)
-    shards = [Shard(str(k), np.array([2 * place]), none, np.array([2 * place + 1])) for k, place in enumerate(places)]
+    empty = np.zeros(0, dtype=np.int64)
+    shards = [Shard(str(k), np.array([2 * index]), empty, np.array([2 * index + 1])) for k, index in enumerate(indices)]
     Federation(table, shards).save(folder / "federation.toml")
     return folder
 
@@ -67,7 +67,7 @@ def trials_of(
     selected: int = 0,
     rows: Sequence[int] | None = None,
 ) -> Trials:
-    """The trials of a method, one a seed, in a folder of their own."""
+    """Write one run per seed and return them as the trials of a method."""
     folders = [
         run_folder(folder / method / f"seed-{seed}", seed, rounds, terms=terms, selected=selected, rows=rows, method=method)
         for seed, rounds in seeds.items()
@@ -76,7 +76,7 @@ def trials_of(
 
 
 class SummaryRun(FolderRun):
-    """A run of which there is nothing but a summary."""
+    """A run that consists of a summary."""
 
     def __init__(self, path: Path | str, summary: Mapping[str, object]) -> None:
         super().__init__(Path(path))
