@@ -418,7 +418,7 @@ def test_search_that_was_cut_off_has_no_command_in_the_table_and_is_searched_to_
     given = ("tune", "fedprox", *TOY, "--budget", 4, "--at-once", 1, "--out", "t")
     assert command(*given).code == 130
     assert command("tune", "ditto", *TOY, "--budget", 1, "--at-once", 1, "--out", "t").code == 0
-    assert "- fedprox: the command that searched it was not noted, or has not ended." in Path("t/table.md").read_text()
+    assert "- fedprox: the command of the search was not recorded, or has not ended." in Path("t/table.md").read_text()
     assert command(*given).code == 0
     Path("t/fedprox/candidates.jsonl").unlink()
     assert command(*given).code == 0, "what is damaged is searched again"

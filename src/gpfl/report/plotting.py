@@ -212,7 +212,7 @@ def _render(figure: Figure, kind: str) -> bytes:
 
 
 def _wrap(text: str, figure: Figure, size: float) -> str:
-    return textwrap.fill(text, int(figure.get_figwidth() * 120 / size))  # a character is about 0.58 × size points wide
+    return textwrap.fill(text, int(figure.get_figwidth() * 122 / size))  # a character is about 0.58 × size points wide
 
 
 def _fonts() -> list[str]:

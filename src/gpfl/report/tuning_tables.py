@@ -52,9 +52,11 @@ def to_markdown(found: Sequence[SearchResult]) -> str:
         origins.setdefault(tuned.note or UNKNOWN_ORIGIN, []).append(tuned.plan.method)
     return render_page(
         f"Tuned values: {plan.config.data}, {pluralize(len(plan.federation), 'client')} ({partition})",
-        [ResultTable(columns, rows), *map(_candidate_table, found)],
-        notes=[f"The methods above had {unequal}."] * bool(unequal)
-        + [f"{', '.join(methods)}: {origin}" if len(origins) > 1 else origin for origin, methods in origins.items()],
+        [
+            ResultTable(columns, rows, notes=[f"The methods above had {unequal}."] * bool(unequal)),
+            *map(_candidate_table, found),
+        ],
+        notes=[f"{', '.join(methods)}: {origin}" if len(origins) > 1 else origin for origin, methods in origins.items()],
     )
 
 
@@ -88,10 +90,10 @@ def _candidate_table(tuned: SearchResult) -> ResultTable:
     ]
     rows: list[list[Value | Bold]] = []
     for candidate in tuned.candidates:
-        score, values = _percent(candidate), [candidate.values[key] for key in keys]
+        values = [candidate.values[key] for key in keys]
         rounds = "failed" if candidate.trouble else " ".join(map(str, candidate.rounds))
-        best = candidate is tuned.best
-        rows.append([str(candidate.number), *values, Bold(score) if best else score, rounds, candidate.seconds])
+        row: list[Value] = [str(candidate.number), *values, _percent(candidate), rounds, candidate.seconds]
+        rows.append([Bold(cell) if candidate is tuned.best else cell for cell in row])
     return ResultTable(columns, rows, title=tuned.plan.method)
 
 
