@@ -15,7 +15,7 @@ import numpy as np
 
 from gpfl.data import DATASETS, Table
 from gpfl.experiments import run_archive
-from gpfl.federation.federation import partition_table
+from gpfl.federation import partition_table
 from gpfl.federation.partition import Dirichlet, Partition, Pathological
 
 ARCHIVE = Path(__file__).parents[1] / "docs" / "results" / run_archive.ARCHIVE

@@ -15,7 +15,7 @@ from gpfl.core.method import Method
 from gpfl.core.net import Net
 from gpfl.core.tree import Tree
 from gpfl.engine import ENGINES, Engine, RunSpec
-from gpfl.federation.federation import Shard
+from gpfl.federation import Shard
 from gpfl.models.architecture import net_from_architecture
 from gpfl.models.cnn4 import CNN4
 

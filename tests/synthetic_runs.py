@@ -9,7 +9,7 @@ import numpy as np
 
 import gpfl
 from gpfl.experiments.stored_runs import FolderRun, Trials
-from gpfl.federation.federation import Federation, Shard
+from gpfl.federation import Federation, Shard
 from gpfl.training.run_dir import METRICS_NUMBERS, SUMMARY_NUMBERS, SUMMARY_TEXTS, RunDir
 
 Terms = Mapping[str, float]

@@ -12,7 +12,7 @@ import gpfl
 from gpfl.cli import options as flags
 from gpfl.core.options import options_of
 from gpfl.defences import DefenceConfig
-from gpfl.federation.partition import PARTITIONS
+from gpfl.federation import PARTITIONS
 from gpfl.methods import METHODS
 from gpfl.models import NETS
 from gpfl.training.config import RunOptions, TrainOptions

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gpfl.core.tree import Tree
     from gpfl.data import Table
     from gpfl.errors import GpflError
-    from gpfl.federation.federation import Federation, federate
+    from gpfl.federation import Federation, federate
     from gpfl.inference import ClientModel, load_model
     from gpfl.training.api import fit, load, resume
     from gpfl.training.callbacks import Callback
@@ -50,7 +50,7 @@ _MODULES = {
     "Callback": "gpfl.training.callbacks",
     "Result": "gpfl.training.result",
     **dict.fromkeys(("ClientModel", "load_model"), "gpfl.inference"),
-    **dict.fromkeys(("Federation", "federate"), "gpfl.federation.federation"),
+    **dict.fromkeys(("Federation", "federate"), "gpfl.federation"),
     "Table": "gpfl.data",
     "GpflError": "gpfl.errors",
     **dict.fromkeys(("Batch", "ClientInfo", "LossTerms", "Method", "Phase"), "gpfl.core.method"),

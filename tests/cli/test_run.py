@@ -170,7 +170,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
         "--partition dirichlet --balanced",
         ("partition.balanced (--balanced) belongs to partition pathological, not to dirichlet",),
     ),
-    ("--clients 120 --classes-per-client 1", ("client 0 has no training rows (0 training, 1 test)", "--clients")),
+    ("--clients 120 --classes-per-client 1", ("client 0 has no training samples (0 training, 1 test)", "--clients")),
     ("--select validation", ("no client has validation samples: set --validation-fraction",)),
     ("--device abacus", ("run.device (--device) is 'abacus'; it must be auto, cpu, cuda, cuda:N or mps",)),
     ("--device meta", ("run.device (--device) is 'meta'; it must be",)),
@@ -223,7 +223,7 @@ def test_invalid_data_is_an_error_before_anything_is_written(
     assert not Path("run").exists()
 
 
-@pytest.mark.parametrize(("split", "message"), [("train", "has no training rows"), ("test", "has no test rows")])
+@pytest.mark.parametrize(("split", "message"), [("train", "has no training samples"), ("test", "has no test samples")])
 def test_a_manifest_with_an_empty_split_of_a_client_is_an_error(command: Command, split: str, message: str) -> None:
     assert command("run", "--data", "toy", "--rounds", 1, "--out", "run").code == 0
     text = Path("run/federation.toml").read_text()

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import gpfl
 from gpfl.engine import ENGINES
-from gpfl.federation.federation import Shard
+from gpfl.federation import Shard
 from gpfl.methods import METHODS
 
 SIZES = (30, 20, 40, 10)

@@ -21,7 +21,7 @@ from PIL import Image
 from gpfl.data import PUBLISHED, Table, find_dataset
 from gpfl.data.published import agnews, archive, cache, cifar100, fmnist, har, tiny
 from gpfl.errors import GpflError
-from gpfl.federation.federation import Federation, Shard
+from gpfl.federation import Federation, Shard
 from gpfl.training import config as configs
 
 DRAW = np.random.default_rng(0)

@@ -23,7 +23,7 @@ from gpfl.experiments.definitions import Cell, Experiment, PaperValue, TableColu
 from gpfl.experiments.grid import FederationCache, GridPlan, Job
 from gpfl.experiments.results import collect_results
 from gpfl.experiments.run_index import find_jobs
-from gpfl.federation.federation import MANIFEST
+from gpfl.federation import MANIFEST
 from gpfl.methods import METHODS
 from gpfl.training.callbacks import Callback
 from gpfl.training.round_loop import RoundLoop, RunOutcome

@@ -21,7 +21,7 @@ from gpfl.core import options
 from gpfl.core.options import SearchRange
 from gpfl.experiments import tune as study
 from gpfl.experiments.proposals import propose, search_space
-from gpfl.federation.federation import Federation
+from gpfl.federation import Federation
 from gpfl.methods import METHODS
 from gpfl.training.config import Config, TrainOptions
 from gpfl.training.execute import PreparedRun, execute_trials
@@ -228,7 +228,7 @@ def spoilt(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
         y = made.table.y.clone()
         rows = np.concatenate([shard.split(part) for shard in made.shards])
         y[rows] = (y[rows] + 1) % made.table.classes
-        return Federation(made.table.with_tensors(made.table.x, y), made.shards, made.origin)
+        return Federation(made.table.with_tensors(made.table.x, y), made.shards, made.partition)
 
     monkeypatch.setattr(Config, "federation", federation)
 

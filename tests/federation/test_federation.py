@@ -13,8 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 import gpfl
 from gpfl.core.local_round import Indices
 from gpfl.data.table import SPLITS
-from gpfl.federation.federation import Shard
-from gpfl.federation.partition import Partition
+from gpfl.federation import Partition, Shard
 from gpfl.io import toml
 
 
@@ -28,7 +27,7 @@ def all_rows(federation: gpfl.Federation) -> np.ndarray:
 
 
 def cut(name: str, rows: Indices, partition: Partition, number: int) -> Shard:
-    return Shard(name, *partition.cut(toy_table(), rows, number))
+    return Shard(name, *partition.split(toy_table(), rows, number))
 
 
 @pytest.mark.parametrize(("rows", "train"), [(4, 3), (5, 3), (6, 4), (7, 5), (40, 30), (43, 32)])
@@ -104,10 +103,10 @@ def test_own_test_rows_stay_when_training_rows_are_kept_for_validation() -> None
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ([(*client(5), client(5)[0])], "client 0 brings 3 arrays; give (x, y) or (x_train, y_train, x_test, y_test)"),
-        ([client(8), (np.zeros((8, 3)), np.zeros(8))], "client 1 has rows of shape (3,)"),
-        ([client(8), (np.zeros((8, 2), np.uint8), np.zeros(8))], "client 1 has rows of shape (2,) (torch.uint8)"),
-        ({"bob": client(1)}, "client bob has no training rows (0 training, 1 test)"),
+        ([(*client(5), client(5)[0])], "client 0 has 3 arrays; give (x, y) or (x_train, y_train, x_test, y_test)"),
+        ([client(8), (np.zeros((8, 3)), np.zeros(8))], "client 1 has samples of shape (3,)"),
+        ([client(8), (np.zeros((8, 2), np.uint8), np.zeros(8))], "client 1 has samples of shape (2,) (torch.uint8)"),
+        ({"bob": client(1)}, "client bob has no training samples (0 training, 1 test)"),
         ([], "at least one client"),
     ],
 )
@@ -133,10 +132,10 @@ def shard_of(train: list[int], test: list[int]) -> Shard:
 @pytest.mark.parametrize(
     ("shard", "words"),
     [
-        (shard_of([0], []), "client 7 has no test rows"),
-        (shard_of([0, 120], [1]), "client 7 has row 120; the table has rows 0 to 119"),
-        (shard_of([0, -1], [1]), "client 7 has row -1; the table has rows 0 to 119"),
-        (shard_of([0, 1], [1]), "client 7 has a row twice"),
+        (shard_of([0], []), "client 7 has no test samples"),
+        (shard_of([0, 120], [1]), "client 7 has sample 120; the table has samples 0 to 119"),
+        (shard_of([0, -1], [1]), "client 7 has sample -1; the table has samples 0 to 119"),
+        (shard_of([0, 1], [1]), "client 7 has a sample twice"),
     ],
 )
 def test_a_client_with_wrong_rows_is_refused(shard: Shard, words: str) -> None:
@@ -205,14 +204,15 @@ def test_a_manifest_with_rows_outside_the_table_is_refused(tmp_path: Path) -> No
     content = tomllib.loads(toml.dump(federation.manifest()))
     content["client"][1]["train"].append(500)
     (tmp_path / "f.toml").write_text(toml.dump(content))
-    with pytest.raises(gpfl.GpflError, match="client 1 has row 500"):
+    with pytest.raises(gpfl.GpflError, match="client 1 has sample 500"):
         gpfl.Federation.load(tmp_path / "f.toml", federation.table)
 
 
 def test_a_federation_says_its_sizes() -> None:
     federation = gpfl.federate([client(8), client(16)])
     assert (
-        repr(federation) == "Federation of 2 clients on 'arrays': 18 training rows (6 to 12 a client), 6 test rows, 3 classes"
+        repr(federation)
+        == "Federation of 2 clients on 'arrays': 18 training samples (6 to 12 per client), 6 test samples, 3 classes"
     )
 
 

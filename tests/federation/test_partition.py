@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from gpfl.errors import GpflError
-from gpfl.federation.partition import Dirichlet, Partition, Pathological, deal_classes
+from gpfl.federation.partition import Dirichlet, Partition, Pathological, assign_classes
 
 LABELS = np.arange(3000) % 10
 
 
 def assigned(partition: Partition, labels: np.ndarray = LABELS, classes: int = 10, seed: int = 1) -> list[np.ndarray]:
-    return partition.deal(labels, classes, np.random.default_rng(seed))
+    return partition.assign_labels(labels, classes, np.random.default_rng(seed))
 
 
 def classes_of(rows: list[np.ndarray], labels: np.ndarray = LABELS) -> list[list[int]]:
@@ -63,7 +63,7 @@ def test_every_client_holds_exactly_its_number_of_classes_and_every_class_about_
     for clients in range(1, 21):
         for classes in range(1, 16):
             for per_client in range(-(-classes // clients), classes + 1):
-                takers = deal_classes(clients, classes, per_client)
+                takers = assign_classes(clients, classes, per_client)
                 held = np.bincount(np.concatenate(takers), minlength=clients)
                 counts = [len(set(chosen)) for chosen in takers]
                 assert (held == per_client).all(), (clients, classes, per_client)
@@ -72,7 +72,7 @@ def test_every_client_holds_exactly_its_number_of_classes_and_every_class_about_
 
 @pytest.mark.parametrize(("clients", "classes", "per_client"), [(20, 10, 2), (20, 100, 10), (20, 200, 20), (10, 10, 2)])
 def test_classes_are_dealt_by_the_authors_rule_on_the_papers_settings(clients: int, classes: int, per_client: int) -> None:
-    assert deal_classes(clients, classes, per_client) == authors_rule(clients, classes, per_client)
+    assert assign_classes(clients, classes, per_client) == authors_rule(clients, classes, per_client)
 
 
 def test_classes_are_dealt_by_the_authors_rule_wherever_it_fills_every_place() -> None:
@@ -83,7 +83,7 @@ def test_classes_are_dealt_by_the_authors_rule_wherever_it_fills_every_place() -
                 theirs = authors_rule(clients, classes, per_client)
                 if sum(map(len, theirs)) == clients * per_client:
                     agreed += 1
-                    assert deal_classes(clients, classes, per_client) == theirs, (clients, classes, per_client)
+                    assert assign_classes(clients, classes, per_client) == theirs, (clients, classes, per_client)
                 else:
                     differing += 1
     assert agreed > 100
@@ -127,13 +127,13 @@ def test_drawn_shares_are_never_empty_where_classes_are_many_and_small(seed: int
     ("partition", "words"),
     [
         (Pathological(clients=2, classes_per_client=11), "partition.classes_per_client is 11; the data has 10 classes"),
-        (Pathological(clients=4, classes_per_client=2), "4 clients × 2 classes = 8 places for 10 classes"),
-        (Pathological(clients=400, classes_per_client=2), "class 0 has 300 rows for 80 clients, 3.8 each"),
-        (Pathological(clients=2000, classes_per_client=2, balanced=True), "class 0 has 300 rows for 400 clients"),
-        (Dirichlet(clients=40, min_samples=80), "40 clients × 80 rows = 3200, but the table has 3000 rows"),
+        (Pathological(clients=4, classes_per_client=2), "4 clients × 2 classes = 8, but the data has 10 classes"),
+        (Pathological(clients=400, classes_per_client=2), "class 0 has 300 samples for 80 clients, 3.8 each"),
+        (Pathological(clients=2000, classes_per_client=2, balanced=True), "class 0 has 300 samples for 400 clients"),
+        (Dirichlet(clients=40, min_samples=80), "40 clients × 80 samples = 3200, but the table has 3000 samples"),
         (
             Dirichlet(clients=20, beta=1e-3, min_samples=149),
-            "none of 5000 draws with beta 0.001 gave each of 20 clients 149 rows",
+            "none of 5000 draws with beta 0.001 gave each of 20 clients 149 samples",
         ),
     ],
 )

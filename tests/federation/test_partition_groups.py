@@ -13,8 +13,8 @@ from conftest import toy_table
 import gpfl
 from gpfl.core import options
 from gpfl.errors import GpflError
-from gpfl.federation.federation import partition_table
-from gpfl.federation.partition import Dirichlet, Natural, Partition, Pathological, choose_bundles
+from gpfl.federation import partition_table
+from gpfl.federation.partition import Dirichlet, Natural, Partition, Pathological, choose_groups
 from gpfl.report import figures
 
 NAMES = ("books", "dvd", "electronics", "kitchen", "nobody", "music")
@@ -28,7 +28,7 @@ def grouped_table() -> gpfl.Table:
 
 
 def rows_of(partition: Partition, table: gpfl.Table) -> dict[str, list[int]]:
-    return {name: rows.tolist() for name, rows in partition.choose(table).items()}
+    return {name: rows.tolist() for name, rows in partition.select_clients(table).items()}
 
 
 def test_every_group_with_rows_is_a_client_under_its_own_name() -> None:
@@ -68,18 +68,18 @@ def test_a_choice_is_recorded_in_the_manifest() -> None:
 
 
 def test_more_clients_than_groups_are_refused_with_both_numbers() -> None:
-    with pytest.raises(GpflError, match=r"partition.clients is 6; data 'reviews' has 5 groups"):
-        Natural(clients=6).choose(grouped_table())
+    with pytest.raises(GpflError, match=r"partition.clients is 6; data 'reviews' has 5 clients"):
+        Natural(clients=6).select_clients(grouped_table())
 
 
 def test_groups_cannot_be_divided_among_another_number() -> None:
     with pytest.raises(GpflError, match=r"partition.total_clients is 10"):
-        Natural(total_clients=10).choose(grouped_table())
+        Natural(total_clients=10).select_clients(grouped_table())
 
 
 def test_a_table_without_groups_is_refused_with_the_way_out() -> None:
-    with pytest.raises(GpflError, match="data 'toy' does not tell the group of a row: use --partition"):
-        Natural().choose(toy_table())
+    with pytest.raises(GpflError, match="data 'toy' does not name the client of each sample: use --partition"):
+        Natural().select_clients(toy_table())
 
 
 @pytest.mark.parametrize("groups", [[0, 1], np.zeros((4, 1))], ids=["too few", "a column"])
@@ -135,7 +135,7 @@ def test_n_of_m_is_part_of_a_federation_and_its_manifest(tmp_path: Path) -> None
     table = toy_table(300)
     federation = gpfl.federate(table, partition="dirichlet", clients=3, total_clients=10, beta=5.0, min_samples=10)
     assert len(federation) == 3
-    assert federation.origin["total_clients"] == 10
+    assert federation.partition["total_clients"] == 10
     federation.save(tmp_path / "split.toml")
     again = gpfl.Federation.load(tmp_path / "split.toml", table)
     assert [shard.name for shard in again.shards] == [shard.name for shard in federation.shards]
@@ -178,7 +178,7 @@ def test_which_bundles_are_tested_is_drawn_by_the_seed() -> None:
 def test_the_nearest_number_of_bundles_is_chosen_and_one_is_left() -> None:
     def chosen(sizes: list[int], share: float, seed: int) -> int:
         together = np.repeat(np.arange(len(sizes)), sizes)
-        return int(choose_bundles(together, np.arange(len(together)) % 2, share, np.random.default_rng(seed)).sum())
+        return int(choose_groups(together, np.arange(len(together)) % 2, share, np.random.default_rng(seed)).sum())
 
     for seed in range(8):
         assert chosen([2, 2, 2, 2, 2], 0.35, seed) == 4
@@ -195,17 +195,17 @@ def test_of_bundles_of_one_class_each_class_has_its_share(share: float) -> None:
     together = np.repeat(np.arange(60), draw.integers(8, 14, 60))
     labels = together % 6
     for seed in range(8):
-        mask = choose_bundles(together, labels, share, np.random.default_rng(seed))
+        mask = choose_groups(together, labels, share, np.random.default_rng(seed))
         assert not set(together[mask]) & set(together[~mask])
         assert abs(mask.mean() - share) < 0.01
         by_class = np.array([mask[labels == label].mean() for label in range(6)])
         assert np.abs(by_class - share).max() < 0.11, "no class is off by more than a bundle of ten"
     few = np.repeat(np.arange(4), 5)
     for seed in range(8):
-        mask = choose_bundles(few, np.minimum(few, 2), 0.25, np.random.default_rng(seed))
+        mask = choose_groups(few, np.minimum(few, 2), 0.25, np.random.default_rng(seed))
         assert set(few[mask]) <= {2, 3}, "the only bundle of a class is left"
         assert len(set(few[mask])) == 1
-    alone = choose_bundles(np.repeat(np.arange(3), [5, 4, 6]), np.repeat(np.arange(3), [5, 4, 6]), 0.25, draw)
+    alone = choose_groups(np.repeat(np.arange(3), [5, 4, 6]), np.repeat(np.arange(3), [5, 4, 6]), 0.25, draw)
     assert alone.sum() == 4, "where each class has one, the smallest is chosen all the same"
 
 
@@ -222,11 +222,11 @@ def test_a_client_whose_rows_all_stay_together_is_refused() -> None:
     table = toy_table(30)
     whole = gpfl.Table(table.x, table.y, client_ids=np.arange(30) % 2, group_ids=np.where(np.arange(30) % 2, 0, np.arange(30)))
     with pytest.raises(
-        GpflError, match=r"client 1 has no test rows \(15 training, 0 test\): all of its rows stay together; give"
+        GpflError, match=r"client 1 has no test samples \(15 training, 0 test\): all of its samples are one group; give"
     ):
         gpfl.federate(whole, partition="natural")
     small = gpfl.Table(table.x, table.y, client_ids=np.repeat([0, 1], [26, 4]), group_ids=np.minimum(np.arange(30), 26))
-    with pytest.raises(GpflError, match=r"all of its rows stay together; --min-samples 5 leaves out 1 of 2 clients"):
+    with pytest.raises(GpflError, match=r"all of its samples are one group; --min-samples 5 leaves out 1 of 2 clients"):
         gpfl.federate(small, partition="natural")
     assert [shard.name for shard in gpfl.federate(small, partition="natural", min_samples=5).shards] == ["0"]
 
@@ -234,7 +234,9 @@ def test_a_client_whose_rows_all_stay_together_is_refused() -> None:
 def test_a_client_without_validation_rows_is_refused_where_they_are_asked_for() -> None:
     table = toy_table(30)
     two = gpfl.Table(table.x, table.y, client_ids=np.arange(30) % 2, group_ids=np.arange(30) // 15)
-    with pytest.raises(GpflError, match=r"client 0 has no validation rows: all of its [78] training rows stay together, and 1"):
+    with pytest.raises(
+        GpflError, match=r"client 0 has no validation samples: all of its [78] training samples are one group, and 1"
+    ):
         gpfl.federate(two, partition="natural", validation_fraction=0.2)
     assert len(gpfl.federate(two, partition="natural")) == 2
 
@@ -250,7 +252,7 @@ def test_given_parts_are_held_against_what_stays_together() -> None:
     parts[7] = 2
     parted = gpfl.Table(table.x, table.y, client_ids=groups, splits=parts, group_ids=bundles)
     with pytest.raises(
-        GpflError, match=r"client 0 has rows that stay together in train and in test, such as rows 4 and 7: divide"
+        GpflError, match=r"client 0 has samples of one group in train and in test, such as samples 4 and 7: divide"
     ):
         gpfl.federate(parted, partition="natural")
 
@@ -284,11 +286,11 @@ def test_bundles_are_told_by_values_of_any_kind() -> None:
 
 def test_splits_that_would_part_rows_are_refused_where_rows_stay_together() -> None:
     table, bundles = bundled_table()
-    with pytest.raises(GpflError, match=r"'visits' keeps rows together, and partition 'dirichlet' deals rows one by one: use"):
+    with pytest.raises(GpflError, match=r"'visits' has groups, and partition 'dirichlet' assigns single samples: use"):
         gpfl.federate(table, partition="dirichlet", clients=2)
-    with pytest.raises(GpflError, match=r"partition.rng is 'pfllib', but data 'visits' keeps rows together.* set it to gpfl"):
+    with pytest.raises(GpflError, match=r"partition.rng is 'pfllib', but data 'visits' has groups.* set it to gpfl"):
         gpfl.federate(table, partition="natural", rng="pfllib")
-    with pytest.raises(GpflError, match=r"does not tell the group of a row: say whose they are with --client"):
+    with pytest.raises(GpflError, match=r"does not name the client of each sample: name the column of clients with --client"):
         gpfl.federate(gpfl.Table(table.x, table.y, group_ids=bundles), partition="natural")
     with pytest.raises(GpflError, match=r"has 72 rows and group_ids of shape \(3,\); give one value per row"):
         gpfl.Table(table.x, table.y, group_ids=[0, 1, 2])
@@ -297,7 +299,7 @@ def test_splits_that_would_part_rows_are_refused_where_rows_stay_together() -> N
 @pytest.mark.parametrize("partition", [Dirichlet(clients=11, total_clients=10), Pathological(clients=11, total_clients=10)])
 def test_more_than_m_clients_are_refused_with_both_numbers(partition: Partition) -> None:
     with pytest.raises(GpflError, match=r"partition.clients is 11 of partition.total_clients = 10; .* --clients"):
-        partition.choose(toy_table(300))
+        partition.select_clients(toy_table(300))
 
 
 def test_class_counts_are_of_all_samples_of_each_client(tmp_path: Path) -> None:

@@ -8,9 +8,8 @@ from conftest import toy_table
 from sklearn.model_selection import train_test_split
 
 import gpfl
-from gpfl.federation import pfllib_partition as reference_division
-from gpfl.federation.federation import partition_table
-from gpfl.federation.partition import Dirichlet, Natural, Pathological, deal_classes
+from gpfl.federation import partition_table, pfllib_partition
+from gpfl.federation.partition import Dirichlet, Natural, Pathological, assign_classes
 
 MNIST = (6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958)
 """Images of each digit, published training and test parts together."""
@@ -38,7 +37,7 @@ SHOWN = {
 @pytest.mark.parametrize(("images", "known"), [(MNIST, PUBLISHED), (CIFAR10, SHOWN)], ids=["MNIST", "Cifar10"])
 def test_shares_are_those_of_a_division_that_their_code_made(images: tuple[int, ...], known: dict[int, dict[int, int]]) -> None:
     labels = np.repeat(np.arange(10), images)
-    parts = reference_division.by_shares(labels, 10, 20, 0.1, 40, 10, np.random.RandomState(1))
+    parts = pfllib_partition.dirichlet(labels, 10, 20, 0.1, 40, 10, np.random.RandomState(1))
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
     counts = [np.bincount(labels[rows], minlength=10) for rows in parts]
     for client, held in known.items():
@@ -47,10 +46,10 @@ def test_shares_are_those_of_a_division_that_their_code_made(images: tuple[int, 
 
 def test_too_few_rows_are_drawn_anew_and_then_refused() -> None:
     labels = np.arange(400) % 4
-    parts = reference_division.by_shares(labels, 4, 8, 0.3, 10, 5000, np.random.RandomState(1))
+    parts = pfllib_partition.dirichlet(labels, 4, 8, 0.3, 10, 5000, np.random.RandomState(1))
     assert min(len(rows) for rows in parts) >= 10
     with pytest.raises(gpfl.GpflError, match=r"none of 3 draws with beta 0\.01"):
-        reference_division.by_shares(labels, 4, 8, 0.01, 45, 3, np.random.RandomState(1))
+        pfllib_partition.dirichlet(labels, 4, 8, 0.01, 45, 3, np.random.RandomState(1))
 
 
 @pytest.mark.parametrize("rows", [40, 41, 42, 43])
@@ -58,15 +57,16 @@ def test_a_cut_is_sklearns(rows: int) -> None:
     content = np.arange(rows) * 7
     np.random.seed(5)  # noqa: NPY002  the generator that sklearn takes where none is given
     train, test = train_test_split(content, train_size=0.75, shuffle=True)
-    ours = reference_division.cut(content, 0.25, np.random.RandomState(5))
+    ours = pfllib_partition.split(content, 0.25, np.random.RandomState(5))
     assert np.array_equal(ours[0], train)
     assert np.array_equal(ours[1], test)
 
 
 def test_classes_go_to_their_takers_in_drawn_numbers_and_in_order() -> None:
     labels = np.arange(4000) % 10
-    takers = deal_classes(20, 10, 2)
-    parts = reference_division.by_classes(labels, 10, takers, 20, False, np.random.RandomState(1))
+    takers = assign_classes(20, 10, 2)
+    table = gpfl.Table(np.zeros((4000, 1)), labels)
+    parts = Pathological(clients=20).assign_pfllib(table, np.random.RandomState(1)).values()
     draw = np.random.RandomState(1)
     expected: list[list[int]] = [[] for _ in range(20)]
     for label in range(10):
@@ -76,8 +76,8 @@ def test_classes_go_to_their_takers_in_drawn_numbers_and_in_order() -> None:
             expected[client] += members[:size]
             members = members[size:]
     assert [rows.tolist() for rows in parts] == expected
-    even = reference_division.by_classes(labels, 10, takers, 20, True, np.random.RandomState(1))
-    assert {len(rows) for rows in even} == {200}
+    even = Pathological(clients=20, balanced=True).assign_pfllib(table, np.random.RandomState(1))
+    assert {len(rows) for rows in even.values()} == {200}
 
 
 def test_federations_are_divided_and_cut_from_one_stream() -> None:
@@ -85,9 +85,9 @@ def test_federations_are_divided_and_cut_from_one_stream() -> None:
     partition = Dirichlet(clients=4, beta=1.0, rng="pfllib")
     federation = partition_table(table, partition)
     draw = np.random.RandomState(1)
-    parts = reference_division.by_shares(table.y.numpy(), table.classes, 4, 1.0, 40, 99, draw)
+    parts = pfllib_partition.dirichlet(table.y.numpy(), table.classes, 4, 1.0, 40, 99, draw)
     for shard, rows in zip(federation.shards, parts, strict=True):
-        train, test = reference_division.cut(rows, 0.25, draw)
+        train, test = pfllib_partition.split(rows, 0.25, draw)
         assert np.array_equal(shard.train, train)
         assert np.array_equal(shard.test, test)
     assert federation.manifest()["partition"]["rng"] == "pfllib"
@@ -116,16 +116,16 @@ def test_groups_are_cut_as_they_are_or_shuffled_before() -> None:
         draw = np.random.RandomState(1)
         parts = [np.flatnonzero(groups == group) for group in range(2)]
         if name == "amazon":
-            parts = [reference_division.shuffled(rows, draw) for rows in parts]
+            parts = [pfllib_partition.shuffle(rows, draw) for rows in parts]
         for shard, rows in zip(federation.shards, parts, strict=True):
-            assert np.array_equal(shard.train, reference_division.cut(rows, 0.25, draw)[0])
+            assert np.array_equal(shard.train, pfllib_partition.split(rows, 0.25, draw)[0])
 
 
 @pytest.mark.parametrize(
     ("partition", "complaint"),
     [
         (Dirichlet(clients=4, cap=False, rng="pfllib"), "the authors' code has the cap"),
-        (Dirichlet(clients=4, min_samples=400, rng="pfllib"), "but the table has 900 rows"),
+        (Dirichlet(clients=4, min_samples=400, rng="pfllib"), "but the table has 900 samples"),
         (Pathological(clients=300, classes_per_client=3, rng="pfllib"), "unequal shares need more than"),
     ],
 )

@@ -18,7 +18,7 @@ from gpfl.core.local_round import Schedule
 from gpfl.core.method import Method
 from gpfl.core.tree import Tree
 from gpfl.engine import ENGINES, RunSpec
-from gpfl.federation.federation import Shard
+from gpfl.federation import Shard
 from gpfl.methods import METHODS
 from gpfl.models.splitting import net_from_module
 

@@ -297,7 +297,7 @@ X, Y = np.zeros((8, 2), dtype=np.float32), np.arange(8) % 2
         ([(X, Y - 1)], "has label -1 in row 0; labels must be 0 to"),
         ([(X, Y + 0.5)], "labels that are not whole numbers"),
         ([(X, Y[:5])], "has 8 rows and 5 labels"),
-        ([(X[:1], Y[:1])], "client 0 has no training rows (0 training, 1 test)"),
+        ([(X[:1], Y[:1])], "client 0 has no training samples (0 training, 1 test)"),
         ([(X, Y, X[:0], Y[:0])], "has no rows"),
         ([(X, Y), (X[:, :1], Y)], "they must agree"),
         ([], "at least one client"),
@@ -343,7 +343,7 @@ def test_another_federation_is_refused(tmp_path: Path) -> None:
     gpfl.fit("local", federation, net="mlp", out=tmp_path, **FAST)
     with pytest.raises(gpfl.GpflError, match="sha256"):
         gpfl.load(tmp_path, federation=toy_federation(seed=1))
-    fewer = gpfl.Federation(federation.table, federation.shards[:2], federation.origin)
+    fewer = gpfl.Federation(federation.table, federation.shards[:2], federation.partition)
     with pytest.raises(gpfl.GpflError, match="the federation given is not the one of"):
         gpfl.load(tmp_path, federation=fewer)
 

@@ -16,7 +16,7 @@ from gpfl.cli.terminal import print_line
 from gpfl.defences import Defended
 from gpfl.engine.distributed import require_single_process
 from gpfl.errors import GpflError, pluralize
-from gpfl.federation.federation import Federation
+from gpfl.federation import Federation
 from gpfl.io import files
 from gpfl.privacy.attack_runner import AttackCase, AttackRunner, CaseResult, Record, ceiling_runner, records_to_json
 from gpfl.privacy.case_summary import PSNR_FORMULAS, summarize_case

@@ -10,7 +10,7 @@ from gpfl.cli.command import Argument, Command, write_groups
 from gpfl.data import DATASETS
 from gpfl.engine import ENGINES
 from gpfl.errors import GpflError, did_you_mean
-from gpfl.federation.partition import PARTITIONS
+from gpfl.federation import PARTITIONS
 from gpfl.methods import METHODS
 from gpfl.models import NETS
 

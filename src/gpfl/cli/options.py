@@ -21,7 +21,7 @@ from gpfl.core.randomness import MAX_SEED
 from gpfl.data import DATASETS, FILES, FileDataset
 from gpfl.defences.config import DefenceConfig
 from gpfl.errors import GpflError, did_you_mean
-from gpfl.federation.partition import PARTITIONS
+from gpfl.federation import PARTITIONS
 from gpfl.io import toml
 from gpfl.methods import METHODS
 from gpfl.models import NETS

@@ -18,7 +18,7 @@ from gpfl.core.method import ClientInfo, LossTerms, Method
 from gpfl.core.metrics import Evaluation
 from gpfl.core.tree import Tree
 from gpfl.data.table import Table
-from gpfl.federation.federation import Federation
+from gpfl.federation import Federation
 
 EVAL_BATCH_SIZE = 1024  # samples of one client that are evaluated at once
 

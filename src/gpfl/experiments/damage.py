@@ -9,7 +9,7 @@ from typing import cast
 
 from gpfl.core.options import options_of
 from gpfl.errors import GpflError
-from gpfl.federation.partition import PARTITIONS
+from gpfl.federation import PARTITIONS
 from gpfl.io.legacy import read_version, upgrade_config
 from gpfl.methods import METHODS
 from gpfl.models import NETS

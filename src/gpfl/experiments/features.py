@@ -15,7 +15,7 @@ from gpfl.core.net import Model
 from gpfl.core.randomness import generator
 from gpfl.data.table import SPLITS
 from gpfl.errors import GpflError, pluralize
-from gpfl.federation.federation import Federation, Shard
+from gpfl.federation import Federation, Shard
 from gpfl.inference import load_model
 from gpfl.inference.client_model import PREDICT_BATCH_SIZE, ClientModel, model_file_name
 from gpfl.models.custom import CustomNet

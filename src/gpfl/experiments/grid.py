@@ -40,7 +40,7 @@ from gpfl.experiments.trials import (
     trial_fault,
 )
 from gpfl.experiments.tuned_config import TunedValues
-from gpfl.federation.federation import Federation
+from gpfl.federation import Federation
 from gpfl.io import files, toml
 from gpfl.training import config as configs
 from gpfl.training.callbacks import Callback

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpfl.errors import GpflError
-from gpfl.federation.federation import MANIFEST
+from gpfl.federation import MANIFEST
 from gpfl.io import files, toml
 from gpfl.io.legacy import (
     FORMAT_VERSION,

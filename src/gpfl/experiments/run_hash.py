@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpfl.experiments.damage import config_fault
 from gpfl.experiments.trials import NEGLIGIBLE, Sections, config_of
-from gpfl.federation.federation import MANIFEST
+from gpfl.federation import MANIFEST
 from gpfl.models.custom import net_name
 from gpfl.training import config as configs
 from gpfl.training.config import Config

@@ -19,7 +19,7 @@ from typing import cast
 import numpy as np
 
 from gpfl.errors import GpflError
-from gpfl.federation.federation import MANIFEST
+from gpfl.federation import MANIFEST
 from gpfl.io import toml
 from gpfl.training.run_dir import MetricsRecord, RunDir
 

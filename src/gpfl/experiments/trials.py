@@ -11,7 +11,7 @@ from gpfl.engine.distributed import process_group
 from gpfl.errors import DivergenceError, GpflError
 from gpfl.experiments.damage import config_fault, summary_fault
 from gpfl.experiments.stored_runs import FolderRun, Trials
-from gpfl.federation.federation import MANIFEST, Federation
+from gpfl.federation import MANIFEST, Federation
 from gpfl.io import files, toml
 from gpfl.training import config as configs
 from gpfl.training.callbacks import Callback

@@ -24,7 +24,7 @@ from gpfl.errors import DivergenceError, GpflError
 from gpfl.experiments.budget import CANDIDATES, STUDY, SearchInfo, read_search_info_or_none
 from gpfl.experiments.proposals import Space, Values, count_of, describe_space, import_optuna, propose, search_space
 from gpfl.experiments.trials import NEGLIGIBLE, delete_weights, prepare_trial, refuse_other_federation, with_seed
-from gpfl.federation.federation import MANIFEST, Federation
+from gpfl.federation import MANIFEST, Federation
 from gpfl.io import files, toml
 from gpfl.training import config as configs
 from gpfl.training.callbacks import Callback

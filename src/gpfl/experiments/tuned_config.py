@@ -20,7 +20,7 @@ from gpfl.experiments.budget import (
 )
 from gpfl.experiments.trials import NEGLIGIBLE
 from gpfl.experiments.tune import MethodSearch, SearchResult, plan_all, read_candidates
-from gpfl.federation.federation import MANIFEST
+from gpfl.federation import MANIFEST
 from gpfl.io import files, toml
 from gpfl.training import config as configs
 from gpfl.training.config import ConfigDict

@@ -1,5 +1,9 @@
-"""A federation: a table and each client's rows of it; the partitions that make one; the manifest that saves it."""
+"""Federations: a table and the samples of each client; partitions that make them; manifests that save them."""
 
-from gpfl.federation.federation import MANIFEST, Federation, federate
-
-__all__ = ["MANIFEST", "Federation", "federate"]
+from gpfl.federation.build import federate as federate
+from gpfl.federation.build import partition_table as partition_table
+from gpfl.federation.federation import Federation as Federation
+from gpfl.federation.federation import Shard as Shard
+from gpfl.federation.manifest import MANIFEST as MANIFEST
+from gpfl.federation.partition import PARTITIONS as PARTITIONS
+from gpfl.federation.partition import Partition as Partition

@@ -1,4 +1,4 @@
-"""Splits: which rows of a table go to which client."""
+"""Partitions: which samples of a table go to which client, and to which of its splits."""
 
 from __future__ import annotations
 
@@ -15,208 +15,202 @@ from gpfl.core.options import option
 from gpfl.core.randomness import MAX_SEED, generator
 from gpfl.data.table import SPLITS, Table
 from gpfl.errors import GpflError, pluralize
-from gpfl.federation import pfllib_partition as reference_division
+from gpfl.federation import pfllib_partition
 
-Labels = npt.NDArray[np.int64]
-WHOSE = "say whose they are with --client"
-DRAWS = 5000
-"""How often a Dirichlet partition is drawn before it is called impossible."""
+MAX_DRAWS = 5000
+"""Draws of a Dirichlet partition after which it counts as impossible."""
+
+NAME_CLIENTS = "name the column of clients with --client"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """A way to divide a table among clients, and how each client's rows are divided into train, validation and test."""
+    """A division of a table among clients, and of each client's samples into train, validation and test."""
 
     name: ClassVar[str]
 
     clients: int = option(20, "number of clients", symbol="N", min=1)
     total_clients: int = option(
         0,
-        "divide among this many clients, of whom `clients` take part: chosen at random, or the first (draws reference)",
+        "divide among this many clients, of which `clients` take part: chosen at random, or the first with rng pfllib",
         min=0,
     )
-    test_fraction: float = option(0.25, "share of each client's rows kept for testing", above=0.0, max=0.9)
-    validation_fraction: float = option(0.0, "share of each client's training rows kept for choosing a round", min=0.0, max=0.9)
-    seed: int = option(1, "seed of the partition; trials with other seeds share one partition", min=0, max=MAX_SEED)
+    test_fraction: float = option(0.25, "fraction of each client's samples for testing", above=0.0, max=0.9)
+    validation_fraction: float = option(0.0, "fraction of each client's training samples for validation", min=0.0, max=0.9)
+    seed: int = option(1, "seed of the partition, shared by trials with different run seeds", min=0, max=MAX_SEED)
     rng: str = option(
         "gpfl",
-        "random numbers: our own, or 'reference' = those of the authors' code, with seed 1 its very division",
+        "random numbers: our own, or those of the authors' code (PFLlib), with seed 1 its very partition",
         choices=("gpfl", "pfllib"),
         omit_default=True,
     )
 
-    def divided(self, table: Table) -> dict[str, tuple[Indices, Indices, Indices]]:
-        """Gives the training, validation and test rows of the clients that take part."""
+    def apply(self, table: Table) -> dict[str, tuple[Indices, Indices, Indices]]:
+        """Return the training, validation and test samples of each client that takes part."""
         if self.rng == "pfllib":
-            return self._as_reference(table)
-        return {name: self.cut(table, rows, number) for number, (name, rows) in enumerate(self.choose(table).items())}
+            return self._apply_pfllib(table)
+        return {name: self.split(table, samples, i) for i, (name, samples) in enumerate(self.select_clients(table).items())}
 
-    def _as_reference(self, table: Table) -> dict[str, tuple[Indices, Indices, Indices]]:
-        """Gives them as the authors' code draws them; of `of` clients the first ones take part."""
-        self.check()
-        if table.splits is not None:
-            raise GpflError(
-                f"partition.rng is 'pfllib', but data '{table.name}' tells which rows are for testing, and the authors' code "
-                "draws them: set it to gpfl"
-            )
-        if table.group_ids is not None:
-            raise GpflError(
-                f"partition.rng is 'pfllib', but data '{table.name}' keeps rows together, and the authors' code draws them "
-                "one by one: set it to gpfl"
-            )
-        whole = dataclasses.replace(self, clients=self.total_clients, total_clients=0) if self.total_clients else self
-        draw = np.random.RandomState(self.seed)
-        assigned = whole.reference(table, draw)
-        wanted = self.clients or len(assigned)
-        self._refuse_more(table, wanted, len(assigned))
-        cuts = {name: reference_division.cut(rows, self.test_fraction, draw) for name, rows in assigned.items()}
-        taking_part = list(cuts.items())[:wanted]
-        return {name: (*self.keep_back(table, train, number), test) for number, (name, (train, test)) in enumerate(taking_part)}
-
-    def reference(self, table: Table, draw: np.random.RandomState) -> dict[str, Indices]:
-        """Gives each client's rows by its name, drawn as the authors' code draws them."""
-        raise NotImplementedError
-
-    def choose(self, table: Table) -> dict[str, Indices]:
-        """Gives the rows of the clients that take part: all, or a seeded choice of them that grows with its number."""
-        self.check()
+    def select_clients(self, table: Table) -> dict[str, Indices]:
+        """Return the samples of the clients that take part: all, or a random choice that grows with its number."""
+        self.validate()
         if table.splits is not None and self.test_fraction != Partition.test_fraction:
             raise GpflError(
-                f"partition.test_fraction is {self.test_fraction:g}, but data '{table.name}' tells which rows are for testing: "
+                f"partition.test_fraction is {self.test_fraction:g}, but data '{table.name}' has test samples already: "
                 "leave it out"
             )
-        whole = dataclasses.replace(self, clients=self.total_clients, total_clients=0) if self.total_clients else self
-        assigned = whole.assign(table, generator(self.seed, "split"))
-        wanted = self.clients or len(assigned)
-        self._refuse_more(table, wanted, len(assigned))
-        kept = set(generator(self.seed, "subset").permutation(len(assigned))[:wanted].tolist())
-        return {name: rows for place, (name, rows) in enumerate(assigned.items()) if place in kept}
+        assigned = self._for_all_clients().assign(table, generator(self.seed, "split"))
+        count = self._count(table, len(assigned))
+        chosen = set(generator(self.seed, "subset").permutation(len(assigned))[:count].tolist())
+        return {name: samples for i, (name, samples) in enumerate(assigned.items()) if i in chosen}
 
-    def _refuse_more(self, table: Table, wanted: int, there: int) -> None:
-        if wanted > there:
-            raise GpflError(f"partition.clients is {wanted}; data '{table.name}' has {there} groups: ask for at most that")
-
-    def check(self) -> None:
-        """Refuses numbers that do not go together."""
+    def validate(self) -> None:
+        """Raise if options contradict each other."""
         if self.total_clients and self.clients > self.total_clients:
             raise GpflError(
                 f"partition.clients is {self.clients} of partition.total_clients = {self.total_clients}; it must not be more: "
                 "lower --clients"
             )
 
-    def assign(self, table: Table, draw: np.random.Generator) -> dict[str, Indices]:
-        """Gives each client's rows by its name: disjoint, and all of the table."""
+    def assign(self, table: Table, rng: np.random.Generator) -> dict[str, Indices]:
+        """Return the samples of each client by name: disjoint, and together the whole table."""
         if table.group_ids is not None:
-            way = "use --partition natural" if table.client_ids is not None else WHOSE
-            raise GpflError(
-                f"data '{table.name}' keeps rows together, and partition '{self.name}' deals rows one by one: {way}"
-            )
+            fix = "use --partition natural" if table.client_ids is not None else NAME_CLIENTS
+            raise GpflError(f"data '{table.name}' has groups, and partition '{self.name}' assigns single samples: {fix}")
         labels = table.y.cpu().numpy()
         if table.splits is None:
-            parts = self.deal(labels, table.classes, draw)
-        else:  # training and test rows may lie in blocks: mixed, each client gets some of both
-            order = draw.permutation(len(labels))
-            parts = [order[rows] for rows in self.deal(labels[order], table.classes, draw)]
-        return numbered(parts)
+            return _by_index(self.assign_labels(labels, table.classes, rng))
+        # The table may hold the training before the test samples: in mixed order each client gets some of both.
+        order = rng.permutation(len(labels))
+        return _by_index([order[samples] for samples in self.assign_labels(labels[order], table.classes, rng)])
 
-    def deal(self, labels: Labels, classes: int, draw: np.random.Generator) -> list[Indices]:
-        """Gives the rows of clients 0, 1, …; for partitions that go by labels."""
+    def assign_labels(self, labels: Indices, classes: int, rng: np.random.Generator) -> list[Indices]:
+        """Return the samples of clients 0, 1, … of a partition by labels."""
         raise NotImplementedError
 
-    def cut(self, table: Table, rows: Indices, number: int) -> tuple[Indices, Indices, Indices]:
-        """Gives a client's training, validation and test rows: by the table's parts, else in random order, not stratified.
+    def assign_pfllib(self, table: Table, rng: np.random.RandomState) -> dict[str, Indices]:
+        """Return the samples of each client by name as the authors' code assigns them."""
+        raise NotImplementedError
 
-        Of bundles, whole ones are chosen whose rows come near to the share.
+    def split(self, table: Table, samples: Indices, client: int) -> tuple[Indices, Indices, Indices]:
+        """Return a client's training, validation and test samples: by the table's splits, else at random, not stratified.
+
+        Groups are kept whole; their test samples come near to the fraction.
         """
         if table.splits is not None:
-            train, validation, test = (rows[table.splits[rows] == place] for place in range(len(SPLITS)))
-            return (train, validation, test) if len(validation) else (*self.keep_back(table, train, number), test)
-        draw = generator(self.seed, "cut", number)
-        shuffled = draw.permutation(rows)
+            train, validation, test = (samples[table.splits[samples] == i] for i in range(len(SPLITS)))
+            return (train, validation, test) if len(validation) else (*self.split_validation(table, train, client), test)
+        rng = generator(self.seed, "cut", client)
+        shuffled = rng.permutation(samples)
         if table.group_ids is not None:
-            test = choose_bundles(table.group_ids[shuffled], labels_of(table, shuffled), self.test_fraction, draw)
-            return *self.keep_back(table, shuffled[~test], number), shuffled[test]
-        kept = int((1 - self.test_fraction) * len(rows) + 1e-9)  # (1 - 0.8) * 5 is a little less than 1
-        return *self.keep_back(table, shuffled[:kept], number), shuffled[kept:]
+            test = choose_groups(table.group_ids[shuffled], _labels(table, shuffled), self.test_fraction, rng)
+            return *self.split_validation(table, shuffled[~test], client), shuffled[test]
+        n_train = int((1 - self.test_fraction) * len(samples) + 1e-9)  # (1 - 0.8) * 5 is a little less than 1
+        return *self.split_validation(table, shuffled[:n_train], client), shuffled[n_train:]
 
-    def way_out(self, table: Table, rows: Sequence[int], few: Sequence[int]) -> str:
-        """Gives what helps where some clients lack training or test rows, of the numbers of rows of all and of those."""
+    def split_validation(self, table: Table, samples: Indices, client: int) -> tuple[Indices, Indices]:
+        """Return training samples without and with those for validation: at least one, unless all are one group."""
+        if not self.validation_fraction:
+            return samples, samples[:0]
+        rng = generator(self.seed, "validation", client)
+        if table.group_ids is not None:
+            mask = choose_groups(table.group_ids[samples], _labels(table, samples), self.validation_fraction, rng)
+            return samples[~mask], samples[mask]
+        count = max(1, round(self.validation_fraction * len(samples)))
+        mask = np.zeros(len(samples), dtype=bool)
+        mask[rng.permutation(len(samples))[:count]] = True
+        return samples[~mask], samples[mask]
+
+    def suggest_fix(self, table: Table, sizes: Sequence[int], lacking: Sequence[int]) -> str:
+        """Return how to fix clients without training or test samples, given the sizes of all clients and of those."""
         return "lower --clients, or change --test-fraction or --validation-fraction"
 
-    def keep_back(self, table: Table, rows: Indices, number: int) -> tuple[Indices, Indices]:
-        """Gives training rows without and with the share kept for validation; at least one row, where a share is asked
-        and not all of them are one bundle.
-        """
-        if not self.validation_fraction:
-            return rows, rows[:0]
-        draw = generator(self.seed, "validation", number)
-        if table.group_ids is not None:
-            mask = choose_bundles(table.group_ids[rows], labels_of(table, rows), self.validation_fraction, draw)
-            return rows[~mask], rows[mask]
-        kept = max(1, round(self.validation_fraction * len(rows)))
-        mask = np.zeros(len(rows), dtype=bool)
-        mask[draw.permutation(len(rows))[:kept]] = True
-        return rows[~mask], rows[mask]
+    def _apply_pfllib(self, table: Table) -> dict[str, tuple[Indices, Indices, Indices]]:
+        self.validate()
+        for known, what in ((table.splits, "has test samples already"), (table.group_ids, "has groups")):
+            if known is not None:
+                raise GpflError(
+                    f"partition.rng is 'pfllib', but data '{table.name}' {what}, and the authors' code draws single samples: "
+                    "set it to gpfl"
+                )
+        rng = np.random.RandomState(self.seed)
+        assigned = self._for_all_clients().assign_pfllib(table, rng)
+        count = self._count(table, len(assigned))
+        split = {name: pfllib_partition.split(samples, self.test_fraction, rng) for name, samples in assigned.items()}
+        return {
+            name: (*self.split_validation(table, train, i), test)
+            for i, (name, (train, test)) in enumerate(list(split.items())[:count])
+        }
+
+    def _for_all_clients(self) -> Partition:
+        return dataclasses.replace(self, clients=self.total_clients, total_clients=0) if self.total_clients else self
+
+    def _count(self, table: Table, available: int) -> int:
+        count = self.clients or available
+        if count > available:
+            raise GpflError(f"partition.clients is {count}; data '{table.name}' has {available} clients: lower --clients")
+        return count
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pathological(Partition):
-    """Each client holds the rows of a few classes; neighbouring clients hold the same ones, in unequal numbers."""
+    """Each client has the samples of a few classes; neighbouring clients have the same ones, in unequal numbers."""
 
     name: ClassVar[str] = "pathological"
 
-    classes_per_client: int = option(2, "classes each client holds", min=1)
-    balanced: bool = option(False, "divide a class evenly among its clients")
+    classes_per_client: int = option(2, "classes of each client", min=1)
+    balanced: bool = option(False, "share each class evenly among its clients")
 
-    def deal(self, labels: Labels, classes: int, draw: np.random.Generator) -> list[Indices]:
-        """Walks the classes; each goes to the next clients that still have room for one."""
-        self._check(classes)
-        takers = deal_classes(self.clients, classes, self.classes_per_client)
-        rows: list[list[Indices]] = [[] for _ in range(self.clients)]
-        for label in range(classes):
-            members = np.flatnonzero(labels == label)
-            sizes = self._sizes(len(members), len(takers[label]), classes, label, draw)
-            for client, part in zip(takers[label], np.split(members, np.cumsum(sizes)[:-1]), strict=True):
-                rows[client].append(part)
-        return [np.concatenate(parts) for parts in rows]
+    def assign_labels(self, labels: Indices, classes: int, rng: np.random.Generator) -> list[Indices]:
+        """Assign each class in turn to the next clients that lack classes."""
+        return self._assign(labels, classes, rng)
 
-    def reference(self, table: Table, draw: np.random.RandomState) -> dict[str, Indices]:
-        """Gives each client's rows by its name, drawn as the authors' code draws them."""
-        self._check(table.classes)
-        takers = deal_classes(self.clients, table.classes, self.classes_per_client)
-        labels = table.y.cpu().numpy()
-        return numbered(reference_division.by_classes(labels, table.classes, takers, self.clients, self.balanced, draw))
+    def assign_pfllib(self, table: Table, rng: np.random.RandomState) -> dict[str, Indices]:
+        """Return the samples of each client by name as the authors' code assigns them."""
+        return _by_index(self._assign(table.y.cpu().numpy(), table.classes, rng))
 
-    def _check(self, classes: int) -> None:
+    def _assign(self, labels: Indices, classes: int, rng: np.random.Generator | np.random.RandomState) -> list[Indices]:
         if self.classes_per_client > classes:
             raise GpflError(
                 f"partition.classes_per_client is {self.classes_per_client}; the data has {classes} classes: "
-                "ask for at most that"
+                "lower --classes-per-client"
             )
-        places = self.clients * self.classes_per_client
-        if places < classes:
+        slots = self.clients * self.classes_per_client
+        if slots < classes:
             raise GpflError(
-                f"{self.clients} clients × {self.classes_per_client} classes = {places} places for {classes} classes, "
-                "so some rows would belong to nobody: raise --clients or --classes-per-client"
+                f"{self.clients} clients × {self.classes_per_client} classes = {slots}, but the data has {classes} classes, "
+                "so some samples would belong to no client: raise --clients or --classes-per-client"
             )
+        parts: list[list[Indices]] = [[] for _ in range(self.clients)]
+        for label, holders in enumerate(assign_classes(self.clients, classes, self.classes_per_client)):
+            members = np.flatnonzero(labels == label)
+            sizes = self._draw_sizes(label, len(members), len(holders), classes, rng)
+            for client, part in zip(holders, np.split(members, np.cumsum(sizes)), strict=True):
+                parts[client].append(part)
+        return [np.concatenate(part) for part in parts]
 
-    def _sizes(self, count: int, takers: int, classes: int, label: int, draw: np.random.Generator) -> list[int]:
-        """Gives the rows each taker gets of a class of `count` rows: drawn in [max(q/10, 40/U), q), the last takes the rest."""
-        mean = count / takers
+    def _draw_sizes(
+        self, label: int, members: int, holders: int, classes: int, rng: np.random.Generator | np.random.RandomState
+    ) -> Indices:
+        """Return the samples of a class for all its clients but the last, which takes the rest: [max(q/10, 40/U), q)."""
+        mean = members / holders
+        pfllib = isinstance(rng, np.random.RandomState)
+        low, high = int(max(mean / 10, pfllib_partition.MIN_SAMPLES / classes, 0 if pfllib else 1)), int(mean)
         if self.balanced:
-            cuts = np.linspace(0, count, takers + 1).astype(int)
-            sizes = [int(size) for size in np.diff(cuts)]
+            even = np.full(holders, high) if pfllib else np.diff(np.linspace(0, members, holders + 1).astype(int))
+            sizes = even[:-1]
+        elif low >= high and holders > 1:
+            raise GpflError(
+                f"class {label} has {members} samples for {holders} clients, {mean:.1f} each; unequal shares need more than "
+                f"{low}: lower --clients or --classes-per-client, or use --balanced"
+            )
         else:
-            low, high = max(1, int(max(mean / 10, 40 / classes))), int(mean)
-            if low >= high and takers > 1:
-                raise GpflError(
-                    f"class {label} has {count} rows for {takers} clients, {mean:.1f} each; unequal shares need more than "
-                    f"{low}: lower --clients or --classes-per-client, or use --balanced"
-                )
-            sizes = [int(draw.integers(low, high)) for _ in range(takers - 1)]
-            sizes.append(count - sum(sizes))
-        if min(sizes) < 1:
-            raise GpflError(f"class {label} has {count} rows for {takers} clients: lower --clients or --classes-per-client")
+            draw = rng.randint if isinstance(rng, np.random.RandomState) else rng.integers
+            sizes = np.array([int(draw(low, high)) for _ in range(holders - 1)], dtype=np.int64)
+        if not pfllib and min([*sizes, members - sizes.sum()]) < 1:
+            raise GpflError(
+                f"class {label} has {members} samples for {holders} clients: lower --clients or --classes-per-client"
+            )
         return sizes
 
 
@@ -229,173 +223,172 @@ class Dirichlet(Partition):
     beta: float = option(
         0.1, "concentration; the smaller, the more the clients differ", symbol="β", typical="0.01 to 5", above=0.0
     )
-    cap: bool = option(True, "give no more classes to a client that holds its n/N rows (authors' code)")
-    min_samples: int = option(0, "fewest rows of a client; 0 = the smaller of 40 and half of n/N", min=0)
+    cap: bool = option(True, "give no further classes to a client that has its n/N samples (authors' code)")
+    min_samples: int = option(0, "samples that every client gets; 0 = the smaller of 40 and half of n/N", min=0)
 
-    def reference(self, table: Table, draw: np.random.RandomState) -> dict[str, Indices]:
-        """Gives each client's rows by its name, drawn as the authors' code draws them."""
+    def assign_labels(self, labels: Indices, classes: int, rng: np.random.Generator) -> list[Indices]:
+        """Draw all shares again until the smallest client has enough samples."""
+        needed = self._min_samples(len(labels))
+        counts = np.bincount(labels, minlength=classes)
+        best = 0
+        for _ in range(MAX_DRAWS):
+            sizes = self._draw_sizes(counts, rng)
+            smallest = int(sizes.sum(0).min())
+            if smallest >= needed:
+                return self._draw_samples(labels, sizes, rng)
+            best = max(best, smallest)
+        raise GpflError(
+            f"none of {MAX_DRAWS} draws with beta {self.beta:g} gave each of {self.clients} clients {needed} samples "
+            f"(the best gave its smallest client {best}): raise --beta, or lower --clients or --min-samples"
+        )
+
+    def assign_pfllib(self, table: Table, rng: np.random.RandomState) -> dict[str, Indices]:
+        """Return the samples of each client by name as the authors' code assigns them."""
         if not self.cap:
             raise GpflError(
                 "partition.cap is false and partition.rng is 'pfllib', but the authors' code has the cap: "
                 "use --partition-rng gpfl"
             )
         labels = table.y.cpu().numpy()
-        fewest = self._fewest(len(labels))
-        return numbered(reference_division.by_shares(labels, table.classes, self.clients, self.beta, fewest, DRAWS, draw))
+        needed = self._min_samples(len(labels))
+        parts = pfllib_partition.dirichlet(labels, table.classes, self.clients, self.beta, needed, MAX_DRAWS, rng)
+        return _by_index(parts)
 
-    def _fewest(self, total: int) -> int:
-        """Gives the rows that every client must have, of so many in all."""
-        fewest = self.min_samples or max(1, min(reference_division.FEWEST, total // self.clients // 2))
-        if fewest * self.clients > total:
+    def _min_samples(self, total: int) -> int:
+        needed = self.min_samples or max(1, min(pfllib_partition.MIN_SAMPLES, total // self.clients // 2))
+        if needed * self.clients > total:
             raise GpflError(
-                f"{self.clients} clients × {fewest} rows = {fewest * self.clients}, but the table has {total} rows: "
+                f"{self.clients} clients × {needed} samples = {needed * self.clients}, but the table has {total} samples: "
                 "lower --clients or --min-samples"
             )
-        return fewest
+        return needed
 
-    def deal(self, labels: Labels, classes: int, draw: np.random.Generator) -> list[Indices]:
-        """Draws all shares anew until the smallest client has enough rows."""
-        fewest = self._fewest(len(labels))
-        counts = np.bincount(labels, minlength=classes)
-        closest = 0
-        for _ in range(DRAWS):
-            sizes = self._draw_sizes(counts, draw)
-            smallest = int(sizes.sum(0).min())
-            if smallest >= fewest:
-                return self._rows(labels, sizes, draw)
-            closest = max(closest, smallest)
-        raise GpflError(
-            f"none of {DRAWS} draws with beta {self.beta:g} gave each of {self.clients} clients {fewest} rows "
-            f"(the best gave its smallest client {closest}): raise --beta, or lower --clients or --min-samples"
-        )
-
-    def _draw_sizes(self, counts: Labels, draw: np.random.Generator) -> Labels:
-        """Gives the rows of each class that each client gets, (classes, clients)."""
+    def _draw_sizes(self, counts: Indices, rng: np.random.Generator) -> Indices:
+        """Return the number of samples of each class and client, (classes, clients)."""
         sizes = np.zeros((len(counts), self.clients), dtype=np.int64)
-        held = np.zeros(self.clients, dtype=np.int64)
-        full = counts.sum() / self.clients
+        totals = np.zeros(self.clients, dtype=np.int64)
+        capacity = counts.sum() / self.clients
         for label in np.flatnonzero(counts):
-            shares = draw.dirichlet(np.full(self.clients, self.beta))
+            shares = rng.dirichlet(np.full(self.clients, self.beta))
             if self.cap:
-                shares = np.where(held < full, shares, 0.0)
+                shares = np.where(totals < capacity, shares, 0.0)
             if shares.sum() == 0:  # all weight fell on clients that are full
-                shares = (held < full).astype(float)
-            cuts = (np.cumsum(shares / shares.sum()) * counts[label]).astype(int)
-            cuts[-1] = counts[label]
-            sizes[label] = np.diff(cuts, prepend=0)
-            held += sizes[label]
+                shares = (totals < capacity).astype(float)
+            bounds = (np.cumsum(shares / shares.sum()) * counts[label]).astype(int)
+            bounds[-1] = counts[label]
+            sizes[label] = np.diff(bounds, prepend=0)
+            totals += sizes[label]
         return sizes
 
-    def _rows(self, labels: Labels, sizes: Labels, draw: np.random.Generator) -> list[Indices]:
-        """Gives each client its number of rows of each class, drawn at random."""
+    def _draw_samples(self, labels: Indices, sizes: Indices, rng: np.random.Generator) -> list[Indices]:
         parts: list[list[Indices]] = [[] for _ in range(self.clients)]
-        for label, wanted in enumerate(sizes):
-            members = draw.permutation(np.flatnonzero(labels == label))
-            for client, part in enumerate(np.split(members, np.cumsum(wanted)[:-1])):
+        for label, counts in enumerate(sizes):
+            members = rng.permutation(np.flatnonzero(labels == label))
+            for client, part in enumerate(np.split(members, np.cumsum(counts)[:-1])):
                 parts[client].append(part)
         return [np.concatenate(part) for part in parts]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Natural(Partition):
-    """Each group of the table is a client: a domain, a subject, a site, as the data were collected."""
+    """The clients of the data as they were collected: domains, subjects, sites."""
 
     name: ClassVar[str] = "natural"
 
-    clients: int = option(0, "groups that take part, chosen at random; 0 = all", symbol="N", min=0)
-    min_samples: int = option(0, "leave out groups with fewer rows", min=0)
+    clients: int = option(0, "clients that take part, chosen at random; 0 = all", symbol="N", min=0)
+    min_samples: int = option(0, "leave out clients with fewer samples", min=0)
 
-    def check(self) -> None:
-        """Refuses a number of clients to divide among: the groups are what they are."""
+    def validate(self) -> None:
+        """Raise if a number of clients to divide among is set."""
         if self.total_clients:
             raise GpflError(
-                f"partition.total_clients is {self.total_clients}, but partition 'natural' has the groups of the data: "
+                f"partition.total_clients is {self.total_clients}, but partition 'natural' has the clients of the data: "
                 "set --clients alone"
             )
 
-    def assign(self, table: Table, draw: np.random.Generator) -> dict[str, Indices]:
-        """Gives the rows of every group that has some."""
+    def assign(self, table: Table, rng: np.random.Generator) -> dict[str, Indices]:
+        """Return the samples of each client that has enough."""
         if table.client_ids is None:
-            way = WHOSE if table.group_ids is not None else "use --partition dirichlet or pathological"
-            raise GpflError(f"data '{table.name}' does not tell the group of a row: {way}")
-        parts = {name: np.flatnonzero(table.client_ids == number) for number, name in enumerate(table.client_names)}
-        kept = {name: rows for name, rows in parts.items() if len(rows) >= max(1, self.min_samples)}
+            fix = NAME_CLIENTS if table.group_ids is not None else "use --partition dirichlet or pathological"
+            raise GpflError(f"data '{table.name}' does not name the client of each sample: {fix}")
+        parts = {name: np.flatnonzero(table.client_ids == i) for i, name in enumerate(table.client_names)}
+        kept = {name: samples for name, samples in parts.items() if len(samples) >= max(1, self.min_samples)}
         if not kept:
-            most = max(len(rows) for rows in parts.values())
+            largest = max(len(samples) for samples in parts.values())
             raise GpflError(
-                f"partition.min_samples is {self.min_samples}; the largest group of data '{table.name}' has {most} rows"
+                f"partition.min_samples is {self.min_samples}; the largest client of data '{table.name}' has {largest} "
+                "samples: lower --min-samples"
             )
         return kept
 
-    def reference(self, table: Table, draw: np.random.RandomState) -> dict[str, Indices]:
-        """Gives the rows of every group, shuffled where the authors' code does that."""
-        groups = self.assign(table, generator(self.seed, "split"))
-        if table.name not in reference_division.SHUFFLED:
-            return groups
-        return {name: reference_division.shuffled(rows, draw) for name, rows in groups.items()}
+    def assign_pfllib(self, table: Table, rng: np.random.RandomState) -> dict[str, Indices]:
+        """Return the samples of each client, shuffled where the authors' code shuffles them."""
+        parts = self.assign(table, generator(self.seed, "split"))
+        if table.name not in pfllib_partition.SHUFFLED_DATA:
+            return parts
+        return {name: pfllib_partition.shuffle(samples, rng) for name, samples in parts.items()}
 
-    def way_out(self, table: Table, rows: Sequence[int], few: Sequence[int]) -> str:
-        """Gives the number of rows from which all clients have enough, and asks whether these are the clients."""
-        fewest = max(few) + 1
-        left = sum(count < fewest for count in rows)
+    def suggest_fix(self, table: Table, sizes: Sequence[int], lacking: Sequence[int]) -> str:
+        """Suggest the number of samples from which every client has enough, and question the column of clients."""
+        needed = max(lacking) + 1
+        small = sum(size < needed for size in sizes)
         column = table.metadata.get("client")
-        ask = f"; is '{column}' the column of clients?" if column else ""
-        bundle = "all of its rows stay together; " if table.group_ids is not None else ""
-        if left == len(rows):
-            return f"{bundle}give clients more rows{ask}"
-        return f"{bundle}--min-samples {fewest} leaves out {left:,} of {pluralize(len(rows), 'client')}{ask}"
+        question = f"; is '{column}' the column of clients?" if column else ""
+        group = "all of its samples are one group; " if table.group_ids is not None else ""
+        if small == len(sizes):
+            return f"{group}give clients more samples{question}"
+        return f"{group}--min-samples {needed} leaves out {small:,} of {pluralize(len(sizes), 'client')}{question}"
 
 
-def choose_bundles(together: Indices, labels: Labels, share: float, draw: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """Tells which rows are chosen: whole bundles whose rows come near to a share of all; of one bundle none.
+PARTITIONS: dict[str, type[Partition]] = {kind.name: kind for kind in (Pathological, Dirichlet, Natural)}
 
-    Where every bundle is of one class, some of each class are chosen as far as the share goes, and one of each is left.
+
+def choose_groups(group_ids: Indices, labels: Indices, fraction: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+    """Return a mask of samples in randomly chosen groups, which hold about a fraction of all samples.
+
+    At least one group is chosen, and one is left, if there are two. If every group has a single class, each class gives
+    its fraction as far as its groups allow, and keeps one.
     """
-    bundles, first, place, counts = np.unique(together, return_index=True, return_inverse=True, return_counts=True)
-    classes = labels[first] if (labels == labels[first][place]).all() else np.zeros(len(bundles), dtype=np.int64)
-    chosen, wanted, rows = np.zeros(len(bundles), dtype=bool), 0.0, 0
-    by_class = [draw.permutation(np.flatnonzero(classes == label)) for label in draw.permutation(np.unique(classes))]
-    for members in sorted(by_class, key=len):  # what a class with one bundle cannot give, the others do
-        wanted, left = wanted + share * counts[members].sum(), len(members)
-        for member in members:
-            if left > 1 and abs(rows + counts[member] - wanted) < abs(rows - wanted):
-                chosen[member], rows, left = True, rows + counts[member], left - 1
-    if not chosen.any() and len(bundles) > 1:
-        chosen[min(range(len(bundles)), key=lambda bundle: ((classes == classes[bundle]).sum() < 2, counts[bundle]))] = True
-    return chosen[place]
+    groups, first, inverse, sizes = np.unique(group_ids, return_index=True, return_inverse=True, return_counts=True)
+    pure = (labels == labels[first][inverse]).all()
+    classes = labels[first] if pure else np.zeros(len(groups), dtype=np.int64)
+    chosen, target, count = np.zeros(len(groups), dtype=bool), 0.0, 0
+    by_class = [rng.permutation(np.flatnonzero(classes == label)) for label in rng.permutation(np.unique(classes))]
+    for members in sorted(by_class, key=len):  # later classes make up for one that has a single group
+        target, left = target + fraction * sizes[members].sum(), len(members)
+        for group in members:
+            if left > 1 and abs(count + sizes[group] - target) < abs(count - target):
+                chosen[group], count, left = True, count + sizes[group], left - 1
+    if not chosen.any() and len(groups) > 1:
+        chosen[min(range(len(groups)), key=lambda group: ((classes == classes[group]).sum() < 2, sizes[group]))] = True
+    return chosen[inverse]
 
 
-def labels_of(table: Table, rows: Indices) -> Labels:
-    """Gives the labels of rows."""
-    return table.y.cpu().numpy()[rows]
+def assign_classes(clients: int, classes: int, per_client: int) -> list[list[int]]:
+    """Return the clients of each class: the first that lack classes, but those first that need every class left.
 
-
-def numbered(parts: Sequence[Indices]) -> dict[str, Indices]:
-    """Gives the rows of clients 0, 1, … by their names."""
-    return {str(number): rows for number, rows in enumerate(parts)}
-
-
-PARTITIONS: dict[str, type[Partition]] = {partition.name: partition for partition in (Pathological, Dirichlet, Natural)}
-
-
-def deal_classes(clients: int, classes: int, per_client: int) -> list[list[int]]:
-    """Gives the clients of each class: the first that have room, but a client that needs every class left is served before.
-
-    The places are spread over the classes as evenly as they can be; where the authors' rule fills every place, this is it.
+    Classes get as equal numbers of clients as possible. Where the authors' rule gives every client its classes, this is it.
     """
     room = np.full(clients, per_client)
-    ends = [round_half_up(clients * per_client * (label + 1), classes) for label in range(classes)]
-    takers = []
+    ends = [_round_half_up(clients * per_client * (label + 1), classes) for label in range(classes)]
+    holders = []
     for label in range(classes):
-        places = ends[label] - (ends[label - 1] if label else 0)
+        count = ends[label] - (ends[label - 1] if label else 0)
         urgent = room >= classes - label
-        wanted = np.lexsort((np.arange(clients), ~urgent))
-        chosen = sorted(int(c) for c in wanted[room[wanted] > 0][:places])
+        order = np.lexsort((np.arange(clients), ~urgent))
+        chosen = sorted(int(client) for client in order[room[order] > 0][:count])
         room[chosen] -= 1
-        takers.append(chosen)
-    return takers
+        holders.append(chosen)
+    return holders
 
 
-def round_half_up(numerator: int, denominator: int) -> int:
-    """Gives the nearest whole number of a fraction, halves upwards."""
+def _round_half_up(numerator: int, denominator: int) -> int:
     return (2 * numerator + denominator) // (2 * denominator)
+
+
+def _by_index(parts: Sequence[Indices]) -> dict[str, Indices]:
+    return {str(i): samples for i, samples in enumerate(parts)}
+
+
+def _labels(table: Table, samples: Indices) -> Indices:
+    return table.y.cpu().numpy()[samples]

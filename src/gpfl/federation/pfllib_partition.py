@@ -1,12 +1,10 @@
-"""The divisions of the authors' code, number by number: numpy's legacy generator, drawn from in the order of their code.
+"""The partitions of the authors' code (PFLlib), number by number, with numpy's legacy generator.
 
-With seed 1 and the published files these are the divisions that their scripts make. All draws of a division come from one
-stream: first the clients' rows, then each client's cut into test and training rows.
+With seed 1 and the published files these are the partitions that their scripts make. One stream of random numbers first
+assigns samples to clients, then splits each client's samples into test and training.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -14,70 +12,54 @@ import numpy.typing as npt
 from gpfl.core.local_round import Indices
 from gpfl.errors import GpflError
 
-Labels = npt.NDArray[np.int64]
-FEWEST = 40
-"""Rows that a Dirichlet draw must give every client: a batch of 10 for testing."""
-SHUFFLED = ("amazon",)
-"""Data whose groups are shuffled before they are divided."""
+MIN_SAMPLES = 40
+"""Samples that every client of a Dirichlet partition gets: a batch of 10 for testing."""
+
+SHUFFLED_DATA = ("amazon",)
+"""Data whose clients are shuffled before they are split."""
 
 
-def by_shares(
-    labels: Labels, classes: int, clients: int, beta: float, fewest: int, tries: int, draw: np.random.RandomState
+def dirichlet(
+    labels: Indices, classes: int, clients: int, beta: float, min_samples: int, tries: int, rng: np.random.RandomState
 ) -> list[Indices]:
-    """Gives clients' rows by Dirichlet shares, class after class, none for clients that are full; anew while one has few."""
-    full = len(labels) / clients
+    """Return clients' samples by Dirichlet shares of each class, drawn again until each has enough.
+
+    A client that has its n/N samples gets none of further classes.
+    """
+    capacity = len(labels) / clients
     for _ in range(tries):
         parts: list[list[Indices]] = [[] for _ in range(clients)]
-        held = np.zeros(clients, dtype=np.int64)
+        sizes = np.zeros(clients, dtype=np.int64)
         for label in range(classes):
             members = np.flatnonzero(labels == label)
-            draw.shuffle(members)
-            shares = draw.dirichlet(np.full(clients, beta)) * (held < full)
+            rng.shuffle(members)
+            shares = rng.dirichlet(np.full(clients, beta)) * (sizes < capacity)
             if not shares.sum():
                 raise GpflError(
                     f"the authors' code fails here: all of class {label} would go to clients that are full; "
                     "use --partition-rng gpfl"
                 )
-            cuts = (np.cumsum(shares / shares.sum()) * len(members)).astype(int)[:-1]
-            for client, part in enumerate(np.split(members, cuts)):
+            bounds = (np.cumsum(shares / shares.sum()) * len(members)).astype(int)[:-1]
+            for client, part in enumerate(np.split(members, bounds)):
                 parts[client].append(part)
-                held[client] += len(part)
-        if held.min() >= fewest:
+                sizes[client] += len(part)
+        if sizes.min() >= min_samples:
             return [np.concatenate(part) for part in parts]
     raise GpflError(
-        f"none of {tries} draws with beta {beta:g} gave each of {clients} clients {fewest} rows: raise --beta, lower --clients"
+        f"none of {tries} draws with beta {beta:g} gave each of {clients} clients {min_samples} samples: "
+        "raise --beta, or lower --clients"
     )
 
 
-def by_classes(
-    labels: Labels, classes: int, takers: Sequence[Sequence[int]], clients: int, balanced: bool, draw: np.random.RandomState
-) -> list[Indices]:
-    """Gives clients' rows where each class goes to its takers, in the order of the table; the last takes what is left."""
-    parts: list[list[Indices]] = [[] for _ in range(clients)]
-    for label in range(classes):
-        members, count = np.flatnonzero(labels == label), len(takers[label])
-        mean = len(members) / count
-        low, high = int(max(mean / 10, FEWEST / classes)), int(mean)
-        if not balanced and count > 1 and low >= high:
-            raise GpflError(
-                f"class {label} has {len(members)} rows for {count} clients, {mean:.1f} each; unequal shares need more than "
-                f"{low}: lower --clients or --classes-per-client, or use --balanced"
-            )
-        sizes = np.full(count - 1, high) if balanced else draw.randint(low, high, count - 1)
-        for client, part in zip(takers[label], np.split(members, np.cumsum(sizes)), strict=True):
-            parts[client].append(part)
-    return [np.concatenate(part) for part in parts]
+def shuffle(indices: Indices, rng: np.random.RandomState) -> Indices:
+    """Return the indices in another order."""
+    order: npt.NDArray[np.int64] = np.arange(len(indices))
+    rng.shuffle(order)
+    return indices[order]
 
 
-def shuffled(rows: Indices, draw: np.random.RandomState) -> Indices:
-    """Gives the rows in another order."""
-    order = np.arange(len(rows))
-    draw.shuffle(order)
-    return rows[order]
-
-
-def cut(rows: Indices, test: float, draw: np.random.RandomState) -> tuple[Indices, Indices]:
-    """Gives a client's training and test rows: of a permutation the test rows come first."""
-    kept = int((1 - test) * len(rows) + 1e-9)
-    order = draw.permutation(len(rows))
-    return rows[order[len(rows) - kept :]], rows[order[: len(rows) - kept]]
+def split(indices: Indices, test_fraction: float, rng: np.random.RandomState) -> tuple[Indices, Indices]:
+    """Return a client's training and test samples; of a permutation the test samples come first."""
+    n_train = int((1 - test_fraction) * len(indices) + 1e-9)
+    order = rng.permutation(len(indices))
+    return indices[order[len(indices) - n_train :]], indices[order[: len(indices) - n_train]]

@@ -19,7 +19,7 @@ from gpfl.core.randomness import generator
 from gpfl.defences import Defended
 from gpfl.engine import Engine
 from gpfl.errors import GpflError, pluralize
-from gpfl.federation.federation import Federation
+from gpfl.federation import Federation
 from gpfl.privacy.server_view import ServerView
 from gpfl.training.result import Result
 from gpfl.training.run_dir import RunState

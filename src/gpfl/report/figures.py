@@ -14,7 +14,7 @@ from gpfl.errors import GpflError
 from gpfl.experiments.definitions import display_name
 from gpfl.experiments.maps import FeatureMap
 from gpfl.experiments.stored_runs import Trials
-from gpfl.federation.federation import Federation
+from gpfl.federation import Federation
 from gpfl.report.plotting import (
     COLORS,
     MARKERS,

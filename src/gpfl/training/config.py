@@ -16,8 +16,8 @@ from gpfl.data import DATASETS, DataSource, Table, find_dataset
 from gpfl.data.files.layout import SUFFIXES
 from gpfl.defences.config import NO_DEFENCE, DefenceConfig
 from gpfl.errors import GpflError, did_you_mean
-from gpfl.federation.federation import MANIFEST, Federation, named_in, partition_table, read_in
-from gpfl.federation.partition import PARTITIONS, Partition
+from gpfl.federation import MANIFEST, PARTITIONS, Federation, Partition, partition_table
+from gpfl.federation.manifest import manifest_data_name, manifest_data_options
 from gpfl.io import toml
 from gpfl.io.legacy import FORMAT_VERSION, read_version, upgrade_config
 from gpfl.methods import METHODS
@@ -293,11 +293,11 @@ def _find_source(given: ConfigDict) -> DataSource:
     """Return the data source of [data]; a manifest names its own, and how the user's files were read."""
     file = given.get("partition", {}).get("file")
     manifest = Path(file) if isinstance(file, str) else None
-    default = named_in(manifest) if manifest and "name" not in given.get("data", {}) else "digits"
+    default = manifest_data_name(manifest) if manifest and "name" not in given.get("data", {}) else "digits"
     name = _name_in(given, "data", default)
     if name == "arrays":
         raise GpflError("unknown data 'arrays'; it was given in Python: give it again there")
-    recorded = read_in(manifest, name) if manifest else {}
+    recorded = manifest_data_options(manifest, name) if manifest else {}
     return find_dataset(name, {**recorded, **_without_name(given.get("data", {}))})
 
 

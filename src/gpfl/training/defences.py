@@ -10,7 +10,7 @@ from gpfl.defences.accounting import AccountingInputs, Guarantee, privacy_guaran
 from gpfl.defences.config import DefenceConfig
 from gpfl.defences.coupling import check_coupling
 from gpfl.defences.defended import Defended, defend
-from gpfl.federation.federation import Federation
+from gpfl.federation import Federation
 
 
 def apply_defence(method: Method, defence: DefenceConfig, federation: Federation, schedule: Schedule) -> Method:

@@ -82,7 +82,7 @@ def test_a_csv_without_clients_is_divided_by_a_partition(tmp_path: Path) -> None
     assert len(federation) == 4
     assert sorted(np.concatenate([[*s.train, *s.test] for s in federation.shards])) == list(range(40))
     message = message_of(lambda: gpfl.federate(path, partition="natural"))
-    assert message == "data 'a.csv' does not tell the group of a row: use --partition dirichlet or pathological"
+    assert message == "data 'a.csv' does not name the client of each sample: use --partition dirichlet or pathological"
 
 
 @pytest.mark.parametrize("mark", [",", ";", "\t"], ids=["comma", "semicolon", "tab"])
@@ -184,11 +184,13 @@ def test_the_group_column_must_exist_and_have_no_missing_values(tmp_path: Path) 
     assert "column 'patient' has 1 missing value, in" in error_of(gaps, group="patient")
     assert len(load(gaps, group="patient", missing="drop")) == 59
     alone = write(tmp_path / "d.csv", lines(PATIENTS[:3], *(row[:3] for row in VISITS_OF_PATIENTS)))
-    with pytest.raises(gpfl.GpflError, match=r"partition 'dirichlet' deals rows one by one: say whose they are with --client"):
+    with pytest.raises(
+        gpfl.GpflError, match=r"partition 'dirichlet' assigns single samples: name the column of clients with --client"
+    ):
         gpfl.federate(alone, group="patient", partition="dirichlet", clients=2)
     rows = [(*row, "train" if k % 4 else "test") for k, row in enumerate(VISITS_OF_PATIENTS)]
     parted = write(tmp_path / "c.csv", lines((*PATIENTS, "part"), *rows))
-    with pytest.raises(gpfl.GpflError, match=r"client n has rows that stay together in train and in test, such as rows"):
+    with pytest.raises(gpfl.GpflError, match=r"client n has samples of one group in train and in test, such as samples"):
         gpfl.federate(parted, group="patient", partition="natural")
 
 

@@ -268,31 +268,31 @@ def test_a_client_without_test_rows_is_an_error_and_min_samples_leaves_it_out(tm
     rows = [(k, "big", k % 2) for k in range(12)] + [(5, "small", 1)]
     path = write(tmp_path / "a.csv", lines(("a", "client", "label"), *rows))
     assert message_of(lambda: gpfl.federate(path)) == (
-        "client small has no training rows (0 training, 1 test): --min-samples 2 leaves out 1 of 2 clients; "
+        "client small has no training samples (0 training, 1 test): --min-samples 2 leaves out 1 of 2 clients; "
         "is 'client' the column of clients?"
     )
     federation = gpfl.federate(path, min_samples=2)
     assert [shard.name for shard in federation.shards] == ["big"]
     assert sorted([*federation.shards[0].train, *federation.shards[0].test]) == list(range(12))
     assert message_of(lambda: gpfl.federate(path, min_samples=13)) == (
-        "partition.min_samples is 13; the largest group of data 'a.csv' has 12 rows"
+        "partition.min_samples is 13; the largest client of data 'a.csv' has 12 samples: lower --min-samples"
     )
-    assert federation.data_warnings() == ["1 client has fewer than 2 rows and is left out: small."]
+    assert federation.data_warnings() == ["1 client with fewer than 2 samples, left out: small."]
     assert gpfl.federate(path, min_samples=2, clients=1).data_warnings() == federation.data_warnings()
     for client, parts in (("a", ("train", "test")), ("b", ("train",))):
         for part in parts:
             write(tmp_path / "d" / client / f"{part}.csv", lines(("a", "label"), *GOOD_ROWS))
-    assert message_of(lambda: gpfl.federate(tmp_path / "d")).startswith("client b has no test rows (4 training, 0 test): ")
+    assert message_of(lambda: gpfl.federate(tmp_path / "d")).startswith("client b has no test samples (4 training, 0 test): ")
 
 
 def test_one_error_counts_all_clients_without_rows(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", lines(("a", "client", "label"), *((k % 5, k, k % 2) for k in range(9))))
     assert message_of(lambda: gpfl.federate(path)) == (
-        "client 0 has no training rows (0 training, 1 test), and 8 other clients of 9 lack some as well: "
-        "give clients more rows; is 'client' the column of clients?"
+        "client 0 has no training samples (0 training, 1 test), and 8 other clients of 9 lack some as well: "
+        "give clients more samples; is 'client' the column of clients?"
     )
     assert message_of(lambda: gpfl.federate([(X[:1], Y[:1]), (X, Y)])) == (
-        "client 0 has no training rows (0 training, 1 test): give every client both, or leave such clients out"
+        "client 0 has no training samples (0 training, 1 test): give every client both, or leave such clients out"
     ), "no flag: these clients were brought in Python"
 
 
@@ -308,5 +308,5 @@ def test_a_torch_dataset_without_a_length_is_an_error() -> None:
             yield from zip(X, Y, strict=True)
 
     assert message_of(lambda: gpfl.federate([Stream()])) == (
-        "the dataset of client 0 has no length: give one with len() and items by number, or arrays (x, y)"
+        "the dataset of client 0 has no length: give one with len() and items by index, or arrays (x, y)"
     )

@@ -16,7 +16,7 @@ from gpfl.cli.options import parse_options
 from gpfl.data import FileDataset, Table
 from gpfl.data.files import dataset as file_dataset
 from gpfl.errors import GpflError
-from gpfl.federation.federation import Shard
+from gpfl.federation import Shard
 from gpfl.io import toml
 from gpfl.training import config
 
@@ -34,17 +34,17 @@ def test_warnings_count_test_labels_without_training_samples() -> None:
     assert gpfl.Federation(table, shards(a=([0, 1, 2], [3, 4, 5]))).data_warnings() == []
     federation = gpfl.Federation(table, shards(a=([0, 1], [3, 2, 5]), b=([6], [4, 7])))
     assert federation.data_warnings() == [
-        "No client has training rows of 2 classes that have test rows: ward, gone.",
-        "4 test rows of 2 clients have a label that their client never trains on (most: client a, 2).",
-        "1 client trains on one class only: client b.",
+        "2 classes only in test samples: ward, gone.",
+        "4 test samples of 2 clients with labels that their client never trains on (most: client a, 2).",
+        "1 client with training samples of one class only: b.",
     ]
     plain = gpfl.Federation(Table(np.zeros((8, 1)), y), shards(a=([0, 1], [2]), b=([3, 4], [6])))
     assert plain.data_warnings() == [
-        "No client has training rows of 1 class that has test rows: 2.",
-        "1 test row of 1 client has a label that its client never trains on (most: client a, 1).",
+        "1 class only in test samples: 2.",
+        "1 test sample of 1 client with labels that their client never trains on (most: client a, 1).",
     ]
     single = gpfl.Federation(Table(np.zeros((8, 1)), y), shards(a=([0], [3]), b=([1], [4])))
-    assert single.data_warnings() == ["2 clients train on one class only, such as client a."]
+    assert single.data_warnings() == ["2 clients with training samples of one class only: a, b."]
     assert repr(gpfl.Federation(table, shards(a=([0, 1], [3])))).startswith("Federation of 1 client on 'arrays': ")
 
 
@@ -113,12 +113,12 @@ def test_run_prints_warnings(command: Command) -> None:
     result = command("run", "--data", "v.csv", "--method", "local", "--rounds", 1, "--out", "run")
     assert result.code == 0, result.err
     assert result.out.splitlines()[2:4] == [
-        "2 test rows of 1 client have a label that their client never trains on (most: client a, 2).",
-        "1 client trains on one class only: client a.",
+        "2 test samples of 1 client with labels that their client never trains on (most: client a, 2).",
+        "1 client with training samples of one class only: a.",
     ]
     shown = command("data", "show", "--data", "v.csv")
     assert shown.code == 0, shown.err
-    assert "2 test rows of 1 client have a label" in shown.out
+    assert "2 test samples of 1 client with labels" in shown.out
 
 
 def unfinish(folder: Path) -> None:
@@ -222,10 +222,10 @@ def test_the_description_is_printed_even_if_the_rows_cannot_be_divided(command: 
     write(Path("visits.csv"), lines(("a", "client", "label"), *rows))
     result = command("run", "--data", "visits.csv", "--rounds", 1)
     assert result.out.startswith("visits.csv: 13 rows; 2 clients by 'client' with 1 to 12 rows; ")
-    assert_fails(result, "client small has no training rows", "--min-samples 2 leaves out 1 of 2 clients")
+    assert_fails(result, "client small has no training samples", "--min-samples 2 leaves out 1 of 2 clients")
     result = command("run", "--data", "visits.csv", "--min-samples", 2, "--rounds", 1)
     assert result.code == 0, result.err
-    assert "1 client has fewer than 2 rows and is left out: small." in result.out.splitlines()
+    assert "1 client with fewer than 2 samples, left out: small." in result.out.splitlines()
 
 
 def test_files_that_are_not_read_are_reported(command: Command) -> None:
@@ -282,10 +282,10 @@ def test_data_given_as_a_config_is_an_error_with_the_right_command(
         ),
         (("--data", "visits.csv", "--label", "kind", "--ignore", "c"), "data.ignore names column 'c'; known: a, b, kind, site"),
         (("--data", "visits.csv"), "no column is named as the label: use --label NAME; the columns are a, b, site, kind"),
-        (("--data", "visits.csv", "--label", "kind", "--partition", "natural"), "does not tell the group of a row"),
+        (("--data", "visits.csv", "--label", "kind", "--partition", "natural"), "does not name the client of each sample"),
         (
             (*FILE_FLAGS, "--min-samples", 40),
-            "partition.min_samples (--min-samples) is 40; the largest group of data 'visits.csv' has 16 rows",
+            "partition.min_samples (--min-samples) is 40; the largest client of data 'visits.csv' has 16 samples",
         ),
         (
             ("--data", "visits.csv", "--label", "site", "--client", "site"),
@@ -293,8 +293,7 @@ def test_data_given_as_a_config_is_an_error_with_the_right_command(
         ),
         (
             ("--data", "divided.csv", "--test-fraction", 0.5),
-            "partition.test_fraction (--test-fraction) is 0.5, but data 'divided.csv' tells which rows are for testing: leave "
-            "it out",
+            "partition.test_fraction (--test-fraction) is 0.5, but data 'divided.csv' has test samples already: leave it out",
         ),
         ((*FILE_FLAGS, "--beta", 1), "partition.beta (--beta) belongs to partition dirichlet, not to natural"),
         (("--data", "qqq"), "unknown data 'qqq'; known: agnews, amazon, "),
@@ -341,10 +340,12 @@ def test_a_config_may_name_data_relative_to_its_folder(command: Command, monkeyp
     assert metrics_without_time(Path("../two")) == metrics_without_time(Path("../one"))
 
 
-def test_a_config_of_version_1_is_read() -> None:
+def test_a_config_of_version_1_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     old = {"name": "visits.csv", "part": "fold", "together": "patient", "missing": "refuse"}
     new = {"name": "visits.csv", "split_column": "fold", "group": "patient", "missing": "error"}
-    assert config.parse_sections({"data": old}, Path("config.toml"))["data"] == new
+    Path("config.toml").write_text(toml.dump({"data": old}))
+    assert config.read_sections(Path("config.toml"))["data"] == new
 
 
 def test_another_dataset_by_flag_drops_the_options_of_the_files(command: Command) -> None:

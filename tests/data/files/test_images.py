@@ -158,7 +158,7 @@ def test_images_without_a_test_split_are_not_tested_on_training_images(tmp_path:
     for name in ("n/train/x", "n/train/y", "n/val/x"):
         write_image(tmp_path / "p" / name / "1.png", 0)
     message = message_of(lambda: gpfl.federate(tmp_path / "p"))
-    assert message.startswith("client n has no test rows (2 training, 0 test): ")
+    assert message.startswith("client n has no test samples (2 training, 0 test): ")
 
 
 def test_images_next_to_other_inputs_are_an_error(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_a_test_fraction_is_an_error_if_the_files_have_test_rows(partition: str,
     for (client, part), text in divided_files().items():
         write(tmp_path / "d" / client / f"{part}.csv", text)
     assert message_of(lambda: gpfl.federate(tmp_path / "d", partition=partition, clients=2, test_fraction=0.5)) == (
-        "partition.test_fraction is 0.5, but data 'd' tells which rows are for testing: leave it out"
+        "partition.test_fraction is 0.5, but data 'd' has test samples already: leave it out"
     )
     assert len(gpfl.federate(tmp_path / "d", test_fraction=0.25)) == 2, "as a run's config.toml says"
 
