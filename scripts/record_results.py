@@ -1,6 +1,6 @@
 """Add results to docs/results and rebuild its tables: python scripts/record_results.py [OUT].
 
-OUT is the output folder of `gpfl reproduce` or `gpfl privacy`. Its runs are added to the archive of recorded runs, its searches and
+OUT is the output folder of `gpfl reproduce` or `gpfl privacy`. Its runs are added to the archive, its searches and
 privacy results are copied without reconstructed images, which show the data. Then every table is rebuilt from the archive
 by the command in its last line, and the results page is updated. Without OUT only the tables are rebuilt.
 """
