@@ -56,12 +56,9 @@ class Entry:
     @property
     def last_rounds(self) -> MeanStd | None:
         """Mean accuracy of the last rounds; None if a trial is shorter."""
-        return None if self.is_short else self.percent("last_ten_accuracy")
-
-    @property
-    def is_short(self) -> bool:
-        """Whether a trial has fewer rounds than the mean of the last rounds needs."""
-        return self.trials is not None and min(self.trials.values("rounds")) < LAST_ROUNDS
+        if self.trials and min(self.trials.values("rounds")) < LAST_ROUNDS:
+            return None
+        return self.percent("last_ten_accuracy")
 
     @property
     def ours(self) -> MeanStd | None:
@@ -115,6 +112,11 @@ class ColumnComparison:
     fairness: bool = False
     reference: str = ""  # method that the others are tested against
     untested: Mapping[str, str] = field(default_factory=dict)  # methods without a test, and why
+
+    @property
+    def key(self) -> str:
+        """Key of the column."""
+        return self.column.key
 
     @property
     def was_run(self) -> bool:

@@ -192,7 +192,7 @@ class ClientAccuracies:
     label: str
     clients: Floats  # (trials, clients)
     overall: Floats  # (trials,), over all samples
-    paper: str = ""
+    paper: str | None = None
 
     @property
     def std(self) -> Floats:
@@ -246,7 +246,7 @@ def _draw_clients(axes: Axes, methods: Sequence[ClientAccuracies]) -> None:
     axes.grid(visible=False, axis="y")
     numbers = axes.secondary_yaxis("right")
     papers = any(method.paper for method in methods)
-    paper = [f"   paper {format_value(method.paper or None)}" * papers for method in methods]
+    paper = [f"   paper {format_value(method.paper)}" * papers for method in methods]
     ours = [f"{method.std.mean():.2f} [{method.cov.mean():.2f}]" for method in methods]
     numbers.set_yticks(rows, [a + b for a, b in zip(ours, paper, strict=True)])
     numbers.tick_params(length=0)

@@ -14,7 +14,7 @@ from gpfl.experiments.results import TableResults
 from gpfl.experiments.stored_runs import Trials
 from gpfl.io import files
 from gpfl.report import feature_tables
-from gpfl.report.comparison import LAST_ROUNDS, ColumnComparison, Entry, compare_columns
+from gpfl.report.comparison import ColumnComparison, Entry, compare_columns
 from gpfl.report.tables import Bold, ResultColumn, ResultTable, Value, format_csv, format_p_value, format_value, render_page
 
 FAR_MARK = "†"
@@ -87,7 +87,7 @@ def to_latex(results: TableResults, origin: Origin) -> str:
     for entries in zip(*(column.entries for column in columns), strict=True):
         best = [column.is_best(entry) for column, entry in zip(columns, entries, strict=True)]
         ours = [_join(format_ours(entry), _rank(entry.rank)) for entry in entries]
-        papers = [_join(format_published(e.paper) or None, _rank(e.paper_rank), format_difference(e)) for e in entries]
+        papers = [_join(format_published(e.paper), _rank(e.paper_rank), format_difference(e)) for e in entries]
         lines: dict[str, Sequence[Value | Bold]] = {
             display_name(entries[0].label): [Bold(text) if top else text for text, top in zip(ours, best, strict=True)],
             "\u2003by validation": [_text(entry.percent("validation_best_accuracy"), ".2f") for entry in entries],
@@ -95,15 +95,13 @@ def to_latex(results: TableResults, origin: Origin) -> str:
             "\u2003paper": papers,
         }
         rows += [[name, *cells] for k, (name, cells) in enumerate(lines.items()) if k == 0 or any(cells)]
-    headers = [
-        ResultColumn(column.column.heading + " (part)" * column.is_part, group=column.column.group) for column in columns
-    ]
+    headers = [ResultColumn(c.column.heading + " (part)" * c.is_part, group=c.column.group) for c in columns]
     caption = (
         f"{results.experiment.caption} First rows: ours"
         + "; paper: the paper's, and ours minus the paper's" * bool(results.experiment.paper)
         + ". In parentheses: ranks."
     )
-    caveats = [f"{column.column.key}: {column.caveat}" for column in columns if column.caveat]
+    caveats = [f"{column.key}: {column.caveat}" for column in columns if column.caveat]
     tests = dict.fromkeys(note for column in columns for note in _test_notes(column))
     numbers = [describe_setting(results), *_describe_numbers(results)]
     notes = [*numbers, *tests, *caveats, *_notes(results, columns), _origin_line(results, origin).replace("`", "")]
@@ -142,7 +140,7 @@ def column_table(column: ColumnComparison) -> ResultTable:
         cells: list[Value | Bold] = [
             display_name(entry.label),
             Bold(ours) if column.is_best(entry) else ours,
-            format_published(entry.paper) or None,
+            format_published(entry.paper),
             format_difference(entry),
             entry.rank,
             entry.paper_rank,
@@ -155,7 +153,7 @@ def column_table(column: ColumnComparison) -> ResultTable:
             format_p_value(entry.seeds_p),
         ]
         rows.append(cells)
-    title = f"{column.column.key}: {column.column.heading}, {column.column.group}"
+    title = f"{column.key}: {column.column.heading}, {column.column.group}"
     caveat = f"{'Part of the data' if column.is_part else 'Unverified data'}: {column.caveat}" if column.caveat else ""
     same, pairs = column.ordered_pairs()
     order = [f"{same} of {pluralize(pairs, 'pair')} of methods are in the paper's order."] if pairs else []
@@ -169,7 +167,7 @@ def to_records(results: TableResults) -> list[dict[str, object]]:
     return [
         {
             "experiment": results.experiment.name,
-            "column": column.column.key,
+            "column": column.key,
             "method": entry.label,
             "state": entry.status,
             "trials": entry.n_trials,
@@ -183,8 +181,8 @@ def to_records(results: TableResults) -> list[dict[str, object]]:
             **_numbers(entry),
             "data": column.caveat,
             "problem": entry.error,
-            "commit": ", ".join(results.commits.get((column.column.key, entry.label), ())),
-            **features.get((column.column.key, entry.label), {}),
+            "commit": ", ".join(results.commits.get((column.key, entry.label), ())),
+            **features.get((column.key, entry.label), {}),
         }
         for column in compare_columns(results)
         for entry in column.entries
@@ -231,10 +229,10 @@ def format_ours(entry: Entry) -> str:
     return f"{entry.ours:.2f}" if entry.ours else entry.status
 
 
-def format_published(paper: PaperValue | None) -> str:
-    """Return the paper's number, or ""."""
+def format_published(paper: PaperValue | None) -> str | None:
+    """Return the paper's number."""
     if paper is None:
-        return ""
+        return None
     if paper.cov is not None:
         return f"{paper.mean:.2f} [{paper.cov:.2f}]"
     if paper.between:
@@ -300,7 +298,7 @@ def _describe_numbers(results: TableResults) -> list[str]:
         ]
     return [
         *paper,
-        "Accuracy in percent over all test samples, at its best round: mean ± population standard deviation over trials.",
+        "Best accuracy of all rounds on all test samples, in percent: mean ± population standard deviation over trials.",
     ]
 
 
@@ -333,16 +331,13 @@ def _notes(results: TableResults, columns: Sequence[ColumnComparison]) -> list[s
         notes.append(f"Ranks are among methods for which the paper has a number: not {', '.join(unranked)}.")
     if fewer := [text for column in columns if (text := _fewer_trials(column, len(results.seeds)))]:
         notes.append(f"Trials: {len(results.seeds)}, except {'; '.join(fewer)}.")
-    if any(entry.is_short and not entry.fairness for entry in entries):
-        notes.append(f"Trials of fewer than {LAST_ROUNDS} rounds have no mean of the last ten.")
-    notes += [f"{column.column.key}: {column.column.note}." for column in columns if column.column.note]
-    run = {(column.column.key, entry.label) for column in columns for entry in column.entries if entry.trials}
+    notes += [f"{column.key}: {column.column.note}." for column in columns if column.column.note]
+    run = {(column.key, entry.label) for column in columns for entry in column.entries if entry.trials}
     for problem, cells in _by_problem(results.problems).items():
         partly, failed = ([cell for cell in cells if (cell in run) == has_runs] for has_runs in (True, False))
-        notes += [f"{_name_cells(partly)}: {problem}"] * bool(partly) + [f"{_name_cells(failed)} failed: {problem}"] * bool(
-            failed
-        )
-    keys = {column.column.key for column in columns}
+        notes += [f"{_name_cells(partly)}: {problem}"] if partly else []
+        notes += [f"{_name_cells(failed)} failed: {problem}"] if failed else []
+    keys = {column.key for column in columns}
     remarks = results.experiment.remarks.items()
     return [*notes, *(f"{key}, {display_name(label)}: {remark}" for (key, label), remark in remarks if key in keys)]
 
@@ -353,7 +348,7 @@ def _fewer_trials(column: ColumnComparison, n_trials: int) -> str:
         if entry.trials:
             labels.setdefault(entry.n_trials, []).append(display_name(entry.label))
     fewer = [f"{', '.join(labels[n]) if len(labels) > 1 else 'all'} {n}" for n in labels if n < n_trials]
-    return f"{column.column.key} {', '.join(fewer)}" if fewer else ""
+    return f"{column.key} {', '.join(fewer)}" if fewer else ""
 
 
 def _by_problem(problems: Problems) -> dict[str, list[tuple[str, str]]]:

@@ -37,7 +37,7 @@ FALLBACK_FONTS = (
 )
 """Fonts for names in other scripts, used where they are installed."""
 
-MAX_TICKS, MAX_TICK_LENGTH = 40, 24
+MAX_TICKS, MAX_TICK_LENGTH = 40, 24  # names on an axis, characters of a name
 
 _STYLE: dict[str, Any] = {
     "font.size": 9,
