@@ -19,6 +19,8 @@ from gpfl.core.tree import Tree
 GUIDANCE = ("cov", "gce")
 """The parts that guide features globally, V and C. μ applies to them."""
 
+VALVE_PARAMETERS = ("linear.weight", "linear.bias", "norm.weight", "norm.bias")
+
 
 @dataclass(frozen=True, kw_only=True)
 class GPFL(Method):
@@ -42,7 +44,6 @@ class GPFL(Method):
         BY_NET,
         "weight of the magnitude-level guidance",
         symbol="λ",
-        typical="1e-4 to 0.1",
         min=0.0,
         search=SearchRange(1e-4, 0.1),
         by_net={"resnet18": 1e-4, "fasttext": 1e-4, "*": 0.01},
@@ -109,8 +110,7 @@ class GPFL(Method):
         """Train all parts together, with weight decay on V and C alone."""
         decay = dict.fromkeys(GUIDANCE, self.mu) if self.reg == "wd" else None
         parts = (*NET_PARTS, *GUIDANCE)
-        local_state, terms, _ = self.optimizer_step(shared, local_state, batch, client, parts=parts, weight_decay=decay)
-        return local_state, terms
+        return self.optimizer_step(shared, local_state, batch, client, parts=parts, weight_decay=decay)[:2]
 
     def loss(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
         """Return L^P (eq. 10), L^alg (eq. 8), λL^mlg (eq. 9) and, if it is a norm, the μ term (eq. 11)."""
@@ -154,10 +154,7 @@ def valve(weights: Tree, f: Tensor, context: Tensor) -> Tensor:
     """Return CoV(f, c) = ReLU((γ(c) + 1) ⊙ f + β(c)) (eqs. 3 and 4)."""
 
     def branch(name: str) -> Tensor:
-        w, b, gain, shift = (
-            tree.leaf(weights, f"{name}.{parameter}")
-            for parameter in ("linear.weight", "linear.bias", "norm.weight", "norm.bias")
-        )
+        w, b, gain, shift = (tree.leaf(weights, f"{name}.{parameter}") for parameter in VALVE_PARAMETERS)
         hidden = F.relu(F.linear(context, w, b))
         return F.layer_norm(hidden, hidden.shape[-1:], gain, shift)  # (width,)
 
@@ -166,13 +163,12 @@ def valve(weights: Tree, f: Tensor, context: Tensor) -> Tensor:
 
 def init_valve(width: int, seed: int) -> Tree:
     """Return the weights of γ and β, each Linear → ReLU → LayerNorm, as torch initialises them."""
+
+    def branch() -> nn.Module:
+        return nn.ModuleDict({"linear": nn.Linear(width, width), "norm": nn.LayerNorm(width)})
+
     with fork_rng(seed, "valve"):
-        layers = nn.ModuleDict(
-            {
-                name: nn.ModuleDict({"linear": nn.Linear(width, width), "norm": nn.LayerNorm(width)})
-                for name in ("gamma", "beta")
-            }
-        )
+        layers = nn.ModuleDict({"gamma": branch(), "beta": branch()})
     return {name: value.detach() for name, value in layers.named_parameters()}
 
 
