@@ -279,12 +279,12 @@ def test_tuned_values_reach_the_runs_and_are_named_and_kept(command: Command) ->
     given = ("reproduce", "toys", "--cells", "toy/whole", *SHORT, "--no-figures", "--tuned", "search")
     said = command(*given, "--methods", "gpfl,fedavg")
     assert said.code == 0, said.err
-    assert "the search is kept in results/tuned/search" in said.out
+    assert "the search is copied to results/tuned/search" in said.out
     [config] = Path("results").glob("runs/*-gpfl-*/seed-0/config.toml")
     method = tomllib.loads(config.read_text())["method"]
     assert {key: method[key] for key in best} == best
     page = Path("results/toys/table.md").read_text()
-    assert "tuned on validation rows (candidates: fedavg 1, gpfl 3; seeds 0; 2 rounds, 0.2 of the training rows): " in page
+    assert "tuned on validation samples (candidates: fedavg 1, gpfl 3; seeds 0; 2 rounds; 0.2 of the training samples)" in page
     assert f"gpfl.lam = {best['lam']!r}" in page
     assert "set by hand" not in page
     kept = Path("results/tuned/search")
@@ -304,17 +304,17 @@ def test_tuned_values_reach_the_runs_and_are_named_and_kept(command: Command) ->
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ("--methods fedper", "--tuned search holds no search of fedper: search it with the same budget"),
-        ("--methods fedavg --cells toy/extra", "has 0.2: search it by gpfl tune with --set train.lr=0.2, or ask for what"),
+        ("--methods fedper", "--tuned search holds no search of fedper: search it with the same budget, or omit it"),
+        ("--methods fedavg --cells toy/extra", "has 0.2: search with gpfl tune --set train.lr=0.2, or choose the columns"),
         (
             "--methods fedavg --cells toy/some",
-            "has 3: search it by gpfl tune with --set partition.clients=3 --set partition.total_clients=4, or",
+            "has 3: search with gpfl tune --set partition.clients=3 --set partition.total_clients=4, or",
         ),
         (
             "--methods fedavg --protocol paper --cells toy/whole",
-            "run.protocol (--protocol) = 'corrected', but toy/whole has 'paper'",
+            "run.protocol (--protocol) = corrected, but toy/whole has paper",
         ),
-        ("--methods fedavg --tuned nothing", "--tuned nothing holds no choice of gpfl tune"),
+        ("--methods fedavg --tuned nothing", "--tuned nothing holds no finished search"),
     ],
 )
 def test_tuned_values_of_something_else_are_refused(command: Command, more: str, words: str) -> None:

@@ -152,7 +152,7 @@ def test_unequal_budgets_are_refused_until_they_are_equal(command: Command) -> N
     refused(
         command(*given),
         "--tuned search was searched with unequal budgets (fedprox 1 candidate, gpfl 3 candidates): "
-        "search fedprox with --budget 3, or gpfl with --budget 1, which runs nothing",
+        "search fedprox with --budget 3, or gpfl with --budget 1, which trains nothing",
     )
     before = Path("search/gpfl/candidates.jsonl").read_bytes()
     assert command("tune", "gpfl", *search, "--budget", 1).code == 0
@@ -163,20 +163,20 @@ def test_unequal_budgets_are_refused_until_they_are_equal(command: Command) -> N
 
 
 @pytest.mark.usefixtures("toys")
-def test_candidates_that_do_not_count_are_not_named_in_tables(command: Command) -> None:
+def test_candidates_beyond_the_budget_are_not_counted_in_tables(command: Command) -> None:
     pytest.importorskip("optuna")
     for budget in (3, 2):
         assert command("tune", "gpfl", "--data", "toy", "--rounds", 1, "--out", "search", "--budget", budget).code == 0
     given = ("--rounds", 1, "--seeds", 0, "--methods", "gpfl", "--tuned", "search", "--no-figures")
     assert command("reproduce", "toys", *given).code == 0
-    assert "tuned on validation rows (2 candidates a method; " in Path("results/toys/table.md").read_text()
+    assert "tuned on validation samples (candidates: gpfl 2; " in Path("results/toys/table.md").read_text()
 
 
 @pytest.mark.usefixtures("toys")
-def test_search_that_does_not_tell_its_budget_had_as_many_as_its_candidates(command: Command) -> None:
+def test_budget_of_a_search_without_a_record_is_its_number_of_candidates(command: Command) -> None:
     pytest.importorskip("optuna")
     for name, budget in (("gpfl", 2), ("fedprox", 1)):
         assert command("tune", name, "--data", "toy", "--rounds", 1, "--out", "search", "--budget", budget).code == 0
         path = Path("search", name, "study.toml")
-        path.write_text(path.read_text().partition("[made]")[0])
+        path.write_text(path.read_text().partition("[result]")[0])
     refused(command("reproduce", "toys", "--tuned", "search", "--dry-run"), "(fedprox 1 candidate, gpfl 2 candidates)")

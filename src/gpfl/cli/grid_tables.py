@@ -43,7 +43,7 @@ def write(jobs: Sequence[Job], plan: GridPlan, asked: Selection, problems: Probl
     tell_damages(everything, plan, problems)
     tell_problems(unclear)
     if plan.tuned:
-        print_line(f"Values were chosen by gpfl tune; the search is kept in {plan.tuned.keep(plan.out)}.")
+        print_line(f"Hyperparameters were chosen by gpfl tune; the search is copied to {plan.tuned.copy_to(plan.out)}.")
     origin = paper_tables.Origin(command_words(), commit())
     for one in asked.experiments:
         results = collect_results(

@@ -26,7 +26,7 @@ from gpfl.experiments import privacy_table as nine
 from gpfl.experiments.definitions import PATIENCE, ROUNDS, Cell, find_experiments, load_experiments
 from gpfl.experiments.grid import FederationCache, GridPlan, Job, Problems
 from gpfl.experiments.selection import Selection, parse_names, select_cells
-from gpfl.experiments.tuned_config import TunedValues
+from gpfl.experiments.tuned_values import TunedValues
 from gpfl.io import files
 from gpfl.io.provenance import command_words, commit
 from gpfl.report import paper_tables
@@ -240,7 +240,7 @@ def planned(
         raise GpflError("--set data.name would put other data under the names of the paper's: gpfl compare --data is for them")
     chosen = TunedValues.read(tuned) if tuned is not None else None
     if chosen:
-        chosen.refuse_twice(own, settings)
+        chosen.check_overrides(own, settings)
     by_flags = parse_options(values).get("run", {})
     protocol = by_flags.pop("protocol", "corrected")
     return GridPlan(

@@ -39,7 +39,7 @@ from gpfl.experiments.trials import (
     run_trials,
     trial_fault,
 )
-from gpfl.experiments.tuned_config import TunedValues
+from gpfl.experiments.tuned_values import TunedValues
 from gpfl.federation import Federation
 from gpfl.io import files, toml
 from gpfl.training import config as configs
@@ -103,7 +103,7 @@ class GridPlan:
         }
         name = str(method["name"])
         given = merge_configs(column, ours, self.common, {"method": {**self.own.get(name, {}), **method}})
-        chosen = self.tuned.given(name, given, cell.column.key) if self.tuned else {}
+        chosen = self.tuned.config_for(name, given, cell.column.key) if self.tuned else {}
         return simplest_protocol(merge_configs(chosen, given))
 
 

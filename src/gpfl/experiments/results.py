@@ -92,7 +92,7 @@ def collect_results(
         problems={place: words for place, words in (problems or {}).items() if place in whole},
         validation=plan.validation,
         settings=plan.settings,
-        tuned=plan.tuned.words([str(row.method["name"]) for row in rows]) if plan.tuned else "",
+        tuned=plan.tuned.describe(str(row.method["name"]) for row in rows) if plan.tuned else "",
         commits=commits,
         table=plan.table,
     )

@@ -16,7 +16,7 @@ T = TypeVar("T")
 FORMAT_VERSION = 2
 """Version of configs, manifests, summaries, checkpoints and models."""
 
-SECTIONS = {"split": "partition"}
+SECTIONS = {"split": "partition", "made": "result"}
 
 CONFIG_KEYS: Mapping[str, Mapping[str, str]] = {
     "partition": {
@@ -47,6 +47,7 @@ STATE_BRANCHES = {
 
 METRICS_KEYS = {"joined": "participants", "clients": "client_accuracies", "validation": "validation_accuracy"}
 SUMMARY_KEYS = {"rows_needed": "min_samples"}
+CANDIDATE_KEYS = {"trouble": "failure"}
 MODEL_KEYS = {"form": "input_spec", "probe": "probe_logits"}
 INPUT_SPEC_KEYS = {"white": "pixel_max"}
 
@@ -99,6 +100,11 @@ def upgrade_metrics(record: Mapping[str, object]) -> dict[str, object]:
 def upgrade_summary(content: Mapping[str, object]) -> dict[str, object]:
     """Return the content of summary.json with today's keys."""
     return _rename(content, SUMMARY_KEYS)
+
+
+def upgrade_candidate(record: Mapping[str, object]) -> dict[str, object]:
+    """Return a line of candidates.jsonl with today's keys; lines carry no version."""
+    return _rename(record, CANDIDATE_KEYS)
 
 
 def upgrade_metadata(metadata: Mapping[str, object]) -> dict[str, object]:

@@ -5,98 +5,101 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpfl.errors import pluralize
-from gpfl.experiments.budget import describe_unequal_budgets
-from gpfl.experiments.proposals import describe_space, describe_values
-from gpfl.experiments.tune import Candidate, SearchResult
+from gpfl.experiments.tuned_values import Candidate, SearchResult, Values, count_candidates, describe_unequal_budgets
+from gpfl.experiments.tuning import MethodSearch
 from gpfl.report.tables import Bold, MeanStd, ResultColumn, ResultTable, Value, format_csv, render_page
 from gpfl.training.devices import device_name
 
-UNKNOWN_ORIGIN = "the command of the search was not recorded, or has not ended."
+_UNKNOWN_ORIGIN = "the search has not finished, or its command was not recorded."
+
+
+def describe_values(values: Values) -> str:
+    """Return hyperparameters as text: "lam 0.01, mu 0.1"."""
+    return ", ".join(f"{key.split('.')[1]} {value:g}" for key, value in values.items()) or "defaults"
 
 
 def format_score(candidate: Candidate) -> str:
     """Return the validation accuracy of a candidate, or why it failed."""
-    if candidate.trouble:
-        return f"counts as 0, since training failed: {candidate.trouble}"
-    spread = f" ± {candidate.std:.2%}" if len(candidate.scores) > 1 else ""
+    if candidate.failure:
+        return f"scores 0, since training diverged: {candidate.failure}"
+    std = f" ± {candidate.std:.2%}" if len(candidate.scores) > 1 else ""
     rounds = ", ".join(map(str, candidate.rounds))
-    return f"validation {candidate.score:.2%}{spread} (best round {rounds}), {candidate.seconds:.1f} s"
+    return f"validation {candidate.score:.2%}{std} (best round {rounds}), {candidate.seconds:.1f} s"
 
 
-def format_origin(found: Sequence[SearchResult], command: str, commit: str) -> str:
+def format_origin(search: MethodSearch, command: str, commit: str) -> str:
     """Return command, commit, seeds, budget and device of a search in one line."""
-    plan = found[0].plan
-    samples = int(plan.federation.n_samples("validation").sum())
+    options = search.options
+    samples = int(search.federation.n_samples("validation").sum())
     return (
-        f"Command: {command}; commit {commit}; seeds {', '.join(map(str, plan.search.seeds))}; "
-        f"budget {pluralize(plan.search.budget, 'candidate')} a method; search seed {plan.search.seed}; "
-        f"{pluralize(plan.config.train.rounds, 'round')}; {device_name(plan.federation.table.y.device)}. "
+        f"Command: {command}; commit {commit}; seeds {', '.join(map(str, options.seeds))}; "
+        f"budget {pluralize(options.budget, 'candidate')} per method; search seed {options.seed}; "
+        f"{pluralize(search.config.train.rounds, 'round')}; {device_name(search.federation.table.y.device)}. "
         f"Chosen on {pluralize(samples, 'validation sample')}; test samples were not used."
     )
 
 
-def to_markdown(found: Sequence[SearchResult]) -> str:
-    """Return a page: the chosen values of all methods, each method's candidates, and notes."""
-    plan = found[0].plan
-    partition = plan.config.partition.name if plan.config.partition else "as in a manifest"
+def to_markdown(search: MethodSearch, results: Sequence[SearchResult]) -> str:
+    """Return a page: the chosen values of all methods, each method's candidates, and notes. `search` is one of the searches."""
+    partition = search.config.partition.name if search.config.partition else "as in a manifest"
     headers = ["method", "searched", "candidates", "chosen", "validation, %", "with defaults, %"]
     columns = [ResultColumn(header, ".2f", align="left" if k < 4 else "right") for k, header in enumerate(headers)]
     rows: list[list[Value]] = []
-    for tuned in found:
-        ranges = "; ".join(f"`{key}` {text}" for key, text in describe_space(tuned.plan.space).items()) or "nothing"
-        scores = [_percent(candidate) for candidate in (tuned.best, tuned.candidates[0])]
-        rows.append([tuned.plan.method, ranges, str(len(tuned.candidates)), describe_values(tuned.best.values), *scores])
-    unequal = describe_unequal_budgets({tuned.plan.method: tuned.made for tuned in found})
+    for result in results:
+        ranges = "; ".join(f"`{key}` {text}" for key, text in result.space.items()) or "nothing"
+        scores = [_percent(result.best), _percent(result.candidates[0])]
+        rows.append([result.method, ranges, str(len(result.candidates)), describe_values(result.best.values), *scores])
+    unequal = describe_unequal_budgets(count_candidates(results))
     origins: dict[str, list[str]] = {}
-    for tuned in found:
-        origins.setdefault(tuned.note or UNKNOWN_ORIGIN, []).append(tuned.plan.method)
+    for result in results:
+        origins.setdefault(result.note or _UNKNOWN_ORIGIN, []).append(result.method)
     return render_page(
-        f"Tuned values: {plan.config.data}, {pluralize(len(plan.federation), 'client')} ({partition})",
+        f"Tuned values: {search.config.data}, {pluralize(len(search.federation), 'client')} ({partition})",
         [
             ResultTable(columns, rows, notes=[f"The methods above had {unequal}."] * bool(unequal)),
-            *map(_candidate_table, found),
+            *map(_candidate_table, results),
         ],
         notes=[f"{', '.join(methods)}: {origin}" if len(origins) > 1 else origin for origin, methods in origins.items()],
     )
 
 
-def to_csv(found: Sequence[SearchResult]) -> str:
-    """Return all candidates of all methods as CSV; accuracies are shares of one."""
-    keys = dict.fromkeys(key for tuned in found for key in tuned.plan.space)
+def to_csv(results: Sequence[SearchResult]) -> str:
+    """Return all candidates of all methods as CSV; accuracies are fractions of 1."""
+    keys = dict.fromkeys(key for result in results for key in result.space)
     return format_csv(
         [
             {
-                "method": tuned.plan.method,
+                "method": result.method,
                 "candidate": candidate.number,
-                "chosen": int(candidate is tuned.best),
+                "chosen": int(candidate is result.best),
                 **{key: candidate.values.get(key, "") for key in keys},
                 "validation": candidate.score,
                 "std": candidate.std,
                 "rounds": " ".join(map(str, candidate.rounds)),
                 "seconds": candidate.seconds,
-                "trouble": candidate.trouble,
+                "failure": candidate.failure,
             }
-            for tuned in found
-            for candidate in tuned.candidates
+            for result in results
+            for candidate in result.candidates
         ]
     )
 
 
-def _candidate_table(tuned: SearchResult) -> ResultTable:
-    keys = list(tuned.plan.space)
+def _candidate_table(result: SearchResult) -> ResultTable:
+    keys = list(result.space)
     columns = [
         *(ResultColumn("candidate"), *(ResultColumn(f"`{key}`", "g") for key in keys), ResultColumn("validation, %", ".2f")),
         *(ResultColumn("best round"), ResultColumn("seconds", ".1f")),
     ]
     rows: list[list[Value | Bold]] = []
-    for candidate in tuned.candidates:
+    for candidate in result.candidates:
         values = [candidate.values[key] for key in keys]
-        rounds = "failed" if candidate.trouble else " ".join(map(str, candidate.rounds))
+        rounds = "diverged" if candidate.failure else " ".join(map(str, candidate.rounds))
         row: list[Value] = [str(candidate.number), *values, _percent(candidate), rounds, candidate.seconds]
-        rows.append([Bold(cell) if candidate is tuned.best else cell for cell in row])
-    return ResultTable(columns, rows, title=tuned.plan.method)
+        rows.append([Bold(cell) if candidate is result.best else cell for cell in row])
+    return ResultTable(columns, rows, title=result.method)
 
 
 def _percent(candidate: Candidate) -> MeanStd:
-    trials = 1 if candidate.trouble else len(candidate.scores)
+    trials = 1 if candidate.failure else len(candidate.scores)
     return MeanStd(100 * candidate.score, 100 * candidate.std, trials)
