@@ -19,7 +19,7 @@ from machine import device_name, process_status
 from tasks import TASKS
 
 import gpfl
-from gpfl.io.provenance import commit
+from gpfl.io.provenance import current_commit
 
 
 class MemoryRecorder(gpfl.Callback):
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "device": device_name(),
         "torch": torch.__version__,
-        "commit": commit(),
+        "commit": current_commit(),
         "command": " ".join(["python", *sys.argv]),
         "method": args.method,
         "clients": args.clients,

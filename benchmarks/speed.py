@@ -34,7 +34,7 @@ from gpfl.core import tree
 from gpfl.core.local_round import local_round
 from gpfl.engine import ENGINES, Engine, RunSpec, limit_threads, make_engine, matmul_precision
 from gpfl.engine.base import EvalRequest, TrainRequest
-from gpfl.io.provenance import commit
+from gpfl.io.provenance import current_commit
 from gpfl.methods import METHODS
 from gpfl.training import config as configs
 
@@ -244,7 +244,7 @@ def measure(
     client_step, loop_evaluation = client_step * case.trials, loop_evaluation * case.trials
     evaluate = [each * case.trials for each in evaluate]
     out = {
-        "commit": commit(),
+        "commit": current_commit(),
         "command": " ".join(["python", *sys.argv]),
         "engine": engine.name,
         "compile": case.compile if spec.device.type == "cuda" else "off",
@@ -331,7 +331,7 @@ def describe_machine() -> dict[str, object]:
     return {
         "device": device_name() + ("" if DEVICE.type == "cuda" else f", {torch.get_num_threads()} threads"),
         "torch": torch.__version__,
-        "commit": commit(),
+        "commit": current_commit(),
         "command": " ".join(["python", *sys.argv]),
         "operations_per_s": peak.operations,
         "bytes_per_s": peak.bytes,

@@ -248,7 +248,15 @@ def test_reproduce_runs_the_attacks_on_its_first_seed(blobs: Command, monkeypatc
     call = ("reproduce", "privacy", *SMALL, "--rounds", 3, "--seeds", "4,1", "--device", "cpu", "--out", "out")
     assert blobs(*call).code == 0
     defaults = {"kind", "images", "batch", "steps", "round_", "formula", "iterations", "restarts", "attack_seed", "graph"}
-    expected = {"seed": 4, "rounds": 3, "patience": 100, "device": "cpu", "engine": "auto", "out": Path("out"), "dry_run": False}
+    expected = {
+        "seed": 4,
+        "rounds": 3,
+        "patience": 100,
+        "device": "cpu",
+        "engine": "auto",
+        "out": Path("out"),
+        "dry_run": False,
+    }
     assert [{name: value for name, value in each.items() if name not in defaults} for each in calls] == [
         {**expected, "assignments": SETTINGS}
     ]

@@ -15,7 +15,6 @@ from gpfl.experiments.results import TableResults, collect_results
 from gpfl.experiments.run_index import describe_damage, find_jobs
 from gpfl.experiments.selection import Selection
 from gpfl.io import files
-from gpfl.io.provenance import command_words, commit
 from gpfl.report import feature_tables, paper_tables, plotting
 from gpfl.report.paper_tables import group_problems
 

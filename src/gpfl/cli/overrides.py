@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from gpfl.cli.options import flag_name, keys_of
+from gpfl.data import DATASETS
+from gpfl.data.files.layout import SUFFIXES
 from gpfl.engine.distributed import process_group
 from gpfl.errors import GpflError
 from gpfl.io import toml
@@ -67,7 +70,7 @@ def load_config(file: str | None, overrides: ConfigDict, federation: str | None,
     `command` is the one to suggest when the file is a dataset or a method instead of a config.
     """
     if file is not None:
-        configs.check_config_path(file, command)
+        _check_config_path(file, command)
     config = merge(configs.read_config(Path(file)) if file is not None else {}, overrides)
     if federation is not None:
         check_no_partition(overrides, federation)
@@ -92,3 +95,19 @@ def new_folder(folder: Path | None, default: Path) -> Path:
         number += 1
         folder = default.with_name(f"{default.name}-{number}")
     return process_group().broadcast(folder)
+
+
+def _check_config_path(config: str, command: str) -> None:
+    """Raise if data, a method or a run's folder is given as the config of `command`, and name the flag for it."""
+    path, quoted = Path(config), shlex.quote(config)
+    if path.suffix.lower() == ".toml" and not path.is_dir():
+        return
+    if (path / "config.toml").is_file():
+        raise GpflError(f"{config} is the folder of a run, not a config: did you mean `gpfl resume {quoted}`?")
+    flag = ""
+    if config in METHODS and not path.exists():
+        flag = "--method"
+    elif config in DATASETS or path.suffix.lower() in SUFFIXES or path.is_dir():
+        flag = "--data"
+    if flag:
+        raise GpflError(f"{config} is not a config (.toml): did you mean `gpfl {command} {flag} {quoted}`?")

@@ -37,7 +37,7 @@ from gpfl.experiments.leaks import InferenceFindings, infer_from_runs
 from gpfl.experiments.privacy_table import COLUMNS, attack_methods, table_records
 from gpfl.experiments.results import trial_commits
 from gpfl.io import files
-from gpfl.io.provenance import command_words, commit
+from gpfl.io.provenance import command_line, current_commit
 from gpfl.methods import METHODS
 from gpfl.privacy.attack_runner import records_to_json
 from gpfl.privacy.case_summary import CaseSummary
@@ -419,7 +419,7 @@ def _train(jobs: Mapping[Cell, Job], plan: GridPlan) -> dict[Path, str]:
     if len(missing) < len(unique):
         print_line(f"Already finished: {len(unique) - len(missing)} of {pluralize(len(unique), 'run')}.")
     with GridReporter(console, missing, plan.seeds) as reporter:
-        provenance = {"command": command_words(), "commit": commit()}
+        provenance = {"command": command_line(), "commit": current_commit()}
         problems = grid.run_all(missing, plan, reporter.callback, provenance, reporter.end)
     for text in dict.fromkeys(problems.values()):
         print_error(f"{', '.join(unique[path].label for path in problems if problems[path] == text)}: {text}")
@@ -441,9 +441,9 @@ def _print_plan(jobs: Mapping[Cell, Job], plan: GridPlan, next_step: str) -> Non
 
 def _describe_origin(jobs: Iterable[Job], seeds: Sequence[int]) -> str:
     runs = [trials for job in jobs if (trials := job.trials("", seeds))]
-    commits, current = {each for trials in runs for each in trial_commits(trials)}, commit()
+    commits, current = {each for trials in runs for each in trial_commits(trials)}, current_commit()
     later = "" if current in commits else f" The commit is that of the runs; attacks and page are of {current}."
-    return f"{Origin(command_words(), current).describe(runs, commits, seeds)}{later}"
+    return f"{Origin(command_line(), current).describe(runs, commits, seeds)}{later}"
 
 
 def _print_summary(description: str, summary: CaseSummary) -> None:

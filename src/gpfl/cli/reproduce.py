@@ -28,7 +28,7 @@ from gpfl.experiments.grid import FederationCache, GridPlan, Job, Problems
 from gpfl.experiments.selection import Selection, parse_names, select_cells
 from gpfl.experiments.tuned_values import TunedValues
 from gpfl.io import files
-from gpfl.io.provenance import command_words, commit
+from gpfl.io.provenance import command_line, current_commit
 from gpfl.report import paper_tables
 from gpfl.training.config import ConfigDict
 from gpfl.training.devices import find_device
@@ -338,7 +338,7 @@ def run(
     figures: bool,
 ) -> Problems:
     """Gives what went wrong by column and row, having run what is missing and written tables and figures of all there is."""
-    facts = {"command": command_words(), "commit": commit()}
+    facts = {"command": command_line(), "commit": current_commit()}
     lacking = grid.unfinished_jobs(jobs, plan)
     if len(lacking) < len(jobs):
         print_line(f"Run before: {len(jobs) - len(lacking)} of {pluralize(len(jobs), 'cell')}.")

@@ -36,7 +36,6 @@ from gpfl.experiments.tuned_values import (
 )
 from gpfl.experiments.tuning import MethodSearch, SearchOptions, plan_searches, run_search, save_best, save_common_config
 from gpfl.io import files, toml
-from gpfl.io.provenance import command_words, commit
 from gpfl.methods import METHODS
 from gpfl.report.tuning_tables import describe_values, format_origin, format_score, to_csv, to_markdown
 from gpfl.training import config as configs
@@ -215,5 +214,5 @@ def _set_flags(chosen: Sequence[tuple[MethodSearch, SearchResult]]) -> list[str]
         for method, options in methods.items()
         for key, value in options.items()
         if key != "name"
-        for word in ("--set", f"{method}.{key}={toml.value_text(value)}")
+        for word in ("--set", f"{method}.{key}={toml.format_value(value)}")
     ]

@@ -87,7 +87,7 @@ class GridPlan:
         """What was set by hand and changes numbers, as sentences of a table name it."""
         sections = {"run": self.run, **self.common, **self.own}
         return tuple(
-            f"{section}.{key} = {toml.value_text(value)}"
+            f"{section}.{key} = {toml.format_value(value)}"
             for section, values in sections.items()
             for key, value in values.items()
             if (section, key) not in NEGLIGIBLE

@@ -210,7 +210,7 @@ class TunedValues:
         study = self.searches[names[0]].study
         counts = ", ".join(f"{name} {len(self.searches[name].candidates)}" for name in names)
         values = [
-            f"{name}.{key} = {toml.value_text(value)}" if section == "method" else f"{section}.{key} of {name} = {value}"
+            f"{name}.{key} = {toml.format_value(value)}" if section == "method" else f"{section}.{key} of {name} = {value}"
             for name in names
             for section, options in self.values[name].items()
             for key, value in options.items()
@@ -242,4 +242,4 @@ class TunedValues:
 
 
 def _value_text(value: object) -> str:
-    return value if isinstance(value, str) else "nothing" if value is None else toml.value_text(value)
+    return value if isinstance(value, str) else "nothing" if value is None else toml.format_value(value)

@@ -1,1 +1,1 @@
-"""Files: atomic writes, TOML, and the provenance of a run."""
+"""Files: atomic writes, TOML, tensors, format versions, and the provenance of results."""

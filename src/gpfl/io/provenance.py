@@ -1,4 +1,4 @@
-"""Where numbers come from: the command that was called, and the commit of the code that ran it."""
+"""Where results come from: the command line, and the commit of the code."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from importlib import metadata
 from pathlib import Path
 
 
-def command_words() -> str:
-    """Gives this very command."""
+def command_line() -> str:
+    """Return the command that runs."""
     return f"gpfl {shlex.join(sys.argv[1:])}"
 
 
-def commit() -> str:
-    """Gives the commit of a checkout, with -dirty where it was changed, or the version of the installed package.
+def current_commit() -> str:
+    """Return the commit of the checkout, with -dirty if it has changes, or the version of the installed package.
 
-    GPFL_COMMIT says it where the sources are without their history.
+    The environment variable GPFL_COMMIT overrides it, for sources without their history.
     """
-    if told := os.environ.get("GPFL_COMMIT"):
-        return told
+    if override := os.environ.get("GPFL_COMMIT"):
+        return override
     root = Path(__file__).resolve().parents[3]
     with suppress(OSError, subprocess.CalledProcessError):
         if (root / ".git").exists():
-            words = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
-            return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+            command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
+            return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     with suppress(metadata.PackageNotFoundError):
         return f"none, version {metadata.version('gpfl')}"
     return "unknown"

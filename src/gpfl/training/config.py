@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,6 @@ from gpfl.core.method import Method
 from gpfl.core.options import BY_NET, SearchRange, option
 from gpfl.core.randomness import MAX_SEED
 from gpfl.data import DATASETS, DataSource, Table, find_dataset
-from gpfl.data.files.layout import SUFFIXES
 from gpfl.defences.config import NO_DEFENCE, DefenceConfig
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.federation import MANIFEST, PARTITIONS, Federation, Partition, partition_table
@@ -175,27 +173,11 @@ def read_sections(path: Path) -> ConfigDict:
     version = read_version(content, path)
     sections = {key: value for key, value in content.items() if key != "format_version"}
     for section, values in sections.items():
-        if toml.is_sections(values):
+        if isinstance(values, list):
             raise GpflError(f"{path}: '{section}' is a list of sections, [[{section}]]; write one section, [{section}]")
         if not isinstance(values, dict):
             raise GpflError(f"{path}: '{section}' stands outside a section; the sections are {', '.join(SECTIONS)}")
     return cast(ConfigDict, upgrade_config(sections) if version == 1 else sections)
-
-
-def check_config_path(config: str, command: str) -> None:
-    """Raise if data, a method or a run's folder is given as the config of `command`, and name the flag for it."""
-    path, quoted = Path(config), shlex.quote(config)
-    if path.suffix.lower() == ".toml" and not path.is_dir():
-        return
-    if (path / "config.toml").is_file():
-        raise GpflError(f"{config} is the folder of a run, not a config: did you mean `gpfl resume {quoted}`?")
-    flag = ""
-    if config in METHODS and not path.exists():
-        flag = "--method"
-    elif config in DATASETS or path.suffix.lower() in SUFFIXES or path.is_dir():
-        flag = "--data"
-    if flag:
-        raise GpflError(f"{config} is not a config (.toml): did you mean `gpfl {command} {flag} {quoted}`?")
 
 
 # Resolving.
