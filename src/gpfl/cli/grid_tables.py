@@ -15,6 +15,7 @@ from gpfl.experiments.results import TableResults, collect_results
 from gpfl.experiments.run_index import describe_damage, find_jobs
 from gpfl.experiments.selection import Selection
 from gpfl.io import files
+from gpfl.io.provenance import command_line, current_commit
 from gpfl.report import feature_tables, paper_tables, plotting
 from gpfl.report.paper_tables import group_problems
 
@@ -43,7 +44,7 @@ def write(jobs: Sequence[Job], plan: GridPlan, asked: Selection, problems: Probl
     tell_problems(unclear)
     if plan.tuned:
         print_line(f"Hyperparameters were chosen by gpfl tune; the search is copied to {plan.tuned.copy_to(plan.out)}.")
-    origin = paper_tables.Origin(command_words(), commit())
+    origin = paper_tables.Origin(command_line(), current_commit())
     for one in asked.experiments:
         results = collect_results(
             one,

@@ -36,6 +36,7 @@ from gpfl.experiments.tuned_values import (
 )
 from gpfl.experiments.tuning import MethodSearch, SearchOptions, plan_searches, run_search, save_best, save_common_config
 from gpfl.io import files, toml
+from gpfl.io.provenance import command_line, current_commit
 from gpfl.methods import METHODS
 from gpfl.report.tuning_tables import describe_values, format_origin, format_score, to_csv, to_markdown
 from gpfl.training import config as configs
@@ -169,7 +170,7 @@ def _describe_search(search: MethodSearch) -> str:
 
 def _save(searches: Sequence[MethodSearch]) -> None:
     """Write the configs and tables, and print what was chosen and the command that runs it."""
-    out, note = searches[0].out, format_origin(searches[0], command_words(), commit())
+    out, note = searches[0].out, format_origin(searches[0], command_line(), current_commit())
     results = [replace(search.result(), note=note) for search in searches]
     chosen = [(search, result) for search, result in zip(searches, results, strict=True) if not result.best.failure]
     for result in results:
