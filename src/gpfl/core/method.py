@@ -87,7 +87,7 @@ class Loss(Protocol):
     """The terms of a local objective."""
 
     def __call__(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
-        """Return the terms of the loss of a model on a batch."""
+        """Return the terms of the loss of a model on a batch; defences pass single samples as the batch."""
 
 
 class Phase(NamedTuple):

@@ -62,12 +62,12 @@ def random_key(first: Tensor, *names: Tensor | str | int) -> Tensor:
     """Return the key (2,) derived from a salt or key and further names: texts or non-negative integers."""
     key = torch.arange(1, 3, device=first.device)
     for name in (first, *names):
-        word = hash_name(name) if isinstance(name, str) else name.to(torch.int64) if isinstance(name, Tensor) else name
+        word = _hash_name(name) if isinstance(name, str) else name.to(torch.int64) if isinstance(name, Tensor) else name
         key = _fold_in(key, word)
     return key
 
 
-def hash_name(name: str) -> int:
+def _hash_name(name: str) -> int:
     """Return the 32-bit word of a name."""
     return zlib.crc32(name.encode())
 
@@ -81,7 +81,7 @@ def uniform(key: Tensor, shape: Sequence[int], start: int = 0, stride: int = 1) 
 
 def normal(key: Tensor, name: str, shape: Sequence[int]) -> Tensor:
     """Return numbers from N(0, 1) for a key and a name; none is beyond 6.8."""
-    numbers: Tensor = normal_op(key, hash_name(name), math.prod(shape))
+    numbers: Tensor = normal_op(key, _hash_name(name), math.prod(shape))
     return numbers.reshape(tuple(shape))
 
 
