@@ -478,7 +478,7 @@ def test_concurrent_trials_with_other_hyperparameters_match_each_alone(name: str
         runs.append(PreparedRun(config, dataclasses.replace(spec, method=method)))
     results = execute_trials(runs)
     for run, result in zip(runs, results, strict=True):
-        alone = execute(run, ENGINES["vmap"](run.setting))
+        alone = execute(run, ENGINES["vmap"](run.spec))
         assert [line["loss"] for line in result.history] == pytest.approx([line["loss"] for line in alone.history], abs=1e-5)
         for model, expected in zip(result.clients, alone.clients, strict=True):
             x = federation.table.x
@@ -502,7 +502,7 @@ def test_diverging_trial_does_not_stop_the_others(engine: str) -> None:
     assert isinstance(first, DivergenceError)
     assert isinstance(third, DivergenceError)
     assert "lower train.lr (--lr or --set train.lr=…, now 1e+30)" in str(first)
-    alone = execute(runs[1], ENGINES[engine](runs[1].setting))
+    alone = execute(runs[1], ENGINES[engine](runs[1].spec))
     assert isinstance(second, gpfl.Result)
     assert [line["loss"] for line in second.history] == pytest.approx([line["loss"] for line in alone.history], abs=1e-5)
 
