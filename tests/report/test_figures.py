@@ -125,6 +125,16 @@ def test_long_curves_are_smoothed_and_their_rounds_faint(tmp_path: Path, drawn: 
     assert strong.get_ydata()[:3] == pytest.approx([30, 130 / 3, 170 / 3])
 
 
+def test_axis_begins_where_long_curves_differ(tmp_path: Path, drawn: list[Figure]) -> None:
+    rise = [[0.1 + 0.2 * k] for k in range(4)]
+    rows = [trials_of(tmp_path, name, {0: [*rise, *[[last]] * 20]}) for name, last in (("gpfl", 0.9), ("fedavg", 0.88))]
+    figures.draw_learning_curves(rows, [tmp_path / "curves.png"], "title")
+    bottom, top = drawn[0].axes[0].get_ylim()
+    assert 70 < bottom < 88
+    assert 90 < top < 92
+    assert "may lie below the axis" in drawn[0]._supxlabel.get_text().replace("\n", " ")
+
+
 def test_twelve_methods_fit(tmp_path: Path, drawn: list[Figure]) -> None:
     rows = [trials_of(tmp_path, name, {0: [[0.1], [0.9]]}, terms=[{"ce": 1.0}]) for name in METHODS]
     figures.draw_learning_curves(rows, [tmp_path / "curves.png"], "title", losses=True)

@@ -60,6 +60,7 @@ def write(jobs: Sequence[Job], plan: GridPlan, asked: Selection, problems: Probl
         print_line(paper_tables.describe_setting(results))
         for table in paper_tables.terminal_tables(results):
             table_console().print(table)
+            print_line("")
         folder = plan.out / results.name
         if figures and one.measure == "features":
             measure_features(results)

@@ -79,16 +79,19 @@ def draw_learning_curves(methods: Sequence[Trials], paths: Sequence[Path], title
     metrics = list(METRICS.items())[: 3 if losses else 1]
     curves = {display_name(trials.method): [learning_curve(trials, value) for _, value in metrics] for trials in methods}
     window = smoothing_window(max(len(rounds) for (rounds, _), *_ in curves.values()))
-    final = {label: running_mean(accuracies, window)[:, -1].mean() for label, ((_, accuracies), *_) in curves.items()}
+    means = {label: running_mean(accuracies, window).mean(0) for label, ((_, accuracies), *_) in curves.items()}
     styles = method_styles(list(curves))
     figure = new_figure(8, 2.6 * len(metrics) + 1.2)
     panels = figure.subplots(len(metrics), squeeze=False, sharex=True)[:, 0]
     for k, (axes, (name, _)) in enumerate(zip(panels, metrics, strict=True)):
-        for label in sorted(curves, key=lambda label: -final[label]):
-            _draw_curve(axes, *curves[label][k], window, styles[label], f"{label} ({final[label]:.1f} %)")
+        for label in sorted(curves, key=lambda label: -means[label][-1]):
+            _draw_curve(axes, *curves[label][k], window, styles[label], f"{label} ({means[label][-1]:.1f} %)")
         if k > 0 and all((curve[k][1] > 0).all() for curve in curves.values()):
             use_log_scale(axes.yaxis)
         axes.set_ylabel(name)
+    if window > 1:  # the first rounds would flatten all others
+        late = np.concatenate([mean[len(mean) // 5 :] for mean in means.values()])
+        panels[0].set_ylim(late.min() - 0.2 * np.ptp(late) - 0.5, late.max() + 0.1 * np.ptp(late) + 0.5)
     panels[-1].set_xlabel("round")
     panels[-1].margins(x=0.01)
     use_integer_ticks(panels[-1].xaxis)
@@ -97,6 +100,7 @@ def draw_learning_curves(methods: Sequence[Trials], paths: Sequence[Path], title
     seeds = sorted({len(trials.runs) for trials in methods})
     notes = {
         f"Lines: running means over {window} evaluated rounds; faint: single rounds.": window > 1,
+        "The first rounds may lie below the axis.": window > 1,
         f"Mean over {' or '.join(map(str, seeds))} seeds, up to the last round of all; bands: ±\u00a0std.": seeds[-1] > 1,
         "In parentheses: accuracy at the end.": True,
         "The objective is the sum of a method's loss terms: its level does not compare between methods.": losses,
@@ -230,6 +234,7 @@ def draw_fairness(settings: Mapping[str, Sequence[ClientAccuracies]], stem: Path
 
 
 def _draw_clients(axes: Axes, methods: Sequence[ClientAccuracies]) -> None:
+    axes.use_sticky_edges = False  # else bars up to 100 % end the axis
     rows = np.arange(len(methods))
     styles = method_styles([method.label for method in methods])
     low, median, high = np.array([np.percentile(method.clients, [25, 50, 75]) for method in methods]).T
