@@ -1,3 +1,5 @@
+"""The option groups that commands share."""
+
 from __future__ import annotations
 
 import re
@@ -7,16 +9,15 @@ import pytest
 
 from gpfl.cli import options
 from gpfl.cli.command import name_flags
-from gpfl.cli.overrides import merge, parse_set
 from gpfl.core.options import options_of
 from gpfl.errors import GpflError
 from gpfl.methods import METHODS
 from gpfl.models import NETS
-from gpfl.training.config import ConfigDict, TrainOptions, resolve_config
+from gpfl.training.config import TrainOptions, resolve_config
 
 
 def config_params(**settings: tuple[str, ...]) -> list[click.Parameter]:
-    """The flags of every option of a config."""
+    """Return the flags of every option of a config."""
     return click.command(options.config_options(*options.RECORDS, **settings)(lambda **values: None)).params
 
 
@@ -43,23 +44,24 @@ def test_help_of_an_option_has_its_description_symbol_range_and_default() -> Non
     assert described.endswith("[default: on]")
 
 
-def test_an_option_of_two_sections_is_named_after_its_own_except_in_run() -> None:
+def test_of_two_options_with_one_name_the_later_section_has_a_prefix() -> None:
     assert (options.flag_name("run", "seed"), options.flag_name("partition", "seed")) == ("--seed", "--partition-seed")
     assert options.flag_name("train", "batch_size") == "--batch-size"
+    assert options.flag_name("partition", "rng") == "--partition-rng"
 
 
-def test_flags_of_lists_may_be_given_several_times() -> None:
-    several = {param.name for param in config_params() if isinstance(param, click.Option) and param.multiple}
-    assert {"data__ignore", "method__without", "net__hidden"} <= several
-    assert "train__lr" not in several
-    given = options.parse_options(
+def test_flags_of_lists_can_be_repeated() -> None:
+    repeatable = {param.name for param in config_params() if isinstance(param, click.Option) and param.multiple}
+    assert {"data__ignore", "method__without", "net__hidden"} <= repeatable
+    assert "train__lr" not in repeatable
+    config = options.parse_options(
         {"data__ignore": ("a,b", '"c, d"', "2024"), "net__hidden": ("64", "32,16"), "method__without": ()}
     )
-    assert given == {"data": {"ignore": ["a", "b", "c, d", "2024"]}, "net": {"hidden": [64, 32, 16]}}
-    assert options.parse_options({"net__hidden": ("64",)}) == {"net": {"hidden": 64}}, "one number may be one width"
+    assert config == {"data": {"ignore": ["a", "b", "c, d", "2024"]}, "net": {"hidden": [64, 32, 16]}}
+    assert options.parse_options({"net__hidden": ("64",)}) == {"net": {"hidden": 64}}
 
 
-def test_flags_of_the_run_can_be_left_out() -> None:
+def test_options_can_be_omitted() -> None:
     names = {param.name for param in config_params(omit=("run.seed",))}
     assert "run__seed" not in names
     assert "partition__seed" in names
@@ -82,49 +84,23 @@ def test_flags_of_the_run_can_be_left_out() -> None:
         ("train__shuffle", False, False),
     ],
 )
-def test_a_flags_text_becomes_a_value_of_its_options_kind(name: str, text: object, value: object) -> None:
+def test_the_text_of_a_flag_becomes_a_value_of_the_type_of_its_option(name: str, text: object, value: object) -> None:
     section, key = name.split("__")
-    read = options.parse_options({name: text})[section][key]
-    assert (read, type(read)) == (value, type(value))
+    parsed = options.parse_options({name: text})[section][key]
+    assert (parsed, type(parsed)) == (value, type(value))
 
 
-def test_flags_that_were_not_set_give_nothing() -> None:
+def test_unset_flags_are_not_in_the_config() -> None:
     assert options.parse_options({"train__lr": None, "train__rounds": "3", "out": "folder"}) == {"train": {"rounds": 3}}
 
 
-def test_a_flag_with_a_wrong_value_is_refused_by_its_option() -> None:
+def test_a_wrong_value_is_an_error_of_its_option() -> None:
     with pytest.raises(GpflError, match=r"train\.rounds is 'many'; it must be an integer"):
         resolve_config(options.parse_options({"train__rounds": "many"}))
 
 
-def test_set_gives_any_option_of_any_section() -> None:
-    given = parse_set(("method.lam=0.1", "train.join = [0.5, 1]", "run.protocol=paper", "data.name=a=b"))
-    assert given == {"method": {"lam": 0.1}, "train": {"join": [0.5, 1]}, "run": {"protocol": "paper"}, "data": {"name": "a=b"}}
-
-
-@pytest.mark.parametrize("text", ["method.lam", "lam=1", "method.=1"])
-def test_set_without_section_key_or_value_is_refused(text: str) -> None:
-    with pytest.raises(GpflError, match=r"is not of the form section\.key=value"):
-        parse_set((text,))
-
-
-def test_later_layers_lie_on_top_and_leave_the_lower_ones_alone() -> None:
-    file: ConfigDict = {"train": {"rounds": 3, "lr": 0.1}, "method": {"name": "gpfl", "lam": 1.0}}
-    assert merge(file, {"train": {"lr": 0.2}}, {"method": {"mu": 0.0}}) == {
-        "train": {"rounds": 3, "lr": 0.2},
-        "method": {"name": "gpfl", "lam": 1.0, "mu": 0.0},
-    }
-    assert file["train"] == {"rounds": 3, "lr": 0.1}
-
-
-def test_a_new_name_drops_the_options_of_the_old_one() -> None:
-    file: ConfigDict = {"method": {"name": "gpfl", "lam": 1.0}}
-    assert merge(file, {"method": {"name": "fedavg"}}) == {"method": {"name": "fedavg"}}
-    assert merge(file, {"method": {"name": "gpfl"}}) == file
-
-
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("message", "expected"),
     [
         ("train.lr is -1; it must be above 0", "train.lr (--lr) is -1; it must be above 0"),
         ("partition.seed is -1", "partition.seed (--partition-seed) is -1"),
@@ -136,6 +112,33 @@ def test_a_new_name_drops_the_options_of_the_old_one() -> None:
         ("method.lam is -1", "method.lam is -1"),
     ],
 )
-def test_a_message_about_an_option_names_its_flag(text: str, wanted: str) -> None:
+def test_an_error_about_an_option_names_its_flag(message: str, expected: str) -> None:
     flags = {"train.lr": "--lr", "partition.seed": "--partition-seed", "partition.beta": "--beta"}
-    assert name_flags(text, flags) == wanted
+    assert name_flags(message, flags) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "values"),
+    [
+        (options.CommaList(int), "1, 4,1", [1, 4]),
+        (options.CommaList(float), "0.5,1", [0.5, 1.0]),
+        (options.CommaList(str, ("a", "b")), "b,a", ["b", "a"]),
+    ],
+)
+def test_a_list_has_each_entry_once(kind: options.CommaList, text: str, values: list[object]) -> None:
+    assert kind.convert(text, None, None) == values
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "message"),
+    [
+        (options.CommaList(int), "1,x", "must be integers separated by commas"),
+        (options.CommaList(float), "nan", "each number must be at least 0"),
+        (options.CommaList(int, min=1, max=8), "9", "each number must be at least 1 and at most 8"),
+        (options.CommaList(int, unique=True), "1,1", "give each only once"),
+        (options.CommaList(str, ("gpfl", "ditto")), "dito", "did you mean 'ditto'"),
+    ],
+)
+def test_a_wrong_list_is_an_error(kind: options.CommaList, text: str, message: str) -> None:
+    with pytest.raises(GpflError, match=f"'{text}'.*{message}"):
+        kind.convert(text, None, None)

@@ -258,7 +258,7 @@ def test_reproduce_runs_the_attacks_on_its_first_seed(blobs: Command, monkeypatc
         "dry_run": False,
     }
     assert [{name: value for name, value in each.items() if name not in defaults} for each in calls] == [
-        {**expected, "assignments": SETTINGS}
+        {**expected, "out": Path("out"), "assignments": SETTINGS}
     ]
 
 

@@ -162,7 +162,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("--personal-epochs 2", ("method.personal_epochs (--personal-epochs) belongs to method ditto, not to gpfl",)),
     ("--net mlp --channels 4,4", ("net.channels (--channels) belongs to net cnn4, not to mlp",)),
     ("--classes-per-client 4", ("partition.classes_per_client (--classes-per-client) is 4; the data has 3 classes",)),
-    ("--clients 1 --classes-per-client 2", ("1 clients × 2 classes = 2 places for 3 classes", "raise --clients")),
+    ("--clients 1 --classes-per-client 2", ("1 clients × 2 classes = 2, but the data has 3 classes", "raise --clients")),
     ("--clients 4000", ("lower --clients",)),
     ("--partition dirichlet --beta -1", ("partition.beta (--beta) is -1; it must be above 0",)),
     ("--partition dirichlet --beta 0.001 --min-samples 29", ("raise --beta, or lower --clients or --min-samples",)),

@@ -41,21 +41,21 @@ def compare(
     **values: object,
 ) -> None:
     """Train several methods on one federation and print one table."""
-    settings, method_overrides = parse_method_set(assignments)
+    overrides, method_overrides = parse_method_set(assignments)
     variants = comparisons.parse_methods(methods)
-    check_method_set(settings, method_overrides, [variant.method["name"] for variant in variants])
-    given = load_config(config, merge(parse_options(values), settings), federation, "compare")
-    if "method" in given:
+    check_method_set(overrides, method_overrides, [variant.method["name"] for variant in variants])
+    settings = load_config(config, merge(parse_options(values), overrides), federation, "compare")
+    if "method" in settings:
         print_line(f"Section [method] of {config} is ignored: use --methods and --set.")
-    comparisons.check_methods(given, variants, method_overrides)
-    resolved = configs.resolve_config({**given, "method": dict(variants[0].method)})
-    folder = new_folder(out, Path("runs") / f"{Path(resolved.data).stem}-comparison")
-    print_data_warnings(resolved)
+    comparisons.check_methods(settings, variants, method_overrides)
+    common = configs.resolve_config({**settings, "method": dict(variants[0].method)})
+    folder = new_folder(out, Path("runs") / f"{Path(common.data).stem}-comparison")
+    print_data_warnings(common)
     with interruptible(lambda: same_command(*() if out else ("--out", str(folder)))):
         with ProgressReporter(console) as reporter:
-            compared = comparisons.compare(given, variants, method_overrides, seeds, folder, reporter.callback)
+            compared = comparisons.compare(settings, variants, method_overrides, seeds, folder, reporter.callback)
         if compared.rows:
-            _save_comparison(compared, resolved, folder)
+            _save_comparison(compared, common, folder)
     for label, error in compared.diverged.items():
         print_error(f"{label}: {error}; other settings need another --out")
     if compared.diverged:

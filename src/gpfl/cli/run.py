@@ -40,14 +40,14 @@ def run(
     overrides = merge(parse_options(values), parse_set(assignments))
     if seeds is not None and "seed" in overrides.get("run", {}):
         raise GpflError("--seed and --seeds exclude each other: leave one out")
-    given = load_config(config, overrides, federation, "run")
-    resolved = configs.resolve_config(given)
+    settings = load_config(config, overrides, federation, "run")
+    resolved = configs.resolve_config(settings)
     name = f"{Path(resolved.data).stem}-{resolved.method.name}{'-trials' if seeds else ''}"
     folder = new_folder(out, Path("runs") / name)
     print_data_warnings(resolved)
     if seeds:
         with interruptible(lambda: resume_command(folder)), ProgressReporter(console) as reporter:
-            trials = run_trials(given, seeds, folder, reporter.callback)
+            trials = run_trials(settings, seeds, folder, reporter.callback)
         print_trials_summary(trials, folder)
     else:
         with interruptible(lambda: resume_command(folder)), ProgressReporter(console) as reporter:
