@@ -36,7 +36,8 @@ from gpfl.engine import ENGINES, Engine, RunSpec, limit_threads, make_engine, ma
 from gpfl.engine.base import EvalRequest, TrainRequest
 from gpfl.io.provenance import current_commit
 from gpfl.methods import METHODS
-from gpfl.training import config as configs
+from gpfl.training.config import ConfigDict, resolve_config
+from gpfl.training.prepare import prepare
 
 PAPER_METHODS = [name for name in METHODS if name != "local"]
 NETS = ("digits", "amazon", "har", "agnews", "fmnist", "cifar100", "tiny", "tiny-resnet18")
@@ -123,7 +124,7 @@ def time_cases(cases: list[str], args: argparse.Namespace, file: Path) -> list[s
 def time_case(case: str, args: argparse.Namespace, file: Path, turn: Turn) -> None:
     """Time a case and add it to the file."""
     machine = json.loads(file.read_text())["machine"]
-    measure = prepare(Case.parse(case, args.engine, args.compile))
+    measure = compile_case(Case.parse(case, args.engine, args.compile))
     turn.compiled.set()
     turn.start.wait()
     result = measure(machine)
@@ -176,13 +177,13 @@ class Case:
 
     def run_spec(self) -> RunSpec:
         federation = TASKS[self.task].federation(self.clients)
-        sections: configs.ConfigDict = {
+        sections: ConfigDict = {
             "run": {"compile": self.compile, "precision": self.precision},
             "net": dict(TASKS[self.task].net),
             "method": {"name": self.method},
             "train": {"rounds": 2000, "batch_size": self.batch_size},
         }
-        return prepare(configs.resolve_config(sections, federation=federation), federation, None, None)[1]
+        return prepare(resolve_config(sections, federation=federation), federation)[1]
 
 
 def initial_state(spec: RunSpec, seed: int = 0) -> tuple[tree.Tree, tree.Tree]:
@@ -212,7 +213,7 @@ def round_function(engine: Engine, spec: RunSpec, trials: int) -> Callable[[int]
     return run
 
 
-def prepare(case: Case) -> Callable[[dict[str, Any]], dict[str, object]]:
+def compile_case(case: Case) -> Callable[[dict[str, Any]], dict[str, object]]:
     """Compile what a case needs, and return the function that times it."""
     spec = case.run_spec()
     gc.collect()

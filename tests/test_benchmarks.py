@@ -26,6 +26,15 @@ def test_speed_page_matches_the_recorded_results() -> None:
     assert page.text() == (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
 
 
+def test_cases_of_the_speed_benchmark_can_be_run() -> None:
+    import speed
+
+    spec = speed.Case.parse("digits/fedavg/4:b5,x2", "auto", "off").run_spec()
+    assert (len(spec.federation), spec.schedule.batch_size, spec.method.name) == (4, 5, "fedavg")
+    engine = speed.make_engine("loop", spec)
+    assert len(speed.round_function(engine, spec, 2)(0)) == 2
+
+
 def test_numbers_of_a_revision_are_equal_to_themselves_and_differences_are_named() -> None:
     import compare_commits
 
