@@ -22,8 +22,7 @@ class FedProto(Method):
     """Local models whose features are pulled towards shared prototypes of the classes.
 
     Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022. Clients share the mean
-    feature of each class; c_y is the server's mean for class y, and the
-    second term applies to classes that have one:
+    feature of each class; c_y is the server's mean for class y, and the second term applies to classes that have one:
 
         L = CE + λ·MSE(f, c_y)
 
