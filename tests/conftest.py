@@ -117,12 +117,12 @@ def assert_error(result: CommandResult, *phrases: str) -> None:
 @pytest.fixture
 def toy_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two tables of toy datasets instead of the paper's; HAR is missing on this machine."""
-    from toy_tables import FAIR, TOYS, in_place_of_the_papers
+    from toy_tables import FAIR, TOYS, replace_experiments
 
     folder = tmp_path_factory.mktemp("configs")
     monkeypatch.setenv("GPFL_CACHE", str(folder / "cache"))
     monkeypatch.delenv("GPFL_DATA", raising=False)
-    with in_place_of_the_papers(folder, toys=TOYS, fair=FAIR):
+    with replace_experiments(folder, toys=TOYS, fair=FAIR):
         yield
 
 

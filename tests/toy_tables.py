@@ -1,4 +1,4 @@
-"""Two tables of toys in place of the paper's, and what their tests share."""
+"""Two experiments on toy data, and helpers of their tests."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ gpfl = [2.0, 10.0]
 
 
 @contextmanager
-def in_place_of_the_papers(folder: Path, **tables: str) -> Iterator[None]:
-    """Lets these tables be the only ones, written into a folder."""
+def replace_experiments(folder: Path, **tables: str) -> Iterator[None]:
+    """Replace the paper's experiments by these, written into a folder."""
     for name, text in tables.items():
         (folder / f"{name}.toml").write_text(text)
     with pytest.MonkeyPatch.context() as patch:
@@ -84,18 +84,19 @@ def in_place_of_the_papers(folder: Path, **tables: str) -> Iterator[None]:
 
 
 SHORT = ("--rounds", 2, "--seeds", "0,1")
+"""Options of a short run."""
 
 
-def records(name: str = "toys", out: str = "results") -> dict[tuple[str, str], dict[str, str]]:
+def read_table(name: str = "toys", out: str = "results") -> dict[tuple[str, str], dict[str, str]]:
     with Path(out, name, "table.csv").open(newline="") as file:
         return {(row["column"], row["method"]): row for row in csv.DictReader(file)}
 
 
-def runs(out: str = "results") -> list[str]:
+def finished_runs(out: str = "results") -> list[str]:
     return sorted(str(path.parent.relative_to(out)) for path in Path(out).glob("runs/*/*/summary.json"))
 
 
-def refused(said: CommandResult, *words: str) -> None:
+def assert_rejected(said: CommandResult, *words: str) -> None:
     assert said.code == 2, said.out
     assert said.err.count("\n") == 1
     for word in words:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Command, ToyDataset, make_fedper_diverge, read_files
-from toy_tables import SHORT, records, refused, runs
+from toy_tables import SHORT, assert_rejected, finished_runs, read_table
 
 import gpfl
 from gpfl.data import DATASETS, PUBLISHED
@@ -38,10 +38,10 @@ def test_table_of_other_settings_stands_beside_the_first(command: Command) -> No
     assert "protocol reference" in Path("results/toys-reference/table.md").read_text()
     assert "--table toys-reference" in Path("results/toys-reference/table.md").read_text()
     assert r"\label{tab:gpfl-toys-reference}" in Path("results/toys-reference/table.tex").read_text()
-    assert {row["experiment"] for row in records("toys-reference").values()} == {"toys"}
+    assert {row["experiment"] for row in read_table("toys-reference").values()} == {"toys"}
     other = read_files(Path("results/toys-reference"))
     assert command(*given, "--only-tables", "--table", "toys").code == 0
-    assert records() == {key: row for key, row in records().items() if row["protocol"] == "corrected"}
+    assert read_table() == {key: row for key, row in read_table().items() if row["protocol"] == "corrected"}
     assert read_files(Path("results/toys-reference")) == other
 
 
@@ -50,9 +50,9 @@ def test_columns_that_a_setting_makes_the_same_stand_there_once(command: Command
     given = ("reproduce", "toys", "--set", "train.lr=0.2", *SHORT, "--no-figures")
     for cells, shown in {"toy/some": {"toy/some"}, "toy/whole": {"toy/whole", "toy/some"}}.items():
         assert command(*given, "--cells", cells).code == 0
-        assert {column for column, _ in records()} == shown
+        assert {column for column, _ in read_table()} == shown
     assert command(*given, "--cells", "toy/some").code == 0
-    assert {column for column, _ in records()} == {"toy/extra", "toy/some"}
+    assert {column for column, _ in read_table()} == {"toy/extra", "toy/some"}
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_columns_that_a_setting_makes_the_same_stand_there_once(command: Command
 def test_name_that_is_no_folder_of_one_table_is_refused(
     command: Command, asked: tuple[str, ...], name: str, words: str
 ) -> None:
-    refused(command("reproduce", *asked, "--cells", "toy/*", *SHORT, "--table", name), words)
+    assert_rejected(command("reproduce", *asked, "--cells", "toy/*", *SHORT, "--table", name), words)
     assert not Path("results").exists()
 
 
@@ -81,9 +81,9 @@ def test_folder_that_holds_something_else_is_not_written_over(command: Command) 
     Path("results/other/table.csv").write_text("experiment,column\nfair,toy/again\n")
     Path("results/file").write_text("mine")
     Path("results/empty").mkdir()
-    refused(command(*given, "notes"), "but results/notes holds something other than a table of toys: give another name")
-    refused(command(*given, "other"), "but results/other holds something other than a table of toys")
-    refused(command(*given, "file"), "but results/file is a file")
+    assert_rejected(command(*given, "notes"), "but results/notes holds something other than a table of toys: give another name")
+    assert_rejected(command(*given, "other"), "but results/other holds something other than a table of toys")
+    assert_rejected(command(*given, "file"), "but results/file is a file")
     assert Path("results/notes/table.md").read_text() == "mine"
     assert not Path("results/runs").exists()
     assert command(*given, "empty").code == 0
@@ -91,7 +91,7 @@ def test_folder_that_holds_something_else_is_not_written_over(command: Command) 
 
 
 def test_other_data_are_refused_under_the_names_of_the_papers(command: Command) -> None:
-    refused(
+    assert_rejected(
         command("reproduce", "toys", *SHORT, "--set", "data.name=digits"),
         "--set data.name would put other data under the names of the paper's: gpfl compare --data is for them",
     )
@@ -108,7 +108,7 @@ def test_cause_that_many_cells_share_is_told_once(command: Command, monkeypatch:
         assert said.err.count("the file is not what it was") == 1
         assert "toy/whole, toy/some, toy/extra fedavg, fedper, gpfl: the file is not what it was\n" in said.err
         assert Path("results/toys").exists() == (not words)
-    assert {row["state"] for row in records().values()} == {"failed"}
+    assert {row["state"] for row in read_table().values()} == {"failed"}
     assert Path("results/toys/table.md").read_text().count("the file is not what it was") == 1
 
 
@@ -155,9 +155,9 @@ def test_a_cell_is_run_and_its_table_shows_ours_beside_the_papers(command: Comma
     said = command("reproduce", "table9", "--methods", "gpfl,fedavg", "--cells", "toy/whole", *SHORT)
     assert said.code == 0, said.err
     assert "validation, %" not in said.out
-    assert len(runs()) == 4
+    assert len(finished_runs()) == 4
     assert all(word in said.out for word in ("toy/whole gpfl:", "2/2 cells", "Toys: results/toys/table.md"))
-    found = records()
+    found = read_table()
     assert {column for column, _ in found} == {"toy/whole"}
     one = found["toy/whole", "gpfl"]
     summaries = [json.loads(path.read_text()) for path in Path("results").glob("runs/*-gpfl-*/seed-*/summary.json")]
@@ -175,16 +175,16 @@ def test_a_cell_is_run_and_its_table_shows_ours_beside_the_papers(command: Comma
 def test_tables_grow_by_what_is_run_and_share_runs_of_one_content(command: Command) -> None:
     assert command("reproduce", "toys", "--methods", "gpfl", "--cells", "whole", *SHORT, "--no-figures").code == 0
     assert command("reproduce", "toys", "--methods", "fedavg", "--cells", "some", *SHORT, "--no-figures").code == 0
-    found = records()
+    found = read_table()
     assert {place for place, row in found.items() if row["state"] == "run"} == {("toy/whole", "gpfl"), ("toy/some", "fedavg")}
-    before = runs()
+    before = finished_runs()
     said = command("reproduce", "fair", "--methods", "gpfl", *SHORT)
     assert said.code == 0, said.err
-    assert runs() == before
+    assert finished_runs() == before
     assert "Run before: 1 of 1 cell." in said.out
     assert Path("results/fair/fair.png").stat().st_size > 0
     assert Path("results/fair/table.md").read_text().endswith("\n\n![fair](fair.png)\n")
-    one = records("fair")["toy/again", "gpfl"]
+    one = read_table("fair")["toy/again", "gpfl"]
     assert float(one["client_std"]) - 2.0 == pytest.approx(float(one["difference"]))
     assert float(one["client_cov"]) - 10.0 == pytest.approx(float(one["difference_cov"]))
 
@@ -206,13 +206,13 @@ def test_extra_columns_are_meant_by_half_of_a_key_that_means_no_other(cells: str
 def test_extra_columns_and_rows_are_run_where_they_are_named(command: Command) -> None:
     given = ("reproduce", "toys", "--methods", "local,local", "--cells", "toy/extra", *SHORT, "--no-figures")
     assert command(*given).code == 0
-    found = records()
+    found = read_table()
     assert Path("results/toys/table.md").read_text().count("| Local |") == 1, "a row that is named twice is one row"
     assert found["toy/extra", "local"]["state"] == "run"
     assert found["toy/extra", "local"]["paper"] == ""
-    assert len(runs()) == 2
+    assert len(finished_runs()) == 2
     assert command("reproduce", "toys", "--methods", "gpfl", "--cells", "toy/whole", *SHORT, "--no-figures").code == 0
-    found = records()
+    found = read_table()
     assert found["toy/extra", "local"]["state"] == "run", "a row that was run before is shown where it was not asked for"
     assert {method for _, method in found} == {"fedavg", "fedper", "gpfl", "local"}
 
@@ -221,31 +221,33 @@ def test_validation_rows_give_a_second_accuracy(command: Command) -> None:
     given = ("reproduce", "toys", "--methods", "gpfl", "--cells", "toy/whole", *SHORT, "--no-figures")
     said = command(*given, "--validation-fraction", 0.2)
     assert "validation, %" in said.out
-    selected = float(records()["toy/whole", "gpfl"]["validation_selected"])
+    selected = float(read_table()["toy/whole", "gpfl"]["validation_selected"])
     assert f"{selected:.2f} ±" in said.out
     assert rf"\quad by validation & {selected:.2f} $\pm$" in Path("results/toys/table.tex").read_text()
     assert command(*given).code == 0
-    assert records()["toy/whole", "gpfl"]["validation_selected"] == ""
-    assert len(runs()) == 4
+    assert read_table()["toy/whole", "gpfl"]["validation_selected"] == ""
+    assert len(finished_runs()) == 4
 
 
 def test_tables_are_written_of_what_is_there_and_nothing_is_run(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     given = ("reproduce", "toys", "--cells", "toy/*", *SHORT)
     assert command(*given, "--methods", "gpfl,fedavg", "--no-figures").code == 0
-    before, table = runs(), Path("results/toys/table.csv").read_text()
+    before, table = finished_runs(), Path("results/toys/table.csv").read_text()
     Path("results/toys/table.csv").unlink()
     monkeypatch.setattr(ToyDataset, "load", lambda source: pytest.fail("the data are not asked for"))
     said = command(*given, "--only-tables")
     assert said.code == 0, said.err
     assert Path("results/toys/table.csv").read_text() == table
-    assert runs() == before
+    assert finished_runs() == before
 
 
 def test_folder_that_cannot_be_written_to_is_one_complaint(command: Command) -> None:
     Path("file").write_text("")
     for more in ((), ("--dry-run",), ("--only-tables",)):
-        refused(command("reproduce", "toys", *SHORT, "--out", "file", *more), "--out file is a file; choose a folder")
-    refused(command("reproduce", "toys", *SHORT, "--out", "file/in"), "cannot make the folder file/in/runs", "another --out")
+        assert_rejected(command("reproduce", "toys", *SHORT, "--out", "file", *more), "--out file is a file; choose a folder")
+    assert_rejected(
+        command("reproduce", "toys", *SHORT, "--out", "file/in"), "cannot make the folder file/in/runs", "another --out"
+    )
 
 
 def test_protocol_and_settings_reach_the_runs(command: Command) -> None:
@@ -257,7 +259,7 @@ def test_protocol_and_settings_reach_the_runs(command: Command) -> None:
     text = config.read_text()
     for line in ('protocol = "paper"', 'p_scale = "mean"', "lam = 0.5", "lr = 0.3", 'engine = "loop"', "patience = 100"):
         assert line in text
-    assert records()["toy/whole", "gpfl"]["protocol"] == "paper"
+    assert read_table()["toy/whole", "gpfl"]["protocol"] == "paper"
     assert "protocol paper" in Path("results/toys/table.md").read_text()
 
 
@@ -297,7 +299,7 @@ def test_tuned_values_reach_the_runs_and_are_named_and_kept(command: Command) ->
     assert again.code == 0, again.err
     assert sorted(path.name for path in Path("results/tuned").iterdir()) == ["search"]
     assert command(*given[:-2], "--methods", "gpfl").code == 0
-    assert records()["toy/whole", "gpfl"]["tuned"] == ""
+    assert read_table()["toy/whole", "gpfl"]["tuned"] == ""
     assert len(list(Path("results").glob("runs/*-gpfl-*"))) == 2, "defaults are another content"
 
 
@@ -320,7 +322,7 @@ def test_tuned_values_reach_the_runs_and_are_named_and_kept(command: Command) ->
 def test_tuned_values_of_something_else_are_refused(command: Command, more: str, words: str) -> None:
     pytest.importorskip("optuna")
     assert command("tune", "fedavg", "--data", "toy", "--rounds", 1, "--out", "search").code == 0
-    refused(command("reproduce", "toys", *SHORT, "--tuned", "search", *more.split()), words)
+    assert_rejected(command("reproduce", "toys", *SHORT, "--tuned", "search", *more.split()), words)
     assert not Path("results").exists()
 
 
@@ -329,15 +331,15 @@ def test_damaged_search_and_values_that_are_given_twice_are_refused(command: Com
     assert command("tune", "fedprox", "--data", "toy", "--rounds", 1, "--budget", 1, "--with-lr", "--out", "search").code == 0
     given = ("reproduce", "toys", *SHORT, "--methods", "fedprox", "--cells", "toy/whole", "--tuned", "search")
     for key in ("fedprox.mu", "train.lr"):
-        refused(command(*given, "--set", f"{key}=0.5"), f"{key} is given by --set and by --tuned search: leave one")
-    refused(command(*given[:-1], ""), "--tuned is empty; name a folder")
+        assert_rejected(command(*given, "--set", f"{key}=0.5"), f"{key} is given by --set and by --tuned search: leave one")
+    assert_rejected(command(*given[:-1], ""), "--tuned is empty; name a folder")
     for name, text in (("best.toml", "[data]\n"), ("study.toml", "[train]\nrounds = 1\n"), ("candidates.jsonl", None)):
         path = Path("search/fedprox", name)
         before = path.read_text()
         path.unlink()
         if text is not None:
             path.write_text(text)
-        refused(command(*given), "the search in search/fedprox is damaged", "search it again")
+        assert_rejected(command(*given), "the search in search/fedprox is damaged", "search it again")
         path.write_text(before)
     assert command(*given, "--dry-run").code == 0
     assert not Path("results").exists()
@@ -357,7 +359,7 @@ def test_data_that_are_not_here_are_named_and_got_only_where_nothing_else_is_ask
     assert said.code == 0, said.err
     assert "har/real: data not here: gpfl data get har" in said.out
     assert got == []
-    refused(command("reproduce", "toys", "--cells", "har/real", *SHORT), "the publisher cannot be reached")
+    assert_rejected(command("reproduce", "toys", "--cells", "har/real", *SHORT), "the publisher cannot be reached")
     assert got == ["har"]
     said = command("reproduce", "toys", "--cells", "har/real", "--dry-run")
     assert said.code == 0
@@ -386,13 +388,13 @@ def test_stopped_grid_keeps_what_is_done_and_the_same_command_goes_on(
     said = command(*given)
     assert said.code == 130
     assert "stopped; resume with: gpfl reproduce toys --cells 'toy/*' --rounds 2 --seeds 0,1" in said.err
-    kept = len(runs())
+    kept = len(finished_runs())
     assert 0 < kept < 18
-    assert any(row["state"] == "run" for row in records().values()), "the table has what is done"
+    assert any(row["state"] == "run" for row in read_table().values()), "the table has what is done"
     again = command(*given)
     assert again.code == 0, again.err
-    assert len(runs()) == 18
-    assert all(row["state"] == "run" for row in records().values())
+    assert len(finished_runs()) == 18
+    assert all(row["state"] == "run" for row in read_table().values())
 
 
 def test_failed_cell_is_named_at_the_end_and_the_code_is_not_0(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,7 +410,7 @@ def test_failed_cell_is_named_at_the_end_and_the_code_is_not_0(command: Command,
     assert said.code == 1
     assert "1 cell of 3 failed; once that is mended, the same command goes on" in said.err
     assert "toy/whole fedper: round 3: the loss of client 2 is nan" in said.err
-    assert {method: row["state"] for (_, method), row in records().items()} == {
+    assert {method: row["state"] for (_, method), row in read_table().items()} == {
         "fedavg": "run",
         "fedper": "failed",
         "gpfl": "run",
@@ -434,14 +436,14 @@ def test_seed_that_diverges_is_named_and_the_others_stand_in_the_table(
     said = command("reproduce", "toys", "--cells", "toy/whole", "--rounds", 2, "--seeds", "0,1,2", "--no-figures")
     assert said.code == 1
     assert "toy/whole fedper: seed 1: round 1: the loss of client 0 is nan (term 'ce'): lower train.lr" in said.err
-    assert {method: row["trials"] for (_, method), row in records().items()} == {"fedavg": "3", "fedper": "2", "gpfl": "3"}
+    assert {method: row["trials"] for (_, method), row in read_table().items()} == {"fedavg": "3", "fedper": "2", "gpfl": "3"}
     assert "FedPer: seed 1: round 1" in Path("results/toys/table.md").read_text()
     ended = [path.parent for path in Path("results").glob("runs/*/seed-*/summary.json")]
     assert len(ended) == 8
     again = command("reproduce", "toys", "--cells", "toy/whole", "--rounds", 2, "--seeds", "0,1,2", "--only-tables")
     assert (again.code, again.err) == (0, "")
     assert "FedPer: seed 1 diverged in round 1" in Path("results/toys/table.md").read_text()
-    assert records()["toy/whole", "fedper"]["problem"] == "seed 1 diverged in round 1"
+    assert read_table()["toy/whole", "fedper"]["problem"] == "seed 1 diverged in round 1"
     assert not any((path / "models").exists() for path in ended), "their weights are dropped as others' are"
 
 
@@ -450,7 +452,7 @@ def test_cell_that_cannot_be_divided_fails_alone(command: Command, monkeypatch: 
     said = command("reproduce", "toys", "--methods", "fedavg", "--cells", "toy/whole,har/real", *SHORT, "--no-figures")
     assert said.code == 1
     assert "har/real fedavg:" in said.err
-    assert records()["toy/whole", "fedavg"]["state"] == "run"
+    assert read_table()["toy/whole", "fedavg"]["state"] == "run"
 
 
 # Mistakes.
@@ -491,5 +493,5 @@ def test_cell_that_cannot_be_divided_fails_alone(command: Command, monkeypatch: 
     ],
 )
 def test_mistake_is_one_line_and_nothing_is_written(command: Command, given: str, words: str) -> None:
-    refused(command("reproduce", *given.split()), words)
+    assert_rejected(command("reproduce", *given.split()), words)
     assert read_files(Path()) == {}

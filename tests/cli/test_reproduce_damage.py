@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Command, metrics_without_time, read_files
-from toy_tables import SHORT, records
+from toy_tables import SHORT, read_table
 
 from gpfl.experiments import grid
 
@@ -20,7 +20,7 @@ ALL = ("reproduce", "toys", "fair", "--cells", "toy/whole,toy/again", *SHORT, "-
 
 
 def states(name: str = "toys") -> dict[str, str]:
-    return {method: f"{row['state']} {row['trials']}" for (_, method), row in records(name).items()}
+    return {method: f"{row['state']} {row['trials']}" for (_, method), row in read_table(name).items()}
 
 
 def without_last_words(table: str) -> list[str]:

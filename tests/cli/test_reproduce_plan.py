@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import Command
-from toy_tables import in_place_of_the_papers, refused
+from toy_tables import assert_rejected, replace_experiments
 
 DOCS = Path(__file__).parents[2] / "docs"
 TOYS = """
@@ -30,7 +30,7 @@ data = { name = "toy" }
 @pytest.fixture
 def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A table of toys in place of the paper's."""
-    with in_place_of_the_papers(tmp_path_factory.mktemp("configs"), toys=TOYS):
+    with replace_experiments(tmp_path_factory.mktemp("configs"), toys=TOYS):
         yield
 
 
@@ -136,7 +136,7 @@ def cifar(split: str) -> list[dict[str, Any]]:
     ],
 )
 def test_names_as_tables_print_them_are_refused_with_ours(command: Command, given: str, words: str) -> None:
-    refused(command("reproduce", "toys", *given.split()), words)
+    assert_rejected(command("reproduce", "toys", *given.split()), words)
 
 
 # Tuned values.
@@ -149,7 +149,7 @@ def test_unequal_budgets_are_refused_until_they_are_equal(command: Command) -> N
     for name, budget in (("gpfl", 3), ("fedprox", 1), ("fedavg", 1)):
         assert command("tune", name, *search, "--budget", budget).code == 0
     given = ("reproduce", "toys", "--rounds", 1, "--seeds", 0, "--methods", "fedavg,fedprox", "--tuned", "search", "--dry-run")
-    refused(
+    assert_rejected(
         command(*given),
         "--tuned search was searched with unequal budgets (fedprox 1 candidate, gpfl 3 candidates): "
         "search fedprox with --budget 3, or gpfl with --budget 1, which trains nothing",
@@ -179,4 +179,4 @@ def test_budget_of_a_search_without_a_record_is_its_number_of_candidates(command
         assert command("tune", name, "--data", "toy", "--rounds", 1, "--out", "search", "--budget", budget).code == 0
         path = Path("search", name, "study.toml")
         path.write_text(path.read_text().partition("[result]")[0])
-    refused(command("reproduce", "toys", "--tuned", "search", "--dry-run"), "(fedprox 1 candidate, gpfl 2 candidates)")
+    assert_rejected(command("reproduce", "toys", "--tuned", "search", "--dry-run"), "(fedprox 1 candidate, gpfl 2 candidates)")
