@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,15 +27,8 @@ from gpfl.cli.overrides import check_method_set, load_config, merge, parse_metho
 from gpfl.cli.progress import LOG_INTERVAL, progress_bars, time_remaining_column
 from gpfl.cli.terminal import console, print_data_warnings, print_line
 from gpfl.errors import GpflError, pluralize
-from gpfl.experiments.tuned_values import (
-    BEST,
-    Candidate,
-    SearchResult,
-    count_candidates,
-    describe_unequal_budgets,
-    read_results,
-)
-from gpfl.experiments.tuning import MethodSearch, SearchOptions, plan_searches, run_search, save_best, save_common_config
+from gpfl.experiments.tuned_values import BEST, COMMON, Candidate, count_candidates, describe_unequal_budgets, read_results
+from gpfl.experiments.tuning import MethodSearch, SearchOptions, plan_searches, run_search, save_result
 from gpfl.io import files, toml
 from gpfl.io.provenance import command_line, current_commit
 from gpfl.methods import METHODS
@@ -140,10 +134,10 @@ def _run(search: MethodSearch) -> None:
     trained = [candidate for candidate in search.read_candidates()[:total] if candidate.finished]
     if trained:
         print_line(f"{search.method}: {len(trained)} of {pluralize(total, 'candidate')} already trained.")
-    runs = len(search.options.seeds)
+    size = rounds * len(search.options.seeds)  # of a candidate
     progress = progress_bars(console, "{task.completed:.0f}/{task.total:.0f} rounds", time_remaining_column())
     progress.disable = not console.is_terminal
-    task = progress.add_task(search.method, total=total * runs * rounds, completed=len(trained) * runs * rounds, status="")
+    task = progress.add_task(search.method, total=total * size, completed=len(trained) * size, status="")
 
     def make_callback(candidate: Candidate) -> Callback:
         return _RunProgress(f"{search.method} {candidate.number}/{total}", rounds, lambda: progress.advance(task))
@@ -154,66 +148,51 @@ def _run(search: MethodSearch) -> None:
             values = describe_values(candidate.values)
             print_line(f"{search.method} {candidate.number}/{total}: {values}: {format_score(candidate)}")
             status = f"best validation {max(each.score for each in trained):.2%}"
-            progress.update(task, completed=len(trained) * runs * rounds, status=status)
+            progress.update(task, completed=len(trained) * size, status=status)
 
 
 def _describe_search(search: MethodSearch) -> str:
-    seeds, rounds = pluralize(len(search.options.seeds), "seed"), pluralize(search.config.train.rounds, "round")
+    size = f"{pluralize(len(search.options.seeds), 'seed')}, {pluralize(search.config.train.rounds, 'round')}"
     if not search.space:
         hint = "" if search.options.with_lr else "; --with-lr searches the learning rate"
-        return f"{search.method}: nothing to search, so it runs once ({seeds}, {rounds}){hint}."
+        return f"{search.method}: nothing to search, so it runs once ({size}){hint}."
     ranges = "; ".join(f"{key} in {values}" for key, values in search.study["space"].items())
-    total, budget, n_concurrent = search.n_candidates, search.options.budget, search.options.n_concurrent
-    number = pluralize(total, "candidate") + (f" (fewer values than the budget of {budget})" if total < budget else "")
-    return f"{search.method}: {ranges}. {number}, {seeds}, {rounds}" + f", {n_concurrent} at once." * (n_concurrent > 1)
+    fewer = f" (fewer values than the budget of {search.options.budget})" * (search.n_candidates < search.options.budget)
+    return f"{search.method}: {ranges}. {pluralize(search.n_candidates, 'candidate')}{fewer}, {size} each."
 
 
 def _save(searches: Sequence[MethodSearch]) -> None:
-    """Write the configs and tables, and print what was chosen and the command that runs it."""
+    """Write the configs and tables, and print what was chosen and the command that trains with it."""
     out, note = searches[0].out, format_origin(searches[0], command_line(), current_commit())
     results = [replace(search.result(), note=note) for search in searches]
-    chosen = [(search, result) for search, result in zip(searches, results, strict=True) if not result.best.failure]
-    for result in results:
+    assignments: dict[str, list[str]] = {}  # of the methods that have a best candidate
+    for search, result in zip(searches, results, strict=True):
         best, default = result.best, result.candidates[0]
         if best.failure:
             print_line(f"{result.method}: training diverged with all candidates.")
             continue
+        text = f"{describe_values(best.values)}: {format_score(best)}"
+        save_result(search, result, f"{text}\n{note}")
         compared = "; these are the defaults" if best is default else f"; with defaults {default.score:.2%}"
-        text = f"{describe_values(best.values)}: {format_score(best)}{compared if result.space else ''}"
-        print_line(f"{result.method}: {text}")
-    for search, result in chosen:
-        save_best(search, result, f"{describe_values(result.best.values)}; {format_score(result.best)}\n{note}")
+        print_line(f"{result.method}: {text}{compared if result.space else ''}")
+        assignments[result.method] = [
+            f"{result.method}.{key}={toml.format_value(value)}"
+            for key, value in search.config_of(best.values)["method"].items()
+            if key != "name"
+        ]
     results += read_results(out, omit=[result.method for result in results])
     files.write_text(out / "table.md", to_markdown(searches[0], results))
     files.write_text(out / "table.csv", to_csv(results))
     print_line(f"Table: {out / 'table.md'}, {out / 'table.csv'}")
-    if not chosen:
+    if not assignments:
         raise GpflError(f"training diverged with all candidates (see {out / 'table.csv'}): lower --lr")
-    print_line(f"Values: {', '.join(str(search.folder / BEST) for search, _ in chosen)}")
-    with_lr = searches[0].options.with_lr
-    if not with_lr:
-        save_common_config(searches[0])
-    if with_lr or len(chosen) == 1:
-        print_line(
-            f"Run: gpfl run {shlex.quote(str(chosen[0][0].folder / BEST))} --seeds 0,1,2"
-            + ", and the others in the same way" * (len(chosen) > 1)
-        )
+    best_configs = [str(out / method / BEST) for method in assignments]
+    print_line(f"Values: {', '.join(best_configs)}")
+    if searches[0].options.with_lr or len(best_configs) == 1:
+        others = "; the others in the same way" if len(best_configs) > 1 else ""
+        print_line(f"Run: gpfl run {shlex.quote(best_configs[0])} --seeds 0,1,2{others}")
     else:
-        methods = ",".join(result.method for _, result in chosen)
-        print_line(
-            f"Run: {shlex.join(['gpfl', 'compare', str(out / 'common.toml'), '--methods', methods, *_set_flags(chosen)])}"
-        )
+        flags = [word for each in itertools.chain(*assignments.values()) for word in ("--set", each)]
+        print_line(f"Run: gpfl compare {shlex.join([str(out / COMMON), '--methods', ','.join(assignments), *flags])}")
     if text := describe_unequal_budgets(count_candidates(results)):
         print_line(f"{out} has {text}.")
-
-
-def _set_flags(chosen: Sequence[tuple[MethodSearch, SearchResult]]) -> list[str]:
-    """Return the --set flags of the chosen options, and of those that were set for the search."""
-    methods = {search.method: search.config_of(result.best.values)["method"] for search, result in chosen}
-    return [
-        word
-        for method, options in methods.items()
-        for key, value in options.items()
-        if key != "name"
-        for word in ("--set", f"{method}.{key}={toml.format_value(value)}")
-    ]

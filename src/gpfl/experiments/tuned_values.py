@@ -19,7 +19,7 @@ from gpfl.io.legacy import upgrade_candidate
 from gpfl.training import config as configs
 from gpfl.training.config import ConfigDict
 
-STUDY, CANDIDATES, BEST = "study.toml", "candidates.jsonl", "best.toml"
+STUDY, CANDIDATES, BEST, COMMON = "study.toml", "candidates.jsonl", "best.toml", "common.toml"
 
 Values = dict[str, float | int]
 """Hyperparameters by section and key: {"method.lam": 0.01}."""

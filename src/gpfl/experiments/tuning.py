@@ -31,7 +31,7 @@ from gpfl.experiments.trials import (
     refuse_other_federation,
     with_seed,
 )
-from gpfl.experiments.tuned_values import BEST, CANDIDATES, STUDY, Candidate, SearchResult, Values, read_candidates
+from gpfl.experiments.tuned_values import BEST, CANDIDATES, COMMON, STUDY, Candidate, SearchResult, Values, read_candidates
 from gpfl.federation import MANIFEST, Federation
 from gpfl.io import files, toml
 from gpfl.io.legacy import FORMAT_VERSION
@@ -46,7 +46,6 @@ from gpfl.training.run_dir import RunDir, metric
 Space = dict[str, SearchRange | tuple[int, ...]]
 """Ranges or lists of values by section and key."""
 
-_N_STARTUP = 10  # candidates drawn at random before TPE proposes others
 _MAX_PROPOSALS = 200  # for one batch; some repeat earlier candidates, or the method rejects them
 
 
@@ -90,8 +89,8 @@ class MethodSearch:
         """What all candidates have in common: the config with default values, the options of the search and the ranges."""
         content: ConfigDict = self.config.sections()
         content["run"] = {key: value for key, value in content["run"].items() if ("run", key) not in NEGLIGIBLE}
-        options = self.options
-        content["tune"] = {"seeds": list(options.seeds), "with_lr": options.with_lr, "search_seed": options.seed}
+        seeds, with_lr, search_seed = list(self.options.seeds), self.options.with_lr, self.options.seed
+        content["tune"] = {"seeds": seeds, "with_lr": with_lr, "search_seed": search_seed}
         content["space"] = {
             key: ", ".join(map(str, values)) if isinstance(values, tuple) else str(values) for key, values in self.space.items()
         }
@@ -142,7 +141,9 @@ def plan_searches(
         try:
             config = configs.resolve_config(with_seed(sections, options.seeds[0]))
             federation = searches[0].federation if searches else config.federation()
-            _check_validation(federation, config)
+            if not federation.has_validation:
+                fix = f"{'set' if config.partition else 'save one with'} --validation-fraction, such as 0.2"
+                raise GpflError(f"candidates are scored on validation samples, but no client has any: {fix}")
             config, spec = prepare(config, federation)
             concurrent = make_engine(config.run.engine, spec).supports_concurrent_trials
         except GpflError as problem:
@@ -164,12 +165,6 @@ def search_space(method: str, given: ConfigDict, with_lr: bool) -> Space:
         for key, option in options_of(record).items()
         if option.search is not None and key not in given.get(section, {})
     }
-
-
-def _check_validation(federation: Federation, config: Config) -> None:
-    if not federation.has_validation:
-        fix = "set --validation-fraction" if config.partition else "save one with --validation-fraction"
-        raise GpflError(f"candidates are scored on validation samples, but no client has any: {fix}, such as 0.2")
 
 
 def _check_folder(search: MethodSearch) -> None:
@@ -303,7 +298,7 @@ def propose(
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=_N_STARTUP, multivariate=True, constant_liar=True)
+        sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
     study = optuna.create_study(direction="maximize", sampler=sampler)
     for candidate in candidates:
         if candidate.finished and all(candidate.values[key] in values for key, values in space.items()):
@@ -349,21 +344,21 @@ def _import_optuna() -> ModuleType:
 # Results.
 
 
-def save_best(search: MethodSearch, result: SearchResult, comment: str) -> None:
-    """Write best.toml, the config of the best candidate under a comment, and add to study.toml how it was chosen."""
+def save_result(search: MethodSearch, result: SearchResult, comment: str) -> None:
+    """Write the method's best.toml under a comment and how it was chosen, and common.toml, which all methods share.
+
+    With different learning rates, methods have no config in common.
+    """
     given = search.config_of(result.best.values)
     content = _portable_config(search, given, f"../{MANIFEST}")
     content["method"] = {key: content["method"][key] for key in ("name", *given["method"]) if key in content["method"]}
-    text = toml.dump({"format_version": FORMAT_VERSION, **content})
-    files.write_text(search.folder / BEST, "".join(f"# {line}\n" for line in comment.splitlines()) + text)
+    lines = "".join(f"# {line}\n" for line in comment.splitlines())
+    files.write_text(search.folder / BEST, lines + toml.dump({"format_version": FORMAT_VERSION, **content}))
     _write_study(search, {"budget": result.budget, "candidates": len(result.candidates), "note": result.note})
-
-
-def save_common_config(search: MethodSearch) -> None:
-    """Write common.toml, the config that all methods share."""
-    content = _portable_config(search, search.given, MANIFEST)
-    del content["method"]
-    files.write_text(search.out / "common.toml", toml.dump({"format_version": FORMAT_VERSION, **content}))
+    if not search.options.with_lr:
+        common = _portable_config(search, search.given, MANIFEST)
+        del common["method"]
+        files.write_text(search.out / COMMON, toml.dump({"format_version": FORMAT_VERSION, **common}))
 
 
 def _portable_config(search: MethodSearch, given: ConfigDict, manifest: str) -> ConfigDict:
