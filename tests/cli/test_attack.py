@@ -43,8 +43,8 @@ def test_the_command_reconstructs_images_and_infers_labels_and_members(command: 
         (("--target", "model"), "gpfl has no target 'model': it offers fe, sfe, sm"),
         (("--client", "77"), "no client '77'"),
         (("--kind", "dgl"), "did you mean 'dlg'?"),
-        (("--batch", "0"), "each must be at least 1"),
-        (("--iterations", "0"), "--iterations is 0; it must be at least 1"),
+        (("--batch", "0"), "each number must be at least 1"),
+        (("--iterations", "0"), "'--iterations': 0 is not in the range x>=1"),
         (("--psnr", "nice"), "'nice' is not one of 'proper', 'reference'"),
         (("--out", "r/config.toml"), "--out r/config.toml is a file; choose a folder"),
     ):

@@ -13,8 +13,8 @@ from privacy.blob_runs import blob_images
 
 import gpfl
 from gpfl.cli import privacy as privacy_command
-from gpfl.cli.privacy import _attack_config
 from gpfl.data import DATASETS
+from gpfl.defences.accounting import find_noise, gaussian_epsilon
 from gpfl.experiments.definitions import display_name
 from gpfl.experiments.leaks import parse_findings
 from gpfl.experiments.privacy_table import COLUMNS
@@ -83,10 +83,10 @@ def test_one_command_infers_labels_and_members_and_repeats_nothing(blobs: Comman
         assert row[5] == f"{100 * each.accuracy:.2f}"
     assert rows["GPFL"][0] != "–"
     assert rows["FedPer"][:2] == rows["Local"][:2] == ["–", "–"]
-    before = modification_times(folder / "kept")
+    before = modification_times(folder / "cache")
     assert len(before) == 3
     assert "Already finished: 3 of 3 runs." in blobs(*call).out
-    assert before == modification_times(folder / "kept")
+    assert before == modification_times(folder / "cache")
     assert "did you mean 'gpfl'" in blobs("privacy", "leaks", *options, "--methods", "gpfll").err
 
 
@@ -100,8 +100,8 @@ def test_saved_findings_belong_to_their_run(blobs: Command, tmp_path: Path) -> N
 
     first, other, again = (run(seed) for seed in ("0", "1", "0"))
     assert first == again != other
-    for damaged in ("", "{}", '{"mark": 1}'):
-        for path in (tmp_path / "out" / "leaks" / "kept").iterdir():
+    for damaged in ("", "{}", '{"run_id": 1}'):
+        for path in (tmp_path / "out" / "leaks" / "cache").iterdir():
             path.write_text(damaged)
         assert run("0") == first
 
@@ -164,12 +164,8 @@ def test_epsilon_selects_the_noise(blobs: Command) -> None:
     values = ("--methods", "fedavg", "--epsilon", "4", "--example-noise", "none", "--top-k", "none", "--bits", "none")
     result = blobs("privacy", "defences", *QUICK, *values, "--dry-run")
     assert result.code == 0, result.err
-    assert "privacy/noise-2.32" in result.out
-
-
-def test_the_attack_seed_can_be_0() -> None:
-    assert _attack_config("attack", None, None, 0, False).seed == 0
-    assert _attack_config("attack", None, None, None, False).seed == 2023
+    noise = find_noise(4.0, lambda noise: gaussian_epsilon(noise / 2, 1, 1e-5))
+    assert f"privacy/noise-{noise:g}" in result.out
 
 
 # Errors.
@@ -184,18 +180,19 @@ def test_the_attack_seed_can_be_0() -> None:
         (("defences", "--noise", "loud"), "must be numbers separated by commas, or none"),
         (("defences", "--noise", "1", "--epsilon", "1"), "exclude each other"),
         (("defences", "--round", "0,best"), "'0,best' is not one of '0', 'best'"),
-        (("defences", "--epsilon", "nan"), "its values must be above 0 and finite"),
-        (("defences", "--epsilon", "none"), "it must be numbers separated by commas\n"),
+        (("defences", "--epsilon", "nan"), "--epsilon is 'nan'; each number must be at least 0"),
+        (("defences", "--epsilon", "none"), "it must be numbers separated by commas, such as 1,4\n"),
+        (("defences", "--epsilon", "0"), "--epsilon is 0; it must be above 0"),
         (("defences", "--epsilon", "4", "--noise", " 1 "), "exclude each other"),
         (("defences", "--top-k", "1"), "fractions must be below 1"),
         (("defences", "--bits", "32"), "bits must be whole numbers from 2 to 31"),
         (("defences", "--bits", "2.5"), "bits must be whole numbers"),
-        (("defences", "--attack-seed", "-1"), "--attack-seed is -1"),
-        (("defences", "--iterations", "0"), "--iterations is 0; it must be at least 1"),
+        (("defences", "--attack-seed", "-1"), "'--attack-seed': -1 is not in the range"),
+        (("defences", "--iterations", "0"), "'--iterations': 0 is not in the range x>=1"),
         (("defences", "--methods", "fedphp", "--example-noise", "1"), "use --example-noise none"),
         (("defences", "--set", "defence.clip=1"), "--set defence.… does not apply"),
         (("defences", "--images", "500"), "the attack needs"),
-        (("leaks", "--seed", "-1"), "--seed is -1"),
+        (("leaks", "--seed", "-1"), "'--seed': -1 is not in the range"),
         (("attacks", "--psnr", "proper,reference"), "'proper,reference' is not one of"),
         (("attacks", "--images", "6"), "for batches of 4 it must be a multiple of 4"),
         (("attacks", "--kind", "nice"), "--kind is 'nice'"),
@@ -248,17 +245,10 @@ def test_reproduce_runs_the_attacks_on_its_first_seed(blobs: Command, monkeypatc
     call = ("reproduce", "privacy", *SMALL, "--rounds", 3, "--seeds", "4,1", "--device", "cpu", "--out", "out")
     assert blobs(*call).code == 0
     defaults = {"kind", "images", "batch", "steps", "round_", "formula", "iterations", "restarts", "attack_seed", "graph"}
-    expected = {
-        "seed": 4,
-        "rounds": 3,
-        "patience": 100,
-        "device": "cpu",
-        "engine": "auto",
-        "out": Path("out"),
-        "dry_run": False,
-    }
+    expected = {"seed": 4, "rounds": 3, "patience": 100, "device": "cpu", "engine": "auto"}
+    expected |= {"out": Path("out"), "dry_run": False}
     assert [{name: value for name, value in each.items() if name not in defaults} for each in calls] == [
-        {**expected, "out": Path("out"), "assignments": SETTINGS}
+        {**expected, "assignments": SETTINGS}
     ]
 
 

@@ -86,8 +86,8 @@ def test_client_sampling_improves_the_guarantee() -> None:
     assert some["epsilon_if_poisson"] == poisson_epsilon(4.0, 0.2, 10, 1e-5)
     assert some["epsilon"] < all_["epsilon"]
     assert some["epsilon"] < some["epsilon_if_cohorts_are_known"] == gaussian_epsilon(2.0, some["most_rounds"], 1e-5)
-    assert "to who knows the cohorts" in describe_client_guarantee(some)
-    assert "to who knows the cohorts" not in describe_client_guarantee(all_)
+    assert "if the sampled clients are known" in describe_client_guarantee(some)
+    assert "if the sampled clients are known" not in describe_client_guarantee(all_)
     assert some["most_rounds"] < all_["most_rounds"] == 10
     assert some["joining"] == [2, 2]
 

@@ -13,6 +13,7 @@ import torch
 from gpfl.cli.command import Argument, Command
 from gpfl.cli.options import CommaList, option, out_option
 from gpfl.cli.terminal import print_line
+from gpfl.core.randomness import MAX_SEED
 from gpfl.defences import Defended
 from gpfl.engine.distributed import require_single_process
 from gpfl.errors import GpflError, pluralize
@@ -52,7 +53,7 @@ psnr_option = option(
     "formula",
     default="proper",
     type=click.Choice(PSNR_FORMULAS),
-    help="Formula with peak 1 for pixels from 0 to 1, or that of the authors.",
+    help="Formula: peak 1 for pixels from 0 to 1, or the authors'.",
 )
 graph_option = click.option("--graph", is_flag=True, help="On a GPU, run attacks as a CUDA graph, which is faster.")
 
@@ -64,14 +65,26 @@ graph_option = click.option("--graph", is_flag=True, help="On a GPU, run attacks
 @option("--client", default="all", metavar="NAME,…", help="Names or indices of clients, or all.")
 @option("--images", default=20, metavar="N", help="Images to reconstruct.")
 @option("--batch", default="1", type=CommaList(int, min=1), help="Images in one upload, such as 1 or 1,4.")
-@option("--steps", default="one", type=CommaList(str, STEPS), help="One step on the images alone, the local epoch, or both.")
-@option("--round", "round_", default="0", type=CommaList(str, ROUNDS), help="Before training, the selected round, or both.")
+@option("--steps", default="one", type=CommaList(str, STEPS), help="one: a step on the images alone; epoch: a local epoch.")
+@option("--round", "round_", default="0", type=CommaList(str, ROUNDS), help="0: before training; best: the selected round.")
 @psnr_option
 @click.option("--labels", is_flag=True, help="Infer the label distribution of each client.")
 @click.option("--membership", is_flag=True, help="Infer from each personal model which samples it was trained on.")
-@option("--iterations", default=2000, metavar="N", help="Iterations of an attack.")
-@option("--restarts", default=2, metavar="N", help="Random starts of an attack; the closest gradient is kept.")
-@option("--seed", default=0, metavar="N", help="Seed of the attacked images and the random starts.")
+@option("--iterations", default=2000, type=click.IntRange(1), metavar="N", help="Iterations of an attack.")
+@option(
+    "--restarts",
+    default=2,
+    type=click.IntRange(1),
+    metavar="N",
+    help="Random starts of an attack; the closest gradient is kept.",
+)
+@option(
+    "--seed",
+    default=0,
+    type=click.IntRange(0, MAX_SEED),
+    metavar="N",
+    help="Seed of the attacked images and the random starts.",
+)
 @graph_option
 @out_option("Folder for results; cases that it holds are not attacked again.  [default: RUN/attack]")
 def attack(

@@ -227,7 +227,7 @@ def describe_guarantee(guarantee: Mapping[str, object]) -> list[str]:
 def describe_client_guarantee(guarantee: Guarantee) -> str:
     """Return the sentence about clients."""
     epsilon, cohorts_known = guarantee["epsilon"], guarantee["epsilon_if_cohorts_are_known"]
-    known = "" if _at_most(cohorts_known, epsilon) else f"; {format_epsilon(cohorts_known)} to who knows the cohorts"
+    known = f"; {format_epsilon(cohorts_known)} if the sampled clients are known" * (not _at_most(cohorts_known, epsilon))
     poisson = (
         f"; {format_epsilon(guarantee['epsilon_if_poisson'])} for Poisson sampling and one client more or less"
         if "epsilon_if_poisson" in guarantee

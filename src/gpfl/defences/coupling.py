@@ -91,7 +91,7 @@ def _check_loss_is_mean(method: Defended, probes: list[_CouplingProbe]) -> None:
                 fix = "use --mlg-norm sample_mean" if isinstance(method.method, GPFL) else "leave out --example-clip"
                 raise GpflError(
                     f"defence.example_clip is {method.defence.example_clip:g}, but the loss term '{name}' of {method.name} is "
-                    f"not a mean over examples, so that none has a gradient of its own: {fix}"
+                    f"not a mean over examples, so clipping their gradients would change the method: {fix}"
                 )
 
 

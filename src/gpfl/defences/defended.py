@@ -37,15 +37,15 @@ class Defended(Method):
 
     def replace(self, **values: object) -> Self:
         """Return the defended method with other values of the method's options, its setup or the defence."""
-        own = {name: values.pop(name) for name in ("defence", "salt", "min_clients") if name in values}
+        defence = {name: values.pop(name) for name in ("defence", "salt", "min_clients") if name in values}
         method = self.method.replace(**values)
-        return dataclasses.replace(self, method=method, setup=method.setup, **own)  # type: ignore[arg-type]
+        return dataclasses.replace(self, method=method, setup=method.setup, **defence)  # type: ignore[arg-type]
 
     def values(self) -> dict[str, object]:
         """Return what `replace` can change, by name, without the net."""
         return {**self.method.values(), "defence": self.defence, "salt": self.salt, "min_clients": self.min_clients}
 
-    # Gradients: one function for every step of the round, with noise of its own.
+    # Gradients: each step has its own gradient function, since each has its own noise.
 
     def phases(self) -> tuple[Phase, ...]:
         """Return the method's phases, with per-example gradients if the defence clips them."""
@@ -73,10 +73,10 @@ class Defended(Method):
 
     def upload(self, shared: Tree, local_state: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
         """Return the method's upload, clipped, noisy or compressed, and the new private state."""
-        sent, kept = self.method.upload(shared, tree.drop(local_state, (_STATE,)), private, client)
+        sent, new_private = self.method.upload(shared, tree.drop(local_state, (_STATE,)), private, client)
         if self.defence.transforms_uploads and sent:
             sent = transform_upload(shared, sent, self.defence, self.noise_std, self._key(client, "upload"))
-        return sent, kept
+        return sent, new_private
 
     @property
     def noise_std(self) -> float:
@@ -91,7 +91,7 @@ class Defended(Method):
         salt = self.salt if isinstance(self.salt, Tensor) else torch.full_like(client.round, self.salt)
         return random_key(salt, purpose, client.round, client.index, *steps)
 
-    # The method's own.
+    # What the method does by itself.
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -111,10 +111,6 @@ class Defended(Method):
     def init(self, seed: int) -> tuple[Tree, Tree]:
         """Return the shared state and the private state that every client starts with."""
         return self.method.init(seed)
-
-    def split_state(self, state: Tree) -> tuple[Tree, Tree]:
-        """Return the shared and the private parts of a state."""
-        return self.method.split_state(state)
 
     def loss(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
         """Return the terms of the local objective."""

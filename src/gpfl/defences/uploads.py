@@ -37,7 +37,9 @@ def clip(update: Tree, bound: float) -> Tree:
 def add_noise(update: Tree, std: float | Tensor, key: Tensor) -> Tree:
     """Return the update with N(0, std²) added to each entry; every leaf has its own stream, whatever their order."""
     flat, key = tree.flatten(update), random_key(key[0], key[1])
-    return tree.unflatten_like(update, {path: leaf + std * normal(key, path, leaf.shape) for path, leaf in flat.items()})
+    return tree.unflatten_like(
+        update, {path: leaf + std * normal(key, _seed_name(path), leaf.shape) for path, leaf in flat.items()}
+    )
 
 
 def keep_largest(update: Tree, fraction: float) -> Tree:
@@ -96,6 +98,11 @@ def compressed_bytes(upload: Tree, defence: DefenceConfig) -> int:
     positions = min(_INDEX_BYTES * count, math.ceil(sum(sizes) / 8)) if defence.top_k < 1 else 0
     scales = _INDEX_BYTES * len(sizes) if defence.bits < FULL_BITS else 0
     return math.ceil(count * defence.bits / 8) + positions + scales
+
+
+def _seed_name(path: str) -> str:
+    """Return the name that selects the noise of a leaf; it stays the same when a part is renamed."""
+    return path.replace("personal_head", "own_head")
 
 
 def _count_sent(entries: int, fraction: float) -> int:

@@ -38,11 +38,11 @@ def infer_from_runs(
     """Return the findings of run folders; those that `folder` holds of the same runs are reused."""
     results = []
     for run, load in runs.items():
-        path, run_id = folder / "kept" / f"{run.parent.name}-{run.name}.json", _run_id(run)
+        path, run_id = folder / "cache" / f"{run.parent.name}-{run.name}.json", _run_id(run)
         findings = _read_saved(path, run_id)
         if findings is None:
             findings = _infer(load())
-            files.write_text(path, json.dumps({"mark": run_id, **asdict(findings)}, allow_nan=False))
+            files.write_text(path, json.dumps({"run_id": run_id, **asdict(findings)}, allow_nan=False))
         on_result(findings)
         results.append(findings)
     return results
@@ -69,7 +69,7 @@ def _run_id(run: Path) -> str:
 def _read_saved(path: Path, run_id: str) -> InferenceFindings | None:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        return parse_findings(values) if values.pop("mark") == run_id else None
+        return parse_findings(values) if values.pop("run_id") == run_id else None
     except (OSError, ValueError, KeyError, TypeError):  # missing or damaged
         return None
 

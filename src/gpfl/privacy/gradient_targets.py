@@ -31,7 +31,7 @@ class GradientTarget(NamedTuple):
 
 @singledispatch
 def gradient_targets(method: Method) -> dict[str, GradientTarget]:
-    """Return the targets of an attack on a method's uploads by name: "fe" the base, "model" the whole net."""
+    """Return the targets of an attack on a method's uploads by name: "fe" the base, "model" base and head."""
     targets = {}
     if "base" in method.shares:
         targets["fe"] = GradientTarget(("base",), lambda model, x: model("base", x))

@@ -1,4 +1,4 @@
-"""Reconstruction of images from what the server sees. It is given `ServerView`s and nothing else."""
+"""Reconstruction of images from what the server sees; `ServerView` is all that reaches it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from gpfl.core import tree
-from gpfl.core.randomness import MAX_SEED
 from gpfl.core.tree import Tree
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.privacy import dlg, geiping
@@ -46,18 +45,6 @@ class AttackConfig:
     seed: int = 0
     n_concurrent: int = 0  # searches (batches times restarts) that run at once; 0 = as many as fit in memory
     graph: bool = False  # on a GPU: run the steps as a CUDA graph
-
-    def __post_init__(self) -> None:
-        for name, low, high in (
-            ("iterations", 1, None),
-            ("restarts", 1, None),
-            ("seed", 0, MAX_SEED),
-            ("n_concurrent", 0, None),
-        ):
-            value = getattr(self, name)
-            if value < low or (high is not None and value > high):
-                at_most = f" and at most {high}" if high else ""
-                raise GpflError(f"--{name.replace('_', '-')} is {value}; it must be at least {low}{at_most}")
 
 
 class Reconstruction(NamedTuple):

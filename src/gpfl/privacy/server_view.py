@@ -16,7 +16,7 @@ from gpfl.privacy.gradient_targets import weight_decay
 
 @dataclass(frozen=True)
 class ServerView:
-    """All that an attack is given: what the server sent, what one client uploaded, and what is public.
+    """The input of an attack: what the server sent, what one client uploaded, and what is public.
 
     Public are the method with its code and hyperparameters, the net, the initial BatchNorm statistics, the number of images to
     reconstruct and the number of local steps (it follows from the sample counts that clients report). Private parts are

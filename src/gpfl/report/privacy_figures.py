@@ -96,6 +96,12 @@ def _draw_setting(table: PrivacyTable, attack: str, setting: Setting, folder: Pa
 # Trade-offs of defences.
 
 
+def draw_study(study: DefenceStudy, folder: Path) -> list[Path]:
+    """Draw the figures of a study and return the files; accuracy against ε only if ε is stated."""
+    stated = any(point.epsilon is not None for point in study.points)
+    return [*(draw_epsilon(study, folder / "epsilon") if stated else []), *draw_leakage(study, folder / "leak")]
+
+
 @figure_style()
 def draw_epsilon(study: DefenceStudy, stem: Path) -> list[Path]:
     """Draw accuracy against ε, a panel for each level: filled markers as run, hollow ones for Poisson sampling."""

@@ -40,13 +40,21 @@ def attack_table(
     results: Mapping[AttackCase, CaseResult], ceiling: tuple[AttackCase, CaseResult], formula: str, title: str
 ) -> ResultTable:
     """Return the table of an attack's cases, with PSNRs by one of `case_summary.PSNR_FORMULAS`."""
-    texts = ("method", "target", "attack", "round", "training", "verdict")
-    numbers = (("batch", ""), ("images", ""), ("PSNR, dB", ".2f"), ("SSIM", ".3f"), ("start", ".2f"), ("mean image", ".2f"))
-    as_found = (("inverted", ""), ("PSNR as found", ".2f"), ("SSIM as found", ".3f"))
-    columns = [ResultColumn(text, align="left") for text in texts]
-    columns += [ResultColumn(header, spec) for header, spec in (*numbers, *as_found)]
+    columns = _columns(
+        ("method", "target", "attack", "round", "training", "verdict"),
+        {"batch": "", "images": "", "PSNR, dB": ".2f", "SSIM": ".3f", "start": ".2f", "mean image": ".2f"}
+        | {"inverted": "", "PSNR as found": ".2f", "SSIM as found": ".3f"},
+    )
     rows = [_case_row(summarize_case(case, result, formula)) for case, result in results.items()]
     return ResultTable(columns, rows, title, notes=attack_notes(ceiling, formula))
+
+
+def _columns(texts: Sequence[str], numbers: Mapping[str, str]) -> list[ResultColumn]:
+    """Return columns of text, and columns of numbers with their formats."""
+    return [
+        *(ResultColumn(text, align="left") for text in texts),
+        *(ResultColumn(header, spec) for header, spec in numbers.items()),
+    ]
 
 
 def _case_row(summary: CaseSummary) -> list[Value | Bold]:
@@ -134,8 +142,8 @@ def _attack_tables(table: PrivacyTable, attack: str, formula: str) -> tuple[Resu
     rows.append(["paper, Cifar100", *(f"{paper[label]:.2f}" for label in labels), None, None])
     top = summarize_case(*table.ceilings[attack], formula)
     images = len(table.ceilings[attack][1].records)
-    columns = [ResultColumn("setting"), *(ResultColumn(label) for label in labels)]
-    floors = [ResultColumn("start", ".2f"), ResultColumn("mean image", ".2f")]
+    columns = _columns(("setting",), dict.fromkeys(labels, ""))
+    floors = _columns((), {"start": ".2f", "mean image": ".2f"})
     return (
         ResultTable(
             [*columns, *floors],
@@ -166,25 +174,20 @@ def _as_found(summary: CaseSummary) -> str:
 
 
 def _describe_comparison(table: PrivacyTable, attack: str) -> list[str]:
-    parts = []
-    for each in compare_with_fedavg(table, attack):
-        test = "" if each.p_value is None else f" (signed-rank p = {each.p_value:.2g})"
-        parts.append(f"round {each.round}: {each.gpfl} against {each.fedavg} {each.difference:+.2f} dB{test}")
-    if not parts:
-        return []
-    return [f"Each method by the target that leaks most, same images, one step, batch 1: {'; '.join(parts)}."]
+    parts = [
+        f"round {each.round}: {each.gpfl} against {each.fedavg} {each.difference:+.2f} dB"
+        + ("" if each.p_value is None else f" (signed-rank p = {each.p_value:.2g})")
+        for each in compare_with_fedavg(table, attack)
+    ]
+    return [f"Each method by the target that leaks most, same images, one step, batch 1: {'; '.join(parts)}."] * bool(parts)
 
 
 def _describe_paper_row(table: PrivacyTable, attack: str, formula: str) -> str:
     start = record_values(table.ceilings[attack][1].records, "reference_start").mean()
-    formulas = (
-        f"All PSNRs are by the formula of the paper's row ({REFERENCE_FORMULA})."
-        if formula == "reference"
-        else f"The paper's row is by another formula ({REFERENCE_FORMULA}; --psnr reference uses it for all rows)."
-    )
+    which = "that of all rows" if formula == "reference" else "--psnr reference uses it for all rows"
     return (
-        f"{formulas} The paper's row is for batches of 10. In the authors' code an attack without iterations reaches "
-        f"{start:.2f} dB on these images."
+        f"The paper's row is for batches of 10, by the formula {REFERENCE_FORMULA} ({which}). In the authors' code an attack "
+        f"without iterations reaches {start:.2f} dB on these images."
     )
 
 
@@ -195,12 +198,11 @@ def inference_page(findings: Sequence[InferenceFindings], origin: str) -> str:
     """Return the page of label distribution and membership inference, a row for each method."""
     rounds = list(findings[0].labels)
     names = {"0": "untrained", "best": "trained"}
-    columns = [
-        ResultColumn("method"),
-        *(ResultColumn(f"labels, {names[round_]}", ".3f") for round_ in rounds),
-        *(ResultColumn("members, AUC"), ResultColumn("training loss", ".3f"), ResultColumn("test loss", ".3f")),
-        *(ResultColumn("accuracy, %", ".2f"), ResultColumn("round")),
-    ]
+    columns = _columns(
+        ("method",),
+        {f"labels, {names[round_]}": ".3f" for round_ in rounds}
+        | {"members, AUC": "", "training loss": ".3f", "test loss": ".3f", "accuracy, %": ".2f", "round": ""},
+    )
     rows: list[list[Value]] = [
         [
             display_name(each.method),
@@ -232,7 +234,7 @@ def _inference_notes(findings: Sequence[InferenceFindings]) -> list[str]:
         "Labels: total variation distance between a client's label distribution and the server's guess from the upload of one "
         f"local round, mean over {describe_clients(labels, findings[0].clients)}; 0 is exact. Guesses without an upload: all "
         f"classes equally frequent {uniform:.3f}, like all clients together {overall:.3f}.{caveat} Labels are the same in "
-        "every round, so the server can keep its best guess. A dash: the upload reveals no labels directly.",
+        "every round, so the server can use its best guess. A dash: the upload reveals no labels directly.",
         "Members: probability that a personal model has a lower loss on a training sample than on a test sample, mean over "
         f"clients with its 95 % confidence interval; 0.5 is chance. Models of the round selected by '{selected_by}'.",
     ]
@@ -290,10 +292,10 @@ def _with_interval(values: Sequence[float]) -> str:
 
 def defence_page(study: DefenceStudy, origin: str, images: Sequence[Path] = ()) -> str:
     """Return the page of the defence study, a row for each point."""
-    texts = ("method", "defence", "variant", "target", "verdict")
-    numbers = (("value", "g"), ("accuracy, %", ".2f"), ("ε", ""), ("ε, Poisson", ""), ("PSNR, dB", ".2f"), ("SSIM", ".3f"))
-    columns = [ResultColumn(text, align="left") for text in texts]
-    columns += [ResultColumn(header, spec) for header, spec in (*numbers, ("MB up", ".1f"))]
+    columns = _columns(
+        ("method", "defence", "variant", "target", "verdict"),
+        {"value": "g", "accuracy, %": ".2f", "ε": "", "ε, Poisson": "", "PSNR, dB": ".2f", "SSIM": ".3f", "MB up": ".1f"},
+    )
     descriptions = {family.option: family.description for family in FAMILIES}
     rows: list[list[Value]] = [
         [
