@@ -1,19 +1,19 @@
-"""The recorded tables are what their commands make of the recorded runs."""
+"""Every published table is rebuilt from the archive of recorded runs, or from the numbers beside it."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import re
-import shlex
-import shutil
-import tomllib
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import record_results
+import results_page
 from conftest import Command
 
+from gpfl.experiments import run_archive
 from gpfl.experiments.defence_points import DefenceStudy
 from gpfl.experiments.leaks import parse_findings
 from gpfl.experiments.privacy_table import COLUMNS, read_table
@@ -22,35 +22,45 @@ from gpfl.report.privacy_figures import draw_epsilon, draw_leakage
 from gpfl.report.privacy_tables import defence_page, inference_page, privacy_page
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
-TABLES = sorted(path for path in RESULTS.glob("*/table.md") if "gpfl reproduce" in path.read_text(encoding="utf-8"))
+ARCHIVE = RESULTS / run_archive.ARCHIVE
+TABLES = {page.parent.name: command for page in RESULTS.glob("*/table.md") if (command := record_results.table_command(page))}
 
 DEFENCES = ("noise", "example_noise", "top_k", "bits")
 
 
-def test_tables_are_recorded() -> None:
-    assert TABLES
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the recorded runs, so that no test can change them."""
-    return Path(shutil.copytree(RESULTS / "runs", tmp_path_factory.mktemp("results") / "runs"))
-
-
-@pytest.mark.parametrize("table", TABLES, ids=lambda path: path.parent.name)
-def test_recorded_table_follows_from_recorded_runs(table: Path, command: Command, runs: Path) -> None:
-    kept = table.read_text(encoding="utf-8")
-    said = re.search(r"^Made by `gpfl ([^`]*--only-tables[^`]*--out docs/results)`", kept, re.M)
-    assert said
-    here = Path("docs/results")  # of the empty folder in which commands of tests run
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_table_follows_from_the_archive(name: str, command: Command) -> None:
+    here = Path("docs/results")  # below the empty folder in which commands of tests run
     here.mkdir(parents=True)
-    (here / "runs").symlink_to(runs)
-    assert command(*shlex.split(said[1])).code == 0
-    made = (here / table.parent.name / "table.md").read_text(encoding="utf-8")
-    assert rows(made) == rows(kept)
-    for name in ("table.csv", "table.tex"):
-        before, after = ((place / table.parent.name / name).read_text(encoding="utf-8") for place in (RESULTS, here))
-        assert before == after, f"{name} is made as before"
+    (here / ARCHIVE.name).symlink_to(ARCHIVE)
+    assert command(*TABLES[name], "--no-figures").code == 0
+    for file in ("table.md", "table.csv", "table.tex"):
+        published, rebuilt = ((folder / name / file).read_text(encoding="utf-8") for folder in (RESULTS, here))
+        assert without_origin(rebuilt) == without_origin(published), file
+
+
+def without_origin(text: str) -> list[str]:
+    """The lines of a table without the command that made it and its figures."""
+    return [line for line in text.splitlines() if not line.startswith(("Made by", "!["))]
+
+
+def test_main_experiments_are_published() -> None:
+    assert {"effectiveness", "real-world", "scalability", "fairness", "feature-shift"} <= TABLES.keys()
+
+
+def test_results_page_shows_the_published_tables() -> None:
+    page = results_page.PAGE.read_text(encoding="utf-8")
+    assert results_page.update(page) == page
+    assert len(results_page.BLOCK.findall(page)) == 8
+    assert len(page.splitlines()) <= 250
+
+
+def test_archive_is_small_and_names_no_folder_of_a_machine() -> None:
+    assert ARCHIVE.stat().st_size <= 2_000_000
+    provenance = [run["provenance"] for entry in run_archive.read(ARCHIVE) for run in entry["runs"].values()]
+    commands = [note["command"] for note in provenance if note]
+    assert commands
+    assert not [command for command in commands if re.search(r"--(out|tuned) \S*/", command)]
 
 
 def test_recorded_privacy_table_follows_from_recorded_numbers() -> None:
@@ -84,38 +94,36 @@ def test_recorded_defence_study_follows_from_recorded_numbers(tmp_path: Path, mo
     assert defence_page(study, origin, figures) == page
 
 
-def test_recorded_defences_follow_from_recorded_runs() -> None:
-    """Each point's accuracy is that of a recorded run under this defence, and the page has the points' numbers."""
+def test_defence_study_follows_from_the_archive() -> None:
+    """Each point has the accuracy of an archived run under its defence, and the page shows the points' numbers."""
     points = [asdict(point) for point in DefenceStudy.read(RESULTS / "defences" / "points.json").points]
-    reached: dict[tuple[object, ...], set[float]] = {}
-    for path in RESULTS.glob("runs/cifar100-dirichlet-20-cnn4-*/config.toml"):
-        config = tomllib.loads(path.read_text(encoding="utf-8"))
-        if config["train"]["rounds"] == 50:
+    accuracies: dict[tuple[object, ...], set[float]] = {}
+    for entry in run_archive.read(ARCHIVE):
+        config = entry["config"]
+        if entry["name"].startswith("cifar100-dirichlet-20-cnn4-") and config["train"]["rounds"] == 50:
             defence, method = config.get("defence", {}), config["method"]
             key = method["name"], method.get("mu"), method.get("mlg_norm"), *(defence.get(name, 0) for name in DEFENCES)
-            summary = json.loads((path.parent / "seed-0" / "summary.json").read_text(encoding="utf-8"))
-            reached.setdefault(key, set()).add(summary["best_accuracy"])
+            accuracies.setdefault(key, set()).add(entry["runs"]["0"]["summary"]["best_accuracy"])
     off = {"noise": 0.0, "example_noise": 0.0, "top_k": 1.0, "bits": 32}
     for point in points:
         gpfl = point["method"] == "gpfl"
         mu = (0.0 if "--mu 0" in point["variant"] else 0.1) if gpfl else None
         norm = ("sample_mean" if "sample_mean" in point["variant"] else "batch") if gpfl else None
         settings = {**off, point["family"]: point["value"]} if point["family"] else dict.fromkeys(off, 0)
-        assert point["accuracy"] in reached[point["method"], mu, norm, *(settings[name] for name in DEFENCES)]
+        assert point["accuracy"] in accuracies[point["method"], mu, norm, *(settings[name] for name in DEFENCES)]
     page = (RESULTS / "defences" / "table.md").read_text(encoding="utf-8")
-    assert [float(row.split("|")[7]) for row in rows(page)[2:]] == [round(100 * point["accuracy"], 2) for point in points]
+    shown = [line for line in page.splitlines() if line.startswith("|")]
+    assert [float(row.split("|")[7]) for row in shown[2:]] == [round(100 * point["accuracy"], 2) for point in points]
     assert {(point["method"], point["family"]) for point in points} == {*itertools.product(("gpfl", "fedavg"), ("", *DEFENCES))}
 
 
-def test_runs_on_one_split_have_one_division() -> None:
-    """Else what is no part of it got into its digest, and tables leave their tests out."""
-    divisions: dict[str, set[str]] = {}
-    for path in RESULTS.glob("runs/*/seed-*/federation.toml"):
-        facts = tomllib.loads(path.read_text(encoding="utf-8"))
-        divisions.setdefault(json.dumps([facts["table"], facts["split"]]), set()).add(facts["client"]["sha256"])
-    assert divisions
-    assert all(len(digests) == 1 for digests in divisions.values())
-
-
-def rows(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line.startswith("|")]
+def test_archived_runs_with_one_partition_have_one_hash_of_clients() -> None:
+    """Otherwise tables leave out their paired tests."""
+    hashes: dict[str, set[str]] = {}
+    for entry in run_archive.read(ARCHIVE):
+        for run in entry["runs"].values():
+            if manifest := run["manifest"]:
+                key = json.dumps([manifest["table"], manifest["partition"]], sort_keys=True)
+                hashes.setdefault(key, set()).add(manifest["client"]["sha256"])
+    assert hashes
+    assert all(len(each) == 1 for each in hashes.values())
