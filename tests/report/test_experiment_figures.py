@@ -168,7 +168,7 @@ def test_features_are_drawn_with_the_classes_of_clients(
 
 def test_features_are_drawn_again_and_are_in_the_table_after_weights_are_gone(featured: TableResults, tmp_path: Path) -> None:
     """And nothing but the folders of runs is needed."""
-    records = feature_tables.records(featured)
+    records = feature_tables.to_records(featured)
     before = {path.name: path.read_bytes() for path in experiment_figures.draw(featured, tmp_path / "out")}
     key = featured.columns[0].key
     assert [records[key, row.label]["measured_trials"] for row in featured.rows] == [1, 0, 2]
@@ -177,7 +177,7 @@ def test_features_are_drawn_again_and_are_in_the_table_after_weights_are_gone(fe
             delete_weights(run.path)
             (run.path / "federation.toml").unlink()
     assert {path.name: path.read_bytes() for path in experiment_figures.draw(featured, tmp_path / "again")} == before
-    assert feature_tables.records(featured) == records
+    assert feature_tables.to_records(featured) == records
     origin = paper_tables.Origin("gpfl reproduce features", "abc1234")
     page, latex, table = paper_tables.save(featured, tmp_path / "out", origin)
     section = page.read_text().split("## Features of fmnist/10-clients\n")[1]

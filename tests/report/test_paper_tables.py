@@ -238,7 +238,7 @@ def not_run(experiment: Experiment) -> TableResults:
 def test_latex_compiles(tmp_path: Path) -> None:
     tables = [to_latex(toy_results(RUN), ORIGIN), to_latex(toy_results(VALIDATED, validation=0.1), ORIGIN)]
     measures = {"fedper": [FeatureMetrics(40, 10, -0.1, 0.2, None, 0.9, 0.1, 0.8)] * 2, "gpfl": []}
-    tables.append(feature_tables.measure_table(COLUMNS[0], measures).to_latex("features"))
+    tables.append(feature_tables.metrics_table(COLUMNS[0], measures).to_latex("features"))
     tables += [to_latex(not_run(experiment), ORIGIN) for experiment in definitions.load_experiments().values()]
     head = "\\documentclass{article}\n\\usepackage{booktabs,graphicx}\n\\begin{document}\n"
     (tmp_path / "table.tex").write_text(head + "\n\\clearpage\n".join(tables) + "\\end{document}\n")

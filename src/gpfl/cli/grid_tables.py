@@ -82,7 +82,7 @@ def measure_features(results: TableResults) -> None:
         print_line("Measuring features and drawing them by t-SNE, which takes minutes.")
     for trials in methods:
         maps.measure_trials(trials, print_line)
-    for line in feature_tables.describe_measures(results):
+    for line in feature_tables.describe_metrics(results):
         print_line(line)
 
 

@@ -37,14 +37,14 @@ def figure_title(results: TableResults, column: TableColumn | None = None) -> st
     """Return the title of a figure: experiment, column and protocol, and whether data or values are not the usual ones."""
     title = f"{results.experiment.title}, {column.heading}" if column else results.experiment.title
     columns = results.columns if column is None else [column]
-    part = ", part of the data" if all(results.is_partial(one.key) for one in columns) else ""
+    part = ", part of the data" if all(results.is_partial(each.key) for each in columns) else ""
     values = ", values set by hand" * bool(results.settings) + ", tuned values" * bool(results.tuned)
     return f"{title} ({results.protocol} protocol{part}{values})"
 
 
 def _finished(results: TableResults, column: TableColumn) -> list[Trials]:
-    found = (results.trials.get((column.key, row.label)) for row in results.rows)
-    return [trials for trials in found if trials is not None and trials.runs]
+    cells = (results.trials.get((column.key, row.label)) for row in results.rows)
+    return [trials for trials in cells if trials is not None and trials.runs]
 
 
 def _stem(results: TableResults, out: Path, column: TableColumn | None = None) -> Path:
@@ -106,30 +106,33 @@ def _draw_curves(results: TableResults, out: Path) -> list[Path]:
 
 
 def _draw_features(results: TableResults, out: Path) -> list[Path]:
-    """Draw t-SNE of the features that are kept next to the runs, and the classes of clients."""
+    """Draw t-SNE of the features that are stored next to the runs, and the classes of clients."""
     paths: list[Path] = []
     for column in results.columns:
         methods = _finished(results, column)
-        found = [one for trials in methods if (one := maps.first_map(trials)) is not None]
-        if not methods:
-            continue
-        if not found:
+        stored = [feature_map for trials in methods if (feature_map := maps.first_map(trials)) is not None]
+        if methods and not stored:
             raise GpflError(f"{column.key} has no features to draw")
-        stem = _stem(results, out, column)
-        paths += figures.draw_features(found, stem, figure_title(results, column))
-        record = stem.with_name(f"{stem.name}.json")
-        files.write_text(record, json.dumps([_record(one) for one in found], indent=2) + "\n")
-        paths.append(record)
-        if found[0].held is not None:
-            classes = png_and_pdf(stem.with_name(f"{stem.name}-classes"))
-            counts = ClassCounts(_data_name(results, column), found[0].clients, found[0].classes, found[0].held)
-            figures.draw_class_counts(counts, *classes)
-            paths += classes
+        if stored:
+            paths += _draw_column_features(stored, _stem(results, out, column), results, column)
     return paths
 
 
-def _record(one: FeatureMap) -> dict[str, object]:
-    """Return the measures of a map, with the run that they are of."""
-    run = {"method": one.method, "run": one.run, "round": one.round, "selected_by": one.selected_by, "width": one.width}
-    tsne = {"perplexity": min(PERPLEXITY, (one.measures.rows - 1) / 3), "seed": maps.SEED}
-    return {**run, **one.measures.record(), "tsne": tsne}
+def _draw_column_features(methods: Sequence[FeatureMap], stem: Path, results: TableResults, column: TableColumn) -> list[Path]:
+    paths = figures.draw_features(methods, stem, figure_title(results, column))
+    record = stem.with_name(f"{stem.name}.json")
+    files.write_text(record, json.dumps([_to_record(method) for method in methods], indent=2) + "\n")
+    paths.append(record)
+    first = methods[0]
+    if first.held is not None:
+        classes = png_and_pdf(stem.with_name(f"{stem.name}-classes"))
+        counts = ClassCounts(_data_name(results, column), first.clients, first.classes, first.held)
+        figures.draw_class_counts(counts, *classes)
+        paths += classes
+    return paths
+
+
+def _to_record(method: FeatureMap) -> dict[str, object]:
+    names = ("method", "run", "round", "selected_by", "width")
+    tsne = {"perplexity": min(PERPLEXITY, (method.measures.rows - 1) / 3), "seed": maps.SEED}
+    return {**{name: getattr(method, name) for name in names}, **method.measures.record(), "tsne": tsne}

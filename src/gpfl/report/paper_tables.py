@@ -163,7 +163,7 @@ def column_table(column: ColumnComparison) -> ResultTable:
 
 def to_records(results: TableResults) -> list[dict[str, object]]:
     """Return the table as plain numbers in percent, one record for each column and method; None where there is no number."""
-    features = feature_tables.records(results)
+    features = feature_tables.to_records(results)
     return [
         {
             "experiment": results.experiment.name,
@@ -352,10 +352,10 @@ def _fewer_trials(column: ColumnComparison, n_trials: int) -> str:
 
 
 def _by_problem(problems: Problems) -> dict[str, list[tuple[str, str]]]:
-    found: dict[str, list[tuple[str, str]]] = {}
+    cells: dict[str, list[tuple[str, str]]] = {}
     for cell, problem in problems.items():
-        found.setdefault(problem, []).append(cell)
-    return found
+        cells.setdefault(problem, []).append(cell)
+    return cells
 
 
 def _name_cells(cells: Sequence[tuple[str, str]], name: Callable[[str], str] = display_name) -> str:
