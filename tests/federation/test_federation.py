@@ -1,3 +1,5 @@
+"""Federations: from tables, arrays and torch datasets, and by their manifest."""
+
 from __future__ import annotations
 
 import tomllib
@@ -18,37 +20,37 @@ from gpfl.io import toml
 
 
 def client(rows: int, seed: int = 0, labels: int = 3) -> tuple[np.ndarray, np.ndarray]:
-    draw = np.random.default_rng(seed)
-    return draw.normal(size=(rows, 2)), np.arange(rows) % labels
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(rows, 2)), np.arange(rows) % labels
 
 
-def all_rows(federation: gpfl.Federation) -> np.ndarray:
-    return np.concatenate([shard.split(part) for shard in federation.shards for part in SPLITS])
+def all_samples(federation: gpfl.Federation) -> np.ndarray:
+    return np.concatenate([shard.split(name) for shard in federation.shards for name in SPLITS])
 
 
-def cut(name: str, rows: Indices, partition: Partition, number: int) -> Shard:
-    return Shard(name, *partition.split(toy_table(), rows, number))
+def split(name: str, samples: Indices, partition: Partition, client: int) -> Shard:
+    return Shard(name, *partition.split(toy_table(), samples, client))
 
 
 @pytest.mark.parametrize(("rows", "train"), [(4, 3), (5, 3), (6, 4), (7, 5), (40, 30), (43, 32)])
-def test_three_quarters_rounded_down_are_for_training_and_the_rest_for_testing(rows: int, train: int) -> None:
-    shard = cut("0", np.arange(rows), Partition(), 0)
+def test_three_quarters_of_the_samples_are_for_training(rows: int, train: int) -> None:
+    shard = split("0", np.arange(rows), Partition(), 0)
     assert (len(shard.train), len(shard.test)) == (train, rows - train)
 
 
-@pytest.mark.parametrize(("share", "rows", "train"), [(0.8, 5, 1), (0.9, 10, 1), (0.3, 10, 7), (0.35, 20, 13)])
-def test_a_share_that_divides_the_rows_is_met_exactly(share: float, rows: int, train: int) -> None:
-    assert len(cut("0", np.arange(rows), Partition(test_fraction=share), 0).train) == train
+@pytest.mark.parametrize(("test_fraction", "rows", "train"), [(0.8, 5, 1), (0.9, 10, 1), (0.3, 10, 7), (0.35, 20, 13)])
+def test_test_fraction_is_exact_if_it_divides_the_samples(test_fraction: float, rows: int, train: int) -> None:
+    assert len(split("0", np.arange(rows), Partition(test_fraction=test_fraction), 0).train) == train
 
 
 @pytest.mark.parametrize("validation", [0.0, 0.2])
-def test_training_validation_and_test_rows_are_disjoint_and_complete(validation: float) -> None:
+def test_splits_are_disjoint_and_complete(validation: float) -> None:
     federation = gpfl.federate(toy_table(), partition="dirichlet", clients=4, beta=1.0, validation_fraction=validation)
-    assert np.array_equal(np.sort(all_rows(federation)), np.arange(120))
+    assert np.array_equal(np.sort(all_samples(federation)), np.arange(120))
     assert federation.has_validation == bool(validation)
 
 
-def test_validation_rows_come_out_of_the_training_rows_alone() -> None:
+def test_validation_samples_are_taken_from_training_samples() -> None:
     plain = gpfl.federate(toy_table(), clients=3)
     kept = gpfl.federate(toy_table(), clients=3, validation_fraction=0.2)
     for before, after in zip(plain.shards, kept.shards, strict=True):
@@ -57,25 +59,25 @@ def test_validation_rows_come_out_of_the_training_rows_alone() -> None:
         assert len(after.validation) == round(0.2 * len(before.train))
 
 
-def test_the_smallest_share_for_validation_is_one_row() -> None:
-    shard = cut("0", np.arange(8), Partition(validation_fraction=0.01), 0)
+def test_smallest_validation_split_is_one_sample() -> None:
+    shard = split("0", np.arange(8), Partition(validation_fraction=0.01), 0)
     assert (len(shard.train), len(shard.validation), len(shard.test)) == (5, 1, 2)
 
 
-def test_a_seed_names_a_division() -> None:
+def test_partition_is_a_function_of_the_seed() -> None:
     first, again, other = (gpfl.federate(toy_table(), clients=3, seed=seed) for seed in (1, 1, 2))
     assert first.manifest() == again.manifest()
     assert first.manifest() != other.manifest()
 
 
-def test_rows_are_shuffled_before_they_are_cut() -> None:
-    shard = cut("0", np.arange(100), Partition(), 0)
+def test_samples_are_shuffled_before_they_are_split() -> None:
+    shard = split("0", np.arange(100), Partition(), 0)
     assert shard.test.tolist() != list(range(75, 100))
-    assert shard.test.tolist() != cut("1", np.arange(100), Partition(), 1).test.tolist()
-    assert shard.test.tolist() != cut("0", np.arange(100), Partition(seed=2), 0).test.tolist()
+    assert shard.test.tolist() != split("1", np.arange(100), Partition(), 1).test.tolist()
+    assert shard.test.tolist() != split("0", np.arange(100), Partition(seed=2), 0).test.tolist()
 
 
-def test_label_counts_are_those_of_training_rows() -> None:
+def test_label_counts_are_those_of_training_samples() -> None:
     federation = gpfl.federate(toy_table(), clients=3, classes_per_client=1, validation_fraction=0.2)
     counts = federation.label_counts
     assert counts.shape == (3, 3)
@@ -83,7 +85,7 @@ def test_label_counts_are_those_of_training_rows() -> None:
     assert (counts > 0).sum(1).tolist() == [1, 1, 1]
 
 
-def test_arrays_stay_with_the_client_that_brings_them() -> None:
+def test_each_client_keeps_its_own_arrays() -> None:
     federation = gpfl.federate({"ann": client(8, 1), "bob": (*client(6, 2), *client(4, 3))})
     ann, bob = federation.shards
     assert (ann.name, bob.name) == ("ann", "bob")
@@ -93,7 +95,7 @@ def test_arrays_stay_with_the_client_that_brings_them() -> None:
     assert federation.n_samples("test").tolist() == [2, 4]
 
 
-def test_own_test_rows_stay_when_training_rows_are_kept_for_validation() -> None:
+def test_given_test_samples_stay_with_a_validation_split() -> None:
     (shard,) = gpfl.federate([(*client(10), *client(4))], validation_fraction=0.3).shards
     assert shard.test.tolist() == [10, 11, 12, 13]
     assert sorted([*shard.train, *shard.validation]) == list(range(10))
@@ -101,7 +103,7 @@ def test_own_test_rows_stay_when_training_rows_are_kept_for_validation() -> None
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [
         ([(*client(5), client(5)[0])], "client 0 has 3 arrays; give (x, y) or (x_train, y_train, x_test, y_test)"),
         ([client(8), (np.zeros((8, 3)), np.zeros(8))], "client 1 has samples of shape (3,)"),
@@ -110,13 +112,13 @@ def test_own_test_rows_stay_when_training_rows_are_kept_for_validation() -> None
         ([], "at least one client"),
     ],
 )
-def test_arrays_that_make_no_federation_are_refused(data: object, words: str) -> None:
-    with pytest.raises(gpfl.GpflError) as problem:
+def test_arrays_that_make_no_federation_are_an_error(data: object, message: str) -> None:
+    with pytest.raises(gpfl.GpflError) as error:
         gpfl.federate(data)  # type: ignore[arg-type]
-    assert words in str(problem.value)
+    assert message in str(error.value)
 
 
-def test_unknown_names_are_answered_with_the_closest() -> None:
+def test_error_suggests_the_closest_name() -> None:
     with pytest.raises(gpfl.GpflError, match="unknown data 'digit'; did you mean 'digits'"):
         gpfl.federate("digit")
     with pytest.raises(gpfl.GpflError, match="unknown partition 'dirichlt'; did you mean 'dirichlet'"):
@@ -130,7 +132,7 @@ def shard_of(train: list[int], test: list[int]) -> Shard:
 
 
 @pytest.mark.parametrize(
-    ("shard", "words"),
+    ("shard", "message"),
     [
         (shard_of([0], []), "client 7 has no test samples"),
         (shard_of([0, 120], [1]), "client 7 has sample 120; the table has samples 0 to 119"),
@@ -138,34 +140,34 @@ def shard_of(train: list[int], test: list[int]) -> Shard:
         (shard_of([0, 1], [1]), "client 7 has a sample twice"),
     ],
 )
-def test_a_client_with_wrong_rows_is_refused(shard: Shard, words: str) -> None:
-    with pytest.raises(gpfl.GpflError) as problem:
+def test_client_with_wrong_samples_is_an_error(shard: Shard, message: str) -> None:
+    with pytest.raises(gpfl.GpflError) as error:
         gpfl.Federation(toy_table(), [shard])
-    assert words in str(problem.value)
+    assert message in str(error.value)
 
 
-def test_a_federation_without_clients_is_refused() -> None:
+def test_federation_without_clients_is_an_error() -> None:
     with pytest.raises(gpfl.GpflError, match="at least one client"):
         gpfl.Federation(toy_table(), [])
 
 
-def test_a_manifest_gives_the_very_same_rows_again(tmp_path: Path) -> None:
+def test_manifest_restores_the_same_samples(tmp_path: Path) -> None:
     federation = gpfl.federate("digits", partition="dirichlet", clients=5, beta=0.5, validation_fraction=0.1)
     federation.save(tmp_path / "federation.toml")
     again = gpfl.Federation.load(tmp_path / "federation.toml")
     for before, after in zip(federation.shards, again.shards, strict=True):
-        assert all(np.array_equal(before.split(part), after.split(part)) for part in SPLITS)
+        assert all(np.array_equal(before.split(name), after.split(name)) for name in SPLITS)
     assert again.manifest() == federation.manifest()
     assert torch.equal(again.table.x, federation.table.x)
 
 
-def test_a_manifest_of_arrays_keeps_odd_client_names(tmp_path: Path) -> None:
+def test_manifest_keeps_unusual_client_names(tmp_path: Path) -> None:
     federation = gpfl.federate({'a "b"\\ é': client(8), "": client(8, 1)})
     federation.save(tmp_path / "f.toml")
     assert gpfl.Federation.load(tmp_path / "f.toml", federation.table).manifest() == federation.manifest()
 
 
-def test_a_manifest_refuses_a_table_with_other_content(tmp_path: Path) -> None:
+def test_manifest_with_another_table_is_an_error(tmp_path: Path) -> None:
     federation = gpfl.federate(toy_table(), clients=3)
     federation.save(tmp_path / "f.toml")
     changed = toy_table()
@@ -180,17 +182,17 @@ DAMAGE: dict[str, Callable[[dict], object]] = {
     "no hash": lambda m: m["table"].pop("sha256"),
     "no clients": lambda m: m.pop("client"),
     "clients not listed": lambda m: m.update(client={"name": "0"}),
-    "a client without test rows": lambda m: m["client"][0].pop("test"),
-    "fractions of rows": lambda m: m["client"][0].update(train=[0.5]),
-    "rows as text": lambda m: m["client"][0].update(train=["1"]),
-    "rows beyond numbers": lambda m: m["client"][0].update(train=[2**70]),
-    "rows in a table": lambda m: m["client"][0].update(train=[[0, 1]]),
-    "one row, not listed": lambda m: m["client"][0].update(train=3),
+    "a client without test samples": lambda m: m["client"][0].pop("test"),
+    "fractions": lambda m: m["client"][0].update(train=[0.5]),
+    "text": lambda m: m["client"][0].update(train=["1"]),
+    "too large indices": lambda m: m["client"][0].update(train=[2**70]),
+    "nested lists": lambda m: m["client"][0].update(train=[[0, 1]]),
+    "a single index": lambda m: m["client"][0].update(train=3),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_a_damaged_manifest_is_refused(damage: Callable[[dict], object], tmp_path: Path) -> None:
+def test_damaged_manifest_is_an_error(damage: Callable[[dict], object], tmp_path: Path) -> None:
     federation = gpfl.federate(toy_table(), clients=3)
     content = federation.manifest()
     damage(content)
@@ -199,7 +201,7 @@ def test_a_damaged_manifest_is_refused(damage: Callable[[dict], object], tmp_pat
         gpfl.Federation.load(tmp_path / "f.toml", federation.table)
 
 
-def test_a_manifest_with_rows_outside_the_table_is_refused(tmp_path: Path) -> None:
+def test_manifest_with_samples_outside_the_table_is_an_error(tmp_path: Path) -> None:
     federation = gpfl.federate(toy_table(), clients=3)
     content = tomllib.loads(toml.dump(federation.manifest()))
     content["client"][1]["train"].append(500)
@@ -208,7 +210,7 @@ def test_a_manifest_with_rows_outside_the_table_is_refused(tmp_path: Path) -> No
         gpfl.Federation.load(tmp_path / "f.toml", federation.table)
 
 
-def test_a_federation_says_its_sizes() -> None:
+def test_repr_names_the_sizes() -> None:
     federation = gpfl.federate([client(8), client(16)])
     assert (
         repr(federation)
@@ -216,7 +218,7 @@ def test_a_federation_says_its_sizes() -> None:
     )
 
 
-def test_clients_may_bring_torch_datasets(federation: gpfl.Federation) -> None:
+def test_clients_can_be_torch_datasets(federation: gpfl.Federation) -> None:
     x, y = federation.table.x, federation.table.y
     arrays = gpfl.federate({"a": (x[:40], y[:40]), "b": (x[40:70], y[40:70], x[70:80], y[70:80])})
     sets = gpfl.federate(
@@ -226,13 +228,13 @@ def test_clients_may_bring_torch_datasets(federation: gpfl.Federation) -> None:
 
 
 @pytest.mark.parametrize("items", [[], [(torch.zeros(2), 1), (torch.zeros(3), 0)], [torch.zeros(2)], [(torch.zeros(2), "cat")]])
-def test_dataset_that_is_no_table_is_refused(items: list[object]) -> None:
+def test_torch_dataset_of_unequal_items_is_an_error(items: list[object]) -> None:
     class Items(Dataset):
         def __len__(self) -> int:
             return len(items)
 
-        def __getitem__(self, place: int) -> object:
-            return items[place]
+        def __getitem__(self, index: int) -> object:
+            return items[index]
 
     with pytest.raises(gpfl.GpflError, match="the dataset of client 0"):
         gpfl.federate([Items()])

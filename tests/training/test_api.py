@@ -1,4 +1,4 @@
-"""The Python interface: what fit takes, what resume, load and load_model give back."""
+"""The Python interface: fit, resume, load and load_model."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ FAST = {"rounds": 2, "lr": 0.1, "engine": "loop"}
 
 
 def small_net(seed: int = 0) -> nn.Module:
-    """A module whose head, the last linear layer, is not at its top."""
+    """Return a module whose last linear layer is not at its top level."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)))
 
 
-class TwoStory(nn.Module):
-    """A module with named parts, whose head is two layers."""
+class TwoLayerHead(nn.Module):
+    """A module whose head has two layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class TwoStory(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Narrow(Architecture):
-    """An architecture that is not one of the named ones."""
+    """An architecture that is not in NETS."""
 
     lr: ClassVar[float] = 0.02
     width: int = option(4, "width of the features", min=1)
@@ -71,18 +71,18 @@ def same(one: gpfl.Result, other: gpfl.Result) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
-# What fit takes.
+# Arguments of fit.
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_fit_takes_every_method_by_name_and_learns(method: str) -> None:
+def test_every_method_learns_by_name(method: str) -> None:
     result = gpfl.fit(method, toy_federation(), net="mlp", rounds=6, lr=0.1)
     assert result.summary["method"] == method
     assert result.accuracy > 0.9 > float(str(result.history[0]["accuracy"]))
     assert result.accuracy == result.history[-1]["accuracy"]
 
 
-def test_fit_takes_a_method_as_a_record_as_well_as_by_name() -> None:
+def test_method_instance_equals_its_name_and_options() -> None:
     federation = toy_federation()
     by_name = gpfl.fit("gpfl", federation, net="mlp", lam=0.5, mu=0.0, **FAST)
     by_record = gpfl.fit(GPFL(lam=0.5, mu=0.0), federation, net="mlp", **FAST)
@@ -90,7 +90,7 @@ def test_fit_takes_a_method_as_a_record_as_well_as_by_name() -> None:
     assert not same(by_name, gpfl.fit("gpfl", federation, net="mlp", lam=0.1, mu=0.0, **FAST))
 
 
-def test_fit_takes_a_method_of_the_users_own() -> None:
+def test_fit_takes_a_users_method() -> None:
     @dataclass(frozen=True, kw_only=True)
     class Head(FedAvg):
         """FedAvg that shares the head alone."""
@@ -103,28 +103,28 @@ def test_fit_takes_a_method_of_the_users_own() -> None:
     assert list(result.outcome.last.shared) == ["head"]
 
 
-def test_a_method_whose_steps_name_no_terms_is_told_so() -> None:
+def test_method_whose_steps_return_no_loss_terms_is_an_error() -> None:
     @dataclass(frozen=True, kw_only=True)
-    class Silent(FedAvg):
-        """FedAvg that says nothing of its steps."""
+    class NoTerms(FedAvg):
+        """FedAvg without loss terms."""
 
-        name: ClassVar[str] = "silent"
+        name: ClassVar[str] = "no-terms"
 
         def step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
             return super().step(shared, local_state, batch, client)[0], {}
 
-    with pytest.raises(GpflError, match="the steps of method 'silent' return no loss terms: return at least one"):
-        gpfl.fit(Silent(), toy_federation(), net="mlp", **FAST)
+    with pytest.raises(GpflError, match="the steps of method 'no-terms' return no loss terms: return at least one"):
+        gpfl.fit(NoTerms(), toy_federation(), net="mlp", **FAST)
 
 
-def test_net_is_chosen_by_the_shape_of_the_rows() -> None:
+def test_default_net_depends_on_the_shape_of_the_samples() -> None:
     assert gpfl.fit("fedavg", toy_federation(), **FAST).summary["net"] == "mlp"
     images = np.random.default_rng(0).normal(size=(24, 1, 6, 6)).astype(np.float32)
     federation = gpfl.federate([(images[:12], np.arange(12) % 2), (images[12:], np.arange(12) % 2)])
     assert gpfl.fit("fedavg", federation, rounds=1, lr=0.01).summary["net"] == "cnn4"
 
 
-def test_module_starts_from_its_own_weights_and_is_not_changed() -> None:
+def test_module_starts_from_its_weights_and_is_not_changed() -> None:
     module = small_net()
     before = {key: value.clone() for key, value in module.state_dict().items()}
     result = gpfl.fit("fedavg", toy_federation(), net=module, **FAST)
@@ -134,7 +134,7 @@ def test_module_starts_from_its_own_weights_and_is_not_changed() -> None:
     assert torch.equal(tree.flatten(start)["head/weight"], before["2.2.weight"])
 
 
-def test_function_that_builds_a_module_draws_new_weights_for_each_seed_and_the_same_for_one() -> None:
+def test_function_as_net_draws_weights_by_seed() -> None:
     def build() -> nn.Module:
         return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
 
@@ -145,27 +145,27 @@ def test_function_that_builds_a_module_draws_new_weights_for_each_seed_and_the_s
     assert not torch.equal(*starts)
 
 
-def test_architecture_of_the_users_own_is_built_for_the_data() -> None:
+def test_users_architecture_is_built_for_the_data() -> None:
     result = gpfl.fit("gpfl", toy_federation(), net=Narrow(width=7), rounds=2, engine="loop")
     assert result.engine.method.net.width == 7
     assert result.engine.method.lr == 0.02
     assert result.summary["net"] == "Narrow"
 
 
-def test_named_architecture_as_a_record_is_that_net() -> None:
+def test_named_architecture_as_an_instance_is_that_net() -> None:
     federation = toy_federation()
     assert same(gpfl.fit("fedavg", federation, net=MLP(), **FAST), gpfl.fit("fedavg", federation, net="mlp", **FAST))
 
 
-def test_head_may_be_named() -> None:
-    usual = gpfl.fit("gpfl", toy_federation(), net=TwoStory(), **FAST)
-    named = gpfl.fit("gpfl", toy_federation(), net=TwoStory(), head="decision", **FAST)
+def test_head_can_be_named() -> None:
+    usual = gpfl.fit("gpfl", toy_federation(), net=TwoLayerHead(), **FAST)
+    named = gpfl.fit("gpfl", toy_federation(), net=TwoLayerHead(), head="decision", **FAST)
     assert usual.engine.method.net.width == 4
     assert named.engine.method.net.width == 8
     assert {"private/head/0.weight", "private/head/2.weight"} <= flat(named).keys()
 
 
-def test_clients_may_bring_arrays_with_names_and_their_own_test_rows() -> None:
+def test_clients_can_have_names_and_their_own_test_samples() -> None:
     table = toy_table(60)
     x, y = table.x.numpy(), table.y.numpy()
     federation = gpfl.federate({"north": (x[:20], y[:20], x[40:50], y[40:50]), "south": (x[20:40], y[20:40], x[50:], y[50:])})
@@ -175,14 +175,14 @@ def test_clients_may_bring_arrays_with_names_and_their_own_test_rows() -> None:
     assert result.history[-1]["client_accuracies"] == own
 
 
-def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
+def test_runs_are_equal_for_equal_seeds_only() -> None:
     federation = toy_federation()
     one, again, other = (gpfl.fit("gpfl", federation, net="mlp", seed=seed, client_fraction=0.5, **FAST) for seed in (3, 3, 4))
     assert same(one, again)
     assert not same(one, other)
 
 
-def test_fit_leaves_torchs_own_generator_alone() -> None:
+def test_fit_does_not_use_torchs_global_generator() -> None:
     torch.manual_seed(7)
     wanted = torch.rand(3)
     torch.manual_seed(7)
@@ -196,22 +196,22 @@ def test_run_without_out_writes_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(tmp_path.iterdir()) == []
 
 
-def test_run_folder_holds_all_that_is_promised(tmp_path: Path) -> None:
+def test_run_folder_holds_the_documented_files(tmp_path: Path) -> None:
     result = gpfl.fit("gpfl", toy_federation(), net="mlp", out=tmp_path / "run", **FAST)
     found = sorted(str(path.relative_to(tmp_path / "run")) for path in (tmp_path / "run").rglob("*") if path.is_file())
     models = [f"models/client-{k}.safetensors" for k in range(4)]
     wanted = ["checkpoint.safetensors", "config.toml", "federation.toml", "metrics.jsonl", *models, "summary.json"]
     assert found == wanted
-    promised = "method best_round best_accuracy std cov last_accuracy rounds seconds bytes_up bytes_down engine device seed"
-    assert set(promised.split()) <= result.summary.keys()
+    documented = "method best_round best_accuracy std cov last_accuracy rounds seconds bytes_up bytes_down engine device seed"
+    assert set(documented.split()) <= result.summary.keys()
     assert {"round", "accuracy", "loss", "client_accuracies", "seconds"} <= result.history[0].keys()
 
 
-# Mistakes.
+# Errors.
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("call", "message"),
     [
         ({"method": "gpfll"}, "unknown method 'gpfll'; did you mean 'gpfl'?"),
         ({"net": "mpl"}, "unknown net 'mpl'; did you mean 'mlp'?"),
@@ -233,19 +233,17 @@ def test_run_folder_holds_all_that_is_promised(tmp_path: Path) -> None:
         ({"net": lambda: 3}, "the function passed as net returned int"),
     ],
 )
-def test_mistake_in_a_call_is_one_line_that_names_it_and_nothing_is_written(
-    tmp_path: Path, call: dict[str, object], words: str
-) -> None:
+def test_error_in_a_call_is_one_line_and_nothing_is_written(tmp_path: Path, call: dict[str, object], message: str) -> None:
     settings = {"method": "gpfl", "net": "mlp", "rounds": 1, **call}
-    with pytest.raises(gpfl.GpflError) as told:
+    with pytest.raises(gpfl.GpflError) as error:
         gpfl.fit(settings.pop("method"), toy_federation(), out=tmp_path / "run", **settings)
-    assert words in str(told.value)
-    assert "\n" not in str(told.value)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("net", ["mlp", MLP(), None], ids=["name", "architecture", "none"])
-def test_head_without_a_module_that_could_have_it_is_refused(tmp_path: Path, net: object) -> None:
+def test_head_without_a_module_is_an_error(tmp_path: Path, net: object) -> None:
     with pytest.raises(gpfl.GpflError, match="head is '0', but net is not a module that could have it"):
         gpfl.fit("gpfl", toy_federation(), net=net, head="0", **FAST)  # type: ignore[arg-type]
     gpfl.fit("fedavg", toy_federation(), net="mlp", out=tmp_path, **FAST)
@@ -260,13 +258,13 @@ def test_head_without_a_module_that_could_have_it_is_refused(tmp_path: Path, net
 
 
 @pytest.mark.parametrize("device", ["meta", "foo", "cuda:x", "CPU", ""])
-def test_only_devices_that_runs_are_made_for_are_taken(tmp_path: Path, device: str) -> None:
+def test_unknown_device_is_an_error(tmp_path: Path, device: str) -> None:
     with pytest.raises(gpfl.GpflError, match=f"run.device is '{device}'; it must be auto, cpu, cuda, cuda:N or mps"):
         gpfl.fit("fedavg", toy_federation(), net="mlp", device=device, out=tmp_path / "run", **FAST)
     assert not (tmp_path / "run").exists()
 
 
-def test_numbers_of_numpy_are_settings(tmp_path: Path) -> None:
+def test_settings_can_be_numpy_numbers(tmp_path: Path) -> None:
     federation = toy_federation()
     settings = {"rounds": np.int64(2), "lr": np.float32(0.5), "seed": np.uint32(3), "engine": "loop"}
     mine = gpfl.fit("fedavg", federation, net="mlp", out=tmp_path, **settings)
@@ -274,7 +272,7 @@ def test_numbers_of_numpy_are_settings(tmp_path: Path) -> None:
     assert same(mine, gpfl.load(tmp_path, federation=federation))
 
 
-def test_edited_config_stops_resumption_of_a_run_in_python_too(tmp_path: Path) -> None:
+def test_run_with_an_edited_config_is_an_error(tmp_path: Path) -> None:
     federation = toy_federation()
     gpfl.fit("fedavg", federation, net="mlp", out=tmp_path, **FAST)
     path = tmp_path / "config.toml"
@@ -291,7 +289,7 @@ X, Y = np.zeros((8, 2), dtype=np.float32), np.arange(8) % 2
 
 
 @pytest.mark.parametrize(
-    ("clients", "words"),
+    ("clients", "message"),
     [
         ([(np.where(np.arange(16).reshape(8, 2) == 5, np.nan, X), Y)], "client 0' has NaN or infinity in 1 of 8 rows"),
         ([(X, Y - 1)], "has label -1 in row 0; labels must be 0 to"),
@@ -303,17 +301,17 @@ X, Y = np.zeros((8, 2), dtype=np.float32), np.arange(8) % 2
         ([], "at least one client"),
     ],
 )
-def test_mistake_in_the_data_is_one_line_that_names_it(clients: list[tuple[np.ndarray, ...]], words: str) -> None:
-    with pytest.raises(gpfl.GpflError) as told:
+def test_error_in_the_data_is_one_line(clients: list[tuple[np.ndarray, ...]], message: str) -> None:
+    with pytest.raises(gpfl.GpflError) as error:
         gpfl.federate(clients)  # type: ignore[arg-type]
-    assert words in str(told.value)
-    assert "\n" not in str(told.value)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
 
 
-# Runs that are opened again.
+# Resume and load.
 
 
-def test_finished_run_is_loaded_with_its_models_numbers_and_curves(tmp_path: Path) -> None:
+def test_finished_run_is_loaded_with_models_history_and_summary(tmp_path: Path) -> None:
     federation = toy_federation()
     result = gpfl.fit("gpfl", federation, net="mlp", out=tmp_path, **FAST)
     content = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
@@ -326,7 +324,7 @@ def test_finished_run_is_loaded_with_its_models_numbers_and_curves(tmp_path: Pat
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == content
 
 
-def test_run_on_named_data_is_loaded_from_its_folder_alone(tmp_path: Path) -> None:
+def test_run_on_named_data_needs_only_its_folder(tmp_path: Path) -> None:
     federation = gpfl.federate("digits", clients=4, classes_per_client=4, seed=2)
     result = gpfl.fit("fedavg", federation, out=tmp_path, rounds=1, batch_size=100)
     assert same(gpfl.load(tmp_path), result)
@@ -338,7 +336,7 @@ def test_data_given_in_python_must_be_given_again(tmp_path: Path) -> None:
         gpfl.load(tmp_path)
 
 
-def test_another_federation_is_refused(tmp_path: Path) -> None:
+def test_another_federation_is_an_error(tmp_path: Path) -> None:
     federation = toy_federation()
     gpfl.fit("local", federation, net="mlp", out=tmp_path, **FAST)
     with pytest.raises(gpfl.GpflError, match="sha256"):
@@ -348,7 +346,7 @@ def test_another_federation_is_refused(tmp_path: Path) -> None:
         gpfl.load(tmp_path, federation=fewer)
 
 
-def test_unfinished_run_is_not_loaded(tmp_path: Path) -> None:
+def test_loading_an_unfinished_run_is_an_error(tmp_path: Path) -> None:
     federation = toy_federation()
     gpfl.fit("local", federation, net="mlp", out=tmp_path, **FAST)
     (tmp_path / "summary.json").unlink()
@@ -370,14 +368,14 @@ def test_net_given_in_python_must_be_given_again(tmp_path: Path, net: object) ->
     assert np.array_equal(again.logits(federation.table.x), result.clients[0].logits(federation.table.x))
 
 
-def test_other_net_than_the_runs_own_is_refused(tmp_path: Path) -> None:
+def test_another_net_is_an_error(tmp_path: Path) -> None:
     federation = toy_federation()
     gpfl.fit("gpfl", federation, net=small_net(), out=tmp_path, **FAST)
     with pytest.raises(gpfl.GpflError, match="does not belong to this run's method, net and clients"):
-        gpfl.load(tmp_path, federation=federation, net=TwoStory())
+        gpfl.load(tmp_path, federation=federation, net=TwoLayerHead())
 
 
-def test_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_no_model_is_an_error(tmp_path: Path) -> None:
     gpfl.fit("gpfl", toy_federation(), net="mlp", out=tmp_path, **FAST)
     with pytest.raises(gpfl.GpflError, match="is not a client's model of gpfl"):
         gpfl.load_model(tmp_path / "checkpoint.safetensors")
@@ -388,7 +386,7 @@ def test_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "words"),
+    ("method", "message"),
     [
         (METHODS["gpfl"](lam=-3.0), "method.lam"),
         (METHODS["gpfl"](p_scale="foo"), "method.p_scale"),
@@ -396,8 +394,8 @@ def test_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
         (3, "method is int"),
     ],
 )
-def test_method_made_in_python_is_checked_like_one_in_a_config(method: object, words: str) -> None:
-    with pytest.raises(gpfl.GpflError, match=re.escape(words)):
+def test_options_of_a_method_instance_are_validated(method: object, message: str) -> None:
+    with pytest.raises(gpfl.GpflError, match=re.escape(message)):
         gpfl.fit(method, toy_federation(), rounds=1)  # type: ignore[arg-type]
 
 
@@ -406,21 +404,21 @@ def test_options_of_a_named_net_are_settings() -> None:
     assert result.engine.method.net.width == 4
 
 
-def test_named_data_is_divided_as_the_command_divides_it() -> None:
+def test_named_data_has_its_default_partition() -> None:
     counts = gpfl.federate("digits").label_counts
     assert counts.shape[0] == 20
     assert (counts > 0).sum(1).max() == 4
 
 
-def test_exports_and_modules_are_there_once_they_are_asked_for(tmp_path: Path) -> None:
+def test_import_of_gpfl_is_lazy(tmp_path: Path) -> None:
     code = """
 import sys, gpfl
 print("torch" in sys.modules, [name for name in gpfl.__all__ if not hasattr(gpfl, name)])
 print(gpfl.engine.distributed.exit_process, gpfl.experiments, hasattr(gpfl, "nothing"), dir(gpfl) == sorted(gpfl.__all__))
 """
     environment = {**os.environ, "PYTHONPATH": str(Path(gpfl.__file__).parents[1])}
-    said = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True)
-    assert said.returncode == 0, said.stderr
-    first, second = said.stdout.splitlines()
+    result = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    first, second = result.stdout.splitlines()
     assert first == "False []"
     assert second.endswith("False True")

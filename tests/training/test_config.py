@@ -1,3 +1,5 @@
+"""Configs: precedence of values, validation, and the written file."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -29,10 +31,10 @@ from gpfl.training.config import ConfigDict, resolve_config
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shelf(DataSource):
-    """A data set whose defaults go against a protocol's."""
+class OpposedDefaults(DataSource):
+    """A dataset whose defaults contradict a protocol."""
 
-    name: str = "shelf"
+    name: str = "toys"
     description: str = "a toy"
 
     @property
@@ -48,21 +50,21 @@ class Shelf(DataSource):
 
 
 @pytest.fixture
-def shelf(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setitem(DATASETS, "shelf", Shelf())
-    return "shelf"
+def dataset(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setitem(DATASETS, "toys", OpposedDefaults())
+    return "toys"
 
 
-def test_without_anything_given_gpfl_runs_on_digits() -> None:
+def test_default_config_is_gpfl_on_digits() -> None:
     made = resolve_config({})
     assert (made.data, made.method.name, made.net, made.train.rounds) == ("digits", "gpfl", MLP(), 40)
     assert made.partition == Pathological(clients=20, classes_per_client=4)
 
 
-def test_given_goes_before_protocol_before_data_before_our_defaults(shelf: str) -> None:
-    base: ConfigDict = {"data": {"name": shelf}}
-    usual = resolve_config(base).train
-    assert (usual.shuffle, usual.rounds, usual.batch_size) == (True, 7, 10)
+def test_given_values_precede_protocol_data_and_defaults(dataset: str) -> None:
+    base: ConfigDict = {"data": {"name": dataset}}
+    default = resolve_config(base).train
+    assert (default.shuffle, default.rounds, default.batch_size) == (True, 7, 10)
     preset = resolve_config({**base, "run": {"protocol": "reference"}}).train
     assert (preset.shuffle, preset.class_counts, preset.rounds) == (False, "used", 7)
     given = resolve_config({**base, "run": {"protocol": "reference"}, "train": {"shuffle": True, "rounds": 2}}).train
@@ -70,30 +72,30 @@ def test_given_goes_before_protocol_before_data_before_our_defaults(shelf: str) 
 
 
 @pytest.mark.parametrize(
-    ("protocol", "forms"),
+    ("protocol", "values"),
     [
         ("corrected", ("sum", "global", "batch", "wd")),
         ("paper", ("mean", "global", "sample_mean", "norm")),
         ("reference", ("sum", "stale_local", "batch", "wd")),
     ],
 )
-def test_a_protocol_sets_a_methods_options_unless_they_are_given(protocol: str, forms: tuple[str, ...]) -> None:
+def test_protocol_sets_options_that_are_not_given(protocol: str, values: tuple[str, ...]) -> None:
     keys = ("p_scale", "cond_source", "mlg_norm", "reg")
     method = resolve_config({"run": {"protocol": protocol}}).method
-    assert tuple(getattr(method, key) for key in keys) == forms
-    turned = resolve_config({"run": {"protocol": protocol}, "method": {"reg": "norm"}}).method
-    assert tuple(getattr(turned, key) for key in keys) == (*forms[:3], "norm")
+    assert tuple(getattr(method, key) for key in keys) == values
+    changed = resolve_config({"run": {"protocol": protocol}, "method": {"reg": "norm"}}).method
+    assert tuple(getattr(changed, key) for key in keys) == (*values[:3], "norm")
 
 
-def test_a_datas_defaults_for_a_split_and_a_net_go_with_their_names(shelf: str) -> None:
-    made = resolve_config({"data": {"name": shelf}})
+def test_defaults_of_a_dataset_hold_for_its_own_partition_and_net(dataset: str) -> None:
+    made = resolve_config({"data": {"name": dataset}})
     assert (made.partition, made.net) == (Dirichlet(clients=6, beta=2.0), MLP(hidden=(9,)))
-    other = resolve_config({"data": {"name": shelf}, "partition": {"name": "pathological"}, "net": {"name": "cnn4"}})
+    other = resolve_config({"data": {"name": dataset}, "partition": {"name": "pathological"}, "net": {"name": "cnn4"}})
     assert (other.partition, other.net) == (Pathological(clients=6), CNN4())
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "message"),
     [
         ({"trian": {}}, "unknown section 'trian'; did you mean 'train'?"),
         ({"train": {"round": 3}}, "unknown key 'train.round'; did you mean 'rounds'?"),
@@ -128,10 +130,10 @@ def test_a_datas_defaults_for_a_split_and_a_net_go_with_their_names(shelf: str) 
         ({"run": {"protocol": "papr"}}, "it must be one of corrected, paper, reference; did you mean 'paper'?"),
     ],
 )
-def test_a_mistake_is_refused_with_its_name_and_a_way_out(given: ConfigDict, words: str) -> None:
-    with pytest.raises(GpflError) as problem:
+def test_error_names_the_key_and_the_fix(given: ConfigDict, message: str) -> None:
+    with pytest.raises(GpflError) as error:
         resolve_config(given)
-    assert words in str(problem.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -151,14 +153,14 @@ def test_a_mistake_is_refused_with_its_name_and_a_way_out(given: ConfigDict, wor
         },
     ],
 )
-def test_the_written_config_resolves_to_the_same_config(given: ConfigDict) -> None:
+def test_written_config_resolves_to_the_same(given: ConfigDict) -> None:
     made = resolve_config(given)
     again = resolve_config(made.sections())
     assert again == made
     assert again.to_toml() == made.to_toml()
 
 
-def test_a_config_on_a_federation_is_written_with_the_manifest_of_its_folder(tmp_path: Path) -> None:
+def test_config_of_a_federation_names_the_manifest_of_its_folder(tmp_path: Path) -> None:
     federation = toy_federation()
     made = resolve_config({"method": {"name": "fedavg"}, "train": {"lr": 0.1}}, federation=federation)
     assert (made.partition, made.data, made.net) == (None, "arrays", MLP())
@@ -169,18 +171,18 @@ def test_a_config_on_a_federation_is_written_with_the_manifest_of_its_folder(tmp
     assert (again.train, again.net) == (made.train, made.net)
 
 
-def test_images_are_met_with_the_cnn_by_default() -> None:
+def test_default_net_of_images_is_the_cnn() -> None:
     images = gpfl.federate([(torch.zeros(8, 1, 8, 8), torch.arange(8) % 2)])
     assert resolve_config({}, federation=images).net == CNN4()
     assert resolve_config({}, federation=images, custom_net=True).net is None
 
 
-def test_a_custom_net_is_written_as_such() -> None:
+def test_custom_net_is_written_as_custom() -> None:
     text = resolve_config({"method": {"name": "fedavg"}}, custom_net=True).to_toml()
     assert tomllib.loads(text)["net"] == {"name": "custom"}
 
 
-def test_a_config_gives_the_federation_it_describes(tmp_path: Path) -> None:
+def test_config_builds_its_federation(tmp_path: Path) -> None:
     made = resolve_config({"partition": {"clients": 5, "classes_per_client": 4}})
     federation = made.federation()
     assert len(federation) == 5
@@ -189,13 +191,13 @@ def test_a_config_gives_the_federation_it_describes(tmp_path: Path) -> None:
     assert by_manifest.federation().manifest() == federation.manifest()
 
 
-def test_a_value_outside_a_section_is_refused(tmp_path: Path) -> None:
+def test_value_outside_a_section_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("lam = 3\n")
     with pytest.raises(GpflError, match=r"c\.toml: 'lam' stands outside a section; the sections are run, data"):
         config.read_config(tmp_path / "c.toml")
 
 
-def net_named(name: str) -> Net:
+def make_net(name: str) -> Net:
     parts = {"base": nn.Flatten(), "head": nn.Linear(4, 3)}
     return Net(parts, torch.zeros(2, 4), 3, name=name)
 
@@ -211,14 +213,14 @@ def net_named(name: str) -> Net:
         ("harcnn", 0.01, 1.0),
     ],
 )
-def test_lambda_and_mu_of_gpfl_are_the_nets_unless_they_are_given(name: str, lam: float, mu: float) -> None:
-    free = GPFL().bind(net_named(name), lr=0.1, epochs=1)
+def test_lambda_and_mu_of_gpfl_default_to_those_of_the_net(name: str, lam: float, mu: float) -> None:
+    free = GPFL().bind(make_net(name), lr=0.1, epochs=1)
     assert (free.lam, free.mu) == (lam, mu)
-    fixed = GPFL(lam=0.5).bind(net_named(name), lr=0.1, epochs=1)
+    fixed = GPFL(lam=0.5).bind(make_net(name), lr=0.1, epochs=1)
     assert (fixed.lam, fixed.mu) == (0.5, mu)
 
 
-def test_binding_fills_in_what_depends_on_the_net_and_leaves_the_record_alone() -> None:
+def test_binding_sets_defaults_of_the_net_in_a_copy() -> None:
     made = resolve_config({})
     net = net_from_architecture(MLP(), "mlp", torch.zeros(2, 6), 3)
     bound = dataclasses.replace(made, method=made.method.bind(net, lr=0.1, epochs=2))
@@ -263,15 +265,15 @@ WRITTEN = {
         *(("run", ""), ("train", "")),
     ],
 )
-def test_configs_hold_the_keys_that_recorded_results_have(section: str, name: str) -> None:
+def test_configs_have_the_keys_of_recorded_results(section: str, name: str) -> None:
     given = {"data": {"name": "digits"}, **({section: {"name": name}} if name else {})}
     written = resolve_config(given).sections()[section]
     keys = " ".join(key for key in written if key != "name")
     hint = "declare a new option with option(…, omit_default=True): else results would no longer be found"
-    assert keys == WRITTEN.get(name or section, keys), hint  # what is new has no results yet
+    assert keys == WRITTEN.get(name or section, keys), hint
 
 
-def test_option_that_was_added_later_is_written_where_it_was_set_alone() -> None:
+def test_option_with_omit_default_is_written_only_if_set() -> None:
     @dataclasses.dataclass(frozen=True)
     class Record:
         old: int = options.option(1, "old")
@@ -282,7 +284,7 @@ def test_option_that_was_added_later_is_written_where_it_was_set_alone() -> None
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "message"),
     [
         ({"partition": {"name": "iid"}}, "unknown partition 'iid'"),
         ({"partition": {"name": "dirichlet", "beta": -1}}, "partition.beta is -1"),
@@ -293,8 +295,8 @@ def test_option_that_was_added_later_is_written_where_it_was_set_alone() -> None
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_mistakes_are_refused_before_own_files_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: ConfigDict, words: str
+def test_errors_are_raised_before_files_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: ConfigDict, message: str
 ) -> None:
     (tmp_path / "rows.csv").write_text("a,label\n1,x\n2,y\n")
 
@@ -302,5 +304,5 @@ def test_mistakes_are_refused_before_own_files_are_read(
         raise AssertionError("the file is read")
 
     monkeypatch.setattr("gpfl.data.files.dataset.read_once", read)
-    with pytest.raises(GpflError, match=words):
+    with pytest.raises(GpflError, match=message):
         resolve_config({"data": {"name": str(tmp_path / "rows.csv")}, **given})
