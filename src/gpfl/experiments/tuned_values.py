@@ -186,7 +186,8 @@ class TunedValues:
             for section, key in (*data, *_SAME_SETTINGS)
             if study[section].get(key) != complete[section].get(key) and (section, key) not in free
         }
-        for key, (searched, needed) in different.items():
+        if different:
+            key, (searched, needed) = next(iter(different.items()))
             assignments = " ".join(f"--set {key}={_value_text(new)}" for key, (_, new) in different.items() if new is not None)
             raise GpflError(
                 f"--tuned {self.folder} was searched with {key} = {_value_text(searched)}, but {column} has "

@@ -249,7 +249,7 @@ def _train(search: MethodSearch, runs: Sequence[tuple[Candidate, int]], make_cal
     except torch.OutOfMemoryError:
         if len(runs) == 1:
             raise
-    prepared.clear()  # outside the handler: both hold tensors
+    prepared.clear()  # frees its tensors; the error, which holds others, is gone outside the handler
     return {number: failure for run in runs for number, failure in _train(search, [run], make_callback).items()}
 
 
@@ -288,7 +288,7 @@ def _next_candidates(search: MethodSearch, candidates: Sequence[Candidate]) -> l
 def propose(
     space: Space, candidates: Sequence[Candidate], count: int, seed: int, find_error: Callable[[Values], str]
 ) -> list[Values]:
-    """Return up to `count` new values, rounded to three digits, for which `find_error` returns ""."""
+    """Return up to `count` new values for which `find_error` returns "", rounded to three digits."""
     optuna = _import_optuna()
     distributions = {
         key: optuna.distributions.CategoricalDistribution(values)
@@ -319,7 +319,7 @@ def propose(
             proposals.append(values)
             known.append(values)
     if error and not proposals:
-        raise GpflError(f"the method rejected {_MAX_PROPOSALS} proposals, the last one because {error}")
+        raise GpflError(f"none of {_MAX_PROPOSALS} proposed candidates can be trained: {error}")
     return proposals
 
 
