@@ -30,13 +30,13 @@ class RunSpec:
     method: Method
     federation: Federation
     schedule: Schedule
-    class_counts: str = "all"
-    compile: str = "off"
+    class_counts: str = "all"  # samples behind label counts: "all", or those "used" by an unshuffled pass
+    compile: str = "off"  # "on", "off" or "auto"
     precision: str = "float32"
 
     @property
     def device(self) -> torch.device:
-        """The device of the table, on which rounds run."""
+        """Device of the table, on which rounds run."""
         return self.federation.table.y.device
 
 
@@ -75,7 +75,7 @@ class RoundResult(NamedTuple):
 
 
 class Engine(ABC):
-    """Runs the rounds and evaluations of a run. Private state is passed as one tree stacked over clients."""
+    """Base class of engines, which train and evaluate clients. Private state is passed as one tree stacked over clients."""
 
     name: ClassVar[str]
     supports_concurrent_trials: ClassVar[bool] = False
@@ -87,8 +87,8 @@ class Engine(ABC):
         self.class_counts = spec.class_counts
         self.local_clients: Sequence[int] = range(len(spec.federation))  # the clients of this process
         counted = [self._samples_for_label_counts(shard.train) for shard in spec.federation.shards]
-        self._counts = torch.from_numpy(self.federation.count_labels(counted)).to(self.device)
-        self._rows = torch.from_numpy(self.federation.n_samples("train").astype(np.float32)).to(self.device)
+        self._label_counts = torch.from_numpy(self.federation.count_labels(counted)).to(self.device)
+        self._n_samples = torch.from_numpy(self.federation.n_samples("train").astype(np.float32)).to(self.device)
 
     @abstractmethod
     def train_round(self, request: TrainRequest) -> RoundResult:
@@ -139,27 +139,26 @@ class Engine(ABC):
 
     @property
     def description(self) -> str:
-        """The engine as the summary names it."""
+        """Name of the engine in the summary."""
         return self.name
 
     def client_info(self, clients: Sequence[int], round: int) -> ClientInfo:
         """Return the stacked `ClientInfo` of the clients."""
         index = torch.as_tensor(list(clients), device=self.device)
         ones = torch.ones(len(clients), device=self.device)
-        return ClientInfo(
-            self._rows[index], self._counts[index], ones * round, ones * self.schedule.rounds, index.to(ones.dtype)
-        )
+        n_samples, label_counts = self._n_samples[index], self._label_counts[index]
+        return ClientInfo(n_samples, label_counts, ones * round, ones * self.schedule.rounds, index.to(ones.dtype))
 
     def unseen_client_info(self, table: Table, round: int) -> ClientInfo:
         """Return the `ClientInfo` of a client outside the federation that trains on all samples of `table`."""
         labels = table.y[torch.from_numpy(self._samples_for_label_counts(np.arange(len(table)))).to(self.device)]
         counts = torch.bincount(labels, minlength=table.classes).to(torch.float32)
         values = [len(table), round, self.schedule.rounds, len(self.federation)]
-        samples, this_round, rounds, index = torch.tensor(values, dtype=torch.float32, device=self.device)
-        return ClientInfo(samples, counts, this_round, rounds, index)
+        n_samples, this_round, total_rounds, index = torch.tensor(values, dtype=torch.float32, device=self.device)
+        return ClientInfo(n_samples, counts, this_round, total_rounds, index)
 
     def _samples_for_label_counts(self, samples: Indices) -> Indices:
-        """Return those of a client's training samples that its label counts count."""
+        """Return the training samples of a client that its label counts are about."""
         return self.schedule.unshuffled_samples(samples) if self.class_counts == "used" else samples
 
     def plan(self, client: int, round: int, schedule: Schedule | None = None) -> Plan:
@@ -177,7 +176,7 @@ class Engine(ABC):
 
     @property
     def ineligible_clients(self) -> list[int]:
-        """The clients with too few samples to train. They keep their private state and are evaluated like the others."""
+        """Clients with too few samples to train. They keep their private state and are evaluated like the others."""
         return [client for client in range(len(self.federation)) if not self.can_train(client)]
 
     def adaptation_indices(self, client: int) -> Tensor:
@@ -185,7 +184,7 @@ class Engine(ABC):
         indices = self.schedule.batches(self.federation.shards[client].train)[0]
         return torch.from_numpy(indices).to(self.device)
 
-    def fetch_client(self, private: Tree, position: int) -> Tree:
+    def fetch_private(self, private: Tree, position: int) -> Tree:
         """Return one client's private state on the engine's device."""
         return tree.take(tree.fetch(private, [position], self.device), 0)
 
@@ -193,7 +192,7 @@ class Engine(ABC):
         """Return (correct predictions, summed loss) of one client; threads pass a copy of the method each."""
         method = method or self.method
         table, client = self.federation.table, request.clients[position]
-        private, own_info = self.fetch_client(request.private, position), info.select(position)
+        private, own_info = self.fetch_private(request.private, position), info.select(position)
         indices = self.adaptation_indices(client)
         adapt = table.batch(indices[indices >= 0])
         samples = torch.from_numpy(self.federation.shards[client].split(request.split)).to(self.device)

@@ -33,7 +33,7 @@ class EvalGroup(NamedTuple):
 
 
 class BatchedEvaluator:
-    """Evaluates the clients of an engine; `make_program` returns a program for a number of calls."""
+    """Evaluator of an engine's clients; `make_program` returns a program for a number of calls."""
 
     def __init__(
         self, engine: Engine, max_clients: int, make_program: Callable[[Function, Buffers, Buffers, int], Program]

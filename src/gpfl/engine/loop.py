@@ -13,7 +13,7 @@ from gpfl.engine.base import Engine, EvalRequest, RoundResult, TrainRequest, add
 
 
 class Loop(Engine):
-    """Runs one client at a time, without padding its batches."""
+    """Engine that runs one client at a time, without padding batches."""
 
     name: ClassVar[str] = "loop"
 
@@ -24,7 +24,7 @@ class Loop(Engine):
         mean: Tree = {}
         kept, terms = [], []
         for i, client in enumerate(request.clients):
-            private = self.fetch_client(request.private, i)
+            private = self.fetch_private(request.private, i)
             plan = self.plan(client, request.round, request.schedule)
             update = local_round(self.method, request.shared, private, self.federation.table, plan, info.select(i))
             mean = add_weighted(mean, update.upload, weights[i])

@@ -16,7 +16,7 @@ from gpfl.engine.slots import pack
 
 
 class Sharded(Engine):
-    """Runs the clients of one process. Their private state stays there; only sums, loss terms and scores travel."""
+    """Engine of one of several processes. Private state stays with its process; only sums, loss terms and scores travel."""
 
     name: ClassVar[str] = "sharded"
 
@@ -29,7 +29,7 @@ class Sharded(Engine):
 
     @property
     def description(self) -> str:
-        """The engine as the summary names it."""
+        """Name of the engine in the summary."""
         return f"{self._local_engine.description} on {self._group.world_size} ranks"
 
     def train_round(self, request: TrainRequest) -> RoundResult:
@@ -56,11 +56,9 @@ class Sharded(Engine):
         out = Evaluation(*(np.zeros(len(self.federation)) for _ in range(3)))
         for clients, scores in self._group.all_gather((list(request.clients), local)):
             if scores is not None:
-                out.correct[clients], out.loss_sum[clients], out.n_samples[clients] = (
-                    scores.correct,
-                    scores.loss_sum,
-                    scores.n_samples,
-                )
+                out.correct[clients] = scores.correct
+                out.loss_sum[clients] = scores.loss_sum
+                out.n_samples[clients] = scores.n_samples
         return out
 
     def gather_private(self, private: Tree) -> Tree:

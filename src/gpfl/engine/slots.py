@@ -71,7 +71,7 @@ def pack(lengths: Sequence[int], slots: int) -> Packing:
 
 
 def fastest_slot_count(lengths: Sequence[int], counts: Sequence[int]) -> int:
-    """Return that of some numbers of slots with which these clients finish soonest."""
+    """Return the number of slots, one of `counts`, with which these clients finish soonest."""
     return min(counts, key=lambda count: pack(lengths, count).steps * (STEP_OVERHEAD + count))
 
 

@@ -30,7 +30,7 @@ class RoundClient(NamedTuple):
 
 
 class Vmap(Engine):
-    """Trains clients in slots; a slot whose client has finished takes the next client."""
+    """Engine that trains clients in slots; a slot whose client has finished takes the next one."""
 
     name: ClassVar[str] = "vmap"
     supports_concurrent_trials: ClassVar[bool] = True

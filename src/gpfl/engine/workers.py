@@ -34,7 +34,7 @@ class WorkerResult(NamedTuple):
 
 
 class Workers(Engine):
-    """Runs a client on each core, one thread per client: small matrix products gain nothing from several."""
+    """Engine that runs a client on each core, with one thread per client: more do not speed up small matrix products."""
 
     name: ClassVar[str] = "workers"
 
@@ -62,7 +62,7 @@ class Workers(Engine):
             for i in packing.slots[worker]:
                 own = [by_worker[worker] for by_worker in programs]
                 update = self._local_round(
-                    self._methods[worker], own, shared, self.fetch_client(private, i), plans[i], info.select(i)
+                    self._methods[worker], own, shared, self.fetch_private(private, i), plans[i], info.select(i)
                 )
                 out = out._replace(total=add_weighted(out.total, update.upload, weights[i]))
                 out.private[i], out.terms[i] = update.private, update.terms
