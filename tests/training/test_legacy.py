@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from torch import nn
 
 import gpfl
 from gpfl.federation import Federation
-from gpfl.io import toml
 from gpfl.io.legacy import FORMAT_VERSION
 from gpfl.training import config
 from gpfl.training.run_dir import RunDir
@@ -87,15 +88,38 @@ def test_a_manifest_gives_the_federation_of_its_config(folder: Path) -> None:
     assert Federation.load(RECORDED / "finished" / "federation.toml").manifest() == made.manifest()
 
 
-def test_what_is_written_has_a_version_and_a_newer_one_is_refused(folder: Path) -> None:
-    federation = gpfl.federate(arrays())
-    out = folder / "new"
+def test_old_metrics_and_summaries_have_the_keys_of_today(folder: Path) -> None:
+    run_dir = RunDir(folder / "finished")
+    assert run_dir.read_summary()["min_samples"] == 1
+    record = run_dir.read_complete_metrics()[-1]
+    assert record["participants"] == 2
+    assert len(record["client_accuracies"]) == 3  # type: ignore[arg-type]
+    assert record["validation_accuracy"] == pytest.approx(0.2692, abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, gpfl.Federation]:
+    """A run of today."""
+    out, federation = tmp_path_factory.mktemp("run") / "run", gpfl.federate(arrays())
     gpfl.fit("fedavg", federation, net="mlp", hidden=[4], rounds=1, out=out)
-    assert toml.read(out / "config.toml")["format_version"] == FORMAT_VERSION
-    for name in ("config.toml", "federation.toml"):
-        text = (out / name).read_text()
-        (out / name).write_text(text.replace(f"format_version = {FORMAT_VERSION}", "format_version = 9"))
-        with pytest.raises(gpfl.GpflError, match=rf"{name} has format_version 9; this gpfl reads versions up to 2: install"):
-            gpfl.load(out, federation=federation)
-        (out / name).write_text(text)
-    assert RunDir(out).finished
+    return out, federation
+
+
+def newer(text: str) -> str:
+    return re.sub(r'(format_version"?\W+)2', r"\g<1>9", text)
+
+
+@pytest.mark.parametrize("name", ["config.toml", "federation.toml", "summary.json"])
+def test_a_text_file_of_a_newer_version_is_an_error(run: tuple[Path, gpfl.Federation], tmp_path: Path, name: str) -> None:
+    out = Path(shutil.copytree(run[0], tmp_path / "run"))
+    text = (out / name).read_text()
+    assert newer(text) != text
+    (out / name).write_text(newer(text))
+    with pytest.raises(gpfl.GpflError, match=rf"{name} has format_version 9; this gpfl reads versions up to 2: install"):
+        gpfl.load(out, federation=run[1])
+
+
+@pytest.mark.parametrize("name", ["checkpoint.safetensors", "models/client-north.safetensors"])
+def test_a_tensor_file_carries_the_version(run: tuple[Path, gpfl.Federation], name: str) -> None:
+    with safe_open(run[0] / name, framework="pt") as file:
+        assert json.loads(file.metadata()["gpfl"])["format_version"] == FORMAT_VERSION

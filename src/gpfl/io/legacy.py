@@ -1,6 +1,6 @@
-"""Format version of the files gpfl writes, and the names that version 1 used.
+"""Format version of the files that gpfl writes, and the names of version 1.
 
-Version 1 files carry no version. They are upgraded when they are read; the files themselves stay as they are.
+Files of version 1 carry no version. Their content is upgraded when it is read; the files do not change.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CONFIG_KEYS: Mapping[str, Mapping[str, str]] = {
     "method": {"own_epochs": "personal_epochs"},
 }
 
-CONFIG_VALUES: Mapping[tuple[str, str], Mapping[object, object]] = {
+CONFIG_VALUES: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("partition", "rng"): {"own": "gpfl", "reference": "pfllib"},
     ("data", "missing"): {"refuse": "error"},
 }
@@ -56,7 +56,7 @@ def read_version(content: Mapping[str, object], path: Path) -> int:
     """Return the format version of a file's content. Raise if this gpfl is too old to read it."""
     version = content.get("format_version", 1)
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise GpflError(f"{path} has format_version {version!r}; it must be a whole number from 1 to {FORMAT_VERSION}")
+        raise GpflError(f"{path} has format_version {version!r}; it must be an integer from 1 to {FORMAT_VERSION}")
     if version > FORMAT_VERSION:
         raise GpflError(
             f"{path} has format_version {version}; this gpfl reads versions up to {FORMAT_VERSION}: install a newer gpfl"
@@ -68,13 +68,13 @@ def upgrade_section(section: str, values: Mapping[str, object]) -> dict[str, obj
     """Return the values of a config section under today's keys."""
     upgraded = _rename(values, CONFIG_KEYS.get(section, {}))
     for key, value in upgraded.items():
-        new = CONFIG_VALUES.get((section, key), {})
-        upgraded[key] = new.get(value, value) if isinstance(value, str) else value
+        if isinstance(value, str):
+            upgraded[key] = CONFIG_VALUES.get((section, key), {}).get(value, value)
     return upgraded
 
 
 def upgrade_config(content: Mapping[str, object]) -> dict[str, object]:
-    """Return a config with today's sections, keys and values; whatever is no section stays."""
+    """Return a config with today's sections, keys and values."""
     return {
         section: upgrade_section(section, values) if isinstance(values, Mapping) else values
         for section, values in _rename(content, SECTIONS).items()

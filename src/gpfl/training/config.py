@@ -121,26 +121,21 @@ class Config:
 
     def sections(self) -> ConfigDict:
         """Return all values by section and key, as in a TOML file."""
-        sections: ConfigDict = {
-            "run": {},
-            "data": {"name": self.source.config_name if self.source else self.data},
-            "partition": {"name": self.partition.name} if self.partition else {"name": "manifest", "file": MANIFEST},
-            "net": {"name": net_name(self.net) if self.net else CUSTOM},
-            "train": {},
-            "method": {"name": self.method.name},
-        }
-        records = {
-            "run": self.run,
-            "data": self.source,
-            "partition": self.partition,
-            "net": self.net,
-            "train": self.train,
-            "method": self.method,
-            "defence": self.defence if self.defence.enabled else None,
-        }
-        for section, record in records.items():
+        records: tuple[tuple[str, str, object], ...] = (
+            ("run", "", self.run),
+            ("data", self.source.config_name if self.source else self.data, self.source),
+            ("partition", self.partition.name if self.partition else "manifest", self.partition),
+            ("net", net_name(self.net) if self.net else CUSTOM, self.net),
+            ("train", "", self.train),
+            ("method", self.method.name, self.method),
+            *((("defence", "", self.defence),) if self.defence.enabled else ()),
+        )
+        sections: ConfigDict = {section: {"name": name} if name else {} for section, name, _ in records}
+        for section, _, record in records:
             for key, value in (options.config_values(record) if record is not None else {}).items():
-                sections.setdefault(section, {})[key] = list(value) if isinstance(value, tuple) else value
+                sections[section][key] = list(value) if isinstance(value, tuple) else value
+        if self.partition is None:
+            sections["partition"]["file"] = MANIFEST
         return sections
 
     def federation(self) -> Federation:
