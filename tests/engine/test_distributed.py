@@ -118,7 +118,7 @@ def fail(error: Exception) -> None:
 
 def test_attacks_run_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed, "process_group", lambda: ProcessGroup(0, 2))
-    for study in (privacy_command.columns, privacy_command.leaks, privacy_command.curves):
+    for study in (privacy_command.attacks, privacy_command.leaks, privacy_command.defences):
         with pytest.raises(GpflError, match=r"^gpfl privacy runs in one process, not in 2: start it without torchrun$"):
             study.main([], standalone_mode=False)
     with pytest.raises(GpflError, match=r"^gpfl attack runs in one process, not in 2: start it without torchrun$"):
