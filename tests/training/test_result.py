@@ -135,7 +135,7 @@ def test_model_of_a_new_client_can_be_saved(tmp_path: Path) -> None:
         (np.zeros((4, 6)), np.full(4, 3), 1, "has label 3 in row 0; labels must be 0 to 2"),
         (np.zeros((0, 6)), np.zeros(0), 1, "has no rows"),
         (np.full((4, 6), np.inf), np.zeros(4), 1, "NaN or infinity"),
-        (np.zeros((4, 6)), np.zeros(4), -1, "rounds is -1; it must be a whole number, at least 0"),
+        (np.zeros((4, 6)), np.zeros(4), -1, "rounds is -1; it must be an integer, at least 0"),
     ],
 )
 def test_new_client_with_unsuitable_samples_is_an_error(x: np.ndarray, y: np.ndarray, rounds: int, message: str) -> None:

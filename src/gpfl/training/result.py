@@ -98,7 +98,7 @@ class Result:
 
         """
         if not isinstance(rounds, int) or rounds < 0:
-            raise GpflError(f"rounds is {rounds}; it must be a whole number, at least 0")
+            raise GpflError(f"rounds is {rounds}; it must be an integer, at least 0")
         engine, state = self.engine, self.outcome.selected
         method, schedule, spec = engine.method, engine.schedule, engine.federation.table.input_spec
         table = Table(
@@ -113,11 +113,12 @@ class Result:
         samples = np.arange(len(table))
         schedule.check_batch_size(method, len(samples), name)
         private = tree.to(method.init(schedule.seed)[1], engine.device)
-        for number in range(state.round, state.round + rounds):
-            plan = schedule.plan(method.phases(), samples, number, len(engine.federation))
-            update = local_round(method, state.shared, private, table, plan, engine.unseen_client_info(table, number))
+        for i in range(rounds):
+            plan = schedule.plan(method.phases(), samples, state.round + i, len(engine.federation))
+            info = engine.unseen_client_info(table, state.round + i)
+            update = local_round(method, state.shared, private, table, plan, info)
             if not all(bool(torch.isfinite(value)) for value in update.terms.values()):
-                raise GpflError(f"the loss of client {name} is NaN after {number - state.round} rounds: check the samples")
+                raise GpflError(f"the loss of client {name} is NaN after {i} rounds: check the samples")
             private = update.private
         first = torch.from_numpy(schedule.batches(samples)[0]).to(engine.device)
         info = engine.unseen_client_info(table, state.round + rounds)

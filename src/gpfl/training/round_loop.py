@@ -124,7 +124,7 @@ class RoundLoop:
         extra = ("validation_accuracy",) if self.spec.federation.has_validation else ()
         self.history = [record for record in self.run_dir.read_metrics(extra) if metric(record, "round") <= state.round]
         evaluated = {record["round"] for record in self.history}
-        missing = [number for number in range(state.round + 1) if self._is_evaluated(number) and number not in evaluated]
+        missing = [i for i in range(state.round + 1) if self._is_evaluated(i) and i not in evaluated]
         if missing:
             path, hint = self.run_dir.path / "metrics.jsonl", self.run_dir.restart_hint
             raise GpflError(f"{path} is damaged (it lacks round {missing[0]}): {hint}")
