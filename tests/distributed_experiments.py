@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import ToyDataset
 
+import gpfl.cli.privacy  # noqa: F401  (reads its defaults from the real configs, which are replaced below)
 from gpfl.cli import main as cli
 from gpfl.data import DATASETS
 from gpfl.engine.distributed import process_group
