@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, cast, overload
+from typing import Any, NoReturn, cast
 
 import torch
 
@@ -110,17 +110,15 @@ class RoundLoop:
         stacked = tree.to(tree.repeat(private, len(self.spec.federation)), device)
         initial = RunState(0, tree.to(shared, self.spec.device), stacked)
         first = self._take_local(initial)
-        if self.run_dir is None:
+        checkpoint = self.run_dir.load_checkpoint(initial) if self.run_dir else None
+        if self.run_dir is None or checkpoint is None:
             return first, first
-        state = self._take_local(self.run_dir.load_checkpoint(initial)) or first
-        selected = state
+        state = selected = self._take_local(checkpoint)
         if self.selection != "last":
-            found = self._take_local(self.run_dir.load_checkpoint(initial, "selected"))
-            if found is None:  # without the selected state the run starts over
-                state = first
-            selected = found or first
-        if state is first:
-            return state, selected
+            checkpoint = self.run_dir.load_checkpoint(initial, "selected")
+            if checkpoint is None:  # without the selected state the run starts over
+                return first, first
+            selected = self._take_local(checkpoint)
         extra = ("validation_accuracy",) if self.spec.federation.has_validation else ()
         self.history = [record for record in self.run_dir.read_metrics(extra) if metric(record, "round") <= state.round]
         evaluated = {record["round"] for record in self.history}
@@ -130,15 +128,9 @@ class RoundLoop:
             raise GpflError(f"{path} is damaged (it lacks round {missing[0]}): {hint}")
         return state, selected
 
-    @overload
-    def _take_local(self, state: RunState) -> RunState: ...
-
-    @overload
-    def _take_local(self, state: None) -> None: ...
-
-    def _take_local(self, state: RunState | None) -> RunState | None:
+    def _take_local(self, state: RunState) -> RunState:
         """Return a state with the private state of this process's clients only."""
-        if state is None or len(self.engine.local_clients) == len(self.spec.federation):
+        if len(self.engine.local_clients) == len(self.spec.federation):
             return state
         return state._replace(private=tree.take(state.private, self._index(self.engine.local_clients, state)))
 
