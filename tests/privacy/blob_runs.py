@@ -11,7 +11,7 @@ from torch import nn
 import gpfl
 from gpfl.core.net import Net
 from gpfl.models.splitting import net_from_module
-from gpfl.privacy.attack_runner import AttackCase, AttackRunner, CaseResult
+from gpfl.privacy.attack_runner import AttackRunner
 from gpfl.privacy.reconstruction import AttackConfig
 from gpfl.privacy.uploads import choose_batches, state_at
 
@@ -55,7 +55,3 @@ def make_runner(result: gpfl.Result, images: int = 2, batch: int = 1, config: At
     batches = choose_batches(result.federation, [0, 1], images, [batch], 3)
     config = config or AttackConfig(iterations=3, restarts=1)
     return AttackRunner(result.engine, {"0": state_at(result, "0")}, batches, config)
-
-
-def ignore_result(case: AttackCase, result: CaseResult) -> None:
-    """Do nothing with the result of a case."""

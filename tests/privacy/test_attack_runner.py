@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from privacy.blob_runs import ignore_result, make_runner, train_on_blobs
+from privacy.blob_runs import make_runner, train_on_blobs
 from torch import Tensor
 
 import gpfl
@@ -35,9 +35,9 @@ def fedavg() -> gpfl.Result:
 def test_finished_cases_are_not_attacked_again(fedavg: gpfl.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = make_runner(fedavg, config=QUICK)
     cases = [dataclasses.replace(CASE, steps=steps) for steps in STEPS]
-    first = runner.run(cases, tmp_path, ignore_result)
+    first = runner.run(cases, tmp_path)
     monkeypatch.setattr(reconstruction, "reconstruct", lambda *given: pytest.fail("attacked again"))
-    again = runner.run(cases, tmp_path, ignore_result)
+    again = runner.run(cases, tmp_path)
     assert [result.records for result in again.values()] == [result.records for result in first.values()]
     harder = make_runner(fedavg, config=dataclasses.replace(QUICK, iterations=6))
     assert harder.load(CASE, tmp_path) is None
@@ -46,7 +46,7 @@ def test_finished_cases_are_not_attacked_again(fedavg: gpfl.Result, tmp_path: Pa
 @pytest.mark.parametrize("settings", [{"epochs": 2}, {"batch_size": 5}])
 def test_another_local_training_is_attacked_again(fedavg: gpfl.Result, tmp_path: Path, settings: dict[str, int]) -> None:
     cases = [dataclasses.replace(CASE, steps=steps) for steps in STEPS]
-    make_runner(fedavg, config=QUICK).run(cases, tmp_path, ignore_result)
+    make_runner(fedavg, config=QUICK).run(cases, tmp_path)
     other = make_runner(train_on_blobs("fedavg", **settings), config=QUICK)
     assert [other.load(case, tmp_path) is not None for case in cases] == [True, False], "one step is the same in both"
 
@@ -56,19 +56,19 @@ def test_another_defence_is_attacked_again(tmp_path: Path) -> None:
     for settings in ({}, {"clip": 0.1}, {"clip": 0.1}):
         runner = make_runner(train_on_blobs("fedavg", **settings), config=QUICK)
         saved.append(runner.load(CASE, tmp_path) is not None)
-        runner.run([CASE], tmp_path, ignore_result)
+        runner.run([CASE], tmp_path)
     assert saved == [False, False, True]
 
 
 def test_cases_of_an_older_version_are_attacked_again(fedavg: gpfl.Result, tmp_path: Path) -> None:
     runner, path = make_runner(fedavg), case_path(tmp_path, CASE)
-    runner.run([CASE], tmp_path, ignore_result)
+    runner.run([CASE], tmp_path)
     images, metadata = read_tensors(path)
     settings = {name: value for name, value in metadata["settings"].items() if name != "form"}
     records = [{name: value for name, value in record.items() if "either" not in name} for record in metadata["records"]]
     write_tensors(path, images, {"settings": settings, "records": records})
     assert runner.load(CASE, tmp_path) is None
-    results = runner.run([CASE], tmp_path, ignore_result)
+    results = runner.run([CASE], tmp_path)
     assert summarize_case(CASE, results[CASE]).images == 2
     assert runner.load(CASE, tmp_path) is not None
 
@@ -151,7 +151,7 @@ def attack_defended(**defence: float) -> tuple[float, float]:
     """Return the mean PSNR of reconstructions from defended uploads, and the floor."""
     runner = make_runner(train_on_blobs("fedavg", **defence), 6, config=AttackConfig(iterations=80, restarts=1))
     case = dataclasses.replace(CASE, target="model")
-    records = runner.run([case], None, ignore_result)[case].records
+    records = runner.run([case])[case].records
     floor = [max(record["start_psnr"], record["mean_psnr"]) for record in records]
     return float(record_values(records, "psnr").mean()), float(np.mean(floor))
 

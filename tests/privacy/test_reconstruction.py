@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from privacy.blob_runs import SIDE, ignore_result, make_runner, train_on_blobs
+from privacy.blob_runs import SIDE, make_runner, train_on_blobs
 from torch import Tensor
 
 import gpfl
@@ -124,7 +124,7 @@ def test_the_sign_is_resolved_for_single_images_without_labels_only(
     monkeypatch.setattr(geiping, "resolve_sign", record_shape)
     for batch, target in ((1, "fe"), (2, "fe"), (1, "model")):
         runner = make_runner(fedavg, 2, batch, AttackConfig(iterations=2, restarts=2, n_concurrent=3))
-        runner.run([AttackCase("fedavg", target, "geiping", "0", "one", batch)], None, ignore_result)
+        runner.run([AttackCase("fedavg", target, "geiping", "0", "one", batch)])
     assert shapes == [(2, 1, 1, 8, 8)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from privacy.blob_runs import ignore_result, train_on_blobs
+from privacy.blob_runs import train_on_blobs
 from report.made_studies import STUDY, make_point
 
 from gpfl.experiments.leaks import InferenceFindings
@@ -29,7 +29,7 @@ def test_a_weak_attack_is_no_evidence() -> None:
     result = train_on_blobs("fedavg")
     batches = choose_batches(result.federation, [0, 1, 2, 3], 8, [1], 0)
     runner, case = ceiling_runner(result.engine, batches, "dlg", AttackConfig(iterations=1, restarts=1))
-    results = runner.run([case], None, ignore_result)
+    results = runner.run([case])
     table = attack_table(results, (case, results[case]), "proper", "title")
     text = table.to_markdown()
     assert "**No evidence**" in text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
 
@@ -13,7 +13,7 @@ from gpfl.engine.loop import Loop
 from gpfl.errors import GpflError
 from gpfl.experiments.defence_study import PlannedPoint
 from gpfl.experiments.grid import Job
-from gpfl.privacy.attack_runner import AttackCase, AttackRunner, CaseResult, ceiling_runner
+from gpfl.privacy.attack_runner import AttackCase, AttackRunner, ceiling_runner
 from gpfl.privacy.case_summary import CaseSummary, summarize_case
 from gpfl.privacy.gradient_targets import gradient_targets
 from gpfl.privacy.reconstruction import AttackConfig
@@ -116,7 +116,7 @@ def attack_points(
         if not batches:
             batches = choose_batches(engine.federation, range(len(engine.federation)), images, [1], config.seed)
             runner, case = ceiling_runner(engine, batches, ATTACK, config)
-            ceiling = summarize_case(case, runner.run([case], folder, _ignore)[case])
+            ceiling = summarize_case(case, runner.run([case], folder)[case])
             on_summary("ceiling", ceiling)
         runner = AttackRunner(engine, {attacked_round: state}, batches, config)
         worst = _worst_target(runner, attacked_round, folder / "points" / job.folder.name)
@@ -157,18 +157,18 @@ def _open_run(job: Job, seed: int, round: str) -> tuple[Engine, RunState]:
 def _worst_target(runner: AttackRunner, round: str, folder: Path) -> CaseSummary:
     method = runner.engine.method
     cases = [AttackCase(method.name, target, ATTACK, round, "one", 1) for target in gradient_targets(method)]
-    summaries = [summarize_case(case, result) for case, result in runner.run(cases, folder, _ignore).items()]
+    summaries = [summarize_case(case, result) for case, result in runner.run(cases, folder).items()]
     return max(summaries, key=lambda summary: summary.psnr)
-
-
-def _ignore(case: AttackCase, result: CaseResult) -> None: ...
 
 
 def _make_point(planned: PlannedPoint, job: Job, seeds: Sequence[int], engine: Engine, summary: CaseSummary) -> DefencePoint:
     trials = job.trials(planned.method, seeds)
     if trials is None:
         raise ValueError(f"{job.folder} has no finished trials")
-    point = DefencePoint(
+    level = planned.family.level if planned.family else ""
+    guarantees = run_guarantee(engine.method, engine.federation, engine.schedule) if level else {}
+    guarantee = cast(dict[str, float | None], guarantees.get(level, {}))
+    return DefencePoint(
         method=planned.method,
         family=planned.family.option if planned.family else "",
         variant=planned.flags,
@@ -177,25 +177,14 @@ def _make_point(planned: PlannedPoint, job: Job, seeds: Sequence[int], engine: E
         std=trials.std("best_accuracy"),
         trials=len(trials.summaries),
         bytes_up=trials.mean("bytes_up"),
-        epsilon=None,
-        epsilon_if_poisson=None,
-        delta=None,
-        label_counts_known=False,
+        epsilon=guarantee.get("epsilon"),
+        epsilon_if_poisson=guarantee.get("epsilon_if_poisson"),
+        delta=guarantee.get("delta"),
+        label_counts_known=bool(guarantee.get("label_counts_known")),
         target=summary.case.target,
         psnr=summary.psnr,
         ssim=summary.ssim,
         floor=summary.floor,
         verdict=summary.verdict,
         psnr_as_found=summary.psnr_as_found,
-    )
-    level = planned.family.level if planned.family else ""
-    if not level:
-        return point
-    guarantee = cast(dict[str, float | None], run_guarantee(engine.method, engine.federation, engine.schedule).get(level, {}))
-    return replace(
-        point,
-        epsilon=guarantee.get("epsilon"),
-        epsilon_if_poisson=guarantee.get("epsilon_if_poisson"),
-        delta=guarantee.get("delta"),
-        label_counts_known=bool(guarantee.get("label_counts_known")),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -15,7 +15,7 @@ import torch
 from gpfl.errors import GpflError
 from gpfl.experiments import definitions as experiments
 from gpfl.io import toml
-from gpfl.privacy.attack_runner import AttackCase, AttackRunner, CaseResult, Record, ceiling_runner
+from gpfl.privacy.attack_runner import AttackCase, AttackRunner, CaseResult, OnResult, Record, ceiling_runner
 from gpfl.privacy.case_summary import record_values, signed_rank_p_value
 from gpfl.privacy.reconstruction import ATTACKS, AttackConfig
 from gpfl.privacy.uploads import ROUNDS, STEPS, choose_batches, state_at
@@ -48,7 +48,6 @@ METHODS = tuple(dict.fromkeys(column.method for column in COLUMNS))
 CEILING = "ceiling"
 """Column of the records of a ceiling."""
 
-OnResult = Callable[[AttackCase, CaseResult], None]
 Results = dict[tuple[AttackColumn, AttackCase], CaseResult]
 Setting = tuple[str, str, int]
 """Round, steps and batch size."""

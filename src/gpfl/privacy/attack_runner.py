@@ -78,6 +78,9 @@ class CaseResult(NamedTuple):
     found: Tensor  # images whose record says "turned" as their negative
 
 
+OnResult = Callable[[AttackCase, CaseResult], None]
+
+
 class AttackRunner:
     """Attacks batches of one run. Cases that a folder holds are not attacked again."""
 
@@ -94,7 +97,7 @@ class AttackRunner:
         self._local_rounds: dict[str, dict[int, ServerView]] = {key: {} for key in states}
 
     def run(
-        self, cases: Sequence[AttackCase], folder: Path | None, on_result: Callable[[AttackCase, CaseResult], None]
+        self, cases: Sequence[AttackCase], folder: Path | None = None, on_result: OnResult = lambda case, result: None
     ) -> dict[AttackCase, CaseResult]:
         """Return the results of all cases; those that differ only in their steps are attacked at once."""
         results: dict[AttackCase, CaseResult] = {}
