@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,8 @@ from typing import Any
 import pytest
 from conftest import Command
 from toy_tables import assert_rejected, replace_experiments
+
+from gpfl.experiments import run_archive
 
 DOCS = Path(__file__).parents[2] / "docs"
 TOYS = """
@@ -52,23 +52,25 @@ def test_time_is_an_upper_bound_where_patience_can_end_a_run(command: Command) -
 def recorded() -> list[dict[str, Any]]:
     """Rounds of recorded runs: planned, patience, ended, best."""
     found = []
-    for path in sorted((DOCS / "results" / "runs").glob("*/seed-*/summary.json")):
-        summary, config = json.loads(path.read_text()), tomllib.loads((path.parent / "config.toml").read_text())
-        found.append(
-            {
-                "data": config["data"]["name"],
-                "split": config["split"]["name"],
-                "own": config["split"].get("draws") != "reference" or config["split"]["seed"] != 1,
-                "beta": config["split"].get("beta"),
-                "clients": config["split"].get("clients"),
-                "method": config["method"]["name"],
-                "protocol": config["run"]["protocol"],
-                "planned": config["train"]["rounds"],
-                "patience": config["train"]["patience"],
-                "ended": summary["rounds"],
-                "best": summary["best_round"],
-            }
-        )
+    for entry in run_archive.read(DOCS / "results" / run_archive.ARCHIVE):
+        config, partition = entry["config"], entry["config"]["partition"]
+        for run in entry["runs"].values():
+            if run["summary"]:
+                found.append(
+                    {
+                        "data": config["data"]["name"],
+                        "partition": partition["name"],
+                        "own": partition.get("rng") != "pfllib" or partition["seed"] != 1,
+                        "beta": partition.get("beta"),
+                        "clients": partition.get("clients"),
+                        "method": config["method"]["name"],
+                        "protocol": config["run"]["protocol"],
+                        "planned": config["train"]["rounds"],
+                        "patience": config["train"]["patience"],
+                        "ended": run["summary"]["rounds"],
+                        "best": run["summary"]["best_round"],
+                    }
+                )
     return found
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from gpfl.cli.terminal import print_error, print_line, table_console
 from gpfl.engine.distributed import process_group
@@ -12,6 +16,7 @@ from gpfl.experiments.compare import parse_methods
 from gpfl.experiments.definitions import Cell, TableColumn, load_experiments
 from gpfl.experiments.grid import GridPlan, Job, Problems
 from gpfl.experiments.results import TableResults, collect_results
+from gpfl.experiments.run_archive import ARCHIVE, unpack
 from gpfl.experiments.run_index import describe_damage, find_jobs
 from gpfl.experiments.selection import Selection
 from gpfl.io import files
@@ -21,26 +26,48 @@ from gpfl.report.paper_tables import group_problems
 
 
 def show_held(asked: Selection, plan: GridPlan, figures: bool) -> None:
-    """Writes tables and figures of what the folder holds, and runs nothing; the data need not be here."""
-    jobs, wrong = find_jobs(asked.cells, plan)
-    if not any(job.finished(plan.seeds) for job in jobs):
-        seeds = ", ".join(map(str, plan.seeds))
-        tell_damages(jobs, plan, {})
-        tell_problems(wrong)
-        raise GpflError(
-            f"{plan.out / 'runs'} holds no finished run of what was asked for with {pluralize(plan.rounds, 'round')}, patience "
-            f"{plan.patience}, protocol {plan.protocol} and seeds {seeds}: ask as it was run, or leave out --only-tables"
-        )
-    process_group().run_on_main(lambda: write(jobs, plan, asked, wrong, figures))
+    """Write tables and figures of finished runs, from run folders or the archive of recorded runs; nothing is run."""
+    with _unpacked_runs(plan) as source:
+        jobs, wrong = find_jobs(asked.cells, source)
+        if not any(job.finished(plan.seeds) for job in jobs):
+            seeds = ", ".join(map(str, plan.seeds))
+            tell_damages(jobs, source, {})
+            tell_problems(wrong)
+            raise GpflError(
+                f"{plan.out / 'runs'} holds no finished run of what was asked for with {pluralize(plan.rounds, 'round')}, "
+                f"patience {plan.patience}, protocol {plan.protocol} and seeds {seeds}: ask as it was run, or leave out "
+                "--only-tables"
+            )
+        process_group().run_on_main(lambda: write(jobs, plan, asked, wrong, figures, source))
 
 
-def write(jobs: Sequence[Job], plan: GridPlan, asked: Selection, problems: Problems, figures: bool) -> None:
-    """Writes the tables and figures of all that the folder holds of the experiments, and shows them."""
+@contextmanager
+def _unpacked_runs(plan: GridPlan) -> Iterator[GridPlan]:
+    """Yield the plan whose folder holds the runs: a temporary one if there is an archive instead of run folders."""
+    archive = plan.out / ARCHIVE
+    if not archive.exists() or (plan.out / "runs").exists():
+        yield plan
+        return
+    with TemporaryDirectory(prefix="gpfl-") as folder:
+        unpack(archive, Path(folder) / "runs")
+        yield dataclasses.replace(plan, out=Path(folder))
+
+
+def write(
+    jobs: Sequence[Job],
+    plan: GridPlan,
+    asked: Selection,
+    problems: Problems,
+    figures: bool,
+    source: GridPlan | None = None,
+) -> None:
+    """Write and print the tables and figures of the experiments; runs are read from the folder of `source`."""
     from gpfl.report import experiment_figures  # with scipy, which takes half a second
 
-    besides, unclear = held_besides(asked, plan)
+    source = source or plan
+    besides, unclear = held_besides(asked, source)
     everything = [*jobs, *besides]
-    tell_damages(everything, plan, problems)
+    tell_damages(everything, source, problems)
     tell_problems(unclear)
     if plan.tuned:
         print_line(f"Hyperparameters were chosen by gpfl tune; the search is copied to {plan.tuned.copy_to(plan.out)}.")
