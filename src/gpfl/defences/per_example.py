@@ -34,7 +34,7 @@ class PerExampleGradient:
             return result.gradient, result.terms, result.aux
 
         gradients, terms, aux = vmap(example_gradient)(batch.x, batch.y)
-        # The compiler's per_example_passes know this pattern: norms and weighted sums of flattened gradients.
+        # The compiler's ghost clipping pass knows this pattern: norms and weighted sums of flattened gradients.
         by_leaf = [torch.linalg.vector_norm(leaf.reshape(len(leaf), -1), dim=1) for leaf in tree.leaves(gradients)]
         norms = torch.linalg.vector_norm(torch.stack(by_leaf), dim=0)  # (batch,)
         count = batch.mask.sum().clamp_min(1.0)

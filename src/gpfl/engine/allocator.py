@@ -16,8 +16,7 @@ SETTINGS = {
     TRIM_THRESHOLD: 2**31 - 1,
     TOP_PAD: 64 * 2**20,
 }
-USER_SETTINGS = ("MMAP_MAX", "MMAP_THRESHOLD", "TRIM_THRESHOLD", "TOP_PAD")
-"""What users set as MALLOC_MMAP_MAX_ or among glibc's tunables."""
+USER_SETTINGS = ("MMAP_MAX", "MMAP_THRESHOLD", "TRIM_THRESHOLD", "TOP_PAD")  # as MALLOC_MMAP_MAX_ or a tunable
 
 
 def retain_freed_memory() -> bool:

@@ -126,10 +126,7 @@ def require_single_process(command: str) -> None:
 
 
 def exit_process(code: int = 0) -> NoReturn:
-    """Exit; under torchrun all processes exit together, without interpreter shutdown.
-
-    torch's communication threads can abort a process that shuts down normally after its work is done.
-    """
+    """Exit. Under torchrun all processes exit at once: shutdown can abort in torch's communication threads."""
     if not distributed.is_initialized():
         sys.exit(code)
     if code == 0:

@@ -24,8 +24,7 @@ ENGINES: dict[str, type[Engine]] = {"loop": Loop, "vmap": Vmap, "workers": Worke
 LARGE_IMAGE = 20 * 20
 """Pixels from which convolutions on a CPU are faster with `workers` than stacked: 1.7× and 1.5× the loop at 28×28."""
 LARGE_NET = 1 << 20
-"""Bytes of a client's weights from which the same holds for any net: a stack of them does not fit the caches. Embeddings do
-not count, since a step touches few of their rows."""
+"""Bytes of a client's weights, without embeddings, from which the same holds for any net: a stack does not fit the caches."""
 SMALL_MATMUL = 10_000_000
 """Multiplications of the largest matrix product of a step below which a second thread gains nothing (measured on digits) and
 loses time waiting for its core on a busy machine."""

@@ -6,6 +6,7 @@ With our kernels they are operators of their own; otherwise im2col and a matrix 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -176,15 +177,13 @@ def _col2im(
     samples, kernel = len(x), weight.shape[2:]
     patches = columns.reshape(groups, samples, *size, weight.shape[1], *kernel).permute(1, 0, 4, 2, 3, 5, 6)
     height, width = x.shape[2] + 2 * padding[0], x.shape[3] + 2 * padding[1]
-    total: Tensor | None = None
-    for i in range(kernel[0]):
-        for j in range(kernel[1]):
-            part = _dilate(patches[..., i, j], stride)
-            top, left = i * dilation[0], j * dilation[1]
-            part = F.pad(part, (left, width - part.shape[-1] - left, top, height - part.shape[-2] - top))
-            total = part if total is None else total + part
-    if total is None:
-        raise ValueError("the kernel of a convolution is empty")
+
+    def at_tap(i: int, j: int) -> Tensor:
+        part = _dilate(patches[..., i, j], stride)
+        top, left = i * dilation[0], j * dilation[1]
+        return F.pad(part, (left, width - part.shape[-1] - left, top, height - part.shape[-2] - top))
+
+    total = reduce(torch.add, (at_tap(i, j) for i in range(kernel[0]) for j in range(kernel[1])))
     return total[..., padding[0] : height - padding[0], padding[1] : width - padding[1]].reshape(x.shape)
 
 

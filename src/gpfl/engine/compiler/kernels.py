@@ -23,7 +23,6 @@ from gpfl.engine.compiler.operators import FEW_CHANNELS
 Ints = Sequence[int]
 INT32_ENTRIES = 1 << 30
 """Entries from which indices need 64 bits: half of what 32 bits hold, since tiles reach beyond the edges."""
-
 MIN_SKIPPED = 0.1
 """Fraction of a convolution over zeros from which skipping it pays, although a tile then holds pixels of several samples."""
 

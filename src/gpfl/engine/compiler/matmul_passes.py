@@ -33,14 +33,14 @@ def expand_outer_products(graph: fx.Graph) -> None:
         terms, shape = left.meta["val"].shape[-1], node.meta["val"].shape
         if terms > MAX_TERMS or shape[-1] * shape[-2] < MIN_EXPANDED_SIZE:
             continue
+        call = graph.call_function
         with graph.inserting_before(node):
-            total = None
             left, right = (_materialize(graph, factor) for factor in (left, right))
+            total: fx.Node | None = None
             for k in range(terms):
-                column = graph.call_function(aten.slice.Tensor, (left, -1, k, k + 1))
-                row = graph.call_function(aten.slice.Tensor, (right, -2, k, k + 1))
-                outer = graph.call_function(aten.mul.Tensor, (column, row))
-                total = outer if total is None else graph.call_function(aten.add.Tensor, (total, outer))
+                column, row = call(aten.slice.Tensor, (left, -1, k, k + 1)), call(aten.slice.Tensor, (right, -2, k, k + 1))
+                outer = call(aten.mul.Tensor, (column, row))
+                total = outer if total is None else call(aten.add.Tensor, (total, outer))
         if total is not None:
             total.meta["val"] = node.meta["val"]
             node.replace_all_uses_with(total)

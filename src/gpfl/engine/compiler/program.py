@@ -26,8 +26,7 @@ from gpfl.engine.compiler.passes import eliminate_common_subexpressions, elimina
 from gpfl.engine.compiler.write_back import write_back
 from gpfl.errors import GpflError
 
-Buffers = Any
-"""A tree of tensors, tuples and named tuples among the branches."""
+Buffers = Any  # a tree of tensors that may have tuples and named tuples as branches
 Function = Callable[[Buffers, Buffers], Buffers]
 FlatFunction = Callable[..., list[Tensor]]
 COMPILE_OPTIONS: dict[str, Any] = {"shape_padding": False, "triton.autotune_pointwise": False}
