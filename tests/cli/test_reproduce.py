@@ -354,7 +354,7 @@ def test_data_that_are_not_here_are_named_and_got_only_where_nothing_else_is_ask
         got.append(source.name)  # type: ignore[attr-defined]
         raise gpfl.GpflError("the publisher cannot be reached")
 
-    monkeypatch.setattr(type(PUBLISHED["har"]), "get", get)
+    monkeypatch.setattr(type(PUBLISHED["har"]), "prepare", get)
     said = command("reproduce", "toys", "--methods", "fedavg", "--cells", "har/*,toy/whole", *SHORT, "--no-figures")
     assert said.code == 0, said.err
     assert "har/real: data not here: gpfl data get har" in said.out
@@ -363,7 +363,7 @@ def test_data_that_are_not_here_are_named_and_got_only_where_nothing_else_is_ask
     assert got == ["har"]
     said = command("reproduce", "toys", "--cells", "har/real", "--dry-run")
     assert said.code == 0
-    assert "Left out for want of data: har/real." in said.out
+    assert "Left out because their data are missing: har/real." in said.out
     assert "seeds done" not in said.out, "no table without a cell"
     assert got == ["har"]
 

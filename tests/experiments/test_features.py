@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import record_results
 from conftest import Command, ToyDataset, toy_federation
 
 import gpfl
@@ -22,7 +21,6 @@ from gpfl.experiments.features import Features, collect_features, embed_tsne, me
 from gpfl.experiments.stored_runs import FolderRun, Trials
 from gpfl.experiments.trials import delete_weights
 
-RECORD = Path(__file__).parents[2] / "docs" / "results" / "record.py"
 TOYS = """
 title = "Features of toys"
 caption = "Features of toys by t-SNE."
@@ -297,9 +295,8 @@ def test_recorded_features_are_drawn_and_stand_in_the_table_without_weights_and_
         assert "Measuring features and drawing them by t-SNE" in said.out
         docs = Path("docs/results")
         docs.mkdir(parents=True)
-        shutil.copyfile(RECORD, docs / "record.py")
-        monkeypatch.setattr(sys, "argv", ["record.py", "made"])
-        runpy.run_path(str(docs / "record.py"), run_name="__main__")
+        monkeypatch.setattr(record_results, "RESULTS", docs)
+        record_results.record(Path("made"))
         assert not list(docs.rglob("*.safetensors"))
         for name in ("features.png", "features.json", "features-classes.pdf"):
             assert (docs / "features" / name).read_bytes() == Path("made", "features", name).read_bytes()
