@@ -41,7 +41,7 @@ def test_table_follows_from_the_archive(name: str, command: Command) -> None:
 
 def without_origin(text: str) -> list[str]:
     """The lines of a table without the command that made it and its figures."""
-    return [line for line in text.splitlines() if not line.startswith(("Made by", "!["))]
+    return [line for line in text.splitlines() if line and not line.startswith(("Made by", "!["))]
 
 
 def test_main_experiments_are_published() -> None:

@@ -114,7 +114,7 @@ def test_best_rounds_of_the_page_are_those_of_recorded_runs(
 
 
 def cifar(split: str) -> list[dict[str, Any]]:
-    wanted = {"data": "cifar100", "split": split, "clients": 20, "own": False, "protocol": "corrected"}
+    wanted = {"data": "cifar100", "partition": split, "clients": 20, "own": False, "protocol": "corrected"}
     return [run for run in recorded() if {**wanted, "planned": 300, "patience": 50}.items() <= run.items()]
 
 

@@ -99,7 +99,7 @@ def test_quickstart_gives_a_table_curves_and_models_and_runs_nothing_twice(comma
             assert folder.finished
             assert folder.read_summary()["seed"] == seed
             assert len(list(folder.path.glob("models/*.safetensors"))) == 20
-    assert picture_size("quick/curves.png") == (1050, 600)
+    assert picture_size("quick/curves.png") == (1200, 570)
     assert labels("quick") == list(quick.METHODS)
     assert "mean ± std over 3 seeds" in said.out
     assert "quick/gpfl/seed-0/models" in said.out
@@ -182,10 +182,10 @@ def test_comparison_is_sorted_and_kept_as_three_tables_and_a_picture(command: Co
         assert [row["method"] for row in csv.DictReader(file)] == labels("all")
     rows = Path("all/table.md").read_text().splitlines()
     assert [row.split("|")[1].strip() for row in rows[4:]] == labels("all")
-    assert picture_size("all/curves.png") == (1050, 600)
+    assert picture_size("all/curves.png") == (1200, 570)
     title = "toy, 4 clients (pathological), 2 rounds; mean ± std over seeds"
     assert title in said.out
-    assert rows[0] == title
+    assert rows[0] == f"# {title}"
     assert "all/table.md, all/table.csv, all/table.json. Curves: all/curves.png" in said.out
 
 
@@ -237,7 +237,7 @@ def test_method_that_diverges_does_not_stop_a_comparison(
     missing = "fedper: of seeds 0, 1 only 0 ended." if seeds == "0,1" else "fedper: of seed 1 none ended."
     assert missing in page
     assert missing in said.out
-    assert ("| trials |" in page) == (seeds == "0,1"), "where methods differ in it"
+    assert "| trials |" in page
     said = command("compare", *TOY, "--rounds", 2, "--methods", "fedper", "--seeds", "1", "--out", "none")
     assert said.code == 1
     assert "fedper: seed 1" in said.err
@@ -271,7 +271,7 @@ def test_comparison_refuses_a_folder_of_another_config_and_names_the_key(command
     refused(command(*given, "--partition-seed", 4), "partition.seed (--partition-seed) = 1, now it is 4")
     assert read_files(Path("all")) == before
     Path("all/local/config.toml").write_text("[run")
-    refused(command(*given), "all/local/config.toml is not a TOML file", "put a good copy in its place")
+    refused(command(*given), "all/local/config.toml is not a TOML file", "replace it by a good copy")
 
 
 def test_comparison_refuses_a_folder_of_another_federation(command: Command) -> None:
