@@ -1,0 +1,268 @@
+"""Columns of mixed types before they are encoded: their schema, and their values as numbers."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from gpfl.errors import GpflError, did_you_mean
+from gpfl.io import files, toml
+
+Floats = npt.NDArray[np.float64]
+
+KINDS = ("numeric", "categorical", "date")
+"""Kinds of column. A date is the number of days since 1970-01-01."""
+
+EPOCH = datetime.date(1970, 1, 1)
+UNKNOWN = -1.0  # code of a category that is not in a list of categories
+
+
+@dataclass(frozen=True)
+class ColumnSchema:
+    """What a column holds.
+
+    Attributes:
+        name: Name of the column.
+        kind: One of `KINDS`.
+        categories: Categories of a categorical column.
+        low: Smallest plausible value of a numeric or date column, if declared.
+        high: Largest plausible value, if declared.
+
+    """
+
+    name: str
+    kind: str = "numeric"
+    categories: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
+
+    def __post_init__(self) -> None:
+        column = f"column '{self.name}'"
+        if self.kind not in KINDS:
+            raise GpflError(f"{column} has kind '{self.kind}'; {did_you_mean(self.kind, KINDS)}")
+        if len(set(self.categories)) < len(self.categories):
+            raise GpflError(f"{column} lists a category twice: {', '.join(self.categories)}")
+        if self.categories and self.kind != "categorical":
+            raise GpflError(f"{column} is {self.kind} and lists categories: remove them, or set its kind to categorical")
+        if self.kind == "categorical" and (self.low is not None or self.high is not None):
+            raise GpflError(f"{column} is categorical and has a range: remove low and high, or set its kind to numeric")
+        if self.low is not None and self.high is not None and not self.low < self.high:
+            raise GpflError(f"{column} has the range {self.low:g} to {self.high:g}; low must be below high")
+
+    @property
+    def is_categorical(self) -> bool:
+        """Whether the values are indices of categories."""
+        return self.kind == "categorical"
+
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """The declared range, or None."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the content as JSON and TOML hold it: dates of a range as text, no entry for what is not declared."""
+        content: dict[str, object] = {"name": self.name, "kind": self.kind}
+        if self.is_categorical:
+            content["categories"] = list(self.categories)
+        for key, value in (("low", self.low), ("high", self.high)):
+            if value is not None:
+                content[key] = _format_date(value) if self.kind == "date" else value
+        return content
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, object]) -> ColumnSchema:
+        """Return the column that `to_dict` wrote. Raise ValueError if it is anything else."""
+        unknown = content.keys() - {"name", "kind", "categories", "low", "high"}
+        if unknown:
+            raise ValueError(f"unknown key '{min(unknown)}' of a column")
+        name, kind, categories = content.get("name"), content.get("kind", "numeric"), content.get("categories", [])
+        if not isinstance(name, str) or not name:
+            raise ValueError("a column without a name")
+        if not isinstance(kind, str) or not isinstance(categories, list) or not all(isinstance(c, str) for c in categories):
+            raise ValueError(f"column '{name}' needs a kind and a list of texts as categories")
+        low, high = (_parse_bound(content.get(key), name, key) for key in ("low", "high"))
+        return cls(name, kind, tuple(categories), low, high)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns of inputs, the label and its classes.
+
+    Attributes:
+        columns: Columns in the order of their values.
+        label: Name of the label column, "" if unknown.
+        classes: Classes of the label in order, () if unknown.
+        declared: Whether the schema was declared beforehand. Its categories are then those of the encoding, and values
+            outside its ranges and categories count as missing; otherwise it only names what was found in the data.
+
+    """
+
+    columns: tuple[ColumnSchema, ...]
+    label: str = ""
+    classes: tuple[str, ...] = ()
+    declared: bool = False
+
+    def __post_init__(self) -> None:
+        names: set[str] = set()
+        for column in self.columns:
+            if column.name in names:
+                raise GpflError(f"two columns are named '{column.name}'; give each its own name")
+            names.add(column.name)
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    @cached_property
+    def index(self) -> Mapping[str, int]:
+        """Index of each column by name."""
+        return {column.name: i for i, column in enumerate(self.columns)}
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the content as JSON holds it."""
+        return {**self._header(), "declared": self.declared, "column": [column.to_dict() for column in self.columns]}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, object]) -> Schema:
+        """Return the schema that `to_dict` wrote. Raise ValueError if it is anything else."""
+        unknown = content.keys() - {"label", "classes", "declared", "column"}
+        if unknown:
+            raise ValueError(f"unknown key '{min(unknown)}'")
+        label, classes, entries = content.get("label", ""), content.get("classes", []), content.get("column")
+        if not isinstance(label, str) or not isinstance(classes, list) or not all(isinstance(c, str) for c in classes):
+            raise ValueError("label must be text and classes a list of texts")
+        if not isinstance(entries, list) or not entries or not all(isinstance(entry, Mapping) for entry in entries):
+            raise ValueError("it has no [[column]]")
+        columns = tuple(ColumnSchema.from_dict(cast(Mapping[str, object], entry)) for entry in entries)
+        return cls(columns, label, tuple(classes), content.get("declared") is True)
+
+    def write(self, path: Path) -> None:
+        """Write the schema as a TOML file for `--schema`."""
+        files.write_text(path, toml.dump({**self._header(), "column": [column.to_dict() for column in self.columns]}))
+
+    @classmethod
+    def read(cls, path: Path) -> Schema:
+        """Return the schema that a TOML file declares."""
+        content = toml.read(path)
+        try:
+            return replace(cls.from_dict(content), declared=True)
+        except (ValueError, GpflError) as problem:
+            raise GpflError(
+                f"{path} is not a schema ({problem}): write one with gpfl data show --write-schema, and edit it"
+            ) from None
+
+    def _header(self) -> dict[str, object]:
+        return {"label": self.label, "classes": list(self.classes)} if self.label else {}
+
+
+@dataclass(frozen=True, eq=False)
+class RawColumns:
+    """Rows of columns that are not encoded yet.
+
+    Attributes:
+        schema: What the columns hold.
+        values: (rows, columns): numbers, or indices of `categories`; NaN where a value is missing.
+
+    """
+
+    schema: Schema
+    values: Floats
+
+    def __post_init__(self) -> None:
+        if self.values.dtype != np.float64 or self.values.ndim != 2 or self.values.shape[1] != len(self.schema):
+            raise ValueError(f"values are {self.values.dtype} of shape {self.values.shape} for {len(self.schema)} columns")
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def select(self, indices: npt.NDArray[np.int64]) -> RawColumns:
+        """Return the rows at `indices`."""
+        return replace(self, values=self.values[indices])
+
+    def column(self, name: str) -> tuple[ColumnSchema, Floats]:
+        """Return the schema and the values of a column. Raise if there is none of that name."""
+        if name not in self.schema.index:
+            raise GpflError(f"the data have no column '{name}'; {did_you_mean(name, self.schema.index)}")
+        index = self.schema.index[name]
+        return self.schema.columns[index], self.values[:, index]
+
+    def codes(self, name: str, categories: Sequence[str]) -> Floats:
+        """Return a column as indices of `categories`: NaN where it is missing, `UNKNOWN` where it is none of them.
+
+        The categories of a numeric column are its numbers, whole ones without a point.
+        """
+        column, values = self.column(name)
+        if column.kind == "date":
+            raise GpflError(f"column '{name}' holds dates; it must be categorical")
+        present = ~np.isnan(values)
+        kinds, inverse = np.unique(values[present], return_inverse=True)
+        names = [column.categories[int(k)] if column.is_categorical else _format_number(k) for k in kinds.tolist()]
+        index = {category: float(i) for i, category in enumerate(categories)}
+        codes = np.full(len(values), np.nan)
+        codes[present] = np.array([index.get(category, UNKNOWN) for category in names])[inverse]
+        return codes
+
+    def numbers(self, name: str) -> Floats:
+        """Return the values of a numeric or date column. Raise if it holds categories."""
+        column, values = self.column(name)
+        if column.is_categorical and (column.categories or not np.isnan(values).all()):
+            example = f", such as '{column.categories[0][:40]}'" if column.categories else ""
+            raise GpflError(f"column '{name}' holds categories{example}; it must be numeric")
+        return values
+
+    def conform(self, schema: Schema) -> tuple[RawColumns, dict[str, int]]:
+        """Return the columns of a declared schema in its order, and how many values of each are outside it.
+
+        Values outside a declared range and categories that are not declared become missing. Further columns are left out;
+        an absent column is an error.
+        """
+        values = np.empty((len(self), len(schema)))
+        outside: dict[str, int] = {}
+        for i, column in enumerate(schema.columns):
+            if column.is_categorical:
+                entries = self.codes(column.name, column.categories)
+                bad = entries == UNKNOWN
+            else:
+                entries = self.numbers(column.name)
+                low = -math.inf if column.low is None else column.low
+                high = math.inf if column.high is None else column.high
+                bad = (entries < low) | (entries > high)
+            values[:, i] = np.where(bad, np.nan, entries)
+            if bad.any():
+                outside[column.name] = int(bad.sum())
+        return RawColumns(schema, values), outside
+
+
+def days_since_epoch(date: datetime.date) -> float:
+    """Return a date as a number of days since 1970-01-01."""
+    return float((date - EPOCH).days)
+
+
+def _format_number(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() else repr(float(value))
+
+
+def _format_date(days: float) -> str:
+    return (EPOCH + datetime.timedelta(days=round(days))).isoformat()
+
+
+def _parse_bound(value: object, name: str, key: str) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        try:
+            value = datetime.date.fromisoformat(value)
+        except ValueError:
+            raise ValueError(f"column '{name}' has {key} = '{value}', which is no number and no date") from None
+    if isinstance(value, datetime.date):
+        return days_since_epoch(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"column '{name}' has {key} = {value!r}, which is no finite number")
+    return float(value)
