@@ -16,7 +16,7 @@ from conftest import Command, ToyDataset, toy_federation
 
 import gpfl
 from gpfl.experiments import definitions as studies
-from gpfl.experiments import maps
+from gpfl.experiments import feature_maps
 from gpfl.experiments.features import Features, collect_features, embed_tsne, measure_features
 from gpfl.experiments.stored_runs import FolderRun, Trials
 from gpfl.experiments.trials import delete_weights
@@ -92,7 +92,10 @@ def test_rows_are_drawn_by_the_seed_up_to_most_of_each_client_and_class(
 
 def test_what_cannot_be_collected_is_refused(finished: tuple[Path, gpfl.Federation, gpfl.Result], tmp_path: Path) -> None:
     out, federation, _ = finished
-    for settings, words in (({"part": "rest"}, "part is 'rest'"), ({"most": 0}, "most is 0; it must be at least 1")):
+    for settings, words in (
+        ({"split": "rest"}, "split is 'rest'"),
+        ({"max_samples": 0}, "max_samples is 0; it must be at least 1"),
+    ):
         with pytest.raises(gpfl.GpflError, match=words):
             collect_features(out, **settings, federation=federation)  # type: ignore[arg-type]
     with pytest.raises(gpfl.GpflError, match="holds no run"):
@@ -100,7 +103,7 @@ def test_what_cannot_be_collected_is_refused(finished: tuple[Path, gpfl.Federati
     model = out / "models" / "client-2.safetensors"
     model.rename(tmp_path / "away")
     try:
-        with pytest.raises(gpfl.GpflError, match=r"the model of client 2 is gone .*gpfl resume"):
+        with pytest.raises(gpfl.GpflError, match=r"the model of client 2 is missing .*gpfl resume"):
             collect_features(out, federation=federation)
     finally:
         (tmp_path / "away").rename(model)
@@ -166,7 +169,7 @@ def test_embedding_is_the_same_for_the_same_seed_and_keeps_far_groups_apart() ->
         np.linalg.norm(part - middle, axis=1).max() for part, middle in zip((one[:12], one[12:]), middles, strict=True)
     )
     assert np.linalg.norm(middles[0] - middles[1]) > spread
-    with pytest.raises(gpfl.GpflError, match="there are 2 rows of gpfl; t-SNE needs at least 5"):
+    with pytest.raises(gpfl.GpflError, match="there are 2 samples of gpfl; t-SNE needs at least 5"):
         embed_tsne(laid_out([(0, 0), (1, 0)], [0, 1], [0, 0]))
 
 
@@ -192,11 +195,11 @@ def without_weights(run: Path) -> Path:
 
 
 def test_map_is_kept_with_its_run_and_read_back_where_the_weights_are_gone(run: Path) -> None:
-    made = maps.get_map(run, "gpfl", points=True)
+    made = feature_maps.get_map(run, "gpfl", points=True)
     kept = json.loads((run / "features.json").read_text())
     assert kept["run"] == "cell-1a2b3c4d/seed-0"
     assert np.sum(kept["rows"]) == 120, "all clients' rows, for the picture of classes"
-    again = maps.get_map(without_weights(run), "gpfl", points=True)
+    again = feature_maps.get_map(without_weights(run), "gpfl", points=True)
     for name in vars(made):
         assert np.array_equal(getattr(made, name), getattr(again, name)), name
 
@@ -211,13 +214,13 @@ def with_facts(run: Path, **more: object) -> None:
 
 
 def test_map_that_is_kept_is_not_made_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = maps.get_map(run, "gpfl", points=False)
+    measured = feature_maps.get_map(run, "gpfl", points=False)
     assert not measured.has_points
-    made = maps.get_map(run, "gpfl", points=True)
+    made = feature_maps.get_map(run, "gpfl", points=True)
     assert made.has_points, "points that lack are made of the models"
-    assert made.measures == measured.measures
-    monkeypatch.setattr(maps, "collect_features", lambda *given: pytest.fail("it is there"))
-    assert maps.get_map(run, "another name", points=True).method == "another name"
+    assert made.metrics == measured.metrics
+    monkeypatch.setattr(feature_maps, "collect_features", lambda *given: pytest.fail("it is there"))
+    assert feature_maps.get_map(run, "another name", points=True).method == "another name"
 
 
 @pytest.mark.parametrize(
@@ -239,23 +242,23 @@ def test_map_that_is_kept_is_not_made_again(run: Path, monkeypatch: pytest.Monke
     ],
 )
 def test_map_that_is_not_of_this_run_is_never_used(run: Path, change: Callable[[Path], object]) -> None:
-    maps.write_map(run, maps.make_map(collect_features(run), points=False))
-    assert maps.read_map(run) is not None
+    feature_maps.write_map(run, feature_maps.compute_map(collect_features(run), points=False))
+    assert feature_maps.read_map(run) is not None
     change(run)
-    assert maps.read_map(run) is None
-    assert maps.get_map(run, "gpfl", points=False).measures.rows == len(collect_features(run)), "made anew of the models"
+    assert feature_maps.read_map(run) is None
+    assert feature_maps.get_map(run, "gpfl", points=False).metrics.rows == len(collect_features(run)), "made anew of the models"
     change(run)
     without_weights(run)
-    with pytest.raises(gpfl.GpflError, match=r"models of cell-1a2b3c4d/seed-0 are gone, and no whole features.json"):
-        maps.get_map(run, "gpfl", points=False)
+    with pytest.raises(gpfl.GpflError, match=r"cell-1a2b3c4d/seed-0 has neither its models nor a valid features.json"):
+        feature_maps.get_map(run, "gpfl", points=False)
 
 
 def test_another_device_is_the_same_run(run: Path) -> None:
-    maps.get_map(run, "gpfl", points=False)
+    feature_maps.get_map(run, "gpfl", points=False)
     config = (run / "config.toml").read_text()
     assert 'device = "auto"' in config
     (run / "config.toml").write_text(config.replace('device = "auto"', 'device = "cuda"'))
-    assert maps.read_map(run) is not None
+    assert feature_maps.read_map(run) is not None
 
 
 def test_points_are_those_of_the_first_trial_that_has_them(run: Path) -> None:
@@ -263,18 +266,18 @@ def test_points_are_those_of_the_first_trial_that_has_them(run: Path) -> None:
     other = Path(shutil.copytree(run, run.parent / "seed-1"))
     delete_weights(run)
     trials = Trials("fedper", [FolderRun(run), FolderRun(other)])
-    assert not maps.is_measured(trials)
-    assert maps.first_map(trials) is None
-    maps.measure_trials(trials, lines.append)
-    assert maps.is_measured(trials)
-    found = maps.first_map(trials)
+    assert not feature_maps.is_measured(trials)
+    assert feature_maps.first_map(trials) is None
+    feature_maps.measure_trials(trials, lines.append)
+    assert feature_maps.is_measured(trials)
+    found = feature_maps.first_map(trials)
     assert found is not None
     assert (found.method, found.run) == ("fedper", "cell-1a2b3c4d/seed-1")
-    maps.measure_trials(Trials("fedper", [FolderRun(run)]), lines.append)
-    assert [line.split(": the models of")[0] for line in lines] == [
+    feature_maps.measure_trials(Trials("fedper", [FolderRun(run)]), lines.append)
+    assert [line.split(": cell-")[0] for line in lines] == [
         "FedPer, seed-0",
         "FedPer, seed-0",
-        "FedPer is left out of the figure: no points of these trials were kept",
+        "FedPer is missing from the figure: no trial has t-SNE points",
     ]
 
 
@@ -286,6 +289,7 @@ def test_recorded_features_are_drawn_and_stand_in_the_table_without_weights_and_
 ) -> None:
     folder = tmp_path_factory.mktemp("configs")
     (folder / "features.toml").write_text(TOYS)
+    (folder / "attacks").symlink_to(studies.config_dir() / "attacks")
     monkeypatch.setattr(studies, "config_dir", lambda: folder)
     studies.load_experiments.cache_clear()
     try:

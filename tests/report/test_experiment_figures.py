@@ -13,8 +13,8 @@ from synthetic_runs import trials_of
 
 import gpfl
 from gpfl.experiments import definitions as experiments
-from gpfl.experiments import maps
-from gpfl.experiments.maps import FeatureMap
+from gpfl.experiments import feature_maps
+from gpfl.experiments.feature_maps import FeatureMap
 from gpfl.experiments.results import TableResults
 from gpfl.experiments.stored_runs import FolderRun, Trials
 from gpfl.experiments.trials import delete_weights
@@ -149,7 +149,7 @@ def featured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TableResults:
     folders = {name: [tmp_path / name / f"seed-{seed}" for seed in seeds[name]] for name in seeds}
     trials = {(key, name): Trials(name, [FolderRun(run) for run in runs]) for name, runs in folders.items()}
     for one in trials.values():
-        maps.measure_trials(one, pytest.fail)
+        feature_maps.measure_trials(one, pytest.fail)
     return results_of("features", dict(trials))
 
 

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from gpfl.cli.terminal import print_error, print_line, table_console
 from gpfl.engine.distributed import process_group
 from gpfl.errors import GpflError, pluralize
-from gpfl.experiments import grid, maps
+from gpfl.experiments import feature_maps, grid
 from gpfl.experiments.compare import parse_methods
 from gpfl.experiments.definitions import Cell, TableColumn, load_experiments
 from gpfl.experiments.grid import GridPlan, Job, Problems
@@ -105,10 +105,10 @@ def write(
 def measure_features(results: TableResults) -> None:
     """Measure the features of all trials and print the measures. They are kept next to the runs."""
     methods = [trials for trials in results.trials.values() if trials]
-    if not all(map(maps.is_measured, methods)):
+    if not all(map(feature_maps.is_measured, methods)):
         print_line("Measuring features and drawing them by t-SNE, which takes minutes.")
     for trials in methods:
-        maps.measure_trials(trials, print_line)
+        feature_maps.measure_trials(trials, print_line)
     for line in feature_tables.describe_metrics(results):
         print_line(line)
 

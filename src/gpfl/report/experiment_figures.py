@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from gpfl.errors import GpflError
-from gpfl.experiments import maps
+from gpfl.experiments import feature_maps
 from gpfl.experiments.definitions import PaperValue, TableColumn, display_name
+from gpfl.experiments.feature_maps import FeatureMap
 from gpfl.experiments.features import PERPLEXITY
-from gpfl.experiments.maps import FeatureMap
 from gpfl.experiments.results import TableResults
 from gpfl.experiments.statistics import client_accuracies
 from gpfl.experiments.stored_runs import Trials
@@ -110,7 +110,7 @@ def _draw_features(results: TableResults, out: Path) -> list[Path]:
     paths: list[Path] = []
     for column in results.columns:
         methods = _finished(results, column)
-        stored = [feature_map for trials in methods if (feature_map := maps.first_map(trials)) is not None]
+        stored = [feature_map for trials in methods if (feature_map := feature_maps.first_map(trials)) is not None]
         if methods and not stored:
             raise GpflError(f"{column.key} has no features to draw")
         if stored:
@@ -124,9 +124,9 @@ def _draw_column_features(methods: Sequence[FeatureMap], stem: Path, results: Ta
     files.write_text(record, json.dumps([_to_record(method) for method in methods], indent=2) + "\n")
     paths.append(record)
     first = methods[0]
-    if first.held is not None:
+    if first.class_counts is not None:
         classes = png_and_pdf(stem.with_name(f"{stem.name}-classes"))
-        counts = ClassCounts(_data_name(results, column), first.clients, first.classes, first.held)
+        counts = ClassCounts(_data_name(results, column), first.clients, first.classes, first.class_counts)
         figures.draw_class_counts(counts, *classes)
         paths += classes
     return paths
@@ -134,5 +134,5 @@ def _draw_column_features(methods: Sequence[FeatureMap], stem: Path, results: Ta
 
 def _to_record(method: FeatureMap) -> dict[str, object]:
     names = ("method", "run", "round", "selected_by", "width")
-    tsne = {"perplexity": min(PERPLEXITY, (method.measures.rows - 1) / 3), "seed": maps.SEED}
-    return {**{name: getattr(method, name) for name in names}, **method.measures.record(), "tsne": tsne}
+    tsne = {"perplexity": min(PERPLEXITY, (method.metrics.rows - 1) / 3), "seed": feature_maps.SEED}
+    return {**{name: getattr(method, name) for name in names}, **vars(method.metrics), "tsne": tsne}

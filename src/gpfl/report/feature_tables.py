@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gpfl.errors import pluralize
-from gpfl.experiments import maps
+from gpfl.experiments import feature_maps
 from gpfl.experiments.definitions import TableColumn, display_name
 from gpfl.experiments.features import FeatureMetrics
 from gpfl.experiments.results import TableResults
-from gpfl.experiments.stored_runs import Trials
 from gpfl.report.tables import MeanStd, ResultColumn, ResultTable, format_value
 
 HEADERS: Mapping[str, str] = {
@@ -32,11 +31,7 @@ _EXPLANATION = (
 def read_metrics(results: TableResults, column: TableColumn) -> dict[str, list[FeatureMetrics]]:
     """Return the metrics that are stored next to the runs of a column, by row label, one for each trial."""
     trials = {row.label: results.trials.get((column.key, row.label)) for row in results.rows}
-    return {label: [] if one is None else _stored(one) for label, one in trials.items()}
-
-
-def _stored(trials: Trials) -> list[FeatureMetrics]:
-    return [stored.measures for run in trials.runs if (stored := maps.read_map(run.path)) is not None]
+    return {label: [] if one is None else feature_maps.read_metrics(one) for label, one in trials.items()}
 
 
 def tables(results: TableResults) -> list[ResultTable]:
@@ -54,7 +49,9 @@ def metrics_table(column: TableColumn, metrics: Mapping[str, Sequence[FeatureMet
     note = "Not measured: the same command without --no-figures measures where the models are."
     if first is not None:
         chance = f" ({first.purity_by_chance:.2f} by chance)" if first.purity_by_chance is not None else ""
-        note = _EXPLANATION.format(neighbours=first.neighbours, chance=chance, most=maps.MOST_ROWS, split=maps.PART)
+        note = _EXPLANATION.format(
+            neighbours=first.neighbours, chance=chance, most=feature_maps.MAX_SAMPLES, split=feature_maps.SPLIT
+        )
     columns = [ResultColumn("method"), *headers, ResultColumn("trials", "d")]
     return ResultTable(columns, rows, title=f"Features of {column.key}", notes=[note])
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gpfl.errors import GpflError
 from gpfl.experiments.definitions import display_name
-from gpfl.experiments.maps import FeatureMap
+from gpfl.experiments.feature_maps import FeatureMap
 from gpfl.experiments.stored_runs import Trials
 from gpfl.federation import Federation
 from gpfl.report.plotting import (
@@ -276,14 +276,14 @@ def draw_features(methods: Sequence[FeatureMap], stem: Path, title: str) -> list
     for axes in panels[len(methods) :]:
         axes.set_visible(False)
     _add_feature_legends(figure, methods[0])
-    measures = methods[0].measures
-    chance = "" if measures.purity_by_chance is None else f" ({measures.purity_by_chance:.2f} by chance)"
+    metrics = methods[0].metrics
+    chance = "" if metrics.purity_by_chance is None else f" ({metrics.purity_by_chance:.2f} by chance)"
     add_title(figure, title)
     add_footnote(
         figure,
         [
             "Each sample passes through its client's model. Silhouettes (−1 to 1) are by class, and by class and client.",
-            f"Purity: share of {measures.neighbours} nearest samples, or those of other clients, with the same class{chance}.",
+            f"Purity: share of {metrics.neighbours} nearest samples, or those of other clients, with the same class{chance}.",
             "All are computed on the features, not on the plane.",
         ],
     )
@@ -299,11 +299,11 @@ def _draw_map(axes: Axes, method: FeatureMap) -> None:
         marker = MARKERS[client % len(MARKERS)]
         x, y = method.points[samples].T
         axes.scatter(x, y, s=size, marker=marker, color=color, alpha=0.6, linewidth=0, rasterized=True)
-    measures = {name: format_value(value, ".2f") for name, value in method.measures.record().items()}
+    metrics = {name: format_value(value, ".2f") for name, value in vars(method.metrics).items()}
     axes.set_title(
         f"{display_name(method.method)}, round {method.round}\n"
-        f"silhouette {measures['silhouette']}, with client {measures['silhouette_islands']}\n"
-        f"purity {measures['purity']}, in other clients {measures['purity_across']}",
+        f"silhouette {metrics['silhouette']}, with client {metrics['silhouette_islands']}\n"
+        f"purity {metrics['purity']}, in other clients {metrics['purity_across']}",
     )
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set(visible=True, color="#bbbbbb")

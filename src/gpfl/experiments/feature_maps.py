@@ -1,0 +1,191 @@
+"""Feature maps: t-SNE points and metrics of a run's features, saved in its folder so that its weights can be deleted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpfl.errors import GpflError
+from gpfl.experiments.definitions import display_name
+from gpfl.experiments.features import (
+    NEIGHBOURS,
+    PERPLEXITY,
+    FeatureInfo,
+    FeatureMetrics,
+    Features,
+    Floats,
+    Integers,
+    collect_features,
+    embed_tsne,
+    measure_features,
+)
+from gpfl.experiments.stored_runs import Trials
+from gpfl.io import files
+from gpfl.training.run_dir import RunDir, file_digest
+
+FILE_NAME = "features.json"
+
+SPLIT, MAX_SAMPLES, SEED = "test", 500, 0
+"""Samples of a map: their split, the maximum of each client and class, and the seed of the draw and of t-SNE."""
+
+SETTINGS: Mapping[str, object] = {
+    "format": 1,
+    "part": SPLIT,
+    "most": MAX_SAMPLES,
+    "seed": SEED,
+    "neighbours": NEIGHBOURS,
+    "perplexity": PERPLEXITY,
+}
+"""Settings of saved maps; maps with others are computed again."""
+
+_DIGITS = 2  # decimals of points, which t-SNE spreads over a hundred or more
+
+
+@dataclass(frozen=True)
+class FeatureMap(FeatureInfo):
+    """The features of a run: metrics, and points in the plane unless only the metrics were computed."""
+
+    metrics: FeatureMetrics
+    width: int
+    label: Integers  # (samples,)
+    client: Integers  # (samples,), indices
+    points: Floats  # (samples, 2)
+    run: str = ""  # name of the run's folder with the one above it
+
+    @property
+    def has_points(self) -> bool:
+        """Whether the points were computed."""
+        return len(self.points) > 0
+
+
+def compute_map(features: Features, *, points: bool = True) -> FeatureMap:
+    """Return the map of features, sorted by client and class; the points take minutes, the metrics seconds."""
+    order = np.lexsort((features.label, features.client)) if points else np.zeros(0, dtype=np.int64)
+    plane = np.round(embed_tsne(features, SEED), _DIGITS)[order] if points else np.zeros((0, 2), dtype=np.float32)
+    return FeatureMap(
+        *(measure_features(features), int(features.x.shape[1]), features.label[order], features.client[order], plane),
+        **{each.name: getattr(features, each.name) for each in fields(FeatureInfo)},
+    )
+
+
+def get_map(run: Path, label: str, *, points: bool) -> FeatureMap:
+    """Return the saved map of a run, or compute and save it; without models a saved map may lack its points."""
+    saved, has_models = read_map(run), (run / "models").is_dir()
+    if saved is None and not has_models:
+        raise GpflError(
+            f"{_run_name(run)} has neither its models nor a valid {FILE_NAME}: copy {FILE_NAME} from where the run was made, "
+            f"or {RunDir(run).restart_hint}"
+        )
+    if saved is None or (points and not saved.has_points and has_models):
+        saved = compute_map(collect_features(run, SPLIT, MAX_SAMPLES, SEED), points=points)
+        write_map(run, saved)
+    return replace(saved, method=label, run=_run_name(run))
+
+
+def measure_trials(trials: Trials, log: Callable[[str], None]) -> None:
+    """Compute the missing maps of all trials, with points for the first trial that can have them."""
+    name, has_points = display_name(trials.method), False
+    for run in trials.runs:
+        try:
+            has_points |= get_map(run.path, trials.method, points=not has_points).has_points
+        except GpflError as error:
+            log(f"{name}, {run.path.name}: {error}")
+    if not has_points:
+        log(f"{name} is missing from the figure: no trial has t-SNE points")
+
+
+def is_measured(trials: Trials) -> bool:
+    """Return whether every trial that has its models has a saved map, and the first trial one with points."""
+    maps = [(read_map(run.path), run) for run in trials.runs if (run.path / "models").is_dir()]
+    return all(saved is not None and (saved.has_points or run is not trials.runs[0]) for saved, run in maps)
+
+
+def read_metrics(trials: Trials) -> list[FeatureMetrics]:
+    """Return the saved metrics of the trials that have some."""
+    return [saved.metrics for run in trials.runs if (saved := read_map(run.path)) is not None]
+
+
+def first_map(trials: Trials) -> FeatureMap | None:
+    """Return the saved map of the first trial that has points."""
+    maps = (get_map(run.path, trials.method, points=False) for run in trials.runs if read_map(run.path) is not None)
+    return next((saved for saved in maps if saved.has_points), None)
+
+
+# The file.
+
+
+def write_map(run: Path, feature_map: FeatureMap) -> None:
+    """Write a map into its run's folder, with digests that identify the run."""
+    counts = feature_map.class_counts
+    content = {
+        "run": _run_name(run),
+        "of": _digests(run),
+        "how": SETTINGS,
+        **{name: getattr(feature_map, name) for name in ("method", "round", "selected_by", "width")},
+        "measures": asdict(feature_map.metrics),
+        **{name: getattr(feature_map, name) for name in ("data", "clients", "classes")},
+        "rows": None if counts is None else counts.tolist(),
+        "points": _group_points(feature_map),
+    }
+    files.write_text(run / FILE_NAME, json.dumps(content) + "\n")
+
+
+def _group_points(feature_map: FeatureMap) -> list[dict[str, object]]:
+    """Return the points of each client and class."""
+    groups: list[dict[str, object]] = []
+    for client, label in np.unique(np.stack([feature_map.client, feature_map.label], 1), axis=0).tolist():
+        points = feature_map.points[(feature_map.client == client) & (feature_map.label == label)]
+        x, y = ([round(value, _DIGITS) for value in values] for values in points.T.tolist())
+        groups.append({"client": client, "class": label, "x": x, "y": y})
+    return groups
+
+
+def read_map(run: Path) -> FeatureMap | None:
+    """Return the saved map of a run; None if there is none, it is damaged, or it belongs to another run."""
+    try:
+        content = json.loads((run / FILE_NAME).read_text(encoding="utf-8"))
+        return _parse_map(content) if content["of"] == _digests(run) and content["how"] == SETTINGS else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _parse_map(content: Mapping[str, Any]) -> FeatureMap:
+    groups, counts = content["points"], content["rows"]
+    sizes = [len(group["x"]) for group in groups]
+    points = [np.array([group["x"], group["y"]], dtype=np.float32).T for group in groups]
+    parsed = FeatureMap(
+        metrics=FeatureMetrics(**content["measures"]),
+        width=int(content["width"]),
+        label=np.repeat(np.array([group["class"] for group in groups], dtype=np.int64), sizes),
+        client=np.repeat(np.array([group["client"] for group in groups], dtype=np.int64), sizes),
+        points=np.concatenate([np.zeros((0, 2), dtype=np.float32), *points]),
+        method=str(content["method"]),
+        round=int(content["round"]),
+        selected_by=str(content["selected_by"]),
+        clients=tuple(content["clients"]),
+        classes=tuple(content["classes"]),
+        data=str(content["data"]),
+        class_counts=None if counts is None else np.array(counts, dtype=np.int64),
+    )
+    are_numbers = all(value is None or isinstance(value, int | float) for value in asdict(parsed.metrics).values())
+    are_known = all(
+        not names or (indices < len(names)).all()
+        for indices, names in ((parsed.client, parsed.clients), (parsed.label, parsed.classes))
+    )
+    if not are_numbers or not are_known or (parsed.class_counts is not None and parsed.class_counts.ndim != 2):
+        raise ValueError("the content is inconsistent")
+    return parsed
+
+
+def _run_name(run: Path) -> str:
+    return f"{run.parent.name}/{run.name}"
+
+
+def _digests(run: Path) -> dict[str, str]:
+    """Return digests of a run's config, apart from the device, and of its summary, which identify the run."""
+    return {name: file_digest(run / f"{name}{ending}") for name, ending in (("config", ".toml"), ("summary", ".json"))}
