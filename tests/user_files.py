@@ -16,8 +16,8 @@ from gpfl.errors import GpflError
 RNG = np.random.default_rng(0)
 TRAIN, VALIDATION, TEST = 0, 1, 2
 EXPECTED = (
-    "give a file or sub-folder per client, or class folders of images; files may be .csv, .tsv, .parquet, .npz, "
-    "images .png, .jpg, .jpeg, .bmp, .webp, .ppm, .pgm, .tif, .tiff"
+    "give a file or sub-folder per client, or class folders of images; "
+    "files may be .csv, .tsv, .csv.gz, .tsv.gz, .parquet, .npz, images .png, .jpg, .jpeg, .bmp, .webp, .ppm, .pgm, .tif, .tiff"
 )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpfl.cli.options import flag_name, keys_of
 from gpfl.data import DATASETS
-from gpfl.data.files.layout import SUFFIXES
+from gpfl.data.files.layout import SUFFIXES, file_suffix
 from gpfl.engine.distributed import process_group
 from gpfl.errors import GpflError
 from gpfl.io import toml
@@ -107,7 +107,7 @@ def _check_config_path(config: str, command: str) -> None:
     flag = ""
     if config in METHODS and not path.exists():
         flag = "--method"
-    elif config in DATASETS or path.suffix.lower() in SUFFIXES or path.is_dir():
+    elif config in DATASETS or file_suffix(path) in SUFFIXES or path.is_dir():
         flag = "--data"
     if flag:
         raise GpflError(f"{config} is not a config (.toml): did you mean `gpfl {command} {flag} {quoted}`?")

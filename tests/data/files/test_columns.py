@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
+import gzip
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 from user_files import (
     AGES,
@@ -26,12 +30,13 @@ from user_files import (
     scaled,
     splits_of,
     write,
+    write_image,
 )
 
 import gpfl
 from gpfl.data import FileDataset
-from gpfl.data.files.csv_reader import read_csv
 from gpfl.data.files.layout import InputFile
+from gpfl.data.files.reader import read_table
 
 # One file.
 
@@ -93,6 +98,46 @@ def test_csv_may_have_any_delimiter_and_line_ending(mark: str, start: bytes, end
     table = load(write(tmp_path / "visits.csv", start + text.encode()), client="hospital", label="outcome")
     assert close(table.x[:, :1], [[age] for age in scaled(AGES)])
     assert table.client_names == ("north", "south")
+
+
+ACCENTS = lines(("kind", "label"), ("Müller", "ä"), ("Lee", "ö"))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
+def test_csv_may_be_utf_8_or_utf_16(encoding: str, tmp_path: Path) -> None:
+    mark = codecs.BOM_UTF16_LE if encoding == "utf-16-le" else codecs.BOM_UTF16_BE if encoding == "utf-16-be" else b""
+    table = load(write(tmp_path / "a.csv", mark + ACCENTS.encode(encoding)))
+    assert table.metadata["classes"] == ["ä", "ö"]
+    assert table.description.count("\n") == 1, "no note"
+
+
+def test_csv_in_latin_1_is_read_and_reported(tmp_path: Path) -> None:
+    table = load(write(tmp_path / "a.csv", ACCENTS.encode("latin-1")))
+    assert table.metadata["classes"] == ["ä", "ö"]
+    assert "a.csv is not UTF-8 (byte 12) and was read as Latin-1." in table.description.splitlines()
+
+
+@pytest.mark.parametrize("suffix", ["csv.gz", "CSV.GZ", "tsv.gz"])
+def test_compressed_text_is_read_like_the_text(suffix: str, tmp_path: Path) -> None:
+    mark = "\t" if suffix.startswith("tsv") else ","
+    path = write(
+        tmp_path / f"sites/north.{suffix}", gzip.compress(lines(("a", "label"), (1, "x"), ("", "y"), mark=mark).encode())
+    )
+    write(tmp_path / f"sites/south.{suffix}", gzip.compress(lines(("a", "label"), (3, "y"), mark=mark).encode()))
+    assert load(tmp_path / "sites", missing="drop").client_names == ("north", "south")
+    assert error_of(path) == missing("a", 1, f"{path.name}, line 3")
+    path.write_bytes(path.read_bytes()[:-5])
+    assert error_of(path).startswith(f"{path} cannot be decompressed (")
+
+
+def test_lines_without_any_value_are_not_rows(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", 'a,label\n\n1,x\n,\n""," "\n,y\n')
+    assert error_of(path) == missing("a", 1, "a.csv, line 6")
+
+
+def test_quotes_inside_a_cell_are_text(tmp_path: Path) -> None:
+    table = load(write(tmp_path / "a.csv", 'a,pipe,label\n1,5" pipe,x\n2,6" pipe,y\n3,"a ""b""",x\n'))
+    assert table.metadata["columns"][1]["values"] == ['5" pipe', '6" pipe', 'a "b"']  # type: ignore[index]
 
 
 def test_tsv_is_split_at_tabs_only(tmp_path: Path) -> None:
@@ -233,12 +278,8 @@ def test_ignored_columns_are_not_inputs(tmp_path: Path) -> None:
 def test_an_ignored_column_takes_no_memory(tmp_path: Path) -> None:
     rows = [(k, "x" * (100_000 if k == 7 else 1), k % 2) for k in range(40)]
     path = write(tmp_path / "a.csv", lines(("a", "comment", "label"), *rows))
-    full = {name: column.nbytes for name, column in read_csv(InputFile(path)).columns.items()}
-    assert full["comment"] == 40 * 100_000 * 4, "the control: every row is as wide as the longest"
-    assert {name: column.nbytes for name, column in read_csv(InputFile(path), ["comment"]).columns.items()} == {
-        **full,
-        "comment": 0,
-    }
+    assert len(read_table(InputFile(path)).columns["comment"]) == 40
+    assert len(read_table(InputFile(path), ["comment"]).columns["comment"]) == 0
     assert close(load(path, ignore=["comment"]).x, [[v] for v in scaled(range(40))])
 
 
@@ -318,12 +359,9 @@ def test_a_split_column_is_an_input_if_folders_name_the_splits(tmp_path: Path) -
 
 
 def test_parquet_is_read_like_a_csv_with_the_same_columns(tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     columns = {name: [row[k] for row in VISITS[1:]] for k, name in enumerate(VISITS[0])}
-    full = {"stay": pa.array([1, 2, 3, 4, 5, 9], pa.int16()), "kept": [True, False] * 3, **columns}
-    full["hospital"] = pa.array(columns["hospital"]).dictionary_encode()
-    parquet.write_table(pa.table(full), tmp_path / "visits.parquet")
+    frame = pl.DataFrame({"stay": pl.Series([1, 2, 3, 4, 5, 9], dtype=pl.Int16), "kept": [True, False] * 3, **columns})
+    frame.with_columns(pl.col("hospital").cast(pl.Categorical)).write_parquet(tmp_path / "visits.parquet")
     table = load(tmp_path / "visits.parquet", client="hospital", label="outcome")
     one_hot = [(0, 1), (1, 0)] * 3, [(1, 0), (0, 1)] * 3  # False before True, f before m
     rows = zip(scaled([1, 2, 3, 4, 5, 9]), one_hot[0], scaled(AGES), one_hot[1], strict=True)
@@ -333,48 +371,57 @@ def test_parquet_is_read_like_a_csv_with_the_same_columns(tmp_path: Path) -> Non
 
 
 def test_the_index_of_pandas_is_not_an_input(tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     columns = {"a": [5, 6, 9], "label": ["x", "y", "x"], "__index_level_0__": [0, 1, 2], "__index_level_12__": ["u", "v", "w"]}
-    parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    pl.DataFrame(columns).write_parquet(tmp_path / "a.parquet")
     table = load(tmp_path / "a.parquet")
     assert close(table.x, [[v] for v in scaled([5, 6, 9])])
     assert [step["name"] for step in table.metadata["columns"]] == ["a"]  # type: ignore[attr-defined]
 
 
 def test_an_ignored_parquet_column_may_have_any_type(tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     columns = {"a": [5, 6, 9], "tags": [[1], [], [2, 3]], "raw": [b"1", b"2", b"3"], "label": ["x", "y", "x"]}
-    parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    pl.DataFrame(columns).write_parquet(tmp_path / "a.parquet")
     assert close(load(tmp_path / "a.parquet", ignore=["tags", "raw"]).x, [[v] for v in scaled([5, 6, 9])])
 
 
 def test_bad_parquet_files_are_errors(tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "a.parquet"
-    parquet.write_table(pa.table({"a": pa.array([1, None, 3]), "label": ["x", "y", "x"]}), path)
+    pl.DataFrame({"a": [1, None, 3], "label": ["x", "y", "x"]}).write_parquet(path)
     assert error_of(path) == missing("a", 1, "a.parquet, row 2")
-    parquet.write_table(pa.table({"a": pa.array(["u", None, "v"]), "label": ["x", "y", "x"]}), path)
+    pl.DataFrame({"a": ["u", None, "v"], "label": ["x", "y", "x"]}).write_parquet(path)
     assert error_of(path) == missing("a", 1, "a.parquet, row 2")
-    parquet.write_table(pa.table({"a": [1, 2], "label": pa.array(["x", None])}), path)
+    pl.DataFrame({"a": [1, 2], "label": ["x", None]}).write_parquet(path)
     assert error_of(path) == missing_role("label", 1, "a.parquet, row 2")
-    parquet.write_table(pa.table({"a": [[1], [2, 3]], "label": ["x", "y"]}), path)
-    assert error_of(path).startswith(f"{path} has column 'a' of type list<")
-    assert error_of(path).endswith("; columns must be numbers or text: leave out with --ignore a")
-    parquet.write_table(pa.table({"a": pa.array([b"1", b"2"]), "label": ["x", "y"]}), path)
+    pl.DataFrame({"a": [[1], [2, 3]], "b": [b"1", b"2"], "label": ["x", "y"]}).write_parquet(path)
     assert error_of(path) == (
-        f"{path} has column 'a' of type binary; columns must be numbers or text: leave out with --ignore a"
+        f"{path} has column 'a' of type List(Int64), column 'b' of type Binary; columns must be numbers or text: "
+        "leave out with --ignore a,b"
     )
-    parquet.write_table(pa.table({"a": pa.array([], pa.int64()), "label": pa.array([], pa.string())}), path)
+    pl.DataFrame({"a": pl.Series([], dtype=pl.Int64), "label": pl.Series([], dtype=pl.String)}).write_parquet(path)
     assert error_of(path) == f"{path} has no rows"
     path.write_bytes(path.read_bytes()[:-9])
     assert error_of(path).startswith(f"{path} cannot be read as Parquet (")
 
 
-def test_parquet_without_pyarrow_names_the_package_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("pyarrow", "pyarrow.parquet", "pyarrow.types"):
-        monkeypatch.setitem(sys.modules, name, None)
-    path = write(tmp_path / "a.parquet", b"PAR1")
-    assert error_of(path) == f"{path} is a Parquet file, which needs pyarrow: pip install pyarrow"
+# Without polars.
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv.gz", "a.parquet"])
+def test_tables_without_polars_name_the_package_to_install(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "polars", None)
+    path = write(tmp_path / name, b"PAR1")
+    assert error_of(path) == f"{path} needs polars to be read: pip install polars"
+
+
+def test_arrays_and_images_need_no_polars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "polars", None)
+    np.savez(tmp_path / "a.npz", x=np.zeros((2, 3)), y=np.array([0, 1]))
+    assert len(load(tmp_path / "a.npz")) == 2
+    for kind in ("cat", "dog"):
+        write_image(tmp_path / "d/north" / kind / "1.png", 0)
+    assert len(load(tmp_path / "d")) == 2
+
+
+def test_importing_gpfl_does_not_import_polars() -> None:
+    code = "import sys, gpfl, gpfl.cli.main; sys.exit('polars' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

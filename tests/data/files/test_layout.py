@@ -10,8 +10,6 @@ from user_files import RNG, TEST, TRAIN, client_names_of, close, lines, load, me
 
 import gpfl
 from gpfl.data import find_dataset
-from gpfl.data.files.layout import SUFFIXES
-from gpfl.data.files.readers import READERS
 
 
 def per_client(mark: str = ",") -> dict[str, str]:
@@ -64,10 +62,6 @@ def test_splits_may_be_inside_clients_or_clients_inside_splits(outer: str, tmp_p
     }
     assert by_client == {"north": [[1.0, 2.0], [], [9.0]], "south": [[4.0, 5.0], [], [8.0]]}
     assert federation.table.description.startswith("d: 6 rows; 2 clients with 3 rows; train and test from the files.\n")
-
-
-def test_every_suffix_has_a_reader() -> None:
-    assert tuple(READERS) == SUFFIXES
 
 
 def test_validation_files_are_validation_rows(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from user_files import close, error_of, file_metadata, lines, load, make_csv, missing, missing_role, scaled, write
 
-import gpfl
 from gpfl.cli.options import parse_options
 
 HEAD = ("age", "client", "label")
@@ -305,14 +304,3 @@ def test_names_with_commas_are_quoted_in_the_description(tmp_path: Path) -> None
     path = write(tmp_path / "a.csv", 'doctor,label\n"Müller, Anna","ja, sehr"\nLee,nein\n')
     assert "2 classes of 'label': 'ja, sehr', nein." in load(path).description
     assert "doctor (Lee, 'Müller, Anna')" in load(path).description
-
-
-def test_long_files_are_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "a.csv", make_csv())
-    table = load(path, client="site", label="kind")
-    monkeypatch.setattr("gpfl.data.files.csv_reader.BLOCK", 7)
-    write(path, make_csv() + "\n")
-    again = load(path, client="site", label="kind")
-    assert again is not table
-    assert again.digest == table.digest
-    assert len(gpfl.federate(path, client="site", label="kind")) == 3

@@ -44,6 +44,9 @@ class Column:
 
 def parse_column(name: str, values: Array, decimal_commas: bool, missing_texts: frozenset[str] = MISSING) -> Column:
     """Return a column as numbers if all its cells are numbers or missing, else as texts."""
+    if values.dtype.kind in "biuf":
+        numbers = values.astype(np.float64)
+        return Column(name, numbers, np.isnan(numbers))
     cells = values.tolist()
     try:  # several times as fast as numpy's conversion from text
         numbers = np.fromiter(map(float, cells), np.float64, len(cells))

@@ -15,7 +15,7 @@ from gpfl.core.options import option
 from gpfl.data.files.images import load_images
 from gpfl.data.files.layout import Layout, find_inputs
 from gpfl.data.files.raw_table import join_names
-from gpfl.data.files.readers import READERS
+from gpfl.data.files.reader import read_table
 from gpfl.data.files.roles import encode_labels, encode_names
 from gpfl.data.files.samples import ColumnOptions, FileSamples, case_warnings
 from gpfl.data.files.tabular import load_rows
@@ -62,7 +62,7 @@ class FileDataset(ColumnOptions, DataSource):
             samples = load_images(layout.inputs, self.image_size)
         else:
             self.check_roles()
-            tables = [READERS[entry.path.suffix.lower()](entry, self.ignore) for entry in layout.inputs]
+            tables = [read_table(entry, self.ignore, self.role_names) for entry in layout.inputs]
             samples = load_rows(tables, self)
         if layout.unread:
             samples.notes.append(f"Not read: {join_names([str(path.relative_to(self.path)) for path in layout.unread])}.")

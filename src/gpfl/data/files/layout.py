@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpfl.errors import GpflError
 
-SUFFIXES = (".csv", ".tsv", ".parquet", ".npz")
+SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".npz")
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 SPLIT_NAMES = {"train": "train", "training": "train", "test": "test", "testing": "test"} | dict.fromkeys(
     ("val", "valid", "validation"), "validation"
@@ -57,7 +57,7 @@ class Layout:
 def find_inputs(path: Path) -> Layout:
     """Return the inputs in a file or folder."""
     if not path.is_dir():
-        if path.suffix.lower() not in SUFFIXES:
+        if file_suffix(path) not in SUFFIXES:
             raise GpflError(f"cannot read {path}: give a {', '.join(SUFFIXES)} file or a folder")
         return Layout((InputFile(path),))
     unread: list[Path] = []
@@ -68,6 +68,16 @@ def find_inputs(path: Path) -> Layout:
                 images = set(image_files(folder))
                 unread += [file for file in _list(folder) if file not in images]
     return Layout(tuple(inputs), tuple(unread))
+
+
+def file_suffix(path: Path) -> str:
+    """Return the lower-case suffix of a file, with the one before it if the file is compressed."""
+    suffix = path.suffix.lower()
+    return Path(path.stem).suffix.lower() + suffix if suffix == ".gz" else suffix
+
+
+def _stem(path: Path) -> str:
+    return path.name.removesuffix(path.name[-len(file_suffix(path)) :]) if path.suffix else path.name
 
 
 def class_folders(entry: InputFile) -> list[Path]:
@@ -90,7 +100,7 @@ def _list(folder: Path) -> list[Path]:
 def _search(folder: Path, known: InputFile, unread: list[Path]) -> list[InputFile]:
     """Return the inputs in a folder; `known` has the client and split of the path so far. Append to `unread`."""
     entries = [entry for entry in _list(folder) if not entry.name.startswith("_")]
-    files = [entry for entry in entries if entry.is_file() and entry.suffix.lower() in SUFFIXES]
+    files = [entry for entry in entries if entry.is_file() and file_suffix(entry) in SUFFIXES]
     folders = [entry for entry in entries if entry.is_dir()]
     read = {*files, *(entry for entry in folders if entry.name != PFLLIB_DOWNLOADS)}
     unread += [entry for entry in _list(folder) if entry not in read]
@@ -98,14 +108,14 @@ def _search(folder: Path, known: InputFile, unread: list[Path]) -> list[InputFil
         raise GpflError(f"{folder} holds both files ({files[0].name}) and folders ({folders[0].name}): {EXPECTED}")
     if not files and not folders:
         raise GpflError(f"{folder} holds no file that can be read: {EXPECTED}")
-    splits = [entry for entry in files or folders if entry.stem.lower() in SPLIT_NAMES]
+    splits = [entry for entry in files or folders if _stem(entry).lower() in SPLIT_NAMES]
     others = [entry for entry in files or folders if entry not in splits and entry.name != PFLLIB_DOWNLOADS]
     if splits and not others:
         return _search_splits(folder, splits, known, unread)
-    if {"train", "test"} <= {SPLIT_NAMES[entry.stem.lower()] for entry in splits}:
+    if {"train", "test"} <= {SPLIT_NAMES[_stem(entry).lower()] for entry in splits}:
         raise GpflError(f"{folder} holds {others[0].name} next to {splits[0].name} and {splits[-1].name}: {EXPECTED}")
     if files:
-        return [InputFile(file, known.client or file.stem, known.split) for file in files]
+        return [InputFile(file, known.client or _stem(file), known.split) for file in files]
     if any(_has_images(sub) for sub in folders):
         nested = next((sub for sub in folders if not _has_images(sub) and any(entry.is_dir() for entry in sub.iterdir())), None)
         if nested is not None:
@@ -123,7 +133,7 @@ def _search_splits(folder: Path, entries: Sequence[Path], known: InputFile, unre
         raise GpflError(f"{folder} is a {known.split} split and holds splits again ({entries[0].name}): {EXPECTED}")
     inputs = []
     for path in entries:
-        entry = InputFile(path, known.client, SPLIT_NAMES[path.stem.lower()])
+        entry = InputFile(path, known.client, SPLIT_NAMES[_stem(path).lower()])
         inputs += [entry] if path.is_file() else _search(path, entry, unread)
     return inputs
 

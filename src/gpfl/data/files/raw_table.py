@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from gpfl.data.files.layout import InputFile
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
 Columns = dict[str, Array]
-"""Arrays of the same length by name: text as read, numbers, or samples of any shape."""
+"""Arrays of the same length by name: text as objects, numbers, or samples of any shape."""
 
 MISSING_LABELS = frozenset(("", "na", "n/a", "nan", "null"))
 """Lower-case texts of a missing label or client; a class may be named "none" or "unknown"."""
@@ -27,12 +27,12 @@ UNREAD: Array = np.empty(0)  # stands for a column that is ignored
 
 @dataclass(frozen=True)
 class RawTable:
-    """The columns of a file, and the line or row number of each row, from 1."""
+    """The columns of a file, and the index of each row in it."""
 
     source: InputFile
     columns: Columns
-    numbers: npt.NDArray[np.int64]
-    unit: str = "row"
+    rows: npt.NDArray[np.int64]
+    line_of: Callable[[int], int] | None = None  # returns the line of a row, if the file has lines
     decimal_commas: bool = False  # whether a comma may be a decimal comma, because it does not separate cells
     notes: tuple[str, ...] = ()  # what the user should know of the reading
 
@@ -48,16 +48,16 @@ class RawTable:
     def filter(self, mask: Mask) -> RawTable:
         """Return the table with the rows where `mask` is true."""
         columns = {name: values[mask] for name, values in self.columns.items()}
-        return replace(self, columns=columns, numbers=self.numbers[mask])
+        return replace(self, columns=columns, rows=self.rows[mask])
 
     def __len__(self) -> int:
-        return len(self.numbers)
+        return len(self.rows)
 
 
 def number_rows(source: InputFile, columns: Columns, notes: tuple[str, ...] = ()) -> RawTable:
     """Return the table of a file that has rows and no lines."""
     rows = max((len(values) for values in columns.values() if values.ndim), default=0)
-    return RawTable(source, columns, np.arange(1, rows + 1), notes=notes)
+    return RawTable(source, columns, np.arange(rows), notes=notes)
 
 
 class RowLocator:
@@ -73,9 +73,10 @@ class RowLocator:
         """Return the file and line of a row; with the folder if several files have that name."""
         index = int(np.searchsorted(self._ends, row, side="right"))
         table, path = self._tables[index], self._tables[index].path
-        number = table.numbers[row - int(self._ends[index] - len(table))]
+        row = int(table.rows[row - int(self._ends[index] - len(table))])
+        place = f"line {table.line_of(row)}" if table.line_of else f"row {row + 1}"
         unique = all(other.path == path or other.path.name != path.name for other in self._tables)
-        return f"{path.name if unique else f'{path.parent.name}/{path.name}'}, {table.unit} {number}"
+        return f"{path.name if unique else f'{path.parent.name}/{path.name}'}, {place}"
 
     def describe_first(self, mask: Mask) -> str:
         """Return the file and line of the first row where `mask` is true."""
@@ -95,7 +96,24 @@ def to_text(values: Array) -> Array:
     if values.dtype.kind == "f":
         whole = np.isfinite(values) & (values == np.floor(values))
         return np.array([str(int(v)) if w else str(v) for v, w in zip(values, whole, strict=True)])
-    return np.char.strip(values.astype(str))
+    return values.astype(str)
+
+
+def as_text(cells: Sequence[str]) -> Array:
+    """Return texts without spaces around them as an array of objects, in which equal ones are the same object."""
+    shared: dict[str, str] = {}
+    array = np.empty(len(cells), dtype=object)
+    array[:] = [shared.setdefault(cell, cell) for cell in map(str.strip, cells)]
+    return array
+
+
+def is_number(text: str) -> bool:
+    """Return whether a text is a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def find_missing(values: Array, missing: frozenset[str] = MISSING) -> Mask:

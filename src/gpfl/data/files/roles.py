@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from gpfl.data.files.columns import parse_column
-from gpfl.data.files.csv_reader import is_number
 from gpfl.data.files.layout import SPLIT_NAMES, InputFile
 from gpfl.data.files.raw_table import (
     MISSING_LABELS,
@@ -17,16 +16,22 @@ from gpfl.data.files.raw_table import (
     RawTable,
     RowLocator,
     find_missing,
+    is_number,
     join_column,
     join_names,
     to_text,
 )
-from gpfl.data.files.samples import ColumnOptions, FileSamples, check_no_missing, drop_missing
+from gpfl.data.files.samples import (
+    CLIENT_NAMES,
+    LABEL_NAMES,
+    SPLIT_COLUMNS,
+    ColumnOptions,
+    FileSamples,
+    check_no_missing,
+    drop_missing,
+)
 from gpfl.errors import GpflError, did_you_mean
 
-LABEL_NAMES = ("label", "labels", "y", "target", "targets", "class")
-CLIENT_NAMES = ("client", "clients", "client_id")
-SPLIT_COLUMNS = ("part", "split")
 MAX_CLASSES = 1000
 
 
@@ -112,7 +117,7 @@ def find_splits(tables: Sequence[RawTable], options: ColumnOptions) -> tuple[Arr
     name = _find(options, "split_column", SPLIT_COLUMNS, tables[0], required=False)
     if not name:
         return None, ""
-    values = np.char.lower(to_text(join_column(tables, name)))
+    values = np.char.lower(to_text(join_column(tables, name)).astype(str))
     unknown = ~np.isin(values, list(SPLIT_NAMES))
     if unknown.any():
         if not options.split_column:

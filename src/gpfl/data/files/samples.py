@@ -21,6 +21,10 @@ from gpfl.data.files.raw_table import (
 )
 from gpfl.errors import GpflError, pluralize
 
+LABEL_NAMES = ("label", "labels", "y", "target", "targets", "class")
+CLIENT_NAMES = ("client", "clients", "client_id")
+SPLIT_COLUMNS = ("part", "split")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnOptions:
@@ -49,6 +53,11 @@ class ColumnOptions:
     def roles(self) -> dict[str, str]:
         """Name of the column that the user chose for each role."""
         return {role: getattr(self, role) for role in ("label", "client", "split_column", "group")}
+
+    @property
+    def role_names(self) -> set[str]:
+        """Lower-case names of columns that may have a role."""
+        return {name.lower() for name in self.roles.values()} | {*LABEL_NAMES, *CLIENT_NAMES, *SPLIT_COLUMNS}
 
     def check_roles(self) -> None:
         """Raise if a column has two roles."""
