@@ -42,7 +42,7 @@ CONFIGS: dict[str, tuple[Callable[[str], str], str]] = {
     "without a name": (without_line('name = "gpfl"'), "it lacks method.name"),
     "without a key of all": (without_line("batch_size"), "it lacks train.batch_size"),
     "without a key of the method": (without_line("lam"), "it lacks method.lam"),
-    "without sections": (lambda text: "data = 1\n", "'data' stands outside a section"),
+    "without sections": (lambda text: "data = 1\n", ": 'data' stands outside a section"),
 }
 
 
@@ -62,15 +62,16 @@ def test_cell_with_a_damaged_config_is_named_and_stops_no_other(command: Command
         path.write_text(damage(good))
         said = command(*ALL, "--only-tables")
         assert said.code == 0, name
-        assert said.err.startswith(f"gpfl: a run counts as not there: {path} is damaged ({words}"), name
-        assert said.err.endswith(f"): restore the file, or remove {cell} and have it run again\n"), name
+        assert said.err.startswith(f"gpfl: a stored run is ignored: {path}"), name
+        assert words in said.err, name
+        assert said.err.endswith(f", remove {cell} to run it again\n") or f", or remove {cell} to run" in said.err, name
         assert said.err.count("\n") == 1, name
         assert states() == {"fedavg": "run 2", "fedper": "run 2", "gpfl": "not run 0"}, name
         assert states("fair") == {"fedavg": "run 2", "gpfl": "not run 0"}, name
         assert path.read_text() == damage(good), name
     said = command(*ALL, "--seeds", "0,1,2")
     assert said.code == 1
-    assert f"toy/whole, toy/again gpfl: {path} is damaged (" in said.err
+    assert f"toy/whole, toy/again gpfl: {path}" in said.err
     assert states() == {"fedavg": "run 3", "fedper": "run 3", "gpfl": "failed 0"}
     assert read_files(cell / "seed-0") == trials, "no trial is run over"
     path.write_text(good)
@@ -114,7 +115,7 @@ def test_run_of_another_config_is_none_of_the_cell_whatever_its_folder_is_called
         path.write_text(path.read_text().replace("lam = 0.01", "lam = 0.5"))
     said = command(*ALL)
     assert said.code == 1
-    words = f"toy/whole, toy/again gpfl: {cell / 'config.toml'} has method.lam = 0.5, not 0.01: it is another run's: "
+    words = f"toy/whole, toy/again gpfl: {cell / 'config.toml'} has method.lam = 0.5, not 0.01, so it belongs to another run: "
     assert f"{words}move {cell} away" in said.err
     assert states()["gpfl"] == "failed 0"
 
@@ -124,7 +125,7 @@ def test_trial_of_another_seed_or_config_does_not_count(command: Command, table:
     shutil.rmtree(cell / "seed-1")
     shutil.copytree(cell / "seed-0", cell / "seed-1")
     said = command(*ALL, "--only-tables")
-    assert f"{cell / 'seed-1/config.toml'} has run.seed = 0: it is another run's" in said.err
+    assert f"{cell / 'seed-1/config.toml'} has run.seed = 0, so it belongs to another run" in said.err
     assert states()["gpfl"] == "run 1"
     path = cell / "seed-0/config.toml"
     path.write_text(path.read_text().replace("lam = 0.01", "lam = 0.5"))
@@ -174,7 +175,7 @@ def test_cell_that_lost_its_config_is_named_too(command: Command, table: tuple[P
     cell, _ = table
     (cell / "config.toml").unlink()
     said = command(*ALL, "--only-tables")
-    assert said.err.startswith(f"gpfl: a run counts as not there: cannot read {cell / 'config.toml'} (No such file")
+    assert said.err.startswith(f"gpfl: a stored run is ignored: cannot read {cell / 'config.toml'}: No such file")
 
 
 def test_other_cells_are_run_beside_one_with_a_damaged_config(command: Command, table: tuple[Path, str]) -> None:
@@ -182,7 +183,7 @@ def test_other_cells_are_run_beside_one_with_a_damaged_config(command: Command, 
     (cell / "config.toml").write_text("half = ")
     said = command("reproduce", "toys", "--methods", "local", "--cells", "toy/whole", *SHORT, "--no-figures")
     assert said.code == 0, said.err
-    assert said.err.startswith(f"gpfl: a run counts as not there: {cell / 'config.toml'} is damaged (")
+    assert said.err.startswith(f"gpfl: a stored run is ignored: {cell / 'config.toml'} is not a TOML file (")
     assert states() == {"fedavg": "run 2", "fedper": "run 2", "gpfl": "not run 0", "local": "run 2"}
 
 
@@ -196,7 +197,7 @@ def test_where_nothing_but_a_damaged_cell_is_there_it_is_named_before_the_refusa
     assert said.code == 2
     *damaged, refusal = said.err.splitlines()
     assert len(damaged) == 3
-    assert any(f"or remove {cell}" in line for line in damaged)
+    assert any(f"remove {cell} to run" in line for line in damaged)
     assert "holds no finished run" in refusal
 
 
@@ -216,8 +217,8 @@ def test_trial_with_a_damaged_summary_is_named_and_run_again_where_it_is_removed
     path.write_text(damage(path.read_text()))
     said = command(*ALL, "--only-tables")
     assert said.code == 0, said.err
-    assert said.err.startswith(f"gpfl: a run counts as not there: {path} is damaged ({words}")
-    assert said.err.endswith(f"): restore the file, or remove {cell / 'seed-0'} and have it run again\n")
+    assert said.err.startswith(f"gpfl: a stored run is ignored: {path} is damaged ({words}")
+    assert said.err.endswith(f"): restore the file, or remove {cell / 'seed-0'} to run it again\n")
     assert states() == {"fedavg": "run 2", "fedper": "run 2", "gpfl": "run 1"}
     assert states("fair") == {"fedavg": "run 2", "gpfl": "run 1"}
     planned = command(*ALL, "--dry-run")

@@ -20,7 +20,7 @@ from gpfl.engine.base import EvalRequest, TrainRequest
 from gpfl.errors import DivergenceError
 from gpfl.experiments import compare as studies
 from gpfl.experiments import quickstart as quick
-from gpfl.experiments.trials import refuse_diverged, run_trials
+from gpfl.experiments.trials import raise_divergence, run_trials
 from gpfl.methods import METHODS
 from gpfl.training.callbacks import Callback
 from gpfl.training.round_loop import RoundLoop, RunOutcome
@@ -234,7 +234,7 @@ def test_method_that_diverges_does_not_stop_a_comparison(
     assert "fedper: seed 1: round 1: the loss of client 0 is nan (term 'ce'): lower train.lr" in said.err
     assert {record["method"]: record["trials"] for record in json.loads(Path("all/table.json").read_text())} == left
     page = Path("all/table.md").read_text()
-    missing = "fedper: of seeds 0, 1 only 0 ended." if seeds == "0,1" else "fedper: of seed 1 none ended."
+    missing = "fedper: of seeds 0, 1, only 0 finished." if seeds == "0,1" else "fedper: of seed 1, none finished."
     assert missing in page
     assert missing in said.out
     assert "| trials |" in page
@@ -306,8 +306,8 @@ def test_ablations_are_gpfl_and_its_five(command: Command) -> None:
 
 
 def test_all_methods_are_all_and_none_twice() -> None:
-    assert [entrant.label for entrant in studies.parse_methods("all")] == list(METHODS)
-    assert [entrant.label for entrant in studies.parse_methods("gpfl,ablations, gpfl,local")].count("gpfl") == 1
+    assert [variant.label for variant in studies.parse_methods("all")] == list(METHODS)
+    assert [variant.label for variant in studies.parse_methods("gpfl,ablations, gpfl,local")].count("gpfl") == 1
     assert studies.parse_methods("local,all")[0].label == "local"
 
 
@@ -429,14 +429,14 @@ def test_trials_that_diverged_are_refused_by_their_seeds() -> None:
     with pytest.raises(
         DivergenceError, match=r"^seed 4: round 4: the loss is nan, and seeds 6, 7 diverged as well: lower it$"
     ) as told:
-        refuse_diverged(ends)
+        raise_divergence(ends)
     assert str(copy.copy(told.value)) == str(told.value)
     with pytest.raises(DivergenceError, match=r"^seed 6: round 6: the loss is nan: lower it$"):
-        refuse_diverged({6: ends[6]})
-    refuse_diverged({})
+        raise_divergence({6: ends[6]})
+    raise_divergence({})
 
 
 def test_trials_without_a_seed_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(gpfl.GpflError, match="there is no seed; give at least one"):
+    with pytest.raises(gpfl.GpflError, match="there are no seeds: give at least one"):
         run_trials({}, [], tmp_path / "trials", lambda label: pytest.fail(label))
     assert not (tmp_path / "trials").exists()

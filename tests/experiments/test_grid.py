@@ -236,9 +236,7 @@ def test_what_is_damaged_is_refused_and_kept(tmp_path: Path, begun: list[str]) -
         path = job.folder / name
         good = path.read_text()
         path.write_text("{}")
-        assert run(cells(OTHER), plan(tmp_path, seeds=(0, 1, 2)))[job.folder].endswith(
-            f"): restore the file, or remove {folder} and have it run again"
-        )
+        assert run(cells(OTHER), plan(tmp_path, seeds=(0, 1, 2)))[job.folder].endswith(f"remove {folder} to run it again")
         assert path.read_text() == "{}"
         path.write_text(good)
     assert begun == []

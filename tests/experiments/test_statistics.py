@@ -11,7 +11,7 @@ from synthetic_runs import run_folder, trials_of
 
 import gpfl
 from gpfl.experiments import statistics
-from gpfl.experiments.statistics import FEWEST, compare_paired, holm_correction, rank_columns, signed_rank
+from gpfl.experiments.statistics import MIN_PAIRS, compare_paired, holm_correction, rank_scores, signed_rank
 from gpfl.experiments.stored_runs import FolderRun
 
 NAN = float("nan")
@@ -42,8 +42,7 @@ def test_units_are_named_and_too_few_seeds_are_not_tested(tmp_path: Path) -> Non
     assert compared.pairs.p is not None
     assert compared.pairs.p < compared.clients.p  # pretends to three times the clients
     assert compared.seeds.p is None
-    assert "+9.00 over 8 × client, mean over seeds: 8 better, 0 worse, 0 equal; p = 0.0078" in compared.words
-    assert "3 × seed: 3 better, 0 worse, 0 equal; too few for a test (6 are needed)" in compared.words
+    assert (compared.clients.wins, compared.clients.losses) == (8, 0)
 
 
 def test_seeds_that_both_have_are_compared(tmp_path: Path) -> None:
@@ -119,7 +118,7 @@ def test_chances_are_those_of_all_signs(differences: Sequence[float], p: float |
     test = signed_rank("pair", [value / 100 for value in differences])
     assert test.n == len(differences)
     assert test.p == (pytest.approx(p) if p is not None else None)
-    assert (test.p is None) == (len(differences) < FEWEST)
+    assert (test.p is None) == (len(differences) < MIN_PAIRS)
 
 
 def test_order_of_the_two_turns_the_difference_and_not_the_chance() -> None:
@@ -136,26 +135,22 @@ def test_several_tests_are_read_together_by_holm() -> None:
     assert holm_correction([]) == []
 
 
-def test_ranks_share_places_and_leave_out_what_was_not_run() -> None:
-    found = rank_columns([[90, 50, 1.0], [80, 50, NAN], [80, 70, NAN], [10, NAN, NAN]])
-    assert np.array_equal(found.columns, [[1, 2.5, 1], [2.5, 2.5, NAN], [2.5, 1, NAN], [4, NAN, NAN]], equal_nan=True)
-    assert found.mean.tolist() == [pytest.approx(1.5), 2.5, 1.75, 4.0]
-    assert found.counted.tolist() == [3, 2, 2, 1]
+def test_equal_scores_share_a_rank_and_a_method_that_was_not_run_has_none() -> None:
+    for scores, ranks in (
+        ([90, 80, 80, 10], [1, 2.5, 2.5, 4]),
+        ([50, 50, 70, NAN], [2.5, 2.5, 1, NAN]),
+        ([1.0, NAN, NAN, NAN], [1, NAN, NAN, NAN]),
+    ):
+        assert np.array_equal(rank_scores(scores), ranks, equal_nan=True)
 
 
 def test_numbers_that_differ_by_the_order_of_adding_share_a_place() -> None:
     seeds = [2385, 2376, 2381], [2384, 2375, 2383]  # right rows of 2584, as many in all
     means = [100 * np.mean([right / 2584 for right in each]) for each in seeds]
     assert means[0] != means[1]
-    assert rank_columns([[means[0]], [means[1]], [99.0], [1.0]]).columns[:, 0].tolist() == [2.5, 2.5, 1, 4]
-    assert rank_columns([[92.13], [92.13 + 1e-6]]).columns[:, 0].tolist() == [2, 1]
+    assert rank_scores([means[0], means[1], 99.0, 1.0]).tolist() == [2.5, 2.5, 1, 4]
+    assert rank_scores([92.13, 92.13 + 1e-6]).tolist() == [2, 1]
 
 
-def test_lowest_may_be_best_and_a_row_without_values_has_no_rank() -> None:
-    found = rank_columns([[3.0, 2.0], [1.0, 9.0], [NAN, NAN]], best="lowest")
-    assert np.array_equal(found.columns, [[2, 1], [1, 2], [NAN, NAN]], equal_nan=True)
-    assert np.array_equal(found.mean, [1.5, 1.5, NAN], equal_nan=True)
-    with pytest.raises(gpfl.GpflError, match="best='most'"):
-        rank_columns([[1.0]], best="most")
-    with pytest.raises(gpfl.GpflError, match=r"shape \(1,\)"):
-        rank_columns([1.0])
+def test_lowest_score_may_be_best() -> None:
+    assert np.array_equal(rank_scores([3.0, 1.0, NAN], lowest_is_best=True), [2, 1, NAN], equal_nan=True)

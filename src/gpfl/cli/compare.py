@@ -68,7 +68,7 @@ def _save_comparison(compared: comparisons.ComparisonResult, config: configs.Con
     partition = config.partition.name if config.partition else "from a manifest"
     clients = rows[0].summaries[0]["clients"]
     title = f"{config.data}, {clients} clients ({partition}), {config.train.rounds} rounds; mean ± std over seeds"
-    print_method_table(rows, title, compared.unended)
-    paths = method_tables.save(rows, folder, title, compared.unended)
+    print_method_table(rows, title, compared.unfinished)
+    paths = method_tables.save(rows, folder, title, compared.unfinished)
     figures.draw_learning_curves(rows, [folder / "curves.png"], title)
     print_line(f"Table: {', '.join(str(path) for path in paths)}. Curves: {folder / 'curves.png'}")

@@ -11,12 +11,13 @@ from tempfile import TemporaryDirectory
 from gpfl.cli.terminal import print_error, print_line, table_console
 from gpfl.engine.distributed import process_group
 from gpfl.errors import GpflError, pluralize
-from gpfl.experiments import feature_maps, grid
+from gpfl.experiments import feature_maps
 from gpfl.experiments.compare import parse_methods
 from gpfl.experiments.definitions import Cell, TableColumn, load_experiments
 from gpfl.experiments.grid import GridPlan, Job, Problems
 from gpfl.experiments.results import TableResults, collect_results
 from gpfl.experiments.run_archive import ARCHIVE, unpack
+from gpfl.experiments.run_checks import merge_configs
 from gpfl.experiments.run_index import describe_damage, find_jobs
 from gpfl.experiments.selection import Selection
 from gpfl.io import files
@@ -163,7 +164,7 @@ def distinct(columns: Sequence[TableColumn], asked: Sequence[TableColumn], plan:
     kept = list(asked)
     others = [column for column in columns if column not in asked]
     for column in sorted(others, key=lambda one: -sum(map(len, one.given.values()))):
-        given = grid.merge_configs(column.given, plan.common)
-        if all(given != grid.merge_configs(one.given, plan.common) for one in kept):
+        given = merge_configs(column.given, plan.common)
+        if all(given != merge_configs(one.given, plan.common) for one in kept):
             kept.append(column)
     return kept

@@ -8,129 +8,120 @@ from pathlib import Path
 
 from gpfl.core import options
 from gpfl.errors import DivergenceError, GpflError, did_you_mean
+from gpfl.experiments.run_checks import first_difference
 from gpfl.experiments.stored_runs import Trials
-from gpfl.experiments.trials import NEGLIGIBLE, CallbackFactory, check_trials, read_trials, read_trials_plan, run_trials
+from gpfl.experiments.trials import TRIALS_FILE, CallbackFactory, check_trials, read_trials, read_trials_plan, run_trials
 from gpfl.methods import METHODS
 from gpfl.training import config as configs
 from gpfl.training.config import Config, ConfigDict, RunOptions
 
+ABLATIONS = (("pci",), ("cov",), ("mlg",), ("gce",), ("cov", "gce"))
+"""Parts that the paper's five ablations of GPFL leave out."""
+
 
 @dataclass(frozen=True)
 class ComparisonResult:
-    """What a comparison's folder holds of its methods: trials, best mean accuracy first, and what is missing among them."""
+    """Trials of all methods in the folder of a comparison, best mean accuracy first."""
 
     rows: list[Trials]
-    unended: list[str]  # sentences about methods of which not all trials have ended
-    diverged: Mapping[str, DivergenceError]  # by label: why trials of this call have not
+    unfinished: list[str]  # a sentence about each method with unfinished trials
+    diverged: Mapping[str, DivergenceError]  # by label: trials that diverged in this call
 
 
 @dataclass(frozen=True)
 class MethodVariant:
-    """A method with settings of its own, under the name it has in the table."""
+    """A method with its own settings and its label in tables."""
 
     label: str
     method: Mapping[str, object] = field(hash=False)
 
     @property
     def folder(self) -> str:
-        """The name of its folder."""
+        """Name of its folder."""
         return self.label.replace(" ", "-").replace("+", "-")
 
 
-ABLATIONS = (("pci",), ("cov",), ("mlg",), ("gce",), ("cov", "gce"))
-"""The paper's five: without personal context, valve, magnitude loss, embeddings, and both of valve and embeddings."""
-
-
-def parse_methods(words: str) -> list[MethodVariant]:
-    """Gives the methods of a list such as "gpfl,fedrep", "all" or "ablations"."""
-    found: list[MethodVariant] = []
-    for word in (word.strip() for word in words.split(",")):
-        if word == "all":
-            found += [MethodVariant(name, {"name": name}) for name in METHODS]
-        elif word == "ablations":
-            found.append(MethodVariant("gpfl", {"name": "gpfl"}))
-            found += [
+def parse_methods(text: str) -> list[MethodVariant]:
+    """Return the methods of a list such as "gpfl,fedrep", "all" or "ablations", each once."""
+    variants: list[MethodVariant] = []
+    for name in (name.strip() for name in text.split(",")):
+        if name == "all":
+            variants += [MethodVariant(method, {"name": method}) for method in METHODS]
+        elif name == "ablations":
+            variants.append(MethodVariant("gpfl", {"name": "gpfl"}))
+            variants += [
                 MethodVariant(f"gpfl without {'+'.join(parts)}", {"name": "gpfl", "without": list(parts)})
                 for parts in ABLATIONS
             ]
-        elif word in METHODS:
-            found.append(MethodVariant(word, {"name": word}))
+        elif name in METHODS:
+            variants.append(MethodVariant(name, {"name": name}))
         else:
-            raise GpflError(f"unknown method '{word}'; {did_you_mean(word, (*METHODS, 'all', 'ablations'))}")
-    return list({entrant.label: entrant for entrant in found}.values())
+            raise GpflError(f"unknown method '{name}'; {did_you_mean(name, (*METHODS, 'all', 'ablations'))}")
+    return list({variant.label: variant for variant in variants}.values())
 
 
-def sections(
-    given: ConfigDict, methods: Sequence[MethodVariant], own: Mapping[str, Mapping[str, object]]
-) -> dict[MethodVariant, ConfigDict]:
-    """Gives every method's config; `own` holds settings of single methods by name."""
-    return {entrant: {**given, "method": {**own.get(str(entrant.method["name"]), {}), **entrant.method}} for entrant in methods}
-
-
-def check_methods(given: ConfigDict, methods: Sequence[MethodVariant], own: Mapping[str, Mapping[str, object]]) -> None:
-    """Refuses mistakes in the methods' settings, for which no data are needed."""
-    run = options.build(RunOptions, given.get("run", {}), "run")
-    for entrant, section in sections(given, methods, own).items():
+def check_methods(
+    settings: ConfigDict, methods: Sequence[MethodVariant], overrides: Mapping[str, Mapping[str, object]]
+) -> None:
+    """Raise if the settings of a method are invalid. No data is read."""
+    run = options.build(RunOptions, settings.get("run", {}), "run")
+    for variant, config in _method_configs(settings, methods, overrides).items():
         try:
-            configs.resolve_method(section, run)
-        except GpflError as problem:
-            raise GpflError(f"{entrant.label}: {problem}") from None
+            configs.resolve_method(config, run)
+        except GpflError as error:
+            raise GpflError(f"{variant.label}: {error}") from None
 
 
 def compare(
-    given: ConfigDict,
+    settings: ConfigDict,
     methods: Sequence[MethodVariant],
-    own: Mapping[str, Mapping[str, object]],
+    overrides: Mapping[str, Mapping[str, object]],
     seeds: Sequence[int],
     out: Path,
     make_callback: CallbackFactory,
 ) -> ComparisonResult:
-    """Gives every method's trials; what `out` holds already is not run again.
-
-    `own` holds settings of single methods by name.
-    """
-    each = sections(given, methods, own)
+    """Run the trials of every method that `out` does not hold yet. `overrides` has settings of single methods by name."""
+    by_variant = _method_configs(settings, methods, overrides)
     complete = []
-    for entrant, section in each.items():  # all are checked before the first is run
+    for variant, config in by_variant.items():  # all are checked before the first is run
         try:
-            complete.append(check_trials(section, seeds, out / entrant.folder)[0])
-        except GpflError as problem:
-            raise GpflError(f"{entrant.label}: {problem}") from None
+            complete.append(check_trials(config, seeds, out / variant.folder)[0])
+        except GpflError as error:
+            raise GpflError(f"{variant.label}: {error}") from None
     diverged = {}
-    for entrant, section in each.items():
+    for variant, config in by_variant.items():
         try:
-            run_trials(section, seeds, out / entrant.folder, make_callback, label=entrant.label)
-        except DivergenceError as end:
-            diverged[entrant.label] = end
-    folders = held(out, complete[0])
+            run_trials(config, seeds, out / variant.folder, make_callback, label=variant.label)
+        except DivergenceError as error:
+            diverged[variant.label] = error
+    folders = _find_trials(out, complete[0])
     trials = [read_trials(folder) for folder in folders]
-    rows = sorted((one for one in trials if one.summaries), key=lambda one: -one.mean("best_accuracy"))
-    missing = [words for folder, one in zip(folders, trials, strict=True) if (words := unended(folder, one))]
-    return ComparisonResult(rows, missing, diverged)
+    rows = sorted((each for each in trials if each.runs), key=lambda each: -each.mean("best_accuracy"))
+    unfinished = [text for folder, each in zip(folders, trials, strict=True) if (text := _describe_unfinished(folder, each))]
+    return ComparisonResult(rows, unfinished, diverged)
 
 
-def unended(folder: Path, trials: Trials) -> str:
-    """Gives the sentence that not all trials planned in a folder have ended; "" where they have."""
-    name, seeds = read_trials_plan(folder)
-    ended = [str(summary["seed"]) for summary in trials.summaries]
-    if len(ended) == len(seeds):
+def _method_configs(
+    settings: ConfigDict, methods: Sequence[MethodVariant], overrides: Mapping[str, Mapping[str, object]]
+) -> dict[MethodVariant, ConfigDict]:
+    return {
+        variant: {**settings, "method": {**overrides.get(str(variant.method["name"]), {}), **variant.method}}
+        for variant in methods
+    }
+
+
+def _describe_unfinished(folder: Path, trials: Trials) -> str:
+    label, seeds = read_trials_plan(folder)
+    finished = [str(run.seed) for run in trials.runs]
+    if len(finished) == len(seeds):
         return ""
     planned = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
-    return f"{name}: of {planned} {'only ' + ', '.join(ended) if ended else 'none'} ended."
+    return f"{label}: of {planned}, {'only ' + ', '.join(finished) if finished else 'none'} finished."
 
 
-def held(out: Path, like: Config) -> list[Path]:
-    """Gives the folders of all trials that a folder holds and that were run like a complete config, their methods aside."""
-    common = {**like.sections(), "method": {}}
-    found = []
-    for folder in sorted(path.parent for path in out.glob("*/trials.json")):
-        config = configs.read_config(folder / "config.toml")
-        same = ("defence" in config) == ("defence" in common) and all(
-            config.get(section, {}).get(key) == values.get(key)
-            for section, values in common.items()
-            for key in (values if section == "method" else values.keys() | config.get(section, {}).keys())
-            if (section, key) not in NEGLIGIBLE
-        )
-        if same:
-            found.append(folder)
-    return found
+def _find_trials(out: Path, reference: Config) -> list[Path]:
+    """Return the folders of all trials in `out` that differ from a complete config only in the method."""
+    common = {**reference.sections(), "method": {}}
+    folders = sorted(path.parent for path in out.glob(f"*/{TRIALS_FILE}"))
+    stored = {folder: configs.read_config(folder / "config.toml") for folder in folders}
+    return [folder for folder, config in stored.items() if not first_difference({**config, "method": {}}, common)]

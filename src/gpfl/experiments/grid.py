@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import cast
 
@@ -24,21 +23,19 @@ from gpfl.data.published.dataset import provenance_warning
 from gpfl.engine import RunSpec
 from gpfl.engine.distributed import ProcessFailedError, process_group
 from gpfl.errors import DivergenceError, GpflError
-from gpfl.experiments.damage import config_fault
 from gpfl.experiments.definitions import PATIENCE, ROUNDS, Cell
+from gpfl.experiments.run_checks import (
+    UNCOMPARED,
+    Sections,
+    find_folder_damage,
+    find_trial_damage,
+    first_difference,
+    is_finished,
+    merge_configs,
+)
 from gpfl.experiments.run_hash import folder_name, held_configs, named_by_content
 from gpfl.experiments.stored_runs import PROVENANCE_FILE, FolderRun, Trials, read_provenance
-from gpfl.experiments.trials import (
-    NEGLIGIBLE,
-    CallbackFactory,
-    Sections,
-    delete_weights,
-    first_difference,
-    folder_fault,
-    is_finished,
-    run_trials,
-    trial_fault,
-)
+from gpfl.experiments.trials import CallbackFactory, delete_weights, run_trials
 from gpfl.experiments.tuned_values import TunedValues
 from gpfl.federation import Federation
 from gpfl.io import files, toml
@@ -90,7 +87,7 @@ class GridPlan:
             f"{section}.{key} = {toml.format_value(value)}"
             for section, values in sections.items()
             for key, value in values.items()
-            if (section, key) not in NEGLIGIBLE
+            if (section, key) not in UNCOMPARED
         )
 
     def given(self, cell: Cell) -> ConfigDict:
@@ -131,7 +128,7 @@ class Job:
     @property
     def fault(self) -> str:
         """What is wrong with its folder, and the way out: the config is damaged, or another run's."""
-        return folder_fault(self.folder, self.complete) if self.complete else config_fault(self.folder)
+        return find_folder_damage(self.folder, self.complete or None)
 
     def diverged(self, seeds: Iterable[int]) -> dict[int, int]:
         """Gives the rounds in which trials diverged, by their seeds."""
@@ -235,11 +232,6 @@ def found(job: Job, held: Mapping[Path, Sections]) -> Job:
     return job
 
 
-def merge_configs(*layers: ConfigDict) -> ConfigDict:
-    """Gives sections of several configs in one, the last on top."""
-    return {name: {key: value for layer in layers for key, value in layer.get(name, {}).items()} for name in chain(*layers)}
-
-
 def simplest_protocol(given: ConfigDict) -> ConfigDict:
     """Gives a config under the first protocol that it is the same under, so that runs which do not differ are shared."""
     wanted = {**sections_of(given), "run": None}
@@ -338,7 +330,7 @@ def sound_missing(job: Job, seeds: Iterable[int]) -> list[int]:
 
 def find_damage(job: Job, seeds: Iterable[int]) -> str:
     """Gives what of a job's folder or of its trials is damaged, so that it is not run, and the way out; "" where nothing is."""
-    faults = (job.fault, *(trial_fault(job.folder / f"seed-{seed}") for seed in seeds))
+    faults = (job.fault, *(find_trial_damage(job.folder / f"seed-{seed}") for seed in seeds))
     return next((fault for fault in faults if fault), "")
 
 

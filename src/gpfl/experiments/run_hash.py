@@ -9,8 +9,7 @@ import tomllib
 from contextlib import suppress
 from pathlib import Path
 
-from gpfl.experiments.damage import config_fault
-from gpfl.experiments.trials import NEGLIGIBLE, Sections, config_of
+from gpfl.experiments.run_checks import UNCOMPARED, Sections, find_folder_damage
 from gpfl.federation import MANIFEST
 from gpfl.models.custom import net_name
 from gpfl.training import config as configs
@@ -25,7 +24,7 @@ def folder_name(config: Config, sections: Sections, data: str) -> str:
 def digest(sections: Sections, data: str) -> str:
     """Gives eight hex digits of a complete config, but for what changes no number, and of the data's own digest."""
     kept = {
-        section: {key: value for key, value in values.items() if (section, key) not in NEGLIGIBLE}
+        section: {key: value for key, value in values.items() if (section, key) not in UNCOMPARED}
         for section, values in sections.items()
     }
     return hashlib.sha256(json.dumps([kept, data], sort_keys=True).encode()).hexdigest()[:8]
@@ -44,7 +43,7 @@ def readable(config: Config) -> str:
 def held_configs(out: Path) -> dict[Path, Sections]:
     """Gives the complete configs of the folders of trials in `out`; damaged ones are left out."""
     folders = sorted(path.parent for path in out.glob("runs/*/config.toml"))
-    return {folder: config_of(folder) for folder in folders if not config_fault(folder)}
+    return {folder: configs.read_sections(folder / "config.toml") for folder in folders if not find_folder_damage(folder)}
 
 
 def named_by_content(named: Path, sections: Sections, folder: Path) -> bool:

@@ -11,12 +11,11 @@ from typing import cast
 
 from gpfl.core.net import Net
 from gpfl.errors import GpflError
-from gpfl.experiments.damage import config_fault
 from gpfl.experiments.definitions import Cell
 from gpfl.experiments.grid import GridPlan, Job, Problems
+from gpfl.experiments.run_checks import UNCOMPARED, Sections, find_folder_damage, find_trial_damage
 from gpfl.experiments.run_hash import data_digest, held_configs, named_by_content
 from gpfl.experiments.stored_runs import PROVENANCE_FILE, read_provenance
-from gpfl.experiments.trials import NEGLIGIBLE, Sections, trial_fault
 from gpfl.models.custom import net_name
 from gpfl.training import config as configs
 from gpfl.training.config import ConfigDict
@@ -83,7 +82,7 @@ def fits(asked: Sections, held: Mapping[str, object]) -> bool:
     for section, values in asked.items():
         others = cast(Mapping[str, object], held[section])
         for key in values.keys() | others.keys():
-            free = (section, key) in NEGLIGIBLE or (section == "net" and values.get(key) == 0)
+            free = (section, key) in UNCOMPARED or (section == "net" and values.get(key) == 0)
             if not free and values.get(key) != others.get(key):
                 return False
     return True
@@ -92,6 +91,8 @@ def fits(asked: Sections, held: Mapping[str, object]) -> bool:
 def describe_damage(out: Path, found: Iterable[Job], seeds: Iterable[int]) -> list[str]:
     """Gives a sentence about everything damaged in `out` that tables of these jobs may be without, with the way out."""
     jobs = {job.folder: job for job in found}
-    folders = [jobs[path].fault if path in jobs else config_fault(path) for path in sorted(out.glob("runs/*")) if path.is_dir()]
-    trials = [trial_fault(folder / f"seed-{seed}") for folder in sorted(jobs) for seed in seeds if not jobs[folder].fault]
-    return [f"a run counts as not there: {fault}" for fault in dict.fromkeys((*folders, *trials)) if fault]
+    folders = [
+        jobs[path].fault if path in jobs else find_folder_damage(path) for path in sorted(out.glob("runs/*")) if path.is_dir()
+    ]
+    trials = [find_trial_damage(folder / f"seed-{seed}") for folder in sorted(jobs) for seed in seeds if not jobs[folder].fault]
+    return [f"a stored run is ignored: {fault}" for fault in dict.fromkeys((*folders, *trials)) if fault]

@@ -23,14 +23,8 @@ from gpfl.core.options import SearchRange, options_of
 from gpfl.engine import make_engine
 from gpfl.engine.distributed import require_single_process
 from gpfl.errors import DivergenceError, GpflError
-from gpfl.experiments.trials import (
-    NEGLIGIBLE,
-    delete_weights,
-    first_difference,
-    prepare_trial,
-    refuse_other_federation,
-    with_seed,
-)
+from gpfl.experiments.run_checks import UNCOMPARED, first_difference
+from gpfl.experiments.trials import check_same_federation, delete_weights, prepare_trial, with_seed
 from gpfl.experiments.tuned_values import BEST, CANDIDATES, COMMON, STUDY, Candidate, SearchResult, Values, read_candidates
 from gpfl.federation import MANIFEST, Federation
 from gpfl.io import files, toml
@@ -88,7 +82,7 @@ class MethodSearch:
     def study(self) -> ConfigDict:
         """What all candidates have in common: the config with default values, the options of the search and the ranges."""
         content: ConfigDict = self.config.sections()
-        content["run"] = {key: value for key, value in content["run"].items() if ("run", key) not in NEGLIGIBLE}
+        content["run"] = {key: value for key, value in content["run"].items() if ("run", key) not in UNCOMPARED}
         seeds, with_lr, search_seed = list(self.options.seeds), self.options.with_lr, self.options.seed
         content["tune"] = {"seeds": seeds, "with_lr": with_lr, "search_seed": search_seed}
         content["space"] = {
@@ -183,7 +177,7 @@ def _check_folder(search: MethodSearch) -> None:
             name = f"--{key[5:].replace('_', '-')}" if key.startswith("tune.") else key.removeprefix("space.")
             raise GpflError(f"{path.parent} holds a search with {name} = {before}, now it is {now}: choose another --out")
     if (out / MANIFEST).exists():
-        refuse_other_federation(out, search.federation)
+        check_same_federation(out, search.federation)
 
 
 # Search.
@@ -367,5 +361,5 @@ def _portable_config(search: MethodSearch, given: ConfigDict, manifest: str) -> 
     content: ConfigDict = config.sections()
     if "file" in content["partition"]:
         content["partition"]["file"] = manifest
-    content["run"] = {key: value for key, value in given.get("run", {}).items() if ("run", key) not in NEGLIGIBLE}
+    content["run"] = {key: value for key, value in given.get("run", {}).items() if ("run", key) not in UNCOMPARED}
     return {section: values for section, values in content.items() if values}

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
-import numpy as np
-
 from gpfl.errors import GpflError
 from gpfl.experiments import statistics
 from gpfl.experiments.definitions import MAX_PAPER_STDS, PaperValue, TableColumn
@@ -168,7 +166,7 @@ def compare_column(results: TableResults, column: TableColumn) -> ColumnComparis
 
 def _ranks(scores: Sequence[float], lowest_is_best: bool) -> list[float | None]:
     """Return ranks from 1; equal scores share their mean rank, NaN has none."""
-    ranks = statistics.rank_columns(np.array(scores)[:, None], best="lowest" if lowest_is_best else "highest").columns[:, 0]
+    ranks = statistics.rank_scores(scores, lowest_is_best=lowest_is_best)
     return [None if math.isnan(rank) else float(rank) for rank in ranks]
 
 
