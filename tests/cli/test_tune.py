@@ -63,7 +63,7 @@ def test_search_writes_candidates_the_best_config_and_tables(command: Command) -
     assert result.code == 0, result.err
     assert result.err == ""
     lines = result.out.splitlines()
-    assert lines[0] == "20% of the training samples are kept for validation (--validation-fraction)."
+    assert lines[0] == "20% of the training samples are held out for validation (--validation-fraction)."
     assert lines[1].startswith("gpfl: method.lam in 0.0001 to 0.1, log; method.mu in 0.0001 to 1, log. 3 candidates, 2 seeds, ")
     assert "fedavg: nothing to search, so it runs once (2 seeds, 2 rounds); --with-lr searches" in result.out
     assert [len(read_candidates(f"t/{name}")) for name in ("gpfl", "fedavg")] == [3, 1]

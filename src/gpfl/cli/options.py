@@ -263,7 +263,9 @@ option = functools.partial(click.option, show_default=True)
 config_argument = click.argument(
     "config", required=False, cls=Argument, metavar="[CONFIG.toml]", help="Config file. Flags override it."
 )
-federation_option = click.option("--federation", metavar="FILE", help="Manifest of a saved federation, instead of a partition.")
+federation_option = click.option(
+    "--federation", metavar="FILE", help="Use the partition in a manifest, such as federation.toml of a run."
+)
 
 
 def set_option(description: str, metavar: str = "NAME.KEY=VALUE") -> Decorator:

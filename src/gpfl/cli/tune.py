@@ -52,14 +52,16 @@ _POSITIVE = click.IntRange(min=1)
     help=f"Names separated by commas, or all: {', '.join(METHODS)}.",
 )
 @config_argument
-@option("--budget", default=20, type=_POSITIVE, metavar="N", help="Candidates per method, its default values among them.")
+@option("--budget", default=20, type=_POSITIVE, metavar="N", help="Candidates per method, including its defaults.")
 @seeds_option("0", "Seeds of each candidate.")
 @click.option("--with-lr", is_flag=True, help="Search the learning rate as well, for every method.")
-@option("--at-once", default=4, type=_POSITIVE, metavar="N", help="Candidates to train at the same time, if the engine can.")
-@option("--search-seed", default=0, metavar="N", help="Seed of the proposals.")
+@option(
+    "--at-once", default=4, type=_POSITIVE, metavar="N", help="Candidates to train at the same time, if the engine supports it."
+)
+@option("--search-seed", default=0, metavar="N", help="Seed of the sampler that proposes candidates.")
 @click.option("--keep-weights", is_flag=True, help="Keep the checkpoints and models of all candidates.")
 @out_option("Folder; a search it already holds is resumed.")
-@set_option("Set any option of the config, or one of a method, which is then not searched, such as fedprox.mu=0.01.")
+@set_option("Set an option of the config or of a method, such as fedprox.mu=0.01; it is then not searched.")
 @config_options("data", "partition", "net", "train", "defence", "run", omit=("run.seed",))
 def tune(
     methods: list[str],
@@ -89,7 +91,7 @@ def tune(
     partition = given.setdefault("partition", {})
     if partition.get("name") != "manifest" and "validation_fraction" not in partition:
         partition["validation_fraction"] = VALIDATION_FRACTION
-        notes.append(f"{VALIDATION_FRACTION:.0%} of the training samples are kept for validation (--validation-fraction).")
+        notes.append(f"{VALIDATION_FRACTION:.0%} of the training samples are held out for validation (--validation-fraction).")
     resolved = configs.resolve_config({**given, "method": {"name": names[0]}})
     folder = out or Path("runs") / f"{Path(resolved.data).stem}-tune"
     options = SearchOptions(

@@ -13,7 +13,7 @@ _MMD_WIDTHS = (10.0, 15.0, 20.0, 50.0)
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of `values` (batch,) where the mask is 1; 0 if it is nowhere."""
+    """Return the mean of `values` (batch,) where the mask is 1, or 0 if there is no such value."""
     return (values * mask).sum() / mask.sum().clamp_min(1.0)
 
 

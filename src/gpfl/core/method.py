@@ -62,10 +62,10 @@ class GradientResult(NamedTuple):
 
 
 class GradientFunction(Protocol):
-    """A function that computes the gradient of an objective by some weights of a state; defences replace the default."""
+    """A function that computes the gradient of an objective with respect to some weights of a state; defences replace it."""
 
     def __call__(self, net: Net, state: Tree, weights: Tree, objective: Objective, batch: Batch) -> GradientResult:
-        """Return the gradient by `weights`, which replace those of the same name in `state`."""
+        """Return the gradient with respect to `weights`, which replace those of the same name in `state`."""
 
 
 class StepResult(NamedTuple):
@@ -99,7 +99,7 @@ class Phase(NamedTuple):
 
 
 def loss_gradient(net: Net, state: Tree, weights: Tree, objective: Objective, batch: Batch) -> GradientResult:
-    """Return the gradient of the sum of the objective's terms by `weights`."""
+    """Return the gradient of the sum of the objective's terms with respect to `weights`."""
 
     def total(weights: Tree) -> tuple[Tensor, tuple[LossTerms, Tree, Tree]]:
         model = Model(net, {**state, **weights}, training=True)
@@ -150,7 +150,7 @@ class Method:
         return dataclasses.replace(self, **{"setup": setup, **values})  # type: ignore[arg-type]
 
     def values(self) -> dict[str, object]:
-        """Return what `replace` can change, by name, without the net."""
+        """Return the options and the setup without the net, by name: what `replace` can change."""
         names = [each.name for each in dataclasses.fields(self) if each.name != "setup"]
         return {name: getattr(self, name) for name in ("lr", "epochs", "batch_norm", *names)}
 
@@ -218,8 +218,8 @@ class Method:
         """Return what the client sends and its new private state."""
         return self.split_state(local_state)
 
-    # The server. It sees a weighted mean of uploads and nothing else, so a round gives the same result whether it runs
-    # in chunks, across machines or under secure summation.
+    # The server. It sees nothing but a weighted mean of uploads, so the result of a round does not depend on whether it
+    # runs in chunks, across machines or under secure summation.
 
     def aggregation_weight(self, client: ClientInfo) -> Tensor:
         """Return the client's weight in the mean of uploads: its number of training samples."""

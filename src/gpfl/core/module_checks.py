@@ -17,7 +17,7 @@ Parts = dict[str, nn.Module]
 """The modules of a net by part: {"base": …, "head": …}."""
 
 TOLERANCE, LOOSE_TOLERANCE = 1e-5, 1e-3
-"""Largest difference of equal logits, relative to the largest logit: same operations, and another batch size or machine."""
+"""Largest difference of equal logits relative to the largest logit: for the same operations, and on another batch."""
 
 
 # Weights and statistics.
@@ -121,7 +121,9 @@ def check_independent_samples(parts: Parts, example: Tensor, name: str) -> None:
     with torch.no_grad():
         single = run_module(net, example[:1], f"net '{name}'", "cannot take a single sample")
         if not equal_logits(single, net(example)[:1], LOOSE_TOLERANCE):
-            raise GpflError(f"net '{name}' returns other logits for a sample when the batch changes: remove what mixes samples")
+            raise GpflError(
+                f"net '{name}' returns other logits for a sample when the batch changes: remove the layer that mixes them"
+            )
 
 
 def trains_on_single_sample(parts: Parts, example: Tensor) -> bool:
@@ -136,7 +138,7 @@ def trains_on_single_sample(parts: Parts, example: Tensor) -> bool:
 
 
 def run_module(module: nn.Module, x: Tensor, name: str, failure: str) -> Tensor:
-    """Return the output of a module, or raise one line: `name` `failure`: the error."""
+    """Return the output of a module. Raise its error in one line, after `name` and `failure`."""
     try:
         out = module(x)
     except Exception as error:  # a user's forward may raise anything

@@ -37,7 +37,7 @@ class SearchRange:
 
 @dataclass(frozen=True)
 class Option:
-    """What is known about a field besides its type: help text, limits, and what `gpfl tune` searches."""
+    """The description of a field besides its type: help text, limits, and the range that `gpfl tune` searches."""
 
     help: str
     symbol: str = ""
@@ -137,7 +137,7 @@ def check_not_disabled(record: object, section: str) -> None:
 
 
 def describe_type(hint: object) -> str:
-    """Return a user's description of a field's type."""
+    """Return a field's type in words, for error messages."""
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(describe_type(choice) for choice in typing.get_args(hint))

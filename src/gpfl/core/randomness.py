@@ -54,7 +54,7 @@ _SALT_BITS = 24  # a float32 holds such an integer exactly
 
 
 def make_salt(seed: int) -> float:
-    """Return a number that tells the keys of one seed from those of another."""
+    """Return a number from which the random keys of a seed are derived."""
     return float(generator(seed, "defence").integers(1 << _SALT_BITS))
 
 

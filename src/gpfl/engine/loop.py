@@ -13,7 +13,7 @@ from gpfl.engine.base import Engine, EvalRequest, RoundResult, TrainRequest, add
 
 
 class Loop(Engine):
-    """Engine that runs one client at a time, without padding batches."""
+    """Engine that trains one client after another, without padding; the reference for the others."""
 
     name: ClassVar[str] = "loop"
 

@@ -30,7 +30,7 @@ class RoundClient(NamedTuple):
 
 
 class Vmap(Engine):
-    """Engine that trains clients in slots; a slot whose client has finished takes the next one."""
+    """Engine that trains many clients in one batched step; when a client finishes, the next one takes its slot."""
 
     name: ClassVar[str] = "vmap"
     supports_concurrent_trials: ClassVar[bool] = True

@@ -34,7 +34,7 @@ class WorkerResult(NamedTuple):
 
 
 class Workers(Engine):
-    """Engine that runs a client on each core, with one thread per client: more do not speed up small matrix products."""
+    """Engine that trains one client per CPU core, each on a single thread: more do not speed up small matrix products."""
 
     name: ClassVar[str] = "workers"
 

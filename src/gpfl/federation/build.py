@@ -110,7 +110,7 @@ def _from_clients(clients: Mapping[str, ClientData], partition: Partition) -> Fe
 
 
 def _find_source(name: str, settings: Mapping[str, object]) -> tuple[DataSource, dict[str, object]]:
-    """Return the data source of a name or path, with those of the settings that are its options, and the other settings."""
+    """Return the data source of a name or path, configured with those settings that are its options, and the others."""
     known = options.options_of(type(find_dataset(name, {})))
     source = find_dataset(name, {key: value for key, value in settings.items() if key in known})
     return source, {key: value for key, value in settings.items() if key not in known}

@@ -97,7 +97,7 @@ class Federation:
         return np.stack([np.bincount(labels[part], minlength=classes) for part in parts]).astype(np.float32)
 
     def data_warnings(self) -> list[str]:
-        """Return sentences on clients that were left out and on labels that cannot be learnt."""
+        """Return warnings about clients that were left out and labels that cannot be learnt."""
         trained = self.label_counts > 0
         tested = self.count_labels([shard.test for shard in self.shards])
         warnings = []

@@ -32,15 +32,15 @@ class Partition:
     clients: int = option(20, "number of clients", symbol="N", min=1)
     total_clients: int = option(
         0,
-        "divide among this many clients, of which `clients` take part: chosen at random, or the first with rng pfllib",
+        "partition among this many clients but use only `clients` of them, at random or the first with rng pfllib; 0 = off",
         min=0,
     )
     test_fraction: float = option(0.25, "fraction of each client's samples for testing", above=0.0, max=0.9)
     validation_fraction: float = option(0.0, "fraction of each client's training samples for validation", min=0.0, max=0.9)
-    seed: int = option(1, "seed of the partition, shared by trials with different run seeds", min=0, max=MAX_SEED)
+    seed: int = option(1, "seed of the partition; trials with other run seeds share it", min=0, max=MAX_SEED)
     rng: str = option(
         "gpfl",
-        "random numbers: our own, or those of the authors' code (PFLlib), with seed 1 its very partition",
+        "random number generator: gpfl's, or PFLlib's, whose partition with seed 1 is that of the authors' scripts",
         choices=("gpfl", "pfllib"),
         omit_default=True,
     )
@@ -154,12 +154,12 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True)
 class Pathological(Partition):
-    """Each client has the samples of a few classes; neighbouring clients have the same ones, in unequal numbers."""
+    """Each client has samples of a few classes only; neighbouring clients share classes, in unequal numbers."""
 
     name: ClassVar[str] = "pathological"
 
     classes_per_client: int = option(2, "classes of each client", min=1)
-    balanced: bool = option(False, "share each class evenly among its clients")
+    balanced: bool = option(False, "split each class evenly among its clients")
 
     def assign_labels(self, labels: Indices, classes: int, rng: np.random.Generator) -> list[Indices]:
         """Assign each class in turn to the next clients that lack classes."""
@@ -216,18 +216,20 @@ class Pathological(Partition):
 
 @dataclass(frozen=True, kw_only=True)
 class Dirichlet(Partition):
-    """Each class is spread over the clients by shares from a symmetric Dirichlet distribution."""
+    """Each class is distributed over the clients in proportions drawn from a symmetric Dirichlet distribution."""
 
     name: ClassVar[str] = "dirichlet"
 
     beta: float = option(
         0.1, "concentration; the smaller, the more the clients differ", symbol="β", typical="0.01 to 5", above=0.0
     )
-    cap: bool = option(True, "give no further classes to a client that has its n/N samples (authors' code)")
-    min_samples: int = option(0, "samples that every client gets; 0 = the smaller of 40 and half of n/N", min=0)
+    cap: bool = option(True, "assign no further classes to a client that has n/N samples (authors' code)")
+    min_samples: int = option(
+        0, "redraw until every client has this many samples; 0 = the smaller of 40 and half of n/N", min=0
+    )
 
     def assign_labels(self, labels: Indices, classes: int, rng: np.random.Generator) -> list[Indices]:
-        """Draw all shares again until the smallest client has enough samples."""
+        """Draw proportions until the smallest client has enough samples."""
         needed = self._min_samples(len(labels))
         counts = np.bincount(labels, minlength=classes)
         best = 0

@@ -65,7 +65,7 @@ def read_version(content: Mapping[str, object], path: Path) -> int:
 
 
 def upgrade_section(section: str, values: Mapping[str, object]) -> dict[str, object]:
-    """Return the values of a config section under today's keys."""
+    """Return the values of a config section under the current keys."""
     upgraded = _rename(values, CONFIG_KEYS.get(section, {}))
     for key, value in upgraded.items():
         if isinstance(value, str):
@@ -74,7 +74,7 @@ def upgrade_section(section: str, values: Mapping[str, object]) -> dict[str, obj
 
 
 def upgrade_config(content: Mapping[str, object]) -> dict[str, object]:
-    """Return a config with today's sections, keys and values."""
+    """Return a config with the current sections, keys and values."""
     return {
         section: upgrade_section(section, values) if isinstance(values, Mapping) else values
         for section, values in _rename(content, SECTIONS).items()
@@ -82,7 +82,7 @@ def upgrade_config(content: Mapping[str, object]) -> dict[str, object]:
 
 
 def upgrade_manifest(content: Mapping[str, object]) -> dict[str, object]:
-    """Return a federation's manifest with today's keys."""
+    """Return a federation's manifest with the current keys."""
     upgraded = upgrade_config(content)
     partition, source = upgraded.get("partition"), upgraded.get("source")
     if isinstance(partition, dict) and "split" in partition:
@@ -93,22 +93,22 @@ def upgrade_manifest(content: Mapping[str, object]) -> dict[str, object]:
 
 
 def upgrade_metrics(record: Mapping[str, object]) -> dict[str, object]:
-    """Return a record of metrics.jsonl with today's keys; records carry no version."""
+    """Return a record of metrics.jsonl with the current keys; records carry no version."""
     return _rename(record, METRICS_KEYS)
 
 
 def upgrade_summary(content: Mapping[str, object]) -> dict[str, object]:
-    """Return the content of summary.json with today's keys."""
+    """Return the content of summary.json with the current keys."""
     return _rename(content, SUMMARY_KEYS)
 
 
 def upgrade_candidate(record: Mapping[str, object]) -> dict[str, object]:
-    """Return a line of candidates.jsonl with today's keys; lines carry no version."""
+    """Return a line of candidates.jsonl with the current keys; lines carry no version."""
     return _rename(record, CANDIDATE_KEYS)
 
 
 def upgrade_metadata(metadata: Mapping[str, object]) -> dict[str, object]:
-    """Return the metadata of a file of tensors with today's keys."""
+    """Return the metadata of a file of tensors with the current keys."""
     upgraded = _rename(metadata, MODEL_KEYS)
     method, spec, branches = (upgraded.get(key) for key in ("method", "input_spec", "branches"))
     if isinstance(method, dict) and isinstance(spec, dict) and isinstance(branches, list):
@@ -119,7 +119,7 @@ def upgrade_metadata(metadata: Mapping[str, object]) -> dict[str, object]:
 
 
 def upgrade_tensors(flat: Mapping[str, T]) -> dict[str, T]:
-    """Return tensors by today's paths of branches."""
+    """Return tensors under the current names of branches."""
     return {
         "/".join([*(STATE_BRANCHES.get(branch, branch) for branch in branches), name]): tensor
         for path, tensor in flat.items()

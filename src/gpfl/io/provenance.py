@@ -12,14 +12,14 @@ from pathlib import Path
 
 
 def command_line() -> str:
-    """Return the command that runs."""
+    """Return the command line of this process."""
     return f"gpfl {shlex.join(sys.argv[1:])}"
 
 
 def current_commit() -> str:
     """Return the commit of the checkout, with -dirty if it has changes, or the version of the installed package.
 
-    The environment variable GPFL_COMMIT overrides it, for sources without their history.
+    The environment variable GPFL_COMMIT overrides it, for copies without git history.
     """
     if override := os.environ.get("GPFL_COMMIT"):
         return override

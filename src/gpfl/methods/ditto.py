@@ -13,7 +13,7 @@ from gpfl.core.tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class Ditto(Method):
-    """FedAvg, and for each client a personal model that is kept near the global one.
+    """FedAvg, and for each client a personal model that is regularised towards the global one.
 
     Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021. A round trains the personal
     model v, then the global model w as FedAvg does; w^t are the weights as received:

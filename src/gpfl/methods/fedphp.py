@@ -15,7 +15,7 @@ from gpfl.core.tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class FedPHP(Method):
-    """A personal model that inherits from round to round, with features near those of a teacher.
+    """A personal model mixed from round to round, and a loss that keeps features close to those of a teacher.
 
     Li et al., FedPHP: Federated Personalization with Inherited Private Models, ECML PKDD 2021. The momentum m grows with the
     round t of T planned rounds:

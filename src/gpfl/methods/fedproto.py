@@ -124,6 +124,6 @@ class FedProto(Method):
 
 
 def prototypes_of(state: Tree, part: str = "prototypes") -> tuple[Tensor, Tensor]:
-    """Return the prototypes (classes, width), and for each class whether, how often or by what fraction it was seen."""
+    """Return the prototypes (classes, width), and for each class "seen": a flag, a count or a fraction of clients."""
     prototypes = tree.branch(state, part)
     return tree.leaf(prototypes, "mean"), tree.leaf(prototypes, "seen")

@@ -14,7 +14,7 @@ from gpfl.core.tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class FedRoD(Method):
-    """A global model trained with a balanced loss, and a personal head whose logits are added to its own.
+    """A global model trained with a balanced loss, and a personal head whose logits are added to the global ones.
 
     Chen and Chao, On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022. The global
     head G and the personal head P on features r = φ(x), with n_c training samples of each class c;

@@ -11,7 +11,7 @@ from gpfl.core.method import Method
 class Local(Method):
     """Every client trains its own model; nothing is exchanged.
 
-    Not a method of the paper: it shows what federation is worth.
+    Not a method of the paper, but the baseline that shows whether federation helps.
 
         L = CE(w_i)
     """

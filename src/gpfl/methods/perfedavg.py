@@ -17,7 +17,7 @@ from gpfl.core.tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class PerFedAvg(Method):
-    """A global model that one gradient step on a client's samples turns into its personal model.
+    """A global model that becomes a client's personal model by one gradient step on its samples.
 
     Fallah et al., Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach,
     NeurIPS 2020, in its first-order form. A step takes two batches:

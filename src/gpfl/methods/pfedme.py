@@ -17,7 +17,7 @@ from gpfl.errors import GpflError
 
 @dataclass(frozen=True, kw_only=True)
 class PFedMe(Method):
-    """A personal model θ_i near a local copy w_i of the global model, by a Moreau envelope.
+    """A personal model θ_i that is regularised towards a local copy w_i of the global model (Moreau envelope).
 
     T. Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020. For every batch, K steps on θ_i,
     then one on w_i; at the end of the round, the server's step:

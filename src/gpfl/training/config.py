@@ -44,18 +44,20 @@ class RunOptions:
     seed: int = option(0, "seed of initial weights, client sampling and batches", min=0, max=MAX_SEED)
     protocol: str = option(
         "corrected",
-        "preset of options where the paper and the authors' code differ; options that are set override it",
+        "preset for the options in which the paper and the authors' code differ; options you set override it",
         choices=("corrected", "paper", "reference"),
     )
-    engine: str = option("auto", "how rounds are executed", choices=("auto", "loop", "vmap", "workers"))
+    engine: str = option(
+        "auto", "how rounds are executed, see `gpfl list engines`", choices=("auto", "loop", "vmap", "workers")
+    )
     precision: str = option(
         "float32",
-        "arithmetic: float32, or TF32 or bfloat16 matrix products on a GPU",
+        "precision of matrix products and convolutions; tf32 and bf16 need a GPU",
         choices=("float32", "tf32", "bf16"),
     )
     compile: str = option(
         "auto",
-        "compile the steps of engine vmap on a GPU, which takes half a minute; auto: if the run is long enough",
+        "compile the steps of engine vmap on a GPU, which takes half a minute; auto = only for long runs",
         choices=("auto", "on", "off"),
     )
     device: str = option("auto", "device to train on: auto, cpu, cuda, cuda:N or mps")
@@ -64,7 +66,7 @@ class RunOptions:
     allow_noop: bool = option(False, "accept a value that disables the method, such as FedProx with μ = 0")
     select: str = option(
         "auto",
-        "round whose models are kept: the last, or the best on validation or test samples; auto: validation if there is any",
+        "round whose models are kept: the last, or the best on validation or test samples; auto = validation, or last without",
         choices=("auto", "last", "validation", "test"),
     )
 
@@ -80,13 +82,13 @@ class TrainOptions:
     batch_size: int = option(10, "samples in a batch", symbol="B", min=1)
     epochs: int = option(1, "local epochs per round", symbol="E", min=1)
     client_fraction: float | tuple[float, float] = option(
-        1.0, "fraction of clients sampled each round, or a range it is drawn from", symbol="ρ", above=0.0, max=1.0
+        1.0, "fraction of clients sampled each round, or a range to draw it from, such as 0.5,1", symbol="ρ", above=0.0, max=1.0
     )
     shuffle: bool = option(True, "shuffle the samples every round")
     drop_last: bool = option(True, "drop a last partial batch, unless it is a client's only one")
     class_counts: str = option(
         "all",
-        "samples that a client's label counts count: all, or those in full batches (authors' code)",
+        "samples included in a client's label counts: all, or those in full batches (authors' code)",
         choices=("all", "used"),
     )
     batch_norm: str = option("local", "BatchNorm running statistics: kept local, or averaged", choices=("local", "average"))

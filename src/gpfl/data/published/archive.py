@@ -1,4 +1,4 @@
-"""Archives read in memory by member name: nothing is unpacked to disk, so no path, link or bomb in them can do harm."""
+"""Archives, read in memory by member name. Nothing is unpacked to disk, so paths, links and bombs in them do no harm."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MAX_OTHER_BYTES = 1 << 24  # bytes that a tar archive may hold besides the wante
 
 
 @contextmanager
-def _naming(label: str) -> Iterator[None]:
+def _report_damage(label: str) -> Iterator[None]:
     try:
         yield
     except DAMAGED as problem:
@@ -41,7 +41,7 @@ def _naming(label: str) -> Iterator[None]:
 
 def read_gzip(path: Path, max_bytes: int) -> bytes:
     """Return the content of a gzip file; raise if it has more than `max_bytes`."""
-    with _naming(str(path)), gzip.open(path, "rb") as file:
+    with _report_damage(str(path)), gzip.open(path, "rb") as file:
         return _read(file, max_bytes, str(path))
 
 
@@ -50,7 +50,7 @@ def read_tar_gz(path: Path, names: tuple[str, ...], max_bytes: int) -> dict[str,
     content = read_gzip(path, len(names) * max_bytes + MAX_OTHER_BYTES)
     found: dict[str, bytes] = {}
     others: list[str] = []
-    with _naming(str(path)), tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
+    with _report_damage(str(path)), tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
         for member in archive:
             if member.isfile() and len(others) < 3 and member.name.isprintable():
                 others.append(member.name[:60])
@@ -68,7 +68,7 @@ def read_tar_gz(path: Path, names: tuple[str, ...], max_bytes: int) -> dict[str,
 @contextmanager
 def open_zip(path: Path | IO[bytes], label: str) -> Iterator[zipfile.ZipFile]:
     """Open a zip archive for reading; errors name it by `label`."""
-    with _naming(label), zipfile.ZipFile(path) as archive:
+    with _report_damage(label), zipfile.ZipFile(path) as archive:
         yield archive
 
 

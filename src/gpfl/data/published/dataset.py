@@ -27,7 +27,7 @@ class PublishedDataset(DataSource):
     n_samples: int = 0  # as published; 0 if unknown
     folder_names: tuple[str, ...] = ()  # common names of the folder with the files
     system_folders: tuple[Path, ...] = ()  # folders of system packages with the same files
-    wrong_files: Mapping[str, str] = field(default_factory=dict)  # files that users take for the right ones, and why not
+    wrong_files: Mapping[str, str] = field(default_factory=dict)  # files that are mistaken for the right ones, and the reason
 
     @property
     def defaults(self) -> Mapping[str, Mapping[str, object]]:
@@ -131,7 +131,7 @@ class PublishedDataset(DataSource):
 
 
 def provenance_warning(table: Table) -> str:
-    """Return what differs from the published dataset (missing rows, other files), or ""."""
+    """Return how a table differs from the published dataset (missing rows, other files), or ""."""
     if not isinstance(table.source, PublishedDataset):
         return ""
     warnings = []

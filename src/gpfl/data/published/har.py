@@ -97,16 +97,16 @@ def find_recordings(x: npt.NDArray[np.float32], subjects: Indices) -> Indices:
 
 @dataclass(frozen=True, kw_only=True)
 class Har(PublishedDataset):
-    """UCI HAR in one of two layouts, divided by windows or by recordings."""
+    """UCI HAR in one of two layouts, split by windows or by recordings."""
 
     layout: str = option(
         "channels",
-        "9 channels of 128 steps, or interleaved as in the authors' code: 128 steps of 9 values in a row, cut into 9 lines",
+        "'channels' = 9 channels of 128 steps, 'interleaved' = a window (128, 9) reshaped to (9, 128) (authors' code)",
         choices=("channels", "interleaved"),
     )
     group: str = option(
         "windows",
-        "what is never divided between training and test: windows (as in the authors' code) or recordings of many windows",
+        "what is kept in one split: single windows (authors' code), or recordings of many overlapping windows",
         choices=("windows", "recordings"),
         omit_default=True,
     )

@@ -1,1 +1,1 @@
-"""Traces a training step once and rewrites it: graph passes, kernels and the program that runs them."""
+"""A training step traced once and rewritten: graph passes, kernels and the program that runs them."""
