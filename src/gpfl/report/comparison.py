@@ -45,6 +45,10 @@ class Entry:
         """Number of finished trials."""
         return len(self.trials.summaries) if self.trials else 0
 
+    def mean(self, key: str) -> float | None:
+        """Return the mean of a number of the summaries, or None if the method was not run."""
+        return self.trials.mean(key) if self.trials else None
+
     def percent(self, key: str) -> MeanStd | None:
         """Return a number of the summaries in percent; None if a summary lacks it."""
         if not self.trials or not all(key in summary for summary in self.trials.summaries):

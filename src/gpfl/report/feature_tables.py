@@ -43,8 +43,8 @@ def tables(results: TableResults) -> list[ResultTable]:
 
 def metrics_table(column: TableColumn, metrics: Mapping[str, Sequence[FeatureMetrics]]) -> ResultTable:
     """Return the table of one column, a row for each method."""
-    headers = [ResultColumn(header, ".3f") for header in HEADERS.values()]
     rows = [[display_name(label), *(_mean(trials, name) for name in HEADERS), len(trials)] for label, trials in metrics.items()]
+    headers = [ResultColumn(header, ".3f") for header in HEADERS.values()]
     first = next((trials[0] for trials in metrics.values() if trials), None)
     note = "Not measured: the same command without --no-figures measures where the models are."
     if first is not None:

@@ -3,44 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from gpfl.experiments.stored_runs import Trials
-from gpfl.io import files
-from gpfl.report.tables import MeanStd, ResultColumn, ResultTable, Value, format_bytes, format_csv, render_page
+from gpfl.report.tables import Cell, MeanStd, ResultColumn, ResultTable, format_bytes, format_csv, render_page, write_texts
 
-_COLUMNS = (
-    ResultColumn("method"),
-    ResultColumn("accuracy, %", ".2f"),
-    ResultColumn("last round, %", ".2f", hide=2),
-    ResultColumn("std, %", ".2f", hide=3),
-    ResultColumn("CoV", ".4f", hide=4),
-    ResultColumn("up", hide=1),
-    ResultColumn("down", hide=1),
-    ResultColumn("seconds", ".1f", hide=5),
-    ResultColumn("trials", "d", hide=6),
-)
+_COLUMNS: Mapping[ResultColumn, Callable[[Trials], Cell]] = {
+    ResultColumn("method"): lambda trials: trials.method,
+    ResultColumn("accuracy, %", ".2f"): lambda trials: MeanStd.from_trials(trials, "best_accuracy"),
+    ResultColumn("last round, %", ".2f", hide=2): lambda trials: MeanStd.from_trials(trials, "last_accuracy"),
+    ResultColumn("std, %", ".2f", hide=3): lambda trials: 100 * trials.mean("std"),
+    ResultColumn("CoV", ".4f", hide=4): lambda trials: trials.mean("cov"),
+    ResultColumn("up", hide=1): lambda trials: format_bytes(trials.mean("bytes_up")),
+    ResultColumn("down", hide=1): lambda trials: format_bytes(trials.mean("bytes_down")),
+    ResultColumn("seconds", ".1f", hide=5): lambda trials: trials.mean("seconds"),
+    ResultColumn("trials", "d", hide=6): lambda trials: len(trials.summaries),
+}
 
 
 def method_table(methods: Sequence[Trials], title: str = "", notes: Sequence[str] = ()) -> ResultTable:
     """Return the table of methods: mean ± std over trials, traffic and time of one trial."""
-    rows: list[list[Value]] = [
-        [
-            trials.method,
-            MeanStd.from_trials(trials, "best_accuracy"),
-            MeanStd.from_trials(trials, "last_accuracy"),
-            100 * trials.mean("std"),
-            trials.mean("cov"),
-            format_bytes(trials.mean("bytes_up")),
-            format_bytes(trials.mean("bytes_down")),
-            trials.mean("seconds"),
-            len(trials.summaries),
-        ]
-        for trials in methods
-    ]
     idle = [format_idle_note(trials.summaries[0]) for trials in methods if trials.mean("idle_clients")]
-    return ResultTable(_COLUMNS, rows, title=title, notes=[*idle, *notes])
+    return ResultTable.from_items(_COLUMNS, methods, title, notes=[*idle, *notes])
 
 
 def format_idle_note(summary: Mapping[str, object]) -> str:
@@ -76,6 +61,4 @@ def save(methods: Sequence[Trials], folder: Path, title: str, notes: Sequence[st
         "table.csv": format_csv(records),
         "table.json": json.dumps(records, indent=2) + "\n",
     }
-    for name, content in texts.items():
-        files.write_text(folder / name, content)
-    return [folder / name for name in texts]
+    return write_texts(folder, texts)

@@ -12,10 +12,20 @@ from gpfl.errors import pluralize
 from gpfl.experiments.definitions import MAX_PAPER_STDS, PaperValue, display_name
 from gpfl.experiments.results import TableResults
 from gpfl.experiments.stored_runs import Trials
-from gpfl.io import files
 from gpfl.report import feature_tables
 from gpfl.report.comparison import ColumnComparison, Entry, compare_columns
-from gpfl.report.tables import Bold, ResultColumn, ResultTable, Value, format_csv, format_p_value, format_value, render_page
+from gpfl.report.tables import (
+    Bold,
+    Cell,
+    ResultColumn,
+    ResultTable,
+    Value,
+    format_csv,
+    format_p_value,
+    format_value,
+    render_page,
+    write_texts,
+)
 
 FAR_MARK = "†"
 
@@ -52,9 +62,7 @@ def save(results: TableResults, folder: Path, origin: Origin) -> list[Path]:
         "table.tex": to_latex(results, origin),
         "table.csv": format_csv(to_records(results)),
     }
-    for name, content in texts.items():
-        files.write_text(folder / name, content)
-    return [folder / name for name in texts]
+    return write_texts(folder, texts)
 
 
 def saved_experiment(folder: Path) -> str:
@@ -83,12 +91,12 @@ def to_markdown(results: TableResults, origin: Origin) -> str:
 def to_latex(results: TableResults, origin: Origin) -> str:
     """Return one LaTeX table of all columns, with rows of ours, p and the paper's for each method."""
     columns = compare_columns(results)
-    rows: list[list[Value | Bold]] = []
+    rows: list[list[Cell]] = []
     for entries in zip(*(column.entries for column in columns), strict=True):
         best = [column.is_best(entry) for column, entry in zip(columns, entries, strict=True)]
         ours = [_join(format_ours(entry), _rank(entry.rank)) for entry in entries]
         papers = [_join(format_published(e.paper), _rank(e.paper_rank), format_difference(e)) for e in entries]
-        lines: dict[str, Sequence[Value | Bold]] = {
+        lines: dict[str, Sequence[Cell]] = {
             display_name(entries[0].label): [Bold(text) if top else text for text, top in zip(ours, best, strict=True)],
             "\u2003by validation": [_text(entry.percent("validation_best_accuracy"), ".2f") for entry in entries],
             "\u2003p": [format_p_value(entry.p) for entry in entries],
@@ -119,46 +127,33 @@ def terminal_tables(results: TableResults) -> list[ResultTable]:
 def column_table(column: ColumnComparison) -> ResultTable:
     """Return the table of one column, a row for each method."""
     fair = column.fairness
-    headers = [
-        ResultColumn("method"),
-        ResultColumn("std, % [CoV]" if fair else "ours, %", ".2f"),
-        ResultColumn("paper" if fair else "paper, %", hide=1),
-        ResultColumn("difference", hide=3),
-        ResultColumn("rank", "g", hide=4),
-        ResultColumn("paper's\nrank", "g", hide=4),
-        ResultColumn("accuracy, %" if fair else "last ten\nrounds, %", ".2f", hide=7),
-        ResultColumn("selected on\nvalidation, %", ".2f", hide=2),
-        ResultColumn("best\nround", ".0f", hide=7),
-        ResultColumn("rounds", ".0f", hide=7),
-        ResultColumn("trials", "d", hide=5),
-        ResultColumn("p", hide=6),
-        ResultColumn("p over\nseeds", hide=7),
-    ]
-    rows: list[list[Value | Bold]] = []
-    for entry in column.entries:
-        ours = format_ours(entry)
-        cells: list[Value | Bold] = [
-            display_name(entry.label),
-            Bold(ours) if column.is_best(entry) else ours,
-            format_published(entry.paper),
-            format_difference(entry),
-            entry.rank,
-            entry.paper_rank,
-            entry.percent("best_accuracy") if fair else entry.last_rounds,
-            entry.percent("validation_best_accuracy"),
-            entry.trials.mean("best_round") if entry.trials else None,
-            entry.trials.mean("rounds") if entry.trials else None,
-            entry.n_trials,
-            format_p_value(entry.p),
-            format_p_value(entry.seeds_p),
-        ]
-        rows.append(cells)
+
+    def ours(entry: Entry) -> Cell:
+        return Bold(format_ours(entry)) if column.is_best(entry) else format_ours(entry)
+
+    columns: Mapping[ResultColumn, Callable[[Entry], Cell]] = {
+        ResultColumn("method"): lambda entry: display_name(entry.label),
+        ResultColumn("std, % [CoV]" if fair else "ours, %"): ours,
+        ResultColumn("paper" if fair else "paper, %", hide=1): lambda entry: format_published(entry.paper),
+        ResultColumn("difference", hide=3): format_difference,
+        ResultColumn("rank", "g", hide=4): lambda entry: entry.rank,
+        ResultColumn("paper's\nrank", "g", hide=4): lambda entry: entry.paper_rank,
+        ResultColumn("accuracy, %" if fair else "last ten\nrounds, %", ".2f", hide=7): (
+            lambda entry: entry.percent("best_accuracy") if fair else entry.last_rounds
+        ),
+        ResultColumn("selected on\nvalidation, %", ".2f", hide=2): lambda entry: entry.percent("validation_best_accuracy"),
+        ResultColumn("best\nround", ".0f", hide=7): lambda entry: entry.mean("best_round"),
+        ResultColumn("rounds", ".0f", hide=7): lambda entry: entry.mean("rounds"),
+        ResultColumn("trials", "d", hide=5): lambda entry: entry.n_trials,
+        ResultColumn("p", hide=6): lambda entry: format_p_value(entry.p),
+        ResultColumn("p over\nseeds", hide=7): lambda entry: format_p_value(entry.seeds_p),
+    }
     title = f"{column.key}: {column.column.heading}, {column.column.group}"
     caveat = f"{'Part of the data' if column.is_part else 'Unverified data'}: {column.caveat}" if column.caveat else ""
     same, pairs = column.ordered_pairs()
     order = [f"{same} of {pluralize(pairs, 'pair')} of methods are in the paper's order."] if pairs else []
     note = " ".join([*order, *_test_notes(column)])
-    return ResultTable(headers, rows, title=title, caption=caveat, notes=[note] if note else []).drop_empty()
+    return ResultTable.from_items(columns, column.entries, title, caveat, [note] if note else []).drop_empty()
 
 
 def to_records(results: TableResults) -> list[dict[str, object]]:
@@ -213,7 +208,7 @@ def _numbers(entry: Entry) -> dict[str, object]:
         "paper_rank": entry.paper_rank,
         "p": entry.p,
         "p_over_seeds": entry.seeds_p,
-        **{key: trials.mean(key) if trials else None for key in ("best_round", "rounds", "seconds")},
+        **{key: entry.mean(key) for key in ("best_round", "rounds", "seconds")},
         "device": ", ".join(sorted({str(summary["device"]) for summary in trials.summaries})) if trials else None,
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from gpfl.privacy.case_summary import CaseSummary, record_values, summarize_case
 from gpfl.privacy.label_inference import LabelInference
 from gpfl.privacy.membership import MembershipInference, confidence_interval
 from gpfl.report.plotting import markdown_images
-from gpfl.report.tables import Bold, MeanStd, ResultColumn, ResultTable, Value, render_page
+from gpfl.report.tables import Bold, Cell, MeanStd, ResultColumn, ResultTable, render_page
 
 EITHER_SIGN = (
     "PSNR, SSIM, floors and verdicts count each image as itself or its negative, whichever is closer, since a negative reveals "
@@ -36,34 +36,31 @@ REFERENCE_FORMULA = "−10·log10(MSE/3) on net inputs from −1 to 1"
 # Attack cases.
 
 
+_CASE_COLUMNS: Mapping[ResultColumn, Callable[[CaseSummary], Cell]] = {
+    ResultColumn("method", align="left"): lambda each: each.case.method,
+    ResultColumn("target", align="left"): lambda each: each.case.target,
+    ResultColumn("attack", align="left"): lambda each: each.case.kind,
+    ResultColumn("round", align="left"): lambda each: each.case.round,
+    ResultColumn("training", align="left"): lambda each: each.case.training,
+    ResultColumn("verdict", align="left"): lambda each: each.verdict,
+    ResultColumn("batch"): lambda each: each.case.batch,
+    ResultColumn("images"): lambda each: each.images,
+    ResultColumn("PSNR, dB", ".2f"): lambda each: MeanStd(each.psnr, each.std, each.images),
+    ResultColumn("SSIM", ".3f"): lambda each: each.ssim,
+    ResultColumn("start", ".2f"): lambda each: each.start_psnr,
+    ResultColumn("mean image", ".2f"): lambda each: each.mean_psnr,
+    ResultColumn("inverted"): lambda each: each.inverted,
+    ResultColumn("PSNR as found", ".2f"): lambda each: each.psnr_as_found,
+    ResultColumn("SSIM as found", ".3f"): lambda each: each.ssim_as_found,
+}
+
+
 def attack_table(
     results: Mapping[AttackCase, CaseResult], ceiling: tuple[AttackCase, CaseResult], formula: str, title: str
 ) -> ResultTable:
     """Return the table of an attack's cases, with PSNRs by one of `case_summary.PSNR_FORMULAS`."""
-    columns = _columns(
-        ("method", "target", "attack", "round", "training", "verdict"),
-        {"batch": "", "images": "", "PSNR, dB": ".2f", "SSIM": ".3f", "start": ".2f", "mean image": ".2f"}
-        | {"inverted": "", "PSNR as found": ".2f", "SSIM as found": ".3f"},
-    )
-    rows = [_case_row(summarize_case(case, result, formula)) for case, result in results.items()]
-    return ResultTable(columns, rows, title, notes=attack_notes(ceiling, formula))
-
-
-def _columns(texts: Sequence[str], numbers: Mapping[str, str]) -> list[ResultColumn]:
-    """Return columns of text, and columns of numbers with their formats."""
-    return [
-        *(ResultColumn(text, align="left") for text in texts),
-        *(ResultColumn(header, spec) for header, spec in numbers.items()),
-    ]
-
-
-def _case_row(summary: CaseSummary) -> list[Value | Bold]:
-    case = summary.case
-    return [
-        *(case.method, case.target, case.kind, case.round, case.training, summary.verdict, case.batch, summary.images),
-        *(MeanStd(summary.psnr, summary.std, summary.images), summary.ssim, summary.start_psnr, summary.mean_psnr),
-        *(summary.inverted, summary.psnr_as_found, summary.ssim_as_found),
-    ]
+    summaries = [summarize_case(case, result, formula) for case, result in results.items()]
+    return ResultTable.from_items(_CASE_COLUMNS, summaries, title, notes=attack_notes(ceiling, formula))
 
 
 def attack_notes(ceiling: tuple[AttackCase, CaseResult], formula: str) -> list[str]:
@@ -77,10 +74,9 @@ def attack_notes(ceiling: tuple[AttackCase, CaseResult], formula: str) -> list[s
         *_ceiling_caveat(top.leaks, top.psnr, top.floor),
     ]
     if formula == "reference":
-        start = record_values(ceiling[1].records, "reference_start").mean()
         notes.append(
             f"PSNR by the formula of the authors' code, {REFERENCE_FORMULA}. In their code an attack without iterations "
-            f"reaches {start:.2f} dB on these images; the paper's values lie between 6.41 and 7.94."
+            f"reaches {_reference_start(ceiling[1]):.2f} dB on these images; the paper's values lie between 6.41 and 7.94."
         )
     return notes
 
@@ -92,6 +88,11 @@ def describe_summary(summary: CaseSummary) -> str:
         f"{summary.case.description}: {summary.psnr:.2f} dB, SSIM {summary.ssim:.3f} over {summary.images} images "
         f"(start {summary.start_psnr:.2f}, mean image {summary.mean_psnr:.2f}): {summary.verdict}{inverted}"
     )
+
+
+def _reference_start(ceiling: CaseResult) -> float:
+    """Return the PSNR of an attack without iterations in the authors' code."""
+    return float(record_values(ceiling.records, "reference_start").mean())
 
 
 def _describe_ceiling(top: CaseSummary) -> str:
@@ -123,41 +124,41 @@ def privacy_page(table: PrivacyTable, formula: str, origin: str, images: Mapping
 
 
 def _attack_tables(table: PrivacyTable, attack: str, formula: str) -> tuple[ResultTable, ResultTable]:
-    labels = [column.label for column in COLUMNS]
-    rows: list[list[Value | Bold]] = []
-    rows_as_found: list[list[Value]] = []
+    """Return the table of an attack, and that of the images as found."""
+    paper, ceiling = paper_psnr(), table.ceilings[attack]
+    top = summarize_case(*ceiling, formula)
+    rows: list[list[Cell]] = []
+    rows_as_found: list[list[Cell]] = []
     for setting in table.settings(attack):
         row = table.row(attack, setting)
-        summaries = {column: summarize_case(case, result, formula) for column, (case, result) in row.items()}
-        first = next(iter(summaries.values()))
-        informative = any(summary.leaks for column, summary in summaries.items() if column.method == "fedavg")
+        summaries = [summarize_case(case, result, formula) for case, result in row.values()]
+        first = summaries[0]
+        informative = any(each.leaks for each in summaries if each.case.method == "fedavg")
         name = first.case.setting
-        cells = [
-            Bold(f"{each.psnr:.2f} [{each.ssim:.2f}]") if each.leaks and each.tested else f"{each.psnr:.2f} [{each.ssim:.2f}]"
-            for each in summaries.values()
-        ]
+        values = [f"{each.psnr:.2f} [{each.ssim:.2f}]" for each in summaries]
+        bold = [each.leaks and each.tested for each in summaries]
+        cells = [Bold(value) if leaks else value for value, leaks in zip(values, bold, strict=True)]
         rows.append([name if informative else f"{name} †", *cells, first.start_psnr, first.mean_psnr])
-        rows_as_found.append([name, *(_as_found(summary) for summary in summaries.values())])
-    paper = paper_psnr()
-    rows.append(["paper, Cifar100", *(f"{paper[label]:.2f}" for label in labels), None, None])
-    top = summarize_case(*table.ceilings[attack], formula)
-    images = len(table.ceilings[attack][1].records)
-    columns = _columns(("setting",), dict.fromkeys(labels, ""))
-    floors = _columns((), {"start": ".2f", "mean image": ".2f"})
+        as_found = [f"{each.psnr_as_found:.2f} [{each.ssim_as_found:.2f}]" for each in summaries]
+        inverted = [f" ({each.inverted})" if each.inverted else "" for each in summaries]
+        rows_as_found.append([name, *(value + count for value, count in zip(as_found, inverted, strict=True))])
+    rows.append(["paper, Cifar100", *(f"{paper[column.label]:.2f}" for column in COLUMNS), None, None])
+    columns = [ResultColumn("setting", align="left"), *(ResultColumn(column.label) for column in COLUMNS)]
+    notes = [
+        f"Bold: leaks. {_describe_ceiling(top)} †: no evidence, since here the attack does not significantly exceed "
+        "its floor on FedAvg either, which protects nothing.",
+        *_ceiling_caveat(top.leaks, top.psnr, top.floor),
+        f"Best rounds: {', '.join(f'{display_name(name)} {number}' for name, number in table.best_rounds.items())}.",
+        *_describe_comparison(table, attack),
+        _describe_paper_row(ceiling[1], formula),
+    ]
     return (
         ResultTable(
-            [*columns, *floors],
+            [*columns, ResultColumn("start", ".2f"), ResultColumn("mean image", ".2f")],
             rows,
             f"Attack {attack}",
-            f"PSNR in dB [SSIM], mean over {pluralize(images, 'image')}.",
-            [
-                f"Bold: leaks. {_describe_ceiling(top)} †: no evidence, since here the attack does not significantly exceed "
-                "its floor on FedAvg either, which protects nothing.",
-                *_ceiling_caveat(top.leaks, top.psnr, top.floor),
-                f"Best rounds: {', '.join(f'{display_name(name)} {number}' for name, number in table.best_rounds.items())}.",
-                *_describe_comparison(table, attack),
-                _describe_paper_row(table, attack, formula),
-            ],
+            f"PSNR in dB [SSIM], mean over {pluralize(top.images, 'image')}.",
+            notes,
         ),
         ResultTable(
             columns,
@@ -166,11 +167,6 @@ def _attack_tables(table: PrivacyTable, attack: str, formula: str) -> tuple[Resu
             "PSNR in dB [SSIM] (images that count as their negative above).",
         ),
     )
-
-
-def _as_found(summary: CaseSummary) -> str:
-    inverted = f" ({summary.inverted})" if summary.inverted else ""
-    return f"{summary.psnr_as_found:.2f} [{summary.ssim_as_found:.2f}]{inverted}"
 
 
 def _describe_comparison(table: PrivacyTable, attack: str) -> list[str]:
@@ -182,12 +178,11 @@ def _describe_comparison(table: PrivacyTable, attack: str) -> list[str]:
     return [f"Each method by the target that leaks most, same images, one step, batch 1: {'; '.join(parts)}."] * bool(parts)
 
 
-def _describe_paper_row(table: PrivacyTable, attack: str, formula: str) -> str:
-    start = record_values(table.ceilings[attack][1].records, "reference_start").mean()
+def _describe_paper_row(ceiling: CaseResult, formula: str) -> str:
     which = "that of all rows" if formula == "reference" else "--psnr reference uses it for all rows"
     return (
         f"The paper's row is for batches of 10, by the formula {REFERENCE_FORMULA} ({which}). In the authors' code an attack "
-        f"without iterations reaches {start:.2f} dB on these images."
+        f"without iterations reaches {_reference_start(ceiling):.2f} dB on these images."
     )
 
 
@@ -196,26 +191,22 @@ def _describe_paper_row(table: PrivacyTable, attack: str, formula: str) -> str:
 
 def inference_page(findings: Sequence[InferenceFindings], origin: str) -> str:
     """Return the page of label distribution and membership inference, a row for each method."""
-    rounds = list(findings[0].labels)
+
+    def mean_guess_in(round_: str) -> Callable[[InferenceFindings], Cell]:
+        return lambda each: _mean_guess(each.labels[round_])
+
     names = {"0": "untrained", "best": "trained"}
-    columns = _columns(
-        ("method",),
-        {f"labels, {names[round_]}": ".3f" for round_ in rounds}
-        | {"members, AUC": "", "training loss": ".3f", "test loss": ".3f", "accuracy, %": ".2f", "round": ""},
-    )
-    rows: list[list[Value]] = [
-        [
-            display_name(each.method),
-            *(_mean_guess(each.labels[round_]) for round_ in rounds),
-            _with_interval([member.auc for member in each.members]),
-            float(np.mean([member.train_loss for member in each.members])),
-            float(np.mean([member.test_loss for member in each.members])),
-            *(100 * each.accuracy, each.round),
-        ]
-        for each in findings
-    ]
-    title = "Privacy: label distribution and membership inference"
-    return render_page(title, [ResultTable(columns, rows, notes=_inference_notes(findings))], origin=origin)
+    columns: dict[ResultColumn, Callable[[InferenceFindings], Cell]] = {
+        ResultColumn("method", align="left"): lambda each: display_name(each.method),
+        **{ResultColumn(f"labels, {names[round_]}", ".3f"): mean_guess_in(round_) for round_ in findings[0].labels},
+        ResultColumn("members, AUC"): lambda each: _with_interval([member.auc for member in each.members]),
+        ResultColumn("training loss", ".3f"): lambda each: float(np.mean([member.train_loss for member in each.members])),
+        ResultColumn("test loss", ".3f"): lambda each: float(np.mean([member.test_loss for member in each.members])),
+        ResultColumn("accuracy, %", ".2f"): lambda each: 100 * each.accuracy,
+        ResultColumn("round"): lambda each: each.round,
+    }
+    table = ResultTable.from_items(columns, findings, notes=_inference_notes(findings))
+    return render_page("Privacy: label distribution and membership inference", [table], origin=origin)
 
 
 def _inference_notes(findings: Sequence[InferenceFindings]) -> list[str]:
@@ -290,28 +281,29 @@ def _with_interval(values: Sequence[float]) -> str:
 # The defence study.
 
 
+_POINT_COLUMNS: Mapping[ResultColumn, Callable[[DefencePoint], Cell]] = {
+    ResultColumn("method", align="left"): lambda point: display_name(point.method),
+    ResultColumn("defence", align="left"): (
+        lambda point: next((family.description for family in FAMILIES if family.option == point.family), "none")
+    ),
+    ResultColumn("variant", align="left"): lambda point: f"`{point.variant}`" if point.variant else "",
+    ResultColumn("target", align="left"): lambda point: point.target,
+    ResultColumn("verdict", align="left"): lambda point: point.verdict,
+    ResultColumn("value", "g"): lambda point: point.value if point.family else None,
+    ResultColumn("accuracy, %", ".2f"): lambda point: MeanStd(100 * point.accuracy, 100 * point.std, point.trials),
+    ResultColumn("ε"): lambda point: None if point.epsilon is None else format_epsilon(point.epsilon),
+    ResultColumn("ε, Poisson"): (
+        lambda point: None if point.epsilon_if_poisson is None else format_epsilon(point.epsilon_if_poisson)
+    ),
+    ResultColumn("PSNR, dB", ".2f"): lambda point: point.psnr,
+    ResultColumn("SSIM", ".3f"): lambda point: point.ssim,
+    ResultColumn("MB up", ".1f"): lambda point: point.bytes_up / 1e6,
+}
+
+
 def defence_page(study: DefenceStudy, origin: str, images: Sequence[Path] = ()) -> str:
     """Return the page of the defence study, a row for each point."""
-    columns = _columns(
-        ("method", "defence", "variant", "target", "verdict"),
-        {"value": "g", "accuracy, %": ".2f", "ε": "", "ε, Poisson": "", "PSNR, dB": ".2f", "SSIM": ".3f", "MB up": ".1f"},
-    )
-    descriptions = {family.option: family.description for family in FAMILIES}
-    rows: list[list[Value]] = [
-        [
-            *(
-                display_name(point.method),
-                descriptions.get(point.family, "none"),
-                f"`{point.variant}`" if point.variant else "",
-            ),
-            *(point.target, point.verdict, point.value if point.family else None),
-            MeanStd(100 * point.accuracy, 100 * point.std, point.trials),
-            *(None if value is None else format_epsilon(value) for value in (point.epsilon, point.epsilon_if_poisson)),
-            *(point.psnr, point.ssim, point.bytes_up / 1e6),
-        ]
-        for point in study.points
-    ]
-    table = ResultTable(columns, rows, notes=_defence_notes(study))
+    table = ResultTable.from_items(_POINT_COLUMNS, study.points, notes=_defence_notes(study))
     return render_page("Privacy: defences", [table], origin=origin) + markdown_images(images)
 
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
@@ -18,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpfl.experiments.stored_runs import Trials
+from gpfl.io import files
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -90,6 +92,10 @@ class Bold:
     value: Value
 
 
+Cell = Value | Bold
+Item = TypeVar("Item")
+
+
 @dataclass(frozen=True)
 class ResultColumn:
     """Header and format of a column.
@@ -114,15 +120,28 @@ class ResultTable:
     """
 
     columns: Sequence[ResultColumn]
-    rows: Sequence[Sequence[Value | Bold]]
+    rows: Sequence[Sequence[Cell]]
     title: str = ""
     caption: str = ""
     notes: Sequence[str] = ()
 
+    @classmethod
+    def from_items(
+        cls,
+        columns: Mapping[ResultColumn, Callable[[Item], Cell]],
+        items: Iterable[Item],
+        title: str = "",
+        caption: str = "",
+        notes: Sequence[str] = (),
+    ) -> ResultTable:
+        """Return a table with a row for each item; every column has the function that returns an item's cell."""
+        rows = [[cell_of(item) for cell_of in columns.values()] for item in items]
+        return cls(list(columns), rows, title, caption, notes)
+
     def drop_empty(self) -> ResultTable:
         """Return the table without columns in which no row has a value."""
-        kept = [k for k in range(len(self.columns)) if k == 0 or any(_value(row[k]) is not None for row in self.rows)]
-        return replace(self, columns=[self.columns[k] for k in kept], rows=[[row[k] for k in kept] for row in self.rows])
+        used = [k for k in range(len(self.columns)) if k == 0 or any(_value(row[k]) is not None for row in self.rows)]
+        return replace(self, columns=[self.columns[k] for k in used], rows=[[row[k] for k in used] for row in self.rows])
 
     def cells(self) -> list[list[str]]:
         """Return the rows as text."""
@@ -194,6 +213,13 @@ def render_page(
     return page.rstrip("\n") + "\n"
 
 
+def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
+    """Write files by name into a folder and return their paths."""
+    for name, text in texts.items():
+        files.write_text(folder / name, text)
+    return [folder / name for name in texts]
+
+
 def format_csv(records: Sequence[Mapping[str, object]]) -> str:
     """Return records as CSV with a header line; a record may lack keys of others."""
     text = io.StringIO()
@@ -246,7 +272,7 @@ def _escape_markdown(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _value(cell: Value | Bold) -> Value:
+def _value(cell: Cell) -> Value:
     return cell.value if isinstance(cell, Bold) else cell
 
 
