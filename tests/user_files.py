@@ -12,6 +12,7 @@ from PIL import Image
 
 from gpfl.data import Table, find_dataset
 from gpfl.errors import GpflError
+from gpfl.federation.preprocessing import FederatedPreprocessing
 
 RNG = np.random.default_rng(0)
 TRAIN, VALIDATION, TEST = 0, 1, 2
@@ -68,6 +69,20 @@ def scaled(column: Sequence[float], over: Sequence[float] | None = None) -> list
     return [(value - mean) / std for value in column]
 
 
+def inputs(table: Table) -> torch.Tensor:
+    """Return the inputs of a table: raw columns as they are encoded if a single client has all training rows."""
+    if table.raw is None:
+        return table.x
+    rows = np.arange(len(table))
+    train = rows if table.splits is None else np.flatnonzero(table.splits == TRAIN)
+    return FederatedPreprocessing.fit(table.raw, {"all": train}, table.preprocessing).encode(table, {"all": rows}).x
+
+
+def column_names(table: Table) -> list[str]:
+    assert table.raw is not None
+    return [column.name for column in table.raw.schema.columns]
+
+
 def close(found: torch.Tensor, expected: Sequence[Sequence[float]]) -> bool:
     return found.dtype == torch.float32 and np.allclose(found.numpy(), np.array(expected), rtol=1e-6, atol=1e-6)
 
@@ -83,7 +98,7 @@ def missing(column: str, count: int, first: str) -> str:
 def missing_role(column: str, count: int, first: str) -> str:
     """Return the message for a missing label or client."""
     values = "1 missing value, in" if count == 1 else f"{count} missing values, first in"
-    return f"column '{column}' has {values} {first}: fill in the file, or leave such rows out with --missing drop"
+    return f"column '{column}' has {values} {first}: fill in the file, or leave such rows out with --missing-labels drop"
 
 
 def file_metadata(label: str, **changes: object) -> dict[str, object]:

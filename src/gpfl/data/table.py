@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,10 @@ import torch
 from torch import Tensor
 
 from gpfl.core.local_round import Indices, Samples
+from gpfl.core.net import InputSpec
 from gpfl.data.arrays import ArrayLike, numeric_array, store_samples
+from gpfl.data.columns import RawColumns
+from gpfl.data.preprocessing import PreprocessingOptions
 from gpfl.errors import GpflError
 
 SPLITS = ("train", "validation", "test")
@@ -25,8 +29,11 @@ MAX_CLASSES = 100_000  # a larger label is an id or a measurement rather than a 
 class Table(Samples):
     """Samples with their labels and, where known, the client, the split and the group of each sample.
 
+    Raw columns stay as they are in `raw`, and `x` holds their values, until a federation encodes them: their scaling and
+    categories come from the training samples, which are known when the samples are divided.
+
     Args:
-        x: Samples along the first axis.
+        x: Samples along the first axis, or raw columns.
         y: Class of each sample, from 0.
         classes: Number of classes; by default the largest label plus one.
         name: Name of the dataset in messages and manifests.
@@ -38,12 +45,13 @@ class Table(Samples):
         splits: Index of each sample's split in `SPLITS`.
         group_ids: Samples of one client with the same value are never divided between splits.
         metadata: Where the samples come from; saved in the manifest of every run.
+        preprocessing: How raw columns are encoded.
 
     """
 
     def __init__(
         self,
-        x: ArrayLike,
+        x: ArrayLike | RawColumns,
         y: ArrayLike,
         *,
         classes: int | None = None,
@@ -56,11 +64,17 @@ class Table(Samples):
         splits: ArrayLike | None = None,
         group_ids: ArrayLike | None = None,
         metadata: Mapping[str, object] | None = None,
+        preprocessing: PreprocessingOptions | None = None,
     ) -> None:
         self.name, self.metadata = name, dict(metadata or {})
+        self.raw = x if isinstance(x, RawColumns) else None
+        self.preprocessing = preprocessing or PreprocessingOptions()
         self.source: DataSource | None = None  # loads this table again
         self.description = ""  # what was found in the user's files
-        samples, input_spec = store_samples(x, kind, pixel_max, vocabulary, name)
+        if isinstance(x, RawColumns):
+            samples, input_spec = torch.from_numpy(x.values), InputSpec((len(x.schema),))
+        else:
+            samples, input_spec = store_samples(x, kind, pixel_max, vocabulary, name)
         labels, self.classes = _check_labels(y, classes, name)
         super().__init__(samples, labels, input_spec)
         if len(self.x) != len(self.y):
@@ -81,7 +95,9 @@ class Table(Samples):
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the samples and everything known of each."""
+        """SHA-256 of the samples and everything known of each; of raw columns as they were before they were encoded."""
+        if self.raw is not None:
+            return self._raw_digest(self.raw)
         x, y, spec = self.x.cpu().contiguous(), self.y.cpu().contiguous(), self.input_spec
         # Manifests record this digest, so the words in it keep the names of the first release.
         form = f"Form(shape={spec.shape}, kind={spec.kind!r}, white={spec.pixel_max}, vocabulary={spec.vocabulary})"
@@ -93,6 +109,22 @@ class Table(Samples):
                 content.update(prefix)
                 content.update(np.ascontiguousarray(ids).data)
         return content.hexdigest()
+
+    def _raw_digest(self, raw: RawColumns) -> str:
+        content = hashlib.sha256(json.dumps([raw.schema.to_dict(), self.classes], sort_keys=True).encode())
+        content.update(np.where(np.isnan(raw.values), np.nan, raw.values).data)  # one bit pattern for all missing values
+        content.update(self.y.cpu().contiguous().numpy().data)
+        for key, ids in (("clients", self.client_ids), ("splits", self.splits), ("groups", self.group_ids)):
+            if ids is not None:
+                content.update(key.encode())
+                content.update(np.ascontiguousarray(ids).data)
+        return content.hexdigest()
+
+    def encode(self, x: npt.NDArray[np.float32]) -> Table:
+        """Return the same table with its raw columns encoded as `x`."""
+        table = self.with_tensors(torch.from_numpy(x).to(self.y.device), self.y)
+        table.input_spec = InputSpec((x.shape[1],))
+        return table
 
     def to(self, device: torch.device) -> Table:
         """Return the same table on `device`."""
@@ -108,6 +140,7 @@ class Table(Samples):
         for name in ("client_ids", "splits", "group_ids"):
             ids = getattr(self, name)
             setattr(table, name, None if ids is None else ids[indices])
+        table.raw = None if self.raw is None else self.raw.select(indices)
         return table
 
     def with_tensors(self, x: Tensor, y: Tensor) -> Table:

@@ -17,6 +17,7 @@ from gpfl.data import DATASETS, find_dataset
 from gpfl.data.table import SPLITS, Table
 from gpfl.errors import GpflError, pluralize
 from gpfl.federation.manifest import changed_options, manifest_data_options, read_manifest, unnamed_data
+from gpfl.federation.preprocessing import FederatedPreprocessing
 from gpfl.io import files, toml
 from gpfl.io.legacy import FORMAT_VERSION
 
@@ -51,11 +52,19 @@ class Federation:
         table: All samples.
         shards: The samples of each client.
         partition: How the table was divided, for the manifest.
+        preprocessing: The fitted preprocessing of a table whose raw columns are encoded already; by default they are
+            encoded now, by the statistics of each client's training samples.
 
     """
 
-    def __init__(self, table: Table, shards: Sequence[Shard], partition: Mapping[str, object] | None = None) -> None:
-        self.table, self.shards = table, tuple(shards)
+    def __init__(
+        self,
+        table: Table,
+        shards: Sequence[Shard],
+        partition: Mapping[str, object] | None = None,
+        preprocessing: FederatedPreprocessing | None = None,
+    ) -> None:
+        self.table, self.shards, self.preprocessing = table, tuple(shards), preprocessing
         self.partition = dict(partition or {})
         if not self.shards:
             raise GpflError("a federation needs at least one client")
@@ -65,6 +74,10 @@ class Federation:
             _check_groups(shard, table)
         _check_disjoint(self.shards, len(table))
         _check_names(self.shards)
+        if table.raw is not None and preprocessing is None:
+            training = {shard.name: shard.train for shard in self.shards}
+            self.preprocessing = FederatedPreprocessing.fit(table.raw, training, table.preprocessing)
+            self.table = self.preprocessing.encode(table, {shard.name: shard.samples for shard in self.shards})
 
     def __len__(self) -> int:
         return len(self.shards)
@@ -107,6 +120,12 @@ class Federation:
         untrained = [self.class_name(int(label)) for label in np.flatnonzero((tested.sum(0) > 0) & ~trained.any(0))]
         if untrained:
             warnings.append(f"{pluralize(len(untrained), 'class')} only in test samples: {_shorten(untrained)}.")
+        if unseen := self._count_unseen_categories():
+            listed = _shorten([f"{name} {count:,}" for name, count in unseen.items()])
+            warnings.append(
+                f"{pluralize(sum(unseen.values()), 'value')} that no client trains on, encoded as zeros, in categorical "
+                f"columns: {listed}."
+            )
         unknown = np.where(trained, 0, tested).sum(1)
         if unknown.any():
             samples, clients = pluralize(int(unknown.sum()), "test sample"), pluralize(int((unknown > 0).sum()), "client")
@@ -125,7 +144,7 @@ class Federation:
 
     def to(self, device: torch.device) -> Federation:
         """Return the same federation with its table on `device`."""
-        return Federation(self.table.to(device), self.shards, self.partition)
+        return Federation(self.table.to(device), self.shards, self.partition, self.preprocessing)
 
     def manifest(self) -> dict[str, object]:
         """Return the content of the manifest: the table's name and digest, and the samples of each client."""
@@ -169,6 +188,12 @@ class Federation:
             )
         partition = content.get("partition", {})
         return cls(table, shards, partition if isinstance(partition, dict) else {})
+
+    def _count_unseen_categories(self) -> dict[str, int]:
+        if self.preprocessing is None or self.table.raw is None:
+            return {}
+        samples = np.concatenate([shard.samples for shard in self.shards])
+        return self.preprocessing.federated.count_unseen(self.table.raw.select(samples))
 
     def _left_out_clients(self) -> list[str]:
         needed, ids = self.partition.get("min_samples"), self.table.client_ids

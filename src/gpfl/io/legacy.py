@@ -34,6 +34,7 @@ CONFIG_KEYS: Mapping[str, Mapping[str, str]] = {
 CONFIG_VALUES: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("partition", "rng"): {"own": "gpfl", "reference": "pfllib"},
     ("data", "missing"): {"refuse": "error"},
+    ("data", "scale"): {"standard": "federated"},
 }
 
 STATE_BRANCHES = {

@@ -22,6 +22,7 @@ from user_files import (
     close,
     error_of,
     file_metadata,
+    inputs,
     load,
     scaled,
     splits_of,
@@ -85,7 +86,7 @@ def test_npz_may_name_the_client_and_label_of_each_row(tmp_path: Path) -> None:
 def test_one_dimensional_arrays_are_columns(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", age=np.array(AGES), sex=np.array(["f", "m"] * 3), y=np.array([0, 1] * 3))
     table = load(tmp_path / "a.npz")
-    assert close(table.x, [[age, *sex] for age, sex in zip(scaled(AGES), [(1, 0), (0, 1)] * 3, strict=True)])
+    assert close(inputs(table), [[age, *sex] for age, sex in zip(scaled(AGES), [(1, 0), (0, 1)] * 3, strict=True)])
 
 
 def test_an_ignored_array_is_not_read(tmp_path: Path) -> None:

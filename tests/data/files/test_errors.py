@@ -130,7 +130,7 @@ BAD_CSVS: dict[str, tuple[str | bytes, dict[str, object], str]] = {
     "another scale": (
         lines(("a", "label"), *GOOD_ROWS),
         {"scale": "none!"},
-        "data.scale is 'none!'; it must be one of standard, none; did you mean 'none'?",
+        "data.scale is 'none!'; it must be one of federated, local, none; did you mean 'none'?",
     ),
     "an image size below 0": (
         lines(("a", "label"), *GOOD_ROWS),
@@ -249,7 +249,7 @@ def test_an_array_beyond_the_limit_is_not_read(tmp_path: Path, monkeypatch: pyte
 
 def test_an_error_lists_choices_once(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", lines(("a", "label"), *GOOD_ROWS))
-    assert error_of(path, missing="qqq") == "data.missing is 'qqq'; it must be one of error, mean, drop"
+    assert error_of(path, missing="qqq") == "data.missing is 'qqq'; it must be one of error, mean, median, most_frequent, drop"
 
 
 def test_options_for_files_are_errors_with_named_datasets() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from user_files import RNG, TEST, TRAIN, client_names_of, close, lines, load, message_of, scaled, write
+from user_files import RNG, TEST, TRAIN, client_names_of, close, inputs, lines, load, message_of, scaled, write
 
 import gpfl
 from gpfl.data import find_dataset
@@ -33,7 +33,7 @@ def test_each_client_may_have_a_file(ending: str, tmp_path: Path) -> None:
     write(folder / "README.txt", "x")
     table = load(folder)
     expected = [[4.0], [1.0], [2.0]] if ending == ".npz" else [[v] for v in scaled([4, 1, 2])]
-    assert close(table.x, expected), "arrays are not scaled"
+    assert close(inputs(table), expected), "arrays are not scaled"
     assert client_names_of(table) == ["2", "10", "10"]
     assert table.client_names == ("2", "10")
     assert table.y.tolist() == [1, 0, 1]

@@ -8,7 +8,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from user_files import close, error_of, file_metadata, lines, load, make_csv, missing, missing_role, scaled, write
+from user_files import (
+    close,
+    column_names,
+    error_of,
+    file_metadata,
+    inputs,
+    lines,
+    load,
+    make_csv,
+    message_of,
+    missing,
+    missing_role,
+    scaled,
+    write,
+)
 
 from gpfl.cli.options import parse_options
 
@@ -56,8 +70,9 @@ def test_a_column_of_percentages_or_thousands_is_an_error(tmp_path: Path) -> Non
 
 
 def test_numbers_among_texts_and_in_short_files_are_categories(tmp_path: Path) -> None:
-    assert load(write(tmp_path / "a.csv", people([*range(10), "x", "y"]))).shape == (12,), "10 of 12 are numbers"
-    assert load(write(tmp_path / "b.csv", people([*range(9), "x"]))).shape == (10,), "10 rows tell nothing"
+    table = load(write(tmp_path / "a.csv", people([*range(10), "x", "y"])))
+    assert inputs(table).shape == (12, 12), "10 of 12 are numbers"
+    assert inputs(load(write(tmp_path / "b.csv", people([*range(9), "x"])))).shape == (10, 10), "10 rows tell nothing"
 
 
 @pytest.mark.parametrize("word", ["", "-", "--", ".", "#N/A", "unknown", "Missing", "?", "none", "NaN", " na "])
@@ -100,7 +115,7 @@ def test_errors_name_the_folder_if_files_have_the_same_name(tmp_path: Path) -> N
 @pytest.mark.parametrize("mark", [";", "\t", "|"])
 def test_decimal_commas_are_read_if_commas_do_not_separate_cells(mark: str, tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", people(["61,5", "-48", "70,25", "5.5"], mark))
-    assert close(load(path).x, [[v] for v in scaled([61.5, -48, 70.25, 5.5])])
+    assert close(inputs(load(path)), [[v] for v in scaled([61.5, -48, 70.25, 5.5])])
     assert notes(path) == ["Read with decimal commas: age (61,5 is 61.5)."]
 
 
@@ -148,48 +163,54 @@ def test_dates_are_errors(day: str, tmp_path: Path) -> None:
 GAPS = "age,sex,client,label\n30,f,n,a\n,m,s,b\n50,,n,b\n70,f,s,a\n10,?,n,b\n"
 
 
-def test_mean_fills_numbers_and_makes_missing_text_a_category(tmp_path: Path) -> None:
+def test_missing_numbers_are_filled_with_the_mean_and_texts_with_the_most_frequent(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", GAPS)
     table = load(path, missing="mean")
     mean, std = 40.0, float(np.std([30, 50, 70, 10]))
-    sexes = [(0, 1, 0), (0, 0, 1), (1, 0, 0), (0, 1, 0), (1, 0, 0)]
-    assert close(table.x, [[(age - mean) / std, *sex] for age, sex in zip([30, 40, 50, 70, 10], sexes, strict=True)])
+    sexes = [(1, 0), (0, 1), (1, 0), (1, 0), (1, 0)]
+    assert close(inputs(table), [[(age - mean) / std, *sex] for age, sex in zip([30, 40, 50, 70, 10], sexes, strict=True)])
     assert table.metadata == {
         "classes": ["a", "b"],
-        **file_metadata("label", client="client", missing="mean", scale="standard"),
-        "columns": [
-            {"name": "age", "mean": mean, "std": pytest.approx(std), "missing": mean},
-            {"name": "sex", "values": ["", "f", "m"]},
-        ],
+        **file_metadata("label", client="client", missing="mean", scale="federated"),
     }
-    assert "sex (f, m, missing)" in table.description
+    assert "sex (f, m)" in table.description
     assert notes(path, missing="mean") == [
-        "Missing values filled with the mean of their column: age 1.",
-        "Missing values made a category: sex 2.",
+        "Missing values filled with the mean of training samples: age 1.",
+        "Missing values filled with the most frequent category of training samples: sex 2.",
     ]
     plain = load(path, missing="mean", scale="none")
-    assert plain.x[:, 0].tolist() == [30, 40, 50, 70, 10]
-    assert plain.metadata["columns"][0] == {"name": "age", "mean": 0.0, "std": 1.0, "missing": 40.0}  # type: ignore[index]
+    assert inputs(plain)[:, 0].tolist() == [30, 40, 50, 70, 10]
 
 
 def test_the_mean_is_over_training_rows(tmp_path: Path) -> None:
     text = lines(("a", "part", "label"), (1, "train", 0), (3, "train", 1), ("", "test", 0), (100, "test", 1))
-    assert load(write(tmp_path / "a.csv", text), missing="mean", scale="none").x[:, 0].tolist() == [1, 3, 2, 100]
+    table = load(write(tmp_path / "a.csv", text), missing="mean", scale="none")
+    assert inputs(table)[:, 0].tolist() == [1, 3, 2, 100]
     text = lines(("a", "b", "part", "label"), ("", 1, "train", 0), ("", 2, "train", 1), (5, 3, "test", 0))
-    assert error_of(write(tmp_path / "a.csv", text), missing="mean") == (
-        "column 'a' has no value in any training row, so there is no mean to fill in: leave the column out with --ignore a"
+    table = load(write(tmp_path / "a.csv", text), missing="mean")
+    assert message_of(lambda: inputs(table)) == (
+        "column 'a' has no value in any training sample, so there is nothing to fill in: leave it out with --ignore a"
     )
 
 
 def test_drop_leaves_out_rows_with_any_missing_value(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", GAPS + "20,m,,a\n90,f,s,\n60,m,s,b\n")
-    table = load(path, missing="drop", scale="none")
-    assert table.x.tolist() == [[30, 1, 0], [70, 1, 0], [60, 0, 1]]
+    table = load(path, missing="drop", missing_labels="drop", scale="none")
+    assert inputs(table).tolist() == [[30, 1, 0], [70, 1, 0], [60, 0, 1]]
     assert table.y.tolist() == [0, 0, 1]
-    assert table.metadata["missing"] == "drop"
-    assert notes(path, missing="drop")[0] == (
+    assert (table.metadata["missing"], table.metadata["missing_labels"]) == ("drop", "drop")
+    assert notes(path, missing="drop", missing_labels="drop")[0] == (
         "5 of 8 rows have missing values and are left out: label 1, client 1, age 1, sex 2."
     )
+
+
+def test_missing_inputs_and_missing_labels_are_dropped_separately(tmp_path: Path) -> None:
+    labels = write(tmp_path / "a.csv", "a,b,label\n1,1,x\n2,2,\n3,3,y\n4,4,y\n")
+    assert error_of(labels, missing="drop") == missing_role("label", 1, "a.csv, line 3")
+    assert len(load(labels, missing_labels="drop")) == 3
+    columns = write(tmp_path / "b.csv", "a,b,label\n1,1,x\n2,,x\n3,3,y\n4,4,y\n")
+    assert error_of(columns, missing_labels="drop") == missing("b", 1, "b.csv, line 3")
+    assert len(load(columns, missing="drop")) == 3
 
 
 def test_dropping_all_rows_is_an_error(tmp_path: Path) -> None:
@@ -270,7 +291,7 @@ def test_unnamed_row_numbers_and_empty_columns_are_left_out(tmp_path: Path) -> N
 
 def test_delimiters_are_counted_outside_quotes(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", '"name, first, last";label\n1;x\n2;y\n')
-    assert [step["name"] for step in load(path).metadata["columns"]] == ["name, first, last"]  # type: ignore[attr-defined]
+    assert column_names(load(path)) == ["name, first, last"]
 
 
 def test_a_line_of_excel_names_the_delimiter(tmp_path: Path) -> None:

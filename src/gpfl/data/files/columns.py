@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from gpfl.data.columns import ColumnSchema, Floats
 from gpfl.data.files.raw_table import MISSING, Array, Mask, RowLocator, find_missing, ignore_flag
 from gpfl.data.files.samples import describe_missing
 from gpfl.errors import GpflError, pluralize
@@ -83,7 +82,7 @@ class Problem:
     missing: bool = False
 
 
-def find_problem(column: Column, fill: bool, training: Mask, decimal_commas: bool, locator: RowLocator) -> Problem | None:
+def find_problem(column: Column, fill: bool, decimal_commas: bool, locator: RowLocator) -> Problem | None:
     """Return why a column cannot be an input; missing values are a problem unless they are filled."""
     if column.missing.all():
         return Problem(column.name, "is empty in every row")
@@ -92,8 +91,6 @@ def find_problem(column: Column, fill: bool, training: Mask, decimal_commas: boo
         return problem
     if not fill:
         return Problem(column.name, f"has {describe_missing(column.missing, locator)}", missing=True)
-    if column.numeric and column.missing[training].all():
-        return Problem(column.name, "has no value in any training row, so there is no mean to fill in")
     return None
 
 
@@ -150,19 +147,13 @@ def raise_problems(problems: Sequence[Problem], ignored: Sequence[str]) -> None:
     raise GpflError(f"{'; '.join(reasons)}: {', '.join(fixes)}")
 
 
-def encode_column(column: Column, training: Mask, scale: str) -> tuple[npt.NDArray[np.float32], dict[str, Any]]:
-    """Return a column as inputs (rows, width), and the values needed to encode new rows the same way."""
-    if not column.numeric:
-        categories = np.unique(column.values)
-        return (column.values[:, None] == categories).astype(np.float32), {"name": column.name, "values": categories.tolist()}
-    known = column.values[training & ~column.missing]
-    mean, std = float(known.mean()), float(known.std())
-    std = std if std > 0 and known.min() < known.max() else 1.0  # the std of a constant may be 1e-17
-    filled = np.where(column.missing, mean, column.values)
-    fill = {"missing": mean} if column.missing.any() else {}
-    if scale == "none":
-        mean, std = 0.0, 1.0
-    return ((filled[:, None] - mean) / std).astype(np.float32), {"name": column.name, "mean": mean, "std": std, **fill}
+def raw_column(column: Column) -> tuple[ColumnSchema, Floats]:
+    """Return the schema and the values of a column: its numbers, or the indices of its texts; NaN where one is missing."""
+    if column.numeric:
+        return ColumnSchema(column.name), column.values.astype(np.float64, copy=False)
+    kinds, codes = np.unique(column.values, return_inverse=True)
+    codes = codes - (kinds[0] == "")  # the text of a missing value
+    return ColumnSchema(column.name, "categorical", tuple(filter(None, kinds.tolist()))), np.where(codes < 0, np.nan, codes)
 
 
 def describe_id(column: Column) -> str:

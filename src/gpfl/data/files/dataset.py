@@ -90,6 +90,7 @@ class FileDataset(ColumnOptions, DataSource):
             splits=splits,
             group_ids=samples.groups,
             metadata={"classes": classes, **samples.metadata},
+            preprocessing=self,
         )
         table.description = self._describe(samples, table, classes)
         return table

@@ -77,8 +77,10 @@ def read_roles(
 ) -> tuple[FileSamples, list[RawTable]]:
     """Return the samples without inputs, and the tables: without rows with missing values if the user chose so."""
     notes = []
-    if options.missing == "drop":
-        tables, note = drop_missing(tables, roles.names, features, options.ignore)
+    drops_labels, drops_inputs = options.missing_labels == "drop", options.missing == "drop"
+    if drops_labels or drops_inputs:
+        dropped = (roles.names if drops_labels else [], features if drops_inputs else [])
+        tables, note = drop_missing(tables, *dropped, options.ignore)
         notes.append(note)
     locator = RowLocator(tables)
     splits, split_column = find_splits(tables, options)
@@ -96,11 +98,17 @@ def read_roles(
         groups=_read_role(tables, roles.group, locator) if roles.group else None,
         label_name=roles.label,
         client_name=roles.client,
-        metadata=metadata | {"ignore": list(options.ignore), "missing": options.missing},
+        metadata=metadata | _changed_options(options) | {"ignore": list(options.ignore), "missing": options.missing},
         notes=notes,
         locator=locator,
     )
     return samples, list(tables)
+
+
+def _changed_options(options: ColumnOptions) -> dict[str, object]:
+    """Return the options that later versions added, where they are not at their default."""
+    names = ("missing_labels", "missing_indicator")
+    return {name: getattr(options, name) for name in names if getattr(options, name) != getattr(ColumnOptions, name)}
 
 
 def _read_role(tables: Sequence[RawTable], name: str, locator: RowLocator) -> Array:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gpfl.core.options import option
+from gpfl.data.columns import RawColumns
 from gpfl.data.files.raw_table import (
     MISSING,
     MISSING_LABELS,
@@ -19,6 +20,7 @@ from gpfl.data.files.raw_table import (
     ignore_flag,
     join_names,
 )
+from gpfl.data.preprocessing import FILLED, PreprocessingOptions
 from gpfl.errors import GpflError, pluralize
 
 LABEL_NAMES = ("label", "labels", "y", "target", "targets", "class")
@@ -27,7 +29,7 @@ SPLIT_COLUMNS = ("part", "split")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ColumnOptions:
+class ColumnOptions(PreprocessingOptions):
     """Options for the columns of files; a name of "" is found by itself or absent."""
 
     label: str = option("", "column (or array) of labels; found if named label, y, target or class")
@@ -37,16 +39,17 @@ class ColumnOptions:
         "", "column of groups, such as patients: a client's rows of a group are never divided between splits", omit_default=True
     )
     ignore: tuple[str, ...] = option((), "columns that are not inputs, such as a row number")
-    scale: str = option(
-        "standard",
-        "numeric columns: scaled to mean 0 and std 1 over the training rows of all clients (all rows if splits are random), "
-        "or not scaled",
-        choices=("standard", "none"),
-    )
     missing: str = option(
         "error",
-        "missing values in columns: an error, filled with the mean over training rows (text: a category), or rows dropped",
-        choices=("error", "mean", "drop"),
+        "missing inputs: an error, rows dropped, or filled with the mean, the median or the most frequent value of the "
+        "training samples of all clients; categories are always filled with the most frequent",
+        choices=("error", *FILLED, "drop"),
+    )
+    missing_labels: str = option(
+        "error",
+        "rows with a missing label, client or group: an error, or dropped",
+        choices=("error", "drop"),
+        omit_default=True,
     )
 
     @property
@@ -73,7 +76,7 @@ class ColumnOptions:
 class FileSamples:
     """The samples of all files: inputs, labels as in the files, and what else is known of each sample."""
 
-    x: Array = field(default_factory=lambda: np.empty(0))
+    x: Array | RawColumns = field(default_factory=lambda: np.empty(0))
     input_description: str = ""
     labels: Array
     clients: Array | None
@@ -90,7 +93,10 @@ class FileSamples:
 def drop_missing(
     tables: Sequence[RawTable], roles: Sequence[str], features: Sequence[str], ignored: Sequence[str]
 ) -> tuple[list[RawTable], str]:
-    """Return the rows that have a value in each column of `roles` and `features`, and a line about the others."""
+    """Return the rows that have a value in each column of `roles` and `features`, and a line about the others.
+
+    `roles` and `features` are empty where rows with missing values are not dropped.
+    """
     kept, empty, counts = [], [], dict.fromkeys([*roles, *features], 0)
     for table in tables:
         bad: Mask = np.zeros(len(table), dtype=bool)
@@ -121,7 +127,7 @@ def check_no_missing(name: str, missing: Mask, locator: RowLocator) -> None:
     if missing.any():
         raise GpflError(
             f"column '{name}' has {describe_missing(missing, locator)}: fill in the file, "
-            "or leave such rows out with --missing drop"
+            "or leave such rows out with --missing-labels drop"
         )
 
 

@@ -1,26 +1,32 @@
-"""Rows of columns as samples: numbers scaled, categories one-hot, and a record of both."""
+"""Rows of columns as samples, and what the user should know of the columns."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from gpfl.data.columns import RawColumns, Schema
 from gpfl.data.files.arrays import divide_by_split, load_arrays
 from gpfl.data.files.columns import (
     Column,
     describe_id,
-    encode_column,
     find_problem,
     is_constant,
     parse_column,
     raise_problems,
+    raw_column,
 )
-from gpfl.data.files.raw_table import Array, Mask, RawTable, RowLocator, ignore_flag, join_column, join_names
+from gpfl.data.files.raw_table import RawTable, RowLocator, ignore_flag, join_column, join_names
 from gpfl.data.files.roles import find_roles, find_splits, read_roles
 from gpfl.data.files.samples import ColumnOptions, FileSamples
 from gpfl.errors import GpflError, did_you_mean, pluralize
+
+SCALES = {
+    "federated": "scaled to mean 0 and std 1",
+    "local": "scaled to mean 0 and std 1 at each client",
+    "none": "not scaled",
+}
 
 
 def load_rows(tables: Sequence[RawTable], options: ColumnOptions) -> FileSamples:
@@ -54,13 +60,12 @@ def _load_columns(tables: Sequence[RawTable], options: ColumnOptions) -> FileSam
     samples, tables = read_roles(tables, roles, features, options)
     locator = RowLocator(tables)
     samples.decimal_commas = all(table.decimal_commas for table in tables)
-    training = samples.splits == "train" if samples.splits is not None else np.ones(len(locator), dtype=bool)
     # One at a time, because a column may be large.
     columns = (parse_column(name, join_column(tables, name), samples.decimal_commas) for name in features)
-    samples.x, encodings, summaries = _encode(columns, training, samples.decimal_commas, locator, options)
-    samples.input_description = _describe_inputs(encodings, options.scale)
-    samples.metadata |= {"scale": options.scale, "columns": encodings}
-    samples.notes += _describe_columns(summaries, options.ignore)
+    samples.x, summaries = _read_columns(columns, samples.decimal_commas, locator, options)
+    samples.input_description = _describe_inputs(samples.x.schema, options.scale)
+    samples.metadata |= {"scale": options.scale}
+    samples.notes += _describe_columns(summaries, options)
     return samples
 
 
@@ -77,22 +82,22 @@ def _check_same_columns(tables: Sequence[RawTable]) -> None:
             raise GpflError(f"{table.path} has arrays of different length: {sizes}")
 
 
-def _encode(
-    columns: Iterable[Column], training: Mask, decimal_commas: bool, locator: RowLocator, options: ColumnOptions
-) -> tuple[Array, list[dict[str, Any]], list[_Summary]]:
-    """Return inputs (rows, width), how each column was encoded, and a summary of each; raise for all bad columns at once."""
-    inputs, encodings, summaries, problems = [], [], [], []
+def _read_columns(
+    columns: Iterable[Column], decimal_commas: bool, locator: RowLocator, options: ColumnOptions
+) -> tuple[RawColumns, list[_Summary]]:
+    """Return the columns as numbers, and a summary of each; raise for all bad columns at once."""
+    schemas, values, summaries, problems = [], [], [], []
     for column in columns:
-        problem = find_problem(column, options.missing == "mean", training, decimal_commas, locator)
+        problem = find_problem(column, options.fills, decimal_commas, locator)
         if problem is not None:
             problems.append(problem)
         elif not problems:
-            values, encoding = encode_column(column, training, options.scale)
-            inputs.append(values)
-            encodings.append(encoding)
+            schema, numbers = raw_column(column)
+            schemas.append(schema)
+            values.append(numbers)
             summaries.append(_Summary(column))
     raise_problems(problems, options.ignore)
-    return np.concatenate(inputs, axis=1), encodings, summaries
+    return RawColumns(Schema(tuple(schemas)), np.stack(values, axis=1)), summaries
 
 
 class _Summary:
@@ -103,17 +108,18 @@ class _Summary:
         self.numeric, self.id, self.constant = column.numeric, describe_id(column), is_constant(column)
 
 
-def _describe_columns(columns: Sequence[_Summary], ignored: Sequence[str]) -> list[str]:
+def _describe_columns(columns: Sequence[_Summary], options: ColumnOptions) -> list[str]:
     """Return lines about columns that the user should check."""
-    lines = []
+    lines, ignored = [], options.ignore
     commas = [column for column in columns if column.comma_example]
     if commas:
         example = commas[0].comma_example
         listed = join_names([column.name for column in commas])
         lines.append(f"Read with decimal commas: {listed} ({example} is {example.replace(',', '.')}).")
-    for numeric, change in ((True, "filled with the mean of their column"), (False, "made a category")):
+    value = {"most_frequent": "most frequent value"}.get(options.missing, options.missing)
+    for numeric, fill in ((True, value), (False, "most frequent category")):
         counts = [f"{column.name} {column.missing:,}" for column in columns if column.missing and column.numeric is numeric]
-        lines += [f"Missing values {change}: {join_names(counts)}."] if counts else []
+        lines += [f"Missing values filled with the {fill} of training samples: {join_names(counts)}."] if counts else []
     for kind in dict.fromkeys(column.id for column in columns if column.id):
         names = [column.name for column in columns if column.id == kind]
         flag = ignore_flag(ignored, names)
@@ -128,17 +134,12 @@ def _describe_columns(columns: Sequence[_Summary], ignored: Sequence[str]) -> li
     return lines
 
 
-def _describe_inputs(encodings: Sequence[Mapping[str, Any]], scale: str) -> str:
-    numeric = [str(encoding["name"]) for encoding in encodings if "mean" in encoding]
-    categorical = [
-        f"{join_names([encoding['name']])} ({_list_categories(encoding['values'])})"
-        for encoding in encodings
-        if "values" in encoding
-    ]
+def _describe_inputs(schema: Schema, scale: str) -> str:
+    numeric = [column.name for column in schema.columns if not column.is_categorical]
+    categorical = [f"{join_names([c.name])} ({_list_categories(c.categories)})" for c in schema.columns if c.is_categorical]
     parts = []
     if numeric:
-        how = "scaled to mean 0 and std 1" if scale != "none" else "not scaled"
-        parts.append(f"{pluralize(len(numeric), 'numeric column')} ({join_names(numeric)}), {how}")
+        parts.append(f"{pluralize(len(numeric), 'numeric column')} ({join_names(numeric)}), {SCALES[scale]}")
     if categorical:
         more = f", … ({len(categorical) - 12} more)" if len(categorical) > 12 else ""
         parts.append(f"{pluralize(len(categorical), 'categorical column')}, one-hot: {', '.join(categorical[:12])}{more}")
@@ -146,5 +147,5 @@ def _describe_inputs(encodings: Sequence[Mapping[str, Any]], scale: str) -> str:
 
 
 def _list_categories(values: Sequence[str]) -> str:
-    names = [join_names([value]) for value in values if value] + ["missing"] * ("" in values)
+    names = [join_names([value]) for value in values]
     return ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
