@@ -12,6 +12,7 @@ import pytest
 import torch
 from conftest import toy_federation
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 import gpfl
 from gpfl.core import tree
@@ -147,6 +148,19 @@ def assert_same_evaluation(run: Run, other: Engine) -> None:
         assert found.correct.tolist() == expected.correct.tolist()
         assert found.n_samples.tolist() == expected.n_samples.tolist()
         np.testing.assert_allclose(found.loss_sum, expected.loss_sum, rtol=LIMIT, atol=LIMIT)
+        assert_same_logits(run, other, split)
+
+
+def assert_same_logits(run: Run, other: Engine, split: str) -> None:
+    """The logits are those of the loop and of the scores, without padding."""
+    expected, found = (engine.predict(run.shared, run.private, ROUNDS, split) for engine in (run.engine, other))
+    scores, federation = run.engine.evaluate(run.shared, run.private, ROUNDS, split), other.federation
+    for client, shard in enumerate(federation.shards):
+        y = federation.table.y[torch.from_numpy(shard.split(split))]
+        assert found[client].shape == (len(y), federation.table.classes)
+        torch.testing.assert_close(found[client], expected[client], rtol=0, atol=LIMIT)
+        assert int((found[client].argmax(1) == y).sum()) == scores.correct[client]
+        assert float(cross_entropy(found[client], y, reduction="sum")) == pytest.approx(scores.loss_sum[client], rel=LIMIT)
 
 
 def assert_matches_loop(engine: str, method: Method, build: Build, **schedule: object) -> None:
@@ -407,6 +421,7 @@ def test_split_without_samples_has_zero_scores(engine: str) -> None:
     assert runner.federation.n_samples("validation").sum() == 0
     scores = runner.evaluate(*initial_state(runner), 0, "validation")
     assert scores.correct.tolist() == scores.loss_sum.tolist() == [0.0] * len(SIZES)
+    assert [logits.shape for logits in runner.predict(*initial_state(runner), 0, "validation")] == [(0, 3)] * len(SIZES)
 
 
 class Slow(nn.Module):

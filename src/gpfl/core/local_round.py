@@ -150,8 +150,13 @@ def local_round(method: Method, shared: Tree, private: Tree, samples: Samples, p
 
 def evaluate_client(method: Method, shared: Tree, private: Tree, adapt: Batch, client: ClientInfo, batch: Batch) -> Score:
     """Return the score of a client's personal model on a batch; the method may adapt the model to `adapt`."""
-    weights = method.personal_weights(shared, private, adapt, client)
-    logits = method.logits(Model(method.net, weights), batch.x)  # (batch, classes)
+    logits = predict_client(method, shared, private, adapt, client, batch)
     correct = (logits.argmax(-1) == batch.y) * batch.mask
     loss = F.cross_entropy(logits, batch.y, reduction="none") * batch.mask
     return Score(correct.sum(), loss.sum())
+
+
+def predict_client(method: Method, shared: Tree, private: Tree, adapt: Batch, client: ClientInfo, batch: Batch) -> Tensor:
+    """Return the logits of a client's personal model on a batch, (batch, classes)."""
+    weights = method.personal_weights(shared, private, adapt, client)
+    return method.logits(Model(method.net, weights), batch.x)

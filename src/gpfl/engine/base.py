@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Self
 
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from gpfl.core import tree
-from gpfl.core.local_round import Indices, Plan, Schedule, evaluate_client
-from gpfl.core.method import ClientInfo, LossTerms, Method
+from gpfl.core.local_round import Indices, Plan, Schedule, evaluate_client, predict_client
+from gpfl.core.method import Batch, ClientInfo, LossTerms, Method
 from gpfl.core.metrics import Evaluation
 from gpfl.core.tree import Tree
 from gpfl.data.table import Table
@@ -98,6 +98,10 @@ class Engine(ABC):
     def evaluate_clients(self, request: EvalRequest) -> Evaluation:
         """Return the scores of the clients."""
 
+    @abstractmethod
+    def predict_clients(self, request: EvalRequest) -> list[Tensor]:
+        """Return the logits of the personal models of all clients of the run on their samples, (samples, classes) each."""
+
     def for_trial(self, spec: RunSpec) -> Self:
         """Return this engine for another trial: equal but for the seed or float hyperparameters of the method."""
         out = copy.copy(self)
@@ -115,6 +119,10 @@ class Engine(ABC):
     def evaluate(self, shared: Tree, private: Tree, round: int, split: str) -> Evaluation:
         """Return the scores of all clients' personal models on their samples of `split`."""
         return self.evaluate_clients(EvalRequest(shared, private, range(len(self.federation)), round, split))
+
+    def predict(self, shared: Tree, private: Tree, round: int, split: str) -> list[Tensor]:
+        """Return the logits of all clients' personal models on their samples of `split`, computed by this process."""
+        return self.predict_clients(EvalRequest(shared, private, range(len(self.federation)), round, split))
 
     def aggregation_weights(self, request: TrainRequest) -> Tensor:
         """Return the weights of the request's clients in the mean; over the whole cohort they sum to one."""
@@ -190,17 +198,29 @@ class Engine(ABC):
 
     def score_client(self, request: EvalRequest, position: int, info: ClientInfo, method: Method | None = None) -> Tensor:
         """Return (correct predictions, summed loss) of one client; threads pass a copy of the method each."""
-        method = method or self.method
-        table, client = self.federation.table, request.clients[position]
-        private, own_info = self.fetch_private(request.private, position), info.select(position)
-        indices = self.adaptation_indices(client)
-        adapt = table.batch(indices[indices >= 0])
-        samples = torch.from_numpy(self.federation.shards[client].split(request.split)).to(self.device)
+        private, adapt, samples = self._evaluation_inputs(request, position)
         scores = [
-            evaluate_client(method, request.shared, private, adapt, own_info, table.batch(batch))
-            for batch in torch.split(samples, EVAL_BATCH_SIZE)
+            evaluate_client(method or self.method, request.shared, private, adapt, info.select(position), batch)
+            for batch in samples
         ]
         return torch.stack([torch.stack(score) for score in scores]).sum(0)
+
+    def predict_client(self, request: EvalRequest, position: int, info: ClientInfo, method: Method | None = None) -> Tensor:
+        """Return the logits of one client's personal model on the CPU; threads pass a copy of the method each."""
+        private, adapt, samples = self._evaluation_inputs(request, position)
+        logits = [
+            predict_client(method or self.method, request.shared, private, adapt, info.select(position), batch)
+            for batch in samples
+        ]
+        return torch.cat(logits).cpu()
+
+    def _evaluation_inputs(self, request: EvalRequest, position: int) -> tuple[Tree, Batch, Iterator[Batch]]:
+        """Return a client's private state, the batch its model may adapt to, and the batches it is evaluated on."""
+        table, client = self.federation.table, request.clients[position]
+        indices = self.adaptation_indices(client)
+        samples = torch.from_numpy(self.federation.shards[client].split(request.split)).to(self.device)
+        batches = (table.batch(batch) for batch in torch.split(samples, EVAL_BATCH_SIZE))
+        return self.fetch_private(request.private, position), table.batch(indices[indices >= 0]), batches
 
     def to_evaluation(self, request: EvalRequest, scores: Tensor) -> Evaluation:
         """Return the evaluation for scores (clients, 2) of correct predictions and summed loss."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from gpfl.core import tree
-from gpfl.core.local_round import Samples, evaluate_client
+from gpfl.core.local_round import Samples, evaluate_client, predict_client
 from gpfl.core.method import ClientInfo
 from gpfl.core.tree import Tree
 from gpfl.engine.base import Engine, EvalRequest
@@ -53,6 +53,27 @@ class BatchedEvaluator:
             for i in self._unstacked(clients):
                 scores[i] = self._engine.score_client(request, i, info)
         return scores
+
+    def logits(self, request: EvalRequest) -> list[Tensor]:
+        """Return the logits of every client on the CPU, (samples, classes) each."""
+        clients, engine = list(request.clients), self._engine
+        info, table, method = engine.client_info(clients, request.round), engine.federation.table, engine.method
+        sizes = engine.federation.n_samples(request.split)[clients]
+        predict = vmap(
+            lambda shared, private, adapt, client, batch: predict_client(method, shared, private, adapt, client, batch),
+            in_dims=(None, 0, 0, 0, 0),
+        )
+        logits: dict[int, Tensor] = {}
+        with torch.no_grad():
+            for group in self._split_into_groups(request.split, clients):
+                private = tree.fetch(request.private, group.padded, engine.device)
+                adapt, client = table.batch(group.adapt), info.select(group.padded_index)
+                plan = group.plan.to(engine.device)
+                steps = [predict(request.shared, private, adapt, client, table.batch(batch)) for batch in plan.unbind(1)]
+                rows = torch.cat(steps, dim=1).cpu()  # (clients, samples, classes), padding last
+                logits |= {i: own[: sizes[i]] for i, own in zip(group.positions, rows, strict=False)}
+            logits |= {i: engine.predict_client(request, i, info) for i in self._unstacked(clients)}
+        return [logits[i] for i in range(len(clients))]
 
     def _unstacked(self, clients: list[int]) -> list[int]:
         """Return the positions of clients whose adaptation batch is short, where padding would shift BatchNorm statistics."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from gpfl.core.local_round import local_round
 from gpfl.core.metrics import Evaluation
@@ -38,3 +39,9 @@ class Loop(Engine):
         with torch.no_grad():
             scores = [self.score_client(request, i, info) for i in range(len(request.clients))]
         return self.to_evaluation(request, torch.stack(scores))
+
+    def predict_clients(self, request: EvalRequest) -> list[Tensor]:
+        """Return the logits of the clients."""
+        info = self.client_info(request.clients, request.round)
+        with torch.no_grad():
+            return [self.predict_client(request, i, info) for i in range(len(request.clients))]

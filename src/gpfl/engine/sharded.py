@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gpfl.core import tree
 from gpfl.core.metrics import Evaluation
@@ -60,6 +61,17 @@ class Sharded(Engine):
                 out.loss_sum[clients] = scores.loss_sum
                 out.n_samples[clients] = scores.n_samples
         return out
+
+    def predict_clients(self, request: EvalRequest) -> list[Tensor]:
+        """Return the logits of all clients, each computed by its process."""
+        local = self._local_engine.predict_clients(request) if request.clients else []
+        gathered = self._group.all_gather((list(request.clients), local))
+        by_client = {client: logits for clients, rank in gathered for client, logits in zip(clients, rank, strict=True)}
+        return [by_client[client] for client in range(len(self.federation))]
+
+    def predict(self, shared: Tree, private: Tree, round: int, split: str) -> list[Tensor]:
+        """Return the logits of all clients' personal models on their samples of `split`, computed by this process."""
+        return self._local_engine.predict(shared, private, round, split)
 
     def gather_private(self, private: Tree) -> Tree:
         """Return the private state of all clients, gathered from their processes, on the CPU."""

@@ -233,6 +233,10 @@ class Vmap(Engine):
         """Return the scores of the clients."""
         return self.to_evaluation(request, self._evaluator.scores(request))
 
+    def predict_clients(self, request: EvalRequest) -> list[Tensor]:
+        """Return the logits of the clients."""
+        return self._evaluator.logits(request)
+
 
 def positions_by_round(clients: Sequence[RoundClient], n_rounds: int) -> list[list[int]]:
     """Return the positions of some clients for each of the concurrent rounds."""

@@ -143,18 +143,26 @@ class Workers(Engine):
 
     def evaluate_clients(self, request: EvalRequest) -> Evaluation:
         """Return the scores of the clients."""
-        sizes = self.federation.n_samples(request.split)[list(request.clients)]
         info = self.client_info(request.clients, request.round)
+        scores = self._map_clients(request, lambda i, method: self.score_client(request, i, info, method))
+        return self.to_evaluation(request, torch.stack(scores))
+
+    def predict_clients(self, request: EvalRequest) -> list[Tensor]:
+        """Return the logits of the clients."""
+        info = self.client_info(request.clients, request.round)
+        return self._map_clients(request, lambda i, method: self.predict_client(request, i, info, method))
+
+    def _map_clients(self, request: EvalRequest, evaluate: Callable[[int, Method], Tensor]) -> list[Tensor]:
+        """Return a function's value for the position of every client; each worker passes its own copy of the method."""
+        sizes = self.federation.n_samples(request.split)[list(request.clients)]
         packing = pack(sizes.tolist(), min(self.n_workers, len(sizes)))
-        scores = torch.zeros(len(sizes), 2)
 
-        def work(worker: int) -> None:
+        def work(worker: int) -> dict[int, Tensor]:
             with torch.no_grad():
-                for i in packing.slots[worker]:
-                    scores[i] = self.score_client(request, i, info, self._methods[worker])
+                return {i: evaluate(i, self._methods[worker]) for i in packing.slots[worker]}
 
-        self._run_workers(work, len(packing.slots))
-        return self.to_evaluation(request, scores)
+        values = {i: value for result in self._run_workers(work, len(packing.slots)) for i, value in result.items()}
+        return [values[i] for i in range(len(sizes))]
 
     def _run_workers(self, work: Callable[[int], T], count: int) -> list[T]:
         with num_threads(1), ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
