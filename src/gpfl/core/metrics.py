@@ -1,15 +1,36 @@
-"""Metrics of an evaluation over all clients."""
+"""Metrics of an evaluation over all clients, and the metrics that a round can be selected by."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+
+
+class Metric(NamedTuple):
+    """A metric of predictions: its name in text and which values are better."""
+
+    label: str
+    lower_is_better: bool = False
+    is_percentage: bool = False
+
+
+METRICS: Mapping[str, Metric] = {
+    "accuracy": Metric("accuracy", is_percentage=True),
+    "balanced_accuracy": Metric("balanced accuracy", is_percentage=True),
+    "macro_f1": Metric("macro F1"),
+    "auroc": Metric("AUROC"),
+    "average_precision": Metric("average precision"),
+    "log_loss": Metric("log loss", lower_is_better=True),
+    "brier": Metric("Brier score", lower_is_better=True),
+    "ece": Metric("expected calibration error", lower_is_better=True),
+}
 
 
 @dataclass(frozen=True)
@@ -51,9 +72,10 @@ class Evaluation:
         return self.std / self.accuracy if self.accuracy else 0.0
 
 
-def best_index(scores: Sequence[float]) -> int:
-    """Return the index of the highest score, the first of equals."""
-    return max(range(len(scores)), key=lambda k: (scores[k], -k))
+def best_index(scores: Sequence[float], lower_is_better: bool = False) -> int:
+    """Return the index of the best score, the first of equals."""
+    sign = -1 if lower_is_better else 1
+    return max(range(len(scores)), key=lambda k: (sign * scores[k], -k))
 
 
 def mean_of_last(scores: Sequence[float], count: int = 10) -> float:

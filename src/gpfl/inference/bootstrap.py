@@ -1,0 +1,214 @@
+"""Bootstrap intervals of metrics.
+
+A resample is a weight for each sample: how often it was drawn. All resamples of a metric are computed at once from weights
+(samples, resamples).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpfl.core.metrics import METRICS
+from gpfl.core.randomness import generator
+
+Labels = npt.NDArray[np.int64]
+Probabilities = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
+
+ECE_BINS = 15
+"""Bins of equal width between 0 and 1, by the probability of the predicted class."""
+
+N_RESAMPLES = 1000
+LEVEL = 0.95
+"""Share of the resamples between the ends of an interval."""
+
+MIN_RESAMPLES = 100
+MAX_WORK = 100_000_000
+"""Samples × classes × resamples of the stacked predictions, above which they get fewer resamples, but `MIN_RESAMPLES`."""
+
+CHUNK = 4_000_000  # weights in memory at once
+CACHED = 50_000  # weights that rankings go through at once, which fit a core's cache
+
+
+class Interval(NamedTuple):
+    """The ends of a 95 % interval."""
+
+    low: float
+    high: float
+
+
+class Intervals(NamedTuple):
+    """The intervals of each metric: of each client, of the stacked predictions, and of the mean over clients."""
+
+    clients: list[dict[str, Interval | None]]
+    overall: dict[str, Interval | None]
+    mean: dict[str, Interval | None]
+
+
+def bootstrap_intervals(
+    clients: Sequence[tuple[Labels, Probabilities]], n_resamples: int = N_RESAMPLES, seed: int = 0
+) -> Intervals:
+    """Return percentile intervals of the metrics of (labels, probabilities) of each client.
+
+    Samples are drawn with replacement within each client. An interval leaves out resamples in which the metric is undefined;
+    it is None if more than half of them are.
+    """
+    stacked = np.concatenate([y for y, _ in clients]), np.concatenate([p for _, p in clients])
+    limit = overall_resamples(stacked[1].size, n_resamples)
+    generators = [generator(seed, "bootstrap", client) for client in range(len(clients))]
+    chunk = max(1, min(n_resamples, CHUNK // max(1, len(stacked[0]))))
+    predictions, all_predictions = [ResampledMetrics(*pair) for pair in clients], ResampledMetrics(*stacked)
+    by_client: list[list[dict[str, Floats]]] = [[] for _ in clients]
+    overall: list[dict[str, Floats]] = []
+    for start in range(0, n_resamples, chunk):
+        size = min(chunk, n_resamples - start)
+        weights = [draw_weights(rng, len(y), size) for rng, (y, _) in zip(generators, clients, strict=True)]
+        for values, one, own in zip(by_client, predictions, weights, strict=True):
+            values.append(one.values(own))
+        if start < limit:
+            overall.append(all_predictions.values(np.concatenate(weights)[:, : limit - start]))
+    values = [_concatenate(chunks) for chunks in by_client]
+    mean = {name: _mean([own[name] for own in values]) for name in values[0]}
+    return Intervals([_intervals(own) for own in values], _intervals(_concatenate(overall)), _intervals(mean))
+
+
+def overall_resamples(size: int, n_resamples: int = N_RESAMPLES) -> int:
+    """Return the number of resamples for stacked probabilities of `size` numbers."""
+    return min(n_resamples, max(MIN_RESAMPLES, MAX_WORK // max(1, size)))
+
+
+def draw_weights(rng: np.random.Generator, n_samples: int, n_resamples: int) -> Floats:
+    """Return how often each sample is in each resample, (samples, resamples)."""
+    if n_samples == 0:
+        return np.zeros((0, n_resamples))
+    return rng.multinomial(n_samples, np.full(n_samples, 1 / n_samples), size=n_resamples).T.astype(np.float64)
+
+
+class ResampledMetrics:
+    """The metrics of predictions under weights of their samples."""
+
+    def __init__(self, y: Labels, p: Probabilities) -> None:
+        self.y, self.p = y, p
+        predicted = p.argmax(axis=1)
+        self.correct = predicted == y
+        self.losses = np.stack([self.correct, log_losses(y, p), brier_losses(y, p)])  # (3, samples)
+        classes = np.union1d(y, predicted)[:, None]
+        self.is_label, self.is_predicted = (y == classes).astype(np.float64), (predicted == classes).astype(np.float64)
+        confidence = p.max(axis=1)
+        bins = calibration_bins(confidence)
+        self.gaps = (bins == np.unique(bins)[:, None]) * (self.correct - confidence)  # (bins, samples)
+
+    def values(self, weights: Floats) -> dict[str, Floats]:
+        """Return each metric under weights (samples, resamples); NaN where it is undefined."""
+        n_samples, n_resamples = weights.shape
+        if n_samples == 0:
+            return {name: np.full(n_resamples, np.nan) for name in METRICS}
+        accuracy, log_loss, brier = self.losses @ weights / n_samples
+        hits = (self.is_label * self.correct) @ weights  # (classes, resamples)
+        labels, predicted = self.is_label @ weights, self.is_predicted @ weights
+        auroc, average_precision = self._ranking(weights)
+        return {
+            "accuracy": accuracy,
+            "balanced_accuracy": _mean_of_defined(_divide(hits, labels)),
+            "macro_f1": _mean_of_defined(_divide(2 * hits, labels + predicted)),
+            "auroc": auroc,
+            "average_precision": average_precision,
+            "log_loss": log_loss,
+            "brier": brier,
+            "ece": np.abs(self.gaps @ weights).sum(axis=0) / n_samples,
+        }
+
+    def _ranking(self, weights: Floats) -> tuple[Floats, Floats]:
+        """Return AUROC and average precision, both means over classes that are each compared with the rest."""
+        width = max(1, CACHED // len(weights))
+        blocks = np.split(weights, range(width, weights.shape[1], width), axis=1)
+        classes = one_vs_rest_classes(self.y, self.p.shape[1])
+        values = [[self._rank_class(label, np.ascontiguousarray(block)) for label in classes] for block in blocks]
+        auroc, average_precision = np.concatenate(values, axis=2).swapaxes(0, 1)  # (classes, resamples) each
+        return _mean_of_defined(auroc), _mean_of_defined(average_precision)
+
+    def _rank_class(self, label: int, weights: Floats) -> tuple[Floats, Floats]:
+        """Return AUROC and average precision of a class from its samples' steps down the scores, which equal scores share."""
+        scores = self.p[:, label]
+        order = np.argsort(-scores, kind="stable")
+        step = np.cumsum(np.diff(scores[order], prepend=np.inf) != 0) - 1
+        starts = np.append(np.flatnonzero(np.diff(step, prepend=-1)), len(order))
+        rows = np.flatnonzero(self.y[order] == label)
+        steps, first_rows = np.unique(step[rows], return_index=True)  # steps that have samples of the class
+        if len(rows) == 0:
+            return np.full(weights.shape[1], np.nan), np.full(weights.shape[1], np.nan)
+        above = np.zeros((len(order) + 1, weights.shape[1]))  # weight above each sample
+        np.cumsum(weights[order], axis=0, out=above[1:])
+        positive = np.add.reduceat(weights[order[rows]], first_rows, axis=0)  # (steps, resamples)
+        true_positives, selected = positive.cumsum(axis=0), above[starts[steps + 1]]
+        negative = selected - above[starts[steps]] - positive
+        n_positive = true_positives[-1]
+        n_negative = len(order) - n_positive
+        # A pair of samples counts if the positive one has the higher score, and half if the scores are equal.
+        ranked = (positive * (n_negative - (selected - true_positives) + negative / 2)).sum(axis=0)
+        gained = (positive * true_positives / np.maximum(selected, 1)).sum(axis=0)
+        defined = n_negative > 0
+        auroc = np.where(defined, _divide(ranked, n_positive * n_negative), np.nan)
+        return auroc, np.where(defined, _divide(gained, n_positive), np.nan)
+
+
+def one_vs_rest_classes(y: Labels, n_classes: int) -> list[int]:
+    """Return the classes that AUROC and average precision compare with the rest: those of the labels, or the second of two."""
+    return [1] if n_classes == 2 else [int(label) for label in np.unique(y)]
+
+
+def calibration_bins(confidence: Floats) -> npt.NDArray[np.int64]:
+    """Return the bin of each probability; a bin includes its upper end."""
+    bins: npt.NDArray[np.int64] = np.clip(np.ceil(confidence * ECE_BINS).astype(np.int64) - 1, 0, ECE_BINS - 1)
+    return bins
+
+
+def log_losses(y: Labels, p: Probabilities) -> Floats:
+    """Return the log loss of each sample, with scikit-learn's lower limit of probabilities."""
+    losses: Floats = -np.log(np.maximum(p[np.arange(len(y)), y], np.finfo(p.dtype).eps))
+    return losses
+
+
+def brier_losses(y: Labels, p: Probabilities) -> Floats:
+    """Return the Brier score of each sample: the squared error summed over classes, or of the second of two classes.
+
+    scikit-learn has it for more than two classes from version 1.7.
+    """
+    errors = (p - np.eye(p.shape[1])[y]) ** 2
+    losses: Floats = errors[:, 1] if p.shape[1] == 2 else errors.sum(axis=1)
+    return losses
+
+
+def _divide(a: Floats, b: Floats) -> Floats:
+    """Return a / b, NaN where b is 0."""
+    quotient: Floats = np.divide(a, b, out=np.full(np.broadcast(a, b).shape, np.nan), where=b > 0)
+    return quotient
+
+
+def _mean_of_defined(values: Floats) -> Floats:
+    """Return the mean over the first axis without NaN; NaN if there is nothing else."""
+    return _divide(np.nansum(values, axis=0), (~np.isnan(values)).sum(axis=0))
+
+
+def _concatenate(chunks: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
+    return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
+
+
+def _mean(values: Sequence[Floats]) -> Floats:
+    return _mean_of_defined(np.stack(values))
+
+
+def _intervals(values: Mapping[str, Floats]) -> dict[str, Interval | None]:
+    return {name: _interval(resampled) for name, resampled in values.items()}
+
+
+def _interval(values: Floats) -> Interval | None:
+    defined = values[~np.isnan(values)]
+    if len(defined) < len(values) / 2 or len(defined) == 0:
+        return None
+    low, high = np.quantile(defined, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(float(low), float(high))

@@ -1,0 +1,283 @@
+"""Metrics of predicted probabilities, per client and over all clients, by scikit-learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpfl.core.metrics import METRICS
+from gpfl.errors import GpflError
+from gpfl.inference.bootstrap import (
+    ECE_BINS,
+    N_RESAMPLES,
+    Interval,
+    Labels,
+    Probabilities,
+    bootstrap_intervals,
+    brier_losses,
+    calibration_bins,
+    one_vs_rest_classes,
+)
+
+
+class UndefinedMetricError(GpflError):
+    """A metric has no value for some predictions. The message is the reason."""
+
+
+class ConfusionMatrix(NamedTuple):
+    """Number of samples by label (rows) and predicted class (columns), for the classes that occur in either."""
+
+    classes: list[str]
+    counts: list[list[int]]
+
+
+@dataclass(frozen=True)
+class ClientMetrics:
+    """Metrics of one client, or of the stacked predictions of all. A metric is None where it is undefined."""
+
+    n_samples: int
+    values: Mapping[str, float | None]
+    undefined: Mapping[str, str]  # why a metric is None
+    confusion_matrix: ConfusionMatrix
+    intervals: Mapping[str, Interval | None] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the content as JSON values."""
+        return {
+            "samples": self.n_samples,
+            **self.values,
+            "undefined": dict(self.undefined),
+            "intervals": {name: None if interval is None else list(interval) for name, interval in self.intervals.items()},
+            "confusion_matrix": self.confusion_matrix._asdict(),
+        }
+
+
+@dataclass(frozen=True)
+class ClientSummary:
+    """One metric over the clients for which it is defined, each with the same weight."""
+
+    n_clients: int
+    mean: float | None
+    worst_client: str | None
+    worst: float | None
+    worst_tenth: float | None  # mean of the worst tenth of the clients, at least one
+    interval: Interval | None = None  # of the mean
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the content as JSON values."""
+        return {
+            "mean": self.mean,
+            "clients": self.n_clients,
+            "interval": None if self.interval is None else list(self.interval),
+            "worst_client": self.worst_client,
+            "worst": self.worst,
+            "worst_tenth": self.worst_tenth,
+        }
+
+
+@dataclass(frozen=True)
+class MetricsReport:
+    """The metrics of all clients on one split: of each by name, of their stacked predictions, and their means.
+
+    Intervals are percentiles of bootstrap resamples. Test samples are drawn again within each client; the clients and their
+    models stay the same.
+    """
+
+    split: str
+    clients: Mapping[str, ClientMetrics]
+    overall: ClientMetrics
+    over_clients: Mapping[str, ClientSummary]
+    seed: int = 0
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the content as JSON values."""
+        return {
+            "overall": self.overall.to_dict(),
+            "over_clients": {name: summary.to_dict() for name, summary in self.over_clients.items()},
+            "clients": {name: client.to_dict() for name, client in self.clients.items()},
+        }
+
+    def summary(self) -> dict[str, object]:
+        """Return each metric overall and over clients, without single clients."""
+        return {name: {"overall": self.overall.values[name], **self.over_clients[name].to_dict()} for name in self.over_clients}
+
+
+def softmax(logits: npt.ArrayLike) -> Probabilities:
+    """Return the probabilities of logits (samples, classes), in double precision."""
+    values = np.asarray(logits, dtype=np.float64)
+    powers = np.exp(values - values.max(axis=1, keepdims=True, initial=-np.inf))
+    probabilities: Probabilities = powers / powers.sum(axis=1, keepdims=True)
+    return probabilities
+
+
+def evaluate_predictions(
+    labels: Mapping[str, Labels],
+    probabilities: Mapping[str, Probabilities],
+    class_names: Sequence[str],
+    *,
+    split: str = "test",
+    n_resamples: int = N_RESAMPLES,
+    seed: int = 0,
+) -> MetricsReport:
+    """Return the metrics of the clients' predictions.
+
+    Args:
+        labels: Labels of each client by name.
+        probabilities: Predicted probabilities (samples, classes) of each client by name.
+        class_names: Names of the classes.
+        split: Name of the samples in the report.
+        n_resamples: Bootstrap resamples; 0 for no intervals.
+        seed: Seed of the resamples.
+
+    """
+    pairs = [(labels[name], probabilities[name]) for name in labels]
+    stacked = np.concatenate([y for y, _ in pairs]), np.concatenate([p for _, p in pairs])
+    clients = {name: _evaluate(*pair, class_names) for name, pair in zip(labels, pairs, strict=True)}
+    overall = _evaluate(*stacked, class_names)
+    summaries = {
+        metric: summarize_clients(metric, {name: c.values[metric] for name, c in clients.items()}) for metric in METRICS
+    }
+    if n_resamples:
+        intervals = bootstrap_intervals(pairs, n_resamples, seed)
+        clients = {
+            name: _with_intervals(client, own) for (name, client), own in zip(clients.items(), intervals.clients, strict=True)
+        }
+        overall = _with_intervals(overall, intervals.overall)
+        summaries = {
+            name: replace(summary, interval=intervals.mean[name] if summary.n_clients else None)
+            for name, summary in summaries.items()
+        }
+    return MetricsReport(split, clients, overall, summaries, seed)
+
+
+def summarize_clients(metric: str, values: Mapping[str, float | None]) -> ClientSummary:
+    """Return the mean and the worst of a metric's values by client, leaving out those that are undefined."""
+    defined = {name: value for name, value in values.items() if value is not None}
+    if not defined:
+        return ClientSummary(0, None, None, None, None)
+    ordered = sorted(defined, key=lambda name: defined[name], reverse=METRICS[metric].lower_is_better)  # worst first
+    tenth = ordered[: max(1, len(ordered) // 10)]
+    return ClientSummary(
+        n_clients=len(defined),
+        mean=float(np.mean(list(defined.values()))),
+        worst_client=ordered[0],
+        worst=defined[ordered[0]],
+        worst_tenth=float(np.mean([defined[name] for name in tenth])),
+    )
+
+
+def compute_metric(name: str, y: Labels, p: Probabilities, class_names: Sequence[str] = ()) -> float:
+    """Return one metric of predictions. Raise `UndefinedMetricError` if it has no value for them."""
+    if len(y) == 0:
+        raise UndefinedMetricError("no samples")
+    from sklearn import config_context  # takes a second to import, which commands without metrics need not wait
+
+    with config_context(assume_finite=True, skip_parameter_validation=True):
+        return float(_FUNCTIONS[name](y, p, class_names))
+
+
+def expected_calibration_error(y: Labels, p: Probabilities) -> float:
+    """Return the expected calibration error of the predicted classes (Guo et al., 2017).
+
+    Samples are put in 15 bins of equal width by the probability of their predicted class. The error is the mean over samples
+    of the absolute difference between accuracy and mean probability in their bin.
+    """
+    confidence, correct = p.max(axis=1), p.argmax(axis=1) == y
+    gaps = np.bincount(calibration_bins(confidence), weights=correct - confidence, minlength=ECE_BINS)
+    return float(np.abs(gaps).sum() / len(y))
+
+
+def _evaluate(y: Labels, p: Probabilities, class_names: Sequence[str]) -> ClientMetrics:
+    values: dict[str, float | None] = dict.fromkeys(METRICS)
+    undefined: dict[str, str] = {}
+    for name in METRICS:
+        try:
+            values[name] = compute_metric(name, y, p, class_names)
+        except UndefinedMetricError as reason:
+            undefined[name] = str(reason)
+    return ClientMetrics(len(y), values, undefined, _confusion_matrix(y, p, class_names))
+
+
+def _with_intervals(metrics: ClientMetrics, intervals: Mapping[str, Interval | None]) -> ClientMetrics:
+    known = {name: None if value is None else intervals[name] for name, value in metrics.values.items()}
+    return replace(metrics, intervals=known)
+
+
+def _confusion_matrix(y: Labels, p: Probabilities, class_names: Sequence[str]) -> ConfusionMatrix:
+    if len(y) == 0:
+        return ConfusionMatrix([], [])
+    from sklearn.metrics import confusion_matrix
+
+    predicted = p.argmax(axis=1)
+    present = np.union1d(y, predicted)
+    counts = confusion_matrix(y, predicted, labels=present)
+    return ConfusionMatrix([class_names[label] for label in present], counts.tolist())
+
+
+def _accuracy(y: Labels, p: Probabilities, class_names: Sequence[str]) -> float:
+    from sklearn.metrics import accuracy_score
+
+    return float(accuracy_score(y, p.argmax(axis=1)))
+
+
+def _balanced_accuracy(y: Labels, p: Probabilities, class_names: Sequence[str]) -> float:
+    from sklearn.metrics import recall_score
+
+    # The same number as balanced_accuracy_score, which warns of predicted classes that no label has.
+    return float(recall_score(y, p.argmax(axis=1), labels=np.unique(y), average="macro", zero_division=0))
+
+
+def _macro_f1(y: Labels, p: Probabilities, class_names: Sequence[str]) -> float:
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(y, p.argmax(axis=1), average="macro", zero_division=0))
+
+
+def _auroc(y: Labels, p: Probabilities, class_names: Sequence[str]) -> float:
+    from sklearn.metrics import roc_auc_score
+
+    classes = _check_one_vs_rest(y, p, class_names)
+    return float(np.mean([roc_auc_score(y == label, p[:, label]) for label in classes]))
+
+
+def _average_precision(y: Labels, p: Probabilities, class_names: Sequence[str]) -> float:
+    from sklearn.metrics import average_precision_score
+
+    classes = _check_one_vs_rest(y, p, class_names)
+    return float(np.mean([average_precision_score(y == label, p[:, label]) for label in classes]))
+
+
+def _check_one_vs_rest(y: Labels, p: Probabilities, class_names: Sequence[str]) -> list[int]:
+    """Return the classes to compare with the rest. Raise if all labels are the same."""
+    if (y == y[0]).all():
+        name = class_names[y[0]] if class_names else y[0]
+        raise UndefinedMetricError(f"all {len(y)} samples are of class {name}")
+    return one_vs_rest_classes(y, p.shape[1])
+
+
+def _log_loss(y: Labels, p: Probabilities, class_names: Sequence[str]) -> float:
+    from sklearn.metrics import log_loss
+
+    if p.shape[1] < 2:
+        raise UndefinedMetricError("the data have one class")
+    return float(log_loss(y, p, labels=np.arange(p.shape[1])))
+
+
+def _brier(y: Labels, p: Probabilities, class_names: Sequence[str]) -> float:
+    return float(brier_losses(y, p).mean())
+
+
+_FUNCTIONS: Mapping[str, Callable[[Labels, Probabilities, Sequence[str]], float]] = {
+    "accuracy": _accuracy,
+    "balanced_accuracy": _balanced_accuracy,
+    "macro_f1": _macro_f1,
+    "auroc": _auroc,
+    "average_precision": _average_precision,
+    "log_loss": _log_loss,
+    "brier": _brier,
+    "ece": lambda y, p, class_names: expected_calibration_error(y, p),
+}
