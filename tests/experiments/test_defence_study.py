@@ -13,9 +13,10 @@ from report.made_studies import STUDY
 import gpfl
 from gpfl.data import DATASETS
 from gpfl.defences.accounting import gaussian_epsilon
+from gpfl.experiments.attack_study import AttackStudy
 from gpfl.experiments.defence_points import DefenceStudy
 from gpfl.experiments.defence_study import FAMILIES, DefenceFamily, PrivacyBounds, find_noises, plan_points
-from gpfl.experiments.grid import FederationCache, GridPlan
+from gpfl.experiments.grid import GridPlan
 
 pytest.importorskip("dp_accounting")
 
@@ -31,7 +32,7 @@ def find_noise(method: str, family: DefenceFamily, delta: float) -> float:
     settings = {"data": {"name": "blobs"}, "partition": {"clients": 2}, "net": {"name": "mlp"}}
     plan = GridPlan(out=Path("out"), seeds=(0,), rounds=1, patience=0, common=settings)
     *_, point = plan_points([method], {family.option: [1.0]}, PrivacyBounds(0.2, 1.0, delta), keep_weights=False)
-    (noise,) = find_noises(family, [4.0], point.cell, plan, FederationCache())
+    (noise,) = find_noises(family, [4.0], point.cell, AttackStudy(plan))
     return noise
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
 
 from gpfl.cli.command import Argument, Command
-from gpfl.cli.options import CommaList, option, out_option
+from gpfl.cli.options import CommaList, Decorator, Function, compose, option, out_option
 from gpfl.cli.terminal import print_line
 from gpfl.core.randomness import MAX_SEED
 from gpfl.defences import Defended
@@ -19,7 +20,7 @@ from gpfl.engine.distributed import require_single_process
 from gpfl.errors import GpflError, pluralize
 from gpfl.federation import Federation
 from gpfl.io import files
-from gpfl.privacy.attack_runner import AttackCase, AttackRunner, CaseResult, Record, ceiling_runner, records_to_json
+from gpfl.privacy.attack_runner import AttackCase, AttackRunner, CaseResult, Record, ceiling_runner, list_cases, records_to_json
 from gpfl.privacy.case_summary import PSNR_FORMULAS, summarize_case
 from gpfl.privacy.gradient_targets import gradient_targets, select_target
 from gpfl.privacy.label_inference import infer_label_distributions, uploading_clients
@@ -44,65 +45,79 @@ from gpfl.report.privacy_tables import (
     describe_membership_inference,
     describe_summary,
 )
-from gpfl.report.tables import render_page
+from gpfl.report.tables import render_page, write_texts
 from gpfl.training import api
 from gpfl.training.result import Result
 
-psnr_option = option(
-    "--psnr",
-    "formula",
-    default="proper",
-    type=click.Choice(PSNR_FORMULAS),
-    help="Formula: peak 1 for pixels from 0 to 1, or the authors'.",
-)
-graph_option = click.option("--graph", is_flag=True, help="On a GPU, run attacks as a CUDA graph, which is faster.")
+POSITIVE, SEED = click.IntRange(1), click.IntRange(0, MAX_SEED)
+
+
+# Options of all commands that attack.
+
+
+def case_options(kind: str | None, *, batch: str, steps: str, round: str) -> Decorator:
+    """Add the options that select attack cases, with these defaults, and the formula of PSNR."""
+    default = "" if kind else "  [default: geiping]"  # None tells the command that --kind was not set
+    return compose(
+        option("--kind", default=kind, type=CommaList(str, ATTACKS), help=f"dlg (the paper's) or geiping (stronger).{default}"),
+        option("--batch", default=batch, type=CommaList(int, min=1), help="Images in one upload, such as 1 or 1,4."),
+        option("--steps", default=steps, type=CommaList(str, STEPS), help="one: a step on these images; epoch: a local epoch."),
+        option("--round", "round_", default=round, type=CommaList(str, ROUNDS), help="0: untrained; best: the selected round."),
+        option(
+            "--psnr",
+            "formula",
+            default="proper",
+            type=click.Choice(PSNR_FORMULAS),
+            help="proper: peak 1; reference: the authors'.",
+        ),
+    )
+
+
+def effort_options(iterations: int, restarts: int, seed: int, seed_flag: str) -> Decorator:
+    """Add --images, and the options of `AttackConfig`, which the command gets as `config`."""
+
+    def decorate(function: Function) -> Function:
+        @functools.wraps(function)
+        def command(*, iterations: int, restarts: int, attack_seed: int, graph: bool, **values: Any) -> None:
+            config = AttackConfig(iterations=iterations, restarts=restarts, seed=attack_seed, graph=graph)
+            function(config=config, **values)
+
+        return compose(
+            option("--images", default=20, metavar="N", help="Images to reconstruct."),
+            option("--iterations", default=iterations, type=POSITIVE, metavar="N", help="Iterations of an attack."),
+            option("--restarts", default=restarts, type=POSITIVE, metavar="N", help="Random starts; the best match is kept."),
+            option(seed_flag, "attack_seed", default=seed, type=SEED, metavar="N", help="Seed of images and random starts."),
+            click.option("--graph", is_flag=True, help="On a GPU, run attacks as a CUDA graph, which is faster."),
+        )(command)
+
+    return decorate
+
+
+# The command.
 
 
 @click.command(cls=Command)
 @click.argument("run", cls=Argument, metavar="RUN", type=click.Path(path_type=Path), help="Folder of a finished run.")
-@option("--kind", type=CommaList(str, ATTACKS), help="Attack: dlg (the paper's) or geiping (stronger).  [default: geiping]")
 @option("--target", default="all", metavar="NAME,…", help="Gradients to match: fe, model, sfe, sm, or all of the method.")
 @option("--client", default="all", metavar="NAME,…", help="Names or indices of clients, or all.")
-@option("--images", default=20, metavar="N", help="Images to reconstruct.")
-@option("--batch", default="1", type=CommaList(int, min=1), help="Images in one upload, such as 1 or 1,4.")
-@option("--steps", default="one", type=CommaList(str, STEPS), help="one: a step on the images alone; epoch: a local epoch.")
-@option("--round", "round_", default="0", type=CommaList(str, ROUNDS), help="0: before training; best: the selected round.")
-@psnr_option
+@case_options(None, batch="1", steps="one", round="0")
+@effort_options(iterations=2000, restarts=2, seed=0, seed_flag="--seed")
 @click.option("--labels", is_flag=True, help="Infer the label distribution of each client.")
 @click.option("--membership", is_flag=True, help="Infer from each personal model which samples it was trained on.")
-@option("--iterations", default=2000, type=click.IntRange(1), metavar="N", help="Iterations of an attack.")
-@option(
-    "--restarts",
-    default=2,
-    type=click.IntRange(1),
-    metavar="N",
-    help="Random starts of an attack; the closest gradient is kept.",
-)
-@option(
-    "--seed",
-    default=0,
-    type=click.IntRange(0, MAX_SEED),
-    metavar="N",
-    help="Seed of the attacked images and the random starts.",
-)
-@graph_option
 @out_option("Folder for results; cases that it holds are not attacked again.  [default: RUN/attack]")
 def attack(
     run: Path,
-    kind: list[str] | None,
     target: str,
     client: str,
-    images: int,
+    kind: list[str] | None,
     batch: list[int],
     steps: list[str],
     round_: list[str],
     formula: str,
+    images: int,
+    config: AttackConfig,
     labels: bool,
     membership: bool,
-    iterations: int,
-    restarts: int,
-    seed: int,
-    graph: bool,
     out: Path | None,
 ) -> None:
     """Attack the uploads of a run.
@@ -110,7 +125,6 @@ def attack(
     The attacker is an honest-but-curious server that reconstructs training images. With --labels or --membership it infers
     those, and reconstructs images only if --kind is given too.
     """
-    config = AttackConfig(iterations=iterations, restarts=restarts, seed=seed, graph=graph)
     require_single_process("gpfl attack")
     _check_single_run(run)
     result = api.load(run)
@@ -119,26 +133,19 @@ def attack(
     batches: dict[int, list[AttackedBatch]] = {}
     if kind or not (labels or membership):
         targets = _parse_targets(result, target)
-        batches = _choose_batches(result, clients, images, batch, steps, seed)
+        batches = _choose_batches(result, clients, images, batch, steps, config.seed)
     if labels:
         uploading_clients(result.engine, clients)
     folder = out or run / "attack"
     files.make_folder(folder)  # after all checks
     _print_selected_round(result, round_)
-    print_graph_note(graph, result.engine.device)
+    print_graph_note(config.graph, result.engine.device)
     if labels:
         _infer_labels(result, clients, round_, folder)
     if membership:
         _infer_memberships(result, clients, folder)
     if targets:
-        cases = [
-            AttackCase(result.engine.method.name, name, attack, when, step, size)
-            for attack in kind or ["geiping"]
-            for name in targets
-            for when in round_
-            for size in batch
-            for step in steps
-        ]
+        cases = list_cases(result.engine.method.name, targets, kind or ["geiping"], round_, batch, steps)
         _reconstruct_images(result, cases, batches, formula, config, folder)
 
 
@@ -153,14 +160,18 @@ def _reconstruct_images(
     method = result.engine.method
     rounds = dict.fromkeys(case.round for case in cases)
     runner = AttackRunner(result.engine, {round_: state_at(result, round_) for round_ in rounds}, batches, config)
+    on_result = functools.partial(print_case, formula=formula)
     tables, grids = [], []
     records: list[Record] = []
     for attack in dict.fromkeys(case.kind for case in cases):
         other, top = ceiling_runner(result.engine, batches, attack, config)
         # A defended fedavg has a case of the same name.
         ceiling_folder = folder / "ceiling" if isinstance(method, Defended) else folder
-        ceiling = (top, other.run([top], ceiling_folder, partial(print_case, formula=formula, prefix="ceiling: "))[top])
-        results = runner.run([case for case in cases if case.kind == attack], folder, partial(print_case, formula=formula))
+        ceiling = (
+            top,
+            other.run([top], ceiling_folder, functools.partial(on_result, prefix="ceiling: "))[top],
+        )
+        results = runner.run([case for case in cases if case.kind == attack], folder, on_result)
         title = f"{method.name} on {result.federation.table.name}: images that {attack} reconstructs from uploads"
         rows = [ImageRow.of_case("ceiling (fedavg)", ceiling[1])]
         rows += [
@@ -175,9 +186,9 @@ def _reconstruct_images(
         for note in attack_notes(ceiling, formula):
             print_line(note)
         print_line(f"Images: {', '.join(str(path) for path in paths)}")
-    files.write_text(folder / "table.md", render_page("Attacks on uploads", tables) + markdown_images(grids))
-    files.write_text(folder / "results.json", records_to_json(records))
-    print_line(f"Table: {folder / 'table.md'}. Each image: {folder / 'results.json'}")
+    page = render_page("Attacks on uploads", tables) + markdown_images(grids)
+    table, images = write_texts(folder, {"table.md": page, "results.json": records_to_json(records)})
+    print_line(f"Table: {table}. Each image: {images}")
 
 
 def _infer_labels(result: Result, clients: Sequence[int], rounds: Sequence[str], folder: Path) -> None:

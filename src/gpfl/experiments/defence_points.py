@@ -11,17 +11,17 @@ from typing import cast
 from gpfl.engine import Engine
 from gpfl.engine.loop import Loop
 from gpfl.errors import GpflError
+from gpfl.experiments.attack_study import load_run
 from gpfl.experiments.defence_study import PlannedPoint
+from gpfl.experiments.definitions import Cell
 from gpfl.experiments.grid import Job
 from gpfl.privacy.attack_runner import AttackCase, AttackRunner, ceiling_runner
 from gpfl.privacy.case_summary import CaseSummary, summarize_case
 from gpfl.privacy.gradient_targets import gradient_targets
 from gpfl.privacy.reconstruction import AttackConfig
 from gpfl.privacy.uploads import AttackedBatch, choose_batches, initial_state, state_at
-from gpfl.training import api
 from gpfl.training.defences import run_guarantee
 from gpfl.training.execute import open_run
-from gpfl.training.result import Result
 from gpfl.training.run_dir import RunState
 
 ATTACK = "geiping"
@@ -89,29 +89,38 @@ class DefenceStudy:
 
 def attack_points(
     planned: Sequence[PlannedPoint],
-    jobs: Mapping[PlannedPoint, Job],
+    jobs: Mapping[Cell, Job],
     seeds: Sequence[int],
     folder: Path,
     config: AttackConfig,
     *,
     images: int,
     attacked_round: str,
-    failed: Mapping[Path, str] | None = None,
-    on_summary: Callable[[str, CaseSummary], None] = lambda description, summary: None,
+    failed: Mapping[Path, str],
+    on_summary: Callable[[str, CaseSummary], None],
 ) -> DefenceStudy:
-    """Attack finished runs, each in its own folder below `folder`; cases that it holds are reused.
+    """Attack finished runs, with the same images and random starts for all; the target that leaks most counts.
 
-    The attacked images and the random starts are the same for all. Of a method's targets the one that leaks most counts.
-    `failed` has the problems of runs by folder.
+    Args:
+        planned: Points of the study.
+        jobs: Job of each point's cell.
+        seeds: Seeds of the runs; those of the first are attacked.
+        folder: Folder with a folder for each run; cases that it holds are reused.
+        config: Effort of the attack.
+        images: Number of images to reconstruct.
+        attacked_round: One of `ROUNDS`.
+        failed: Problems of the runs that did not finish, by folder.
+        on_summary: Called with the description and the summary of each attack.
+
     """
-    problems = {point: (failed or {})[jobs[point].folder] for point in planned if jobs[point].folder in (failed or {})}
+    problems = {point: problem for point in planned if (problem := failed.get(jobs[point.cell].folder))}
     finished = [point for point in planned if point not in problems]
     if not finished:
         raise GpflError(f"no run has finished: {next(iter(problems.values()))}")
     points: list[DefencePoint] = []
     batches: dict[int, list[AttackedBatch]] = {}
     for point in finished:
-        job = jobs[point]
+        job = jobs[point.cell]
         engine, state = _open_run(job, seeds[0], attacked_round)
         if not batches:
             batches = choose_batches(engine.federation, range(len(engine.federation)), images, [1], config.seed)
@@ -132,17 +141,10 @@ def attack_points(
         attacked_round=attacked_round,
         # The fixes after the first colon are for single runs.
         failed=tuple(
-            f"{p.method}, {p.cell.column.heading}: {text.split(': lower train.lr')[0]}" for p, text in problems.items()
+            f"{point.method}, {point.cell.column.heading}: {problem.split(': lower train.lr')[0]}"
+            for point, problem in problems.items()
         ),
     )
-
-
-def load_run(job: Job, seed: int) -> Result:
-    """Return a finished run of a job with its models."""
-    path = job.folder / f"seed-{seed}"
-    if not (path / "checkpoint.safetensors").is_file():
-        raise GpflError(f"the weights of the run in {path} are missing: remove the folder {job.folder} to repeat the run")
-    return api.load(path)
 
 
 def _open_run(job: Job, seed: int, round: str) -> tuple[Engine, RunState]:
@@ -167,7 +169,7 @@ def _make_point(planned: PlannedPoint, job: Job, seeds: Sequence[int], engine: E
         raise ValueError(f"{job.folder} has no finished trials")
     level = planned.family.level if planned.family else ""
     guarantees = run_guarantee(engine.method, engine.federation, engine.schedule) if level else {}
-    guarantee = cast(dict[str, float | None], guarantees.get(level, {}))
+    guarantee = cast(Mapping[str, float | None], guarantees.get(level, {}))
     return DefencePoint(
         method=planned.method,
         family=planned.family.option if planned.family else "",
@@ -182,9 +184,5 @@ def _make_point(planned: PlannedPoint, job: Job, seeds: Sequence[int], engine: E
         delta=guarantee.get("delta"),
         label_counts_known=bool(guarantee.get("label_counts_known")),
         target=summary.case.target,
-        psnr=summary.psnr,
-        ssim=summary.ssim,
-        floor=summary.floor,
-        verdict=summary.verdict,
-        psnr_as_found=summary.psnr_as_found,
+        **{name: getattr(summary, name) for name in ("psnr", "ssim", "floor", "verdict", "psnr_as_found")},
     )

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
 from gpfl.defences import Defended
 from gpfl.defences.accounting import client_guarantee, example_guarantee, find_noise
 from gpfl.defences.coupling import check_coupling
-from gpfl.engine import RunSpec
-from gpfl.errors import GpflError
-from gpfl.experiments import definitions as experiments
+from gpfl.experiments.attack_study import AttackStudy, make_cell
 from gpfl.experiments.compare import MethodVariant
-from gpfl.experiments.definitions import Cell, Experiment, TableColumn
-from gpfl.experiments.grid import FederationCache, GridPlan, Job, make_job
-from gpfl.experiments.privacy_table import METHODS
-from gpfl.io import toml
+from gpfl.experiments.definitions import Cell
 from gpfl.methods.gpfl import GPFL
-from gpfl.training import config as configs
-from gpfl.training.config import SECTIONS, ConfigDict
 from gpfl.training.defences import accounting_inputs, probe_samples
-from gpfl.training.prepare import prepare
-
-NO_DEFENCE = "none"
-"""Key of the runs without a defence."""
 
 
 @dataclass(frozen=True)
@@ -67,25 +55,6 @@ class PrivacyBounds:
         return {family.option: int(value) if family.option == "bits" else value}
 
 
-def study_defaults() -> ConfigDict:
-    """Return the sections of configs/attacks/privacy.toml."""
-    content = toml.read(experiments.config_dir() / "attacks" / "privacy.toml")
-    return {name: dict(values) for name, values in content.items() if isinstance(values, dict)}
-
-
-def make_cell(variant: MethodVariant, key: str, heading: str, defence: Mapping[str, object], keep_weights: bool) -> Cell:
-    """Return the cell of a method under a defence."""
-    config = {section: values for section, values in study_defaults().items() if section in SECTIONS}
-    config |= {"defence": dict(defence)} if defence else {}
-    column = TableColumn(f"privacy/{key}", heading, "privacy", config, weights=keep_weights)
-    return Cell(Experiment("privacy", "Privacy", "", "accuracy", (variant,), (column,), {}), column, variant)
-
-
-def undefended_cells(methods: Sequence[str] = METHODS) -> list[Cell]:
-    """Return the cells of methods without a defence, which keep their weights."""
-    return [make_cell(MethodVariant(name, {"name": name}), NO_DEFENCE, "no defence", {}, True) for name in methods]
-
-
 @dataclass(frozen=True)
 class PlannedPoint:
     """A point of the study before it is run."""
@@ -111,35 +80,30 @@ def plan_points(
     methods: Sequence[str],
     values: Mapping[str, Sequence[float]],
     bounds: PrivacyBounds,
-    keep_weights: bool,
     variants: Variants | None = None,
+    *,
+    keep_weights: bool,
 ) -> list[PlannedPoint]:
     """Return every method without a defence, in each of its variants, and under every value of the families."""
     points = []
     for method in methods:
         plain = MethodVariant(method, {"name": method})
-        used = {
-            family: (variants or {}).get((method, family.option), plain) for family in FAMILIES if values.get(family.option)
-        }
+        families = [family for family in FAMILIES if values.get(family.option)]
+        used = {family: (variants or {}).get((method, family.option), plain) for family in families}
         different = [plain]
         for variant in used.values():
             if variant not in different:
                 different.append(variant)
-        points += [
-            PlannedPoint(method, None, 0.0, make_cell(variant, NO_DEFENCE, "no defence", {}, keep_weights))
-            for variant in different
-        ]
+        points += [PlannedPoint(method, None, 0.0, make_cell(each, keep_weights=keep_weights)) for each in different]
         for family, variant in used.items():
             for value in values[family.option]:
                 heading, defence = f"{family.description}, {value:g}", bounds.defence(family, value)
-                cell = make_cell(variant, family.key(value), heading, defence, keep_weights)
+                cell = make_cell(variant, family.key(value), heading, defence, keep_weights=keep_weights)
                 points.append(PlannedPoint(method, family, value, cell))
     return points
 
 
-def gpfl_variants(
-    points: Sequence[PlannedPoint], plan: GridPlan, cache: FederationCache
-) -> dict[tuple[str, str], MethodVariant]:
+def gpfl_variants(points: Sequence[PlannedPoint], study: AttackStudy) -> Variants:
     """Return the variants of GPFL that suit the defences.
 
     A defence of examples needs a loss that is a mean over examples: the magnitude term is one too, with weight λ·√B. Clipped
@@ -147,7 +111,7 @@ def gpfl_variants(
     """
     variants = {}
     for point in points:
-        spec = cell_spec(point.cell, plan, cache)
+        spec = study.prepare(point.cell)
         method = spec.method
         if isinstance(method, GPFL) and method.mlg_norm == "batch":
             lam = round(method.lam * math.sqrt(spec.schedule.batch_size), 6)
@@ -159,38 +123,17 @@ def gpfl_variants(
     return variants
 
 
-def find_noises(
-    family: DefenceFamily, epsilons: Sequence[float], cell: Cell, plan: GridPlan, cache: FederationCache
-) -> list[float]:
+def find_noises(family: DefenceFamily, epsilons: Sequence[float], cell: Cell, study: AttackStudy) -> list[float]:
     """Return the noise for each ε, as run, in the setting of a cell that has some noise of the family."""
-    spec = cell_spec(cell, plan, cache)
+    spec = study.prepare(cell)
     method = cast(Defended, spec.method)
     inputs = accounting_inputs(method, spec.federation, spec.schedule)
     if family.level == "example":
         inputs = replace(inputs, coupling=check_coupling(method, spec.federation.table, probe_samples(spec.federation)))
+    guarantee = client_guarantee if family.level == "client" else example_guarantee
 
     def epsilon_of(noise: float) -> float:
-        if family.level == "client":
-            return cast(float, client_guarantee(replace(method.defence, noise=noise), inputs)["epsilon"])
-        return cast(float, example_guarantee(replace(method.defence, example_noise=noise), inputs)["epsilon"])
+        defence = replace(method.defence, **{family.option: noise})  # type: ignore[arg-type]
+        return cast(float, guarantee(defence, inputs)["epsilon"])
 
     return [find_noise(epsilon, epsilon_of) for epsilon in epsilons]
-
-
-def cell_spec(cell: Cell, plan: GridPlan, cache: FederationCache) -> RunSpec:
-    """Return the run of a cell, on the CPU."""
-    given = plan.given(cell)
-    config = configs.resolve_config({**given, "run": {**given["run"], "device": "cpu", "precision": "float32"}})
-    return prepare(config, cache.federation(config), None, None)[1]
-
-
-def make_study_jobs(cells: Iterable[Cell], plan: GridPlan, cache: FederationCache) -> dict[Cell, Job]:
-    """Return the job of each cell. Raise for a cell that cannot run, with the flags of the study in the message."""
-    jobs = {}
-    for cell in cells:
-        try:
-            jobs[cell] = make_job(cell, plan, cache)
-        except GpflError as problem:
-            text = re.sub("leave out --example-clip( and --example-noise)?", "use --example-noise none", str(problem))
-            raise GpflError(f"{cell.column.key} {cell.variant.label}: {text}") from None
-    return jobs

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from gpfl.io import files
 from gpfl.privacy.label_inference import LabelInference, infer_label_distributions
@@ -62,7 +62,7 @@ def _infer(result: Result) -> InferenceFindings:
 
 
 def _run_id(run: Path) -> str:
-    """Return what distinguishes a run from another in the same folder."""
+    """Return an identifier that changes when another run takes the folder."""
     return f"{_VERSION}-{zlib.crc32((run / 'summary.json').read_bytes()):08x}"
 
 
@@ -76,14 +76,7 @@ def _read_saved(path: Path, run_id: str) -> InferenceFindings | None:
 
 def parse_findings(values: Mapping[str, object]) -> InferenceFindings:
     """Return findings from the values of a JSON object."""
-    labels = cast(Mapping[str, Sequence[Mapping[str, object]]], values["labels"])
-    members = cast(Sequence[Mapping[str, object]], values["members"])
-    return InferenceFindings(
-        cast(str, values["method"]),
-        cast(int, values["round"]),
-        cast(str, values["selected_by"]),
-        cast(float, values["accuracy"]),
-        cast(int, values["clients"]),
-        {round_: [LabelInference(**each) for each in clients] for round_, clients in labels.items()},  # type: ignore[arg-type]
-        [MembershipInference(**each) for each in members],  # type: ignore[arg-type]
-    )
+    content = cast(Mapping[str, Any], values)
+    labels = {round_: [LabelInference(**each) for each in clients] for round_, clients in content["labels"].items()}
+    members = [MembershipInference(**each) for each in content["members"]]
+    return InferenceFindings(**{**content, "labels": labels, "members": members})

@@ -15,7 +15,7 @@ import torch
 from gpfl.errors import GpflError
 from gpfl.experiments import definitions as experiments
 from gpfl.io import toml
-from gpfl.privacy.attack_runner import AttackCase, AttackRunner, CaseResult, OnResult, Record, ceiling_runner
+from gpfl.privacy.attack_runner import AttackCase, AttackRunner, CaseResult, OnResult, Record, ceiling_runner, list_cases
 from gpfl.privacy.case_summary import record_values, signed_rank_p_value
 from gpfl.privacy.reconstruction import ATTACKS, AttackConfig
 from gpfl.privacy.uploads import ROUNDS, STEPS, choose_batches, state_at
@@ -110,12 +110,7 @@ def attack_methods(
         runner, ceiling = ceiling_runner(runs["fedavg"].engine, batches, attack, config)
         table.ceilings[attack] = (ceiling, runner.run([ceiling], folder, on_result)[ceiling])
         for column in COLUMNS:
-            cases = [
-                AttackCase(column.method, column.target, attack, round_, step, size)
-                for round_ in rounds
-                for size in batch_sizes
-                for step in steps
-            ]
+            cases = list_cases(column.method, [column.target], [attack], rounds, batch_sizes, steps)
             for case, result in runners[column.method].run(cases, folder, on_result).items():
                 table.results[column, case] = result
     return table

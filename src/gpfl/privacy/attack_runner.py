@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -68,6 +69,19 @@ class AttackCase:
     def description(self) -> str:
         """The case as text."""
         return f"{self.method} {self.target}, {self.kind}, {self.setting}"
+
+
+def list_cases(
+    method: str,
+    targets: Sequence[str],
+    kinds: Sequence[str],
+    rounds: Sequence[str],
+    batches: Sequence[int],
+    steps: Sequence[str],
+) -> list[AttackCase]:
+    """Return a case for each combination."""
+    combinations = itertools.product(kinds, targets, rounds, batches, steps)
+    return [AttackCase(method, target, kind, when, step, size) for kind, target, when, size, step in combinations]
 
 
 class CaseResult(NamedTuple):
