@@ -43,7 +43,8 @@ def numbers_dataset(
         files=(PublishedFile("numbers.txt", url + "numbers.txt", len(content), sha256=hashlib.sha256(content).hexdigest()),),
         licence="none",
         parse=parse_numbers,
-        paper_settings={},
+        partition={},
+        net={},
         system_folders=system_folders,
     )
 

@@ -358,7 +358,7 @@ def test_the_manifest_of_a_federation_records_the_files_and_can_be_read_again(na
     (tmp_path / name).write_bytes(CONTENT)
     file = PublishedFile(name, "", 1, sha256="0" * 64)
     table = PublishedDataset(
-        name="numbers", description="", files=(file,), licence="", parse=parse_numbers, paper_settings={}
+        name="numbers", description="", files=(file,), licence="", parse=parse_numbers, partition={}, net={}
     ).prepare(tmp_path, unverified=True)
     federation = gpfl.federate(table, partition="natural")
     source = {"files": [{"name": name, "sha256": hashlib.sha256(CONTENT).hexdigest()}], "verified": False}

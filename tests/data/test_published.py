@@ -498,20 +498,18 @@ def test_amazon_is_read_domain_by_domain_and_a_review_may_be_empty(reviews: Path
 
 
 BAD_REVIEWS: dict[str, tuple[bytes, str]] = {
-    "wrong label": (b"1 1:1\n2 1:1\n", "line 2"),
-    "no label": (b"1:1 2:1\n", "line 1"),
-    "a blank line": (b"1 1:1\n\n-1 1:1\n", "line 2"),
-    "three numbers": (b"1 1:2:3 4:5:6\n", "line 1"),
-    "single numbers": (b"1 1 2\n", "line 1"),
-    "truncated": (b"1 1:1 2:", "line 1"),
-    "a fraction": (b"1 1:0.5\n", "line 1"),
-    "a word": (b"1 good:1\n", "line 1"),
-    "word 5000": (b"1 5000:1\n", "outside 0 to 4999"),
-    "word -1": (b"1 -1:1\n", "outside 0 to 4999"),
-    "count 256": (b"1 1:256\n", "count outside 0 to 255"),
-    "count -1": (b"1 1:-1\n", "count outside 0 to 255"),
-    "without measure": (b"1 1:99999999999999999999\n", "line 1"),
-    "not ASCII": (b"1 1:1\n\xff\xfe\n", "is not a text file"),
+    "wrong label": (b"1 1:1\n2 1:1\n", "label other than ±1"),
+    "no label": (b"1:1 2:1\n", "not a valid svmlight file"),
+    "single numbers": (b"1 1 2\n", "not a valid svmlight file"),
+    "truncated": (b"1 1:1 2:", "not a valid svmlight file"),
+    "a fraction": (b"1 1:0.5\n", "no integer from 0 to 255"),
+    "a word": (b"1 good:1\n", "not a valid svmlight file"),
+    "word 5000": (b"1 5000:1\n", "not a valid svmlight file"),
+    "word -1": (b"1 -1:1\n", "not a valid svmlight file"),
+    "count 256": (b"1 1:256\n", "no integer from 0 to 255"),
+    "count -1": (b"1 1:-1\n", "no integer from 0 to 255"),
+    "without measure": (b"1 1:99999999999999999999\n", "no integer from 0 to 255"),
+    "not text": (b"1 1:1\n\xff\xfe\n", "not a valid svmlight file"),
 }
 
 

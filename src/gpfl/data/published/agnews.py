@@ -80,9 +80,6 @@ AGNEWS = PublishedDataset(
     n_samples=127_600,
     folder_names=("ag_news", "ag-news", "ag_news_csv", "AG_NEWS", "AGNews"),
     parse=parse,
-    paper_settings={
-        "partition": {"name": "dirichlet", "clients": 20, "beta": 1.0},
-        "net": {"name": "fasttext"},
-        "train": {"rounds": 2000, "patience": 100},
-    },
+    partition={"name": "dirichlet", "clients": 20, "beta": 1.0},
+    net={"name": "fasttext"},
 )

@@ -49,24 +49,16 @@ def parse(paths: Mapping[str, Path]) -> Table:
 
 
 def _read_svmlight(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Return counts (reviews, words) and labels of lines "±1 word:count word:count …", words from 0."""
+    """Return counts (reviews, words) and labels, 1 for positive reviews."""
+    from sklearn.datasets import load_svmlight_file
+
     try:
-        lines = path.read_text(encoding="ascii").splitlines()
-    except (OSError, UnicodeDecodeError) as problem:
-        raise GpflError(f"{path} is not a text file ({problem}): get it again") from None
-    x, y = np.zeros((len(lines), WORDS), dtype=np.uint8), np.zeros(len(lines), dtype=np.int64)
-    for number, line in enumerate(lines):
-        try:
-            label, *pairs = line.split()
-            y[number] = {"1": 1, "+1": 1, "-1": 0}[label]
-            entries = [(int(word), int(count)) for word, count in (pair.split(":") for pair in pairs)]
-            words, counts = np.array(entries, dtype=np.int64).reshape(-1, 2).T
-        except (ValueError, KeyError, OverflowError):
-            raise GpflError(f"{path}, line {number + 1}, is not a label ±1 with word counts: get it again") from None
-        if len(words) and (words.min() < 0 or words.max() >= WORDS or counts.min() < 0 or counts.max() > 255):
-            raise GpflError(f"{path}, line {number + 1}, has a word outside 0 to {WORDS - 1} or a count outside 0 to 255")
-        x[number, words] = counts
-    return x, y
+        counts, labels = load_svmlight_file(path, n_features=WORDS, zero_based=True)
+    except (OSError, ValueError, OverflowError) as problem:
+        raise GpflError(f"{path} is not a valid svmlight file ({problem}): get it again") from None
+    if not np.isin(labels, (-1, 1)).all() or not np.isin(counts.data, range(256)).all():
+        raise GpflError(f"{path} has a label other than ±1 or a count that is no integer from 0 to 255: get it again")
+    return counts.astype(np.uint8).toarray(), (labels > 0).astype(np.int64)
 
 
 AMAZON = PublishedDataset(
@@ -79,9 +71,6 @@ AMAZON = PublishedDataset(
     n_samples=27_677,
     folder_names=("amazon_review", "amazon-review", "amazon_reviews", "AmazonReview"),
     parse=parse,
-    paper_settings={
-        "partition": {"name": "natural"},
-        "net": {"name": "mlp", "hidden": [1000, 500, 100]},
-        "train": {"rounds": 2000, "patience": 100},
-    },
+    partition={"name": "natural"},
+    net={"name": "mlp", "hidden": [1000, 500, 100]},
 )

@@ -48,9 +48,6 @@ CIFAR100 = PublishedDataset(
     folder_names=("cifar-100", "cifar_100", "CIFAR100", "Cifar100"),
     parse=parse,
     wrong_files={"cifar-100-python.tar.gz": f"holds pickles, which gpfl does not read: get the binary version, {NAME}"},
-    paper_settings={
-        "partition": {"name": "dirichlet", "clients": 20, "beta": 0.1},
-        "net": {"name": "cnn4"},
-        "train": {"rounds": 2000, "patience": 100},
-    },
+    partition={"name": "dirichlet", "clients": 20, "beta": 0.1},
+    net={"name": "cnn4"},
 )

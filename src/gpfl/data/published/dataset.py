@@ -23,7 +23,8 @@ class PublishedDataset(DataSource):
     files: tuple[PublishedFile, ...]
     licence: str
     parse: Parser
-    paper_settings: Mapping[str, Mapping[str, object]]
+    partition: Mapping[str, object]  # of the paper
+    net: Mapping[str, object]  # of the paper
     n_samples: int = 0  # as published; 0 if unknown
     folder_names: tuple[str, ...] = ()  # common names of the folder with the files
     system_folders: tuple[Path, ...] = ()  # folders of system packages with the same files
@@ -31,8 +32,8 @@ class PublishedDataset(DataSource):
 
     @property
     def defaults(self) -> Mapping[str, Mapping[str, object]]:
-        """Settings of the paper."""
-        return self.paper_settings
+        """Settings of the paper, with early stopping as in the authors' code."""
+        return {"partition": self.partition, "net": self.net, "train": {"rounds": 2000, "patience": 100}}
 
     @property
     def size(self) -> int:

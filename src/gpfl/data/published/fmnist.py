@@ -83,9 +83,6 @@ FMNIST = PublishedDataset(
     folder_names=("fashion_mnist", "fashion-mnist", "fashionmnist", "FashionMNIST", "FashionMNIST/raw"),
     system_folders=(Path("/usr/share/datasets/fashion-mnist"),),
     parse=parse,
-    paper_settings={
-        "partition": {"name": "dirichlet", "clients": 20, "beta": 0.1},
-        "net": {"name": "cnn4"},
-        "train": {"rounds": 2000, "patience": 100},
-    },
+    partition={"name": "dirichlet", "clients": 20, "beta": 0.1},
+    net={"name": "cnn4"},
 )

@@ -137,5 +137,6 @@ HAR = Har(
     n_samples=10_299,
     folder_names=("uci_har", "uci-har", "UCI_HAR", "HAR"),
     parse=parse,
-    paper_settings={"partition": {"name": "natural"}, "net": {"name": "harcnn"}, "train": {"rounds": 2000, "patience": 100}},
+    partition={"name": "natural"},
+    net={"name": "harcnn"},
 )

@@ -65,9 +65,6 @@ TINY = PublishedDataset(
     n_samples=100_000,
     folder_names=("tiny_imagenet", "tiny-imagenet", "tiny-imagenet-200", "TinyImagenet"),
     parse=parse,
-    paper_settings={
-        "partition": {"name": "dirichlet", "clients": 20, "beta": 0.1},
-        "net": {"name": "cnn4"},
-        "train": {"rounds": 2000, "patience": 100},
-    },
+    partition={"name": "dirichlet", "clients": 20, "beta": 0.1},
+    net={"name": "cnn4"},
 )
