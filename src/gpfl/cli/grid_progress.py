@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import Progress, TaskID
+from rich.progress import TaskID
 
-from gpfl.cli.progress import LiveProgress, PlainProgress, RunProgress, progress_bars
+from gpfl.cli.progress import RunProgress, progress_bars
 from gpfl.experiments.grid import LOCKED, Job
 from gpfl.report.tables import MeanStd, format_duration
 from gpfl.training.callbacks import Callback, RunInfo
@@ -31,31 +31,28 @@ class GridReporter:
         self._start = time.monotonic()
         self._done = 0
         self._printed: set[str] = set()
-        self._progress: Progress | None = None
+        self._progress = progress_bars(console, "{task.completed:.0f}/{task.total:.0f}")
         self._bar: TaskID | None = None
 
     def __enter__(self) -> Self:
         if self._console.is_terminal and self._jobs:
-            self._progress = progress_bars(self._console, "{task.completed:.0f}/{task.total:.0f}")
             self._progress.start()
             self._bar = self._progress.add_task("cells", total=len(self._jobs), status="")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._progress:
+        if self._bar is not None:
             self._progress.stop()
 
     def callback(self, label: str) -> GridRunProgress:
         """Return the callback of one run."""
-        if self._progress:
-            return GridRunProgress(self, label, LiveProgress(self._progress, label, self._printed))
-        return GridRunProgress(self, label, PlainProgress(self._console, label, self._printed))
+        return GridRunProgress(self, label, RunProgress(self._progress, label, self._printed))
 
     def update(self, label: str, round: float, rounds: int) -> None:
         """Set the round that a run of the current cell has reached, the first time the one it starts from."""
         share = min(1.0, round / rounds)
         self._shares[label] = (self._shares.get(label, (share, share))[0], share)
-        if self._progress and self._bar is not None:
+        if self._bar is not None:
             self._progress.update(self._bar, status=self.time_left())
 
     def end(self, job: Job, problem: str) -> None:
@@ -65,7 +62,7 @@ class GridReporter:
             self._durations.append(seconds)
         self._shares, self._start = {}, time.monotonic()
         self._done += 1
-        if self._progress and self._bar is not None:
+        if self._bar is not None:
             for task in [task.id for task in self._progress.tasks if task.id != self._bar]:
                 self._progress.remove_task(task)
             self._progress.update(self._bar, completed=self._done, status=self.time_left())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from types import TracebackType
 from typing import Self
@@ -22,25 +23,20 @@ class ProgressReporter:
     """Progress of runs; the callback of a run is `reporter.callback(label)`."""
 
     def __init__(self, console: Console) -> None:
-        self.console = console
-        self._progress: Progress | None = None
+        self._progress = progress_bars(console, "round {task.completed:.0f}/{task.total:.0f}", time_remaining_column())
         self._printed: set[str] = set()  # notes, which several runs may share
 
     def __enter__(self) -> Self:
-        if self.console.is_terminal:
-            self._progress = progress_bars(self.console, "round {task.completed:.0f}/{task.total:.0f}", time_remaining_column())
-            self._progress.start()
+        self._progress.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._progress:
+        if not self._progress.disable:
             self._progress.stop()
 
     def callback(self, label: str) -> RunProgress:
         """Return the callback of one run."""
-        if self._progress:
-            return LiveProgress(self._progress, label, self._printed)
-        return PlainProgress(self.console, label, self._printed)
+        return RunProgress(self._progress, label, self._printed)
 
 
 class StatusColumn(TextColumn):
@@ -57,11 +53,11 @@ class StatusColumn(TextColumn):
 
 
 def progress_bars(console: Console, count: str, *more: ProgressColumn) -> Progress:
-    """Return lines of name, bar, count and status that fit the terminal."""
+    """Return lines of name, bar, count and status that fit the terminal; they are disabled where there is no terminal."""
     width = max(4, min(24, console.width // 8))
     bar = BarColumn(bar_width=width, table_column=Column(no_wrap=True, width=width))
     name = TextColumn("{task.description}", markup=False)
-    return Progress(name, bar, TextColumn(count), StatusColumn(), *more, console=console)
+    return Progress(name, bar, TextColumn(count), StatusColumn(), *more, console=console, disable=not console.is_terminal)
 
 
 def time_remaining_column() -> ProgressColumn:
@@ -70,11 +66,16 @@ def time_remaining_column() -> ProgressColumn:
 
 
 class RunProgress(Callback):
-    """Callback that prints the notes on a run at its start, each once for all runs that share `printed`."""
+    """Callback that prints the notes on a run and shows its rounds.
 
-    def __init__(self, console: Console, label: str, printed: set[str]) -> None:
-        self._console, self._label, self._printed = console, label, printed
-        self._rounds = 0
+    On a terminal one line is redrawn each round. Elsewhere there is a line for the first and the last evaluation, and at most
+    one every `LOG_INTERVAL` between. Runs that share `printed` print equal notes once.
+    """
+
+    def __init__(self, progress: Progress, label: str, printed: set[str]) -> None:
+        self._progress, self._label, self._printed = progress, label, printed
+        self._rounds, self._best, self._last_time = 0, 0.0, -math.inf
+        self._task: TaskID | None = None
 
     def on_run_start(self, run: RunInfo) -> None:
         """Print the notes."""
@@ -84,39 +85,20 @@ class RunProgress(Callback):
                 self._printed.add(note)
                 self._print(note)
 
-    def _print(self, text: str) -> None:
-        self._console.print(f"{self._label}: {text}", highlight=False, markup=False, emoji=False, soft_wrap=True)
-
-
-class LiveProgress(RunProgress):
-    """One line of a terminal, redrawn each round."""
-
-    def __init__(self, progress: Progress, label: str, printed: set[str]) -> None:
-        super().__init__(progress.console, label, printed)
-        self._progress, self._best = progress, 0.0
-        self._task: TaskID | None = None
-
     def on_evaluate(self, record: MetricsRecord) -> None:
-        """Redraw the line."""
-        self._best = max(self._best, metric(record, "accuracy"))
-        status = f"{metric(record, 'accuracy'):.2%} accuracy, best {self._best:.2%}"
+        """Show the round and its accuracy."""
+        number, accuracy = metric(record, "round"), metric(record, "accuracy")
+        self._best = max(self._best, accuracy)
+        if self._progress.disable:
+            now = time.monotonic()
+            if number == self._rounds or now - self._last_time >= LOG_INTERVAL:
+                self._last_time = now
+                self._print(f"round {number}/{self._rounds}, accuracy {accuracy:.2%}, loss {metric(record, 'loss'):.4f}")
+            return
+        status = f"{accuracy:.2%} accuracy, best {self._best:.2%}"
         if self._task is None:
             self._task = self._progress.add_task(self._label, total=self._rounds, status=status)
-        self._progress.update(self._task, completed=metric(record, "round"), status=status)
+        self._progress.update(self._task, completed=number, status=status)
 
-
-class PlainProgress(RunProgress):
-    """A line for the first and the last evaluation, and at most one every `LOG_INTERVAL` between."""
-
-    def __init__(self, console: Console, label: str, printed: set[str]) -> None:
-        super().__init__(console, label, printed)
-        self._last_time: float | None = None
-
-    def on_evaluate(self, record: MetricsRecord) -> None:
-        """Print accuracy and loss."""
-        now = time.monotonic()
-        if self._last_time is not None and record["round"] != self._rounds and now - self._last_time < LOG_INTERVAL:
-            return
-        self._last_time = now
-        scores = f"accuracy {metric(record, 'accuracy'):.2%}, loss {metric(record, 'loss'):.4f}"
-        self._print(f"round {record['round']}/{self._rounds}, {scores}")
+    def _print(self, text: str) -> None:
+        self._progress.console.print(f"{self._label}: {text}", highlight=False, markup=False, emoji=False, soft_wrap=True)

@@ -138,7 +138,6 @@ def _run(search: MethodSearch) -> None:
         print_line(f"{search.method}: {len(trained)} of {pluralize(total, 'candidate')} already trained.")
     size = rounds * len(search.options.seeds)  # of a candidate
     progress = progress_bars(console, "{task.completed:.0f}/{task.total:.0f} rounds", time_remaining_column())
-    progress.disable = not console.is_terminal
     task = progress.add_task(search.method, total=total * size, completed=len(trained) * size, status="")
 
     def make_callback(candidate: Candidate) -> Callback:
