@@ -95,7 +95,7 @@ def write_groups(formatter: click.HelpFormatter, groups: dict[str, list[tuple[st
 def name_flags(message: str, flags: Mapping[str, str]) -> str:
     """Return a message with the flag of each config option it is about: "train.lr (--lr) is -1"."""
 
-    def with_flag(found: re.Match[str]) -> str:
-        return f"{found[0]} ({flags[found[0]]})" if found[0] in flags else found[0]
+    def with_flag(match: re.Match[str]) -> str:
+        return f"{match[0]} ({flags[match[0]]})" if match[0] in flags else match[0]
 
     return OPTION.sub(with_flag, message)

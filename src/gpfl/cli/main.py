@@ -73,9 +73,9 @@ def main() -> NoReturn:
             error.show()
             sys.exit(2)
         if isinstance(error, click.NoSuchOption):
-            from gpfl.cli.options import set_instead
+            from gpfl.cli.options import suggest_set
 
-            _fail(set_instead(error) or error.format_message())
+            _fail(suggest_set(error) or error.format_message())
         _fail(error.format_message())
     except GpflError as error:
         _fail(str(error))

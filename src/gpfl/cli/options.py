@@ -44,15 +44,7 @@ RECORDS: Mapping[str, Mapping[str, type]] = {
 PREFIXED = {("partition", "rng")}
 """Options whose flag has its section before it although no other section has the name."""
 
-GROUPS = {
-    "run": "Run",
-    "data": "Data",
-    "partition": "Partition",
-    "train": "Training",
-    "net": "Network",
-    "method": "Method",
-    "defence": "Defence",
-}
+HEADINGS = {section: section.capitalize() for section in RECORDS} | {"train": "Training", "net": "Network"}
 """The heading of each section in the help."""
 
 DEFAULT_NAMES = {"method": "gpfl", "data": "digits", "partition": "pathological", "net": "mlp"}
@@ -113,7 +105,7 @@ def _value_text(value: object) -> str:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class Choices:
     """The names that a command line chooses in the sections of DEFAULT_NAMES, and the defaults of its dataset."""
 
     names: Mapping[str, str]
@@ -121,8 +113,8 @@ class Chosen:
     defaults: Mapping[str, Mapping[str, object]]
 
     @classmethod
-    def by(cls, ctx: click.Context) -> Chosen:
-        """Return what the command line of a context chooses."""
+    def from_context(cls, ctx: click.Context) -> Choices:
+        """Return the choices of the command line that a context was made for."""
         values: Mapping[str, Any] = ctx.command.make_parser(ctx).parse_args(list(ctx.meta["gpfl.arguments"]))[0]
         data = values.get("data__name") or DEFAULT_NAMES["data"]
         defaults = DATASETS[data].defaults if data in DATASETS else {}
@@ -150,34 +142,34 @@ class Chosen:
 
 
 class ConfigOption(click.Option):
-    """The flag of one config option. Its help is that of the chosen method, dataset, partition or net."""
+    """The flag of one config option; the help depends on the chosen method, dataset, partition or net."""
 
     def __init__(self, *names: Any, section: str, key: str, **settings: Any) -> None:
-        self.section, self.key, self.group = section, key, GROUPS[section]
+        self.section, self.key, self.group = section, key, HEADINGS[section]
         hints = _hints(section, key)
         settings |= {"type": bool, "is_flag": True} if bool in hints else {"multiple": any(map(_is_list, hints))}
         super().__init__(*names, default=None, **settings)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Return the flag and its help, or None if the chosen dataclass does not have the option."""
-        chosen = Chosen.by(ctx)
-        record = chosen.records[self.section]
+        choices = Choices.from_context(ctx)
+        record = choices.records[self.section]
         if record is None or self.key not in options_of(record):
             return None
-        return help_record(self.section, self.key, record, chosen.default(self.section, self.key))
+        return help_record(self.section, self.key, record, choices.default(self.section, self.key))
 
 
 class NameOption(click.Option):
     """The flag that chooses the method, dataset, partition or net of a config."""
 
     def __init__(self, *names: Any, section: str, **settings: Any) -> None:
-        self.section, self.group = section, GROUPS[section]
+        self.section, self.group = section, HEADINGS[section]
         super().__init__(*names, **settings)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
         """Return the flag and the known names."""
         names = (*DATASETS, "or a file or folder") if self.section == "data" else RECORDS[self.section]
-        return f"{self.opts[0]} NAME", f"{', '.join(names)}  [default: {Chosen.by(ctx).names[self.section]}]"
+        return f"{self.opts[0]} NAME", f"{', '.join(names)}  [default: {Choices.from_context(ctx).names[self.section]}]"
 
 
 # Decorators of commands.
@@ -322,7 +314,7 @@ def _number(text: str) -> object:
     return value
 
 
-def set_instead(error: click.NoSuchOption) -> str:
+def suggest_set(error: click.NoSuchOption) -> str:
     """Return the message that names the --set for a flag which a command lacks; "" if there is none."""
     if error.ctx is None or all(param.name != "assignments" for param in error.ctx.command.params):
         return ""

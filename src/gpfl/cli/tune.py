@@ -81,25 +81,25 @@ def tune(
 
     Searches each method's documented ranges with the same budget. Test samples are never used.
     """
-    settings, overrides = parse_method_set(assignments)
+    overrides, method_overrides = parse_method_set(assignments)
     names = list(METHODS) if "all" in methods else methods
-    check_method_set(settings, overrides, names, names_from="the methods")
-    given = load_config(config, merge(parse_options(values), settings), federation, "tune METHODS")
+    check_method_set(overrides, method_overrides, names, names_from="the methods")
+    settings = load_config(config, merge(parse_options(values), overrides), federation, "tune METHODS")
     notes = []
-    if given.pop("method", None):
+    if settings.pop("method", None):
         notes.append(f"Section [method] of {config} is ignored: use --set for options that are not searched.")
-    partition = given.setdefault("partition", {})
+    partition = settings.setdefault("partition", {})
     if partition.get("name") != "manifest" and "validation_fraction" not in partition:
         partition["validation_fraction"] = VALIDATION_FRACTION
         notes.append(f"{VALIDATION_FRACTION:.0%} of the training samples are held out for validation (--validation-fraction).")
-    resolved = configs.resolve_config({**given, "method": {"name": names[0]}})
+    resolved = configs.resolve_config({**settings, "method": {"name": names[0]}})
     folder = out or Path("runs") / f"{Path(resolved.data).stem}-tune"
     options = SearchOptions(
         budget=budget, seeds=tuple(seeds), with_lr=with_lr, n_concurrent=at_once, seed=search_seed, keep_weights=keep_weights
     )
     print_data_warnings(resolved)
     with interruptible(same_command):
-        searches = plan_searches(given, overrides, names, options, folder)
+        searches = plan_searches(settings, method_overrides, names, options, folder)
         budgets = {search.method: (search.n_candidates, budget) for search in searches if search.space}
         if text := describe_unequal_budgets(count_candidates(read_results(folder, omit=names)) | budgets):
             notes.append(f"{folder} will have {text}.")

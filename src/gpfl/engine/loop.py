@@ -23,15 +23,15 @@ class Loop(Engine):
         info = self.client_info(request.clients, request.round)
         weights = self.aggregation_weights(request)
         mean: Tree = {}
-        kept, terms = [], []
+        new_private, terms = [], []
         for i, client in enumerate(request.clients):
             private = self.fetch_private(request.private, i)
             plan = self.plan(client, request.round, request.schedule)
             update = local_round(self.method, request.shared, private, self.federation.table, plan, info.select(i))
             mean = add_weighted(mean, update.upload, weights[i])
-            kept.append(update.private)
+            new_private.append(update.private)
             terms.append(update.terms)
-        return self.to_result(request, mean, kept, terms)
+        return self.to_result(request, mean, new_private, terms)
 
     def evaluate_clients(self, request: EvalRequest) -> Evaluation:
         """Return the scores of the clients."""

@@ -72,10 +72,10 @@ class Workers(Engine):
         mean = results[0].total
         for result in results[1:]:
             mean = tree.map_leaves(torch.add, mean, result.total)
-        kept = {i: value for result in results for i, value in result.private.items()}
+        new_private = {i: value for result in results for i, value in result.private.items()}
         terms = {i: value for result in results for i, value in result.terms.items()}
         order = range(len(clients))
-        return self.to_result(request, mean, [kept[i] for i in order], [terms[i] for i in order])
+        return self.to_result(request, mean, [new_private[i] for i in order], [terms[i] for i in order])
 
     def _local_round(
         self, method: Method, programs: Programs, shared: Tree, private: Tree, plan: Plan, client: ClientInfo
@@ -100,8 +100,8 @@ class Workers(Engine):
             for name, value in program.state["terms"].items():
                 sums[name] = sums.get(name, torch.zeros(())) + value
                 counts[name] = counts.get(name, 0) + len(steps)
-        upload, kept = method.upload(shared, local_state, private, client)
-        return ClientUpdate(upload, kept, {name: sums[name] / counts[name] for name in sums})
+        upload, new_private = method.upload(shared, local_state, private, client)
+        return ClientUpdate(upload, new_private, {name: sums[name] / counts[name] for name in sums})
 
     def _programs_by_phase(self, shared: Tree, private: Tree, info: ClientInfo, plans: list[Plan]) -> list[Programs]:
         """Return each phase's programs by worker, with this round's shared state; None where steps are not traced."""

@@ -158,6 +158,6 @@ def _read_dataset(dataset: TorchDataset, name: str) -> tuple[Tensor, npt.NDArray
         raise GpflError(f"the dataset of client {name} must have at least one item, and each must be (x, y)")
     try:
         return torch.stack([torch.as_tensor(x) for x, _ in items]), np.array([int(y) for _, y in items])
-    except (RuntimeError, TypeError, ValueError) as problem:
-        reason = str(problem).splitlines()[0]
+    except (RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
         raise GpflError(f"the dataset of client {name} does not fit one array ({reason})") from None

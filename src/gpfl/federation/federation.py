@@ -16,7 +16,7 @@ from gpfl.core.local_round import Indices
 from gpfl.data import DATASETS, find_dataset
 from gpfl.data.table import SPLITS, Table
 from gpfl.errors import GpflError, pluralize
-from gpfl.federation.manifest import changed_options, manifest_data_options, read_manifest, unnamed_data
+from gpfl.federation.manifest import changed_options, manifest_data_options, read_manifest, unknown_data_error
 from gpfl.federation.preprocessing import FederatedPreprocessing
 from gpfl.io import files, toml
 from gpfl.io.legacy import FORMAT_VERSION
@@ -175,11 +175,11 @@ class Federation:
                 raise TypeError("[table] or [[client]]")
             name, digest = str(header["name"]), str(header["sha256"])
             shards = [Shard(str(c["name"]), *(_parse_indices(c[split]) for split in SPLITS)) for c in clients]
-        except (KeyError, TypeError, ValueError) as problem:
-            raise GpflError(f"{path} is not a federation manifest (missing or wrong: {problem})") from None
+        except (KeyError, TypeError, ValueError) as error:
+            raise GpflError(f"{path} is not a federation manifest (missing or wrong: {error})") from None
         if table is None:
             if name not in DATASETS:
-                raise unnamed_data(path, name, content)
+                raise unknown_data_error(path, name, content)
             table = find_dataset(name, manifest_data_options(path, name)).load()
         if table.digest != digest:
             raise GpflError(

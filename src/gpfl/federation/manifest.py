@@ -28,7 +28,7 @@ def manifest_data_name(path: Path) -> str:
     table = content.get("table")
     name = str(table.get("name", "digits")) if isinstance(table, dict) else "digits"
     if name not in DATASETS:
-        raise unnamed_data(path, name, content)
+        raise unknown_data_error(path, name, content)
     return name
 
 
@@ -47,8 +47,8 @@ def changed_options(source: DataSource | None) -> dict[str, object]:
     return {key: value for key, value in options.option_values(source).items() if value != defaults.get(key)}
 
 
-def unnamed_data(path: Path, name: str, content: Mapping[str, object]) -> GpflError:
-    """Return the error of a manifest whose data no name leads to."""
+def unknown_data_error(path: Path, name: str, content: Mapping[str, object]) -> GpflError:
+    """Return the error for a manifest whose data are not a named dataset."""
     source = content.get("source")
     if isinstance(source, dict) and "classes" in source:
         return GpflError(f"{path} divides '{name}', files of your own: name the file or folder with --data")

@@ -314,14 +314,14 @@ class Natural(Partition):
             fix = NAME_CLIENTS if table.group_ids is not None else "use --partition dirichlet or pathological"
             raise GpflError(f"data '{table.name}' does not name the client of each sample: {fix}")
         parts = {name: np.flatnonzero(table.client_ids == i) for i, name in enumerate(table.client_names)}
-        kept = {name: samples for name, samples in parts.items() if len(samples) >= max(1, self.min_samples)}
-        if not kept:
+        eligible = {name: samples for name, samples in parts.items() if len(samples) >= max(1, self.min_samples)}
+        if not eligible:
             largest = max(len(samples) for samples in parts.values())
             raise GpflError(
                 f"partition.min_samples is {self.min_samples}; the largest client of data '{table.name}' has {largest} "
                 "samples: lower --min-samples"
             )
-        return kept
+        return eligible
 
     def assign_pfllib(self, table: Table, rng: np.random.RandomState) -> dict[str, Indices]:
         """Return the samples of each client, shuffled where the authors' code shuffles them."""

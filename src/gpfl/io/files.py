@@ -15,8 +15,8 @@ def write_bytes(path: Path, content: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as problem:
-        raise GpflError(f"cannot write {path}: {problem.strerror}; choose a folder you can write to") from None
+    except OSError as error:
+        raise GpflError(f"cannot write {path}: {error.strerror}; choose a folder you can write to") from None
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
@@ -24,12 +24,10 @@ def write_bytes(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         Path(temporary).chmod(0o666 & ~_current_umask())
         Path(temporary).replace(path)
-    except OSError as problem:
-        Path(temporary).unlink(missing_ok=True)
-        raise GpflError(f"cannot write {path}: {problem.strerror}") from None
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    except OSError as error:
+        raise GpflError(f"cannot write {path}: {error.strerror}") from None
+    finally:
+        Path(temporary).unlink(missing_ok=True)  # still there after an error or Ctrl-C
 
 
 def write_text(path: Path, content: str) -> None:
@@ -41,10 +39,10 @@ def read_json(path: Path, remedy: str) -> dict[str, object]:
     """Return the object in a JSON file. `remedy` is the fix that an error names."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise GpflError(f"cannot read {path} ({problem.strerror}): {remedy}") from None
-    except ValueError as problem:
-        raise GpflError(f"{path} is damaged ({problem}): {remedy}") from None
+    except OSError as error:
+        raise GpflError(f"cannot read {path} ({error.strerror}): {remedy}") from None
+    except ValueError as error:
+        raise GpflError(f"{path} is damaged ({error}): {remedy}") from None
     if not isinstance(content, dict):
         raise GpflError(f"{path} is damaged (it holds no JSON object): {remedy}")
     return content
@@ -54,8 +52,8 @@ def make_folder(path: Path) -> None:
     """Create a folder for results. Raise if that fails or if it is not writable."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise GpflError(f"cannot make the folder {path}: {problem.strerror}; choose another --out") from None
+    except OSError as error:
+        raise GpflError(f"cannot make the folder {path}: {error.strerror}; choose another --out") from None
     if not os.access(path, os.W_OK):
         raise GpflError(f"cannot write to the folder {path}; choose another --out")
 

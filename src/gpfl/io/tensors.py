@@ -46,8 +46,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
             metadata: dict[str, object] = json.loads((file.metadata() or {}).get(KEY, "{}"))
             # Sums over unaligned memory differ in their last bits; clones are aligned.
             flat: dict[str, Tensor] = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError, UnicodeDecodeError) as problem:
-        raise GpflError(f"{path} is damaged ({problem}): {fix}") from None
+    except (SafetensorError, OSError, ValueError, UnicodeDecodeError) as error:
+        raise GpflError(f"{path} is damaged ({error}): {fix}") from None
     if metadata.pop("crc32", "") != checksum(flat, metadata):
         raise GpflError(f"{path} is damaged (its checksum does not match): {fix}")
     version = read_version(metadata, path)

@@ -15,10 +15,10 @@ def read(path: Path) -> dict[str, object]:
     """Return the content of a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise GpflError(f"cannot read {path}: {problem.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise GpflError(f"{path} is not a TOML file ({problem}): fix it, or replace it by a good copy") from None
+    except OSError as error:
+        raise GpflError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise GpflError(f"{path} is not a TOML file ({error}): fix it, or replace it by a good copy") from None
 
 
 def parse_value(text: str) -> object:

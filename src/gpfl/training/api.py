@@ -14,7 +14,6 @@ from gpfl.errors import GpflError, did_you_mean
 from gpfl.federation import Federation
 from gpfl.methods import METHODS
 from gpfl.models import NETS
-from gpfl.models.architecture import Architecture
 from gpfl.models.custom import CustomNet, NetLike, check_head
 from gpfl.training.callbacks import Callback
 from gpfl.training.config import ConfigDict, RunOptions, TrainOptions, resolve_config
@@ -54,8 +53,6 @@ def fit(
     check_head(net, head)
     sections = _group_settings(method, net, settings)
     config = resolve_config(sections, federation=federation, custom_net=net is not None and not isinstance(net, str))
-    if isinstance(net, Architecture):
-        config = dataclasses.replace(config, net=net)
     if isinstance(method, Method):
         config = dataclasses.replace(config, method=_check_method(method, config.run))
     custom = net if not isinstance(net, str) else None

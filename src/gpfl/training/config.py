@@ -180,46 +180,46 @@ def read_sections(path: Path) -> ConfigDict:
 # Resolving.
 
 
-def resolve_config(given: ConfigDict, *, federation: Federation | None = None, custom_net: bool = False) -> Config:
-    """Return the complete config: the given values, then the protocol's presets, the data's defaults and our own."""
-    for section in given:
+def resolve_config(settings: ConfigDict, *, federation: Federation | None = None, custom_net: bool = False) -> Config:
+    """Return the complete config: the settings, then the protocol's presets, the data's defaults and our own."""
+    for section in settings:
         if section not in SECTIONS:
             raise GpflError(f"unknown section '{section}'; {did_you_mean(section, SECTIONS)}")
-    run = options.build(RunOptions, given.get("run", {}), "run")
+    run = options.build(RunOptions, settings.get("run", {}), "run")
     check_device_name(run.device)
-    method = resolve_method(given, run)
-    defence = options.build(DefenceConfig, given.get("defence", {}), "defence")
+    method = resolve_method(settings, run)
+    defence = options.build(DefenceConfig, settings.get("defence", {}), "defence")
     defence.validate()
     # Checked before the data are asked for their defaults: that reads the user's files, which may take long.
-    _build_train(given.get("train", {}))
-    _check_partition(given)
-    if "name" in given.get("net", {}) and not custom_net:
-        _resolve_net(given, {}, None)
-    source = federation.table.source if federation else _find_source(given)
+    _build_train(settings.get("train", {}))
+    _check_partition(settings)
+    if "name" in settings.get("net", {}) and not custom_net:
+        _resolve_net(settings, {}, None)
+    source = federation.table.source if federation else _find_source(settings)
     data = federation.table.name if federation else source.name if source else ""
     defaults = source.defaults if source else DATASETS[data].defaults if data in DATASETS else {}
-    partition = None if federation else _resolve_partition(given, defaults)
+    partition = None if federation else _resolve_partition(settings, defaults)
     return Config(
         run=run,
         data=data,
         source=source,
         partition=partition,
-        manifest=str(given.get("partition", {}).get("file", "")) if partition is None else "",
-        net=None if custom_net else _resolve_net(given, defaults, federation),
-        train=_build_train({**defaults.get("train", {}), **PROTOCOLS[run.protocol], **given.get("train", {})}),
+        manifest=str(settings.get("partition", {}).get("file", "")) if partition is None else "",
+        net=None if custom_net else _resolve_net(settings, defaults, federation),
+        train=_build_train({**defaults.get("train", {}), **PROTOCOLS[run.protocol], **settings.get("train", {})}),
         method=method,
         defence=defence,
     )
 
 
-def resolve_method(given: ConfigDict, run: RunOptions) -> Method:
+def resolve_method(settings: ConfigDict, run: RunOptions) -> Method:
     """Return the method of the section [method] under the protocol of `run`."""
-    name = _name_in(given, "method", "gpfl")
+    name = _name_in(settings, "method", "gpfl")
     if name not in METHODS:
         raise GpflError(f"unknown method '{name}'; {did_you_mean(name, METHODS)}")
-    check_option_owner("method", name, given.get("method", {}), METHODS)
+    check_option_owner("method", name, settings.get("method", {}), METHODS)
     preset = METHOD_PRESETS[run.protocol].get(name, {})
-    method = options.build(METHODS[name], {**preset, **_without_name(given.get("method", {}))}, "method")
+    method = options.build(METHODS[name], {**preset, **_without_name(settings.get("method", {}))}, "method")
     if not run.allow_noop:
         options.check_not_disabled(method, "method")
     return method
@@ -236,10 +236,10 @@ def check_option_owner(section: str, name: str, values: Iterable[str], records: 
             )
 
 
-def load_table(given: ConfigDict) -> Table | None:
+def load_table(settings: ConfigDict) -> Table | None:
     """Return the table of a run's own config, or None if it was given in Python."""
-    name = _name_in(given, "data", "digits")
-    return _find_source(given).load() if name in DATASETS or Path(name).is_absolute() else None
+    name = _name_in(settings, "data", "digits")
+    return _find_source(settings).load() if name in DATASETS or Path(name).is_absolute() else None
 
 
 def _build_train(values: Mapping[str, object]) -> TrainOptions:
@@ -249,53 +249,53 @@ def _build_train(values: Mapping[str, object]) -> TrainOptions:
     return train
 
 
-def _check_partition(given: ConfigDict) -> None:
+def _check_partition(settings: ConfigDict) -> None:
     """Raise for options that no partition takes which the user's files might choose."""
-    values = given.get("partition", {})
+    values = settings.get("partition", {})
     if "name" in values:
-        _resolve_partition(given, {})
-    elif "file" not in values and _name_in(given, "data", "digits") not in DATASETS:
+        _resolve_partition(settings, {})
+    elif "file" not in values and _name_in(settings, "data", "digits") not in DATASETS:
         problems = []
         for name, record in PARTITIONS.items():
             if values.keys() <= options.options_of(record).keys():
                 try:
                     _resolve_partition({"partition": {"name": name, **values}}, {})
-                except GpflError as problem:
-                    problems.append(problem)
+                except GpflError as error:
+                    problems.append(error)
                 else:
                     return
         if problems:
             raise problems[0]
 
 
-def _find_source(given: ConfigDict) -> DataSource:
+def _find_source(settings: ConfigDict) -> DataSource:
     """Return the data source of [data]; a manifest names its own, and how the user's files were read."""
-    file = given.get("partition", {}).get("file")
+    file = settings.get("partition", {}).get("file")
     manifest = Path(file) if isinstance(file, str) else None
-    default = manifest_data_name(manifest) if manifest and "name" not in given.get("data", {}) else "digits"
-    name = _name_in(given, "data", default)
+    default = manifest_data_name(manifest) if manifest and "name" not in settings.get("data", {}) else "digits"
+    name = _name_in(settings, "data", default)
     if name == "arrays":
         raise GpflError("unknown data 'arrays'; it was given in Python: give it again there")
     recorded = manifest_data_options(manifest, name) if manifest else {}
-    return find_dataset(name, {**recorded, **_without_name(given.get("data", {}))})
+    return find_dataset(name, {**recorded, **_without_name(settings.get("data", {}))})
 
 
-def _resolve_net(given: ConfigDict, defaults: Defaults, federation: Federation | None) -> Architecture:
+def _resolve_net(settings: ConfigDict, defaults: Defaults, federation: Federation | None) -> Architecture:
     images = federation is not None and len(federation.table.shape) == 3
-    name = _name_in(given, "net", str(defaults.get("net", {}).get("name", "cnn4" if images else "mlp")))
+    name = _name_in(settings, "net", str(defaults.get("net", {}).get("name", "cnn4" if images else "mlp")))
     if name == CUSTOM:
         raise GpflError("this run used a net given in Python; give it again: gpfl.resume(folder, net=…) or gpfl.fit(…, net=…)")
     if name not in NETS:
         raise GpflError(f"unknown net '{name}'; {did_you_mean(name, NETS)}, or give it in Python: net=…")
-    values = {**_known_defaults(defaults, "net", name, NETS[name]), **_without_name(given.get("net", {}))}
+    values = {**_known_defaults(defaults, "net", name, NETS[name]), **_without_name(settings.get("net", {}))}
     check_option_owner("net", name, values, NETS)
     return options.build(NETS[name], values, "net")
 
 
-def _resolve_partition(given: ConfigDict, defaults: Defaults) -> Partition | None:
+def _resolve_partition(settings: ConfigDict, defaults: Defaults) -> Partition | None:
     """Return the partition of [partition], or None if it names a manifest."""
-    name = _name_in(given, "partition", str(defaults.get("partition", {}).get("name", "pathological")))
-    values = _without_name(given.get("partition", {}))
+    name = _name_in(settings, "partition", str(defaults.get("partition", {}).get("name", "pathological")))
+    values = _without_name(settings.get("partition", {}))
     if name == "manifest":
         if not isinstance(values.pop("file", None), str):
             raise GpflError("partition.name is 'manifest', so partition.file must name the file")
@@ -318,8 +318,8 @@ def _known_defaults(defaults: Defaults, section: str, name: str, record: type) -
     return {key: value for key, value in values.items() if key in known}
 
 
-def _name_in(given: ConfigDict, section: str, default: str) -> str:
-    name = given.get(section, {}).get("name", default)
+def _name_in(settings: ConfigDict, section: str, default: str) -> str:
+    name = settings.get(section, {}).get("name", default)
     if not isinstance(name, str):
         raise GpflError(f"{section}.name is {name!r}; it must be text")
     return name

@@ -26,8 +26,8 @@ def find_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as problem:
-        raise GpflError(f"run.device is '{name}', which cannot be used here: {str(problem).splitlines()[0]}") from None
+    except (RuntimeError, AssertionError) as error:
+        raise GpflError(f"run.device is '{name}', which cannot be used here: {str(error).splitlines()[0]}") from None
     return device
 
 

@@ -16,7 +16,6 @@ from gpfl.engine import Engine, RunSpec, limit_threads, make_engine
 from gpfl.engine.distributed import process_group
 from gpfl.errors import DivergenceError, GpflError
 from gpfl.federation import MANIFEST, Federation
-from gpfl.models.architecture import Architecture
 from gpfl.models.custom import CustomNet, check_custom_net
 from gpfl.training.callbacks import Callback
 from gpfl.training.config import Config, load_table, read_config, resolve_config
@@ -64,8 +63,6 @@ def open_run(
     check_custom_net(net, head)
     run_dir = RunDir.open(folder)
     config, federation = load_run_config(run_dir, federation, custom_net=net is not None)
-    if isinstance(net, Architecture):
-        config = dataclasses.replace(config, net=net)
     config, spec = prepare(config, federation, net, head)
     return PreparedRun(config, spec, run_dir, callbacks)
 
@@ -80,12 +77,12 @@ def load_run_config(run_dir: RunDir, federation: Federation | None, custom_net: 
             raise GpflError(f"the federation given is not the one of {run_dir.path}")
         federation = federation or saved
         return resolve_config(sections, federation=federation, custom_net=custom_net), federation
-    except GpflError as problem:
+    except GpflError as error:
         changed = run_dir.changed_files()
         if not changed:
             raise
         raise GpflError(
-            f"{problem}; {run_dir.path / changed[0]} has changed since the run wrote it: restore it, or start a new run"
+            f"{error}; {run_dir.path / changed[0]} has changed since the run wrote it: restore it, or start a new run"
         ) from None
 
 

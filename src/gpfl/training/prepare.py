@@ -32,10 +32,11 @@ def prepare(
     device = find_device(config.run.device)
     if config.run.precision != "float32" and device.type != "cuda":
         raise GpflError(f"run.precision is '{config.run.precision}', which needs a GPU; run.device is '{device}': leave it out")
-    if config.net is not None:
-        net = config.net.fit_input(federation.table.input_spec)
+    net = config.net if net is None else net
     if net is None:
-        raise TypeError("neither the config nor the caller gives a net")
+        raise TypeError("neither the config nor the caller has a net")
+    if isinstance(net, Architecture):
+        net = net.fit_input(federation.table.input_spec)
     example = federation.table.inputs(torch.arange(min(2, len(federation.table)))).cpu()  # nets are made on the CPU
     built = build_net(net, example, federation.table.classes, head=head)
     lr = built.lr if math.isnan(config.train.lr) else config.train.lr

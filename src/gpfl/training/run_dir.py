@@ -110,8 +110,8 @@ class RunDir:
                 file.write(json.dumps(record, allow_nan=False) + "\n")
                 file.flush()
                 os.fsync(file.fileno())  # a checkpoint must not outlive the rounds before it
-        except OSError as problem:
-            raise GpflError(f"cannot write {path}: {problem.strerror}; make room and gpfl resume {self.path}") from None
+        except OSError as error:
+            raise GpflError(f"cannot write {path}: {error.strerror}; make room and gpfl resume {self.path}") from None
 
     def read_metrics(self, extra: Iterable[str] = ()) -> list[MetricsRecord]:
         """Return the evaluated rounds up to the first damaged line: the last one may be incomplete.
@@ -123,8 +123,8 @@ class RunDir:
             return []
         try:
             text = path.read_text(encoding="utf-8", errors="replace")
-        except OSError as problem:
-            raise GpflError(f"cannot read {path}: {problem.strerror}") from None
+        except OSError as error:
+            raise GpflError(f"cannot read {path}: {error.strerror}") from None
         records: list[MetricsRecord] = []
         for line in text.splitlines():
             try:
@@ -248,8 +248,8 @@ def make_empty_folder(path: Path) -> None:
         if path.is_dir() and any(path.iterdir()):
             fix = f"gpfl resume {path}, or choose another --out" if (path / "config.toml").exists() else "choose another --out"
             raise GpflError(f"--out {path} is not empty and nothing is overwritten: {fix}")
-    except OSError as problem:
-        raise GpflError(f"cannot make the folder {path}: {problem.strerror}; choose another --out") from None
+    except OSError as error:
+        raise GpflError(f"cannot make the folder {path}: {error.strerror}; choose another --out") from None
     files.make_folder(path)
 
 
@@ -258,9 +258,9 @@ def remove_partial_start(path: Path) -> None:
     if not path.is_dir() or (path / "config.toml").exists():
         return
     names = (MANIFEST, "trials.json", "config.toml")
-    found = list(path.iterdir())
-    if all(file.is_file() and (file.name in names or file.name.startswith(tuple(f".{n}." for n in names))) for file in found):
-        for file in found:
+    entries = list(path.iterdir())
+    if all(file.is_file() and (file.name in names or file.name.startswith(tuple(f".{n}." for n in names))) for file in entries):
+        for file in entries:
             file.unlink()
 
 

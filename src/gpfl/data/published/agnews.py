@@ -55,8 +55,8 @@ def _read_articles(path: Path) -> Iterator[tuple[int, str]]:
                 if len(cells) != 3 or cells[0] not in ("1", "2", "3", "4"):
                     raise GpflError(f"{path} has no class 1 to {CLASSES}, title and text in record {number}: get it again")
                 yield int(cells[0]) - 1, f"{cells[1]} {cells[2]}"
-    except (OSError, UnicodeDecodeError, csv.Error) as problem:
-        raise GpflError(f"{path} is not a valid CSV file ({problem}): get it again") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise GpflError(f"{path} is not a valid CSV file ({error}): get it again") from None
 
 
 AGNEWS = PublishedDataset(

@@ -54,8 +54,8 @@ def _read_svmlight(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.in
 
     try:
         counts, labels = load_svmlight_file(path, n_features=WORDS, zero_based=True)
-    except (OSError, ValueError, OverflowError) as problem:
-        raise GpflError(f"{path} is not a valid svmlight file ({problem}): get it again") from None
+    except (OSError, ValueError, OverflowError) as error:
+        raise GpflError(f"{path} is not a valid svmlight file ({error}): get it again") from None
     if not np.isin(labels, (-1, 1)).all() or not np.isin(counts.data, range(256)).all():
         raise GpflError(f"{path} has a label other than ±1 or a count that is no integer from 0 to 255: get it again")
     return counts.astype(np.uint8).toarray(), (labels > 0).astype(np.int64)

@@ -35,8 +35,8 @@ MAX_OTHER_BYTES = 1 << 24  # bytes that a tar archive may hold besides the wante
 def _report_damage(label: str) -> Iterator[None]:
     try:
         yield
-    except DAMAGED as problem:
-        raise GpflError(f"{label} is damaged or has another format ({problem}): get it again") from None
+    except DAMAGED as error:
+        raise GpflError(f"{label} is damaged or has another format ({error}): get it again") from None
 
 
 def read_gzip(path: Path, max_bytes: int) -> bytes:

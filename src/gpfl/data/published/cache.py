@@ -48,9 +48,9 @@ def save(table: Table) -> None:
         with suppress(FileNotFoundError):
             target.rename(old)
         draft.rename(target)
-    except OSError as problem:
-        if problem.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # these: another process was faster
-            raise _not_writable(target.parent, problem) from None
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # these: another process was faster
+            raise _not_writable(target.parent, error) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
@@ -96,8 +96,8 @@ def load(name: str) -> Table | None:
             client_names=content["group_names"],
             metadata=dict(content["origin"]),
         )
-    except (OSError, ValueError, KeyError, TypeError, GpflError) as problem:
-        raise GpflError(f"the parsed table in {folder} is damaged ({problem}): run gpfl data get {name}") from None
+    except (OSError, ValueError, KeyError, TypeError, GpflError) as error:
+        raise GpflError(f"the parsed table in {folder} is damaged ({error}): run gpfl data get {name}") from None
 
 
 def _map(path: Path) -> np.memmap[tuple[int, ...], np.dtype[np.generic]]:
@@ -112,8 +112,8 @@ def lock(name: str) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR)
-    except OSError as problem:
-        raise _not_writable(folder, problem) from None
+    except OSError as error:
+        raise _not_writable(folder, error) from None
     try:
         with suppress(ImportError):  # Windows: two processes both download, and the last complete file stays
             import fcntl
@@ -124,5 +124,5 @@ def lock(name: str) -> Iterator[None]:
         os.close(handle)
 
 
-def _not_writable(folder: Path, problem: OSError) -> GpflError:
-    return GpflError(f"cannot write to {folder}: {problem.strerror}; set GPFL_CACHE to another folder")
+def _not_writable(folder: Path, error: OSError) -> GpflError:
+    return GpflError(f"cannot write to {folder}: {error.strerror}; set GPFL_CACHE to another folder")

@@ -91,19 +91,19 @@ def download(file: PublishedFile, folder: Path, progress: Progress = ignore_prog
     pooch.get_logger().setLevel("ERROR")
     try:
         pooch.retrieve(file.url, ":".join(file.checksum), file.name, folder, downloader=receive)
-    except requests.RequestException as problem:
-        message = f"cannot download {file.url} ({file.size:,} bytes): {_cause(problem)}"
+    except requests.RequestException as error:
+        message = f"cannot download {file.url} ({file.size:,} bytes): {_cause(error)}"
         raise GpflError(f"{message}; try again, or {instructions}") from None
     except ValueError:  # from pooch, if the checksum differs
         partial.unlink(missing_ok=True)
         message = f"{file.url} is not the published file: its {file.checksum[0]} or size differs"
         raise GpflError(f"{message}; try again later, or {instructions}") from None
-    except OSError as problem:
-        raise GpflError(f"cannot write to {folder}: {problem.strerror}; set GPFL_CACHE to another folder") from None
+    except OSError as error:
+        raise GpflError(f"cannot write to {folder}: {error.strerror}; set GPFL_CACHE to another folder") from None
     return path
 
 
-def _cause(problem: BaseException) -> str:
-    while problem.__context__ is not None:  # requests and urllib3 wrap the error of the system
-        problem = problem.__context__
-    return getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
+def _cause(error: BaseException) -> str:
+    while error.__context__ is not None:  # requests and urllib3 wrap the error of the system
+        error = error.__context__
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -67,8 +67,8 @@ def _read_numbers(members: zipfile.ZipFile, name: str, label: str) -> npt.NDArra
     content = archive.read_zip_member(members, name, MAX_BYTES, label)
     try:
         values = np.array(content.split(), dtype=np.float64)
-    except ValueError as problem:
-        raise GpflError(f"{name} of {label} holds something other than numbers ({problem})") from None
+    except ValueError as error:
+        raise GpflError(f"{name} of {label} holds something other than numbers ({error})") from None
     if not (np.abs(values) < MAX_VALUE).all():
         raise GpflError(f"{name} of {label} holds NaN or a number beyond {MAX_VALUE:g}")
     return values

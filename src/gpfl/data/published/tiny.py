@@ -53,8 +53,8 @@ def _read_image(members: zipfile.ZipFile, name: str, label: str) -> npt.NDArray[
             if image.size != (SIDE, SIDE):
                 raise GpflError(f"{name} in {label} is {image.size[0]}×{image.size[1]}; it must be {SIDE}×{SIDE}")
             return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as problem:
-        raise GpflError(f"{name} in {label} is not a JPEG image ({problem}): get it again") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise GpflError(f"{name} in {label} is not a JPEG image ({error}): get it again") from None
 
 
 TINY = PublishedDataset(
