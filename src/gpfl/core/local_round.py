@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -49,6 +50,11 @@ class Schedule:
     client_fraction: float | tuple[float, float] = 1.0
     shuffle: bool = True
     drop_last: bool = True
+    purpose: str = "batches"  # of the generator that shuffles
+
+    def for_final_phases(self) -> Schedule:
+        """Return the schedule of a method's final phases, which draw orders of their own."""
+        return dataclasses.replace(self, purpose="final_batches")
 
     def sample_clients(self, round: int, clients: int) -> list[int]:
         """Return the clients of a round, ascending. With a range of fractions their number is random too."""
@@ -65,7 +71,7 @@ class Schedule:
     def plan(self, phases: Sequence[Phase], samples: Indices, round: int, client: int) -> Plan:
         """Return the batches of a client's round. All phases use the same orders, so adding one leaves the others alone."""
         epochs = max(phase.epochs for phase in phases)
-        rng = generator(self.seed, "batches", round, client)
+        rng = generator(self.seed, self.purpose, round, client)
         orders = [rng.permutation(samples) if self.shuffle else samples for _ in range(epochs)]
         return [np.concatenate([self.batches(order, phase.batches) for order in orders[: phase.epochs]]) for phase in phases]
 
@@ -97,7 +103,7 @@ class Schedule:
 
     def check_batch_size(self, method: Method, n_samples: int, client: str) -> None:
         """Raise if a client would train on a batch of one sample with a net whose BatchNorm needs two."""
-        if self.smallest_batch(n_samples, method.phases()) >= method.net.min_batch:
+        if self.smallest_batch(n_samples, (*method.phases(), *method.final_phases())) >= method.net.min_batch:
             return
         fix = "raise --batch-size" if self.batch_size == 1 else "set drop_last or another --batch-size"
         samples = pluralize(n_samples, "training sample")

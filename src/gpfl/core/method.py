@@ -231,8 +231,22 @@ class Method:
 
     # The personal model. Evaluation, export and deployment all use this one.
 
+    def final_phases(self) -> tuple[Phase, ...]:
+        """Return the phases between a client's state and its personal model, such as fine-tuning; by default none.
+
+        They run before every evaluation and for the models that are saved. Training never continues from their result.
+        """
+        return ()
+
+    def start_final_phases(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
+        """Return the state in which the final phases start, by default that of a local round."""
+        return self.download(shared, private, client)
+
     def personal_weights(self, shared: Tree, private: Tree, batch: Batch, client: ClientInfo) -> Tree:
-        """Return the weights of the client's personal model, which may adapt to `batch`, one of its training batches."""
+        """Return the weights of the client's personal model, which may adapt to `batch`, one of its training batches.
+
+        If the method has final phases, `private` is the state after them.
+        """
         return {**shared, **private}
 
     def features(self, model: Model, x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 PURPOSES = (
     *("split", "cut", "validation", "cohort", "batches", "weights", "embeddings", "valve", "contexts", "subset"),
-    *("victims", "attack", "defence", "bootstrap"),
+    *("victims", "attack", "defence", "bootstrap", "final_batches"),
 )
 MAX_SEED = 2**32 - 1
 """numpy would split a larger seed into several words, which could equal those of another seed and purpose."""

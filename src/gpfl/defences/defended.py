@@ -120,6 +120,14 @@ class Defended(Method):
         """Return the shared state after aggregation."""
         return self.method.aggregate(shared, mean)
 
+    def final_phases(self) -> tuple[Phase, ...]:
+        """Return the method's final phases, whose result is not sent and so needs no defence."""
+        return self.method.final_phases()
+
+    def start_final_phases(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
+        """Return the state in which the final phases start."""
+        return self.method.start_final_phases(shared, private, client)
+
     def personal_weights(self, shared: Tree, private: Tree, batch: Batch, client: ClientInfo) -> Tree:
         """Return the weights of the client's personal model."""
         return self.method.personal_weights(shared, private, batch, client)

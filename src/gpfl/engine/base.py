@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gpfl.core import tree
+from gpfl.core.final_round import FinalRound
 from gpfl.core.local_round import Indices, Plan, Schedule, evaluate_client, predict_client
 from gpfl.core.method import Batch, ClientInfo, LossTerms, Method
 from gpfl.core.metrics import Evaluation
@@ -57,13 +60,27 @@ class TrainRequest(NamedTuple):
 
 
 class EvalRequest(NamedTuple):
-    """An evaluation of the personal models of `clients` (ascending) on their samples of `split`."""
+    """An evaluation of the personal models of `clients` (ascending) on their samples of `split`.
+
+    If the method has final phases, `private` is the state after them.
+    """
 
     shared: Tree
     private: Tree
     clients: Sequence[int]
     round: int
     split: str
+
+
+class FinalRequest(NamedTuple):
+    """The final phases of `clients` (ascending), whose private state is stacked in that order, after some round."""
+
+    shared: Tree
+    private: Tree
+    clients: Sequence[int]
+    round: int
+    schedule: Schedule
+    method: Method
 
 
 class RoundResult(NamedTuple):
@@ -82,6 +99,7 @@ class Engine(ABC):
     private_memory_fraction: ClassVar[float] = 0.25  # of a GPU's memory that private states may take
 
     def __init__(self, spec: RunSpec) -> None:
+        self._spec = spec
         self.method, self.schedule = spec.method, spec.schedule
         self.federation, self.device = spec.federation, spec.device
         self.class_counts = spec.class_counts
@@ -105,7 +123,7 @@ class Engine(ABC):
     def for_trial(self, spec: RunSpec) -> Self:
         """Return this engine for another trial: equal but for the seed or float hyperparameters of the method."""
         out = copy.copy(self)
-        out.schedule, out.method = spec.schedule, spec.method
+        out._spec, out.schedule, out.method = spec, spec.schedule, spec.method
         return out
 
     def train_rounds(self, requests: Sequence[TrainRequest]) -> list[RoundResult]:
@@ -118,11 +136,77 @@ class Engine(ABC):
 
     def evaluate(self, shared: Tree, private: Tree, round: int, split: str) -> Evaluation:
         """Return the scores of all clients' personal models on their samples of `split`."""
-        return self.evaluate_clients(EvalRequest(shared, private, range(len(self.federation)), round, split))
+        return self.evaluate_clients(self._personal_models(shared, private, round, split))
 
     def predict(self, shared: Tree, private: Tree, round: int, split: str) -> list[Tensor]:
         """Return the logits of all clients' personal models on their samples of `split`, computed by this process."""
-        return self.predict_clients(EvalRequest(shared, private, range(len(self.federation)), round, split))
+        return self.predict_clients(self._personal_models(shared, private, round, split))
+
+    def _personal_models(self, shared: Tree, private: Tree, round: int, split: str) -> EvalRequest:
+        """Return the request for all clients' personal models on their samples of `split`."""
+        clients = range(len(self.federation))
+        private = self.run_final_phases([FinalRequest(shared, private, clients, round, self.schedule, self.method)])[0]
+        return EvalRequest(shared, private, clients, round, split)
+
+    # Final phases.
+
+    def run_final_phases(self, requests: Sequence[FinalRequest]) -> list[Tree]:
+        """Return the clients' private state after the final phases of each of several trials, stacked in order.
+
+        A method without final phases keeps the state as it is. Clients with too few samples keep that in which the phases
+        start.
+        """
+        if not self.method.final_phases():
+            return [request.private for request in requests]
+        trained = [[i for i, c in enumerate(request.clients) if self._final_engine.can_train(c)] for request in requests]
+        rounds = [
+            self._final_round(request, positions) for request, positions in zip(requests, trained, strict=True) if positions
+        ]
+        results = iter(self._final_engine.train_rounds(rounds) if rounds else ())
+        states = [next(results).private if positions else None for positions in trained]
+        return [self._add_untrained(*each) for each in zip(requests, trained, states, strict=True)]
+
+    @cached_property
+    def _final_engine(self) -> Self:
+        """The engine of the final phases, with programs and numbers of slots of its own."""
+        method, schedule = FinalRound.of(self._spec.method), self._spec.schedule.for_final_phases()
+        return type(self)(dataclasses.replace(self._spec, method=method, schedule=schedule))
+
+    def _final_round(self, request: FinalRequest, positions: list[int]) -> TrainRequest:
+        """Return the final phases of the clients at some positions as a round."""
+        clients = [request.clients[i] for i in positions]
+        private = tree.fetch(request.private, positions, self.device)
+        schedule, method = request.schedule.for_final_phases(), FinalRound.of(request.method)
+        return TrainRequest(request.shared, private, clients, request.round, schedule, clients, method)
+
+    def _add_untrained(self, request: FinalRequest, trained: list[int], states: Tree | None) -> Tree:
+        """Return the states of all clients of a request, of which those at the positions `trained` are given."""
+        others = sorted(set(range(len(request.clients))) - set(trained))
+        if states is not None and not others:
+            return states
+        info = self.client_info(request.clients, request.round)
+        start = tree.stack(
+            [
+                request.method.start_final_phases(request.shared, self.fetch_private(request.private, i), info.select(i))
+                for i in others
+            ]
+        )
+        if states is None:
+            return start
+        device = tree.device_of(states) or self.device
+        order = torch.as_tensor(np.argsort([*trained, *others]), device=device)
+        return tree.take(tree.concatenate([states, tree.to(start, device)]), order)
+
+    def personal_weights(self, shared: Tree, private: Tree, clients: Sequence[int], round: int) -> list[Tree]:
+        """Return the weights of the personal models of `clients`, whose private state is stacked in that order."""
+        info = self.client_info(clients, round)
+        private = self.run_final_phases([FinalRequest(shared, private, clients, round, self.schedule, self.method)])[0]
+        weights = []
+        for i, client in enumerate(clients):
+            indices = self.adaptation_indices(client)
+            adapt = self.federation.table.batch(indices[indices >= 0])
+            weights.append(self.method.personal_weights(shared, self.fetch_private(private, i), adapt, info.select(i)))
+        return weights
 
     def aggregation_weights(self, request: TrainRequest) -> Tensor:
         """Return the weights of the request's clients in the mean; over the whole cohort they sum to one."""
@@ -230,7 +314,7 @@ class Engine(ABC):
     def to_result(self, request: TrainRequest, mean: Tree, private: Sequence[Tree], terms: Sequence[LossTerms]) -> RoundResult:
         """Return the result of a round, private state and loss terms stacked in the order of the request."""
         stacked = {name: torch.stack([each[name] for each in terms]) for name in terms[0]}
-        device = tree.device_of(request.private) or self.device
+        device = tree.device_of(request.private) or self.private_device(tree.count_bytes(private[0]))
         return RoundResult(mean, tree.to(tree.stack(private), device), stacked)
 
 

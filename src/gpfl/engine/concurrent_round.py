@@ -71,7 +71,8 @@ class ConcurrentRound:
         weights = self._weights[torch.as_tensor(positions, device=self._engine.device)]
         scaled = tree.map_leaves(lambda t: torch.tensordot(weights.to(t.dtype), t, dims=1), upload)
         self._mean = tree.map_leaves(torch.add, self._mean, scaled) if self._mean else scaled
-        device = tree.device_of(self._private)
-        self._kept.append(kept if device is None else tree.to(kept, device))
+        bytes_per_client = tree.count_bytes(kept) // len(positions)
+        device = tree.device_of(self._private) or self._engine.private_device(bytes_per_client)
+        self._kept.append(tree.to(kept, device))
         self._terms.append(terms)
         self._order += positions

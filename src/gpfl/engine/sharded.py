@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 from gpfl.core import tree
 from gpfl.core.metrics import Evaluation
 from gpfl.core.tree import Tree
-from gpfl.engine.base import Engine, EvalRequest, RoundResult, RunSpec, TrainRequest
+from gpfl.engine.base import Engine, EvalRequest, FinalRequest, RoundResult, RunSpec, TrainRequest
 from gpfl.engine.distributed import ProcessGroup
 from gpfl.engine.slots import pack
 
@@ -50,6 +51,10 @@ class Sharded(Engine):
         local_state = self.method.download(request.shared, private, client)
         upload, _ = self.method.upload(request.shared, local_state, private, client)
         return RoundResult(tree.map_leaves(torch.zeros_like, upload), request.private, {})
+
+    def run_final_phases(self, requests: Sequence[FinalRequest]) -> list[Tree]:
+        """Return the clients' private state after the final phases, which send nothing to other processes."""
+        return [self._local_engine.run_final_phases([each])[0] if each.clients else each.private for each in requests]
 
     def evaluate_clients(self, request: EvalRequest) -> Evaluation:
         """Return the scores of all clients, each evaluated by its process."""

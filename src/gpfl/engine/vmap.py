@@ -53,14 +53,21 @@ class Vmap(Engine):
         client = next(client for client in range(len(self.federation)) if self.can_train(client))
         shared, private = (tree.to(state, self.device) for state in self.method.init(self.schedule.seed))
         private, info = tree.repeat(private, 2), self.client_info([client, client], 0)
-        request = TrainRequest(shared, private, [client, client], 0, self.schedule, [client], self.method)
-        trial = ConcurrentRound(self, request)
-        trial.plans = [[steps[:1] for steps in plan] for plan in trial.plans]
-        self._train_chunk([trial], {"state": shared, "hyperparameters": {}}, [RoundClient(0, 0), RoundClient(0, 1)])
+        self._check_steps(shared, private, client)
+        if self.method.final_phases():
+            private = self._final_engine._check_steps(shared, private, client)
         samples = torch.stack([self.adaptation_indices(client)] * 2)
         group = EvalGroup([0, 1], [0, 1], torch.tensor([0, 1], device=self.device), samples, samples[:, None])
         with torch.no_grad():
             self._evaluator.score_group(shared, private, group, info)
+
+    def _check_steps(self, shared: Tree, private: Tree, client: int) -> Tree:
+        """Run a step of every phase for two copies of a client and return their private state."""
+        request = TrainRequest(shared, private, [client, client], 0, self.schedule, [client], self.method)
+        trial = ConcurrentRound(self, request)
+        trial.plans = [[steps[:1] for steps in plan] for plan in trial.plans]
+        self._train_chunk([trial], {"state": shared, "hyperparameters": {}}, [RoundClient(0, 0), RoundClient(0, 1)])
+        return trial.result().private
 
     def train_round(self, request: TrainRequest) -> RoundResult:
         """Run a round."""

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from gpfl.core import tree
 from gpfl.core.local_round import Indices
 from gpfl.core.net import Model
+from gpfl.core.tree import Tree
 from gpfl.engine import Engine, matmul_precision
 from gpfl.engine.base import EVAL_BATCH_SIZE
 from gpfl.training.run_dir import RunState
@@ -32,15 +33,13 @@ class MembershipInference:
 def infer_memberships(engine: Engine, state: RunState, clients: Sequence[int]) -> list[MembershipInference]:
     """Attack each client's personal model, in float32 whatever the precision of the run."""
     with matmul_precision("float32"):
-        return [_infer_membership(engine, state, client) for client in clients]
+        shared, private = tree.to(state.shared, engine.device), tree.fetch(state.private, clients, engine.device)
+        weights = engine.personal_weights(shared, private, clients, state.round)
+        return [_infer_membership(engine, client, each) for client, each in zip(clients, weights, strict=True)]
 
 
-def _infer_membership(engine: Engine, state: RunState, client: int) -> MembershipInference:
-    shard, indices = engine.federation.shards[client], engine.adaptation_indices(client)
-    adapt, info = engine.federation.table.batch(indices[indices >= 0]), engine.client_info([client], state.round).select(0)
-    shared = tree.to(state.shared, engine.device)
-    private = tree.to(tree.take(state.private, client), engine.device)
-    model = Model(engine.method.net, engine.method.personal_weights(shared, private, adapt, info))
+def _infer_membership(engine: Engine, client: int, weights: Tree) -> MembershipInference:
+    shard, model = engine.federation.shards[client], Model(engine.method.net, weights)
     train, test = (sample_losses(engine, model, samples) for samples in (shard.train, shard.test))
     return MembershipInference(shard.name, auc(-train, -test), float(train.mean()), float(test.mean()))
 

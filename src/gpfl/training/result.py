@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from gpfl.core import tree
+from gpfl.core.final_round import run_final_phases
 from gpfl.core.local_round import local_round
 from gpfl.core.precision import matmul_precision
 from gpfl.core.tree import Tree
@@ -66,15 +67,9 @@ class Result:
     def clients(self) -> list[ClientModel]:
         """The personal model of each client."""
         engine, state = self.engine, self.outcome.selected
-        info = engine.client_info(range(len(engine.federation)), state.round)
-        models = []
-        for client, shard in enumerate(engine.federation.shards):
-            indices = engine.adaptation_indices(client)
-            adapt = engine.federation.table.batch(indices[indices >= 0])
-            private = tree.to(tree.take(state.private, client), engine.device)
-            weights = engine.method.personal_weights(state.shared, private, adapt, info.select(client))
-            models.append(self._make_model(weights, shard.name))
-        return models
+        shards = engine.federation.shards
+        weights = engine.personal_weights(state.shared, state.private, range(len(shards)), state.round)
+        return [self._make_model(each, shard.name) for each, shard in zip(weights, shards, strict=True)]
 
     def export(self, folder: str | Path) -> list[Path]:
         """Write every client's model and return the files."""
@@ -121,7 +116,9 @@ class Result:
                 raise GpflError(f"the loss of client {name} is NaN after {i} rounds: check the samples")
             private = update.private
         first = torch.from_numpy(schedule.batches(samples)[0]).to(engine.device)
-        info = engine.unseen_client_info(table, state.round + rounds)
+        last = state.round + rounds
+        info = engine.unseen_client_info(table, last)
+        private = run_final_phases(method, state.shared, private, table, samples, schedule, last, len(engine.federation), info)
         weights = method.personal_weights(state.shared, private, table.batch(first[first >= 0]), info)
         return self._make_model(weights, name)
 

@@ -12,17 +12,19 @@ import torch
 
 from gpfl.core import tree
 from gpfl.core.metrics import Evaluation, best_index, mean_of_last
+from gpfl.core.tree import Tree
 from gpfl.defences import defence_warnings, upload_bytes
 from gpfl.defences.accounting import describe_guarantee
 from gpfl.engine import Engine, RunSpec
-from gpfl.engine.base import EvalRequest, RoundResult, TrainRequest
+from gpfl.engine.base import EvalRequest, FinalRequest, RoundResult, TrainRequest
 from gpfl.errors import DivergenceError, GpflError
 from gpfl.training.callbacks import Callback, RunInfo
 from gpfl.training.config import RunOptions
 from gpfl.training.devices import device_name
 from gpfl.training.run_dir import MetricsRecord, RunDir, RunState, metric
 
-Steps = Generator[TrainRequest | EvalRequest, Any, "RunOutcome"]
+Request = TrainRequest | FinalRequest | EvalRequest
+Steps = Generator[Request, Any, "RunOutcome"]
 
 
 @dataclass(frozen=True)
@@ -189,8 +191,9 @@ class RoundLoop:
     def _is_evaluated(self, round: int) -> bool:
         return round % self.options.eval_every == 0 or round == self.spec.schedule.rounds
 
-    def _evaluate(self, state: RunState, result: RoundResult | None) -> Generator[EvalRequest, Evaluation, None]:
+    def _evaluate(self, state: RunState, result: RoundResult | None) -> Generator[Request, Any, None]:
         """Record an evaluation; `result` is that of the round before it."""
+        state = yield from self._run_final_phases(state)
         test = yield from self._evaluate_split(state, "test")
         record: MetricsRecord = {"round": state.round, "accuracy": test.accuracy, "loss": test.loss}
         if self.spec.federation.has_validation:
@@ -208,6 +211,15 @@ class RoundLoop:
             self.run_dir.append_metrics(record)
         for callback in self.callbacks:
             callback.on_evaluate(record)
+
+    def _run_final_phases(self, state: RunState) -> Generator[FinalRequest, Tree, RunState]:
+        """Return a copy of the state whose private state is that of the personal models; training does not continue from it."""
+        method, clients = self.spec.method, self.engine.local_clients
+        if not method.final_phases():
+            return state
+        return state._replace(
+            private=(yield FinalRequest(state.shared, state.private, clients, state.round, self.spec.schedule, method))
+        )
 
     def _evaluate_split(self, state: RunState, split: str) -> Generator[EvalRequest, Evaluation, Evaluation]:
         evaluation = yield EvalRequest(state.shared, state.private, self.engine.local_clients, state.round, split)
@@ -293,7 +305,7 @@ def run_concurrently(loops: Sequence[RoundLoop]) -> list[RunOutcome | Divergence
     results: dict[int, object] = dict.fromkeys(running)
     outcomes: dict[int, RunOutcome | DivergenceError] = {}
     while running:
-        requests: dict[int, TrainRequest | EvalRequest] = {}
+        requests: dict[int, Request] = {}
         for i in list(running):
             loops[i].n_concurrent = len(running)
             try:
@@ -306,6 +318,8 @@ def run_concurrently(loops: Sequence[RoundLoop]) -> list[RunOutcome | Divergence
                 del running[i]
         rounds = {i: request for i, request in requests.items() if isinstance(request, TrainRequest)}
         results = dict(zip(rounds, engine.train_rounds(list(rounds.values())), strict=True)) if rounds else {}
+        final = {i: request for i, request in requests.items() if isinstance(request, FinalRequest)}
+        results |= dict(zip(final, engine.run_final_phases(list(final.values())), strict=True)) if final else {}
         results |= {
             i: loops[i].engine.evaluate_clients(request) for i, request in requests.items() if isinstance(request, EvalRequest)
         }
