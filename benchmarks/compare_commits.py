@@ -45,6 +45,7 @@ METHODS = (
     "fedphp",
     "fedproto",
     "local",
+    "fedavg-ft",
 )
 ENGINES = ("loop", "vmap", "workers")
 TASKS = ("digits mlp", "images cnn4")
@@ -135,7 +136,7 @@ def run_numbers(tree: Path, methods: list[str], engines: list[str]) -> Numbers:
 
 def compare_numbers(old: Numbers, new: Numbers) -> dict[str, str]:
     """Return the difference of each entry as a text, empty where there is none."""
-    return {key: difference(old[key], new[key]) for key in old}
+    return {key: difference(old[key], new[key]) for key in old if key in new}
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
@@ -148,18 +149,18 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 def numbers_table(differences: Mapping[str, str], methods: list[str], engines: list[str]) -> str:
     lines = [f"{'method':12}" + "".join(f"{engine:>20}" for engine in engines)]
     for method in methods:
-        cells = [differences[f"{method} {engine}"] or "equal" for engine in engines]
+        cells = [differences.get(f"{method} {engine}", "in one only") or "equal" for engine in engines]
         lines.append(f"{method:12}" + "".join(f"{cell:>20}" for cell in cells))
     count = sum(not text for text in differences.values())
     return "\n".join([*lines, f"equal to the bit: {count} of {len(differences)}"])
 
 
 def numbers(methods: list[str], engines: list[str]) -> Numbers:
-    """Return the numbers of the package on the path."""
+    """Return the numbers of the package on the path, without methods that it does not have."""
     import gpfl
 
     federation, out = digits(), {}
-    for method in methods:
+    for method in [name for name in methods if name in gpfl.methods.METHODS]:
         for engine in engines:
             result = gpfl.fit(method, federation, net="mlp", rounds=3, seed=0, engine=engine, lr=0.05)
             out[f"{method} {engine}"] = {

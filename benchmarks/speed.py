@@ -39,7 +39,7 @@ from gpfl.methods import METHODS
 from gpfl.training.config import ConfigDict, resolve_config
 from gpfl.training.prepare import prepare
 
-PAPER_METHODS = [name for name in METHODS if name != "local"]
+PAPER_METHODS = [name for name in METHODS if name not in ("local", "fedavg-ft")]
 NETS = ("digits", "amazon", "har", "agnews", "fmnist", "cifar100", "tiny", "tiny-resnet18")
 LISTS = {
     "fast": [

@@ -22,6 +22,7 @@ NAMES = {
     "fedphp": "FedPHP",
     "fedproto": "FedProto",
     "local": "Local",
+    "fedavg-ft": "FedAvg+FT",
 }
 
 

@@ -158,6 +158,19 @@ def fedavg(world: World, net: Split, rounds: int) -> Outcome:
     return global_only(world, net)
 
 
+def fedavg_ft(world: World, net: Split, rounds: int, ft_epochs: int, ft_parts: str = "all", ft_lr: float = LR) -> Outcome:
+    """Return FedAvg's outcome with a fine-tuned copy of the global model for each client."""
+    outcome = fedavg(world, net, rounds)
+    final = World(world.federation, world.schedule.for_final_phases())
+    models = world.copies(net)
+    for client, model in enumerate(models):
+        optimiser = torch.optim.SGD((model if ft_parts == "all" else getattr(model, ft_parts)).parameters(), lr=ft_lr)
+        for x, y in final.batches(client, rounds, epochs=ft_epochs):
+            model.zero_grad()
+            sgd(F.cross_entropy(model(x), y), optimiser)
+    return outcome._replace(logits=models)
+
+
 def local(world: World, net: Split, rounds: int) -> Outcome:
     models = world.copies(net)
     for number, clients in world.cohorts(rounds):

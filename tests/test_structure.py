@@ -162,7 +162,7 @@ def test_every_option_has_a_description_and_a_valid_default() -> None:
 
 def test_every_method_has_a_file_and_a_docstring_with_its_paper() -> None:
     for name, method in METHODS.items():
-        assert method.__module__ == f"gpfl.methods.{name}"
+        assert method.__module__ == f"gpfl.methods.{name.replace('-', '_')}"
         assert "\n" in (method.__doc__ or ""), name
 
 

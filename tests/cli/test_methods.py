@@ -30,7 +30,7 @@ def test_show_explains_summary_paper_formula_options_state_page_and_command(comm
     assert max(map(len, lines)) <= 80
     assert text.startswith((METHODS[name].__doc__ or "").splitlines()[0])
     assert name == "local" or re.search(r" et al\., .+ 20\d\d| and .+ 20\d\d", text), "no paper"
-    assert re.search(r"^    (L|v|w|w'|θ_i|ψ_i) (=|←) ", result.out, re.M), "no formula"
+    assert re.search(r"^    (L|v|v_i|w|w'|θ_i|ψ_i) (=|←) ", result.out, re.M), "no formula"
     for key, option in options_of(METHODS[name]).items():
         assert re.search(rf"^  {flag_name('method', key)} ", result.out, re.M)
         assert option.help[1:].split()[0] in text

@@ -174,6 +174,8 @@ def assert_matches_loop(engine: str, method: Method, build: Build, **schedule: o
 
 def programs_of(engine: Engine) -> list[Program]:
     found = [*engine._programs.values(), *(engine._evaluator._programs.values() if isinstance(engine, Vmap) else ())]
+    if engine.method.final_phases():
+        found += engine._final_engine._programs.values()
     assert found or (isinstance(engine, Vmap) and engine.chunk_size == 1)
     return [program for entry in found for program in (entry if isinstance(entry, list) else [entry])]
 
@@ -192,7 +194,7 @@ def test_matmul_convolutions_match_the_loop(method: str, net: str, compiled: str
 
 
 @fast_engines
-@pytest.mark.parametrize("method", ["fedavg", "gpfl", "perfedavg", "fedphp"])
+@pytest.mark.parametrize("method", ["fedavg", "gpfl", "perfedavg", "fedphp", "fedavg-ft"])
 def test_batch_norm_matches_the_loop(method: str, engine: str) -> None:
     assert_matches_loop(engine, METHODS[method](), batch_norm_net, drop_last=method == "gpfl", batch_norm="average")
 
@@ -473,6 +475,7 @@ HYPERPARAMETERS = {
     "ditto": ("lam", "lr"),
     "pfedme": ("beta", "lr"),
     "fedphp": ("lr",),
+    "fedavg-ft": ("lr", "ft_lr"),
 }
 
 

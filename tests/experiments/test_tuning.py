@@ -50,7 +50,7 @@ def test_range_is_within_the_limits_of_its_option_and_contains_the_default(key: 
 
 def test_page_lists_every_range_and_no_other() -> None:
     page = (DOCS / "tune.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+\.\w+)` \| ([^|]+) \|", page.split("## Search space")[1].split("\n## ")[0], re.M)
+    rows = re.findall(r"^\| `([\w-]+\.\w+)` \| ([^|]+) \|", page.split("## Search space")[1].split("\n## ")[0], re.M)
     expected = {
         key: str(space) if isinstance(space, SearchRange) else ", ".join(map(str, space))
         for key, space in documented_ranges().items()

@@ -45,6 +45,7 @@ VARIANTS: dict[str, Method] = {name: kind() for name, kind in METHODS.items()} |
     "fedphp-inherit": METHODS["fedphp"](variant="inherit"),
     "fedproto-after": METHODS["fedproto"](prototypes="after"),
     "fedrep-2": METHODS["fedrep"](head_epochs=2),
+    "fedavg-ft-head": METHODS["fedavg-ft"](ft_parts="head", ft_epochs=2),
 }
 variants = pytest.mark.parametrize("variant", VARIANTS)
 engines = pytest.mark.parametrize("engine", ENGINES)

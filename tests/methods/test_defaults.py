@@ -25,6 +25,7 @@ DEFAULTS: dict[str, dict[str, object]] = {
     "fedphp": {"mu": 0.9, "lam": 0.01, "variant": "mix"},
     "fedproto": {"lam": 1.0, "prototypes": "running"},
     "local": {},
+    "fedavg-ft": {"ft_epochs": 5, "ft_parts": "all"},
 }
 """The defaults of the specification, without those that depend on the net or the learning rate."""
 
@@ -35,6 +36,7 @@ DISABLING = [
     ("pfedme", "lam", 0.0, "never move"),
     ("fedphp", "lam", 1.0, "weight 0"),
     ("fedproto", "lam", 0.0, "trained alone"),
+    ("fedavg-ft", "ft_epochs", 0, "would be FedAvg"),
 ]
 
 
@@ -49,6 +51,11 @@ def test_defaults_are_those_of_the_specification() -> None:
 def test_rates_of_perfedavg_default_to_the_learning_rate() -> None:
     method = gpfl.fit("perfedavg", toy_federation(), rounds=1, lr=0.03).engine.method
     assert (method.alpha, method.beta) == (0.03, 0.03)  # type: ignore[attr-defined]
+
+
+def test_rate_of_fine_tuning_defaults_to_the_learning_rate() -> None:
+    method = gpfl.fit("fedavg-ft", toy_federation(), rounds=1, lr=0.03).engine.method
+    assert method.ft_lr == 0.03  # type: ignore[attr-defined]
 
 
 def test_reference_protocol_evaluates_the_same_model_as_the_authors_code() -> None:

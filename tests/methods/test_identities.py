@@ -266,7 +266,7 @@ def test_fedproto_uses_its_head_until_there_are_prototypes(engine: str) -> None:
 # Clients that are not sampled.
 
 
-PERSONAL = [name for name in METHODS if name not in ("fedavg", "fedprox", "perfedavg")]
+PERSONAL = [name for name in METHODS if name not in ("fedavg", "fedprox", "perfedavg", "fedavg-ft")]
 """Methods with private state."""
 
 

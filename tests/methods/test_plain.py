@@ -140,7 +140,7 @@ def plain_run(ours: LibraryRun, options: dict) -> plain.Outcome:
     """Return the outcome of the library run's method."""
     if ours.method.name == "gpfl":
         return plain_gpfl(ours, split_net(), **options)
-    return getattr(plain, ours.method.name)(ours.world, split_net(), ROUNDS, **options)
+    return getattr(plain, ours.method.name.replace("-", "_"))(ours.world, split_net(), ROUNDS, **options)
 
 
 GPFL = {"lam": 0.03, "mu": 0.2}
@@ -165,6 +165,9 @@ CASES: dict[str, tuple[str, dict]] = {
     "fedphp-inherit": ("fedphp", {"mu": 0.9, "lam": 0.2, "variant": "inherit"}),
     "fedproto-running": ("fedproto", {"lam": 2.0}),
     "fedproto-after": ("fedproto", {"lam": 2.0, "prototypes": "after"}),
+    "fedavg-ft": ("fedavg-ft", {"ft_epochs": 5}),
+    "fedavg-ft-head": ("fedavg-ft", {"ft_epochs": 2, "ft_parts": "head", "ft_lr": 0.02}),
+    "fedavg-ft-base": ("fedavg-ft", {"ft_epochs": 3, "ft_parts": "base", "ft_lr": 0.08}),
     "gpfl": ("gpfl", GPFL),
     "gpfl-without-pci": ("gpfl", {**GPFL, "without": ("pci",)}),
     "gpfl-without-cov": ("gpfl", {**GPFL, "without": ("cov",)}),

@@ -60,6 +60,7 @@ def test_every_method_has_its_own_marker_and_colour_in_all_figures() -> None:
     assert len({style.color for style in styles.values()}) == len(METHODS)
     assert method_styles(["local", "gpfl"])["gpfl"] == styles["gpfl"]
     assert method_styles(["Per-FedAvg"])["Per-FedAvg"] == styles["perfedavg"]
+    assert method_styles(["FedAvg+FT"])["FedAvg+FT"] == styles["fedavg-ft"]
     variants = method_styles(["gpfl", "gpfl without cov", "gpfl without gce"])
     assert len({style.marker for style in variants.values()}) == 3
     assert len(method_styles([f"method {k}" for k in range(40)])) == 40

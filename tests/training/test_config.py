@@ -243,6 +243,7 @@ WRITTEN = {
     "fedphp": "mu lam variant",
     "fedproto": "lam prototypes",
     "local": "",
+    "fedavg-ft": "ft_epochs ft_parts ft_lr",
     "cnn4": "channels hidden",
     "resnet18": "",
     "fasttext": "hidden vocabulary",

@@ -46,6 +46,7 @@ SPELLED: Mapping[str, str] = {
     "fedphp": "FedPHP",
     "fedproto": "FedProto",
     "local": "Local",
+    "fedavg-ft": "FedAvg+FT",
     "gpfl without pci": "GPFL w/o PCI",
     "gpfl without cov": "GPFL w/o CoV",
     "gpfl without mlg": "GPFL w/o MLG",

@@ -3,6 +3,7 @@
 from gpfl.core.method import Method
 from gpfl.methods.ditto import Ditto
 from gpfl.methods.fedavg import FedAvg
+from gpfl.methods.fedavg_ft import FedAvgFT
 from gpfl.methods.fedper import FedPer
 from gpfl.methods.fedphp import FedPHP
 from gpfl.methods.fedproto import FedProto
@@ -16,6 +17,6 @@ from gpfl.methods.pfedme import PFedMe
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
-    for method in (GPFL, FedAvg, FedProx, PerFedAvg, PFedMe, Ditto, FedPer, FedRep, FedRoD, FedPHP, FedProto, Local)
+    for method in (GPFL, FedAvg, FedProx, PerFedAvg, PFedMe, Ditto, FedPer, FedRep, FedRoD, FedPHP, FedProto, Local, FedAvgFT)
 }
-"""GPFL, its ten baselines in the order of the paper, and local training."""
+"""GPFL, its ten baselines in the order of the paper, local training, and FedAvg with fine-tuning."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 
 COLORS = (
     *("#d55e00", "#000000", "#7f7f7f", "#56b4e9", "#0072b2", "#009e73"),
-    *("#e69f00", "#cc79a7", "#882255", "#44aa99", "#332288", "#999933"),
+    *("#e69f00", "#cc79a7", "#882255", "#44aa99", "#332288", "#999933", "#663300"),
 )
 """Colours that most colour-blind people can tell apart, for the methods in the order of METHODS."""
 
-MARKERS = ("o", "s", "D", "^", "v", "P", "X", "<", ">", "*", "p", "h")
+MARKERS = ("o", "s", "D", "^", "v", "P", "X", "<", ">", "*", "p", "h", "d")
 DASHES = ((0, ()), (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1, 1, 1)), (0, (3, 1, 1, 1, 1, 1)))
 FORMATS = (".png", ".pdf", ".svg")
 FALLBACK_FONTS = (
@@ -100,8 +101,8 @@ def line_style(index: int) -> LineStyle:
 
 def method_styles(labels: Sequence[str]) -> dict[str, LineStyle]:
     """Return a style for each label: methods have the same one in all figures, other labels get the unused ones."""
-    numbers = {name: index for index, name in enumerate(METHODS)}
-    names = {label: label.lower().replace("-", "") for label in labels}  # Per-FedAvg is perfedavg
+    numbers = {re.sub("[-+]", "", name): index for index, name in enumerate(METHODS)}
+    names = {label: re.sub("[-+]", "", label.lower()) for label in labels}  # Per-FedAvg is perfedavg
     known = {label: numbers[name] for label, name in names.items() if name in numbers}
     unused = [index for index in range(len(COLORS)) if index not in known.values()] or [0]
     others = [label for label in labels if label not in known]
