@@ -135,6 +135,17 @@ def weights_of(state: Tree) -> tuple[float, float]:
 
 
 @engines
+def test_predictions_of_an_engine_are_those_of_fine_tuned_models(engine: str) -> None:
+    runner = make_engine(FedAvgFT(), engine)
+    shared, private = first_state(runner)
+    logits = runner.predict(shared, private, 1, "test")
+    for client, weights in enumerate(runner.personal_weights(shared, private, EVERYONE, 1)):
+        x = runner.federation.table.inputs(torch.from_numpy(runner.federation.shards[client].test))
+        expected = runner.method.logits(Model(runner.method.net, weights), x)
+        assert float((logits[client] - expected).abs().max()) < LIMIT
+
+
+@engines
 def test_batch_norm_statistics_move_in_the_copy_alone(engine: str) -> None:
     net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
     runner = make_engine(FedAvgFT(ft_parts="head"), engine, net)
