@@ -51,9 +51,15 @@ def load_arrays(tables: Sequence[RawTable], options: ColumnOptions) -> FileSampl
         for table in tables:
             if key not in table.columns or table.columns[key].ndim != 1:
                 raise GpflError(f"{table.path} has no array '{key}' with one value for each of its {len(table):,} rows")
-    samples, tables = read_roles(tables, roles, [name], options)
-    samples.x = _as_images(np.concatenate([table.columns[name] for table in tables]))
-    _check_finite(samples.x, RowLocator(tables))
+    x = np.concatenate([table.columns[name] for table in tables])
+    missing = find_missing(x)
+    if options.missing != "drop" and missing.any():
+        raise GpflError(
+            f"{int(missing.sum()):,} of {len(x):,} rows hold NaN or infinity, first "
+            f"{RowLocator(tables).describe_first(missing)}: fill them, or leave them out with --missing drop"
+        )
+    samples, rows = read_roles(tables, roles, {name: missing}, options)
+    samples.x = _as_images(x[rows])
     kind = "bytes read as pixels" if samples.x.dtype == np.uint8 else "numbers as they are"
     samples.input_description = f"rows of shape {samples.x.shape[1:]}, {kind}"
     return samples
@@ -95,12 +101,3 @@ def _as_images(x: Array) -> Array:
     if x.ndim == 4 and x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3):
         return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
     return x
-
-
-def _check_finite(x: Array, locator: RowLocator) -> None:
-    bad = find_missing(x)
-    if bad.any():
-        raise GpflError(
-            f"{int(bad.sum()):,} of {len(x):,} rows hold NaN or infinity, first {locator.describe_first(bad)}: "
-            "fill them, or leave them out with --missing drop"
-        )

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from gpfl.data.files.columns import parse_column
+from gpfl.data.files.cells import parse_column
 from gpfl.data.files.layout import SPLIT_NAMES, InputFile
 from gpfl.data.files.raw_table import (
     MISSING_LABELS,
     Array,
+    Mask,
     RawTable,
     RowLocator,
     find_missing,
@@ -28,7 +29,8 @@ from gpfl.data.files.samples import (
     ColumnOptions,
     FileSamples,
     check_no_missing,
-    drop_missing,
+    find_complete_rows,
+    split_rows,
 )
 from gpfl.errors import GpflError, did_you_mean
 
@@ -73,14 +75,26 @@ def _find(options: ColumnOptions, role: str, usual: Sequence[str], table: RawTab
 
 
 def read_roles(
-    tables: Sequence[RawTable], roles: Roles, features: Sequence[str], options: ColumnOptions
-) -> tuple[FileSamples, list[RawTable]]:
-    """Return the samples without inputs, and the tables: without rows with missing values if the user chose so."""
-    notes = []
-    drops_labels, drops_inputs = options.missing_labels == "drop", options.missing == "drop"
-    if drops_labels or drops_inputs:
-        dropped = (roles.names if drops_labels else [], features if drops_inputs else [])
-        tables, note = drop_missing(tables, *dropped, options.ignore)
+    tables: Sequence[RawTable], roles: Roles, inputs: Mapping[str, Mask], options: ColumnOptions
+) -> tuple[FileSamples, Mask]:
+    """Return the samples without inputs, and which rows they are: those without missing values if the user chose so.
+
+    Args:
+        tables: The tables of all files.
+        roles: Names of columns.
+        inputs: Rows with a missing value in each column of inputs.
+        options: The user's options.
+
+    """
+    rows, notes = np.ones(sum(map(len, tables)), dtype=bool), []
+    missing: dict[str, Mask] = {}
+    if options.missing_labels == "drop":
+        missing |= {name: find_missing(join_column(tables, name), MISSING_LABELS) for name in roles.names}
+    if options.missing == "drop":
+        missing |= inputs
+    if missing:
+        rows, note = find_complete_rows(tables, missing, roles.names, options.ignore)
+        tables = [table.filter(mask) for table, mask in zip(tables, split_rows(tables, rows), strict=True) if mask.any()]
         notes.append(note)
     locator = RowLocator(tables)
     splits, split_column = find_splits(tables, options)
@@ -102,12 +116,12 @@ def read_roles(
         notes=notes,
         locator=locator,
     )
-    return samples, list(tables)
+    return samples, rows
 
 
 def _changed_options(options: ColumnOptions) -> dict[str, object]:
     """Return the options that later versions added, where they are not at their default."""
-    names = ("missing_labels", "missing_indicator")
+    names = ("missing_labels", "missing_indicator", "unreadable", "dates")
     return {name: getattr(options, name) for name in names if getattr(options, name) != getattr(ColumnOptions, name)}
 
 
@@ -167,19 +181,20 @@ def encode_names(values: Array) -> tuple[npt.NDArray[np.int64], list[str]]:
 
 def encode_labels(samples: FileSamples) -> tuple[npt.NDArray[np.int64], list[str]]:
     """Return labels from 0 and the names of the classes; raise if the values cannot be classes."""
-    name = samples.label_name
-    # Every class folder has a name, so no label of an image is missing.
-    column = parse_column(name, samples.labels, samples.decimal_commas, MISSING_LABELS if samples.locator else frozenset())
-    if samples.locator is not None:
-        check_no_missing(name, column.missing, samples.locator)
-    if column.numeric:
+    name, values = samples.label_name, samples.labels
+    if samples.locator is not None:  # every class folder has a name, so no label of an image is missing
+        check_no_missing(name, find_missing(values, MISSING_LABELS), samples.locator)
+        column = parse_column(name, values, not samples.decimal_commas, frozenset(), "numeric")
         fractions = ~np.isfinite(column.values) | (column.values != np.floor(column.values))
-        if fractions.any():
-            raise GpflError(
-                f"'{name}' holds {column.values[fractions][0]:g}; labels are whole numbers or names of classes: "
-                "choose another column with --label"
-            )
-    labels, classes = encode_names(to_text(column.values))
+        if not column.unreadable.any() and not column.notation.startswith("as fractions"):
+            if fractions.any():
+                raise GpflError(
+                    f"'{name}' holds {column.values[fractions][0]:g}; labels are whole numbers or names of classes, and "
+                    f"regression is not offered yet: make classes of the numbers, such as '{name} above 10' with yes and no, "
+                    "or choose another column with --label"
+                )
+            values = column.values
+    labels, classes = encode_names(to_text(values))
     if len(classes) < 2:
         raise GpflError(f"every row has the class '{classes[0]}'; there must be at least two classes")
     if len(classes) > MAX_CLASSES or (len(classes) > 20 and 2 * len(classes) > len(labels)):

@@ -10,13 +10,10 @@ import numpy as np
 from gpfl.core.options import option
 from gpfl.data.columns import RawColumns
 from gpfl.data.files.raw_table import (
-    MISSING,
-    MISSING_LABELS,
     Array,
     Mask,
     RawTable,
     RowLocator,
-    find_missing,
     ignore_flag,
     join_names,
 )
@@ -49,6 +46,19 @@ class ColumnOptions(PreprocessingOptions):
         "error",
         "rows with a missing label, client or group: an error, or dropped",
         choices=("error", "drop"),
+        omit_default=True,
+    )
+
+    unreadable: str = option(
+        "error",
+        "cells such as >100 in a column of numbers or dates: an error, or missing values",
+        choices=("error", "missing"),
+        omit_default=True,
+    )
+    dates: str = option(
+        "days",
+        "columns of dates: read as days since 1970-01-01, left out, or an error",
+        choices=("days", "ignore", "error"),
         omit_default=True,
     )
 
@@ -90,36 +100,30 @@ class FileSamples:
     decimal_commas: bool = False
 
 
-def drop_missing(
-    tables: Sequence[RawTable], roles: Sequence[str], features: Sequence[str], ignored: Sequence[str]
-) -> tuple[list[RawTable], str]:
-    """Return the rows that have a value in each column of `roles` and `features`, and a line about the others.
+def split_rows(tables: Sequence[RawTable], mask: Mask) -> list[Mask]:
+    """Return the part of a mask over all rows for each table."""
+    return np.split(mask, np.cumsum([len(table) for table in tables])[:-1])
 
-    `roles` and `features` are empty where rows with missing values are not dropped.
-    """
-    kept, empty, counts = [], [], dict.fromkeys([*roles, *features], 0)
-    for table in tables:
-        bad: Mask = np.zeros(len(table), dtype=bool)
-        for name in counts:
-            missing = find_missing(table.columns[name], MISSING_LABELS if name in roles else MISSING)
-            counts[name] += int(missing.sum())
-            bad |= missing
-        if bad.all():
-            empty.append(table.path.name)
-        else:
-            kept.append(table.filter(~bad))
-    before = sum(map(len, tables))
-    if not kept:
+
+def find_complete_rows(
+    tables: Sequence[RawTable], missing: Mapping[str, Mask], roles: Sequence[str], ignored: Sequence[str]
+) -> tuple[Mask, str]:
+    """Return which rows have a value in each column of `missing`, and a line about the others."""
+    complete = ~np.logical_or.reduce(list(missing.values()))
+    counts = {name: int(mask.sum()) for name, mask in missing.items()}
+    rows = pluralize(len(complete), "row")
+    if not complete.any():
         worst = max(counts, key=lambda name: counts[name])
         fix = "" if worst in roles else f": leave it out with {ignore_flag(ignored, [worst])}"
-        raise GpflError(f"each of {pluralize(before, 'row')} has a missing value, most of them in column '{worst}'{fix}")
-    left = before - sum(map(len, kept))
+        raise GpflError(f"each of {rows} has a missing value, most of them in column '{worst}'{fix}")
+    left = int((~complete).sum())
     if not left:
-        return kept, "No row has missing values."
+        return complete, "No row has missing values."
     columns = join_names([f"{name} {count:,}" for name, count in counts.items() if count])
     have, are = ("has", "is") if left == 1 else ("have", "are")
-    note = f"{left:,} of {pluralize(before, 'row')} {have} missing values and {are} left out: {columns}."
-    return kept, note + (f" Nothing is left of {join_names(empty)}." if empty else "")
+    note = f"{left:,} of {rows} {have} missing values and {are} left out: {columns}."
+    empty = [table.path.name for table, mask in zip(tables, split_rows(tables, complete), strict=True) if not mask.any()]
+    return complete, note + (f" Nothing is left of {join_names(empty)}." if empty else "")
 
 
 def check_no_missing(name: str, missing: Mask, locator: RowLocator) -> None:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from gpfl.data.columns import RawColumns, Schema
 from gpfl.data.files.arrays import divide_by_split, load_arrays
-from gpfl.data.files.columns import (
-    Column,
-    describe_id,
-    find_problem,
-    is_constant,
-    parse_column,
-    raise_problems,
-    raw_column,
-)
-from gpfl.data.files.raw_table import RawTable, RowLocator, ignore_flag, join_column, join_names
+from gpfl.data.files.cells import parse_column
+from gpfl.data.files.checks import check_columns, describe_reading, describe_values
+from gpfl.data.files.raw_table import RawTable, RowLocator, join_column, join_names
 from gpfl.data.files.roles import find_roles, find_splits, read_roles
 from gpfl.data.files.samples import ColumnOptions, FileSamples
 from gpfl.errors import GpflError, did_you_mean, pluralize
@@ -57,15 +50,20 @@ def _load_columns(tables: Sequence[RawTable], options: ColumnOptions) -> FileSam
     features = [name for name in names if name not in (*roles.names, split_column)]
     if not features:
         raise GpflError(f"{tables[0].path} has no column of inputs besides {', '.join(sorted({*names, *options.ignore}))}")
-    samples, tables = read_roles(tables, roles, features, options)
-    locator = RowLocator(tables)
-    samples.decimal_commas = all(table.decimal_commas for table in tables)
-    # One at a time, because a column may be large.
-    columns = (parse_column(name, join_column(tables, name), samples.decimal_commas) for name in features)
-    samples.x, summaries = _read_columns(columns, samples.decimal_commas, locator, options)
-    samples.input_description = _describe_inputs(samples.x.schema, options.scale)
+    comma_separated = not all(table.decimal_commas for table in tables)
+    columns = [parse_column(name, join_column(tables, name), comma_separated) for name in features]
+    dates = [column.schema.name for column in columns if column.schema.kind == "date" and options.dates == "ignore"]
+    columns = [column for column in columns if column.schema.name not in dates]
+    check_columns(columns, options, RowLocator(tables), roles.client)
+    if not columns:
+        raise GpflError(f"{tables[0].path} has no column of inputs besides dates, which --dates ignore leaves out")
+    samples, rows = read_roles(tables, roles, {column.schema.name: column.missing for column in columns}, options)
+    raw = RawColumns(Schema(tuple(c.schema for c in columns)), np.stack([c.values[rows] for c in columns], axis=1))
+    samples.x = raw
+    samples.input_description = _describe_inputs(raw.schema, options.scale)
     samples.metadata |= {"scale": options.scale}
-    samples.notes += _describe_columns(summaries, options)
+    samples.notes += [f"Columns of dates left out: {join_names(dates)}."] if dates else []
+    samples.notes += [*describe_reading(columns), *describe_values(raw, options)]
     return samples
 
 
@@ -80,58 +78,6 @@ def _check_same_columns(tables: Sequence[RawTable]) -> None:
         sizes = {name: len(values) for name, values in table.columns.items()}
         if len(set(sizes.values())) > 1:
             raise GpflError(f"{table.path} has arrays of different length: {sizes}")
-
-
-def _read_columns(
-    columns: Iterable[Column], decimal_commas: bool, locator: RowLocator, options: ColumnOptions
-) -> tuple[RawColumns, list[_Summary]]:
-    """Return the columns as numbers, and a summary of each; raise for all bad columns at once."""
-    schemas, values, summaries, problems = [], [], [], []
-    for column in columns:
-        problem = find_problem(column, options.fills, decimal_commas, locator)
-        if problem is not None:
-            problems.append(problem)
-        elif not problems:
-            schema, numbers = raw_column(column)
-            schemas.append(schema)
-            values.append(numbers)
-            summaries.append(_Summary(column))
-    raise_problems(problems, options.ignore)
-    return RawColumns(Schema(tuple(schemas)), np.stack(values, axis=1)), summaries
-
-
-class _Summary:
-    """What the user should know of a column, without its values."""
-
-    def __init__(self, column: Column) -> None:
-        self.name, self.missing, self.comma_example = column.name, int(column.missing.sum()), column.comma_example
-        self.numeric, self.id, self.constant = column.numeric, describe_id(column), is_constant(column)
-
-
-def _describe_columns(columns: Sequence[_Summary], options: ColumnOptions) -> list[str]:
-    """Return lines about columns that the user should check."""
-    lines, ignored = [], options.ignore
-    commas = [column for column in columns if column.comma_example]
-    if commas:
-        example = commas[0].comma_example
-        listed = join_names([column.name for column in commas])
-        lines.append(f"Read with decimal commas: {listed} ({example} is {example.replace(',', '.')}).")
-    value = {"most_frequent": "most frequent value"}.get(options.missing, options.missing)
-    for numeric, fill in ((True, value), (False, "most frequent category")):
-        counts = [f"{column.name} {column.missing:,}" for column in columns if column.missing and column.numeric is numeric]
-        lines += [f"Missing values filled with the {fill} of training samples: {join_names(counts)}."] if counts else []
-    for kind in dict.fromkeys(column.id for column in columns if column.id):
-        names = [column.name for column in columns if column.id == kind]
-        flag = ignore_flag(ignored, names)
-        if len(names) == 1:
-            lines.append(f"Column '{names[0]}' has {kind}; if it is an id: {flag}")
-        else:
-            lines.append(f"{pluralize(len(names), 'column')} have {kind}: {join_names(names)}; if they are ids: {flag}")
-    constant = [column.name for column in columns if column.constant]
-    if constant:
-        subject = f"Column '{constant[0]}' has" if len(constant) == 1 else f"Columns {join_names(constant)} have"
-        lines.append(f"{subject} the same value in every row, which is no information: {ignore_flag(ignored, constant)}")
-    return lines
 
 
 def _describe_inputs(schema: Schema, scale: str) -> str:
