@@ -71,6 +71,7 @@ class Table(Samples):
         self.preprocessing = preprocessing or PreprocessingOptions()
         self.source: DataSource | None = None  # loads this table again
         self.description = ""  # what was found in the user's files
+        self.client_hint = ""  # how to name the clients if the user's files do not
         if isinstance(x, RawColumns):
             samples, input_spec = torch.from_numpy(x.values), InputSpec((len(x.schema),))
         else:

@@ -22,6 +22,10 @@ def endless(number: str) -> str:
     )
 
 
+REGRESSION = (
+    "labels are whole numbers or names of classes, and regression is not offered yet: make classes of the numbers, such as "
+    "'label above 10' with yes and no, or choose another column with --label"
+)
 BAD_CSVS: dict[str, tuple[str | bytes, dict[str, object], str]] = {
     "empty": ("", {}, "{path} is empty"),
     "a blank first line": ("\na,label\n1,0\n", {}, "{path} is empty"),
@@ -56,22 +60,24 @@ BAD_CSVS: dict[str, tuple[str | bytes, dict[str, object], str]] = {
     "a label with a fraction": (
         "a,label\n1,0\n2,36.6\n",
         {},
-        "'label' holds 36.6; labels are whole numbers or names of classes: choose another column with --label",
+        f"'label' holds 36.6; {REGRESSION}",
     ),
     "a label without end": (
         "a,label\n1,0\n2,inf\n",
         {},
-        "'label' holds inf; labels are whole numbers or names of classes: choose another column with --label",
+        f"'label' holds inf; {REGRESSION}",
     ),
     "a label for nearly every row": (
         lines(("a", "label"), *((k, k) for k in range(30))),
         {},
-        "'label' holds 30 different values in 30 rows, too many for classes: choose another column with --label",
+        "'label' holds 30 different values in 30 rows, too many for classes; "
+        "regression is not offered yet: group the values into classes, or choose another column with --label",
     ),
     "a thousand classes and one": (
         lines(("a", "label"), *((k, k % 1001) for k in range(3003))),
         {},
-        "'label' holds 1,001 different values in 3,003 rows, too many for classes: choose another column with --label",
+        "'label' holds 1,001 different values in 3,003 rows, too many for classes; "
+        "regression is not offered yet: group the values into classes, or choose another column with --label",
     ),
     "too many categories": (
         lines(("a", "label"), *((f"text {k:02}", k % 2) for k in range(51))),
@@ -79,7 +85,17 @@ BAD_CSVS: dict[str, tuple[str | bytes, dict[str, object], str]] = {
         "column 'a' holds 51 different texts, such as 'text 00' (at most 50 can be categories): "
         "leave the column out with --ignore a",
     ),
-    "no label": (lines(("a", "b"), *GOOD_ROWS), {}, "no column is named as the label: use --label NAME; the columns are a, b"),
+    "no label": (
+        lines(("a", "b"), *((k / 7, k / 3) for k in range(4))),
+        {},
+        "no column is named as the label: use --label NAME; the columns are a, b",
+    ),
+    "no label, but candidates": (
+        lines(("a", "sex", "outcome"), *((k / 7, "fm"[k % 2], "uvw"[k % 3]) for k in range(6))),
+        {},
+        "no column is named as the label: which column holds it? candidates: outcome (3 values), sex (2 values); "
+        "choose one with --label outcome",
+    ),
     "another label": (
         lines(("a", "outcome"), *GOOD_ROWS),
         {"label": "outcom"},

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 from user_files import (
     close,
@@ -39,34 +41,72 @@ def notes(path: Path, **settings: object) -> list[str]:
     return load(path, **settings).description.split("\n")[2:]
 
 
+def raw(path: Path, **settings: object) -> list[list[float]]:
+    """Return the values of the columns before they are encoded."""
+    table = load(path, **settings)
+    assert table.raw is not None
+    return table.raw.values.tolist()  # type: ignore[no-any-return]
+
+
 # Nearly numbers.
 
 
-ODD = "or leave the column out with --ignore age"
+FIX = "correct the file, read such cells as missing values with --unreadable missing, or leave the column out with --ignore age"
+
+
+@pytest.mark.parametrize("cell", [">90", "12 kg", "12.5 %", "n.d.", "2023-01-10"])
+def test_cells_that_are_not_numbers_are_reported_with_their_share(cell: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", people([30 + k % 9 for k in range(19)] + [cell, "", cell]))
+    assert error_of(path, missing="drop") == (
+        f"column 'age' has cells that are not numbers in 2 of 22 rows (9.1 %), first '{cell}' in a.csv, line 21: {FIX}"
+    )
+
+
+def test_unreadable_cells_may_be_missing_values(tmp_path: Path) -> None:
+    ages = [30 + k % 9 for k in range(19)] + [">90", "", "<5"]
+    path = write(tmp_path / "a.csv", people(ages))
+    assert error_of(path, unreadable="missing") == missing("age", 3, "a.csv, line 21")
+    note = "Unreadable cells read as missing values: age in 2 of 22 rows (9.1 %), such as '>90'."
+    assert notes(path, unreadable="missing", missing="mean")[0] == note
+    table = load(path, unreadable="missing", missing="drop")
+    assert len(table) == 19
+    assert notes(path, unreadable="missing", missing="drop")[1] == note
+    assert table.metadata["unreadable"] == "missing"
+    dates = [f"2023-01-{k + 10}" for k in range(12)]
+    path = write(tmp_path / "b.csv", people([*dates, "soon"]))
+    assert error_of(path) == (
+        f"column 'age' has cells that are not dates in 1 of 13 rows (7.7 %), first 'soon' in b.csv, line 14: {FIX}"
+    )
 
 
 @pytest.mark.parametrize(
-    ("cell", "why"),
+    ("cells", "values", "note"),
     [
-        (">90", "but nearly all cells are numbers"),
-        ("12 kg", "but nearly all cells are numbers"),
-        ('"1,000"', "a number with thousands separators"),
-        ("1'000.5", "a number with thousands separators"),
-        ("12.5 %", "a number with a percent sign"),
-        ('"61,4"', "a number with a decimal comma"),
+        (["12%", "3.5 %", "-4%"], [0.12, 0.035, -0.04], "Read as fractions: age (12% is 0.12)."),
+        (
+            ['"1,234.5"', "950", '"-12,345,678"'],
+            [1234.5, 950, -12345678],
+            "Read with thousands marks: age (1,234.5 is 1234.5).",
+        ),
+        (['"1,234"', "950", "7"], [1234, 950, 7], "Read with thousands marks: age (1,234 is 1234)."),
+        (["1 234", "950", "7"], [1234, 950, 7], "Read with thousands marks: age (1 234 is 1234)."),
+        (["1'000.5", "950", "7"], [1000.5, 950, 7], "Read with thousands marks: age (1'000.5 is 1000.5)."),
+        (['"61,4"', "950", "7"], [61.4, 950, 7], "Read with decimal commas: age (61,4 is 61.4)."),
+        (['"1.234,5"', "950", "2.500"], [1234.5, 950, 2500], "Read with decimal commas: age (1.234,5 is 1234.5)."),
     ],
 )
-def test_one_bad_cell_does_not_make_a_numeric_column_categorical(cell: str, why: str, tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", people([30 + k % 9 for k in range(19)] + [cell, ""]))
-    shown = cell.strip('"')
-    assert error_of(path, missing="drop") == f"column 'age' holds '{shown}' in a.csv, line 21, {why}: correct the file, {ODD}"
+def test_percentages_thousands_marks_and_decimal_commas_are_numbers(
+    cells: Sequence[str], values: Sequence[float], note: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "a.csv", people(cells))
+    assert raw(path) == [[value] for value in values]
+    assert notes(path) == [note]
 
 
-def test_a_column_of_percentages_or_thousands_is_an_error(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", people([f"{k % 9}%" for k in range(12)]))
-    assert "holds '0%' in a.csv, line 2, a number with a percent sign" in error_of(path)
-    path = write(tmp_path / "a.csv", people([f'"{k % 9 + 1},000"' for k in range(12)]))
-    assert "holds '1,000' in a.csv, line 2, a number with thousands separators" in error_of(path)
+def test_a_comma_before_three_digits_is_a_decimal_comma_where_commas_do_not_separate_cells(tmp_path: Path) -> None:
+    assert raw(write(tmp_path / "a.csv", people(["1,234", "950", "7"], ";"))) == [[1.234], [950], [7]]
+    assert raw(write(tmp_path / "b.csv", people(["1,234", "9.5", "7"], ";"))) == [[1234], [9.5], [7]], "a decimal point"
+    assert raw(write(tmp_path / "c.csv", people(["1.234,5", "2.500", "7"], ";"))) == [[1234.5], [2500], [7]]
 
 
 def test_numbers_among_texts_and_in_short_files_are_categories(tmp_path: Path) -> None:
@@ -124,12 +164,6 @@ def test_labels_with_decimal_commas_are_fractions(tmp_path: Path) -> None:
     assert error_of(path).startswith("'label' holds 36.6; labels are whole numbers or names of classes")
 
 
-def test_decimal_commas_need_another_delimiter_in_all_files(tmp_path: Path) -> None:
-    write(tmp_path / "d/n.csv", lines(("a", "label"), *(("1,5", k % 2) for k in range(20)), mark=";"))
-    write(tmp_path / "d/s.csv", lines(("a", "label"), *((k, k % 2) for k in range(20))))
-    assert "holds '1,5' in n.csv, line 2, a number with a decimal comma" in error_of(tmp_path / "d")
-
-
 # Ids, constants, dates.
 
 
@@ -150,11 +184,47 @@ def test_possible_ids_and_constant_columns_are_reported_with_the_flag(tmp_path: 
     assert notes(path) == ["Column 'who' has a different text in nearly every row; if it is an id: --ignore who"]
 
 
-@pytest.mark.parametrize("day", ["2023-01-{}", "2023-01-{} 10:30", "2023-01-{}T10:30:00Z", "{}.1.2023", "1/{}/23"])
-def test_dates_are_errors(day: str, tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", people([day.format(f"{k % 9 + 10}") for k in range(18)]))
-    first = day.format(10)
-    assert error_of(path) == f"column 'age' holds dates, such as '{first}': convert dates to numbers, {ODD}"
+@pytest.mark.parametrize(
+    ("cells", "days", "order"),
+    [
+        (["2023-01-10", "1969-12-31"], [19367, -1], "year first"),
+        (["2023-01-10 12:00", "2023-01-10 06:00:00"], [19367.5, 19367.25], "year first"),
+        (["2023-01-10T12:00:00Z", "2023-01-10T12:00:00+06:00"], [19367.5, 19367.25], "year first"),
+        (["2023/1/10", "2023/01/11"], [19367, 19368], "year first"),
+        (["10.1.2023", "31.01.2023"], [19367, 19388], "day first"),
+        (["10/1/2023", "31/01/2023"], [19367, 19388], "day first"),
+        (["1/10/23", "01/31/23 6:00 PM"], [19367, 19388.75], "month first"),
+        (["1/10/2023", "2/3/2023"], [19367, 19391], "month first, although the day may come first"),
+        (["10.1.2023", "3.2.2023"], [19367, 19391], "day first, although the month may come first"),
+    ],
+)
+def test_dates_are_read_as_days_with_one_order_for_a_column(
+    cells: Sequence[str], days: Sequence[float], order: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "a.csv", people([*cells, *cells]))
+    assert raw(path) == [[day] for day in (*days, *days)]
+    assert notes(path) == [f"Read as days since 1970-01-01 ({order}): age ({cells[0]} is {days[0]:.10g})."]
+
+
+def test_columns_of_dates_may_be_left_out_or_be_errors(tmp_path: Path) -> None:
+    rows = [(f"2023-01-{k + 10}", k % 3, "ns"[k % 2], "ab"[k % 2]) for k in range(12)]
+    path = write(tmp_path / "a.csv", lines(("day", *HEAD), *rows))
+    assert raw(path, dates="ignore") == [[k % 3] for k in range(12)]
+    assert notes(path, dates="ignore") == ["Columns of dates left out: day."]
+    assert load(path, dates="ignore").metadata["dates"] == "ignore"
+    assert error_of(path, dates="error") == (
+        "column 'day' holds dates: read dates as days with --dates days, leave columns of dates out with --dates ignore, "
+        "or leave the column out with --ignore day"
+    )
+    alone = write(tmp_path / "b.csv", people(["2023-01-10", "2023-01-11"]))
+    assert error_of(alone, dates="ignore") == f"{alone} has no column of inputs besides dates, which --dates ignore leaves out"
+
+
+def test_dates_of_parquet_are_read_as_days(tmp_path: Path) -> None:
+    days = [datetime.date(2023, 1, 10), None, datetime.date(1970, 1, 2)]
+    times = [datetime.datetime(2023, 1, 10, 18), None, datetime.datetime(1970, 1, 2)]
+    pl.DataFrame({"day": days, "time": times, "label": ["x", "y", "y"]}).write_parquet(tmp_path / "a.parquet")
+    assert raw(tmp_path / "a.parquet", missing="drop") == [[19367, 19367.75], [1, 1]]
 
 
 # Missing values.
@@ -215,8 +285,9 @@ def test_missing_inputs_and_missing_labels_are_dropped_separately(tmp_path: Path
 
 def test_dropping_all_rows_is_an_error(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "a,b,label\n1,,x\n2,,y\n")
-    assert error_of(path, missing="drop") == (
-        "each of 2 rows has a missing value, most of them in column 'b': leave it out with --ignore b"
+    assert error_of(path, missing="drop") == "column 'b' is empty in every row: leave the column out with --ignore b"
+    assert error_of(write(tmp_path / "b.csv", "a,b,label\n1,,x\n,2,y\n,3,x\n"), missing="drop") == (
+        "each of 3 rows has a missing value, most of them in column 'a': leave it out with --ignore a"
     )
     assert error_of(path, missing="mean") == "column 'b' is empty in every row: leave the column out with --ignore b"
 
@@ -243,15 +314,19 @@ def test_drop_leaves_out_rows_of_arrays(tmp_path: Path) -> None:
 
 
 def test_one_error_names_all_bad_columns_with_flags_that_work(tmp_path: Path) -> None:
-    rows = [(k, f"p{k}", "" if k == 3 else k % 5, f"2023-01-{k % 28 + 1:02}", f"{k % 7}%", "ab"[k % 2]) for k in range(60)]
+    rows = [
+        (k, f"p{k}", "" if k == 3 else k % 5, f"2023-01-{k % 28 + 1:02}", k % 7 if k else ">6", "ab"[k % 2]) for k in range(60)
+    ]
     path = write(tmp_path / "a.csv", lines(("row", '"who, what"', "age", "day", "it's", "label"), *rows))
-    message = error_of(path, ignore=["row"])
+    message = error_of(path, ignore=["row"], dates="error")
     lasting = "--ignore 'row,\"who, what\",day,it'\"'\"'s'"
     every = "--ignore 'row,\"who, what\",age,day,it'\"'\"'s'"
     assert message == (
         "column 'who, what' holds 60 different texts, such as 'p0' (at most 50 can be categories); "
-        "column 'age' has 1 missing value, in a.csv, line 5; column 'day' holds dates, such as '2023-01-01'; "
-        "column 'it's' holds '0%' in a.csv, line 2, a number with a percent sign: convert dates to numbers, correct the file, "
+        "column 'age' has 1 missing value, in a.csv, line 5; column 'day' holds dates; "
+        "column 'it's' has cells that are not numbers in 1 of 60 rows (1.7 %), first '>6' in a.csv, line 2: "
+        "read dates as days with --dates days, leave columns of dates out with --dates ignore, "
+        "correct the file, read such cells as missing values with --unreadable missing, "
         f"fill missing values with --missing mean {lasting}, leave such rows out with --missing drop {lasting}, "
         f"or leave all these columns out with {every}"
     )

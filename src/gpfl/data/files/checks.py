@@ -9,7 +9,7 @@ import numpy as np
 
 from gpfl.data.columns import ColumnSchema, Floats, RawColumns
 from gpfl.data.files.cells import ParsedColumn
-from gpfl.data.files.raw_table import Mask, RowLocator, ignore_flag, join_names
+from gpfl.data.files.raw_table import RowLocator, ignore_flag, join_names
 from gpfl.data.files.samples import ColumnOptions, describe_missing
 from gpfl.errors import GpflError, pluralize
 
@@ -52,13 +52,7 @@ def check_columns(columns: Sequence[ParsedColumn], options: ColumnOptions, locat
 def _find_problem(column: ParsedColumn, options: ColumnOptions, locator: RowLocator, client: str) -> Problem | None:
     name, rows = column.schema.name, len(column.values)
     if column.unreadable.any() and options.unreadable == "error":
-        where = locator.describe_first(column.unreadable)
-        return Problem(
-            name,
-            f"holds '{column.unreadable_cell[:40]}' in {where}, but nearly all cells are {_plural(column.schema)} "
-            f"({describe_share(column.unreadable)} cannot be read)",
-            "correct the file, read such cells as missing values with --unreadable missing",
-        )
+        return Problem(name, *describe_unreadable(column, locator))
     if column.missing.all():
         return Problem(name, "is empty in every row")
     if column.schema.kind == "date" and options.dates == "error":
@@ -83,13 +77,17 @@ def _find_problem(column: ParsedColumn, options: ColumnOptions, locator: RowLoca
     return None
 
 
-def _plural(schema: ColumnSchema) -> str:
-    return "dates" if schema.kind == "date" else "numbers"
+def describe_unreadable(column: ParsedColumn, locator: RowLocator) -> tuple[str, str]:
+    """Return which cells of a column cannot be read, and the fix."""
+    kind = "dates" if column.schema.kind == "date" else "numbers"
+    where = locator.describe_first(column.unreadable)
+    reason = f"has cells that are not {kind} in {_describe_share(column)}, first '{column.unreadable_cell[:40]}' in {where}"
+    return reason, "correct the file, read such cells as missing values with --unreadable missing"
 
 
-def describe_share(mask: Mask) -> str:
-    """Return how many rows a mask has, of how many, and in percent."""
-    return f"{int(mask.sum()):,} of {pluralize(len(mask), 'row')}, {100 * mask.mean():.2g} %"
+def _describe_share(column: ParsedColumn) -> str:
+    rows = column.unreadable
+    return f"{int(rows.sum()):,} of {pluralize(len(rows), 'row')} ({100 * rows.mean():.2g} %)"
 
 
 def describe_reading(columns: Sequence[ParsedColumn]) -> list[str]:
@@ -99,7 +97,7 @@ def describe_reading(columns: Sequence[ParsedColumn]) -> list[str]:
         same = [column for column in columns if column.notation == notation]
         lines.append(f"Read {notation}: {join_names([column.schema.name for column in same])} ({same[0].example}).")
     unreadable = [
-        f"{column.schema.name} ({describe_share(column.unreadable)}, such as '{column.unreadable_cell[:40]}')"
+        f"{column.schema.name} in {_describe_share(column)}, such as '{column.unreadable_cell[:40]}'"
         for column in columns
         if column.unreadable.any()
     ]

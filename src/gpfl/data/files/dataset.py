@@ -40,11 +40,8 @@ class FileDataset(ColumnOptions, DataSource):
 
     @property
     def defaults(self) -> Mapping[str, Mapping[str, object]]:
-        """A net for the shape of the samples, and the clients of the files if they name any."""
-        table = self.load()
-        net = {"name": "cnn4" if len(table.shape) == 3 else "mlp"}
-        partition = {"name": "natural"} if table.client_ids is not None else {"name": "dirichlet"}
-        return {"partition": partition, "net": net}
+        """A net for the shape of the samples, and the clients of the files."""
+        return {"partition": {"name": "natural"}, "net": {"name": "cnn4" if len(self.load().shape) == 3 else "mlp"}}
 
     def read(self) -> Table:
         """Return the table, which is cached as long as no file changes."""
@@ -92,13 +89,14 @@ class FileDataset(ColumnOptions, DataSource):
             metadata={"classes": classes, **samples.metadata},
             preprocessing=self,
         )
+        table.client_hint = samples.client_hint
         table.description = self._describe(samples, table, classes)
         return table
 
     def _describe(self, samples: FileSamples, table: Table, classes: list[str]) -> str:
         """Return what was found in the files, for the user to check."""
         if table.client_ids is None:
-            clients = "no client column, so a partition assigns rows to clients"
+            clients = "no client column"
         else:
             sizes = np.bincount(table.client_ids)
             low, high = sizes.min(), sizes.max()

@@ -38,7 +38,13 @@ def load_images(inputs: Sequence[InputFile], side: int) -> FileSamples:
     clients = np.array([entry.client for entry, _, _ in found]) if all(entry.client for entry in inputs) else None
     labels = np.array([label for _, label, _ in found])
     return FileSamples(
-        x=x, input_description=description, labels=labels, clients=clients, splits=splits, metadata={"image_size": side}
+        x=x,
+        input_description=description,
+        labels=labels,
+        clients=clients,
+        client_hint="" if clients is not None else "put the class folders of each client into a folder of its own",
+        splits=splits,
+        metadata={"image_size": side},
     )
 
 

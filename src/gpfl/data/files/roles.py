@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -35,6 +36,14 @@ from gpfl.data.files.samples import (
 from gpfl.errors import GpflError, did_you_mean
 
 MAX_CLASSES = 1000
+CANDIDATES = {
+    "label": (range(2, 21), ("outcome", "diagnos", "label", "class", "target", "result", "status", "disease")),
+    "client": (
+        range(2, 1001),
+        ("hospital", "site", "cent", "clinic", "client", "user", "subject", "patient", "device", "region"),
+    ),
+}
+"""Numbers of values of columns that may have a role, and parts of names by which the likeliest come first."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +62,14 @@ class Roles:
 
 def find_roles(tables: Sequence[RawTable], options: ColumnOptions) -> Roles:
     """Return the columns that the user chose or that have a usual name; paths that name clients win over the latter."""
-    label = _find(options, "label", LABEL_NAMES, tables[0])
+    label = _find(options, "label", LABEL_NAMES, tables)
     usual = () if all(table.source.client for table in tables) else CLIENT_NAMES
-    client = _find(options, "client", usual, tables[0], required=False)
-    return Roles(label, client, _find(options, "group", (), tables[0], required=False))
+    client = _find(options, "client", usual, tables, required=False)
+    return Roles(label, client, _find(options, "group", (), tables, required=False))
 
 
-def _find(options: ColumnOptions, role: str, usual: Sequence[str], table: RawTable, *, required: bool = True) -> str:
-    chosen = options.roles
+def _find(options: ColumnOptions, role: str, usual: Sequence[str], tables: Sequence[RawTable], *, required: bool = True) -> str:
+    chosen, table = options.roles, tables[0]
     name = chosen[role]
     if name:
         if name not in table.columns:
@@ -69,9 +78,32 @@ def _find(options: ColumnOptions, role: str, usual: Sequence[str], table: RawTab
     lower = {name.lower(): name for name in table.columns if name not in chosen.values()}
     found = next((lower[name] for name in usual if name in lower), "")
     if required and not found:
-        columns = join_names(list(table.columns), 20) or "none"
-        raise GpflError(f"no column is named as the {role}: use --{role} NAME; the columns are {columns}")
+        candidates = describe_candidates(tables, role, [name for name in chosen.values() if name])
+        columns = join_names(list(tables[0].columns), 20) or "none"
+        fix = f"which column holds it? {candidates}" if candidates else f"use --{role} NAME; the columns are {columns}"
+        raise GpflError(f"no column is named as the {role}: {fix}")
     return found
+
+
+def describe_candidates(tables: Sequence[RawTable], role: str, taken: Sequence[str] = ()) -> str:
+    """Return the columns that may hold labels or clients with the flag that chooses one, or "" if there is none."""
+    limits, hints = CANDIDATES[role]
+    counts: dict[str, int] = {}
+    for name, first in tables[0].columns.items():
+        if name in taken or first.ndim != 1 or any(name not in table.columns for table in tables):
+            continue
+        values = join_column(tables, name)
+        present = values[~find_missing(values)]
+        if present.dtype.kind == "f" and not np.array_equal(present, np.floor(present)):
+            continue
+        count = len(set(present.tolist()))
+        if count in limits and (2 * count <= len(values) or role == "label"):
+            counts[name] = count
+    if not counts:
+        return ""
+    ordered = sorted(counts, key=lambda name: not any(hint in name.lower() for hint in hints))
+    listed = join_names([f"{name} ({counts[name]:,} values)" for name in ordered], 5)
+    return f"candidates: {listed}; choose one with --{role} {shlex.quote(ordered[0])}"
 
 
 def read_roles(
@@ -98,11 +130,14 @@ def read_roles(
         notes.append(note)
     locator = RowLocator(tables)
     splits, split_column = find_splits(tables, options)
-    clients = None
+    clients, client_hint = None, ""
     if roles.client:
         clients = _read_role(tables, roles.client, locator)
     elif all(table.source.client for table in tables):
         clients = np.repeat([table.source.client for table in tables], list(map(len, tables)))
+    else:
+        candidates = describe_candidates(tables, "client", [name for name in (*roles.names, split_column) if name])
+        client_hint = f"which column does? {candidates}" if candidates else "name the column with --client"
     metadata: dict[str, object] = {"label": roles.label, "client": roles.client, "split_column": split_column}
     metadata |= {"group": options.group} if options.group else {}
     samples = FileSamples(
@@ -112,6 +147,7 @@ def read_roles(
         groups=_read_role(tables, roles.group, locator) if roles.group else None,
         label_name=roles.label,
         client_name=roles.client,
+        client_hint=client_hint,
         metadata=metadata | _changed_options(options) | {"ignore": list(options.ignore), "missing": options.missing},
         notes=notes,
         locator=locator,
@@ -136,7 +172,7 @@ def find_splits(tables: Sequence[RawTable], options: ColumnOptions) -> tuple[Arr
     sources = [table.source for table in tables]
     if check_divided(sources):
         return check_splits(np.repeat([source.split for source in sources], list(map(len, tables)))), ""
-    name = _find(options, "split_column", SPLIT_COLUMNS, tables[0], required=False)
+    name = _find(options, "split_column", SPLIT_COLUMNS, tables, required=False)
     if not name:
         return None, ""
     values = np.char.lower(to_text(join_column(tables, name)).astype(str))
@@ -199,7 +235,7 @@ def encode_labels(samples: FileSamples) -> tuple[npt.NDArray[np.int64], list[str
         raise GpflError(f"every row has the class '{classes[0]}'; there must be at least two classes")
     if len(classes) > MAX_CLASSES or (len(classes) > 20 and 2 * len(classes) > len(labels)):
         raise GpflError(
-            f"'{name}' holds {len(classes):,} different values in {len(labels):,} rows, too many for classes: "
-            "choose another column with --label"
+            f"'{name}' holds {len(classes):,} different values in {len(labels):,} rows, too many for classes; "
+            "regression is not offered yet: group the values into classes, or choose another column with --label"
         )
     return labels, classes

@@ -94,6 +94,7 @@ class FileSamples:
     groups: Array | None = None
     label_name: str = "class"
     client_name: str = ""
+    client_hint: str = ""  # how to name the clients if the files do not
     metadata: dict[str, object]  # how the files were read; saved with the manifest
     notes: list[str] = field(default_factory=list)  # lines for the user
     locator: RowLocator | None = None

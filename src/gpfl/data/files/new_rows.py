@@ -1,0 +1,125 @@
+"""Read new rows into the columns of a known schema, such as that of a trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from gpfl.data.columns import UNKNOWN, RawColumns, Schema
+from gpfl.data.files.cells import parse_column
+from gpfl.data.files.checks import describe_unreadable
+from gpfl.data.files.layout import SUFFIXES, InputFile, file_suffix
+from gpfl.data.files.raw_table import Array, RawTable, RowLocator, as_text, join_names, number_rows
+from gpfl.data.files.reader import read_table
+from gpfl.errors import GpflError, did_you_mean, pluralize
+
+
+class DataFrame(Protocol):
+    """A data frame of pandas, polars or another library."""
+
+    @property
+    def columns(self) -> Iterable[str]:
+        """Names of the columns."""
+
+    def __getitem__(self, name: str, /) -> npt.ArrayLike:
+        """Return the values of a column."""
+
+
+NewData: TypeAlias = str | Path | Mapping[str, npt.ArrayLike] | DataFrame
+"""The path of a CSV, TSV, Parquet or npz file, columns by name, or a data frame."""
+
+
+@dataclass(frozen=True, eq=False)
+class NewRows:
+    """New rows as the columns of a schema.
+
+    Attributes:
+        columns: The columns in the schema's order; `UNKNOWN` where a category is not in the schema.
+        unseen: Categories that are not in the schema and their numbers of rows, by column.
+        unreadable: Numbers of cells that were read as missing because they are no number or date, by column.
+        table: All columns as they were read, such as that of the label.
+
+    """
+
+    columns: RawColumns
+    unseen: Mapping[str, Mapping[str, int]]
+    unreadable: Mapping[str, int]
+    table: RawTable
+
+
+def read_new_rows(
+    data: NewData, schema: Schema, *, unreadable: Literal["error", "missing"] = "error", text: Collection[str] = ()
+) -> NewRows:
+    """Return new rows as the columns of a schema, in which they are found by name; further columns are ignored.
+
+    Args:
+        data: The path of a file, columns by name, or a data frame.
+        schema: Columns to read. Numbers in a column of dates are days since 1970-01-01.
+        unreadable: What to do with cells of numeric and date columns that are neither: "error", or "missing".
+        text: Names of other columns that stay text even if all their cells are numbers.
+
+    """
+    categorical = {column.name.lower() for column in schema.columns if column.is_categorical}
+    table = _read(data, categorical | {name.lower() for name in text})
+    absent = [column.name for column in schema.columns if column.name not in table.columns]
+    if absent:
+        fix = did_you_mean(absent[0], table.columns) if len(absent) == 1 else f"known: {join_names(list(table.columns))}"
+        raise GpflError(f"{table.path} lacks {pluralize(len(absent), 'column')} of the schema: {join_names(absent)}; {fix}")
+    locator = RowLocator([table])
+    values = np.empty((len(table), len(schema)))
+    unseen: dict[str, dict[str, int]] = {}
+    missing: dict[str, int] = {}
+    for index, column in enumerate(schema.columns):
+        cells = table.columns[column.name]
+        if len(cells) != len(table) or cells.ndim != 1:
+            raise GpflError(f"{table.path} has {column.name} of shape {cells.shape}; give one value per row")
+        parsed = parse_column(column.name, cells, not table.decimal_commas, kind=column.kind)
+        values[:, index] = parsed.values
+        if column.is_categorical:
+            codes = RawColumns(Schema((parsed.schema,)), parsed.values[:, None]).codes(column.name, column.categories)
+            values[:, index] = codes
+            names, counts = np.unique(parsed.values[codes == UNKNOWN], return_counts=True)
+            if len(names):
+                unseen[column.name] = {parsed.schema.categories[int(k)]: int(n) for k, n in zip(names, counts, strict=True)}
+        elif parsed.unreadable.any():
+            if unreadable == "error":
+                reason, fix = describe_unreadable(parsed, locator)
+                raise GpflError(f"column '{column.name}' {reason}: {fix}")
+            missing[column.name] = int(parsed.unreadable.sum())
+    return NewRows(RawColumns(schema, values), unseen, missing, table)
+
+
+def _read(data: NewData, text: Collection[str]) -> RawTable:
+    if isinstance(data, (str, Path)):
+        path = Path(data)
+        if not path.is_file():
+            raise GpflError(f"there is no file {path}")
+        if file_suffix(path) not in SUFFIXES:
+            raise GpflError(f"cannot read {path}: give a {', '.join(SUFFIXES)} file")
+        try:
+            return read_table(InputFile(path), text=text)
+        except OSError as problem:
+            raise GpflError(f"cannot read {path}: {problem.strerror}") from None
+    names = list(data) if isinstance(data, Mapping) else list(data.columns)
+    columns = {str(name): _to_array(data[name], str(name)) for name in names}
+    table = number_rows(InputFile(Path(type(data).__name__)), columns)
+    if not len(table):
+        raise GpflError(f"{table.path} has no rows")
+    return table
+
+
+def _to_array(values: npt.ArrayLike, name: str) -> Array:
+    """Return a column as numbers, or as text with "" for a missing value."""
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise GpflError(f"column '{name}' has shape {array.shape}; give one value per row")
+    if array.dtype.kind == "M":
+        return (array - np.datetime64(0, "D")) / np.timedelta64(1, "D")
+    if array.dtype.kind in "iuf":
+        return array
+    return as_text(["" if value is None or str(value) in ("nan", "NaT", "<NA>") else str(value) for value in array.tolist()])
