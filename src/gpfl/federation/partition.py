@@ -311,9 +311,10 @@ class Natural(Partition):
     def assign(self, table: Table, rng: np.random.Generator) -> dict[str, Indices]:
         """Return the samples of each client that has enough."""
         if table.client_ids is None:
-            fix = table.client_hint or (NAME_CLIENTS if table.group_ids is not None else "")
-            if table.group_ids is None:
-                fix += f"{', or ' if fix else ''}divide the samples at random with --partition dirichlet or pathological"
+            fix = NAME_CLIENTS if table.group_ids is not None else "use --partition dirichlet or pathological"
+            if table.client_hint:
+                at_random = "" if table.group_ids is not None else ", or divide the rows at random with --partition dirichlet"
+                fix = f"{table.client_hint}{at_random}"
             raise GpflError(f"data '{table.name}' does not name the client of each sample: {fix}")
         parts = {name: np.flatnonzero(table.client_ids == i) for i, name in enumerate(table.client_names)}
         eligible = {name: samples for name, samples in parts.items() if len(samples) >= max(1, self.min_samples)}

@@ -79,12 +79,22 @@ def test_a_csv_without_clients_is_divided_by_a_partition(tmp_path: Path) -> None
     path = write(tmp_path / "a.csv", lines(("a", "label"), *((k, k % 2) for k in range(40))))
     table = load(path)
     assert table.client_ids is None
-    assert "no client column, so a partition assigns rows to clients" in table.description
-    federation = gpfl.federate(path, clients=4, beta=100.0)
+    assert "40 rows; no client column; random" in table.description
+    federation = gpfl.federate(path, partition="dirichlet", clients=4, beta=100.0)
     assert len(federation) == 4
     assert sorted(np.concatenate([[*s.train, *s.test] for s in federation.shards])) == list(range(40))
-    message = message_of(lambda: gpfl.federate(path, partition="natural"))
-    assert message == "data 'a.csv' does not name the client of each sample: use --partition dirichlet or pathological"
+    question = "data '{}.csv' does not name the client of each sample: "
+    at_random = "or divide the rows at random with --partition dirichlet"
+    message = message_of(lambda: gpfl.federate(path))
+    assert message == f"{question.format('a')}name the column with --client, {at_random}"
+    assert message_of(lambda: gpfl.federate(path, partition="natural")) == message
+    rows = [(k / 7, "fm"[k % 2], f"site {k % 4}", k % 3, k % 2) for k in range(40)]
+    path = write(tmp_path / "b.csv", lines(("a", "sex", "hospital", "ward", "label"), *rows))
+    assert message_of(lambda: gpfl.federate(path)) == (
+        f"{question.format('b')}which column does? candidates: hospital (4 values), sex (2 values), ward (3 values); "
+        f"choose one with --client hospital, {at_random}"
+    )
+    assert message_of(lambda: gpfl.federate(path, group="hospital")).endswith("choose one with --client sex")
 
 
 @pytest.mark.parametrize("mark", [",", ";", "\t"], ids=["comma", "semicolon", "tab"])
@@ -163,6 +173,9 @@ LABELS: dict[str, tuple[Sequence[object], list[int], list[str]]] = {
     "below 0": ([-1, 1, -1, 1], [0, 1, 0, 1], ["-1", "1"]),
     "whole floats": (["1.0", "0.0", "2.0", "1"], [1, 0, 2, 1], ["0", "1", "2"]),
     "with blanks": ([" a", "a ", "b", "b"], [0, 0, 1, 1], ["a", "b"]),
+    "truth values": (["True", "False", "True"], [1, 0, 1], ["False", "True"]),
+    "percentages": (["10%", "5%", "10%"], [0, 1, 0], ["10%", "5%"]),
+    "dates": (["2023-01-10", "2022-01-10", "2023-01-10"], [1, 0, 1], ["2022-01-10", "2023-01-10"]),
     "numbers and names": ([1, "x", 10, 1], [0, 2, 1, 0], ["1", "10", "x"]),
 }
 
@@ -292,7 +305,8 @@ def test_a_chosen_column_is_not_found_for_another_role(tmp_path: Path) -> None:
     assert load(path, label="client").client_ids is None
     assert load(path, label="split").splits is None
     assert error_of(path, client="label") == (
-        "no column is named as the label: use --label NAME; the columns are a, client, split, label"
+        "no column is named as the label: which column holds it? candidates: split (2 values), client (2 values); "
+        "choose one with --label split"
     )
 
 

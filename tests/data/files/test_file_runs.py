@@ -235,7 +235,20 @@ def test_files_that_are_not_read_are_reported(command: Command) -> None:
 def test_list_flags_add_up_and_may_hold_commas(command: Command) -> None:
     rows = [(k, k % 5, k % 7, k % 3, "ab"[k % 2]) for k in range(24)]
     write(Path("v.csv"), lines(("id", '"x, y"', "z", "[kg]", "label"), *rows))
-    result = command("data", "show", "--data", "v.csv", "--clients", 2, "--ignore", "id", "--ignore", '"x, y", "[kg]"')
+    result = command(
+        "data",
+        "show",
+        "--data",
+        "v.csv",
+        "--partition",
+        "dirichlet",
+        "--clients",
+        2,
+        "--ignore",
+        "id",
+        "--ignore",
+        '"x, y", "[kg]"',
+    )
     assert result.code == 0, result.err
     assert "1 numeric column (z)" in result.out
 
@@ -275,7 +288,16 @@ def test_data_given_as_a_config_is_an_error_with_the_right_command(
             "data.label (--label) is 'knd', which is not a column; did you mean 'kind'?",
         ),
         (("--data", "visits.csv", "--label", "kind", "--ignore", "c"), "data.ignore names column 'c'; known: a, b, kind, site"),
-        (("--data", "visits.csv"), "no column is named as the label: use --label NAME; the columns are a, b, site, kind"),
+        (
+            ("--data", "visits.csv"),
+            "no column is named as the label: which column holds it? candidates: kind (2 values), site (3 values); "
+            "choose one with --label kind",
+        ),
+        (
+            ("--data", "visits.csv", "--label", "kind"),
+            "data 'visits.csv' does not name the client of each sample: which column does? candidates: site (3 values); "
+            "choose one with --client site, or divide the rows at random with --partition dirichlet",
+        ),
         (("--data", "visits.csv", "--label", "kind", "--partition", "natural"), "does not name the client of each sample"),
         (
             (*FILE_FLAGS, "--min-samples", 40),

@@ -97,11 +97,12 @@ def describe_candidates(tables: Sequence[RawTable], role: str, taken: Sequence[s
         if present.dtype.kind == "f" and not np.array_equal(present, np.floor(present)):
             continue
         count = len(set(present.tolist()))
-        if count in limits and (2 * count <= len(values) or role == "label"):
+        if count in limits and 2 * count <= len(values):
             counts[name] = count
     if not counts:
         return ""
-    ordered = sorted(counts, key=lambda name: not any(hint in name.lower() for hint in hints))
+    names = list(reversed(counts)) if role == "label" else list(counts)  # labels tend to be the last column
+    ordered = sorted(names, key=lambda name: not any(hint in name.lower() for hint in hints))
     listed = join_names([f"{name} ({counts[name]:,} values)" for name in ordered], 5)
     return f"candidates: {listed}; choose one with --{role} {shlex.quote(ordered[0])}"
 
