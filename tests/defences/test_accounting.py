@@ -17,7 +17,6 @@ from gpfl.defences import DefenceConfig, accounting
 from gpfl.defences.accounting import (
     AccountingInputs,
     client_guarantee,
-    describe_client_guarantee,
     example_guarantee,
     find_noise,
     fixed_size_epsilon,
@@ -86,8 +85,8 @@ def test_client_sampling_improves_the_guarantee() -> None:
     assert some["epsilon_if_poisson"] == poisson_epsilon(4.0, 0.2, 10, 1e-5)
     assert some["epsilon"] < all_["epsilon"]
     assert some["epsilon"] < some["epsilon_if_cohorts_are_known"] == gaussian_epsilon(2.0, some["most_rounds"], 1e-5)
-    assert "if the sampled clients are known" in describe_client_guarantee(some)
-    assert "if the sampled clients are known" not in describe_client_guarantee(all_)
+    assert "who knows which clients were sampled" in accounting.describe_guarantee({"client": some})[0]
+    assert "who knows which clients were sampled" not in accounting.describe_guarantee({"client": all_})[0]
     assert some["most_rounds"] < all_["most_rounds"] == 10
     assert some["joining"] == [2, 2]
 
@@ -159,13 +158,13 @@ def test_without_the_accountant_no_epsilon_is_stated(command: Command, monkeypat
 
 def test_descriptions_name_assumptions_and_numbers() -> None:
     (text,) = accounting.describe_guarantee({"client": client_guarantee(DefenceConfig(clip=1.0, noise=4.0), inputs())})
-    assert "one client exchanged" in text
-    assert "for Poisson sampling and one client more or less" in text
-    assert "Against the server, which sees single uploads" in text
+    assert "(replace one client)" in text
+    assert "under Poisson sampling (add or remove one client)" in text
+    assert "Against a server that sees individual uploads" in text
     (text,) = accounting.describe_guarantee(
         {"example": example_guarantee(DefenceConfig(example_clip=1.0, example_noise=4.0), inputs())}
     )
-    assert "for the worst client (100 samples) for Poisson sampling" in text
+    assert "for the worst client, which has 100 samples" in text
     assert accounting.format_epsilon(None) == "∞"
     assert accounting.format_epsilon(123456.0) == "1.2e+05"
     assert accounting.privacy_guarantee(DefenceConfig(clip=1.0), inputs()) == {}, "no guarantee without noise"

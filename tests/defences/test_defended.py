@@ -267,7 +267,7 @@ def test_the_command_records_the_defence_and_prints_its_guarantee(command: Comma
         "run", "--data", "toy", "--method", "fedavg", "--clip", "0.5", "--noise", "2", "--delta", "1e-3", "--out", "run"
     )
     assert said.code == 0, said.err
-    assert "Client level: updates clipped to 0.5, noise on their sum 2 × 0.5: ε = " in said.out
+    assert "Client level: updates clipped to L2 norm 0.5, noise multiplier 2. After " in said.out
     config = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
     assert config["defence"] | {"noise": 2.0, "clip": 0.5, "delta": 1e-3} == config["defence"]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

@@ -1,8 +1,9 @@
-"""The (ε, δ) that a defence guarantees, computed by dp-accounting, and the assumptions behind it.
+"""The (ε, δ) that a defence guarantees, computed by dp-accounting.
 
-Each ε comes in two versions. As run: neighbours differ in one exchanged client or example, so the bound counts twice; rounds
-draw a fixed number of clients without replacement, and batches pass over the examples in order, without amplification. As
-papers mostly state it: neighbours differ in one client or example more or less, and rounds and batches are Poisson samples.
+Each ε comes in two versions. As run: one client or example is replaced by another, which moves a clipped sum by twice the
+bound; a round samples a fixed number of clients without replacement; batches pass over the examples in order, so they are
+not amplified by sampling. As papers mostly state it: one client or example is added or removed, and rounds and batches are
+Poisson samples.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from gpfl.defences.coupling import CouplingCheck
 from gpfl.errors import GpflError, pluralize
 
 Guarantee = dict[str, object]
-"""What is guaranteed to clients or to examples, as in summary.json."""
+"""ε, δ and their assumptions for clients or for examples, as in summary.json."""
 
 INSTALL_COMMAND = "pip install 'gpfl[privacy]'"
 _SIZES_TRIED = 8
-"""Number of smallest and of largest clients that are tried for the worst one; which it is depends on the noise."""
+"""Numbers of smallest and of largest clients among which the worst is searched; which it is depends on the noise."""
 _STEPS_PER_DECADE = 1000
 """Resolution of the search for a noise."""
 
 
 @dataclass(frozen=True)
 class AccountingInputs:
-    """What a guarantee depends on besides the defence."""
+    """Inputs of the accountant besides the defence."""
 
     schedule: Schedule
     phases: tuple[Phase, ...]
@@ -82,14 +83,14 @@ def load_accountant() -> ModuleType:
 
 @cache
 def gaussian_epsilon(noise: float, releases: int, delta: float) -> float:
-    """Return ε of releases with Gaussian noise, given in multiples of the distance between neighbours."""
+    """Return ε of releases with Gaussian noise, a multiple of the sensitivity, if one client or example is replaced."""
     dp = load_accountant()
     return _compose(dp.GaussianDpEvent(noise), releases, delta, dp.NeighboringRelation.REPLACE_ONE)
 
 
 @cache
 def fixed_size_epsilon(noise: float, sampled: int, clients: int, rounds: int, delta: float) -> float:
-    """Return ε of rounds with a fixed number of clients drawn without replacement, one client exchanged."""
+    """Return ε of rounds that sample a fixed number of clients without replacement, if one client is replaced."""
     if sampled >= clients:
         return gaussian_epsilon(noise, rounds, delta)
     dp = load_accountant()
@@ -100,7 +101,7 @@ def fixed_size_epsilon(noise: float, sampled: int, clients: int, rounds: int, de
 
 @cache
 def poisson_epsilon(noise: float, rate: float, releases: int, delta: float) -> float:
-    """Return ε of releases over Poisson samples, one client or example more or less."""
+    """Return ε of releases over Poisson samples, if one client or example is added or removed."""
     dp = load_accountant()
     event = dp.PoissonSampledDpEvent(min(1.0, rate), dp.GaussianDpEvent(noise))
     return _compose(event, releases, delta, dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
@@ -117,7 +118,7 @@ def _compose(event: object, times: int, delta: float, relation: object) -> float
 
 
 def privacy_guarantee(defence: DefenceConfig, inputs: AccountingInputs) -> Guarantee:
-    """Return what a defence guarantees, for summary.json; empty without noise. None stands for an infinite ε."""
+    """Return the guarantee at each level, for summary.json; empty without noise. None stands for an infinite ε."""
     levels: Guarantee = {}
     if defence.noise:
         levels["client"] = _without_infinity(client_guarantee(defence, inputs))
@@ -127,7 +128,7 @@ def privacy_guarantee(defence: DefenceConfig, inputs: AccountingInputs) -> Guara
 
 
 def client_guarantee(defence: DefenceConfig, inputs: AccountingInputs) -> Guarantee:
-    """Return what is guaranteed to a client whose updates are clipped and noisy; without ε if there is no accountant."""
+    """Return the guarantee for a client whose updates are clipped and noisy; without ε if there is no accountant."""
     fewest, most = inputs.clients_per_round
     clients, rounds, delta = len(inputs.n_samples), inputs.schedule.rounds, defence.delta
     guarantee: Guarantee = {
@@ -145,19 +146,20 @@ def client_guarantee(defence: DefenceConfig, inputs: AccountingInputs) -> Guaran
         return guarantee
     fraction = inputs.schedule.client_fraction
     sampled = clients if isinstance(fraction, tuple) else count_clients(fraction, clients)
-    exchanged, single = defence.noise / 2, defence.noise / 2 / math.sqrt(fewest)  # neighbours are twice the bound apart
-    guarantee["epsilon"] = fixed_size_epsilon(exchanged, sampled, clients, rounds, delta)
+    replaced = defence.noise / 2  # the sum moves by twice the bound
+    single = replaced / math.sqrt(fewest)
+    guarantee["epsilon"] = fixed_size_epsilon(replaced, sampled, clients, rounds, delta)
     if not isinstance(fraction, tuple):
         guarantee["epsilon_if_poisson"] = poisson_epsilon(defence.noise, sampled / clients, rounds, delta)
     return guarantee | {
-        "epsilon_if_cohorts_are_known": gaussian_epsilon(exchanged, inputs.most_rounds, delta),
+        "epsilon_if_cohorts_are_known": gaussian_epsilon(replaced, inputs.most_rounds, delta),
         "epsilon_of_one_upload": gaussian_epsilon(single, 1, delta),
         "epsilon_of_all_uploads": gaussian_epsilon(single, inputs.most_rounds, delta),
     }
 
 
 def example_guarantee(defence: DefenceConfig, inputs: AccountingInputs) -> Guarantee:
-    """Return what is guaranteed to an example of the worst client, whose gradients are clipped and noisy."""
+    """Return the guarantee for an example of the worst client, whose gradients are clipped and noisy."""
     coupling = inputs.coupling or CouplingCheck((1,) * len(inputs.phases), False)
     gradients = sum(phase.epochs * per_step for phase, per_step in zip(inputs.phases, coupling.gradients, strict=True))
     rounds, noise, delta = inputs.most_rounds, defence.example_noise, defence.delta
@@ -214,56 +216,54 @@ def find_noise(epsilon: float, epsilon_of: Callable[[float], float]) -> float:
 
 
 def describe_guarantee(guarantee: Mapping[str, object]) -> list[str]:
-    """Return a sentence for each level of `privacy_guarantee`."""
-    sentences = []
-    for level, describe in (("client", describe_client_guarantee), ("example", describe_example_guarantee)):
+    """Return the sentences about each level of `privacy_guarantee`."""
+    descriptions = []
+    for level, vectors, describe in (
+        ("client", "updates", _describe_client_epsilons),
+        ("example", "per-example gradients", _describe_example_epsilons),
+    ):
         if level in guarantee:
-            stated = cast(Guarantee, guarantee[level])
-            no_epsilon = f"{_describe_clipping(stated, level)}. ε is not stated: {INSTALL_COMMAND}"
-            sentences.append(describe(stated) if "epsilon" in stated else no_epsilon)
-    return sentences
+            values = cast(Guarantee, guarantee[level])
+            epsilons = describe(values) if "epsilon" in values else f"ε is not stated: {INSTALL_COMMAND}"
+            descriptions.append(
+                f"{level.capitalize()} level: {vectors} clipped to L2 norm {values['clip']:g}, noise multiplier "
+                f"{values['noise']:g}. {epsilons}"
+            )
+    return descriptions
 
 
-def describe_client_guarantee(guarantee: Guarantee) -> str:
-    """Return the sentence about clients."""
-    epsilon, cohorts_known = guarantee["epsilon"], guarantee["epsilon_if_cohorts_are_known"]
-    known = f"; {format_epsilon(cohorts_known)} if the sampled clients are known" * (not _at_most(cohorts_known, epsilon))
-    poisson = (
-        f"; {format_epsilon(guarantee['epsilon_if_poisson'])} for Poisson sampling and one client more or less"
-        if "epsilon_if_poisson" in guarantee
-        else ""
-    )
+def _describe_client_epsilons(values: Guarantee) -> str:
+    epsilon, cohorts_known = values["epsilon"], values["epsilon_if_cohorts_are_known"]
+    rounds = pluralize(cast(int, values["rounds"]), "round")
+    others = []
+    if _as_number(cohorts_known) > _as_number(epsilon):
+        others.append(f"{format_epsilon(cohorts_known)} to an observer who knows which clients were sampled")
+    if "epsilon_if_poisson" in values:
+        others.append(f"{format_epsilon(values['epsilon_if_poisson'])} under Poisson sampling (add or remove one client)")
+    one, every = (format_epsilon(values[f"epsilon_of_{uploads}"]) for uploads in ("one_upload", "all_uploads"))
     return (
-        f"{_describe_clipping(guarantee, 'client')}: ε = {format_epsilon(epsilon)}, δ = {guarantee['delta']:g} over "
-        f"{pluralize(cast(int, guarantee['rounds']), 'round')}, one client exchanged{known}{poisson}. Against the server, "
-        f"which sees single uploads: ε = {format_epsilon(guarantee['epsilon_of_one_upload'])} for one upload, "
-        f"{format_epsilon(guarantee['epsilon_of_all_uploads'])} for all uploads of a client."
+        f"After {rounds} at δ = {values['delta']:g}: "
+        + "; ".join([f"ε = {format_epsilon(epsilon)} (replace one client)", *others])
+        + f". Against a server that sees individual uploads: ε = {one} for one upload, {every} for all uploads of a client."
     )
 
 
-def describe_example_guarantee(guarantee: Guarantee) -> str:
-    """Return the sentence about examples."""
-    same_class = " for another of its class (label counts are not protected)" if guarantee["label_counts_known"] else ""
+def _describe_example_epsilons(values: Guarantee) -> str:
+    same_class = " by another of its class, since label counts are not protected" if values["label_counts_known"] else ""
     return (
-        f"{_describe_clipping(guarantee, 'example')}: ε = {format_epsilon(guarantee['epsilon'])}, δ = {guarantee['delta']:g} "
-        f"over all uploads of a client, one example exchanged{same_class}; {format_epsilon(guarantee['epsilon_if_poisson'])} "
-        f"for the worst client ({guarantee['worst_rows']} samples) for Poisson sampling and one example more or less."
+        f"Over all uploads of a client at δ = {values['delta']:g}: ε = {format_epsilon(values['epsilon'])} (replace one "
+        f"example{same_class}); {format_epsilon(values['epsilon_if_poisson'])} under Poisson sampling (add or remove one "
+        f"example) for the worst client, which has {pluralize(cast(int, values['worst_rows']), 'sample')}."
     )
 
 
-def _describe_clipping(guarantee: Guarantee, level: str) -> str:
-    what, clip, noise = "updates" if level == "client" else "gradients", guarantee["clip"], guarantee["noise"]
-    return f"{level.capitalize()} level: {what} clipped to {clip:g}, noise on their sum {noise:g} × {clip:g}"
-
-
-def _at_most(a: object, b: object) -> bool:
-    """Return whether an ε is at most another; None is infinite."""
-    return b is None or (a is not None and cast(float, a) <= cast(float, b))
+def _as_number(epsilon: object) -> float:
+    return math.inf if epsilon is None else cast(float, epsilon)
 
 
 def format_epsilon(value: object) -> str:
     """Return an ε with three digits; None is infinite."""
-    if value is None:
+    epsilon = _as_number(value)
+    if math.isinf(epsilon):
         return "∞"
-    epsilon = cast(float, value)
     return f"{epsilon:.3g}" if epsilon < 1000 else f"{epsilon:.1e}"
