@@ -64,7 +64,7 @@ def test_cases_of_an_older_version_are_attacked_again(fedavg: gpfl.Result, tmp_p
     runner, path = make_runner(fedavg), case_path(tmp_path, CASE)
     runner.run([CASE], tmp_path)
     images, metadata = read_tensors(path)
-    settings = {name: value for name, value in metadata["settings"].items() if name != "form"}
+    settings = {name: value for name, value in metadata["settings"].items() if name != "version"}
     records = [{name: value for name, value in record.items() if "either" not in name} for record in metadata["records"]]
     write_tensors(path, images, {"settings": settings, "records": records})
     assert runner.load(CASE, tmp_path) is None
@@ -97,7 +97,7 @@ def test_a_negative_counts_as_reconstructed(fedavg: gpfl.Result) -> None:
     assert all(record["either_psnr"] == 100 for record in result.records)
     assert result.records[0]["psnr"] < 10
     assert result.records[0]["ssim"] < result.records[0]["either_ssim"] == pytest.approx(1)
-    torch.testing.assert_close(result.found, true.flatten(0, 1))
+    torch.testing.assert_close(result.reconstructed, true.flatten(0, 1))
     summary = summarize_case(CASE, result)
     assert (summary.psnr, summary.inverted, summary.verdict) == (100, 3, "leaks")
     assert summary.psnr_as_found < 70

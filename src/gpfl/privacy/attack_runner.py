@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 
 from gpfl.core import tree
-from gpfl.core.local_round import Schedule
-from gpfl.core.method import Setup
 from gpfl.core.options import option_values
 from gpfl.defences import Defended, undefended
 from gpfl.engine import Engine, matmul_precision
@@ -32,8 +30,8 @@ from gpfl.privacy.server_view import ServerView
 from gpfl.privacy.uploads import AttackedBatch, initial_state, load_images, mean_image, observe_uploads
 from gpfl.training.run_dir import RunState
 
-_VERSION = 3
-"""Version of saved cases; those of another lack metrics or come from another attack, and are attacked again."""
+_VERSION = 4
+"""Version of saved cases; those of another version are attacked again."""
 
 Record = dict[str, object]
 """The metrics of one reconstructed image by name, as results.json holds them."""
@@ -89,7 +87,7 @@ class CaseResult(NamedTuple):
 
     records: list[Record]
     true: Tensor
-    found: Tensor  # images whose record says "turned" as their negative
+    reconstructed: Tensor  # those whose record says "turned" are shown as their negative
 
 
 OnResult = Callable[[AttackCase, CaseResult], None]
@@ -135,29 +133,29 @@ class AttackRunner:
         batches, state, local_rounds = self.batches[first.batch], self.states[first.round], self._local_rounds[first.round]
         true = load_images(self.engine.federation, batches)
         keys = [(batch.samples[0], len(batch.samples)) for _ in cases for batch in batches]
-        with matmul_precision("float32"):  # whatever the precision of the run
+        with matmul_precision("float32"):  # also if the run used another precision
             views = [view for case in cases for view in observe_uploads(self.engine, state, batches, case.steps, local_rounds)]
             start = time.perf_counter()
-            found = reconstruction.reconstruct(views, first.target, first.kind, true.shape[1:], keys, self.config)
+            reconstructions = reconstruction.reconstruct(views, first.target, first.kind, true.shape[1:], keys, self.config)
         if true.device.type == "cuda":
             torch.cuda.synchronize()
         seconds = (time.perf_counter() - start) / len(views)
         results = {}
         for index, case in enumerate(cases):
             span = slice(index * len(batches), (index + 1) * len(batches))
-            results[case] = self.measure(case, Reconstruction(*(values[span] for values in found)), true, seconds)
+            results[case] = self.measure(case, Reconstruction(*(values[span] for values in reconstructions)), true, seconds)
         return results
 
-    def measure(self, case: AttackCase, found: Reconstruction, true: Tensor, seconds: float) -> CaseResult:
+    def measure(self, case: AttackCase, reconstructions: Reconstruction, true: Tensor, seconds: float) -> CaseResult:
         """Return the metrics of each true image and the reconstruction assigned to it.
 
-        The reconstruction, the start and the mean image are measured by the same rules: as they are, and (either_…) as
+        The reconstruction, the start and the mean image are measured in the same way: as they are, and (either_…) as
         themselves or their negative, whichever is closer.
         """
         truth = true.flatten(0, 1)
         guesses = {
-            "": found.images,
-            "start_": torch.sigmoid(found.initial_logits),
+            "": reconstructions.images,
+            "start_": torch.sigmoid(reconstructions.initial_logits),
             "mean_": self._mean_image.expand_as(true),
         }
         matched = {name: match_images(true, images) for name, images in guesses.items()}
@@ -169,8 +167,8 @@ class AttackRunner:
         }
         metrics |= {
             "reference_psnr": image_metrics.reference_psnr(truth, matched[""].images),
-            "reference_start": image_metrics.reference_psnr_of_start(truth, found.initial_logits.flatten(0, 1)),
-            "gradient_distance": found.distances.repeat_interleave(case.batch),
+            "reference_start": image_metrics.reference_psnr_of_start(truth, reconstructions.initial_logits.flatten(0, 1)),
+            "gradient_distance": reconstructions.distances.repeat_interleave(case.batch),
         }
         values = {name: metric.double().cpu().tolist() for name, metric in metrics.items()}
         images, inverted = matched["either_"]
@@ -195,31 +193,30 @@ class AttackRunner:
         return mean_image(self.engine.federation)
 
     def load(self, case: AttackCase, folder: Path | None) -> CaseResult | None:
-        """Return the case that a folder holds, or None if it was attacked under other settings."""
+        """Return the case saved in a folder, or None if there is none with the same settings."""
         path = None if folder is None else case_path(folder, case)
         if path is None or not path.is_file():
             return None
         images, metadata = read_tensors(path)
         if metadata.get("settings") != json.loads(json.dumps(self._settings(case))):
             return None
-        true, found = (images[name].to(torch.float32) / 255 for name in ("true", "found"))
-        return CaseResult(cast(list[Record], metadata["records"]), true, found)
+        true, reconstructed = (images[name].to(torch.float32) / 255 for name in ("true", "reconstructed"))
+        return CaseResult(cast(list[Record], metadata["records"]), true, reconstructed)
 
     def _settings(self, case: AttackCase) -> dict[str, object]:
-        """Return what a case depends on; a saved case with the same settings is the same."""
-        method, schedule, config = self.engine.method, self.engine.schedule, self.config
-        settings = {"form": _VERSION, **dataclasses.asdict(case)}
-        settings |= {"iterations": config.iterations, "restarts": config.restarts, "seed": config.seed}
-        settings |= {"sent": self._checksums[case.round], "rows": [list(batch.samples) for batch in self.batches[case.batch]]}
-        settings |= {"lr": method.lr, "options": option_values(undefended(method)), "data": self.engine.federation.table.digest}
+        """Return all that the result of a case depends on; a saved case with the same settings is reused."""
+        method, schedule = self.engine.method, self.engine.schedule
+        settings = {"version": _VERSION, **dataclasses.asdict(case)}
+        settings |= {name: getattr(self.config, name) for name in ("iterations", "restarts", "seed")}
+        settings |= {"sent": self._checksums[case.round], "data": self.engine.federation.table.digest}
+        settings |= {"samples": [list(batch.samples) for batch in self.batches[case.batch]]}
+        settings |= {"lr": method.lr, "batch_norm": method.batch_norm, "options": option_values(undefended(method))}
         if isinstance(method, Defended):
-            settings["defence"] = {**option_values(method.defence), "salt": method.salt, "crowd": method.min_clients}
-        # Saved at their defaults, these would change the settings of all cases that were saved without them.
-        added: dict[str, tuple[object, object]] = {"batch_norm": (method.batch_norm, Setup.batch_norm)}
+            settings["defence"] = option_values(method.defence) | {"salt": method.salt, "min_clients": method.min_clients}
         if case.steps == "epoch":
-            added["epochs"] = (method.epochs, Setup.epochs)
-            added |= {key: (getattr(schedule, key), getattr(Schedule, key)) for key in ("batch_size", "shuffle", "drop_last")}
-        return settings | {key: value for key, (value, default) in added.items() if value != default}
+            settings |= {name: getattr(schedule, name) for name in ("batch_size", "shuffle", "drop_last")}
+            settings["epochs"] = method.epochs
+        return settings
 
 
 def case_path(folder: Path, case: AttackCase) -> Path:
@@ -228,7 +225,7 @@ def case_path(folder: Path, case: AttackCase) -> Path:
 
 
 def _save_case(path: Path, result: CaseResult, settings: Mapping[str, object]) -> None:
-    images = {"true": result.true, "found": result.found}
+    images = {"true": result.true, "reconstructed": result.reconstructed}
     flat = {name: (values.clamp(0, 1) * 255).round().to(torch.uint8) for name, values in images.items()}
     write_tensors(path, flat, {"settings": dict(settings), "records": result.records})
 
@@ -238,7 +235,7 @@ def ceiling_runner(
 ) -> tuple[AttackRunner, AttackCase]:
     """Return the case that is easiest to attack: FedAvg's untrained model after one step on the smallest batch.
 
-    It uses the net, data, seed and learning rate of the run, whatever its method.
+    Net, data, seed and learning rate are those of the run.
     """
     method = engine.method
     fedavg = METHODS["fedavg"]().bind(method.net, lr=method.lr, epochs=method.epochs, batch_norm=method.batch_norm)

@@ -42,5 +42,5 @@ def reconstruct(
 
     start = torch.cat([logits.flatten(1), output.flatten(1)], 1)
     state = run_program(step, lbfgs.init(start, lambda points: evaluate(points, gradients)), gradients, iterations, graph)
-    image, found = torch.func.vmap(unpack)(tree.leaf(state, "point"))
-    return image, matching.distances({"image": image, "output": found}, gradients)
+    image, output = torch.func.vmap(unpack)(tree.leaf(state, "point"))
+    return image, matching.distances({"image": image, "output": output}, gradients)

@@ -1,9 +1,8 @@
 """Inference of a client's label distribution from GPFL's category embeddings C.
 
-L^alg, and nothing but it and weight decay, changes C_u: by −(s_u − y_u) times the features over the length of C_u, always
-at right angles to C_u. So the server searches for the features that would have rotated all embeddings as they rotated. Each
-step at a right angle also lengthens C_u, whatever its direction. That still reveals the classes once C_u is so short that
-it soon has rotated all the way.
+Apart from weight decay, only L^alg changes C_u: by −(s_u − y_u) times the features over the length of C_u, always orthogonal
+to C_u. So the server searches for features that explain how all embeddings rotated. Each orthogonal step also makes C_u
+longer, which reveals the classes even if C_u is so short that it reaches its final direction early in the round.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _SPANS = 24
 """Number of spans of a round within which the lengths of embeddings count as constant; a shorter round has a span per step."""
 _EVALUATIONS = 80
 _SPARSITY = 0.02
-"""Weight of the norms of the classes' features beside the fit, over the number of classes."""
+"""Weight of the norms of the classes' features in the objective, times the number of classes."""
 _SATURATION = 1.0
 """Rotation (radians) by one U-th of all features from which on embeddings end near their limit within a round."""
 _MAX_ROTATION = 15.0
@@ -106,12 +105,12 @@ def rotate(start: Tensor, features: Tensor, rates: Tensor) -> Tensor:
     In each span C_u rotates towards Σ(y_u − s_u)·f along the great circle, by the exact solution for a constant force, so spans
     may be long.
     """
-    directions, found = F.normalize(features, dim=1), start
+    directions, rotated = F.normalize(features, dim=1), start
     for rate in rates:
-        force = features - torch.softmax(directions @ found.T, 1).T @ features
+        force = features - torch.softmax(directions @ rotated.T, 1).T @ features
         size = torch.linalg.vector_norm(force, dim=1, keepdim=True).clamp_min(1e-12)
         towards = force / size
         angle = (rate.unsqueeze(1) * size).clamp_max(_MAX_ROTATION)
-        cosine = (found * towards).sum(1, keepdim=True)
-        found = F.normalize(found + towards * (angle.sinh() + cosine * (angle.cosh() - 1)), dim=1)
-    return found
+        cosine = (rotated * towards).sum(1, keepdim=True)
+        rotated = F.normalize(rotated + towards * (angle.sinh() + cosine * (angle.cosh() - 1)), dim=1)
+    return rotated

@@ -61,8 +61,8 @@ def reconstruct(
         grads = torch.func.vmap(torch.func.grad(objective))(tree.branch(state, "dummy"), gradients)
         return _adam_step(state, tree.pick(grads, variables), iterations)
 
-    found = tree.branch(run_program(step, state, gradients, iterations, graph), "dummy")
-    return tree.leaf(found, "image"), matching.distances(found, gradients)
+    dummy = tree.branch(run_program(step, state, gradients, iterations, graph), "dummy")
+    return tree.leaf(dummy, "image"), matching.distances(dummy, gradients)
 
 
 def reconstruct_with_cotangent(

@@ -1,4 +1,4 @@
-"""Gradient matching: the gradient that dummy images would have given, as a function of the dummies.
+"""Gradient matching: the gradient of dummy images as a function of the images.
 
 A dummy is an image with pixels from 0 to 1, and an output of the target function. The functions here are for the images of
 one upload, (batch, channels, height, width); `torch.func.vmap` runs them for many uploads that share the weights.

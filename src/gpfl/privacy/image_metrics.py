@@ -14,15 +14,15 @@ _WINDOW, _SIGMA = 11, 1.5
 _SSIM_CONSTANTS = (0.01**2, 0.03**2)
 
 
-def psnr(true: Tensor, found: Tensor) -> Tensor:
+def psnr(true: Tensor, reconstructed: Tensor) -> Tensor:
     """Return the peak signal-to-noise ratio of images (…, channels, height, width) in dB, peak 1; equal images have 100."""
-    error = (true - found.clamp(0, 1)).square().mean((-3, -2, -1))
+    error = (true - reconstructed.clamp(0, 1)).square().mean((-3, -2, -1))
     return -10 * torch.log10(error.clamp_min(1e-10))
 
 
-def reference_psnr(true: Tensor, found: Tensor) -> Tensor:
+def reference_psnr(true: Tensor, reconstructed: Tensor) -> Tensor:
     """Return the PSNR by the formula of the authors' code: on net inputs from -1 to 1, the squared error divided by 3."""
-    error = (2 * true - 2 * found.clamp(0, 1)).square().mean((-3, -2, -1)) / 3
+    error = (2 * true - 2 * reconstructed.clamp(0, 1)).square().mean((-3, -2, -1)) / 3
     return -10 * torch.log10(error.clamp_min(1e-10))
 
 
@@ -32,12 +32,12 @@ def reference_psnr_of_start(true: Tensor, logits: Tensor) -> Tensor:
     return -10 * torch.log10(error)
 
 
-def ssim(true: Tensor, found: Tensor) -> Tensor:
+def ssim(true: Tensor, reconstructed: Tensor) -> Tensor:
     """Return the structural similarity of images (images, channels, height, width); equal images have 1.
 
     Wang et al. 2004: Gaussian window, population covariance, windows inside the image, mean over positions and channels.
     """
-    x, y = true.flatten(0, 1)[:, None].double(), found.clamp(0, 1).flatten(0, 1)[:, None].double()
+    x, y = true.flatten(0, 1)[:, None].double(), reconstructed.clamp(0, 1).flatten(0, 1)[:, None].double()
     window = _gaussian_window(min(_WINDOW, *(side - (side + 1) % 2 for side in true.shape[-2:]))).to(x)
 
     def smooth(values: Tensor) -> Tensor:
@@ -56,34 +56,31 @@ def _gaussian_window(side: int) -> Tensor:
     return weights / weights.sum()
 
 
-def reorder(true: Tensor, found: Tensor, either_sign: bool = False) -> Tensor:
-    """Return the found images of a batch in the order with the least squared error from the true ones.
-
-    With `either_sign` each image counts as itself or its negative, whichever is closer; it is returned as it was found.
-    """
-    from scipy.optimize import linear_sum_assignment
-
-    images = found.clamp(0, 1)
-    candidates = (images, 1 - images) if either_sign else (images,)
-    costs = [(true.flatten(1)[:, None] - candidate.flatten(1)[None]).square().mean(-1) for candidate in candidates]
-    _, order = linear_sum_assignment(torch.stack(costs).amin(0).cpu().double().numpy())
-    return found[torch.from_numpy(np.asarray(order)).to(found.device)]
-
-
 class MatchedImages(NamedTuple):
-    """Found images in the order of the true ones, (images, channels, height, width), and which of them were inverted."""
+    """Reconstructions in the order of the true images, (images, channels, height, width), and which of them were inverted."""
 
     images: Tensor
     inverted: Tensor
 
 
-def match_images(true: Tensor, found: Tensor, either_sign: bool = False) -> MatchedImages:
-    """Return the found images of batches (batches, batch, …) in the order of the true ones.
+def match_images(true: Tensor, reconstructed: Tensor, either_sign: bool = False) -> MatchedImages:
+    """Return the reconstructions of batches (batches, batch, …) in the order with the least squared error.
 
     With `either_sign` each is itself or its negative, whichever is closer.
     """
+    batches = zip(true, reconstructed.clamp(0, 1), strict=True)
+    images = torch.cat([guesses[_best_order(batch, guesses, either_sign)] for batch, guesses in batches])
     truth = true.flatten(0, 1)
-    images = torch.cat([reorder(t, f, either_sign) for t, f in zip(true, found, strict=True)]).clamp(0, 1)
     error, error_of_negative = ((truth - each).square().mean((-3, -2, -1)) for each in (images, 1 - images))
     inverted = (error_of_negative < error) & either_sign
     return MatchedImages(torch.where(inverted[:, None, None, None], 1 - images, images), inverted)
+
+
+def _best_order(true: Tensor, images: Tensor, either_sign: bool) -> Tensor:
+    """Return the order of the images of a batch with the least squared error."""
+    from scipy.optimize import linear_sum_assignment
+
+    candidates = (images, 1 - images) if either_sign else (images,)
+    costs = [(true.flatten(1)[:, None] - candidate.flatten(1)[None]).square().mean(-1) for candidate in candidates]
+    _, order = linear_sum_assignment(torch.stack(costs).amin(0).cpu().double().numpy())
+    return torch.from_numpy(np.asarray(order)).to(images.device)

@@ -102,10 +102,10 @@ def infer_label_distributions(engine: Engine, state: RunState, clients: Sequence
 
 def uploading_clients(engine: Engine, clients: Sequence[int]) -> list[int]:
     """Return the clients that have enough samples to train. Raise if there are none."""
-    found = [client for client in clients if engine.can_train(client)]
-    if not found:
+    trainable = [client for client in clients if engine.can_train(client)]
+    if not trainable:
         check_can_train(engine, clients[0])
-    return found
+    return trainable
 
 
 def _infer_label_distribution(engine: Engine, state: RunState, client: int) -> LabelInference:

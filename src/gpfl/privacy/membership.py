@@ -31,7 +31,7 @@ class MembershipInference:
 
 
 def infer_memberships(engine: Engine, state: RunState, clients: Sequence[int]) -> list[MembershipInference]:
-    """Attack each client's personal model, in float32 whatever the precision of the run."""
+    """Attack each client's personal model, in float32."""
     with matmul_precision("float32"):
         shared, private = tree.to(state.shared, engine.device), tree.fetch(state.private, clients, engine.device)
         weights = engine.personal_weights(shared, private, clients, state.round)

@@ -1,4 +1,4 @@
-"""Reconstruction of images from what the server sees; `ServerView` is all that reaches it."""
+"""Reconstruction of images from uploads; a `ServerView` is all that an attack knows of the run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class AttackConfig:
 
 
 class Reconstruction(NamedTuple):
-    """What an attack finds for each upload."""
+    """Result of an attack for each upload."""
 
     images: Tensor  # (uploads, batch, channels, height, width)
     distances: Tensor  # (uploads,), cosine distance of the gradients
@@ -87,8 +87,8 @@ def reconstruct(
         starts = [(*keys[upload], restart) for upload, restart in chunk]
         logits = initial_logits(shape, starts, config.seed).to(device)
         chunk_labels = None if labels is None else labels[index]
-        found = _search(matching, attack, tree.take(gradients, index), logits, starts, chunk_labels, config)
-        results.append((*found, logits))
+        images_and_distances = _search(matching, attack, tree.take(gradients, index), logits, starts, chunk_labels, config)
+        results.append((*images_and_distances, logits))
     images, distances, logits = (torch.cat(values) for values in zip(*results, strict=True))
     distances = torch.nan_to_num(distances, nan=torch.inf).reshape(len(views), config.restarts)
     best = distances.argmin(1)
@@ -150,8 +150,8 @@ def _resolve_signs(
         )
         for chunk in torch.split(torch.arange(len(images), device=images.device), width)
     ]
-    found, found_distances = zip(*results, strict=True)
-    return torch.cat(found), torch.cat(found_distances)
+    all_images, all_distances = zip(*results, strict=True)
+    return torch.cat(all_images), torch.cat(all_distances)
 
 
 def _fitting_searches(gradients: Tree, weights: Tree) -> int:

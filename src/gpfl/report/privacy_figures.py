@@ -47,7 +47,7 @@ class ImageRow(NamedTuple):
     def of_case(cls, label: str, result: CaseResult) -> ImageRow:
         """Return the row of a case."""
         inverted = [bool(record["turned"]) for record in result.records]
-        return cls(label, result.found, list(record_values(result.records, "either_psnr")), inverted)
+        return cls(label, result.reconstructed, list(record_values(result.records, "either_psnr")), inverted)
 
 
 @figure_style()
