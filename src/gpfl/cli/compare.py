@@ -67,7 +67,8 @@ def _save_comparison(compared: comparisons.ComparisonResult, config: configs.Con
     rows = compared.rows
     partition = config.partition.name if config.partition else "from a manifest"
     clients = rows[0].summaries[0]["clients"]
-    title = f"{config.data}, {clients} clients ({partition}), {config.train.rounds} rounds; mean ± std over seeds"
+    setting = f"{config.data}, {clients} clients ({partition}), {config.train.rounds} rounds"
+    title = f"{setting}: accuracy of the best round, mean ± std over seeds"
     print_method_table(rows, title, compared.unfinished)
     paths = method_tables.save(rows, folder, title, compared.unfinished)
     figures.draw_learning_curves(rows, [folder / "curves.png"], title)

@@ -46,7 +46,7 @@ def methods(ctx: click.Context) -> None:
 @click.argument("name", cls=Argument, metavar="NAME", help=f"One of {', '.join(METHODS)}.")
 @click.pass_context
 def show(ctx: click.Context, name: str) -> None:
-    """Explain a method: paper, formulas, options, what clients share."""
+    """Explain a method: paper, formulas, options, shared and private state."""
     if name not in METHODS:
         raise GpflError(f"unknown method '{name}'; {did_you_mean(name, METHODS)}")
     method = METHODS[name]
@@ -71,7 +71,7 @@ def _default(method: type[Method], key: str) -> object:
 
 
 def _state(method: type[Method]) -> list[tuple[str, str]]:
-    """Return what clients share and keep private, with the traffic on the paper's CNN for Cifar100."""
+    """Return the shared and private parts, and the traffic with the paper's CNN for Cifar100."""
     net = net_from_architecture(CNN4(), "cnn4", torch.zeros(2, 3, 32, 32), 100)
     shared, private = method().bind(net, lr=CNN4.lr, epochs=1).init(0)
     traffic = f"{tree.count_bytes(shared):,} bytes per round and direction (cnn4, 32×32 images, 100 classes)"

@@ -41,7 +41,7 @@ def print_method_table(methods: Sequence[Trials], title: str, notes: Sequence[st
 
 
 def print_dataset_caveat(table: Table) -> None:
-    """Print what is missing from or unverified in a published dataset."""
+    """Print a warning if a published dataset is incomplete or unverified."""
     if text := provenance_warning(table):
         print_line(text)
 
@@ -74,5 +74,5 @@ def print_run_summary(result: Result, folder: Path) -> None:
 
 def print_trials_summary(trials: Trials, folder: Path) -> None:
     """Print the results of trials."""
-    print_method_table([trials], f"{len(trials.summaries)} trials, mean ± std")
+    print_method_table([trials], f"{len(trials.summaries)} trials: accuracy of the best round, mean ± std")
     print_line(f"Trials: {folder}")

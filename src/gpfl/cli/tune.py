@@ -163,7 +163,7 @@ def _describe_search(search: MethodSearch) -> str:
 
 
 def _save(searches: Sequence[MethodSearch]) -> None:
-    """Write the configs and tables, and print what was chosen and the command that trains with it."""
+    """Write the configs and tables; print the best values and the command that trains with them."""
     out, note = searches[0].out, format_origin(searches[0], command_line(), current_commit())
     results = [replace(search.result(), note=note) for search in searches]
     assignments: dict[str, list[str]] = {}  # of the methods that have a best candidate

@@ -215,7 +215,7 @@ class Method:
         return {"ce": losses.cross_entropy(self.logits(model, batch.x), batch.y, batch.mask)}
 
     def upload(self, shared: Tree, local_state: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
-        """Return what the client sends and its new private state."""
+        """Return the client's upload and its new private state."""
         return self.split_state(local_state)
 
     # The server. It sees nothing but a weighted mean of uploads, so the result of a round does not depend on whether it

@@ -60,8 +60,8 @@ class InputSpec:
 class Net:
     """Base and head without weights, with the width of the features and the number of classes.
 
-    Parameters that require no gradient and buffers are constants of the parts: no tree holds them, so they neither train
-    nor travel.
+    Parameters that require no gradient and buffers are constants of the parts: no tree holds them, so they are
+    neither trained nor sent.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Net:
         with fork_rng(seed, "weights"):
             return _weights_of(self._rebuild())
 
-    def mismatch(self, weights: Tree) -> str:
+    def describe_mismatch(self, weights: Tree) -> str:
         """Return how the names or shapes of `weights` differ from the net's; "" if they do not."""
         expected = {path: tuple(t.shape) for path, t in tree.flatten(_weights_of(self._initial)).items()}
         actual = tree.flatten(tree.pick(weights, ("base", "head", "batch_norm_stats")))

@@ -90,7 +90,7 @@ def option(
     disabled_by: tuple[float, str] | None = None,
     omit_default: bool = False,
 ) -> T:
-    """Declare a dataclass field that users can set; see `Option`. By default, the typical values are those searched."""
+    """Declare a dataclass field that users can set, see `Option`. `typical` defaults to the search range."""
     if search and not typical:
         low, high = (search.low, search.high) if isinstance(search, SearchRange) else (search[0], search[-1])
         typical = f"{low:g} to {high:g}"

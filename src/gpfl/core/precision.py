@@ -34,7 +34,7 @@ def matmul_precision(precision: str) -> Iterator[None]:
 
 
 class PrecisionSettings(NamedTuple):
-    """torch's settings: by the API of all versions, and by that of newer ones."""
+    """torch's precision settings, in the API of all versions and in that of newer ones."""
 
     matmul: str | None  # None where torch raises, since only the newer API can express the current setting
     allow_tf32: bool | None  # for convolutions; None as above

@@ -107,7 +107,7 @@ def _fold_in(key: Tensor, word: Tensor | int) -> Tensor:
 # One operation, so that a traced step holds one node instead of the hundred of `box_muller`.
 @torch.library.custom_op("gpfl::normals", mutates_args=())
 def normal_op(key: Tensor, word: int, count: int) -> Tensor:
-    """Return what `box_muller` returns, as one operation."""
+    """Compute `box_muller` as one operation."""
     return box_muller(key, word, count).contiguous()
 
 

@@ -226,7 +226,7 @@ class Engine(ABC):
         return torch.device("cpu") if too_large else self.device
 
     def gather_private(self, private: Tree) -> Tree:
-        """Return the private state of all clients, where each process holds that of its own."""
+        """Return the private state of all clients, gathered from all processes."""
         return private
 
     @property
@@ -250,7 +250,7 @@ class Engine(ABC):
         return ClientInfo(n_samples, counts, this_round, total_rounds, index)
 
     def _samples_for_label_counts(self, samples: Indices) -> Indices:
-        """Return the training samples of a client that its label counts are about."""
+        """Return the training samples included in a client's label counts."""
         return self.schedule.unshuffled_samples(samples) if self.class_counts == "used" else samples
 
     def plan(self, client: int, round: int, schedule: Schedule | None = None) -> Plan:

@@ -70,7 +70,7 @@ def saturates_core(spec: RunSpec) -> bool:
 
 
 def find_vmap_error(spec: RunSpec, slow: bool = False) -> Exception | None:
-    """Return what torch raises when it vmaps a user's net or method; with `slow` also where vmap would loop over clients."""
+    """Return torch's error when it vmaps a user's net or method; with `slow`, also its warning of a loop over clients."""
     if spec.method.net.name in NETS and type(spec.method) in METHODS.values():
         return None
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""The engine for several processes: each runs its own clients on an engine of its own, and uploads are summed across."""
+"""The engine for several processes: each runs its own clients on a local engine, and uploads are summed over processes."""
 
 from __future__ import annotations
 

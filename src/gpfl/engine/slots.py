@@ -1,4 +1,4 @@
-"""Slots: clients of unequal numbers of steps share a fixed number of places in a stack, so a finished client costs nothing."""
+"""Slots: clients with unequal numbers of steps share the places of a stack, so that a finished client costs nothing."""
 
 from __future__ import annotations
 

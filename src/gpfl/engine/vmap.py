@@ -48,7 +48,7 @@ class Vmap(Engine):
         self._slot_counts: dict[int, int] = {}
 
     def check_vmappable(self) -> None:
-        """Run a step of every phase and an evaluation for two copies of a client; raise what torch raises under vmap."""
+        """Run a step of every phase and an evaluation for two copies of a client; raise torch's error if vmap fails."""
         self._tracing = False
         client = next(client for client in range(len(self.federation)) if self.can_train(client))
         shared, private = (tree.to(state, self.device) for state in self.method.init(self.schedule.seed))

@@ -109,7 +109,7 @@ class Partition:
         return *self.split_validation(table, shuffled[:n_train], client), shuffled[n_train:]
 
     def split_validation(self, table: Table, samples: Indices, client: int) -> tuple[Indices, Indices]:
-        """Return training samples without and with those for validation: at least one, unless all are one group."""
+        """Split training samples into training and validation: at least one for validation, unless all are one group."""
         if not self.validation_fraction:
             return samples, samples[:0]
         rng = generator(self.seed, "validation", client)
@@ -122,7 +122,7 @@ class Partition:
         return samples[~mask], samples[mask]
 
     def suggest_fix(self, table: Table, sizes: Sequence[int], lacking: Sequence[int]) -> str:
-        """Return how to fix clients without training or test samples, given the sizes of all clients and of those."""
+        """Return the fix for clients without training or test samples, from the sizes of all and of those clients."""
         return "lower --clients, or change --test-fraction or --validation-fraction"
 
     def _apply_pfllib(self, table: Table) -> dict[str, tuple[Indices, Indices, Indices]]:
@@ -351,8 +351,8 @@ PARTITIONS: dict[str, type[Partition]] = {kind.name: kind for kind in (Pathologi
 def choose_groups(group_ids: Indices, labels: Indices, fraction: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
     """Return a mask of samples in randomly chosen groups, which hold about a fraction of all samples.
 
-    At least one group is chosen, and one is left, if there are two. If every group has a single class, each class gives
-    its fraction as far as its groups allow, and keeps one.
+    Of two groups or more, at least one is chosen and one is left. If every group has a single class, the choice is
+    stratified by class as far as the groups allow, and each class keeps a group.
     """
     groups, first, inverse, sizes = np.unique(group_ids, return_index=True, return_inverse=True, return_counts=True)
     pure = (labels == labels[first][inverse]).all()
@@ -370,9 +370,10 @@ def choose_groups(group_ids: Indices, labels: Indices, fraction: float, rng: np.
 
 
 def assign_classes(clients: int, classes: int, per_client: int) -> list[list[int]]:
-    """Return the clients of each class: the first that lack classes, but those first that need every class left.
+    """Return the clients of each class: the first clients that lack classes, after those that need all remaining classes.
 
-    Classes get as equal numbers of clients as possible. Where the authors' rule gives every client its classes, this is it.
+    The numbers of clients per class are as equal as possible. The result equals the authors' wherever their rule assigns
+    every client enough classes.
     """
     room = np.full(clients, per_client)
     ends = [_round_half_up(clients * per_client * (label + 1), classes) for label in range(classes)]

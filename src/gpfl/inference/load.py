@@ -42,7 +42,7 @@ def load_model(path: str | Path, *, net: CustomNet | None = None, head: str | No
     architecture = options.build(NETS[net_name], content["net"], "net") if net is None else net
     built = build_net(architecture, spec.probe(), int(content["classes"]), head=head)
     weights: Tree = {**{branch: {} for branch in content["branches"]}, **tree.unflatten(flat)}
-    if mismatch := built.mismatch(weights):
+    if mismatch := built.describe_mismatch(weights):
         raise GpflError(f"{path} was made with another net: {mismatch}; give the net that it was trained with")
     method = options.build(METHODS[method_name], content["method"], "method").bind(built, lr=0.0, epochs=1)
     model = ClientModel(method, weights, content["client"], spec)

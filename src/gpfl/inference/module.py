@@ -18,7 +18,7 @@ class PersonalModule(nn.Module):
 
     def __init__(self, method: Method, weights: Tree) -> None:
         super().__init__()
-        if mismatch := method.net.mismatch(weights):
+        if mismatch := method.net.describe_mismatch(weights):
             raise GpflError(f"the weights are not those of net '{method.net.name}': {mismatch}")
         stats = tree.branch(weights, "batch_norm_stats") if "batch_norm_stats" in weights else {}
         parts = {part: method.net.make_module(part) for part in NET_PARTS}

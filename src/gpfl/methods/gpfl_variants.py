@@ -60,7 +60,7 @@ class GPFLVariant(GPFL):
         return self.cond_source == "stale_local" and "cov" not in self.without and not self.has_constant_contexts
 
     def init(self, seed: int) -> tuple[Tree, Tree]:
-        """Return the state of GPFL with what the variant adds and leaves out."""
+        """Return GPFL's state with the variant's additions and without the parts it leaves out."""
         shared, private = super().init(seed)
         state = {**shared, **private}
         if self.has_stale_contexts:
@@ -91,7 +91,7 @@ class GPFLVariant(GPFL):
         return {"angle": terms["angle"]} if "mlg" in self.without else terms
 
     def upload(self, shared: Tree, local_state: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
-        """Return what GPFL uploads and keeps, and the trained embeddings for the contexts of the next round."""
+        """Return GPFL's upload and private state; the latter has the embeddings for the next round's contexts."""
         upload, new_private = super().upload(shared, local_state, private, client)
         if self.has_stale_contexts:
             new_private["local_gce"] = {"weight": embeddings_of(local_state), "round": client.round + 1}

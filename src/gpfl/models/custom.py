@@ -17,7 +17,7 @@ NetLike: TypeAlias = str | CustomNet
 
 
 def net_name(architecture: Architecture) -> str:
-    """Return the name of an architecture, or that of its class if it is not in NETS."""
+    """Return the name of an architecture in NETS, or the name of its class."""
     return next((name for name, kind in NETS.items() if type(architecture) is kind), type(architecture).__name__)
 
 
@@ -35,7 +35,7 @@ def check_head(net: NetLike | None, head: str | None) -> None:
 
 
 def check_custom_net(net: object, head: str | None) -> None:
-    """Raise if `net` is a name, which the config already holds."""
+    """Raise if `net` is a name: the config already has it."""
     if isinstance(net, str):
         raise GpflError(f"net is the name '{net}'; pass net only if it was given in Python: leave it out")
     check_head(net, head)  # type: ignore[arg-type]

@@ -48,7 +48,7 @@ def net_from_module(module: ModuleLike, example: Tensor, classes: int, *, head: 
 
 
 def _build(module: ModuleLike) -> nn.Module:
-    """Return a copy on the CPU of the module, or of what the function builds."""
+    """Return a CPU copy of the module, or of the module that the function builds."""
     built = module if isinstance(module, nn.Module) else _call(module)
     check_parameters(built)
     try:

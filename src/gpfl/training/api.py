@@ -67,7 +67,7 @@ def resume(
     head: str | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
-    """Resume an interrupted run; its numbers are those of an uninterrupted one. A finished run is loaded.
+    """Resume an interrupted run, with the numbers of an uninterrupted one, or load a finished run.
 
     A federation or net that was given in Python must be given again.
     """

@@ -1,4 +1,4 @@
-"""The defence of a run: the method under it, and what it guarantees in this federation."""
+"""The defence of a run: the defended method and its privacy guarantee."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def apply_defence(method: Method, defence: DefenceConfig, federation: Federation
 
 
 def run_guarantee(method: Method, federation: Federation, schedule: Schedule) -> Guarantee:
-    """Return what the method's defence guarantees; empty without a defence or without noise."""
+    """Return the guarantee of the method's defence; empty without a defence or without noise."""
     if not isinstance(method, Defended) or not method.shares:
         return {}
     inputs = accounting_inputs(method, federation, schedule)
@@ -33,7 +33,7 @@ def run_guarantee(method: Method, federation: Federation, schedule: Schedule) ->
 
 
 def accounting_inputs(method: Method, federation: Federation, schedule: Schedule) -> AccountingInputs:
-    """Return what a guarantee depends on besides the defence."""
+    """Return the inputs of privacy accounting besides the defence."""
     n_samples, phases = tuple(int(size) for size in federation.n_samples("train")), method.phases()
     needed = schedule.min_samples(phases)
     return AccountingInputs(schedule, phases, n_samples, sum(size < needed for size in n_samples))

@@ -192,7 +192,7 @@ class RoundLoop:
         return round % self.options.eval_every == 0 or round == self.spec.schedule.rounds
 
     def _evaluate(self, state: RunState, result: RoundResult | None) -> Generator[Request, Any, None]:
-        """Record an evaluation; `result` is that of the round before it."""
+        """Record an evaluation; `result` is that of the previous round."""
         state = yield from self._run_final_phases(state)
         test = yield from self._evaluate_split(state, "test")
         record: MetricsRecord = {"round": state.round, "accuracy": test.accuracy, "loss": test.loss}

@@ -49,7 +49,7 @@ def convolution_backward(
     stride: Ints, padding: Ints, dilation: Ints, transposed: bool, output_padding: Ints, groups: int,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """Decompose the gradients with respect to x, weight and bias, those that `output_mask` selects."""
+    """Decompose the gradients with respect to x, weight and bias that `output_mask` selects."""
     if not _is_decomposed(x, weight, transposed, groups):
         return NotImplemented  # type: ignore[no-any-return]
     if _has_kernel(x, dilation, groups):

@@ -218,7 +218,7 @@ def needs_int64(*tensors: Tensor) -> bool:
 
 
 def convolve(x: Tensor, w: Tensor, kernel: Ints, stride: Ints, flip: bool, edges: Ints = (0, 0)) -> Tensor:
-    """Return what `operators.convolve` does, for a contiguous x and w of any strides."""
+    """Compute `operators.convolve` for a contiguous x and w of any strides."""
     clients, samples, channels = x.shape[0], x.shape[1], w.shape[2]
     out_height, out_width = ((x.shape[2 + axis] - kernel[axis]) // stride[axis] + 1 for axis in (0, 1))
     y = x.new_empty(clients, samples, out_height, out_width, channels)
@@ -254,7 +254,7 @@ def skipped_fraction(out_height: int, kernel: int, stride: int, begin: int, end:
 
 
 def conv_grad_weight(x: Tensor, grad: Tensor, kernel: Ints, stride: Ints, splits: int) -> Tensor:
-    """Return what `operators.conv_grad_weight` does, for contiguous inputs."""
+    """Compute `operators.conv_grad_weight` for contiguous inputs."""
     clients, samples, inputs = x.shape[0], x.shape[1], x.shape[4]
     out_height, out_width, channels = grad.shape[2:]
     dw = x.new_empty(splits, clients, channels, *kernel, inputs)
@@ -286,7 +286,7 @@ def tap_layout(x: Tensor, kernel: Ints) -> tuple[int, int, int, int]:
 
 
 def skinny_bmm(a: Tensor, b: Tensor) -> Tensor:
-    """Return what `operators.skinny_bmm` does, for any strides and at most 16 rows."""
+    """Compute `operators.skinny_bmm` for any strides and at most 16 rows."""
     clients, rows, terms = a.shape
     columns = b.shape[2]
     y = a.new_empty(clients, rows, columns)
@@ -308,7 +308,7 @@ def skinny_bmm(a: Tensor, b: Tensor) -> Tensor:
 
 
 def sub_bmm(w: Tensor, left: Tensor, right: Tensor, rate: float) -> None:
-    """Subtract as `operators.sub_bmm_` does, for any strides."""
+    """Compute `operators.sub_bmm_` for any strides."""
     clients, rows, columns = w.shape
     rows_contiguous = w.stride(2) == 1
     tile = {"BM": 16, "BN": 256} if rows_contiguous else {"BM": 256, "BN": 16}
@@ -323,7 +323,7 @@ def sub_bmm(w: Tensor, left: Tensor, right: Tensor, rate: float) -> None:
 
 
 def normal(key: Tensor, word: int, count: int) -> Tensor:
-    """Return what `randomness.box_muller` does."""
+    """Compute `randomness.box_muller`."""
     y = key.new_empty((*key.shape[:-1], count), dtype=torch.float32)
     half, block = (count + 1) // 2, 512
     normal_kernel[(math.ceil(half / block), key.shape[:-1].numel())](

@@ -1,4 +1,4 @@
-"""Passes over matrix products: those of few terms are expanded, those of few rows merged or given to our kernel."""
+"""Passes over matrix products: expand those of few terms; merge those of few rows, or use our kernel for them."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
 
 def has_dynamic_shapes(graph: fx.Graph) -> bool:
-    """Return whether a shape depends on values, as that of masked entries does: the next batch would have another."""
+    """Return whether a shape depends on values, as with boolean masks: the next batch would have another."""
     return any(node.op == "call_function" and _has_dynamic_shape(node) for node in graph.nodes)
 
 

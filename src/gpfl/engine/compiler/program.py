@@ -212,7 +212,7 @@ def raise_on_synchronization() -> Iterator[None]:
 
 
 def to_channels_last(weights: Buffers, stacked: bool) -> Buffers:
-    """Return weights with those of convolutions in the memory format of our kernels: input channels innermost."""
+    """Return weights, with convolutions in the memory format of our kernels: input channels innermost."""
 
     def convert(t: Tensor) -> Tensor:
         if t.dim() - stacked != 4 or not t.is_floating_point():
