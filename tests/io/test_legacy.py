@@ -8,7 +8,7 @@ from gpfl.errors import GpflError
 from gpfl.io import legacy
 
 
-def test_config_gets_the_sections_keys_and_values_of_today() -> None:
+def test_config_gets_the_current_sections_keys_and_values() -> None:
     old = {
         "split": {"name": "dirichlet", "of": 50, "test": 0.25, "validation": 0.1, "draws": "reference", "min_rows": 3},
         "train": {"join": 0.5, "rounds": 2},
@@ -24,7 +24,7 @@ def test_config_gets_the_sections_keys_and_values_of_today() -> None:
     }
 
 
-def test_manifest_gets_the_keys_of_today() -> None:
+def test_manifest_gets_the_current_keys() -> None:
     old = {"format": 1, "split": {"split": "natural", "min_rows": 3}, "source": {"client": "site", "part": "fold"}}
     upgraded = legacy.upgrade_manifest(old)
     assert upgraded["partition"] == {"name": "natural", "min_samples": 3}
@@ -36,7 +36,7 @@ def test_branches_of_states_are_renamed_and_names_of_tensors_are_not() -> None:
     assert legacy.upgrade_tensors(old) == {"private/personal/batch_norm_stats/base/1.running_mean": 1, "shared/head/own": 2}
 
 
-def test_content_of_today_does_not_change() -> None:
+def test_current_content_does_not_change() -> None:
     new = {"partition": {"name": "dirichlet", "rng": "pfllib", "total_clients": 5}, "data": {"group": "patient"}}
     assert legacy.upgrade_config(new) == new
 

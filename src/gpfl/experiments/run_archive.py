@@ -21,8 +21,7 @@ from gpfl.io.legacy import (
     read_version,
     upgrade_config,
     upgrade_manifest,
-    upgrade_metrics,
-    upgrade_summary,
+    upgrade_record,
 )
 
 ARCHIVE = "runs.jsonl.xz"
@@ -102,9 +101,9 @@ def _pack_folder(folder: Path) -> Content:
 
 def _pack_run(path: Path) -> Content:
     summary = _read_json(path / "summary.json")
-    summary = upgrade_summary(summary) if summary else None
+    summary = upgrade_record("summary", summary) if summary else None
     lines = (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    records = [upgrade_metrics(json.loads(line)) for line in lines]
+    records = [upgrade_record("metrics", json.loads(line)) for line in lines]
     kept_rounds = {summary["best_round"], summary["selected_round"], records[-1]["round"]} if summary else set()
     for record in records:
         if record["round"] not in kept_rounds:

@@ -15,7 +15,7 @@ import numpy as np
 from gpfl.core.metrics import best_index
 from gpfl.errors import GpflError, pluralize
 from gpfl.io import files, toml
-from gpfl.io.legacy import upgrade_candidate
+from gpfl.io.legacy import upgrade_record
 from gpfl.training import config as configs
 from gpfl.training.config import ConfigDict
 
@@ -93,7 +93,7 @@ def read_candidates(folder: Path, keys: Iterable[str]) -> list[Candidate]:
     candidates: list[Candidate] = []
     with report_damage(folder):
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-            record = cast(dict[str, Any], upgrade_candidate(json.loads(line)))
+            record = cast(dict[str, Any], upgrade_record("candidate", json.loads(line)))
             candidate = Candidate(**{**record, "scores": tuple(record["scores"]), "rounds": tuple(record["rounds"])})
             if candidate.number != number or candidate.values.keys() != set(keys):
                 raise ValueError(f"line {number} of {CANDIDATES} is not candidate {number} of this search")

@@ -46,11 +46,14 @@ STATE_BRANCHES = {
 }
 """Branches of shared and private state and of models."""
 
-METRICS_KEYS = {"joined": "participants", "clients": "client_accuracies", "validation": "validation_accuracy"}
-SUMMARY_KEYS = {"rows_needed": "min_samples"}
-CANDIDATE_KEYS = {"trouble": "failure"}
-MODEL_KEYS = {"form": "input_spec", "probe": "probe_logits"}
-INPUT_SPEC_KEYS = {"white": "pixel_max"}
+RECORD_KEYS: Mapping[str, Mapping[str, str]] = {
+    "metrics": {"joined": "participants", "clients": "client_accuracies", "validation": "validation_accuracy"},
+    "summary": {"rows_needed": "min_samples"},
+    "candidate": {"trouble": "failure"},
+    "model": {"form": "input_spec", "probe": "probe_logits"},
+    "input_spec": {"white": "pixel_max"},
+}
+"""Keys of the lines of metrics.jsonl and candidates.jsonl, of summary.json and of models."""
 
 
 def read_version(content: Mapping[str, object], path: Path) -> int:
@@ -93,28 +96,18 @@ def upgrade_manifest(content: Mapping[str, object]) -> dict[str, object]:
     return upgraded
 
 
-def upgrade_metrics(record: Mapping[str, object]) -> dict[str, object]:
-    """Return a record of metrics.jsonl with the current keys; records carry no version."""
-    return _rename(record, METRICS_KEYS)
-
-
-def upgrade_summary(content: Mapping[str, object]) -> dict[str, object]:
-    """Return the content of summary.json with the current keys."""
-    return _rename(content, SUMMARY_KEYS)
-
-
-def upgrade_candidate(record: Mapping[str, object]) -> dict[str, object]:
-    """Return a line of candidates.jsonl with the current keys; lines carry no version."""
-    return _rename(record, CANDIDATE_KEYS)
+def upgrade_record(kind: str, record: Mapping[str, object]) -> dict[str, object]:
+    """Return a record with the current keys of its kind; lines of metrics.jsonl and candidates.jsonl carry no version."""
+    return _rename(record, RECORD_KEYS[kind])
 
 
 def upgrade_metadata(metadata: Mapping[str, object]) -> dict[str, object]:
     """Return the metadata of a file of tensors with the current keys."""
-    upgraded = _rename(metadata, MODEL_KEYS)
+    upgraded = upgrade_record("model", metadata)
     method, spec, branches = (upgraded.get(key) for key in ("method", "input_spec", "branches"))
     if isinstance(method, dict) and isinstance(spec, dict) and isinstance(branches, list):
         upgraded["method"] = upgrade_section("method", method)
-        upgraded["input_spec"] = _rename(spec, INPUT_SPEC_KEYS)
+        upgraded["input_spec"] = upgrade_record("input_spec", spec)
         upgraded["branches"] = [STATE_BRANCHES.get(branch, branch) for branch in branches]
     return upgraded
 

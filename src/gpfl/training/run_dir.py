@@ -17,7 +17,7 @@ from gpfl.engine.distributed import process_group
 from gpfl.errors import GpflError
 from gpfl.federation import MANIFEST, Federation
 from gpfl.io import files
-from gpfl.io.legacy import FORMAT_VERSION, read_version, upgrade_metrics, upgrade_summary
+from gpfl.io.legacy import FORMAT_VERSION, read_version, upgrade_record
 from gpfl.io.tensors import read_tensors, write_tensors
 
 MetricsRecord = dict[str, object]
@@ -131,7 +131,7 @@ class RunDir:
                 content = json.loads(line)
             except ValueError:
                 break
-            record = upgrade_metrics(content) if isinstance(content, dict) else {}
+            record = upgrade_record("metrics", content) if isinstance(content, dict) else {}
             if _find_fault(record, (*METRICS_NUMBERS, *extra)):
                 break
             records.append(record)
@@ -206,7 +206,7 @@ class RunDir:
         path = self.path / "summary.json"
         remedy = remedy or f"remove it and gpfl resume {self.path} to write it again"
         content = files.read_json(path, remedy)
-        summary = {key: value for key, value in upgrade_summary(content).items() if key != "format_version"}
+        summary = {key: value for key, value in upgrade_record("summary", content).items() if key != "format_version"}
         read_version(content, path)
         if fault := _find_fault(summary, SUMMARY_NUMBERS, SUMMARY_TEXTS):
             raise GpflError(f"{path} is damaged ({fault}): {remedy}")
