@@ -106,12 +106,12 @@ def check_grid(out: Path, patch: pytest.MonkeyPatch) -> None:
     if process_group().is_main:
         files.write_text(damaged.folder / "config.toml", "[run")
     else:
-        patch.setattr(grid, "is_finished", lambda run: True)
-        patch.setattr(grid, "folder_fault", lambda folder, wanted: "")
+        patch.setattr("gpfl.experiments.stored_runs.is_finished", lambda run: True)
+        patch.setattr(grid, "find_folder_damage", lambda folder, expected: "")
     unfinished = grid.unfinished_jobs([damaged, lost, intact], plan)
     problems = grid.run_all(unfinished, plan, lambda label: Callback(), {"command": "gpfl reproduce toys", "commit": "none"})
     assert list(problems) == [damaged.folder, lost.folder]
-    assert "is damaged" in problems[damaged.folder]
+    assert "is not a TOML file" in problems[damaged.folder]
     assert "cannot write to" in problems[lost.folder]
     assert process_group().all_gather(problems) == [problems] * 2
     assert RunDir(intact.folder / "seed-0").finished

@@ -255,8 +255,8 @@ def test_reproduce_runs_the_attacks_on_its_first_seed(blobs: Command, monkeypatc
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("table1,privacy",), "privacy is made by attacks, which table1 is not: ask for one at a time"),
-        (("privacy", "all"), "privacy is made by attacks, which all is not"),
+        (("table1,privacy",), "privacy runs attacks and cannot be combined with table1: run one at a time"),
+        (("privacy", "all"), "privacy runs attacks and cannot be combined with all"),
         (("privacy", "--patience", "-3"), "(--patience) is -3"),
         (("privacy", "--set", "train.rounds=7"), "train.rounds"),
         (("privacy", "--set", "defence.clip=1"), "--set defence.…"),

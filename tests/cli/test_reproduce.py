@@ -58,12 +58,12 @@ def test_columns_that_a_setting_makes_the_same_stand_there_once(command: Command
 @pytest.mark.parametrize(
     ("asked", "name", "words"),
     [
-        (("toys",), "../away", "--table is '../away'; give a folder's name of letters, digits, '-', '_' and '.'"),
-        (("toys",), "", "--table is ''; give a folder's name"),
-        (("toys",), ".hidden", "--table is '.hidden'; give a folder's name"),
-        (("toys",), "Runs", "--table is 'Runs', which has another meaning below results: give another name, such as toys-2"),
-        (("toys",), "fair", "--table is 'fair', which has another meaning"),
-        (("toys", "fair"), "both", "--table both names one table, toys, fair are 2: ask for one at a time"),
+        (("toys",), "../away", "--table is '../away'; it must be letters, digits, '-', '_' and '.'"),
+        (("toys",), "", "--table is ''; it must be letters"),
+        (("toys",), ".hidden", "--table is '.hidden'; it must be letters"),
+        (("toys",), "Runs", "--table is 'Runs', which is reserved in results: choose another name, such as toys-2"),
+        (("toys",), "fair", "--table is 'fair', which is reserved"),
+        (("toys", "fair"), "both", "--table both names one table, but there are 2: choose one of toys, fair"),
     ],
 )
 def test_name_that_is_no_folder_of_one_table_is_refused(
@@ -81,7 +81,9 @@ def test_folder_that_holds_something_else_is_not_written_over(command: Command) 
     Path("results/other/table.csv").write_text("experiment,column\nfair,toy/again\n")
     Path("results/file").write_text("mine")
     Path("results/empty").mkdir()
-    assert_rejected(command(*given, "notes"), "but results/notes holds something other than a table of toys: give another name")
+    assert_rejected(
+        command(*given, "notes"), "but results/notes holds something other than a table of toys: choose another name"
+    )
     assert_rejected(command(*given, "other"), "but results/other holds something other than a table of toys")
     assert_rejected(command(*given, "file"), "but results/file is a file")
     assert Path("results/notes/table.md").read_text() == "mine"
@@ -93,7 +95,7 @@ def test_folder_that_holds_something_else_is_not_written_over(command: Command) 
 def test_other_data_are_refused_under_the_names_of_the_papers(command: Command) -> None:
     assert_rejected(
         command("reproduce", "toys", *SHORT, "--set", "data.name=digits"),
-        "--set data.name would put other data under the names of the paper's: gpfl compare --data is for them",
+        "--set data.name would put other data into the paper's tables: use gpfl compare --data",
     )
 
 
@@ -120,8 +122,8 @@ def test_without_a_name_the_experiments_are_listed(command: Command) -> None:
     assert said.code == 0, said.err
     assert "toys (table9): Toys; 3 methods" in said.out
     assert "  toy/some                  N = 3|4, toys" in said.out
-    assert "HAR, people; data not here: gpfl data get har" in said.out
-    assert "Extra, toys; only where --cells names it" in said.out
+    assert "HAR, people; data not downloaded: gpfl data get har" in said.out
+    assert "Extra, toys; on request: name it in --cells" in said.out
     assert read_files(Path()) == {}
 
 
@@ -131,7 +133,7 @@ def test_dry_run_lists_cells_with_time_and_memory_and_runs_nothing(command: Comm
     assert said.out.count("toy is a part.") == 1
     assert said.out.endswith("All but privacy, which is made by attacks: gpfl reproduce privacy.\n")
     assert said.code == 0, said.err
-    assert "har/real: data not here: gpfl data get har" in said.out
+    assert "har/real: data not downloaded: gpfl data get har" in said.out
     assert "6 cells to run, 0 done; at most 2 rounds, patience 100." in said.out, "the fair ones are among them"
     assert "unknown" in said.out
     assert "fair, toys" in said.out or "toys, fair" in said.out
@@ -181,7 +183,7 @@ def test_tables_grow_by_what_is_run_and_share_runs_of_one_content(command: Comma
     said = command("reproduce", "fair", "--methods", "gpfl", *SHORT)
     assert said.code == 0, said.err
     assert finished_runs() == before
-    assert "Run before: 1 of 1 cell." in said.out
+    assert "Already finished: 1 of 1 cell." in said.out
     assert Path("results/fair/fair.png").stat().st_size > 0
     assert Path("results/fair/table.md").read_text().endswith("\n\n![fair](fair.png)\n")
     one = read_table("fair")["toy/again", "gpfl"]
@@ -357,7 +359,7 @@ def test_data_that_are_not_here_are_named_and_got_only_where_nothing_else_is_ask
     monkeypatch.setattr(type(PUBLISHED["har"]), "prepare", get)
     said = command("reproduce", "toys", "--methods", "fedavg", "--cells", "har/*,toy/whole", *SHORT, "--no-figures")
     assert said.code == 0, said.err
-    assert "har/real: data not here: gpfl data get har" in said.out
+    assert "har/real: data not downloaded: gpfl data get har" in said.out
     assert got == []
     assert_rejected(command("reproduce", "toys", "--cells", "har/real", *SHORT), "the publisher cannot be reached")
     assert got == ["har"]
@@ -408,7 +410,7 @@ def test_failed_cell_is_named_at_the_end_and_the_code_is_not_0(command: Command,
     monkeypatch.setattr(grid, "run_trials", run_trials)
     said = command("reproduce", "toys", "--cells", "toy/whole", *SHORT, "--no-figures")
     assert said.code == 1
-    assert "1 cell of 3 failed; once that is mended, the same command goes on" in said.err
+    assert "1 cell of 3 failed; fix them and repeat the command to continue" in said.err
     assert "toy/whole fedper: round 3: the loss of client 2 is nan" in said.err
     assert {method: row["state"] for (_, method), row in read_table().items()} == {
         "fedavg": "run",
@@ -463,19 +465,19 @@ def test_cell_that_cannot_be_divided_fails_alone(command: Command, monkeypatch: 
     [
         ("toyss", "unknown experiment 'toyss'; did you mean 'toys'?"),
         ("toys --cells toy/hole", "--cells names 'toy/hole', which is no cell here; did you mean 'toy/whole'?"),
-        ("toys --cells toy/whole,", "it must be names with commas between"),
+        ("toys --cells toy/whole,", "it must be names separated by commas"),
         ("toys --methods gpfll", "--methods names 'gpfll', which is no method; did you mean 'gpfl'?"),
         ("toys --methods ablations", "toys has no row of --methods ablations; its rows are fedavg, fedper, gpfl"),
         (
             "toys fair --methods fedper --cells toy/again",
-            "toys, fair has no row of --methods fedper, in the columns of --cells",
+            "toys, fair has no row of --methods fedper in the columns of --cells",
         ),
-        ("toys --set train.rounds=3", "--set train.rounds would not be named in tables: give --rounds"),
-        ("toys --set run.protocol=paper", "give --protocol"),
+        ("toys --set train.rounds=3", "--set train.rounds would not be named in tables: use --rounds"),
+        ("toys --set run.protocol=paper", "use --protocol"),
         ("toys --dry-run --only-tables", "were both given: leave one out"),
         (
             "toys --only-tables --rounds 7",
-            "results/runs holds no finished run of what was asked for with 7 rounds, patience 100",
+            "results/runs holds no finished run of these cells with 7 rounds, patience 100",
         ),
         ("toys --seeds 0,0", "give each only once"),
         ("toys --rounds 0", "train.rounds (--rounds) is 0; it must be at least 1"),

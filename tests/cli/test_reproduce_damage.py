@@ -140,7 +140,7 @@ def test_run_is_found_by_its_content_under_another_name_and_beside_a_copy(comman
     for more in ((), ("--only-tables",)):
         said = command(*ALL, *more)
         assert (said.code, said.err) == (0, "")
-        assert more or "Run before: 3 of 3 cells." in said.out
+        assert more or "Already finished: 3 of 3 cells." in said.out
         assert Path("results/toys/table.csv").read_text() == before
     shutil.copytree(cell.with_name("renamed"), cell)
     assert command(*ALL, "--only-tables").err == ""
@@ -152,7 +152,7 @@ def test_runs_on_other_data_beside_each_other_are_named(command: Command, table:
     shutil.copytree(cell, cell.with_name("other"))
     path = cell.with_name("other") / "federation.toml"
     path.write_text(re.sub('sha256 = ".*"', 'sha256 = "0"', path.read_text()))
-    words = f"toy/whole gpfl: several runs differ in their data alone: remove all but one of other, {cell.name}"
+    words = f"toy/whole gpfl: several runs differ only in their data: remove all but one of other, {cell.name}"
     only = ("--only-tables", "--no-figures", *SHORT)
     said = command("reproduce", "toys", "--cells", "toy/whole", "--methods", "gpfl", *only)
     assert said.code == 2

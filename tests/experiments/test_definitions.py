@@ -79,7 +79,7 @@ def test_unknown_names_are_told_the_closest() -> None:
 
 def test_columns_are_named_by_key_by_half_a_key_and_by_pattern() -> None:
     def named(word: str) -> list[str]:
-        return [column.key for column in ALL["effectiveness"].columns if column.named_by(word)]
+        return [column.key for column in ALL["effectiveness"].columns if column.matches(word)]
 
     assert named("cifar100/practical") == ["cifar100/practical"]
     assert named("fmnist/*") == named("fmnist") == ["fmnist/pathological", "fmnist/practical"]
@@ -105,7 +105,7 @@ def test_mistake_in_a_file_is_named(tmp_path: Path, line: str) -> None:
     lines = [line, *(f"{other} = {value}" for other, value in text.items() if other != key)]
     (tmp_path / "one.toml").write_text("\n".join(lines))
     with pytest.raises(gpfl.GpflError, match=WRONG[line]):
-        studies.read(tmp_path / "one.toml")
+        studies.read_experiment(tmp_path / "one.toml")
 
 
 @pytest.mark.parametrize(
@@ -121,22 +121,22 @@ def test_number_that_fits_no_cell_is_refused(tmp_path: Path, numbers: str, words
     column = '[[columns]]\nkey = "d/a"\nheading = "h"\ngroup = "g"\ndata = { name = "digits" }\n[columns.paper]\n'
     (tmp_path / "one.toml").write_text(head + column + numbers)
     with pytest.raises(gpfl.GpflError, match=words):
-        studies.read(tmp_path / "one.toml")
+        studies.read_experiment(tmp_path / "one.toml")
     (tmp_path / "one.toml").write_text(head + column + 'gpfl = "/"')
-    assert studies.read(tmp_path / "one.toml").paper == {}
+    assert studies.read_experiment(tmp_path / "one.toml").paper == {}
     other = column.replace("d/a", "d/b").replace("[columns.paper]\n", "")
     (tmp_path / "one.toml").write_text(head + column + "gpfl = [1.5, 0.1]\n" + other + 'paper = "d/a"\n')
-    both = studies.read(tmp_path / "one.toml").paper
+    both = studies.read_experiment(tmp_path / "one.toml").paper
     assert both["d/b", "gpfl"] == both["d/a", "gpfl"] == studies.PaperValue(1.5, 0.1)
     (tmp_path / "one.toml").write_text(head + column + "gpfl = [1.5]\n" + other + 'paper = "d/c"\n')
-    with pytest.raises(gpfl.GpflError, match="d/b has the numbers of 'd/c', which is no column before it"):
-        studies.read(tmp_path / "one.toml")
+    with pytest.raises(gpfl.GpflError, match="d/b has the numbers of 'd/c', which is no earlier column"):
+        studies.read_experiment(tmp_path / "one.toml")
     (tmp_path / "one.toml").write_text(head + other + "paper = 3\n")
-    with pytest.raises(gpfl.GpflError, match="paper of d/b is 3; it must be a section, or the key of a column before it"):
-        studies.read(tmp_path / "one.toml")
+    with pytest.raises(gpfl.GpflError, match="paper of d/b is 3; it must be a section, or the key of an earlier column"):
+        studies.read_experiment(tmp_path / "one.toml")
     (tmp_path / "one.toml").write_text(head + column.replace("data = ", "dataa = "))
     with pytest.raises(gpfl.GpflError, match="unknown key 'dataa'; did you mean 'data'"):
-        studies.read(tmp_path / "one.toml")
+        studies.read_experiment(tmp_path / "one.toml")
 
 
 # The paper's numbers.
@@ -184,13 +184,13 @@ def test_curves_without_a_coefficient_are_refused(tmp_path: Path) -> None:
     text = (studies.config_dir() / "feature-shift.toml").read_text().replace("gpfl = [1.62, 1.80]", "gpfl = [90.0]")
     (tmp_path / "one.toml").write_text(text)
     with pytest.raises(gpfl.GpflError, match=r"gpfl is \[90.0\]; it must be the deviation over clients and its coefficient"):
-        studies.read(tmp_path / "one.toml")
+        studies.read_experiment(tmp_path / "one.toml")
 
 
 def test_settings_that_stand_in_two_tables_have_one_number_but_for_the_two_that_are_remarked() -> None:
     twice = {
         ("effectiveness", "cifar100/practical"): ("scalability", "cifar100/20"),
-        ("stability", "cifar100/join-1"): ("scalability", "cifar100/50"),
+        ("stability", "cifar100/fraction-1"): ("scalability", "cifar100/50"),
         ("ablation", "tiny-resnet18/practical"): ("effectiveness", "tiny-resnet18/practical"),
     }
     odd = set()
@@ -202,7 +202,7 @@ def test_settings_that_stand_in_two_tables_have_one_number_but_for_the_two_that_
     assert odd == {("stability", "ditto"), ("stability", "fedphp")}
     for label in ("ditto", "fedphp"):
         assert "stability" in ALL["scalability"].remarks["cifar100/50", label]
-        assert "scalability" in ALL["stability"].remarks["cifar100/join-1", label]
+        assert "scalability" in ALL["stability"].remarks["cifar100/fraction-1", label]
 
 
 def test_har_has_the_papers_one_column_however_it_is_read() -> None:
@@ -300,21 +300,21 @@ def tiny_data(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def contents() -> list[tuple[Experiment, TableColumn]]:
     """Every column once, whatever tables it stands in."""
-    found = {str(sorted(column.given.items())): (one, column) for one, column in COLUMNS}
+    found = {str(sorted(column.settings.items())): (one, column) for one, column in COLUMNS}
     return list(found.values())
 
 
 def small(column: TableColumn, *, min_samples: int, batch_size: int) -> dict[str, dict[str, object]]:
     """Settings for few rows and little time."""
-    split = {"min_samples": min_samples} if column.given["partition"]["name"] == "dirichlet" else {}
-    net: dict[str, object] = {"channels": [2, 2], "hidden": 8} if column.given["net"]["name"] == "cnn4" else {}
+    split = {"min_samples": min_samples} if column.settings["partition"]["name"] == "dirichlet" else {}
+    net: dict[str, object] = {"channels": [2, 2], "hidden": 8} if column.settings["net"]["name"] == "cnn4" else {}
     return {"train": {"batch_size": batch_size}, "partition": dict(split), "net": net}
 
 
 @pytest.mark.usefixtures("tiny_data")
 @pytest.mark.parametrize(("one", "column"), contents(), ids=lambda value: getattr(value, "key", getattr(value, "name", "")))
 def test_every_column_runs_for_a_round_on_tiny_data(tmp_path: Path, one: Experiment, column: TableColumn) -> None:
-    wanted = int(str(column.given["partition"].get("clients", 0)))
+    wanted = int(str(column.settings["partition"].get("clients", 0)))
     engine, batch_size = ("vmap", 10) if wanted >= 100 else ("loop", 400)  # many clients of few rows, or one step of all rows
     common = small(column, min_samples=2, batch_size=batch_size)
     plan = GridPlan(out=tmp_path, seeds=(0,), rounds=1, run={"engine": engine}, common=common)
@@ -343,7 +343,7 @@ def test_every_row_of_every_experiment_can_be_laid_out(tmp_path: Path, one: Expe
 def test_settings_that_stand_in_several_tables_are_run_once(tmp_path: Path) -> None:
     shared = [
         {("effectiveness", "cifar100/practical"), ("scalability", "cifar100/20")},
-        {("scalability", "cifar100/50"), ("stability", "cifar100/join-1")},
+        {("scalability", "cifar100/50"), ("stability", "cifar100/fraction-1")},
         {("scalability", "cifar100/100"), ("fairness", "cifar100/100")},
         {("effectiveness", "tiny-resnet18/practical"), ("ablation", "tiny-resnet18/practical")},
         {("effectiveness", "tiny/pathological"), ("fairness", "tiny/pathological")},

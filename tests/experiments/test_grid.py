@@ -21,8 +21,7 @@ from gpfl.experiments import grid
 from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.definitions import Cell, Experiment, PaperValue, TableColumn
 from gpfl.experiments.grid import FederationCache, GridPlan, Job
-from gpfl.experiments.results import collect_results
-from gpfl.experiments.run_index import find_jobs
+from gpfl.experiments.results import collect_results, find_jobs
 from gpfl.federation import MANIFEST
 from gpfl.methods import METHODS
 from gpfl.training.callbacks import Callback
@@ -41,7 +40,7 @@ def rows(*names: str) -> tuple[MethodVariant, ...]:
 TABLE = Experiment(
     "toys", "Toys", "Toys.", "accuracy", rows("fedavg", "gpfl"), (WHOLE, HALF), {("toy/whole", "gpfl"): PaperValue(50)}
 )
-OTHER = Experiment("others", "Others", "Others.", "fairness", rows("gpfl"), (TableColumn("x/y", "y", "x", WHOLE.given),), {})
+OTHER = Experiment("others", "Others", "Others.", "fairness", rows("gpfl"), (TableColumn("x/y", "y", "x", WHOLE.settings),), {})
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +103,7 @@ def test_content_is_what_changes_numbers_and_nothing_else(tmp_path: Path) -> Non
         {"seeds": (5,)},
         {"weights": True},
         {"run": {"engine": "loop", "device": "cpu", "compile": "off", "checkpoint_every": 3}},
-        {"own": {"gpfl": {"lam": 0.01}, "fedavg": {}}},  # the default
+        {"overrides": {"gpfl": {"lam": 0.01}, "fedavg": {}}},  # the default
         {"common": {"train": {"lr": 0.1}}},  # the data's own
     ):
         assert name(plan(tmp_path, **same)) == usual, same
@@ -115,7 +114,7 @@ def test_content_is_what_changes_numbers_and_nothing_else(tmp_path: Path) -> Non
         {"protocol": "paper"},
         {"run": {"eval_every": 2}},
         {"run": {"precision": "tf32"}},
-        {"own": {"gpfl": {"lam": 0.02}}},
+        {"overrides": {"gpfl": {"lam": 0.02}}},
         {"common": {"train": {"lr": 0.2}}},
     ):
         assert name(plan(tmp_path, **other)) != usual, other
@@ -136,7 +135,7 @@ def test_protocols_that_do_not_differ_for_a_method_share_its_runs(tmp_path: Path
 
 def test_settings_that_no_run_can_have_are_refused_with_their_cell(tmp_path: Path) -> None:
     with pytest.raises(gpfl.GpflError, match=r"toy/whole gpfl: unknown key 'method.lamb'; did you mean 'lam'?"):
-        grid.check_cells(cells(TABLE), plan(tmp_path, own={"gpfl": {"lamb": 1}}))
+        grid.check_cells(cells(TABLE), plan(tmp_path, overrides={"gpfl": {"lamb": 1}}))
 
 
 def test_cell_that_cannot_be_laid_out_leaves_the_others(tmp_path: Path) -> None:
@@ -266,7 +265,7 @@ def test_cell_that_fails_is_named_and_the_others_are_run(tmp_path: Path, monkeyp
     assert [bool(words) for _, words in told] == [True, False, True, False]
     assert problems[found[0].folder] == "no"
     kept = tmp_path / "problems" / f"{found[2].folder.name}.txt"
-    assert problems[found[2].folder] == f"RuntimeError: the device; all of it: {kept}"
+    assert problems[found[2].folder] == f"RuntimeError: the device; traceback: {kept}"
     assert "is on fire" in kept.read_text()
     assert [len(job.finished(how.seeds)) for job in found] == [0, 2, 0, 2]
 
@@ -319,7 +318,7 @@ def test_job_that_another_process_has_ended_meanwhile_is_no_problem(tmp_path: Pa
 
 
 def test_weights_go_unless_they_are_wanted_or_a_figure_needs_them(tmp_path: Path) -> None:
-    drawn = TableColumn("toy/drawn", "drawn", "toys", {**WHOLE.given, "run": {"select": "test"}}, weights=True)
+    drawn = TableColumn("toy/drawn", "drawn", "toys", {**WHOLE.settings, "run": {"select": "test"}}, weights=True)
     for how, column, kept in (
         (plan(tmp_path / "gone"), WHOLE, False),
         (plan(tmp_path / "kept", weights=True), WHOLE, True),
@@ -336,7 +335,9 @@ def test_weights_go_unless_they_are_wanted_or_a_figure_needs_them(tmp_path: Path
 def test_results_hold_all_cells_that_are_asked_for_or_were_run(tmp_path: Path) -> None:
     how = plan(tmp_path)
     assert run([Cell(TABLE, WHOLE, TABLE.rows[1])], how) == {}
-    found = collect_results(TABLE, jobs(cells(TABLE), how), how, extra=rows("local"), problems={("toy/whole", "fedavg"): "no"})
+    found = collect_results(
+        TABLE, jobs(cells(TABLE), how), how, extra_rows=rows("local"), problems={("toy/whole", "fedavg"): "no"}
+    )
     assert [column.key for column in found.columns] == ["toy/whole"]
     assert [row.label for row in found.rows] == ["fedavg", "gpfl", "local"]
     assert found.trials.keys() == {("toy/whole", label) for label in ("fedavg", "gpfl", "local")}
@@ -367,12 +368,12 @@ def test_every_commit_that_had_a_part_in_a_run_is_noted(tmp_path: Path, monkeypa
 def test_heavy_states_are_written_more_rarely_unless_someone_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def every(**changes: Any) -> list[object]:
         found = jobs([Cell(TABLE, WHOLE, row) for row in rows("fedavg", "ditto")], plan(tmp_path, **changes))
-        return [job.given["run"]["checkpoint_every"] for job in found]
+        return [job.settings["run"]["checkpoint_every"] for job in found]
 
     assert every() == [10, 10]
     [shared, private] = jobs([Cell(TABLE, WHOLE, row) for row in rows("fedavg", "ditto")], plan(tmp_path))
     assert private.memory > shared.memory, "each client of Ditto has a model of its own"
-    monkeypatch.setattr(grid, "LIGHT", 3000)
+    monkeypatch.setattr(grid, "CHECKPOINT_BYTES", 3000)
     often, rarely = every()
     assert 10 <= int(str(often)) < int(str(rarely))
     assert every(run={"checkpoint_every": 7}) == [7, 7]
@@ -419,7 +420,7 @@ def test_runs_are_found_without_data_by_all_that_changes_numbers(tmp_path: Path)
         {"common": {"defence": {"clip": 1.0}}},
     ):
         assert find_jobs(methods, plan(tmp_path, **{"seeds": (0,), "rounds": 1, **other})) == ([], {}), other
-    assert find_jobs(methods[:1], plan(tmp_path, rounds=1, own={"gpfl": {"lam": 0.02}})) == ([], {})
+    assert find_jobs(methods[:1], plan(tmp_path, rounds=1, overrides={"gpfl": {"lam": 0.02}})) == ([], {})
     copy = found[0].folder.with_name("a-copy")
     shutil.copytree(found[0].folder, copy)
     assert find_jobs(methods, how) == (found, {})

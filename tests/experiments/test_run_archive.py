@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import gpfl
 from gpfl.errors import GpflError
 from gpfl.experiments import run_archive
 from gpfl.experiments.run_archive import ARCHIVE
-from gpfl.experiments.stored_runs import FolderRun
+from gpfl.experiments.stored_runs import FolderRun, FolderTrials, StoredRun
+from gpfl.training import config as configs
 
 
 @pytest.fixture(scope="module")
@@ -27,33 +29,53 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_unpacked_runs_have_the_config_summary_and_provenance_of_the_originals(results: Path, tmp_path: Path) -> None:
-    run_archive.unpack(results / ARCHIVE, tmp_path)
+def archived_run(results: Path, seed: int) -> StoredRun:
+    [trials] = run_archive.read_trials(results / ARCHIVE)
+    run = trials.run(seed)
+    assert run is not None
+    return run
+
+
+def test_archived_runs_have_the_config_summary_and_provenance_of_the_originals(results: Path) -> None:
     for seed in (0, 1):
-        before, after = (FolderRun(runs / "toy" / f"seed-{seed}") for runs in (results / "runs", tmp_path))
+        before, after = FolderRun(results / "runs" / "toy" / f"seed-{seed}"), archived_run(results, seed)
         assert after.summary == before.summary
-        assert after.config() == before.config()
+        assert after.config() == configs.read_sections(before.path / "config.toml")
         assert after.provenance() == before.provenance()
 
 
-def test_unpacked_metrics_are_those_of_the_originals_to_six_digits(results: Path, tmp_path: Path) -> None:
-    run_archive.unpack(results / ARCHIVE, tmp_path)
-    before, after = (FolderRun(runs / "toy" / "seed-0").metrics() for runs in (results / "runs", tmp_path))
+def test_archived_trials_have_the_config_and_data_of_their_folder(results: Path) -> None:
+    [trials] = run_archive.read_trials(results / ARCHIVE)
+    folder = FolderTrials(results / "runs" / "toy")
+    assert (trials.config, trials.data_hash, trials.data_warning) == (folder.config, folder.data_hash, folder.data_warning)
+    assert trials.run(2) is None
+
+
+def test_archived_metrics_are_those_of_the_originals_to_six_digits(results: Path) -> None:
+    before, after = FolderRun(results / "runs" / "toy" / "seed-0").metrics(), archived_run(results, 0).metrics()
     assert [record["round"] for record in after] == [0, 1, 2, 3]
     for one, other in zip(before, after, strict=True):
         assert other["accuracy"] == pytest.approx(one["accuracy"], abs=1e-6)
         assert other.get("train") == pytest.approx(one["train"], abs=1e-6) if "train" in one else "train" not in other
 
 
-def test_client_accuracies_are_kept_for_the_last_round(results: Path, tmp_path: Path) -> None:
-    run_archive.unpack(results / ARCHIVE, tmp_path)
-    clients, _ = FolderRun(tmp_path / "toy" / "seed-0").accuracies(3)
+def test_client_accuracies_are_kept_for_the_last_round(results: Path) -> None:
+    clients, _ = archived_run(results, 0).accuracies(3)
     assert clients == pytest.approx(FolderRun(results / "runs" / "toy" / "seed-0").accuracies(3)[0], abs=1e-6)
 
 
-def test_runs_on_one_partition_keep_one_partition_hash(results: Path, tmp_path: Path) -> None:
-    run_archive.unpack(results / ARCHIVE, tmp_path)
-    assert len({FolderRun(tmp_path / "toy" / f"seed-{seed}").partition_hash() for seed in (0, 1)}) == 1
+def test_runs_on_one_partition_keep_one_partition_hash(results: Path) -> None:
+    assert archived_run(results, 0).partition_hash() == archived_run(results, 1).partition_hash()
+
+
+def test_round_of_a_diverged_run_is_kept(tmp_path: Path, results: Path) -> None:
+    folder = tmp_path / "runs" / "toy"
+    shutil.copytree(results / "runs" / "toy", folder)
+    (folder / "seed-1" / "summary.json").unlink()
+    (folder / "seed-1" / "diverged.json").write_text('{"round": 2, "what": "the loss is nan"}')
+    run_archive.pack(tmp_path / "runs", tmp_path / ARCHIVE)
+    [trials] = run_archive.read_trials(tmp_path / ARCHIVE)
+    assert (trials.run(1), trials.diverged_round(1), trials.diverged_round(0)) == (None, 2, None)
 
 
 def test_packing_adds_seeds_to_an_archive(results: Path, tmp_path: Path) -> None:

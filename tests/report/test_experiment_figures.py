@@ -82,7 +82,7 @@ def test_measure_chooses_the_figure(name: str, files: list[str], tmp_path: Path)
 
 
 def test_experiment_of_which_nothing_was_run_has_no_figure(tmp_path: Path) -> None:
-    assert experiment_figures.draw(results_of("stability", {("cifar100/join-1", "gpfl"): None}), tmp_path) == []
+    assert experiment_figures.draw(results_of("stability", {("cifar100/fraction-1", "gpfl"): None}), tmp_path) == []
 
 
 def test_axes_and_measures_are_those_of_experiments() -> None:
@@ -109,7 +109,7 @@ def test_columns_that_were_run_are_settings_next_to_the_papers(tmp_path: Path, m
 
 
 def test_one_column_is_no_line_and_that_is_said(tmp_path: Path) -> None:
-    for name, key in (("scalability", "cifar100/500"), ("stability", "cifar100/join-1")):
+    for name, key in (("scalability", "cifar100/500"), ("stability", "cifar100/fraction-1")):
         made = {(key, "gpfl"): trials_of(tmp_path / name, "gpfl", {0: [[0.5]]})}
         for keys in ([key], column_keys(name)):
             with pytest.raises(gpfl.GpflError, match=f"{key} is the only column that was run, and a line needs two"):

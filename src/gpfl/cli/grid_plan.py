@@ -44,9 +44,7 @@ def print_plan(
             memory = f"about {format_bytes(job.data_bytes + len(plan.seeds) * job.memory)}" if job in unfinished else ""
             rows.append([cell.column.key, cell.variant.label, done, time, memory, tables, job.folder.name])
         table_console().print(ResultTable(COLUMNS, rows))
-    problems = problems | {
-        (cell.column.key, cell.variant.label): damage for job, damage in damaged.items() for cell in job.cells
-    }
+    problems = problems | {cell.key: damage for job, damage in damaged.items() for cell in job.cells}
     for problem in group_problems(problems):
         print_error(f"cannot be run: {problem}")
     n_done = len(jobs) - len(unfinished) - len(damaged)

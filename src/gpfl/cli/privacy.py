@@ -80,11 +80,11 @@ class _RunOptions(NamedTuple):
             patience=patience,
             run={"device": self.device, "engine": self.engine},
             common=settings,
-            own=own,
+            overrides=own,
             weights=keep_weights,
         )
         grid.check_cells(cells, plan)
-        data = str(plan.given(cells[0])["data"]["name"])
+        data = str(plan.config(cells[0])["data"]["name"])
         if not grid.has_data(data):
             if self.dry_run:
                 raise GpflError(f"the dataset '{data}' is not downloaded: gpfl data get {data}")

@@ -55,7 +55,7 @@ class AttackStudy:
 
     def prepare(self, cell: Cell) -> RunSpec:
         """Return the run of a cell, on the CPU."""
-        given = self.plan.given(cell)
+        given = self.plan.config(cell)
         config = configs.resolve_config({**given, "run": {**given["run"], "device": "cpu", "precision": "float32"}})
         return prepare(config, self.federations.federation(config), None, None)[1]
 

@@ -1,4 +1,4 @@
-"""The quickstart: GPFL beside FedAvg and training alone, on one partition of the digits."""
+"""The quickstart: GPFL, FedAvg and local training on one partition of the digits."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ SETTING: ConfigDict = {
 
 
 def quickstart(out: Path, make_callback: CallbackFactory) -> list[Trials]:
-    """Gives the trials of the three methods, each in its own folder of `out`; what it holds already is not run again."""
+    """Run the trials of the three methods that `out` does not hold yet, each in its own folder."""
     return [run_trials({**SETTING, "method": {"name": name}}, SEEDS, out / name, make_callback, label=name) for name in METHODS]
 
 
 def was_started(out: Path) -> bool:
-    """Tells whether a quickstart was begun in a folder: the first method has its trials there, or was about to."""
+    """Return whether a folder holds a quickstart that was started."""
     first = out / METHODS[0]
     return (first / "trials.json").is_file() or (first.is_dir() and list(out.iterdir()) == [first])

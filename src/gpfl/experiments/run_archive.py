@@ -1,4 +1,4 @@
-"""An archive of finished runs in one compressed file, from which tables and figures are rebuilt without the run folders.
+"""An archive of finished runs in one compressed file, from which tables and figures are drawn without the run folders.
 
 A line of the archive is one folder of trials as JSON. Metrics are stored by column, rounded to six digits. Accuracies of
 single clients are kept for the best, the selected and the last round. Models and checkpoints are left out.
@@ -11,9 +11,11 @@ import json
 import lzma
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from gpfl.errors import GpflError
+from gpfl.experiments.run_checks import Sections, merge_configs
+from gpfl.experiments.stored_runs import PROVENANCE_FILE, Provenance, StoredRun, StoredTrials, hash_partition
 from gpfl.federation import MANIFEST
 from gpfl.io import files, toml
 from gpfl.io.legacy import (
@@ -23,15 +25,86 @@ from gpfl.io.legacy import (
     upgrade_manifest,
     upgrade_record,
 )
+from gpfl.training.run_dir import DIVERGED, MetricsRecord
 
 ARCHIVE = "runs.jsonl.xz"
 """Name of the archive in a folder of results, in place of the folder `runs`."""
 
 DIGITS = 6
-JSON_FILES = ("diverged", "features")
-"""Files of a run that are kept as they are, if it has them."""
-
 Content = dict[str, Any]
+
+
+class ArchivedTrials(StoredTrials):
+    """Runs of one config in an archive. `path` is that of the archive with the name of their folder."""
+
+    def __init__(self, path: Path, content: Content) -> None:
+        super().__init__(path)
+        self._config, self._runs = content["config"], content["runs"]
+
+    @property
+    def config(self) -> Sections:
+        """Complete config."""
+        return cast(Sections, self._config)
+
+    @property
+    def data_hash(self) -> str:
+        """Hash of the table, or "" if it is unknown."""
+        return next((run["manifest"]["table"]["sha256"] for run in self._runs.values() if run["manifest"]), "")
+
+    @property
+    def data_warning(self) -> str:
+        """What the data lack."""
+        return next((run["provenance"]["data"] for run in self._runs.values() if run["provenance"]), "")
+
+    def run(self, seed: int) -> ArchivedRun | None:
+        """Return the run of a seed if it has finished."""
+        content = self._runs.get(str(seed))
+        if not content or not content["summary"]:
+            return None
+        config = merge_configs(self.config, {"run": {"seed": seed}})
+        return ArchivedRun(self.path / f"seed-{seed}", config, content)
+
+    def diverged_round(self, seed: int) -> int | None:
+        """Return the round in which the run of a seed diverged, or None."""
+        content = self._runs.get(str(seed), {})
+        return content["diverged"]["round"] if "diverged" in content and not content["summary"] else None
+
+
+class ArchivedRun(StoredRun):
+    """A finished run in an archive."""
+
+    def __init__(self, path: Path, config: Sections, content: Content) -> None:
+        super().__init__(path)
+        self._config, self._content = config, content
+
+    @property
+    def summary(self) -> Mapping[str, object]:
+        """Content of summary.json."""
+        return cast(Mapping[str, object], self._content["summary"])
+
+    def config(self) -> Sections:
+        """Return the complete config."""
+        return self._config
+
+    def metrics(self) -> list[MetricsRecord]:
+        """Return the records of all evaluated rounds."""
+        return _to_records(self._content["metrics"])
+
+    def partition_hash(self) -> str:
+        """Return a hash of the table and of every client's samples."""
+        if not self._content["manifest"]:
+            raise GpflError(f"{self.path} was archived without its federation: add the run again")
+        return hash_partition(self._content["manifest"])
+
+    def provenance(self) -> Provenance:
+        """Return how the run was made."""
+        note = self._content["provenance"] or {}
+        return Provenance(tuple(note.get("commits", ())), note.get("data", ""))
+
+
+def read_trials(archive: Path) -> list[ArchivedTrials]:
+    """Return all trials in an archive."""
+    return [ArchivedTrials(archive / entry["name"], entry) for entry in read(archive)]
 
 
 def pack(runs: Path, archive: Path) -> int:
@@ -48,26 +121,6 @@ def pack(runs: Path, archive: Path) -> int:
     lines = "".join(json.dumps(entries[name], separators=(",", ":")) + "\n" for name in sorted(entries))
     files.write_bytes(archive, lzma.compress(lines.encode(), preset=9 | lzma.PRESET_EXTREME))
     return len(entries)
-
-
-def unpack(archive: Path, runs: Path) -> None:
-    """Write the run folders of an archive, as far as they were kept, into the new folder `runs`."""
-    for entry in read(archive):
-        folder = runs / entry["name"]
-        for seed, run in entry["runs"].items():
-            path = folder / f"seed-{seed}"
-            path.mkdir(parents=True)
-            config = {**entry["config"], "run": {**entry["config"]["run"], "seed": int(seed)}}
-            _write_toml(path / "config.toml", config)
-            _write_toml(path / MANIFEST, run["manifest"])
-            _write_json(path / "summary.json", {"format_version": FORMAT_VERSION, **run["summary"]} if run["summary"] else None)
-            for name in JSON_FILES:
-                _write_json(path / f"{name}.json", run.get(name))
-            _write_json(folder / f"made-{seed}.json", run["provenance"])
-            records = [json.dumps(record, separators=(",", ":")) for record in _to_records(run["metrics"])]
-            (path / "metrics.jsonl").write_text("\n".join(records) + "\n", encoding="utf-8")
-        _write_toml(folder / "config.toml", entry["config"])
-        _write_json(folder / "trials.json", entry["trials"])
 
 
 def read(archive: Path) -> Iterator[Content]:
@@ -108,13 +161,13 @@ def _pack_run(path: Path) -> Content:
     for record in records:
         if record["round"] not in kept_rounds:
             record.pop("client_accuracies", None)
-    optional = {name: content for name in JSON_FILES if (content := _read_json(path / f"{name}.json"))}
+    diverged = _read_json(path / DIVERGED)
     return {
         "summary": {key: value for key, value in (summary or {}).items() if key != "format_version"},
         "metrics": _to_columns(records),
         "manifest": _pack_manifest(path / MANIFEST),
-        "provenance": _read_json(path.parent / f"made-{path.name.removeprefix('seed-')}.json"),
-        **optional,
+        "provenance": _read_json(path.parent / PROVENANCE_FILE.format(path.name.removeprefix("seed-"))),
+        **({"diverged": diverged} if diverged else {}),
     }
 
 
@@ -161,13 +214,3 @@ def _rounded(value: Any) -> Any:
 
 def _read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-
-
-def _write_json(path: Path, content: Content | None) -> None:
-    if content:
-        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _write_toml(path: Path, content: Content | None) -> None:
-    if content:
-        path.write_text(toml.dump({"format_version": FORMAT_VERSION, **content}), encoding="utf-8")

@@ -1,16 +1,17 @@
-"""Finished runs as tables, figures and statistics read them, wherever they are stored.
+"""Finished runs as tables, figures and statistics read them, in run directories or in an archive.
 
-`StoredRun` is the only way in which they are read. `FolderRun` reads a run directory; a table of recorded runs is another
-subclass. `Trials` are the runs of one config, one per seed.
+`StoredRun` is one run, `StoredTrials` the runs of one config. `Trials` are the finished ones under their label in tables.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -19,8 +20,10 @@ from typing import cast
 import numpy as np
 
 from gpfl.errors import GpflError
+from gpfl.experiments.run_checks import Sections, is_finished
 from gpfl.federation import MANIFEST
 from gpfl.io import toml
+from gpfl.training import config as configs
 from gpfl.training.run_dir import MetricsRecord, RunDir
 
 PROVENANCE_FILE = "made-{}.json"
@@ -50,7 +53,7 @@ class StoredRun(ABC):
         """Content of summary.json."""
 
     @abstractmethod
-    def config(self) -> Mapping[str, Mapping[str, object]]:
+    def config(self) -> Sections:
         """Return the complete config with today's keys."""
 
     @abstractmethod
@@ -87,9 +90,9 @@ class FolderRun(StoredRun):
         """Content of summary.json."""
         return RunDir(self.path).read_summary()
 
-    def config(self) -> Mapping[str, Mapping[str, object]]:
+    def config(self) -> Sections:
         """Return the complete config with today's keys."""
-        return cast(Mapping[str, Mapping[str, object]], toml.read(self.path / "config.toml"))
+        return cast(Sections, toml.read(self.path / "config.toml"))
 
     def metrics(self) -> list[MetricsRecord]:
         """Return the records of all evaluated rounds. Raise if some are missing."""
@@ -99,7 +102,7 @@ class FolderRun(StoredRun):
         """Return a hash of the table and of every client's samples. Runs with equal hashes have the same clients."""
         path = self.path / MANIFEST
         try:
-            return _partition_hash(path.read_bytes())
+            return _read_partition_hash(path.read_bytes())
         except OSError as problem:
             raise GpflError(f"{path} cannot be read ({problem.strerror})") from None
         except (ValueError, KeyError, TypeError):
@@ -111,6 +114,71 @@ class FolderRun(StoredRun):
         """Return how the run was made; nothing is known if the file is missing or damaged."""
         note = read_provenance(self.path.parent / PROVENANCE_FILE.format(self.path.name.removeprefix("seed-")))
         return Provenance(tuple(cast(Sequence[str], note.get("commits", ()))), str(note.get("data", "")))
+
+
+class StoredTrials(ABC):
+    """Runs of one config with several seeds, finished or not."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    @abstractmethod
+    def config(self) -> Sections:
+        """Complete config."""
+
+    @property
+    @abstractmethod
+    def data_hash(self) -> str:
+        """Hash of the table, or "" if it is unknown."""
+
+    @property
+    @abstractmethod
+    def data_warning(self) -> str:
+        """What the data lack."""
+
+    @abstractmethod
+    def run(self, seed: int) -> StoredRun | None:
+        """Return the run of a seed if it has finished and is undamaged."""
+
+    @abstractmethod
+    def diverged_round(self, seed: int) -> int | None:
+        """Return the round in which the run of a seed diverged, or None."""
+
+
+class FolderTrials(StoredTrials):
+    """Runs in a folder, each in its own folder seed-N."""
+
+    @cached_property
+    def config(self) -> Sections:
+        """Complete config."""
+        return configs.read_sections(self.path / "config.toml")
+
+    @cached_property
+    def data_hash(self) -> str:
+        """Hash of the table, or "" if it is unknown."""
+        for path in (self.path / MANIFEST, *sorted(self.path.glob(f"seed-*/{MANIFEST}"))):
+            with suppress(OSError, ValueError, KeyError):
+                # The samples of clients are long and follow these sections.
+                head = re.split(r"\n\[(?:partition|split)\]", path.read_text(encoding="utf-8"), maxsplit=1)[0]
+                return str(tomllib.loads(head)["table"]["sha256"])
+        return ""
+
+    @property
+    def data_warning(self) -> str:
+        """What the data lack."""
+        notes = map(read_provenance, sorted(self.path.glob(PROVENANCE_FILE.format("*"))))
+        return next((str(note["data"]) for note in notes if "data" in note), "")
+
+    def run(self, seed: int) -> StoredRun | None:
+        """Return the run of a seed if it has finished and is undamaged."""
+        path = self.path / f"seed-{seed}"
+        return FolderRun(path) if is_finished(path) else None
+
+    def diverged_round(self, seed: int) -> int | None:
+        """Return the round in which the run of a seed diverged, or None."""
+        run_dir = RunDir(self.path / f"seed-{seed}")
+        return None if run_dir.finished else run_dir.diverged_round
 
 
 @dataclass(frozen=True)
@@ -149,7 +217,12 @@ def read_provenance(path: Path) -> dict[str, object]:
     return cast(dict[str, object], note) if valid else {}
 
 
+def hash_partition(manifest: Mapping[str, object]) -> str:
+    """Return a hash of the table and of every client's samples in a manifest."""
+    table = cast(Mapping[str, object], manifest["table"])
+    return hashlib.sha256(json.dumps([table["sha256"], manifest["client"]], sort_keys=True).encode()).hexdigest()
+
+
 @lru_cache(maxsize=16)  # most runs of a table share a manifest, and parsing one takes half a second
-def _partition_hash(manifest: bytes) -> str:
-    content = tomllib.loads(manifest.decode())
-    return hashlib.sha256(json.dumps([content["table"]["sha256"], content["client"]], sort_keys=True).encode()).hexdigest()
+def _read_partition_hash(manifest: bytes) -> str:
+    return hash_partition(tomllib.loads(manifest.decode()))
