@@ -19,7 +19,7 @@ from gpfl.cli.overrides import load_config
 from gpfl.cli.terminal import console, print_dataset_caveat, print_line, table_console
 from gpfl.data import DATASETS, PUBLISHED, PublishedDataset
 from gpfl.data.published import cache
-from gpfl.data.table import SPLITS
+from gpfl.data.table import SPLITS, Table
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.report import figures, plotting
 from gpfl.report.figures import ClassCounts
@@ -86,8 +86,14 @@ def _download(published: PublishedDataset) -> str:
 
 @data.command
 @option("--out", default="federation.png", metavar="FILE", help="Picture to write: .png, .pdf or .svg.")
+@click.option(
+    "--write-schema",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the columns and classes, to edit for --schema.",
+)
 @config_options("data", "partition")
-def show(out: str, federation: str | None, **values: object) -> None:
+def show(out: str, write_schema: Path | None, federation: str | None, **values: object) -> None:
     """Print the samples of each client and draw its classes."""
     picture = Path(out)
     plotting.check_image_path(picture)
@@ -97,6 +103,8 @@ def show(out: str, federation: str | None, **values: object) -> None:
         print_dataset_caveat(source_table)
         if source_table.description:
             print_line(source_table.description)
+        if write_schema is not None:
+            _write_schema(source_table, write_schema)
     loaded = config.federation()
     print_line(repr(loaded))
     table = RichTable("client", "training", "validation", "test", "classes")
@@ -108,6 +116,17 @@ def show(out: str, federation: str | None, **values: object) -> None:
         print_line(warning)
     figures.draw_class_counts(ClassCounts.from_federation(loaded), picture)
     print_line(f"Picture: {out}")
+
+
+def _write_schema(table: Table, path: Path) -> None:
+    if table.raw is None:
+        raise GpflError(f"--write-schema {path}: data '{table.name}' has no columns, so there is no schema: leave it out")
+    classes = table.metadata.get("classes")
+    names = [str(name) for name in classes] if isinstance(classes, list) else []
+    table.raw.draft_schema(str(table.metadata.get("label", "")), names).write(path)
+    print_line(
+        f"Schema: {path}. Its ranges are the smallest and largest values of the data: check them, then use --schema {path}"
+    )
 
 
 def download_datasets(names: Iterable[str]) -> None:

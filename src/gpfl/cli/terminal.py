@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from gpfl.data import FileDataset
+from gpfl.data.preprocessing import PreprocessingOptions
 from gpfl.data.published.dataset import provenance_warning
 from gpfl.data.table import Table
 from gpfl.experiments.stored_runs import Trials
@@ -50,10 +51,15 @@ def print_data_warnings(config: Config) -> None:
     """Print warnings about the data before training starts, and how files were read."""
     if config.source is not None:
         print_dataset_caveat(config.source.load())
+    if not isinstance(config.source, PreprocessingOptions):
+        return
     if isinstance(config.source, FileDataset):
         print_line(config.source.load().description)
-        for warning in config.federation().data_warnings():
-            print_line(warning)
+    federation = config.federation()
+    for warning in federation.data_warnings():
+        print_line(warning)
+    if federation.preprocessing is not None:
+        print_line(federation.preprocessing.describe())
 
 
 def print_run_summary(result: Result, folder: Path) -> None:

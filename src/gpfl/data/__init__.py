@@ -34,6 +34,8 @@ def find_dataset(name: str, settings: Mapping[str, object]) -> DataSource:
         raise GpflError(f"unknown data '{name}'; {did_you_mean(name, DATASETS)} (or give the path of a file or folder)")
     if not path.exists():
         raise GpflError(f"there is no file or folder {name}")
+    if schema := settings.get("schema"):  # a run may be resumed from another folder
+        settings = {**settings, "schema": str(Path(str(schema)).expanduser().resolve())}
     return _configure(FileDataset(name=path.resolve().name, description="your own files", path=path), settings)
 
 

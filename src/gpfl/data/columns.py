@@ -63,6 +63,17 @@ class ColumnSchema:
         return self.kind == "categorical"
 
     @property
+    def limits(self) -> str:
+        """Description of the declared values, such as "0 to 120" or "f, m"."""
+        if self.is_categorical:
+            return ", ".join(self.categories[:5]) + (", …" if len(self.categories) > 5 else "")
+        low, high = (
+            "" if value is None else _format_date(value) if self.kind == "date" else f"{value:g}"
+            for value in (self.low, self.high)
+        )
+        return f"{low} to {high}" if low and high else f"at least {low}" if low else f"at most {high}"
+
+    @property
     def range(self) -> tuple[float, float] | None:
         """The declared range, or None."""
         return None if self.low is None or self.high is None else (self.low, self.high)
@@ -124,6 +135,13 @@ class Schema:
     def index(self) -> Mapping[str, int]:
         """Index of each column by name."""
         return {column.name: i for i, column in enumerate(self.columns)}
+
+    def find_columns(self, names: Sequence[str]) -> list[str]:
+        """Return the columns of the schema, which must all be among `names`."""
+        for name in self.index:
+            if name not in names:
+                raise GpflError(f"the schema declares column '{name}', which is not a column; {did_you_mean(name, names)}")
+        return list(self.index)
 
     def to_dict(self) -> dict[str, object]:
         """Return the content as JSON holds it."""
@@ -192,6 +210,16 @@ class RawColumns:
             raise GpflError(f"the data have no column '{name}'; {did_you_mean(name, self.schema.index)}")
         index = self.schema.index[name]
         return self.schema.columns[index], self.values[:, index]
+
+    def draft_schema(self, label: str, classes: Sequence[str]) -> Schema:
+        """Return a schema to edit: the columns as they are, and the smallest and largest value of each as its range."""
+        columns = []
+        for column, values in zip(self.schema.columns, self.values.T, strict=True):
+            known = values[~np.isnan(values)]
+            if not column.is_categorical and column.range is None and len(known) and known.min() < known.max():
+                column = replace(column, low=float(known.min()), high=float(known.max()))
+            columns.append(column)
+        return Schema(tuple(columns), label, tuple(classes))
 
     def codes(self, name: str, categories: Sequence[str]) -> Floats:
         """Return a column as indices of `categories`: NaN where it is missing, `UNKNOWN` where it is none of them.

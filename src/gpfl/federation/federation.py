@@ -16,7 +16,13 @@ from gpfl.core.local_round import Indices
 from gpfl.data import DATASETS, find_dataset
 from gpfl.data.table import SPLITS, Table
 from gpfl.errors import GpflError, pluralize
-from gpfl.federation.manifest import changed_options, manifest_data_options, read_manifest, unknown_data_error
+from gpfl.federation.manifest import (
+    changed_options,
+    check_encoding,
+    manifest_data_options,
+    read_manifest,
+    unknown_data_error,
+)
 from gpfl.federation.preprocessing import FederatedPreprocessing
 from gpfl.io import files, toml
 from gpfl.io.legacy import FORMAT_VERSION
@@ -182,6 +188,7 @@ class Federation:
                 raise unknown_data_error(path, name, content)
             table = find_dataset(name, manifest_data_options(path, name)).load()
         if table.digest != digest:
+            check_encoding(path, content)
             raise GpflError(
                 f"{path} divides a table with sha256 {digest[:12]}…, but the data '{table.name}' has {table.digest[:12]}…: "
                 "give the table it was made from"

@@ -47,6 +47,16 @@ def changed_options(source: DataSource | None) -> dict[str, object]:
     return {key: value for key, value in options.option_values(source).items() if value != defaults.get(key)}
 
 
+def check_encoding(path: Path, content: Mapping[str, object]) -> None:
+    """Raise if the manifest divides columns that an earlier version encoded before they were divided."""
+    source = content.get("source")
+    if isinstance(source, dict) and "columns" in source:
+        raise GpflError(
+            f"{path} was written by an earlier gpfl, which scaled columns by pooled rows; this version scales them by the "
+            "training samples of each client, so numbers differ: start a new run (models of the old one still load)"
+        )
+
+
 def unknown_data_error(path: Path, name: str, content: Mapping[str, object]) -> GpflError:
     """Return the error for a manifest whose data are not a named dataset."""
     source = content.get("source")

@@ -18,6 +18,8 @@ from gpfl.core.options import option_values
 from gpfl.core.precision import matmul_precision
 from gpfl.core.tree import Tree
 from gpfl.data.arrays import ArrayLike, read_samples
+from gpfl.data.columns import RawColumns
+from gpfl.data.preprocessing import Preprocessor
 from gpfl.errors import GpflError
 from gpfl.inference.module import PersonalModule
 from gpfl.io.tensors import write_tensors
@@ -26,17 +28,32 @@ PREDICT_BATCH_SIZE = 1024
 
 
 class ClientModel:
-    """One client's personal model. Inputs have the kind of its training data: floats, or pixels as whole numbers."""
+    """One client's personal model. Inputs have the kind of its training data: floats, or pixels as whole numbers.
 
-    def __init__(self, method: Method, weights: Tree, name: str, input_spec: InputSpec) -> None:
+    A model of columns also takes raw columns, which its `preprocessor` encodes as in training.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        weights: Tree,
+        name: str,
+        input_spec: InputSpec,
+        preprocessor: Preprocessor | None = None,
+    ) -> None:
         self.method, self.weights, self.name, self.input_spec = method, weights, name, input_spec
+        self.preprocessor = preprocessor
 
     def __repr__(self) -> str:
         net = self.method.net
         return f"ClientModel '{self.name}' ({self.method.name}, {net.name}, {net.classes} classes)"
 
-    def logits(self, x: ArrayLike) -> npt.NDArray[np.float32]:
+    def logits(self, x: ArrayLike | RawColumns) -> npt.NDArray[np.float32]:
         """Return the logits of samples, (samples, classes)."""
+        if isinstance(x, RawColumns):
+            if self.preprocessor is None:
+                raise GpflError(f"the model of client '{self.name}' was not trained on columns: give inputs as an array")
+            x = self.preprocessor.transform(x)
         samples = read_samples(x, self.input_spec, "x")
         device = next(tree.leaves(self.weights)).device
         model = Model(self.method.net, self.weights)
@@ -47,12 +64,12 @@ class ClientModel:
             ]
         return torch.cat(logits).cpu().numpy()
 
-    def predict(self, x: ArrayLike) -> npt.NDArray[np.int64]:
+    def predict(self, x: ArrayLike | RawColumns) -> npt.NDArray[np.int64]:
         """Return the predicted class of each sample."""
         classes: npt.NDArray[np.int64] = np.argmax(self.logits(x), axis=1)
         return classes
 
-    def accuracy(self, x: ArrayLike, y: ArrayLike) -> float:
+    def accuracy(self, x: ArrayLike | RawColumns, y: ArrayLike) -> float:
         """Return the accuracy on samples with labels."""
         labels, predictions = np.asarray(y), self.predict(x)
         if labels.shape != predictions.shape:
@@ -72,7 +89,7 @@ class ClientModel:
     def save(self, path: str | Path) -> None:
         """Write the model as a safetensors file for `gpfl.load_model`."""
         net = self.method.net
-        metadata = {
+        metadata: dict[str, object] = {
             "client": self.name,
             "method": {"name": self.method.name, **option_values(self.method)},
             "net": {"name": net.name, **net.options},
@@ -81,6 +98,8 @@ class ClientModel:
             "branches": list(self.weights),  # an empty one leaves no tensor
             "probe_logits": self.probe_logits(),
         }
+        if self.preprocessor is not None:
+            metadata["preprocessor"] = self.preprocessor.to_dict()
         write_tensors(Path(path), tree.flatten(self.weights), metadata)
 
 

@@ -154,13 +154,16 @@ class Config:
 
 
 def read_config(path: Path) -> ConfigDict:
-    """Return the sections of a config file. Its paths of a manifest or data are relative to its folder."""
+    """Return the sections of a config file. Its paths of a manifest, data or schema are relative to its folder."""
     sections = read_sections(path)
     manifest, data = sections.get("partition", {}).get("file"), sections.get("data", {}).get("name")
     if isinstance(manifest, str):
         sections["partition"]["file"] = str(path.parent / manifest)
     if isinstance(data, str) and data not in DATASETS and (path.parent / data).exists():
         sections["data"]["name"] = str(path.parent / data)
+    schema = sections.get("data", {}).get("schema")
+    if isinstance(schema, str):
+        sections["data"]["schema"] = str(path.parent / schema)
     return sections
 
 

@@ -16,6 +16,8 @@ from gpfl.core.local_round import local_round
 from gpfl.core.precision import matmul_precision
 from gpfl.core.tree import Tree
 from gpfl.data.arrays import ArrayLike, read_samples
+from gpfl.data.columns import RawColumns
+from gpfl.data.preprocessing import Preprocessor
 from gpfl.data.table import Table
 from gpfl.defences import undefended
 from gpfl.engine import Engine
@@ -67,9 +69,12 @@ class Result:
     def clients(self) -> list[ClientModel]:
         """The personal model of each client."""
         engine, state = self.engine, self.outcome.selected
-        shards = engine.federation.shards
+        shards, preprocessing = engine.federation.shards, engine.federation.preprocessing
         weights = engine.personal_weights(state.shared, state.private, range(len(shards)), state.round)
-        return [self._make_model(each, shard.name) for each, shard in zip(weights, shards, strict=True)]
+        return [
+            self._make_model(each, shard.name, preprocessing.clients[shard.name] if preprocessing else None)
+            for each, shard in zip(weights, shards, strict=True)
+        ]
 
     def export(self, folder: str | Path) -> list[Path]:
         """Write every client's model and return the files."""
@@ -79,14 +84,14 @@ class Result:
         return paths
 
     @matmul_precision("float32")
-    def personalize(self, x: ArrayLike, y: ArrayLike, *, rounds: int = 20, name: str = "new") -> ClientModel:
+    def personalize(self, x: ArrayLike | RawColumns, y: ArrayLike, *, rounds: int = 20, name: str = "new") -> ClientModel:
         """Return a personal model for a client that did not take part in training.
 
         The client starts from the shared state and the initial private state, and runs local rounds whose uploads are not
         aggregated: only its private state changes.
 
         Args:
-            x: Training samples.
+            x: Training samples, encoded or as raw columns.
             y: Their labels.
             rounds: Number of local rounds.
             name: Name of the model.
@@ -96,6 +101,13 @@ class Result:
             raise GpflError(f"rounds is {rounds}; it must be an integer, at least 0")
         engine, state = self.engine, self.outcome.selected
         method, schedule, spec = engine.method, engine.schedule, engine.federation.table.input_spec
+        preprocessing = engine.federation.preprocessing
+        preprocessor = preprocessing.federated if preprocessing else None
+        if isinstance(x, RawColumns):
+            if preprocessing is None:
+                raise GpflError("this run was not trained on columns: give inputs as an array")
+            preprocessor = preprocessing.for_new_client(x)
+            x = preprocessor.transform(x)
         table = Table(
             read_samples(x, spec, f"client {name}"),
             y,
@@ -120,7 +132,8 @@ class Result:
         info = engine.unseen_client_info(table, last)
         private = run_final_phases(method, state.shared, private, table, samples, schedule, last, len(engine.federation), info)
         weights = method.personal_weights(state.shared, private, table.batch(first[first >= 0]), info)
-        return self._make_model(weights, name)
+        return self._make_model(weights, name, preprocessor)
 
-    def _make_model(self, weights: Tree, name: str) -> ClientModel:
-        return ClientModel(undefended(self.engine.method), weights, name, self.engine.federation.table.input_spec)
+    def _make_model(self, weights: Tree, name: str, preprocessor: Preprocessor | None) -> ClientModel:
+        spec = self.engine.federation.table.input_spec
+        return ClientModel(undefended(self.engine.method), weights, name, spec, preprocessor)

@@ -110,7 +110,9 @@ class RoundLoop:
         shared, private = self.spec.method.init(self.options.seed)
         device = self.engine.private_device(tree.count_bytes(private))
         stacked = tree.to(tree.repeat(private, len(self.spec.federation)), device)
-        initial = RunState(0, tree.to(shared, self.spec.device), stacked)
+        # The exchange of statistics comes before round 0.
+        exchanged = {key: sum(by_client.values()) for key, by_client in self._preprocessing_bytes().items()}
+        initial = RunState(0, tree.to(shared, self.spec.device), stacked, **exchanged)
         first = self._take_local(initial)
         checkpoint = self.run_dir.load_checkpoint(initial) if self.run_dir else None
         if self.run_dir is None or checkpoint is None:
@@ -129,6 +131,10 @@ class RoundLoop:
             path, hint = self.run_dir.path / "metrics.jsonl", self.run_dir.restart_hint
             raise GpflError(f"{path} is damaged (it lacks round {missing[0]}): {hint}")
         return state, selected
+
+    def _preprocessing_bytes(self) -> dict[str, Mapping[str, int]]:
+        preprocessing = self.spec.federation.preprocessing
+        return {"bytes_up": preprocessing.bytes_up, "bytes_down": preprocessing.bytes_down} if preprocessing else {}
 
     def _take_local(self, state: RunState) -> RunState:
         """Return a state with the private state of this process's clients only."""
@@ -288,6 +294,7 @@ class RoundLoop:
             "seconds": round(sum(metric(record, "seconds") for record in self.history), 3),
             "bytes_up": last["bytes_up"],
             "bytes_down": last["bytes_down"],
+            **{f"preprocessing_{key}": sum(sent.values()) for key, sent in self._preprocessing_bytes().items()},
             "engine": self.engine.description,
             "device": device_name(self.spec.device),
             "seed": self.options.seed,

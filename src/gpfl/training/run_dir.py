@@ -23,6 +23,9 @@ from gpfl.io.tensors import read_tensors, write_tensors
 MetricsRecord = dict[str, object]
 """One evaluated round, a line of metrics.jsonl."""
 
+PREPROCESSING = "preprocessing.json"
+"""File with the statistics that clients exchanged before round 0 and the encoding of columns."""
+
 DIVERGED = "diverged.json"
 """File that says in which round a run diverged."""
 
@@ -65,6 +68,9 @@ class RunDir:
             remove_partial_start(run_dir.path)
             make_empty_folder(run_dir.path)
             federation.save(run_dir.path / MANIFEST)
+            if federation.preprocessing is not None:
+                content = {"format_version": FORMAT_VERSION, **federation.preprocessing.to_dict()}
+                files.write_text(run_dir.path / PREPROCESSING, json.dumps(content, indent=1) + "\n")
             files.write_text(run_dir.path / "config.toml", config)
         process_group().barrier()
         return run_dir
@@ -257,7 +263,7 @@ def remove_partial_start(path: Path) -> None:
     """Remove the files of a run or of trials that were killed before config.toml was written, and no others."""
     if not path.is_dir() or (path / "config.toml").exists():
         return
-    names = (MANIFEST, "trials.json", "config.toml")
+    names = (MANIFEST, PREPROCESSING, "trials.json", "config.toml")
     entries = list(path.iterdir())
     if all(file.is_file() and (file.name in names or file.name.startswith(tuple(f".{n}." for n in names))) for file in entries):
         for file in entries:

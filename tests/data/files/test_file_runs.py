@@ -358,8 +358,8 @@ def test_a_config_may_name_data_relative_to_its_folder(command: Command, monkeyp
 
 def test_a_config_of_version_1_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    old = {"name": "visits.csv", "part": "fold", "together": "patient", "missing": "refuse"}
-    new = {"name": "visits.csv", "split_column": "fold", "group": "patient", "missing": "error"}
+    old = {"name": "visits.csv", "part": "fold", "together": "patient", "missing": "refuse", "scale": "standard"}
+    new = {"name": "visits.csv", "split_column": "fold", "group": "patient", "missing": "error", "scale": "federated"}
     Path("config.toml").write_text(toml.dump({"data": old}))
     assert config.read_sections(Path("config.toml"))["data"] == new
 

@@ -47,9 +47,12 @@ class FileDataset(ColumnOptions, DataSource):
         """Return the table, which is cached as long as no file changes."""
         if not self.path.exists():
             raise GpflError(f"there is no file or folder {self.path}")
-        resolved = dataclasses.replace(self, path=self.path.resolve())  # as in a run's config: trials share the table
+        schema = str(Path(self.schema).resolve()) if self.schema else ""
+        resolved = dataclasses.replace(
+            self, path=self.path.resolve(), schema=schema
+        )  # as in a run's config: trials share the table
         with _naming(self.path):
-            return read_once(resolved, _fingerprint(find_inputs(resolved.path)))
+            return read_once(resolved, _fingerprint(find_inputs(resolved.path), schema))
 
     def parse(self) -> Table:
         """Read the files now."""
@@ -136,8 +139,9 @@ def read_once(source: FileDataset, fingerprint: int) -> Table:
     return source.parse()
 
 
-def _fingerprint(layout: Layout) -> int:
-    states = [(str(path), (state := path.stat()).st_mtime_ns, state.st_size) for path in layout.paths()]
+def _fingerprint(layout: Layout, schema: str) -> int:
+    paths = [*layout.paths(), *([Path(schema)] if schema else [])]
+    states = [(str(path), (state := path.stat()).st_mtime_ns, state.st_size) for path in paths]
     return hash((layout, tuple(states)))
 
 

@@ -231,6 +231,8 @@ def encode_labels(samples: FileSamples) -> tuple[npt.NDArray[np.int64], list[str
                     "or choose another column with --label"
                 )
             values = column.values
+    if samples.classes:
+        return _encode_declared(samples, to_text(values)), list(samples.classes)
     labels, classes = encode_names(to_text(values))
     if len(classes) < 2:
         raise GpflError(f"every row has the class '{classes[0]}'; there must be at least two classes")
@@ -240,3 +242,18 @@ def encode_labels(samples: FileSamples) -> tuple[npt.NDArray[np.int64], list[str
             "regression is not offered yet: group the values into classes, or choose another column with --label"
         )
     return labels, classes
+
+
+def _encode_declared(samples: FileSamples, labels: Array) -> npt.NDArray[np.int64]:
+    """Return the index of each label in the declared classes; raise for a label that is none of them."""
+    index = {name: i for i, name in enumerate(samples.classes)}
+    codes = np.array([index.get(label, -1) for label in labels.tolist()], dtype=np.int64)
+    if (codes < 0).any():
+        assert samples.locator is not None
+        row = int(np.flatnonzero(codes < 0)[0])
+        where = samples.locator.describe(row)
+        raise GpflError(
+            f"column '{samples.label_name}' holds '{labels[row]}' in {where}, which is not among the classes of the schema "
+            f"({join_names(samples.classes)}): correct the file or the schema"
+        )
+    return codes

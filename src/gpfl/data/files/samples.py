@@ -61,6 +61,11 @@ class ColumnOptions(PreprocessingOptions):
         choices=("days", "ignore", "error"),
         omit_default=True,
     )
+    schema: str = option(
+        "",
+        "TOML file that declares the columns and classes: their kinds, categories and ranges; values outside count as missing",
+        omit_default=True,
+    )
 
     @property
     def roles(self) -> dict[str, str]:
@@ -99,6 +104,7 @@ class FileSamples:
     notes: list[str] = field(default_factory=list)  # lines for the user
     locator: RowLocator | None = None
     decimal_commas: bool = False
+    classes: tuple[str, ...] = ()  # declared classes of the label
 
 
 def split_rows(tables: Sequence[RawTable], mask: Mask) -> list[Mask]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -44,14 +46,20 @@ def _drop_ignored(tables: Sequence[RawTable], ignore: Sequence[str]) -> list[Raw
 
 def _load_columns(tables: Sequence[RawTable], options: ColumnOptions) -> FileSamples:
     _check_same_columns(tables)
+    schema = Schema.read(Path(options.schema)) if options.schema else None
+    if schema is not None and not options.label:
+        options = replace(options, label=schema.label)
     names = list(tables[0].columns)
     roles = find_roles(tables, options)
     _, split_column = find_splits(tables, options)
     features = [name for name in names if name not in (*roles.names, split_column)]
+    if schema is not None:
+        features = schema.find_columns(features)
     if not features:
         raise GpflError(f"{tables[0].path} has no column of inputs besides {', '.join(sorted({*names, *options.ignore}))}")
     comma_separated = not all(table.decimal_commas for table in tables)
-    columns = [parse_column(name, join_column(tables, name), comma_separated) for name in features]
+    kinds = {column.name: column.kind for column in schema.columns} if schema is not None else {}
+    columns = [parse_column(name, join_column(tables, name), comma_separated, kind=kinds.get(name)) for name in features]
     dates = [column.schema.name for column in columns if column.schema.kind == "date" and options.dates == "ignore"]
     columns = [column for column in columns if column.schema.name not in dates]
     check_columns(columns, options, RowLocator(tables), roles.client)
@@ -59,6 +67,8 @@ def _load_columns(tables: Sequence[RawTable], options: ColumnOptions) -> FileSam
         raise GpflError(f"{tables[0].path} has no column of inputs besides dates, which --dates ignore leaves out")
     samples, rows = read_roles(tables, roles, {column.schema.name: column.missing for column in columns}, options)
     raw = RawColumns(Schema(tuple(c.schema for c in columns)), np.stack([c.values[rows] for c in columns], axis=1))
+    if schema is not None:
+        raw, samples.classes = _conform(samples, raw, schema, options), schema.classes
     samples.x = raw
     samples.input_description = _describe_inputs(raw.schema, options.scale)
     samples.metadata |= {"scale": options.scale}
@@ -78,6 +88,27 @@ def _check_same_columns(tables: Sequence[RawTable]) -> None:
         sizes = {name: len(values) for name, values in table.columns.items()}
         if len(set(sizes.values())) > 1:
             raise GpflError(f"{table.path} has arrays of different length: {sizes}")
+
+
+def _conform(samples: FileSamples, raw: RawColumns, schema: Schema, options: ColumnOptions) -> RawColumns:
+    """Return the columns of a declared schema; raise for values outside it, unless missing values are filled."""
+    conforming, outside = raw.conform(schema)
+    if not outside:
+        return conforming
+    if options.fills:
+        counts = join_names([f"{name} {count:,}" for name, count in outside.items()])
+        samples.notes.append(f"Values outside the schema count as missing: {counts}.")
+        return conforming
+    name, count = next(iter(outside.items()))
+    column, _ = conforming.column(name)
+    assert samples.locator is not None
+    where = samples.locator.describe_first(np.isnan(conforming.column(name)[1]) & ~np.isnan(raw.column(name)[1]))
+    others = pluralize(len(outside) - 1, "other column")
+    more = f", and {others} have some as well" if len(outside) > 1 else ""
+    raise GpflError(
+        f"column '{name}' has {pluralize(count, 'value')} outside {column.limits}, which {options.schema} declares, first in "
+        f"{where}{more}: correct the file or the schema, or count such values as missing with --missing mean"
+    )
 
 
 def _describe_inputs(schema: Schema, scale: str) -> str:
