@@ -65,6 +65,18 @@ def test_flags_reach_the_config(command: Command) -> None:
     assert "At the best round on validation samples" in result.out
 
 
+def test_name_of_a_method_may_have_a_hyphen(command: Command) -> None:
+    assert command("run", "--data", "toy", "--method", "fedavg-ft", "--ft-epochs", 2, "--ft-parts", "head").code == 0
+    folder = Path("runs/toy-fedavg-ft")
+    assert config(folder)["method"] == {"name": "fedavg-ft", "ft_epochs": 2, "ft_parts": "head", "ft_lr": 0.1}
+    assert command("run", folder / "config.toml", "--out", "again").code == 0
+    assert metrics_without_time(Path("again")) == metrics_without_time(folder)
+    compare = ("compare", "--data", "toy", "--methods", "fedavg,fedavg-ft", "--seeds", 0, "--out", "both")
+    assert command(*compare, "--set", "fedavg-ft.ft_epochs=1").code == 0
+    assert config(Path("both/fedavg-ft/seed-0"))["method"]["ft_epochs"] == 1
+    assert (Path("both/fedavg/seed-0") / "summary.json").exists()
+
+
 def test_set_overrides_flags_and_flags_override_the_file(command: Command) -> None:
     Path("my.toml").write_text(
         '[data]\nname = "toy"\n[train]\nrounds = 3\nlr = 0.3\nepochs = 2\n[method]\nlam = 0.5\nmu = 0.5\n'

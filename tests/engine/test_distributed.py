@@ -48,7 +48,7 @@ def assert_same_run(first: Path, second: Path) -> None:
             assert float((value - models[1][name]).abs().max()) < 1e-6
 
 
-@pytest.fixture(scope="module", params=["gpfl", "fedproto"])
+@pytest.fixture(scope="module", params=["gpfl", "fedproto", "fedavg-ft"])
 def single_process_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     folder = tmp_path_factory.mktemp("single") / "run"
     launch(1, folder, request.param)
