@@ -19,9 +19,7 @@ from gpfl.report.plotting import (
     COLORS,
     MARKERS,
     LineStyle,
-    add_footnote,
-    add_legend,
-    add_title,
+    annotate,
     figure_style,
     max_label_length,
     method_styles,
@@ -95,8 +93,6 @@ def draw_learning_curves(methods: Sequence[Trials], paths: Sequence[Path], title
     panels[-1].set_xlabel("round")
     panels[-1].margins(x=0.01)
     use_integer_ticks(panels[-1].xaxis)
-    add_title(figure, title)
-    add_legend(figure, panels)
     seeds = sorted({len(trials.runs) for trials in methods})
     notes = {
         f"Lines: running means over {window} evaluated rounds; faint: single rounds.": window > 1,
@@ -106,7 +102,7 @@ def draw_learning_curves(methods: Sequence[Trials], paths: Sequence[Path], title
         "The objective is the sum of a method's loss terms: its level does not compare between methods.": losses,
         "Per-FedAvg's cross-entropy is that after adapting, FedPHP's is times 1 − λ.": losses,
     }
-    add_footnote(figure, [note for note, applies in notes.items() if applies])
+    annotate(figure, title, [note for note, applies in notes.items() if applies], panels)
     save_figure(figure, *paths)
 
 
@@ -125,8 +121,8 @@ def learning_curve(trials: Trials, value: Callable[[MetricsRecord], float]) -> t
     records = [run[: min(map(len, runs))] for run in runs]
     rounds = np.array([cast(int, record["round"]) for record in records[0]], dtype=np.float64)
     values = np.array([[value(record) for record in run] for run in records])
-    known = ~np.isnan(values).any(0)
-    return rounds[known], values[:, known]
+    defined = ~np.isnan(values).any(0)
+    return rounds[defined], values[:, defined]
 
 
 def smoothing_window(rounds: int) -> int:
@@ -147,7 +143,7 @@ def running_mean(values: Floats, window: int) -> Floats:
 
 @dataclass(frozen=True)
 class Series:
-    """A method's accuracies in several settings, ours and the paper's, in percent; None where there is none."""
+    """A method's accuracies in several settings, ours and the paper's, in percent."""
 
     label: str
     ours: Sequence[MeanStd | None]
@@ -180,9 +176,7 @@ def draw_settings(
         axes.set_xticks(range(len(settings)), settings)
         axes.set_xlabel(axis_label)
     panels[0].set_ylabel("best test accuracy, %")
-    add_title(figure, title)
-    add_legend(figure, panels)
-    add_footnote(figure, ["Bars: ± std over trials."])
+    annotate(figure, title, ["Bars: ± std over trials."], panels)
     return save_png_and_pdf(figure, stem)
 
 
@@ -222,14 +216,11 @@ def draw_fairness(settings: Mapping[str, Sequence[ClientAccuracies]], stem: Path
         _draw_clients(axes, methods)
         axes.set_title(printable(name, 60), loc="left")
     columns[-1].set_xlabel("accuracy of a client, %")
-    add_title(figure, title)
-    add_footnote(
-        figure,
-        [
-            "Marks: a client in one trial, at its best round. Bars: quartiles; lines: medians; triangles: all samples.",
-            "Right: std [CoV] over clients, mean over trials; CoV = std / accuracy, in hundredths; less is fairer.",
-        ],
-    )
+    footnote = [
+        "Marks: a client in one trial, at its best round. Bars: quartiles; lines: medians; triangles: all samples.",
+        "Right: std [CoV] over clients, mean over trials; CoV = std / accuracy, in hundredths; less is fairer.",
+    ]
+    annotate(figure, title, footnote)
     return save_png_and_pdf(figure, stem)
 
 
@@ -278,15 +269,12 @@ def draw_features(methods: Sequence[FeatureMap], stem: Path, title: str) -> list
     _add_feature_legends(figure, methods[0])
     metrics = methods[0].metrics
     chance = "" if metrics.purity_by_chance is None else f" ({metrics.purity_by_chance:.2f} by chance)"
-    add_title(figure, title)
-    add_footnote(
-        figure,
-        [
-            "Each sample passes through its client's model. Silhouettes (−1 to 1) are by class, and by class and client.",
-            f"Purity: share of {metrics.neighbours} nearest samples, or those of other clients, with the same class{chance}.",
-            "All are computed on the features, not on the plane.",
-        ],
-    )
+    footnote = [
+        "Each sample passes through its client's model. Silhouettes (−1 to 1) are by class, and by class and client.",
+        f"Purity: share of {metrics.neighbours} nearest samples, or those of other clients, with the same class{chance}.",
+        "All are computed on the features, not on the plane.",
+    ]
+    annotate(figure, title, footnote)
     return save_png_and_pdf(figure, stem)
 
 
@@ -383,7 +371,7 @@ def draw_class_counts(data: ClassCounts, *paths: Path) -> None:
     axes.set(xlabel="client", ylabel="class")
     right, above = (0.5 + largest / 144 / step for step in (across, up))
     axes.set(xlim=(-right, n_clients - 1 + right), ylim=(-above, n_classes - 1 + above))
-    add_title(figure, f"{printable(data.data, 40)}: samples of each class on each client")
+    annotate(figure, f"{printable(data.data, 40)}: samples of each class on each client")
     save_figure(figure, *paths)
 
 

@@ -1,4 +1,4 @@
-"""What all figures share: the style, a look for every method, text that fits, and saving; matplotlib is imported lazily."""
+"""Style, line styles of methods, text and files of all figures. matplotlib is imported lazily."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLORS = (
     *("#d55e00", "#000000", "#7f7f7f", "#56b4e9", "#0072b2", "#009e73"),
     *("#e69f00", "#cc79a7", "#882255", "#44aa99", "#332288", "#999933", "#663300"),
 )
-"""Colours that most colour-blind people can tell apart, for the methods in the order of METHODS."""
+"""Colours for colour-blind readers, in the order of METHODS."""
 
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "<", ">", "*", "p", "h", "d")
 DASHES = ((0, ()), (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1, 1, 1)), (0, (3, 1, 1, 1, 1, 1)))
@@ -36,7 +36,7 @@ FALLBACK_FONTS = (
     *("WenQuanYi Zen Hei", "Microsoft YaHei", "SimHei", "PingFang SC", "Hiragino Sans", "Yu Gothic", "Malgun Gothic"),
     *("Apple SD Gothic Neo", "Arial Unicode MS", "Noto Sans Devanagari", "Noto Sans Thai", "Noto Sans Bengali"),
 )
-"""Fonts for names in other scripts, used where they are installed."""
+"""Fonts for names in other scripts, if they are installed."""
 
 MAX_TICKS, MAX_TICK_LENGTH = 40, 24  # names on an axis, characters of a name
 
@@ -80,7 +80,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 @dataclass(frozen=True)
 class LineStyle:
-    """Look of a method: markers tell methods apart without colour, and dashes most of them."""
+    """Line style of a method. Markers distinguish all methods without colour, dashes most of them."""
 
     color: str
     linestyle: tuple[float, tuple[float, ...]]
@@ -94,7 +94,7 @@ class LineStyle:
 
 
 def line_style(index: int) -> LineStyle:
-    """Return the style with a number; 0, GPFL's, has the thickest line."""
+    """Return the line style of an index; 0 is GPFL's and has the thickest line."""
     dashes = DASHES[index % len(DASHES)]
     return LineStyle(COLORS[index % len(COLORS)], dashes, MARKERS[index % len(MARKERS)], 1.4 if index else 2.2)
 
@@ -103,30 +103,25 @@ def method_styles(labels: Sequence[str]) -> dict[str, LineStyle]:
     """Return a style for each label: methods have the same one in all figures, other labels get the unused ones."""
     numbers = {re.sub("[-+]", "", name): index for index, name in enumerate(METHODS)}
     names = {label: re.sub("[-+]", "", label.lower()) for label in labels}  # Per-FedAvg is perfedavg
-    known = {label: numbers[name] for label, name in names.items() if name in numbers}
-    unused = [index for index in range(len(COLORS)) if index not in known.values()] or [0]
-    others = [label for label in labels if label not in known]
-    known |= {label: unused[k % len(unused)] for k, label in enumerate(others)}
-    return {label: line_style(known[label]) for label in labels}
+    indices = {label: numbers[name] for label, name in names.items() if name in numbers}
+    unused = [index for index in range(len(COLORS)) if index not in indices.values()] or [0]
+    others = [label for label in labels if label not in indices]
+    indices |= {label: unused[k % len(unused)] for k, label in enumerate(others)}
+    return {label: line_style(indices[label]) for label in labels}
 
 
-def add_title(figure: Figure, title: str) -> None:
-    """Write the title above the panels."""
-    figure.suptitle(_wrap(printable(title, 200), figure, 10), fontsize=10, x=0.01, ha="left")
-
-
-def add_footnote(figure: Figure, sentences: Sequence[str]) -> None:
-    """Write sentences below the panels."""
-    figure.supxlabel(_wrap(" ".join(sentences), figure, 7.5), fontsize=7.5, color="#444444", x=0.01, ha="left")
-
-
-def add_legend(figure: Figure, panels: Iterable[Axes]) -> None:
-    """Add a legend right of the panels, with an entry for each label."""
+def annotate(figure: Figure, title: str = "", footnote: Iterable[str] = (), legend_of: Iterable[Axes] = ()) -> None:
+    """Add a title above the panels, sentences below them, and right of them a legend with an entry for each label."""
+    if title:
+        figure.suptitle(_wrap(printable(title, 200), figure, 10), fontsize=10, x=0.01, ha="left")
+    if sentences := list(footnote):
+        figure.supxlabel(_wrap(" ".join(sentences), figure, 7.5), fontsize=7.5, color="#444444", x=0.01, ha="left")
     entries: dict[str, Artist] = {}
-    for axes in panels:
+    for axes in legend_of:
         handles, labels = axes.get_legend_handles_labels()
         entries |= dict(zip(labels, handles, strict=True))
-    figure.legend(list(entries.values()), list(entries), loc="outside right upper")
+    if entries:
+        figure.legend(list(entries.values()), list(entries), loc="outside right upper")
 
 
 def use_log_scale(axis: Axis) -> None:
@@ -149,7 +144,7 @@ def use_integer_ticks(axis: Axis) -> None:
 
 
 def use_name_ticks(axis: Axis, names: Sequence[str]) -> None:
-    """Put a tick at each name, or some at integers where there are too many; #3 stands for a name that no font can print."""
+    """Put a tick at each name, or at integers if there are too many names. A name that no font can print becomes #3."""
     if len(names) > MAX_TICKS:
         use_integer_ticks(axis)
     else:
@@ -160,7 +155,7 @@ def use_name_ticks(axis: Axis, names: Sequence[str]) -> None:
 
 
 def max_label_length(names: Sequence[str]) -> int:
-    """Return the length of the longest name that `use_name_ticks` writes; 0 where it writes numbers."""
+    """Return the length of the longest name that `use_name_ticks` writes; 0 if it writes numbers."""
     return min(MAX_TICK_LENGTH, max(map(len, names))) if len(names) <= MAX_TICKS else 0
 
 

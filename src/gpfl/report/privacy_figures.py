@@ -17,9 +17,7 @@ from gpfl.experiments.privacy_table import PrivacyTable, Setting
 from gpfl.privacy.attack_runner import CaseResult
 from gpfl.privacy.case_summary import record_values
 from gpfl.report.plotting import (
-    add_footnote,
-    add_legend,
-    add_title,
+    annotate,
     figure_style,
     line_style,
     method_styles,
@@ -55,7 +53,6 @@ def draw_grid(true: Tensor, rows: Sequence[ImageRow], title: str, stem: Path) ->
     """Draw the first images and their reconstructions, a row for each case, and return the files."""
     across = min(_MAX_IMAGES, len(true))
     figure = new_figure(_LABEL_WIDTH + _IMAGE_SIZE * across, 0.7 + (_IMAGE_SIZE + 0.17) * (len(rows) + 1))
-    add_title(figure, title)
     panels = figure.subplots(len(rows) + 1, across, squeeze=False)
     for y, row in enumerate([ImageRow("original", true), *rows]):
         for x in range(across):
@@ -66,8 +63,8 @@ def draw_grid(true: Tensor, rows: Sequence[ImageRow], title: str, stem: Path) ->
             if row.psnrs:
                 axes.set_xlabel(f"{row.psnrs[x]:.1f}{' neg.' if row.inverted[x] else ''}", fontsize=6, labelpad=1.5)
         panels[y, 0].set_ylabel(row.label, rotation=0, ha="right", va="center", fontsize=8)
-    if any(any(row.inverted[:across]) for row in rows):
-        add_footnote(figure, ["neg.: the negative of the reconstruction, which is closer to the original."])
+    inverted = any(any(row.inverted[:across]) for row in rows)
+    annotate(figure, title, ["neg.: the negative of the reconstruction, which is closer to the original."] * inverted)
     return save_png_and_pdf(figure, stem)
 
 
@@ -127,8 +124,7 @@ def draw_epsilon(study: DefenceStudy, stem: Path) -> list[Path]:
         use_log_scale(axes.xaxis)
         axes.set(xlabel="ε", title=f"{family.level} level")
     panels[0].set_ylabel("accuracy, %")
-    add_legend(figure, panels)
-    add_footnote(figure, [f"Horizontal lines: no defence{_describe_variants(study)}. Left is more private."])
+    annotate(figure, "", [f"Horizontal lines: no defence{_describe_variants(study)}. Left is more private."], panels)
     return save_png_and_pdf(figure, stem)
 
 
@@ -156,9 +152,9 @@ def draw_leakage(study: DefenceStudy, stem: Path) -> list[Path]:
         axes.axhline(floor, color="#555555", linewidth=0.8, linestyle=(0, (1, 2)), label="floor")
         axes.set(xlabel="accuracy, %", title=display_name(method))
     panels[0].set_ylabel("PSNR of the reconstruction, dB")
-    add_legend(figure, panels)
     stars = f"Stars: no defence{_describe_variants(study)}."
-    add_footnote(figure, [f"Larger markers: stronger defence, in the order of the legend. {stars} Right and down is better."])
+    footnote = f"Larger markers: stronger defence, in the order of the legend. {stars} Right and down is better."
+    annotate(figure, "", [footnote], panels)
     return save_png_and_pdf(figure, stem)
 
 
