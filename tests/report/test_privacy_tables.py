@@ -89,7 +89,7 @@ def test_the_defence_page_states_what_limits_its_numbers() -> None:
             "Not finished: fedavg, few bits, 2: it diverged.",
             dataclasses.replace(STUDY, failed=("fedavg, few bits, 2: it diverged",)),
         ),
-        ("The ε of examples for GPFL is for one exchanged for another of its class", with_point(known)),
+        ("At the example level, ε of GPFL is for replacing an example by another of its class", with_point(known)),
     ):
         assert note not in page
         assert note in defence_page(study, "")

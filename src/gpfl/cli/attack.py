@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -73,8 +73,8 @@ def case_options(kind: str | None, *, batch: str, steps: str, round: str) -> Dec
     )
 
 
-def effort_options(iterations: int, restarts: int, seed: int, seed_flag: str) -> Decorator:
-    """Add --images, and the options of `AttackConfig`, which the command gets as `config`."""
+def effort_options(defaults: Mapping[str, object], seed_flag: str) -> Decorator:
+    """Add --images, and the options of `AttackConfig`, which the command gets as `config`, with these defaults."""
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
@@ -84,9 +84,22 @@ def effort_options(iterations: int, restarts: int, seed: int, seed_flag: str) ->
 
         return compose(
             option("--images", default=20, metavar="N", help="Images to reconstruct."),
-            option("--iterations", default=iterations, type=POSITIVE, metavar="N", help="Iterations of an attack."),
-            option("--restarts", default=restarts, type=POSITIVE, metavar="N", help="Random starts; the best match is kept."),
-            option(seed_flag, "attack_seed", default=seed, type=SEED, metavar="N", help="Seed of images and random starts."),
+            option("--iterations", default=defaults["iterations"], type=POSITIVE, metavar="N", help="Iterations of an attack."),
+            option(
+                "--restarts",
+                default=defaults["restarts"],
+                type=POSITIVE,
+                metavar="N",
+                help="Random starts; the best match is kept.",
+            ),
+            option(
+                seed_flag,
+                "attack_seed",
+                default=defaults["seed"],
+                type=SEED,
+                metavar="N",
+                help="Seed of images and random starts.",
+            ),
             click.option("--graph", is_flag=True, help="On a GPU, run attacks as a CUDA graph, which is faster."),
         )(command)
 
@@ -101,7 +114,7 @@ def effort_options(iterations: int, restarts: int, seed: int, seed_flag: str) ->
 @option("--target", default="all", metavar="NAME,…", help="Gradients to match: fe, model, sfe, sm, or all of the method.")
 @option("--client", default="all", metavar="NAME,…", help="Names or indices of clients, or all.")
 @case_options(None, batch="1", steps="one", round="0")
-@effort_options(iterations=2000, restarts=2, seed=0, seed_flag="--seed")
+@effort_options({"iterations": 2000, "restarts": 2, "seed": 0}, "--seed")
 @click.option("--labels", is_flag=True, help="Infer the label distribution of each client.")
 @click.option("--membership", is_flag=True, help="Infer from each personal model which samples it was trained on.")
 @out_option("Folder for results; cases that it holds are not attacked again.  [default: RUN/attack]")

@@ -108,14 +108,6 @@ def _run_options(function: Function) -> Function:
     )(command)
 
 
-def _effort_options(section: str) -> Decorator:
-    """Add the options of attacks with the defaults of a section of the config."""
-    defaults = _DEFAULTS[section]
-    return effort_options(
-        cast(int, defaults["iterations"]), cast(int, defaults["restarts"]), cast(int, defaults["seed"]), "--attack-seed"
-    )
-
-
 class _DefenceValues(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on
     """The values of a family of defences: numbers separated by commas, or none."""
 
@@ -161,7 +153,7 @@ _round_options = compose(
 
 @privacy.command
 @case_options("geiping,dlg", batch="1,4", steps="one,epoch", round="0,best")
-@_effort_options("attack")
+@effort_options(_DEFAULTS["attack"], "--attack-seed")
 @_seed_option
 @_round_options
 @_run_options
@@ -245,7 +237,7 @@ def leaks(methods: list[str], seed: int, rounds: int, patience: int, options: _R
 @option("--clip", default=_DEFAULTS["defences"]["clip"], metavar="X", help="Client level: largest norm of an update.")
 @option("--example-clip", default=_DEFAULTS["defences"]["example_clip"], metavar="X", help="Example level: of a gradient.")
 @option("--round", "round_", default="0", type=click.Choice(ROUNDS), help="Round to attack.")
-@_effort_options("defences")
+@effort_options(_DEFAULTS["defences"], "--attack-seed")
 @seeds_option("0", "Seeds of the runs; the uploads of the first are attacked.")
 @option("--rounds", default=_DEFAULTS["defences"]["rounds"], type=POSITIVE, metavar="N", help="Number of rounds.")
 @_run_options

@@ -106,8 +106,8 @@ def plan_points(
 def gpfl_variants(points: Sequence[PlannedPoint], study: AttackStudy) -> Variants:
     """Return the variants of GPFL that suit the defences.
 
-    A defence of examples needs a loss that is a mean over examples: the magnitude term is one too, with weight λ·√B. Clipped
-    and sparse updates have no weight decay, which would fill them: it changes valve and embeddings far more than the data.
+    Example-level defences need a loss that is a mean over examples, so the magnitude term becomes one, with weight λ·√B.
+    Clipped and sparse updates have no weight decay, which changes valve and embeddings far more than the data do.
     """
     variants = {}
     for point in points:

@@ -200,20 +200,16 @@ def _p_values(
     The tests are of accuracies, for fairness of how far they lie from their mean, with Holm's correction.
     """
     run = {entry.label: entry.trials for entry in entries if entry.trials}
-    others = [label for label in run if label != reference]
-    over_clients: list[float | None] = []
-    over_seeds: list[float | None] = []
+    p_values: dict[str, tuple[float | None, float | None]] = {}
     untested: dict[str, str] = {}
-    for label in others:
-        clients = seeds = None
+    for label in [label for label in run if label != reference]:
+        p_values[label] = (None, None)
         try:
             comparison = statistics.compare_paired(run[label], run[reference], spread=fairness)
-            clients, seeds = comparison.clients.p, comparison.seeds.p
+            p_values[label] = (comparison.clients.p, comparison.seeds.p)
         except GpflError as error:
             untested[label] = str(error)
         except OSError as error:
             untested[label] = f"{error.filename} cannot be read ({error.strerror})"
-        over_clients.append(clients)
-        over_seeds.append(seeds)
-    corrected = zip(statistics.holm_correction(over_clients), statistics.holm_correction(over_seeds), strict=True)
-    return dict(zip(others, corrected, strict=True)), untested
+    corrected = zip(*(statistics.holm_correction(values) for values in zip(*p_values.values(), strict=True)), strict=True)
+    return dict(zip(p_values, corrected, strict=True)), untested

@@ -323,13 +323,13 @@ def _defence_notes(study: DefenceStudy) -> list[str]:
     ]
     if "--mlg-norm" in variants:
         notes.append(
-            "GPFL under a defence of examples has the magnitude term as a mean over examples (--mlg-norm sample_mean, λ·√B), "
-            "since the default couples the examples of a batch."
+            "At the example level, GPFL has the magnitude term as a mean over examples (--mlg-norm sample_mean, λ·√B), since "
+            "the default couples the examples of a batch."
         )
     if "--mu" in variants:
         notes.append(
-            "GPFL with clipped or sparse updates has no weight decay (--mu 0), which would fill them: it changes valve and "
-            "embeddings far more than the data."
+            "GPFL with clipped or sparse updates has no weight decay (--mu 0), since decay changes valve and embeddings far "
+            "more than the data do and would fill the updates."
         )
     return notes
 
@@ -342,14 +342,15 @@ def _describe_epsilon(points: Sequence[DefencePoint]) -> list[str]:
         return [f"ε is not stated because dp-accounting is not installed: {INSTALL_COMMAND}, then run the same command again."]
     notes = [
         f"ε by {accountant_version()} for δ = {', '.join(f'{delta:g}' for delta in deltas)} over all planned rounds. As run: "
-        "one client or example exchanged, a fixed number of clients per round, batches in order. Poisson, as most papers "
-        "state it: one more or less, Poisson sampling. The client level protects against those who see aggregates, not single "
-        "uploads. An ε above about a hundred guarantees next to nothing; large ones for Poisson sampling are far from tight."
+        "one client or example is replaced, rounds sample a fixed number of clients, and batches pass over the examples in "
+        "order. Poisson, as most papers report it: one is added or removed, and rounds and batches are Poisson samples. The "
+        "client level protects against observers of aggregates, not of single uploads. An ε above about 100 guarantees next "
+        "to nothing; large values for Poisson sampling are far from tight."
     ]
     names = dict.fromkeys(display_name(point.method) for point in points if point.label_counts_known)
     if names:
         notes.append(
-            f"The ε of examples for {', '.join(names)} is for one exchanged for another of its class: the loss uses the "
-            "client's label counts, which are not protected."
+            f"At the example level, ε of {', '.join(names)} is for replacing an example by another of its class: the loss uses "
+            "the client's label counts, which are not protected."
         )
     return notes
