@@ -249,7 +249,9 @@ class RoundLoop:
             self.run_dir.write_divergence(round, reason)
             path = self.run_dir.path / "checkpoint.safetensors"
             checkpoint = f"; the last good checkpoint is kept in {path}" if path.exists() else ""
-        remedy = f"lower train.lr (--lr or --set train.lr=…, now {self.spec.method.lr:g}) or check the data{checkpoint}"
+        finetuning = ", lower the method's rate of fine-tuning," if self.spec.method.final_phases() else ""
+        lr = f"lower train.lr (--lr or --set train.lr=…, now {self.spec.method.lr:g})"
+        remedy = f"{lr}{finetuning} or check the data{checkpoint}"
         raise DivergenceError(f"round {round}: {reason}", remedy)
 
     def _out_of_patience(self) -> bool:
