@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import Command, CommandResult, assert_error
 from publisher import CONTENT, numbers_dataset
+from user_files import lines, make_csv, write
 
 from gpfl.data import DATASETS, PUBLISHED, Table
 from gpfl.data.published import cache
@@ -36,10 +38,10 @@ def numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def listed(command: Command, name: str) -> str:
     """Return the row of a dataset in `gpfl data list` as one line."""
-    lines = command("data", "list").out.splitlines()
-    (first,) = (index for index, line in enumerate(lines) if line.startswith(f"│ {name} "))
-    rows = [lines[first]]
-    for line in lines[first + 1 :]:
+    output = command("data", "list").out.splitlines()
+    (first,) = (index for index, line in enumerate(output) if line.startswith(f"│ {name} "))
+    rows = [output[first]]
+    for line in output[first + 1 :]:
         if not line.startswith("│  "):
             break
         rows.append(line)
@@ -130,6 +132,53 @@ def test_show_prints_sizes_and_draws_the_picture(command: Command, monkeypatch: 
     monkeypatch.setattr(figures, "draw_class_counts", lambda counts, path: paths.append(path))
     assert command("data", "show", "--data", "toy", "--out", "deep/er.svg").out.endswith("Picture: deep/er.svg\n")
     assert paths == [Path("deep/er.svg")]
+
+
+VISITS = ("--data", "visits.csv", "--client", "site", "--label", "kind")
+
+
+def test_show_prints_the_profile_of_columns_before_anything_else(command: Command) -> None:
+    write(Path("visits.csv"), make_csv())
+    result = command("data", "show", *VISITS)
+    assert result.code == 0, result.err
+    titles = ("Columns", "Columns by client", "Clients", "visits.csv: 48 rows; 3 clients", "Federation of 3 clients")
+    places = [result.out.index(f"\n{title}") if title != "Columns" else result.out.index(title) for title in titles]
+    assert places == sorted(places)
+    assert places[0] == 0
+    assert result.out.endswith("Picture: federation.png\n")
+
+
+def test_show_prints_the_profile_even_if_the_rows_cannot_be_divided(command: Command) -> None:
+    rows = [(k % 5, "big" if k else "small", k % 2) for k in range(13)]
+    write(Path("visits.csv"), lines(("a", "client", "label"), *rows))
+    result = command("data", "show", "--data", "visits.csv")
+    assert result.code == 2
+    assert result.out.startswith("Columns\n")
+    assert "client small has no training samples" in result.err
+
+
+def test_show_prints_the_profile_of_a_synthetic_partition(command: Command) -> None:
+    write(Path("visits.csv"), make_csv())
+    flags = ("--label", "kind", "--partition", "dirichlet", "--clients", 2, "--beta", 9)
+    result = command("data", "show", "--data", "visits.csv", *flags)
+    assert result.code == 0, result.err
+    assert result.out.startswith("visits.csv: 48 rows; no client column; ")
+    assert result.out.index("Columns by client") < result.out.index("Federation of 2 clients")
+
+
+def test_show_prints_json_alone(command: Command) -> None:
+    write(Path("visits.csv"), make_csv())
+    result = command("data", "show", *VISITS, "--json")
+    assert result.code == 0, result.err
+    content = json.loads(result.out)
+    assert content["clients"] == ["s0", "s1", "s2"]
+    assert [column["name"] for column in content["columns"]] == ["a", "b"]
+    assert content["columns"][0]["by_client"]["s1"]["rows"] == 16
+    assert sum(content["label"]["all"]["counts"].values()) == 48
+    assert content["splits"]["s0"] == {"train": 12, "validation": 0, "test": 4}
+    assert content["description"][0].startswith("visits.csv: 48 rows; ")
+    assert not Path("federation.png").exists()
+    assert json.loads(command("data", "show", "--data", "toy", "--json").out)["columns"] == []
 
 
 @pytest.mark.usefixtures("numbers")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import click
+import numpy as np
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
@@ -17,12 +19,16 @@ from gpfl.cli.command import Argument, Group
 from gpfl.cli.options import config_options, option, parse_options
 from gpfl.cli.overrides import load_config
 from gpfl.cli.terminal import console, print_dataset_caveat, print_line, table_console
+from gpfl.core.local_round import Indices
 from gpfl.data import DATASETS, PUBLISHED, PublishedDataset
+from gpfl.data.profile import profile_data
 from gpfl.data.published import cache
 from gpfl.data.table import SPLITS, Table
 from gpfl.errors import GpflError, did_you_mean
+from gpfl.federation import Federation
 from gpfl.report import figures, plotting
 from gpfl.report.figures import ClassCounts
+from gpfl.report.profile_tables import profile_tables
 from gpfl.report.tables import format_bytes
 from gpfl.training import config as configs
 
@@ -92,20 +98,35 @@ def _download(published: PublishedDataset) -> str:
     metavar="FILE",
     help="Write the columns and classes, to edit for --schema.",
 )
+@click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON, and draw no picture.")
 @config_options("data", "partition")
-def show(out: str, write_schema: Path | None, federation: str | None, **values: object) -> None:
-    """Print the samples of each client and draw its classes."""
+def show(out: str, write_schema: Path | None, as_json: bool, federation: str | None, **values: object) -> None:
+    """Print a profile of the columns, the samples of each client, and draw its classes.
+
+    The profile of a table has the range or categories, the missing values and the drift of each column at each client.
+    """
     picture = Path(out)
     plotting.check_image_path(picture)
     config = configs.resolve_config(load_config(None, parse_options(values), federation, "data show"))
+    if as_json and write_schema is not None:
+        raise GpflError("--json prints the profile alone: leave out --write-schema")
+    if as_json:
+        print_line(json.dumps(_to_json(config.federation()), ensure_ascii=False))
+        return
+    natural: dict[str, Indices] = {}
     if config.source is not None:  # before the samples are assigned to clients, which may fail
         source_table = config.source.load()
         print_dataset_caveat(source_table)
+        natural = natural_clients(source_table)
+        if natural:
+            _print_profile(source_table, natural)
         if source_table.description:
             print_line(source_table.description)
         if write_schema is not None:
             _write_schema(source_table, write_schema)
     loaded = config.federation()
+    if not natural:
+        _print_profile(loaded.table, {shard.name: shard.samples for shard in loaded.shards})
     print_line(repr(loaded))
     table = RichTable("client", "training", "validation", "test", "classes")
     for index, shard in enumerate(loaded.shards):
@@ -127,6 +148,31 @@ def _write_schema(table: Table, path: Path) -> None:
     print_line(
         f"Schema: {path}. Its ranges are the smallest and largest values of the data: check them, then use --schema {path}"
     )
+
+
+def natural_clients(table: Table) -> dict[str, Indices]:
+    """Return the samples of each client that the data name."""
+    if table.client_ids is None:
+        return {}
+    return {name: np.flatnonzero(table.client_ids == index) for index, name in enumerate(table.client_names)}
+
+
+def _print_profile(table: Table, clients: Mapping[str, Indices]) -> None:
+    if table.raw is not None:
+        for result in profile_tables(profile_data(table, clients)):
+            table_console().print(result)
+
+
+def _to_json(federation: Federation) -> dict[str, object]:
+    table = federation.table
+    clients = natural_clients(table) or {shard.name: shard.samples for shard in federation.shards}
+    return {
+        "data": table.name,
+        "description": table.description.splitlines(),
+        **profile_data(table, clients).to_dict(),
+        "splits": {shard.name: {split: len(shard.split(split)) for split in SPLITS} for shard in federation.shards},
+        "warnings": federation.data_warnings(),
+    }
 
 
 def download_datasets(names: Iterable[str]) -> None:

@@ -1,0 +1,170 @@
+"""Profiles of columns at each client: ranges, missing values, balance of labels, and drift between clients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gpfl.core.local_round import Indices
+from gpfl.data.columns import ColumnSchema, Floats
+from gpfl.data.table import Table
+
+LARGE_DIFFERENCE = 0.25
+"""From this standardised mean difference a drift is called large, if chance does not explain it."""
+LARGE_DISTANCE = 0.1  # the same for a total variation distance
+DEVIATIONS = 3.5
+"""Chance explains a drift of this many standard deviations: many columns of many clients are compared."""
+
+
+@dataclass(frozen=True)
+class ValueSummary:
+    """The values of a column at a client, or at all of them.
+
+    Attributes:
+        rows: Number of rows.
+        missing: Number of rows without a value.
+        low: Smallest number or date.
+        high: Largest number or date.
+        mean: Mean of numbers or dates.
+        std: Population standard deviation of numbers or dates.
+        counts: Rows of each category.
+        drift: Difference from the rows of all other clients: the standardised mean difference, positive if the client's mean is
+            larger, or for categories the total variation distance. None if one side has no values.
+        large: Whether the drift is large, and larger than chance explains.
+
+    """
+
+    rows: int
+    missing: int
+    low: float | None = None
+    high: float | None = None
+    mean: float | None = None
+    std: float | None = None
+    counts: tuple[int, ...] = ()
+    drift: float | None = None
+    large: bool = False
+
+    @property
+    def missing_share(self) -> float:
+        """Share of rows without a value."""
+        return self.missing / self.rows if self.rows else 0.0
+
+
+@dataclass(frozen=True)
+class ColumnProfile:
+    """The values of a column at all clients together and at each."""
+
+    schema: ColumnSchema
+    total: ValueSummary
+    clients: tuple[ValueSummary, ...]
+
+    @property
+    def most_drifting(self) -> int | None:
+        """Index of the client with the largest drift."""
+        drifts = [abs(client.drift or 0.0) for client in self.clients]
+        return int(np.argmax(drifts)) if any(drifts) else None
+
+
+@dataclass(frozen=True)
+class DataProfile:
+    """The columns and the label at each client."""
+
+    clients: tuple[str, ...]
+    columns: tuple[ColumnProfile, ...]
+    label: ColumnProfile
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the content as JSON holds it."""
+        return {
+            "clients": list(self.clients),
+            "columns": [self._column_dict(column) for column in self.columns],
+            "label": self._column_dict(self.label),
+        }
+
+    def _column_dict(self, column: ColumnProfile) -> dict[str, object]:
+        most = column.most_drifting
+        return {
+            **column.schema.to_dict(),
+            "all": _summary_dict(column.total, column.schema),
+            "by_client": {
+                name: _summary_dict(client, column.schema) for name, client in zip(self.clients, column.clients, strict=True)
+            },
+            "largest_drift": None if most is None else self.clients[most],
+        }
+
+
+def _summary_dict(summary: ValueSummary, schema: ColumnSchema) -> dict[str, object]:
+    content: dict[str, object] = {"rows": summary.rows, "missing_share": summary.missing_share}
+    if schema.is_categorical:
+        content["counts"] = dict(zip(schema.categories, summary.counts, strict=True))
+    else:
+        content |= {"low": summary.low, "high": summary.high, "mean": summary.mean, "std": summary.std}
+    return content | {"drift": summary.drift, "large": summary.large}
+
+
+def profile_data(table: Table, clients: Mapping[str, Indices]) -> DataProfile:
+    """Return the profile of a table's columns, if its inputs are columns, and of its labels.
+
+    Args:
+        table: All samples.
+        clients: Samples of each client.
+
+    """
+    parts = list(clients.values())
+    raw, names = table.raw, table.metadata.get("classes")
+    classes = tuple(map(str, names)) if isinstance(names, list) else tuple(map(str, range(table.classes)))
+    columns = () if raw is None else zip(raw.schema.columns, raw.values.T, strict=True)
+    label = ColumnSchema(str(table.metadata.get("label", "label")), "categorical", classes)
+    return DataProfile(
+        tuple(clients),
+        tuple(_profile(schema, values, parts) for schema, values in columns),
+        _profile(label, table.y.cpu().numpy().astype(np.float64), parts),
+    )
+
+
+def _profile(schema: ColumnSchema, values: Floats, parts: Sequence[Indices]) -> ColumnProfile:
+    total = _summarise(schema, values[np.concatenate(parts)])
+    compare = _compare_categories if schema.is_categorical else _compare_means
+    return ColumnProfile(schema, total, tuple(compare(_summarise(schema, values[part]), total) for part in parts))
+
+
+def _summarise(schema: ColumnSchema, values: Floats) -> ValueSummary:
+    present = values[~np.isnan(values)]
+    summary = ValueSummary(len(values), len(values) - len(present))
+    if schema.is_categorical:
+        counts = np.bincount(present.astype(np.int64), minlength=len(schema.categories))
+        return replace(summary, counts=tuple(counts.tolist()))
+    if not len(present):
+        return summary
+    low, high, mean, std = map(float, (present.min(), present.max(), present.mean(), present.std()))
+    return replace(summary, low=low, high=high, mean=mean, std=std)
+
+
+def _compare_means(client: ValueSummary, total: ValueSummary) -> ValueSummary:
+    """Return a client's summary with its standardised mean difference from all others."""
+    n, m = client.rows - client.missing, (total.rows - total.missing) - (client.rows - client.missing)
+    if not m or client.mean is None or client.std is None or total.mean is None or total.std is None:
+        return client
+    difference = (client.mean - total.mean) * (n + m) / m  # from the mean of the others
+    squares = (n + m) * total.std**2 - n * client.std**2 - difference**2 * n * m / (n + m)
+    std = math.sqrt((client.std**2 + max(squares, 0.0) / m) / 2)
+    drift = difference / (std or total.std) if total.std else 0.0
+    chance = DEVIATIONS * math.sqrt(1 / n + 1 / m)
+    return replace(client, drift=drift, large=abs(drift) >= max(LARGE_DIFFERENCE, chance))
+
+
+def _compare_categories(client: ValueSummary, total: ValueSummary) -> ValueSummary:
+    """Return a client's summary with the total variation distance of its categories from those of all others."""
+    counts, others = np.array(client.counts), np.array(total.counts) - np.array(client.counts)
+    n, m = int(counts.sum()), int(others.sum())
+    if not n or not m:
+        return client
+    distance = float(np.abs(counts / n - others / m).sum() / 2)
+    shares, spread = (counts + others) / (n + m), math.sqrt(1 / n + 1 / m)
+    # The mean between samples of one distribution, and standard deviations of at most half the spread.
+    expected = float(np.sqrt(shares * (1 - shares)).sum()) * spread / math.sqrt(2 * math.pi)
+    chance = expected + (DEVIATIONS - 1) * spread / 2
+    return replace(client, drift=distance, large=distance >= max(LARGE_DISTANCE, chance))
