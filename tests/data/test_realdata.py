@@ -15,8 +15,9 @@ import pytest
 import torch
 from conftest import Command
 
-from gpfl.data import PUBLISHED, Table
+from gpfl.data import PUBLISHED, Table, find_dataset
 from gpfl.data.published import cache
+from gpfl.data.published.dataset import provenance_warning
 from gpfl.training.run_dir import RunDir
 
 pytestmark = pytest.mark.realdata
@@ -76,6 +77,26 @@ def test_amazon_has_the_published_reviews_of_each_domain_and_the_published_check
     assert abs(table.y.double().mean() - 0.5) < 0.02
 
 
+def test_heart_has_the_published_patients_of_each_hospital_and_the_published_checksums() -> None:
+    table = get("heart")
+    assert table.client_names == ("cleveland", "hungary", "switzerland", "long-beach")
+    assert table.client_ids is not None
+    assert np.bincount(table.client_ids).tolist() == [303, 294, 123, 200]
+    assert np.bincount(table.client_ids[table.y.numpy() == 1]).tolist() == [139, 106, 115, 149]
+    assert table.metadata["verified"] is True
+    assert table.raw is not None
+    missing = dict(zip([c.name for c in table.raw.schema.columns], np.isnan(table.raw.values).sum(0).tolist(), strict=True))
+    assert (missing["age"], missing["chol"], missing["ca"], missing["thal"]) == (0, 30, 611, 486)
+
+
+def test_the_complete_cases_of_heart_are_the_740_of_flamby() -> None:
+    get("heart")
+    table = find_dataset("heart", {"cases": "complete"}).load()
+    assert table.client_ids is not None
+    assert np.bincount(table.client_ids).tolist() == [303, 261, 46, 130]
+    assert provenance_warning(table) == ""
+
+
 def test_cifar100_has_600_images_a_class_and_the_published_channel_means() -> None:
     table = get("cifar100")
     assert (table.shape, table.x.dtype, class_counts(table)) == ((3, 32, 32), torch.uint8, [600] * 100)
@@ -124,8 +145,9 @@ TASKS = {
     "agnews": ("agnews", "--clients", 2, "--total-clients", 200),
     "amazon": ("amazon", "--clients", 2, "--batch-size", 250, "--lr", 0.1),
     "har": ("har", "--clients", 2, "--batch-size", 20),
+    "heart": ("heart", "--clients", 2),
 }
-"""The tasks of the paper with their own nets, on few clients: two of two hundred, two domains, two people."""
+"""The tasks with their own nets, on few clients: two of two hundred, two domains, two people, two hospitals."""
 
 
 @pytest.mark.parametrize("method", ["gpfl", "fedavg"])

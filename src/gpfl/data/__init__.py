@@ -13,12 +13,15 @@ from gpfl.data.published.cifar100 import CIFAR100
 from gpfl.data.published.dataset import PublishedDataset
 from gpfl.data.published.fmnist import FMNIST
 from gpfl.data.published.har import HAR
+from gpfl.data.published.heart import HEART
 from gpfl.data.published.tiny import TINY
 from gpfl.data.table import DataSource, Table
 from gpfl.errors import GpflError, did_you_mean
 
-PUBLISHED: dict[str, PublishedDataset] = {source.name: source for source in (FMNIST, CIFAR100, TINY, AGNEWS, AMAZON, HAR)}
-"""The paper's six datasets."""
+PUBLISHED: dict[str, PublishedDataset] = {
+    source.name: source for source in (FMNIST, CIFAR100, TINY, AGNEWS, AMAZON, HAR, HEART)
+}
+"""The paper's six datasets, and heart disease from four hospitals."""
 
 DATASETS: dict[str, DataSource] = {"digits": Digits(), **PUBLISHED}
 

@@ -230,7 +230,7 @@ def test_inconsistent_splits_are_errors(tmp_path: Path) -> None:
 
 def test_missing_data_are_errors(tmp_path: Path) -> None:
     path = "or give the path of a file or folder"
-    names = "agnews, amazon, cifar100, digits, fmnist, har, tiny"
+    names = "agnews, amazon, cifar100, digits, fmnist, har, heart, tiny"
     assert message_of(lambda: find_dataset("qqq", {})) == f"unknown data 'qqq'; known: {names} ({path})"
     assert message_of(lambda: find_dataset("digit", {})) == f"unknown data 'digit'; did you mean 'digits'? ({path})"
     assert error_of(tmp_path / "a.csv") == f"there is no file or folder {tmp_path}/a.csv"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gpfl.data.columns import RawColumns, Schema
 from gpfl.data.table import Table
 from gpfl.errors import GpflError
 
@@ -58,7 +59,7 @@ def save(table: Table) -> None:
 
 def _write(folder: Path, table: Table) -> None:
     spec = table.input_spec
-    np.save(folder / "x.npy", table.x.numpy(), allow_pickle=False)
+    np.save(folder / "x.npy", table.x.numpy(), allow_pickle=False)  # raw columns if the table has any
     np.save(folder / "y.npy", table.y.numpy(), allow_pickle=False)
     if table.client_ids is not None:
         np.save(folder / "groups.npy", table.client_ids, allow_pickle=False)
@@ -71,6 +72,8 @@ def _write(folder: Path, table: Table) -> None:
         "group_names": list(table.client_names),
         "origin": table.metadata,
     }
+    if table.raw is not None:
+        content["schema"] = table.raw.schema.to_dict()
     (folder / "table.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
@@ -84,8 +87,9 @@ def load(name: str) -> Table | None:
         if content["format"] != FORMAT:
             return None
         clients = folder / "groups.npy"
+        x = _map(folder / "x.npy")
         return Table(
-            _map(folder / "x.npy"),
+            RawColumns(Schema.from_dict(content["schema"]), np.asarray(x, np.float64)) if "schema" in content else x,
             _map(folder / "y.npy"),
             classes=int(content["classes"]),
             name=name,

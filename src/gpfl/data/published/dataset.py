@@ -36,6 +36,11 @@ class PublishedDataset(DataSource):
         return {"partition": self.partition, "net": self.net, "train": {"rounds": 2000, "patience": 100}}
 
     @property
+    def expected_samples(self) -> int:
+        """Number of samples of a complete table; 0 if unknown."""
+        return self.n_samples
+
+    @property
     def size(self) -> int:
         """Number of bytes to download."""
         return sum(file.size for file in self.files)
@@ -136,7 +141,7 @@ def provenance_warning(table: Table) -> str:
     if not isinstance(table.source, PublishedDataset):
         return ""
     warnings = []
-    published = table.source.n_samples
+    published = table.source.expected_samples
     if published and len(table) != published:
         warnings.append(f"has {len(table):,} of the {published:,} published rows")
     if table.metadata.get("verified") is not True:

@@ -1,0 +1,185 @@
+"""UCI Heart Disease: patients of four hospitals."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from gpfl.core.options import option
+from gpfl.data.columns import ColumnSchema, RawColumns, Schema
+from gpfl.data.preprocessing import FILLED, PreprocessingOptions
+from gpfl.data.published.dataset import PublishedDataset
+from gpfl.data.published.download import PublishedFile
+from gpfl.data.table import Table
+from gpfl.errors import GpflError
+
+URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/"
+FILES = (
+    ("cleveland", "processed.cleveland.data", 18_461, "2d91a8ff69cfd9616aa47b59d6f843db"),
+    ("hungary", "processed.hungarian.data", 10_263, "22e96bee155b5973568101c93b3705f6"),
+    ("switzerland", "processed.switzerland.data", 4_109, "9a87f7577310b3917730d06ba9349e20"),
+    ("long-beach", "processed.va.data", 6_737, "4249d03ca7711e84f4444768c9426170"),
+)
+"""Hospital, name, size and MD5 of each file."""
+
+COLUMNS: Mapping[str, tuple[float, float] | dict[float, str]] = {
+    "age": (0.0, 120.0),
+    "sex": {0: "female", 1: "male"},
+    "cp": {1: "typical angina", 2: "atypical angina", 3: "non-anginal pain", 4: "asymptomatic"},
+    "trestbps": (0.0, 300.0),
+    "chol": (0.0, 700.0),
+    "fbs": {0: "up to 120 mg/dl", 1: "above 120 mg/dl"},
+    "restecg": {0: "normal", 1: "ST-T wave abnormality", 2: "left ventricular hypertrophy"},
+    "thalach": (0.0, 250.0),
+    "exang": {0: "no", 1: "yes"},
+    "oldpeak": (-5.0, 10.0),
+    "slope": {1: "upsloping", 2: "flat", 3: "downsloping"},
+    "ca": (0.0, 3.0),
+    "thal": {3: "normal", 6: "fixed defect", 7: "reversible defect"},
+}
+"""The publisher's columns: the range of a number, or the category of each code."""
+
+INCOMPLETE = ("slope", "ca", "thal")
+"""Columns without a value for most patients outside Cleveland."""
+
+CLASSES = ("absent", "present")
+MAX_LABEL = 4
+SCHEMA = Schema(
+    tuple(
+        ColumnSchema(name, "categorical", tuple(values.values()))
+        if isinstance(values, dict)
+        else ColumnSchema(name, low=values[0], high=values[1])
+        for name, values in COLUMNS.items()
+    ),
+    "num",
+    CLASSES,
+    declared=True,
+)
+
+
+def parse(paths: Mapping[str, Path]) -> Table:
+    """Return all patients, hospital by hospital; class 1 is any degree of heart disease."""
+    values, labels, hospitals = [], [], []
+    for i, (_, name, _, _) in enumerate(FILES):
+        rows = _read_rows(paths[name])
+        values += [row[:-1] for row in rows]
+        labels += [float(row[-1] > 0) for row in rows]
+        hospitals += [i] * len(rows)
+    return Table(
+        RawColumns(SCHEMA, np.array(values)),
+        labels,
+        classes=len(CLASSES),
+        name="heart",
+        client_ids=np.array(hospitals),
+        client_names=[hospital for hospital, *_ in FILES],
+    )
+
+
+def _read_rows(path: Path) -> list[list[float]]:
+    """Return numbers, indices of categories or NaN, and the label from 0 to 4, of each line."""
+    try:
+        lines = [line for line in csv.reader(path.read_text(encoding="ascii").splitlines()) if line]
+    except (OSError, UnicodeDecodeError, csv.Error) as problem:
+        raise GpflError(f"{path} is not a text file ({problem}): get it again") from None
+    if not lines:
+        raise GpflError(f"{path} is empty: get it again")
+    rows = []
+    for number, cells in enumerate(lines, 1):
+        if len(cells) != len(COLUMNS) + 1:
+            raise GpflError(f"{path}, line {number}, has {len(cells)} cells; it must have {len(COLUMNS) + 1}: get it again")
+        row = [_read_cell(name, cell, f"{path}, line {number}") for name, cell in zip(COLUMNS, cells, strict=False)]
+        rows.append([*row, _read_label(cells[-1], f"{path}, line {number}")])
+    return rows
+
+
+def _read_cell(name: str, cell: str, place: str) -> float:
+    if cell.strip() == "?":
+        return math.nan
+    allowed = COLUMNS[name]
+    try:
+        value = float(cell)
+        if isinstance(allowed, dict):
+            return float(list(allowed).index(value))
+        if allowed[0] <= value <= allowed[1]:
+            return value
+    except ValueError:
+        pass
+    limits = f"one of {', '.join(map(str, allowed))}" if isinstance(allowed, dict) else f"{allowed[0]:g} to {allowed[1]:g}"
+    raise GpflError(f"{place}, has {name} = '{cell}'; it must be {limits} or ?: get it again")
+
+
+def _read_label(cell: str, place: str) -> float:
+    if cell.strip() not in map(str, range(MAX_LABEL + 1)):
+        raise GpflError(f"{place}, has the label '{cell}'; it must be 0 to {MAX_LABEL}: get it again")
+    return float(cell)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heart(PreprocessingOptions, PublishedDataset):
+    """UCI Heart Disease, with missing values as published or complete cases only."""
+
+    missing: str = option(
+        "mean",
+        "missing inputs: filled with the mean, the median or the most frequent value of the training samples of all clients "
+        "(categories always with the most frequent), or an error",
+        choices=(*FILLED, "error"),
+    )
+    cases: str = option(
+        "all",
+        "all 920 patients with 13 inputs, or as in FLamby the 740 with a value in each of 10 inputs (without slope, ca, thal)",
+        choices=("all", "complete"),
+    )
+
+    @property
+    def defaults(self) -> Mapping[str, Mapping[str, object]]:
+        """Each hospital is a client, with a small net and few rounds."""
+        return {
+            "partition": dict(self.partition),
+            "net": dict(self.net),
+            "train": {"rounds": 100, "lr": 0.05, "batch_size": 10},
+        }
+
+    @property
+    def expected_samples(self) -> int:
+        """Number of chosen samples."""
+        return 740 if self.cases == "complete" else self.n_samples
+
+    def read(self) -> Table:
+        """Return the table of the chosen cases."""
+        table = super().read()
+        assert table.raw is not None
+        raw, rows = table.raw, np.arange(len(table))
+        if self.cases == "complete":
+            kept = [i for i, column in enumerate(SCHEMA.columns) if column.name not in INCOMPLETE]
+            schema = replace(SCHEMA, columns=tuple(SCHEMA.columns[i] for i in kept))
+            raw = RawColumns(schema, raw.values[:, kept])
+            rows = np.flatnonzero(~np.isnan(raw.values).any(axis=1))
+        assert table.client_ids is not None
+        return Table(
+            raw.select(rows),
+            table.y[rows],
+            classes=table.classes,
+            name=table.name,
+            client_ids=table.client_ids[rows],
+            client_names=table.client_names,
+            metadata={**table.metadata, "classes": list(CLASSES), "label": SCHEMA.label},
+            preprocessing=self,
+        )
+
+
+HEART = Heart(
+    name="heart",
+    description="UCI Heart Disease: 920 patients of four hospitals, 13 inputs with missing values, disease or none",
+    files=tuple(PublishedFile(name, f"{URL}{name}", size, md5=md5) for _, name, size, md5 in FILES),
+    licence="CC BY 4.0; Janosi, Steinbrunn, Pfisterer, Detrano",
+    n_samples=920,
+    folder_names=("heart_disease", "heart-disease", "fed_heart_disease"),
+    parse=parse,
+    partition={"name": "natural"},
+    net={"name": "mlp", "hidden": [32]},
+)
