@@ -118,17 +118,9 @@ def reproduce(
     if dry_run and only_tables:
         raise GpflError("--dry-run and --only-tables were both given: leave one out")
     if set(ATTACKS) & set(experiments):
-        table_flags = {
-            "--methods": methods != "all",
-            "--cells": cells is not None,
-            "--validation-fraction": validation != 0,
-            "--table": table is not None,
-            "--tuned": tuned is not None,
-            "--only-tables": only_tables,
-            "--no-figures": not figures,
-        }
-        unused = [flag for flag, is_set in table_flags.items() if is_set]
-        _run_attacks(experiments, unused, seeds, rounds, patience, assignments, values, out, dry_run)
+        _run_attacks(
+            experiments, assignments, seeds=seeds, rounds=rounds, patience=patience, out=out, dry_run=dry_run, **values
+        )
         return
     selection = select_cells(find_experiments(experiments, ATTACKS), cells, methods)
     settings, overrides = _parse_set(assignments, selection)
@@ -216,43 +208,30 @@ def _list_experiments() -> None:
 # Attacks.
 
 
-def _run_attacks(
-    experiments: Sequence[str],
-    unused: Sequence[str],
-    seeds: Sequence[int],
-    rounds: int,
-    patience: int,
-    assignments: tuple[str, ...],
-    values: Mapping[str, object],
-    out: Path,
-    dry_run: bool,
-) -> None:
+def _run_attacks(experiments: Sequence[str], assignments: tuple[str, ...], seeds: Sequence[int], **values: object) -> None:
     """Run `gpfl privacy attacks` with the runs of the first seed. Raise for other experiments and for unused flags."""
     if others := [name for name in experiments if name not in ATTACKS]:
         raise GpflError(f"privacy runs attacks and cannot be combined with {others[0]}: run one at a time; {ATTACKS_HELP}")
     settings, overrides = parse_method_set(assignments)
-    run_options = parse_options(values).get("run", {})
+    context = click.get_current_context()
+    used = {"names", "seeds", "rounds", "patience", "out", "dry_run", "assignments", "run__device", "run__engine"}
     unused = [
-        *unused,
-        *(f"--set {method}.…" for method in overrides if method not in ATTACKED_METHODS),
-        *(f"--{key.replace('_', '-')}" for key in run_options if key not in ("device", "engine")),
+        param.secondary_opts[0] if param.secondary_opts else param.opts[0]
+        for param in context.command.params
+        if param.name not in used and context.get_parameter_source(str(param.name)) == click.core.ParameterSource.COMMANDLINE
     ]
+    unused += [f"--set {method}.…" for method in overrides if method not in ATTACKED_METHODS]
     if unused:
-        raise GpflError(f"privacy does not use {', '.join(unused)}: leave out one or the other; {ATTACKS_HELP}")
+        raise GpflError(f"privacy does not use {', '.join(unused)}: leave it out; {ATTACKS_HELP}")
     if len(seeds) > 1:
         print_line(f"Attacks use the runs of one seed, {seeds[0]}.")
     _check_flags(settings)
+    run_options = parse_options(values).get("run", {})
+    device, engine = (str(run_options.get(key, "auto")) for key in ("device", "engine"))
+    arguments = {key: values[key] for key in ("rounds", "patience", "out", "dry_run")}
     with interruptible(same_command):
-        click.get_current_context().invoke(
-            privacy_command.attacks,
-            seed=seeds[0],
-            rounds=rounds,
-            patience=patience,
-            assignments=assignments,
-            device=str(run_options.get("device", "auto")),
-            engine=str(run_options.get("engine", "auto")),
-            out=out,
-            dry_run=dry_run,
+        context.invoke(
+            privacy_command.attacks, seed=seeds[0], assignments=assignments, device=device, engine=engine, **arguments
         )
 
 

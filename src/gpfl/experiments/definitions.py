@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import cast
+from typing import Any
 
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.experiments.compare import MethodVariant, parse_methods
@@ -176,111 +176,74 @@ def find_experiments(names: Sequence[str], other_names: Sequence[str] = ()) -> l
 def read_experiment(path: Path) -> Experiment:
     """Return the experiment of a file in configs/."""
     content = toml.read(path)
-    _check_keys(path, content, KEYS)
-    measure = _read_text(path, content, "measure")
-    if measure not in MEASURES:
-        raise GpflError(f"{path}: measure is '{measure}'; {did_you_mean(measure, MEASURES)}")
-    rows = tuple(_read_row(path, row) for row in _read_list(path, content, "rows"))
-    labels = {row.label for row in rows}
-    columns: list[TableColumn] = []
+    try:
+        return _parse_experiment(path.stem, content)
+    except GpflError as error:
+        raise GpflError(f"{path}: {error}") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise GpflError(f"{path} is not an experiment ({error!r}): compare it with the other files") from None
+
+
+def _parse_experiment(name: str, content: Mapping[str, Any]) -> Experiment:
+    _check_keys(content, KEYS)
+    if (measure := content["measure"]) not in MEASURES:
+        raise GpflError(f"measure is '{measure}'; {did_you_mean(measure, MEASURES)}")
+    rows = {row.label: row for row in map(_parse_row, content["rows"])}
+    columns: dict[str, TableColumn] = {}
+    numbers: dict[str, Mapping[str, Any]] = {}
     paper: dict[CellKey, PaperValue] = {}
-    printed: dict[str, Mapping[str, object]] = {}
-    for values in _read_list(path, content, "columns"):
-        if not isinstance(values, dict):
-            raise GpflError(f"{path}: columns must be sections, [[columns]]")
-        column = _read_column(path, values)
-        columns.append(column)
-        printed[column.key] = _read_paper(path, column.key, values.get("paper", {}), printed)
-        for label, numbers in printed[column.key].items():
-            if label not in labels:
-                raise GpflError(f"{path}: {column.key} has a number for '{label}', which is not among the rows")
-            if numbers != "/":  # the paper's sign for no number
-                paper[column.key, label] = _parse_paper_value(f"{path}: {column.key} {label}", numbers, measure)
-    remarks: dict[CellKey, str] = {}
-    for remark in cast(list[dict[str, object]], _read_list(path, content, "remarks")):
-        key, label = str(remark.get("column", "")), str(remark.get("row", ""))
-        if key not in printed or label not in {"", *labels}:
-            raise GpflError(f"{path}: a remark is about '{key}' and '{label}', which the table does not have")
-        remarks[key, label] = str(remark.get("text", ""))
+    for values in content.get("columns", []):
+        _check_keys(values, (*COLUMN_KEYS, *(section for section in SECTIONS if section != "method")))
+        settings = {section: values[section] for section in SECTIONS if section in values}
+        options = {option: values[option] for option in ("note", "extra", "weights") if option in values}
+        column = TableColumn(values["key"], values["heading"], values["group"], settings, **options)
+        columns[column.key] = column
+        printed = values.get("paper", {})
+        numbers[column.key] = numbers[printed] if isinstance(printed, str) else printed  # a key: those of an earlier column
+        for label, value in numbers[column.key].items():
+            if label not in rows:
+                raise GpflError(f"{column.key} has a number for '{label}', which is not among the rows")
+            if value != "/":  # the paper's sign for no number
+                paper[column.key, label] = _parse_paper_value(measure, *value)
+    remarks = {(remark["column"], remark.get("row", "")): remark["text"] for remark in content.get("remarks", [])}
+    for key, label in remarks:
+        if key not in columns or label not in {"", *rows}:
+            raise GpflError(f"a remark is about '{key}' and '{label}', which the table does not have")
     return Experiment(
-        name=path.stem,
-        title=_read_text(path, content, "title"),
-        caption=_read_text(path, content, "caption"),
+        name=name,
+        title=content["title"],
+        caption=content["caption"],
         measure=measure,
-        rows=rows,
-        columns=tuple(columns),
+        rows=tuple(rows.values()),
+        columns=tuple(columns.values()),
         paper=paper,
         remarks=remarks,
-        aliases=tuple(str(alias) for alias in _read_list(path, content, "aliases")),
+        aliases=tuple(content.get("aliases", [])),
     )
 
 
-def _read_column(path: Path, values: Mapping[str, object]) -> TableColumn:
-    _check_keys(path, values, (*COLUMN_KEYS, *(section for section in SECTIONS if section != "method")))
-    settings = {section: dict(cast(Mapping[str, object], values[section])) for section in SECTIONS if section in values}
-    if "name" not in settings.get("data", {}):
-        raise GpflError(f"{path}: column '{values.get('key', '')}' does not name its data")
-    return TableColumn(
-        key=_read_text(path, values, "key"),
-        heading=_read_text(path, values, "heading"),
-        group=_read_text(path, values, "group"),
-        settings=settings,
-        note=str(values.get("note", "")),
-        extra=bool(values.get("extra", False)),
-        weights=bool(values.get("weights", False)),
-    )
-
-
-def _read_row(path: Path, row: object) -> MethodVariant:
+def _parse_row(row: object) -> MethodVariant:
     """Return a row: the name of a method or of an ablation, or a method's settings with the label of the row."""
     known = {variant.label: variant for variant in parse_methods("all,ablations")}
     if isinstance(row, str) and row in known:
         return known[row]
     if isinstance(row, dict) and isinstance(row.get("label"), str) and row.get("name") in METHODS:
         return MethodVariant(row["label"], {key: value for key, value in row.items() if key != "label"})
-    raise GpflError(f"{path}: the row {row!r} is no method; {did_you_mean(str(row), known)}")
+    raise GpflError(f"the row {row!r} is no method; {did_you_mean(str(row), known)}")
 
 
-def _read_paper(path: Path, key: str, value: object, earlier: Mapping[str, Mapping[str, object]]) -> Mapping[str, object]:
-    """Return the paper's numbers of a column by row: its own, or those of an earlier column, given its key."""
-    if isinstance(value, dict):
-        return value
-    if not isinstance(value, str):
-        raise GpflError(f"{path}: paper of {key} is {value!r}; it must be a section, or the key of an earlier column")
-    if value not in earlier:
-        raise GpflError(f"{path}: {key} has the numbers of '{value}', which is no earlier column")
-    return earlier[value]
-
-
-def _parse_paper_value(where: str, numbers: object, measure: str) -> PaperValue:
-    """Return the paper's numbers: [mean, std] or [mean], for fairness and curves [std over clients, CoV]."""
-    if not isinstance(numbers, list) or len(numbers) not in (1, 2) or not all(isinstance(n, (int, float)) for n in numbers):
-        raise GpflError(f'{where} is {numbers!r}; it must be one or two numbers in brackets, or "/"')
-    first, second = float(numbers[0]), float(numbers[1]) if len(numbers) == 2 else None
+def _parse_paper_value(measure: str, first: float, second: float | None = None) -> PaperValue:
+    """Return the paper's numbers: mean and std over trials, for fairness and curves std over clients and CoV."""
     if measure == "fairness":
-        return PaperValue(first, cov=second)
+        return PaperValue(float(first), cov=second)
     if measure == "curves":
         if second is None or second <= HALF_DIGIT:
-            raise GpflError(f"{where} is {numbers!r}; it must be the deviation over clients and its coefficient")
+            raise GpflError(f"[{first}] must be the deviation over clients and its coefficient")
         return PaperValue.from_fairness(first, second)
-    return PaperValue(first, second)
+    return PaperValue(float(first), second)
 
 
-def _read_text(path: Path, values: Mapping[str, object], key: str) -> str:
-    value = values.get(key)
-    if not isinstance(value, str) or not value:
-        raise GpflError(f"{path}: {key} is {value!r}; it must be text")
-    return value
-
-
-def _read_list(path: Path, values: Mapping[str, object], key: str) -> list[object]:
-    value = values.get(key, [])
-    if not isinstance(value, list):
-        raise GpflError(f"{path}: {key} is {value!r}; it must be a list")
-    return value
-
-
-def _check_keys(path: Path, values: Mapping[str, object], known: Sequence[str]) -> None:
+def _check_keys(values: Mapping[str, object], known: Sequence[str]) -> None:
     for key in values:
         if key not in known:
-            raise GpflError(f"{path}: unknown key '{key}'; {did_you_mean(key, known)}")
+            raise GpflError(f"unknown key '{key}'; {did_you_mean(key, known)}")

@@ -15,22 +15,18 @@ from typing import Any, cast
 
 from gpfl.errors import GpflError
 from gpfl.experiments.run_checks import Sections, merge_configs
-from gpfl.experiments.stored_runs import PROVENANCE_FILE, Provenance, StoredRun, StoredTrials, hash_partition
+from gpfl.experiments.stored_runs import PROVENANCE_FILE, Provenance, StoredRun, StoredTrials, hash_partition, read_provenance
 from gpfl.federation import MANIFEST
 from gpfl.io import files, toml
-from gpfl.io.legacy import (
-    FORMAT_VERSION,
-    read_version,
-    upgrade_config,
-    upgrade_manifest,
-    upgrade_record,
-)
-from gpfl.training.run_dir import DIVERGED, MetricsRecord
+from gpfl.io.legacy import FORMAT_VERSION, read_version, upgrade_manifest
+from gpfl.training import config as configs
+from gpfl.training.run_dir import DIVERGED, MetricsRecord, RunDir
 
 ARCHIVE = "runs.jsonl.xz"
 """Name of the archive in a folder of results, in place of the folder `runs`."""
 
 DIGITS = 6
+
 Content = dict[str, Any]
 
 
@@ -136,38 +132,32 @@ def read(archive: Path) -> Iterator[Content]:
 
 
 def _pack_folder(folder: Path) -> Content:
-    config = upgrade_config(toml.read(folder / "config.toml"))
-    config.pop("format_version", None)
     runs = {
-        path.name.removeprefix("seed-"): _pack_run(path)
+        path.name.removeprefix("seed-"): _pack_run(RunDir(path))
         for path in folder.glob("seed-*")
-        if (path / "summary.json").exists() or (path / "diverged.json").exists()
+        if RunDir(path).finished or (path / DIVERGED).exists()
     }
     return {
         "format_version": FORMAT_VERSION,
         "name": folder.name,
-        "config": config,
-        "trials": _read_json(folder / "trials.json"),
+        "config": configs.read_sections(folder / "config.toml"),
         "runs": runs,
     }
 
 
-def _pack_run(path: Path) -> Content:
-    summary = _read_json(path / "summary.json")
-    summary = upgrade_record("summary", summary) if summary else None
-    lines = (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    records = [upgrade_record("metrics", json.loads(line)) for line in lines]
+def _pack_run(run: RunDir) -> Content:
+    summary = run.read_summary() if run.finished else {}
+    records = run.read_metrics()
     kept_rounds = {summary["best_round"], summary["selected_round"], records[-1]["round"]} if summary else set()
     for record in records:
         if record["round"] not in kept_rounds:
             record.pop("client_accuracies", None)
-    diverged = _read_json(path / DIVERGED)
     return {
-        "summary": {key: value for key, value in (summary or {}).items() if key != "format_version"},
+        "summary": summary,
         "metrics": _to_columns(records),
-        "manifest": _pack_manifest(path / MANIFEST),
-        "provenance": _read_json(path.parent / PROVENANCE_FILE.format(path.name.removeprefix("seed-"))),
-        **({"diverged": diverged} if diverged else {}),
+        "manifest": _pack_manifest(run.path / MANIFEST),
+        "provenance": read_provenance(run.path.parent / PROVENANCE_FILE.format(run.path.name.removeprefix("seed-"))) or None,
+        **({} if run.diverged_round is None else {"diverged": {"round": run.diverged_round}}),
     }
 
 
@@ -210,7 +200,3 @@ def _to_records(metrics: Mapping[str, Any]) -> list[Content]:
 
 def _rounded(value: Any) -> Any:
     return round(value, DIGITS) if isinstance(value, float) else value
-
-
-def _read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
