@@ -17,7 +17,7 @@ from gpfl.data import DATASETS
 from gpfl.engine.distributed import process_group
 from gpfl.errors import GpflError
 from gpfl.experiments import definitions as experiments
-from gpfl.experiments import grid
+from gpfl.experiments import grid, grid_runner
 from gpfl.experiments.grid import FederationCache, GridPlan
 from gpfl.experiments.selection import select_cells
 from gpfl.experiments.trials import resume_trials, run_trials
@@ -108,8 +108,10 @@ def check_grid(out: Path, patch: pytest.MonkeyPatch) -> None:
     else:
         patch.setattr("gpfl.experiments.stored_runs.is_finished", lambda run: True)
         patch.setattr(grid, "find_folder_damage", lambda folder, expected: "")
-    unfinished = grid.unfinished_jobs([damaged, lost, intact], plan)
-    problems = grid.run_all(unfinished, plan, lambda label: Callback(), {"command": "gpfl reproduce toys", "commit": "none"})
+    unfinished = grid_runner.unfinished_jobs([damaged, lost, intact], plan)
+    problems = grid_runner.run_all(
+        unfinished, plan, lambda label: Callback(), {"command": "gpfl reproduce toys", "commit": "none"}
+    )
     assert list(problems) == [damaged.folder, lost.folder]
     assert "is not a TOML file" in problems[damaged.folder]
     assert "cannot write to" in problems[lost.folder]

@@ -16,7 +16,7 @@ from toy_tables import SHORT, assert_rejected, finished_runs, read_table
 import gpfl
 from gpfl.data import DATASETS, PUBLISHED
 from gpfl.experiments import definitions as studies
-from gpfl.experiments import grid
+from gpfl.experiments import grid, grid_runner
 from gpfl.experiments.selection import select_cells
 from gpfl.training import config as configs
 from gpfl.training.run_dir import RunDir
@@ -400,14 +400,14 @@ def test_stopped_grid_keeps_what_is_done_and_the_same_command_goes_on(
 
 
 def test_failed_cell_is_named_at_the_end_and_the_code_is_not_0(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = grid.run_trials
+    real = grid_runner.run_trials
 
     def run_trials(given: dict[str, dict[str, object]], *rest: Any, **more: Any) -> object:
         if given["method"]["name"] == "fedper":
             raise gpfl.GpflError("round 3: the loss of client 2 is nan")
         return real(given, *rest, **more)
 
-    monkeypatch.setattr(grid, "run_trials", run_trials)
+    monkeypatch.setattr(grid_runner, "run_trials", run_trials)
     said = command("reproduce", "toys", "--cells", "toy/whole", *SHORT, "--no-figures")
     assert said.code == 1
     assert "1 cell of 3 failed; fix them and repeat the command to continue" in said.err
@@ -418,7 +418,7 @@ def test_failed_cell_is_named_at_the_end_and_the_code_is_not_0(command: Command,
         "gpfl": "run",
     }
     assert "toy/whole FedPer failed: round 3: the loss of client 2 is nan" in Path("results/toys/table.md").read_text()
-    monkeypatch.setattr(grid, "run_trials", real)
+    monkeypatch.setattr(grid_runner, "run_trials", real)
     assert command("reproduce", "toys", "--cells", "toy/whole", *SHORT, "--no-figures").code == 0
 
 
@@ -427,14 +427,14 @@ def test_seed_that_diverges_is_named_and_the_others_stand_in_the_table(
     command: Command, monkeypatch: pytest.MonkeyPatch, memory: bool
 ) -> None:
     make_fedper_diverge(monkeypatch, 1)
-    real = grid.run_trials
+    real = grid_runner.run_trials
 
     def run_trials(given: Any, seeds: list[int], *rest: Any, **more: Any) -> object:
         if len(seeds) > 1 and not memory:
             raise torch.OutOfMemoryError("too many")
         return real(given, seeds, *rest, **more)
 
-    monkeypatch.setattr(grid, "run_trials", run_trials)
+    monkeypatch.setattr(grid_runner, "run_trials", run_trials)
     said = command("reproduce", "toys", "--cells", "toy/whole", "--rounds", 2, "--seeds", "0,1,2", "--no-figures")
     assert said.code == 1
     assert "toy/whole fedper: seed 1: round 1: the loss of client 0 is nan (term 'ce'): lower train.lr" in said.err

@@ -12,7 +12,7 @@ import pytest
 from conftest import Command, metrics_without_time, read_files
 from toy_tables import SHORT, read_table
 
-from gpfl.experiments import grid
+from gpfl.experiments import grid_runner
 
 pytestmark = pytest.mark.usefixtures("toy_tables")
 
@@ -163,7 +163,7 @@ def test_runs_on_other_data_beside_each_other_are_named(command: Command, table:
 def test_cell_that_another_process_is_at_is_no_failure(command: Command, table: tuple[Path, str]) -> None:
     cell, _ = table
     shutil.rmtree(cell)
-    with grid.lock_folder(cell):
+    with grid_runner.lock_folder(cell):
         said = command(*ALL)
     assert (said.code, said.err) == (0, "")
     assert "toy/whole gpfl: another process is running it" in said.out

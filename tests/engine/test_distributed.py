@@ -17,7 +17,7 @@ from gpfl.cli import privacy as privacy_command
 from gpfl.engine import distributed
 from gpfl.engine.distributed import ProcessFailedError, ProcessGroup
 from gpfl.errors import GpflError
-from gpfl.experiments import grid
+from gpfl.experiments import grid_runner
 from gpfl.experiments.grid import GridPlan, Job
 from gpfl.training.callbacks import Callback
 
@@ -99,9 +99,9 @@ def test_error_of_one_rank_in_collective_work_ends_all(rank: int, capsys: pytest
 
 
 def test_grid_stops_after_an_error_of_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid, "run", lambda *args: fail(ProcessFailedError("no room")))
+    monkeypatch.setattr(grid_runner, "run", lambda *args: fail(ProcessFailedError("no room")))
     with pytest.raises(ProcessFailedError, match="no room"):
-        grid.run_all([Job((), {}, tmp_path, "")], GridPlan(out=tmp_path), lambda label: Callback(), {})
+        grid_runner.run_all([Job((), {}, tmp_path, "")], GridPlan(out=tmp_path), lambda label: Callback(), {})
 
 
 def test_error_of_a_single_process_is_raised_unchanged(capsys: pytest.CaptureFixture[str]) -> None:

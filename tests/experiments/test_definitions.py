@@ -15,7 +15,7 @@ import gpfl
 from gpfl.core.options import option
 from gpfl.data import DATASETS
 from gpfl.experiments import definitions as studies
-from gpfl.experiments import grid
+from gpfl.experiments import grid, grid_runner
 from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.definitions import Cell, Experiment, PaperValue, TableColumn
 from gpfl.experiments.grid import FederationCache, GridPlan
@@ -170,13 +170,13 @@ def test_deviation_over_coefficient_gives_back_the_accuracy(key: str, table: str
 
 def test_accuracy_that_follows_is_as_exact_as_the_printed_digits() -> None:
     shift = accuracy("feature-shift", "amazon/feature-shift")
-    between = {label: shift[label].between for label in ("fedavg", "gpfl", "fedproto")}
+    between = {label: shift[label].interval for label in ("fedavg", "gpfl", "fedproto")}
     assert between == {
         "fedavg": pytest.approx((87.53, 88.56), abs=0.005),
         "gpfl": pytest.approx((89.47, 90.53), abs=0.005),
         "fedproto": pytest.approx((87.05, 87.95), abs=0.005),
     }
-    assert not any(one.between for one in accuracy("fairness", "amazon/feature-shift").values())
+    assert not any(one.interval for one in accuracy("fairness", "amazon/feature-shift").values())
 
 
 def test_curves_without_a_coefficient_are_refused(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_every_column_runs_for_a_round_on_tiny_data(tmp_path: Path, one: Experim
     plan = GridPlan(out=tmp_path, seeds=(0,), rounds=1, run={"engine": engine}, common=common)
     [job], wrong = grid.make_jobs([Cell(one, column, MethodVariant("fedavg", {"name": "fedavg"}))], plan, FederationCache())
     assert wrong == {}
-    assert grid.run_all([job], plan, lambda label: Callback(), {"command": "test", "commit": "none"}) == {}
+    assert grid_runner.run_all([job], plan, lambda label: Callback(), {"command": "test", "commit": "none"}) == {}
     trials = job.trials("fedavg", (0,))
     assert trials is not None
     assert trials.summaries[0]["rounds"] == 1

@@ -17,7 +17,7 @@ from conftest import ToyDataset, metrics_without_time, read_files, toy_table
 import gpfl
 from gpfl.data import DATASETS, PUBLISHED
 from gpfl.engine.base import EvalRequest, TrainRequest
-from gpfl.experiments import grid
+from gpfl.experiments import grid, grid_runner
 from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.definitions import Cell, Experiment, PaperValue, TableColumn
 from gpfl.experiments.grid import FederationCache, GridPlan, Job
@@ -79,7 +79,7 @@ def jobs(which: Iterable[Cell], how: GridPlan) -> list[Job]:
 
 
 def run(which: Iterable[Cell], how: GridPlan) -> dict[Path, str]:
-    return grid.run_all(jobs(which, how), how, lambda label: Callback(), FACTS)
+    return grid_runner.run_all(jobs(which, how), how, lambda label: Callback(), FACTS)
 
 
 def name(how: GridPlan, method: str = "gpfl", column: TableColumn = WHOLE) -> str:
@@ -247,7 +247,7 @@ def test_what_is_damaged_is_refused_and_kept(tmp_path: Path, begun: list[str]) -
 
 def test_cell_that_fails_is_named_and_the_others_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, str]] = []
-    real = grid.run_trials
+    real = grid_runner.run_trials
 
     def run_trials(given: dict[str, dict[str, object]], *rest: Any, **more: Any) -> object:
         if given["method"]["name"] == "fedavg":
@@ -258,10 +258,12 @@ def test_cell_that_fails_is_named_and_the_others_are_run(tmp_path: Path, monkeyp
             )
         return real(given, *rest, **more)
 
-    monkeypatch.setattr(grid, "run_trials", run_trials)
+    monkeypatch.setattr(grid_runner, "run_trials", run_trials)
     how = plan(tmp_path)
     found = jobs(cells(TABLE), how)
-    problems = grid.run_all(found, how, lambda label: Callback(), FACTS, lambda job, words: told.append((job.label, words)))
+    problems = grid_runner.run_all(
+        found, how, lambda label: Callback(), FACTS, lambda job, words: told.append((job.label, words))
+    )
     assert [bool(words) for _, words in told] == [True, False, True, False]
     assert problems[found[0].folder] == "no"
     kept = tmp_path / "problems" / f"{found[2].folder.name}.txt"
@@ -274,7 +276,7 @@ def test_seeds_that_do_not_fit_at_once_run_one_after_the_other(tmp_path: Path, m
     asked: list[tuple[int, ...]] = []
     large: list[weakref.ref[torch.Tensor]] = []
     held: list[object] = []
-    real = grid.run_trials
+    real = grid_runner.run_trials
 
     def run_trials(given: object, seeds: tuple[int, ...], *rest: Any, **more: Any) -> object:
         asked.append(tuple(seeds))
@@ -285,7 +287,7 @@ def test_seeds_that_do_not_fit_at_once_run_one_after_the_other(tmp_path: Path, m
         held.append(large[0]())
         return real(given, seeds, *rest, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(grid, "run_trials", run_trials)
+    monkeypatch.setattr(grid_runner, "run_trials", run_trials)
     assert run(cells(OTHER), plan(tmp_path, seeds=(0, 1, 2))) == {}
     assert asked == [(0, 1, 2), (0,), (1,), (2,)]
     assert held == [None, None, None], "what did not fit is let go of before the next attempt"
@@ -295,10 +297,10 @@ def test_seeds_that_do_not_fit_at_once_run_one_after_the_other(tmp_path: Path, m
 def test_job_that_another_process_is_at_is_left_to_it(tmp_path: Path, begun: list[str]) -> None:
     how = plan(tmp_path)
     [job] = jobs(cells(OTHER), how)
-    with grid.lock_folder(job.folder) as mine:
+    with grid_runner.lock_folder(job.folder) as mine:
         assert mine
         [words] = run(cells(OTHER), how).values()
-        assert words == grid.LOCKED
+        assert words == grid_runner.LOCKED
         assert begun == []
     assert run(cells(OTHER), how) == {}
     assert list((tmp_path / "runs").glob(".*")) == []
@@ -309,8 +311,8 @@ def test_job_that_another_process_has_ended_meanwhile_is_no_problem(tmp_path: Pa
         begin(job, how, *rest)
         return False
 
-    begin = grid.run
-    monkeypatch.setattr(grid, "run", elsewhere)
+    begin = grid_runner.run
+    monkeypatch.setattr(grid_runner, "run", elsewhere)
     assert run(cells(OTHER), plan(tmp_path)) == {}
 
 
@@ -359,7 +361,7 @@ def test_every_commit_that_had_a_part_in_a_run_is_noted(tmp_path: Path, monkeypa
         patch.setattr(RunDir, "append_metrics", cut)
         with pytest.raises(KeyboardInterrupt):
             run(cells(OTHER), how)
-    assert grid.run_all([job], how, lambda label: Callback(), {**FACTS, "commit": "def5678"}) == {}
+    assert grid_runner.run_all([job], how, lambda label: Callback(), {**FACTS, "commit": "def5678"}) == {}
     assert collect_results(OTHER, [job], how).commits == {("x/y", "gpfl"): ("abc1234", "def5678")}
     (job.folder / "made-0.json").write_text("{")
     assert collect_results(OTHER, [job], how).commits == {("x/y", "gpfl"): ("unknown",)}

@@ -89,8 +89,8 @@ def test_pairs_are_compared_where_the_printed_digits_tell_which_is_better() -> N
 
 
 def test_number_that_the_paper_does_not_print_has_no_rank() -> None:
-    about = {cell: PaperValue(p.mean, between=(p.mean - 0.3, p.mean + 0.3)) for cell, p in PAPER.items()}
-    about["toy/whole", "ditto"] = PaperValue(40.5, between=(40.2, 41.0))  # too near FedAvg's 40 to say which is better
+    about = {cell: PaperValue(p.mean, interval=(p.mean - 0.3, p.mean + 0.3)) for cell, p in PAPER.items()}
+    about["toy/whole", "ditto"] = PaperValue(40.5, interval=(40.2, 41.0))  # too near FedAvg's 40 to say which is better
     results = toy_results({**RUN, ("toy/whole", "ditto"): toy_trials("ditto", 30.0)})
     results = replace(results, experiment=replace(results.experiment, paper=about))
     assert {paper for _, paper in ranks(results).values()} == {None}

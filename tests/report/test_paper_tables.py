@@ -99,7 +99,7 @@ def test_ranks_are_said_to_be_among_the_papers_methods() -> None:
 
 def test_number_that_the_paper_does_not_print_is_approximate() -> None:
     results = toy_results(RUN)
-    about = {cell: PaperValue(p.mean, between=(p.mean - 0.3, p.mean + 0.3)) for cell, p in PAPER.items()}
+    about = {cell: PaperValue(p.mean, interval=(p.mean - 0.3, p.mean + 0.3)) for cell, p in PAPER.items()}
     results = replace(results, experiment=replace(results.experiment, paper=about))
     text = to_markdown(results, ORIGIN)
     assert "| GPFL | **61.00 ± 0.50** | ≈ 60.0 (59.7 to 60.3) | +1.0 | 1 |" in text
@@ -252,7 +252,7 @@ def test_table_of_an_experiment_that_was_not_run_has_the_papers_numbers(experime
     latex = to_latex(results, ORIGIN)
     records = {(record["column"], record["method"]): record["paper"] for record in to_records(results)}
     for cell, numbers in experiment.paper.items():
-        assert f"{numbers.mean:.{1 if numbers.between else 2}f}" in latex
+        assert f"{numbers.mean:.{1 if numbers.interval else 2}f}" in latex
         assert records[cell] == numbers.mean
     assert latex.isascii()
     assert all(display_name(row.label).replace("-", "{-}").replace("&", r"\&") in latex for row in experiment.rows)

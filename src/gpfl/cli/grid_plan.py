@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from gpfl.cli.terminal import print_error, print_line, table_console
 from gpfl.errors import pluralize
-from gpfl.experiments import grid
+from gpfl.experiments import grid, grid_runner
 from gpfl.experiments.grid import GridPlan, Job, Problems
 from gpfl.report.paper_tables import describe_rounds, group_problems
 from gpfl.report.tables import ResultColumn, ResultTable, format_bytes, format_duration
@@ -29,8 +29,8 @@ def print_plan(
 
     `missing_data` lists the columns that lack their data, by dataset.
     """
-    damaged = {job: damage for job in jobs if (damage := grid.find_damage(job, plan.seeds))}
-    unfinished = [job for job in grid.unfinished_jobs(jobs, plan) if job not in damaged]
+    damaged = {job: damage for job in jobs if (damage := grid_runner.find_damage(job, plan.seeds))}
+    unfinished = [job for job in grid_runner.unfinished_jobs(jobs, plan) if job not in damaged]
     seconds = grid.estimate_seconds(unfinished, plan)
     upper = "up to" if 0 < plan.patience < plan.rounds else "about"
     if jobs:

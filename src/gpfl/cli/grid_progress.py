@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.progress import TaskID
 
 from gpfl.cli.progress import RunProgress, progress_bars
-from gpfl.experiments.grid import LOCKED, Job
+from gpfl.experiments.grid import Job
+from gpfl.experiments.grid_runner import LOCKED
 from gpfl.report.tables import MeanStd, format_duration
 from gpfl.training.callbacks import Callback, RunInfo
 from gpfl.training.run_dir import MetricsRecord, metric

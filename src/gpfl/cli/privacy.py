@@ -27,7 +27,7 @@ from gpfl.engine import RunSpec
 from gpfl.engine.distributed import require_single_process
 from gpfl.errors import GpflError, pluralize
 from gpfl.experiments import definitions as experiments
-from gpfl.experiments import grid, privacy_table
+from gpfl.experiments import grid, grid_runner, privacy_table
 from gpfl.experiments.attack_study import AttackStudy, load_run, study_defaults, undefended_cells
 from gpfl.experiments.defence_points import attack_points
 from gpfl.experiments.defence_study import FAMILIES, PrivacyBounds, Variants, find_noises, gpfl_variants, plan_points
@@ -336,12 +336,12 @@ def _find_noises(
 def _train(jobs: Mapping[Cell, Job], plan: GridPlan) -> dict[Path, str]:
     """Run what is missing and return the problems by folder."""
     unique = {job.folder: job for job in jobs.values()}
-    missing = grid.unfinished_jobs(unique.values(), plan)
+    missing = grid_runner.unfinished_jobs(unique.values(), plan)
     if len(missing) < len(unique):
         print_line(f"Already finished: {len(unique) - len(missing)} of {pluralize(len(unique), 'run')}.")
     with GridReporter(console, missing, plan.seeds) as reporter:
         provenance = {"command": command_line(), "commit": current_commit()}
-        problems = grid.run_all(missing, plan, reporter.callback, provenance, reporter.end)
+        problems = grid_runner.run_all(missing, plan, reporter.callback, provenance, reporter.end)
     for text in dict.fromkeys(problems.values()):
         print_error(f"{', '.join(unique[path].label for path in problems if problems[path] == text)}: {text}")
     return problems

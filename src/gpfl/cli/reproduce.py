@@ -21,7 +21,7 @@ from gpfl.cli.overrides import check_method_set, parse_method_set
 from gpfl.cli.terminal import console, print_error, print_line
 from gpfl.engine.distributed import process_group
 from gpfl.errors import GpflError, pluralize
-from gpfl.experiments import grid
+from gpfl.experiments import grid, grid_runner
 from gpfl.experiments.definitions import PATIENCE, ROUNDS, Cell, find_experiments, load_experiments
 from gpfl.experiments.grid import FederationCache, GridPlan, Job, Problems
 from gpfl.experiments.privacy_table import METHODS as ATTACKED_METHODS
@@ -287,20 +287,20 @@ def _split_by_data(selection: Selection, dry_run: bool) -> tuple[list[Cell], dic
 def _run_jobs(jobs: Sequence[Job], selection: Selection, plan: GridPlan, invalid: Problems, figures: bool) -> Problems:
     """Run what is missing, write tables and figures, and return why cells failed."""
     provenance = {"command": command_line(), "commit": current_commit()}
-    missing = grid.unfinished_jobs(jobs, plan)
+    missing = grid_runner.unfinished_jobs(jobs, plan)
     if len(missing) < len(jobs):
         print_line(f"Already finished: {len(jobs) - len(missing)} of {pluralize(len(jobs), 'cell')}.")
     try:
         with GridReporter(console, missing, plan.seeds) as reporter:
-            failed = grid.run_all(missing, plan, reporter.callback, provenance, reporter.end)
+            failed = grid_runner.run_all(missing, plan, reporter.callback, provenance, reporter.end)
     except KeyboardInterrupt:
         if process_group().is_main:
             with suppress(GpflError):
                 write_run_tables(selection, plan, False, jobs, {})
         raise StoppedError(same_command()) from None
-    if locked := [job.label for job in jobs if failed.get(job.folder) == grid.LOCKED]:
+    if locked := [job.label for job in jobs if failed.get(job.folder) == grid_runner.LOCKED]:
         print_line(f"Skipped: {', '.join(locked)}. Another process is running it.")
     problems = {cell.key: failed[job.folder] for job in jobs if job.folder in failed for cell in job.cells}
-    problems = {key: problem for key, problem in problems.items() if problem != grid.LOCKED}
+    problems = {key: problem for key, problem in problems.items() if problem != grid_runner.LOCKED}
     process_group().run_on_main(lambda: write_run_tables(selection, plan, figures, jobs, problems | invalid))
     return problems

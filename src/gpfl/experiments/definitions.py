@@ -68,13 +68,13 @@ class PaperValue:
     mean: float
     std: float | None = None  # over trials
     cov: float | None = None
-    between: tuple[float, float] | None = None  # range of a mean that is not printed, but follows from other numbers
+    interval: tuple[float, float] | None = None  # range of a mean that is not printed, but follows from other numbers
 
     @classmethod
     def from_fairness(cls, std: float, cov: float) -> PaperValue:
         """Return the accuracy that follows from the printed deviation over clients and coefficient of variation."""
         low, high = 100 * (std - HALF_DIGIT) / (cov + HALF_DIGIT), 100 * (std + HALF_DIGIT) / (cov - HALF_DIGIT)
-        return cls(100 * std / cov, between=(low, high))
+        return cls(100 * std / cov, interval=(low, high))
 
 
 @dataclass(frozen=True)

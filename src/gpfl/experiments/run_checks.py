@@ -24,11 +24,11 @@ RESTORE = "restore the file, or remove {} to run it again"
 def first_difference(old: Sections, new: Sections) -> tuple[str, str, str] | None:
     """Return the first setting in which two configs differ, with both values, or None. Settings in `UNCOMPARED` may differ."""
     for section in {**new, **old}:
-        before, after = old.get(section, {}), new.get(section, {})
-        for key in {**after, **before}:
-            one, other = (repr(values[key]) if key in values else "its default" for values in (before, after))
-            if one != other and (section, key) not in UNCOMPARED:
-                return f"{section}.{key}", one, other
+        old_values, new_values = old.get(section, {}), new.get(section, {})
+        for key in {**new_values, **old_values}:
+            before, after = (repr(values[key]) if key in values else "its default" for values in (old_values, new_values))
+            if before != after and (section, key) not in UNCOMPARED:
+                return f"{section}.{key}", before, after
     return None
 
 
@@ -86,8 +86,8 @@ def find_mismatch(path: Path, config: Sections, expected: Sections) -> str:
     """Return how a config file differs from the expected config, and the fix; "" if it does not."""
     if not (difference := first_difference(config, expected)):
         return ""
-    key, value, other = difference
-    return f"{path} has {key} = {value}, not {other}, so it belongs to another run: move {path.parent} away or remove it"
+    key, value, wanted = difference
+    return f"{path} has {key} = {value}, not {wanted}, so it belongs to another run: move {path.parent} away or remove it"
 
 
 def _find_missing(config: ConfigDict) -> str:

@@ -100,7 +100,7 @@ class Entry:
     @property
     def paper_range(self) -> tuple[float, float]:
         """Least and largest value that the paper's score may have."""
-        return self.paper.between if self.paper and self.paper.between else (self.paper_score, self.paper_score)
+        return self.paper.interval if self.paper and self.paper.interval else (self.paper_score, self.paper_score)
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def compare_column(results: TableResults, column: TableColumn) -> ColumnComparis
     candidates = [entry for entry in entries if entry.label in known and (entry.paper or not has_paper)]
     ranked = [entry for entry in candidates if entry.trials] or candidates
     ours = _ranks([entry.score if entry in ranked else math.nan for entry in entries], fairness)
-    exact = [entry in ranked and not (entry.paper and entry.paper.between) for entry in entries]
+    exact = [entry in ranked and not (entry.paper and entry.paper.interval) for entry in entries]
     paper = _ranks([entry.paper_score if ok else math.nan for entry, ok in zip(entries, exact, strict=True)], fairness)
     reference = _reference(entries)
     p_values, untested = _p_values(entries, reference, fairness)

@@ -197,8 +197,8 @@ def _numbers(entry: Entry) -> dict[str, object]:
         **{name: number.mean if number else None for name, number in kinds.items()},
         **{f"{name}_std_over_trials": number.std if number else None for name, number in kinds.items()},
         "paper": paper.mean if paper else None,
-        "paper_least": paper.between[0] if paper and paper.between else None,
-        "paper_most": paper.between[1] if paper and paper.between else None,
+        "paper_least": paper.interval[0] if paper and paper.interval else None,
+        "paper_most": paper.interval[1] if paper and paper.interval else None,
         "paper_std_over_trials": paper.std if paper else None,
         "paper_cov": paper.cov if paper else None,
         "difference": entry.difference,
@@ -230,8 +230,8 @@ def format_published(paper: PaperValue | None) -> str | None:
         return None
     if paper.cov is not None:
         return f"{paper.mean:.2f} [{paper.cov:.2f}]"
-    if paper.between:
-        return f"≈ {paper.mean:.1f} ({paper.between[0]:.1f} to {paper.between[1]:.1f})"
+    if paper.interval:
+        return f"≈ {paper.mean:.1f} ({paper.interval[0]:.1f} to {paper.interval[1]:.1f})"
     return f"{paper.mean:.2f}" + (f" ± {paper.std:.2f}" if paper.std is not None else "")
 
 
@@ -239,7 +239,7 @@ def format_difference(entry: Entry) -> str | None:
     """Return ours minus the paper's, marked if it is far."""
     if entry.difference is None:
         return None
-    digits = 1 if entry.paper and entry.paper.between else 2
+    digits = 1 if entry.paper and entry.paper.interval else 2
     cov = f" [{format_value(entry.cov_difference, '+.2f')}]" if entry.cov_difference is not None else ""
     return format_value(entry.difference, f"+.{digits}f") + cov + FAR_MARK * bool(entry.is_far)
 
