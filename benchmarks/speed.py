@@ -356,13 +356,14 @@ def page(results: dict[str, dict[str, Any]]) -> str:
         f"torch {machine['torch']}. Measured peaks: {machine['operations_per_s'] / 1e12:.2f} TFLOP/s in float32 products, "
         f"{machine['bytes_per_s'] / 1e12:.3f} TB/s in copies.",
         "",
-        "A step is one batch of every client. The floor is the larger of two times: reading the weights twice and updating",
-        "them, and the operations at the peak speed. Our kernels use tensor cores, which are faster than that peak. bN:",
-        "batches of N instead of 10; xN: N concurrent trials. Each case was timed against the loop in its own process (the",
-        "loop's time differs by up to a fifth between processes on one machine). The JSON file has the commands.",
+        "A step is one batch of every client. Its lower bound, the *floor*, is the larger of two times: reading the weights",
+        "twice and updating them at the copy speed (memory), and the operations at the product speed (arithmetic). Our",
+        "kernels use tensor cores, which are faster than that. bN: batches of N instead of 10; xN: N concurrent trials. Each",
+        "case was timed against the loop in its own process (the loop's time differs by up to a fifth between processes on",
+        "one machine). The JSON file has the commands.",
         "",
         "| task/method/clients | engine | step, ms (range) | loop, ms | ratio | round, s | loop, s "
-        "| memory, GiB | floor, ms | of floor | commit |",
+        "| memory, GiB | floor: memory / arithmetic, ms | floor / step | commit |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
         *[row(key, case) for key, case in results["cases"].items()],
     ]
