@@ -126,6 +126,14 @@ def test_a_merge_depends_neither_on_order_nor_on_grouping(seed: int) -> None:
     assert close(merged, client_statistics(raw, np.arange(len(raw)), options))
 
 
+@pytest.mark.parametrize("columns", [1, 3])
+def test_columns_are_summed_in_blocks(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = make_raw()
+    whole = client_statistics(raw, np.arange(len(raw)), MEAN)
+    monkeypatch.setattr("gpfl.data.preprocessing.BLOCK", columns * len(raw))
+    assert close(client_statistics(raw, np.arange(len(raw)), MEAN), whole)
+
+
 def test_a_client_without_values_changes_nothing() -> None:
     raw = make_raw()
     raw.values[:50] = NAN

@@ -25,6 +25,7 @@ FILLED = ("mean", "median", "most_frequent")
 """Values of `missing` that fill missing values."""
 
 NUMBER_BYTES = 8
+BLOCK = 1 << 20  # values that are summed at once: a copy of a large table would not fit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,12 +141,9 @@ def client_statistics(raw: RawColumns, indices: npt.NDArray[np.int64], options: 
     """Return the statistics of the rows at `indices`, a client's training samples, that the options need."""
     schema, values = raw.schema, raw.values[indices]
     present = ~np.isnan(values)
-    counts = present.sum(0)
-    numbers = np.where(present, values, 0.0)
-    size = np.maximum(counts, 1)
-    means = numbers.sum(0) / size
-    means += np.where(present, values - means, 0.0).sum(0) / size  # corrects the rounding of a long sum
-    deviations = (np.where(present, values - means, 0.0) ** 2).sum(0)
+    width = max(1, BLOCK // max(1, len(values)))
+    blocks = [_moments(values[:, start : start + width]) for start in range(0, len(schema), width)]
+    counts, means, deviations = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
     columns: dict[str, ColumnStatistics] = {}
     for i, column in enumerate(schema.columns):
         has_missing = bool(counts[i] < len(values)) if options.missing_indicator else None
@@ -161,6 +159,16 @@ def client_statistics(raw: RawColumns, indices: npt.NDArray[np.int64], options: 
                 has_missing,
             )
     return ClientStatistics(columns)
+
+
+def _moments(values: Floats) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
+    """Return count, mean and sum of squared deviations of the values of each column that are not missing."""
+    present = ~np.isnan(values)
+    counts = present.sum(0)
+    size = np.maximum(counts, 1)
+    means = np.where(present, values, 0.0).sum(0) / size
+    means += np.where(present, values - means, 0.0).sum(0) / size  # corrects the rounding of a long sum
+    return counts, means, (np.where(present, values - means, 0.0) ** 2).sum(0)
 
 
 def _categorical_statistics(
