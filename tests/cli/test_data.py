@@ -157,6 +157,20 @@ def test_show_prints_the_profile_even_if_the_rows_cannot_be_divided(command: Com
     assert "client small has no training samples" in result.err
 
 
+def test_show_prints_the_profile_even_if_missing_values_are_an_error(command: Command) -> None:
+    ages = ["", ">90", *(k % 9 for k in range(22))]
+    write(Path("visits.csv"), lines(("age", "client", "label"), *((age, "ns"[k % 2], k % 3) for k, age in enumerate(ages))))
+    result = command("data", "show", "--data", "visits.csv")
+    assert result.code == 2
+    assert result.out.startswith("Columns\n")
+    (row,) = [line.split() for line in result.out.splitlines() if line.split()[:2] == ["age", "numbers"]]
+    assert row[:7] == ["age", "numbers", "0", "to", "8", "8", "%"], "2 of 24"
+    assert "visits.csv: 24 rows" not in result.out
+    assert "has cells that are not numbers in 1 of 24 rows" in result.err
+    assert command("data", "show", "--data", "visits.csv", "--json").out == ""
+    assert command("data", "show", "--data", "nothing.csv").out == ""
+
+
 def test_show_prints_the_profile_of_a_synthetic_partition(command: Command) -> None:
     write(Path("visits.csv"), make_csv())
     flags = ("--label", "kind", "--partition", "dirichlet", "--clients", 2, "--beta", 9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -20,7 +21,7 @@ from gpfl.cli.options import config_options, option, parse_options
 from gpfl.cli.overrides import load_config
 from gpfl.cli.terminal import console, print_dataset_caveat, print_line, table_console
 from gpfl.core.local_round import Indices
-from gpfl.data import DATASETS, PUBLISHED, PublishedDataset
+from gpfl.data import DATASETS, PUBLISHED, PublishedDataset, find_dataset
 from gpfl.data.profile import profile_data
 from gpfl.data.published import cache
 from gpfl.data.table import SPLITS, Table
@@ -31,6 +32,7 @@ from gpfl.report.figures import ClassCounts
 from gpfl.report.profile_tables import profile_tables
 from gpfl.report.tables import format_bytes
 from gpfl.training import config as configs
+from gpfl.training.config import ConfigDict
 
 
 @click.group(cls=Group)
@@ -107,7 +109,13 @@ def show(out: str, write_schema: Path | None, as_json: bool, federation: str | N
     """
     picture = Path(out)
     plotting.check_image_path(picture)
-    config = configs.resolve_config(load_config(None, parse_options(values), federation, "data show"))
+    given = load_config(None, parse_options(values), federation, "data show")
+    try:
+        config = configs.resolve_config(given)
+    except GpflError:
+        if not as_json:
+            _print_profile_despite_missing_values(given)
+        raise
     if as_json and write_schema is not None:
         raise GpflError("--json prints the profile alone: leave out --write-schema")
     if as_json:
@@ -158,9 +166,20 @@ def natural_clients(table: Table) -> dict[str, Indices]:
 
 
 def _print_profile(table: Table, clients: Mapping[str, Indices]) -> None:
-    if table.raw is not None:
+    if table.raw is not None and clients:
         for result in profile_tables(profile_data(table, clients)):
             table_console().print(result)
+
+
+def _print_profile_despite_missing_values(given: ConfigDict) -> None:
+    """Print the profile of the user's files if it is only missing values or unreadable cells that are errors."""
+    settings: dict[str, object] = {"missing": "mean", "missing_labels": "drop", "unreadable": "missing"}
+    settings = {**given.get("data", {}), **settings}
+    name = str(settings.pop("name", ""))
+    if name not in DATASETS:
+        with suppress(GpflError):
+            table = find_dataset(name, settings).load()
+            _print_profile(table, natural_clients(table))
 
 
 def _to_json(federation: Federation) -> dict[str, object]:

@@ -62,6 +62,11 @@ BAD_CSVS: dict[str, tuple[str | bytes, dict[str, object], str]] = {
         {},
         f"'label' holds 36.6; {REGRESSION}",
     ),
+    "a label of real numbers with a question mark": (
+        lines(("a", "label"), *((k, k % 5 / 2 if k else "?") for k in range(30))),
+        {},
+        f"'label' holds 0.5; {REGRESSION}",
+    ),
     "a label without end": (
         "a,label\n1,0\n2,inf\n",
         {},
@@ -89,6 +94,12 @@ BAD_CSVS: dict[str, tuple[str | bytes, dict[str, object], str]] = {
         lines(("a", "b"), *((k / 7, k / 3) for k in range(4))),
         {},
         "no column is named as the label: use --label NAME; the columns are a, b",
+    ),
+    "no label, and a column that rather names clients": (
+        lines(("a", "kind", "site"), *((k / 7, "fm"[k % 2], "uvw"[k % 3]) for k in range(6))),
+        {},
+        "no column is named as the label: which column holds it? candidates: kind (2 values), site (3 values); "
+        "choose one with --label kind",
     ),
     "no label, but candidates": (
         lines(("a", "sex", "outcome"), *((k / 7, "fm"[k % 2], "uvw"[k % 3]) for k in range(6))),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gpfl.data.files.cells import parse_column
+from gpfl.data.files.cells import MAJORITY, parse_column
 from gpfl.data.files.layout import SPLIT_NAMES, InputFile
 from gpfl.data.files.raw_table import (
     MISSING_LABELS,
@@ -36,14 +36,13 @@ from gpfl.data.files.samples import (
 from gpfl.errors import GpflError, did_you_mean
 
 MAX_CLASSES = 1000
-CANDIDATES = {
-    "label": (range(2, 21), ("outcome", "diagnos", "label", "class", "target", "result", "status", "disease")),
-    "client": (
-        range(2, 1001),
-        ("hospital", "site", "cent", "clinic", "client", "user", "subject", "patient", "device", "region"),
-    ),
+CANDIDATES = {"label": range(2, 21), "client": range(2, 1001)}
+"""Numbers of values of columns that may have a role."""
+HINTS = {
+    "label": ("outcome", "diagnos", "label", "class", "target", "result", "status", "disease"),
+    "client": ("hospital", "site", "cent", "clinic", "client", "user", "subject", "patient", "device", "region"),
 }
-"""Numbers of values of columns that may have a role, and parts of names by which the likeliest come first."""
+"""Parts of names that suggest a role."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,6 @@ def _find(options: ColumnOptions, role: str, usual: Sequence[str], tables: Seque
 
 def describe_candidates(tables: Sequence[RawTable], role: str, taken: Sequence[str] = ()) -> str:
     """Return the columns that may hold labels or clients with the flag that chooses one, or "" if there is none."""
-    limits, hints = CANDIDATES[role]
     counts: dict[str, int] = {}
     for name, first in tables[0].columns.items():
         if name in taken or first.ndim != 1 or any(name not in table.columns for table in tables):
@@ -97,12 +95,18 @@ def describe_candidates(tables: Sequence[RawTable], role: str, taken: Sequence[s
         if present.dtype.kind == "f" and not np.array_equal(present, np.floor(present)):
             continue
         count = len(set(present.tolist()))
-        if count in limits and 2 * count <= len(values):
+        if count in CANDIDATES[role] and 2 * count <= len(values):
             counts[name] = count
     if not counts:
         return ""
+
+    def rank(name: str) -> tuple[int, bool]:
+        roles = [other for other, hints in HINTS.items() if any(hint in name.lower() for hint in hints)]
+        is_number = role == "client" and tables[0].columns[name].dtype.kind != "O"
+        return (0 if role in roles else 2 if roles else 1), is_number
+
     names = list(reversed(counts)) if role == "label" else list(counts)  # labels tend to be the last column
-    ordered = sorted(names, key=lambda name: not any(hint in name.lower() for hint in hints))
+    ordered = sorted(names, key=rank)
     listed = join_names([f"{name} ({counts[name]:,} values)" for name in ordered], 5)
     return f"candidates: {listed}; choose one with --{role} {shlex.quote(ordered[0])}"
 
@@ -222,15 +226,16 @@ def encode_labels(samples: FileSamples) -> tuple[npt.NDArray[np.int64], list[str
     if samples.locator is not None:  # every class folder has a name, so no label of an image is missing
         check_no_missing(name, find_missing(values, MISSING_LABELS), samples.locator)
         column = parse_column(name, values, not samples.decimal_commas, frozenset(), "numeric")
-        fractions = ~np.isfinite(column.values) | (column.values != np.floor(column.values))
-        if not column.unreadable.any() and not column.notation.startswith("as fractions"):
-            if fractions.any():
+        readable = ~column.unreadable
+        fractions = readable & (~np.isfinite(column.values) | (column.values != np.floor(column.values)))
+        if not column.notation.startswith("as fractions"):
+            if fractions.any() and readable.mean() >= MAJORITY:  # the others may be "?"
                 raise GpflError(
                     f"'{name}' holds {column.values[fractions][0]:g}; labels are whole numbers or names of classes, and "
                     f"regression is not offered yet: make classes of the numbers, such as '{name} above 10' with yes and no, "
                     "or choose another column with --label"
                 )
-            values = column.values
+            values = column.values if readable.all() else values
     if samples.classes:
         return _encode_declared(samples, to_text(values)), list(samples.classes)
     labels, classes = encode_names(to_text(values))
