@@ -142,6 +142,18 @@ def test_lines_without_any_value_are_not_rows(tmp_path: Path) -> None:
     assert error_of(path) == missing("a", 1, "a.csv, line 6")
 
 
+def test_line_ends_of_old_macintosh_files_are_read(tmp_path: Path) -> None:
+    table = load(write(tmp_path / "a.csv", "a,label\r1,x\r2,y\r"))
+    assert table.raw is not None
+    assert table.raw.values.tolist() == [[1], [2]]
+
+
+def test_long_categories_are_shortened_in_the_description(tmp_path: Path) -> None:
+    text = "x" * 300_000
+    description = load(write(tmp_path / "a.csv", lines(("a", "label"), (text, 0), ("y", 1)))).description
+    assert f"one-hot: a ({'x' * 39}…, y)." in description
+
+
 def test_quotes_inside_a_cell_are_text(tmp_path: Path) -> None:
     table = load(write(tmp_path / "a.csv", 'a,pipe,label\n1,5" pipe,x\n2,6" pipe,y\n3,"a ""b""",x\n'))
     assert table.raw is not None

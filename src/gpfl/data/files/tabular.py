@@ -124,5 +124,5 @@ def _describe_inputs(schema: Schema, scale: str) -> str:
 
 
 def _list_categories(values: Sequence[str]) -> str:
-    names = [join_names([value]) for value in values]
+    names = [join_names([value if len(value) <= 40 else f"{value[:39]}…"]) for value in values]
     return ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
