@@ -477,7 +477,7 @@ def test_cell_that_cannot_be_divided_fails_alone(command: Command, monkeypatch: 
         ("toys --dry-run --only-tables", "were both given: leave one out"),
         (
             "toys --only-tables --rounds 7",
-            "results/runs holds no finished run of these cells with 7 rounds, patience 100",
+            "results holds no finished run of these cells with 7 rounds, patience 100",
         ),
         ("toys --seeds 0,0", "give each only once"),
         ("toys --rounds 0", "train.rounds (--rounds) is 0; it must be at least 1"),

@@ -28,7 +28,7 @@ def write_stored_tables(selection: Selection, plan: GridPlan, figures: bool) -> 
         print_problems(problems)
         seeds = ", ".join(map(str, plan.seeds))
         raise GpflError(
-            f"{plan.out / 'runs'} holds no finished run of these cells with {pluralize(plan.rounds, 'round')}, patience "
+            f"{plan.out} holds no finished run of these cells with {pluralize(plan.rounds, 'round')}, patience "
             f"{plan.patience}, protocol {plan.protocol} and seeds {seeds}: use the flags of the runs, or omit --only-tables"
         )
     print_problems(problems)

@@ -11,12 +11,10 @@ from gpfl.errors import GpflError
 from gpfl.experiments import definitions as experiments
 from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.definitions import Cell, Experiment, TableColumn
-from gpfl.experiments.grid import FederationCache, GridPlan, Job, make_job
+from gpfl.experiments.grid import FederationCache, GridPlan, Job, make_job, prepare_cell
 from gpfl.io import toml
 from gpfl.training import api
-from gpfl.training import config as configs
 from gpfl.training.config import SECTIONS, ConfigDict
-from gpfl.training.prepare import prepare
 from gpfl.training.result import Result
 
 
@@ -55,9 +53,7 @@ class AttackStudy:
 
     def prepare(self, cell: Cell) -> RunSpec:
         """Return the run of a cell, on the CPU."""
-        given = self.plan.config(cell)
-        config = configs.resolve_config({**given, "run": {**given["run"], "device": "cpu", "precision": "float32"}})
-        return prepare(config, self.federations.federation(config), None, None)[1]
+        return prepare_cell(cell, self.plan, self.federations)[1]
 
     def make_jobs(self, cells: Iterable[Cell]) -> dict[Cell, Job]:
         """Return the job of each cell. Raise for a cell that cannot run, with the flags of the study in the message."""

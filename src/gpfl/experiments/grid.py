@@ -201,23 +201,27 @@ def _find_renamed(out: Path) -> dict[str, Path]:
 def make_job(cell: Cell, plan: GridPlan, cache: FederationCache) -> Job:
     """Return the job of a cell."""
     settings = plan.config(cell)
-    # Results do not depend on the device, so the job is planned on the CPU and takes no GPU memory.
-    on_cpu = configs.resolve_config(merge_configs(settings, {"run": {"device": "cpu", "precision": "float32"}}))
-    federation = cache.federation(on_cpu)
-    config, spec = prepare(on_cpu, federation, None, None)
+    config, spec = prepare_cell(cell, plan, cache)
+    table = spec.federation.table
     complete = merge_configs(config.sections(), {"run": {"precision": settings["run"].get("precision", "float32")}})
-    folder = plan.out / "runs" / folder_name(config, config_hash(complete, federation.table.digest))
+    folder = plan.out / "runs" / folder_name(config, config_hash(complete, table.digest))
     state, memory = _count_bytes(spec)
     every = CHECKPOINT_EVERY * math.ceil(state / CHECKPOINT_BYTES)
     return Job(
         cells=(cell,),
         settings=merge_configs({"run": {"checkpoint_every": every}}, settings),
         folder=folder,
-        caveat=provenance_warning(federation.table),
+        caveat=provenance_warning(table),
         memory=memory,
-        data_bytes=federation.table.x.element_size() * federation.table.x.nelement(),
+        data_bytes=table.x.element_size() * table.x.nelement(),
         complete=complete,
     )
+
+
+def prepare_cell(cell: Cell, plan: GridPlan, cache: FederationCache) -> tuple[Config, RunSpec]:
+    """Return the complete config and the run of a cell, on the CPU: planning takes no GPU memory."""
+    config = configs.resolve_config(merge_configs(plan.config(cell), {"run": {"device": "cpu", "precision": "float32"}}))
+    return prepare(config, cache.federation(config), None, None)
 
 
 def _first_equal_protocol(settings: ConfigDict) -> ConfigDict:
