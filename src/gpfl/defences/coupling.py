@@ -1,4 +1,4 @@
-"""Checks whether a method can guarantee anything about single examples, by trying it on a few before the run.
+"""Check whether a method can guarantee privacy of examples, by probing it on a few before the run.
 
 Two conditions must hold. The loss of a batch is the mean of its examples' losses; otherwise clipping examples silently changes
 the method. And the upload depends on examples only through their clipped, noisy gradients; otherwise the noise does not cover
@@ -33,14 +33,14 @@ _NOISE_ONLY = DefenceConfig(example_clip=1e-30, example_noise=1e27)
 
 @dataclass(frozen=True)
 class CouplingCheck:
-    """How examples enter an upload."""
+    """How an upload depends on examples."""
 
     gradients: tuple[int, ...]  # noisy gradients of an example in a step of each phase
     uses_label_counts: bool
 
 
 def check_coupling(method: Defended, table: Table, samples: list[int]) -> CouplingCheck:
-    """Return how samples of a table enter an upload. Raise if the method cannot guarantee anything about examples."""
+    """Return how an upload depends on samples of a table. Raise if the method cannot guarantee privacy of examples."""
     device = table.y.device
     shared, private = (_perturb(tree.to(state, device), index) for index, state in enumerate(method.init(0)))
     counts = torch.arange(1, table.classes + 1, dtype=torch.float32, device=device)
@@ -112,7 +112,7 @@ def _batches(method: Method, table: Table, samples: list[int], start: int) -> li
 
 
 def _perturb(state: Tree, index: int) -> Tree:
-    """Return a state near another, so that terms show that are zero where all states are equal."""
+    """Return a perturbed state, since some loss terms are zero if all states are equal."""
     rng = torch_generator(0, "defence", index)
     return tree.map_leaves(lambda t: t + 0.1 * (0.1 + t.abs()) * torch.randn(t.shape, generator=rng).to(t), state)
 

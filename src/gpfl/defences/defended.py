@@ -1,4 +1,4 @@
-"""A method under a defence: the method itself, but for the gradients of its local steps and what leaves the client."""
+"""A method under a defence, which transforms the gradients of its local steps and its uploads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STATE = "defence"
 
 @dataclass(frozen=True, kw_only=True)
 class Defended(Method):
-    """A bound method whose local gradients and uploads go through the transforms of a defence; all else is the method's."""
+    """A bound method whose local gradients and uploads are transformed by a defence."""
 
     method: Method
     defence: DefenceConfig
@@ -91,7 +91,7 @@ class Defended(Method):
         salt = self.salt if isinstance(self.salt, Tensor) else torch.full_like(client.round, self.salt)
         return random_key(salt, purpose, client.round, client.index, *steps)
 
-    # What the method does by itself.
+    # Everything else is unchanged.
 
     @property
     def name(self) -> str:  # type: ignore[override]

@@ -13,7 +13,7 @@ from gpfl.core.tree import Tree
 from gpfl.defences.config import FULL_BITS, DefenceConfig
 
 _MARGIN = 1 - 1e-6
-"""Clipped norms end this factor below the bound, so that rounding does not exceed it."""
+"""Factor between clipped norms and the bound, so that rounding does not exceed it."""
 _INDEX_BYTES = 4
 """Bytes of the index of an entry, and of the scale of a tensor."""
 
@@ -35,7 +35,7 @@ def clip(update: Tree, bound: float) -> Tree:
 
 
 def add_noise(update: Tree, std: float | Tensor, key: Tensor) -> Tree:
-    """Return the update with N(0, std²) added to each entry; every leaf has its own stream, whatever their order."""
+    """Return the update with N(0, std²) added to each entry; the noise of a leaf does not depend on the order of leaves."""
     flat, key = tree.flatten(update), random_key(key[0], key[1])
     return tree.unflatten_like(
         update, {path: leaf + std * normal(key, _seed_name(path), leaf.shape) for path, leaf in flat.items()}

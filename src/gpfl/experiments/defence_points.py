@@ -54,7 +54,7 @@ class DefencePoint:
 
 @dataclass(frozen=True)
 class DefenceStudy:
-    """All points, and the ceiling that the attack reaches where nothing is protected."""
+    """All points, and the ceiling that the attack reaches without a defence."""
 
     points: tuple[DefencePoint, ...]
     ceiling: float

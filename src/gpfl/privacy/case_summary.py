@@ -23,7 +23,7 @@ PSNR_FORMULAS = ("proper", "reference")
 
 @dataclass(frozen=True)
 class CaseSummary:
-    """Means over the images of a case, each as itself or its negative, whichever is closer, unless a name says otherwise."""
+    """Means over the images of a case. Each counts as itself or its negative, whichever is closer, except `…_as_found`."""
 
     case: AttackCase
     images: int
@@ -33,7 +33,7 @@ class CaseSummary:
     start_psnr: float  # of the images that the attack starts from
     mean_psnr: float  # of the dataset's mean image
     leaks: bool
-    tested: bool  # image by image; for few images only the means are compared
+    tested: bool  # by a signed-rank test; with few images only the means are compared
     psnr_as_found: float
     ssim_as_found: float
     inverted: int  # images whose negative is closer

@@ -21,7 +21,7 @@ from gpfl.methods.gpfl_variants import GPFLVariant, constant_contexts
 
 
 class GradientTarget(NamedTuple):
-    """A function of the input that an attack takes the training for; its parts are sent by the server and uploaded."""
+    """A function of the input whose gradient an attack matches; the server sends its parts and clients upload them."""
 
     parts: tuple[str, ...]  # the parts whose gradient the attack matches
     output: Callable[[Model, Tensor], Tensor]  # (batch, …), from what the server knows
@@ -94,7 +94,7 @@ def select_target(method: Method, name: str) -> GradientTarget:
 
 
 def weight_decay(method: Method, part: str, weights: Tree) -> float:
-    """Return the weight decay that the known terms of the objective are at these weights of a part."""
+    """Return the weight decay to which the regularisers of the objective amount at these weights of a part."""
     method = undefended(method)
     if not isinstance(method, GPFL) or part not in GUIDANCE:
         return 0.0

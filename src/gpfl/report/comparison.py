@@ -15,7 +15,7 @@ from gpfl.experiments.stored_runs import Trials
 from gpfl.report.tables import MeanStd
 
 REFERENCE = "gpfl"
-"""Method that others are tested against; the best one where it was not run."""
+"""Method that the others are tested against; if it was not run, the best one is."""
 
 LAST_ROUNDS = 10
 """Rounds in the mean of the last rounds."""
@@ -37,7 +37,7 @@ class Entry:
 
     @property
     def status(self) -> str:
-        """Whether it was run."""
+        """State of the runs as text."""
         return "run" if self.trials else "failed" if self.error else "not run"
 
     @property
@@ -64,7 +64,7 @@ class Entry:
 
     @property
     def ours(self) -> MeanStd | None:
-        """Number that the table is about: best accuracy, or for fairness its standard deviation over clients."""
+        """Our value of the measure: best accuracy, or for fairness the standard deviation over clients."""
         return self.percent("std" if self.fairness else "best_accuracy")
 
     @property
@@ -87,19 +87,19 @@ class Entry:
 
     @property
     def score(self) -> float:
-        """Number that ranks go by, accuracy or the coefficient of variation; NaN if not run."""
+        """Score for ranking: accuracy, or the coefficient of variation; NaN if not run."""
         number = self.percent("cov" if self.fairness else "best_accuracy")
         return float(statistics.round_values(number.mean)) if number else math.nan
 
     @property
     def paper_score(self) -> float:
-        """The paper's number that ranks go by, or NaN."""
+        """The paper's score for ranking, or NaN."""
         score = (self.paper.cov if self.fairness else self.paper.mean) if self.paper else None
         return math.nan if score is None else score
 
     @property
     def paper_range(self) -> tuple[float, float]:
-        """Least and largest value that the paper's score may have."""
+        """Smallest and largest value that the paper's score may have."""
         return self.paper.interval if self.paper and self.paper.interval else (self.paper_score, self.paper_score)
 
 
@@ -180,7 +180,7 @@ def _best(entries: Iterable[Entry]) -> Entry | None:
 
 
 def _is_ordered(a: Entry, b: Entry) -> bool:
-    """Return whether the paper's digits say which of two methods is better."""
+    """Return whether the paper's values, as far as they are known, differ between two methods."""
     (low, high), (other_low, other_high) = a.paper_range, b.paper_range
     return high < other_low or other_high < low
 

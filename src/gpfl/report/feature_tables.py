@@ -1,4 +1,4 @@
-"""Tables of the metrics of learned features."""
+"""Tables of feature metrics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADERS: Mapping[str, str] = {
     "purity": "purity",
     "purity_across": "purity in other clients",
 }
-"""FeatureMetrics in the tables and their headers."""
+"""The metrics in the tables and their headers."""
 
 _EXPLANATION = (
     "Silhouettes (−1 to 1) are high where samples of a group lie together and apart from others: a class over all clients; a "

@@ -36,7 +36,7 @@ PROTOCOLS: Mapping[str, str] = {
 }
 
 Problems = Mapping[tuple[str, str], str]
-"""What is wrong with a cell, by column key and row label."""
+"""The problem of each cell that has one, by column key and row label."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def column_table(column: ColumnComparison) -> ResultTable:
 
 
 def to_records(results: TableResults) -> list[dict[str, object]]:
-    """Return the table as plain numbers in percent, one record for each column and method; None where there is no number."""
+    """Return the table as plain numbers in percent, one record for each column and method; None for missing numbers."""
     features = feature_tables.to_records(results)
     return [
         {
@@ -217,7 +217,7 @@ def _numbers(entry: Entry) -> dict[str, object]:
 
 
 def format_ours(entry: Entry) -> str:
-    """Return our number, or why there is none."""
+    """Return our value, or the state of the runs if there is none."""
     cov = entry.percent("cov")
     if entry.fairness and entry.ours and cov:
         return f"{entry.ours.mean:.2f} [{cov.mean:.2f}]"
@@ -225,7 +225,7 @@ def format_ours(entry: Entry) -> str:
 
 
 def format_published(paper: PaperValue | None) -> str | None:
-    """Return the paper's number."""
+    """Return the paper's value."""
     if paper is None:
         return None
     if paper.cov is not None:
@@ -260,7 +260,7 @@ def _join(*texts: str | None) -> str | None:
 
 
 def describe_rounds(rounds: int, patience: int) -> str:
-    """Return how many rounds runs may have, and what ends them earlier."""
+    """Return the maximum number of rounds and the patience as text."""
     limit = pluralize(rounds, "round")
     return f"at most {limit}, patience {patience}" if patience else f"{limit} without patience"
 
