@@ -24,7 +24,7 @@ from gpfl.experiments.features import (
     embed_tsne,
     measure_features,
 )
-from gpfl.experiments.stored_runs import Trials
+from gpfl.experiments.stored_runs import StoredRun, Trials
 from gpfl.io import files
 from gpfl.training.run_dir import RunDir, file_digest
 
@@ -92,7 +92,8 @@ def measure_trials(trials: Trials, log: Callable[[str], None]) -> None:
     name, has_points = display_name(trials.method), False
     for run in trials.runs:
         try:
-            has_points |= get_map(run.path, trials.method, points=not has_points).has_points
+            saved = _archived_map(run) or get_map(run.path, trials.method, points=not has_points)
+            has_points |= saved.has_points
         except GpflError as error:
             log(f"{name}, {run.path.name}: {error}")
     if not has_points:
@@ -107,13 +108,24 @@ def is_measured(trials: Trials) -> bool:
 
 def read_metrics(trials: Trials) -> list[FeatureMetrics]:
     """Return the saved metrics of the trials that have some."""
-    return [saved.metrics for run in trials.runs if (saved := read_map(run.path)) is not None]
+    return [saved.metrics for run in trials.runs if (saved := _saved_map(run)) is not None]
 
 
 def first_map(trials: Trials) -> FeatureMap | None:
     """Return the saved map of the first trial that has points."""
-    maps = (get_map(run.path, trials.method, points=False) for run in trials.runs if read_map(run.path) is not None)
-    return next((saved for saved in maps if saved.has_points), None)
+    for run in trials.runs:
+        saved = _saved_map(run)
+        if saved is not None and saved.has_points:
+            return replace(saved, method=trials.method, run=_run_name(run.path))
+    return None
+
+
+def _saved_map(run: StoredRun) -> FeatureMap | None:
+    return _archived_map(run) or read_map(run.path)
+
+
+def _archived_map(run: StoredRun) -> FeatureMap | None:
+    return None if run.feature_record is None else _parse_map(run.feature_record)
 
 
 # The file.
@@ -147,9 +159,16 @@ def _group_points(feature_map: FeatureMap) -> list[dict[str, object]]:
 
 def read_map(run: Path) -> FeatureMap | None:
     """Return the saved map of a run; None if there is none, it is damaged, or it belongs to another run."""
+    content = read_map_record(run)
+    return None if content is None else _parse_map(content)
+
+
+def read_map_record(run: Path) -> Mapping[str, object] | None:
+    """Return the content of a run's saved map; None if there is none, it is damaged, or it belongs to another run."""
     try:
-        content = json.loads((run / FILE_NAME).read_text(encoding="utf-8"))
-        return _parse_map(content) if content["of"] == _digests(run) and content["how"] == SETTINGS else None
+        content: dict[str, object] = json.loads((run / FILE_NAME).read_text(encoding="utf-8"))
+        _parse_map(content)
+        return content if content["of"] == _digests(run) and content["how"] == SETTINGS else None
     except (OSError, ValueError, TypeError, KeyError):
         return None
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from gpfl.errors import GpflError
+from gpfl.experiments.feature_maps import read_map_record
 from gpfl.experiments.run_checks import Sections, merge_configs
 from gpfl.experiments.stored_runs import PROVENANCE_FILE, Provenance, StoredRun, StoredTrials, hash_partition, read_provenance
 from gpfl.federation import MANIFEST
@@ -85,6 +86,11 @@ class ArchivedRun(StoredRun):
     def metrics(self) -> list[MetricsRecord]:
         """Return the records of all evaluated rounds."""
         return _to_records(self._content["metrics"])
+
+    @property
+    def feature_record(self) -> Mapping[str, object] | None:
+        """The run's feature map, if it has one."""
+        return cast(Mapping[str, object] | None, self._content.get("features"))
 
     def partition_hash(self) -> str:
         """Return a hash of the table and of every client's samples."""
@@ -158,6 +164,7 @@ def _pack_run(run: RunDir) -> Content:
         "manifest": _pack_manifest(run.path / MANIFEST),
         "provenance": read_provenance(run.path.parent / PROVENANCE_FILE.format(run.path.name.removeprefix("seed-"))) or None,
         **({} if run.diverged_round is None else {"diverged": {"round": run.diverged_round}}),
+        **({"features": feature_map} if (feature_map := read_map_record(run.path)) else {}),
     }
 
 

@@ -69,6 +69,11 @@ class StoredRun(ABC):
         """Return how the run was made."""
 
     @property
+    def feature_record(self) -> Mapping[str, object] | None:
+        """The run's feature map as archived; None if it is in the run's folder, if anywhere."""
+        return None
+
+    @property
     def seed(self) -> int:
         """Seed of the run."""
         return cast(int, self.summary["seed"])
