@@ -71,5 +71,5 @@ def _save_comparison(compared: comparisons.ComparisonResult, config: configs.Con
     title = f"{setting}: accuracy of the best round, mean ± std over seeds"
     print_method_table(rows, title, compared.unfinished)
     paths = method_tables.save(rows, folder, title, compared.unfinished)
-    figures.draw_learning_curves(rows, [folder / "curves.png"], title)
+    figures.draw_learning_curves(rows, [folder / "curves.png"], f"{setting}; mean ± std over seeds")
     print_line(f"Table: {', '.join(str(path) for path in paths)}. Curves: {folder / 'curves.png'}")
