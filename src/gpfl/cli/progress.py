@@ -74,7 +74,7 @@ class RunProgress(Callback):
 
     def __init__(self, progress: Progress, label: str, printed: set[str]) -> None:
         self._progress, self._label, self._printed = progress, label, printed
-        self._rounds, self._best, self._last_time = 0, 0.0, -math.inf
+        self._rounds, self._last_time = 0, -math.inf
         self._task: TaskID | None = None
 
     def on_run_start(self, run: RunInfo) -> None:
@@ -88,14 +88,13 @@ class RunProgress(Callback):
     def on_evaluate(self, record: MetricsRecord) -> None:
         """Show the round and its accuracy."""
         number, accuracy = metric(record, "round"), metric(record, "accuracy")
-        self._best = max(self._best, accuracy)
         if self._progress.disable:
             now = time.monotonic()
             if number == self._rounds or now - self._last_time >= LOG_INTERVAL:
                 self._last_time = now
                 self._print(f"round {number}/{self._rounds}, accuracy {accuracy:.2%}, loss {metric(record, 'loss'):.4f}")
             return
-        status = f"{accuracy:.2%} accuracy, best {self._best:.2%}"
+        status = f"{accuracy:.2%} accuracy"
         if self._task is None:
             self._task = self._progress.add_task(self._label, total=self._rounds, status=status)
         self._progress.update(self._task, completed=number, status=status)

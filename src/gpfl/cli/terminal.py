@@ -8,12 +8,14 @@ from pathlib import Path
 
 from rich.console import Console
 
+from gpfl.core.metrics import METRICS
 from gpfl.data import FileDataset
 from gpfl.data.preprocessing import PreprocessingOptions
 from gpfl.data.published.dataset import provenance_warning
 from gpfl.data.table import Table
 from gpfl.experiments.stored_runs import Trials
-from gpfl.report.method_tables import format_idle_note, method_table
+from gpfl.report.client_tables import client_table
+from gpfl.report.method_tables import REPORTED_ROUNDS, format_idle_note, method_table
 from gpfl.training.config import Config
 from gpfl.training.result import Result
 
@@ -65,14 +67,14 @@ def print_data_warnings(config: Config) -> None:
 def print_run_summary(result: Result, folder: Path) -> None:
     """Print the result of a run."""
     s = result.summary
+    chosen_round, name = REPORTED_ROUNDS[str(s["selected_by"])], str(s["metric"])
+    other = "" if name == "accuracy" else f"{METRICS[name].label} {s[f'selected_{name}']:.4f}, "
+    std = f"std over clients {s['selected_std']:.2%}, " if "selected_std" in s else ""
     print_line(
-        f"{s['method']}: best accuracy {s['best_accuracy']:.2%} at round {s['best_round']}, last {s['last_accuracy']:.2%}, "
-        f"std over clients {s['std']:.2%}, {s['seconds']:.1f} s ({s['engine']} on {s['device']})."
+        f"{s['method']}: {other}accuracy {s['selected_accuracy']:.2%} at round {s['selected_round']} ({chosen_round}), "
+        f"{std}{s['seconds']:.1f} s ({s['engine']} on {s['device']})."
     )
-    if "validation_best_accuracy" in s:
-        print_line(
-            f"At the best round on validation samples ({s['validation_best_round']}): {s['validation_best_accuracy']:.2%}."
-        )
+    table_console().print(client_table(result.metrics, name))
     if s["idle_clients"]:
         print_line(format_idle_note(s))
     print_line(f"Run: {folder}. Each client's model (round {s['selected_round']}): {folder / 'models'}")

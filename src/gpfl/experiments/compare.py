@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpfl.core import options
+from gpfl.core.metrics import METRICS
 from gpfl.errors import DivergenceError, GpflError, did_you_mean
 from gpfl.experiments.run_checks import first_difference
 from gpfl.experiments.stored_runs import Trials
@@ -96,9 +97,15 @@ def compare(
             diverged[variant.label] = error
     folders = _find_trials(out, complete[0])
     trials = [read_trials(folder) for folder in folders]
-    rows = sorted((each for each in trials if each.runs), key=lambda each: -each.mean("best_accuracy"))
+    rows = sorted((each for each in trials if each.runs), key=lambda each: _sort_key(each, complete[0].run.metric))
     unfinished = [text for folder, each in zip(folders, trials, strict=True) if (text := _describe_unfinished(folder, each))]
     return ComparisonResult(rows, unfinished, diverged)
+
+
+def _sort_key(trials: Trials, metric: str) -> float:
+    """Return a number that is lower for better methods: the metric in the round that is reported."""
+    mean = trials.mean(f"selected_{metric}")
+    return mean if METRICS[metric].lower_is_better else -mean
 
 
 def _method_configs(

@@ -19,7 +19,7 @@ from gpfl.experiments.run_checks import Sections, merge_configs
 from gpfl.experiments.stored_runs import PROVENANCE_FILE, Provenance, StoredRun, StoredTrials, hash_partition, read_provenance
 from gpfl.federation import MANIFEST
 from gpfl.io import files, toml
-from gpfl.io.legacy import FORMAT_VERSION, read_version, upgrade_manifest
+from gpfl.io.legacy import FORMAT_VERSION, list_client_accuracies, read_version, upgrade_manifest
 from gpfl.training import config as configs
 from gpfl.training.run_dir import DIVERGED, MetricsRecord, RunDir
 
@@ -158,8 +158,10 @@ def _pack_run(run: RunDir) -> Content:
     for record in records:
         if record["round"] not in kept_rounds:
             record.pop("client_accuracies", None)
+        elif accuracies := list_client_accuracies(record):
+            record["client_accuracies"] = accuracies
     return {
-        "summary": summary,
+        "summary": {key: value for key, value in (summary or {}).items() if key != "metrics"},
         "metrics": _to_columns(records),
         "manifest": _pack_manifest(run.path / MANIFEST),
         "provenance": read_provenance(run.path.parent / PROVENANCE_FILE.format(run.path.name.removeprefix("seed-"))) or None,

@@ -23,6 +23,7 @@ from gpfl.errors import GpflError
 from gpfl.experiments.run_checks import Sections, is_finished
 from gpfl.federation import MANIFEST
 from gpfl.io import toml
+from gpfl.io.legacy import list_client_accuracies
 from gpfl.training import config as configs
 from gpfl.training.run_dir import MetricsRecord, RunDir
 
@@ -81,8 +82,8 @@ class StoredRun(ABC):
     def accuracies(self, round: object) -> tuple[list[float], float]:
         """Return the test accuracy of each client in a round, and that over all samples. Raise if they were not kept."""
         record = next((record for record in self.metrics() if record["round"] == round), {})
-        clients = record.get("client_accuracies")
-        if not isinstance(clients, list) or not all(isinstance(value, (int, float)) for value in clients):
+        clients = list_client_accuracies(record)
+        if clients is None:
             raise GpflError(f"{self.path} holds no accuracies of single clients in round {round}: remove it and run it again")
         return clients, cast(float, record["accuracy"])
 

@@ -23,7 +23,7 @@ from gpfl.training.run_dir import RunDir, make_empty_folder, remove_partial_star
 TRIALS_FILE = "trials.json"
 """File in a folder of trials with the method's label, the seeds and the means."""
 
-SUMMARY_KEYS = ("best_accuracy", "last_accuracy", "std", "cov", "seconds", "idle_clients")
+SUMMARY_KEYS = ("selected_accuracy", "best_accuracy", "last_accuracy", "std", "cov", "seconds", "idle_clients")
 """Numbers of each trial's summary whose mean and standard deviation are written."""
 
 CallbackFactory = Callable[[str], Callback]

@@ -100,6 +100,16 @@ class Federation:
         """Return the number of samples of each client."""
         return np.array([len(shard.split(split)) for shard in self.shards])
 
+    def labels(self, client: int, split: str) -> npt.NDArray[np.int64]:
+        """Return the labels of a client's samples."""
+        labels: npt.NDArray[np.int64] = self.table.y.cpu().numpy()[self.shards[client].split(split)]
+        return labels
+
+    @property
+    def class_names(self) -> list[str]:
+        """The names of the classes if the data have them, else their numbers."""
+        return [self.class_name(label) for label in range(self.table.classes)]
+
     @property
     def has_validation(self) -> bool:
         """Whether clients have validation samples."""

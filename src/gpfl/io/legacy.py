@@ -98,7 +98,26 @@ def upgrade_manifest(content: Mapping[str, object]) -> dict[str, object]:
 
 def upgrade_record(kind: str, record: Mapping[str, object]) -> dict[str, object]:
     """Return a record with the current keys of its kind; lines of metrics.jsonl and candidates.jsonl carry no version."""
-    return _rename(record, RECORD_KEYS[kind])
+    upgraded = _rename(record, RECORD_KEYS[kind])
+    return _add_reported_numbers(upgraded) if kind == "summary" else upgraded
+
+
+def _add_reported_numbers(summary: Mapping[str, object]) -> dict[str, object]:
+    """Return a summary with the numbers of the reported round, as far as those of the best and the last round give them."""
+    if summary.get("selected_round") == summary.get("best_round"):
+        reported = {"selected_accuracy": "best_accuracy", "selected_std": "std", "selected_cov": "cov"}
+    else:
+        reported = {"selected_accuracy": "last_accuracy"} if summary.get("selected_round") == summary.get("rounds") else {}
+    return {**{key: summary[old] for key, old in reported.items() if old in summary}, "metric": "accuracy", **summary}
+
+
+def list_client_accuracies(record: Mapping[str, object]) -> list[float] | None:
+    """Return a record's accuracies in the order of the manifest; earlier versions wrote them without the clients' names."""
+    content = record.get("client_accuracies")
+    values = list(content.values()) if isinstance(content, Mapping) else content
+    if not isinstance(values, list) or not all(isinstance(value, (int, float)) for value in values):
+        return None
+    return values
 
 
 def upgrade_metadata(metadata: Mapping[str, object]) -> dict[str, object]:

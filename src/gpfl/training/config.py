@@ -9,6 +9,7 @@ from typing import cast
 
 from gpfl.core import options
 from gpfl.core.method import Method
+from gpfl.core.metrics import METRICS
 from gpfl.core.options import BY_NET, SearchRange, option
 from gpfl.core.randomness import MAX_SEED
 from gpfl.data import DATASETS, DataSource, Table, find_dataset
@@ -66,8 +67,14 @@ class RunOptions:
     allow_noop: bool = option(False, "accept a value that disables the method, such as FedProx with μ = 0")
     select: str = option(
         "auto",
-        "round whose models are kept: the last, or the best on validation or test samples; auto = validation, or last without",
+        "round that is reported and kept: last, or best on validation or test samples; auto = validation, or last without",
         choices=("auto", "last", "validation", "test"),
+    )
+    metric: str = option(
+        "accuracy",
+        "metric over all samples that selects the round, stops by --patience and ranks methods",
+        choices=tuple(METRICS),
+        omit_default=True,
     )
 
 
@@ -92,7 +99,7 @@ class TrainOptions:
         choices=("all", "used"),
     )
     batch_norm: str = option("local", "BatchNorm running statistics: kept local, or averaged", choices=("local", "average"))
-    patience: int = option(0, "stop after this many rounds without a better accuracy; 0 = never", min=0)
+    patience: int = option(0, "stop after this many rounds without a better --metric; 0 = never", min=0)
 
 
 PROTOCOLS: Mapping[str, Mapping[str, object]] = {

@@ -16,6 +16,7 @@ from gpfl.engine import Engine, RunSpec, limit_threads, make_engine
 from gpfl.engine.distributed import process_group
 from gpfl.errors import DivergenceError, GpflError
 from gpfl.federation import MANIFEST, Federation
+from gpfl.inference.bootstrap import ECE_BINS, LEVEL, N_RESAMPLES, overall_resamples
 from gpfl.models.custom import CustomNet, check_custom_net
 from gpfl.training.callbacks import Callback
 from gpfl.training.config import Config, load_table, read_config, resolve_config
@@ -125,14 +126,36 @@ def _execute_or_diverge(run: PreparedRun) -> Result | DivergenceError:
 
 
 def _finish(result: Result, run: PreparedRun) -> Result:
-    """Write the models and the summary of a run into its directory, and call `on_run_end`."""
+    """Write the models, the metrics and the summary of a run into its directory, and call `on_run_end`."""
     if run.run_dir is not None and process_group().is_main:
         result.export(run.run_dir.path / "models")
+        run.run_dir.write_metrics_report(_describe_metrics(result))
+        result.summary["metrics"] = result.metrics.summary()
         run.run_dir.write_summary(result.summary)  # last: it marks the run as finished
     process_group().barrier()  # a process that exited before the first has written would abort the others
     for callback in run.callbacks:
         callback.on_run_end(result.summary)
     return result
+
+
+def _describe_metrics(result: Result) -> dict[str, object]:
+    """Return the content of metrics.json: all metrics of the models that are kept."""
+    federation = result.federation
+    splits = {"test": result.metrics.to_dict()}
+    if federation.has_validation:
+        splits["validation"] = result.evaluate("validation", n_resamples=0).to_dict()
+    n_test = int(federation.n_samples("test").sum())
+    return {
+        "round": result.summary["selected_round"],
+        "selected_by": result.summary["selected_by"],
+        "calibration_bins": ECE_BINS,
+        "bootstrap": {
+            "level": LEVEL,
+            "resamples": N_RESAMPLES,
+            "overall_resamples": overall_resamples(n_test * federation.table.classes),
+        },
+        **splits,
+    }
 
 
 def _make_loop(run: PreparedRun, engine: Engine) -> RoundLoop:

@@ -18,12 +18,14 @@ from gpfl.core.tree import Tree
 from gpfl.data.arrays import ArrayLike, read_samples
 from gpfl.data.columns import RawColumns
 from gpfl.data.preprocessing import Preprocessor
-from gpfl.data.table import Table
+from gpfl.data.table import SPLITS, Table
 from gpfl.defences import undefended
 from gpfl.engine import Engine
 from gpfl.errors import GpflError
 from gpfl.federation import Federation
+from gpfl.inference.bootstrap import N_RESAMPLES
 from gpfl.inference.client_model import ClientModel, model_file_name
+from gpfl.inference.metrics import MetricsReport, evaluate_predictions, softmax
 from gpfl.training.round_loop import RunOutcome
 from gpfl.training.run_dir import MetricsRecord
 
@@ -51,13 +53,42 @@ class Result:
 
     @property
     def accuracy(self) -> float:
-        """Test accuracy of the models in `clients`: of the last round, or of the round that was selected."""
+        """Test accuracy of the models in `clients`: of the last round, or of the round chosen on validation samples."""
         return cast(float, self.summary["selected_accuracy"])
 
     @property
     def best_accuracy(self) -> float:
-        """Best test accuracy of any round, as papers report it: selected on the test samples themselves."""
+        """Accuracy of the best round on test samples, as the paper reports it: it is chosen on the test samples themselves."""
         return cast(float, self.summary["best_accuracy"])
+
+    @cached_property
+    def metrics(self) -> MetricsReport:
+        """The metrics of the models in `clients` on test samples, with bootstrap intervals."""
+        return self.evaluate()
+
+    @matmul_precision("float32")
+    def evaluate(self, split: str = "test", *, n_resamples: int = N_RESAMPLES) -> MetricsReport:
+        """Return the metrics of the models in `clients`: of each, of their stacked predictions, and their means.
+
+        Args:
+            split: Samples of each client: "test", "validation" or "train".
+            n_resamples: Bootstrap resamples for intervals; 0 for none.
+
+        """
+        engine, state, federation = self.engine, self.outcome.selected, self.federation
+        if split not in SPLITS:
+            raise GpflError(f"split is '{split}'; it must be one of {', '.join(SPLITS)}")
+        if not federation.n_samples(split).any():
+            raise GpflError(f"no client has {split} samples: set --validation-fraction, such as 0.1")
+        logits = engine.predict(state.shared, state.private, state.round, split)
+        names = [shard.name for shard in federation.shards]
+        return evaluate_predictions(
+            {name: federation.labels(client, split) for client, name in enumerate(names)},
+            {name: softmax(values.numpy()) for name, values in zip(names, logits, strict=True)},
+            federation.class_names,
+            split=split,
+            n_resamples=n_resamples,
+        )
 
     @property
     def federation(self) -> Federation:

@@ -8,16 +8,18 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, cast
 
+import numpy as np
 import torch
 
 from gpfl.core import tree
-from gpfl.core.metrics import Evaluation, best_index, mean_of_last
+from gpfl.core.metrics import METRICS, Evaluation, best_index, mean_of_last
 from gpfl.core.tree import Tree
 from gpfl.defences import defence_warnings, upload_bytes
 from gpfl.defences.accounting import describe_guarantee
 from gpfl.engine import Engine, RunSpec
 from gpfl.engine.base import EvalRequest, FinalRequest, RoundResult, TrainRequest
 from gpfl.errors import DivergenceError, GpflError
+from gpfl.inference.metrics import UndefinedMetricError, compute_metric, softmax
 from gpfl.training.callbacks import Callback, RunInfo
 from gpfl.training.config import RunOptions
 from gpfl.training.devices import device_name
@@ -70,7 +72,7 @@ class RoundLoop:
         while True:
             if self._is_evaluated(state.round) and not (self.history and self.history[-1]["round"] == state.round):
                 yield from self._evaluate(state, result)
-                if self.selection != "last" and best_index(self.accuracies(self.selection)) == len(self.history) - 1:
+                if self.selection != "last" and self._best_record(self.selection) is self.history[-1]:
                     selected = state
             ended = state.round == rounds or self._out_of_patience()
             if ended or state.round % self.options.checkpoint_every == 0:
@@ -99,9 +101,16 @@ class RoundLoop:
             return self.options.select
         return "validation" if self.spec.federation.has_validation else "last"
 
-    def accuracies(self, split: str) -> list[float]:
-        """Return the accuracies of all evaluated rounds on test or validation samples."""
-        return [metric(record, "accuracy" if split == "test" else "validation_accuracy") for record in self.history]
+    def _best_record(self, split: str) -> MetricsRecord:
+        """Return the evaluated round that is best by `run.metric` on test or validation samples, the first of equals."""
+        name = self.options.metric
+        scores = [metric(record, record_key(name, split)) for record in self.history]
+        return self.history[best_index(scores, METRICS[name].lower_is_better)]
+
+    @property
+    def _splits(self) -> tuple[str, ...]:
+        """The splits that are evaluated."""
+        return ("test", "validation") if self.spec.federation.has_validation else ("test",)
 
     # State.
 
@@ -123,7 +132,7 @@ class RoundLoop:
             if checkpoint is None:  # without the selected state the run starts over
                 return first, first
             selected = self._take_local(checkpoint)
-        extra = ("validation_accuracy",) if self.spec.federation.has_validation else ()
+        extra = {record_key(name, split) for name in ("accuracy", self.options.metric) for split in self._splits}
         self.history = [record for record in self.run_dir.read_metrics(extra) if metric(record, "round") <= state.round]
         evaluated = {record["round"] for record in self.history}
         missing = [i for i in range(state.round + 1) if self._is_evaluated(i) and i not in evaluated]
@@ -204,7 +213,11 @@ class RoundLoop:
         record: MetricsRecord = {"round": state.round, "accuracy": test.accuracy, "loss": test.loss}
         if self.spec.federation.has_validation:
             record["validation_accuracy"] = (yield from self._evaluate_split(state, "validation")).accuracy
-        record |= {"mean": test.mean, "std": test.std, "cov": test.cov, "client_accuracies": test.client_accuracies.tolist()}
+        if self.options.metric != "accuracy":
+            record |= {record_key(self.options.metric, split): self._compute_metric(state, split) for split in self._splits}
+        names = [shard.name for shard in self.spec.federation.shards]
+        record |= {"mean": test.mean, "std": test.std, "cov": test.cov}
+        record["client_accuracies"] = dict(zip(names, test.client_accuracies.tolist(), strict=True))
         if result is not None:
             record["train"] = _mean_losses(result)
             record["participants"] = len(next(iter(result.terms.values())))
@@ -235,6 +248,20 @@ class RoundLoop:
                 self._stop(f"the model of client {name} has loss {loss} on its {split} samples", state.round)
         return evaluation
 
+    def _compute_metric(self, state: RunState, split: str) -> float:
+        """Return `run.metric` of the stacked predictions of all clients."""
+        federation = self.spec.federation
+        request = EvalRequest(state.shared, state.private, self.engine.local_clients, state.round, split)
+        logits = torch.cat(self.engine.predict_clients(request)).numpy()
+        y = np.concatenate([federation.labels(client, split) for client in range(len(federation))])
+        try:
+            return compute_metric(self.options.metric, y, softmax(logits), federation.class_names)
+        except UndefinedMetricError as reason:
+            raise GpflError(
+                f"run.metric is '{self.options.metric}', which is undefined on the {split} samples ({reason}): "
+                "choose another --metric"
+            ) from None
+
     def _check_losses(self, result: RoundResult, cohort: Sequence[int], round: int) -> None:
         """Stop the run if a client's training loss is NaN or infinite."""
         for term, values in result.terms.items():
@@ -255,11 +282,10 @@ class RoundLoop:
         raise DivergenceError(f"round {round}: {reason}", remedy)
 
     def _out_of_patience(self) -> bool:
-        """Return whether the accuracy (on validation samples, if there are any) has not improved for too long."""
+        """Return whether `run.metric` (on validation samples, if there are any) has not improved for too long."""
         if not self.patience or not self.history:
             return False
-        split = "validation" if self.spec.federation.has_validation else "test"
-        improved = metric(self.history[best_index(self.accuracies(split))], "round")
+        improved = metric(self._best_record(self._splits[-1]), "round")
         return metric(self.history[-1], "round") - improved >= self.patience
 
     def _call_on_run_start(self, round: int) -> None:
@@ -271,12 +297,12 @@ class RoundLoop:
 
     def _summarize(self, selected: RunState) -> dict[str, object]:
         """Return the content of summary.json. Accuracies are fractions."""
-        test = self.accuracies("test")
+        test = [metric(record, "accuracy") for record in self.history]
         top, last = self.history[best_index(test)], self.history[-1]
         chosen = next((record for record in self.history if record["round"] == selected.round), last)
         validation = {}
         if self.spec.federation.has_validation:
-            record = self.history[best_index(self.accuracies("validation"))]
+            record = self._best_record("validation")
             validation = {"validation_best_round": record["round"], "validation_best_accuracy": record["accuracy"]}
         return {
             **self.metadata,
@@ -292,6 +318,10 @@ class RoundLoop:
             "selected_by": self.selection,
             "selected_round": selected.round,
             "selected_accuracy": chosen["accuracy"],
+            "selected_std": chosen["std"],
+            "selected_cov": chosen["cov"],
+            "metric": self.options.metric,
+            f"selected_{self.options.metric}": chosen[self.options.metric],
             "rounds": last["round"],
             "seconds": round(sum(metric(record, "seconds") for record in self.history), 3),
             "bytes_up": last["bytes_up"],
@@ -337,3 +367,8 @@ def run_concurrently(loops: Sequence[RoundLoop]) -> list[RunOutcome | Divergence
 
 def _mean_losses(result: RoundResult) -> dict[str, float]:
     return {name: float(values.double().mean()) for name, values in result.terms.items()}
+
+
+def record_key(metric: str, split: str) -> str:
+    """Return the key of a metric over the test or validation samples in a record of metrics.jsonl."""
+    return metric if split == "test" else f"validation_{metric}"

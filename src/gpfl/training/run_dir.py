@@ -200,6 +200,11 @@ class RunDir:
 
     # Outcome.
 
+    def write_metrics_report(self, content: Mapping[str, object]) -> None:
+        """Write metrics.json: all metrics of the reported round, per client and overall."""
+        text = json.dumps({"format_version": FORMAT_VERSION, **content}, allow_nan=False)
+        files.write_text(self.path / "metrics.json", text + "\n")
+
     def write_summary(self, summary: Mapping[str, object]) -> None:
         """Write summary.json, which marks the run as finished."""
         if self.is_writer:

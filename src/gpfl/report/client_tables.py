@@ -1,0 +1,87 @@
+"""Tables of clients: the main metrics of each, as `gpfl run` prints them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gpfl.core.metrics import METRICS
+from gpfl.inference.metrics import ClientMetrics, MetricsReport
+from gpfl.report.tables import Cell, ResultColumn, ResultTable
+
+MAX_CLIENTS = 12
+"""Clients that a table lists one by one; of more it shows the worst, the best and quantiles."""
+
+N_EXTREMES = 3  # clients at either end of such a table
+
+SHOWN = ("accuracy", "balanced_accuracy", "auroc", "log_loss")
+QUANTILES = {"10 % of clients": 0.1, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "90 %": 0.9}
+
+
+def client_table(report: MetricsReport, metric: str = "accuracy") -> ResultTable:
+    """Return the table of clients, in which the worst clients by `metric` stand first if there are many."""
+    shown = SHOWN if metric in SHOWN else (*SHOWN, metric)
+    names = list(report.clients)
+    quantiles: list[list[Cell]] = []
+    best: list[str] = []
+    if len(names) > MAX_CLIENTS:
+        order = _worst_first(report, metric)
+        names, best = order[:N_EXTREMES], order[-N_EXTREMES:]
+        quantiles = [[label, None, None, *_quantile_cells(report, shown, q)] for label, q in QUANTILES.items()]
+    rows: list[list[Cell]] = [
+        *(_client_row(name, report.clients[name], shown) for name in names),
+        *quantiles,
+        *(_client_row(name, report.clients[name], shown) for name in best),
+        ["mean over clients", None, None, *(_scaled(name, report.over_clients[name].mean) for name in shown)],
+        ["worst tenth", None, None, *(_scaled(name, report.over_clients[name].worst_tenth) for name in shown)],
+        _client_row("all samples", report.overall, shown),
+    ]
+    return ResultTable([*_COLUMNS, *map(_column, shown)], rows, notes=_notes(report, shown))
+
+
+_COLUMNS = (
+    ResultColumn("client"),
+    ResultColumn("test\nsamples", "d", hide=2),
+    ResultColumn("95 % interval\nof accuracy, %", hide=1),
+)
+
+
+def _column(name: str) -> ResultColumn:
+    metric = METRICS[name]
+    label = metric.label.replace(" ", "\n")
+    return ResultColumn(f"{label}, %", ".2f") if metric.is_percentage else ResultColumn(label, ".4f")
+
+
+def _client_row(name: str, metrics: ClientMetrics, shown: Sequence[str]) -> list[Cell]:
+    interval = metrics.intervals.get("accuracy")
+    text = f"{100 * interval.low:.1f} to {100 * interval.high:.1f}" if interval else None
+    return [name, metrics.n_samples, text, *(_scaled(key, metrics.values[key]) for key in shown)]
+
+
+def _quantile_cells(report: MetricsReport, shown: Sequence[str], quantile: float) -> list[Cell]:
+    values = {name: [client.values[name] for client in report.clients.values()] for name in shown}
+    defined = {name: [value for value in own if value is not None] for name, own in values.items()}
+    return [_scaled(name, float(np.quantile(own, quantile)) if own else None) for name, own in defined.items()]
+
+
+def _scaled(name: str, value: float | None) -> float | None:
+    return None if value is None else value * (100 if METRICS[name].is_percentage else 1)
+
+
+def _worst_first(report: MetricsReport, metric: str) -> list[str]:
+    """Return the clients for which the metric is defined, the worst first."""
+    values = {name: client.values[metric] for name, client in report.clients.items()}
+    defined = {name: value for name, value in values.items() if value is not None}
+    return sorted(defined, key=lambda name: defined[name], reverse=METRICS[metric].lower_is_better)
+
+
+def _notes(report: MetricsReport, shown: Sequence[str]) -> list[str]:
+    """Return the sentences about metrics that some clients lack."""
+    total = len(report.clients)
+    counts = {METRICS[name].label: report.over_clients[name].n_clients for name in shown}
+    return [
+        f"{label} is defined for {count} of {total} clients; means leave out the others."
+        for label, count in counts.items()
+        if count < total
+    ]
