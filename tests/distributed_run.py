@@ -31,6 +31,7 @@ def main() -> None:
         rounds=5,
         lr=0.05,
         client_fraction=0.6,
+        metric="log_loss",
         seed=1,
         checkpoint_every=2,
         out=folder,

@@ -16,7 +16,7 @@ from gpfl.cli import options
 from gpfl.core.options import options_of
 from gpfl.data import DATASETS, FILES
 from gpfl.io import toml
-from gpfl.training.run_dir import RunDir
+from gpfl.training.run_dir import RunDir, metric
 
 
 def config(folder: Path) -> dict[str, dict[str, object]]:
@@ -32,10 +32,12 @@ def test_run_prints_plain_lines_and_writes_to_out(command: Command) -> None:
     assert re.fullmatch(r"gpfl: round 0/2, accuracy \d+\.\d\d%, loss \d+\.\d{4}", lines[0])
     assert re.fullmatch(r"gpfl: round 2/2, accuracy \d+\.\d\d%, loss \d+\.\d{4}", lines[1])
     assert re.fullmatch(
-        r"gpfl: best accuracy \S+% at round \d, last \S+%, std over clients \S+%, \d+\.\d s \(vmap on cpu\)\.", lines[2]
+        r"gpfl: accuracy \S+% at round 2 \(last round\), std over clients \S+%, \d+\.\d s \(vmap on cpu\)\.", lines[2]
     )
-    assert lines[3] == "Run: here. Each client's model (round 2): here/models"
-    assert len(lines) == 4
+    rows = ["0", "1", "2", "3", "mean over clients", "worst tenth", "all samples"]
+    assert [line.split("  ")[0] for line in lines if line.split("  ")[0] in rows] == rows
+    assert lines[-1] == "Run: here. Each client's model (round 2): here/models"
+    assert "best" not in result.out
     assert "\x1b" not in result.out
     assert {"config.toml", "summary.json", "metrics.jsonl", "models/client-3.safetensors"} <= read_files(Path("here")).keys()
 
@@ -62,7 +64,7 @@ def test_flags_reach_the_config(command: Command) -> None:
     assert written["train"] | {"rounds": 1, "lr": 0.05, "client_fraction": [0.5, 1.0], "shuffle": False} == written["train"]
     assert written["run"] | {"seed": 7, "engine": "loop"} == written["run"]
     assert written["net"] == {"name": "mlp", "hidden": [8, 4]}
-    assert "At the best round on validation samples" in result.out
+    assert "(round chosen on validation samples)" in result.out
 
 
 def test_name_of_a_method_may_have_a_hyphen(command: Command) -> None:
@@ -127,11 +129,32 @@ def test_seeds_run_trials_on_one_partition_and_report_mean_and_std(command: Comm
     assert metrics_without_time(Path("alone")) == metrics_without_time(folders[1])
 
 
-def test_validation_accuracy_is_reported_after_the_best_round(command: Command) -> None:
+def test_round_chosen_on_validation_samples_is_reported(command: Command) -> None:
     result = command("run", "--data", "toy", "--validation-fraction", 0.3, "--out", "run")
     summary = RunDir(Path("run")).read_summary()
-    beginning = f"At the best round on validation samples ({summary['validation_best_round']}): "
-    assert f"{beginning}{summary['validation_best_accuracy']:.2%}." in result.out
+    number, accuracy = summary["validation_best_round"], summary["validation_best_accuracy"]
+    assert f"gpfl: accuracy {accuracy:.2%} at round {number} (round chosen on validation samples), " in result.out
+    assert f"Each client's model (round {number})" in result.out
+
+
+def test_best_round_on_test_samples_has_no_other_name(command: Command) -> None:
+    result = command("run", "--data", "toy", "--select", "test", "--out", "run")
+    summary = RunDir(Path("run")).read_summary()
+    beginning = f"gpfl: accuracy {summary['best_accuracy']:.2%} at round {summary['best_round']} "
+    assert f"{beginning}(best round on test samples, as the paper reports), " in result.out
+
+
+def test_metric_selects_the_round_and_is_reported(command: Command) -> None:
+    line = "run --data toy --validation-fraction 0.3 --metric log_loss --rounds 4 --out run"
+    result = command(*line.split())
+    assert result.code == 0, result.err
+    summary = RunDir(Path("run")).read_summary()
+    records = RunDir(Path("run")).read_complete_metrics()
+    chosen = min(records, key=lambda record: metric(record, "validation_log_loss"))
+    assert (summary["selected_round"], summary["selected_log_loss"]) == (chosen["round"], chosen["log_loss"])
+    assert chosen["log_loss"] == pytest.approx(chosen["loss"])
+    assert f"gpfl: log loss {chosen['log_loss']:.4f}, accuracy " in result.out
+    assert config(Path("run"))["run"]["metric"] == "log_loss"
 
 
 MISTAKES: list[tuple[str, tuple[str, ...]]] = [

@@ -42,6 +42,7 @@ def assert_same_run(first: Path, second: Path) -> None:
     for expected, found in zip(*metrics, strict=True):
         for key in expected.keys() - {"bytes_down", "mean", "std", "cov"}:
             assert expected.get(key) == pytest.approx(found.get(key), abs=1e-6), key
+        assert expected["log_loss"] == pytest.approx(expected["loss"], abs=1e-6)
     for path in sorted((first / "models").iterdir()):
         models = load_file(path), load_file(second / "models" / path.name)
         for name, value in models[0].items():

@@ -175,7 +175,7 @@ def test_clients_can_have_names_and_their_own_test_samples() -> None:
     result = gpfl.fit("local", federation, net="mlp", **FAST)
     assert [client.name for client in result.clients] == ["north", "south"]
     own = [result.clients[0].accuracy(x[40:50], y[40:50]), result.clients[1].accuracy(x[50:], y[50:])]
-    assert result.history[-1]["client_accuracies"] == own
+    assert result.history[-1]["client_accuracies"] == dict(zip(("north", "south"), own, strict=True))
 
 
 def test_runs_are_equal_for_equal_seeds_only() -> None:
@@ -203,10 +203,18 @@ def test_run_folder_holds_the_documented_files(tmp_path: Path) -> None:
     result = gpfl.fit("gpfl", toy_federation(), net="mlp", out=tmp_path / "run", **FAST)
     found = sorted(str(path.relative_to(tmp_path / "run")) for path in (tmp_path / "run").rglob("*") if path.is_file())
     models = [f"models/client-{k}.safetensors" for k in range(4)]
-    wanted = ["checkpoint.safetensors", "config.toml", "federation.toml", "metrics.jsonl", *models, "summary.json"]
+    wanted = [
+        "checkpoint.safetensors",
+        "config.toml",
+        "federation.toml",
+        "metrics.json",
+        "metrics.jsonl",
+        *models,
+        "summary.json",
+    ]
     assert found == wanted
     documented = "method best_round best_accuracy std cov last_accuracy rounds seconds bytes_up bytes_down engine device seed"
-    assert set(documented.split()) <= result.summary.keys()
+    assert {*documented.split(), "selected_accuracy", "selected_std", "selected_cov", "metric"} <= result.summary.keys()
     assert {"round", "accuracy", "loss", "client_accuracies", "seconds"} <= result.history[0].keys()
 
 

@@ -13,8 +13,9 @@ from safetensors import safe_open
 from torch import nn
 
 import gpfl
+from gpfl.experiments.stored_runs import FolderRun
 from gpfl.federation import Federation
-from gpfl.io.legacy import FORMAT_VERSION
+from gpfl.io.legacy import FORMAT_VERSION, list_client_accuracies
 from gpfl.training import config
 from gpfl.training.run_dir import RunDir
 
@@ -93,7 +94,16 @@ def test_old_metrics_and_summaries_have_the_keys_of_today(folder: Path) -> None:
     assert run_dir.read_summary()["min_samples"] == 1
     record = run_dir.read_complete_metrics()[-1]
     assert record["participants"] == 2
-    assert len(record["client_accuracies"]) == 3  # type: ignore[arg-type]
+    accuracies = list_client_accuracies(record)
+    assert accuracies is not None
+    assert len(accuracies) == 3
+    assert FolderRun(folder / "finished").accuracies(3) == (accuracies, record["accuracy"])
+    summary = run_dir.read_summary()
+    assert summary["selected_std"] == summary["std"]  # the selected round was the best one
+    assert (summary["metric"], "selected_std" in json.loads((RECORDED / "finished" / "summary.json").read_text())) == (
+        "accuracy",
+        False,
+    )
     assert record["validation_accuracy"] == pytest.approx(0.2692, abs=1e-4)
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import functools
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from conftest import toy_federation, toy_table
+from sklearn.metrics import log_loss, roc_auc_score
 from torch import nn
 
 import gpfl
 from gpfl.core import tree
+from gpfl.inference.metrics import softmax
 from gpfl.methods import METHODS
 
 PROTOCOLS = ("corrected", "reference")
@@ -152,8 +155,46 @@ def test_models_are_those_of_the_selected_round() -> None:
     assert 0 < chosen["round"] < 8
     shard, client = federation.shards[0], result.clients[0]
     rows = torch.from_numpy(shard.test)
-    assert client.accuracy(table.x[rows], table.y[rows]) == chosen["client_accuracies"][0]
+    assert client.accuracy(table.x[rows], table.y[rows]) == chosen["client_accuracies"][client.name]
     assert result.accuracy == chosen["accuracy"] == result.best_accuracy
+
+
+def test_metrics_are_those_of_the_models_of_the_reported_round() -> None:
+    table = toy_table(160, classes=4, seed=3)
+    federation = gpfl.federate(table, clients=4, classes_per_client=3, balanced=True, validation_fraction=0.2)
+    result = gpfl.fit("gpfl", federation, net="mlp", lr=0.1, rounds=4, engine="vmap")
+    assert result.summary["selected_by"] == "validation"
+    for split in ("test", "validation"):
+        report = result.evaluate(split, n_resamples=0)
+        labels, logits = [], []
+        for shard, client in zip(federation.shards, result.clients, strict=True):
+            rows = torch.from_numpy(shard.split(split))
+            labels.append(table.y[rows].numpy())
+            logits.append(client.logits(table.x[rows]))
+            accuracy = client.accuracy(table.x[rows], table.y[rows])
+            assert report.clients[client.name].values["accuracy"] == pytest.approx(accuracy)
+        y, p = np.concatenate(labels), softmax(np.concatenate(logits))
+        assert report.overall.values["log_loss"] == pytest.approx(log_loss(y, p, labels=range(4)), rel=1e-5)
+        assert report.overall.values["auroc"] == pytest.approx(roc_auc_score(y, p, multi_class="ovr"), abs=1e-5)
+    assert result.metrics.overall.values["accuracy"] == pytest.approx(result.accuracy)
+    interval = result.metrics.overall.intervals["accuracy"]
+    assert interval is not None
+    assert interval.low <= result.accuracy <= interval.high
+
+
+def test_metrics_of_a_loaded_run_are_those_in_its_folder(tmp_path: Path) -> None:
+    federation = toy_federation()
+    result = gpfl.fit("fedper", federation, net="mlp", rounds=2, out=tmp_path / "run")
+    stored = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    loaded = gpfl.load(tmp_path / "run", federation=federation).metrics
+    assert stored["test"] == json.loads(json.dumps(loaded.to_dict()))
+    assert list(stored["test"]["clients"]) == [shard.name for shard in federation.shards]
+    assert (stored["round"], stored["selected_by"], stored["calibration_bins"]) == (2, "last", 15)
+    assert result.summary["metrics"] == result.metrics.summary()
+    with pytest.raises(gpfl.GpflError, match="no client has validation samples: set --validation-fraction"):
+        result.evaluate("validation")
+    with pytest.raises(gpfl.GpflError, match="split is 'tests'; it must be one of train, validation, test"):
+        result.evaluate("tests")
 
 
 def test_models_run_in_float32_whatever_torchs_setting() -> None:

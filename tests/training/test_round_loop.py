@@ -31,6 +31,7 @@ from gpfl.engine import RunSpec
 from gpfl.engine.base import EvalRequest
 from gpfl.engine.loop import Loop
 from gpfl.io import files
+from gpfl.io.legacy import list_client_accuracies
 from gpfl.io.tensors import read_tensors
 from gpfl.methods import METHODS
 from gpfl.training import config as configs
@@ -310,10 +311,10 @@ def test_round_zero_evaluates_the_untrained_net() -> None:
     method = result.engine.method
     shared, _ = method.init(0)
     first, second = result.history
-    for place, shard in enumerate(federation.shards):
+    for shard in federation.shards:
         batch = federation.table.batch(torch.from_numpy(shard.test))
         right = (method.logits(Model(method.net, shared), batch.x).argmax(1) == batch.y).double().mean()
-        assert first["client_accuracies"][place] == float(right)  # type: ignore[index]
+        assert first["client_accuracies"][shard.name] == float(right)  # type: ignore[index]
     assert "train" not in first
     assert "participants" not in first
     assert second["participants"] == 4
@@ -331,7 +332,7 @@ def test_accuracy_weights_every_test_sample_equally() -> None:
     federation = toy_federation()
     line = gpfl.fit("local", federation, rounds=2, **FAST).history[-1]
     rows = federation.n_samples("test")
-    accuracies = np.array(line["client_accuracies"])
+    accuracies = np.array(list_client_accuracies(line))
     assert line["accuracy"] == pytest.approx(float((accuracies * rows).sum() / rows.sum()), abs=1e-12)
     assert line["mean"] == pytest.approx(accuracies.mean(), abs=1e-12)
     assert line["std"] == pytest.approx(np.sqrt(((accuracies - accuracies.mean()) ** 2).mean()), abs=1e-12)

@@ -212,7 +212,7 @@ def test_summary_marks_the_run_as_finished(run_dir: RunDir) -> None:
     summary = {**dict.fromkeys(run_dirs.SUMMARY_NUMBERS, 1 / 3), **dict.fromkeys(run_dirs.SUMMARY_TEXTS, "text"), "extra": None}
     run_dir.write_summary(summary)
     assert run_dir.finished
-    assert run_dir.read_summary() == summary
+    assert summary.items() <= run_dir.read_summary().items()
 
 
 @pytest.mark.parametrize("key", [*run_dirs.SUMMARY_NUMBERS, *run_dirs.SUMMARY_TEXTS])

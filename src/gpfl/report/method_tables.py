@@ -34,7 +34,7 @@ def method_table(methods: Sequence[Trials], title: str = "", notes: Sequence[str
     """Return the table of methods: mean ± std over trials of the round that is reported, traffic and time of one trial."""
     summaries = [summary for trials in methods for summary in trials.summaries]
     columns = dict(_COLUMNS)
-    for name in dict.fromkeys(str(summary["metric"]) for summary in summaries):
+    for name in dict.fromkeys(str(summary.get("metric", "accuracy")) for summary in summaries):
         if name != "accuracy":
             columns = {**dict(list(columns.items())[:1]), **_metric_column(name), **columns}
     rounds = {REPORTED_ROUNDS[str(summary["selected_by"])]: None for summary in summaries if "selected_by" in summary}
@@ -69,7 +69,7 @@ def format_idle_note(summary: Mapping[str, object]) -> str:
 
 def to_records(methods: Sequence[Trials]) -> list[dict[str, object]]:
     """Return the table as plain numbers, one record for each method."""
-    metrics = {f"selected_{summary['metric']}": None for trials in methods for summary in trials.summaries}
+    metrics = {f"selected_{summary.get('metric', 'accuracy')}": None for trials in methods for summary in trials.summaries}
     always = ("best_accuracy", "last_accuracy", "last_ten_accuracy", "seconds")
     keys = [
         *(key for key in ("selected_accuracy", *metrics, "selected_std", "selected_cov") if _all_have(methods, key)),
