@@ -161,7 +161,7 @@ def _pack_run(run: RunDir) -> Content:
         elif accuracies := list_client_accuracies(record):
             record["client_accuracies"] = accuracies
     return {
-        "summary": {key: value for key, value in (summary or {}).items() if key != "metrics"},
+        "summary": {key: value for key, value in summary.items() if key != "metrics"},
         "metrics": _to_columns(records),
         "manifest": _pack_manifest(run.path / MANIFEST),
         "provenance": read_provenance(run.path.parent / PROVENANCE_FILE.format(run.path.name.removeprefix("seed-"))) or None,
