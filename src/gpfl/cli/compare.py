@@ -68,7 +68,7 @@ def _save_comparison(compared: comparisons.ComparisonResult, config: configs.Con
     partition = config.partition.name if config.partition else "from a manifest"
     clients = rows[0].summaries[0]["clients"]
     setting = f"{config.data}, {clients} clients ({partition}), {config.train.rounds} rounds"
-    title = f"{setting}: accuracy of the best round, mean ± std over seeds"
+    title = f"{setting}; mean ± std over seeds"
     print_method_table(rows, title, compared.unfinished)
     paths = method_tables.save(rows, folder, title, compared.unfinished)
     figures.draw_learning_curves(rows, [folder / "curves.png"], f"{setting}; mean ± std over seeds")

@@ -31,7 +31,7 @@ def quickstart(out: Path | None) -> None:
     with interruptible(lambda: same_command(*() if out else ("--out", str(folder)))):
         with ProgressReporter(console) as reporter:
             rows = experiment.quickstart(folder, reporter.callback)
-        title = "Digits, 20 clients with 4 classes each: accuracy of the best round, mean ± std over 3 seeds"
+        title = "Digits, 20 clients with 4 classes each: mean ± std over 3 seeds"
         print_method_table(rows, title)
         figures.draw_learning_curves(rows, [folder / "curves.png"], "Digits, 20 clients with 4 classes each, 3 seeds")
         method_tables.save(rows, folder, title)

@@ -82,5 +82,5 @@ def print_run_summary(result: Result, folder: Path) -> None:
 
 def print_trials_summary(trials: Trials, folder: Path) -> None:
     """Print the results of trials."""
-    print_method_table([trials], f"{len(trials.summaries)} trials: accuracy of the best round, mean ± std")
+    print_method_table([trials], f"{len(trials.summaries)} trials: mean ± std")
     print_line(f"Trials: {folder}")
