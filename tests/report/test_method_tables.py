@@ -39,9 +39,9 @@ def printed(trials: Trials, width: int) -> str:
 
 def test_cells_are_means_and_population_deviations_in_percent() -> None:
     trials = two_trials()
-    assert method_table([trials]).cells() == [["gpfl", "80.00 ± 10.00", "20.00", "0.2500", "1.6 KB", "4.0 MB", "2.0", "2"]]
+    assert method_table([trials]).cells() == [["gpfl", "80.00 ± 10.00", "20.00", "0.2500", "1.6 kB", "4.0 MB", "2.0", "2"]]
     alone = Trials("gpfl", trials.runs[:1])
-    assert method_table([alone]).cells() == [["gpfl", "90.00", "10.00", "0.1250", "1.5 KB", "3.0 MB", "1.5", "1"]]
+    assert method_table([alone]).cells() == [["gpfl", "90.00", "10.00", "0.1250", "1.5 kB", "3.0 MB", "1.5", "1"]]
 
 
 def test_saved_tables_have_the_same_numbers(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from gpfl.report.tables import Bold, MeanStd, ResultColumn, ResultTable, format_bytes, format_csv, format_p_value, render_page
+from gpfl.report.pages import render_page
+from gpfl.report.tables import Bold, MeanStd, ResultColumn, ResultTable, format_bytes, format_csv, format_p_value
 
 TABLE = ResultTable(
     [
@@ -97,8 +98,8 @@ def test_csv_has_all_digits_and_a_line_for_each_record() -> None:
 @pytest.mark.parametrize(
     ("count", "text"),
     [
-        *((0, "0 B"), (999, "999 B"), (1000, "1.0 KB"), (1549, "1.5 KB"), (2_500_000, "2.5 MB"), (3e9, "3.0 GB")),
-        *((4e12, "4.0 TB"), (5e15, "5000.0 TB")),
+        *((0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 kB"), (1549, "1.5 kB"), (2_500_000, "2.5 MB"), (3e9, "3.0 GB")),
+        *((4e12, "4.0 TB"), (5e15, "5.0 PB")),
     ],
 )
 def test_bytes_are_printed_in_the_unit_that_fits(count: float, text: str) -> None:

@@ -36,7 +36,7 @@ from gpfl.privacy.uploads import (
     choose_batches,
     state_at,
 )
-from gpfl.report.plotting import markdown_images
+from gpfl.report.pages import markdown_images, render_page, write_texts
 from gpfl.report.privacy_figures import ImageRow, draw_grid
 from gpfl.report.privacy_tables import (
     attack_notes,
@@ -45,7 +45,6 @@ from gpfl.report.privacy_tables import (
     describe_membership_inference,
     describe_summary,
 )
-from gpfl.report.tables import render_page, write_texts
 from gpfl.training import api
 from gpfl.training.result import Result
 

@@ -16,7 +16,7 @@ from gpfl.experiments.run_checks import merge_configs
 from gpfl.experiments.selection import Selection
 from gpfl.io import files
 from gpfl.io.provenance import command_line, current_commit
-from gpfl.report import feature_tables, paper_tables, plotting
+from gpfl.report import feature_tables, pages, paper_tables
 
 
 def write_stored_tables(selection: Selection, plan: GridPlan, figures: bool) -> None:
@@ -78,7 +78,7 @@ def _write_tables(selection: Selection, plan: GridPlan, figures: bool, jobs: Seq
         if figures:
             try:
                 drawn = experiment_figures.draw(results, folder)
-                files.write_text(paths[0], paths[0].read_text(encoding="utf-8") + plotting.markdown_images(drawn))
+                files.write_text(paths[0], paths[0].read_text(encoding="utf-8") + pages.markdown_images(drawn))
                 paths += drawn
             except GpflError as error:
                 print_line(f"{experiment.name}: no figure: {error}")

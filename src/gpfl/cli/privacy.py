@@ -42,8 +42,9 @@ from gpfl.privacy.case_summary import CaseSummary
 from gpfl.privacy.reconstruction import AttackConfig
 from gpfl.privacy.uploads import ROUNDS, check_images, choose_batches
 from gpfl.report import privacy_figures, privacy_tables
+from gpfl.report.pages import write_texts
 from gpfl.report.paper_tables import Origin
-from gpfl.report.tables import format_csv, write_texts
+from gpfl.report.tables import format_csv
 from gpfl.training.devices import find_device
 
 _DEFAULTS = study_defaults()

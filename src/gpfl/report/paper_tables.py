@@ -14,18 +14,8 @@ from gpfl.experiments.results import TableResults
 from gpfl.experiments.stored_runs import Trials
 from gpfl.report import feature_tables
 from gpfl.report.comparison import ColumnComparison, Entry, compare_columns
-from gpfl.report.tables import (
-    Bold,
-    Cell,
-    ResultColumn,
-    ResultTable,
-    Value,
-    format_csv,
-    format_p_value,
-    format_value,
-    render_page,
-    write_texts,
-)
+from gpfl.report.pages import render_page, write_texts
+from gpfl.report.tables import Bold, Cell, ResultColumn, ResultTable, Value, format_csv, format_p_value, format_value
 
 FAR_MARK = "†"
 

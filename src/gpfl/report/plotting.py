@@ -195,11 +195,6 @@ def png_and_pdf(stem: Path) -> list[Path]:
     return [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "pdf")]
 
 
-def markdown_images(paths: Sequence[Path]) -> str:
-    """Return Markdown that shows the PNG files among the paths, for a page next to them."""
-    return "".join(f"\n![{path.stem.replace('-', ' ')}]({path.name})\n" for path in paths if path.suffix == ".png")
-
-
 def _render(figure: Figure, kind: str) -> bytes:
     undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind)
     content = io.BytesIO()

@@ -19,8 +19,8 @@ from gpfl.privacy.attack_runner import AttackCase, CaseResult
 from gpfl.privacy.case_summary import CaseSummary, record_values, summarize_case
 from gpfl.privacy.label_inference import LabelInference
 from gpfl.privacy.membership import MembershipInference, confidence_interval
-from gpfl.report.plotting import markdown_images
-from gpfl.report.tables import Bold, Cell, MeanStd, ResultColumn, ResultTable, render_page
+from gpfl.report.pages import markdown_images, render_page
+from gpfl.report.tables import Bold, Cell, MeanStd, ResultColumn, ResultTable
 
 EITHER_SIGN = (
     "PSNR, SSIM, floors and verdicts count each image as itself or its negative, whichever is closer, since a negative reveals "

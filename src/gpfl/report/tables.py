@@ -6,57 +6,22 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import groupby
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
-from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.filesize import decimal
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from gpfl.experiments.stored_runs import Trials
-from gpfl.io import files
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
+from gpfl.report.pages import escape_latex, escape_markdown, render
 
 MISSING = "–"
 """Text of a cell without a value."""
-
-_GAP = 2  # spaces between two columns on a terminal
-
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "|": r"$|$",
-    "<": r"$<$",
-    ">": r"$>$",
-    "±": r"$\pm$",
-    "×": r"$\times$",
-    "≈": r"$\approx$",
-    "−": r"$-$",
-    "+": r"$+$",
-    "†": r"$^\dagger$",
-    "∈": r"$\in$",
-    "ρ": r"$\rho$",
-    "β": r"$\beta$",
-    "λ": r"$\lambda$",
-    "μ": r"$\mu$",
-    "η": r"$\eta$",
-    "ε": r"$\varepsilon$",
-    "δ": r"$\delta$",
-    "–": "--",
-    "…": r"\dots{}",
-    "\u2003": r"\quad ",
-    "-": "{-}",  # keeps "--" of flags from becoming a dash
-    ",": r",\allowbreak{}",  # long lists in commands may wrap
-}
 
 
 @dataclass(frozen=True)
@@ -116,7 +81,7 @@ class ResultTable:
     """A table whose first column names the rows.
 
     A cell is a text, a number, a `MeanStd` or None (no value), or one of these in `Bold`. Print it with rich, or write it with
-    `to_markdown`, `to_latex` and `render_page`; `format_csv` writes records of plain numbers.
+    `to_markdown`, `to_latex` and `pages.render_page`; `format_csv` writes records of plain numbers.
     """
 
     columns: Sequence[ResultColumn]
@@ -152,7 +117,7 @@ class ResultTable:
 
     def to_markdown(self) -> str:
         """Return caption, table and notes as Markdown."""
-        return _render("table.md", table=self, rows=self._marked("**{}**", _escape_markdown))
+        return render("table.md", table=self, rows=self._marked("**{}**", escape_markdown))
 
     def to_latex(self, label: str) -> str:
         """Return a LaTeX table; it needs the packages booktabs and graphicx."""
@@ -162,62 +127,41 @@ class ResultTable:
             spans.append((group, width, first, first + width - 1))
             first += width
         rows = self._marked(r"\textbf{{\boldmath {}}}", escape_latex)
-        return _render("table.tex", table=self, label=label, rows=rows, spans=spans)
+        return render("table.tex", table=self, label=label, rows=rows, spans=spans)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield title, caption and table for a terminal, without columns for which it is too narrow."""
-        cells, columns = self.cells(), self.columns
-        widths = [
-            max(map(cell_len, [*column.header.splitlines(), *(row[k] for row in cells)]), default=0)
-            for k, column in enumerate(columns)
-        ]
-        shown = list(range(len(columns)))
-
-        def fits() -> bool:
-            return sum(widths[k] for k in shown) + _GAP * (len(shown) - 1) <= options.max_width
-
-        while not fits() and (hide := max(columns[k].hide for k in shown)):
-            shown = [k for k in shown if columns[k].hide != hide]
+        """Yield title, caption, table and notes for a terminal, without columns for which it is too narrow."""
+        shown, hidden = list(range(len(self.columns))), [column.hide for column in self.columns]
+        while not (fits := self._width(shown, console) <= options.max_width) and (most := max(hidden[k] for k in shown)):
+            shown = [k for k in shown if hidden[k] != most]
         if self.title:
             yield Text(self.title, style="table.title")
         if self.caption:
             yield Text(self.caption)
-        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0))
-        for k in shown:
-            header = Text(columns[k].header)
-            align = columns[k].align if k else "left"
-            table.add_column(header, justify=align, vertical="bottom", no_wrap=fits(), overflow="fold")
-        for row, texts in zip(self.rows, cells, strict=True):
-            table.add_row(*(Text(texts[k], style="bold" if isinstance(row[k], Bold) else "") for k in shown))
-        yield table
-        if hidden := [column.header.replace("\n", " ") for k, column in enumerate(columns) if k not in shown]:
-            yield Text(f"Hidden, as {options.max_width} characters are too few: {', '.join(hidden)}.")
+        yield self._to_rich(shown, no_wrap=fits)
+        if missing := [column.header.replace("\n", " ") for k, column in enumerate(self.columns) if k not in shown]:
+            yield Text(f"Hidden, as {options.max_width} characters are too few: {', '.join(missing)}.")
         for note in self.notes:
             yield Text(note)
+
+    def _width(self, shown: Sequence[int], console: Console) -> int:
+        """Return the width of these columns on a terminal without limits."""
+        unlimited = console.options.update_width(10_000)
+        return Measurement.get(console, unlimited, self._to_rich(shown, no_wrap=True)).maximum
+
+    def _to_rich(self, shown: Sequence[int], *, no_wrap: bool) -> Table:
+        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+        for k in shown:
+            column = self.columns[k]
+            align = column.align if k else "left"
+            table.add_column(Text(column.header), justify=align, vertical="bottom", no_wrap=no_wrap, overflow="fold")
+        for row, texts in zip(self.rows, self.cells(), strict=True):
+            table.add_row(*(Text(texts[k], style="bold" if isinstance(row[k], Bold) else "") for k in shown))
+        return table
 
     def _marked(self, bold: str, escape: Callable[[str], str]) -> list[list[str]]:
         pairs = [zip(row, texts, strict=True) for row, texts in zip(self.rows, self.cells(), strict=True)]
         return [[bold.format(escape(text)) if isinstance(cell, Bold) else escape(text) for cell, text in row] for row in pairs]
-
-
-def render_page(
-    title: str,
-    tables: Sequence[ResultTable],
-    *,
-    intro: Sequence[str] = (),
-    notes: Sequence[str] = (),
-    origin: str = "",
-) -> str:
-    """Return a Markdown page: title, paragraphs, tables under their titles, a list of notes and where the numbers come from."""
-    page = _render("page.md", title=title, tables=tables, intro=intro, notes=notes, origin=origin)
-    return page.rstrip("\n") + "\n"
-
-
-def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
-    """Write files by name into a folder and return their paths."""
-    for name, text in texts.items():
-        files.write_text(folder / name, text)
-    return [folder / name for name in texts]
 
 
 def format_csv(records: Sequence[Mapping[str, object]]) -> str:
@@ -246,12 +190,8 @@ def format_p_value(p: float | None) -> str | None:
 
 
 def format_bytes(count: float) -> str:
-    """Return a number of bytes in the unit that fits."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
+    """Return a number of bytes in the unit that fits, such as 1.5 kB."""
+    return decimal(round(count))
 
 
 def format_duration(seconds: float) -> str:
@@ -263,37 +203,5 @@ def format_duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
 
 
-def escape_latex(text: str) -> str:
-    """Return text with LaTeX's special characters escaped and others as commands; unknown non-ASCII characters become ?."""
-    return "".join(_LATEX.get(character, character if character.isascii() else "?") for character in text)
-
-
-def _escape_markdown(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
 def _value(cell: Cell) -> Value:
     return cell.value if isinstance(cell, Bold) else cell
-
-
-@cache
-def _templates() -> Environment:
-    import jinja2  # not needed to train
-
-    environment = jinja2.Environment(  # delimiters that LaTeX does not use
-        loader=jinja2.PackageLoader("gpfl.report"),
-        block_start_string="<%",
-        block_end_string="%>",
-        variable_start_string="<<",
-        variable_end_string=">>",
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters.update(latex=escape_latex, markdown=_escape_markdown)
-    return environment
-
-
-def _render(template: str, **values: object) -> str:
-    return _templates().get_template(template).render(**values)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from gpfl.errors import pluralize
 from gpfl.experiments.tuned_values import Candidate, SearchResult, Values, count_candidates, describe_unequal_budgets
 from gpfl.experiments.tuning import MethodSearch
-from gpfl.report.tables import Bold, MeanStd, ResultColumn, ResultTable, Value, format_csv, render_page
+from gpfl.report.pages import render_page
+from gpfl.report.tables import Bold, MeanStd, ResultColumn, ResultTable, Value, format_csv
 from gpfl.training.devices import device_name
 
 _UNKNOWN_ORIGIN = "the search has not finished, or its command was not recorded."
