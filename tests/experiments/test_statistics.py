@@ -154,3 +154,33 @@ def test_numbers_that_differ_by_the_order_of_adding_share_a_place() -> None:
 
 def test_lowest_score_may_be_best() -> None:
     assert np.array_equal(rank_scores([3.0, 1.0, NAN], lowest_is_best=True), [2, 1, NAN], equal_nan=True)
+
+
+def test_corrected_t_test_equals_a_plain_computation() -> None:
+    differences = np.random.default_rng(3).normal(0.02, 0.05, 15)
+    found = statistics.corrected_t_test(differences, 0.25 / 0.75)
+    variance = sum((value - differences.mean()) ** 2 for value in differences) / 14
+    t = differences.mean() / np.sqrt((1 / 15 + 1 / 3) * variance)
+    draws = np.random.default_rng(0).standard_t(14, 400_000)
+    assert found.mean == pytest.approx(differences.mean())
+    assert found.p == pytest.approx(float((np.abs(draws) > abs(t)).mean()), abs=0.003)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.mean - found.low == pytest.approx(2.1447866879 * differences.mean() / t), "97.5 % quantile with 14 degrees"
+    assert found.high - found.mean == pytest.approx(found.mean - found.low)
+
+
+def test_variance_of_repeats_is_multiplied_by_the_corrected_factor() -> None:
+    values = [0.0, 1.0, 2.0, 3.0]
+    plain, corrected = statistics.corrected_t_test(values, 0.0), statistics.corrected_t_test(values, 0.5)
+    widths = [test.high - test.low for test in (plain, corrected) if test.high is not None and test.low is not None]
+    assert (widths[1] / widths[0]) ** 2 == pytest.approx((1 / 4 + 0.5) / (1 / 4))
+
+
+def test_undefined_and_constant_values_are_handled() -> None:
+    assert statistics.corrected_t_test([0.1, NAN, 0.3], 0.3).n == 2
+    assert statistics.corrected_t_test([0.1, NAN], 0.3).p is None
+    assert statistics.corrected_t_test([], 0.3).n == 0
+    assert statistics.corrected_t_test([0.0, 0.0], 0.3).p == 1.0
+    constant = statistics.corrected_t_test([0.2, 0.2, 0.2], 0.3)
+    assert (constant.low, constant.high, constant.p) == (pytest.approx(0.2), pytest.approx(0.2), 0.0)

@@ -98,6 +98,46 @@ def signed_rank(unit: str, differences: Sequence[float] | Floats) -> SignedRank:
     return SignedRank(unit, len(values), float(values.mean()), int((values > 0).sum()), int((values < 0).sum()), p)
 
 
+@dataclass(frozen=True)
+class CorrectedTTest:
+    """A mean over repeated splits with its interval, and the two-sided p-value of the hypothesis that it is 0.
+
+    The training sets of repeats overlap, so their values are correlated, and the usual variance of a mean is too small. The
+    corrected resampled t-test multiplies the variance of a value by 1/J + n_test/n_train in place of 1/J, for J repeats
+    (Nadeau and Bengio, Inference for the Generalization Error, 2003).
+    """
+
+    n: int  # repeats in which the value is defined
+    mean: float
+    low: float | None  # ends of the interval; None with fewer than 2 repeats
+    high: float | None
+    p: float | None
+
+
+def corrected_t_test(values: Sequence[float] | Floats, test_train_ratio: float, level: float = 0.95) -> CorrectedTTest:
+    """Return the corrected resampled t-test of values over repeats; NaN is left out.
+
+    Args:
+        values: One value per repeat, such as the difference between two methods.
+        test_train_ratio: Number of test samples divided by that of the samples that a model is made from.
+        level: Confidence level of the interval.
+
+    """
+    from scipy import stats
+
+    numbers = np.asarray(values, dtype=np.float64)
+    defined = numbers[~np.isnan(numbers)]
+    n = len(defined)
+    mean = float(defined.mean()) if n else float("nan")
+    if n < 2:
+        return CorrectedTTest(n, mean, None, None, None)
+    error = float(defined.std(ddof=1)) * (1 / n + test_train_ratio) ** 0.5
+    if np.ptp(round_values(defined)) == 0:
+        return CorrectedTTest(n, mean, mean, mean, 1.0 if round_values(mean) == 0 else 0.0)
+    half = error * float(stats.t.ppf((1 + level) / 2, n - 1))
+    return CorrectedTTest(n, mean, mean - half, mean + half, float(2 * stats.t.sf(abs(mean) / error, n - 1)))
+
+
 def holm_correction(p_values: Sequence[float | None]) -> list[float | None]:
     """Return p-values corrected for the number of tests (Holm's step-down method); None stays None."""
     order = sorted((p, index) for index, p in enumerate(p_values) if p is not None)

@@ -1,0 +1,344 @@
+"""Repeated splits: several methods on the same data, divided anew in every repeat.
+
+Repeat k draws the split (for synthetic partitions, the partition) with the seed of the partition plus k, and trains with the
+seed of the run plus k. All methods get the same splits. Preprocessing is fitted to each repeat's own training samples.
+
+    results = run_repeats(settings, parse_methods("local,fedavg,gpfl"), 20, out, make_callback)
+    results.values("gpfl", "auroc", client="cleveland")  # (repeats,), NaN where it is undefined
+
+Each method has one file, `METHOD/repeats.jsonl`: a line with its config, then a line for each finished repeat. Repeats in the
+file are not run again. Models are not kept: `gpfl run --partition-seed … --seed …` with the seeds of a line trains them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from gpfl.core.metrics import METRICS
+from gpfl.engine import make_engine
+from gpfl.engine.distributed import process_group
+from gpfl.errors import DivergenceError, GpflError
+from gpfl.experiments.compare import MethodVariant
+from gpfl.experiments.run_checks import first_difference
+from gpfl.experiments.statistics import Floats
+from gpfl.experiments.stored_runs import hash_partition
+from gpfl.experiments.trials import CallbackFactory
+from gpfl.federation import Federation, partition_table
+from gpfl.inference.metrics import MetricsReport
+from gpfl.io import files
+from gpfl.io.legacy import FORMAT_VERSION
+from gpfl.training import config as configs
+from gpfl.training.config import Config, ConfigDict
+from gpfl.training.execute import PreparedRun, execute
+from gpfl.training.prepare import prepare
+from gpfl.training.result import Result
+
+REPEATS_FILE = "repeats.jsonl"
+"""File in a method's folder with its config and its finished repeats."""
+
+DrawSplit = Callable[[int], Federation]
+"""Returns the federation of a repeat, the same in every call."""
+
+
+@dataclass(frozen=True)
+class SplitMetrics:
+    """The metrics of `METRICS` on one split: of all predictions together, and of each client. None is undefined."""
+
+    overall: Mapping[str, float | None]
+    clients: Mapping[str, Mapping[str, float | None]]
+
+    @classmethod
+    def from_report(cls, report: MetricsReport) -> SplitMetrics:
+        """Return the metrics of a report."""
+        return cls(report.overall.values, {name: client.values for name, client in report.clients.items()})
+
+
+@dataclass(frozen=True)
+class RepeatRecord:
+    """One method in one repeat: the metrics of the round that is reported, and its costs.
+
+    Attributes:
+        repeat: Number of the repeat, from 0.
+        seed: Seed of training.
+        partition_seed: Seed of the split; None if the config has no partition.
+        split: Hash of the data and of each client's samples.
+        n_samples: Training, validation and test samples of each client.
+        metrics: Metrics on "test" and, if there are any, on "validation" samples.
+        rounds: Rounds that were trained.
+        selected_round: The round that is reported.
+        selected_by: How it was selected: "last" or "validation" ("test" for the paper's protocol).
+        bytes_up: Bytes that clients sent.
+        bytes_down: Bytes that clients received.
+        seconds: Time of the run; concurrent runs share it.
+
+    """
+
+    repeat: int
+    seed: int
+    partition_seed: int | None
+    split: str
+    n_samples: Mapping[str, tuple[int, int, int]]
+    metrics: Mapping[str, SplitMetrics]
+    rounds: int
+    selected_round: int
+    selected_by: str
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the content as JSON values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, object]) -> RepeatRecord:
+        """Return the record that `to_dict` wrote."""
+        metrics = cast(Mapping[str, Mapping[str, Mapping[str, object]]], content["metrics"])
+        sizes = cast(Mapping[str, Sequence[int]], content["n_samples"])
+        values: dict[str, object] = {
+            **content,
+            "metrics": {split: SplitMetrics(each["overall"], each["clients"]) for split, each in metrics.items()},  # type: ignore[arg-type]
+            "n_samples": {name: tuple(counts) for name, counts in sizes.items()},
+        }
+        return cls(**values)  # type: ignore[arg-type]
+
+    def value(self, metric: str, split: str = "test", client: str | None = None) -> float:
+        """Return a metric of all predictions together or of a client; NaN if it is undefined or the client is absent."""
+        if split not in self.metrics:
+            raise GpflError(f"repeat {self.repeat} has no {split} samples: set --validation-fraction, such as 0.1")
+        on_split = self.metrics[split]
+        value = (on_split.overall if client is None else on_split.clients.get(client, {})).get(metric)
+        return float("nan") if value is None else value
+
+    def test_train_ratio(self, client: str | None = None) -> float:
+        """Return the test samples divided by the others, of all clients or of one."""
+        sizes = list(self.n_samples.values()) if client is None else [self.n_samples[client]]
+        train, validation, test = np.sum(sizes, axis=0)
+        return float(test / (train + validation))
+
+
+@dataclass(frozen=True)
+class RepeatedResults:
+    """The finished repeats of several methods by label, and those that diverged in this call.
+
+    Attributes:
+        config: The config that all have in common; its method is the first one.
+        records: For each method the records by repeat.
+        diverged: For each method the errors by repeat.
+
+    """
+
+    config: Config
+    records: Mapping[str, Mapping[int, RepeatRecord]]
+    diverged: Mapping[str, Mapping[int, DivergenceError]] = field(default_factory=dict)
+
+    @property
+    def methods(self) -> list[str]:
+        """Labels of the methods with finished repeats."""
+        return [label for label, records in self.records.items() if records]
+
+    @property
+    def repeats(self) -> list[int]:
+        """The repeats that all methods have finished."""
+        finished = [set(self.records[label]) for label in self.methods]
+        return sorted(set.intersection(*finished)) if finished else []
+
+    @property
+    def clients(self) -> list[str]:
+        """The clients of every repeat, if the data name them; clients of a synthetic partition differ between repeats."""
+        if self.config.partition is not None and self.config.partition.name != "natural":
+            return []
+        present = [record.n_samples for records in self.records.values() for record in records.values()]
+        return [name for name in present[0] if all(name in names for names in present)] if present else []
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether the repeats have validation samples."""
+        return all("validation" in record.metrics for records in self.records.values() for record in records.values())
+
+    def values(self, method: str, metric: str, *, split: str = "test", client: str | None = None) -> Floats:
+        """Return a metric of a method in each of `repeats`, of all predictions together or of a client; NaN if undefined."""
+        if metric not in METRICS:
+            raise ValueError(f"unknown metric '{metric}'")
+        return np.array([self.records[method][repeat].value(metric, split, client) for repeat in self.repeats])
+
+    def test_train_ratio(self, client: str | None = None) -> float:
+        """Return the number of test samples divided by that of all others, of all clients or of one; mean over repeats."""
+        records = next(iter(self.records.values()))
+        return float(np.mean([records[repeat].test_train_ratio(client) for repeat in self.repeats]))
+
+
+def run_repeats(
+    settings: ConfigDict,
+    variants: Sequence[MethodVariant],
+    repeats: int,
+    out: Path | None,
+    make_callback: CallbackFactory,
+    *,
+    overrides: Mapping[str, Mapping[str, object]] | None = None,
+    draw: DrawSplit | None = None,
+) -> RepeatedResults:
+    """Run the repeats 0 to `repeats` − 1 of every method that `out` does not hold yet, and return those of these methods.
+
+    Args:
+        settings: Config without the method.
+        variants: The methods.
+        repeats: Number of repeats.
+        out: Folder of the results; None keeps them in memory.
+        make_callback: Returns the callback of a method's runs from their label.
+        overrides: Settings of single methods by name.
+        draw: Returns the federation of a repeat, by default `SplitDrawer`: the config's partition with another seed.
+
+    """
+    by_label = {variant.label: _resolve(settings, variant, overrides or {}) for variant in variants}
+    first = next(iter(by_label.values()))
+    if repeats < 2:
+        raise GpflError(f"--repeats is {repeats}; differences between repeats need at least 2")
+    draw = draw or SplitDrawer(first)
+    federations = [draw(repeat) for repeat in range(repeats)]
+    stores = {
+        variant.label: RepeatStore(out / variant.folder / REPEATS_FILE if out else None, variant.label) for variant in variants
+    }
+    for label, config in by_label.items():
+        config, _ = prepare(config, federations[0])  # raises before anything is run
+        stores[label].start(config, {repeat: _hash_split(federation) for repeat, federation in enumerate(federations)})
+    diverged: dict[str, dict[int, DivergenceError]] = {}
+    for label, config in by_label.items():
+        for repeat in range(repeats):
+            if repeat in stores[label].records:
+                continue
+            callback = make_callback(f"{label} repeat {repeat}")
+            run = PreparedRun(*prepare(_for_repeat(config, repeat), federations[repeat]), callbacks=[callback])
+            try:
+                result = execute(run, make_engine(run.config.run.engine, run.spec))
+                stores[label].append(_to_record(repeat, run.config, result))
+            except DivergenceError as error:
+                diverged.setdefault(label, {})[repeat] = error
+    records = {
+        label: {repeat: record for repeat, record in sorted(store.records.items()) if repeat < repeats}
+        for label, store in stores.items()
+    }
+    return RepeatedResults(first, records, diverged)
+
+
+class SplitDrawer:
+    """The default way to draw a repeat's federation: the config's partition with the seed of the repeat."""
+
+    def __init__(self, config: Config) -> None:
+        if config.partition is None or config.source is None:
+            raise GpflError("a manifest fixes every client's samples, and repeats divide them anew: leave out --federation")
+        if config.partition.rng == "pfllib":
+            raise GpflError("--repeats draws with gpfl's random numbers: leave out --partition-rng pfllib")
+        self._config, self._table = config, config.source.load()
+        if self._table.splits is not None and config.partition.name == "natural":
+            raise GpflError(
+                f"data '{self._table.name}' say which samples are for testing, so that all repeats would be the same: "
+                "leave out --repeats, or --split-column"
+            )
+
+    def __call__(self, repeat: int) -> Federation:
+        """Return the federation of a repeat."""
+        partition = _for_repeat(self._config, repeat).partition
+        assert partition is not None
+        return partition_table(self._table, partition)
+
+
+class RepeatStore:
+    """The finished repeats of one method, in its file or in memory."""
+
+    def __init__(self, path: Path | None, label: str) -> None:
+        self.path, self.label = path, label
+        self.records: dict[int, RepeatRecord] = {}
+
+    def start(self, config: Config, splits: Mapping[int, str]) -> None:
+        """Read the file if there is one, else write its first line. Raise if it is of another config or other splits."""
+        if self.path is None:
+            return
+        if not self.path.exists():
+            header = {"format_version": FORMAT_VERSION, "method": self.label, "config": config.sections()}
+            process_group().run_on_main(lambda: self._write_header(header))
+            return
+        stored, self.records = read_repeats_file(self.path)
+        if difference := first_difference(stored, config.sections()):
+            key, before, now = difference
+            raise GpflError(f"{self.path} holds repeats with {key} = {before}, now it is {now}: choose another --out")
+        for repeat, split in splits.items():
+            if repeat in self.records and self.records[repeat].split != split:
+                raise GpflError(f"{self.path} holds repeats on other data: choose another --out")
+
+    def append(self, record: RepeatRecord) -> None:
+        """Add a finished repeat."""
+        self.records[record.repeat] = record
+        if self.path is not None:
+            process_group().run_on_main(lambda: self._append_line(record.to_dict()))
+
+    def _write_header(self, header: Mapping[str, object]) -> None:
+        assert self.path is not None
+        files.make_folder(self.path.parent)
+        files.write_text(self.path, json.dumps(header, allow_nan=False) + "\n")
+
+    def _append_line(self, content: Mapping[str, object]) -> None:
+        assert self.path is not None
+        text = self.path.read_text(encoding="utf-8")
+        whole = text[: text.rfind("\n") + 1]  # without a line that was cut off
+        files.write_text(self.path, whole + json.dumps(content, allow_nan=False) + "\n")
+
+
+def read_repeats_file(path: Path) -> tuple[ConfigDict, dict[int, RepeatRecord]]:
+    """Return the config and the finished repeats in a method's file."""
+    fix = f"remove {path.parent} to run its repeats again"
+    try:
+        header, *lines = path.read_text(encoding="utf-8").splitlines()
+        config = json.loads(header)["config"]
+        records = [RepeatRecord.from_dict(json.loads(line)) for line in lines]
+    except OSError as error:
+        raise GpflError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise GpflError(f"{path} is damaged ({error}): {fix}") from None
+    return config, {record.repeat: record for record in records}
+
+
+def _resolve(settings: ConfigDict, variant: MethodVariant, overrides: Mapping[str, Mapping[str, object]]) -> Config:
+    """Return the config of a method."""
+    method = {**overrides.get(str(variant.method["name"]), {}), **variant.method}
+    try:
+        return configs.resolve_config({**settings, "method": method})
+    except GpflError as error:
+        raise GpflError(f"{variant.label}: {error}") from None
+
+
+def _for_repeat(config: Config, repeat: int) -> Config:
+    """Return the config of a repeat: the same with other seeds."""
+    run = dataclasses.replace(config.run, seed=config.run.seed + repeat)
+    partition = config.partition and dataclasses.replace(config.partition, seed=config.partition.seed + repeat)
+    return dataclasses.replace(config, run=run, partition=partition)
+
+
+def _hash_split(federation: Federation) -> str:
+    return hash_partition(federation.manifest())
+
+
+def _to_record(repeat: int, config: Config, result: Result) -> RepeatRecord:
+    federation, summary = result.federation, result.summary
+    splits = ("test", "validation") if federation.has_validation else ("test",)
+    return RepeatRecord(
+        repeat=repeat,
+        seed=config.run.seed,
+        partition_seed=config.partition.seed if config.partition else None,
+        split=_hash_split(federation),
+        n_samples={shard.name: (len(shard.train), len(shard.validation), len(shard.test)) for shard in federation.shards},
+        metrics={split: SplitMetrics.from_report(result.evaluate(split, n_resamples=0)) for split in splits},
+        rounds=cast(int, summary["rounds"]),
+        selected_round=cast(int, summary["selected_round"]),
+        selected_by=str(summary["selected_by"]),
+        bytes_up=cast(int, summary["bytes_up"]),
+        bytes_down=cast(int, summary["bytes_down"]),
+        seconds=cast(float, summary["seconds"]),
+    )
