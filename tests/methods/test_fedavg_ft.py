@@ -186,7 +186,7 @@ def test_saved_models_are_the_fine_tuned_ones_that_were_evaluated(tmp_path: Path
     for position, (client, again) in enumerate(zip(result.clients, reopened.clients, strict=True)):
         shard = federation.shards[position]
         x, y = federation.table.x[shard.test], federation.table.y[shard.test]
-        assert client.accuracy(x, y) == result.history[-1]["client_accuracies"][position]
+        assert client.accuracy(x, y) == result.history[-1]["client_accuracies"][client.name]
         loaded = gpfl.load_model(tmp_path / "run" / "models" / f"client-{position}.safetensors")
         assert np.abs(loaded.logits(x) - client.logits(x)).max() < LIMIT
         assert np.abs(again.logits(x) - client.logits(x)).max() < LIMIT

@@ -69,6 +69,8 @@ def help_record(section: str, key: str, record: type, default: object) -> tuple[
     flag = f"--[no-]{flag[2:]}" if hint is bool else f"{flag} {_placeholder(option, hint)}"
     capital = option.help[:1].isascii() and not option.symbol  # not μ
     text = option.help[:1].upper() + option.help[1:] if capital else option.help
+    if _has_many_choices(option):
+        text += f": {', '.join(option.choices)}"
     symbol = f"{option.symbol}: " if option.symbol else ""
     typical = f"typical: {option.typical}; " if option.typical else ""
     return flag, f"{symbol}{text}  [{typical}default: {_value_text(default)}]"
@@ -86,7 +88,14 @@ def _is_list(hint: object) -> bool:
     return typing.get_origin(hint) is tuple and typing.get_args(hint)[-1] is Ellipsis
 
 
+def _has_many_choices(option: Option) -> bool:
+    """Return whether the choices are too long for a placeholder in the first column of the help."""
+    return len("|".join(option.choices)) > 60
+
+
 def _placeholder(option: Option, hint: object) -> str:
+    if _has_many_choices(option):
+        return "NAME"
     if option.choices:
         return ("," if _is_list(hint) else "|").join(option.choices)
     names = {int: "N", str: "TEXT", tuple[str, ...]: "NAME,…", tuple[int, ...]: "N,…", tuple[int, int]: "N,N"}

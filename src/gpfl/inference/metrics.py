@@ -214,7 +214,7 @@ def _confusion_matrix(y: Labels, p: Probabilities, class_names: Sequence[str]) -
 
     predicted = p.argmax(axis=1)
     present = np.union1d(y, predicted)
-    counts = confusion_matrix(y, predicted, labels=present)
+    counts = confusion_matrix(y, predicted, labels=np.arange(p.shape[1]))[np.ix_(present, present)]
     return ConfusionMatrix([class_names[label] for label in present], counts.tolist())
 
 
