@@ -9,7 +9,7 @@ import pytest
 from conftest import Command
 
 from gpfl.privacy import reconstruction
-from gpfl.privacy.case_summary import PSNR_FORMULAS
+from gpfl.privacy.attack_cases import PSNR_FORMULAS
 
 RUN = ("run", "--data", "digits", "--net", "mlp", "--hidden", 8, "--rounds", 1, "--device", "cpu", "--method")
 QUICK = ("--iterations", 2, "--restarts", 1)
@@ -58,7 +58,7 @@ REJECTED = (
     (("--target", "fe,model"), "gpfl", "gpfl has no target 'model'"),
     (("--labels", "--membership", "--kind", "dlg", "--target", "all"), "fedproto", "fedproto has no target"),
     (("--labels", "--kind", "dlg"), "toy", "attacks reconstruct images"),
-    (("--images", 0), "gpfl", "--images is 0"),
+    (("--images", 0), "gpfl", "'--images': 0 is not in the range x>=1"),
     (("--images", 3, "--batch", 2), "gpfl", "it must be a multiple of 2"),
     (("--images", 5000), "gpfl", "the attack needs"),
     (("--client", 0, "--images", 1, "--steps", "epoch"), "perfedavg", "client 0 has too few samples to train"),

@@ -13,11 +13,13 @@ from privacy.blob_runs import blob_images
 
 import gpfl
 from gpfl.cli import privacy as privacy_command
+from gpfl.core.options import options_of
 from gpfl.data import DATASETS
 from gpfl.defences.accounting import find_noise, gaussian_epsilon
 from gpfl.experiments.definitions import display_name
 from gpfl.experiments.leaks import parse_findings
 from gpfl.experiments.privacy_table import COLUMNS
+from gpfl.privacy.attack_cases import AttackPlan
 
 SETTINGS = ("data.name=blobs", "partition.clients=2", "net.channels=[4, 8]", "net.hidden=16")
 SMALL = tuple(word for setting in SETTINGS for word in ("--set", setting))
@@ -176,17 +178,17 @@ def test_epsilon_selects_the_noise(blobs: Command) -> None:
     [
         (("defences", "--methods", "fedproto"), "uploads no update of weights"),
         (("defences", "--methods", "fedavgg"), "did you mean"),
-        (("defences", "--noise", "0"), "its values must be above 0"),
-        (("defences", "--noise", "loud"), "must be numbers separated by commas, or none"),
+        (("defences", "--noise", "0"), "each number must be at least 0 and not 0, which is no defence; or none"),
+        (("defences", "--noise", "loud"), "it must be numbers separated by commas"),
         (("defences", "--noise", "1", "--epsilon", "1"), "exclude each other"),
         (("defences", "--round", "0,best"), "'0,best' is not one of '0', 'best'"),
         (("defences", "--epsilon", "nan"), "--epsilon is 'nan'; each number must be at least 0"),
         (("defences", "--epsilon", "none"), "it must be numbers separated by commas, such as 1,4\n"),
         (("defences", "--epsilon", "0"), "--epsilon is 0; it must be above 0"),
         (("defences", "--epsilon", "4", "--noise", " 1 "), "exclude each other"),
-        (("defences", "--top-k", "1"), "fractions must be below 1"),
-        (("defences", "--bits", "32"), "bits must be whole numbers from 2 to 31"),
-        (("defences", "--bits", "2.5"), "bits must be whole numbers"),
+        (("defences", "--top-k", "1"), "each number must be above 0 and at most 1 and not 1, which is no defence"),
+        (("defences", "--bits", "32"), "each number must be at least 2 and at most 32 and not 32, which is no defence"),
+        (("defences", "--bits", "2.5"), "--bits is '2.5'; it must be integers separated by commas"),
         (("defences", "--attack-seed", "-1"), "'--attack-seed': -1 is not in the range"),
         (("defences", "--iterations", "0"), "'--iterations': 0 is not in the range x>=1"),
         (("defences", "--methods", "fedphp", "--example-noise", "1"), "use --example-noise none"),
@@ -244,7 +246,7 @@ def test_reproduce_runs_the_attacks_on_its_first_seed(blobs: Command, monkeypatc
     monkeypatch.setattr(privacy_command.attacks, "callback", lambda **values: calls.append(values))
     call = ("reproduce", "privacy", *SMALL, "--rounds", 3, "--seeds", "4,1", "--device", "cpu", "--out", "out")
     assert blobs(*call).code == 0
-    defaults = {"kind", "images", "batch", "steps", "round_", "formula", "iterations", "restarts", "attack_seed", "graph"}
+    defaults = {f"attack_{name}" for name in options_of(AttackPlan)}
     expected = {"seed": 4, "rounds": 3, "patience": 100, "device": "cpu", "engine": "auto"}
     expected |= {"out": Path("out"), "dry_run": False}
     assert [{name: value for name, value in each.items() if name not in defaults} for each in calls] == [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,12 @@ from privacy.blob_runs import train_on_blobs
 
 import gpfl
 from gpfl.experiments.privacy_table import COLUMNS, METHODS, attack_methods, paper_psnr, read_table, table_records
+from gpfl.privacy.attack_cases import PSNR_FORMULAS, AttackPlan
 from gpfl.privacy.attack_runner import records_to_json
-from gpfl.privacy.case_summary import PSNR_FORMULAS
-from gpfl.privacy.reconstruction import AttackConfig
 from gpfl.report.privacy_figures import draw_table_grids
 from gpfl.report.privacy_tables import privacy_page
 
-ONE_ITERATION = AttackConfig(iterations=1, restarts=1)
+ONE_ITERATION = AttackPlan(iterations=1, restarts=1)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,8 @@ def runs() -> dict[str, gpfl.Result]:
 
 
 def test_the_page_follows_from_the_records_and_compares_with_the_paper(runs: dict[str, gpfl.Result], tmp_path: Path) -> None:
-    table = attack_methods(runs, tmp_path, ONE_ITERATION, attacks=("geiping",), images=2, batch_sizes=(2,), rounds=("0",))
+    plan = replace(ONE_ITERATION, images=2, batch=(2,), steps=("one", "epoch"))
+    table = attack_methods(runs, tmp_path, plan)
     page = privacy_page(table, "proper", "Made by hand.")
     header = " | ".join(column.label for column in COLUMNS)
     assert f"| setting | {header} | start | mean image |" in page
@@ -45,9 +46,7 @@ def test_the_page_follows_from_the_records_and_compares_with_the_paper(runs: dic
 
 
 def test_the_page_can_use_the_papers_formula(runs: dict[str, gpfl.Result], tmp_path: Path) -> None:
-    table = attack_methods(
-        runs, tmp_path, ONE_ITERATION, attacks=("dlg",), images=1, batch_sizes=(1,), steps=("one",), rounds=("0",)
-    )
+    table = attack_methods(runs, tmp_path, replace(ONE_ITERATION, kind=("dlg",), images=1))
     pages = [privacy_page(table, formula, "") for formula in PSNR_FORMULAS]
     rows = [next(line for line in page.splitlines() if line.startswith("| round 0")) for page in pages]
     starts = [float(row.split("|")[-3]) for row in rows]

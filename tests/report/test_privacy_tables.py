@@ -9,7 +9,7 @@ from privacy.blob_runs import train_on_blobs
 from report.made_studies import STUDY, make_point
 
 from gpfl.experiments.leaks import InferenceFindings
-from gpfl.privacy.attack_runner import ceiling_runner
+from gpfl.privacy.attack_runner import attack_ceiling
 from gpfl.privacy.label_inference import LabelInference
 from gpfl.privacy.membership import MembershipInference
 from gpfl.privacy.reconstruction import AttackConfig
@@ -28,9 +28,8 @@ from gpfl.report.privacy_tables import (
 def test_a_weak_attack_is_no_evidence() -> None:
     result = train_on_blobs("fedavg")
     batches = choose_batches(result.federation, [0, 1, 2, 3], 8, [1], 0)
-    runner, case = ceiling_runner(result.engine, batches, "dlg", AttackConfig(iterations=1, restarts=1))
-    results = runner.run([case])
-    table = attack_table(results, (case, results[case]), "proper", "title")
+    case, found = attack_ceiling(result.engine, batches, "dlg", AttackConfig(iterations=1, restarts=1))
+    table = attack_table({case: found}, (case, found), "proper", "title")
     text = table.to_markdown()
     assert "**No evidence**" in text
     assert "at the floor" in text

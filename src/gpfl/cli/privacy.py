@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
-import math
 import re
+import typing
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import click
 
-from gpfl.cli.attack import POSITIVE, SEED, case_options, effort_options, print_case, print_graph_note
+from gpfl.cli.attack_options import attack_options, print_case, print_graph_note
 from gpfl.cli.command import Group
 from gpfl.cli.data import download_datasets
 from gpfl.cli.grid_plan import print_plan
@@ -21,15 +22,16 @@ from gpfl.cli.grid_progress import GridReporter
 from gpfl.cli.options import CommaList, Decorator, Function, compose, option, out_option, seeds_option, set_option
 from gpfl.cli.overrides import check_method_set, parse_method_set
 from gpfl.cli.terminal import console, print_error, print_line
+from gpfl.core import options as core_options
+from gpfl.core.randomness import MAX_SEED
 from gpfl.defences.accounting import accountant_version
-from gpfl.defences.config import FULL_BITS
-from gpfl.engine import RunSpec
+from gpfl.defences.config import NO_DEFENCE, DefenceConfig
 from gpfl.engine.distributed import require_single_process
 from gpfl.errors import GpflError, pluralize
 from gpfl.experiments import definitions as experiments
 from gpfl.experiments import grid, grid_runner, privacy_table
 from gpfl.experiments.attack_study import AttackStudy, load_run, study_defaults, undefended_cells
-from gpfl.experiments.defence_points import attack_points
+from gpfl.experiments.defence_points import ATTACK, attack_points
 from gpfl.experiments.defence_study import FAMILIES, PrivacyBounds, Variants, find_noises, gpfl_variants, plan_points
 from gpfl.experiments.definitions import Cell
 from gpfl.experiments.grid import GridPlan, Job
@@ -37,10 +39,10 @@ from gpfl.experiments.leaks import InferenceFindings, infer_from_runs
 from gpfl.experiments.results import trial_commits
 from gpfl.io.provenance import command_line, current_commit
 from gpfl.methods import METHODS
+from gpfl.privacy.attack_cases import AttackPlan
 from gpfl.privacy.attack_runner import records_to_json
 from gpfl.privacy.case_summary import CaseSummary
-from gpfl.privacy.reconstruction import AttackConfig
-from gpfl.privacy.uploads import ROUNDS, check_images, choose_batches
+from gpfl.privacy.uploads import ROUNDS
 from gpfl.report import privacy_figures, privacy_tables
 from gpfl.report.pages import write_texts
 from gpfl.report.paper_tables import Origin
@@ -55,18 +57,28 @@ def privacy() -> None:
     """Reproduce the paper's privacy table and measure defences."""
 
 
-# Options that commands share.
+def _plan_defaults(section: str) -> AttackPlan:
+    """Return the attacks of a section of configs/attacks/privacy.toml."""
+    names = core_options.options_of(AttackPlan)
+    values = {name: value for name, value in _DEFAULTS[section].items() if name in names}
+    return core_options.build(AttackPlan, values, section)
 
 
-class _RunOptions(NamedTuple):
+# The runs of a study.
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """The options of a study's runs."""
+
     assignments: tuple[str, ...]
     device: str
     engine: str
     out: Path
     dry_run: bool
 
-    def start_study(
-        self, cells: Sequence[Cell], seeds: Sequence[int], rounds: int, patience: int, *, keep_weights: bool
+    def prepare(
+        self, cells: Sequence[Cell], seeds: Sequence[int], rounds: int, patience: int = 0, *, keep_weights: bool = True
     ) -> AttackStudy:
         """Return a study with the plan of its runs, after downloading the dataset unless it is a dry run."""
         require_single_process("gpfl privacy")
@@ -92,13 +104,31 @@ class _RunOptions(NamedTuple):
             download_datasets([data])
         return AttackStudy(plan)
 
+    def train(self, jobs: Mapping[Cell, Job], plan: GridPlan, next_step: str, *, graph: bool = False) -> dict[Path, str]:
+        """Run what is missing and return the problems by folder; in a dry run print the plan and end the command."""
+        unique = {job.folder: job for job in jobs.values()}
+        if self.dry_run:
+            can_run = print_plan(list(unique.values()), plan, {})
+            print_line(f"{next_step}, except those that {plan.out} holds.")
+            raise click.exceptions.Exit(0 if can_run else 1)
+        print_graph_note(graph, find_device(self.device))
+        missing = grid_runner.unfinished_jobs(unique.values(), plan)
+        if len(missing) < len(unique):
+            print_line(f"Already finished: {len(unique) - len(missing)} of {pluralize(len(unique), 'run')}.")
+        with GridReporter(console, missing, plan.seeds) as reporter:
+            provenance = {"command": command_line(), "commit": current_commit()}
+            problems = grid_runner.run_all(missing, plan, reporter.callback, provenance, reporter.end)
+        for text in dict.fromkeys(problems.values()):
+            print_error(f"{', '.join(unique[path].label for path in problems if problems[path] == text)}: {text}")
+        return problems
+
 
 def _run_options(function: Function) -> Function:
-    """Add the options of the runs of all studies, which the function gets as `options`."""
+    """Add the options of the runs of all studies, which the function gets as `runs`."""
 
     @functools.wraps(function)
     def command(**values: Any) -> None:
-        function(options=_RunOptions(*(values.pop(name) for name in _RunOptions._fields)), **values)
+        function(runs=_Runs(*(values.pop(field.name) for field in dataclasses.fields(_Runs))), **values)
 
     return compose(
         set_option("Set any option of the runs, such as data.name=digits or gpfl.lam=0.1."),
@@ -109,36 +139,8 @@ def _run_options(function: Function) -> Function:
     )(command)
 
 
-class _DefenceValues(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on
-    """The values of a family of defences: numbers separated by commas, or none."""
-
-    name = "X,…"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[float]:
-        """Return the values, each once. Raise if the defence cannot have one of them."""
-        if value.strip() == "none":
-            return []
-        flag = param.opts[0] if param else ""
-        try:
-            values = [float(number) for number in value.split(",")]
-        except ValueError:
-            raise GpflError(f"{flag} is '{value}'; it must be numbers separated by commas, or none") from None
-        if not all(math.isfinite(number) and number > 0 for number in values):
-            raise GpflError(f"{flag} is '{value}'; its values must be above 0 and finite")
-        if flag == "--bits" and any(number % 1 or number >= FULL_BITS for number in values):
-            raise GpflError(f"--bits is '{value}'; bits must be whole numbers from 2 to {FULL_BITS - 1}")
-        if flag == "--top-k" and max(values) >= 1:
-            raise GpflError(f"--top-k is '{value}'; fractions must be below 1")
-        return list(dict.fromkeys(values))
-
-
-def _values_option(flag: str, description: str) -> Decorator:
-    values = cast(Sequence[float], _DEFAULTS["defences"][flag[2:].replace("-", "_")])
-    return option(flag, default=",".join(f"{value:g}" for value in values), type=_DefenceValues(), help=description)
-
-
-_seed_option = option("--seed", default=0, type=SEED, metavar="N", help="Seed of the runs.")
 _round_options = compose(
+    option("--seed", default=0, type=click.IntRange(0, MAX_SEED), metavar="N", help="Seed of the runs."),
     option("--rounds", default=experiments.ROUNDS, metavar="N", help="Maximum number of rounds."),
     option(
         "--patience",
@@ -149,77 +151,74 @@ _round_options = compose(
 )
 
 
+# The values of defences.
+
+
+class _DefenceValues(CommaList):
+    """The values of a family of defences, or none."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(typing.get_type_hints(DefenceConfig)[key])
+        self.option, self.default = core_options.options_of(DefenceConfig)[key], getattr(NO_DEFENCE, key)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[float]:
+        """Return the values, each once. Raise if one of them is no defence."""
+        if value.strip() == "none":
+            return []
+        values: list[float] = super().convert(value, param, ctx)
+        if self.default in values or not all(map(self.option.allows, values)):
+            limits = f"{self.option.limits} and not {self.default:g}, which is no defence; or none"
+            raise GpflError(f"{param.opts[0] if param else 'the value'} is '{value}'; each number must be {limits}")
+        return values
+
+
+def _values_option(flag: str, description: str) -> Decorator:
+    key = flag[2:].replace("-", "_")
+    values = cast(Sequence[float], _DEFAULTS["defences"][key])
+    return option(flag, default=",".join(f"{value:g}" for value in values), type=_DefenceValues(key), help=description)
+
+
 # Commands.
 
 
 @privacy.command
-@case_options("geiping,dlg", batch="1,4", steps="one,epoch", round="0,best")
-@effort_options(_DEFAULTS["attack"], "--attack-seed")
-@_seed_option
+@attack_options(_plan_defaults("attack"))
 @_round_options
 @_run_options
-def attacks(
-    kind: list[str],
-    batch: list[int],
-    steps: list[str],
-    round_: list[str],
-    formula: str,
-    images: int,
-    config: AttackConfig,
-    seed: int,
-    rounds: int,
-    patience: int,
-    options: _RunOptions,
-) -> None:
+def attacks(plan: AttackPlan, seed: int, rounds: int, patience: int, runs: _Runs) -> None:
     """Reproduce the paper's privacy table: train five methods on Cifar100 and attack their uploads."""
     cells = undefended_cells(privacy_table.METHODS)
-    study = options.start_study(cells, [seed], rounds, patience, keep_weights=True)
-    _check_attackable(study.prepare(cells[0]), images, sorted({1, *batch}), config)
+    study = runs.prepare(cells, [seed], rounds, patience)
+    _check_attackable(study, cells[0], plan)
     jobs = study.make_jobs(cells)
-    if options.dry_run:
-        cases = len(privacy_table.COLUMNS) * len(kind) * len(round_) * len(batch) * len(steps) + len(kind)
-        _print_plan(jobs, study.plan, f"{cases} attacks of {config.iterations} iterations on {images} images follow")
-        return
-    print_graph_note(config.graph, find_device(options.device))
-    if _train(jobs, study.plan):
+    cases = sum(len(privacy_table.COLUMNS) * len(plan.cases("", [""], kind)) + 1 for kind in plan.kind)
+    next_step = f"{cases} attacks of {plan.iterations} iterations on {plan.images} images follow"
+    if runs.train(jobs, study.plan, next_step, graph=plan.graph):
         _exit_incomplete()
-    folder = options.out / "privacy"
-    table = privacy_table.attack_methods(
-        {cell.variant.label: load_run(job, seed) for cell, job in jobs.items()},
-        folder,
-        config,
-        attacks=kind,
-        images=images,
-        batch_sizes=batch,
-        steps=steps,
-        rounds=round_,
-        on_result=functools.partial(print_case, formula=formula),
-    )
+    folder = runs.out / "privacy"
+    results = {cell.variant.label: load_run(job, seed) for cell, job in jobs.items()}
+    table = privacy_table.attack_methods(results, folder, plan, functools.partial(print_case, formula=plan.psnr))
     grids = privacy_figures.draw_table_grids(table, folder)
-    page = privacy_tables.privacy_page(table, formula, _describe_origin(jobs.values(), [seed]), grids)
+    page = privacy_tables.privacy_page(table, plan.psnr, _describe_origin(jobs.values(), [seed]), grids)
     records = records_to_json(privacy_table.table_records(table))
     _write(folder, {"table.md": page, "results.json": records}, [path for paths in grids.values() for path in paths])
 
 
 @privacy.command
 @option("--methods", default="all", type=CommaList(str, [*METHODS, "all"]), help="Methods, or all.")
-@_seed_option
 @_round_options
 @_run_options
-def leaks(methods: list[str], seed: int, rounds: int, patience: int, options: _RunOptions) -> None:
+def leaks(methods: list[str], seed: int, rounds: int, patience: int, runs: _Runs) -> None:
     """Infer label distributions from uploads, and training samples from personal models, method by method."""
     cells = undefended_cells(list(METHODS) if "all" in methods else methods)
-    study = options.start_study(cells, [seed], rounds, patience, keep_weights=True)
+    study = runs.prepare(cells, [seed], rounds, patience)
     jobs = study.make_jobs(cells)
-    if options.dry_run:
-        _print_plan(jobs, study.plan, "label and membership inference on all clients follows")
-        return
-    failed = _train(jobs, study.plan)
+    failed = runs.train(jobs, study.plan, "Label and membership inference on all clients follows")
     finished = [job for job in jobs.values() if job.folder not in failed]
     if finished:
-        folder = options.out / "leaks"
-        runs = {job.folder / f"seed-{seed}": functools.partial(load_run, job, seed) for job in finished}
-        findings = infer_from_runs(runs, folder, _print_findings)
+        folder = runs.out / "leaks"
+        loaders = {job.folder / f"seed-{seed}": functools.partial(load_run, job, seed) for job in finished}
+        findings = infer_from_runs(loaders, folder, _print_findings)
         results = json.dumps([asdict(each) for each in findings], indent=1, allow_nan=False) + "\n"
         page = privacy_tables.inference_page(findings, _describe_origin(finished, [seed]))
         _write(folder, {"table.md": page, "results.json": results})
@@ -237,10 +236,10 @@ def leaks(methods: list[str], seed: int, rounds: int, patience: int, options: _R
 @option("--delta", default=1e-5, metavar="X", help="δ of the stated ε.")
 @option("--clip", default=_DEFAULTS["defences"]["clip"], metavar="X", help="Client level: largest norm of an update.")
 @option("--example-clip", default=_DEFAULTS["defences"]["example_clip"], metavar="X", help="Example level: of a gradient.")
-@option("--round", "round_", default="0", type=click.Choice(ROUNDS), help="Round to attack.")
-@effort_options(_DEFAULTS["defences"], "--attack-seed")
+@option("--round", "attacked_round", default="0", type=click.Choice(ROUNDS), help="Round to attack.")
+@attack_options(_plan_defaults("defences"), omit=("kind", "batch", "steps", "round", "psnr"))
 @seeds_option("0", "Seeds of the runs; the uploads of the first are attacked.")
-@option("--rounds", default=_DEFAULTS["defences"]["rounds"], type=POSITIVE, metavar="N", help="Number of rounds.")
+@option("--rounds", default=_DEFAULTS["defences"]["rounds"], type=click.IntRange(1), metavar="N", help="Number of rounds.")
 @_run_options
 def defences(
     methods: list[str],
@@ -248,67 +247,44 @@ def defences(
     delta: float,
     clip: float,
     example_clip: float,
-    images: int,
-    round_: str,
-    config: AttackConfig,
+    attacked_round: str,
+    plan: AttackPlan,
     seeds: list[int],
     rounds: int,
-    options: _RunOptions,
+    runs: _Runs,
     **values: list[float],
 ) -> None:
     """Measure defences: accuracy against ε, and what an attack reconstructs against accuracy."""
-    bounds, keep_weights = PrivacyBounds(clip, example_clip, delta), round_ == "best"
+    bounds, keep_weights = PrivacyBounds(clip, example_clip, delta), attacked_round == "best"
     for name in methods:
         if "base" not in METHODS[name].shares:
             raise GpflError(f"--methods names '{name}', which uploads no update of weights that could be attacked or defended")
+    plan = dataclasses.replace(plan, kind=(ATTACK,), round=(attacked_round,))
     plain = plan_points(methods, {}, bounds, keep_weights=keep_weights)
-    study = options.start_study([point.cell for point in plain], seeds, rounds, 0, keep_weights=keep_weights)
-    _check_attackable(study.prepare(plain[0].cell), images, [1], config)
+    study = runs.prepare([point.cell for point in plain], seeds, rounds, keep_weights=keep_weights)
+    _check_attackable(study, plain[0].cell, plan)
     variants = gpfl_variants(plain, study)
     points = []
     for name in methods:
         noises = _find_noises(epsilon, values, name, bounds, variants, study) if epsilon else {}
         points += plan_points([name], values | noises, bounds, variants, keep_weights=keep_weights)
     jobs = study.make_jobs(point.cell for point in points)
-    if options.dry_run:
-        runs = pluralize(len(points), "run")
-        _print_plan(jobs, study.plan, f"attacks of {config.iterations} iterations on the uploads of {runs} follow")
-        return
-    print_graph_note(config.graph, find_device(options.device))
     if not accountant_version():
         print_line("ε is not stated: dp-accounting is not installed. Once it is, the same command adds ε and repeats no run.")
-    failed = _train(jobs, study.plan)
-    folder = options.out / "defences"
-    results = attack_points(
-        points,
-        jobs,
-        seeds,
-        folder,
-        config,
-        images=images,
-        attacked_round=round_,
-        failed=failed,
-        on_summary=_print_summary,
-    )
+    next_step = f"Attacks of {plan.iterations} iterations on the uploads of {pluralize(len(points), 'run')} follow"
+    failed = runs.train(jobs, study.plan, next_step, graph=plan.graph)
+    folder = runs.out / "defences"
+    results = attack_points(points, jobs, seeds, folder, plan, failed=failed, on_summary=_print_summary)
     figures = privacy_figures.draw_study(results, folder)
     page = privacy_tables.defence_page(results, _describe_origin(jobs.values(), seeds), figures)
     points_csv = format_csv([asdict(point) for point in results.points])
     _write(folder, {"table.md": page, "points.csv": points_csv, "points.json": results.to_json()}, figures)
 
 
-# Checks.
-
-
-def _check_attackable(spec: RunSpec, images: int, batch_sizes: Sequence[int], config: AttackConfig) -> None:
-    """Raise before training if the data cannot be attacked."""
-    check_images(spec.federation)
-    choose_batches(spec.federation, range(len(spec.federation)), images, batch_sizes, config.seed)
-    net = spec.method.net
-    if min(batch_sizes) < net.min_batch:
-        raise GpflError(
-            f"net '{net.name}' trains on batches of at least {net.min_batch} samples, but the ceiling is one step on one "
-            "image: use another net, or attack single runs with gpfl attack --batch"
-        )
+def _check_attackable(study: AttackStudy, cell: Cell, plan: AttackPlan) -> None:
+    """Raise before training if the data or the net of a study cannot be attacked."""
+    spec = study.prepare(cell)
+    plan.choose_batches(spec.federation, spec.method.net, range(len(spec.federation)))
 
 
 def _find_noises(
@@ -331,34 +307,12 @@ def _find_noises(
     return noises
 
 
-# Runs and output.
-
-
-def _train(jobs: Mapping[Cell, Job], plan: GridPlan) -> dict[Path, str]:
-    """Run what is missing and return the problems by folder."""
-    unique = {job.folder: job for job in jobs.values()}
-    missing = grid_runner.unfinished_jobs(unique.values(), plan)
-    if len(missing) < len(unique):
-        print_line(f"Already finished: {len(unique) - len(missing)} of {pluralize(len(unique), 'run')}.")
-    with GridReporter(console, missing, plan.seeds) as reporter:
-        provenance = {"command": command_line(), "commit": current_commit()}
-        problems = grid_runner.run_all(missing, plan, reporter.callback, provenance, reporter.end)
-    for text in dict.fromkeys(problems.values()):
-        print_error(f"{', '.join(unique[path].label for path in problems if problems[path] == text)}: {text}")
-    return problems
+# Output.
 
 
 def _exit_incomplete() -> None:
     print_error("finished runs are kept; the same command repeats the others")
     raise click.exceptions.Exit(1)
-
-
-def _print_plan(jobs: Mapping[Cell, Job], plan: GridPlan, next_step: str) -> None:
-    unique = list({job.folder: job for job in jobs.values()}.values())
-    can_run = print_plan(unique, plan, {})
-    print_line(f"{next_step[0].upper()}{next_step[1:]}, except those that {plan.out} holds.")
-    if not can_run:
-        raise click.exceptions.Exit(1)
 
 
 def _describe_origin(jobs: Iterable[Job], seeds: Sequence[int]) -> str:

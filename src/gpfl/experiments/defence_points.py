@@ -15,11 +15,11 @@ from gpfl.experiments.attack_study import load_run
 from gpfl.experiments.defence_study import PlannedPoint
 from gpfl.experiments.definitions import Cell
 from gpfl.experiments.grid import Job
-from gpfl.privacy.attack_runner import AttackCase, AttackRunner, ceiling_runner
+from gpfl.privacy.attack_cases import AttackPlan
+from gpfl.privacy.attack_runner import AttackRunner, attack_ceiling
 from gpfl.privacy.case_summary import CaseSummary, summarize_case
 from gpfl.privacy.gradient_targets import gradient_targets
-from gpfl.privacy.reconstruction import AttackConfig
-from gpfl.privacy.uploads import AttackedBatch, choose_batches, initial_state, state_at
+from gpfl.privacy.uploads import AttackedBatch, initial_state, state_at
 from gpfl.training.defences import run_guarantee
 from gpfl.training.execute import open_run
 from gpfl.training.run_dir import RunState
@@ -92,10 +92,8 @@ def attack_points(
     jobs: Mapping[Cell, Job],
     seeds: Sequence[int],
     folder: Path,
-    config: AttackConfig,
+    plan: AttackPlan,
     *,
-    images: int,
-    attacked_round: str,
     failed: Mapping[Path, str],
     on_summary: Callable[[str, CaseSummary], None],
 ) -> DefenceStudy:
@@ -106,9 +104,7 @@ def attack_points(
         jobs: Job of each point's cell.
         seeds: Seeds of the runs; those of the first are attacked.
         folder: Folder with a folder for each run; cases that it holds are reused.
-        config: Effort of the attack.
-        images: Number of images to reconstruct.
-        attacked_round: One of `ROUNDS`.
+        plan: One attack from one step on single images, at one round.
         failed: Problems of the runs that did not finish, by folder.
         on_summary: Called with the description and the summary of each attack.
 
@@ -117,18 +113,20 @@ def attack_points(
     finished = [point for point in planned if point not in problems]
     if not finished:
         raise GpflError(f"no run has finished: {next(iter(problems.values()))}")
+    (round_,) = plan.round
     points: list[DefencePoint] = []
     batches: dict[int, list[AttackedBatch]] = {}
     for point in finished:
         job = jobs[point.cell]
-        engine, state = _open_run(job, seeds[0], attacked_round)
+        engine, state = _open_run(job, seeds[0], round_)
         if not batches:
-            batches = choose_batches(engine.federation, range(len(engine.federation)), images, [1], config.seed)
-            runner, case = ceiling_runner(engine, batches, ATTACK, config)
-            ceiling = summarize_case(case, runner.run([case], folder)[case])
+            batches = plan.choose_batches(engine.federation, engine.method.net, range(len(engine.federation)))
+            ceiling = summarize_case(*attack_ceiling(engine, batches, ATTACK, plan, folder))
             on_summary("ceiling", ceiling)
-        runner = AttackRunner(engine, {attacked_round: state}, batches, config)
-        worst = _worst_target(runner, attacked_round, folder / "points" / job.folder.name)
+        runner = AttackRunner(engine, {round_: state}, batches, plan)
+        cases = plan.cases(engine.method.name, gradient_targets(engine.method), ATTACK)
+        results = runner.run(cases, folder / "points" / job.folder.name)
+        worst = max((summarize_case(*each) for each in results.items()), key=lambda summary: summary.psnr)
         on_summary(f"{point.cell.column.heading}, {worst.case.description}", worst)
         points.append(_make_point(point, job, seeds, engine, worst))
     return DefenceStudy(
@@ -136,9 +134,9 @@ def attack_points(
         ceiling=ceiling.psnr,
         ceiling_floor=ceiling.floor,
         ceiling_leaks=ceiling.leaks,
-        images=images,
+        images=plan.images,
         rounds=engine.schedule.rounds,
-        attacked_round=attacked_round,
+        attacked_round=round_,
         # The fixes after the first colon are for single runs.
         failed=tuple(
             f"{point.method}, {point.cell.column.heading}: {problem.split(': lower train.lr')[0]}"
@@ -154,13 +152,6 @@ def _open_run(job: Job, seed: int, round: str) -> tuple[Engine, RunState]:
         return engine, initial_state(engine)
     result = load_run(job, seed)
     return result.engine, state_at(result, round)
-
-
-def _worst_target(runner: AttackRunner, round: str, folder: Path) -> CaseSummary:
-    method = runner.engine.method
-    cases = [AttackCase(method.name, target, ATTACK, round, "one", 1) for target in gradient_targets(method)]
-    summaries = [summarize_case(case, result) for case, result in runner.run(cases, folder).items()]
-    return max(summaries, key=lambda summary: summary.psnr)
 
 
 def _make_point(planned: PlannedPoint, job: Job, seeds: Sequence[int], engine: Engine, summary: CaseSummary) -> DefencePoint:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -15,10 +15,10 @@ import torch
 from gpfl.errors import GpflError
 from gpfl.experiments import definitions as experiments
 from gpfl.io import toml
-from gpfl.privacy.attack_runner import AttackCase, AttackRunner, CaseResult, OnResult, Record, ceiling_runner, list_cases
+from gpfl.privacy.attack_cases import AttackCase, AttackPlan
+from gpfl.privacy.attack_runner import AttackRunner, CaseResult, OnResult, Record, attack_ceiling
 from gpfl.privacy.case_summary import record_values, signed_rank_p_value
-from gpfl.privacy.reconstruction import ATTACKS, AttackConfig
-from gpfl.privacy.uploads import ROUNDS, STEPS, choose_batches, state_at
+from gpfl.privacy.uploads import ROUNDS, state_at
 from gpfl.training.result import Result
 
 
@@ -85,13 +85,7 @@ def paper_psnr(path: Path | None = None) -> dict[str, float]:
 def attack_methods(
     runs: Mapping[str, Result],
     folder: Path,
-    config: AttackConfig,
-    *,
-    attacks: Sequence[str] = ATTACKS[::-1],
-    images: int = 20,
-    batch_sizes: Sequence[int] = (1, 4),
-    steps: Sequence[str] = STEPS,
-    rounds: Sequence[str] = ROUNDS,
+    plan: AttackPlan,
     on_result: OnResult = lambda case, result: None,
 ) -> PrivacyTable:
     """Attack the runs of `METHODS`, which must have the same federation and seed. Cases that `folder` holds are reused.
@@ -99,18 +93,17 @@ def attack_methods(
     The attacked images are spread over the clients; they, the random starts and the effort are the same in all columns.
     """
     _check_comparable(runs)
-    federation = runs[METHODS[0]].federation
-    batches = choose_batches(federation, range(len(federation)), images, sorted({1, *batch_sizes}), config.seed)
+    federation, engine = runs["fedavg"].federation, runs["fedavg"].engine
+    batches = plan.choose_batches(federation, engine.method.net, range(len(federation)))
     runners = {
-        name: AttackRunner(runs[name].engine, {round_: state_at(runs[name], round_) for round_ in rounds}, batches, config)
+        name: AttackRunner(runs[name].engine, {round_: state_at(runs[name], round_) for round_ in plan.round}, batches, plan)
         for name in METHODS
     }
     table = PrivacyTable({}, {}, {name: runs[name].outcome.selected.round for name in METHODS})
-    for attack in attacks:
-        runner, ceiling = ceiling_runner(runs["fedavg"].engine, batches, attack, config)
-        table.ceilings[attack] = (ceiling, runner.run([ceiling], folder, on_result)[ceiling])
+    for attack in plan.kind:
+        table.ceilings[attack] = attack_ceiling(engine, batches, attack, plan, folder, on_result)
         for column in COLUMNS:
-            cases = list_cases(column.method, [column.target], [attack], rounds, batch_sizes, steps)
+            cases = plan.cases(column.method, [column.target], attack)
             for case, result in runners[column.method].run(cases, folder, on_result).items():
                 table.results[column, case] = result
     return table

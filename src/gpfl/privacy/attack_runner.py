@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -24,6 +22,7 @@ from gpfl.engine.loop import Loop
 from gpfl.io.tensors import checksum, read_tensors, write_tensors
 from gpfl.methods import METHODS
 from gpfl.privacy import image_metrics, reconstruction
+from gpfl.privacy.attack_cases import AttackCase
 from gpfl.privacy.image_metrics import match_images
 from gpfl.privacy.reconstruction import AttackConfig, Reconstruction
 from gpfl.privacy.server_view import ServerView
@@ -35,51 +34,6 @@ _VERSION = 4
 
 Record = dict[str, object]
 """The metrics of one reconstructed image by name, as results.json holds them."""
-
-
-@dataclass(frozen=True)
-class AttackCase:
-    """One attack on the uploads of one method."""
-
-    method: str
-    target: str
-    kind: str  # one of reconstruction.ATTACKS
-    round: str  # one of uploads.ROUNDS
-    steps: str  # one of uploads.STEPS
-    batch: int
-
-    @property
-    def file_name(self) -> str:
-        """Name of the case's file."""
-        return "-".join((self.method, self.target, self.kind, f"round-{self.round}", self.steps, f"batch-{self.batch}"))
-
-    @property
-    def setting(self) -> str:
-        """Round, local training and batch size as text."""
-        return f"{'round 0' if self.round == '0' else 'best round'}, {self.training}, batch {self.batch}"
-
-    @property
-    def training(self) -> str:
-        """Length of the local training as text."""
-        return "one step" if self.steps == "one" else "one epoch"
-
-    @property
-    def description(self) -> str:
-        """The case as text."""
-        return f"{self.method} {self.target}, {self.kind}, {self.setting}"
-
-
-def list_cases(
-    method: str,
-    targets: Sequence[str],
-    kinds: Sequence[str],
-    rounds: Sequence[str],
-    batches: Sequence[int],
-    steps: Sequence[str],
-) -> list[AttackCase]:
-    """Return a case for each combination."""
-    combinations = itertools.product(kinds, targets, rounds, batches, steps)
-    return [AttackCase(method, target, kind, when, step, size) for kind, target, when, size, step in combinations]
 
 
 class CaseResult(NamedTuple):
@@ -230,18 +184,24 @@ def _save_case(path: Path, result: CaseResult, settings: Mapping[str, object]) -
     write_tensors(path, flat, {"settings": dict(settings), "records": result.records})
 
 
-def ceiling_runner(
-    engine: Engine, batches: Mapping[int, list[AttackedBatch]], attack: str, config: AttackConfig
-) -> tuple[AttackRunner, AttackCase]:
-    """Return the case that is easiest to attack: FedAvg's untrained model after one step on the smallest batch.
+def attack_ceiling(
+    engine: Engine,
+    batches: Mapping[int, list[AttackedBatch]],
+    kind: str,
+    config: AttackConfig,
+    folder: Path | None = None,
+    on_result: OnResult = lambda case, result: None,
+) -> tuple[AttackCase, CaseResult]:
+    """Attack the case that is easiest to attack: FedAvg's untrained model after one step on the smallest batch.
 
     Net, data, seed and learning rate are those of the run.
     """
     method = engine.method
     fedavg = METHODS["fedavg"]().bind(method.net, lr=method.lr, epochs=method.epochs, batch_norm=method.batch_norm)
     other = Loop(RunSpec(fedavg, engine.federation, engine.schedule, engine.class_counts))
-    case = AttackCase("fedavg", "model", attack, "0", "one", min(batches))
-    return AttackRunner(other, {"0": initial_state(other)}, batches, config), case
+    case = AttackCase("fedavg", "model", kind, "0", "one", min(batches))
+    runner = AttackRunner(other, {"0": initial_state(other)}, batches, config)
+    return case, runner.run([case], folder, on_result)[case]
 
 
 def records_to_json(records: Sequence[Mapping[str, object]]) -> str:

@@ -9,16 +9,14 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from gpfl.privacy.attack_runner import AttackCase, CaseResult, Record
+from gpfl.privacy.attack_cases import AttackCase
+from gpfl.privacy.attack_runner import CaseResult, Record
 
 Floats = npt.NDArray[np.float64]
 
 MIN_IMAGES = 6
 """Images from which a signed-rank test can be significant."""
 _SIGNIFICANCE = 0.05
-
-PSNR_FORMULAS = ("proper", "reference")
-"""Peak 1 for pixels from 0 to 1, or the formula of the authors' code."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class CaseSummary:
 
 
 def summarize_case(case: AttackCase, result: CaseResult, formula: str = "proper") -> CaseSummary:
-    """Return the summary of a case with PSNRs by one of `PSNR_FORMULAS`."""
+    """Return the summary of a case with PSNRs by one of `attack_cases.PSNR_FORMULAS`."""
     keys = ("either_psnr", "either_start_psnr", "either_mean_psnr", "either_ssim", "psnr", "ssim", "turned")
     psnr, start, mean, ssim, as_found, ssim_as_found, inverted = (record_values(result.records, key) for key in keys)
     # Net inputs have four times the squared error of pixels; the formula divides it by 3.

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from gpfl.core import tree
+from gpfl.core.options import option
+from gpfl.core.randomness import MAX_SEED
 from gpfl.core.tree import Tree
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.privacy import dlg, geiping
@@ -40,11 +42,11 @@ _GRADIENTS_PER_SEARCH = 16
 class AttackConfig:
     """Effort of an attack."""
 
-    iterations: int = 2000
-    restarts: int = 2
-    seed: int = 0
+    iterations: int = option(2000, "iterations of an attack", min=1)
+    restarts: int = option(2, "random starts; the best match is kept", min=1)
+    seed: int = option(0, "seed of images and random starts", min=0, max=MAX_SEED)
+    graph: bool = option(False, "on a GPU, run attacks as a CUDA graph, which is faster")
     n_concurrent: int = 0  # searches (batches times restarts) that run at once; 0 = as many as fit in memory
-    graph: bool = False  # on a GPU: run the steps as a CUDA graph
 
 
 class Reconstruction(NamedTuple):

@@ -43,8 +43,6 @@ def choose_batches(
 ) -> dict[int, list[AttackedBatch]]:
     """Return batches by size: the same images for every size, each batch of one client, clients in turn."""
     group_size = math.lcm(*batch_sizes)
-    if images < 1:
-        raise GpflError(f"--images is {images}; it must be at least 1")
     if images % group_size:
         sizes = " and ".join(str(size) for size in batch_sizes if size > 1)
         raise GpflError(f"--images is {images}; for batches of {sizes} it must be a multiple of {group_size}")

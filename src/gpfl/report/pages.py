@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpfl.errors import pluralize
 from gpfl.io import files
 
 if TYPE_CHECKING:
@@ -106,5 +105,5 @@ def _environment() -> Environment:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters.update(latex=escape_latex, markdown=escape_markdown)
-    environment.globals.update(pluralize=pluralize)
+    environment.filters["fixed"] = lambda value, digits: f"{value:.{digits}f}"
     return environment
