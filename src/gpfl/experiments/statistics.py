@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import numpy.typing as npt
 
 from gpfl.errors import GpflError
 from gpfl.experiments.stored_runs import StoredRun, Trials
+from gpfl.inference.bootstrap import LEVEL, Interval
 
 Floats = npt.NDArray[np.float64]
 
@@ -53,6 +55,58 @@ class Comparison:
     pairs: SignedRank
     clients: SignedRank
     seeds: SignedRank
+
+
+@dataclass(frozen=True)
+class StudentPosterior:
+    """The posterior of a mean difference: Student's t with a location, a scale and degrees of freedom."""
+
+    mean: float
+    scale: float
+    dof: int
+
+    def probability_above(self, value: float) -> float:
+        """Return the probability that the mean difference is larger than a value."""
+        if self.scale == 0:
+            return float(self.mean > value)
+        from scipy import special
+
+        return float(special.stdtr(self.dof, (self.mean - value) / self.scale))
+
+    def interval(self, level: float = LEVEL) -> Interval:
+        """Return the central credible interval."""
+        from scipy import special
+
+        half = self.scale * float(special.stdtrit(self.dof, (1 + level) / 2))
+        return Interval(self.mean - half, self.mean + half)
+
+
+def correlated_t_posterior(
+    differences: Sequence[float] | Floats, test_fraction: float, *, min_std: float = 0.0
+) -> StudentPosterior:
+    """Return the posterior of the mean difference of paired scores from repeated random splits.
+
+    This is the Bayesian correlated t-test of Corani and Benavoli (2015). Training sets of different splits overlap, so their
+    differences d₁ … dₙ are correlated; the correlation is taken to be ρ, the fraction of samples in a test set (Nadeau and
+    Bengio, 2003). With a flat prior the posterior is Student's t with n − 1 degrees of freedom, located at the mean, with
+    scale² = (1/n + ρ/(1 − ρ)) s².
+
+    Args:
+        differences: One difference for each split, at least two.
+        test_fraction: Fraction of the samples in each test set, ρ.
+        min_std: Lowest value for the standard deviation s. Without it, equal scores in all splits would mean certainty, also
+            if they come from a few samples.
+
+    """
+    values = round_values(differences)
+    n = len(values)
+    std = max(float(values.std(ddof=1)), min_std)
+    return StudentPosterior(float(values.mean()), std * overlap_factor(n, test_fraction), n - 1)
+
+
+def overlap_factor(n_splits: int, test_fraction: float) -> float:
+    """Return the standard error of a mean over overlapping splits as a multiple of their standard deviation."""
+    return math.sqrt(1 / n_splits + test_fraction / (1 - test_fraction))
 
 
 def compare_paired(one: Trials, other: Trials, *, at: str = "best", spread: bool = False) -> Comparison:

@@ -71,9 +71,9 @@ def federate(
     return _from_clients(clients, options.build(Partition, {**settings, "clients": len(clients)}, "partition"))
 
 
-def partition_table(table: Table, partition: Partition) -> Federation:
-    """Return the federation of a table and a partition."""
-    shards = [Shard(name, *splits) for name, splits in partition.apply(table).items()]
+def partition_table(table: Table, partition: Partition, split_seed: int | None = None) -> Federation:
+    """Return the federation of a table and a partition, of which `split_seed` can divide each client's samples anew."""
+    shards = [Shard(name, *splits) for name, splits in partition.apply(table, split_seed).items()]
     lacking = [len(shard.samples) for shard in lacking_clients(shards)]
     fix = partition.suggest_fix(table, [len(shard.samples) for shard in shards], lacking) if lacking else ""
     check_nonempty(shards, fix)

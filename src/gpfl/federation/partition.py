@@ -45,11 +45,17 @@ class Partition:
         omit_default=True,
     )
 
-    def apply(self, table: Table) -> dict[str, tuple[Indices, Indices, Indices]]:
-        """Return the training, validation and test samples of each client that takes part."""
+    def apply(self, table: Table, split_seed: int | None = None) -> dict[str, tuple[Indices, Indices, Indices]]:
+        """Return the training, validation and test samples of each client that takes part.
+
+        Another `split_seed` than the partition's gives the same clients with other training, validation and test samples.
+        """
         if self.rng == "pfllib":
             return self._apply_pfllib(table)
-        return {name: self.split(table, samples, i) for i, (name, samples) in enumerate(self.select_clients(table).items())}
+        splitting = self if split_seed is None else dataclasses.replace(self, seed=split_seed)
+        return {
+            name: splitting.split(table, samples, i) for i, (name, samples) in enumerate(self.select_clients(table).items())
+        }
 
     def select_clients(self, table: Table) -> dict[str, Indices]:
         """Return the samples of the clients that take part: all, or a random choice that grows with its number."""
