@@ -7,11 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.stats
 from synthetic_runs import run_folder, trials_of
 
 import gpfl
 from gpfl.experiments import statistics
-from gpfl.experiments.statistics import MIN_PAIRS, compare_paired, holm_correction, rank_scores, signed_rank
+from gpfl.experiments.statistics import (
+    MIN_PAIRS,
+    compare_paired,
+    corrected_t_test,
+    correlated_t_posterior,
+    holm_correction,
+    rank_scores,
+    signed_rank,
+)
 from gpfl.experiments.stored_runs import FolderRun
 
 NAN = float("nan")
@@ -184,3 +193,35 @@ def test_undefined_and_constant_values_are_handled() -> None:
     assert statistics.corrected_t_test([0.0, 0.0], 0.3).p == 1.0
     constant = statistics.corrected_t_test([0.2, 0.2, 0.2], 0.3)
     assert (constant.low, constant.high, constant.p) == (pytest.approx(0.2), pytest.approx(0.2), 0.0)
+
+
+def test_correlated_t_posterior_is_students_t_with_the_scale_worked_out_by_hand() -> None:
+    differences = [0.02, 0.05, -0.01, 0.04]
+    posterior = correlated_t_posterior(differences, 1 / 3)
+    std = (sum((d - 0.025) ** 2 for d in differences) / 3) ** 0.5
+    assert posterior.mean == pytest.approx(0.025)
+    assert posterior.scale == pytest.approx(std * (1 / 4 + 1 / 3) ** 0.5)
+    expected = scipy.stats.t(3, posterior.mean, posterior.scale)
+    assert posterior.probability_above(0.01) == pytest.approx(expected.sf(0.01))
+    assert posterior.interval() == pytest.approx(expected.interval(0.95))
+
+
+def test_interval_of_the_correlated_t_test_is_that_of_the_corrected_resampled_t_test() -> None:
+    values = np.random.default_rng(0).normal(0.02, 0.03, 20)
+    test, posterior = corrected_t_test(values, 0.4), correlated_t_posterior(values, 0.4)
+    assert posterior.interval() == pytest.approx((test.low, test.high))
+    assert 2 * (1 - posterior.probability_above(0)) == pytest.approx(test.p)
+
+
+def test_overlap_of_training_sets_widens_the_posterior() -> None:
+    values = np.random.default_rng(0).normal(0.02, 0.03, 20)
+    scales = [correlated_t_posterior(values, ratio).scale for ratio in (0.0, 1 / 3, 1.0)]
+    assert scales[0] == pytest.approx(values.std(ddof=1) / 20**0.5, rel=1e-6)
+    assert scales == sorted(scales)
+
+
+def test_equal_scores_in_all_splits_are_certain_only_without_a_lowest_standard_deviation() -> None:
+    certain, cautious = (correlated_t_posterior(np.zeros(10), 1 / 3, min_std=std) for std in (0.0, 0.05))
+    assert (certain.probability_above(0.0), certain.probability_above(-0.01)) == (0.0, 1.0)
+    assert cautious.interval().high == pytest.approx(scipy.stats.t(9).isf(0.025) * 0.05 * (0.1 + 1 / 3) ** 0.5)
+    assert cautious.probability_above(0.0) == pytest.approx(0.5)

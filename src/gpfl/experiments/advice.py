@@ -292,7 +292,7 @@ def judge_client(
         _Series(
             name=scores.clients[client],
             n_samples=int(scores.n_samples[client]),
-            test_fraction=float(scores.n_test[client] / scores.n_samples[client]),
+            test_train_ratio=float(scores.n_test[client] / (scores.n_samples - scores.n_test)[client]),
             min_std=float(scores.min_std[client]),
             best_score=scores.best_score,
             alone=own(scores.test[ALONE]),
@@ -309,7 +309,7 @@ def judge_client(
 
 def judge_average(scores: Scores, joined: Floats, rope: float, curves: CurveScores | None = None, seed: int = 0) -> Verdict:
     """Return joining against staying alone on average over the clients that can be judged, each with the same weight."""
-    fraction, min_std = _average_settings(scores)
+    ratio, min_std = _average_settings(scores)
 
     def curve(values: Floats) -> Floats:
         return np.stack([_average(scores, values[:, k]) for k in range(values.shape[1])], axis=1)
@@ -318,7 +318,7 @@ def judge_average(scores: Scores, joined: Floats, rope: float, curves: CurveScor
         _Series(
             name="",
             n_samples=int(scores.n_samples.sum()),
-            test_fraction=fraction,
+            test_train_ratio=ratio,
             min_std=min_std,
             best_score=scores.best_score,
             alone=_average(scores, scores.test[ALONE]),
@@ -339,7 +339,7 @@ class _Series:
 
     name: str
     n_samples: int
-    test_fraction: float
+    test_train_ratio: float
     min_std: float
     best_score: float
     alone: Floats  # (repeats,), like the following
@@ -351,7 +351,7 @@ class _Series:
 
 
 def _judge(series: _Series, rope: float, seed: int) -> Verdict:
-    fraction, min_std = series.test_fraction, series.min_std
+    ratio, min_std = series.test_train_ratio, series.min_std
     repeats = ~np.isnan(series.alone)
     alone, joined, constant = (values[repeats] for values in (series.alone, series.joined, series.constant))
     verdict = Verdict(
@@ -363,13 +363,13 @@ def _judge(series: _Series, rope: float, seed: int) -> Verdict:
         gain=None,
         answer="unclear",
         reason="undefined",
-        methods=methods_within_noise(series.validation, fraction, rope, min_std),
+        methods=methods_within_noise(series.validation, ratio, rope, min_std),
     )
     if repeats.sum() < _required_repeats(len(repeats)):
         return verdict
-    gain = measure_gain(joined - alone, fraction, rope, min_std)
+    gain = measure_gain(joined - alone, ratio, rope, min_std)
     verdict = replace(verdict, gain=gain)
-    if not any(measure_gain(arm - constant, fraction, rope, min_std).answer == "yes" for arm in (alone, joined)):
+    if not any(measure_gain(arm - constant, ratio, rope, min_std).answer == "yes" for arm in (alone, joined)):
         return replace(verdict, reason="no signal")  # differences between models that have learnt nothing mean nothing
     if gain.answer != "unclear":
         return replace(verdict, answer=gain.answer, reason="")
@@ -382,7 +382,7 @@ def _judge(series: _Series, rope: float, seed: int) -> Verdict:
             joined - alone,
             rope=rope,
             clear=CLEAR,
-            test_fraction=fraction,
+            test_train_ratio=ratio,
             min_std=min_std,
             best=series.best_score,
             seed=seed,
@@ -399,20 +399,20 @@ def average_gain(scores: Scores, differences: Floats, rope: float) -> Gain | Non
     """Return the gain on average over the clients that can be judged; None if there are too few repeats."""
     values = _average(scores, differences)
     values = values[~np.isnan(values)]
-    fraction, min_std = _average_settings(scores)
-    return measure_gain(values, fraction, rope, min_std) if len(values) >= MIN_REPEATS else None
+    ratio, min_std = _average_settings(scores)
+    return measure_gain(values, ratio, rope, min_std) if len(values) >= MIN_REPEATS else None
 
 
-def measure_gain(differences: Floats, test_fraction: float, rope: float, min_std: float = 0.0) -> Gain:
+def measure_gain(differences: Floats, test_train_ratio: float, rope: float, min_std: float = 0.0) -> Gain:
     """Return the gain of paired differences from repeated splits, by the Bayesian correlated t-test."""
-    posterior = correlated_t_posterior(differences, test_fraction, min_std=min_std)
+    posterior = correlated_t_posterior(differences, test_train_ratio, min_std=min_std)
     better, above_loss = posterior.probability_above(rope), posterior.probability_above(-rope)
     low, high = posterior.interval()
     return Gain(posterior.mean, low, high, better, above_loss - better, 1 - above_loss, len(differences))
 
 
 def methods_within_noise(
-    validation: Mapping[str, Floats], test_fraction: float, rope: float, min_std: float = 0.0
+    validation: Mapping[str, Floats], test_train_ratio: float, rope: float, min_std: float = 0.0
 ) -> tuple[str, ...]:
     """Return the method with the best mean validation score and those that are not clearly worse, best first.
 
@@ -428,7 +428,7 @@ def methods_within_noise(
     return tuple(
         name
         for name in ordered
-        if name == ordered[0] or measure_gain(best - values[name], test_fraction, rope, min_std).answer != "yes"
+        if name == ordered[0] or measure_gain(best - values[name], test_train_ratio, rope, min_std).answer != "yes"
     )
 
 
@@ -438,10 +438,10 @@ def _average(scores: Scores, values: Floats) -> Floats:
 
 
 def _average_settings(scores: Scores) -> tuple[float, float]:
-    """Return the test fraction and the lowest standard deviation of the average over clients."""
+    """Return the ratio of test to other samples and the lowest standard deviation of the average over clients."""
     judged = scores.judged if scores.judged.any() else np.ones(len(scores.clients), dtype=bool)
-    fraction = float(scores.n_test[judged].sum() / scores.n_samples[judged].sum())
-    return fraction, float(np.sqrt((scores.min_std[judged] ** 2).sum()) / judged.sum())
+    ratio = float(scores.n_test[judged].sum() / (scores.n_samples - scores.n_test)[judged].sum())
+    return ratio, float(np.sqrt((scores.min_std[judged] ** 2).sum()) / judged.sum())
 
 
 def _mean(values: Floats) -> float:

@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from gpfl.core.randomness import generator
 from gpfl.experiments.statistics import overlap_factor
-from gpfl.inference.bootstrap import LEVEL
 
 Floats = npt.NDArray[np.float64]
 
@@ -37,14 +36,11 @@ class PowerLaw:
 
 @dataclass(frozen=True)
 class SampleEstimate:
-    """How many times the present samples would make an answer clear: the median of resamples and an interval.
+    """How many times the present samples would make an answer clear, and the middle half of the resamples."""
 
-    Ends are None beyond `MAX_FACTOR`; the estimate is unknown if the median is.
-    """
-
-    factor: float | None
-    low: float | None
-    high: float | None
+    factor: float
+    low: float
+    high: float
 
 
 def fit_power_law(n: Floats, scores: Floats) -> PowerLaw:
@@ -65,7 +61,7 @@ def fit_power_law(n: Floats, scores: Floats) -> PowerLaw:
     return PowerLaw(limit, chosen * n[0] ** EXPONENTS[best], EXPONENTS[best])
 
 
-def resample_means(values: Floats, test_fraction: float, seed: int, n_resamples: int = N_RESAMPLES) -> Floats:
+def resample_means(values: Floats, test_train_ratio: float, seed: int, n_resamples: int = N_RESAMPLES) -> Floats:
     """Return bootstrap means over repeats of values (repeats, …), (resamples, …).
 
     Repeats overlap, so a plain bootstrap would be too narrow: deviations from the mean are widened to the standard error of
@@ -74,7 +70,9 @@ def resample_means(values: Floats, test_fraction: float, seed: int, n_resamples:
     n = len(values)
     draws = generator(seed, "bootstrap").integers(n, size=(n_resamples, n))
     mean = values.mean(0)
-    widening = overlap_factor(n, test_fraction) * n / np.sqrt(n - 1)  # a bootstrap mean has standard deviation s √(n − 1) / n
+    widening = (
+        overlap_factor(n, test_train_ratio) * n / np.sqrt(n - 1)
+    )  # a bootstrap mean has standard deviation s √(n − 1) / n
     means: Floats = mean + widening * (values[draws].mean(1) - mean)
     return means
 
@@ -87,16 +85,20 @@ def estimate_samples(
     *,
     rope: float,
     clear: float,
-    test_fraction: float,
+    test_train_ratio: float,
     min_std: float = 0.0,
     best: float = np.inf,
     seed: int = 0,
-) -> SampleEstimate:
+) -> SampleEstimate | None:
     """Return how many times the present samples would make it clear whether joining is better than staying alone.
 
     A power law is fitted to each of the two learning curves. Their difference says how the gain changes with the number of
     samples; the standard deviation of gains between splits falls with its root. The answer is clear at the first number of
     samples at which the probability of a gain above `rope` is expected to be at least `clear`, or at most 1 − `clear`.
+
+    This is done for the mean scores and for resampled ones. An unclear answer often means that the gain may be next to `rope`,
+    where no number of samples helps: the result is None if the mean scores, or more than a quarter of the resamples, need more
+    than `MAX_FACTOR` times the samples.
 
     Args:
         sizes: Training samples at each point of the curves; the last point is all of them.
@@ -105,7 +107,7 @@ def estimate_samples(
         gains: Gain in each repeat.
         rope: Gains up to this size make no practical difference.
         clear: Probability from which an answer is clear.
-        test_fraction: Fraction of the samples in each test set.
+        test_train_ratio: Number of test samples divided by that of the samples that a model is made from.
         min_std: Lowest standard deviation of gains.
         best: Best possible score.
         seed: Seed of the resamples.
@@ -114,16 +116,15 @@ def estimate_samples(
     from scipy import special
 
     stacked = np.concatenate([alone, joined, gains[:, None]], axis=1)
-    means = resample_means(stacked, test_fraction, seed)
-    points = len(sizes)
+    means = np.concatenate([stacked.mean(0, keepdims=True), resample_means(stacked, test_train_ratio, seed)])
+    points, n = len(sizes), len(gains)
     future = sizes[-1] * FACTORS
     curves = [fit_power_law(sizes, means[:, start : start + points]).at(future, best) for start in (0, points)]
     change = curves[1] - curves[0]
-    gain = means[:, -1:] + change - change[:, :1]  # (resamples, factors)
-    n = len(gains)
-    scale = max(float(gains.std(ddof=1)), min_std, 1e-12) * overlap_factor(n, test_fraction) / np.sqrt(FACTORS)
+    gain = means[:, -1:] + change - change[:, :1]  # (1 + resamples, factors)
+    scale = max(float(gains.std(ddof=1)), min_std, 1e-12) * overlap_factor(n, test_train_ratio) / np.sqrt(FACTORS)
     better = special.stdtr(n - 1, (gain - rope) / scale)
     answered = (better >= clear) | (better <= 1 - clear)
     first = np.where(answered.any(1), FACTORS[answered.argmax(1)], np.inf)
-    low, median, high = (float(each) for each in np.quantile(first, [(1 - LEVEL) / 2, 0.5, (1 + LEVEL) / 2], method="nearest"))
-    return SampleEstimate(*(value if np.isfinite(value) else None for value in (median, low, high)))
+    low, high = np.quantile(first[1:], [0.25, 0.75], method="nearest")
+    return SampleEstimate(float(first[0]), float(low), float(high)) if np.isfinite([first[0], high]).all() else None

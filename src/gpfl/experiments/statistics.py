@@ -57,58 +57,6 @@ class Comparison:
     seeds: SignedRank
 
 
-@dataclass(frozen=True)
-class StudentPosterior:
-    """The posterior of a mean difference: Student's t with a location, a scale and degrees of freedom."""
-
-    mean: float
-    scale: float
-    dof: int
-
-    def probability_above(self, value: float) -> float:
-        """Return the probability that the mean difference is larger than a value."""
-        if self.scale == 0:
-            return float(self.mean > value)
-        from scipy import special
-
-        return float(special.stdtr(self.dof, (self.mean - value) / self.scale))
-
-    def interval(self, level: float = LEVEL) -> Interval:
-        """Return the central credible interval."""
-        from scipy import special
-
-        half = self.scale * float(special.stdtrit(self.dof, (1 + level) / 2))
-        return Interval(self.mean - half, self.mean + half)
-
-
-def correlated_t_posterior(
-    differences: Sequence[float] | Floats, test_fraction: float, *, min_std: float = 0.0
-) -> StudentPosterior:
-    """Return the posterior of the mean difference of paired scores from repeated random splits.
-
-    This is the Bayesian correlated t-test of Corani and Benavoli (2015). Training sets of different splits overlap, so their
-    differences d₁ … dₙ are correlated; the correlation is taken to be ρ, the fraction of samples in a test set (Nadeau and
-    Bengio, 2003). With a flat prior the posterior is Student's t with n − 1 degrees of freedom, located at the mean, with
-    scale² = (1/n + ρ/(1 − ρ)) s².
-
-    Args:
-        differences: One difference for each split, at least two.
-        test_fraction: Fraction of the samples in each test set, ρ.
-        min_std: Lowest value for the standard deviation s. Without it, equal scores in all splits would mean certainty, also
-            if they come from a few samples.
-
-    """
-    values = round_values(differences)
-    n = len(values)
-    std = max(float(values.std(ddof=1)), min_std)
-    return StudentPosterior(float(values.mean()), std * overlap_factor(n, test_fraction), n - 1)
-
-
-def overlap_factor(n_splits: int, test_fraction: float) -> float:
-    """Return the standard error of a mean over overlapping splits as a multiple of their standard deviation."""
-    return math.sqrt(1 / n_splits + test_fraction / (1 - test_fraction))
-
-
 def compare_paired(one: Trials, other: Trials, *, at: str = "best", spread: bool = False) -> Comparison:
     """Compare two methods client by client over the seeds that both have. Raise if their federations differ.
 
@@ -185,11 +133,63 @@ def corrected_t_test(values: Sequence[float] | Floats, test_train_ratio: float, 
     mean = float(defined.mean()) if n else float("nan")
     if n < 2:
         return CorrectedTTest(n, mean, None, None, None)
-    error = float(defined.std(ddof=1)) * (1 / n + test_train_ratio) ** 0.5
+    error = float(defined.std(ddof=1)) * overlap_factor(n, test_train_ratio)
     if np.ptp(round_values(defined)) == 0:
         return CorrectedTTest(n, mean, mean, mean, 1.0 if round_values(mean) == 0 else 0.0)
     half = error * float(stats.t.ppf((1 + level) / 2, n - 1))
     return CorrectedTTest(n, mean, mean - half, mean + half, float(2 * stats.t.sf(abs(mean) / error, n - 1)))
+
+
+@dataclass(frozen=True)
+class StudentPosterior:
+    """The posterior of a mean difference: Student's t with a location, a scale and degrees of freedom."""
+
+    mean: float
+    scale: float
+    dof: int
+
+    def probability_above(self, value: float) -> float:
+        """Return the probability that the mean difference is larger than a value."""
+        if self.scale == 0:
+            return float(self.mean > value)
+        from scipy import special
+
+        return float(special.stdtr(self.dof, (self.mean - value) / self.scale))
+
+    def interval(self, level: float = LEVEL) -> Interval:
+        """Return the central credible interval."""
+        from scipy import special
+
+        half = self.scale * float(special.stdtrit(self.dof, (1 + level) / 2))
+        return Interval(self.mean - half, self.mean + half)
+
+
+def correlated_t_posterior(
+    differences: Sequence[float] | Floats, test_train_ratio: float, *, min_std: float = 0.0
+) -> StudentPosterior:
+    """Return the posterior of the mean difference of paired scores from repeated random splits.
+
+    This is the Bayesian correlated t-test of Corani and Benavoli (2015). Training sets of different splits overlap, so their
+    n differences are correlated; the correlation is taken to be ρ, the fraction of samples in a test set. With a flat prior the
+    posterior is Student's t with n − 1 degrees of freedom, located at the mean, with scale² = (1/n + ρ/(1 − ρ)) s². As
+    ρ/(1 − ρ) = n_test/n_train, its central interval is that of the corrected resampled t-test.
+
+    Args:
+        differences: One difference for each split, at least two.
+        test_train_ratio: Number of test samples divided by that of the samples that a model is made from.
+        min_std: Lowest value for the standard deviation s. Without it, equal scores in all splits would mean certainty, also
+            if they come from a few samples.
+
+    """
+    values = round_values(differences)
+    n = len(values)
+    std = max(float(values.std(ddof=1)), min_std)
+    return StudentPosterior(float(values.mean()), std * overlap_factor(n, test_train_ratio), n - 1)
+
+
+def overlap_factor(n: int, test_train_ratio: float) -> float:
+    """Return the standard error of a mean over n overlapping splits as a multiple of their standard deviation."""
+    return math.sqrt(1 / n + test_train_ratio)
 
 
 def holm_correction(p_values: Sequence[float | None]) -> list[float | None]:
