@@ -7,7 +7,6 @@ The defaults of `Method` are FedAvg; a method overrides only where it differs.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Protocol, Self
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from gpfl.core import losses, tree
 from gpfl.core.net import Model, Net
-from gpfl.core.options import options_of
+from gpfl.core.options import is_unset, options_of
 from gpfl.core.tree import Tree
 
 LossTerms = dict[str, Tensor]
@@ -138,9 +137,12 @@ class Method:
     # Binding to a net.
 
     def bind(self, net: Net, *, lr: float, epochs: int, batch_norm: str = "local") -> Self:
-        """Return the method bound to a net; options whose default depends on the net get their value."""
-        defaults = {name: option.by_net for name, option in options_of(type(self)).items() if option.by_net}
-        values = {name: by.get(net.name, by["*"]) for name, by in defaults.items() if math.isnan(getattr(self, name))}
+        """Return the method bound to a net; unset options get their default for the net, or the learning rate."""
+        values = {
+            name: option.by_net.get(net.name, option.by_net["*"]) if option.by_net else lr
+            for name, option in options_of(type(self)).items()
+            if is_unset(getattr(self, name))
+        }
         return dataclasses.replace(self, setup=Setup(net=net, lr=lr, epochs=epochs, batch_norm=batch_norm), **values)
 
     def replace(self, **values: object) -> Self:

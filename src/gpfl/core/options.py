@@ -17,7 +17,7 @@ Value = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[s
 T = TypeVar("T")
 
 BY_NET = math.nan
-"""The default of an option whose value depends on the net; `Method.bind` replaces it."""
+"""The default of an option whose value depends on the net or is the learning rate; `Method.bind` replaces it."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,11 @@ def option(
         typical = f"{low:g} to {high:g}"
     described = Option(help, symbol, typical, min, above, max, choices, search, by_net, disabled_by, omit_default)
     return dataclasses.field(default=default, metadata={"option": described})
+
+
+def is_unset(value: object) -> bool:
+    """Return whether the value of an option is `BY_NET`."""
+    return isinstance(value, float) and math.isnan(value)
 
 
 def options_of(record: type) -> dict[str, Option]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Self
 
 from gpfl.core.method import NET_PARTS, Batch, ClientInfo, LossTerms, Method, Phase
-from gpfl.core.net import Net
 from gpfl.core.options import BY_NET, SearchRange, option
 from gpfl.core.tree import Tree
 
@@ -38,11 +35,6 @@ class FedAvgFT(Method):
     )
     ft_parts: str = option("all", "parts of the net that fine-tuning moves", choices=("all", "head", "base"))
     ft_lr: float = option(BY_NET, "learning rate of fine-tuning", symbol="η_ft", above=0.0, search=SearchRange(0.0005, 0.1))
-
-    def bind(self, net: Net, *, lr: float, epochs: int, batch_norm: str = "local") -> Self:
-        """Return the method bound to a net; the rate of fine-tuning defaults to the learning rate."""
-        ft_lr = lr if math.isnan(self.ft_lr) else self.ft_lr
-        return super().bind(net, lr=lr, epochs=epochs, batch_norm=batch_norm).replace(ft_lr=ft_lr)
 
     def final_phases(self) -> tuple[Phase, ...]:
         """Return the epochs of fine-tuning."""

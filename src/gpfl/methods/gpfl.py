@@ -163,12 +163,9 @@ def valve(weights: Tree, f: Tensor, context: Tensor) -> Tensor:
 
 def init_valve(width: int, seed: int) -> Tree:
     """Return the weights of γ and β, each Linear → ReLU → LayerNorm, as torch initialises them."""
-
-    def branch() -> nn.Module:
-        return nn.ModuleDict({"linear": nn.Linear(width, width), "norm": nn.LayerNorm(width)})
-
     with fork_rng(seed, "valve"):
-        layers = nn.ModuleDict({"gamma": branch(), "beta": branch()})
+        branches = {name: {"linear": nn.Linear(width, width), "norm": nn.LayerNorm(width)} for name in ("gamma", "beta")}
+    layers = nn.ModuleDict({name: nn.ModuleDict(branch) for name, branch in branches.items()})
     return {name: value.detach() for name, value in layers.named_parameters()}
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Self
 
 from torch import Tensor
 
 from gpfl.core import tree
 from gpfl.core.method import NET_PARTS, Batch, ClientInfo, LossTerms, Method, Phase
-from gpfl.core.net import Net
 from gpfl.core.options import BY_NET, SearchRange, option
 from gpfl.core.tree import Tree
 
@@ -37,11 +34,6 @@ class PerFedAvg(Method):
     )
     beta: float = option(BY_NET, "learning rate of the outer step", symbol="β", above=0.0, search=SearchRange(0.001, 0.1))
     passes: int = option(2, "passes over the samples in each local epoch", typical="1 or 2", min=1)
-
-    def bind(self, net: Net, *, lr: float, epochs: int, batch_norm: str = "local") -> Self:
-        """Return the method bound to a net; α and β default to the learning rate."""
-        alpha, beta = (lr if math.isnan(rate) else rate for rate in (self.alpha, self.beta))
-        return super().bind(net, lr=lr, epochs=epochs, batch_norm=batch_norm).replace(alpha=alpha, beta=beta)
 
     def phases(self) -> tuple[Phase, ...]:
         """Return one phase whose steps take two batches; a client with fewer samples cannot train."""

@@ -113,7 +113,7 @@ def _group_settings(method: str | Method, net: NetLike | None, settings: Mapping
 
 def _check_method(method: Method, run: RunOptions) -> Method:
     """Return a method made in Python, its options validated like those of a config."""
-    values = {key: value for key, value in options.option_values(method).items() if value == value}  # NaN: the net's default
+    values = {key: value for key, value in options.option_values(method).items() if not options.is_unset(value)}
     checked = options.build(type(method), values, "method")
     if not run.allow_noop:
         options.check_not_disabled(checked, "method")
