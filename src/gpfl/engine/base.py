@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from gpfl.core.tree import Tree
 from gpfl.data.table import Table
 from gpfl.federation import Federation
 
+T = TypeVar("T")
 EVAL_BATCH_SIZE = 1024  # samples of one client that are evaluated at once
 
 
@@ -72,6 +73,10 @@ class EvalRequest(NamedTuple):
     split: str
 
 
+ClientFunction: TypeAlias = Callable[[EvalRequest, int, ClientInfo, Method], Tensor]
+"""A function of a request, a position in it, the stacked info of its clients, and the method."""
+
+
 class FinalRequest(NamedTuple):
     """The final phases of `clients` (ascending), whose private state is stacked in that order, after some round."""
 
@@ -112,13 +117,19 @@ class Engine(ABC):
     def train_round(self, request: TrainRequest) -> RoundResult:
         """Run a round."""
 
-    @abstractmethod
     def evaluate_clients(self, request: EvalRequest) -> Evaluation:
         """Return the scores of the clients."""
+        return self.to_evaluation(request, torch.stack(self.map_clients(request, self.score_client)))
 
-    @abstractmethod
     def predict_clients(self, request: EvalRequest) -> list[Tensor]:
         """Return the logits of the personal models of all clients of the run on their samples, (samples, classes) each."""
+        return self.map_clients(request, self.predict_client)
+
+    def map_clients(self, request: EvalRequest, function: ClientFunction) -> list[Tensor]:
+        """Return the value of a function for every client of a request, by default one client after another."""
+        info = self.client_info(request.clients, request.round)
+        with torch.no_grad():
+            return [function(request, i, info, self.method) for i in range(len(request.clients))]
 
     def for_trial(self, spec: RunSpec) -> Self:
         """Return this engine for another trial: equal but for the seed or float hyperparameters of the method."""
@@ -201,12 +212,10 @@ class Engine(ABC):
         """Return the weights of the personal models of `clients`, whose private state is stacked in that order."""
         info = self.client_info(clients, round)
         private = self.run_final_phases([FinalRequest(shared, private, clients, round, self.schedule, self.method)])[0]
-        weights = []
-        for i, client in enumerate(clients):
-            indices = self.adaptation_indices(client)
-            adapt = self.federation.table.batch(indices[indices >= 0])
-            weights.append(self.method.personal_weights(shared, self.fetch_private(private, i), adapt, info.select(i)))
-        return weights
+        return [
+            self.method.personal_weights(shared, self.fetch_private(private, i), self._adaptation_batch(client), info.select(i))
+            for i, client in enumerate(clients)
+        ]
 
     def aggregation_weights(self, request: TrainRequest) -> Tensor:
         """Return the weights of the request's clients in the mean; over the whole cohort they sum to one."""
@@ -276,35 +285,39 @@ class Engine(ABC):
         indices = self.schedule.batches(self.federation.shards[client].train)[0]
         return torch.from_numpy(indices).to(self.device)
 
+    def _adaptation_batch(self, client: int) -> Batch:
+        indices = self.adaptation_indices(client)
+        return self.federation.table.batch(indices[indices >= 0])
+
     def fetch_private(self, private: Tree, position: int) -> Tree:
         """Return one client's private state on the engine's device."""
         return tree.take(tree.fetch(private, [position], self.device), 0)
 
     def score_client(self, request: EvalRequest, position: int, info: ClientInfo, method: Method | None = None) -> Tensor:
         """Return (correct predictions, summed loss) of one client; threads pass a copy of the method each."""
-        private, adapt, samples = self._evaluation_inputs(request, position)
-        scores = [
-            evaluate_client(method or self.method, request.shared, private, adapt, info.select(position), batch)
-            for batch in samples
-        ]
+        scores = self._map_batches(evaluate_client, request, position, info, method)
         return torch.stack([torch.stack(score) for score in scores]).sum(0)
 
     def predict_client(self, request: EvalRequest, position: int, info: ClientInfo, method: Method | None = None) -> Tensor:
         """Return the logits of one client's personal model on the CPU; threads pass a copy of the method each."""
-        private, adapt, samples = self._evaluation_inputs(request, position)
-        logits = [
-            predict_client(method or self.method, request.shared, private, adapt, info.select(position), batch)
-            for batch in samples
-        ]
-        return torch.cat(logits).cpu()
+        return torch.cat(self._map_batches(predict_client, request, position, info, method)).cpu()
 
-    def _evaluation_inputs(self, request: EvalRequest, position: int) -> tuple[Tree, Batch, Iterator[Batch]]:
-        """Return a client's private state, the batch its model may adapt to, and the batches it is evaluated on."""
-        table, client = self.federation.table, request.clients[position]
-        indices = self.adaptation_indices(client)
+    def _map_batches(
+        self,
+        function: Callable[[Method, Tree, Tree, Batch, ClientInfo, Batch], T],
+        request: EvalRequest,
+        position: int,
+        info: ClientInfo,
+        method: Method | None,
+    ) -> list[T]:
+        """Return the value of a function of a client's personal model for each batch of its samples."""
+        client, private = request.clients[position], self.fetch_private(request.private, position)
+        adapt, client_info = self._adaptation_batch(client), info.select(position)
         samples = torch.from_numpy(self.federation.shards[client].split(request.split)).to(self.device)
-        batches = (table.batch(batch) for batch in torch.split(samples, EVAL_BATCH_SIZE))
-        return self.fetch_private(request.private, position), table.batch(indices[indices >= 0]), batches
+        return [
+            function(method or self.method, request.shared, private, adapt, client_info, self.federation.table.batch(indices))
+            for indices in torch.split(samples, EVAL_BATCH_SIZE)
+        ]
 
     def to_evaluation(self, request: EvalRequest, scores: Tensor) -> Evaluation:
         """Return the evaluation for scores (clients, 2) of correct predictions and summed loss."""

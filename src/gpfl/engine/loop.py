@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
 from gpfl.core.local_round import local_round
-from gpfl.core.metrics import Evaluation
 from gpfl.core.tree import Tree
-from gpfl.engine.base import Engine, EvalRequest, RoundResult, TrainRequest, add_weighted
+from gpfl.engine.base import Engine, RoundResult, TrainRequest, add_weighted
 
 
 class Loop(Engine):
@@ -32,16 +28,3 @@ class Loop(Engine):
             new_private.append(update.private)
             terms.append(update.terms)
         return self.to_result(request, mean, new_private, terms)
-
-    def evaluate_clients(self, request: EvalRequest) -> Evaluation:
-        """Return the scores of the clients."""
-        info = self.client_info(request.clients, request.round)
-        with torch.no_grad():
-            scores = [self.score_client(request, i, info) for i in range(len(request.clients))]
-        return self.to_evaluation(request, torch.stack(scores))
-
-    def predict_clients(self, request: EvalRequest) -> list[Tensor]:
-        """Return the logits of the clients."""
-        info = self.client_info(request.clients, request.round)
-        with torch.no_grad():
-            return [self.predict_client(request, i, info) for i in range(len(request.clients))]

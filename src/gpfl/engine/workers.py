@@ -15,9 +15,8 @@ from torch import Tensor
 from gpfl.core import tree
 from gpfl.core.local_round import ClientUpdate, Plan, Samples, local_round
 from gpfl.core.method import ClientInfo, LossTerms, Method, Phase
-from gpfl.core.metrics import Evaluation
 from gpfl.core.tree import Tree
-from gpfl.engine.base import Engine, EvalRequest, RoundResult, RunSpec, TrainRequest, add_terms, add_weighted
+from gpfl.engine.base import ClientFunction, Engine, EvalRequest, RoundResult, RunSpec, TrainRequest, add_terms, add_weighted
 from gpfl.engine.compiler.program import Buffers, Program
 from gpfl.engine.slots import pack
 
@@ -141,25 +140,15 @@ class Workers(Engine):
         terms = {name: torch.zeros_like(value) for name, value in first["terms"].items()}
         return Program(advance, {"local_state": local_state, "terms": terms}, fixed)
 
-    def evaluate_clients(self, request: EvalRequest) -> Evaluation:
-        """Return the scores of the clients."""
+    def map_clients(self, request: EvalRequest, function: ClientFunction) -> list[Tensor]:
+        """Return the value of a function for every client of a request; each worker passes its own copy of the method."""
         info = self.client_info(request.clients, request.round)
-        scores = self._map_clients(request, lambda i, method: self.score_client(request, i, info, method))
-        return self.to_evaluation(request, torch.stack(scores))
-
-    def predict_clients(self, request: EvalRequest) -> list[Tensor]:
-        """Return the logits of the clients."""
-        info = self.client_info(request.clients, request.round)
-        return self._map_clients(request, lambda i, method: self.predict_client(request, i, info, method))
-
-    def _map_clients(self, request: EvalRequest, evaluate: Callable[[int, Method], Tensor]) -> list[Tensor]:
-        """Return a function's value for the position of every client; each worker passes its own copy of the method."""
         sizes = self.federation.n_samples(request.split)[list(request.clients)]
         packing = pack(sizes.tolist(), min(self.n_workers, len(sizes)))
 
         def work(worker: int) -> dict[int, Tensor]:
             with torch.no_grad():
-                return {i: evaluate(i, self._methods[worker]) for i in packing.slots[worker]}
+                return {i: function(request, i, info, self._methods[worker]) for i in packing.slots[worker]}
 
         values = {i: value for result in self._run_workers(work, len(packing.slots)) for i, value in result.items()}
         return [values[i] for i in range(len(sizes))]
