@@ -43,7 +43,7 @@ def _read_member(members: zipfile.ZipFile, name: str, path: Path) -> Columns:
         raise GpflError(
             f"{name} in {path} would take {size:,} bytes; an array may take {MAX_BYTES:,}: divide it among several files"
         )
-    content = io.BytesIO(archive.read_zip_member(members, name, MAX_BYTES, str(path)))
+    content = io.BytesIO(archive.read_zip_member(members, name, MAX_BYTES))
     try:
         version = np.lib.format.read_magic(content)
         header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

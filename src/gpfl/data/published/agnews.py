@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from gpfl.data.published import archive
 from gpfl.data.published.dataset import PublishedDataset
 from gpfl.data.published.download import PublishedFile
 from gpfl.data.table import Table
-from gpfl.errors import GpflError
 
 URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
 MAX_TOKENS = 200
@@ -49,14 +49,11 @@ def parse(paths: Mapping[str, Path]) -> Table:
 
 
 def _read_articles(path: Path) -> Iterator[tuple[int, str]]:
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            for number, cells in enumerate(csv.reader(file, strict=True), start=1):
-                if len(cells) != 3 or cells[0] not in ("1", "2", "3", "4"):
-                    raise GpflError(f"{path} has no class 1 to {CLASSES}, title and text in record {number}: get it again")
-                yield int(cells[0]) - 1, f"{cells[1]} {cells[2]}"
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise GpflError(f"{path} is not a valid CSV file ({error}): get it again") from None
+    with archive.report_damage(path), path.open(encoding="utf-8", newline="") as file:
+        for number, cells in enumerate(csv.reader(file, strict=True), start=1):
+            if len(cells) != 3 or cells[0] not in ("1", "2", "3", "4"):
+                raise ValueError(f"record {number} is not a class 1 to {CLASSES}, title and text")
+            yield int(cells[0]) - 1, f"{cells[1]} {cells[2]}"
 
 
 AGNEWS = PublishedDataset(

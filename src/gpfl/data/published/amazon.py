@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from gpfl.data.published import archive
 from gpfl.data.published.dataset import PublishedDataset
 from gpfl.data.published.download import PublishedFile
 from gpfl.data.table import Table
-from gpfl.errors import GpflError
 
 URL = "https://raw.githubusercontent.com/GRAAL-Research/domain_adversarial_neural_network/master/data/"
 DOMAINS = ("books", "dvd", "electronics", "kitchen")
@@ -52,12 +52,10 @@ def _read_svmlight(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.in
     """Return counts (reviews, words) and labels, 1 for positive reviews."""
     from sklearn.datasets import load_svmlight_file
 
-    try:
+    with archive.report_damage(path):
         counts, labels = load_svmlight_file(path, n_features=WORDS, zero_based=True)
-    except (OSError, ValueError, OverflowError) as error:
-        raise GpflError(f"{path} is not a valid svmlight file ({error}): get it again") from None
-    if not np.isin(labels, (-1, 1)).all() or not np.isin(counts.data, range(256)).all():
-        raise GpflError(f"{path} has a label other than ±1 or a count that is no integer from 0 to 255: get it again")
+        if not np.isin(labels, (-1, 1)).all() or not np.isin(counts.data, range(256)).all():
+            raise ValueError("a label is not ±1 or a count is no integer from 0 to 255")
     return counts.astype(np.uint8).toarray(), (labels > 0).astype(np.int64)
 
 

@@ -11,7 +11,6 @@ from gpfl.data.published import archive
 from gpfl.data.published.dataset import PublishedDataset
 from gpfl.data.published.download import PublishedFile
 from gpfl.data.table import Table
-from gpfl.errors import GpflError
 
 NAME = "cifar-100-binary.tar.gz"
 RECORD = 2 + 3 * 32 * 32  # coarse label, fine label, pixels
@@ -20,15 +19,13 @@ MEMBERS = (("cifar-100-binary/train.bin", 50_000), ("cifar-100-binary/test.bin",
 
 def parse(paths: Mapping[str, Path]) -> Table:
     """Return the training and then the test images with their fine labels."""
-    members = archive.read_tar_gz(paths[NAME], tuple(name for name, _ in MEMBERS), MEMBERS[0][1] * RECORD)
-    records = []
-    for name, count in MEMBERS:
-        if len(members[name]) != count * RECORD:
-            raise GpflError(f"{name} in {paths[NAME]} has {len(members[name]):,} bytes; it should have {count * RECORD:,}")
-        records.append(np.frombuffer(members[name], dtype=np.uint8).reshape(count, RECORD))
-    images = np.concatenate(records)
-    if images[:, 1].max() > 99:
-        raise GpflError(f"{paths[NAME]} has label {images[:, 1].max()}; labels are 0 to 99")
+    with archive.report_damage(paths[NAME]):
+        total = sum(count for _, count in MEMBERS) * RECORD
+        members = archive.read_tar_gz(paths[NAME], tuple(name for name, _ in MEMBERS), total)
+        records = [np.frombuffer(members[name], dtype=np.uint8).reshape(count, RECORD) for name, count in MEMBERS]
+        images = np.concatenate(records)
+        if images[:, 1].max() > 99:
+            raise ValueError(f"label {images[:, 1].max()} is not 0 to 99")
     return Table(images[:, 2:].reshape(-1, 3, 32, 32), images[:, 1], classes=100, name="cifar100", kind="pixels")
 
 

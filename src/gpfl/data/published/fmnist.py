@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from gpfl.data.published import archive
 from gpfl.data.published.dataset import PublishedDataset
 from gpfl.data.published.download import PublishedFile
 from gpfl.data.table import Table
-from gpfl.errors import GpflError
 
 URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 MAGIC = {3: 0x0803, 1: 0x0801}  # by number of axes
@@ -46,30 +46,19 @@ FILES = (
 def parse(paths: Mapping[str, Path]) -> Table:
     """Return the training and then the test images."""
     images = [_read_idx(paths[f"{split}-images-idx3-ubyte.gz"], (count, 28, 28)) for split, count in SPLITS]
-    labels = [_read_labels(paths[f"{split}-labels-idx1-ubyte.gz"], count) for split, count in SPLITS]
+    labels = [_read_idx(paths[f"{split}-labels-idx1-ubyte.gz"], (count,)) for split, count in SPLITS]
     return Table(np.concatenate(images)[:, None], np.concatenate(labels), classes=CLASSES, name="fmnist", kind="pixels")
-
-
-def _read_labels(path: Path, count: int) -> npt.NDArray[np.uint8]:
-    labels = _read_idx(path, (count,))
-    if labels.max() >= CLASSES:
-        raise GpflError(f"{path} has label {labels.max()}; labels are 0 to {CLASSES - 1}")
-    return labels
 
 
 def _read_idx(path: Path, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
     """Return the array of an idx file: a magic number, the axes' lengths and one byte per entry."""
     header = 4 * (1 + len(shape))
-    expected = header + int(np.prod(shape))
-    content = archive.read_gzip(path, expected)
-    if len(content) < header:
-        raise GpflError(f"{path} is not an idx file: it ends after {len(content)} bytes")
-    magic, *axes = np.frombuffer(content[:header], dtype=">u4").tolist()
-    if magic != MAGIC[len(shape)] or tuple(axes) != shape:
-        raise GpflError(f"{path} is not the idx file of shape {shape} (magic number {magic:#x}, shape {tuple(axes)})")
-    if len(content) < expected:
-        raise GpflError(f"{path} is truncated: {len(content):,} of {expected:,} bytes")
-    return np.frombuffer(content[header:], dtype=np.uint8).reshape(shape)
+    with archive.report_damage(path):
+        content = archive.read_gzip(path, header + math.prod(shape))
+        magic, *axes = np.frombuffer(content[:header], dtype=">u4").tolist()
+        if magic != MAGIC[len(shape)] or tuple(axes) != shape:
+            raise ValueError(f"magic number {magic:#x} and shape {tuple(axes)}, not {MAGIC[len(shape)]:#x} and {shape}")
+        return np.frombuffer(content[header:], dtype=np.uint8).reshape(shape)
 
 
 FMNIST = PublishedDataset(

@@ -20,7 +20,6 @@ from gpfl.data.published import archive
 from gpfl.data.published.dataset import PublishedDataset
 from gpfl.data.published.download import PublishedFile
 from gpfl.data.table import Table
-from gpfl.errors import GpflError
 
 NAME = "human+activity+recognition+using+smartphones.zip"
 INNER = "UCI HAR Dataset.zip"
@@ -30,7 +29,6 @@ RAW_CHANNELS = [index for index, channel in enumerate(CHANNELS) if channel.start
 """Channels that the publisher did not filter."""
 STEPS = 128
 ACTIVITIES = 6
-MAX_VALUE = 1e9
 MAX_BYTES = 1 << 28  # of one text file, several times the largest
 
 
@@ -38,47 +36,29 @@ def parse(paths: Mapping[str, Path]) -> Table:
     """Return all windows (9 channels, 1, 128 steps), training before test, with the subject as client."""
     path = paths[NAME]
     with archive.open_zip(path, str(path)) as outer:
-        inner = io.BytesIO(archive.read_zip_member(outer, INNER, MAX_BYTES, str(path)))
-    label = f"{INNER} in {path}"
-    with archive.open_zip(inner, label) as members:
-        splits = [_read_split(members, split, label) for split in ("train", "test")]
+        inner = io.BytesIO(archive.read_zip_member(outer, INNER, MAX_BYTES))
+    with archive.open_zip(inner, f"{INNER} in {path}") as members:
+        splits = [_read_split(members, split) for split in ("train", "test")]
     x, y, subjects = (np.concatenate(arrays) for arrays in zip(*splits, strict=True))
     numbers, client_ids = np.unique(subjects, return_inverse=True)
     names = [f"subject {number}" for number in numbers]
     return Table(x[:, :, None], y - 1, classes=ACTIVITIES, name="har", client_ids=client_ids, client_names=names)
 
 
-def _read_split(members: zipfile.ZipFile, split: str, label: str) -> tuple[npt.NDArray[Any], ...]:
+def _read_split(members: zipfile.ZipFile, split: str) -> tuple[npt.NDArray[Any], ...]:
     """Return signals (windows, channels, steps), activities and subjects."""
-    y, subjects = (_read_integers(members, f"{ROOT}/{split}/{kind}_{split}.txt", label) for kind in ("y", "subject"))
-    signals = []
-    for channel in CHANNELS:
-        name = f"{ROOT}/{split}/Inertial Signals/{channel}_{split}.txt"
-        values = _read_numbers(members, name, label)
-        if len(values) != len(y) * STEPS or len(subjects) != len(y):
-            raise GpflError(f"{name} of {label} has {len(values):,} numbers for {len(y):,} windows of {STEPS} steps")
-        signals.append(values.reshape(len(y), STEPS).astype(np.float32))
-    if not len(y) or y.min() < 1 or y.max() > ACTIVITIES:
-        raise GpflError(f"{label} has activities outside 1 to {ACTIVITIES} in its {split} split")
-    return np.stack(signals, axis=1), y, subjects
 
+    def read(name: str, dtype: type) -> npt.NDArray[Any]:
+        return np.array(archive.read_zip_member(members, f"{ROOT}/{split}/{name}_{split}.txt", MAX_BYTES).split(), dtype=dtype)
 
-def _read_numbers(members: zipfile.ZipFile, name: str, label: str) -> npt.NDArray[np.float64]:
-    content = archive.read_zip_member(members, name, MAX_BYTES, label)
-    try:
-        values = np.array(content.split(), dtype=np.float64)
-    except ValueError as error:
-        raise GpflError(f"{name} of {label} holds something other than numbers ({error})") from None
-    if not (np.abs(values) < MAX_VALUE).all():
-        raise GpflError(f"{name} of {label} holds NaN or a number beyond {MAX_VALUE:g}")
-    return values
-
-
-def _read_integers(members: zipfile.ZipFile, name: str, label: str) -> npt.NDArray[np.int64]:
-    values = _read_numbers(members, name, label)
-    if not np.array_equal(values, np.rint(values)):
-        raise GpflError(f"{name} of {label} holds numbers that are not whole")
-    return values.astype(np.int64)
+    y, subjects = read("y", np.int64), read("subject", np.int64)
+    signals = [read(f"Inertial Signals/{channel}", np.float64).reshape(len(y), STEPS) for channel in CHANNELS]
+    if not 0 < len(y) == len(subjects) or not ((y >= 1) & (y <= ACTIVITIES)).all():
+        raise ValueError(f"{len(y)} activities for {len(subjects)} subjects, or an activity outside 1 to {ACTIVITIES}")
+    x = np.stack(signals, axis=1).astype(np.float32)
+    if not np.isfinite(x).all():
+        raise ValueError("a signal is NaN or infinite")
+    return x, y, subjects
 
 
 def find_recordings(x: npt.NDArray[np.float32], subjects: Indices) -> Indices:

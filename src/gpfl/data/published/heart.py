@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from gpfl.core.options import option
 from gpfl.data.columns import ColumnSchema, RawColumns, Schema
 from gpfl.data.preprocessing import FILLED, PreprocessingOptions
+from gpfl.data.published import archive
 from gpfl.data.published.dataset import PublishedDataset
 from gpfl.data.published.download import PublishedFile
 from gpfl.data.table import Table
-from gpfl.errors import GpflError
 
 URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/"
 FILES = (
@@ -48,7 +49,8 @@ INCOMPLETE = ("slope", "ca", "thal")
 """Columns without a value for most patients outside Cleveland."""
 
 CLASSES = ("absent", "present")
-MAX_LABEL = 4
+DEGREES = ("0", "1", "2", "3", "4")
+"""Labels: degrees of heart disease."""
 SCHEMA = Schema(
     tuple(
         ColumnSchema(name, "categorical", tuple(values.values()))
@@ -64,59 +66,41 @@ SCHEMA = Schema(
 
 def parse(paths: Mapping[str, Path]) -> Table:
     """Return all patients, hospital by hospital; class 1 is any degree of heart disease."""
-    values, labels, hospitals = [], [], []
-    for i, (_, name, _, _) in enumerate(FILES):
-        rows = _read_rows(paths[name])
-        values += [row[:-1] for row in rows]
-        labels += [float(row[-1] > 0) for row in rows]
-        hospitals += [i] * len(rows)
+    rows = [_read_rows(paths[name]) for _, name, _, _ in FILES]
+    values = np.concatenate(rows)
     return Table(
-        RawColumns(SCHEMA, np.array(values)),
-        labels,
+        RawColumns(SCHEMA, values[:, :-1]),
+        values[:, -1] > 0,
         classes=len(CLASSES),
         name="heart",
-        client_ids=np.array(hospitals),
+        client_ids=np.repeat(np.arange(len(rows)), [len(each) for each in rows]),
         client_names=[hospital for hospital, *_ in FILES],
     )
 
 
-def _read_rows(path: Path) -> list[list[float]]:
+def _read_rows(path: Path) -> npt.NDArray[np.float64]:
     """Return numbers, indices of categories or NaN, and the label from 0 to 4, of each line."""
-    try:
-        lines = [line for line in csv.reader(path.read_text(encoding="ascii").splitlines()) if line]
-    except (OSError, UnicodeDecodeError, csv.Error) as problem:
-        raise GpflError(f"{path} is not a text file ({problem}): get it again") from None
-    if not lines:
-        raise GpflError(f"{path} is empty: get it again")
-    rows = []
-    for number, cells in enumerate(lines, 1):
-        if len(cells) != len(COLUMNS) + 1:
-            raise GpflError(f"{path}, line {number}, has {len(cells)} cells; it must have {len(COLUMNS) + 1}: get it again")
-        row = [_read_cell(name, cell, f"{path}, line {number}") for name, cell in zip(COLUMNS, cells, strict=False)]
-        rows.append([*row, _read_label(cells[-1], f"{path}, line {number}")])
-    return rows
+    read_columns = [partial(_read_cell, allowed) for allowed in COLUMNS.values()]
+    converters: dict[int | str, Callable[[str], float]] = dict(enumerate([*read_columns, DEGREES.index]))
+    with archive.report_damage(path):
+        lines = path.read_text(encoding="ascii").splitlines()
+        if not lines:
+            raise ValueError("it is empty")
+        rows = np.loadtxt(lines, delimiter=",", converters=converters, ndmin=2, encoding="ascii")
+        if rows.shape[1] != len(converters):
+            raise ValueError(f"it has {rows.shape[1]} columns; it must have {len(converters)}")
+        return rows
 
 
-def _read_cell(name: str, cell: str, place: str) -> float:
+def _read_cell(allowed: tuple[float, float] | dict[float, str], cell: str) -> float:
     if cell.strip() == "?":
         return math.nan
-    allowed = COLUMNS[name]
-    try:
-        value = float(cell)
-        if isinstance(allowed, dict):
-            return float(list(allowed).index(value))
-        if allowed[0] <= value <= allowed[1]:
-            return value
-    except ValueError:
-        pass
-    limits = f"one of {', '.join(map(str, allowed))}" if isinstance(allowed, dict) else f"{allowed[0]:g} to {allowed[1]:g}"
-    raise GpflError(f"{place}, has {name} = '{cell}'; it must be {limits} or ?: get it again")
-
-
-def _read_label(cell: str, place: str) -> float:
-    if cell.strip() not in map(str, range(MAX_LABEL + 1)):
-        raise GpflError(f"{place}, has the label '{cell}'; it must be 0 to {MAX_LABEL}: get it again")
-    return float(cell)
+    value = float(cell)
+    if isinstance(allowed, dict):
+        return list(allowed).index(value)
+    if not allowed[0] <= value <= allowed[1]:
+        raise ValueError("outside the range of the column")
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)

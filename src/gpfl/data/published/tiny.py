@@ -16,7 +16,6 @@ from gpfl.data.published import archive
 from gpfl.data.published.dataset import PublishedDataset
 from gpfl.data.published.download import PublishedFile
 from gpfl.data.table import Table
-from gpfl.errors import GpflError
 
 NAME = "tiny-imagenet-200.zip"
 ROOT = "tiny-imagenet-200"
@@ -30,31 +29,25 @@ def parse(paths: Mapping[str, Path]) -> Table:
     """Return the training images in the order of class and number; the test images have no published labels."""
     path = paths[NAME]
     with archive.open_zip(path, str(path)) as members:
-        wnids = archive.read_zip_member(members, f"{ROOT}/wnids.txt", MAX_BYTES, str(path)).decode("ascii", "replace").split()
-        if len(set(wnids)) != CLASSES:
-            raise GpflError(f"{path} names {len(set(wnids))} classes; Tiny-ImageNet has {CLASSES}")
-        label_of = {wnid: label for label, wnid in enumerate(sorted(wnids))}
+        wnids = archive.read_zip_member(members, f"{ROOT}/wnids.txt", MAX_BYTES).decode("ascii").split()
+        label_of = {wnid: label for label, wnid in enumerate(sorted(set(wnids)))}
         found = [match for match in map(TRAINING_IMAGE.fullmatch, members.namelist()) if match and match[1] in label_of]
         found.sort(key=lambda match: (label_of[match[1]], int(match[2])))
-        missing = label_of.keys() - {match[1] for match in found}
-        if missing:
-            raise GpflError(f"{path} holds no training image of class {min(missing)}: get it again")
+        if len({match[1] for match in found}) != CLASSES:
+            raise ValueError(f"it does not hold training images of {CLASSES} classes")
         x = np.empty((len(found), 3, SIDE, SIDE), dtype=np.uint8)
         for row, match in enumerate(found):
-            x[row] = _read_image(members, match[0], str(path))
+            x[row] = _read_image(members, match[0])
     labels = np.array([label_of[match[1]] for match in found])
     return Table(x, labels, classes=CLASSES, name="tiny", kind="pixels")
 
 
-def _read_image(members: zipfile.ZipFile, name: str, label: str) -> npt.NDArray[np.uint8]:
-    content = archive.read_zip_member(members, name, MAX_BYTES, label)
-    try:
-        with Image.open(io.BytesIO(content), formats=("JPEG",)) as image:
-            if image.size != (SIDE, SIDE):
-                raise GpflError(f"{name} in {label} is {image.size[0]}×{image.size[1]}; it must be {SIDE}×{SIDE}")
-            return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise GpflError(f"{name} in {label} is not a JPEG image ({error}): get it again") from None
+def _read_image(members: zipfile.ZipFile, name: str) -> npt.NDArray[np.uint8]:
+    content = archive.read_zip_member(members, name, MAX_BYTES)
+    with archive.report_damage(f"{name} in {members.filename}"), Image.open(io.BytesIO(content), formats=("JPEG",)) as image:
+        if image.size != (SIDE, SIDE):
+            raise ValueError(f"{image.size[0]}×{image.size[1]} pixels instead of {SIDE}×{SIDE}")
+        return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
 
 
 TINY = PublishedDataset(
