@@ -39,7 +39,7 @@ def test_models_have_the_reported_accuracies(method: str, protocol: str) -> None
     found = {}
     for shard, client in zip(result.federation.shards, result.clients, strict=True):
         x, y = table.x[torch.from_numpy(shard.test)], table.y[torch.from_numpy(shard.test)]
-        found[client.name] = client.accuracy(x, y)
+        found[client.name] = client.score(x, y)
         assert np.array_equal(client.predict(x), client.logits(x).argmax(1))
     assert found == result.history[-1]["client_accuracies"]
 

@@ -186,7 +186,7 @@ def test_saved_models_are_the_fine_tuned_ones_that_were_evaluated(tmp_path: Path
     for position, (client, again) in enumerate(zip(result.clients, reopened.clients, strict=True)):
         shard = federation.shards[position]
         x, y = federation.table.x[shard.test], federation.table.y[shard.test]
-        assert client.accuracy(x, y) == result.history[-1]["client_accuracies"][client.name]
+        assert client.score(x, y) == result.history[-1]["client_accuracies"][client.name]
         loaded = gpfl.load_model(tmp_path / "run" / "models" / f"client-{position}.safetensors")
         assert np.abs(loaded.logits(x) - client.logits(x)).max() < LIMIT
         assert np.abs(again.logits(x) - client.logits(x)).max() < LIMIT
@@ -200,7 +200,7 @@ def test_round_is_selected_by_validation_after_fine_tuning(tmp_path: Path) -> No
     correct = 0.0
     for client, shard in zip(result.clients, federation.shards, strict=True):
         x, y = federation.table.x[shard.validation], federation.table.y[shard.validation]
-        correct += client.accuracy(x, y) * len(y)
+        correct += client.score(x, y) * len(y)
     total = federation.n_samples("validation").sum()
     assert correct / total == pytest.approx(best["validation_accuracy"])
 
@@ -233,7 +233,7 @@ def test_new_client_gets_a_fine_tuned_copy_of_the_global_model() -> None:
     models = [result.personalize(x[own[:40]], y[own[:40]]) for result in (tuned, plain)]
     assert same(models[1].weights, shared)
     assert not same(models[0].weights, shared)
-    assert models[0].accuracy(x[own[40:]], y[own[40:]]) > models[1].accuracy(x[own[40:]], y[own[40:]])
+    assert models[0].score(x[own[40:]], y[own[40:]]) > models[1].score(x[own[40:]], y[own[40:]])
 
 
 def test_membership_is_inferred_from_the_fine_tuned_model() -> None:

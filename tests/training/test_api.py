@@ -174,7 +174,7 @@ def test_clients_can_have_names_and_their_own_test_samples() -> None:
     federation = gpfl.federate({"north": (x[:20], y[:20], x[40:50], y[40:50]), "south": (x[20:40], y[20:40], x[50:], y[50:])})
     result = gpfl.fit("local", federation, net="mlp", **FAST)
     assert [client.name for client in result.clients] == ["north", "south"]
-    own = [result.clients[0].accuracy(x[40:50], y[40:50]), result.clients[1].accuracy(x[50:], y[50:])]
+    own = [result.clients[0].score(x[40:50], y[40:50]), result.clients[1].score(x[50:], y[50:])]
     assert result.history[-1]["client_accuracies"] == dict(zip(("north", "south"), own, strict=True))
 
 

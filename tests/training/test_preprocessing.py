@@ -86,9 +86,8 @@ def test_a_saved_model_predicts_raw_rows(scale: str, tmp_path: Path) -> None:
         assert model.preprocessor == client.preprocessor
         encoded = result.federation.table.x[shard.test]
         assert np.array_equal(model.logits(raw.select(shard.test)), client.logits(encoded))
-        assert model.accuracy(raw.select(shard.test), result.federation.table.y[shard.test]) == (
-            client.accuracy(encoded, result.federation.table.y[shard.test])
-        )
+        y = model.classes_[result.federation.table.y[shard.test]]
+        assert model.score(raw.select(shard.test), y) == client.score(encoded, y)
     plain = gpfl.fit("fedavg", gpfl.federate([(np.eye(4), [0, 1, 0, 1])] * 2), rounds=1)
     assert message_of(lambda: plain.clients[0].predict(raw)) == (
         "the model of client '0' was not trained on columns: give inputs as an array"

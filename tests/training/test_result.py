@@ -76,7 +76,7 @@ def test_new_client_gets_an_accurate_model(method: str) -> None:
     half = len(x) // 2
     model = result.personalize(x[:half], y[:half])
     assert model.name == "new"
-    assert model.accuracy(x[half:], y[half:]) > 0.8
+    assert model.score(x[half:], y[half:]) > 0.8
     assert model.module()(torch.from_numpy(x[:3])).shape == (3, 3)
 
 
@@ -155,7 +155,7 @@ def test_models_are_those_of_the_selected_round() -> None:
     assert 0 < chosen["round"] < 8
     shard, client = federation.shards[0], result.clients[0]
     rows = torch.from_numpy(shard.test)
-    assert client.accuracy(table.x[rows], table.y[rows]) == chosen["client_accuracies"][client.name]
+    assert client.score(table.x[rows], table.y[rows]) == chosen["client_accuracies"][client.name]
     assert result.accuracy == chosen["accuracy"] == result.best_accuracy
 
 
@@ -171,7 +171,7 @@ def test_metrics_are_those_of_the_models_of_the_reported_round() -> None:
             rows = torch.from_numpy(shard.split(split))
             labels.append(table.y[rows].numpy())
             logits.append(client.logits(table.x[rows]))
-            accuracy = client.accuracy(table.x[rows], table.y[rows])
+            accuracy = client.score(table.x[rows], table.y[rows])
             assert report.clients[client.name].values["accuracy"] == pytest.approx(accuracy)
         y, p = np.concatenate(labels), softmax(np.concatenate(logits))
         assert report.overall.values["log_loss"] == pytest.approx(log_loss(y, p, labels=range(4)), rel=1e-5)

@@ -224,6 +224,8 @@ class RawColumns:
     def codes(self, name: str, categories: Sequence[str]) -> Floats:
         """Return a column as indices of `categories`: NaN where it is missing, `UNKNOWN` where it is none of them.
 
+        A column that holds `UNKNOWN` keeps it.
+
         The categories of a numeric column are its numbers, whole ones without a point.
         """
         column, values = self.column(name)
@@ -231,10 +233,13 @@ class RawColumns:
             raise GpflError(f"column '{name}' holds dates; it must be categorical")
         present = ~np.isnan(values)
         kinds, inverse = np.unique(values[present], return_inverse=True)
-        names = [column.categories[int(k)] if column.is_categorical else _format_number(k) for k in kinds.tolist()]
         index = {category: float(i) for i, category in enumerate(categories)}
+        if column.is_categorical:
+            found = [UNKNOWN if k == UNKNOWN else index.get(column.categories[int(k)], UNKNOWN) for k in kinds.tolist()]
+        else:
+            found = [index.get(_format_number(k), UNKNOWN) for k in kinds.tolist()]
         codes = np.full(len(values), np.nan)
-        codes[present] = np.array([index.get(category, UNKNOWN) for category in names])[inverse]
+        codes[present] = np.array(found)[inverse]
         return codes
 
     def numbers(self, name: str) -> Floats:

@@ -24,6 +24,9 @@ LEVELS = 256
 FILLED = ("mean", "median", "most_frequent")
 """Values of `missing` that fill missing values."""
 
+UNSEEN = ("error", "ignore")
+"""What to do with categories in new rows that no client trained on."""
+
 NUMBER_BYTES = 8
 BLOCK = 1 << 20  # values that are summed at once: a copy of a large table would not fit
 
@@ -46,6 +49,14 @@ class PreprocessingOptions:
     )
     missing_indicator: bool = option(
         False, "add an input, 0 or 1, for each column with missing values in training samples", omit_default=True
+    )
+
+    unseen: str = option(
+        "error",
+        "what saved models do with a category in new rows that no client trained on: an error, or ignored (encoded as zeros, "
+        "or read as missing if the columns are declared)",
+        choices=UNSEEN,
+        omit_default=True,
     )
 
     @property
@@ -275,6 +286,7 @@ class Preprocessor:
         scaling: Mean and standard deviation of each numeric column, by which it is scaled.
         fill: Number or category that fills missing values of a column; without one, missing values are an error.
         indicators: Columns with an input that says whether the value was missing.
+        unseen: What to do with a category in new rows that has no input, one of `UNSEEN`; `transform` itself ignores it.
 
     """
 
@@ -282,6 +294,7 @@ class Preprocessor:
     scaling: Mapping[str, tuple[float, float]]
     fill: Mapping[str, float | str] = field(default_factory=dict)
     indicators: tuple[str, ...] = ()
+    unseen: str = "error"
 
     @classmethod
     def fit(cls, schema: Schema, statistics: ClientStatistics, options: PreprocessingOptions) -> Preprocessor:
@@ -301,7 +314,7 @@ class Preprocessor:
             if found is not None and found.has_missing:
                 indicators.append(column.name)
             columns.append(column)
-        return cls(replace(schema, columns=tuple(columns)), scaling, fill, tuple(indicators))
+        return cls(replace(schema, columns=tuple(columns)), scaling, fill, tuple(indicators), options.unseen)
 
     def localize(self, statistics: ClientStatistics, options: PreprocessingOptions) -> Preprocessor:
         """Return the encoding with a client's own scaling and fill of numeric columns.
@@ -380,6 +393,7 @@ class Preprocessor:
             "scaling": {name: list(values) for name, values in self.scaling.items()},
             "fill": dict(self.fill),
             "indicators": list(self.indicators),
+            "unseen": self.unseen,
         }
 
     @classmethod
@@ -391,8 +405,11 @@ class Preprocessor:
                 raise TypeError("schema, scaling and fill are objects")
             if not isinstance(indicators, list):
                 raise TypeError("indicators is a list")
+            unseen = content.get("unseen", "error")  # models of earlier versions have none
+            if unseen not in UNSEEN:
+                raise ValueError(f"unseen is {unseen!r}")
             pairs = {str(name): (float(mean), float(std)) for name, (mean, std) in scaling.items()}
-            return cls(Schema.from_dict(schema), pairs, dict(fill), tuple(map(str, indicators)))
+            return cls(Schema.from_dict(schema), pairs, dict(fill), tuple(map(str, indicators)), str(unseen))
         except (KeyError, TypeError, ValueError) as problem:
             raise GpflError(f"this is not a preprocessing of gpfl (missing or wrong: {problem})") from None
 

@@ -19,7 +19,9 @@ from gpfl.core.local_round import Indices, Samples
 from gpfl.core.net import InputSpec
 from gpfl.data.arrays import ArrayLike, numeric_array, store_samples
 from gpfl.data.columns import RawColumns
+from gpfl.data.images import ImageFormat
 from gpfl.data.preprocessing import PreprocessingOptions
+from gpfl.data.text import Tokenizer
 from gpfl.errors import GpflError
 
 SPLITS = ("train", "validation", "test")
@@ -70,6 +72,7 @@ class Table(Samples):
         self.raw = x if isinstance(x, RawColumns) else None
         self.preprocessing = preprocessing or PreprocessingOptions()
         self.source: DataSource | None = None  # loads this table again
+        self.encoder: ImageFormat | Tokenizer | None = None  # makes samples of pictures or texts; saved with models
         self.description = ""  # what was found in the user's files
         self.client_hint = ""  # how to name the clients if the user's files do not
         if isinstance(x, RawColumns):
@@ -93,6 +96,12 @@ class Table(Samples):
     def shape(self) -> tuple[int, ...]:
         """Shape of one sample."""
         return self.input_spec.shape
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes, () if the data have none."""
+        names = self.metadata.get("classes")
+        return tuple(map(str, names)) if isinstance(names, list) else self.source.class_names if self.source else ()
 
     @cached_property
     def digest(self) -> str:
@@ -166,6 +175,11 @@ class DataSource(ABC):
     def config_name(self) -> str:
         """Value of `data.name` in a config."""
         return self.name
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes, () if the table has them or there are none."""
+        return ()
 
     @property
     @abstractmethod

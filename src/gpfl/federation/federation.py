@@ -155,8 +155,8 @@ class Federation:
 
     def class_name(self, label: int) -> str:
         """Return the name of a class if the data have one, else its index."""
-        names = self.table.metadata.get("classes")
-        return str(names[label]) if isinstance(names, list) else str(label)
+        names = self.table.class_names
+        return names[label] if names else str(label)
 
     def to(self, device: torch.device) -> Federation:
         """Return the same federation with its table on `device`."""

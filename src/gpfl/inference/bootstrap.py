@@ -41,6 +41,14 @@ class Interval(NamedTuple):
     high: float
 
 
+class Predictions(NamedTuple):
+    """Labels, probabilities and predicted classes of samples."""
+
+    y: Labels
+    p: Probabilities
+    decisions: Labels
+
+
 class Intervals(NamedTuple):
     """The intervals of each metric: of each client, of the stacked predictions, and of the mean over clients."""
 
@@ -49,24 +57,22 @@ class Intervals(NamedTuple):
     mean: dict[str, Interval | None]
 
 
-def bootstrap_intervals(
-    clients: Sequence[tuple[Labels, Probabilities]], n_resamples: int = N_RESAMPLES, seed: int = 0
-) -> Intervals:
-    """Return percentile intervals of the metrics of (labels, probabilities) of each client.
+def bootstrap_intervals(clients: Sequence[Predictions], n_resamples: int = N_RESAMPLES, seed: int = 0) -> Intervals:
+    """Return percentile intervals of the metrics of each client's predictions.
 
     Samples are drawn with replacement within each client. An interval leaves out resamples in which the metric is undefined;
     it is None if more than half of them are.
     """
-    stacked = np.concatenate([y for y, _ in clients]), np.concatenate([p for _, p in clients])
-    limit = overall_resamples(stacked[1].size, n_resamples)
+    stacked = stack_predictions(clients)
+    limit = overall_resamples(stacked.p.size, n_resamples)
     generators = [generator(seed, "bootstrap", client) for client in range(len(clients))]
-    chunk = max(1, min(n_resamples, CHUNK // max(1, len(stacked[0]))))
+    chunk = max(1, min(n_resamples, CHUNK // max(1, len(stacked.y))))
     predictions, all_predictions = [ResampledMetrics(*pair) for pair in clients], ResampledMetrics(*stacked)
     by_client: list[list[dict[str, Floats]]] = [[] for _ in clients]
     overall: list[dict[str, Floats]] = []
     for start in range(0, n_resamples, chunk):
         size = min(chunk, n_resamples - start)
-        weights = [draw_weights(rng, len(y), size) for rng, (y, _) in zip(generators, clients, strict=True)]
+        weights = [draw_weights(rng, len(own.y), size) for rng, own in zip(generators, clients, strict=True)]
         for values, one, own in zip(by_client, predictions, weights, strict=True):
             values.append(one.values(own))
         if start < limit:
@@ -74,6 +80,11 @@ def bootstrap_intervals(
     values = [_concatenate(chunks) for chunks in by_client]
     mean = {name: _mean([own[name] for own in values]) for name in values[0]}
     return Intervals([_intervals(own) for own in values], _intervals(_concatenate(overall)), _intervals(mean))
+
+
+def stack_predictions(clients: Sequence[Predictions]) -> Predictions:
+    """Return the predictions of all clients together."""
+    return Predictions(*(np.concatenate(parts) for parts in zip(*clients, strict=True)))
 
 
 def overall_resamples(size: int, n_resamples: int = N_RESAMPLES) -> int:
@@ -91,16 +102,15 @@ def draw_weights(rng: np.random.Generator, n_samples: int, n_resamples: int) -> 
 class ResampledMetrics:
     """The metrics of predictions under weights of their samples."""
 
-    def __init__(self, y: Labels, p: Probabilities) -> None:
+    def __init__(self, y: Labels, p: Probabilities, predicted: Labels) -> None:
         self.y, self.p = y, p
-        predicted = p.argmax(axis=1)
         self.correct = predicted == y
         self.losses = np.stack([self.correct, log_losses(y, p), brier_losses(y, p)])  # (3, samples)
         classes = np.union1d(y, predicted)[:, None]
         self.is_label, self.is_predicted = (y == classes).astype(np.float64), (predicted == classes).astype(np.float64)
         confidence = p.max(axis=1)
         bins = calibration_bins(confidence)
-        self.gaps = (bins == np.unique(bins)[:, None]) * (self.correct - confidence)  # (bins, samples)
+        self.gaps = (bins == np.unique(bins)[:, None]) * ((p.argmax(axis=1) == y) - confidence)  # (bins, samples)
 
     def values(self, weights: Floats) -> dict[str, Floats]:
         """Return each metric under weights (samples, resamples); NaN where it is undefined."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import TypeAlias, cast
 from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gpfl.core import tree
 from gpfl.core.method import Method
@@ -19,18 +23,56 @@ from gpfl.core.precision import matmul_precision
 from gpfl.core.tree import Tree
 from gpfl.data.arrays import ArrayLike, read_samples
 from gpfl.data.columns import RawColumns
+from gpfl.data.files.raw_table import to_text
+from gpfl.data.images import ImageFormat
 from gpfl.data.preprocessing import Preprocessor
+from gpfl.data.text import Tokenizer
 from gpfl.errors import GpflError
+from gpfl.inference.inputs import Encoder, NewData, is_raw, read_inputs
+from gpfl.inference.metrics import softmax
 from gpfl.inference.module import PersonalModule
+from gpfl.inference.threshold import Threshold, decide
 from gpfl.io.tensors import write_tensors
 
 PREDICT_BATCH_SIZE = 1024
 
+ENCODER_KEYS: dict[type[Encoder], str] = {Preprocessor: "preprocessor", Tokenizer: "tokenizer", ImageFormat: "images"}
+"""Key of each kind of encoder in the metadata of a model file."""
+
+Inputs: TypeAlias = ArrayLike | RawColumns | NewData
+"""Samples: encoded ones as numbers, raw columns, or new data, which the model's encoder reads."""
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """What a model predicts.
+
+    Attributes:
+        class_names: Names of the classes, () if they are numbered.
+        label: Name of the label, "" if unknown.
+
+    """
+
+    class_names: tuple[str, ...] = ()
+    label: str = ""
+
 
 class ClientModel:
-    """One client's personal model. Inputs have the kind of its training data: floats, or pixels as whole numbers.
+    """One client's personal model, with the interface of a scikit-learn classifier.
 
-    A model of columns also takes raw columns, which its `preprocessor` encodes as in training.
+    Samples are given as in training:
+
+    - rows of columns as a data frame of pandas or polars, a dict of columns, a list of dicts, or the path of a file, in which
+      columns are found by name and further ones are ignored;
+    - pictures as paths or a folder, texts as strings or a table of them;
+    - encoded samples as an array, tensor or list of numbers, such as `federation.table.x`: floats, or pixels, counts and tokens
+      as whole numbers.
+
+    Attributes:
+        encoder: How rows, pictures or texts become inputs of the net: a `Preprocessor`, `ImageFormat` or `Tokenizer`; None for
+            a model of arrays.
+        threshold: The probability from which the second of two classes is predicted; None: the more probable class.
+
     """
 
     def __init__(
@@ -39,22 +81,40 @@ class ClientModel:
         weights: Tree,
         name: str,
         input_spec: InputSpec,
-        preprocessor: Preprocessor | None = None,
+        encoder: Encoder | None = None,
+        output_spec: OutputSpec | None = None,
+        threshold: Threshold | None = None,
     ) -> None:
         self.method, self.weights, self.name, self.input_spec = method, weights, name, input_spec
-        self.preprocessor = preprocessor
+        self.encoder, self.output_spec, self.threshold = encoder, output_spec or OutputSpec(), threshold
 
     def __repr__(self) -> str:
         net = self.method.net
         return f"ClientModel '{self.name}' ({self.method.name}, {net.name}, {net.classes} classes)"
 
-    def logits(self, x: ArrayLike | RawColumns) -> npt.NDArray[np.float32]:
+    @property
+    def preprocessor(self) -> Preprocessor | None:
+        """The encoding of columns; None for a model of anything else."""
+        return self.encoder if isinstance(self.encoder, Preprocessor) else None
+
+    @property
+    def class_names(self) -> list[str]:
+        """Name of each class as text."""
+        return list(self.output_spec.class_names) or [str(index) for index in range(self.method.net.classes)]
+
+    @cached_property
+    def classes_(self) -> npt.NDArray[np.generic]:
+        """The classes in the order of the probabilities: whole numbers if all are, else their names."""
+        names = self.class_names
+        try:
+            numbers = [int(name) for name in names]
+        except ValueError:
+            return np.array(names)
+        return np.array(numbers if [str(number) for number in numbers] == names else names)
+
+    def logits(self, x: Inputs) -> npt.NDArray[np.float32]:
         """Return the logits of samples, (samples, classes)."""
-        if isinstance(x, RawColumns):
-            if self.preprocessor is None:
-                raise GpflError(f"the model of client '{self.name}' was not trained on columns: give inputs as an array")
-            x = self.preprocessor.transform(x)
-        samples = read_samples(x, self.input_spec, "x")
+        samples = read_samples(self._encode(x), self.input_spec, "x")
         device = next(tree.leaves(self.weights)).device
         model = Model(self.method.net, self.weights)
         with torch.no_grad(), matmul_precision("float32"):
@@ -64,17 +124,54 @@ class ClientModel:
             ]
         return torch.cat(logits).cpu().numpy()
 
-    def predict(self, x: ArrayLike | RawColumns) -> npt.NDArray[np.int64]:
-        """Return the predicted class of each sample."""
-        classes: npt.NDArray[np.int64] = np.argmax(self.logits(x), axis=1)
-        return classes
+    def predict_proba(self, x: Inputs) -> npt.NDArray[np.float64]:
+        """Return the probability of each class, (samples, classes), in the order of `classes_`."""
+        return softmax(self.logits(x))
 
-    def accuracy(self, x: ArrayLike | RawColumns, y: ArrayLike) -> float:
-        """Return the accuracy on samples with labels."""
-        labels, predictions = np.asarray(y), self.predict(x)
+    def predict(self, x: Inputs) -> npt.NDArray[np.generic]:
+        """Return the predicted class of each sample, one of `classes_`: the most probable one, or by the threshold."""
+        return self.classes_[self.decide(self.predict_proba(x))]
+
+    def decide(self, probabilities: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        """Return the index of the class that is predicted at these probabilities, (samples, classes)."""
+        return decide(probabilities, None if self.threshold is None else self.threshold.value)
+
+    def score(self, x: Inputs, y: ArrayLike) -> float:
+        """Return the accuracy of `predict` on samples with labels, which are in `classes_`."""
+        labels, predictions = self.encode_labels(y), self.decide(self.predict_proba(x))
         if labels.shape != predictions.shape:
             raise GpflError(f"x has {len(predictions)} samples, y has shape {labels.shape}; give one label per sample")
         return float((predictions == labels).mean())
+
+    def encode_labels(self, y: ArrayLike) -> npt.NDArray[np.int64]:
+        """Return the index of each label in `classes_`. Raise if one is not among them."""
+        labels = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+        index = {name: i for i, name in enumerate(self.class_names)}
+        names = to_text(labels.ravel()).tolist()
+        unknown = next((name for name in names if name not in index), None)
+        if unknown is not None:
+            known = ", ".join(self.class_names[:12]) + (", …" if len(index) > 12 else "")
+            raise GpflError(f"y holds '{unknown}', which is not a class of the model: its classes are {known}")
+        return np.array([index[name] for name in names], dtype=np.int64).reshape(labels.shape)
+
+    def _encode(self, x: Inputs) -> ArrayLike:
+        """Return samples as the inputs that the model stores them as."""
+        if is_raw(x):
+            x = read_inputs(x, self.encoder, self.input_spec).x
+        if isinstance(x, RawColumns):
+            if self.preprocessor is None:
+                raise GpflError(f"the model of client '{self.name}' was not trained on columns: give inputs as an array")
+            return self.preprocessor.transform(x)
+        samples = cast(ArrayLike, x)
+        if self.preprocessor is not None:
+            shape = tuple(samples.shape) if isinstance(samples, Tensor) else np.shape(np.asarray(samples, dtype=object))
+            if shape[1:] != self.input_spec.shape:
+                columns, width = len(self.preprocessor.schema), self.input_spec.shape[0]
+                raise GpflError(
+                    f"x is an array of shape {shape}; give the {columns} columns of the model by name, as a data frame, a dict "
+                    f"of columns or a list of dicts, or an array of the {width} inputs that they are encoded as"
+                )
+        return samples
 
     def module(self) -> nn.Module:
         """Return a plain module on the CPU with this client's weights, from net inputs to logits."""
@@ -98,11 +195,25 @@ class ClientModel:
             "branches": list(self.weights),  # an empty one leaves no tensor
             "probe_logits": self.probe_logits(),
         }
-        if self.preprocessor is not None:
-            metadata["preprocessor"] = self.preprocessor.to_dict()
+        if self.encoder is not None:
+            metadata[ENCODER_KEYS[type(self.encoder)]] = self.encoder.to_dict()
+        if self.output_spec != OutputSpec():
+            metadata["output_spec"] = {"class_names": list(self.output_spec.class_names), "label": self.output_spec.label}
+        if self.threshold is not None:
+            metadata["threshold"] = self.threshold.to_dict()
         write_tensors(Path(path), tree.flatten(self.weights), metadata)
 
 
 def model_file_name(client: str) -> str:
     """Return the name of a client's model file, unique for each client name."""
     return f"client-{quote(client, safe='')}.safetensors"
+
+
+def read_output_spec(content: object, classes: int) -> OutputSpec:
+    """Return the output spec in the metadata of a model file; an empty one if there is none, as in earlier versions."""
+    if not isinstance(content, dict):
+        return OutputSpec()
+    names: Sequence[object] = content.get("class_names", [])
+    if not isinstance(names, list) or len(names) not in (0, classes):
+        raise GpflError(f"a model of {classes} classes has the class names {names}")
+    return OutputSpec(tuple(map(str, names)), str(content.get("label", "")))

@@ -11,9 +11,9 @@ from gpfl.core import options, tree
 from gpfl.core.module_checks import LOOSE_TOLERANCE, equal_logits
 from gpfl.core.net import InputSpec
 from gpfl.core.tree import Tree
-from gpfl.data.preprocessing import Preprocessor
 from gpfl.errors import GpflError
-from gpfl.inference.client_model import ClientModel
+from gpfl.inference.client_model import ENCODER_KEYS, ClientModel, read_output_spec
+from gpfl.inference.threshold import Threshold
 from gpfl.io.tensors import read_tensors
 from gpfl.methods import METHODS
 from gpfl.models import NETS
@@ -46,8 +46,10 @@ def load_model(path: str | Path, *, net: CustomNet | None = None, head: str | No
     if mismatch := built.describe_mismatch(weights):
         raise GpflError(f"{path} was made with another net: {mismatch}; give the net that it was trained with")
     method = options.build(METHODS[method_name], content["method"], "method").bind(built, lr=0.0, epochs=1)
-    preprocessor = Preprocessor.from_dict(content["preprocessor"]) if "preprocessor" in content else None
-    model = ClientModel(method, weights, content["client"], spec, preprocessor)
+    encoders = [kind.from_dict(content[key]) for kind, key in ENCODER_KEYS.items() if key in content]
+    outputs = read_output_spec(content.get("output_spec"), built.classes)
+    threshold = Threshold.from_dict(content["threshold"]) if "threshold" in content else None
+    model = ClientModel(method, weights, content["client"], spec, encoders[0] if encoders else None, outputs, threshold)
     if not equal_logits(torch.tensor(content["probe_logits"]), torch.tensor(model.probe_logits()), LOOSE_TOLERANCE):
         raise GpflError(
             f"{path} was made with another net: its weights fit, but its logits differ; "

@@ -16,12 +16,18 @@ from gpfl.inference.bootstrap import (
     N_RESAMPLES,
     Interval,
     Labels,
+    Predictions,
     Probabilities,
     bootstrap_intervals,
     brier_losses,
     calibration_bins,
     one_vs_rest_classes,
+    stack_predictions,
 )
+from gpfl.inference.threshold import decide
+
+DECISION_METRICS = ("accuracy", "balanced_accuracy", "macro_f1")
+"""Metrics of predicted classes; the others are of probabilities. The calibration error is that of the more probable class."""
 
 
 class UndefinedMetricError(GpflError):
@@ -122,6 +128,7 @@ def evaluate_predictions(
     split: str = "test",
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
+    thresholds: Mapping[str, float | None] | None = None,
 ) -> MetricsReport:
     """Return the metrics of the clients' predictions.
 
@@ -132,17 +139,20 @@ def evaluate_predictions(
         split: Name of the samples in the report.
         n_resamples: Bootstrap resamples; 0 for no intervals.
         seed: Seed of the resamples.
+        thresholds: Probability from which each client's model predicts the second of two classes; None: the more probable one.
 
     """
-    pairs = [(labels[name], probabilities[name]) for name in labels]
-    stacked = np.concatenate([y for y, _ in pairs]), np.concatenate([p for _, p in pairs])
-    clients = {name: _evaluate(*pair, class_names) for name, pair in zip(labels, pairs, strict=True)}
-    overall = _evaluate(*stacked, class_names)
+    thresholds = thresholds or {}
+    predictions = [
+        Predictions(labels[name], probabilities[name], decide(probabilities[name], thresholds.get(name))) for name in labels
+    ]
+    clients = {name: _evaluate(own, class_names) for name, own in zip(labels, predictions, strict=True)}
+    overall = _evaluate(stack_predictions(predictions), class_names)
     summaries = {
         metric: summarize_clients(metric, {name: c.values[metric] for name, c in clients.items()}) for metric in METRICS
     }
     if n_resamples:
-        intervals = bootstrap_intervals(pairs, n_resamples, seed)
+        intervals = bootstrap_intervals(predictions, n_resamples, seed)
         clients = {
             name: _with_intervals(client, own) for (name, client), own in zip(clients.items(), intervals.clients, strict=True)
         }
@@ -191,15 +201,17 @@ def expected_calibration_error(y: Labels, p: Probabilities) -> float:
     return float(np.abs(gaps).sum() / len(y))
 
 
-def _evaluate(y: Labels, p: Probabilities, class_names: Sequence[str]) -> ClientMetrics:
+def _evaluate(predictions: Predictions, class_names: Sequence[str]) -> ClientMetrics:
+    y, p, decisions = predictions
+    one_hot = np.eye(p.shape[1])[decisions]
     values: dict[str, float | None] = dict.fromkeys(METRICS)
     undefined: dict[str, str] = {}
     for name in METRICS:
         try:
-            values[name] = compute_metric(name, y, p, class_names)
+            values[name] = compute_metric(name, y, one_hot if name in DECISION_METRICS else p, class_names)
         except UndefinedMetricError as reason:
             undefined[name] = str(reason)
-    return ClientMetrics(len(y), values, undefined, _confusion_matrix(y, p, class_names))
+    return ClientMetrics(len(y), values, undefined, _confusion_matrix(y, decisions, class_names))
 
 
 def _with_intervals(metrics: ClientMetrics, intervals: Mapping[str, Interval | None]) -> ClientMetrics:
@@ -207,12 +219,11 @@ def _with_intervals(metrics: ClientMetrics, intervals: Mapping[str, Interval | N
     return replace(metrics, intervals=known)
 
 
-def _confusion_matrix(y: Labels, p: Probabilities, class_names: Sequence[str]) -> ConfusionMatrix:
+def _confusion_matrix(y: Labels, predicted: Labels, class_names: Sequence[str]) -> ConfusionMatrix:
     if len(y) == 0:
         return ConfusionMatrix([], [])
     from sklearn.metrics import confusion_matrix
 
-    predicted = p.argmax(axis=1)
     present = np.union1d(y, predicted)
     counts = confusion_matrix(y, predicted, labels=np.arange(p.shape[1]))[np.ix_(present, present)]
     return ConfusionMatrix([class_names[label] for label in present], counts.tolist())

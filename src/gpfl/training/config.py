@@ -17,6 +17,7 @@ from gpfl.defences.config import NO_DEFENCE, DefenceConfig
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.federation import MANIFEST, PARTITIONS, Federation, Partition, partition_table
 from gpfl.federation.manifest import manifest_data_name, manifest_data_options
+from gpfl.inference.threshold import THRESHOLD_METRICS
 from gpfl.io import toml
 from gpfl.io.legacy import FORMAT_VERSION, read_version, upgrade_config
 from gpfl.methods import METHODS
@@ -69,6 +70,13 @@ class RunOptions:
         "auto",
         "round that is reported and kept: last, or best on validation or test samples; auto = validation, or last without",
         choices=("auto", "last", "validation", "test"),
+    )
+    threshold: str = option(
+        "balanced_accuracy",
+        "metric for which each client's decision threshold is chosen on its validation samples if there are two classes; "
+        "none = 0.5. It concerns saved models and `gpfl predict`, not the metrics of rounds",
+        choices=(*THRESHOLD_METRICS, "none"),
+        omit_default=True,
     )
     metric: str = option(
         "accuracy",

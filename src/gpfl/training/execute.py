@@ -17,6 +17,7 @@ from gpfl.engine.distributed import process_group
 from gpfl.errors import DivergenceError, GpflError
 from gpfl.federation import MANIFEST, Federation
 from gpfl.inference.bootstrap import ECE_BINS, LEVEL, N_RESAMPLES, overall_resamples
+from gpfl.inference.metrics import DECISION_METRICS
 from gpfl.models.custom import CustomNet, check_custom_net
 from gpfl.training.callbacks import Callback
 from gpfl.training.config import Config, load_table, read_config, resolve_config
@@ -91,10 +92,10 @@ def execute(run: PreparedRun, engine: Engine) -> Result:
     """Run to the end and write models and summary; a finished run is read from its directory."""
     loop = _make_loop(run, engine)
     if run.run_dir is not None and run.run_dir.finished:
-        return Result(engine, loop.reopen())
+        return Result(engine, loop.reopen(), run.config.run.threshold)
     with limit_threads(run.spec), matmul_precision(run.spec.precision):
         outcome = loop.run()
-    return _finish(Result(engine, outcome), run)
+    return _finish(Result(engine, outcome, run.config.run.threshold), run)
 
 
 def execute_trials(runs: Sequence[PreparedRun]) -> list[Result | DivergenceError]:
@@ -113,7 +114,7 @@ def execute_trials(runs: Sequence[PreparedRun]) -> list[Result | DivergenceError
     with limit_threads(first), matmul_precision(first.precision):
         outcomes = run_concurrently([_make_loop(run, engine) for run, engine in zip(runs, engines, strict=True)])
     return [
-        outcome if isinstance(outcome, DivergenceError) else _finish(Result(engine, outcome), run)
+        outcome if isinstance(outcome, DivergenceError) else _finish(Result(engine, outcome, run.config.run.threshold), run)
         for engine, outcome, run in zip(engines, outcomes, runs, strict=True)
     ]
 
@@ -131,6 +132,8 @@ def _finish(result: Result, run: PreparedRun) -> Result:
         result.export(run.run_dir.path / "models")
         run.run_dir.write_metrics_report(_describe_metrics(result))
         result.summary["metrics"] = result.metrics.summary()
+        if any(result.thresholds.values()):
+            result.summary["thresholds"] = {name: own.value for name, own in result.thresholds.items() if own is not None}
         run.run_dir.write_summary(result.summary)  # last: it marks the run as finished
     process_group().barrier()  # a process that exited before the first has written would abort the others
     for callback in run.callbacks:
@@ -144,6 +147,8 @@ def _describe_metrics(result: Result) -> dict[str, object]:
     splits = {"test": result.metrics.to_dict()}
     if federation.has_validation:
         splits["validation"] = result.evaluate("validation", n_resamples=0).to_dict()
+    if any(result.thresholds.values()):
+        splits["thresholds"] = _describe_thresholds(result)
     n_test = int(federation.n_samples("test").sum())
     return {
         "round": result.summary["selected_round"],
@@ -155,6 +160,21 @@ def _describe_metrics(result: Result) -> dict[str, object]:
             "overall_resamples": overall_resamples(n_test * federation.table.classes),
         },
         **splits,
+    }
+
+
+def _describe_thresholds(result: Result) -> dict[str, object]:
+    """Return the decision threshold of each client and the test metrics of the classes predicted by them."""
+    report = result.evaluate(n_resamples=0, use_thresholds=True)
+    return {
+        "metric": result.threshold_metric,
+        "clients": {name: None if own is None else own.to_dict() for name, own in result.thresholds.items()},
+        "test": {
+            "overall": {name: report.overall.values[name] for name in DECISION_METRICS},
+            "clients": {
+                client: {name: own.values[name] for name in DECISION_METRICS} for client, own in report.clients.items()
+            },
+        },
     }
 
 

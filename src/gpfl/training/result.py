@@ -17,15 +17,16 @@ from gpfl.core.precision import matmul_precision
 from gpfl.core.tree import Tree
 from gpfl.data.arrays import ArrayLike, read_samples
 from gpfl.data.columns import RawColumns
-from gpfl.data.preprocessing import Preprocessor
 from gpfl.data.table import SPLITS, Table
 from gpfl.defences import undefended
 from gpfl.engine import Engine
 from gpfl.errors import GpflError
 from gpfl.federation import Federation
-from gpfl.inference.bootstrap import N_RESAMPLES
-from gpfl.inference.client_model import ClientModel, model_file_name
+from gpfl.inference.bootstrap import N_RESAMPLES, Labels, Probabilities
+from gpfl.inference.client_model import ClientModel, OutputSpec, model_file_name
+from gpfl.inference.inputs import Encoder
 from gpfl.inference.metrics import MetricsReport, evaluate_predictions, softmax
+from gpfl.inference.threshold import Threshold, choose_threshold
 from gpfl.training.round_loop import RunOutcome
 from gpfl.training.run_dir import MetricsRecord
 
@@ -36,6 +37,8 @@ class Result:
 
     engine: Engine
     outcome: RunOutcome
+    threshold_metric: str = "none"
+    """Metric for which a binary model's threshold is chosen on validation samples; "none": all stay at 0.5."""
 
     def __repr__(self) -> str:
         s = self.summary
@@ -67,28 +70,45 @@ class Result:
         return self.evaluate()
 
     @matmul_precision("float32")
-    def evaluate(self, split: str = "test", *, n_resamples: int = N_RESAMPLES) -> MetricsReport:
+    def evaluate(self, split: str = "test", *, n_resamples: int = N_RESAMPLES, use_thresholds: bool = False) -> MetricsReport:
         """Return the metrics of the models in `clients`: of each, of their stacked predictions, and their means.
 
         Args:
             split: Samples of each client: "test", "validation" or "train".
             n_resamples: Bootstrap resamples for intervals; 0 for none.
+            use_thresholds: Predict by `thresholds`, as the models do, instead of the more probable class.
 
         """
-        engine, state, federation = self.engine, self.outcome.selected, self.federation
+        federation = self.federation
         if split not in SPLITS:
             raise GpflError(f"split is '{split}'; it must be one of {', '.join(SPLITS)}")
         if not federation.n_samples(split).any():
             raise GpflError(f"no client has {split} samples: set --validation-fraction, such as 0.1")
-        logits = engine.predict(state.shared, state.private, state.round, split)
-        names = [shard.name for shard in federation.shards]
-        return evaluate_predictions(
-            {name: federation.labels(client, split) for client, name in enumerate(names)},
-            {name: softmax(values.numpy()) for name, values in zip(names, logits, strict=True)},
-            federation.class_names,
-            split=split,
-            n_resamples=n_resamples,
+        labels, probabilities = self._predict(split)
+        thresholds = (
+            {name: None if own is None else own.value for name, own in self.thresholds.items()} if use_thresholds else None
         )
+        return evaluate_predictions(
+            labels, probabilities, federation.class_names, split=split, n_resamples=n_resamples, thresholds=thresholds
+        )
+
+    def _predict(self, split: str) -> tuple[dict[str, Labels], dict[str, Probabilities]]:
+        """Return the labels and the predicted probabilities of each client's samples."""
+        federation, state = self.federation, self.outcome.selected
+        logits = self.engine.predict(state.shared, state.private, state.round, split)
+        names = [shard.name for shard in federation.shards]
+        labels = {name: federation.labels(client, split) for client, name in enumerate(names)}
+        return labels, {name: softmax(values.numpy()) for name, values in zip(names, logits, strict=True)}
+
+    @cached_property
+    @matmul_precision("float32")
+    def thresholds(self) -> dict[str, Threshold | None]:
+        """The decision threshold of each client's binary model, by name; None where none was chosen."""
+        federation = self.federation
+        if self.threshold_metric == "none" or federation.table.classes != 2 or not federation.has_validation:
+            return {shard.name: None for shard in federation.shards}
+        labels, probabilities = self._predict("validation")
+        return {name: choose_threshold(y, probabilities[name], self.threshold_metric) for name, y in labels.items()}
 
     @property
     def federation(self) -> Federation:
@@ -103,7 +123,12 @@ class Result:
         shards, preprocessing = engine.federation.shards, engine.federation.preprocessing
         weights = engine.personal_weights(state.shared, state.private, range(len(shards)), state.round)
         return [
-            self._make_model(each, shard.name, preprocessing.clients[shard.name] if preprocessing else None)
+            self._make_model(
+                each,
+                shard.name,
+                preprocessing.clients[shard.name] if preprocessing else None,
+                self.thresholds[shard.name],
+            )
             for each, shard in zip(weights, shards, strict=True)
         ]
 
@@ -165,6 +190,10 @@ class Result:
         weights = method.personal_weights(state.shared, private, table.batch(first[first >= 0]), info)
         return self._make_model(weights, name, preprocessor)
 
-    def _make_model(self, weights: Tree, name: str, preprocessor: Preprocessor | None) -> ClientModel:
-        spec = self.engine.federation.table.input_spec
-        return ClientModel(undefended(self.engine.method), weights, name, spec, preprocessor)
+    def _make_model(
+        self, weights: Tree, name: str, preprocessor: Encoder | None, threshold: Threshold | None = None
+    ) -> ClientModel:
+        table = self.engine.federation.table
+        outputs = OutputSpec(table.class_names, str(table.metadata.get("label", "")))
+        method, encoder = undefended(self.engine.method), preprocessor or table.encoder
+        return ClientModel(method, weights, name, table.input_spec, encoder, outputs, threshold)

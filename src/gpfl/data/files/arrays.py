@@ -35,7 +35,7 @@ def divide_by_split(tables: Sequence[RawTable]) -> list[RawTable]:
 def load_arrays(tables: Sequence[RawTable], options: ColumnOptions) -> FileSamples:
     """Return the samples of npz files with inputs of any shape."""
     roles = find_roles(tables, options)
-    name = _find_inputs(tables[0], roles.label)
+    name = find_input_array(tables[0], roles.label)
     for table in tables:
         _check_arrays(table, name, roles.label, tables[0])
     if options.scale != ColumnOptions.scale:
@@ -59,13 +59,14 @@ def load_arrays(tables: Sequence[RawTable], options: ColumnOptions) -> FileSampl
             f"{RowLocator(tables).describe_first(missing)}: fill them, or leave them out with --missing drop"
         )
     samples, rows = read_roles(tables, roles, {name: missing}, options)
-    samples.x = _as_images(x[rows])
+    samples.x = as_images(x[rows])
     kind = "bytes read as pixels" if samples.x.dtype == np.uint8 else "numbers as they are"
     samples.input_description = f"rows of shape {samples.x.shape[1:]}, {kind}"
     return samples
 
 
-def _find_inputs(table: RawTable, label: str) -> str:
+def find_input_array(table: RawTable, label: str) -> str:
+    """Return the name of the array of inputs."""
     name = next((name for name in INPUT_NAMES if name in table.columns), None)
     others = [key for key, array in table.columns.items() if array.ndim > 1 and key != label]
     if name is None and len(others) == 1:
@@ -92,7 +93,7 @@ def _check_arrays(table: RawTable, name: str, label: str, first: RawTable) -> No
         )
 
 
-def _as_images(x: Array) -> Array:
+def as_images(x: Array) -> Array:
     """Return bytes as (samples, channels, height, width); other arrays stay."""
     if x.dtype != np.uint8:
         return x

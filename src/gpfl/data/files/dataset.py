@@ -93,6 +93,7 @@ class FileDataset(ColumnOptions, DataSource):
             preprocessing=self,
         )
         table.client_hint = samples.client_hint
+        table.encoder = samples.encoder
         table.description = self._describe(samples, table, classes)
         return table
 

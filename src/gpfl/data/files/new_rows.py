@@ -14,8 +14,9 @@ from gpfl.data.columns import UNKNOWN, RawColumns, Schema
 from gpfl.data.files.cells import parse_column
 from gpfl.data.files.checks import describe_unreadable
 from gpfl.data.files.layout import SUFFIXES, InputFile, file_suffix
-from gpfl.data.files.raw_table import Array, RawTable, RowLocator, as_text, join_names, number_rows
+from gpfl.data.files.raw_table import Array, Mask, RawTable, RowLocator, as_text, join_names, number_rows
 from gpfl.data.files.reader import read_table
+from gpfl.data.files.samples import describe_missing
 from gpfl.errors import GpflError, did_you_mean, pluralize
 
 
@@ -51,6 +52,14 @@ class NewRows:
     unreadable: Mapping[str, int]
     table: RawTable
 
+    def locate_first(self, mask: Mask) -> str:
+        """Return the file and line of the first row where `mask` is true."""
+        return RowLocator([self.table]).describe_first(mask)
+
+    def describe_missing(self, mask: Mask) -> str:
+        """Return the number and the first place of missing values."""
+        return describe_missing(mask, RowLocator([self.table]))
+
 
 def read_new_rows(
     data: NewData, schema: Schema, *, unreadable: Literal["error", "missing"] = "error", text: Collection[str] = ()
@@ -65,7 +74,7 @@ def read_new_rows(
 
     """
     categorical = {column.name.lower() for column in schema.columns if column.is_categorical}
-    table = _read(data, categorical | {name.lower() for name in text})
+    table = read_columns(data, categorical | {name.lower() for name in text})
     absent = [column.name for column in schema.columns if column.name not in table.columns]
     if absent:
         fix = did_you_mean(absent[0], table.columns) if len(absent) == 1 else f"known: {join_names(list(table.columns))}"
@@ -94,7 +103,8 @@ def read_new_rows(
     return NewRows(RawColumns(schema, values), unseen, missing, table)
 
 
-def _read(data: NewData, text: Collection[str]) -> RawTable:
+def read_columns(data: NewData, text: Collection[str] = ()) -> RawTable:
+    """Return the columns of a file, data frame or mapping; those with a lower-case name in `text` stay text."""
     if isinstance(data, (str, Path)):
         path = Path(data)
         if not path.is_file():

@@ -162,7 +162,7 @@ def read_roles(
 
 def _changed_options(options: ColumnOptions) -> dict[str, object]:
     """Return the options that later versions added, where they are not at their default."""
-    names = ("missing_labels", "missing_indicator", "unreadable", "dates")
+    names = ("missing_labels", "missing_indicator", "unreadable", "dates", "unseen")
     return {name: getattr(options, name) for name in names if getattr(options, name) != getattr(ColumnOptions, name)}
 
 

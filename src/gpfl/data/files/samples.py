@@ -17,6 +17,7 @@ from gpfl.data.files.raw_table import (
     ignore_flag,
     join_names,
 )
+from gpfl.data.images import ImageFormat
 from gpfl.data.preprocessing import FILLED, PreprocessingOptions
 from gpfl.errors import GpflError, pluralize
 
@@ -105,6 +106,7 @@ class FileSamples:
     locator: RowLocator | None = None
     decimal_commas: bool = False
     classes: tuple[str, ...] = ()  # declared classes of the label
+    encoder: ImageFormat | None = None  # of images
 
 
 def split_rows(tables: Sequence[RawTable], mask: Mask) -> list[Mask]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,45 +12,31 @@ from gpfl.data.published import archive
 from gpfl.data.published.dataset import PublishedDataset
 from gpfl.data.published.download import PublishedFile
 from gpfl.data.table import Table
+from gpfl.data.text import Tokenizer, build_vocabulary, tokenize
 
 URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
 MAX_TOKENS = 200
-CLASSES = 4
-PUNCTUATION = re.compile(r"(['.,()!?])")
-SEPARATORS = re.compile(r"<br />|[;:]")
-
-
-def tokenize(text: str) -> list[str]:
-    """Split a text into lower-case words and punctuation marks, without quotes."""
-    spaced = PUNCTUATION.sub(r" \1 ", text.lower().replace('"', ""))
-    return SEPARATORS.sub(" ", spaced).split()
-
-
-def build_vocabulary(texts: Sequence[Sequence[str]]) -> dict[str, int]:
-    """Return the index of each word, from 1, ordered by frequency and then alphabet; 0 is padding."""
-    counts = Counter(word for words in texts for word in words)
-    order = sorted(counts, key=lambda word: (-counts[word], word))
-    return {word: number for number, word in enumerate(order, start=1)}
+CLASSES = ("World", "Sports", "Business", "Sci/Tech")
+COLUMNS = ("title", "description")
 
 
 def parse(paths: Mapping[str, Path]) -> Table:
     """Return the training and then the test articles as tokens of title and text."""
     articles = [article for name in ("train.csv", "test.csv") for article in _read_articles(paths[name])]
     texts = [tokenize(text) for _, text in articles]
-    vocabulary = build_vocabulary(texts)
-    x = np.zeros((len(texts), MAX_TOKENS), dtype=np.int32)
-    for row, words in enumerate(texts):
-        tokens = [vocabulary[word] for word in words[:MAX_TOKENS]]
-        x[row, : len(tokens)] = tokens
+    tokenizer = Tokenizer(tuple(build_vocabulary(texts)), MAX_TOKENS, COLUMNS)
     labels = np.array([label for label, _ in articles])
-    return Table(x, labels, classes=CLASSES, name="agnews", kind="tokens", vocabulary=len(vocabulary) + 1)
+    x, vocabulary = tokenizer.encode_words(texts), len(tokenizer.words) + 1
+    table = Table(x, labels, classes=len(CLASSES), name="agnews", kind="tokens", vocabulary=vocabulary)
+    table.encoder = tokenizer
+    return table
 
 
 def _read_articles(path: Path) -> Iterator[tuple[int, str]]:
     with archive.report_damage(path), path.open(encoding="utf-8", newline="") as file:
         for number, cells in enumerate(csv.reader(file, strict=True), start=1):
             if len(cells) != 3 or cells[0] not in ("1", "2", "3", "4"):
-                raise ValueError(f"record {number} is not a class 1 to {CLASSES}, title and text")
+                raise ValueError(f"record {number} is not a class 1 to {len(CLASSES)}, title and text")
             yield int(cells[0]) - 1, f"{cells[1]} {cells[2]}"
 
 
@@ -75,6 +59,7 @@ AGNEWS = PublishedDataset(
     ),
     licence="non-commercial research",
     n_samples=127_600,
+    names=CLASSES,
     folder_names=("ag_news", "ag-news", "ag_news_csv", "AG_NEWS", "AGNews"),
     parse=parse,
     partition={"name": "dirichlet", "clients": 20, "beta": 1.0},

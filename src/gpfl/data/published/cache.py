@@ -15,9 +15,11 @@ import numpy as np
 
 from gpfl.data.columns import RawColumns, Schema
 from gpfl.data.table import Table
+from gpfl.data.text import Tokenizer
 from gpfl.errors import GpflError
 
 FORMAT = 2
+TOKENIZER = "tokenizer.json"
 
 
 def cache_dir() -> Path:
@@ -74,6 +76,8 @@ def _write(folder: Path, table: Table) -> None:
     }
     if table.raw is not None:
         content["schema"] = table.raw.schema.to_dict()
+    if isinstance(table.encoder, Tokenizer):
+        (folder / TOKENIZER).write_text(json.dumps(table.encoder.to_dict(), ensure_ascii=False) + "\n", encoding="utf-8")
     (folder / "table.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
@@ -88,7 +92,7 @@ def load(name: str) -> Table | None:
             return None
         clients = folder / "groups.npy"
         x = _map(folder / "x.npy")
-        return Table(
+        table = Table(
             RawColumns(Schema.from_dict(content["schema"]), np.asarray(x, np.float64)) if "schema" in content else x,
             _map(folder / "y.npy"),
             classes=int(content["classes"]),
@@ -100,6 +104,9 @@ def load(name: str) -> Table | None:
             client_names=content["group_names"],
             metadata=dict(content["origin"]),
         )
+        if (folder / TOKENIZER).exists():  # tables that earlier versions parsed have none
+            table.encoder = Tokenizer.from_dict(json.loads((folder / TOKENIZER).read_text(encoding="utf-8")))
+        return table
     except (OSError, ValueError, KeyError, TypeError, GpflError) as error:
         raise GpflError(f"the parsed table in {folder} is damaged ({error}): run gpfl data get {name}") from None
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpfl.data.images import ImageFormat
 from gpfl.data.published import cache
 from gpfl.data.published.download import Progress, PublishedFile, download, file_hash, ignore_progress
 from gpfl.data.table import DataSource, Table
@@ -26,6 +27,7 @@ class PublishedDataset(DataSource):
     partition: Mapping[str, object]  # of the paper
     net: Mapping[str, object]  # of the paper
     n_samples: int = 0  # as published; 0 if unknown
+    names: tuple[str, ...] = ()  # of the classes
     folder_names: tuple[str, ...] = ()  # common names of the folder with the files
     system_folders: tuple[Path, ...] = ()  # folders of system packages with the same files
     wrong_files: Mapping[str, str] = field(default_factory=dict)  # files that are mistaken for the right ones, and the reason
@@ -34,6 +36,11 @@ class PublishedDataset(DataSource):
     def defaults(self) -> Mapping[str, Mapping[str, object]]:
         """Settings of the paper, with early stopping as in the authors' code."""
         return {"partition": self.partition, "net": self.net, "train": {"rounds": 2000, "patience": 100}}
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes, () if there are none."""
+        return self.names
 
     @property
     def expected_samples(self) -> int:
@@ -55,6 +62,14 @@ class PublishedDataset(DataSource):
     def read(self) -> Table:
         """Return the table, prepared first if it is not in the cache."""
         return cache.load(self.name) or self.prepare()
+
+    def load(self) -> Table:
+        """Return the table with its `source` set, and the format of its pictures."""
+        table = super().load()
+        spec = table.input_spec
+        if spec.kind == "pixels" and len(spec.shape) == 3:
+            table.encoder = ImageFormat(*spec.shape)
+        return table
 
     def is_available(self) -> bool:
         """Return whether the dataset is on this machine, parsed or as files."""

@@ -1,0 +1,268 @@
+"""New samples for a model: rows of columns, pictures, texts or arrays, read as the model's encoder needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias, TypeGuard, cast
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from gpfl.core.net import InputSpec
+from gpfl.data.columns import UNKNOWN, RawColumns
+from gpfl.data.files import new_rows
+from gpfl.data.files.arrays import as_images, find_input_array
+from gpfl.data.files.layout import IMAGE_SUFFIXES, InputFile
+from gpfl.data.files.raw_table import Array, RawTable, as_text, join_names, number_rows
+from gpfl.data.images import ImageFormat
+from gpfl.data.preprocessing import UNSEEN, Preprocessor
+from gpfl.data.text import Tokenizer
+from gpfl.errors import GpflError, did_you_mean, pluralize
+
+Encoder: TypeAlias = Preprocessor | Tokenizer | ImageFormat
+"""Makes inputs of raw samples."""
+
+NewData: TypeAlias = new_rows.NewData | Sequence[Mapping[str, object]] | Sequence[str] | Sequence[Path]
+"""Rows as a file, data frame, dict of columns or list of dicts; pictures as paths; texts as strings."""
+
+
+@dataclass(frozen=True, eq=False)
+class NewInputs:
+    """New samples as a model takes them.
+
+    Attributes:
+        x: Raw columns, or encoded samples.
+        table: All columns as they were read, such as those of labels; of pictures `file`, and `class` and `client` by folder.
+        notes: What the user should know of the reading.
+
+    """
+
+    x: RawColumns | Array
+    table: RawTable
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How new samples are read.
+
+    Attributes:
+        unseen: What to do with categories that no client trained on, one of `UNSEEN`; "": as the model was trained to.
+        unreadable: What to do with cells of numeric and date columns that are neither.
+        text_columns: Columns that make up a text; (): those of the training data, or `text`.
+        others: Columns that are no inputs and stay text even if all their cells are numbers.
+
+    """
+
+    unseen: str = ""
+    unreadable: Literal["error", "missing"] = "error"
+    text_columns: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+
+
+def is_raw(x: object) -> TypeGuard[NewData]:
+    """Return whether samples are raw: paths, strings, or columns by name."""
+    if isinstance(x, (str, Path, Mapping)):
+        return True
+    if isinstance(x, (RawColumns, Tensor)):
+        return False
+    if hasattr(x, "columns"):
+        return True
+    if not isinstance(x, (list, tuple, np.ndarray)) and not hasattr(x, "__array__"):
+        return False
+    first = next(iter(cast(Sequence[object], x)), None)
+    return isinstance(first, (str, Path, Mapping))
+
+
+def read_inputs(data: NewData, encoder: Encoder | None, spec: InputSpec, options: ReadOptions | None = None) -> NewInputs:
+    """Return new samples as inputs for a model with this encoder."""
+    options = options or ReadOptions()
+    if isinstance(encoder, Preprocessor):
+        return _read_columns(data, encoder, options)
+    if isinstance(encoder, Tokenizer):
+        return _read_texts(data, encoder, options)
+    if isinstance(encoder, ImageFormat):
+        return _read_images(data, encoder)
+    return _read_arrays(data, spec)
+
+
+# Columns.
+
+
+def _read_columns(data: NewData, encoder: Preprocessor, options: ReadOptions) -> NewInputs:
+    if options.unseen not in ("", *UNSEEN):
+        raise GpflError(f"unseen is '{options.unseen}'; {did_you_mean(options.unseen, UNSEEN)}")
+    columns = _as_columns(data)
+    rows = new_rows.read_new_rows(columns, encoder.schema, unreadable=options.unreadable, text=options.others)
+    if (options.unseen or encoder.unseen) == "error":
+        _check_unseen(rows)
+    notes = [*_describe_unseen(rows, encoder), *_describe_outside(rows, encoder)]
+    notes += [f"Column '{name}': {pluralize(n, 'unreadable cell')} read as missing." for name, n in rows.unreadable.items()]
+    _check_missing(rows, encoder)
+    return NewInputs(rows.columns, rows.table, (*rows.table.notes, *notes))
+
+
+def _as_columns(data: NewData) -> new_rows.NewData:
+    """Return a list of dicts as a dict of columns; other data as they are."""
+    if isinstance(data, (str, Path, Mapping)) or hasattr(data, "columns"):
+        return cast(new_rows.NewData, data)
+    rows = list(cast(Sequence[object], data))
+    if not all(isinstance(row, Mapping) for row in rows):
+        raise GpflError("x is a list of texts or paths; the model takes rows of columns: give a data frame or a list of dicts")
+    named = cast(Sequence[Mapping[str, object]], rows)
+    names = dict.fromkeys(name for row in named for name in row)
+    return {name: cast(npt.ArrayLike, [row.get(name) for row in named]) for name in names}
+
+
+def _check_unseen(rows: new_rows.NewRows) -> None:
+    for name, found in rows.unseen.items():
+        column, codes = rows.columns.column(name)
+        category = next(iter(found))
+        where = rows.locate_first(codes == UNKNOWN)
+        others = f" (and {pluralize(len(found) - 1, 'more text')} like that)" if len(found) > 1 else ""
+        raise GpflError(
+            f"column '{name}' holds '{category[:40]}'{others}, which the model does not know, first in {where}; it knows "
+            f"{column.limits}: correct the data, or accept unknown categories with --unseen ignore"
+        )
+
+
+def _describe_unseen(rows: new_rows.NewRows, encoder: Preprocessor) -> list[str]:
+    how = "read as missing" if encoder.schema.declared else "encoded as zeros"
+    return [
+        f"Column '{name}': {pluralize(sum(found.values()), 'value')} that the model does not know "
+        f"({join_names(list(found), 5)}), {how}."
+        for name, found in rows.unseen.items()
+    ]
+
+
+def _describe_outside(rows: new_rows.NewRows, encoder: Preprocessor) -> list[str]:
+    """Return lines about numbers outside a declared range, which are missing. Raise if missing values are not filled."""
+    if not encoder.schema.declared:
+        return []
+    outside = rows.columns.conform(encoder.schema)[1]
+    notes = []
+    for column in encoder.schema.columns:
+        if column.is_categorical or column.name not in outside:
+            continue
+        if column.name not in encoder.fill:
+            values = rows.columns.numbers(column.name)
+            low, high = (np.nan if end is None else end for end in (column.low, column.high))
+            bad = (values < low) | (values > high)
+            raise GpflError(
+                f"column '{column.name}' holds {values[bad][0]:g} in {rows.locate_first(bad)}, outside the declared range "
+                f"{column.limits}: correct the data"
+            )
+        count = pluralize(outside[column.name], "value")
+        notes.append(f"Column '{column.name}': {count} outside {column.limits} read as missing.")
+    return notes
+
+
+def _check_missing(rows: new_rows.NewRows, encoder: Preprocessor) -> None:
+    for column in encoder.schema.columns:
+        missing = np.isnan(rows.columns.column(column.name)[1])
+        if missing.any() and column.name not in encoder.fill:
+            raise GpflError(
+                f"column '{column.name}' has {rows.describe_missing(missing)}, and the model does not fill missing values: "
+                "fill in the data, or train with --missing mean"
+            )
+
+
+# Texts.
+
+
+def _read_texts(data: NewData, encoder: Tokenizer, options: ReadOptions) -> NewInputs:
+    if isinstance(data, (str, Path, Mapping)) or hasattr(data, "columns"):
+        candidates = {name.lower() for name in (*options.text_columns, *encoder.columns, *options.others, "text")}
+        table = new_rows.read_columns(cast(new_rows.NewData, data), candidates)
+        columns = [table.columns[name] for name in _find_text_columns(table, encoder, options.text_columns)]
+        texts = [" ".join(map(str, cells)) for cells in zip(*columns, strict=True)]
+    else:
+        texts = [str(text) for text in cast(Sequence[object], data)]
+        table = number_rows(InputFile(Path("list")), {"text": as_text(texts)})
+    notes = list(table.notes)
+    empty = sum(not text.strip() for text in texts)
+    if empty:
+        notes.append(f"{pluralize(empty, 'text')} without any word.")
+    unknown, total = encoder.count_unknown(texts)
+    if unknown:
+        notes.append(f"{unknown:,} of {pluralize(total, 'word')} are not in the model's vocabulary and are left out.")
+    return NewInputs(encoder.encode(texts), table, tuple(notes))
+
+
+def _find_text_columns(table: RawTable, encoder: Tokenizer, chosen: Sequence[str]) -> Sequence[str]:
+    names = list(table.columns)
+    for name in chosen:
+        if name not in names:
+            raise GpflError(f"--text is '{name}', which is not a column of {table.path}; {did_you_mean(name, names)}")
+    for usual in (chosen, encoder.columns, ("text",)):
+        if usual and set(usual) <= set(names):
+            return usual
+    expected = " and ".join(dict.fromkeys((" + ".join(encoder.columns), "text")))
+    raise GpflError(
+        f"{table.path} has no column of texts by the usual names ({expected}): name it with --text; its columns are "
+        f"{join_names(names)}"
+    )
+
+
+# Pictures.
+
+
+def _read_images(data: NewData, encoder: ImageFormat) -> NewInputs:
+    if isinstance(data, (str, Path)):
+        root = Path(data)
+        files, unread = _find_images(root)
+    elif isinstance(data, Mapping) or hasattr(data, "columns"):
+        raise GpflError("x holds columns; the model takes pictures: give a folder or paths of pictures")
+    else:
+        root, unread = Path(), 0
+        files = [Path(str(path)) for path in cast(Sequence[object], data)]
+    notes = [f"{pluralize(unread, 'file')} in {root} that are no pictures were not read."] if unread else []
+    if colour := encoder.check(files):
+        notes.append(f"{pluralize(colour, 'colour picture')} read as grey, as the model takes {encoder}.")
+    relative = [path.relative_to(root) if path.is_relative_to(root) else path for path in files]
+    columns = {
+        "file": as_text([str(path) for path in relative]),
+        "class": as_text([path.parent.name for path in relative]),
+        "client": as_text([path.parent.parent.name for path in relative]),
+    }
+    return NewInputs(encoder.read(files), number_rows(InputFile(root), columns), tuple(notes))
+
+
+def _find_images(root: Path) -> tuple[list[Path], int]:
+    """Return the pictures at a path, a file or a folder with sub-folders, and the number of other files."""
+    if not root.exists():
+        raise GpflError(f"there is no file or folder {root}")
+    if root.is_file():
+        return [root], 0
+    entries = [path for path in sorted(root.rglob("*")) if path.is_file() and not path.name.startswith(".")]
+    files = [path for path in entries if path.suffix.lower() in IMAGE_SUFFIXES]
+    if not files:
+        raise GpflError(f"{root} holds no picture: give a folder of {', '.join(IMAGE_SUFFIXES)} files")
+    return files, len(entries) - len(files)
+
+
+# Arrays.
+
+
+def _read_arrays(data: NewData, spec: InputSpec) -> NewInputs:
+    expected = f"{spec.kind} of shape {spec.shape}"
+    if isinstance(data, (str, Path)) and str(data).lower().endswith(".npz"):
+        table = new_rows.read_columns(data)
+        x = as_images(table.columns[find_input_array(table, "y")])
+        return NewInputs(x, table, table.notes)
+    if hasattr(data, "columns"):
+        return NewInputs(np.asarray(data), number_rows(InputFile(Path(type(data).__name__)), {}))
+    reason = f"arrays ({expected}), and knows no names of columns"
+    fix = "give an .npz file with an array x, or an array in Python"
+    if spec.kind == "tokens":
+        reason = f"numbered words ({expected}) without their vocabulary"
+        fix = f"{fix}; if these are AG News, run gpfl data get agnews --again and train again to save the vocabulary"
+    elif spec.kind == "pixels":
+        reason = f"pixels from 0 to {spec.pixel_max} of shape {spec.shape}, and its file names no format of pictures"
+    raise GpflError(f"the model was trained on {reason}: {fix}")

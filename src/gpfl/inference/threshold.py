@@ -1,0 +1,100 @@
+"""The decision threshold of a binary model, chosen on validation samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gpfl.errors import GpflError
+from gpfl.inference.bootstrap import Floats, Labels, Probabilities
+
+THRESHOLD_METRICS = ("balanced_accuracy", "macro_f1", "accuracy")
+"""Metrics that a threshold can be chosen for."""
+
+MIN_SAMPLES = 5
+"""Validation samples of each class without which no threshold is chosen: fewer would choose it by chance."""
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """The probability of the second class from which it is predicted.
+
+    Attributes:
+        value: The threshold.
+        metric: Metric for which it is best on validation samples.
+        n_samples: Number of validation samples.
+        score: The metric on these samples.
+        score_at_half: The metric on these samples at a threshold of 0.5.
+
+    """
+
+    value: float
+    metric: str
+    n_samples: int
+    score: float
+    score_at_half: float
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the content as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, object]) -> Threshold:
+        """Return the threshold that `to_dict` wrote. Raise GpflError if it is anything else."""
+        try:
+            numbers = [float(str(content[key])) for key in ("value", "score", "score_at_half")]
+            threshold = cls(numbers[0], str(content["metric"]), int(str(content["n_samples"])), numbers[1], numbers[2])
+        except (KeyError, TypeError, ValueError) as problem:
+            raise GpflError(f"this is not a threshold of gpfl (missing or wrong: {problem})") from None
+        check_threshold(threshold.value, "the threshold")
+        return threshold
+
+
+def check_threshold(value: float, name: str) -> None:
+    """Raise if a threshold is not between 0 and 1."""
+    if not (math.isfinite(value) and 0 < value < 1):
+        raise GpflError(f"{name} is {value:g}; it must be above 0 and below 1, such as 0.5")
+
+
+def decide(p: Probabilities, threshold: float | None) -> npt.NDArray[np.int64]:
+    """Return the predicted class of probabilities (samples, classes): by a threshold, or the most probable one."""
+    decisions = p.argmax(axis=1) if threshold is None else p[:, 1] >= threshold
+    return decisions.astype(np.int64)
+
+
+def choose_threshold(y: Labels, p: Probabilities, metric: str) -> Threshold | None:
+    """Return the threshold that is best by a metric on validation samples; None if there are too few of a class.
+
+    Candidates lie halfway between two neighbouring probabilities, and 0.5 is one of them. Of equally good ones the nearest to
+    0.5 is chosen.
+    """
+    if p.shape[1] != 2 or min(np.bincount(y, minlength=2)) < MIN_SAMPLES:
+        return None
+    scores = np.unique(p[:, 1])
+    candidates = np.unique([0.5, *((scores[1:] + scores[:-1]) / 2)])
+    values = _metric_at(y, p[:, 1], candidates, metric)
+    best = candidates[values >= values.max() - 1e-12]
+    value = float(best[np.abs(best - 0.5).argmin()])
+    at_half = float(values[np.searchsorted(candidates, 0.5)])
+    return Threshold(value, metric, len(y), float(values.max()), at_half)
+
+
+def _metric_at(y: Labels, scores: Floats, thresholds: Floats, metric: str) -> Floats:
+    """Return the metric at each threshold, from the counts of true and false positives."""
+    positive, negative = np.sort(scores[y == 1]), np.sort(scores[y == 0])
+    true_positive = len(positive) - np.searchsorted(positive, thresholds)
+    false_positive = len(negative) - np.searchsorted(negative, thresholds)
+    true_negative = len(negative) - false_positive
+    if metric == "accuracy":
+        values = (true_positive + true_negative) / len(y)
+    elif metric == "balanced_accuracy":
+        values = (true_positive / len(positive) + true_negative / len(negative)) / 2
+    else:
+        f1_positive = 2 * true_positive / (len(positive) + true_positive + false_positive)
+        f1_negative = 2 * true_negative / (2 * len(negative) - false_positive + len(positive) - true_positive)
+        values = (f1_positive + f1_negative) / 2
+    return np.asarray(values, dtype=np.float64)
