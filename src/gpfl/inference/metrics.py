@@ -225,7 +225,7 @@ def _confusion_matrix(y: Labels, predicted: Labels, class_names: Sequence[str]) 
     from sklearn.metrics import confusion_matrix
 
     present = np.union1d(y, predicted)
-    counts = confusion_matrix(y, predicted, labels=np.arange(p.shape[1]))[np.ix_(present, present)]
+    counts = confusion_matrix(y, predicted, labels=np.arange(len(class_names)))[np.ix_(present, present)]
     return ConfusionMatrix([class_names[label] for label in present], counts.tolist())
 
 
