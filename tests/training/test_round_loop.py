@@ -500,15 +500,17 @@ class NanLoss(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class NanUpload(Method):
-    """FedAvg that uploads NaN in round 3, with finite losses."""
+    """FedAvg in which a client, by default all, uploads NaN in round 3, with finite losses."""
 
     name: ClassVar[str] = "fedavg"
+    client: int = gpfl.option(-1, "client whose uploads are NaN; -1 = all")
 
     def upload(self, shared: Tree, local_state: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
         sent, private = super().upload(shared, local_state, private, client)
 
         def corrupt(t: Tensor) -> Tensor:
-            return torch.where(client.round == 3, torch.full_like(t, float("nan")), t)
+            chosen = (client.index == self.client) | (self.client < 0)
+            return torch.where((client.round == 3) & chosen, torch.full_like(t, float("nan")), t)
 
         return tree.map_leaves(corrupt, sent), private
 
@@ -529,15 +531,16 @@ def test_nan_loss_stops_the_run_and_keeps_the_last_checkpoint(tmp_path: Path, en
 
 def test_nan_state_is_never_saved_as_a_checkpoint(tmp_path: Path) -> None:
     settings = {**FAST, "rounds": 9, "checkpoint_every": 1, "eval_every": 9}
-    with pytest.raises(gpfl.GpflError, match=r"^round 4: the loss of client 0 is nan"):
+    with pytest.raises(gpfl.GpflError, match=r"^round 3: the upload of client 0 is faulty"):
         gpfl.fit(NanUpload(), toy_federation(), out=tmp_path / "run", **settings)
     gpfl.fit("fedavg", toy_federation(), out=tmp_path / "good", **{**settings, "rounds": 3})
     assert_same_weights(tmp_path / "run" / "checkpoint.safetensors", tmp_path / "good" / "checkpoint.safetensors")
 
 
-def test_nan_model_stops_the_run_at_evaluation() -> None:
-    with pytest.raises(gpfl.GpflError, match=r"^round 4: the model of client 0 has loss nan on its test samples"):
-        gpfl.fit(NanUpload(), toy_federation(), rounds=9, **FAST)
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_nan_upload_stops_the_run_and_names_its_client(engine: str) -> None:
+    with pytest.raises(gpfl.GpflError, match=r"^round 3: the upload of client 2 is faulty: 'base/fc1.0.weight' has NaN"):
+        gpfl.fit(NanUpload(client=2), toy_federation(), rounds=9, **{**FAST, "engine": engine})
 
 
 @pytest.mark.parametrize("method", ["gpfl", "fedavg", "local"])

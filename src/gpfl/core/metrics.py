@@ -35,11 +35,12 @@ METRICS: Mapping[str, Metric] = {
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Correct predictions, summed loss and number of samples of every client."""
+    """Correct predictions, summed loss and number of samples of every client, or of the `clients` that were evaluated."""
 
     correct: Floats
     loss_sum: Floats
     n_samples: Floats
+    clients: tuple[int, ...] | None = None
 
     @property
     def client_accuracies(self) -> Floats:

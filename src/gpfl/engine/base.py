@@ -16,11 +16,12 @@ from torch import Tensor
 
 from gpfl.core import tree
 from gpfl.core.final_round import FinalRound
-from gpfl.core.local_round import Indices, Plan, Schedule, evaluate_client, predict_client
+from gpfl.core.local_round import Indices, Plan, Schedule, evaluate_client, local_round, predict_client
 from gpfl.core.method import Batch, ClientInfo, LossTerms, Method
 from gpfl.core.metrics import Evaluation
 from gpfl.core.tree import Tree
 from gpfl.data.table import Table
+from gpfl.engine.guard import find_fault
 from gpfl.federation import Federation
 
 T = TypeVar("T")
@@ -94,6 +95,7 @@ class RoundResult(NamedTuple):
     mean: Tree
     private: Tree
     terms: LossTerms  # (clients,) each
+    n_uploads: int | None = None  # uploads received, also of clients that are not in the mean; None: one of each client
 
 
 class Engine(ABC):
@@ -101,6 +103,7 @@ class Engine(ABC):
 
     name: ClassVar[str]
     supports_concurrent_trials: ClassVar[bool] = False
+    saves_before_evaluation: ClassVar[bool] = False  # for evaluations that other machines may interrupt
     private_memory_fraction: ClassVar[float] = 0.25  # of a GPU's memory that private states may take
 
     def __init__(self, spec: RunSpec) -> None:
@@ -234,6 +237,11 @@ class Engine(ABC):
         too_large = bytes_per_client * len(self.local_clients) > self.private_memory_fraction * memory
         return torch.device("cpu") if too_large else self.device
 
+    def initial_private(self, private: Tree) -> Tree:
+        """Return the private state of all clients before round 0, stacked; `private` is that of one client."""
+        device = self.private_device(tree.count_bytes(private))
+        return tree.to(tree.repeat(private, len(self.federation)), device)
+
     def gather_private(self, private: Tree) -> Tree:
         """Return the private state of all clients, gathered from all processes."""
         return private
@@ -318,6 +326,16 @@ class Engine(ABC):
             function(method or self.method, request.shared, private, adapt, client_info, self.federation.table.batch(indices))
             for indices in torch.split(samples, EVAL_BATCH_SIZE)
         ]
+
+    def find_faults(self, request: TrainRequest) -> dict[int, str]:
+        """Return what is wrong with the uploads of a round by client; each client trains again, alone."""
+        info, faults = self.client_info(request.clients, request.round), {}
+        for i, client in enumerate(request.clients):
+            plan, private = self.plan(client, request.round, request.schedule), self.fetch_private(request.private, i)
+            upload = local_round(request.method, request.shared, private, self.federation.table, plan, info.select(i)).upload
+            if fault := find_fault(tree.flatten(upload)):
+                faults[client] = fault
+        return faults
 
     def to_evaluation(self, request: EvalRequest, scores: Tensor) -> Evaluation:
         """Return the evaluation for scores (clients, 2) of correct predictions and summed loss."""

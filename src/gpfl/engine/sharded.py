@@ -59,7 +59,8 @@ class Sharded(Engine):
     def evaluate_clients(self, request: EvalRequest) -> Evaluation:
         """Return the scores of all clients, each evaluated by its process."""
         local = self._local_engine.evaluate_clients(request) if request.clients else None
-        out = Evaluation(*(np.zeros(len(self.federation)) for _ in range(3)))
+        correct, loss_sum, n_samples = np.zeros((3, len(self.federation)))
+        out = Evaluation(correct, loss_sum, n_samples)
         for clients, scores in self._group.all_gather((list(request.clients), local)):
             if scores is not None:
                 out.correct[clients] = scores.correct

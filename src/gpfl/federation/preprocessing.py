@@ -9,7 +9,7 @@ import numpy as np
 
 from gpfl.core.local_round import Indices
 from gpfl.core.options import options_of
-from gpfl.data.columns import RawColumns
+from gpfl.data.columns import RawColumns, Schema
 from gpfl.data.preprocessing import (
     ClientStatistics,
     PreprocessingOptions,
@@ -43,8 +43,15 @@ class FederatedPreprocessing:
     def fit(cls, raw: RawColumns, training: Mapping[str, Indices], options: PreprocessingOptions) -> FederatedPreprocessing:
         """Return the preprocessing by the statistics of each client's training samples."""
         statistics = {name: client_statistics(raw, samples, options) for name, samples in training.items()}
+        return cls.merge(raw.schema, statistics, options)
+
+    @classmethod
+    def merge(
+        cls, schema: Schema, statistics: Mapping[str, ClientStatistics], options: PreprocessingOptions
+    ) -> FederatedPreprocessing:
+        """Return the preprocessing by the statistics that clients sent."""
         merged = merge_statistics(list(statistics.values()))
-        federated = Preprocessor.fit(raw.schema, merged, options)
+        federated = Preprocessor.fit(schema, merged, options)
         local = options.scale == "local"
         clients = {name: federated.localize(sent, options) if local else federated for name, sent in statistics.items()}
         return cls(options, statistics, merged, federated, clients)

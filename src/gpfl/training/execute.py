@@ -90,7 +90,7 @@ def load_run_config(run_dir: RunDir, federation: Federation | None, custom_net: 
 
 def execute(run: PreparedRun, engine: Engine) -> Result:
     """Run to the end and write models and summary; a finished run is read from its directory."""
-    loop = _make_loop(run, engine)
+    loop = make_loop(run, engine)
     if run.run_dir is not None and run.run_dir.finished:
         return Result(engine, loop.reopen(), run.config.run.threshold)
     with limit_threads(run.spec), matmul_precision(run.spec.precision):
@@ -112,7 +112,7 @@ def execute_trials(runs: Sequence[PreparedRun]) -> list[Result | DivergenceError
         return [_execute_or_diverge(run) for run in runs]
     engines = [engine.for_trial(run.spec) for run in runs]
     with limit_threads(first), matmul_precision(first.precision):
-        outcomes = run_concurrently([_make_loop(run, engine) for run, engine in zip(runs, engines, strict=True)])
+        outcomes = run_concurrently([make_loop(run, engine) for run, engine in zip(runs, engines, strict=True)])
     return [
         outcome if isinstance(outcome, DivergenceError) else _finish(Result(engine, outcome, run.config.run.threshold), run)
         for engine, outcome, run in zip(engines, outcomes, runs, strict=True)
@@ -178,7 +178,8 @@ def _describe_thresholds(result: Result) -> dict[str, object]:
     }
 
 
-def _make_loop(run: PreparedRun, engine: Engine) -> RoundLoop:
+def make_loop(run: PreparedRun, engine: Engine) -> RoundLoop:
+    """Return the round loop of a run."""
     config, spec = run.config, run.spec
     metadata: dict[str, object] = {
         "method": config.method.name,

@@ -70,6 +70,8 @@ class RoundLoop:
         result: RoundResult | None = None
         self._last_time = time.perf_counter()
         while True:
+            if self.engine.saves_before_evaluation:
+                self._save(state, selected)
             if self._is_evaluated(state.round) and not (self.history and self.history[-1]["round"] == state.round):
                 yield from self._evaluate(state, result)
                 if self.selection != "last" and self._best_record(self.selection) is self.history[-1]:
@@ -117,11 +119,9 @@ class RoundLoop:
     def _load_or_init(self) -> tuple[RunState, RunState]:
         """Return the state to continue from and the one selected so far, and read the history up to it."""
         shared, private = self.spec.method.init(self.options.seed)
-        device = self.engine.private_device(tree.count_bytes(private))
-        stacked = tree.to(tree.repeat(private, len(self.spec.federation)), device)
         # The exchange of statistics comes before round 0.
         exchanged = {key: sum(by_client.values()) for key, by_client in self._preprocessing_bytes().items()}
-        initial = RunState(0, tree.to(shared, self.spec.device), stacked, **exchanged)
+        initial = RunState(0, tree.to(shared, self.spec.device), self.engine.initial_private(private), **exchanged)
         first = self._take_local(initial)
         checkpoint = self.run_dir.load_checkpoint(initial) if self.run_dir else None
         if self.run_dir is None or checkpoint is None:
@@ -135,7 +135,8 @@ class RoundLoop:
         extra = {record_key(name, split) for name in ("accuracy", self.options.metric) for split in self._splits}
         self.history = [record for record in self.run_dir.read_metrics(extra) if metric(record, "round") <= state.round]
         evaluated = {record["round"] for record in self.history}
-        missing = [i for i in range(state.round + 1) if self._is_evaluated(i) and i not in evaluated]
+        end = state.round if self.engine.saves_before_evaluation else state.round + 1
+        missing = [i for i in range(end) if self._is_evaluated(i) and i not in evaluated]
         if missing:
             path, hint = self.run_dir.path / "metrics.jsonl", self.run_dir.restart_hint
             raise GpflError(f"{path} is damaged (it lacks round {missing[0]}): {hint}")
@@ -186,16 +187,20 @@ class RoundLoop:
         clients = [client for client in cohort if client in positions]
         index = self._index([positions[client] for client in clients], state)
         private = tree.take(state.private, index)
-        result = yield TrainRequest(state.shared, private, clients, state.round, schedule, cohort, method)
+        request = TrainRequest(state.shared, private, clients, state.round, schedule, cohort, method)
+        result = yield request
         if not result.terms:
             raise GpflError(f"the steps of method '{method.name}' return no loss terms: return at least one")
         self._check_losses(result, cohort, state.round)
+        if not tree.is_finite(result.mean):
+            self._stop(self._describe_faults(request), state.round)
         private = result.private
         if len(clients) < len(positions):
             # The selected state must not change in place.
             private = state.private if self.selection == "last" else tree.clone(state.private)
             tree.index_copy_(private, index, result.private)
-        up = state.bytes_up + len(cohort) * upload_bytes(method, result.mean)
+        n_uploads = len(cohort) if result.n_uploads is None else result.n_uploads
+        up = state.bytes_up + n_uploads * upload_bytes(method, result.mean)
         down = state.bytes_down + len(cohort) * tree.count_bytes(state.shared)
         if self.callbacks:
             losses = _mean_losses(result)
@@ -215,9 +220,8 @@ class RoundLoop:
             record["validation_accuracy"] = (yield from self._evaluate_split(state, "validation")).accuracy
         if self.options.metric != "accuracy":
             record |= {record_key(self.options.metric, split): self._compute_metric(state, split) for split in self._splits}
-        names = [shard.name for shard in self.spec.federation.shards]
         record |= {"mean": test.mean, "std": test.std, "cov": test.cov}
-        record["client_accuracies"] = dict(zip(names, test.client_accuracies.tolist(), strict=True))
+        record["client_accuracies"] = dict(zip(self._names(test), test.client_accuracies.tolist(), strict=True))
         if result is not None:
             record["train"] = _mean_losses(result)
             record["participants"] = len(next(iter(result.terms.values())))
@@ -242,11 +246,15 @@ class RoundLoop:
 
     def _evaluate_split(self, state: RunState, split: str) -> Generator[EvalRequest, Evaluation, Evaluation]:
         evaluation = yield EvalRequest(state.shared, state.private, self.engine.local_clients, state.round, split)
-        for client, loss in enumerate(evaluation.loss_sum):
+        for name, loss in zip(self._names(evaluation), evaluation.loss_sum, strict=True):
             if not math.isfinite(loss):
-                name = self.spec.federation.shards[client].name
                 self._stop(f"the model of client {name} has loss {loss} on its {split} samples", state.round)
         return evaluation
+
+    def _names(self, evaluation: Evaluation) -> list[str]:
+        """Return the names of the clients of an evaluation."""
+        shards = self.spec.federation.shards
+        return [shards[client].name for client in (range(len(shards)) if evaluation.clients is None else evaluation.clients)]
 
     def _compute_metric(self, state: RunState, split: str) -> float:
         """Return `run.metric` of the stacked predictions of all clients."""
@@ -269,6 +277,12 @@ class RoundLoop:
             if bad:
                 name = self.spec.federation.shards[cohort[bad[0]]].name
                 self._stop(f"the loss of client {name} is {float(values[bad[0]])} (term '{term}')", round)
+
+    def _describe_faults(self, request: TrainRequest) -> str:
+        """Return which upload of a round made the mean NaN or infinite."""
+        for client, fault in self.engine.find_faults(request).items():
+            return f"the upload of client {self.spec.federation.shards[client].name} is faulty: {fault}"
+        return "the mean of the uploads has NaN or infinity"
 
     def _stop(self, reason: str, round: int) -> NoReturn:
         checkpoint = ""
