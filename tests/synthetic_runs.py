@@ -47,6 +47,7 @@ def run_folder(
         run.append_metrics(record)
     best = max(range(len(records)), key=lambda k: (records[k]["accuracy"], -k))
     metrics = {"best_round": best, "best_accuracy": records[best]["accuracy"], "std": records[best]["std"], "seed": seed}
+    metrics["cov"] = metrics["std"] / metrics["best_accuracy"] if metrics["best_accuracy"] else 0.0
     labels = {"selected_round": selected, "rounds": len(records) - 1, "clients": len(rounds[0]), "method": method}
     run.write_summary({**dict.fromkeys(SUMMARY_NUMBERS, 0), **dict.fromkeys(SUMMARY_TEXTS, "text"), **metrics, **labels})
     indices = rows if rows is not None else range(len(rounds[0]))

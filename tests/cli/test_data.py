@@ -58,7 +58,7 @@ def test_a_dataset_without_a_local_copy_is_listed_with_its_download(command: Com
 def test_a_dataset_is_listed_with_the_samples_of_its_local_copy_and_their_verification(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "| no | 49 B from 127.0.0.1 |" in listed(command, "numbers")
+    assert "| no | 49 bytes from 127.0.0.1 |" in listed(command, "numbers")
     monkeypatch.setenv("GPFL_DATA", str(tmp_path))
     (tmp_path / "numbers.txt").write_bytes(CONTENT)
     assert "| files, not parsed yet |" in listed(command, "numbers")

@@ -9,19 +9,21 @@ from pathlib import Path
 
 import pytest
 from conftest import toy_federation
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from synthetic_runs import trials_of
 
 import gpfl
 from gpfl.experiments import definitions as experiments
 from gpfl.experiments import feature_maps
+from gpfl.experiments.definitions import PaperValue
 from gpfl.experiments.feature_maps import FeatureMap
 from gpfl.experiments.results import TableResults
 from gpfl.experiments.stored_runs import FolderRun, Trials
 from gpfl.experiments.trials import delete_weights
 from gpfl.report import experiment_figures, feature_tables, figures, paper_tables
 from gpfl.report.experiment_figures import figure_title
-from gpfl.report.figures import ClassCounts, ClientAccuracies, Series
-from gpfl.report.tables import MeanStd
+from gpfl.report.figures import ClassCounts
 
 
 def results_of(name: str, trials: dict[tuple[str, str], Trials | None], columns: Sequence[str] = ()) -> TableResults:
@@ -90,22 +92,50 @@ def test_axes_and_measures_are_those_of_experiments() -> None:
     assert set(experiments.MEASURES) == {"accuracy", "fairness", "curves", "features"}
 
 
-def test_columns_that_were_run_are_settings_next_to_the_papers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[list[Series], list[str], list[str]]] = []
-    monkeypatch.setattr(
-        figures, "draw_settings", lambda series, settings, groups, *more: calls.append((series, settings, groups))
-    )
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures that were saved, laid out as in their files."""
+    saved: list[Figure] = []
+
+    def save(figure: Figure, stem: Path) -> list[Path]:
+        figure.draw_without_rendering()
+        saved.append(figure)
+        return []
+
+    monkeypatch.setattr(experiment_figures, "save_png_and_pdf", save)
+    return saved
+
+
+def lines_of(axes: Axes) -> dict[str, list[list[float]]]:
+    """The heights of each line with error bars, by its label."""
+    found: dict[str, list[list[float]]] = {}
+    for container in axes.containers:
+        found.setdefault(container.get_label(), []).append(container[0].get_ydata().tolist())
+    return found
+
+
+def test_columns_that_were_run_are_settings_next_to_the_papers(tmp_path: Path, drawn: list[Figure]) -> None:
     keys = [key for key in column_keys("scalability") if key != "cifar100/500"]
     trials = {(key, "gpfl"): trials_of(tmp_path / str(k), "gpfl", {0: [[k / 10]]}) for k, key in enumerate(keys)}
     experiment_figures.draw(results_of("scalability", dict(trials)), tmp_path)
-    [(series, settings, groups)] = calls
-    assert settings == ["20", "30", "50", "100", "10|50", "30|50"]
-    assert len(set(groups)) == 2
-    [ours] = [method for method in series if method.label == "GPFL"]
-    assert [value.mean for value in ours.ours if value] == pytest.approx([0, 10, 20, 30, 40, 50])
-    assert [value.mean for value in ours.paper if value] == pytest.approx([61.86, 60.96, 60.98, 57.11, 53.26, 59.18])
-    assert next(method for method in series if method.label == "FedAvg").ours == [None] * 6
-    assert isinstance(ours.ours[0], MeanStd)
+    ours, paper = drawn[0].axes
+    assert [axes.get_title() for axes in (ours, paper)] == ["ours", "the paper"]
+    assert [tick.get_text() for tick in ours.get_xticklabels()] == ["20", "30", "50", "100", "10|50", "30|50"]
+    assert lines_of(ours) == {"GPFL": [pytest.approx([0, 10, 20, 30]), pytest.approx([40, 50])]}, "a line for each group"
+    assert lines_of(paper) == {"GPFL": [[61.86, 60.96, 60.98, 57.11], [53.26, 59.18]]}, "of methods that were run"
+
+
+def test_best_method_is_first_in_the_legend_of_settings(tmp_path: Path, drawn: list[Figure]) -> None:
+    keys = column_keys("stability")
+    trials = {
+        (key, name): trials_of(tmp_path / str(k), name, {0: [[accuracy]], 1: [[accuracy]]})
+        for k, key in enumerate(keys)
+        for name, accuracy in (("ditto", 0.5), ("gpfl", 0.75 - k / 4))
+    }
+    experiment_figures.draw(results_of("stability", {**trials, (keys[0], "ditto"): None}), tmp_path)
+    [legend] = drawn[0].legends
+    assert [text.get_text() for text in legend.get_texts()] == ["GPFL", "Ditto"]
+    assert lines_of(drawn[0].axes[0])["Ditto"] == [[50] * (len(keys) - 1)]
 
 
 def test_one_column_is_no_line_and_that_is_said(tmp_path: Path) -> None:
@@ -116,18 +146,28 @@ def test_one_column_is_no_line_and_that_is_said(tmp_path: Path) -> None:
                 experiment_figures.draw(results_of(name, dict(made), keys), tmp_path)
 
 
-def test_fairness_is_that_of_the_best_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[dict[str, list[ClientAccuracies]]] = []
-    monkeypatch.setattr(figures, "draw_fairness", lambda settings, *more: calls.append(settings))
+def test_fairness_is_that_of_the_best_round(tmp_path: Path, drawn: list[Figure]) -> None:
     made = trials_of(tmp_path, "gpfl", {0: [[0.5, 0.5], [0.6, 1.0]], 1: [[0.8, 0.8], [0.0, 0.0]]})
     experiment_figures.draw(results_of("fairness", {("har/real-world", "gpfl"): made}, ["har/real-world"]), tmp_path)
-    [(name, [method])] = calls[0].items()
-    assert name == "HAR, N = 30, real world (part of the data)"
-    assert (method.label, method.clients.tolist()) == ("GPFL", [[60, 100], [80, 80]])
-    assert method.overall.tolist() == [80, 80]
-    assert method.paper == paper_tables.format_published(
-        experiments.load_experiments()["fairness"].paper["har/real-world", "gpfl"]
-    )
+    [axes] = drawn[0].axes
+    assert axes.get_title(loc="left") == "HAR, N = 30, real world (part of the data)"
+    assert axes.collections[0].get_offsets()[:, 0].tolist() == pytest.approx([60, 100, 80, 80])
+    assert axes.lines[1].get_xdata() == pytest.approx([80]), "all samples"
+
+
+def test_fairness_has_the_fairest_method_at_the_top_next_to_the_papers_numbers(tmp_path: Path, drawn: list[Figure]) -> None:
+    unfair = trials_of(tmp_path, "gpfl", {0: [[0.6, 1.0]], 1: [[0.8, 0.8]]})
+    fair = trials_of(tmp_path, "fedavg", {0: [[0.5, 0.6]]})
+    results = results_of("fairness", {("har/real-world", "gpfl"): unfair, ("har/real-world", "fedavg"): fair})
+    papers = {("har/real-world", "gpfl"): PaperValue(3.21, cov=7.2)}
+    experiment_figures.draw(replace(results, experiment=replace(results.experiment, paper=papers)), tmp_path)
+    [axes] = drawn[0].axes
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["GPFL", "FedAvg"]  # from below
+    [numbers] = axes.child_axes
+    assert [text.get_text() for text in numbers.get_yticklabels()] == [
+        "10.00 [12.50]   paper 3.21 [7.20]",
+        "5.00 [9.09]   paper –",
+    ]
 
 
 # Features.

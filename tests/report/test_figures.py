@@ -17,8 +17,7 @@ from gpfl.experiments.features import FeatureMetrics
 from gpfl.experiments.stored_runs import Trials
 from gpfl.methods import METHODS
 from gpfl.report import figures, plotting
-from gpfl.report.figures import METRICS, ClassCounts, ClientAccuracies, Series, learning_curve
-from gpfl.report.tables import MeanStd
+from gpfl.report.figures import METRICS, ClassCounts, learning_curve
 
 NAN = float("nan")
 
@@ -155,56 +154,10 @@ def test_nothing_to_draw_is_an_error(tmp_path: Path) -> None:
     for draw in (
         lambda: figures.draw_learning_curves([], [tmp_path / "a.png"], ""),
         lambda: figures.draw_learning_curves([Trials("gpfl", [])], [tmp_path / "a.png"], ""),
-        lambda: figures.draw_fairness({"a": []}, tmp_path / "a", ""),
-        lambda: figures.draw_settings([Series("GPFL", [None], [None])], ["a"], ["a"], tmp_path / "a", "", ""),
         lambda: figures.draw_features([], tmp_path / "a", ""),
     ):
         with pytest.raises(gpfl.GpflError, match=r"run some .*first"):
             draw()
-
-
-# Accuracy against a setting.
-
-
-def test_settings_are_drawn_next_to_the_papers_with_lines_within_groups(tmp_path: Path, drawn: list[Figure]) -> None:
-    series = [
-        Series("FedAvg", [MeanStd(50, 1, 2), MeanStd(49, 0), None], [MeanStd(51, 0.1)] * 3),
-        Series("GPFL", [MeanStd(60, 1, 2), MeanStd(59, 0), MeanStd(58, 0)], [MeanStd(61, 0.1)] * 3),
-        Series("Local", [None] * 3, [MeanStd(30, 0)] * 3),
-    ]
-    figures.draw_settings(series, ["20", "50", "10|50"], ["all", "all", "some"], tmp_path / "a", "title", "clients")
-    (figure,) = drawn
-    ours, paper = figure.axes
-    assert [axes.get_title() for axes in figure.axes] == ["ours", "the paper"]
-    assert legend_labels(figure) == ["GPFL", "FedAvg"], "methods that were run, the best first"
-    lines = [container[0].get_ydata().tolist() for container in ours.containers]
-    assert lines == [[60, 59], [58], [50, 49], []]
-    assert [container[0].get_ydata().tolist() for container in paper.containers] == [[61, 61], [61], [51, 51], [51]]
-    assert [tick.get_text() for tick in ours.get_xticklabels()] == ["20", "50", "10|50"]
-    assert is_complete(figure)
-
-
-# Fairness.
-
-
-def test_fairness_has_the_fairest_method_at_the_top(tmp_path: Path, drawn: list[Figure]) -> None:
-    unfair = ClientAccuracies("GPFL", np.array([[60.0, 100], [80, 80]]), np.array([80.0, 80]), "3.21 [7.20]")
-    fair = ClientAccuracies("FedAvg", np.array([[50.0, 60]]), np.array([55.0]))
-    assert unfair.std.tolist() == pytest.approx([20, 0])
-    assert unfair.cov.tolist() == pytest.approx([25, 0])
-    figures.draw_fairness({"a $ b": [fair, unfair], "nothing": []}, tmp_path / "fair", "Fairness")
-    (axes,) = drawn[0].axes
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["GPFL", "FedAvg"]  # from below
-    (numbers,) = axes.child_axes
-    assert [text.get_text() for text in numbers.get_yticklabels()] == [
-        "10.00 [12.50]   paper 3.21 [7.20]",
-        "5.00 [9.09]   paper –",
-    ]
-    assert is_complete(drawn[0])
-
-
-def test_accuracy_of_zero_has_no_variation() -> None:
-    assert ClientAccuracies("GPFL", np.zeros((1, 3)), np.zeros(1)).cov.tolist() == [0]
 
 
 # Features.

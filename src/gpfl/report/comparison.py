@@ -142,14 +142,19 @@ def compare_columns(results: TableResults) -> list[ColumnComparison]:
     return [compare_column(results, column) for column in results.columns]
 
 
-def compare_column(results: TableResults, column: TableColumn) -> ColumnComparison:
-    """Return the comparison of one column, with ranks and tests."""
-    fairness = results.experiment.measure == "fairness"
-    papers, keys = results.experiment.paper, {row.label: (column.key, row.label) for row in results.rows}
-    entries = [
+def column_entries(results: TableResults, column: TableColumn) -> list[Entry]:
+    """Return the methods of one column, without ranks and tests."""
+    papers, fairness = results.experiment.paper, results.experiment.measure == "fairness"
+    keys = {row.label: (column.key, row.label) for row in results.rows}
+    return [
         Entry(label, results.trials.get(key), papers.get(key), results.problems.get(key, ""), fairness)
         for label, key in keys.items()
     ]
+
+
+def compare_column(results: TableResults, column: TableColumn) -> ColumnComparison:
+    """Return the comparison of one column, with ranks and tests."""
+    fairness, entries = results.experiment.measure == "fairness", column_entries(results, column)
     # Both rankings are among the same methods: those of the experiment that the paper has and that were run.
     has_paper = any(entry.paper for entry in entries)
     known = {row.label for row in results.experiment.rows}

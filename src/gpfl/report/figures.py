@@ -1,11 +1,10 @@
-"""Figures: learning curves, accuracy against a setting, fairness over clients, t-SNE of features, classes of clients."""
+"""Figures of runs and data: learning curves, t-SNE of features, classes of clients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +17,6 @@ from gpfl.federation import Federation
 from gpfl.report.plotting import (
     COLORS,
     MARKERS,
-    LineStyle,
     annotate,
     figure_style,
     max_label_length,
@@ -31,7 +29,7 @@ from gpfl.report.plotting import (
     use_log_scale,
     use_name_ticks,
 )
-from gpfl.report.tables import MeanStd, format_value
+from gpfl.report.tables import format_value
 from gpfl.training.run_dir import MetricsRecord
 
 if TYPE_CHECKING:
@@ -106,13 +104,13 @@ def draw_learning_curves(methods: Sequence[Trials], paths: Sequence[Path], title
     save_figure(figure, *paths)
 
 
-def _draw_curve(axes: Axes, rounds: Floats, values: Floats, window: int, style: LineStyle, label: str) -> None:
+def _draw_curve(axes: Axes, rounds: Floats, values: Floats, window: int, style: Mapping[str, Any], label: str) -> None:
     smooth = running_mean(values, window)
     mean, std = smooth.mean(0), smooth.std(0)
     if window > 1:
-        axes.plot(rounds, values.mean(0), color=style.color, linewidth=0.6, alpha=0.3)
-    axes.fill_between(rounds, mean - std, mean + std, color=style.color, alpha=0.12, linewidth=0)
-    axes.plot(rounds, mean, **style.line, markevery=max(1, len(mean) // 8), label=label)
+        axes.plot(rounds, values.mean(0), color=style["color"], linewidth=0.6, alpha=0.3)
+    axes.fill_between(rounds, mean - std, mean + std, color=style["color"], alpha=0.12, linewidth=0)
+    axes.plot(rounds, mean, **style, markevery=max(1, len(mean) // 8), label=label)
 
 
 def learning_curve(trials: Trials, value: Callable[[MetricsRecord], float]) -> tuple[Floats, Floats]:
@@ -136,117 +134,6 @@ def running_mean(values: Floats, window: int) -> Floats:
     total = np.apply_along_axis(np.convolve, -1, values, kernel)
     mean: Floats = (total / np.convolve(np.ones(values.shape[-1]), kernel))[..., half : half + values.shape[-1]]
     return mean
-
-
-# Accuracy against a setting.
-
-
-@dataclass(frozen=True)
-class Series:
-    """A method's accuracies in several settings, ours and the paper's, in percent."""
-
-    label: str
-    ours: Sequence[MeanStd | None]
-    paper: Sequence[MeanStd | None]
-
-
-@figure_style()
-def draw_settings(
-    series: Sequence[Series], settings: Sequence[str], groups: Sequence[str], stem: Path, title: str, axis_label: str
-) -> list[Path]:
-    """Draw accuracy against a setting, ours next to the paper's; lines join settings of one group. Return the files."""
-    series = sorted((s for s in series if any(s.ours)), key=lambda s: -max(value.mean for value in s.ours if value))
-    if not series:
-        raise GpflError("there are no finished trials to draw: run some first")
-    styles = method_styles([method.label for method in series])
-    figure = new_figure(9, 4.2)
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, name in zip(panels, ("ours", "paper"), strict=True):
-        for k, method in enumerate(series):
-            shift = 0.2 * (k / max(1, len(series) - 1) - 0.5)  # keeps error bars apart
-            numbers: Sequence[MeanStd | None] = getattr(method, name)
-            for group in dict.fromkeys(groups):
-                points = [(x, value) for x, value in enumerate(numbers) if value is not None and groups[x] == group]
-                axes.errorbar(
-                    *([x + shift for x, _ in points], [value.mean for _, value in points], [value.std for _, value in points]),
-                    **(styles[method.label].line | {"linewidth": 1.2, "elinewidth": 0.8, "capsize": 1.5}),
-                    label=method.label,
-                )
-        axes.set_title({"ours": "ours", "paper": "the paper"}[name])
-        axes.set_xticks(range(len(settings)), settings)
-        axes.set_xlabel(axis_label)
-    panels[0].set_ylabel("best test accuracy, %")
-    annotate(figure, title, ["Bars: ± std over trials."], panels)
-    return save_png_and_pdf(figure, stem)
-
-
-# Fairness.
-
-
-@dataclass(frozen=True)
-class ClientAccuracies:
-    """A method's accuracies at the best round, in percent, with the paper's numbers as text."""
-
-    label: str
-    clients: Floats  # (trials, clients)
-    overall: Floats  # (trials,), over all samples
-    paper: str | None = None
-
-    @property
-    def std(self) -> Floats:
-        """Population standard deviation over clients, by trial."""
-        return cast(Floats, self.clients.std(1))
-
-    @property
-    def cov(self) -> Floats:
-        """Coefficient of variation in hundredths, by trial: std over the accuracy of all samples, 0 if that is 0."""
-        return 100 * np.divide(self.std, self.overall, out=np.zeros_like(self.std), where=self.overall > 0)
-
-
-@figure_style()
-def draw_fairness(settings: Mapping[str, Sequence[ClientAccuracies]], stem: Path, title: str) -> list[Path]:
-    """Draw the accuracies of clients, a panel for each setting and a row for each method, the fairest at the top."""
-    panels = {name: sorted(methods, key=lambda m: -m.cov.mean()) for name, methods in settings.items() if methods}
-    if not panels:
-        raise GpflError("there are no finished trials to draw: run some first")
-    heights = [0.9 + 0.25 * len(methods) for methods in panels.values()]
-    figure = new_figure(8, sum(heights) + 0.8)
-    columns = figure.subplots(len(panels), squeeze=False, height_ratios=heights)[:, 0]
-    for axes, (name, methods) in zip(columns, panels.items(), strict=True):
-        _draw_clients(axes, methods)
-        axes.set_title(printable(name, 60), loc="left")
-    columns[-1].set_xlabel("accuracy of a client, %")
-    footnote = [
-        "Marks: a client in one trial, at its best round. Bars: quartiles; lines: medians; triangles: all samples.",
-        "Right: std [CoV] over clients, mean over trials; CoV = std / accuracy, in hundredths; less is fairer.",
-    ]
-    annotate(figure, title, footnote)
-    return save_png_and_pdf(figure, stem)
-
-
-def _draw_clients(axes: Axes, methods: Sequence[ClientAccuracies]) -> None:
-    axes.use_sticky_edges = False  # else bars up to 100 % end the axis
-    rows = np.arange(len(methods))
-    styles = method_styles([method.label for method in methods])
-    low, median, high = np.array([np.percentile(method.clients, [25, 50, 75]) for method in methods]).T
-    axes.barh(rows, high - low, left=low, height=0.7, color="#e4e4e4")
-    axes.plot(median, rows, "|", color="black", markersize=11, markeredgewidth=1.5)
-    axes.plot([method.overall.mean() for method in methods], rows - 0.36, "^", color="black", markersize=3.5)
-    for row, method in zip(rows, methods, strict=True):
-        trials, clients = method.clients.shape
-        heights = row + np.linspace(-0.2, 0.2, trials + 2)[1:-1, None] + 0.05 * np.sin(2.4 * np.arange(clients))
-        style = styles[method.label]
-        axes.scatter(method.clients, heights, s=8, marker=style.marker, color=style.color, alpha=0.55, linewidth=0, zorder=3)
-    axes.set_yticks(rows, [method.label for method in methods])
-    axes.set_ylim(-0.7, len(rows) - 0.4)
-    axes.grid(visible=False, axis="y")
-    numbers = axes.secondary_yaxis("right")
-    papers = any(method.paper for method in methods)
-    paper = [f"   paper {format_value(method.paper)}" * papers for method in methods]
-    ours = [f"{method.std.mean():.2f} [{method.cov.mean():.2f}]" for method in methods]
-    numbers.set_yticks(rows, [a + b for a, b in zip(ours, paper, strict=True)])
-    numbers.tick_params(length=0)
-    numbers.spines["right"].set_visible(False)
 
 
 # Features.
@@ -326,8 +213,7 @@ def class_colors(classes: int) -> list[str]:
 # Classes of clients.
 
 
-@dataclass(frozen=True)
-class ClassCounts:
+class ClassCounts(NamedTuple):
     """Number of samples of each class on each client, with the names to print."""
 
     data: str
@@ -371,15 +257,11 @@ def draw_class_counts(data: ClassCounts, *paths: Path) -> None:
     axes.set(xlabel="client", ylabel="class")
     right, above = (0.5 + largest / 144 / step for step in (across, up))
     axes.set(xlim=(-right, n_clients - 1 + right), ylim=(-above, n_classes - 1 + above))
-    annotate(figure, f"{printable(data.data, 40)}: samples of each class on each client")
+    annotate(figure, ": ".join(filter(None, [printable(data.data, 40), "samples of each class on each client"])))
     save_figure(figure, *paths)
 
 
 def round_counts(largest: int) -> list[int]:
-    """Return up to three round numbers from `largest` down, each about a quarter of the one before."""
-    numbers: list[int] = []
-    while largest >= 1 and len(numbers) < 3:
-        power = 10 ** (len(str(largest)) - 1)
-        numbers.append(next(step * power for step in (5, 2, 1) if step * power <= largest))
-        largest = numbers[-1] // 4
-    return numbers
+    """Return up to three of the numbers 1, 2, 5, 10, 20, … from `largest` down, without every second."""
+    numbers = [step * 10**power for power in range(len(str(largest))) for step in (1, 2, 5)]
+    return [number for number in numbers if number <= largest][::-2][:3]

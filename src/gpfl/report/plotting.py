@@ -7,7 +7,6 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -78,28 +77,16 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height))
 
 
-@dataclass(frozen=True)
-class LineStyle:
-    """Line style of a method. Markers distinguish all methods without colour, dashes most of them."""
+def line_style(index: int) -> dict[str, Any]:
+    """Return the keyword arguments of `plot` for an index; 0 is GPFL's and has the thickest line.
 
-    color: str
-    linestyle: tuple[float, tuple[float, ...]]
-    marker: str
-    linewidth: float = 1.4
-
-    @property
-    def line(self) -> dict[str, Any]:
-        """Keyword arguments of matplotlib's `plot`."""
-        return vars(self).copy()
+    Markers distinguish all methods without colour, dashes most of them.
+    """
+    styles = {"color": COLORS, "linestyle": DASHES, "marker": MARKERS}
+    return {name: values[index % len(values)] for name, values in styles.items()} | {"linewidth": 1.4 if index else 2.2}
 
 
-def line_style(index: int) -> LineStyle:
-    """Return the line style of an index; 0 is GPFL's and has the thickest line."""
-    dashes = DASHES[index % len(DASHES)]
-    return LineStyle(COLORS[index % len(COLORS)], dashes, MARKERS[index % len(MARKERS)], 1.4 if index else 2.2)
-
-
-def method_styles(labels: Sequence[str]) -> dict[str, LineStyle]:
+def method_styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return a style for each label: methods have the same one in all figures, other labels get the unused ones."""
     numbers = {re.sub("[-+]", "", name): index for index, name in enumerate(METHODS)}
     names = {label: re.sub("[-+]", "", label.lower()) for label in labels}  # Per-FedAvg is perfedavg
@@ -148,10 +135,7 @@ def use_name_ticks(axis: Axis, names: Sequence[str]) -> None:
     if len(names) > MAX_TICKS:
         use_integer_ticks(axis)
     else:
-        labels = [
-            printable(name, MAX_TICK_LENGTH) if _characters().issuperset(name) else f"#{k}" for k, name in enumerate(names)
-        ]
-        axis.set_ticks(range(len(names)), labels)
+        axis.set_ticks(range(len(names)), [printable(name, MAX_TICK_LENGTH) or f"#{k}" for k, name in enumerate(names)])
 
 
 def max_label_length(names: Sequence[str]) -> int:
@@ -160,8 +144,8 @@ def max_label_length(names: Sequence[str]) -> int:
 
 
 def printable(text: str, max_length: int) -> str:
-    """Return text as one line of at most `max_length` characters without its middle; ? for characters that no font has."""
-    line = "".join(character if character in _characters() else "?" for character in " ".join(text.split()))
+    """Return text as one line of at most `max_length` characters without its middle and characters that no font has."""
+    line = " ".join("".join(character for character in text if character.isspace() or character in _characters()).split())
     head = (max_length - 1) // 2
     return line if len(line) <= max_length else f"{line[:head]}…{line[head + 1 - max_length :]}"
 
@@ -176,12 +160,12 @@ def check_image_path(path: Path) -> None:
 
 
 def save_figure(figure: Figure, *paths: Path) -> None:
-    """Write a figure to files, in the formats of their endings; none is written if one of them cannot be."""
+    """Write a figure to files, in the formats of their endings. Equal figures give equal files."""
     for path in paths:
-        check_image_path(path)
-    images = [_render(figure, path.suffix[1:].lower()) for path in paths]
-    for path, image in zip(paths, images, strict=True):
-        files.write_bytes(path, image)
+        kind, content = path.suffix[1:].lower(), io.BytesIO()
+        undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind)
+        figure.savefig(content, format=kind, metadata=undated)
+        files.write_bytes(path, content.getvalue())
 
 
 def save_png_and_pdf(figure: Figure, stem: Path) -> list[Path]:
@@ -193,13 +177,6 @@ def save_png_and_pdf(figure: Figure, stem: Path) -> list[Path]:
 def png_and_pdf(stem: Path) -> list[Path]:
     """Return `stem`.png and `stem`.pdf."""
     return [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "pdf")]
-
-
-def _render(figure: Figure, kind: str) -> bytes:
-    undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind)
-    content = io.BytesIO()
-    figure.savefig(content, format=kind, metadata=undated)
-    return content.getvalue()
 
 
 def _wrap(text: str, figure: Figure, size: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from gpfl.experiments.defence_points import DefencePoint, DefenceStudy
+from gpfl.experiments.defence_points import DefenceStudy
 from gpfl.experiments.defence_study import FAMILIES, DefenceFamily
 from gpfl.experiments.definitions import display_name
 from gpfl.experiments.privacy_table import PrivacyTable, Setting
@@ -102,17 +102,14 @@ def draw_epsilon(study: DefenceStudy, stem: Path) -> list[Path]:
     for axes, family in zip(panels, families, strict=True):
         for method, style in method_styles(study.methods).items():
             name, points = display_name(method), study.curve(method, family.option)
-            hollow = {**style.line, "linestyle": ":", "linewidth": 1.0, "markerfacecolor": "white"}
-            curves: Mapping[str, tuple[Mapping[str, object], Callable[[DefencePoint], float | None]]] = {
-                name: (style.line, lambda point: point.epsilon),
-                f"{name}, Poisson": (hollow, lambda point: point.epsilon_if_poisson),
-            }
-            for label, (line, epsilon_of) in curves.items():
-                stated = [(epsilon, 100 * point.accuracy) for point in points if (epsilon := epsilon_of(point)) is not None]
+            hollow = {**style, "linestyle": ":", "linewidth": 1.0, "markerfacecolor": "white"}
+            kinds = (("epsilon", name, style), ("epsilon_if_poisson", f"{name}, Poisson", hollow))
+            for key, label, line in kinds:
+                stated = [(getattr(point, key), 100 * point.accuracy) for point in points if getattr(point, key) is not None]
                 if stated:
                     axes.plot(*zip(*stated, strict=True), **line, label=label)
             for point in study.curve(method, ""):
-                axes.axhline(100 * point.accuracy, color=style.color, linestyle=style.linestyle, linewidth=0.8, alpha=0.6)
+                axes.axhline(100 * point.accuracy, **{**style, "marker": "", "linewidth": 0.8, "alpha": 0.6})
         use_log_scale(axes.xaxis)
         axes.set(xlabel="ε", title=f"{family.level} level")
     panels[0].set_ylabel("accuracy, %")
@@ -133,7 +130,7 @@ def draw_leakage(study: DefenceStudy, stem: Path) -> list[Path]:
             if not points:
                 continue
             x, y = [100 * point.accuracy for point in points], [point.psnr for point in points]
-            line = line_style(index + 1).line
+            line = line_style(index + 1)
             axes.plot(x, y, **{**line, "markersize": 4}, label=_family_label(study, family))
             axes.scatter(
                 x, y, s=[(3 + 2 * k) ** 2 for k in range(len(x))], color=line["color"], marker=line["marker"], zorder=3
