@@ -8,6 +8,7 @@ by the command in its last line, and the results page is updated. Without OUT on
 from __future__ import annotations
 
 import json
+import lzma
 import re
 import shlex
 import shutil
@@ -19,7 +20,7 @@ from pathlib import Path
 import results_page
 
 from gpfl.experiments import run_archive
-from gpfl.experiments.privacy_table import read_table
+from gpfl.experiments.privacy_table import table_from_records
 from gpfl.privacy.attack_cases import AttackCase
 from gpfl.privacy.attack_runner import records_to_json
 from gpfl.report.privacy_tables import privacy_page
@@ -61,8 +62,8 @@ def record_privacy(folder: Path) -> None:
     kept = [{key: rounded(record[key]) for key in IMAGE_KEYS if key in record} for record in records]
     target = RESULTS / folder.name
     target.mkdir(exist_ok=True)
-    (target / "results.json").write_text(records_to_json(kept), encoding="utf-8")
-    page = privacy_page(read_table(target / "results.json"), "proper", shorten_paths(origin_line(folder / "table.md")))
+    (target / "results.json.xz").write_bytes(lzma.compress(records_to_json(kept).encode()))
+    page = privacy_page(table_from_records(kept), "proper", shorten_paths(origin_line(folder / "table.md")))
     (target / "table.md").write_text(page, encoding="utf-8")
 
 

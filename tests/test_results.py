@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import lzma
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +17,7 @@ from conftest import Command
 from gpfl.experiments import run_archive
 from gpfl.experiments.defence_points import DefenceStudy
 from gpfl.experiments.leaks import parse_findings
-from gpfl.experiments.privacy_table import COLUMNS, read_table
+from gpfl.experiments.privacy_table import COLUMNS, table_from_records
 from gpfl.report import privacy_tables
 from gpfl.report.privacy_figures import draw_epsilon, draw_leakage
 from gpfl.report.privacy_tables import defence_page, inference_page, privacy_page
@@ -65,7 +66,7 @@ def test_archive_is_small_and_names_no_folder_of_a_machine() -> None:
 
 def test_recorded_privacy_table_follows_from_recorded_numbers() -> None:
     page = (RESULTS / "privacy" / "table.md").read_text(encoding="utf-8")
-    table = read_table(RESULTS / "privacy" / "results.json")
+    table = table_from_records(json.loads(lzma.decompress((RESULTS / "privacy" / "results.json.xz").read_bytes())))
     *_, origin = page.splitlines()
     assert privacy_page(table, "proper", origin) == page
     assert re.fullmatch(r"Made by `gpfl privacy columns [^`/]*`; commit [0-9a-f]{7,}; device .*\.", origin)

@@ -11,7 +11,7 @@ import pytest
 from privacy.blob_runs import train_on_blobs
 
 import gpfl
-from gpfl.experiments.privacy_table import COLUMNS, METHODS, attack_methods, paper_psnr, read_table, table_records
+from gpfl.experiments.privacy_table import COLUMNS, METHODS, attack_methods, paper_psnr, table_from_records, table_records
 from gpfl.privacy.attack_cases import PSNR_FORMULAS, AttackPlan
 from gpfl.privacy.attack_runner import records_to_json
 from gpfl.report.privacy_figures import draw_table_grids
@@ -35,8 +35,7 @@ def test_the_page_follows_from_the_records_and_compares_with_the_paper(runs: dic
     assert "| round 0, one step, batch 2" in page
     assert "| round 0, one epoch, batch 2" in page
     assert page.endswith("\n\nMade by hand.\n")
-    (tmp_path / "results.json").write_text(records_to_json(table_records(table)))
-    saved = read_table(tmp_path / "results.json")
+    saved = table_from_records(json.loads(records_to_json(table_records(table))))
     assert saved.best_rounds == {name: runs[name].outcome.selected.round for name in METHODS}
     assert privacy_page(saved, "proper", "Made by hand.") == page
     grids = draw_table_grids(table, tmp_path)

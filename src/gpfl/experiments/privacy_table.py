@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -162,11 +161,11 @@ def table_records(table: PrivacyTable) -> list[Record]:
     return records + [{"column": CEILING, **record} for _, result in table.ceilings.values() for record in result.records]
 
 
-def read_table(path: Path) -> PrivacyTable:
-    """Return the table of a results.json, without images."""
+def table_from_records(records: Iterable[Record]) -> PrivacyTable:
+    """Return the table of the records that `table_records` made, without images."""
     columns = {column.label: column for column in COLUMNS}
     table = PrivacyTable({}, {}, {})
-    for record in cast(list[Record], json.loads(path.read_text(encoding="utf-8"))):
+    for record in records:
         case = AttackCase(**{field.name: record[field.name] for field in dataclasses.fields(AttackCase)})  # type: ignore[arg-type]
         empty = CaseResult([], torch.empty(0), torch.empty(0))
         if record["column"] == CEILING:
