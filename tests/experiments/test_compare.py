@@ -395,6 +395,7 @@ def test_trials_at_once_are_those_that_run_one_after_the_other(tmp_path: Path, m
     given: dict[str, dict[str, object]] = {
         "data": {"name": "digits"},
         "partition": {"clients": 6, "classes_per_client": 3},
+        "net": {"name": "mlp", "hidden": [16]},
         "method": {"name": method},
         "train": {**train, "batch_size": 20},
         "run": {"engine": "vmap"},
