@@ -14,9 +14,9 @@ from torch import Tensor
 from gpfl.core.net import InputSpec
 from gpfl.data.columns import UNKNOWN, RawColumns
 from gpfl.data.files import new_rows
-from gpfl.data.files.arrays import as_images, find_input_array
 from gpfl.data.files.layout import IMAGE_SUFFIXES, InputFile
 from gpfl.data.files.raw_table import Array, RawTable, as_text, join_names, number_rows
+from gpfl.data.files.samples import as_images, find_input_array
 from gpfl.data.images import ImageFormat
 from gpfl.data.preprocessing import UNSEEN, Preprocessor
 from gpfl.data.text import Tokenizer
@@ -124,7 +124,7 @@ def _check_unseen(rows: new_rows.NewRows) -> None:
     for name, found in rows.unseen.items():
         column, codes = rows.columns.column(name)
         category = next(iter(found))
-        where = rows.locate_first(codes == UNKNOWN)
+        where = rows.table.locate_first(codes == UNKNOWN)
         others = f" (and {pluralize(len(found) - 1, 'more text')} like that)" if len(found) > 1 else ""
         raise GpflError(
             f"column '{name}' holds '{category[:40]}'{others}, which the model does not know, first in {where}; it knows "
@@ -155,8 +155,8 @@ def _describe_outside(rows: new_rows.NewRows, encoder: Preprocessor) -> list[str
             low, high = (np.nan if end is None else end for end in (column.low, column.high))
             bad = (values < low) | (values > high)
             raise GpflError(
-                f"column '{column.name}' holds {values[bad][0]:g} in {rows.locate_first(bad)}, outside the declared range "
-                f"{column.limits}: correct the data"
+                f"column '{column.name}' holds {values[bad][0]:g} in {rows.table.locate_first(bad)}, outside the declared "
+                f"range {column.limits}: correct the data"
             )
         count = pluralize(outside[column.name], "value")
         notes.append(f"Column '{column.name}': {count} outside {column.limits} read as missing.")
@@ -168,8 +168,8 @@ def _check_missing(rows: new_rows.NewRows, encoder: Preprocessor) -> None:
         missing = np.isnan(rows.columns.column(column.name)[1])
         if missing.any() and column.name not in encoder.fill:
             raise GpflError(
-                f"column '{column.name}' has {rows.describe_missing(missing)}, and the model does not fill missing values: "
-                "fill in the data, or train with --missing mean"
+                f"column '{column.name}' has {rows.table.describe_missing(missing)}, and the model does not fill missing "
+                "values: fill in the data, or train with --missing mean"
             )
 
 

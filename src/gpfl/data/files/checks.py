@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpfl.data.columns import ColumnSchema, Floats, RawColumns
+from gpfl.data.columns import ColumnSchema, Floats, RawColumns, Schema
 from gpfl.data.files.cells import ParsedColumn
-from gpfl.data.files.raw_table import RowLocator, ignore_flag, join_names
-from gpfl.data.files.samples import ColumnOptions, describe_missing
+from gpfl.data.files.raw_table import RawTable, ignore_flag, join_names
+from gpfl.data.files.roles import ColumnOptions
 from gpfl.errors import GpflError, pluralize
 
 MAX_CATEGORIES = 50  # largest number of different texts in a categorical column
@@ -18,6 +18,11 @@ MIN_ROWS_FOR_ID = 20
 """From this number of rows a column with different values in most of them is reported as a possible id."""
 ID_SHARE = 0.95  # share of different values from which it is
 MAX_FLOAT = float(np.finfo(np.float32).max)
+SCALES = {
+    "federated": "scaled to mean 0 and std 1",
+    "local": "scaled to mean 0 and std 1 at each client",
+    "none": "not scaled",
+}
 
 
 @dataclass(frozen=True)
@@ -30,9 +35,9 @@ class Problem:
     missing: bool = False
 
 
-def check_columns(columns: Sequence[ParsedColumn], options: ColumnOptions, locator: RowLocator, client: str) -> None:
+def check_columns(columns: Sequence[ParsedColumn], options: ColumnOptions, table: RawTable, client: str) -> None:
     """Raise one error for all columns that cannot be inputs, with every fix; `client` is the column of clients, if any."""
-    problems = [problem for column in columns if (problem := _find_problem(column, options, locator, client))]
+    problems = [problem for column in columns if (problem := _find_problem(column, options, table, client))]
     if not problems:
         return
     reasons = [f"column '{problem.name}' {problem.reason}" for problem in problems[:5]]
@@ -49,10 +54,10 @@ def check_columns(columns: Sequence[ParsedColumn], options: ColumnOptions, locat
     raise GpflError(f"{'; '.join(reasons)}: {', '.join(fixes)}")
 
 
-def _find_problem(column: ParsedColumn, options: ColumnOptions, locator: RowLocator, client: str) -> Problem | None:
+def _find_problem(column: ParsedColumn, options: ColumnOptions, table: RawTable, client: str) -> Problem | None:
     name, rows = column.schema.name, len(column.values)
     if column.unreadable.any() and options.unreadable == "error":
-        return Problem(name, *describe_unreadable(column, locator))
+        return Problem(name, *describe_unreadable(column, table))
     if column.missing.all():
         return Problem(name, "is empty in every row")
     if column.schema.kind == "date" and options.dates == "error":
@@ -61,7 +66,7 @@ def _find_problem(column: ParsedColumn, options: ColumnOptions, locator: RowLoca
         )
     too_large = ~column.missing & ~(np.abs(column.values) < MAX_FLOAT)
     if too_large.any():
-        value, where = column.values[too_large][0], locator.describe_first(too_large)
+        value, where = column.values[too_large][0], table.locate_first(too_large)
         return Problem(name, f"holds {value:g} in {where}, which is too large for a float32", "correct the file")
     categories = column.schema.categories
     if len(categories) > MAX_CATEGORIES:
@@ -73,14 +78,14 @@ def _find_problem(column: ParsedColumn, options: ColumnOptions, locator: RowLoca
             f"choose it with --client {name} if it names the clients" if is_client else "",
         )
     if options.missing == "error" and column.missing.any():
-        return Problem(name, f"has {describe_missing(column.missing, locator)}", missing=True)
+        return Problem(name, f"has {table.describe_missing(column.missing)}", missing=True)
     return None
 
 
-def describe_unreadable(column: ParsedColumn, locator: RowLocator) -> tuple[str, str]:
+def describe_unreadable(column: ParsedColumn, table: RawTable) -> tuple[str, str]:
     """Return which cells of a column cannot be read, and the fix."""
     kind = "dates" if column.schema.kind == "date" else "numbers"
-    where = locator.describe_first(column.unreadable)
+    where = table.locate_first(column.unreadable)
     reason = f"has cells that are not {kind} in {_describe_share(column)}, first '{column.unreadable_cell[:40]}' in {where}"
     return reason, "correct the file, read such cells as missing values with --unreadable missing"
 
@@ -140,3 +145,21 @@ def _describe_id(schema: ColumnSchema, values: Floats) -> str:
     share = len(np.unique(present)) / len(present)
     kind = "text" if schema.is_categorical else "whole number"
     return f"a different {kind} in {'every' if share == 1 else 'nearly every'} row" if share >= ID_SHARE else ""
+
+
+def describe_columns(schema: Schema, scale: str) -> str:
+    """Return what the columns are and how they become inputs."""
+    numeric = [column.name for column in schema.columns if not column.is_categorical]
+    categorical = [f"{join_names([c.name])} ({_list_categories(c.categories)})" for c in schema.columns if c.is_categorical]
+    parts = []
+    if numeric:
+        parts.append(f"{pluralize(len(numeric), 'numeric column')} ({join_names(numeric)}), {SCALES[scale]}")
+    if categorical:
+        more = f", … ({len(categorical) - 12} more)" if len(categorical) > 12 else ""
+        parts.append(f"{pluralize(len(categorical), 'categorical column')}, one-hot: {', '.join(categorical[:12])}{more}")
+    return "; ".join(parts)
+
+
+def _list_categories(values: Sequence[str]) -> str:
+    names = [join_names([value if len(value) <= 40 else f"{value[:39]}…"]) for value in values]
+    return ", ".join(names[:4]) + (" …" if len(names) > 4 else "")

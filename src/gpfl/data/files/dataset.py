@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,13 +11,19 @@ from pathlib import Path
 import numpy as np
 
 from gpfl.core.options import option
-from gpfl.data.files.images import load_images
 from gpfl.data.files.layout import Layout, find_inputs
 from gpfl.data.files.raw_table import join_names
 from gpfl.data.files.reader import read_table
-from gpfl.data.files.roles import encode_labels, encode_names
-from gpfl.data.files.samples import ColumnOptions, FileSamples, case_warnings
-from gpfl.data.files.tabular import load_rows
+from gpfl.data.files.roles import (
+    ColumnOptions,
+    encode_classes,
+    encode_names,
+    read_clients,
+    read_labels,
+    read_names,
+    read_splits,
+)
+from gpfl.data.files.samples import FileSamples, load_images, load_rows
 from gpfl.data.table import SPLITS, DataSource, Table
 from gpfl.errors import GpflError, pluralize
 
@@ -48,11 +53,12 @@ class FileDataset(ColumnOptions, DataSource):
         if not self.path.exists():
             raise GpflError(f"there is no file or folder {self.path}")
         schema = str(Path(self.schema).resolve()) if self.schema else ""
-        resolved = dataclasses.replace(
-            self, path=self.path.resolve(), schema=schema
-        )  # as in a run's config: trials share the table
-        with _naming(self.path):
+        # As in a run's config, so that trials share the table.
+        resolved = dataclasses.replace(self, path=self.path.resolve(), schema=schema)
+        try:
             return read_once(resolved, _fingerprint(find_inputs(resolved.path), schema))
+        except OSError as problem:
+            raise GpflError(f"cannot read {problem.filename or self.path}: {problem.strerror}") from None
 
     def parse(self) -> Table:
         """Read the files now."""
@@ -62,8 +68,7 @@ class FileDataset(ColumnOptions, DataSource):
             samples = load_images(layout.inputs, self.image_size)
         else:
             self.check_roles()
-            tables = [read_table(entry, self.ignore, self.role_names) for entry in layout.inputs]
-            samples = load_rows(tables, self)
+            samples = load_rows((read_table(entry, self.ignore, self.possible_names) for entry in layout.inputs), self)
         if layout.unread:
             samples.notes.append(f"Not read: {join_names([str(path.relative_to(self.path)) for path in layout.unread])}.")
         return self._build_table(samples)
@@ -77,9 +82,16 @@ class FileDataset(ColumnOptions, DataSource):
                 raise GpflError(f"data.{field.name} is {text!r}, but {self.name} holds {found}, not {other}: leave it out")
 
     def _build_table(self, samples: FileSamples) -> Table:
-        labels, classes = encode_labels(samples)
-        client_ids, client_names = encode_names(samples.clients) if samples.clients is not None else (None, [])
-        splits = None if samples.splits is None else np.array([SPLITS.index(split) for split in samples.splits.tolist()])
+        rows, roles = samples.table, samples.roles
+        clients, hint = read_clients(rows, roles)
+        splits = read_splits(rows, roles)
+        groups = read_names(rows, roles.group) if roles.group else None
+        if samples.encoder is None:
+            labels, classes = read_labels(rows, roles.label, samples.classes)
+        else:  # folders of classes
+            labels, classes = encode_classes(roles.label, rows.columns[roles.label])
+            hint = "" if clients is not None else "put the class folders of each client into a folder of its own"
+        client_ids, client_names = encode_names(clients) if clients is not None else (None, [])
         table = Table(
             samples.x,
             labels,
@@ -87,41 +99,36 @@ class FileDataset(ColumnOptions, DataSource):
             name=self.name,
             client_ids=client_ids,
             client_names=client_names,
-            splits=splits,
-            group_ids=samples.groups,
+            splits=None if splits is None else np.array([SPLITS.index(split) for split in splits.tolist()]),
+            group_ids=groups,
             metadata={"classes": classes, **samples.metadata},
             preprocessing=self,
         )
-        table.client_hint = samples.client_hint
+        table.client_hint = hint
         table.encoder = samples.encoder
-        table.description = self._describe(samples, table, classes)
+        names = {"classes": classes, "clients": client_names}
+        if groups is not None:
+            names[f"values of '{self.group}'"] = np.unique(groups).tolist()
+        table.description = self._describe(samples, table, names)
         return table
 
-    def _describe(self, samples: FileSamples, table: Table, classes: list[str]) -> str:
+    def _describe(self, samples: FileSamples, table: Table, names: Mapping[str, Sequence[str]]) -> str:
         """Return what was found in the files, for the user to check."""
-        if table.client_ids is None:
-            clients = "no client column"
-        else:
+        clients = "no client column"
+        if table.client_ids is not None:
             sizes = np.bincount(table.client_ids)
             low, high = sizes.min(), sizes.max()
             rows = pluralize(low, "row") if low == high else f"{low:,} to {pluralize(high, 'row')}"
-            by = f" by '{samples.client_name}'" if samples.client_name else ""
+            by = f" by '{samples.roles.client}'" if samples.roles.client else ""
             clients = f"{pluralize(len(sizes), 'client')}{by} with {rows}"
         splits = "train and test from the files" if table.splits is not None else "random train and test split"
         splits += f", grouped by '{self.group}'" if table.group_ids is not None else ""
-        groups = [] if samples.groups is None else np.unique(samples.groups).tolist()
-        names = {"classes": classes, "clients": table.client_names, f"values of '{self.group}'": groups}
-        notes = [*samples.notes, *case_warnings(names), *self._describe_shared_groups(table)]
+        classes = f"{pluralize(table.classes, 'class')} of '{samples.roles.label}': {join_names(names['classes'])}"
+        notes = [*samples.notes, *_case_warnings(names), *self._describe_shared_groups(table)]
         if len(table.client_names) == 1:
             notes.append("There is only one client, so nothing is exchanged.")
-        inputs = samples.input_description
-        return "\n".join(
-            (
-                f"{self.name}: {pluralize(len(table), 'row')}; {clients}; {splits}.",
-                f"{pluralize(len(classes), 'class')} of '{samples.label_name}': {join_names(classes)}. Inputs: {inputs}.",
-                *notes,
-            )
-        )
+        summary = f"{self.name}: {pluralize(len(table), 'row')}; {clients}; {splits}."
+        return "\n".join([summary, f"{classes}. Inputs: {samples.description}.", *notes])
 
     def _describe_shared_groups(self, table: Table) -> list[str]:
         if table.group_ids is None or table.client_ids is None:
@@ -134,6 +141,19 @@ class FileDataset(ColumnOptions, DataSource):
         return [f"{pluralize(shared, 'value')} of '{self.group}' {verb} at several clients; each client's rows are a group."]
 
 
+def _case_warnings(names: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return a line for each kind of name of which two differ only in case."""
+    warnings = []
+    for kind, entries in names.items():
+        first: dict[str, str] = {}
+        for entry in entries:
+            other = first.setdefault(entry.casefold(), entry)
+            if other != entry:
+                warnings.append(f"The {kind} '{other}' and '{entry}' differ only in case: are they the same?")
+                break
+    return warnings
+
+
 @lru_cache(maxsize=2)
 def read_once(source: FileDataset, fingerprint: int) -> Table:
     """Return the table of files that had this fingerprint; trials on the same table share it."""
@@ -144,11 +164,3 @@ def _fingerprint(layout: Layout, schema: str) -> int:
     paths = [*layout.paths(), *([Path(schema)] if schema else [])]
     states = [(str(path), (state := path.stat()).st_mtime_ns, state.st_size) for path in paths]
     return hash((layout, tuple(states)))
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as problem:
-        raise GpflError(f"cannot read {problem.filename or path}: {problem.strerror}") from None

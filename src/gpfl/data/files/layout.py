@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,12 +22,22 @@ EXPECTED = (
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file of rows or a folder of class folders, with the client and split that its path names ("" if it does not)."""
+    """A file of rows or a folder of class folders.
+
+    Attributes:
+        path: Path of the file or folder.
+        client: Client that the path names, or "".
+        split: Split that the path names, or "".
+        images: Whether it is a folder of class folders.
+        line_of: Returns the line of a row, once a file of text is read.
+
+    """
 
     path: Path
     client: str = ""
     split: str = ""
     images: bool = False
+    line_of: Callable[[int], int] | None = None
 
 
 @dataclass(frozen=True)

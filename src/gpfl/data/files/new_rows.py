@@ -14,9 +14,8 @@ from gpfl.data.columns import UNKNOWN, RawColumns, Schema
 from gpfl.data.files.cells import parse_column
 from gpfl.data.files.checks import describe_unreadable
 from gpfl.data.files.layout import SUFFIXES, InputFile, file_suffix
-from gpfl.data.files.raw_table import Array, Mask, RawTable, RowLocator, as_text, join_names, number_rows
+from gpfl.data.files.raw_table import Array, RawTable, as_text, join_names, number_rows
 from gpfl.data.files.reader import read_table
-from gpfl.data.files.samples import describe_missing
 from gpfl.errors import GpflError, did_you_mean, pluralize
 
 
@@ -52,14 +51,6 @@ class NewRows:
     unreadable: Mapping[str, int]
     table: RawTable
 
-    def locate_first(self, mask: Mask) -> str:
-        """Return the file and line of the first row where `mask` is true."""
-        return RowLocator([self.table]).describe_first(mask)
-
-    def describe_missing(self, mask: Mask) -> str:
-        """Return the number and the first place of missing values."""
-        return describe_missing(mask, RowLocator([self.table]))
-
 
 def read_new_rows(
     data: NewData, schema: Schema, *, unreadable: Literal["error", "missing"] = "error", text: Collection[str] = ()
@@ -79,7 +70,6 @@ def read_new_rows(
     if absent:
         fix = did_you_mean(absent[0], table.columns) if len(absent) == 1 else f"known: {join_names(list(table.columns))}"
         raise GpflError(f"{table.path} lacks {pluralize(len(absent), 'column')} of the schema: {join_names(absent)}; {fix}")
-    locator = RowLocator([table])
     values = np.empty((len(table), len(schema)))
     unseen: dict[str, dict[str, int]] = {}
     missing: dict[str, int] = {}
@@ -97,7 +87,7 @@ def read_new_rows(
                 unseen[column.name] = {parsed.schema.categories[int(k)]: int(n) for k, n in zip(names, counts, strict=True)}
         elif parsed.unreadable.any():
             if unreadable == "error":
-                reason, fix = describe_unreadable(parsed, locator)
+                reason, fix = describe_unreadable(parsed, table)
                 raise GpflError(f"column '{column.name}' {reason}: {fix}")
             missing[column.name] = int(parsed.unreadable.sum())
     return NewRows(RawColumns(schema, values), unseen, missing, table)

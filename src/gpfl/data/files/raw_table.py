@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpfl.data.files.layout import InputFile
+from gpfl.errors import pluralize
 
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
@@ -27,68 +28,82 @@ UNREAD: Array = np.empty(0)  # stands for a column that is ignored
 
 @dataclass(frozen=True)
 class RawTable:
-    """The columns of a file, and the index of each row in it."""
+    """Columns of one or more files.
 
-    source: InputFile
+    Attributes:
+        columns: Values by name of the column.
+        files: The files.
+        file_of: Index of each row's file.
+        rows: Index of each row in its file.
+        decimal_commas: Whether a comma may be a decimal comma because it does not separate cells.
+        notes: What the user should know of the reading.
+
+    """
+
     columns: Columns
+    files: tuple[InputFile, ...]
+    file_of: npt.NDArray[np.int32]
     rows: npt.NDArray[np.int64]
-    line_of: Callable[[int], int] | None = None  # returns the line of a row, if the file has lines
-    decimal_commas: bool = False  # whether a comma may be a decimal comma, because it does not separate cells
-    notes: tuple[str, ...] = ()  # what the user should know of the reading
-
-    @property
-    def path(self) -> Path:
-        """Path of the file."""
-        return self.source.path
-
-    def drop(self, names: Sequence[str]) -> RawTable:
-        """Return the table without some columns."""
-        return replace(self, columns={name: values for name, values in self.columns.items() if name not in names})
-
-    def filter(self, mask: Mask) -> RawTable:
-        """Return the table with the rows where `mask` is true."""
-        columns = {name: values[mask] for name, values in self.columns.items()}
-        return replace(self, columns=columns, rows=self.rows[mask])
+    decimal_commas: bool = False
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def path(self) -> Path:
+        """Path of the first file."""
+        return self.files[0].path
 
-def number_rows(source: InputFile, columns: Columns, notes: tuple[str, ...] = ()) -> RawTable:
-    """Return the table of a file that has rows and no lines."""
-    rows = max((len(values) for values in columns.values() if values.ndim), default=0)
-    return RawTable(source, columns, np.arange(rows), notes=notes)
+    def filter(self, mask: Mask) -> RawTable:
+        """Return the table with the rows where `mask` is true."""
+        columns = {name: values[mask] for name, values in self.columns.items()}
+        return replace(self, columns=columns, file_of=self.file_of[mask], rows=self.rows[mask])
 
-
-class RowLocator:
-    """Where the rows of joined tables stand in their files."""
-
-    def __init__(self, tables: Sequence[RawTable]) -> None:
-        self._tables, self._ends = tables, np.cumsum([len(table) for table in tables])
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def describe(self, row: int) -> str:
+    def locate(self, row: int) -> str:
         """Return the file and line of a row; with the folder if several files have that name."""
-        index = int(np.searchsorted(self._ends, row, side="right"))
-        table, path = self._tables[index], self._tables[index].path
-        row = int(table.rows[row - int(self._ends[index] - len(table))])
-        place = f"line {table.line_of(row)}" if table.line_of else f"row {row + 1}"
-        unique = all(other.path == path or other.path.name != path.name for other in self._tables)
-        return f"{path.name if unique else f'{path.parent.name}/{path.name}'}, {place}"
+        file, row = self.files[self.file_of[row]], int(self.rows[row])
+        place = f"line {file.line_of(row)}" if file.line_of else f"row {row + 1}"
+        unique = all(other.path == file.path or other.path.name != file.path.name for other in self.files)
+        return f"{file.path.name if unique else f'{file.path.parent.name}/{file.path.name}'}, {place}"
 
-    def describe_first(self, mask: Mask) -> str:
+    def locate_first(self, mask: Mask) -> str:
         """Return the file and line of the first row where `mask` is true."""
-        return self.describe(int(np.flatnonzero(mask)[0]))
+        return self.locate(int(np.flatnonzero(mask)[0]))
+
+    def describe_missing(self, mask: Mask) -> str:
+        """Return the number and the first place of missing values."""
+        first = f"{'first ' if mask.sum() > 1 else ''}in {self.locate_first(mask)}"
+        return f"{pluralize(int(mask.sum()), 'missing value')}, {first}"
 
 
-def join_column(tables: Sequence[RawTable], name: str) -> Array:
-    """Return one column of all files; as text if it is text in any of them."""
-    parts = [table.columns[name] for table in tables]
+def number_rows(file: InputFile, columns: Columns, notes: tuple[str, ...] = (), decimal_commas: bool = False) -> RawTable:
+    """Return the table of one file."""
+    n_rows = max((len(values) for values in columns.values() if values.ndim), default=0)
+    return RawTable(columns, (file,), np.zeros(n_rows, np.int32), np.arange(n_rows), decimal_commas, notes)
+
+
+def join_tables(tables: Sequence[RawTable]) -> RawTable:
+    """Return the rows of tables with the same columns, which are taken out of them: large ones would not fit twice.
+
+    A column that is text in one of the tables becomes text.
+    """
+    notes = list(dict.fromkeys(note for table in tables for note in table.notes))
+    n_rows = [len(table) for table in tables]
+    return RawTable(
+        {name: _concatenate([table.columns.pop(name) for table in tables]) for name in list(tables[0].columns)},
+        tuple(table.files[0] for table in tables),
+        np.repeat(np.arange(len(tables), dtype=np.int32), n_rows),
+        np.concatenate([table.rows for table in tables]),
+        all(table.decimal_commas for table in tables),
+        (*notes[:3], *([f"The same in {len(notes) - 3} more files."] if len(notes) > 3 else [])),
+    )
+
+
+def _concatenate(parts: Sequence[Array]) -> Array:
     if len({part.dtype.kind in "biuf" for part in parts}) > 1:
         parts = [to_text(part) for part in parts]
-    return np.concatenate(parts)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def to_text(values: Array) -> Array:

@@ -9,16 +9,25 @@ import re
 import zlib
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from gpfl.data.files.layout import InputFile, file_suffix
 from gpfl.data.files.npz import read_npz
-from gpfl.data.files.raw_table import MISSING, UNREAD, Array, Columns, RawTable, as_text, ignore_flag, is_number
+from gpfl.data.files.raw_table import (
+    MISSING,
+    UNREAD,
+    Array,
+    Columns,
+    RawTable,
+    as_text,
+    ignore_flag,
+    is_number,
+    number_rows,
+)
 from gpfl.errors import GpflError, pluralize
 
 if TYPE_CHECKING:
@@ -111,14 +120,9 @@ def _read_csv(source: InputFile, ignore: Collection[str], text: Collection[str])
         for name, series in zip(names, frame.get_columns(), strict=True)
     ]
     named, notes = _drop_unnamed(names, columns, path)
-    return RawTable(
-        source,
-        named,
-        np.arange(len(frame)),
-        line_of=lambda row: _find_line(path, row),
-        decimal_commas=file.delimiter != ",",
-        notes=(*filter(None, (file.note,)), *notes),
-    )
+    source = replace(source, line_of=partial(_find_line, path))
+    notes = [file.note, *notes] if file.note else notes
+    return number_rows(source, named, tuple(notes), decimal_commas=file.delimiter != ",")
 
 
 def _decode(path: Path) -> _CsvText:
@@ -255,4 +259,4 @@ def _read_parquet(source: InputFile, ignore: Collection[str]) -> RawTable:
         raise GpflError(f"{path} has {', '.join(unsupported.values())}; columns must be numbers or text: leave out with {flag}")
     if not len(frame):
         raise GpflError(f"{path} has no rows")
-    return RawTable(source, columns, np.arange(len(frame)), notes=tuple(notes))
+    return number_rows(source, columns, tuple(notes))

@@ -1,4 +1,4 @@
-"""Columns that are not inputs: labels, clients, splits and groups."""
+"""Columns that are not inputs: labels, clients, splits and groups; and the options that choose them."""
 
 from __future__ import annotations
 
@@ -9,32 +9,28 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from gpfl.core.options import option
 from gpfl.data.files.cells import MAJORITY, parse_column
-from gpfl.data.files.layout import SPLIT_NAMES, InputFile
+from gpfl.data.files.layout import SPLIT_NAMES
 from gpfl.data.files.raw_table import (
     MISSING_LABELS,
     Array,
     Mask,
     RawTable,
-    RowLocator,
     find_missing,
+    ignore_flag,
     is_number,
-    join_column,
     join_names,
     to_text,
 )
-from gpfl.data.files.samples import (
-    CLIENT_NAMES,
-    LABEL_NAMES,
-    SPLIT_COLUMNS,
-    ColumnOptions,
-    FileSamples,
-    check_no_missing,
-    find_complete_rows,
-    split_rows,
-)
-from gpfl.errors import GpflError, did_you_mean
+from gpfl.data.preprocessing import FILLED, PreprocessingOptions
+from gpfl.errors import GpflError, did_you_mean, pluralize
 
+LABEL_NAMES = ("label", "labels", "y", "target", "targets", "class")
+CLIENT_NAMES = ("client", "clients", "client_id")
+SPLIT_COLUMNS = ("part", "split")
+ADDED_OPTIONS = ("missing_labels", "missing_indicator", "unreadable", "dates", "unseen")
+"""Options that later versions added; a manifest lists them only where they are not at their default."""
 MAX_CLASSES = 1000
 CANDIDATES = {"label": range(2, 21), "client": range(2, 1001)}
 """Numbers of values of columns that may have a role."""
@@ -45,52 +41,151 @@ HINTS = {
 """Parts of names that suggest a role."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ColumnOptions(PreprocessingOptions):
+    """Options for the columns of files; a name of "" is found by itself or absent."""
+
+    label: str = option("", "column (or array) of labels; found if named label, y, target or class")
+    client: str = option("", "column that names each row's client; found if named client")
+    split_column: str = option("", "column with train, validation or test for each row; found if named split or part")
+    group: str = option(
+        "", "column of groups, such as patients: a client's rows of a group are never divided between splits", omit_default=True
+    )
+    ignore: tuple[str, ...] = option((), "columns that are not inputs, such as a row number")
+    missing: str = option(
+        "error",
+        "missing inputs: an error, rows dropped, or filled with the mean, the median or the most frequent value of the "
+        "training samples of all clients; categories are always filled with the most frequent",
+        choices=("error", *FILLED, "drop"),
+    )
+    missing_labels: str = option(
+        "error",
+        "rows with a missing label, client or group: an error, or dropped",
+        choices=("error", "drop"),
+        omit_default=True,
+    )
+    unreadable: str = option(
+        "error",
+        "cells such as >100 in a column of numbers or dates: an error, or missing values",
+        choices=("error", "missing"),
+        omit_default=True,
+    )
+    dates: str = option(
+        "days",
+        "columns of dates: read as days since 1970-01-01, left out, or an error",
+        choices=("days", "ignore", "error"),
+        omit_default=True,
+    )
+    schema: str = option(
+        "",
+        "TOML file that declares the columns and classes: their kinds, categories and ranges; values outside count as missing",
+        omit_default=True,
+    )
+
+    @property
+    def chosen_names(self) -> dict[str, str]:
+        """Name of the column that the user chose for each role."""
+        return {role: getattr(self, role) for role in ("label", "client", "split_column", "group")}
+
+    @property
+    def possible_names(self) -> set[str]:
+        """Lower-case names of columns that may have a role."""
+        return {name.lower() for name in self.chosen_names.values()} | {*LABEL_NAMES, *CLIENT_NAMES, *SPLIT_COLUMNS}
+
+    def check_roles(self) -> None:
+        """Raise if a column has two roles."""
+        flags: dict[str, str] = {}
+        for role, names in {**{role: (name,) for role, name in self.chosen_names.items()}, "ignore": self.ignore}.items():
+            flag = f"--{role.replace('_', '-')}"
+            for name in filter(None, names):
+                if flags.setdefault(name, flag) != flag:
+                    raise GpflError(f"column '{name}' is named by both {flags[name]} and {flag}: remove it from one")
+
+
 @dataclass(frozen=True)
 class Roles:
-    """Names of the columns of labels, clients and groups; "" where there is none."""
+    """Names of the columns that are not inputs; "" where there is none."""
 
     label: str
-    client: str
-    group: str
+    client: str = ""
+    group: str = ""
+    split_column: str = ""
 
     @property
     def names(self) -> list[str]:
-        """The columns that there are."""
+        """The columns of labels, clients and groups."""
         return [name for name in (self.label, self.client, self.group) if name]
 
+    def metadata(self, options: ColumnOptions) -> dict[str, object]:
+        """Return how the columns were read, for the manifest."""
+        changed = {name: value for name in ADDED_OPTIONS if (value := getattr(options, name)) != getattr(ColumnOptions, name)}
+        return {
+            "label": self.label,
+            "client": self.client,
+            "split_column": self.split_column,
+            **({"group": self.group} if self.group else {}),
+            **changed,
+            "ignore": list(options.ignore),
+            "missing": options.missing,
+        }
 
-def find_roles(tables: Sequence[RawTable], options: ColumnOptions) -> Roles:
-    """Return the columns that the user chose or that have a usual name; paths that name clients win over the latter."""
-    label = _find(options, "label", LABEL_NAMES, tables)
-    usual = () if all(table.source.client for table in tables) else CLIENT_NAMES
-    client = _find(options, "client", usual, tables, required=False)
-    return Roles(label, client, _find(options, "group", (), tables, required=False))
+
+def find_roles(table: RawTable, options: ColumnOptions) -> Roles:
+    """Return the columns that the user chose or that have a usual name; paths that name clients and splits win."""
+    label = _find(table, options, "label", LABEL_NAMES)
+    if not label:
+        candidates = describe_candidates(table, "label", [name for name in options.chosen_names.values() if name])
+        columns = join_names(list(table.columns), 20) or "none"
+        fix = f"which column holds it? {candidates}" if candidates else f"use --label NAME; the columns are {columns}"
+        raise GpflError(f"no column is named as the label: {fix}")
+    named = all(file.client for file in table.files)
+    return Roles(
+        label,
+        _find(table, options, "client", () if named else CLIENT_NAMES),
+        _find(table, options, "group"),
+        "" if check_divided(table) else _find_split_column(table, options),
+    )
 
 
-def _find(options: ColumnOptions, role: str, usual: Sequence[str], tables: Sequence[RawTable], *, required: bool = True) -> str:
-    chosen, table = options.roles, tables[0]
-    name = chosen[role]
-    if name:
+def _find(table: RawTable, options: ColumnOptions, role: str, usual: Sequence[str] = ()) -> str:
+    chosen = options.chosen_names
+    if name := chosen[role]:
         if name not in table.columns:
             raise GpflError(f"data.{role} is '{name}', which is not a column; {did_you_mean(name, table.columns)}")
         return name
     lower = {name.lower(): name for name in table.columns if name not in chosen.values()}
-    found = next((lower[name] for name in usual if name in lower), "")
-    if required and not found:
-        candidates = describe_candidates(tables, role, [name for name in chosen.values() if name])
-        columns = join_names(list(tables[0].columns), 20) or "none"
-        fix = f"which column holds it? {candidates}" if candidates else f"use --{role} NAME; the columns are {columns}"
-        raise GpflError(f"no column is named as the {role}: {fix}")
-    return found
+    return next((lower[name] for name in usual if name in lower), "")
 
 
-def describe_candidates(tables: Sequence[RawTable], role: str, taken: Sequence[str] = ()) -> str:
+def _find_split_column(table: RawTable, options: ColumnOptions) -> str:
+    name = _find(table, options, "split_column", SPLIT_COLUMNS)
+    if not name or table.columns[name].ndim != 1:
+        return ""
+    values = np.char.lower(to_text(table.columns[name]).astype(str))
+    unknown = ~np.isin(values, list(SPLIT_NAMES))
+    if unknown.any() and options.split_column:
+        value, where = values[unknown][0], table.locate_first(unknown)
+        raise GpflError(f"column '{name}' holds '{value}' in {where}; it must hold train, validation or test")
+    return "" if unknown.any() else name  # a column of that name may be about something else
+
+
+def check_divided(table: RawTable) -> bool:
+    """Return whether paths name the splits; raise if only some do."""
+    whole = [file for file in table.files if not file.split]
+    divided = [file for file in table.files if file.split]
+    if whole and divided:
+        raise GpflError(
+            f"{divided[0].path} is a {divided[0].split} split, but {whole[0].path} is not divided: divide all clients or none"
+        )
+    return not whole
+
+
+def describe_candidates(table: RawTable, role: str, taken: Sequence[str] = ()) -> str:
     """Return the columns that may hold labels or clients with the flag that chooses one, or "" if there is none."""
     counts: dict[str, int] = {}
-    for name, first in tables[0].columns.items():
-        if name in taken or first.ndim != 1 or any(name not in table.columns for table in tables):
+    for name, values in table.columns.items():
+        if name in taken or values.ndim != 1:
             continue
-        values = join_column(tables, name)
         present = values[~find_missing(values)]
         if present.dtype.kind == "f" and not np.array_equal(present, np.floor(present)):
             continue
@@ -102,7 +197,7 @@ def describe_candidates(tables: Sequence[RawTable], role: str, taken: Sequence[s
 
     def rank(name: str) -> tuple[int, bool]:
         roles = [other for other, hints in HINTS.items() if any(hint in name.lower() for hint in hints)]
-        is_number = role == "client" and tables[0].columns[name].dtype.kind != "O"
+        is_number = role == "client" and table.columns[name].dtype.kind != "O"
         return (0 if role in roles else 2 if roles else 1), is_number
 
     names = list(reversed(counts)) if role == "label" else list(counts)  # labels tend to be the last column
@@ -111,104 +206,72 @@ def describe_candidates(tables: Sequence[RawTable], role: str, taken: Sequence[s
     return f"candidates: {listed}; choose one with --{role} {shlex.quote(ordered[0])}"
 
 
-def read_roles(
-    tables: Sequence[RawTable], roles: Roles, inputs: Mapping[str, Mask], options: ColumnOptions
-) -> tuple[FileSamples, Mask]:
-    """Return the samples without inputs, and which rows they are: those without missing values if the user chose so.
+def find_complete_rows(
+    table: RawTable, roles: Roles, inputs: Mapping[str, Mask], options: ColumnOptions
+) -> tuple[Mask | None, list[str]]:
+    """Return which rows are left if the user drops those with missing values, and a line about the others.
 
     Args:
-        tables: The tables of all files.
-        roles: Names of columns.
+        table: The table.
+        roles: Its columns that are not inputs.
         inputs: Rows with a missing value in each column of inputs.
         options: The user's options.
 
     """
-    rows, notes = np.ones(sum(map(len, tables)), dtype=bool), []
     missing: dict[str, Mask] = {}
     if options.missing_labels == "drop":
-        missing |= {name: find_missing(join_column(tables, name), MISSING_LABELS) for name in roles.names}
+        missing |= {name: find_missing(table.columns[name], MISSING_LABELS) for name in roles.names}
     if options.missing == "drop":
         missing |= inputs
-    if missing:
-        rows, note = find_complete_rows(tables, missing, roles.names, options.ignore)
-        tables = [table.filter(mask) for table, mask in zip(tables, split_rows(tables, rows), strict=True) if mask.any()]
-        notes.append(note)
-    locator = RowLocator(tables)
-    splits, split_column = find_splits(tables, options)
-    clients, client_hint = None, ""
+    if not missing:
+        return None, []
+    complete = ~np.logical_or.reduce(list(missing.values()))
+    counts = {name: int(mask.sum()) for name, mask in missing.items()}
+    rows = pluralize(len(complete), "row")
+    if not complete.any():
+        worst = max(counts, key=lambda name: counts[name])
+        fix = "" if worst in roles.names else f": leave it out with {ignore_flag(options.ignore, [worst])}"
+        raise GpflError(f"each of {rows} has a missing value, most of them in column '{worst}'{fix}")
+    left_out = int((~complete).sum())
+    if not left_out:
+        return None, ["No row has missing values."]
+    columns = join_names([f"{name} {count:,}" for name, count in counts.items() if count])
+    have, are = ("has", "is") if left_out == 1 else ("have", "are")
+    note = f"{left_out:,} of {rows} {have} missing values and {are} left out: {columns}."
+    left = np.bincount(table.file_of[complete], minlength=len(table.files))
+    empty = [file.path.name for file, n_rows in zip(table.files, left, strict=True) if not n_rows]
+    return complete, [note + (f" Nothing is left of {join_names(empty)}." if empty else "")]
+
+
+def read_names(table: RawTable, name: str) -> Array:
+    """Return a column of clients or groups as text; raise if one is missing."""
+    _check_no_missing(table, name)
+    return to_text(table.columns[name])
+
+
+def read_clients(table: RawTable, roles: Roles) -> tuple[Array | None, str]:
+    """Return the client of each row, by column or path, or None and how the user can name it."""
     if roles.client:
-        clients = _read_role(tables, roles.client, locator)
-    elif all(table.source.client for table in tables):
-        clients = np.repeat([table.source.client for table in tables], list(map(len, tables)))
+        return read_names(table, roles.client), ""
+    if all(file.client for file in table.files):
+        return np.array([file.client for file in table.files])[table.file_of], ""
+    candidates = describe_candidates(table, "client", [name for name in (*roles.names, roles.split_column) if name])
+    return None, f"which column does? {candidates}" if candidates else "name the column with --client"
+
+
+def read_splits(table: RawTable, roles: Roles) -> Array | None:
+    """Return the split of each row, by path or column; None if all rows are for training."""
+    if roles.split_column:
+        texts = np.char.lower(to_text(table.columns[roles.split_column]).astype(str))
+        splits = np.array([SPLIT_NAMES[text] for text in texts.tolist()])
+    elif check_divided(table):
+        splits = np.array([file.split for file in table.files])[table.file_of]
     else:
-        candidates = describe_candidates(tables, "client", [name for name in (*roles.names, split_column) if name])
-        client_hint = f"which column does? {candidates}" if candidates else "name the column with --client"
-    metadata: dict[str, object] = {"label": roles.label, "client": roles.client, "split_column": split_column}
-    metadata |= {"group": options.group} if options.group else {}
-    samples = FileSamples(
-        labels=join_column(tables, roles.label),
-        clients=clients,
-        splits=splits,
-        groups=_read_role(tables, roles.group, locator) if roles.group else None,
-        label_name=roles.label,
-        client_name=roles.client,
-        client_hint=client_hint,
-        metadata=metadata | _changed_options(options) | {"ignore": list(options.ignore), "missing": options.missing},
-        notes=notes,
-        locator=locator,
-    )
-    return samples, rows
-
-
-def _changed_options(options: ColumnOptions) -> dict[str, object]:
-    """Return the options that later versions added, where they are not at their default."""
-    names = ("missing_labels", "missing_indicator", "unreadable", "dates", "unseen")
-    return {name: getattr(options, name) for name in names if getattr(options, name) != getattr(ColumnOptions, name)}
-
-
-def _read_role(tables: Sequence[RawTable], name: str, locator: RowLocator) -> Array:
-    values = join_column(tables, name)
-    check_no_missing(name, find_missing(values, MISSING_LABELS), locator)
-    return to_text(values)
-
-
-def find_splits(tables: Sequence[RawTable], options: ColumnOptions) -> tuple[Array | None, str]:
-    """Return each row's split, by path or column, and that column; None if all rows are for training."""
-    sources = [table.source for table in tables]
-    if check_divided(sources):
-        return check_splits(np.repeat([source.split for source in sources], list(map(len, tables)))), ""
-    name = _find(options, "split_column", SPLIT_COLUMNS, tables, required=False)
-    if not name:
-        return None, ""
-    values = np.char.lower(to_text(join_column(tables, name)).astype(str))
-    unknown = ~np.isin(values, list(SPLIT_NAMES))
-    if unknown.any():
-        if not options.split_column:
-            return None, ""  # a column of that name about something else
-        row = int(np.flatnonzero(unknown)[0])
-        where = RowLocator(tables).describe(row)
-        raise GpflError(f"column '{name}' holds '{values[row]}' in {where}; it must hold train, validation or test")
-    return check_splits(np.array([SPLIT_NAMES[value] for value in values])), name
-
-
-def check_divided(sources: Sequence[InputFile]) -> bool:
-    """Return whether paths name the splits; raise if only some do."""
-    whole = [source for source in sources if not source.split]
-    divided = [source for source in sources if source.split]
-    if whole and divided:
-        raise GpflError(
-            f"{divided[0].path} is a {divided[0].split} split, but {whole[0].path} is not divided: divide all clients or none"
-        )
-    return not whole
-
-
-def check_splits(splits: Array) -> Array | None:
-    """Return the splits, or None if all rows are for training; raise if no row is."""
-    if set(splits.tolist()) == {"train"}:
         return None
-    if "train" not in splits:
-        raise GpflError(f"there are {' and '.join(sorted(set(splits.tolist())))} rows, but none for training")
-    return splits
+    found = sorted(set(splits.tolist()))
+    if "train" not in found:
+        raise GpflError(f"there are {' and '.join(found)} rows, but none for training")
+    return None if found == ["train"] else splits
 
 
 def encode_names(values: Array) -> tuple[npt.NDArray[np.int64], list[str]]:
@@ -220,25 +283,27 @@ def encode_names(values: Array) -> tuple[npt.NDArray[np.int64], list[str]]:
     return indices.ravel().astype(np.int64), names.tolist()
 
 
-def encode_labels(samples: FileSamples) -> tuple[npt.NDArray[np.int64], list[str]]:
+def read_labels(table: RawTable, name: str, declared: Sequence[str] = ()) -> tuple[npt.NDArray[np.int64], list[str]]:
     """Return labels from 0 and the names of the classes; raise if the values cannot be classes."""
-    name, values = samples.label_name, samples.labels
-    if samples.locator is not None:  # every class folder has a name, so no label of an image is missing
-        check_no_missing(name, find_missing(values, MISSING_LABELS), samples.locator)
-        column = parse_column(name, values, not samples.decimal_commas, frozenset(), "numeric")
+    _check_no_missing(table, name)
+    values = table.columns[name]
+    column = parse_column(name, values, not table.decimal_commas, frozenset(), "numeric")
+    if not column.notation.startswith("as fractions"):
         readable = ~column.unreadable
         fractions = readable & (~np.isfinite(column.values) | (column.values != np.floor(column.values)))
-        if not column.notation.startswith("as fractions"):
-            if fractions.any() and readable.mean() >= MAJORITY:  # the others may be "?"
-                raise GpflError(
-                    f"'{name}' holds {column.values[fractions][0]:g}; labels are whole numbers or names of classes, and "
-                    f"regression is not offered yet: make classes of the numbers, such as '{name} above 10' with yes and no, "
-                    "or choose another column with --label"
-                )
-            values = column.values if readable.all() else values
-    if samples.classes:
-        return _encode_declared(samples, to_text(values)), list(samples.classes)
-    labels, classes = encode_names(to_text(values))
+        if fractions.any() and readable.mean() >= MAJORITY:  # the others may be "?"
+            raise GpflError(
+                f"'{name}' holds {column.values[fractions][0]:g}; labels are whole numbers or names of classes, and "
+                f"regression is not offered yet: make classes of the numbers, such as '{name} above 10' with yes and no, "
+                "or choose another column with --label"
+            )
+        values = column.values if readable.all() else values
+    return _encode_declared(table, name, to_text(values), declared) if declared else encode_classes(name, to_text(values))
+
+
+def encode_classes(name: str, values: Array) -> tuple[npt.NDArray[np.int64], list[str]]:
+    """Return labels from 0 and the names of the classes; raise if there is one class, or too many."""
+    labels, classes = encode_names(values)
     if len(classes) < 2:
         raise GpflError(f"every row has the class '{classes[0]}'; there must be at least two classes")
     if len(classes) > MAX_CLASSES or (len(classes) > 20 and 2 * len(classes) > len(labels)):
@@ -249,16 +314,24 @@ def encode_labels(samples: FileSamples) -> tuple[npt.NDArray[np.int64], list[str
     return labels, classes
 
 
-def _encode_declared(samples: FileSamples, labels: Array) -> npt.NDArray[np.int64]:
-    """Return the index of each label in the declared classes; raise for a label that is none of them."""
-    index = {name: i for i, name in enumerate(samples.classes)}
+def _encode_declared(
+    table: RawTable, name: str, labels: Array, classes: Sequence[str]
+) -> tuple[npt.NDArray[np.int64], list[str]]:
+    index = {text: i for i, text in enumerate(classes)}
     codes = np.array([index.get(label, -1) for label in labels.tolist()], dtype=np.int64)
     if (codes < 0).any():
-        assert samples.locator is not None
-        row = int(np.flatnonzero(codes < 0)[0])
-        where = samples.locator.describe(row)
+        where = table.locate_first(codes < 0)
         raise GpflError(
-            f"column '{samples.label_name}' holds '{labels[row]}' in {where}, which is not among the classes of the schema "
-            f"({join_names(samples.classes)}): correct the file or the schema"
+            f"column '{name}' holds '{labels[codes < 0][0]}' in {where}, which is not among the classes of the schema "
+            f"({join_names(classes)}): correct the file or the schema"
         )
-    return codes
+    return codes, list(classes)
+
+
+def _check_no_missing(table: RawTable, name: str) -> None:
+    missing = find_missing(table.columns[name], MISSING_LABELS)
+    if missing.any():
+        raise GpflError(
+            f"column '{name}' has {table.describe_missing(missing)}: fill in the file, "
+            "or leave such rows out with --missing-labels drop"
+        )

@@ -1,163 +1,274 @@
-"""Samples on their way from files to a table, and the options of their columns."""
+"""Samples of rows of columns, of arrays and of folders of images, with the labels and clients that belong to them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 
-from gpfl.core.options import option
-from gpfl.data.columns import RawColumns
-from gpfl.data.files.raw_table import (
-    Array,
-    Mask,
-    RawTable,
-    RowLocator,
-    ignore_flag,
-    join_names,
-)
-from gpfl.data.images import ImageFormat
-from gpfl.data.preprocessing import FILLED, PreprocessingOptions
-from gpfl.errors import GpflError, pluralize
+from gpfl.data.columns import RawColumns, Schema
+from gpfl.data.files.cells import parse_column
+from gpfl.data.files.checks import check_columns, describe_columns, describe_reading, describe_values
+from gpfl.data.files.layout import SPLIT_NAMES, InputFile, class_folders, image_files
+from gpfl.data.files.raw_table import Array, RawTable, find_missing, join_names, join_tables, number_rows
+from gpfl.data.files.roles import ColumnOptions, Roles, find_complete_rows, find_roles
+from gpfl.data.images import GREY, ImageFormat, read_header
+from gpfl.errors import GpflError, did_you_mean, pluralize
 
-LABEL_NAMES = ("label", "labels", "y", "target", "targets", "class")
-CLIENT_NAMES = ("client", "clients", "client_id")
-SPLIT_COLUMNS = ("part", "split")
+INPUT_NAMES = ("x", "data", "images", "features")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ColumnOptions(PreprocessingOptions):
-    """Options for the columns of files; a name of "" is found by itself or absent."""
-
-    label: str = option("", "column (or array) of labels; found if named label, y, target or class")
-    client: str = option("", "column that names each row's client; found if named client")
-    split_column: str = option("", "column with train, validation or test for each row; found if named split or part")
-    group: str = option(
-        "", "column of groups, such as patients: a client's rows of a group are never divided between splits", omit_default=True
-    )
-    ignore: tuple[str, ...] = option((), "columns that are not inputs, such as a row number")
-    missing: str = option(
-        "error",
-        "missing inputs: an error, rows dropped, or filled with the mean, the median or the most frequent value of the "
-        "training samples of all clients; categories are always filled with the most frequent",
-        choices=("error", *FILLED, "drop"),
-    )
-    missing_labels: str = option(
-        "error",
-        "rows with a missing label, client or group: an error, or dropped",
-        choices=("error", "drop"),
-        omit_default=True,
-    )
-
-    unreadable: str = option(
-        "error",
-        "cells such as >100 in a column of numbers or dates: an error, or missing values",
-        choices=("error", "missing"),
-        omit_default=True,
-    )
-    dates: str = option(
-        "days",
-        "columns of dates: read as days since 1970-01-01, left out, or an error",
-        choices=("days", "ignore", "error"),
-        omit_default=True,
-    )
-    schema: str = option(
-        "",
-        "TOML file that declares the columns and classes: their kinds, categories and ranges; values outside count as missing",
-        omit_default=True,
-    )
-
-    @property
-    def roles(self) -> dict[str, str]:
-        """Name of the column that the user chose for each role."""
-        return {role: getattr(self, role) for role in ("label", "client", "split_column", "group")}
-
-    @property
-    def role_names(self) -> set[str]:
-        """Lower-case names of columns that may have a role."""
-        return {name.lower() for name in self.roles.values()} | {*LABEL_NAMES, *CLIENT_NAMES, *SPLIT_COLUMNS}
-
-    def check_roles(self) -> None:
-        """Raise if a column has two roles."""
-        flags: dict[str, str] = {}
-        for role, names in {**{role: (name,) for role, name in self.roles.items()}, "ignore": self.ignore}.items():
-            flag = f"--{role.replace('_', '-')}"
-            for name in filter(None, names):
-                if flags.setdefault(name, flag) != flag:
-                    raise GpflError(f"column '{name}' is named by both {flags[name]} and {flag}: remove it from one")
-
-
-@dataclass(kw_only=True)
 class FileSamples:
-    """The samples of all files: inputs, labels as in the files, and what else is known of each sample."""
+    """The samples of all files.
 
-    x: Array | RawColumns = field(default_factory=lambda: np.empty(0))
-    input_description: str = ""
-    labels: Array
-    clients: Array | None
-    splits: Array | None
-    groups: Array | None = None
-    label_name: str = "class"
-    client_name: str = ""
-    client_hint: str = ""  # how to name the clients if the files do not
-    metadata: dict[str, object]  # how the files were read; saved with the manifest
-    notes: list[str] = field(default_factory=list)  # lines for the user
-    locator: RowLocator | None = None
-    decimal_commas: bool = False
-    classes: tuple[str, ...] = ()  # declared classes of the label
-    encoder: ImageFormat | None = None  # of images
+    Attributes:
+        x: Inputs.
+        table: The rows of the samples, with the columns of their roles.
+        roles: Columns that are not inputs.
+        description: What the inputs are.
+        metadata: How the files were read; saved with the manifest.
+        classes: Declared classes of the label.
+        notes: Lines for the user.
+        encoder: Format of images.
 
+    """
 
-def split_rows(tables: Sequence[RawTable], mask: Mask) -> list[Mask]:
-    """Return the part of a mask over all rows for each table."""
-    return np.split(mask, np.cumsum([len(table) for table in tables])[:-1])
-
-
-def find_complete_rows(
-    tables: Sequence[RawTable], missing: Mapping[str, Mask], roles: Sequence[str], ignored: Sequence[str]
-) -> tuple[Mask, str]:
-    """Return which rows have a value in each column of `missing`, and a line about the others."""
-    complete = ~np.logical_or.reduce(list(missing.values()))
-    counts = {name: int(mask.sum()) for name, mask in missing.items()}
-    rows = pluralize(len(complete), "row")
-    if not complete.any():
-        worst = max(counts, key=lambda name: counts[name])
-        fix = "" if worst in roles else f": leave it out with {ignore_flag(ignored, [worst])}"
-        raise GpflError(f"each of {rows} has a missing value, most of them in column '{worst}'{fix}")
-    left = int((~complete).sum())
-    if not left:
-        return complete, "No row has missing values."
-    columns = join_names([f"{name} {count:,}" for name, count in counts.items() if count])
-    have, are = ("has", "is") if left == 1 else ("have", "are")
-    note = f"{left:,} of {rows} {have} missing values and {are} left out: {columns}."
-    empty = [table.path.name for table, mask in zip(tables, split_rows(tables, complete), strict=True) if not mask.any()]
-    return complete, note + (f" Nothing is left of {join_names(empty)}." if empty else "")
+    x: Array | RawColumns
+    table: RawTable
+    roles: Roles
+    description: str
+    metadata: dict[str, object]
+    classes: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
+    encoder: ImageFormat | None = None
 
 
-def check_no_missing(name: str, missing: Mask, locator: RowLocator) -> None:
-    """Raise if a label, client or group is missing."""
-    if missing.any():
+def load_rows(files: Iterable[RawTable], options: ColumnOptions) -> FileSamples:
+    """Return the samples of files of rows: arrays if there are any, else columns."""
+    tables = list(files)
+    known = {name for table in tables for name in table.columns}
+    for name in options.ignore:
+        if name not in known:
+            raise GpflError(f"data.ignore names column '{name}'; {did_you_mean(name, known)}")
+        for table in tables:
+            table.columns.pop(name, None)
+    tables = [part for table in tables for part in _divide_by_split(table)]
+    arrays = any(values.ndim != 1 for table in tables for values in table.columns.values())
+    return (_load_arrays if arrays else _load_columns)(tables, options)
+
+
+# Columns.
+
+
+def _load_columns(tables: Sequence[RawTable], options: ColumnOptions) -> FileSamples:
+    _check_same_columns(tables)
+    table = join_tables(tables)
+    schema = Schema.read(Path(options.schema)) if options.schema else None
+    if schema is not None and not options.label:
+        options = replace(options, label=schema.label)
+    roles = find_roles(table, options)
+    features = [name for name in table.columns if name not in (*roles.names, roles.split_column)]
+    if schema is not None:
+        features = schema.find_columns(features)
+    if not features:
+        raise GpflError(f"{table.path} has no column of inputs besides {', '.join(sorted({*table.columns, *options.ignore}))}")
+    kinds = {column.name: column.kind for column in schema.columns} if schema is not None else {}
+    columns = [parse_column(name, table.columns[name], not table.decimal_commas, kind=kinds.get(name)) for name in features]
+    dates = [column.schema.name for column in columns if column.schema.kind == "date" and options.dates == "ignore"]
+    columns = [column for column in columns if column.schema.name not in dates]
+    check_columns(columns, options, table, roles.client)
+    if not columns:
+        raise GpflError(f"{table.path} has no column of inputs besides dates, which --dates ignore leaves out")
+    missing = {column.schema.name: column.missing for column in columns}
+    complete, notes = find_complete_rows(table, roles, missing, options)
+    rows: slice | Array = slice(None)
+    if complete is not None:
+        table, rows = table.filter(complete), complete
+    raw = RawColumns(Schema(tuple(c.schema for c in columns)), np.stack([c.values[rows] for c in columns], axis=1))
+    if schema is not None:
+        raw, outside = _conform(raw, schema, table, options)
+        notes += outside
+    notes += [f"Columns of dates left out: {join_names(dates)}."] if dates else []
+    return FileSamples(
+        x=raw,
+        table=table,
+        roles=roles,
+        description=describe_columns(raw.schema, options.scale),
+        metadata=roles.metadata(options) | {"scale": options.scale},
+        classes=schema.classes if schema is not None else (),
+        notes=[*table.notes, *notes, *describe_reading(columns), *describe_values(raw, options)],
+    )
+
+
+def _check_same_columns(tables: Sequence[RawTable]) -> None:
+    names = set(tables[0].columns)
+    for table in tables:
+        different = sorted(names ^ set(table.columns))
+        if different:
+            name = different[0]
+            has, lacks = (table, tables[0]) if name in table.columns else (tables[0], table)
+            raise GpflError(f"column '{name}' is in {has.path}, but not in {lacks.path}; all files must have the same columns")
+        sizes = {name: len(values) for name, values in table.columns.items()}
+        if len(set(sizes.values())) > 1:
+            raise GpflError(f"{table.path} has arrays of different length: {sizes}")
+
+
+def _conform(raw: RawColumns, schema: Schema, table: RawTable, options: ColumnOptions) -> tuple[RawColumns, list[str]]:
+    """Return the columns of a declared schema; raise for values outside it, unless missing values are filled."""
+    conforming, outside = raw.conform(schema)
+    if not outside:
+        return conforming, []
+    if options.fills:
+        counts = join_names([f"{name} {count:,}" for name, count in outside.items()])
+        return conforming, [f"Values outside the schema count as missing: {counts}."]
+    name, count = next(iter(outside.items()))
+    column, values = conforming.column(name)
+    where = table.locate_first(np.isnan(values) & ~np.isnan(raw.column(name)[1]))
+    others = pluralize(len(outside) - 1, "other column")
+    more = f", and {others} have some as well" if len(outside) > 1 else ""
+    raise GpflError(
+        f"column '{name}' has {pluralize(count, 'value')} outside {column.limits}, which {options.schema} declares, first in "
+        f"{where}{more}: correct the file or the schema, or count such values as missing with --missing mean"
+    )
+
+
+# Arrays.
+
+
+def _divide_by_split(table: RawTable) -> list[RawTable]:
+    """Return a table with arrays x_train, y_train, x_test and y_test as one table for each split."""
+    suffixes = {name.rpartition("_")[2] for name in table.columns if name.startswith(("x_", "y_"))}
+    if "train" not in suffixes or not suffixes <= SPLIT_NAMES.keys() or table.files[0].split:
+        return [table]
+    parts = []
+    for suffix in sorted(suffixes):
+        columns = {
+            name.removesuffix(f"_{suffix}"): values for name, values in table.columns.items() if name.endswith(f"_{suffix}")
+        }
+        parts.append(number_rows(replace(table.files[0], split=SPLIT_NAMES[suffix]), columns))
+    return parts
+
+
+def _load_arrays(tables: Sequence[RawTable], options: ColumnOptions) -> FileSamples:
+    roles = find_roles(tables[0], options)
+    name = find_input_array(tables[0], roles.label)
+    for table in tables:
+        _check_arrays(table, name, roles.label, tables[0])
+    if options.scale != ColumnOptions.scale:
         raise GpflError(
-            f"column '{name}' has {describe_missing(missing, locator)}: fill in the file, "
-            "or leave such rows out with --missing-labels drop"
+            f"data.scale is '{options.scale}', but the array '{name}' of {tables[0].path.name} is never scaled: leave it out"
+        )
+    table = join_tables(_keep_values_of_rows(tables, name, (roles.client, roles.group, options.split_column)))
+    roles = find_roles(table, options)
+    x = table.columns.pop(name)
+    missing = find_missing(x)
+    if options.missing != "drop" and missing.any():
+        raise GpflError(
+            f"{int(missing.sum()):,} of {len(x):,} rows hold NaN or infinity, first "
+            f"{table.locate_first(missing)}: fill them, or leave them out with --missing drop"
+        )
+    complete, notes = find_complete_rows(table, roles, {name: missing}, options)
+    if complete is not None:
+        table, x = table.filter(complete), x[complete]
+    x = as_images(x)
+    kind = "bytes read as pixels" if x.dtype == np.uint8 else "numbers as they are"
+    return FileSamples(
+        x=x,
+        table=table,
+        roles=roles,
+        description=f"rows of shape {x.shape[1:]}, {kind}",
+        metadata=roles.metadata(options),
+        notes=[*table.notes, *notes],
+    )
+
+
+def _keep_values_of_rows(tables: Sequence[RawTable], inputs: str, roles: Sequence[str]) -> list[RawTable]:
+    """Return tables with the arrays that have a value for each row in every file; raise if a role has none."""
+    common = set(tables[0].columns)
+    for table in tables:
+        n_rows = len(table.columns[inputs])
+        valid = {name for name, values in table.columns.items() if values.shape == (n_rows,)}
+        for role in filter(None, roles):
+            if role not in valid:
+                raise GpflError(f"{table.path} has no array '{role}' with one value for each of its {n_rows:,} rows")
+        common &= valid | {inputs}
+    return [
+        number_rows(table.files[0], {name: values for name, values in table.columns.items() if name in common})
+        for table in tables
+    ]
+
+
+def find_input_array(table: RawTable, label: str) -> str:
+    """Return the name of the array of inputs."""
+    name = next((name for name in INPUT_NAMES if name in table.columns), None)
+    others = [key for key, array in table.columns.items() if array.ndim > 1 and key != label]
+    if name is None and len(others) == 1:
+        name = others[0]
+    if name is None:
+        raise GpflError(f"{table.path} holds {', '.join(table.columns)}: name the inputs x and the labels y")
+    return name
+
+
+def _check_arrays(table: RawTable, name: str, label: str, first: RawTable) -> None:
+    path, first_name = table.path, first.path.name
+    for key in (name, label):
+        if key not in table.columns:
+            raise GpflError(f"{path} has no array '{key}', which {first_name} has; it has {', '.join(table.columns)}")
+    x, y, expected = table.columns[name], table.columns[label], first.columns[name]
+    if y.ndim != 1 or x.ndim < 2 or len(x) != len(y):
+        raise GpflError(f"{path} has {name} of shape {x.shape} and {label} of shape {y.shape}; give one label per row")
+    if x.dtype.kind not in "biuf":
+        raise GpflError(f"{path} has {name} of type {x.dtype}; inputs must be numbers")
+    if (x.shape[1:], x.dtype) != (expected.shape[1:], expected.dtype):
+        raise GpflError(
+            f"{path} has rows of shape {x.shape[1:]} ({x.dtype}), {first_name} of {expected.shape[1:]} "
+            f"({expected.dtype}); they must agree"
         )
 
 
-def describe_missing(missing: Mask, locator: RowLocator) -> str:
-    """Return the number and the first place of missing values."""
-    first = f"{'first ' if missing.sum() > 1 else ''}in {locator.describe_first(missing)}"
-    return f"{pluralize(int(missing.sum()), 'missing value')}, {first}"
+def as_images(x: Array) -> Array:
+    """Return bytes as (samples, channels, height, width); other arrays stay."""
+    if x.dtype != np.uint8:
+        return x
+    if x.ndim == 3:
+        return x[:, None]
+    if x.ndim == 4 and x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3):
+        return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+    return x
 
 
-def case_warnings(names: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return a line for each kind of name of which two differ only in case."""
-    warnings = []
-    for kind, entries in names.items():
-        first: dict[str, str] = {}
-        for entry in entries:
-            other = first.setdefault(entry.casefold(), entry)
-            if other != entry:
-                warnings.append(f"The {kind} '{other}' and '{entry}' differ only in case: are they the same?")
-                break
-    return warnings
+# Images.
+
+
+def load_images(inputs: Sequence[InputFile], side: int) -> FileSamples:
+    """Return all images as bytes (samples, channels, height, width), resized to `side` pixels unless it is 0."""
+    tables, paths = [], []
+    for entry in inputs:
+        files = [(folder.name, file) for folder in class_folders(entry) for file in image_files(folder)]
+        tables.append(number_rows(entry, {"class": np.array([name for name, _ in files], dtype=str)}))
+        paths += [file for _, file in files]
+    headers = [read_header(file) for file in paths]
+    channels = 1 if all(mode in GREY for mode, _ in headers) else 3
+    width, height = (side, side) if side else _common_size([size for _, size in headers], paths)
+    images = ImageFormat(channels, height, width, resize=bool(side))
+    return FileSamples(
+        x=images.read(paths),
+        table=join_tables(tables),
+        roles=Roles("class"),
+        description=str(images) + (", resized" if side else ""),
+        metadata={"image_size": side},
+        encoder=images,
+    )
+
+
+def _common_size(sizes: Sequence[tuple[int, int]], files: Sequence[Path]) -> tuple[int, int]:
+    for size, file in zip(sizes, files, strict=True):
+        if size != sizes[0]:
+            raise GpflError(
+                f"{file} is {size[0]}×{size[1]}, {files[0].name} is {sizes[0][0]}×{sizes[0][1]}: "
+                "give all images the same size, or resize them with --image-size 64"
+            )
+    return sizes[0]
