@@ -43,9 +43,9 @@ def test_the_command_reconstructs_images_and_infers_labels_and_members(command: 
         (("--target", "model"), "gpfl has no target 'model': it offers fe, sfe, sm"),
         (("--client", "77"), "no client '77'"),
         (("--kind", "dgl"), "did you mean 'dlg'?"),
-        (("--batch", "0"), "each number must be at least 1"),
-        (("--iterations", "0"), "'--iterations': 0 is not in the range x>=1"),
-        (("--psnr", "nice"), "'nice' is not one of 'proper', 'reference'"),
+        (("--batch", "0"), "attack.batch (--batch) is 0; it must be at least 1"),
+        (("--iterations", "0"), "attack.iterations (--iterations) is 0; it must be at least 1"),
+        (("--psnr", "nice"), "attack.psnr (--psnr) is 'nice'; it must be one of proper, reference"),
         (("--out", "r/config.toml"), "--out r/config.toml is a file; choose a folder"),
     ):
         result = command("attack", "r", *flags)
@@ -58,7 +58,7 @@ REJECTED = (
     (("--target", "fe,model"), "gpfl", "gpfl has no target 'model'"),
     (("--labels", "--membership", "--kind", "dlg", "--target", "all"), "fedproto", "fedproto has no target"),
     (("--labels", "--kind", "dlg"), "toy", "attacks reconstruct images"),
-    (("--images", 0), "gpfl", "'--images': 0 is not in the range x>=1"),
+    (("--images", 0), "gpfl", "attack.images (--images) is 0; it must be at least 1"),
     (("--images", 3, "--batch", 2), "gpfl", "it must be a multiple of 2"),
     (("--images", 5000), "gpfl", "the attack needs"),
     (("--client", 0, "--images", 1, "--steps", "epoch"), "perfedavg", "client 0 has too few samples to train"),

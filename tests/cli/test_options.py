@@ -35,11 +35,11 @@ def test_every_option_has_one_flag() -> None:
 
 
 def test_help_of_an_option_has_its_description_symbol_range_and_default() -> None:
-    flag, described = options.help_record("method", "lam", METHODS["ditto"], 0.1)
+    flag, described = options.help_record("--lam", METHODS["ditto"], "lam", 0.1)
     assert flag == "--lam X"
     assert re.fullmatch(r"λ: .+  \[typical: 0.01 to 2; default: 0.1\]", described)
-    assert options.help_record("net", "channels", NETS["cnn4"], (32, 64))[1].endswith("[default: 32,64]")
-    flag, described = options.help_record("train", "shuffle", TrainOptions, True)
+    assert options.help_record("--channels", NETS["cnn4"], "channels", (32, 64))[1].endswith("[default: 32,64]")
+    flag, described = options.help_record("--shuffle", TrainOptions, "shuffle", True)
     assert flag == "--[no-]shuffle"
     assert described.endswith("[default: on]")
 
@@ -134,7 +134,7 @@ def test_a_list_has_each_entry_once(kind: options.CommaList, text: str, values: 
     [
         (options.CommaList(int), "1,x", "must be integers separated by commas"),
         (options.CommaList(float), "nan", "each number must be at least 0"),
-        (options.CommaList(int, min=1, max=8), "9", "each number must be at least 1 and at most 8"),
+        (options.CommaList(int, max=8), "9", "each number must be at least 0 and at most 8"),
         (options.CommaList(int, unique=True), "1,1", "give each only once"),
         (options.CommaList(str, ("gpfl", "ditto")), "dito", "did you mean 'ditto'"),
     ],

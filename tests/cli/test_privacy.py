@@ -176,9 +176,9 @@ def test_epsilon_selects_the_noise(blobs: Command) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("defences", "--methods", "fedproto"), "uploads no update of weights"),
+        (("defences", "--methods", "fedproto"), "uploads no weights"),
         (("defences", "--methods", "fedavgg"), "did you mean"),
-        (("defences", "--noise", "0"), "each number must be at least 0 and not 0, which is no defence; or none"),
+        (("defences", "--noise", "0"), "--noise is 0; it must be at least 0, and 0 is no defence"),
         (("defences", "--noise", "loud"), "it must be numbers separated by commas"),
         (("defences", "--noise", "1", "--epsilon", "1"), "exclude each other"),
         (("defences", "--round", "0,best"), "'0,best' is not one of '0', 'best'"),
@@ -186,18 +186,18 @@ def test_epsilon_selects_the_noise(blobs: Command) -> None:
         (("defences", "--epsilon", "none"), "it must be numbers separated by commas, such as 1,4\n"),
         (("defences", "--epsilon", "0"), "--epsilon is 0; it must be above 0"),
         (("defences", "--epsilon", "4", "--noise", " 1 "), "exclude each other"),
-        (("defences", "--top-k", "1"), "each number must be above 0 and at most 1 and not 1, which is no defence"),
-        (("defences", "--bits", "32"), "each number must be at least 2 and at most 32 and not 32, which is no defence"),
+        (("defences", "--top-k", "1"), "--top-k is 1; it must be above 0 and at most 1, and 1 is no defence"),
+        (("defences", "--bits", "32"), "--bits is 32; it must be at least 2 and at most 32, and 32 is no defence"),
         (("defences", "--bits", "2.5"), "--bits is '2.5'; it must be integers separated by commas"),
-        (("defences", "--attack-seed", "-1"), "'--attack-seed': -1 is not in the range"),
-        (("defences", "--iterations", "0"), "'--iterations': 0 is not in the range x>=1"),
+        (("defences", "--attack-seed", "-1"), "(--attack-seed) is -1; it must be at least 0"),
+        (("defences", "--iterations", "0"), "attack.iterations (--iterations) is 0; it must be at least 1"),
         (("defences", "--methods", "fedphp", "--example-noise", "1"), "use --example-noise none"),
         (("defences", "--set", "defence.clip=1"), "--set defence.… does not apply"),
         (("defences", "--images", "500"), "the attack needs"),
         (("leaks", "--seed", "-1"), "'--seed': -1 is not in the range"),
-        (("attacks", "--psnr", "proper,reference"), "'proper,reference' is not one of"),
+        (("attacks", "--psnr", "proper,reference"), "(--psnr) is 'proper,reference'; it must be one of"),
         (("attacks", "--images", "6"), "for batches of 4 it must be a multiple of 4"),
-        (("attacks", "--kind", "nice"), "--kind is 'nice'"),
+        (("attacks", "--kind", "nice"), "(--kind) is ['nice']"),
         (("attacks", "--set", "run.seed=1"), "run.seed"),
     ],
 )
@@ -246,8 +246,8 @@ def test_reproduce_runs_the_attacks_on_its_first_seed(blobs: Command, monkeypatc
     monkeypatch.setattr(privacy_command.attacks, "callback", lambda **values: calls.append(values))
     call = ("reproduce", "privacy", *SMALL, "--rounds", 3, "--seeds", "4,1", "--device", "cpu", "--out", "out")
     assert blobs(*call).code == 0
-    defaults = {f"attack_{name}" for name in options_of(AttackPlan)}
-    expected = {"seed": 4, "rounds": 3, "patience": 100, "device": "cpu", "engine": "auto"}
+    defaults = {f"attack__{name}" for name in options_of(AttackPlan)}
+    expected = {"seed": 4, "rounds": 3, "patience": 100, "run__device": "cpu", "run__engine": None}
     expected |= {"out": Path("out"), "dry_run": False}
     assert [{name: value for name, value in each.items() if name not in defaults} for each in calls] == [
         {**expected, "assignments": SETTINGS}

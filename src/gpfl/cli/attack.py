@@ -8,25 +8,32 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
+import torch
 
-from gpfl.cli.attack_options import attack_options, print_case, print_graph_note
 from gpfl.cli.command import Argument, Command
-from gpfl.cli.options import option, out_option
+from gpfl.cli.options import attack_options, option, out_option, parse_options
 from gpfl.cli.terminal import print_line
+from gpfl.core import options as core_options
 from gpfl.defences import Defended
 from gpfl.engine.distributed import require_single_process
 from gpfl.errors import GpflError, pluralize
 from gpfl.federation import Federation
 from gpfl.io import files
-from gpfl.privacy.attack_cases import AttackPlan
-from gpfl.privacy.attack_runner import AttackRunner, Record, attack_ceiling, records_to_json
+from gpfl.privacy.attack_cases import AttackCase, AttackPlan
+from gpfl.privacy.attack_runner import AttackRunner, CaseResult, Record, attack_ceiling, records_to_json
+from gpfl.privacy.case_summary import summarize_case
 from gpfl.privacy.gradient_targets import gradient_targets, select_target
 from gpfl.privacy.label_inference import infer_label_distributions, uploading_clients
 from gpfl.privacy.membership import infer_memberships
 from gpfl.privacy.uploads import AttackedBatch, check_can_train, state_at
 from gpfl.report.pages import markdown_images, render_page, write_texts
 from gpfl.report.privacy_figures import ImageRow, draw_grid
-from gpfl.report.privacy_tables import attack_table, describe_label_inference, describe_membership_inference
+from gpfl.report.privacy_tables import (
+    attack_table,
+    describe_label_inference,
+    describe_membership_inference,
+    describe_summary,
+)
 from gpfl.training import api
 from gpfl.training.result import Result
 
@@ -35,24 +42,24 @@ from gpfl.training.result import Result
 @click.argument("run", cls=Argument, metavar="RUN", type=click.Path(path_type=Path), help="Folder of a finished run.")
 @option("--target", default="all", metavar="NAME,…", help="Gradients to match: fe, model, sfe, sm, or all of the method.")
 @option("--client", default="all", metavar="NAME,…", help="Names or indices of clients, or all.")
-@attack_options(AttackPlan(), seed_flag="--seed")
 @click.option("--labels", is_flag=True, help="Infer the label distribution of each client.")
 @click.option("--membership", is_flag=True, help="Infer from each personal model which samples it was trained on.")
 @out_option("Folder for results; cases that it holds are not attacked again.  [default: RUN/attack]")
-def attack(run: Path, target: str, client: str, plan: AttackPlan, labels: bool, membership: bool, out: Path | None) -> None:
+@attack_options(AttackPlan(), seed_flag="--seed")
+def attack(run: Path, target: str, client: str, labels: bool, membership: bool, out: Path | None, **flags: object) -> None:
     """Attack the uploads of a run.
 
     The attacker is an honest-but-curious server that reconstructs training images. With --labels or --membership it infers
     those, and reconstructs images only if --kind is given too.
     """
     require_single_process("gpfl attack")
+    plan = parse_attack(AttackPlan(), flags)
     _check_single_run(run)
     result = api.load(run)
     clients = _parse_clients(result.federation, client)
-    kind_given = click.get_current_context().get_parameter_source("attack_kind") == click.core.ParameterSource.COMMANDLINE
     targets: list[str] = []
     batches: dict[int, list[AttackedBatch]] = {}
-    if kind_given or not (labels or membership):
+    if flags["attack__kind"] or not (labels or membership):
         targets = _parse_targets(result, target)
         batches = _choose_batches(result, plan, clients)
     if labels:
@@ -67,6 +74,22 @@ def attack(run: Path, target: str, client: str, plan: AttackPlan, labels: bool, 
         _infer_memberships(result, clients, folder)
     if targets:
         _reconstruct_images(result, targets, batches, plan, folder)
+
+
+def parse_attack(defaults: AttackPlan, flags: Mapping[str, object]) -> AttackPlan:
+    """Return the attacks that the flags of `attack_options` describe."""
+    return core_options.replace(defaults, parse_options(flags).get("attack", {}), "attack")
+
+
+def print_case(case: AttackCase, result: CaseResult, formula: str, prefix: str = "") -> None:
+    """Print the outcome of a case."""
+    print_line(prefix + describe_summary(summarize_case(case, result, formula)))
+
+
+def print_graph_note(graph: bool, device: torch.device) -> None:
+    """Print that --graph has no effect without a GPU."""
+    if graph and device.type != "cuda":
+        print_line(f"--graph is for a GPU; on {device} attacks run without it.")
 
 
 def _reconstruct_images(

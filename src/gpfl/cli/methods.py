@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
 
@@ -11,10 +10,10 @@ import torch
 
 from gpfl.cli.command import Argument, Group, write_groups
 from gpfl.cli.list import list_command
-from gpfl.cli.options import help_record
+from gpfl.cli.options import default_of, flag_name, help_record
 from gpfl.core import tree
 from gpfl.core.method import Method
-from gpfl.core.options import BY_NET, options_of
+from gpfl.core.options import options_of
 from gpfl.core.tree import Tree
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.methods import METHODS
@@ -51,23 +50,15 @@ def show(ctx: click.Context, name: str) -> None:
         raise GpflError(f"unknown method '{name}'; {did_you_mean(name, METHODS)}")
     method = METHODS[name]
     formatter = ctx.make_formatter()
-    groups = {"Options": [help_record("method", key, method, _default(method, key)) for key in options_of(method)]}
+    groups = {
+        "Options": [help_record(flag_name("method", key), method, key, default_of(method, key)) for key in options_of(method)]
+    }
     groups["State of a client"] = _state(method)
     groups["More"] = [("Documentation", f"docs/methods/{name}.md"), ("Run", f"gpfl run --method {name}")]
     text = re.sub(r"\n {2}(?! )", " ", inspect.getdoc(method) or "").replace("\n- ", "\n\n- ")
     formatter.write_text(re.sub(r"\n\n(?= {4})", "\n\n\b\n", text))  # \b: click keeps the lines of formulas
     write_groups(formatter, {group: records for group, records in groups.items() if records})
     click.echo(formatter.getvalue(), nl=False)
-
-
-def _default(method: type[Method], key: str) -> object:
-    default = next(field.default for field in dataclasses.fields(method) if field.name == key)
-    if default is not BY_NET:
-        return default
-    by_net = options_of(method)[key].by_net
-    if by_net is None:
-        return "the learning rate"
-    return f"{by_net['*']:g}, but {', '.join(f'{net} {value:g}' for net, value in by_net.items() if net != '*')}"
 
 
 def _state(method: type[Method]) -> list[tuple[str, str]]:

@@ -9,9 +9,8 @@ import math
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -25,10 +24,10 @@ from gpfl.federation import PARTITIONS
 from gpfl.io import toml
 from gpfl.methods import METHODS
 from gpfl.models import NETS
-from gpfl.training.config import ConfigDict, RunOptions, TrainOptions
+from gpfl.privacy.attack_cases import AttackPlan
+from gpfl.training.config import ConfigDict, RunOptions, TrainOptions, known_defaults
 
-Function = Callable[..., Any]
-Decorator = Callable[[Function], Function]
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 RECORDS: Mapping[str, Mapping[str, type]] = {
     "run": {"": RunOptions},
@@ -44,7 +43,10 @@ RECORDS: Mapping[str, Mapping[str, type]] = {
 PREFIXED = {("partition", "rng")}
 """Options whose flag has its section before it although no other section has the name."""
 
-HEADINGS = {section: section.capitalize() for section in RECORDS} | {"train": "Training", "net": "Network"}
+ALL_RECORDS = {**RECORDS, "attack": {"": AttackPlan}}
+"""RECORDS, and the options of attacks, which no config has."""
+
+HEADINGS = {section: section.capitalize() for section in ALL_RECORDS} | {"train": "Training", "net": "Network"}
 """The heading of each section in the help."""
 
 DEFAULT_NAMES = {"method": "gpfl", "data": "digits", "partition": "pathological", "net": "mlp"}
@@ -63,25 +65,32 @@ def flag_name(section: str, key: str) -> str:
     return "--" + (key if plain else f"{section}_{key}").replace("_", "-")
 
 
-def help_record(section: str, key: str, record: type, default: object) -> tuple[str, str]:
+# Help.
+
+
+def help_record(flag: str, record: type, key: str, default: object) -> tuple[str, str]:
     """Return the flag of an option with its placeholder, and its symbol, description, typical range and default."""
-    option, hint, flag = options_of(record)[key], _hint(record, key), flag_name(section, key)
-    flag = f"--[no-]{flag[2:]}" if hint is bool else f"{flag} {_placeholder(option, hint)}"
-    capital = option.help[:1].isascii() and not option.symbol  # not μ
-    text = option.help[:1].upper() + option.help[1:] if capital else option.help
+    option, hint = options_of(record)[key], typing.get_type_hints(record)[key]
+    text = option.help[:1].upper() + option.help[1:] if option.help[:1].isascii() and not option.symbol else option.help
     if _has_many_choices(option):
         text += f": {', '.join(option.choices)}"
     symbol = f"{option.symbol}: " if option.symbol else ""
     typical = f"typical: {option.typical}; " if option.typical else ""
+    flag = f"--[no-]{flag[2:]}" if hint is bool else f"{flag} {_placeholder(option, hint)}"
     return flag, f"{symbol}{text}  [{typical}default: {_value_text(default)}]"
 
 
-def _hint(record: type, key: str) -> object:
-    return typing.get_type_hints(record)[key]
-
-
-def _hints(section: str, key: str) -> list[object]:
-    return [_hint(record, key) for record in RECORDS[section].values() if key in options_of(record)]
+def default_of(record: type, key: str, net: str = "") -> object:
+    """Return the default of an option for a net, or a description of it for all nets."""
+    default = next(field.default for field in dataclasses.fields(record) if field.name == key)
+    by_net = options_of(record)[key].by_net
+    if default is not BY_NET:
+        return default
+    if by_net is None:
+        return getattr(NETS[net], "lr", default) if record is TrainOptions else "the learning rate"
+    if net:
+        return by_net.get(net, by_net["*"])
+    return f"{by_net['*']:g}, but {', '.join(f'{name} {value:g}' for name, value in by_net.items() if name != '*')}"
 
 
 def _is_list(hint: object) -> bool:
@@ -110,75 +119,70 @@ def _value_text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value) or "none"
 
 
-# What the help of a command depends on.
+class Chosen(NamedTuple):
+    """What a command line chooses for a section of a config: a dataclass, and the dataset's values for it."""
+
+    name: str
+    record: type
+    values: Mapping[str, object]
 
 
-@dataclass(frozen=True)
-class Choices:
-    """The names that a command line chooses in the sections of DEFAULT_NAMES, and the defaults of its dataset."""
-
-    names: Mapping[str, str]
-    records: Mapping[str, type | None]
-    defaults: Mapping[str, Mapping[str, object]]
-
-    @classmethod
-    def from_context(cls, ctx: click.Context) -> Choices:
-        """Return the choices of the command line that a context was made for."""
-        values: Mapping[str, Any] = ctx.command.make_parser(ctx).parse_args(list(ctx.meta["gpfl.arguments"]))[0]
-        data = values.get("data__name") or DEFAULT_NAMES["data"]
-        defaults = DATASETS[data].defaults if data in DATASETS else {}
-        names = {
-            section: values.get(f"{section}__name") or str(defaults.get(section, {}).get("name", default))
-            for section, default in DEFAULT_NAMES.items()
-        }
-        for section in names.keys() - {"data"}:
-            if names[section] not in RECORDS[section]:
-                raise GpflError(f"unknown {section} '{names[section]}'; {did_you_mean(names[section], RECORDS[section])}")
-        records = {section: RECORDS[section].get(names.get(section, "")) for section in RECORDS}
-        return cls(names, records if data in DATASETS else {**records, "data": FileDataset}, defaults)
-
-    def default(self, section: str, key: str) -> object:
-        """Return the default of an option."""
-        record, values = self.records[section], self.defaults.get(section, {})
-        if key in values and values.get("name") == self.names.get(section):
-            return values[key]
-        default = next(field.default for field in dataclasses.fields(record) if field.name == key)  # type: ignore[arg-type]
-        if default is not BY_NET:
-            return default
-        if by_net := options_of(record)[key].by_net:  # type: ignore[arg-type]
-            return by_net.get(self.names["net"], by_net["*"])
-        return getattr(self.records["net"], "lr", BY_NET) if key == "lr" else "the learning rate"
+def chosen_records(ctx: click.Context) -> dict[str, Chosen]:
+    """Return what the command line of a context chooses for each section; a dataset without options has none."""
+    flags: Mapping[str, Any] = ctx.command.make_parser(ctx).parse_args(list(ctx.meta["gpfl.arguments"]))[0]
+    data = flags.get("data__name") or DEFAULT_NAMES["data"]
+    defaults = DATASETS[data].defaults if data in DATASETS else {}
+    chosen = {}
+    for section, records in RECORDS.items():
+        values = defaults.get(section, {})
+        name = flags.get(f"{section}__name") or str(values.get("name", DEFAULT_NAMES.get(section, "")))
+        if section == "data" and name not in DATASETS:
+            chosen[section] = Chosen(name, FileDataset, {})
+        elif name in records:
+            named = section in DEFAULT_NAMES
+            values = known_defaults(defaults, section, name, records[name]) if named else values
+            chosen[section] = Chosen(name, records[name], values)
+        elif section != "data":
+            raise GpflError(f"unknown {section} '{name}'; {did_you_mean(name, records)}")
+    return chosen
 
 
 class ConfigOption(click.Option):
-    """The flag of one config option; the help depends on the chosen method, dataset, partition or net."""
+    """The flag of an option of a config or an attack. It takes any text, which is checked once the whole config is known.
 
-    def __init__(self, *names: Any, section: str, key: str, **settings: Any) -> None:
-        self.section, self.key, self.group = section, key, HEADINGS[section]
+    The help of a config's option depends on the chosen method, dataset, partition and net; `defaults` is given for an attack.
+    """
+
+    def __init__(self, *names: Any, section: str, key: str, defaults: object = None) -> None:
+        self.section, self.key, self.defaults, self.group = section, key, defaults, HEADINGS[section]
         hints = _hints(section, key)
-        settings |= {"type": bool, "is_flag": True} if bool in hints else {"multiple": any(map(_is_list, hints))}
-        super().__init__(*names, default=None, **settings)
+        kind: dict[str, Any] = {"type": bool, "is_flag": True} if bool in hints else {"multiple": any(map(_is_list, hints))}
+        super().__init__(*names, default=None, **kind)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Return the flag and its help, or None if the chosen dataclass does not have the option."""
-        choices = Choices.from_context(ctx)
-        record = choices.records[self.section]
-        if record is None or self.key not in options_of(record):
+        if self.defaults is not None:
+            return help_record(self.opts[0], type(self.defaults), self.key, getattr(self.defaults, self.key))
+        chosen = chosen_records(ctx)
+        if self.section not in chosen or self.key not in options_of(chosen[self.section].record):
             return None
-        return help_record(self.section, self.key, record, choices.default(self.section, self.key))
+        _, record, values = chosen[self.section]
+        default = values.get(self.key, default_of(record, self.key, chosen["net"].name))
+        return help_record(self.opts[0], record, self.key, default)
 
 
 class NameOption(click.Option):
     """The flag that chooses the method, dataset, partition or net of a config."""
 
-    def __init__(self, *names: Any, section: str, **settings: Any) -> None:
+    def __init__(self, *names: Any, section: str) -> None:
         self.section, self.group = section, HEADINGS[section]
-        super().__init__(*names, **settings)
+        super().__init__(*names)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
         """Return the flag and the known names."""
         names = (*DATASETS, "or a file or folder") if self.section == "data" else RECORDS[self.section]
-        return f"{self.opts[0]} NAME", f"{', '.join(names)}  [default: {Choices.from_context(ctx).names[self.section]}]"
+        chosen = chosen_records(ctx).get(self.section)
+        return f"{self.opts[0]} NAME", f"{', '.join(names)}  [default: {chosen.name if chosen else DEFAULT_NAMES['data']}]"
 
 
 # Decorators of commands.
@@ -191,31 +195,41 @@ def compose(*decorators: Decorator) -> Decorator:
 
 def config_options(*sections: str, omit: Collection[str] = ()) -> Decorator:
     """Add a flag for every option of the config sections, and for their names; `omit` lists options such as run.seed."""
-    decorators: list[Decorator] = []
+    decorators: list[Decorator] = [federation_option] if "partition" in sections else []
     for section in sections:
         if section in DEFAULT_NAMES:
             decorators.append(click.option(f"--{section}", f"{section}__name", cls=NameOption, section=section))
         decorators.append(config_option(section, *(key for key in keys_of(section) if f"{section}.{key}" not in omit)))
-    return compose(*([federation_option] if "partition" in sections else []), *decorators)
+    return compose(*decorators)
 
 
 def config_option(section: str, *keys: str) -> Decorator:
     """Add the flags of some options of a config section."""
-    decorators = []
-    for key in keys:
-        flag = flag_name(section, key)
-        names = f"{flag}/--no-{flag[2:]}" if bool in _hints(section, key) else flag
-        decorators.append(click.option(names, f"{section}__{key}", cls=ConfigOption, section=section, key=key))
-    return compose(*decorators)
+    return compose(*(_add_flag(flag_name(section, key), section, key) for key in keys))
+
+
+def attack_options(defaults: AttackPlan, *, omit: Collection[str] = (), seed_flag: str = "--attack-seed") -> Decorator:
+    """Add a flag for each option of an attack; `parse_options` returns their values as the section "attack"."""
+    flags = {key: seed_flag if key == "seed" else f"--{key}" for key in options_of(AttackPlan) if key not in omit}
+    return compose(*(_add_flag(flag, "attack", key, defaults) for key, flag in flags.items()))
+
+
+def _add_flag(flag: str, section: str, key: str, defaults: object = None) -> Decorator:
+    names = f"{flag}/--no-{flag[2:]}" if bool in _hints(section, key) else flag
+    return click.option(names, f"{section}__{key}", cls=ConfigOption, section=section, key=key, defaults=defaults)
+
+
+def _hints(section: str, key: str) -> list[object]:
+    return [typing.get_type_hints(record)[key] for record in ALL_RECORDS[section].values() if key in options_of(record)]
 
 
 class CommaList(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on
     """A comma-separated list of names or numbers."""
 
     def __init__(
-        self, kind: type, choices: Iterable[str] = (), *, min: float = 0, max: float = math.inf, unique: bool = False
+        self, kind: type, choices: Iterable[str] = (), *, max: float = math.inf, unique: bool = False, none: bool = False
     ) -> None:
-        self.kind, self.choices, self.min, self.max, self.unique = kind, list(choices), min, max, unique
+        self.kind, self.choices, self.max, self.unique, self.none = kind, list(choices), max, unique, none
         self.name = {str: "NAME,…", int: "N,…"}.get(kind, "X,…")
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
@@ -226,6 +240,8 @@ class CommaList(click.ParamType):  # type: ignore[type-arg]  # generic from clic
         """Return the entries, each once; raise for one of another type, unknown, or outside the limits."""
         if not isinstance(value, str):
             return value
+        if self.none and value.strip() == "none":
+            return []
         text = f"{param.opts[0] if param else 'the list'} is '{value}'"
         try:
             entries = [self.kind(entry.strip()) for entry in value.split(",")]
@@ -235,9 +251,9 @@ class CommaList(click.ParamType):  # type: ignore[type-arg]  # generic from clic
         for entry in entries:
             if self.choices and entry not in self.choices:
                 raise GpflError(f"{text}; {did_you_mean(entry, self.choices)}")
-            if self.kind is not str and not (math.isfinite(entry) and self.min <= entry <= self.max):
+            if self.kind is not str and not (math.isfinite(entry) and 0 <= entry <= self.max):
                 limit = f" and at most {self.max}" if math.isfinite(self.max) else ""
-                raise GpflError(f"{text}; each number must be at least {self.min:g}{limit}")
+                raise GpflError(f"{text}; each number must be at least 0{limit}")
         if self.unique and len(set(entries)) < len(entries):
             raise GpflError(f"{text}; give each only once")
         return list(dict.fromkeys(entries))

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import json
 import re
-import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,12 +13,23 @@ from typing import Any, cast
 
 import click
 
-from gpfl.cli.attack_options import attack_options, print_case, print_graph_note
+from gpfl.cli.attack import parse_attack, print_case, print_graph_note
 from gpfl.cli.command import Group
 from gpfl.cli.data import download_datasets
 from gpfl.cli.grid_plan import print_plan
 from gpfl.cli.grid_progress import GridReporter
-from gpfl.cli.options import CommaList, Decorator, Function, compose, option, out_option, seeds_option, set_option
+from gpfl.cli.options import (
+    CommaList,
+    Decorator,
+    attack_options,
+    compose,
+    config_option,
+    option,
+    out_option,
+    parse_options,
+    seeds_option,
+    set_option,
+)
 from gpfl.cli.overrides import check_method_set, parse_method_set
 from gpfl.cli.terminal import console, print_error, print_line
 from gpfl.core import options as core_options
@@ -71,11 +81,15 @@ def _plan_defaults(section: str) -> AttackPlan:
 class _Runs:
     """The options of a study's runs."""
 
-    assignments: tuple[str, ...]
-    device: str
-    engine: str
     out: Path
     dry_run: bool
+    assignments: tuple[str, ...]
+    run: Mapping[str, object]
+
+    @classmethod
+    def from_flags(cls, flags: Mapping[str, Any]) -> _Runs:
+        """Return the options from the flags of `_run_options`."""
+        return cls(flags["out"], flags["dry_run"], flags["assignments"], parse_options(flags).get("run", {}))
 
     def prepare(
         self, cells: Sequence[Cell], seeds: Sequence[int], rounds: int, patience: int = 0, *, keep_weights: bool = True
@@ -91,7 +105,7 @@ class _Runs:
             seeds=tuple(seeds),
             rounds=rounds,
             patience=patience,
-            run={"device": self.device, "engine": self.engine},
+            run=self.run,
             common=settings,
             overrides=own,
             weights=keep_weights,
@@ -111,7 +125,7 @@ class _Runs:
             can_run = print_plan(list(unique.values()), plan, {})
             print_line(f"{next_step}, except those that {plan.out} holds.")
             raise click.exceptions.Exit(0 if can_run else 1)
-        print_graph_note(graph, find_device(self.device))
+        print_graph_note(graph, find_device(str(self.run.get("device", "auto"))))
         missing = grid_runner.unfinished_jobs(unique.values(), plan)
         if len(missing) < len(unique):
             print_line(f"Already finished: {len(unique) - len(missing)} of {pluralize(len(unique), 'run')}.")
@@ -123,21 +137,12 @@ class _Runs:
         return problems
 
 
-def _run_options(function: Function) -> Function:
-    """Add the options of the runs of all studies, which the function gets as `runs`."""
-
-    @functools.wraps(function)
-    def command(**values: Any) -> None:
-        function(runs=_Runs(*(values.pop(field.name) for field in dataclasses.fields(_Runs))), **values)
-
-    return compose(
-        set_option("Set any option of the runs, such as data.name=digits or gpfl.lam=0.1."),
-        option("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:N or mps."),
-        option("--engine", default="auto", metavar="NAME", help="auto, loop, vmap or workers."),
-        out_option("Folder for results; runs and attacks that it holds are not repeated.", "results"),
-        click.option("--dry-run", is_flag=True, help="List the runs with their state, time and memory; run nothing."),
-    )(command)
-
+_run_options = compose(
+    set_option("Set any option of the runs, such as data.name=digits or gpfl.lam=0.1."),
+    out_option("Folder for results; runs and attacks that it holds are not repeated.", "results"),
+    click.option("--dry-run", is_flag=True, help="List the runs with their state, time and memory; run nothing."),
+    config_option("run", "device", "engine"),
+)
 
 _round_options = compose(
     option("--seed", default=0, type=click.IntRange(0, MAX_SEED), metavar="N", help="Seed of the runs."),
@@ -146,47 +151,27 @@ _round_options = compose(
         "--patience",
         default=experiments.PATIENCE,
         metavar="N",
-        help="End a run after this many rounds without a better accuracy; 0 = never.",
+        help="Stop a run after this many rounds without a better accuracy; 0 = never.",
     ),
 )
 
 
-# The values of defences.
-
-
-class _DefenceValues(CommaList):
-    """The values of a family of defences, or none."""
-
-    def __init__(self, key: str) -> None:
-        super().__init__(typing.get_type_hints(DefenceConfig)[key])
-        self.option, self.default = core_options.options_of(DefenceConfig)[key], getattr(NO_DEFENCE, key)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[float]:
-        """Return the values, each once. Raise if one of them is no defence."""
-        if value.strip() == "none":
-            return []
-        values: list[float] = super().convert(value, param, ctx)
-        if self.default in values or not all(map(self.option.allows, values)):
-            limits = f"{self.option.limits} and not {self.default:g}, which is no defence; or none"
-            raise GpflError(f"{param.opts[0] if param else 'the value'} is '{value}'; each number must be {limits}")
-        return values
-
-
-def _values_option(flag: str, description: str) -> Decorator:
-    key = flag[2:].replace("-", "_")
-    values = cast(Sequence[float], _DEFAULTS["defences"][key])
-    return option(flag, default=",".join(f"{value:g}" for value in values), type=_DefenceValues(key), help=description)
+def _strengths_option(flag: str, kind: type, description: str) -> Decorator:
+    """Add the option for the values of a family of defences, or none."""
+    values = cast(Sequence[float], _DEFAULTS["defences"][flag[2:].replace("-", "_")])
+    return option(flag, default=",".join(f"{value:g}" for value in values), type=CommaList(kind, none=True), help=description)
 
 
 # Commands.
 
 
 @privacy.command
-@attack_options(_plan_defaults("attack"))
 @_round_options
 @_run_options
-def attacks(plan: AttackPlan, seed: int, rounds: int, patience: int, runs: _Runs) -> None:
+@attack_options(_plan_defaults("attack"))
+def attacks(seed: int, rounds: int, patience: int, **flags: object) -> None:
     """Reproduce the paper's privacy table: train five methods on Cifar100 and attack their uploads."""
+    runs, plan = _Runs.from_flags(flags), parse_attack(_plan_defaults("attack"), flags)
     cells = undefended_cells(privacy_table.METHODS)
     study = runs.prepare(cells, [seed], rounds, patience)
     _check_attackable(study, cells[0], plan)
@@ -208,8 +193,9 @@ def attacks(plan: AttackPlan, seed: int, rounds: int, patience: int, runs: _Runs
 @option("--methods", default="all", type=CommaList(str, [*METHODS, "all"]), help="Methods, or all.")
 @_round_options
 @_run_options
-def leaks(methods: list[str], seed: int, rounds: int, patience: int, runs: _Runs) -> None:
+def leaks(methods: list[str], seed: int, rounds: int, patience: int, **flags: object) -> None:
     """Infer label distributions from uploads, and training samples from personal models, method by method."""
+    runs = _Runs.from_flags(flags)
     cells = undefended_cells(list(METHODS) if "all" in methods else methods)
     study = runs.prepare(cells, [seed], rounds, patience)
     jobs = study.make_jobs(cells)
@@ -228,19 +214,21 @@ def leaks(methods: list[str], seed: int, rounds: int, patience: int, runs: _Runs
 
 @privacy.command
 @option("--methods", default="gpfl,fedavg", type=CommaList(str, METHODS), help="Methods.")
-@_values_option("--noise", "Client level: noise values, or none.")
-@_values_option("--example-noise", "Example level: noise values, or none.")
-@_values_option("--top-k", "Fractions of entries to send, or none.")
-@_values_option("--bits", "Bits per entry, or none.")
-@click.option("--epsilon", type=CommaList(float), help="ε instead of --noise and --example-noise; needs dp-accounting.")
-@option("--delta", default=1e-5, metavar="X", help="δ of the stated ε.")
-@option("--clip", default=_DEFAULTS["defences"]["clip"], metavar="X", help="Client level: largest norm of an update.")
+@_strengths_option("--noise", float, "Client level: noise multipliers, or none.")
+@_strengths_option("--example-noise", float, "Example level: noise multipliers, or none.")
+@_strengths_option("--top-k", float, "Fractions of entries to send, or none.")
+@_strengths_option("--bits", int, "Bits per entry, or none.")
+@click.option("--epsilon", type=CommaList(float), help="Target ε instead of --noise and --example-noise; needs dp-accounting.")
+@option("--delta", default=1e-5, metavar="X", help="δ at which ε is stated.")
+@option("--clip", default=_DEFAULTS["defences"]["clip"], metavar="X", help="Client level: largest L2 norm of an update.")
 @option("--example-clip", default=_DEFAULTS["defences"]["example_clip"], metavar="X", help="Example level: of a gradient.")
-@option("--round", "attacked_round", default="0", type=click.Choice(ROUNDS), help="Round to attack.")
-@attack_options(_plan_defaults("defences"), omit=("kind", "batch", "steps", "round", "psnr"))
+@option(
+    "--round", "attacked_round", default="0", type=click.Choice(ROUNDS), help="Round to attack: before training, or the best."
+)
 @seeds_option("0", "Seeds of the runs; the uploads of the first are attacked.")
 @option("--rounds", default=_DEFAULTS["defences"]["rounds"], type=click.IntRange(1), metavar="N", help="Number of rounds.")
 @_run_options
+@attack_options(_plan_defaults("defences"), omit=("kind", "batch", "steps", "round", "psnr"))
 def defences(
     methods: list[str],
     epsilon: list[float] | None,
@@ -248,18 +236,16 @@ def defences(
     clip: float,
     example_clip: float,
     attacked_round: str,
-    plan: AttackPlan,
     seeds: list[int],
     rounds: int,
-    runs: _Runs,
-    **values: list[float],
+    **flags: object,
 ) -> None:
     """Measure defences: accuracy against ε, and what an attack reconstructs against accuracy."""
-    bounds, keep_weights = PrivacyBounds(clip, example_clip, delta), attacked_round == "best"
-    for name in methods:
-        if "base" not in METHODS[name].shares:
-            raise GpflError(f"--methods names '{name}', which uploads no update of weights that could be attacked or defended")
+    runs, plan = _Runs.from_flags(flags), parse_attack(_plan_defaults("defences"), flags)
     plan = dataclasses.replace(plan, kind=(ATTACK,), round=(attacked_round,))
+    values = {family.option: cast(list[float], flags[family.option]) for family in FAMILIES}
+    _check_defences(methods, values, epsilon)
+    bounds, keep_weights = PrivacyBounds(clip, example_clip, delta), attacked_round == "best"
     plain = plan_points(methods, {}, bounds, keep_weights=keep_weights)
     study = runs.prepare([point.cell for point in plain], seeds, rounds, keep_weights=keep_weights)
     _check_attackable(study, plain[0].cell, plan)
@@ -287,6 +273,19 @@ def _check_attackable(study: AttackStudy, cell: Cell, plan: AttackPlan) -> None:
     plan.choose_batches(spec.federation, spec.method.net, range(len(spec.federation)))
 
 
+def _check_defences(methods: Sequence[str], values: Mapping[str, Sequence[float]], epsilons: Sequence[float] | None) -> None:
+    for name in methods:
+        if "base" not in METHODS[name].shares:
+            raise GpflError(f"--methods names '{name}', which uploads no weights that could be attacked or defended")
+    for key, described in core_options.options_of(DefenceConfig).items():
+        flag, default = f"--{key.replace('_', '-')}", getattr(NO_DEFENCE, key)
+        for value in values.get(key, ()):
+            if value == default or not described.allows(value):
+                raise GpflError(f"{flag} is {value:g}; it must be {described.limits}, and {default:g} is no defence")
+    if epsilons and min(epsilons) <= 0:
+        raise GpflError(f"--epsilon is {min(epsilons):g}; it must be above 0")
+
+
 def _find_noises(
     epsilons: Sequence[float],
     values: Mapping[str, Sequence[float]],
@@ -296,8 +295,6 @@ def _find_noises(
     study: AttackStudy,
 ) -> dict[str, list[float]]:
     """Return the noise of a method for each ε by family, without families that were left out."""
-    if min(epsilons) <= 0:
-        raise GpflError(f"--epsilon is {min(epsilons):g}; it must be above 0")
     noises = {}
     for family in (family for family in FAMILIES if family.level and values[family.option]):
         if click.get_current_context().get_parameter_source(family.option) != click.core.ParameterSource.DEFAULT:

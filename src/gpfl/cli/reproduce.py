@@ -226,13 +226,9 @@ def _run_attacks(experiments: Sequence[str], assignments: tuple[str, ...], seeds
     if len(seeds) > 1:
         print_line(f"Attacks use the runs of one seed, {seeds[0]}.")
     _check_flags(settings)
-    run_options = parse_options(values).get("run", {})
-    device, engine = (str(run_options.get(key, "auto")) for key in ("device", "engine"))
-    arguments = {key: values[key] for key in ("rounds", "patience", "out", "dry_run")}
+    arguments = {key: values[key] for key in ("rounds", "patience", "out", "dry_run", "run__device", "run__engine")}
     with interruptible(same_command):
-        context.invoke(
-            privacy_command.attacks, seed=seeds[0], assignments=assignments, device=device, engine=engine, **arguments
-        )
+        context.invoke(privacy_command.attacks, seed=seeds[0], assignments=assignments, **arguments)
 
 
 # The grid.

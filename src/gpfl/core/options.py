@@ -168,7 +168,8 @@ def _validate_value(raw: object, hint: object, described: Option, key: str) -> V
     if value is None:
         raise GpflError(f"{key} is {_to_python(raw)!r}; it must be {describe_type(hint)}")
     if not described.allows(value):
-        suggestion = did_you_mean(value, described.choices) if described.choices and isinstance(value, str) else ""
+        wrong = next(entry for entry in (value if isinstance(value, tuple) else (value,)) if not described.allows(entry))
+        suggestion = did_you_mean(wrong, described.choices) if described.choices and isinstance(wrong, str) else ""
         tail = f"; {suggestion}" if suggestion and not suggestion.startswith("known:") else ""  # the limits list all choices
         raise GpflError(f"{key} is {_to_python(raw)!r}; it must be {described.limits or 'a finite number'}{tail}")
     return value

@@ -305,7 +305,7 @@ def _resolve_net(settings: ConfigDict, defaults: Defaults, federation: Federatio
         raise GpflError("this run used a net given in Python; give it again: gpfl.resume(folder, net=…) or gpfl.fit(…, net=…)")
     if name not in NETS:
         raise GpflError(f"unknown net '{name}'; {did_you_mean(name, NETS)}, or give it in Python: net=…")
-    values = {**_known_defaults(defaults, "net", name, NETS[name]), **_without_name(settings.get("net", {}))}
+    values = {**known_defaults(defaults, "net", name, NETS[name]), **_without_name(settings.get("net", {}))}
     check_option_owner("net", name, values, NETS)
     return options.build(NETS[name], values, "net")
 
@@ -322,12 +322,12 @@ def _resolve_partition(settings: ConfigDict, defaults: Defaults) -> Partition | 
         return None
     if name not in PARTITIONS:
         raise GpflError(f"unknown partition '{name}'; {did_you_mean(name, (*PARTITIONS, 'manifest'))}")
-    values = {**_known_defaults(defaults, "partition", name, PARTITIONS[name]), **values}
+    values = {**known_defaults(defaults, "partition", name, PARTITIONS[name]), **values}
     check_option_owner("partition", name, values, PARTITIONS)
     return options.build(PARTITIONS[name], values, "partition")
 
 
-def _known_defaults(defaults: Defaults, section: str, name: str, record: type) -> dict[str, object]:
+def known_defaults(defaults: Defaults, section: str, name: str, record: type) -> dict[str, object]:
     """Return the data's defaults of a section that the named record has; of another record, only those of all partitions."""
     values = defaults.get(section, {})
     known = set(options.options_of(record))
