@@ -50,7 +50,10 @@ def assert_same_run(first: Path, second: Path) -> None:
             assert float((value - models[1][name]).abs().max()) < 1e-6
 
 
-@pytest.fixture(scope="module", params=["gpfl", "fedproto", "fedavg-ft"])
+SLOW_METHODS = [pytest.param(method, marks=pytest.mark.slow) for method in ("fedproto", "fedavg-ft")]
+
+
+@pytest.fixture(scope="module", params=["gpfl", *SLOW_METHODS])
 def single_process_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     folder = tmp_path_factory.mktemp("single") / "run"
     launch(1, folder, request.param)
@@ -68,6 +71,7 @@ def test_run_is_resumed_with_fewer_ranks(single_process_run: tuple[str, Path], t
     assert_resumes(single_process_run, tmp_path, before=2, after=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("single_process_run", ["gpfl"], indirect=True)
 def test_run_is_resumed_with_more_ranks_than_clients(single_process_run: tuple[str, Path], tmp_path: Path) -> None:
     assert_resumes(single_process_run, tmp_path, before=1, after=6)
