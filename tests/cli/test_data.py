@@ -137,6 +137,13 @@ def test_show_prints_sizes_and_draws_the_picture(command: Command, monkeypatch: 
 VISITS = ("--data", "visits.csv", "--client", "site", "--label", "kind")
 
 
+def test_show_takes_the_data_as_an_argument_or_by_its_flag(command: Command) -> None:
+    shown = command("data", "show", "toy")
+    assert shown.code == 0
+    assert shown.out == command("data", "show", "--data", "toy").out
+    assert_error(command("data", "show", "toy", "--data", "digits"), "both toy and --data digits name the data: leave one out")
+
+
 def test_show_prints_the_profile_of_columns_before_anything_else(command: Command) -> None:
     write(Path("visits.csv"), make_csv())
     result = command("data", "show", *VISITS)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import click
 import numpy as np
-from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 from rich.table import Table as RichTable
@@ -30,7 +29,7 @@ from gpfl.federation import Federation
 from gpfl.report import figures, plotting
 from gpfl.report.figures import ClassCounts
 from gpfl.report.profile_tables import profile_tables
-from gpfl.report.tables import format_bytes
+from gpfl.report.tables import Cell, ResultColumn, ResultTable, format_bytes
 from gpfl.training import config as configs
 from gpfl.training.config import ConfigDict
 
@@ -93,6 +92,7 @@ def _download(published: PublishedDataset) -> str:
 
 
 @data.command
+@click.argument("name", cls=Argument, metavar="[DATA]", required=False, help="Dataset, file or folder; the same as --data.")
 @option("--out", default="federation.png", metavar="FILE", help="Picture to write: .png, .pdf or .svg.")
 @click.option(
     "--write-schema",
@@ -102,13 +102,18 @@ def _download(published: PublishedDataset) -> str:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON, and draw no picture.")
 @config_options("data", "partition")
-def show(out: str, write_schema: Path | None, as_json: bool, federation: str | None, **values: object) -> None:
+def show(
+    name: str | None, out: str, write_schema: Path | None, as_json: bool, federation: str | None, **values: object
+) -> None:
     """Print a profile of the columns, the samples of each client, and draw its classes.
 
     The profile of a table has the range or categories, the missing values and the drift of each column at each client.
     """
     picture = Path(out)
     plotting.check_image_path(picture)
+    if name is not None and values["data__name"] is not None:
+        raise GpflError(f"both {name} and --data {values['data__name']} name the data: leave one out")
+    values["data__name"] = values["data__name"] or name
     given = load_config(None, parse_options(values), federation, "data show")
     try:
         config = configs.resolve_config(given)
@@ -136,15 +141,23 @@ def show(out: str, write_schema: Path | None, as_json: bool, federation: str | N
     if not natural:
         _print_profile(loaded.table, {shard.name: shard.samples for shard in loaded.shards})
     print_line(repr(loaded))
-    table = RichTable("client", "training", "validation", "test", "classes")
-    for index, shard in enumerate(loaded.shards):
-        classes = int((loaded.label_counts[index] > 0).sum())
-        table.add_row(escape(shard.name), *(str(len(shard.split(split))) for split in SPLITS), str(classes))
-    table_console().print(table)
+    table_console().print(_split_table(loaded))
     for warning in loaded.data_warnings():
         print_line(warning)
     figures.draw_class_counts(ClassCounts.from_federation(loaded), picture)
     print_line(f"Picture: {out}")
+
+
+def _split_table(federation: Federation) -> ResultTable:
+    """Return the number of samples of each client in each split, and of its classes in training."""
+    columns: dict[ResultColumn, Callable[[int], Cell]] = {
+        ResultColumn("client"): lambda client: federation.shards[client].name,
+        ResultColumn("training"): lambda client: len(federation.shards[client].train),
+        ResultColumn("validation"): lambda client: len(federation.shards[client].validation),
+        ResultColumn("test"): lambda client: len(federation.shards[client].test),
+        ResultColumn("classes"): lambda client: int((federation.label_counts[client] > 0).sum()),
+    }
+    return ResultTable.from_items(columns, range(len(federation)), title="Splits")
 
 
 def _write_schema(table: Table, path: Path) -> None:
