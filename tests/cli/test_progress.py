@@ -8,7 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
-from gpfl.cli.progress import ProgressReporter
+from gpfl.cli.progress import ProgressReporter, RepeatsReporter
 from gpfl.training.callbacks import Callback, RunInfo
 
 
@@ -55,3 +55,26 @@ def test_notes_that_runs_share_are_printed_once(capsys: pytest.CaptureFixture[st
         for label, notes in (("a", ("both", "one")), ("b", ("both", "other"))):
             start(reporter.callback(label), 1, *notes)
     assert capsys.readouterr().out.splitlines() == ["a: both", "a: one", "b: other"]
+
+
+def run_repeat(reporter: RepeatsReporter, label: str, rounds: int = 2, stop_after: int = 2) -> None:
+    callback = reporter.callback(label)
+    start(callback, rounds, "note")
+    for k in range(stop_after + 1):
+        callback.on_evaluate(record(k, 0.5))
+    callback.on_run_end({})
+
+
+def test_repeats_of_a_method_share_a_line() -> None:
+    with RepeatsReporter(Console(file=io.StringIO(), force_terminal=True, width=120), 3) as reporter:
+        for label in ("a repeat 1", "a repeat 2", "b repeat 0"):  # a has finished repeat 0 in an earlier call
+            run_repeat(reporter, label)
+        tasks = reporter._progress.tasks
+        assert [(task.description, task.completed, task.total) for task in tasks] == [("a", 3, 3), ("b", 1, 3)]
+
+
+def test_repeats_elsewhere_end_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with RepeatsReporter(Console(force_terminal=False), 2) as reporter:
+        run_repeat(reporter, "25% of samples: a repeat 0", rounds=9, stop_after=4)
+        run_repeat(reporter, "25% of samples: a repeat 1")
+    assert capsys.readouterr().out.splitlines() == ["25% of samples: a: note", "25% of samples: a: 2/2 repeats"]
