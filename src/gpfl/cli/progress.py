@@ -35,7 +35,7 @@ class ProgressReporter:
         if not self._progress.disable:
             self._progress.stop()
 
-    def callback(self, label: str) -> RunProgress:
+    def callback(self, label: str) -> Callback:
         """Return the callback of one run."""
         return RunProgress(self._progress, label, self._printed)
 
