@@ -277,11 +277,11 @@ def _check_defences(methods: Sequence[str], values: Mapping[str, Sequence[float]
     for name in methods:
         if "base" not in METHODS[name].shares:
             raise GpflError(f"--methods names '{name}', which uploads no weights that could be attacked or defended")
-    for key, described in core_options.options_of(DefenceConfig).items():
+    for key, spec in core_options.options_of(DefenceConfig).items():
         flag, default = f"--{key.replace('_', '-')}", getattr(NO_DEFENCE, key)
         for value in values.get(key, ()):
-            if value == default or not described.allows(value):
-                raise GpflError(f"{flag} is {value:g}; it must be {described.limits}, and {default:g} is no defence")
+            if value == default or not spec.allows(value):
+                raise GpflError(f"{flag} is {value:g}; it must be {spec.limits}, and {default:g} is no defence")
     if epsilons and min(epsilons) <= 0:
         raise GpflError(f"--epsilon is {min(epsilons):g}; it must be above 0")
 

@@ -13,7 +13,7 @@ from gpfl.core.tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class FinalRound(Method):
-    """The final phases of a bound method as a local round. Its private state is what the personal model is made of."""
+    """The final phases of a bound method as a local round, whose private state makes the personal model."""
 
     shares = ()
 
@@ -62,7 +62,7 @@ def run_final_phases(
     position: int,
     client: ClientInfo,
 ) -> Tree:
-    """Return one client's private state after the final phases; with too few training samples, that in which they start.
+    """Return one client's private state after the final phases, which a client with too few training samples skips.
 
     Args:
         method: A bound method.
@@ -73,7 +73,7 @@ def run_final_phases(
         schedule: The schedule of the run.
         round: The round after which the model is made.
         position: The client's position in the federation, which selects its batches.
-        client: What the client knows.
+        client: Label counts, number of samples and the round.
 
     """
     final = FinalRound.of(method)

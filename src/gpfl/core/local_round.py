@@ -21,28 +21,28 @@ from gpfl.errors import GpflError, pluralize
 
 Indices: TypeAlias = npt.NDArray[np.int64]
 Plan: TypeAlias = list[Indices]
-"""For each phase the indices of every step's samples, (steps, width); -1 pads a short batch."""
+"""Sample indices of every step, (steps, samples), for each phase; -1 pads a short batch."""
 
 
 class Samples:
-    """Samples and labels in memory, and how a net takes them."""
+    """Samples and labels in memory, with the spec that converts them to net inputs."""
 
     def __init__(self, x: Tensor, y: Tensor, input_spec: InputSpec) -> None:
         self.x, self.y, self.input_spec = x, y, input_spec
 
     def inputs(self, indices: Tensor) -> Tensor:
-        """Return samples as a net takes them."""
+        """Return the net inputs of the samples at `indices`."""
         return self.input_spec.to_net(self.x[indices])
 
     def batch(self, indices: Tensor) -> Batch:
-        """Return a batch; an index of -1 is padding and masked out."""
+        """Return the batch of the samples at `indices`; -1 is padding and masked out."""
         valid = indices.clamp_min(0)
         return Batch(self.inputs(valid), self.y[valid], (indices >= 0).to(torch.float32))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Which clients train in a round and in which batches: functions of (seed, round, client)."""
+    """The clients and batches of each round, as functions of (seed, round, client)."""
 
     seed: int
     rounds: int
@@ -53,11 +53,11 @@ class Schedule:
     purpose: str = "batches"  # of the generator that shuffles
 
     def for_final_phases(self) -> Schedule:
-        """Return the schedule of a method's final phases, which draw orders of their own."""
+        """Return the schedule of a method's final phases, which shuffle independently of training."""
         return dataclasses.replace(self, purpose="final_batches")
 
     def sample_clients(self, round: int, clients: int) -> list[int]:
-        """Return the clients of a round, ascending. With a range of fractions their number is random too."""
+        """Return the sampled clients of a round in ascending order; a range of fractions makes their number random."""
         rng = generator(self.seed, "cohort", round)
         if isinstance(self.client_fraction, tuple):
             low, high = (count_clients(fraction, clients) for fraction in self.client_fraction)
@@ -69,17 +69,17 @@ class Schedule:
         return sorted(int(c) for c in rng.choice(clients, size, replace=False))
 
     def plan(self, phases: Sequence[Phase], samples: Indices, round: int, client: int) -> Plan:
-        """Return the batches of a client's round. All phases use the same orders, so adding one leaves the others alone."""
+        """Return the batches of a client's round. All phases shuffle alike, so adding a phase does not change the others."""
         epochs = max(phase.epochs for phase in phases)
         rng = generator(self.seed, self.purpose, round, client)
         orders = [rng.permutation(samples) if self.shuffle else samples for _ in range(epochs)]
         return [np.concatenate([self.batches(order, phase.batches) for order in orders[: phase.epochs]]) for phase in phases]
 
     def batches(self, samples: Indices, per_step: int = 1) -> Indices:
-        """Return samples in steps of `per_step` batches, (steps, width).
+        """Return samples divided into steps of `per_step` batches, (steps, samples).
 
-        A short last step is dropped under `drop_last`, unless it is the client's only one. Steps of several batches are
-        never short.
+        With `drop_last`, a short last step is dropped unless it is the client's only one. With several batches per step it
+        is always dropped.
         """
         width = self.batch_size * per_step
         full = len(samples) // width
@@ -113,7 +113,7 @@ class Schedule:
         )
 
     def unshuffled_samples(self, samples: Indices) -> Indices:
-        """Return the samples that a pass without shuffling trains on."""
+        """Return the samples that an epoch without shuffling uses."""
         steps = self.batches(samples).ravel()
         return steps[steps >= 0]
 

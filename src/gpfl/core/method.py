@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import ClassVar, NamedTuple, Protocol, Self
 
 import torch
@@ -20,7 +21,7 @@ from gpfl.core.options import is_unset, options_of
 from gpfl.core.tree import Tree
 
 LossTerms = dict[str, Tensor]
-"""The terms of an objective by name; a step descends their sum. "ce" is the client's cross-entropy, weighted as in the sum."""
+"""The terms of an objective by name; training minimises their sum. "ce" is the cross-entropy, with its weight in the sum."""
 
 NET_PARTS = ("base", "head")
 """The parts of a net: feature extractor and classifier."""
@@ -111,7 +112,7 @@ def loss_gradient(net: Net, state: Tree, weights: Tree, objective: Objective, ba
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What a method is bound to: a net and the options of local training that all methods have."""
+    """A net and the training options that all methods have; `Method.bind` attaches them to a method."""
 
     net: Net = field(repr=False, compare=False)
     lr: float
@@ -122,11 +123,17 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """FedAvg's behaviour, and the interface of every method. Fields declared with `option` are its hyperparameters.
+    """The interface of methods; its defaults are FedAvg. Fields declared with `option` are hyperparameters.
 
-    An instance is a record of hyperparameters until `bind` returns one that knows its net. `shared` is what the server
-    holds and sends; every function gets it as received, so anchors and frozen copies are simply `shared`. `private` never
-    leaves the client. `local_state` is the state of one local round.
+    Every function is pure and written for one client. Its arguments:
+
+    - `shared`: the state that the server holds and sends. It stays as received during a local round, so it serves as an
+      anchor or frozen copy.
+    - `private`: the state that never leaves the client.
+    - `local_state`: the state of one local round, from `download` through the steps to `upload`.
+    - `client`: label counts, number of samples and the round.
+
+    `self.net` is available after `bind`, which the library calls.
     """
 
     name: ClassVar[str]
@@ -134,7 +141,129 @@ class Method:
 
     setup: Setup | None = field(default=None, repr=False)
 
-    # Binding to a net.
+    # Initial state.
+
+    def init(self, seed: int) -> tuple[Tree, Tree]:
+        """Return the shared state and the private state that every client starts with."""
+        return self.split_state(self.net.init(seed))
+
+    def split_state(self, state: Tree) -> tuple[Tree, Tree]:
+        """Return the shared and the private parts of a state."""
+        return tree.pick(state, self.shared_parts), tree.drop(state, self.shared_parts)
+
+    @property
+    def shared_parts(self) -> tuple[str, ...]:
+        """The parts that clients upload, with BatchNorm's running statistics if the server averages them."""
+        return (*self.shares, "batch_norm_stats") if self.batch_norm == "average" and self.shares else self.shares
+
+    # One client's round: download, the steps of each phase, upload.
+
+    def phases(self) -> tuple[Phase, ...]:
+        """Return the phases of a local round."""
+        return (Phase(self.step, self.epochs),)
+
+    def download(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
+        """Return the state in which local training starts."""
+        return {**shared, **private}
+
+    def step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
+        """Return the state after one SGD step on all parts of the net, and the terms of the loss before it."""
+        local_state, terms, _ = self.optimizer_step(shared, local_state, batch, client)
+        return local_state, terms
+
+    def loss(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
+        """Return the terms of the local objective."""
+        return {"ce": losses.cross_entropy(self.logits(model, batch.x), batch.y, batch.mask)}
+
+    def upload(self, shared: Tree, local_state: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
+        """Return the client's upload and its new private state."""
+        return self.split_state(local_state)
+
+    # The server. It sees nothing but a weighted mean of uploads, so the result of a round does not depend on whether it
+    # runs in chunks, across machines or under secure summation.
+
+    def aggregation_weight(self, client: ClientInfo) -> Tensor:
+        """Return the client's weight in the mean of uploads, by default its number of training samples."""
+        return client.n_samples
+
+    def aggregate(self, shared: Tree, mean: Tree) -> Tree:
+        """Return the shared state after aggregation, from the old one and the mean of uploads."""
+        return {**shared, **mean}
+
+    # The personal model. Evaluation, export and deployment all use this one.
+
+    def final_phases(self) -> tuple[Phase, ...]:
+        """Return the phases between a client's state and its personal model, such as fine-tuning; by default none.
+
+        They run before every evaluation and for the models that are saved. Training never continues from their result.
+        """
+        return ()
+
+    def start_final_phases(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
+        """Return the state in which the final phases start, by default that of a local round."""
+        return self.download(shared, private, client)
+
+    def personal_weights(self, shared: Tree, private: Tree, batch: Batch, client: ClientInfo) -> Tree:
+        """Return the weights of the client's personal model, which may adapt to `batch`, one of its training batches.
+
+        If the method has final phases, `private` is the state after them.
+        """
+        return {**shared, **private}
+
+    def features(self, model: Model, x: Tensor) -> Tensor:
+        """Return the features that the classifier sees, (batch, width)."""
+        return model("base", x)
+
+    def logits(self, model: Model, x: Tensor) -> Tensor:
+        """Return the logits of the personal model, (batch, classes)."""
+        return model("head", self.features(model, x))
+
+    # Helpers for subclasses.
+
+    def optimizer_step(
+        self,
+        shared: Tree,
+        state: Tree,
+        batch: Batch,
+        client: ClientInfo,
+        *,
+        parts: tuple[str, ...] = NET_PARTS,
+        loss: Loss | None = None,
+        lr: float | None = None,
+        weight_decay: Mapping[str, float] | None = None,
+    ) -> StepResult:
+        """Return `state` after one SGD step on `parts` down the sum of the loss terms.
+
+        Args:
+            shared: Passed to the loss.
+            state: Weights of the net, and any other state that the loss reads.
+            batch: The batch of the step.
+            client: Passed to the loss.
+            parts: Names of the parts to train; all others stay as they are.
+            loss: Function with the signature of `loss`, which is the default.
+            lr: Learning rate, by default that of the run.
+            weight_decay: Weight decay of parts by name.
+
+        """
+        rate, loss = self.lr if lr is None else lr, loss or self.loss
+
+        def objective(model: Model, batch: Batch) -> LossTerms:
+            return loss(model, shared, batch, client)
+
+        weights = tree.pick(state, parts)
+        gradient, terms, batch_norm_stats, aux = self._setup.gradient(self.net, state, weights, objective, batch)
+        updated: Tree = {}
+        for part in weights:
+            decay = (weight_decay or {}).get(part)
+            updated[part] = tree.map_leaves(
+                lambda w, g, decay=decay: w - rate * (g if decay is None else g + decay * w),
+                tree.branch(weights, part),
+                tree.branch(gradient, part),
+            )
+        stats: Tree = {"batch_norm_stats": batch_norm_stats} if batch_norm_stats else {}
+        return StepResult({**state, **updated, **stats}, terms, aux)
+
+    # Binding to a net and to training options.
 
     def bind(self, net: Net, *, lr: float, epochs: int, batch_norm: str = "local") -> Self:
         """Return the method bound to a net; unset options get their default for the net, or the learning rate."""
@@ -182,133 +311,7 @@ class Method:
         """Whether BatchNorm's running statistics stay "local" or the server averages them ("average")."""
         return self._setup.batch_norm
 
-    @property
-    def shared_parts(self) -> tuple[str, ...]:
-        """The parts that clients upload, with BatchNorm's running statistics if the server averages them."""
-        return (*self.shares, "batch_norm_stats") if self.batch_norm == "average" and self.shares else self.shares
-
-    # State before round 0.
-
-    def init(self, seed: int) -> tuple[Tree, Tree]:
-        """Return the shared state and the private state that every client starts with."""
-        return self.split_state(self.net.init(seed))
-
-    def split_state(self, state: Tree) -> tuple[Tree, Tree]:
-        """Return the shared and the private parts of a state."""
-        return tree.pick(state, self.shared_parts), tree.drop(state, self.shared_parts)
-
-    # One client's round: download, the steps of each phase, upload.
-
-    def phases(self) -> tuple[Phase, ...]:
-        """Return the phases of a local round."""
-        return (Phase(self.step, self.epochs),)
-
-    def download(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
-        """Return the state in which local training starts."""
-        return {**shared, **private}
-
-    def step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
-        """Return the state after one SGD step on all parts of the net, and the terms of the loss before it."""
-        local_state, terms, _ = self.optimizer_step(shared, local_state, batch, client)
-        return local_state, terms
-
-    def loss(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
-        """Return the terms of the local objective."""
-        return {"ce": losses.cross_entropy(self.logits(model, batch.x), batch.y, batch.mask)}
-
-    def upload(self, shared: Tree, local_state: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
-        """Return the client's upload and its new private state."""
-        return self.split_state(local_state)
-
-    # The server. It sees nothing but a weighted mean of uploads, so the result of a round does not depend on whether it
-    # runs in chunks, across machines or under secure summation.
-
-    def aggregation_weight(self, client: ClientInfo) -> Tensor:
-        """Return the client's weight in the mean of uploads: its number of training samples."""
-        return client.n_samples
-
-    def aggregate(self, shared: Tree, mean: Tree) -> Tree:
-        """Return the shared state after aggregation, from the old one and the mean of uploads."""
-        return {**shared, **mean}
-
-    # The personal model. Evaluation, export and deployment all use this one.
-
-    def final_phases(self) -> tuple[Phase, ...]:
-        """Return the phases between a client's state and its personal model, such as fine-tuning; by default none.
-
-        They run before every evaluation and for the models that are saved. Training never continues from their result.
-        """
-        return ()
-
-    def start_final_phases(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
-        """Return the state in which the final phases start, by default that of a local round."""
-        return self.download(shared, private, client)
-
-    def personal_weights(self, shared: Tree, private: Tree, batch: Batch, client: ClientInfo) -> Tree:
-        """Return the weights of the client's personal model, which may adapt to `batch`, one of its training batches.
-
-        If the method has final phases, `private` is the state after them.
-        """
-        return {**shared, **private}
-
-    def features(self, model: Model, x: Tensor) -> Tensor:
-        """Return the features that the classifier sees, (batch, width)."""
-        return model("base", x)
-
-    def logits(self, model: Model, x: Tensor) -> Tensor:
-        """Return the logits of the personal model, (batch, classes)."""
-        return model("head", self.features(model, x))
-
-    # For subclasses.
-
-    def optimizer_step(
-        self,
-        shared: Tree,
-        state: Tree,
-        batch: Batch,
-        client: ClientInfo,
-        *,
-        parts: tuple[str, ...] = NET_PARTS,
-        loss: Loss | None = None,
-        lr: float | None = None,
-        weight_decay: Mapping[str, float] | None = None,
-    ) -> StepResult:
-        """Return `state` after one SGD step on `parts` down the sum of the loss terms.
-
-        Args:
-            shared: Passed to the loss.
-            state: Weights of the net, with whatever else the loss reads.
-            batch: The batch of the step.
-            client: Passed to the loss.
-            parts: Names of the parts to train; all others stay as they are.
-            loss: Function with the signature of `loss`, which is the default.
-            lr: Learning rate, by default that of the run.
-            weight_decay: Weight decay of parts by name.
-
-        """
-        rate, loss = self.lr if lr is None else lr, loss or self.loss
-
-        def objective(model: Model, batch: Batch) -> LossTerms:
-            return loss(model, shared, batch, client)
-
-        weights = tree.pick(state, parts)
-        gradient, terms, batch_norm_stats, aux = self._setup.gradient(self.net, state, weights, objective, batch)
-        updated: Tree = {}
-        for part in weights:
-            decay = (weight_decay or {}).get(part)
-            updated[part] = tree.map_leaves(
-                lambda w, g, decay=decay: w - rate * (g if decay is None else g + decay * w),
-                tree.branch(weights, part),
-                tree.branch(gradient, part),
-            )
-        stats: Tree = {"batch_norm_stats": batch_norm_stats} if batch_norm_stats else {}
-        return StepResult({**state, **updated, **stats}, terms, aux)
-
 
 def total_loss(terms: LossTerms) -> Tensor:
     """Return the sum of an objective's terms."""
-    values = list(terms.values())
-    total = values[0]
-    for value in values[1:]:
-        total = total + value
-    return total
+    return reduce(torch.add, terms.values())

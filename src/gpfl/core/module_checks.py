@@ -17,7 +17,7 @@ Parts = dict[str, nn.Module]
 """The modules of a net by part: {"base": …, "head": …}."""
 
 TOLERANCE, LOOSE_TOLERANCE = 1e-5, 1e-3
-"""Largest difference of equal logits relative to the largest logit: for the same operations, and on another batch."""
+"""Largest difference of equal logits relative to the largest logit: for the same operations, and for another batch."""
 
 
 # Weights and statistics.
@@ -116,7 +116,7 @@ def check_deterministic(parts: Parts, example: Tensor, name: str) -> None:
 
 
 def check_independent_samples(parts: Parts, example: Tensor, name: str) -> None:
-    """Raise if the logits of a sample depend on the rest of the batch: batches may be padded."""
+    """Raise if the logits of a sample depend on the rest of the batch, which may be padding."""
     net = copy.deepcopy(nn.Sequential(parts["base"], parts["head"])).eval()
     with torch.no_grad():
         single = run_module(net, example[:1], f"net '{name}'", "cannot take a single sample")
@@ -164,7 +164,7 @@ def equal_logits(first: Tensor, second: Tensor, tolerance: float = TOLERANCE) ->
 
 
 def error_line(error: Exception) -> str:
-    """Return the first line of an error, with its class unless torch's layers raise it."""
+    """Return the first line of an error; after its class, unless it is one that torch's layers raise."""
     text = str(error).strip().split("\n")[0]
     common = isinstance(error, (RuntimeError, ValueError, IndexError, AttributeError)) and text
     return text if common else f"{type(error).__name__}: {text}"

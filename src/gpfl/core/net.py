@@ -31,7 +31,7 @@ INPUT_KINDS = {
 
 @dataclass(frozen=True)
 class InputSpec:
-    """The shape and kind of samples as stored. They stay in the smallest type that holds them until a batch is made."""
+    """The shape and kind of stored samples, which keep the smallest type that holds them until a batch is made."""
 
     shape: Shape
     kind: str = "floats"
@@ -39,17 +39,17 @@ class InputSpec:
     vocabulary: int = 0  # number of tokens, for tokens
 
     def to_net(self, stored: Tensor) -> Tensor:
-        """Return stored samples as a net takes them."""
+        """Return stored samples as net inputs."""
         if self.kind == "pixels":
             return stored.to(torch.float32) / (self.pixel_max / 2) - 1
         return stored.to(torch.int64 if self.kind == "tokens" else torch.float32)
 
     def example(self) -> Tensor:
-        """Return two samples of zeros as a net takes them."""
+        """Return two samples of zeros as net inputs."""
         return self.to_net(torch.zeros(2, *self.shape))
 
     def probe(self) -> Tensor:
-        """Return two fixed samples of varied values as a net takes them; their scores identify a model."""
+        """Return two fixed samples of varied values as net inputs; their logits identify a model."""
         numbers = torch.arange(2 * math.prod(self.shape)).reshape(2, *self.shape)
         if self.kind == "floats":
             return torch.sin(numbers + 1.0)
@@ -106,7 +106,7 @@ class Net:
             return _weights_of(self._rebuild())
 
     def describe_mismatch(self, weights: Tree) -> str:
-        """Return how the names or shapes of `weights` differ from the net's; "" if they do not."""
+        """Return the first difference between the names or shapes of `weights` and the net's, or ""."""
         expected = {path: tuple(t.shape) for path, t in tree.flatten(_weights_of(self._initial)).items()}
         actual = tree.flatten(tree.pick(weights, ("base", "head", "batch_norm_stats")))
         for path in sorted(expected.keys() | actual.keys()):

@@ -37,7 +37,7 @@ class SearchRange:
 
 @dataclass(frozen=True)
 class Option:
-    """The description of a field besides its type: help text, limits, and the range that `gpfl tune` searches."""
+    """The metadata of a field: help text, limits, and the range that `gpfl tune` searches."""
 
     help: str
     symbol: str = ""
@@ -48,8 +48,8 @@ class Option:
     choices: tuple[str, ...] = ()
     search: SearchRange | tuple[int, ...] | None = None  # a range, or the values to try; None: not searched
     by_net: Mapping[str, float] | None = None  # defaults by net, "*" for all others; the field's default is BY_NET
-    disabled_by: tuple[float, str] | None = None  # a value that disables the method, and what the method then is
-    omit_default: bool = False  # configs leave it out at its default, so that configs older than the option stay equal
+    disabled_by: tuple[float, str] | None = None  # a value that disables the method, and the consequence
+    omit_default: bool = False  # configs leave it out at its default, so that configs older than the option stay the same
 
     @property
     def limits(self) -> str:
@@ -94,8 +94,8 @@ def option(
     if search and not typical:
         low, high = (search.low, search.high) if isinstance(search, SearchRange) else (search[0], search[-1])
         typical = f"{low:g} to {high:g}"
-    described = Option(help, symbol, typical, min, above, max, choices, search, by_net, disabled_by, omit_default)
-    return dataclasses.field(default=default, metadata={"option": described})
+    spec = Option(help, symbol, typical, min, above, max, choices, search, by_net, disabled_by, omit_default)
+    return dataclasses.field(default=default, metadata={"option": spec})
 
 
 def is_unset(value: object) -> bool:
@@ -116,7 +116,7 @@ def option_values(record: object) -> dict[str, Value]:
 def config_values(record: object) -> dict[str, Value]:
     """Return the option values that a config file holds."""
     defaults = {field.name: field.default for field in dataclasses.fields(record)}  # type: ignore[arg-type]
-    omit = {name for name, described in options_of(type(record)).items() if described.omit_default}
+    omit = {name for name, spec in options_of(type(record)).items() if spec.omit_default}
     return {name: value for name, value in option_values(record).items() if name not in omit or value != defaults[name]}
 
 
@@ -133,16 +133,16 @@ def replace(instance: T, values: Mapping[str, object], section: str) -> T:
 
 def check_not_disabled(record: object, section: str) -> None:
     """Raise if an option has the value that disables the method."""
-    for name, described in options_of(type(record)).items():
-        if described.disabled_by and getattr(record, name) == described.disabled_by[0]:
-            value, reason = described.disabled_by
+    for name, spec in options_of(type(record)).items():
+        if spec.disabled_by and getattr(record, name) == spec.disabled_by[0]:
+            value, reason = spec.disabled_by
             raise GpflError(
                 f"{section}.{name} is {value:g}: {reason}; choose another value, or pass --allow-noop (allow_noop=True)"
             )
 
 
 def describe_type(hint: object) -> str:
-    """Return a field's type in words, for error messages."""
+    """Return the description of a field's type in error messages."""
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(describe_type(choice) for choice in typing.get_args(hint))
@@ -163,20 +163,20 @@ def _validate(record: type, values: Mapping[str, object], section: str) -> dict[
     return {key: _validate_value(raw, hints[key], known[key], f"{section}.{key}") for key, raw in values.items()}
 
 
-def _validate_value(raw: object, hint: object, described: Option, key: str) -> Value:
+def _validate_value(raw: object, hint: object, spec: Option, key: str) -> Value:
     value = _convert(raw, hint)
     if value is None:
         raise GpflError(f"{key} is {_to_python(raw)!r}; it must be {describe_type(hint)}")
-    if not described.allows(value):
-        wrong = next(entry for entry in (value if isinstance(value, tuple) else (value,)) if not described.allows(entry))
-        suggestion = did_you_mean(wrong, described.choices) if described.choices and isinstance(wrong, str) else ""
+    if not spec.allows(value):
+        wrong = next(entry for entry in (value if isinstance(value, tuple) else (value,)) if not spec.allows(entry))
+        suggestion = did_you_mean(wrong, spec.choices) if spec.choices and isinstance(wrong, str) else ""
         tail = f"; {suggestion}" if suggestion and not suggestion.startswith("known:") else ""  # the limits list all choices
-        raise GpflError(f"{key} is {_to_python(raw)!r}; it must be {described.limits or 'a finite number'}{tail}")
+        raise GpflError(f"{key} is {_to_python(raw)!r}; it must be {spec.limits or 'a finite number'}{tail}")
     return value
 
 
 def _convert(raw: object, hint: object) -> Value | None:
-    """Return `raw` as a value of the type, or None if it is of another type."""
+    """Return `raw` converted to the type, or None if it has another type."""
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         return next((value for choice in typing.get_args(hint) if (value := _convert(raw, choice)) is not None), None)

@@ -11,7 +11,7 @@ import torch
 
 T = TypeVar("T")
 MATMUL_PRECISIONS = {"float32": "highest", "tf32": "high", "bf16": "medium"}
-"""Our precisions by the names of `torch.set_float32_matmul_precision`."""
+"""The names that `torch.set_float32_matmul_precision` has for our precisions."""
 BACKENDS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
 """Parts of `torch.backends` that have a `fp32_precision` of their own in newer versions of torch."""
 
@@ -34,9 +34,9 @@ def matmul_precision(precision: str) -> Iterator[None]:
 
 
 class PrecisionSettings(NamedTuple):
-    """torch's precision settings, in the API of all versions and in that of newer ones."""
+    """torch's precision settings: those of all versions, and those of newer versions by backend."""
 
-    matmul: str | None  # None where torch raises, since only the newer API can express the current setting
+    matmul: str | None  # None where torch raises because only the newer API can express the current setting
     allow_tf32: bool | None  # for convolutions; None as above
     by_backend: dict[str, str]
 

@@ -16,7 +16,7 @@ PURPOSES = (
     *("victims", "attack", "defence", "bootstrap", "final_batches"),
 )
 MAX_SEED = 2**32 - 1
-"""numpy would split a larger seed into several words, which could equal those of another seed and purpose."""
+"""numpy splits a larger seed into several words, which could equal those of another seed and purpose."""
 
 
 def generator(seed: int, purpose: str, *key: int) -> np.random.Generator:

@@ -42,7 +42,7 @@ def leaves(tree: Tree) -> Iterator[Tensor]:
 
 
 def zip_leaves(first: Tree, second: Tree) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield pairs of tensors of the same path, whatever the order of keys."""
+    """Yield pairs of tensors with the same path, in the order of the first tree."""
     if first.keys() != second.keys():
         raise KeyError(f"trees of different shape: {sorted(first.keys() ^ second.keys())}")
     for key, value in first.items():
@@ -117,7 +117,7 @@ def clone(tree: Tree) -> Tree:
     return map_leaves(torch.clone, tree)
 
 
-def lerp(a: Tree, b: Tree, weight: Tensor) -> Tree:
+def lerp(a: Tree, b: Tree, weight: Tensor | float) -> Tree:
     """Return (1 − weight)·a + weight·b."""
     return map_leaves(lambda x, y: (1 - weight) * x + weight * y, a, b)
 
@@ -188,7 +188,7 @@ def to(tree: Tree, device: torch.device) -> Tree:
 
 
 def fetch(tree: Tree, indices: Sequence[int], device: torch.device) -> Tree:
-    """Return entries of the first axis on `device`; copies from the host to a GPU run asynchronously from pinned memory."""
+    """Return entries of the first axis, copied to `device`; to a GPU asynchronously, from pinned memory."""
     if not tree:
         return tree
     source = device_of(tree) or device

@@ -11,7 +11,7 @@ from gpfl.errors import GpflError
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file atomically: into a temporary file beside it, which then replaces it."""
+    """Write a file atomically: into a temporary file in the same folder, which then replaces it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

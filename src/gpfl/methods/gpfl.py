@@ -17,7 +17,7 @@ from gpfl.core.randomness import fork_rng, torch_generator
 from gpfl.core.tree import Tree
 
 GUIDANCE = ("cov", "gce")
-"""The parts that guide features globally, V and C. μ applies to them."""
+"""V and C, the parts of the global guidance, to which μ applies."""
 
 VALVE_PARAMETERS = ("linear.weight", "linear.bias", "norm.weight", "norm.bias")
 
@@ -102,7 +102,7 @@ class GPFL(Method):
     def contexts(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
         """Return g (eq. 5) and p_i (eq. 7), constants of a round."""
         embeddings = embeddings_of(shared)  # Ĉ, (classes, width)
-        alpha = client.label_counts / client.label_counts.sum()  # (classes,)
+        alpha = client.label_counts / client.label_counts.sum()  # eq. 6, (classes,)
         p = alpha @ embeddings
         return {"g": embeddings.mean(0), "p": p / len(embeddings) if self.p_scale == "mean" else p}
 

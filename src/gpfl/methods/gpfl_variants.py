@@ -30,7 +30,7 @@ def select_variant(method: G) -> G:
 
 
 def constant_contexts(width: int) -> Tree:
-    """Return the contexts of the ablations that have no others."""
+    """Return the contexts of the ablations without personal contexts."""
     rng = torch_generator(CONTEXT_SEED, "contexts")
     return {name: torch.randn(width, generator=rng) for name in ("g", "p")}
 
@@ -91,7 +91,7 @@ class GPFLVariant(GPFL):
         return {"angle": terms["angle"]} if "mlg" in self.without else terms
 
     def upload(self, shared: Tree, local_state: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
-        """Return GPFL's upload and private state; the latter has the embeddings for the next round's contexts."""
+        """Return GPFL's upload, and its private state with the embeddings for the next round's contexts."""
         upload, new_private = super().upload(shared, local_state, private, client)
         if self.has_stale_contexts:
             new_private["local_gce"] = {"weight": embeddings_of(local_state), "round": client.round + 1}

@@ -103,9 +103,9 @@ class PFedMe(Method):
         return upload, {**new_private, "personal": theta if self.eval_model == "theta" else w}
 
     def aggregate(self, shared: Tree, mean: Tree) -> Tree:
-        """Return (1 − β)w + β·mean. BatchNorm statistics are the mean, since β > 1 could make a variance negative."""
+        """Return (1 − β)w + β·mean. BatchNorm statistics are averaged, since β > 1 could make a variance negative."""
         old, new = tree.pick(shared, NET_PARTS), tree.pick(mean, NET_PARTS)
-        return {**mean, **tree.map_leaves(lambda a, b: (1 - self.beta) * a + self.beta * b, old, new)}
+        return {**mean, **tree.lerp(old, new, self.beta)}
 
     def personal_weights(self, shared: Tree, private: Tree, batch: Batch, client: ClientInfo) -> Tree:
         """Return the personal model."""

@@ -1,4 +1,4 @@
-"""The named architectures, and nets from the user's own modules."""
+"""Named architectures, and nets from users' modules."""
 
 from gpfl.models.architecture import Architecture as Architecture
 from gpfl.models.architecture import net_from_architecture as net_from_architecture

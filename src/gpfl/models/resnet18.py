@@ -36,7 +36,7 @@ class ResNet18(Architecture):
             channels = width
         base.add_module("pool", nn.AdaptiveAvgPool2d(1))
         base.add_module("flatten", nn.Flatten())
-        _initialise(base)
+        _initialize(base)
         return {"base": base, "head": nn.Linear(channels, classes)}
 
 
@@ -69,7 +69,7 @@ def _stem(channels: int) -> nn.Sequential:
     )
 
 
-def _initialise(base: nn.Module) -> None:
+def _initialize(base: nn.Module) -> None:
     for layer in base.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")

@@ -21,7 +21,6 @@ from gpfl.inference.threshold import THRESHOLD_METRICS
 from gpfl.io import toml
 from gpfl.io.legacy import FORMAT_VERSION, read_version, upgrade_config
 from gpfl.methods import METHODS
-from gpfl.methods.presets import METHOD_PRESETS
 from gpfl.models import NETS
 from gpfl.models.architecture import Architecture
 from gpfl.models.custom import net_name
@@ -110,12 +109,18 @@ class TrainOptions:
     patience: int = option(0, "stop after this many rounds without a better --metric; 0 = never", min=0)
 
 
-PROTOCOLS: Mapping[str, Mapping[str, object]] = {
+PROTOCOLS: Mapping[str, Mapping[str, Mapping[str, object]]] = {
     "corrected": {},
-    "paper": {},
-    "reference": {"shuffle": False, "drop_last": True, "class_counts": "used"},
+    "paper": {
+        "gpfl": {"p_scale": "mean", "cond_source": "global", "mlg_norm": "sample_mean", "reg": "norm"},
+    },
+    "reference": {
+        "train": {"shuffle": False, "drop_last": True, "class_counts": "used"},
+        "gpfl": {"p_scale": "sum", "cond_source": "stale_local", "mlg_norm": "batch", "reg": "wd"},
+        "pfedme": {"eval_model": "local_w"},
+    },
 }
-"""Options of [train] that a protocol sets; METHOD_PRESETS has those of [method]."""
+"""Options that a protocol sets, in [train] and for single methods; options that the user sets override them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +229,9 @@ def resolve_config(settings: ConfigDict, *, federation: Federation | None = None
         partition=partition,
         manifest=str(settings.get("partition", {}).get("file", "")) if partition is None else "",
         net=None if custom_net else _resolve_net(settings, defaults, federation),
-        train=_build_train({**defaults.get("train", {}), **PROTOCOLS[run.protocol], **settings.get("train", {})}),
+        train=_build_train(
+            {**defaults.get("train", {}), **PROTOCOLS[run.protocol].get("train", {}), **settings.get("train", {})}
+        ),
         method=method,
         defence=defence,
     )
@@ -236,7 +243,7 @@ def resolve_method(settings: ConfigDict, run: RunOptions) -> Method:
     if name not in METHODS:
         raise GpflError(f"unknown method '{name}'; {did_you_mean(name, METHODS)}")
     check_option_owner("method", name, settings.get("method", {}), METHODS)
-    preset = METHOD_PRESETS[run.protocol].get(name, {})
+    preset = PROTOCOLS[run.protocol].get(name, {})
     method = options.build(METHODS[name], {**preset, **_without_name(settings.get("method", {}))}, "method")
     if not run.allow_noop:
         options.check_not_disabled(method, "method")
