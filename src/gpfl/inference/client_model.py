@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias, cast
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import numpy as np
 import numpy.typing as npt
@@ -207,6 +207,12 @@ class ClientModel:
 def model_file_name(client: str) -> str:
     """Return the name of a client's model file, unique for each client name."""
     return f"client-{quote(client, safe='')}.safetensors"
+
+
+def find_model_files(folder: Path) -> dict[str, Path]:
+    """Return the model files in a folder by client, numbers in their order."""
+    files = {unquote(path.stem.removeprefix("client-")): path for path in folder.glob("client-*.safetensors")}
+    return {name: files[name] for name in sorted(files, key=lambda name: (int(name) if name.isdecimal() else -1, name))}
 
 
 def read_output_spec(content: object, classes: int) -> OutputSpec:

@@ -1,7 +1,8 @@
-"""Load a personal model from its file."""
+"""Load personal models: of a file, or of the clients of a run."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,8 +12,9 @@ from gpfl.core import options, tree
 from gpfl.core.module_checks import LOOSE_TOLERANCE, equal_logits
 from gpfl.core.net import InputSpec
 from gpfl.core.tree import Tree
-from gpfl.errors import GpflError
-from gpfl.inference.client_model import ENCODER_KEYS, ClientModel, read_output_spec
+from gpfl.data.files.raw_table import join_names
+from gpfl.errors import GpflError, did_you_mean, pluralize
+from gpfl.inference.client_model import ENCODER_KEYS, ClientModel, find_model_files, read_output_spec
 from gpfl.inference.threshold import Threshold
 from gpfl.io.tensors import read_tensors
 from gpfl.methods import METHODS
@@ -20,17 +22,51 @@ from gpfl.models import NETS
 from gpfl.models.custom import CustomNet, build_net, check_custom_net
 
 
-def load_model(path: str | Path, *, net: CustomNet | None = None, head: str | None = None) -> ClientModel:
-    """Load a client's model from its file.
+def load_model(path: str | Path, client: str = "", *, net: CustomNet | None = None, head: str | None = None) -> ClientModel:
+    """Load a client's model.
 
     Args:
-        path: A file of a run's folder `models`, or one that `ClientModel.save` wrote.
+        path: Folder of a finished run, a folder of models, or a file that `ClientModel.save` wrote.
+        client: Name of the client; it may be left out if there is only one.
         net: The net of the run, if it was given in Python.
         head: Name of the submodule that is the head of `net`, if it was given.
 
     """
+    source = Path(path)
+    if not source.is_dir():
+        model = _read_model(source, net, head)
+        if client not in ("", model.name):
+            raise GpflError(f"{path} is the model of client '{model.name}', not of '{client}': leave out --client")
+        return model
+    files = find_models(source)
+    if not client and len(files) > 1:
+        names = join_names(list(files))
+        raise GpflError(f"{path} has the models of {pluralize(len(files), 'client')}: name one with --client ({names})")
+    return _read_model(_find_model(source, files, client) if client else next(iter(files.values())), net, head)
+
+
+def load_models(
+    path: str | Path, clients: Sequence[str] = (), *, net: CustomNet | None = None, head: str | None = None
+) -> dict[str, ClientModel]:
+    """Load the models of clients by name, all if none are named; see `load_model`."""
+    source = Path(path)
+    if not source.is_dir():
+        models = [load_model(source, client, net=net, head=head) for client in clients or ("",)]
+        return {model.name: model for model in models}
+    files = find_models(source)
+    return {name: _read_model(_find_model(source, files, name), net, head) for name in clients or files}
+
+
+def _read_model(path: Path, net: CustomNet | None, head: str | None) -> ClientModel:
     check_custom_net(net, head)
-    flat, metadata = read_tensors(Path(path))
+    if not path.exists():
+        raise GpflError(f"there is no run or model {path}")
+    try:
+        flat, metadata = read_tensors(path)
+    except GpflError:
+        if path.suffix == ".safetensors":
+            raise
+        raise GpflError(f"{path} is no model: give the folder of a run, or a .safetensors file of its folder models") from None
     if not {"client", "probe_logits"} <= metadata.keys():
         raise GpflError(f"{path} is not a client's model of gpfl")
     content = cast(dict[str, Any], metadata)
@@ -56,3 +92,29 @@ def load_model(path: str | Path, *, net: CustomNet | None = None, head: str | No
             "give the net that it was trained with, with the same constants and activations"
         )
     return model
+
+
+def find_models(run: Path) -> dict[str, Path]:
+    """Return the model file of each client by name, in a finished run or a folder of models. Raise if there is none."""
+    trials, runs = (sorted(path.parent for path in run.glob(f"{each}/config.toml")) for each in ("seed-*", "*/seed-*"))
+    is_run = (run / "config.toml").is_file()
+    finished = (run / "summary.json").is_file()
+    files = find_model_files(run / "models") if finished else find_model_files(run) if not is_run else {}
+    if files:
+        return files
+    if trials or runs:
+        what = f"the trials of {pluralize(len(trials), 'seed')}" if trials else "the runs of several methods"
+        raise GpflError(f"{run} holds {what}: choose one of them, such as {(trials or runs)[0]}")
+    if (run / "diverged.json").is_file():
+        raise GpflError(f"{run} has no models, because its loss became NaN or infinite: train again with a lower --lr")
+    if is_run and not finished:
+        raise GpflError(f"{run} is not finished, so it has no models yet: gpfl resume {run}")
+    if finished:
+        raise GpflError(f"{run} has no models, they were deleted: train again with gpfl run")
+    raise GpflError(f"{run} holds no models: give the folder of a run, or a model file from its folder models")
+
+
+def _find_model(run: Path, files: dict[str, Path], client: str) -> Path:
+    if client not in files:
+        raise GpflError(f"{run} has no model of a client '{client}'; {did_you_mean(client, files)}")
+    return files[client]
