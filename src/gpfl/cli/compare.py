@@ -5,16 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from gpfl.cli.command import Command
 from gpfl.cli.interrupt import interruptible, same_command
 from gpfl.cli.options import config_argument, config_options, out_option, parse_options, seeds_option, set_option
 from gpfl.cli.overrides import check_method_set, load_config, merge, new_folder, parse_method_set
-from gpfl.cli.progress import ProgressReporter
-from gpfl.cli.terminal import console, print_data_warnings, print_error, print_line, print_method_table
+from gpfl.cli.progress import ProgressReporter, RepeatsReporter
+from gpfl.cli.terminal import console, print_data_warnings, print_error, print_line, print_method_table, table_console
 from gpfl.engine.distributed import process_group
+from gpfl.errors import GpflError, pluralize
 from gpfl.experiments import compare as comparisons
+from gpfl.experiments.repeats import REPEATS_FILE, RepeatedResults, run_repeats
+from gpfl.experiments.trials import TRIALS_FILE
 from gpfl.report import figures, method_tables
+from gpfl.report.repeat_tables import RepeatReport
 from gpfl.training import config as configs
 
 
@@ -29,6 +34,12 @@ from gpfl.training import config as configs
 )
 @out_option("Folder; trials it already holds are not run again.")
 @seeds_option("0,1,2", "Seeds of the trials.")
+@click.option(
+    "--repeats",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Draw training and test samples (and a synthetic partition) anew N times, in place of --seeds.",
+)
 @set_option("Set any option of the config, or of one method, such as fedprox.mu=0.01.")
 @config_options("data", "partition", "net", "train", "defence", "run", omit=("run.seed",))
 def compare(
@@ -36,11 +47,14 @@ def compare(
     methods: str,
     out: Path | None,
     seeds: list[int],
+    repeats: int | None,
     assignments: tuple[str, ...],
     federation: str | None,
     **values: object,
 ) -> None:
-    """Train several methods on one federation and print one table."""
+    """Train several methods on one federation, or on repeated splits, and print one table."""
+    if repeats and click.get_current_context().get_parameter_source("seeds") == ParameterSource.COMMANDLINE:
+        raise GpflError("--repeats gives every repeat a split and a seed of its own: leave out --seeds, or --repeats")
     overrides, method_overrides = parse_method_set(assignments)
     variants = comparisons.parse_methods(methods)
     check_method_set(overrides, method_overrides, [variant.method["name"] for variant in variants])
@@ -49,18 +63,51 @@ def compare(
         print_line(f"Section [method] of {config} is ignored: use --methods and --set.")
     comparisons.check_methods(settings, variants, method_overrides)
     common = configs.resolve_config({**settings, "method": dict(variants[0].method)})
-    folder = new_folder(out, Path("runs") / f"{Path(common.data).stem}-comparison")
+    folder = new_folder(out, Path("runs") / f"{Path(common.data).stem}-{'repeats' if repeats else 'comparison'}")
+    _check_kind(folder, repeats is not None)
     print_data_warnings(common)
     with interruptible(lambda: same_command(*() if out else ("--out", str(folder)))):
-        with ProgressReporter(console) as reporter:
-            compared = comparisons.compare(settings, variants, method_overrides, seeds, folder, reporter.callback)
-        if compared.rows:
-            _save_comparison(compared, common, folder)
-    for label, error in compared.diverged.items():
-        print_error(f"{label}: {error}; other settings need another --out")
-    if compared.diverged:
+        if repeats:
+            with RepeatsReporter(console, repeats) as reporter:
+                results = run_repeats(settings, variants, repeats, folder, reporter.callback, overrides=method_overrides)
+            diverged = _save_repeats(results, folder)
+        else:
+            with ProgressReporter(console) as reporter:
+                compared = comparisons.compare(settings, variants, method_overrides, seeds, folder, reporter.callback)
+            if compared.rows:
+                _save_comparison(compared, common, folder)
+            diverged = {label: str(error) for label, error in compared.diverged.items()}
+    for label, text in diverged.items():
+        print_error(f"{label}: {text}; other settings need another --out")
+    if diverged:
         process_group().barrier()  # a process that ended before the first has printed would take it along
         raise click.exceptions.Exit(1)
+
+
+def _check_kind(folder: Path, repeated: bool) -> None:
+    """Raise if a folder holds a comparison of the other kind, whose tables would be overwritten."""
+    if any(folder.glob(f"*/{TRIALS_FILE if repeated else REPEATS_FILE}")):
+        kinds = ("without", "with") if repeated else ("with", "without")
+        raise GpflError(
+            f"--out {folder} holds a comparison {kinds[0]} --repeats, this one is {kinds[1]}: choose another folder"
+        )
+
+
+def _save_repeats(results: RepeatedResults, folder: Path) -> dict[str, str]:
+    """Print and write the tables of repeats; return how methods diverged."""
+    diverged = {
+        label: f"{pluralize(len(errors), 'repeat')} diverged, first repeat {min(errors)}: {errors[min(errors)]}"
+        for label, errors in results.diverged.items()
+    }
+    if len(results.repeats) < 2:
+        return diverged
+    report = RepeatReport(results)
+    print_line(report.title)
+    for table in report.tables:
+        table_console().print(table, "")
+    notes = [f"{label}: {text}." for label, text in diverged.items()]
+    print_line(f"Table: {', '.join(str(path) for path in report.save(folder, notes))}")
+    return diverged
 
 
 def _save_comparison(compared: comparisons.ComparisonResult, config: configs.Config, folder: Path) -> None:

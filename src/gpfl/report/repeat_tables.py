@@ -1,0 +1,235 @@
+"""Tables of methods over repeated splits, as `gpfl compare --repeats` prints and writes them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from gpfl.core.metrics import METRICS
+from gpfl.errors import pluralize
+from gpfl.experiments.pairwise import MethodScore, PairedDifference, compare_pairs, score_clients, score_methods
+from gpfl.experiments.repeats import RepeatedResults
+from gpfl.report.client_tables import MAX_CLIENTS
+from gpfl.report.method_tables import REPORTED_ROUNDS
+from gpfl.report.pages import render_page, write_texts
+from gpfl.report.tables import (
+    Bold,
+    Cell,
+    MeanStd,
+    ResultColumn,
+    ResultTable,
+    format_bytes,
+    format_csv,
+    format_p_value,
+    format_value,
+)
+
+SIGNIFICANT = 0.05
+
+
+class RepeatReport:
+    """The report on several methods over repeated splits, by the metric of their config."""
+
+    def __init__(self, results: RepeatedResults) -> None:
+        self.results, self.metric = results, results.config.run.metric
+        self.scores = score_methods(results, self.metric)
+        self.pairs = compare_pairs(results, self.metric, [score.method for score in self.scores])
+        self.clients = score_clients(results, self.metric)
+
+    @property
+    def title(self) -> str:
+        """The data, the partition and the number of repeats."""
+        config, records = self.results.config, next(iter(self.results.records.values()))
+        n_clients = len(next(iter(records.values())).n_samples)
+        partition = f" ({config.partition.name})" if config.partition else ""
+        repeats = pluralize(len(self.results.repeats), "repeat")
+        return f"{config.data}, {pluralize(n_clients, 'client')}{partition}, {config.train.rounds} rounds, {repeats}"
+
+    @property
+    def tables(self) -> list[ResultTable]:
+        """All tables: methods, differences from the best, all pairs, and clients where all repeats have the same."""
+        tables = [self.method_table(), self.difference_table(), self.pair_table()]
+        return [*tables, self.client_table()] if 0 < len(self.clients) <= MAX_CLIENTS else tables
+
+    def method_table(self) -> ResultTable:
+        """Return the table of methods: mean ± std over repeats, ranks and costs."""
+        name = METRICS[self.metric].label + self._unit
+        columns: Mapping[ResultColumn, Callable[[MethodScore], Cell]] = {
+            ResultColumn("method"): lambda score: score.method,
+            ResultColumn(name, self._format): lambda score: MeanStd.from_values(self._scale * score.values),
+            ResultColumn("mean\nrank", ".2f"): lambda score: score.mean_rank,
+            ResultColumn("best\nin", "d", hide=2): lambda score: score.best_in,
+            ResultColumn("worst\nclient", self._format, hide=1): lambda score: self._worst_client(score.method),
+            ResultColumn("up", hide=3): lambda score: format_bytes(self._mean_of(score.method, "bytes_up")),
+            ResultColumn("down", hide=3): lambda score: format_bytes(self._mean_of(score.method, "bytes_down")),
+            ResultColumn("seconds", ".1f", hide=4): lambda score: self._mean_of(score.method, "seconds"),
+        }
+        records = [record for each in self.results.records.values() for record in each.values()]
+        rounds = " or ".join(REPORTED_ROUNDS[by] for by in dict.fromkeys(record.selected_by for record in records))
+        label = METRICS[self.metric].label
+        label = label[:1].upper() + label[1:]
+        notes = [
+            f"{label} of the predictions for all test samples, mean ± std over repeats: {rounds}. Best in: repeats in which no "
+            "method is better. Worst client: mean over repeats."
+        ]
+        return ResultTable.from_items(columns, self.scores, notes=notes)
+
+    def difference_table(self) -> ResultTable:
+        """Return the table of paired differences from the method with the best mean."""
+        best = self.scores[0].method
+        columns: Mapping[ResultColumn, Callable[[PairedDifference], Cell]] = {
+            ResultColumn("method"): lambda pair: pair.other,
+            ResultColumn(f"difference{self._points}", f"+{self._format}"): lambda pair: -self._scale * pair.test.mean,
+            ResultColumn("95 % interval"): lambda pair: self._interval(pair),
+            ResultColumn("p"): lambda pair: format_p_value(pair.corrected_p),
+            ResultColumn("repeats\nbetter – worse"): lambda pair: f"{pair.losses} – {pair.wins}",
+            ResultColumn("clients\nbetter – worse", hide=1): lambda pair: f"{pair.client_losses:.1f} – {pair.client_wins:.1f}",
+        }
+        pairs = [pair for pair in self.pairs if pair.one == best]
+        return ResultTable.from_items(columns, pairs, f"Paired differences from {best}", notes=[self.describe_test()])
+
+    def describe_test(self) -> str:
+        """Return the sentence that names and explains the intervals."""
+        n, ratio = len(self.results.repeats), self.results.test_train_ratio()
+        return (
+            "Intervals and p-values are those of the corrected resampled t-test (Nadeau and Bengio, 2003): training sets of "
+            f"repeats overlap, so the variance of a mean difference is taken as (1/{n} + {ratio:.2f}) times that of a "
+            f"difference, not 1/{n}, where {ratio:.2f} is the ratio of test to other samples; p is corrected for all "
+            f"{pluralize(len(self.pairs), 'pair')} by Holm's method."
+        )
+
+    def pair_table(self) -> ResultTable:
+        """Return the matrix of differences between all methods, row minus column."""
+        names = [score.method for score in self.scores]
+        cells = {(pair.one, pair.other): (pair.test.mean, pair.corrected_p) for pair in self.pairs}
+        cells |= {(other, one): (-mean, p) for (one, other), (mean, p) in cells.items()}
+        rows = [[row, *(self._pair_cell(*cells.get((row, column), (None, None))) for column in names)] for row in names]
+        columns = [ResultColumn("row − column"), *(ResultColumn(name, hide=max(0, k - 3)) for k, name in enumerate(names))]
+        notes = [f"* p < {SIGNIFICANT:g}."]
+        return ResultTable(columns, rows, f"All pairs{self._points}", notes=notes)
+
+    def client_table(self) -> ResultTable:
+        """Return the table of clients: each method's mean over repeats and, in brackets, the repeats in which it is best."""
+        names = [score.method for score in self.scores]
+        spec = ".1f" if METRICS[self.metric].is_percentage else ".3f"
+        rows: list[list[Cell]] = []
+        for client, scores in self.clients.items():
+            texts = {
+                name: f"{format_value(self._scale * own.mean, spec)} ({own.best_in})" if not math.isnan(own.mean) else None
+                for name, own in scores.items()
+            }
+            most = max(own.best_in for own in scores.values())
+            rows.append([client, *(Bold(texts[name]) if scores[name].best_in == most else texts[name] for name in names)])
+        columns = [ResultColumn("client"), *(ResultColumn(name, hide=max(0, k - 3)) for k, name in enumerate(names))]
+        notes = ["In brackets and bold: the number of repeats in which no method is better for the client; ties count for all."]
+        return ResultTable(columns, rows, f"{METRICS[self.metric].label} of each client{self._unit} (wins)", notes=notes)
+
+    def save(self, folder: Path, notes: Sequence[str] = ()) -> list[Path]:
+        """Write the tables as table.md, table.csv and table.json and return the paths."""
+        texts = {
+            "table.md": render_page(self.title, self.tables, notes=notes),
+            "table.csv": format_csv(self._method_records()),
+            "table.json": json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n",
+        }
+        return write_texts(folder, texts)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the content of table.json; metrics are fractions."""
+        return {
+            "metric": self.metric,
+            "repeats": len(self.results.repeats),
+            "test": "corrected resampled t-test (Nadeau and Bengio, 2003)",
+            "test_train_ratio": self.results.test_train_ratio(),
+            "methods": self._method_records(),
+            "pairs": [
+                {
+                    **{key: value for key, value in asdict(pair).items() if key != "test"},
+                    "difference": pair.test.mean,
+                    "low": pair.test.low,
+                    "high": pair.test.high,
+                    "p": pair.test.p,
+                }
+                for pair in self.pairs
+            ],
+            "clients": {
+                client: {
+                    name: {"mean": None if math.isnan(own.mean) else own.mean, "best_in": own.best_in}
+                    for name, own in scores.items()
+                }
+                for client, scores in self.clients.items()
+            },
+        }
+
+    def _method_records(self) -> list[dict[str, object]]:
+        """Return one record of plain numbers for each method."""
+        best = self.scores[0].method
+        tests = {pair.other: pair.test for pair in self.pairs if pair.one == best}
+        records: list[dict[str, object]] = []
+        for score in self.scores:
+            test = tests.get(score.method)
+            records.append(
+                {
+                    "method": score.method,
+                    "repeats": len(score.values),
+                    self.metric: float(score.values.mean()),
+                    f"{self.metric}_std": float(score.values.std()),
+                    "mean_rank": score.mean_rank,
+                    "best_in": score.best_in,
+                    "difference_from_best": -test.mean if test else 0.0,
+                    "difference_low": None if test is None or test.high is None else -test.high,
+                    "difference_high": None if test is None or test.low is None else -test.low,
+                    **{key: round(self._mean_of(score.method, key)) for key in ("bytes_up", "bytes_down")},
+                    "seconds": round(self._mean_of(score.method, "seconds"), 3),
+                }
+            )
+        return records
+
+    @property
+    def _scale(self) -> int:
+        return 100 if METRICS[self.metric].is_percentage else 1
+
+    @property
+    def _unit(self) -> str:
+        return ", %" if self._scale == 100 else ""
+
+    @property
+    def _points(self) -> str:
+        return ", points" if self._scale == 100 else ""
+
+    @property
+    def _format(self) -> str:
+        return ".2f" if self._scale == 100 else ".4f"
+
+    def _interval(self, pair: PairedDifference) -> str | None:
+        if pair.test.low is None or pair.test.high is None:
+            return None
+        low, high = (format_value(-self._scale * end, f"+{self._format}") for end in (pair.test.high, pair.test.low))
+        return f"{low} to {high}"
+
+    def _pair_cell(self, mean: float | None, p: float | None) -> str | None:
+        if mean is None:
+            return None
+        mark = "*" if p is not None and p < SIGNIFICANT else " "
+        return format_value(self._scale * mean, f"+{self._format}") + mark
+
+    def _mean_of(self, method: str, key: str) -> float:
+        records = self.results.records[method]
+        return float(np.mean([getattr(records[repeat], key) for repeat in self.results.repeats]))
+
+    def _worst_client(self, method: str) -> float | None:
+        """Return the mean over repeats of the worst client's metric."""
+        worst = [value for repeat in self.results.repeats if (value := self._worst_in(method, repeat)) is not None]
+        return self._scale * float(np.mean(worst)) if worst else None
+
+    def _worst_in(self, method: str, repeat: int) -> float | None:
+        record = self.results.records[method][repeat]
+        values = [record.value(self.metric, client=client) for client in record.n_samples]
+        defined = [value for value in values if not math.isnan(value)]
+        if not defined:
+            return None
+        return max(defined) if METRICS[self.metric].lower_is_better else min(defined)
