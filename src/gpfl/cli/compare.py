@@ -52,7 +52,10 @@ def compare(
     federation: str | None,
     **values: object,
 ) -> None:
-    """Train several methods on one federation, or on repeated splits, and print one table."""
+    """Train several methods on one federation or on repeated splits.
+
+    Prints one table; runs in the folder that are finished are not run again.
+    """
     if repeats and click.get_current_context().get_parameter_source("seeds") == ParameterSource.COMMANDLINE:
         raise GpflError("--repeats gives every repeat a split and a seed of its own: leave out --seeds, or --repeats")
     overrides, method_overrides = parse_method_set(assignments)

@@ -18,7 +18,7 @@ COMMANDS = {
     "quickstart": ("gpfl.cli.quickstart:quickstart", "Train GPFL, FedAvg and local models on digits in under two minutes."),
     "run": ("gpfl.cli.run:run", "Train one method on one federation."),
     "resume": ("gpfl.cli.resume:resume", "Resume an interrupted run or trials."),
-    "compare": ("gpfl.cli.compare:compare", "Train several methods on one federation, or on repeated splits, and print one table."),
+    "compare": ("gpfl.cli.compare:compare", "Train several methods on one federation or on repeated splits."),
     "tune": ("gpfl.cli.tune:tune", "Search hyperparameters on validation samples."),
     "methods": ("gpfl.cli.methods:methods", "List the methods, or explain one."),
     "data": ("gpfl.cli.data:data", "Download, list and show datasets."),
