@@ -14,6 +14,7 @@ from gpfl.data.preprocessing import PreprocessingOptions
 from gpfl.data.published.dataset import provenance_warning
 from gpfl.data.table import Table
 from gpfl.experiments.stored_runs import Trials
+from gpfl.inference.threshold import describe_thresholds
 from gpfl.report.client_tables import client_table
 from gpfl.report.method_tables import REPORTED_ROUNDS, format_idle_note, method_table
 from gpfl.training.config import Config
@@ -75,6 +76,8 @@ def print_run_summary(result: Result, folder: Path) -> None:
         f"{std}{s['seconds']:.1f} s ({s['engine']} on {s['device']})."
     )
     table_console().print(client_table(result.metrics, name))
+    for line in describe_thresholds(result.thresholds, result.federation.class_names[-1]):
+        print_line(f"Saved models: {line} The table takes the more probable class; metrics.json has both.")
     if s["idle_clients"]:
         print_line(format_idle_note(s))
     print_line(f"Run: {folder}. Each client's model (round {s['selected_round']}): {folder / 'models'}")

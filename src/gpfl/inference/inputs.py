@@ -12,10 +12,11 @@ import numpy.typing as npt
 from torch import Tensor
 
 from gpfl.core.net import InputSpec
+from gpfl.data.arrays import read_samples
 from gpfl.data.columns import UNKNOWN, RawColumns
 from gpfl.data.files import new_rows
 from gpfl.data.files.layout import IMAGE_SUFFIXES, InputFile
-from gpfl.data.files.raw_table import Array, RawTable, as_text, join_names, number_rows
+from gpfl.data.files.raw_table import Array, Mask, RawTable, as_text, join_names, number_rows
 from gpfl.data.files.samples import as_images, find_input_array
 from gpfl.data.images import ImageFormat
 from gpfl.data.preprocessing import UNSEEN, Preprocessor
@@ -35,7 +36,8 @@ class NewInputs:
 
     Attributes:
         x: Raw columns, or encoded samples.
-        table: All columns as they were read, such as those of labels; of pictures `file`, and `class` and `client` by folder.
+        table: All columns as they were read, such as those of labels; of pictures `file`, `class` (its
+            folder) and `client` (the first folder).
         notes: What the user should know of the reading.
 
     """
@@ -47,6 +49,10 @@ class NewInputs:
     def __len__(self) -> int:
         return len(self.x)
 
+    def select(self, rows: npt.NDArray[np.int64]) -> RawColumns | Array:
+        """Return the samples at `rows`."""
+        return self.x.select(rows) if isinstance(self.x, RawColumns) else self.x[rows]
+
 
 @dataclass(frozen=True)
 class ReadOptions:
@@ -55,6 +61,7 @@ class ReadOptions:
     Attributes:
         unseen: What to do with categories that no client trained on, one of `UNSEEN`; "": as the model was trained to.
         unreadable: What to do with cells of numeric and date columns that are neither.
+        missing: What to do with rows that have missing values which the model does not fill.
         text_columns: Columns that make up a text; (): those of the training data, or `text`.
         others: Columns that are no inputs and stay text even if all their cells are numbers.
 
@@ -62,6 +69,7 @@ class ReadOptions:
 
     unseen: str = ""
     unreadable: Literal["error", "missing"] = "error"
+    missing: Literal["error", "drop"] = "error"
     text_columns: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
 
@@ -98,14 +106,24 @@ def read_inputs(data: NewData, encoder: Encoder | None, spec: InputSpec, options
 def _read_columns(data: NewData, encoder: Preprocessor, options: ReadOptions) -> NewInputs:
     if options.unseen not in ("", *UNSEEN):
         raise GpflError(f"unseen is '{options.unseen}'; {did_you_mean(options.unseen, UNSEEN)}")
-    columns = _as_columns(data)
-    rows = new_rows.read_new_rows(columns, encoder.schema, unreadable=options.unreadable, text=options.others)
+    rows = new_rows.read_new_rows(_as_columns(data), encoder.schema, unreadable=options.unreadable, text=options.others)
     if (options.unseen or encoder.unseen) == "error":
         _check_unseen(rows)
     notes = [*_describe_unseen(rows, encoder), *_describe_outside(rows, encoder)]
     notes += [f"Column '{name}': {pluralize(n, 'unreadable cell')} read as missing." for name, n in rows.unreadable.items()]
-    _check_missing(rows, encoder)
-    return NewInputs(rows.columns, rows.table, (*rows.table.notes, *notes))
+    columns, table = rows.columns, rows.table
+    missing = _find_missing(rows, encoder)
+    if missing and options.missing == "drop":
+        complete = ~np.logical_or.reduce(list(missing.values()))
+        columns, table = columns.select(np.flatnonzero(complete)), table.filter(complete)
+        notes.append(f"{pluralize(int((~complete).sum()), 'row')} with missing values left out.")
+    elif missing:
+        name = next(iter(missing))
+        raise GpflError(
+            f"column '{name}' has {table.describe_missing(missing[name])}, and the model does not fill missing values: "
+            "fill in the data, or train with --missing mean"
+        )
+    return NewInputs(columns, table, (*rows.table.notes, *notes))
 
 
 def _as_columns(data: NewData) -> new_rows.NewData:
@@ -163,14 +181,10 @@ def _describe_outside(rows: new_rows.NewRows, encoder: Preprocessor) -> list[str
     return notes
 
 
-def _check_missing(rows: new_rows.NewRows, encoder: Preprocessor) -> None:
-    for column in encoder.schema.columns:
-        missing = np.isnan(rows.columns.column(column.name)[1])
-        if missing.any() and column.name not in encoder.fill:
-            raise GpflError(
-                f"column '{column.name}' has {rows.table.describe_missing(missing)}, and the model does not fill missing "
-                "values: fill in the data, or train with --missing mean"
-            )
+def _find_missing(rows: new_rows.NewRows, encoder: Preprocessor) -> dict[str, Mask]:
+    """Return the rows of each column with a missing value that the model does not fill."""
+    missing = {name: np.isnan(rows.columns.column(name)[1]) for name in encoder.schema.index if name not in encoder.fill}
+    return {name: mask for name, mask in missing.items() if mask.any()}
 
 
 # Texts.
@@ -217,6 +231,7 @@ def _read_images(data: NewData, encoder: ImageFormat) -> NewInputs:
     if isinstance(data, (str, Path)):
         root = Path(data)
         files, unread = _find_images(root)
+        root = root.parent if root.is_file() else root
     elif isinstance(data, Mapping) or hasattr(data, "columns"):
         raise GpflError("x holds columns; the model takes pictures: give a folder or paths of pictures")
     else:
@@ -229,7 +244,7 @@ def _read_images(data: NewData, encoder: ImageFormat) -> NewInputs:
     columns = {
         "file": as_text([str(path) for path in relative]),
         "class": as_text([path.parent.name for path in relative]),
-        "client": as_text([path.parent.parent.name for path in relative]),
+        "client": as_text([path.parts[0] if len(path.parts) > 1 else "" for path in relative]),
     }
     return NewInputs(encoder.read(files), number_rows(InputFile(root), columns), tuple(notes))
 
@@ -254,7 +269,14 @@ def _read_arrays(data: NewData, spec: InputSpec) -> NewInputs:
     expected = f"{spec.kind} of shape {spec.shape}"
     if isinstance(data, (str, Path)) and str(data).lower().endswith(".npz"):
         table = new_rows.read_columns(data)
-        x = as_images(table.columns[find_input_array(table, "y")])
+        name = find_input_array(table, "y")
+        x = as_images(table.columns[name])
+        if x.ndim == 4 and len(spec.shape) == 3 and x.shape[1] != spec.shape[0]:
+            raise GpflError(
+                f"{data} has images of {pluralize(x.shape[1], 'channel')} in {name}; the model takes "
+                f"{pluralize(spec.shape[0], 'channel')}: convert them"
+            )
+        read_samples(x, spec, f"{name} of {data}")
         return NewInputs(x, table, table.notes)
     if hasattr(data, "columns"):
         return NewInputs(np.asarray(data), number_rows(InputFile(Path(type(data).__name__)), {}))

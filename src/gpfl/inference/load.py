@@ -57,6 +57,12 @@ def load_models(
     return {name: _read_model(_find_model(source, files, name), net, head) for name in clients or files}
 
 
+def list_models(path: str | Path) -> dict[str, Path]:
+    """Return the model file of each client by name: of a finished run, a folder of models, or the file of one model."""
+    source = Path(path)
+    return find_models(source) if source.is_dir() else {load_model(source).name: source}
+
+
 def _read_model(path: Path, net: CustomNet | None, head: str | None) -> ClientModel:
     check_custom_net(net, head)
     if not path.exists():

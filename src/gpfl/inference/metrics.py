@@ -13,6 +13,7 @@ from gpfl.core.metrics import METRICS
 from gpfl.errors import GpflError
 from gpfl.inference.bootstrap import (
     ECE_BINS,
+    LEVEL,
     N_RESAMPLES,
     Interval,
     Labels,
@@ -22,6 +23,7 @@ from gpfl.inference.bootstrap import (
     brier_losses,
     calibration_bins,
     one_vs_rest_classes,
+    overall_resamples,
     stack_predictions,
 )
 from gpfl.inference.threshold import decide
@@ -110,6 +112,12 @@ class MetricsReport:
     def summary(self) -> dict[str, object]:
         """Return each metric overall and over clients, without single clients."""
         return {name: {"overall": self.overall.values[name], **self.over_clients[name].to_dict()} for name in self.over_clients}
+
+
+def describe_bootstrap(n_probabilities: int) -> dict[str, object]:
+    """Return the settings of metrics and intervals for this number of probabilities of stacked predictions."""
+    resamples = {"resamples": N_RESAMPLES, "overall_resamples": overall_resamples(n_probabilities)}
+    return {"calibration_bins": ECE_BINS, "bootstrap": {"level": LEVEL, **resamples}}
 
 
 def softmax(logits: npt.ArrayLike) -> Probabilities:

@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gpfl.errors import GpflError
+from gpfl.core.metrics import METRICS
+from gpfl.data.files.raw_table import join_names
+from gpfl.errors import GpflError, pluralize
 from gpfl.inference.bootstrap import Floats, Labels, Probabilities
 
 THRESHOLD_METRICS = ("balanced_accuracy", "macro_f1", "accuracy")
@@ -58,6 +60,25 @@ def check_threshold(value: float, name: str) -> None:
     """Raise if a threshold is not between 0 and 1."""
     if not (math.isfinite(value) and 0 < value < 1):
         raise GpflError(f"{name} is {value:g}; it must be above 0 and below 1, such as 0.5")
+
+
+def describe_thresholds(thresholds: Mapping[str, Threshold | float | None], class_name: str) -> list[str]:
+    """Return lines on the thresholds of clients from which the class of this name is predicted; none if there are none."""
+    first = next((own for own in thresholds.values() if own is not None), None)
+    if first is None:
+        return []
+    subject = f"'{class_name}' is predicted from a probability of"
+    if not isinstance(first, Threshold):
+        return [f"{subject} {first:g} on, by --threshold."]
+    reason = f"the best for {METRICS[first.metric].label} on validation samples"
+    if len(thresholds) == 1:
+        scores = f"{first.score:.3f} on {pluralize(first.n_samples, 'sample')}, {first.score_at_half:.3f} at 0.5"
+        return [f"{subject} {first.value:.3f} on, {reason} ({scores})."]
+    chosen = {name: own.value for name, own in thresholds.items() if isinstance(own, Threshold)}
+    line = f"{subject} {join_names([f'{value:.3f} ({name})' for name, value in chosen.items()])} on, {reason}."
+    if others := [name for name in thresholds if name not in chosen]:
+        line += f" It is 0.5 for {join_names(others)}, with fewer than {MIN_SAMPLES} validation samples of a class."
+    return [line]
 
 
 def decide(p: Probabilities, threshold: float | None) -> npt.NDArray[np.int64]:

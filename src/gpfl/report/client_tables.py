@@ -29,6 +29,8 @@ def client_table(report: MetricsReport, metric: str = "accuracy") -> ResultTable
         order = _worst_first(report, metric)
         names, best = order[:N_EXTREMES], order[-N_EXTREMES:]
         quantiles = [[label, None, None, *_quantile_cells(report, shown, q)] for label, q in QUANTILES.items()]
+    if len(names) == 1:
+        return ResultTable([*_COLUMNS, *map(_column, shown)], [_client_row(names[0], report.overall, shown)])
     rows: list[list[Cell]] = [
         *(_client_row(name, report.clients[name], shown) for name in names),
         *quantiles,

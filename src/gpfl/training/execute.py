@@ -16,8 +16,7 @@ from gpfl.engine import Engine, RunSpec, limit_threads, make_engine
 from gpfl.engine.distributed import process_group
 from gpfl.errors import DivergenceError, GpflError
 from gpfl.federation import MANIFEST, Federation
-from gpfl.inference.bootstrap import ECE_BINS, LEVEL, N_RESAMPLES, overall_resamples
-from gpfl.inference.metrics import DECISION_METRICS
+from gpfl.inference.metrics import DECISION_METRICS, describe_bootstrap
 from gpfl.models.custom import CustomNet, check_custom_net
 from gpfl.training.callbacks import Callback
 from gpfl.training.config import Config, load_table, read_config, resolve_config
@@ -153,12 +152,7 @@ def _describe_metrics(result: Result) -> dict[str, object]:
     return {
         "round": result.summary["selected_round"],
         "selected_by": result.summary["selected_by"],
-        "calibration_bins": ECE_BINS,
-        "bootstrap": {
-            "level": LEVEL,
-            "resamples": N_RESAMPLES,
-            "overall_resamples": overall_resamples(n_test * federation.table.classes),
-        },
+        **describe_bootstrap(n_test * federation.table.classes),
         **splits,
     }
 

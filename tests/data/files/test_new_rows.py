@@ -82,15 +82,20 @@ def test_cells_of_another_type_are_errors_or_missing(tmp_path: Path) -> None:
 
 def test_absent_columns_and_bad_sources_are_errors(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", lines(("Age", "sex", "admitted"), (1, "f", "2023-01-10")))
-    assert message_of(lambda: read_new_rows(path, SCHEMA)) == (f"{path} lacks 1 column of the schema: age; did you mean 'Age'?")
-    assert message_of(lambda: read_new_rows({"x": [1]}, SCHEMA)) == (
-        "dict lacks 3 columns of the schema: age, sex, admitted; known: x"
+    assert message_of(lambda: read_new_rows(path, SCHEMA)) == (
+        f"{path} lacks 1 column that the model needs: age (did you mean 'Age'?)"
+    )
+    assert message_of(lambda: read_new_rows({"q": [1]}, SCHEMA)) == (
+        "dict lacks 3 columns that the model needs: age, sex, admitted; its columns are q"
     )
     assert message_of(lambda: read_new_rows({"age": 3}, SCHEMA)) == "column 'age' has shape (); give one value per row"
     assert message_of(lambda: read_new_rows({"age": []}, SCHEMA)) == "dict has no rows"
     ragged = {"age": [1, 2], "sex": ["f"], "admitted": [0, 0]}
     assert message_of(lambda: read_new_rows(ragged, SCHEMA)) == "dict has sex of shape (1,); give one value per row"  # type: ignore[arg-type]
-    assert message_of(lambda: read_new_rows(tmp_path, SCHEMA)) == f"there is no file {tmp_path}"
+    assert message_of(lambda: read_new_rows(tmp_path, SCHEMA)) == (
+        f"{tmp_path} is a folder; give a file of rows: .csv, .tsv, .csv.gz, .tsv.gz, .parquet, .npz"
+    )
+    assert message_of(lambda: read_new_rows(tmp_path / "b.csv", SCHEMA)) == f"there is no file {tmp_path / 'b.csv'}"
     other = write(tmp_path / "a.xlsx", "x")
     assert message_of(lambda: read_new_rows(other, SCHEMA)).startswith(f"cannot read {other}: give a .csv, ")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
@@ -68,8 +68,8 @@ def read_new_rows(
     table = read_columns(data, categorical | {name.lower() for name in text})
     absent = [column.name for column in schema.columns if column.name not in table.columns]
     if absent:
-        fix = did_you_mean(absent[0], table.columns) if len(absent) == 1 else f"known: {join_names(list(table.columns))}"
-        raise GpflError(f"{table.path} lacks {pluralize(len(absent), 'column')} of the schema: {join_names(absent)}; {fix}")
+        columns = _suggest(absent, list(table.columns))
+        raise GpflError(f"{table.path} lacks {pluralize(len(absent), 'column')} that the model needs: {columns}")
     values = np.empty((len(table), len(schema)))
     unseen: dict[str, dict[str, int]] = {}
     missing: dict[str, int] = {}
@@ -93,10 +93,21 @@ def read_new_rows(
     return NewRows(RawColumns(schema, values), unseen, missing, table)
 
 
+def _suggest(absent: Sequence[str], known: Sequence[str]) -> str:
+    """Return the absent columns, each with the most similar known one; all known ones if none is similar."""
+    similar = {name: did_you_mean(name, known) for name in absent}
+    close = [f"{name} ({hint})" for name, hint in similar.items() if hint.startswith("did")]
+    others = [name for name, hint in similar.items() if not hint.startswith("did")]
+    listed = [*close, *([join_names(others)] if others else [])]
+    return ", ".join(listed[:6]) + ("" if close else f"; its columns are {join_names(known)}")
+
+
 def read_columns(data: NewData, text: Collection[str] = ()) -> RawTable:
     """Return the columns of a file, data frame or mapping; those with a lower-case name in `text` stay text."""
     if isinstance(data, (str, Path)):
         path = Path(data)
+        if path.is_dir():
+            raise GpflError(f"{path} is a folder; give a file of rows: {', '.join(SUFFIXES)}")
         if not path.is_file():
             raise GpflError(f"there is no file {path}")
         if file_suffix(path) not in SUFFIXES:

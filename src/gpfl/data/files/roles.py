@@ -283,7 +283,9 @@ def encode_names(values: Array) -> tuple[npt.NDArray[np.int64], list[str]]:
     return indices.ravel().astype(np.int64), names.tolist()
 
 
-def read_labels(table: RawTable, name: str, declared: Sequence[str] = ()) -> tuple[npt.NDArray[np.int64], list[str]]:
+def read_labels(
+    table: RawTable, name: str, declared: Sequence[str] = (), declared_by: str = "the schema"
+) -> tuple[npt.NDArray[np.int64], list[str]]:
     """Return labels from 0 and the names of the classes; raise if the values cannot be classes."""
     _check_no_missing(table, name)
     values = table.columns[name]
@@ -298,7 +300,8 @@ def read_labels(table: RawTable, name: str, declared: Sequence[str] = ()) -> tup
                 "or choose another column with --label"
             )
         values = column.values if readable.all() else values
-    return _encode_declared(table, name, to_text(values), declared) if declared else encode_classes(name, to_text(values))
+    texts = to_text(values)
+    return _encode_declared(table, name, texts, declared, declared_by) if declared else encode_classes(name, texts)
 
 
 def encode_classes(name: str, values: Array) -> tuple[npt.NDArray[np.int64], list[str]]:
@@ -315,15 +318,15 @@ def encode_classes(name: str, values: Array) -> tuple[npt.NDArray[np.int64], lis
 
 
 def _encode_declared(
-    table: RawTable, name: str, labels: Array, classes: Sequence[str]
+    table: RawTable, name: str, labels: Array, classes: Sequence[str], declared_by: str
 ) -> tuple[npt.NDArray[np.int64], list[str]]:
     index = {text: i for i, text in enumerate(classes)}
     codes = np.array([index.get(label, -1) for label in labels.tolist()], dtype=np.int64)
     if (codes < 0).any():
         where = table.locate_first(codes < 0)
         raise GpflError(
-            f"column '{name}' holds '{labels[codes < 0][0]}' in {where}, which is not among the classes of the schema "
-            f"({join_names(classes)}): correct the file or the schema"
+            f"column '{name}' holds '{labels[codes < 0][0]}' in {where}, which is not among the classes of {declared_by} "
+            f"({join_names(classes)}): correct the file{' or the schema' if declared_by == 'the schema' else ''}"
         )
     return codes, list(classes)
 

@@ -1,0 +1,323 @@
+"""Predictions of the clients' models for new samples, and their metrics where labels are known."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from gpfl.data.files import new_rows
+from gpfl.data.files.layout import SUFFIXES, file_suffix
+from gpfl.data.files.raw_table import MISSING_LABELS, Array, RawTable, as_text, find_missing, join_names, to_text
+from gpfl.data.files.roles import LABEL_NAMES, read_labels
+from gpfl.data.images import ImageFormat
+from gpfl.data.preprocessing import Preprocessor
+from gpfl.errors import GpflError, did_you_mean, pluralize
+from gpfl.inference.bootstrap import Probabilities
+from gpfl.inference.client_model import ClientModel
+from gpfl.inference.inputs import NewData, NewInputs, ReadOptions, read_inputs
+from gpfl.inference.load import list_models, load_model
+from gpfl.inference.metrics import MetricsReport, describe_bootstrap, evaluate_predictions
+from gpfl.inference.threshold import Threshold, check_threshold, decide, describe_thresholds
+
+
+@dataclass(frozen=True)
+class ClientChoice:
+    """Whose model predicts a sample.
+
+    Attributes:
+        client: Name of the client of all samples; "" if there is one model, or a column names them.
+        column: Column that names the client of each sample.
+
+    """
+
+    client: str = ""
+    column: str = ""
+
+    def __post_init__(self) -> None:
+        if self.client and self.column:
+            raise GpflError("--client and --client-column exclude each other: leave one out")
+
+
+@dataclass(frozen=True, eq=False)
+class NewPredictions:
+    """Predictions for new samples, in their order.
+
+    Attributes:
+        inputs: The samples.
+        client_of: Name of the client whose model predicts each sample.
+        probabilities: Probability of each class, (samples, classes).
+        decisions: Index of the predicted class of each sample.
+        model: One of the models.
+        thresholds: Decision threshold of each client; None where the more probable class is predicted.
+
+    """
+
+    inputs: NewInputs
+    client_of: Array
+    probabilities: Probabilities
+    decisions: npt.NDArray[np.int64]
+    model: ClientModel
+    thresholds: Mapping[str, Threshold | float | None]
+
+    def __len__(self) -> int:
+        return len(self.decisions)
+
+    @property
+    def clients(self) -> list[str]:
+        """Names of the clients whose models were used."""
+        return list(self.thresholds)
+
+    @property
+    def threshold_values(self) -> dict[str, float | None]:
+        """Decision threshold of each client as a number."""
+        return {name: own.value if isinstance(own, Threshold) else own for name, own in self.thresholds.items()}
+
+    def count_classes(self) -> dict[str, int]:
+        """Return how many samples are predicted to be of each class."""
+        counts = np.bincount(self.decisions, minlength=len(self.model.class_names)).tolist()
+        return dict(zip(self.model.class_names, counts, strict=True))
+
+    def describe(self) -> list[str]:
+        """Return lines on whose models predict what, by which thresholds, and on the reading of the samples."""
+        models = f"the models of {pluralize(len(self.clients), 'client')}"
+        if len(self.clients) == 1:
+            models = f"the model of client {self.clients[0]} ({self.model.method.name})"
+        first = f"{self.inputs.table.path.name}: {pluralize(len(self), 'sample')}, predicted by {models}."
+        return [first, *describe_thresholds(self.thresholds, self.model.class_names[-1]), *self.inputs.notes]
+
+    def to_columns(self, keep: Sequence[str] = ()) -> dict[str, Array]:
+        """Return `prediction` and the probability of each class as columns, after those of the samples that are kept."""
+        kept = dict.fromkeys((*keep, *(("file",) if isinstance(self.model.encoder, ImageFormat) else ())))
+        columns = {name: _restore_numbers(self._find_column(name)) for name in kept}
+        columns["prediction"] = self.model.classes_[self.decisions]
+        names = (f"probability_{name}" for name in self.model.class_names)
+        columns |= dict(zip(names, self.probabilities.T, strict=True))
+        for name in kept:
+            if name == "prediction" or name.startswith("probability_"):
+                raise GpflError(f"--keep names column '{name}', which is also a column of the predictions: rename it")
+        return columns
+
+    def _find_column(self, name: str) -> Array:
+        table = self.inputs.table
+        if name not in table.columns or table.columns[name].shape != (len(self),):
+            usable = [key for key, values in table.columns.items() if values.shape == (len(self),)]
+            raise GpflError(f"--keep names '{name}', which is not a column of {table.path}; {did_you_mean(name, usable)}")
+        return table.columns[name]
+
+
+def predict(
+    source: str | Path,
+    data: NewData,
+    choice: ClientChoice | None = None,
+    options: ReadOptions | None = None,
+    *,
+    keep: Collection[str] = (),
+    threshold: float | None = None,
+) -> NewPredictions:
+    """Return the predictions of the clients' models for new samples.
+
+    Args:
+        source: Folder of a finished run, a folder of models, or a model file.
+        data: New samples, see `gpfl.inference.inputs.NewData`.
+        choice: Whose model predicts each sample.
+        options: How the samples are read.
+        keep: Columns to keep beside predictions, as they are in the file.
+        threshold: Probability from which the second of two classes is predicted, in place of the models' own.
+
+    """
+    choice, options = choice or ClientChoice(), options or ReadOptions()
+    if threshold is not None:
+        check_threshold(threshold, "--threshold")
+    files = list_models(source)
+    if not choice.client and not choice.column and len(files) > 1:
+        raise _name_clients_error(source, data, list(files))
+    first = load_model(source, choice.client or next(iter(files)))
+    if threshold is not None and len(first.class_names) != 2:
+        raise GpflError(f"--threshold is for models of two classes; this one has {len(first.class_names)}: leave it out")
+    options = replace(options, others=(*options.others, *keep, *filter(None, [choice.column])))
+    inputs = read_inputs(data, first.encoder, first.input_spec, options)
+    client_of = np.full(len(inputs), first.name, dtype=object)
+    if choice.column:
+        client_of = _read_clients(inputs.table, choice.column, list(files), source)
+    probabilities = np.empty((len(inputs), len(first.class_names)))
+    decisions = np.empty(len(inputs), dtype=np.int64)
+    thresholds: dict[str, Threshold | float | None] = {}
+    present = set(client_of.tolist())
+    for name in (name for name in files if name in present):
+        model = first if name == first.name else load_model(files[name])
+        _check_alike(model, first)
+        rows = np.flatnonzero(client_of == name)
+        own = thresholds[name] = model.threshold if threshold is None else threshold
+        probabilities[rows] = model.predict_proba(inputs.select(rows))
+        decisions[rows] = decide(probabilities[rows], own.value if isinstance(own, Threshold) else own)
+    return NewPredictions(inputs, client_of, probabilities, decisions, first, thresholds)
+
+
+@dataclass(frozen=True, eq=False)
+class NewEvaluation:
+    """Metrics of predictions for new samples.
+
+    Attributes:
+        predictions: The predictions of all samples.
+        label: Name of the column of labels.
+        report: The metrics.
+        notes: What the user should know of the labels.
+
+    """
+
+    predictions: NewPredictions
+    label: str
+    report: MetricsReport
+    notes: tuple[str, ...] = ()
+
+    def describe(self) -> list[str]:
+        """Return lines on the predictions and the labels."""
+        return [*self.predictions.describe(), *self.notes]
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the content as JSON values, with the metrics as in metrics.json of a run."""
+        predictions = self.predictions
+        return {
+            "data": str(predictions.inputs.table.path),
+            "label": self.label,
+            "thresholds": predictions.threshold_values,
+            **describe_bootstrap(self.report.overall.n_samples * len(predictions.model.class_names)),
+            "test": self.report.to_dict(),
+        }
+
+
+def evaluate(
+    source: str | Path,
+    data: NewData,
+    choice: ClientChoice | None = None,
+    options: ReadOptions | None = None,
+    *,
+    label: str = "",
+    missing_labels: Literal["error", "drop"] = "error",
+    threshold: float | None = None,
+) -> NewEvaluation:
+    """Return the metrics of the clients' models on new samples with labels; see `predict`.
+
+    Args:
+        source: Folder of a finished run, a folder of models, or a model file.
+        data: New samples.
+        choice: Whose model predicts each sample.
+        options: How the samples are read.
+        label: Column of labels, by default that of the training data.
+        missing_labels: What to do with samples without a label.
+        threshold: Probability from which the second of two classes is predicted, in place of the models' own.
+
+    """
+    predictions = predict(source, data, choice, options, threshold=threshold)
+    table, names = predictions.inputs.table, predictions.model.class_names
+    label = find_label(table, label, predictions.model)
+    notes: list[str] = []
+    known = np.ones(len(table), dtype=bool)
+    if missing_labels == "drop":
+        known = ~find_missing(table.columns[label], MISSING_LABELS)
+        if not known.any():
+            raise GpflError(f"column '{label}' of {table.path} has no label in any row")
+        notes += [f"{pluralize(int((~known).sum()), 'row')} without a label left out."] if not known.all() else []
+    y, _ = read_labels(table.filter(known), label, names, "the model")
+    labels: dict[str, npt.NDArray[np.int64]] = {}
+    probabilities: dict[str, Probabilities] = {}
+    for name in predictions.clients:
+        rows = known & (predictions.client_of == name)
+        if rows.any():
+            labels[name], probabilities[name] = y[rows[known]], predictions.probabilities[rows]
+    report = evaluate_predictions(labels, probabilities, names, thresholds=predictions.threshold_values)
+    return NewEvaluation(predictions, label, report, tuple(notes))
+
+
+def find_label(table: RawTable, label: str, model: ClientModel) -> str:
+    """Return the column of labels: the one that is named, that of the training data, or one with a usual name."""
+    usable = {name: None for name, values in table.columns.items() if values.shape == (len(table),)}
+    if label:
+        if label not in usable:
+            raise GpflError(f"--label is '{label}', which is not a column of {table.path}; {did_you_mean(label, usable)}")
+        return label
+    if model.output_spec.label in usable:
+        return model.output_spec.label
+    inputs = model.preprocessor.schema.index if model.preprocessor else {}
+    lower = {name.lower(): name for name in usable if name not in inputs}
+    found = next((lower[name] for name in LABEL_NAMES if name in lower), "")
+    if not found:
+        trained = f"; the model was trained on '{model.output_spec.label}'" if model.output_spec.label else ""
+        raise GpflError(
+            f"{table.path} has no column named as the label{trained}: name it with --label; the columns are "
+            f"{join_names(list(usable))}"
+        )
+    return found
+
+
+def _restore_numbers(values: Array) -> Array:
+    """Return a column of whole numbers that was read as floats as integers."""
+    if values.dtype.kind == "f" and np.isfinite(values).all() and (values == np.floor(values)).all():
+        return values.astype(np.int64)
+    return values if values.dtype.kind in "biuf" else as_text(values.tolist())
+
+
+def _name_clients_error(source: str | Path, data: NewData, names: Sequence[str]) -> GpflError:
+    """Return the error for samples whose client is unknown, with the columns that may name it."""
+    columns: list[str] = []
+    if not isinstance(data, (str, Path)) or file_suffix(Path(data)) in SUFFIXES:
+        with suppress(GpflError, TypeError, AttributeError):
+            table = new_rows.read_columns(data, ())  # type: ignore[arg-type]
+            columns = [name for name, values in table.columns.items() if _names_clients(values, names)]
+    fix = f" ({join_names(columns)} may be one)" if columns else ""
+    return GpflError(
+        f"{source} has the models of {pluralize(len(names), 'client')}: name one with --client ({join_names(names)}), or the "
+        f"column that names the client of each row with --client-column{fix}"
+    )
+
+
+def _names_clients(values: Array, names: Collection[str]) -> bool:
+    return values.ndim == 1 and len(values) > 0 and set(to_text(values).tolist()) <= set(names)
+
+
+def _read_clients(table: RawTable, column: str, names: Sequence[str], source: str | Path) -> Array:
+    """Return the client of each row. Raise if one is missing or has no model."""
+    if column not in table.columns or table.columns[column].shape != (len(table),):
+        raise GpflError(
+            f"--client-column is '{column}', which is not a column of {table.path}; {did_you_mean(column, table.columns)}"
+        )
+    cells = table.columns[column]
+    missing = find_missing(cells, MISSING_LABELS)
+    if missing.any():
+        raise GpflError(f"column '{column}' has {table.describe_missing(missing)}: fill in the file")
+    clients = to_text(cells).astype(object)
+    unknown = ~np.isin(clients, list(names))
+    if unknown.any():
+        others = sorted(set(clients[unknown].tolist()))
+        raise GpflError(
+            f"column '{column}' names {pluralize(len(others), 'client')} without a model: {join_names(others, 5)}, first in "
+            f"{table.locate_first(unknown)}; {source} has models of {join_names(names)}: correct the names, or make a model "
+            f"with gpfl personalize --client {others[0]}"
+        )
+    return clients
+
+
+def _check_alike(model: ClientModel, first: ClientModel) -> None:
+    """Raise if two models do not take the same inputs or do not predict the same classes."""
+    for what, own, other in (
+        ("classes", model.class_names, first.class_names),
+        ("inputs", _describe_inputs(model), _describe_inputs(first)),
+    ):
+        if own != other:
+            raise GpflError(
+                f"the models of clients '{first.name}' and '{model.name}' have different {what}, so they are not of one run: "
+                "predict the rows of each client with its own --client"
+            )
+
+
+def _describe_inputs(model: ClientModel) -> tuple[object, ...]:
+    encoder = model.encoder
+    if isinstance(encoder, Preprocessor):
+        return encoder.schema, encoder.input_names, sorted(encoder.fill), encoder.unseen
+    return model.input_spec, encoder
