@@ -45,8 +45,9 @@ def test_run_shows_the_thresholds_that_its_models_have(command: Command) -> None
     assert [name for name, own in thresholds.items() if own is None] == ["south"]
     listed = ", ".join(f"{own.value:.3f} ({name})" for name, own in thresholds.items() if own is not None)
     assert lines[-2] == (
-        f"Saved models: 'well' is predicted from a probability of {listed} on, the best for balanced accuracy on validation "
-        "samples. It is 0.5 for south, with fewer than 5 validation samples of a class. The table takes the more probable class; metrics.json has both."
+        f"Saved models: 'well' is predicted from a probability of {listed} on, the best for balanced accuracy on "
+        "validation samples. It is 0.5 for south, with fewer than 5 validation samples of a class. The table takes the more "
+        "probable class; metrics.json has both."
     )
 
 
