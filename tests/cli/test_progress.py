@@ -60,8 +60,8 @@ def test_notes_that_runs_share_are_printed_once(capsys: pytest.CaptureFixture[st
 def run_repeat(reporter: RepeatsReporter, label: str, rounds: int = 2, stop_after: int = 2) -> None:
     callback = reporter.callback(label)
     start(callback, rounds, "note")
-    for k in range(stop_after + 1):
-        callback.on_evaluate(record(k, 0.5))
+    for k in range(stop_after):
+        callback.on_round_end(k + 1, {})
     callback.on_run_end({})
 
 

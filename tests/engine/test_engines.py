@@ -20,6 +20,7 @@ from gpfl.core.local_round import Schedule
 from gpfl.core.method import Method
 from gpfl.core.net import Net
 from gpfl.core.tree import Tree
+from gpfl.data.columns import ColumnSchema, RawColumns, Schema
 from gpfl.engine import ENGINES, RunSpec, workers
 from gpfl.engine.base import Engine, EvalRequest, RoundResult, TrainRequest
 from gpfl.engine.compiler.program import Program
@@ -503,6 +504,39 @@ def test_concurrent_trials_with_other_hyperparameters_match_each_alone(name: str
             assert np.abs(model.logits(x) - expected.logits(x)).max() < 1e-5
     losses = [result.history[-1]["loss"] for result in results]
     assert len(set(losses)) == 3, "the hyperparameters make a difference"
+
+
+@pytest.mark.parametrize("name", ["gpfl", "ditto", "fedavg-ft", "local"])
+def test_concurrent_trials_on_other_splits_and_encodings_match_each_alone(name: str) -> None:
+    rng = np.random.default_rng(0)
+    raw = RawColumns(Schema((ColumnSchema("age"), ColumnSchema("dose"), ColumnSchema("weight"))), rng.normal(9, 4, (130, 3)))
+    labels = (raw.values[:, 0] + rng.normal(0, 4, 130) > 9).astype(int)
+    table = gpfl.Table(raw, labels, client_ids=np.repeat(np.arange(3), (40, 60, 30)), client_names=list("abc"))
+    runs = []
+    for k in range(3):
+        federation = gpfl.federate(table, partition="natural", seed=k, test_fraction=0.2 + 0.1 * k, validation_fraction=0.2)
+        sections: configs.ConfigDict = {
+            "method": {"name": name},
+            "train": {"rounds": 3, "lr": 0.1, "client_fraction": (0.4, 1.0)},
+            "net": {"name": "mlp", "hidden": [8]},
+            "run": {"engine": "vmap", "seed": k},
+        }
+        runs.append(PreparedRun(*prepare(configs.resolve_config(sections, federation=federation), federation)))
+    results = execute_trials(runs)
+    for run, result in zip(runs, results, strict=True):
+        assert isinstance(result, gpfl.Result)
+        alone = execute(run, ENGINES["loop"](run.spec))
+        for key in ("loss", "validation_accuracy", "bytes_up", "participants"):
+            assert [line.get(key) for line in result.history] == pytest.approx(
+                [line.get(key) for line in alone.history], abs=1e-5
+            )
+        x = run.spec.federation.table.x
+        for model, expected in zip(result.clients, alone.clients, strict=True):
+            assert np.abs(model.logits(x) - expected.logits(x)).max() < 1e-5
+            assert model.preprocessor == expected.preprocessor
+        for split in ("train", "validation", "test"):
+            own, reference = (each.evaluate(split, n_resamples=0).overall.values for each in (result, alone))
+            assert own == pytest.approx(reference, abs=1e-5)
 
 
 @pytest.mark.parametrize("engine", ["vmap", "loop"])

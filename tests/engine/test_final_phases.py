@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -165,9 +166,9 @@ def test_one_fine_tuning_serves_all_splits_of_an_evaluation(monkeypatch: pytest.
     loop = ENGINES["loop"]
     run_final_phases, evaluate_clients = loop.run_final_phases, loop.evaluate_clients
 
-    def run_and_count(self: Engine, requests: list[FinalRequest]) -> list[Tree]:
+    def run_and_count(self: Engine, requests: list[FinalRequest], engines: Sequence[Engine] = ()) -> list[Tree]:
         calls.append("final")
-        return run_final_phases(self, requests)
+        return run_final_phases(self, requests, engines)
 
     def evaluate_and_count(self: Engine, request: EvalRequest) -> object:
         calls.append(request.split)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 import gpfl
 from gpfl.data.columns import ColumnSchema, RawColumns, Schema
 from gpfl.data.table import DataSource
+from gpfl.experiments import repeats
 from gpfl.experiments.compare import parse_methods
-from gpfl.experiments.repeats import RepeatedResults, run_repeats
+from gpfl.experiments.repeats import RepeatedResults, SplitDrawer, run_repeats
 from gpfl.training import config as configs
 from gpfl.training.callbacks import Callback
 
@@ -58,3 +60,101 @@ def test_all_methods_see_the_same_splits_and_every_repeat_another(hospitals: con
     assert [local[k].split for k in range(3)] == [fedavg[k].split for k in range(3)]
     assert len({local[k].split for k in range(3)}) == 3
     assert [(local[k].seed, local[k].partition_seed) for k in range(3)] == [(0, 1), (1, 2), (2, 3)]
+
+
+def test_samples_of_a_group_stay_together_in_every_repeat(hospitals: configs.ConfigDict) -> None:
+    draw = SplitDrawer(configs.resolve_config({**hospitals, "method": {"name": "local"}}))
+    for repeat in range(4):
+        federation = draw(repeat)
+        groups = federation.table.group_ids
+        assert groups is not None
+        for shard in federation.shards:
+            assert not set(groups[shard.train]) & set(groups[shard.test])
+
+
+def test_preprocessing_is_fitted_to_the_training_samples_of_each_repeat(hospitals: configs.ConfigDict) -> None:
+    draw = SplitDrawer(configs.resolve_config({**hospitals, "method": {"name": "local"}}))
+    for repeat in range(2):
+        federation = draw(repeat)
+        x = federation.table.x.numpy()[np.concatenate([shard.train for shard in federation.shards])]
+        np.testing.assert_allclose(x.mean(0), 0, atol=1e-5)
+        np.testing.assert_allclose(x.std(0), 1, atol=1e-5)
+
+
+def without_time(results: RepeatedResults) -> list[dict[str, object]]:
+    return [
+        {**record.to_dict(), "seconds": 0, "metrics": {}} for records in results.records.values() for record in records.values()
+    ]
+
+
+@pytest.mark.parametrize("validation_fraction", [0.0, 0.2])
+def test_repeats_at_once_equal_one_after_another(hospitals: configs.ConfigDict, validation_fraction: float) -> None:
+    hospitals = {**hospitals, "partition": {"validation_fraction": validation_fraction}}
+    hospitals["train"] = {"rounds": 3, "client_fraction": 0.7}
+    methods = "local,fedavg-ft,gpfl"
+    stacked = run(hospitals, methods, 3)
+    single = run({**hospitals, "run": {"engine": "loop"}}, methods, 3)
+    assert without_time(stacked) == without_time(single)
+    for method in stacked.methods:
+        for split in ("test", "validation") if validation_fraction else ("test",):
+            for client in (None, *stacked.clients):
+                for metric in ("accuracy", "log_loss"):
+                    own, expected = (each.values(method, metric, split=split, client=client) for each in (stacked, single))
+                    np.testing.assert_allclose(own, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "rounds"),
+    [
+        ({}, [0, 3]),
+        ({"run": {"select": "test"}}, [0, 1, 2, 3]),
+        ({"partition": {"validation_fraction": 0.2}}, [0, 1, 2, 3]),
+        ({"partition": {"validation_fraction": 0.2}, "run": {"select": "last"}}, [0, 3]),
+        ({"train": {"rounds": 3, "patience": 9}}, [0, 1, 2, 3]),
+    ],
+)
+def test_rounds_are_evaluated_where_they_can_be_reported(
+    hospitals: configs.ConfigDict, settings: configs.ConfigDict, rounds: list[int]
+) -> None:
+    class Record(Callback):
+        def on_evaluate(self, record: dict[str, object]) -> None:
+            evaluated.append(record["round"])
+
+    evaluated: list[object] = []
+    run_repeats({**hospitals, "train": {"rounds": 3}, **settings}, parse_methods("local"), 2, None, lambda label: Record())
+    assert sorted(evaluated) == sorted(2 * rounds)
+
+
+def test_categories_that_differ_between_repeats_give_groups_of_their_own(
+    hospitals: configs.ConfigDict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(self: Hospitals) -> gpfl.Table:
+        table = real(self)
+        assert table.raw is not None
+        columns = (*table.raw.schema.columns[:2], ColumnSchema("ward", "categorical", tuple("uvwxyz")))
+        values = table.raw.values.copy()
+        values[:, 2] = 0
+        values[::23, 2] = 1 + np.arange(len(values[::23])) % 5
+        return gpfl.Table(
+            RawColumns(Schema(columns), values),
+            table.y,
+            name="hospitals",
+            client_ids=table.client_ids,
+            client_names=table.client_names,
+        )
+
+    real = Hospitals.read
+    monkeypatch.setattr(Hospitals, "read", read)
+    calls: list[int] = []
+    execute = repeats.execute_trials
+    monkeypatch.setattr(repeats, "execute_trials", lambda runs: calls.append(len(runs)) or execute(runs))
+    stacked = run(hospitals, "fedavg", 6)
+    assert 1 < len(calls) < 6
+    single = run({**hospitals, "run": {"engine": "loop"}}, "fedavg", 6)
+    np.testing.assert_allclose(stacked.values("fedavg", "log_loss"), single.values("fedavg", "log_loss"), rtol=1e-4)
+
+
+def test_repeats_at_once_share_the_time(hospitals: configs.ConfigDict) -> None:
+    start = time.perf_counter()
+    results = run(hospitals, "fedavg", 8)
+    assert 0 < sum(record.seconds for record in results.records["fedavg"].values()) <= time.perf_counter() - start

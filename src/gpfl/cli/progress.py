@@ -163,9 +163,9 @@ class RepeatProgress(Callback):
         self._group.notes.on_run_start(run)
         self._group.update(self._repeat, 0.0)
 
-    def on_evaluate(self, record: MetricsRecord) -> None:
+    def on_round_end(self, round: int, losses: Mapping[str, float]) -> None:
         """Show how far the repeats are."""
-        self._group.update(self._repeat, metric(record, "round") / self._rounds)
+        self._group.update(self._repeat, round / self._rounds)
 
     def on_run_end(self, summary: Mapping[str, object]) -> None:
         """Count the repeat as finished."""

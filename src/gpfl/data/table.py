@@ -153,6 +153,14 @@ class Table(Samples):
         table.raw = None if self.raw is None else self.raw.select(indices)
         return table
 
+    def concatenate(self, others: Sequence[Table]) -> Table:
+        """Return a table of the encoded samples of this one and others of the same kind, without what is known of each."""
+        tables = (self, *others)
+        table = self.with_tensors(torch.cat([each.x for each in tables]), torch.cat([each.y for each in tables]))
+        table.__dict__.pop("digest", None)
+        table.raw = table.client_ids = table.splits = table.group_ids = None
+        return table
+
     def with_tensors(self, x: Tensor, y: Tensor) -> Table:
         """Return the same table with its samples and labels in other memory."""
         table = object.__new__(Table)

@@ -107,6 +107,9 @@ class Engine(ABC):
     private_memory_fraction: ClassVar[float] = 0.25  # of a GPU's memory that private states may take
 
     def __init__(self, spec: RunSpec) -> None:
+        self._set_spec(spec)
+
+    def _set_spec(self, spec: RunSpec) -> None:
         self._spec = spec
         self.method, self.schedule = spec.method, spec.schedule
         self.federation, self.device = spec.federation, spec.device
@@ -135,14 +138,24 @@ class Engine(ABC):
             return [function(request, i, info, self.method) for i in range(len(request.clients))]
 
     def for_trial(self, spec: RunSpec) -> Self:
-        """Return this engine for another trial: equal but for the seed or float hyperparameters of the method."""
+        """Return this engine for another trial: equal but for the seed, float hyperparameters of the method, and shards.
+
+        The federations of all trials are on one table.
+        """
         out = copy.copy(self)
-        out._spec, out.schedule, out.method = spec, spec.schedule, spec.method
+        out._set_spec(spec)
+        if spec.method.final_phases():
+            out.__dict__["_final_engine"] = self._final_engine.for_trial(_final_spec(spec))
         return out
 
-    def train_rounds(self, requests: Sequence[TrainRequest]) -> list[RoundResult]:
-        """Run a round of each of several trials, concurrently where the engine supports it."""
-        return [self.train_round(request) for request in requests]
+    def train_rounds(self, requests: Sequence[TrainRequest], engines: Sequence[Engine] = ()) -> list[RoundResult]:
+        """Run a round of each of several trials, concurrently where the engine supports it.
+
+        `engines` are those that `for_trial` returned for the trials; by default it is this one for all.
+        """
+        return [
+            engine.train_round(request) for engine, request in zip(engines or [self] * len(requests), requests, strict=True)
+        ]
 
     def train(self, shared: Tree, private: Tree, clients: Sequence[int], round: int) -> RoundResult:
         """Run a round of `clients` (ascending), whose private state is stacked in that order."""
@@ -164,27 +177,39 @@ class Engine(ABC):
 
     # Final phases.
 
-    def run_final_phases(self, requests: Sequence[FinalRequest]) -> list[Tree]:
+    def run_final_phases(self, requests: Sequence[FinalRequest], engines: Sequence[Engine] = ()) -> list[Tree]:
         """Return the clients' private state after the final phases of each of several trials, stacked in order.
 
         A method without final phases keeps the state as it is. Clients with too few samples keep that in which the phases
-        start.
+        start. `engines` are those that `for_trial` returned for the trials; by default it is this one for all.
         """
         if not self.method.final_phases():
             return [request.private for request in requests]
-        trained = [[i for i, c in enumerate(request.clients) if self._final_engine.can_train(c)] for request in requests]
-        rounds = [
-            self._final_round(request, positions) for request, positions in zip(requests, trained, strict=True) if positions
+        engines = engines or [self] * len(requests)
+        trained = [
+            [i for i, client in enumerate(request.clients) if engine._final_engine.can_train(client)]
+            for engine, request in zip(engines, requests, strict=True)
         ]
-        results = iter(self._final_engine.train_rounds(rounds) if rounds else ())
+        rounds = [
+            (engine._final_engine, engine._final_round(request, positions))
+            for engine, request, positions in zip(engines, requests, trained, strict=True)
+            if positions
+        ]
+        results = iter(
+            self._final_engine.train_rounds([request for _, request in rounds], [engine for engine, _ in rounds])
+            if rounds
+            else ()
+        )
         states = [next(results).private if positions else None for positions in trained]
-        return [self._add_untrained(*each) for each in zip(requests, trained, states, strict=True)]
+        return [
+            engine._add_untrained(request, positions, state)
+            for engine, request, positions, state in zip(engines, requests, trained, states, strict=True)
+        ]
 
     @cached_property
     def _final_engine(self) -> Self:
         """The engine of the final phases, with programs and numbers of slots of its own."""
-        method, schedule = FinalRound.of(self._spec.method), self._spec.schedule.for_final_phases()
-        return type(self)(dataclasses.replace(self._spec, method=method, schedule=schedule))
+        return type(self)(_final_spec(self._spec))
 
     def _final_round(self, request: FinalRequest, positions: list[int]) -> TrainRequest:
         """Return the final phases of the clients at some positions as a round."""
@@ -347,6 +372,11 @@ class Engine(ABC):
         stacked = {name: torch.stack([each[name] for each in terms]) for name in terms[0]}
         device = tree.device_of(request.private) or self.private_device(tree.count_bytes(private[0]))
         return RoundResult(mean, tree.to(tree.stack(private), device), stacked)
+
+
+def _final_spec(spec: RunSpec) -> RunSpec:
+    """Return the final phases of a run as a run."""
+    return dataclasses.replace(spec, method=FinalRound.of(spec.method), schedule=spec.schedule.for_final_phases())
 
 
 def add_weighted(total: Tree, upload: Tree, weight: Tensor) -> Tree:

@@ -42,6 +42,12 @@ class BatchedEvaluator:
         self._groups: dict[object, list[EvalGroup]] = {}
         self._programs: dict[object, Program] = {}
 
+    def for_engine(self, engine: Engine) -> BatchedEvaluator:
+        """Return an evaluator with the same programs for an engine whose clients have other samples of the same table."""
+        out = BatchedEvaluator(engine, self._max_clients, self._make_program)
+        out._programs = self._programs
+        return out
+
     def scores(self, request: EvalRequest) -> Tensor:
         """Return (correct predictions, summed loss) of every client."""
         clients = list(request.clients)

@@ -52,7 +52,7 @@ class Sharded(Engine):
         upload, _ = self.method.upload(request.shared, local_state, private, client)
         return RoundResult(tree.map_leaves(torch.zeros_like, upload), request.private, {})
 
-    def run_final_phases(self, requests: Sequence[FinalRequest]) -> list[Tree]:
+    def run_final_phases(self, requests: Sequence[FinalRequest], engines: Sequence[Engine] = ()) -> list[Tree]:
         """Return the clients' private state after the final phases, which send nothing to other processes."""
         return [self._local_engine.run_final_phases([each])[0] if each.clients else each.private for each in requests]
 

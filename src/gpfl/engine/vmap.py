@@ -73,9 +73,10 @@ class Vmap(Engine):
         """Run a round."""
         return self.train_rounds([request])[0]
 
-    def train_rounds(self, requests: Sequence[TrainRequest]) -> list[RoundResult]:
+    def train_rounds(self, requests: Sequence[TrainRequest], engines: Sequence[Engine] = ()) -> list[RoundResult]:
         """Run a round of each of several trials, whose clients share the slots."""
-        rounds = [ConcurrentRound(self, request) for request in requests]
+        engines = engines or [self] * len(requests)
+        rounds = [ConcurrentRound(engine, request) for engine, request in zip(engines, requests, strict=True)]
         names = differing_floats([self.method, *(request.method for request in requests)])  # even if one trial is left
         bundles: list[Tree] = [
             {
@@ -230,10 +231,13 @@ class Vmap(Engine):
         return Program(advance, state, fixed, traced=traced, compiled=compiled, compile_required=required, weights=weights)
 
     def for_trial(self, spec: RunSpec) -> Self:
-        """Return this engine for another trial. Other hyperparameters are evaluated by programs of their own."""
+        """Return this engine for another trial. A trial alone has programs of its own if its hyperparameters differ."""
         out = super().for_trial(spec)
         if differing_floats([self.method, spec.method]):
-            out._evaluator = BatchedEvaluator(out, self.max_slots, self._make_program)
+            out._programs = {}
+            out._evaluator = BatchedEvaluator(out, self.max_slots, out._make_program)
+        else:
+            out._evaluator = self._evaluator.for_engine(out)
         return out
 
     def evaluate_clients(self, request: EvalRequest) -> Evaluation:

@@ -6,6 +6,10 @@ seed of the run plus k. All methods get the same splits. Preprocessing is fitted
     results = run_repeats(settings, parse_methods("local,fedavg,gpfl"), 20, out, make_callback)
     results.values("gpfl", "auroc", client="cleveland")  # (repeats,), NaN where it is undefined
 
+Repeats of a method run at once where the engine stacks clients: their samples, encoded by the statistics of their repeat, form
+one table, from which the clients of all repeats draw their batches in the same steps (`gpfl.federation.share_table`). Rounds
+are evaluated only if that can change which one is reported.
+
 Each method has one file, `METHOD/repeats.jsonl`: a line with its config, then a line for each finished repeat. Repeats in the
 file are not run again. Models are not kept: `gpfl run --partition-seed … --seed …` with the seeds of a line trains them.
 """
@@ -22,8 +26,10 @@ from typing import cast
 import numpy as np
 
 from gpfl.core.metrics import METRICS
+from gpfl.core.net import InputSpec
 from gpfl.engine import make_engine
 from gpfl.engine.distributed import process_group
+from gpfl.engine.slots import batched
 from gpfl.errors import DivergenceError, GpflError
 from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.run_checks import first_difference
@@ -36,12 +42,18 @@ from gpfl.io import files
 from gpfl.io.legacy import FORMAT_VERSION
 from gpfl.training import config as configs
 from gpfl.training.config import Config, ConfigDict
-from gpfl.training.execute import PreparedRun, execute
+from gpfl.training.execute import PreparedRun, execute_trials
 from gpfl.training.prepare import prepare
 from gpfl.training.result import Result
 
 REPEATS_FILE = "repeats.jsonl"
 """File in a method's folder with its config and its finished repeats."""
+
+STACKED_CLIENTS = 128
+"""Clients of all repeats that run at once; more would not train faster."""
+
+STACKED_BYTES = 1 << 30
+"""Bytes of the encoded samples of all repeats that run at once."""
 
 DrawSplit = Callable[[int], Federation]
 """Returns the federation of a repeat, the same in every call."""
@@ -211,16 +223,20 @@ def run_repeats(
         stores[label].start(config, {repeat: _hash_split(federation) for repeat, federation in enumerate(federations)})
     diverged: dict[str, dict[int, DivergenceError]] = {}
     for label, config in by_label.items():
-        for repeat in range(repeats):
-            if repeat in stores[label].records:
-                continue
-            callback = make_callback(f"{label} repeat {repeat}")
-            run = PreparedRun(*prepare(_for_repeat(config, repeat), federations[repeat]), callbacks=[callback])
-            try:
-                result = execute(run, make_engine(run.config.run.engine, run.spec))
-                stores[label].append(_to_record(repeat, run.config, result))
-            except DivergenceError as error:
-                diverged.setdefault(label, {})[repeat] = error
+        pending = [repeat for repeat in range(repeats) if repeat not in stores[label].records]
+        for group in _group_repeats(config, federations, pending):
+            runs = [
+                PreparedRun(
+                    *prepare(_for_repeat(config, repeat, federations[repeat]), federations[repeat]),
+                    callbacks=[make_callback(f"{label} repeat {repeat}")],
+                )
+                for repeat in group
+            ]
+            for repeat, run, result in zip(group, runs, execute_trials(runs), strict=True):
+                if isinstance(result, DivergenceError):
+                    diverged.setdefault(label, {})[repeat] = result
+                else:
+                    stores[label].append(_to_record(repeat, run, result))
     records = {
         label: {repeat: record for repeat, record in sorted(store.records.items()) if repeat < repeats}
         for label, store in stores.items()
@@ -314,10 +330,31 @@ def _resolve(settings: ConfigDict, variant: MethodVariant, overrides: Mapping[st
         raise GpflError(f"{variant.label}: {error}") from None
 
 
-def _for_repeat(config: Config, repeat: int) -> Config:
-    """Return the config of a repeat: the same with other seeds."""
+def _group_repeats(config: Config, federations: Sequence[Federation], repeats: Sequence[int]) -> list[list[int]]:
+    """Return the repeats that run at once. Those whose categories give other inputs do not."""
+    by_input: dict[InputSpec, list[int]] = {}
+    for repeat in repeats:
+        by_input.setdefault(federations[repeat].table.input_spec, []).append(repeat)
+    groups = []
+    for group in by_input.values():
+        federation, size = federations[group[0]], 1
+        _, spec = prepare(config, federation)
+        if make_engine(config.run.engine, spec).supports_concurrent_trials and not config.defence.enabled:
+            size = max(1, STACKED_CLIENTS // len(federation))
+        if federation.preprocessing is not None:  # every repeat has a table of its own
+            size = max(1, min(size, STACKED_BYTES // federation.table.x.nbytes))
+        groups += batched(group, size)
+    return groups
+
+
+def _for_repeat(config: Config, repeat: int, federation: Federation | None = None) -> Config:
+    """Return the config of a repeat: the same with other seeds, and for a given federation with no needless evaluations."""
     run = dataclasses.replace(config.run, seed=config.run.seed + repeat)
     partition = config.partition and dataclasses.replace(config.partition, seed=config.partition.seed + repeat)
+    if federation is not None:
+        last = run.select == "last" or (run.select == "auto" and not federation.has_validation)
+        if last and not config.train.patience:
+            run = dataclasses.replace(run, eval_every=config.train.rounds)
     return dataclasses.replace(config, run=run, partition=partition)
 
 
@@ -325,8 +362,8 @@ def _hash_split(federation: Federation) -> str:
     return hash_partition(federation.manifest())
 
 
-def _to_record(repeat: int, config: Config, result: Result) -> RepeatRecord:
-    federation, summary = result.federation, result.summary
+def _to_record(repeat: int, run: PreparedRun, result: Result) -> RepeatRecord:
+    config, federation, summary = run.config, run.spec.federation, result.summary
     splits = ("test", "validation") if federation.has_validation else ("test",)
     return RepeatRecord(
         repeat=repeat,

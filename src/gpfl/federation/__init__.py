@@ -7,3 +7,4 @@ from gpfl.federation.federation import Shard as Shard
 from gpfl.federation.manifest import MANIFEST as MANIFEST
 from gpfl.federation.partition import PARTITIONS as PARTITIONS
 from gpfl.federation.partition import Partition as Partition
+from gpfl.federation.shared_table import share_table as share_table

@@ -15,7 +15,7 @@ from gpfl.core.precision import matmul_precision
 from gpfl.engine import Engine, RunSpec, limit_threads, make_engine
 from gpfl.engine.distributed import process_group
 from gpfl.errors import DivergenceError, GpflError
-from gpfl.federation import MANIFEST, Federation
+from gpfl.federation import MANIFEST, Federation, share_table
 from gpfl.inference.metrics import DECISION_METRICS, describe_bootstrap
 from gpfl.models.custom import CustomNet, check_custom_net
 from gpfl.training.callbacks import Callback
@@ -100,13 +100,17 @@ def execute(run: PreparedRun, engine: Engine) -> Result:
 def execute_trials(runs: Sequence[PreparedRun]) -> list[Result | DivergenceError]:
     """Run unfinished trials to their end, their clients at once if the engine supports it.
 
-    Trials differ in their seeds, or in numbers of their method such as λ or the learning rate. One that diverges does not
-    stop the others; its error is returned in place of its result.
+    Trials differ in their seeds, in numbers of their method such as λ or the learning rate, or in their clients' samples and
+    how these are encoded, as long as nets are alike. One that diverges does not stop the others; its error is returned in
+    place of its result.
     """
+    federations = share_table([run.spec.federation for run in runs])
+    runs = [
+        run._replace(spec=dataclasses.replace(run.spec, federation=federation))
+        for run, federation in zip(runs, federations, strict=True)
+    ]
     first = runs[0].spec
     engine = make_engine(runs[0].config.run.engine, first)
-    # All trials share the first one's table on the device.
-    runs = [run._replace(spec=dataclasses.replace(run.spec, federation=first.federation)) for run in runs]
     if not engine.supports_concurrent_trials:
         return [_execute_or_diverge(run) for run in runs]
     engines = [engine.for_trial(run.spec) for run in runs]

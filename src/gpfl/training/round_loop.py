@@ -350,8 +350,8 @@ class RoundLoop:
 def run_concurrently(loops: Sequence[RoundLoop]) -> list[RunOutcome | DivergenceError]:
     """Run trials of one setting, their rounds at once on the first one's engine, and return their outcomes.
 
-    Trials differ in their seeds or in numbers of their method. Each has its own directory and end; one that diverges does
-    not stop the others. Time is divided among those that run.
+    Trials differ in their seeds, in numbers of their method, or in the samples of their clients. Each has its own directory
+    and end; one that diverges does not stop the others. Time is divided among those that run.
     """
     engine = loops[0].engine
     running = {i: loop.steps() for i, loop in enumerate(loops)}
@@ -359,8 +359,9 @@ def run_concurrently(loops: Sequence[RoundLoop]) -> list[RunOutcome | Divergence
     outcomes: dict[int, RunOutcome | DivergenceError] = {}
     while running:
         requests: dict[int, Request] = {}
+        n_concurrent = len(running)
         for i in list(running):
-            loops[i].n_concurrent = len(running)
+            loops[i].n_concurrent = n_concurrent
             try:
                 requests[i] = running[i].send(results[i])
             except StopIteration as end:
@@ -370,9 +371,14 @@ def run_concurrently(loops: Sequence[RoundLoop]) -> list[RunOutcome | Divergence
                 outcomes[i] = end.with_traceback(None)  # the traceback would keep the state alive
                 del running[i]
         rounds = {i: request for i, request in requests.items() if isinstance(request, TrainRequest)}
-        results = dict(zip(rounds, engine.train_rounds(list(rounds.values())), strict=True)) if rounds else {}
         final = {i: request for i, request in requests.items() if isinstance(request, FinalRequest)}
-        results |= dict(zip(final, engine.run_final_phases(list(final.values())), strict=True)) if final else {}
+        results = {}
+        if rounds:
+            trained = engine.train_rounds(list(rounds.values()), [loops[i].engine for i in rounds])
+            results |= dict(zip(rounds, trained, strict=True))
+        if final:
+            states = engine.run_final_phases(list(final.values()), [loops[i].engine for i in final])
+            results |= dict(zip(final, states, strict=True))
         results |= {
             i: loops[i].engine.evaluate_clients(request) for i, request in requests.items() if isinstance(request, EvalRequest)
         }
