@@ -19,6 +19,7 @@ COMMANDS = {
     "run": ("gpfl.cli.run:run", "Train one method on one federation."),
     "resume": ("gpfl.cli.resume:resume", "Resume an interrupted run or trials."),
     "compare": ("gpfl.cli.compare:compare", "Train several methods on one federation or on repeated splits."),
+    "advise": ("gpfl.cli.advise:advise", "Say whether your clients should federate."),
     "predict": ("gpfl.cli.predict:predict", "Predict classes and probabilities of new samples."),
     "evaluate": ("gpfl.cli.evaluate:evaluate", "Measure models on new samples with labels."),
     "tune": ("gpfl.cli.tune:tune", "Search hyperparameters on validation samples."),

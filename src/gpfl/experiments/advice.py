@@ -130,7 +130,7 @@ class Scores:
     @property
     def judged(self) -> npt.NDArray[np.bool_]:
         """Clients whose metric is defined in enough repeats: half of them and at least `MIN_REPEATS`."""
-        enough: npt.NDArray[np.bool_] = self.defined.sum(0) >= _required_repeats(self.n_repeats)
+        enough: npt.NDArray[np.bool_] = self.defined.sum(0) >= required_repeats(self.n_repeats)
         return enough
 
 
@@ -365,7 +365,7 @@ def _judge(series: _Series, rope: float, seed: int) -> Verdict:
         reason="undefined",
         methods=methods_within_noise(series.validation, ratio, rope, min_std),
     )
-    if repeats.sum() < _required_repeats(len(repeats)):
+    if repeats.sum() < required_repeats(len(repeats)):
         return verdict
     gain = measure_gain(joined - alone, ratio, rope, min_std)
     verdict = replace(verdict, gain=gain)
@@ -390,7 +390,7 @@ def _judge(series: _Series, rope: float, seed: int) -> Verdict:
     return replace(verdict, reason="noise", more_samples=more)
 
 
-def _required_repeats(n_repeats: int) -> float:
+def required_repeats(n_repeats: int) -> float:
     """Return in how many repeats a metric must be defined."""
     return max(MIN_REPEATS, n_repeats / 2)
 
@@ -430,6 +430,11 @@ def methods_within_noise(
         for name in ordered
         if name == ordered[0] or measure_gain(best - values[name], test_train_ratio, rope, min_std).answer != "yes"
     )
+
+
+def mean_of_clients(scores: Scores, values: Floats) -> float:
+    """Return the mean over repeats of the average over the clients that can be judged."""
+    return _mean(_average(scores, values))
 
 
 def _average(scores: Scores, values: Floats) -> Floats:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from gpfl.experiments.advice import (
     Verdict,
     best_on_validation,
     give_advice,
+    mean_of_clients,
+    required_repeats,
 )
 from gpfl.experiments.compare import MethodVariant, parse_methods
 from gpfl.experiments.repeats import RepeatedResults, RepeatRecord, run_repeats
@@ -31,14 +34,18 @@ from gpfl.experiments.trials import CallbackFactory
 from gpfl.federation import Federation, Partition, partition_table
 from gpfl.inference.metrics import UndefinedMetricError, compute_metric
 from gpfl.training import config as configs
+from gpfl.training.callbacks import Callback
 from gpfl.training.config import Config, ConfigDict
 
 GLOBAL = "fedavg"
 DEFAULT_METHODS = "fedavg-ft,fedper,ditto,gpfl"
 """Personalised methods that are tried by default."""
 
-VALIDATION_FRACTION = 0.2
-"""Fraction of each client's training samples for validation, by default."""
+DEFAULTS: Mapping[str, Mapping[str, object]] = {"partition": {"validation_fraction": 0.2}, "train": {"rounds": 30}}
+"""Settings of the config that differ from those of other commands, by default: small tables need few rounds."""
+
+FIRST_REPEATS = 2
+"""Repeats of all methods that are run first, from which the time of all is estimated."""
 
 FRACTIONS = (0.25, 0.5, 0.75)
 """Fractions of the training samples at which learning curves are measured, besides all of them."""
@@ -84,6 +91,10 @@ class AdviceResult:
         """The metric that models are judged by."""
         return self.scores.metric
 
+    def mean_score(self, method: str) -> float:
+        """Return a method's mean test score over clients and repeats."""
+        return mean_of_clients(self.scores, self.scores.test[method])
+
     def to_dict(self) -> dict[str, object]:
         """Return the content of advice.json."""
         scores, advice = self.scores, self.advice
@@ -123,20 +134,30 @@ class AdviceResult:
         }
 
 
-def parse_personalised(text: str) -> list[MethodVariant]:
+def parse_variants(text: str) -> list[MethodVariant]:
     """Return staying alone, one global model and the methods of a list."""
     return list({variant.label: variant for variant in parse_methods(f"{ALONE},{GLOBAL},{text}")}.values())
 
 
-def with_validation(settings: ConfigDict) -> ConfigDict:
-    """Return the settings with validation samples, unless they set their fraction. Raise if it is 0."""
-    partition = {"validation_fraction": VALIDATION_FRACTION, **settings.get("partition", {})}
-    if partition["validation_fraction"] == 0:
+def resolve_settings(settings: ConfigDict) -> ConfigDict:
+    """Return settings with the defaults of advice. Raise if they, or the data that they name, do not allow advice."""
+    complete = {**settings, **{section: {**values, **settings.get(section, {})} for section, values in DEFAULTS.items()}}
+    if complete["partition"].get("name") == "manifest":
+        raise GpflError(FIXED_SPLIT)
+    if complete["partition"]["validation_fraction"] == 0:
         raise GpflError(
             "partition.validation_fraction is 0, but gpfl advise chooses the method on validation samples, never on test "
-            f"samples: leave it out, which means {VALIDATION_FRACTION:g}"
+            f"samples: leave it out, which means {DEFAULTS['partition']['validation_fraction']:g}"
         )
-    return {**settings, "partition": partition}
+    select = complete.get("run", {}).get("select", "auto")
+    if select not in ("auto", "validation"):
+        raise GpflError(f"run.select is '{select}', but gpfl advise chooses rounds on validation samples: leave it out")
+    if complete.get("run", {}).get("metric") == "ece":
+        raise GpflError(
+            "run.metric is 'ece', by which always predicting the class frequencies is nearly best, so it cannot tell whether a "
+            "model has learnt anything: use log_loss or brier"
+        )
+    return complete
 
 
 def advise(
@@ -148,22 +169,40 @@ def advise(
     *,
     overrides: Overrides | None = None,
     rope: float = 0.01,
+    report_time: Callable[[float, float], None] = lambda elapsed, remaining: None,
 ) -> AdviceResult:
     """Run what `out` does not hold yet and return the advice.
 
     Args:
-        settings: Config without the method, with a fraction of validation samples.
+        settings: Config without the method, from `resolve_settings`.
         variants: The methods, with staying alone and one global model.
         repeats: Number of repeated splits.
         out: Folder of the results.
         make_callback: Returns the callback of a run from its label.
         overrides: Settings of single methods by name.
         rope: Region of practical equivalence: differences of the metric up to this size do not matter.
+        report_time: Called after `FIRST_REPEATS` new repeats of all methods with their seconds and the expected seconds for
+            the others.
 
     """
     config = configs.resolve_config({**settings, "method": {"name": ALONE}})
     draw = ClientSplits(config)
-    results = run_repeats(settings, variants, repeats, out, make_callback, overrides=overrides, draw=draw)
+
+    def run(count: int) -> RepeatedResults:
+        return run_repeats(settings, variants, count, out, count_runs, overrides=overrides, draw=draw)
+
+    started: list[str] = []
+
+    def count_runs(label: str) -> Callback:
+        started.append(label)
+        return make_callback(label)
+
+    start = time.perf_counter()
+    run(FIRST_REPEATS)
+    if len(started) == FIRST_REPEATS * len(variants):
+        elapsed = time.perf_counter() - start
+        report_time(elapsed, elapsed / FIRST_REPEATS * (repeats - FIRST_REPEATS))
+    results = run(repeats)
     diverged = _check_diverged(results)
     kept = {name: records for name, records in results.records.items() if name not in diverged}
     results = dataclasses.replace(results, records=kept)
@@ -177,8 +216,15 @@ def advise(
         try:
             for fraction in FRACTIONS:
                 folder, draw_fraction = out / f"training-{fraction:g}", TrainingFraction(draw, fraction)
+                name_fraction = f"{fraction:.0%} of the training samples, "
                 at_fractions[fraction] = run_repeats(
-                    settings, pair, repeats, folder, make_callback, overrides=overrides, draw=draw_fraction
+                    settings,
+                    pair,
+                    repeats,
+                    folder,
+                    lambda label, prefix=name_fraction: make_callback(prefix + label),  # type: ignore[misc]
+                    overrides=overrides,
+                    draw=draw_fraction,
                 )
         except GpflError as error:  # a method may need more samples than a fraction leaves
             no_curves = f"not measured: {error}"
@@ -197,23 +243,39 @@ def advise(
     )
 
 
+def check_data(settings: ConfigDict, repeats: int) -> Config:
+    """Return the complete config. Raise if the data have a fixed split, one client, or no client with a defined metric."""
+    config = configs.resolve_config({**settings, "method": {"name": ALONE}})
+    draw, metric = ClientSplits(config), config.run.metric
+    defined = ~np.isnan([score_constant(draw(repeat), metric) for repeat in range(repeats)])
+    if (defined.sum(0) < required_repeats(repeats)).all():
+        label = METRICS[metric].label
+        raise GpflError(
+            f"{label} is undefined in most of {repeats} repeats at every client, since test samples have too few classes: "
+            "choose --metric accuracy or log_loss, or raise --test-fraction"
+        )
+    return config
+
+
+FIXED_SPLIT = (
+    "a manifest fixes every client's samples, and gpfl advise divides them anew in every repeat: leave out --federation"
+)
+
+
 class ClientSplits:
     """Draws the splits of a repeat: the same clients, each with other training, validation and test samples."""
 
     def __init__(self, config: Config) -> None:
         if config.partition is None or config.source is None:
-            raise GpflError(
-                "a manifest fixes every client's samples, and gpfl advise divides them anew in every repeat: "
-                "leave out --federation"
-            )
+            raise GpflError(FIXED_SPLIT)
         if config.partition.rng == "pfllib":
             raise GpflError("gpfl advise draws splits with gpfl's random numbers: leave out --partition-rng pfllib")
         self.partition: Partition = config.partition
         self.table = config.source.load()
         if self.table.splits is not None:
             raise GpflError(
-                f"data '{self.table.name}' say which samples are for testing, and gpfl advise draws test samples anew in every "
-                "repeat: give the samples without that division"
+                f"data '{self.table.name}' says which samples are for testing, and gpfl advise draws test samples anew in "
+                "every repeat: leave out --split-column, or join the files of training and test samples"
             )
 
     def __call__(self, repeat: int) -> Federation:
@@ -221,8 +283,8 @@ class ClientSplits:
         federation = partition_table(self.table, self.partition, self.partition.seed + repeat)
         if len(federation) < 2:
             raise GpflError(
-                f"data '{self.table.name}' have one client, {federation.shards[0].name}; gpfl advise compares joining with "
-                "staying alone, which needs at least 2"
+                f"data '{self.table.name}' has one client, {federation.shards[0].name}; gpfl advise compares joining with "
+                "staying alone, which needs at least 2: name another column of clients with --client"
             )
         return federation
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -81,7 +82,7 @@ class ResultTable:
     """A table whose first column names the rows.
 
     A cell is a text, a number, a `MeanStd` or None (no value), or one of these in `Bold`. Print it with rich, or write it with
-    `to_markdown`, `to_latex` and `pages.render_page`; `format_csv` writes records of plain numbers.
+    `to_markdown`, `to_latex`, `to_html` and `pages.render_page`; `format_csv` writes records of plain numbers.
     """
 
     columns: Sequence[ResultColumn]
@@ -128,6 +129,10 @@ class ResultTable:
             first += width
         rows = self._marked(r"\textbf{{\boldmath {}}}", escape_latex)
         return render("table.tex", table=self, label=label, rows=rows, spans=spans)
+
+    def to_html(self) -> str:
+        """Return the table without title, caption and notes as HTML."""
+        return render("table.html", table=self, rows=self._marked("<strong>{}</strong>", html.escape))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield title, caption, table and notes for a terminal, without columns for which it is too narrow."""
