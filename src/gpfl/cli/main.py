@@ -22,6 +22,7 @@ COMMANDS = {
     "advise": ("gpfl.cli.advise:advise", "Say whether your clients should federate."),
     "predict": ("gpfl.cli.predict:predict", "Predict classes and probabilities of new samples."),
     "evaluate": ("gpfl.cli.evaluate:evaluate", "Measure models on new samples with labels."),
+    "personalize": ("gpfl.cli.personalize:personalize", "Make a model for a client that was not in training."),
     "tune": ("gpfl.cli.tune:tune", "Search hyperparameters on validation samples."),
     "methods": ("gpfl.cli.methods:methods", "List the methods, or explain one."),
     "data": ("gpfl.cli.data:data", "Download, list and show datasets."),

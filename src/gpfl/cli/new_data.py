@@ -48,12 +48,16 @@ threshold_option = click.option(
 force_option = click.option("--force", is_flag=True, help="Overwrite an existing file.")
 
 
+unseen_option = click.option(
+    "--unseen",
+    type=click.Choice(UNSEEN),
+    help="Categories that no client trained on: an error, or ignored  [default: as the model was trained to]",
+)
+text_option = click.option(
+    "--text", "text_columns", type=CommaList(str), default=[], help="Columns that make up a text, for models of texts."
+)
 read_options = compose(
-    click.option(
-        "--unseen",
-        type=click.Choice(UNSEEN),
-        help="Categories that no client trained on: an error, or ignored  [default: as the model was trained to]",
-    ),
+    unseen_option,
     click.option(
         "--unreadable",
         type=click.Choice(["error", "missing"]),
@@ -61,9 +65,7 @@ read_options = compose(
         show_default=True,
         help="Cells such as >100 in a column of numbers or dates: an error, or missing values.",
     ),
-    click.option(
-        "--text", "text_columns", type=CommaList(str), default=[], help="Columns that make up a text, for models of texts."
-    ),
+    text_option,
 )
 
 

@@ -216,7 +216,8 @@ def evaluate(
     """
     predictions = predict(source, data, choice, options, threshold=threshold)
     table, names = predictions.inputs.table, predictions.model.class_names
-    label = find_label(table, label, predictions.model)
+    inputs = predictions.model.preprocessor.schema.index if predictions.model.preprocessor else ()
+    label = find_label(table, label, predictions.model.output_spec.label, inputs)
     notes: list[str] = []
     known = np.ones(len(table), dtype=bool)
     if missing_labels == "drop":
@@ -235,23 +236,21 @@ def evaluate(
     return NewEvaluation(predictions, label, report, tuple(notes))
 
 
-def find_label(table: RawTable, label: str, model: ClientModel) -> str:
+def find_label(table: RawTable, label: str, trained: str, inputs: Collection[str]) -> str:
     """Return the column of labels: the one that is named, that of the training data, or one with a usual name."""
-    usable = {name: None for name, values in table.columns.items() if values.shape == (len(table),)}
+    usable = [name for name, values in table.columns.items() if values.shape == (len(table),)]
     if label:
         if label not in usable:
             raise GpflError(f"--label is '{label}', which is not a column of {table.path}; {did_you_mean(label, usable)}")
         return label
-    if model.output_spec.label in usable:
-        return model.output_spec.label
-    inputs = model.preprocessor.schema.index if model.preprocessor else {}
+    if trained in usable:
+        return trained
     lower = {name.lower(): name for name in usable if name not in inputs}
     found = next((lower[name] for name in LABEL_NAMES if name in lower), "")
     if not found:
-        trained = f"; the model was trained on '{model.output_spec.label}'" if model.output_spec.label else ""
+        hint = f"; the model was trained on '{trained}'" if trained else ""
         raise GpflError(
-            f"{table.path} has no column named as the label{trained}: name it with --label; the columns are "
-            f"{join_names(list(usable))}"
+            f"{table.path} has no column named as the label{hint}: name it with --label; the columns are {join_names(usable)}"
         )
     return found
 

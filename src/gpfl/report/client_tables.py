@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -40,6 +40,12 @@ def client_table(report: MetricsReport, metric: str = "accuracy") -> ResultTable
         _client_row("all samples", report.overall, shown),
     ]
     return ResultTable([*_COLUMNS, *map(_column, shown)], rows, notes=_notes(report, shown))
+
+
+def model_table(reports: Mapping[str, MetricsReport]) -> ResultTable:
+    """Return the table of several models on the same samples."""
+    columns = (ResultColumn("model"), *_COLUMNS[1:], *map(_column, SHOWN))
+    return ResultTable(columns, [_client_row(name, report.overall, SHOWN) for name, report in reports.items()])
 
 
 _COLUMNS = (

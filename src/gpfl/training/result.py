@@ -13,6 +13,7 @@ import torch
 from gpfl.core import tree
 from gpfl.core.final_round import run_final_phases
 from gpfl.core.local_round import local_round
+from gpfl.core.method import NET_PARTS
 from gpfl.core.precision import matmul_precision
 from gpfl.core.tree import Tree
 from gpfl.data.arrays import ArrayLike, read_samples
@@ -27,6 +28,7 @@ from gpfl.inference.client_model import ClientModel, OutputSpec, model_file_name
 from gpfl.inference.inputs import Encoder
 from gpfl.inference.metrics import MetricsReport, evaluate_predictions, softmax
 from gpfl.inference.threshold import Threshold, choose_threshold
+from gpfl.methods.fedavg import FedAvg
 from gpfl.training.round_loop import RunOutcome
 from gpfl.training.run_dir import MetricsRecord
 
@@ -189,6 +191,26 @@ class Result:
         private = run_final_phases(method, state.shared, private, table, samples, schedule, last, len(engine.federation), info)
         weights = method.personal_weights(state.shared, private, table.batch(first[first >= 0]), info)
         return self._make_model(weights, name, preprocessor)
+
+    def shared_model(self, name: str = "shared", encoder: Encoder | None = None) -> ClientModel | None:
+        """Return the net that the server holds, which a new client can use without training; None if it holds no whole net.
+
+        Args:
+            name: Name of the model.
+            encoder: Encoding of the client's samples, by default that by the merged statistics.
+
+        """
+        method, state = undefended(self.engine.method), self.outcome.selected
+        parts = (*NET_PARTS, "batch_norm_stats") if method.net.init(0).keys() & {"batch_norm_stats"} else NET_PARTS
+        if not set(parts) <= state.shared.keys():
+            return None
+        plain = FedAvg().bind(method.net, lr=method.lr, epochs=method.epochs, batch_norm=method.batch_norm)
+        preprocessing = self.federation.preprocessing
+        model = self._make_model(
+            tree.pick(state.shared, parts), name, encoder or (preprocessing.federated if preprocessing else None)
+        )
+        model.method = plain
+        return model
 
     def _make_model(
         self, weights: Tree, name: str, preprocessor: Encoder | None, threshold: Threshold | None = None
