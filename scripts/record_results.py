@@ -17,6 +17,7 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
+import pack_runs
 import results_page
 
 from gpfl.experiments import run_archive
@@ -43,7 +44,7 @@ def main() -> None:
 def record(out: Path) -> None:
     """Add what a folder holds."""
     if (out / "runs").is_dir():
-        count = run_archive.pack(out / "runs", RESULTS / run_archive.ARCHIVE)
+        count = pack_runs.pack(out / "runs", RESULTS / run_archive.ARCHIVE)
         print(f"{run_archive.ARCHIVE}: {count} folders of trials")
     for path in (found for found in (out / "tuned").rglob("*") if found.is_file()):
         target = RESULTS / path.relative_to(out)
@@ -104,7 +105,7 @@ def shorten_paths(text: str) -> str:
 
 def rounded(value: object) -> object:
     """Return a number with the digits that are kept."""
-    return round(value, run_archive.DIGITS) if isinstance(value, float) else value
+    return round(value, pack_runs.DIGITS) if isinstance(value, float) else value
 
 
 if __name__ == "__main__":

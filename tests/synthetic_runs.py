@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 import gpfl
-from gpfl.experiments.stored_runs import FolderRun, Trials
+from gpfl.experiments.stored_runs import StoredRun, Trials
 from gpfl.federation import Federation, Shard
 from gpfl.training.run_dir import METRICS_NUMBERS, SUMMARY_NUMBERS, SUMMARY_TEXTS, RunDir
 
@@ -73,10 +73,10 @@ def trials_of(
         run_folder(folder / method / f"seed-{seed}", seed, rounds, terms=terms, selected=selected, rows=rows, method=method)
         for seed, rounds in seeds.items()
     ]
-    return Trials(method, [FolderRun(path) for path in folders])
+    return Trials(method, [StoredRun(path) for path in folders])
 
 
-class SummaryRun(FolderRun):
+class SummaryRun(StoredRun):
     """A run that consists of a summary."""
 
     def __init__(self, path: Path | str, summary: Mapping[str, object]) -> None:

@@ -18,7 +18,7 @@ import gpfl
 from gpfl.experiments import definitions as studies
 from gpfl.experiments import feature_maps
 from gpfl.experiments.features import Features, collect_features, embed_tsne, measure_features
-from gpfl.experiments.stored_runs import FolderRun, Trials
+from gpfl.experiments.stored_runs import StoredRun, Trials
 from gpfl.experiments.trials import delete_weights
 
 TOYS = """
@@ -265,7 +265,7 @@ def test_points_are_those_of_the_first_trial_that_has_them(run: Path) -> None:
     lines: list[str] = []
     other = Path(shutil.copytree(run, run.parent / "seed-1"))
     delete_weights(run)
-    trials = Trials("fedper", [FolderRun(run), FolderRun(other)])
+    trials = Trials("fedper", [StoredRun(run), StoredRun(other)])
     assert not feature_maps.is_measured(trials)
     assert feature_maps.first_map(trials) is None
     feature_maps.measure_trials(trials, lines.append)
@@ -273,7 +273,7 @@ def test_points_are_those_of_the_first_trial_that_has_them(run: Path) -> None:
     found = feature_maps.first_map(trials)
     assert found is not None
     assert (found.method, found.run) == ("fedper", "cell-1a2b3c4d/seed-1")
-    feature_maps.measure_trials(Trials("fedper", [FolderRun(run)]), lines.append)
+    feature_maps.measure_trials(Trials("fedper", [StoredRun(run)]), lines.append)
     assert [line.split(": cell-")[0] for line in lines] == [
         "FedPer, seed-0",
         "FedPer, seed-0",

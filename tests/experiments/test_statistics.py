@@ -21,7 +21,7 @@ from gpfl.experiments.statistics import (
     rank_scores,
     signed_rank,
 )
-from gpfl.experiments.stored_runs import FolderRun
+from gpfl.experiments.stored_runs import StoredRun
 
 NAN = float("nan")
 
@@ -101,7 +101,7 @@ def test_manifest_that_is_damaged_is_named(tmp_path: Path, text: bytes) -> None:
     one, other = (trials_of(tmp_path, name, {0: [[0.5, 0.25]]}) for name in ("gpfl", "fedavg"))
     path = other.runs[0].path / "federation.toml"
     path.write_bytes(text)
-    with pytest.raises(gpfl.GpflError, match=rf"{path} is damaged: put a good copy in its place, or remove {path.parent} and"):
+    with pytest.raises(gpfl.GpflError, match=rf"{path} cannot be read: put a good copy in its place, or"):
         compare_paired(one, other)
 
 
@@ -110,7 +110,7 @@ def test_metrics_without_client_accuracies_are_refused(tmp_path: Path) -> None:
     path = folder / "metrics.jsonl"
     path.write_text(path.read_text().replace('"client_accuracies"', '"customers"'))
     with pytest.raises(gpfl.GpflError, match=r"a holds no accuracies of single clients in round 0: remove it"):
-        statistics.client_accuracies(FolderRun(folder))
+        statistics.client_accuracies(StoredRun(folder))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from gpfl.experiments import feature_maps
 from gpfl.experiments.definitions import PaperValue
 from gpfl.experiments.feature_maps import FeatureMap
 from gpfl.experiments.results import TableResults
-from gpfl.experiments.stored_runs import FolderRun, Trials
+from gpfl.experiments.stored_runs import StoredRun, Trials
 from gpfl.experiments.trials import delete_weights
 from gpfl.report import experiment_figures, feature_tables, figures, paper_tables
 from gpfl.report.experiment_figures import figure_title
@@ -187,7 +187,7 @@ def featured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TableResults:
     )
     key = column_keys("features")[0]
     folders = {name: [tmp_path / name / f"seed-{seed}" for seed in seeds[name]] for name in seeds}
-    trials = {(key, name): Trials(name, [FolderRun(run) for run in runs]) for name, runs in folders.items()}
+    trials = {(key, name): Trials(name, [StoredRun(run) for run in runs]) for name, runs in folders.items()}
     for one in trials.values():
         feature_maps.measure_trials(one, pytest.fail)
     return results_of("features", dict(trials))

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import nn
 
 import gpfl
-from gpfl.experiments.stored_runs import FolderRun
+from gpfl.experiments.stored_runs import StoredRun
 from gpfl.federation import Federation
 from gpfl.io.legacy import FORMAT_VERSION, list_client_accuracies
 from gpfl.training import config
@@ -97,7 +97,7 @@ def test_old_metrics_and_summaries_have_the_keys_of_today(folder: Path) -> None:
     accuracies = list_client_accuracies(record)
     assert accuracies is not None
     assert len(accuracies) == 3
-    assert FolderRun(folder / "finished").accuracies(3) == (accuracies, record["accuracy"])
+    assert StoredRun(folder / "finished").accuracies(3) == (accuracies, record["accuracy"])
     summary = run_dir.read_summary()
     assert summary["selected_std"] == summary["std"]  # the selected round was the best one
     assert (summary["metric"], "selected_std" in json.loads((RECORDED / "finished" / "summary.json").read_text())) == (

@@ -41,7 +41,7 @@ def print_plan(
             time = "damaged" if job in damaged else "done"
             if job in unfinished:
                 time = f"{upper} {format_duration(value)}" if (value := seconds.get(job.folder)) else "unknown"
-            memory = f"about {format_bytes(job.data_bytes + len(plan.seeds) * job.memory)}" if job in unfinished else ""
+            memory = f"about {format_bytes(job.memory)}" if job in unfinished else ""
             rows.append([cell.column.key, cell.variant.label, done, time, memory, tables, job.folder.name])
         table_console().print(ResultTable(COLUMNS, rows))
     problems = problems | {cell.key: damage for job, damage in damaged.items() for cell in job.cells}

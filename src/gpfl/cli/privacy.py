@@ -46,7 +46,6 @@ from gpfl.experiments.defence_study import FAMILIES, PrivacyBounds, Variants, fi
 from gpfl.experiments.definitions import Cell
 from gpfl.experiments.grid import GridPlan, Job
 from gpfl.experiments.leaks import InferenceFindings, infer_from_runs
-from gpfl.experiments.results import trial_commits
 from gpfl.io.provenance import command_line, current_commit
 from gpfl.methods import METHODS
 from gpfl.privacy.attack_cases import AttackPlan
@@ -314,7 +313,7 @@ def _exit_incomplete() -> None:
 
 def _describe_origin(jobs: Iterable[Job], seeds: Sequence[int]) -> str:
     runs = [trials for job in jobs if (trials := job.trials("", seeds))]
-    commits, current = {each for trials in runs for each in trial_commits(trials)}, current_commit()
+    commits, current = {each for trials in runs for each in trials.commits}, current_commit()
     later = "" if current in commits else f" The commit is that of the runs; attacks and page are of {current}."
     return f"{Origin(command_line(), current).describe(runs, commits, seeds)}{later}"
 

@@ -125,7 +125,8 @@ def _saved_map(run: StoredRun) -> FeatureMap | None:
 
 
 def _archived_map(run: StoredRun) -> FeatureMap | None:
-    return None if run.feature_record is None else _parse_map(run.feature_record)
+    record = (run.archived or {}).get("features")
+    return None if record is None else _parse_map(record)
 
 
 # The file.

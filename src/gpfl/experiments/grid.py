@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -16,17 +18,12 @@ from gpfl.data.published.dataset import provenance_warning
 from gpfl.engine import RunSpec
 from gpfl.errors import GpflError
 from gpfl.experiments.definitions import PATIENCE, ROUNDS, Cell, CellKey
-from gpfl.experiments.run_checks import (
-    UNCOMPARED,
-    Sections,
-    find_folder_damage,
-    merge_configs,
-)
-from gpfl.experiments.run_index import config_hash, folder_name, is_named_by_hash
-from gpfl.experiments.stored_runs import FolderTrials, StoredTrials, Trials
+from gpfl.experiments.run_checks import UNCOMPARED, Sections, find_folder_damage, merge_configs
+from gpfl.experiments.stored_runs import StoredTrials, Trials
 from gpfl.experiments.tuned_values import TunedValues
 from gpfl.federation import Federation
 from gpfl.io import toml
+from gpfl.models.custom import net_name
 from gpfl.training import config as configs
 from gpfl.training.config import Config, ConfigDict
 from gpfl.training.devices import device_name, find_device
@@ -89,12 +86,15 @@ class Job:
 
     cells: tuple[Cell, ...]
     settings: ConfigDict = field(hash=False)
-    folder: Path
+    stored: StoredTrials = field(compare=False)
     caveat: str  # about the data
-    memory: int = 0  # bytes of a trial in training
-    data_bytes: int = 0
+    memory: int = 0  # bytes of all trials in training, and of the data
     complete: Sections | None = field(default=None, compare=False)  # config; None if the trials were found by theirs
-    stored: StoredTrials | None = field(default=None, compare=False)  # None: those in `folder`
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the trials."""
+        return self.stored.path
 
     @property
     def label(self) -> str:
@@ -106,27 +106,42 @@ class Job:
         """Why its folder cannot be used, and the fix; "" if it can."""
         return find_folder_damage(self.folder, self.complete)
 
-    def finished(self, seeds: Iterable[int]) -> list[int]:
-        """Return the seeds whose trials have finished and are undamaged."""
-        source = self._source()
-        return [seed for seed in seeds if source.run(seed)] if self.stored or not self.damage else []
-
     def trials(self, label: str, seeds: Iterable[int]) -> Trials | None:
-        """Return the finished trials of these seeds, or None.
+        """Return the finished and undamaged trials of these seeds, or None.
 
         It does not depend on trials.json, so run folders from several machines can be put together.
         """
-        source = self._source()
-        runs = [run for seed in self.finished(seeds) if (run := source.run(seed))]
+        runs = [] if self.damage else [run for seed in seeds if (run := self.stored.run(seed))]
         return Trials(label, runs) if runs else None
+
+    def finished(self, seeds: Iterable[int]) -> list[int]:
+        """Return the seeds whose trials have finished and are undamaged."""
+        trials = self.trials("", seeds)
+        return [run.seed for run in trials.runs] if trials else []
 
     def diverged(self, seeds: Iterable[int]) -> dict[int, int]:
         """Return the rounds in which trials diverged, by seed."""
-        rounds = {seed: self._source().diverged_round(seed) for seed in seeds}
-        return {seed: round_ for seed, round_ in rounds.items() if round_ is not None}
+        return {seed: round_ for seed in seeds if (round_ := self.stored.diverged_round(seed)) is not None}
 
-    def _source(self) -> StoredTrials:
-        return self.stored or FolderTrials(self.folder)
+
+def config_hash(config: Sections, data_hash: str) -> str:
+    """Return eight hex digits of a complete config without the settings in `UNCOMPARED`, and of the data's hash."""
+    compared = {
+        section: {key: value for key, value in values.items() if (section, key) not in UNCOMPARED}
+        for section, values in config.items()
+    }
+    return hashlib.sha256(json.dumps([compared, data_hash], sort_keys=True).encode()).hexdigest()[:8]
+
+
+def folder_name(config: Config, hash_: str) -> str:
+    """Return the name of a folder of trials: data, partition, net, method and hash."""
+    partition = config.partition
+    clients = f"-{partition.clients}" if partition and partition.clients else ""
+    total = f"of{partition.total_clients}" if partition and partition.total_clients else ""
+    without = "".join(f"-without-{part}" for part in getattr(config.method, "without", ()))
+    net = net_name(config.net) if config.net else configs.CUSTOM
+    partition_name = partition.name if partition else "manifest"
+    return f"{config.data}-{partition_name}{clients}{total}-{net}-{config.method.name}{without}-{hash_}"
 
 
 # Planning.
@@ -136,21 +151,15 @@ class FederationCache:
     """Federations by config, each made once."""
 
     def __init__(self) -> None:
-        self._made: dict[str, Federation | GpflError] = {}
+        self._made: dict[str, Federation] = {}
 
     def federation(self, config: Config) -> Federation:
-        """Return the federation of a config. Raise the same error each time if it cannot be made."""
+        """Return the federation of a config."""
         sections = config.sections()
         key = toml.dump({"data": sections["data"], "partition": sections["partition"]})
         if key not in self._made:
-            try:
-                self._made[key] = config.federation()
-            except GpflError as error:
-                self._made[key] = error
-        made = self._made[key]
-        if isinstance(made, GpflError):
-            raise made
-        return made
+            self._made[key] = config.federation()
+        return self._made[key]
 
 
 def has_data(name: str) -> bool:
@@ -177,25 +186,15 @@ def make_jobs(cells: Iterable[Cell], plan: GridPlan, cache: FederationCache) -> 
     """Return the jobs of cells, one per config, and why other cells cannot run."""
     jobs: dict[Path, Job] = {}
     problems: Problems = {}
-    renamed = _find_renamed(plan.out)
     for cell in cells:
         try:
             job = make_job(cell, plan, cache)
         except GpflError as error:
             problems[cell.key] = str(error)
             continue
-        if not job.folder.exists():
-            job = dataclasses.replace(job, folder=renamed.get(job.folder.name.rsplit("-", 1)[1], job.folder))
         known = jobs.get(job.folder)
         jobs[job.folder] = dataclasses.replace(job, cells=(*known.cells, cell)) if known else job
     return list(jobs.values()), problems
-
-
-def _find_renamed(out: Path) -> dict[str, Path]:
-    """Return the folders in `out` whose names do not end in the hash of their content, by that hash."""
-    folders = [path.parent for path in sorted(out.glob("runs/*/config.toml"), reverse=True)]
-    trials = [FolderTrials(folder) for folder in folders if not find_folder_damage(folder)]
-    return {config_hash(each.config, each.data_hash): each.path for each in trials if not is_named_by_hash(each)}
 
 
 def make_job(cell: Cell, plan: GridPlan, cache: FederationCache) -> Job:
@@ -204,16 +203,14 @@ def make_job(cell: Cell, plan: GridPlan, cache: FederationCache) -> Job:
     config, spec = prepare_cell(cell, plan, cache)
     table = spec.federation.table
     complete = merge_configs(config.sections(), {"run": {"precision": settings["run"].get("precision", "float32")}})
-    folder = plan.out / "runs" / folder_name(config, config_hash(complete, table.digest))
-    state, memory = _count_bytes(spec)
+    state, in_training = _count_bytes(spec)
     every = CHECKPOINT_EVERY * math.ceil(state / CHECKPOINT_BYTES)
     return Job(
         cells=(cell,),
         settings=merge_configs({"run": {"checkpoint_every": every}}, settings),
-        folder=folder,
+        stored=StoredTrials(plan.out / "runs" / folder_name(config, config_hash(complete, table.digest))),
         caveat=provenance_warning(table),
-        memory=memory,
-        data_bytes=table.x.element_size() * table.x.nelement(),
+        memory=table.x.nbytes + len(plan.seeds) * in_training,
         complete=complete,
     )
 
@@ -256,10 +253,11 @@ def estimate_seconds(jobs: Iterable[Job], plan: GridPlan) -> dict[Path, float]:
     seconds: dict[tuple[object, ...], float] = defaultdict(float)
     rounds: dict[tuple[object, ...], int] = defaultdict(int)
     for path in plan.out.glob("runs/*/seed-*/summary.json"):
-        run = FolderTrials(path.parents[1]).run(int(path.parent.name.removeprefix("seed-")))
+        trials = StoredTrials(path.parents[1])
+        run = trials.run(int(path.parent.name.removeprefix("seed-")))
         if run and run.summary["device"] == device:
-            seconds[_workload(run.config())] += cast(float, run.summary["seconds"])
-            rounds[_workload(run.config())] += cast(int, run.summary["rounds"])
+            seconds[_workload(trials.config)] += cast(float, run.summary["seconds"])
+            rounds[_workload(trials.config)] += cast(int, run.summary["rounds"])
     return {
         job.folder: (len(plan.seeds) - len(job.finished(plan.seeds))) * plan.rounds * seconds[workload] / rounds[workload]
         for job in jobs

@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
 
 import torch
 
@@ -137,9 +136,11 @@ def _note_provenance(job: Job, seeds: Iterable[int], provenance: Mapping[str, ob
     """Write beside each run how it is made. The commits of resumed runs are collected."""
     note = {key: value for key, value in provenance.items() if key != "commit"}
     for seed in seeds:
-        path = job.folder / PROVENANCE_FILE.format(seed)
-        commits = dict.fromkeys([*cast(list[str], read_provenance(path).get("commits", [])), provenance["commit"]])
-        files.write_text(path, json.dumps({**note, "commits": list(commits), "data": job.caveat}, indent=2) + "\n")
+        commits = dict.fromkeys([*read_provenance(job.folder / f"seed-{seed}").get("commits", []), provenance["commit"]])
+        files.write_text(
+            job.folder / PROVENANCE_FILE.format(seed),
+            json.dumps({**note, "commits": list(commits), "data": job.caveat}, indent=2) + "\n",
+        )
 
 
 @contextmanager

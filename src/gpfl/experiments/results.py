@@ -16,8 +16,7 @@ from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.definitions import Cell, CellKey, Experiment, TableColumn
 from gpfl.experiments.grid import GridPlan, Job, Problems
 from gpfl.experiments.run_checks import UNCOMPARED, Sections, find_folder_damage, find_trial_damage
-from gpfl.experiments.run_index import is_named_by_hash, read_stored_trials
-from gpfl.experiments.stored_runs import Trials
+from gpfl.experiments.stored_runs import Trials, read_stored_trials
 from gpfl.models.custom import net_name
 from gpfl.training import config as configs
 from gpfl.training.config import ConfigDict
@@ -68,13 +67,13 @@ def find_jobs(cells: Iterable[Cell], plan: GridPlan) -> tuple[list[Job], Problem
         except GpflError:  # no run can have these settings
             continue
         matches = [trials for trials in stored if _is_requested(requested, trials.config)]
-        if len(matches) > 1 and len({trials.data_hash for trials in matches}) > 1:
+        if len({trials.data_hash for trials in matches}) > 1:
             names = ", ".join(trials.path.name for trials in matches)
             problems[cell.key] = f"several runs differ only in their data: remove all but one of {names}"
         elif matches:
-            found = matches[0] if len(matches) == 1 else next(filter(is_named_by_hash, matches), matches[0])
+            found = matches[0]
             earlier = jobs[found.path].cells if found.path in jobs else ()
-            jobs[found.path] = Job((*earlier, cell), settings, found.path, found.data_warning, stored=found)
+            jobs[found.path] = Job((*earlier, cell), settings, found, found.data_warning)
     return list(jobs.values()), problems
 
 
@@ -102,12 +101,11 @@ def _is_requested(requested: Sections, config: Sections) -> bool:
 
 def describe_damage(out: Path, jobs: Iterable[Job], seeds: Iterable[int]) -> list[str]:
     """Return a sentence about each damaged folder in `out` and each damaged trial of the jobs, with the fix."""
-    by_folder = {job.folder: job for job in jobs}
-    paths = [path for path in sorted(out.glob("runs/*")) if path.is_dir()]
-    folders = [by_folder[path].damage if path in by_folder else find_folder_damage(path) for path in paths]
-    sound = [folder for folder in sorted(by_folder) if not by_folder[folder].damage]
+    damages = {path: find_folder_damage(path) for path in sorted(out.glob("runs/*")) if path.is_dir()}
+    damages |= {job.folder: job.damage for job in jobs}
+    sound = [folder for folder in sorted(job.folder for job in jobs) if not damages[folder]]
     trials = [find_trial_damage(folder / f"seed-{seed}") for folder in sound for seed in seeds]
-    return [f"a stored run is ignored: {damage}" for damage in dict.fromkeys((*folders, *trials)) if damage]
+    return [f"a stored run is ignored: {damage}" for damage in dict.fromkeys((*damages.values(), *trials)) if damage]
 
 
 def collect_results(
@@ -154,10 +152,5 @@ def collect_results(
         settings=plan.settings,
         tuned=plan.tuned.describe(str(row.method["name"]) for row in rows) if plan.tuned else "",
         table=plan.table,
-        commits={key: trial_commits(each) for key, each in trials.items()},
+        commits={key: each.commits for key, each in trials.items()},
     )
-
-
-def trial_commits(trials: Trials) -> tuple[str, ...]:
-    """Return the commits of the code that made trials; "unknown" for a run that does not say."""
-    return tuple(sorted({commit for run in trials.runs for commit in run.provenance().commits or ("unknown",)}))

@@ -1,4 +1,4 @@
-"""Check stored trials: files that are damaged or belong to another run."""
+"""Compare configs, and check that stored trials are readable and belong to their folder."""
 
 from __future__ import annotations
 
@@ -47,28 +47,26 @@ def find_trial_damage(run: Path) -> str:
 
     Its summary must be readable, and its config must be that of its folder with its seed.
     """
-    run_dir = RunDir(run)
-    if not run_dir.finished:
+    if not RunDir(run).finished:
         return ""
     try:
-        run_dir.read_summary(RESTORE.format(run))
+        RunDir(run).read_summary(RESTORE.format(run))
     except GpflError as error:
         return str(error)
-    path = run / "config.toml"
     try:
-        config, expected = configs.read_sections(path), configs.read_sections(run.parent / "config.toml")
+        config, expected = (configs.read_sections(folder / "config.toml") for folder in (run, run.parent))
     except GpflError:  # tables need only the summary and the metrics
         return ""
     seed = config.get("run", {}).get("seed")
     if seed is not None and run.name != f"seed-{seed}":
-        return f"{path} has run.seed = {seed}, so it belongs to another run: move {run} away or remove it"
-    return find_mismatch(path, merge_configs(expected, config), expected)
+        return f"{run / 'config.toml'} has run.seed = {seed}, so it belongs to another run: move {run} away or remove it"
+    return _find_mismatch(run / "config.toml", merge_configs(expected, config), expected)
 
 
 def find_folder_damage(folder: Path, expected: Sections | None = None) -> str:
     """Return what is wrong with the config of a folder of trials, and the fix; "" if nothing, or if the folder is new.
 
-    Configs are written complete, so one that lacks a value is damaged. With `expected` it must also equal that config.
+    With `expected` it must equal that complete config.
     """
     path = folder / "config.toml"
     if not path.exists() and not any(folder.glob("seed-*")):
@@ -76,29 +74,12 @@ def find_folder_damage(folder: Path, expected: Sections | None = None) -> str:
     try:
         config = configs.read_sections(path)
     except GpflError as error:
-        return f"{error}; if it is lost, remove {folder} to run it again"
-    if fault := _find_missing(config):
-        return f"{path} is damaged ({fault}): {RESTORE.format(folder)}"
-    return find_mismatch(path, config, expected) if expected else ""
+        return f"{error}: {RESTORE.format(folder)}"
+    return _find_mismatch(path, config, expected) if expected else ""
 
 
-def find_mismatch(path: Path, config: Sections, expected: Sections) -> str:
-    """Return how a config file differs from the expected config, and the fix; "" if it does not."""
+def _find_mismatch(path: Path, config: Sections, expected: Sections) -> str:
     if not (difference := first_difference(config, expected)):
         return ""
     key, value, wanted = difference
     return f"{path} has {key} = {value}, not {wanted}, so it belongs to another run: move {path.parent} away or remove it"
-
-
-def _find_missing(config: ConfigDict) -> str:
-    try:
-        complete = configs.resolve_config(config).sections()
-    except GpflError as error:
-        return str(error)
-    for section, values in complete.items():
-        if section not in config:
-            return f"it lacks [{section}]"
-        for key in values:
-            if key not in config[section]:
-                return f"it lacks {section}.{key}"
-    return ""

@@ -10,7 +10,7 @@ from pathlib import Path
 from gpfl.engine.distributed import process_group
 from gpfl.errors import DivergenceError, GpflError
 from gpfl.experiments.run_checks import Sections, first_difference, is_finished
-from gpfl.experiments.stored_runs import FolderRun, Trials
+from gpfl.experiments.stored_runs import StoredRun, Trials
 from gpfl.federation import MANIFEST, Federation
 from gpfl.io import files, toml
 from gpfl.training import config as configs
@@ -85,7 +85,7 @@ def read_trials(out: Path, only: Sequence[int] | None = None) -> Trials:
     """Return the finished trials in `out`, all or those of some seeds."""
     label, seeds = read_trials_plan(out)
     run_dirs = [RunDir(out / f"seed-{seed}") for seed in (seeds if only is None else only)]
-    return Trials(label, [FolderRun(run_dir.path) for run_dir in run_dirs if run_dir.finished])
+    return Trials(label, [StoredRun(run_dir.path) for run_dir in run_dirs if run_dir.finished])
 
 
 def read_trials_plan(out: Path) -> tuple[str, list[int]]:
