@@ -1,4 +1,4 @@
-"""Studies: the quickstart, trials and comparisons through the command, cut off and gone on with."""
+"""Trials and comparisons through the command, cut off and gone on with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from gpfl.data import DATASETS
 from gpfl.engine.base import EvalRequest, TrainRequest
 from gpfl.errors import DivergenceError
 from gpfl.experiments import compare as studies
-from gpfl.experiments import quickstart as quick
 from gpfl.experiments.trials import raise_divergence, run_trials
 from gpfl.methods import METHODS
 from gpfl.training.callbacks import Callback
@@ -77,91 +76,6 @@ def picture_size(path: str) -> tuple[int, int]:
 
 def labels(folder: str) -> list[str]:
     return [entry["method"] for entry in json.loads(Path(folder, "table.json").read_text())]
-
-
-# The quickstart.
-
-
-@pytest.fixture
-def short_quickstart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(quick.SETTING, "train", {"rounds": 2, "lr": 0.05, "batch_size": 100})
-
-
-@pytest.mark.usefixtures("short_quickstart")
-def test_quickstart_gives_a_table_curves_and_models_and_runs_nothing_twice(command: Command, begun: list[str]) -> None:
-    said = command("quickstart", "--out", "quick")
-    assert said.code == 0, said.err
-    assert said.err == ""
-    for method in quick.METHODS:
-        assert f"{method} seed 2: round 2/2" in said.out
-        for seed in quick.SEEDS:
-            folder = RunDir(Path("quick", method, f"seed-{seed}"))
-            assert folder.finished
-            assert folder.read_summary()["seed"] == seed
-            assert len(list(folder.path.glob("models/*.safetensors"))) == 20
-    assert picture_size("quick/curves.png") == (1200, 570)
-    assert labels("quick") == list(quick.METHODS)
-    assert "mean ± std over 3 seeds" in said.out
-    assert "quick/gpfl/seed-0/models" in said.out
-    assert len(begun) == 9
-
-    runs = {name: bytes_ for name, bytes_ in read_files(Path("quick")).items() if "seed-" in name}
-    again = command("quickstart", "--out", "quick")
-    assert again.code == 0, again.err
-    assert len(begun) == 9
-    assert runs == {name: bytes_ for name, bytes_ in read_files(Path("quick")).items() if "seed-" in name}
-
-
-@pytest.mark.usefixtures("short_quickstart")
-def test_stopped_quickstart_says_how_to_go_on_and_goes_on(
-    command: Command, begun: list[str], stop_after: Callable[[int], None]
-) -> None:
-    stop_after(4)
-    said = command("quickstart")
-    assert said.code == 130
-    assert said.err == "gpfl: stopped; resume with: gpfl quickstart --out runs/quickstart\n"
-    finished = read_files(Path("runs/quickstart/gpfl"))
-    assert begun[-1] == "runs/quickstart/fedavg/seed-2"
-    del begun[:]
-
-    again = command("quickstart", "--out", "runs/quickstart")
-    assert again.code == 0, again.err
-    assert [folder.removeprefix("runs/quickstart/") for folder in begun] == [
-        *("fedavg/seed-0", "fedavg/seed-1", "fedavg/seed-2"),
-        *("local/seed-0", "local/seed-1", "local/seed-2"),
-    ]
-    after = read_files(Path("runs/quickstart/gpfl"))
-    assert {name: after[name] for name in finished if "seed-" in name} == {n: b for n, b in finished.items() if "seed-" in n}
-    assert labels("runs/quickstart") == list(quick.METHODS)
-
-
-@pytest.mark.usefixtures("short_quickstart")
-@pytest.mark.parametrize("left", ["", "federation.toml", "trials.json", ".federation.toml.x1"])
-def test_quickstart_cut_off_before_its_first_run_goes_on(command: Command, monkeypatch: pytest.MonkeyPatch, left: str) -> None:
-    Path("quick/gpfl").mkdir(parents=True)
-    if left:
-        Path("quick/gpfl", left).write_text("{}")
-    monkeypatch.setattr(quick, "SEEDS", (0,))
-    assert command("quickstart", "--out", "quick").code == 0
-    assert labels("quick") == list(quick.METHODS)
-
-
-@pytest.mark.usefixtures("short_quickstart")
-def test_quickstart_refuses_a_folder_of_something_else_and_other_settings(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Path("code/gpfl").mkdir(parents=True)
-    Path("code/gpfl/mine.py").write_text("mine")
-    refused(command("quickstart", "--out", "code"), "--out code/gpfl is not empty and nothing is overwritten")
-    Path("code/README").write_text("mine")
-    refused(command("quickstart", "--out", "code"), "--out code is not empty and nothing is overwritten")
-    assert sorted(read_files(Path("code"))) == ["README", "gpfl/mine.py"]
-
-    monkeypatch.setattr(quick, "SEEDS", (0,))
-    assert command("quickstart", "--out", "quick").code == 0
-    monkeypatch.setitem(quick.SETTING, "train", {"rounds": 3, "lr": 0.05, "batch_size": 100})
-    refused(command("quickstart", "--out", "quick"), "quick/gpfl holds trials with train.rounds = 2, now it is 3")
-    refused(command("quickstart", "--out", ""), "--out is empty; name a folder")
 
 
 # Comparisons.

@@ -158,3 +158,14 @@ def test_repeats_at_once_share_the_time(hospitals: configs.ConfigDict) -> None:
     start = time.perf_counter()
     results = run(hospitals, "fedavg", 8)
     assert 0 < sum(record.seconds for record in results.records["fedavg"].values()) <= time.perf_counter() - start
+
+
+@pytest.mark.parametrize("split", ["test", "train"])
+def test_recorded_metrics_are_those_of_an_evaluation(split: str) -> None:
+    federation = gpfl.federate("digits", partition="pathological", clients=30, classes_per_client=1, seed=2)
+    result = gpfl.fit("local", federation, net="mlp", rounds=2)
+    report = result.evaluate(split, n_resamples=0)
+    overall, clients = result.metric_values(split)
+    assert overall == pytest.approx(report.overall.values, abs=1e-12)
+    assert clients == {name: pytest.approx(client.values, abs=1e-12) for name, client in report.clients.items()}
+    assert any(values["auroc"] is None for values in clients.values())

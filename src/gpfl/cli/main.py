@@ -15,7 +15,7 @@ from gpfl.cli.interrupt import StoppedError, exit_on_interrupt
 from gpfl.errors import GpflError
 
 COMMANDS = {
-    "quickstart": ("gpfl.cli.quickstart:quickstart", "Train GPFL, FedAvg and local models on digits in under two minutes."),
+    "quickstart": ("gpfl.cli.quickstart:quickstart", "Find out in a minute whether clients should federate, on digits."),
     "run": ("gpfl.cli.run:run", "Train one method on one federation."),
     "resume": ("gpfl.cli.resume:resume", "Resume an interrupted run or trials."),
     "compare": ("gpfl.cli.compare:compare", "Train several methods on one federation or on repeated splits."),

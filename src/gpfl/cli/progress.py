@@ -147,7 +147,7 @@ class RepeatsProgress:
         elif done >= self._repeats or time.monotonic() - self._last_time >= LOG_INTERVAL:
             self._last_time = time.monotonic()
             self._progress.console.print(
-                f"{self._name}: {done:.0f}/{self._repeats} repeats", highlight=False, markup=False, emoji=False
+                f"{self._name}: {int(done)}/{self._repeats} repeats", highlight=False, markup=False, emoji=False
             )
 
 

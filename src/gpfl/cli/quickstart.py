@@ -10,34 +10,52 @@ from gpfl.cli.command import Command
 from gpfl.cli.interrupt import interruptible, program, same_command
 from gpfl.cli.options import out_option
 from gpfl.cli.overrides import new_folder
-from gpfl.cli.progress import ProgressReporter
-from gpfl.cli.terminal import console, print_line, print_method_table
+from gpfl.cli.progress import RepeatsReporter
+from gpfl.cli.terminal import console, print_line, table_console
 from gpfl.experiments import quickstart as experiment
-from gpfl.report import figures, method_tables
+from gpfl.report.gains import describe_gains, draw_gains
+from gpfl.report.repeat_tables import RepeatReport
 from gpfl.training.run_dir import make_empty_folder
+
+YOUR_DATA = "--data visits.csv --client hospital --label outcome"
+NEXT_COMMANDS = {
+    "should these clients federate?": f"advise {YOUR_DATA}",
+    "these tables": f"compare {YOUR_DATA} --methods {','.join(experiment.METHODS)} --repeats {experiment.REPEATS}",
+    "a model for each client": f"run {YOUR_DATA} --method fedavg-ft --out runs/visits",
+}
+"""What to do next with a table of one's own, and the commands that do it."""
 
 
 @click.command(cls=Command)
 @out_option("Folder for the results; an interrupted quickstart in it is resumed.")
 def quickstart(out: Path | None) -> None:
-    """Train GPFL, FedAvg and local models on digits in under two minutes.
+    """Find out in a minute whether clients should federate, on digits.
 
-    Each runs with three seeds. Prints a table and draws the accuracies.
+    Compares training alone, one global model and personalised methods on ten repeated splits, with intervals.
     """
     folder = new_folder(out, Path("runs") / "quickstart")
     if not experiment.was_started(folder):
         make_empty_folder(folder)
-    print_line("1,797 handwritten digits on 20 clients; each has 4 of the 10 classes, in unequal numbers.")
-    with interruptible(lambda: same_command(*() if out else ("--out", str(folder)))):
-        with ProgressReporter(console) as reporter:
-            rows = experiment.quickstart(folder, reporter.callback)
-        title = "Digits, 20 clients with 4 classes each: mean ± std over 3 seeds"
-        print_method_table(rows, title)
-        figures.draw_learning_curves(rows, [folder / "curves.png"], "Digits, 20 clients with 4 classes each, 3 seeds")
-        method_tables.save(rows, folder, title)
-    print_line(f"Curves: {folder / 'curves.png'}. Table: {folder / 'table.md'}. Models: {rows[0].runs[0].path / 'models'}")
     print_line(
-        "fedavg trains one model for all clients, gpfl one per client with shared features, local each client alone. Four "
-        "classes are so easy that local training is hard to beat here; one model for all clients is clearly worse."
+        "1,797 handwritten digits on 50 clients; each has 5 of the 10 classes, most have about 15 samples to train on. local "
+        "trains each client alone, fedavg one model for all, and fedavg-ft, fedper, ditto and gpfl a model for each client."
     )
-    print_line(f"Next: {program()} run --method gpfl --partition dirichlet --beta 0.1")
+    with (
+        interruptible(lambda: same_command(*() if out else ("--out", str(folder)))),
+        RepeatsReporter(console, experiment.REPEATS) as reporter,
+    ):
+        results = experiment.quickstart(folder, reporter.callback)
+    report = RepeatReport(results)
+    gains = report.differences_from(experiment.ALONE)
+    sentence = describe_gains(gains, report.metric, "training alone")
+    print_line(report.title)
+    for table in (report.method_table(), report.difference_table(experiment.ALONE)):
+        table_console().print(table, "")
+    figure = folder / "gains.png"
+    draw_gains(results, gains, figure, "Digits, 50 clients with 5 classes each", "accuracy gained over training alone, points")
+    paths = report.save(folder, [sentence])
+    print_line(f"All pairs: {paths[0]}. Figure: {figure}")
+    print_line(sentence)
+    print_line("The same with your own table, here visits.csv with columns that name client and label:")
+    for purpose, command in NEXT_COMMANDS.items():
+        print_line(f"  {program()} {command}  # {purpose}")

@@ -80,14 +80,27 @@ def score_methods(results: RepeatedResults, metric: str) -> list[MethodScore]:
     scores = [
         MethodScore(name, values[k], float(ranks[k].mean()), int(best[k].sum())) for k, name in enumerate(results.methods)
     ]
-    return sorted(scores, key=lambda score: -_sign(metric) * float(score.values.mean()))
+    return sorted(scores, key=lambda score: -metric_sign(metric) * float(score.values.mean()))
 
 
 def compare_pairs(results: RepeatedResults, metric: str, methods: Sequence[str]) -> list[PairedDifference]:
     """Return the differences of all pairs of methods, each minus those after it."""
-    pairs = list(combinations(methods, 2))
-    ratio, sign = results.test_train_ratio(), _sign(metric)
-    values = {name: results.values(name, metric) for name in methods}
+    return _compare(results, metric, list(combinations(methods, 2)))
+
+
+def compare_with(results: RepeatedResults, metric: str, reference: str, methods: Sequence[str]) -> list[PairedDifference]:
+    """Return the differences of one method minus each of the others; p-values are corrected for these pairs alone."""
+    return _compare(results, metric, [(reference, other) for other in methods if other != reference])
+
+
+def metric_sign(metric: str) -> int:
+    """Return 1, or -1 for a metric that is better if it is lower."""
+    return -1 if METRICS[metric].lower_is_better else 1
+
+
+def _compare(results: RepeatedResults, metric: str, pairs: Sequence[tuple[str, str]]) -> list[PairedDifference]:
+    ratio, sign = results.test_train_ratio(), metric_sign(metric)
+    values = {name: results.values(name, metric) for name in dict.fromkeys(name for pair in pairs for name in pair)}
     tests = [corrected_t_test(values[one] - values[other], ratio) for one, other in pairs]
     corrected = holm_correction([test.p for test in tests])
     differences = []
@@ -113,10 +126,6 @@ def score_clients(results: RepeatedResults, metric: str) -> dict[str, dict[str, 
     return scores
 
 
-def _sign(metric: str) -> int:
-    return -1 if METRICS[metric].lower_is_better else 1
-
-
 def _ranks(values: Floats, metric: str) -> Floats:
     """Return the ranks of methods in each repeat, (methods, repeats)."""
     return np.stack([rank_scores(column, lowest_is_best=METRICS[metric].lower_is_better) for column in values.T], axis=1)
@@ -124,7 +133,7 @@ def _ranks(values: Floats, metric: str) -> Floats:
 
 def _is_best(values: Floats, metric: str) -> npt.NDArray[np.bool_]:
     """Return where no method is better, (methods, repeats)."""
-    rounded = _sign(metric) * round_values(values)
+    rounded = metric_sign(metric) * round_values(values)
     best: npt.NDArray[np.bool_] = rounded == np.fmax.reduce(rounded, axis=0)
     return best
 

@@ -1,29 +1,30 @@
-"""The quickstart: GPFL, FedAvg and local training on one partition of the digits."""
+"""The quickstart: training alone, one global model and personalised models on repeated splits of the digits."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from gpfl.experiments.stored_runs import Trials
-from gpfl.experiments.trials import CallbackFactory, run_trials
+from gpfl.experiments.compare import parse_methods
+from gpfl.experiments.repeats import REPEATS_FILE, RepeatedResults, run_repeats
+from gpfl.experiments.trials import CallbackFactory
 from gpfl.training.config import ConfigDict
 
-METHODS = ("gpfl", "fedavg", "local")
-SEEDS = (0, 1, 2)
+ALONE = "local"
+METHODS = (ALONE, "fedavg", "fedavg-ft", "fedper", "ditto", "gpfl")
+REPEATS = 10
 SETTING: ConfigDict = {
     "data": {"name": "digits"},
-    "partition": {"name": "pathological", "clients": 20, "classes_per_client": 4, "seed": 1},
+    "partition": {"name": "pathological", "clients": 50, "classes_per_client": 5, "test_fraction": 0.4},
     "net": {"name": "mlp", "hidden": [64]},
-    "train": {"rounds": 40, "lr": 0.05},
+    "train": {"rounds": 40, "batch_size": 5, "lr": 0.05},
 }
 
 
-def quickstart(out: Path, make_callback: CallbackFactory) -> list[Trials]:
-    """Run the trials of the three methods that `out` does not hold yet, each in its own folder."""
-    return [run_trials({**SETTING, "method": {"name": name}}, SEEDS, out / name, make_callback, label=name) for name in METHODS]
+def quickstart(out: Path, make_callback: CallbackFactory) -> RepeatedResults:
+    """Run the repeats of the methods that `out` does not hold yet."""
+    return run_repeats(SETTING, parse_methods(",".join(METHODS)), REPEATS, out, make_callback)
 
 
 def was_started(out: Path) -> bool:
     """Return whether a folder holds a quickstart that was started."""
-    first = out / METHODS[0]
-    return (first / "trials.json").is_file() or (first.is_dir() and list(out.iterdir()) == [first])
+    return any((out / name / REPEATS_FILE).is_file() for name in METHODS)

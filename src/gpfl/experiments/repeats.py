@@ -37,7 +37,6 @@ from gpfl.experiments.statistics import Floats
 from gpfl.experiments.stored_runs import hash_partition
 from gpfl.experiments.trials import CallbackFactory
 from gpfl.federation import Federation, partition_table
-from gpfl.inference.metrics import MetricsReport
 from gpfl.io import files
 from gpfl.io.legacy import FORMAT_VERSION
 from gpfl.training import config as configs
@@ -65,11 +64,6 @@ class SplitMetrics:
 
     overall: Mapping[str, float | None]
     clients: Mapping[str, Mapping[str, float | None]]
-
-    @classmethod
-    def from_report(cls, report: MetricsReport) -> SplitMetrics:
-        """Return the metrics of a report."""
-        return cls(report.overall.values, {name: client.values for name, client in report.clients.items()})
 
 
 @dataclass(frozen=True)
@@ -371,7 +365,7 @@ def _to_record(repeat: int, run: PreparedRun, result: Result) -> RepeatRecord:
         partition_seed=config.partition.seed if config.partition else None,
         split=_hash_split(federation),
         n_samples={shard.name: (len(shard.train), len(shard.validation), len(shard.test)) for shard in federation.shards},
-        metrics={split: SplitMetrics.from_report(result.evaluate(split, n_resamples=0)) for split in splits},
+        metrics={split: SplitMetrics(*result.metric_values(split)) for split in splits},
         rounds=cast(int, summary["rounds"]),
         selected_round=cast(int, summary["selected_round"]),
         selected_by=str(summary["selected_by"]),

@@ -16,7 +16,7 @@ from gpfl.experiments.advise import AdviceResult, MethodCost
 from gpfl.models.custom import net_name
 from gpfl.report.pages import render, write_texts
 from gpfl.report.plotting import annotate, figure_style, new_figure, printable
-from gpfl.report.tables import Bold, Cell, ResultColumn, ResultTable, format_bytes, format_value
+from gpfl.report.tables import Bold, Cell, ResultColumn, ResultTable, enumerate_names, format_bytes, format_value
 
 AVERAGE = "average"
 """Name of the row and of the interval of the average."""
@@ -88,7 +88,7 @@ class AdviceReport:
         """The clause on clients with a clear answer that differs from the recommendation; "" if there is none."""
         texts = {"yes": "joining is clearly better for", "no": "joining is clearly not better for"}
         names = {answer: [each.name for each in self.advice.exceptions if each.answer == answer] for answer in texts}
-        return ", and ".join(f"{texts[answer]} {_enumerate(clients)}" for answer, clients in names.items() if clients)
+        return ", and ".join(f"{texts[answer]} {enumerate_names(clients)}" for answer, clients in names.items() if clients)
 
     @property
     def sentence(self) -> str:
@@ -109,14 +109,14 @@ class AdviceReport:
         ]
         if late:
             notes.append(
-                f"The best round of {_enumerate(late)} is among the last ones: longer training may change the answer "
+                f"The best round of {enumerate_names(late)} is among the last ones: longer training may change the answer "
                 f"(--rounds {2 * self.result.config.train.rounds})."
             )
         few = [name for name, judged in zip(self.scores.clients, self.scores.judged, strict=True) if not judged]
         if few:
             notes.append(
-                f"{self._label} is undefined in most repeats for {_enumerate(few)}, whose test samples often have one class: "
-                "left out of the average."
+                f"{self._label} is undefined in most repeats for {enumerate_names(few)}, whose test samples often have one "
+                "class: left out of the average."
             )
         return notes
 
@@ -332,8 +332,3 @@ def _percent(probability: float) -> str:
 
 def _factor(value: float) -> str:
     return f"{value:.1f}" if value < 10 else f"{value:.0f}"
-
-
-def _enumerate(names: Sequence[str], limit: int = 6) -> str:
-    shown = list(names[:limit]) + ([f"{len(names) - limit} others"] if len(names) > limit else [])
-    return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))

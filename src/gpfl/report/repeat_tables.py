@@ -12,7 +12,14 @@ import numpy as np
 
 from gpfl.core.metrics import METRICS
 from gpfl.errors import pluralize
-from gpfl.experiments.pairwise import MethodScore, PairedDifference, compare_pairs, score_clients, score_methods
+from gpfl.experiments.pairwise import (
+    MethodScore,
+    PairedDifference,
+    compare_pairs,
+    compare_with,
+    score_clients,
+    score_methods,
+)
 from gpfl.experiments.repeats import RepeatedResults
 from gpfl.report.client_tables import MAX_CLIENTS
 from gpfl.report.method_tables import REPORTED_ROUNDS
@@ -79,9 +86,13 @@ class RepeatReport:
         ]
         return ResultTable.from_items(columns, self.scores, notes=notes)
 
-    def difference_table(self) -> ResultTable:
-        """Return the table of paired differences from the method with the best mean."""
-        best = self.scores[0].method
+    def difference_table(self, reference: str = "") -> ResultTable:
+        """Return the table of paired differences from a method, by default from that with the best mean."""
+        if reference:
+            pairs = tests = self.differences_from(reference)
+        else:
+            reference, tests = self.scores[0].method, self.pairs
+            pairs = [pair for pair in tests if pair.one == reference]
         columns: Mapping[ResultColumn, Callable[[PairedDifference], Cell]] = {
             ResultColumn("method"): lambda pair: pair.other,
             ResultColumn(f"difference{self._points}", f"+{self._format}"): lambda pair: -self._scale * pair.test.mean,
@@ -90,17 +101,21 @@ class RepeatReport:
             ResultColumn("repeats\nbetter – worse"): lambda pair: f"{pair.losses} – {pair.wins}",
             ResultColumn("clients\nbetter – worse", hide=1): lambda pair: f"{pair.client_losses:.1f} – {pair.client_wins:.1f}",
         }
-        pairs = [pair for pair in self.pairs if pair.one == best]
-        return ResultTable.from_items(columns, pairs, f"Paired differences from {best}", notes=[self.describe_test()])
+        notes = [self.describe_test(len(tests))]
+        return ResultTable.from_items(columns, pairs, f"Paired differences from {reference}", notes=notes)
 
-    def describe_test(self) -> str:
-        """Return the sentence that names and explains the intervals."""
+    def differences_from(self, reference: str) -> list[PairedDifference]:
+        """Return the differences of a method minus each of the others, the best first."""
+        return compare_with(self.results, self.metric, reference, [score.method for score in self.scores])
+
+    def describe_test(self, n_pairs: int) -> str:
+        """Return the sentence that names and explains the intervals of p-values that are corrected for some pairs."""
         n, ratio = len(self.results.repeats), self.results.test_train_ratio()
         return (
             "Intervals and p-values are those of the corrected resampled t-test (Nadeau and Bengio, 2003): training sets of "
             f"repeats overlap, so the variance of a mean difference is taken as (1/{n} + {ratio:.2f}) times that of a "
             f"difference, not 1/{n}, where {ratio:.2f} is the ratio of test to other samples; p is corrected for all "
-            f"{pluralize(len(self.pairs), 'pair')} by Holm's method."
+            f"{pluralize(n_pairs, 'pair')} by Holm's method."
         )
 
     def pair_table(self) -> ResultTable:
@@ -206,6 +221,7 @@ class RepeatReport:
         return ".2f" if self._scale == 100 else ".4f"
 
     def _interval(self, pair: PairedDifference) -> str | None:
+        """Return the interval of the difference, other minus one."""
         if pair.test.low is None or pair.test.high is None:
             return None
         low, high = (format_value(-self._scale * end, f"+{self._format}") for end in (pair.test.high, pair.test.low))

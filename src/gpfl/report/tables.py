@@ -189,6 +189,12 @@ def format_value(value: Value, spec: str = "") -> str:
     return f"−{text[1:]}" if text.startswith("-") else text
 
 
+def enumerate_names(names: Sequence[str], limit: int = 6) -> str:
+    """Return names as "a, b and c"; of more than `limit`, the others are counted."""
+    shown = list(names[:limit]) + ([f"{len(names) - limit} others"] if len(names) > limit else [])
+    return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
+
+
 def format_p_value(p: float | None) -> str | None:
     """Return a p-value with three digits."""
     return None if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"

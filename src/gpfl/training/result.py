@@ -23,11 +23,11 @@ from gpfl.defences import undefended
 from gpfl.engine import Engine
 from gpfl.errors import GpflError
 from gpfl.federation import Federation
-from gpfl.inference.bootstrap import N_RESAMPLES, Labels, Probabilities
+from gpfl.inference.bootstrap import N_RESAMPLES, Labels, Predictions, Probabilities, stack_predictions
 from gpfl.inference.client_model import ClientModel, OutputSpec, model_file_name
 from gpfl.inference.inputs import Encoder
-from gpfl.inference.metrics import MetricsReport, evaluate_predictions, softmax
-from gpfl.inference.threshold import Threshold, choose_threshold
+from gpfl.inference.metrics import MetricsReport, evaluate_predictions, metric_values, softmax
+from gpfl.inference.threshold import Threshold, choose_threshold, decide
 from gpfl.methods.fedavg import FedAvg
 from gpfl.training.round_loop import RunOutcome
 from gpfl.training.run_dir import MetricsRecord
@@ -81,22 +81,29 @@ class Result:
             use_thresholds: Predict by `thresholds`, as the models do, instead of the more probable class.
 
         """
-        federation = self.federation
-        if split not in SPLITS:
-            raise GpflError(f"split is '{split}'; it must be one of {', '.join(SPLITS)}")
-        if not federation.n_samples(split).any():
-            raise GpflError(f"no client has {split} samples: set --validation-fraction, such as 0.1")
         labels, probabilities = self._predict(split)
         thresholds = (
             {name: None if own is None else own.value for name, own in self.thresholds.items()} if use_thresholds else None
         )
         return evaluate_predictions(
-            labels, probabilities, federation.class_names, split=split, n_resamples=n_resamples, thresholds=thresholds
+            labels, probabilities, self.federation.class_names, split=split, n_resamples=n_resamples, thresholds=thresholds
         )
+
+    @matmul_precision("float32")
+    def metric_values(self, split: str = "test") -> tuple[dict[str, float | None], dict[str, dict[str, float | None]]]:
+        """Return only the values of `evaluate`: of the stacked predictions, and of each client. None is undefined."""
+        labels, probabilities = self._predict(split)
+        clients = {name: Predictions(y, probabilities[name], decide(probabilities[name], None)) for name, y in labels.items()}
+        overall = metric_values(stack_predictions(list(clients.values())))
+        return overall, {name: metric_values(own) for name, own in clients.items()}
 
     def _predict(self, split: str) -> tuple[dict[str, Labels], dict[str, Probabilities]]:
         """Return the labels and the predicted probabilities of each client's samples."""
         federation, state = self.federation, self.outcome.selected
+        if split not in SPLITS:
+            raise GpflError(f"split is '{split}'; it must be one of {', '.join(SPLITS)}")
+        if not federation.n_samples(split).any():
+            raise GpflError(f"no client has {split} samples: set --validation-fraction, such as 0.1")
         logits = self.engine.predict(state.shared, state.private, state.round, split)
         names = [shard.name for shard in federation.shards]
         labels = {name: federation.labels(client, split) for client, name in enumerate(names)}
