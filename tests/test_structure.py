@@ -27,7 +27,7 @@ LAYERS = (
     ("engine", "inference"),
     ("training",),
     ("privacy",),
-    ("experiments",),
+    ("experiments", "deploy"),
     ("report",),
     ("cli",),
 )

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gpfl
-from gpfl.io.tensors import checksum, read_tensors, write_tensors
+from gpfl.io.tensors import checksum, pack_tensors, read_tensors, unpack_tensors, write_tensors
 
 
 def test_missing_tensors_are_called_missing(tmp_path: Path) -> None:
@@ -42,3 +42,14 @@ def test_a_file_of_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest
     write_tensors(tmp_path / "t.safetensors", {"a": torch.zeros(2)}, {})
     with pytest.raises(gpfl.GpflError, match=r"has format_version 9; this gpfl reads versions up to 2: install a newer gpfl"):
         read_tensors(tmp_path / "t.safetensors")
+
+
+def test_a_message_is_unpacked_as_it_was_packed_or_not_at_all() -> None:
+    packed = pack_tensors({"a": torch.arange(5), "none": torch.zeros(0, 3)}, {"round": 2})
+    flat, metadata = unpack_tensors(packed, "the reply")
+    assert metadata == {"round": 2}
+    assert flat["a"].tolist() == [0, 1, 2, 3, 4]
+    assert flat["none"].shape == (0, 3)
+    for damaged in (b"", packed[:-1], packed[:-1] + b"\x09", b"\x00" * 20, packed[:9]):
+        with pytest.raises(gpfl.GpflError, match="the reply is damaged"):
+            unpack_tensors(damaged, "the reply")

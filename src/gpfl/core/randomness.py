@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import math
 import zlib
 from collections.abc import Iterator, Sequence
@@ -65,6 +66,12 @@ def random_key(first: Tensor, *names: Tensor | str | int) -> Tensor:
         word = _hash_name(name) if isinstance(name, str) else name.to(torch.int64) if isinstance(name, Tensor) else name
         key = _fold_in(key, word)
     return key
+
+
+def secret_key(secret: bytes, purpose: str, *numbers: int) -> Tensor:
+    """Return the key (2,) derived from a secret, a purpose and numbers by HMAC-SHA-256: who lacks the secret cannot tell it."""
+    digest = hmac.digest(secret, f"{purpose} {' '.join(map(str, numbers))}".encode(), "sha256")
+    return torch.tensor([int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")])
 
 
 def _hash_name(name: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Self
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from gpfl.core import tree
 from gpfl.core.method import Batch, ClientInfo, LossTerms, Method, Phase
 from gpfl.core.net import Model
-from gpfl.core.randomness import make_salt, random_key
+from gpfl.core.randomness import make_salt, random_key, secret_key
 from gpfl.core.tree import Tree
 from gpfl.defences.config import FULL_BITS, NO_DEFENCE, DefenceConfig
 from gpfl.defences.per_example import PerExampleGradient
@@ -34,10 +34,13 @@ class Defended(Method):
     defence: DefenceConfig
     salt: float = 0.0  # selects the noise of the run; a float, so that trials with several seeds can run concurrently
     min_clients: int = 1  # the fewest clients of a round, whose noise adds up to that of the stated ε
+    secret: bytes = field(
+        default=b"", repr=False
+    )  # selects the noise in place of the salt, which follows from the seed and so is for simulation only
 
     def replace(self, **values: object) -> Self:
         """Return the defended method with other values of the method's options, its setup or the defence."""
-        defence = {name: values.pop(name) for name in ("defence", "salt", "min_clients") if name in values}
+        defence = {name: values.pop(name) for name in ("defence", "salt", "min_clients", "secret") if name in values}
         method = self.method.replace(**values)
         return dataclasses.replace(self, method=method, setup=method.setup, **defence)  # type: ignore[arg-type]
 
@@ -88,6 +91,8 @@ class Defended(Method):
         return torch.ones_like(client.n_samples) if self.defence.noise else self.method.aggregation_weight(client)
 
     def _key(self, client: ClientInfo, purpose: str, *steps: Tensor) -> Tensor:
+        if self.secret:
+            return secret_key(self.secret, purpose, *(int(number) for number in (client.round, client.index, *steps)))
         salt = self.salt if isinstance(self.salt, Tensor) else torch.full_like(client.round, self.salt)
         return random_key(salt, purpose, client.round, client.index, *steps)
 

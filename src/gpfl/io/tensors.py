@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor
 
 from gpfl.errors import GpflError
@@ -28,12 +28,31 @@ def checksum(flat: Mapping[str, Tensor], metadata: Mapping[str, object]) -> str:
     return f"{total:08x}"
 
 
-def write_tensors(path: Path, flat: Mapping[str, Tensor], metadata: Mapping[str, object]) -> None:
-    """Write tensors and metadata atomically. Equal content gives equal bytes."""
+def pack_tensors(flat: Mapping[str, Tensor], metadata: Mapping[str, object]) -> bytes:
+    """Return tensors and metadata as the content of a file or a message. Equal content gives equal bytes."""
     content = {key: t.detach().cpu().contiguous() for key, t in flat.items()}
     metadata = {**metadata, "format_version": FORMAT_VERSION}
-    header = json.dumps({**metadata, "crc32": checksum(content, metadata)}, sort_keys=True)
-    files.write_bytes(path, save(content, {KEY: header}))
+    return save(content, {KEY: json.dumps({**metadata, "crc32": checksum(content, metadata)}, sort_keys=True)})
+
+
+def unpack_tensors(content: bytes, name: str) -> tuple[dict[str, Tensor], dict[str, object]]:
+    """Return what `pack_tensors` packed; `name` is that of the message in errors."""
+    try:
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        metadata: dict[str, object] = json.loads(header["__metadata__"][KEY])
+        flat = {key: tensor.clone() for key, tensor in load(content).items()}  # clones are aligned
+        if metadata.pop("crc32", "") != checksum(flat, metadata):
+            raise ValueError("its checksum does not match")
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise GpflError(f"{name} is damaged ({error}): send it again") from None
+    if metadata.pop("format_version", None) != FORMAT_VERSION:
+        raise GpflError(f"{name} was packed by another version of gpfl: install the same version everywhere")
+    return flat, metadata
+
+
+def write_tensors(path: Path, flat: Mapping[str, Tensor], metadata: Mapping[str, object]) -> None:
+    """Write tensors and metadata atomically. Equal content gives equal bytes."""
+    files.write_bytes(path, pack_tensors(flat, metadata))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, object]]:

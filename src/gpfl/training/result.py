@@ -132,7 +132,7 @@ class Result:
         shards, preprocessing = engine.federation.shards, engine.federation.preprocessing
         weights = engine.personal_weights(state.shared, state.private, range(len(shards)), state.round)
         return [
-            self._make_model(
+            self.make_model(
                 each,
                 shard.name,
                 preprocessing.clients[shard.name] if preprocessing else None,
@@ -197,7 +197,7 @@ class Result:
         info = engine.unseen_client_info(table, last)
         private = run_final_phases(method, state.shared, private, table, samples, schedule, last, len(engine.federation), info)
         weights = method.personal_weights(state.shared, private, table.batch(first[first >= 0]), info)
-        return self._make_model(weights, name, preprocessor)
+        return self.make_model(weights, name, preprocessor)
 
     def shared_model(self, name: str = "shared", encoder: Encoder | None = None) -> ClientModel | None:
         """Return the net that the server holds, which a new client can use without training; None if it holds no whole net.
@@ -213,15 +213,16 @@ class Result:
             return None
         plain = FedAvg().bind(method.net, lr=method.lr, epochs=method.epochs, batch_norm=method.batch_norm)
         preprocessing = self.federation.preprocessing
-        model = self._make_model(
+        model = self.make_model(
             tree.pick(state.shared, parts), name, encoder or (preprocessing.federated if preprocessing else None)
         )
         model.method = plain
         return model
 
-    def _make_model(
+    def make_model(
         self, weights: Tree, name: str, preprocessor: Encoder | None, threshold: Threshold | None = None
     ) -> ClientModel:
+        """Return the model with these weights, which reads and predicts as those of the run."""
         table = self.engine.federation.table
         outputs = OutputSpec(table.class_names, str(table.metadata.get("label", "")))
         method, encoder = undefended(self.engine.method), preprocessor or table.encoder

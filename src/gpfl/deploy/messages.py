@@ -1,0 +1,107 @@
+"""The messages of a round between coordinator and site, and how they are packed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Self, cast
+
+from torch import Tensor
+
+from gpfl.errors import GpflError
+from gpfl.io.tensors import pack_tensors, unpack_tensors
+
+FlatTree = dict[str, Tensor]
+"""Tensors by path."""
+
+
+class Answer(NamedTuple):
+    """What came back from a site: a packed reply, or the reason why there is none."""
+
+    payload: bytes = b""
+    error: str = ""
+
+
+Transport = Callable[[Mapping[int, bytes]], Mapping[int, Answer]]
+"""Sends each client its message and returns their answers; clients that are silent have none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRequest:
+    """What the coordinator asks of a site: evaluate the state after `round` rounds, then train from it.
+
+    Attributes:
+        roster: Digest of the roster by which both sides work.
+        client: Index of the site.
+        round: Rounds done.
+        accepted: Rounds after which the site's private state is the valid one: its last upload that was averaged; 0 = none.
+        train: Whether to train and upload.
+        splits: Splits to evaluate.
+        final: Whether `shared` is the last one, of which the site keeps its personal model.
+        shared: The shared state.
+
+    """
+
+    roster: str
+    client: int
+    round: int
+    accepted: int
+    train: bool
+    splits: tuple[str, ...]
+    final: bool = False
+    shared: FlatTree
+
+    def pack(self) -> bytes:
+        """Return the message."""
+        header = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "shared"}
+        return pack_tensors(self.shared, {"kind": "round", **header})
+
+    @classmethod
+    def parse(cls, header: Mapping[str, object], shared: FlatTree) -> Self:
+        """Return the request in a message. Raise if it is none."""
+        kinds = {"roster": str, "client": int, "round": int, "accepted": int, "train": bool, "splits": list, "final": bool}
+        for key, kind in kinds.items():
+            if type(header.get(key)) is not kind:
+                raise GpflError(f"the request has {key} = {header.get(key)!r}: it is not of this version of gpfl")
+        values = {key: header[key] for key in kinds}
+        values["splits"] = tuple(map(str, cast(list[object], header["splits"])))
+        return cls(shared=shared, **values)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundReply:
+    """A site's reply: its upload and loss terms, if it trained, and its scores.
+
+    Attributes:
+        upload: The upload; empty without training.
+        terms: Mean loss terms of its steps.
+        scores: Correct predictions, summed loss and number of samples of each evaluated split.
+        seconds: Time the site took.
+
+    """
+
+    upload: FlatTree
+    terms: dict[str, float]
+    scores: dict[str, tuple[float, float, int]]
+    seconds: float = 0.0
+
+    def pack(self) -> bytes:
+        """Return the message."""
+        return pack_tensors(self.upload, {"terms": self.terms, "scores": self.scores, "seconds": self.seconds})
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Self:
+        """Return the reply in a message. Raise if it is none."""
+        upload, header = unpack_tensors(payload, "the reply")
+        terms, scores, seconds = (header.get(key) for key in ("terms", "scores", "seconds"))
+        if not isinstance(terms, dict) or not all(isinstance(value, float) for value in terms.values()):
+            raise GpflError("the reply has no loss terms")
+        if not isinstance(scores, dict) or not isinstance(seconds, float):
+            raise GpflError("the reply has no scores")
+        parsed = {}
+        for split, score in scores.items():
+            if not isinstance(score, list) or len(score) != 3 or not all(isinstance(value, (int, float)) for value in score):
+                raise GpflError(f"the reply has {split} scores {score!r}; it must hold three numbers")
+            parsed[split] = (float(score[0]), float(score[1]), int(score[2]))
+        return cls(upload=upload, terms=terms, scores=parsed, seconds=seconds)

@@ -1,0 +1,251 @@
+"""The engine whose clients are at other sites: it asks them for rounds and scores, and averages what passes the guard."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import ClassVar, TypedDict
+
+import numpy as np
+import torch
+
+from gpfl.core import tree
+from gpfl.core.local_round import local_round
+from gpfl.core.metrics import Evaluation
+from gpfl.core.tree import Tree
+from gpfl.deploy.messages import FlatTree, RoundReply, RoundRequest, Transport
+from gpfl.deploy.roster import Roster
+from gpfl.engine.base import Engine, EvalRequest, FinalRequest, RoundResult, RunSpec, TrainRequest, add_weighted
+from gpfl.engine.guard import Guard
+from gpfl.errors import GpflError, pluralize
+from gpfl.io import files
+
+CLIENTS_LOG = "clients.jsonl"
+"""File of a run's folder with a line for each round: who was averaged, who was dropped and why."""
+
+
+class Record(TypedDict):
+    """A round in that file: bytes of the replies and of the requests, and seconds of work, by site."""
+
+    round: int
+    averaged: list[str]
+    dropped: dict[str, str]
+    seconds: dict[str, float]
+    bytes_up_down: dict[str, list[int]]
+
+
+class Remote(Engine):
+    """Engine of a coordinator, which holds no samples and no private state.
+
+    Args:
+        spec: The run, on the federation that the coordinator sees.
+        roster: The run and its sites.
+        transport: Sends messages to sites.
+        folder: Folder of the run.
+        min_clients: Uploads that a round needs.
+        max_norm_ratio: Largest norm of an update in multiples of the cohort's median; 0 = no limit.
+        attempts: How often a round is asked for before the run stops.
+        log: Called with a line for each event.
+
+    """
+
+    name: ClassVar[str] = "remote"
+    saves_before_evaluation: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        roster: Roster,
+        transport: Transport,
+        folder: Path,
+        *,
+        min_clients: int = 1,
+        max_norm_ratio: float = 10.0,
+        attempts: int = 3,
+        log: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        super().__init__(spec)
+        self.local_clients: Sequence[int] = ()
+        self._roster, self._transport, self._path, self._log = roster, transport, folder / CLIENTS_LOG, log
+        self._min_clients, self._attempts = min_clients, attempts
+        self._template = self._make_template()
+        self._guard = Guard(tree.flatten(self._template), max_norm_ratio)
+        self._replies: tuple[int, dict[int, RoundReply]] = (-1, {})  # of the last round that was asked for
+        self._errors: dict[int, str] = {}
+        self._traffic: dict[str, list[int]] = {}
+        self._records = self._read_records()
+
+    # The coordinator's side of the engine interface.
+
+    def initial_private(self, private: Tree) -> Tree:
+        """Return no private state: it is at the sites."""
+        return tree.repeat(private, 0)
+
+    def run_final_phases(self, requests: Sequence[FinalRequest], engines: Sequence[Engine] = ()) -> list[Tree]:
+        """Return the private states as they are: sites run the final phases themselves."""
+        return [request.private for request in requests]
+
+    def find_faults(self, request: TrainRequest) -> dict[int, str]:
+        """Return nothing: the guard has dropped faulty uploads."""
+        return {}
+
+    def evaluate_clients(self, request: EvalRequest) -> Evaluation:
+        """Return the scores of the clients that answer, and let those of the next round train in the same message."""
+        if self._replies[0] != request.round:
+            self._ask(request.round, request.shared, self._cohort(request.round), evaluate=True)
+        sizes = self.federation.n_samples(request.split)
+        scores = {
+            client: reply.scores[request.split]
+            for client, reply in sorted(self._replies[1].items())
+            if request.split in reply.scores
+        }
+        good = {
+            client: (correct, loss)
+            for client, (correct, loss, n) in scores.items()
+            if n == sizes[client] and 0 <= correct <= n and math.isfinite(loss)
+        }
+        for client in scores.keys() - good.keys():
+            self._log(f"round {request.round}: scores of {self._name(client)} ignored: {scores[client]} is not plausible")
+        if not good:
+            raise GpflError(
+                f"round {request.round}: no site was evaluated ({self._describe_errors()}): check gpfl deploy status"
+            )
+        correct, loss = np.array(list(good.values()), dtype=np.float64).T
+        clients = None if len(good) == len(self.federation) else tuple(good)
+        return Evaluation(correct, loss, sizes[list(good)].astype(np.float64), clients)
+
+    def train_round(self, request: TrainRequest) -> RoundResult:
+        """Return the mean of the uploads that pass the guard, asking again while there are too few."""
+        for attempt in range(self._attempts):
+            if self._replies[0] != request.round or attempt:
+                self._ask(request.round, request.shared, request.cohort, evaluate=False)
+            replies = self._accept(request)
+            if len(replies) >= max(1, self._min_clients):
+                break
+            self._log(f"round {request.round}: {pluralize(len(replies), 'upload')}, {self._min_clients} needed; asking again")
+        else:
+            raise GpflError(
+                f"round {request.round}: {pluralize(len(replies), 'upload')} from {len(request.cohort)} sites "
+                f"({self._describe_errors()}), and --min-clients is {self._min_clients}: lower it, or start the sites and "
+                "run again"
+            )
+        cohort = sorted(replies)
+        weights = self.aggregation_weights(request._replace(clients=cohort, cohort=cohort))
+        mean: Tree = {}
+        for i, client in enumerate(cohort):
+            mean = add_weighted(mean, tree.unflatten_like(self._template, replies[client].upload), weights[i])
+        names = replies[cohort[0]].terms
+        terms = {name: torch.tensor([replies[client].terms[name] for client in cohort]) for name in names}
+        uploads = sum(bool(reply.upload) for reply in self._replies[1].values())
+        self._record(request, cohort)
+        return RoundResult(mean, request.private, terms, uploads)
+
+    def finish(self, shared: Tree, round: int) -> dict[str, str]:
+        """Send all sites the state whose models they keep, and return why some did not confirm, by name."""
+        self._replies = (-1, {})
+        self._ask(round, shared, [], evaluate=True, final=True)
+        return {self._name(client): error for client, error in self._errors.items()}
+
+    # Asking.
+
+    def _cohort(self, round: int) -> list[int]:
+        """Return the clients that train in a round, as the round loop samples them."""
+        if round >= self.schedule.rounds:
+            return []
+        return [c for c in self.schedule.sample_clients(round, len(self.federation)) if self.can_train(c)]
+
+    def _ask(self, round: int, shared: Tree, cohort: Sequence[int], *, evaluate: bool, final: bool = False) -> None:
+        """Ask the clients of a round, and keep their replies and the reasons of those that have none."""
+        splits = ("test", *(("validation",) if self.federation.has_validation else ())) if evaluate else ()
+        flat: FlatTree = tree.flatten(shared)
+        messages = {
+            client: RoundRequest(
+                roster=self._roster.digest,
+                client=client,
+                round=round,
+                accepted=self._last_accepted(client, round),
+                train=client in cohort,
+                splits=splits,
+                final=final,
+                shared=flat,
+            ).pack()
+            for client in (range(len(self.federation)) if evaluate else cohort)
+        }
+        start = time.monotonic()
+        answers = self._transport(messages)
+        replies: dict[int, RoundReply] = {}
+        self._errors = {}
+        for client in sorted(messages):
+            answer = answers.get(client)
+            try:
+                if answer is None or answer.error:
+                    raise GpflError(answer.error if answer else "no reply before the deadline")
+                replies[client] = RoundReply.unpack(answer.payload)
+            except GpflError as error:
+                self._errors[client] = str(error)
+                self._log(f"round {round}: {self._name(client)}: {error}")
+        self._replies = (round, replies)
+        self._traffic = {
+            self._name(client): [len(answers[client].payload) if client in answers else 0, len(messages[client])]
+            for client in messages
+        }
+        self._log(f"round {round}: {len(replies)} of {len(messages)} sites answered in {time.monotonic() - start:.1f} s")
+
+    def _accept(self, request: TrainRequest) -> dict[int, RoundReply]:
+        """Return the replies whose uploads may be averaged; the others' reasons are kept."""
+        replies = {client: self._replies[1][client] for client in request.cohort if client in self._replies[1]}
+        faults = self._guard.find_faults({c: r.upload for c, r in replies.items()}, tree.flatten(request.shared))
+        terms = {client: frozenset(reply.terms) for client, reply in replies.items() if client not in faults}
+        usual = max(terms.values(), key=lambda names: list(terms.values()).count(names), default=frozenset())
+        for client, names in terms.items():
+            if names != usual or not names:
+                faults[client] = f"its loss terms are {', '.join(sorted(names)) or 'missing'}"
+            elif not all(map(math.isfinite, replies[client].terms.values())):
+                faults[client] = "its training loss is NaN or infinite"
+        for client, fault in faults.items():
+            self._errors[client] = f"upload dropped: {fault}"
+            self._log(f"round {request.round}: upload of {self._name(client)} dropped: {fault}")
+        return {client: reply for client, reply in replies.items() if client not in faults}
+
+    def _make_template(self) -> Tree:
+        """Return an upload of the method, for its names, shapes and types."""
+        shared, private = self.method.init(self.schedule.seed)
+        plan = [np.empty((0, 1), dtype=np.int64) for _ in self.method.phases()]
+        info = self.client_info([0], 0).select(0)
+        return local_round(self.method, shared, private, self.federation.table, plan, info).upload
+
+    def _name(self, client: int) -> str:
+        return self.federation.shards[client].name
+
+    def _describe_errors(self) -> str:
+        return "; ".join(f"{self._name(client)}: {error}" for client, error in self._errors.items()) or "no site was asked"
+
+    # The log of rounds, by which sites learn which of their uploads counted.
+
+    def _last_accepted(self, client: int, round: int) -> int:
+        """Return the number of rounds after the last one, before `round`, in which the client's upload was averaged."""
+        name = self._name(client)
+        return max((r["round"] + 1 for r in self._records if r["round"] < round and name in r["averaged"]), default=0)
+
+    def _record(self, request: TrainRequest, cohort: Sequence[int]) -> None:
+        dropped = {self._name(client): self._errors.get(client, "") for client in request.cohort if client not in cohort}
+        record: Record = {
+            "round": request.round,
+            "averaged": [self._name(client) for client in cohort],
+            "dropped": dropped,
+            "seconds": {self._name(client): round(reply.seconds, 3) for client, reply in self._replies[1].items()},
+            "bytes_up_down": self._traffic,
+        }
+        self._records = [*(each for each in self._records if each["round"] < request.round), record]
+        files.write_text(self._path, "".join(json.dumps(each) + "\n" for each in self._records))
+
+    def _read_records(self) -> list[Record]:
+        if not self._path.exists():
+            return []
+        try:
+            return [json.loads(line) for line in self._path.read_text(encoding="utf-8").splitlines()]
+        except ValueError as error:
+            raise GpflError(f"{self._path} is damaged ({error}): restore it, or start a new run") from None
