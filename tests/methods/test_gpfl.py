@@ -181,7 +181,8 @@ def test_norm_penalty_and_weight_decay_agree_with_their_formulas() -> None:
     table = embeddings_of(local_state)
     decayed = embeddings_of(bound(mu=0.3, lam=0.0).step(shared, local_state, batch, client)[0])
     torch.testing.assert_close(decayed, base - 0.05 * 0.3 * table)
-    normed = embeddings_of(bound(mu=0.3, lam=0.0, reg="norm").step(shared, local_state, batch, client)[0])
+    penalised = bound(mu=0.3, lam=0.0, reg="norm")
+    normed = embeddings_of(penalised.step(shared, penalised.download(shared, private, client), batch, client)[0])
     torch.testing.assert_close(normed, base - 0.05 * 0.3 * table / table.norm())
 
 

@@ -152,6 +152,8 @@ def defend(method: Method, defence: DefenceConfig, *, seed: int, min_clients: in
         return method
     _check_uploads_weights(method, defence)
     _check_batch_norm(method, defence)
+    if defence.example_clip and isinstance(method, GPFL) and method.valve == "auto":
+        method = method.replace(valve="full")  # the bound is on the gradient of V itself
     return Defended(setup=method.setup, method=method, defence=defence, salt=make_salt(seed), min_clients=max(1, min_clients))
 
 

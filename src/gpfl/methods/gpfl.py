@@ -10,11 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gpfl.core import losses, tree
-from gpfl.core.method import NET_PARTS, Batch, ClientInfo, LossTerms, Method
+from gpfl.core.method import NET_PARTS, Batch, ClientInfo, LossTerms, Method, loss_gradient
 from gpfl.core.net import Model, Net
 from gpfl.core.options import BY_NET, SearchRange, option
 from gpfl.core.randomness import fork_rng, torch_generator
 from gpfl.core.tree import Tree
+from gpfl.errors import GpflError
+from gpfl.methods.factored_valve import apply_factored, build_valve, decay_scale, factor_valve, factored_norm
 
 GUIDANCE = ("cov", "gce")
 """V and C, the parts of the global guidance, to which μ applies."""
@@ -81,6 +83,13 @@ class GPFL(Method):
         "'cov,gce' is FedPer",
         choices=("pci", "cov", "mlg", "gce"),
     )
+    valve: str = option(
+        "auto",
+        "how a round trains V: 'factored' = by what changes in it, 'full' = all of it, 'auto' = factored, but full where a "
+        "defence needs V's own gradients; results are equal up to rounding",
+        choices=("auto", "factored", "full"),
+        omit_default=True,
+    )
 
     def bind(self, net: Net, *, lr: float, epochs: int, batch_norm: str = "local") -> Self:
         """Return the method bound to a net; ablations and stale contexts are in `gpfl_variants`."""
@@ -97,7 +106,16 @@ class GPFL(Method):
 
     def download(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
         """Return φ, V and C as received, the client's ψ, and the contexts of the round."""
-        return {**shared, **private, "context": self.contexts(shared, private, client)}
+        state: Tree = {**shared, **private, "context": self.contexts(shared, private, client)}
+        if not self.factors_valve:
+            return state
+        cov, valve = factor_valve(tree.branch(state, "cov"), tree.branch(state, "context"), with_norm=self.reg == "norm")
+        return {**state, "cov": cov, "valve": valve}
+
+    @property
+    def factors_valve(self) -> bool:
+        """Whether a local round trains the valve in its factored form."""
+        return self.valve != "full" and "cov" not in self.without
 
     def contexts(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
         """Return g (eq. 5) and p_i (eq. 7), constants of a round."""
@@ -110,20 +128,35 @@ class GPFL(Method):
         """Train all parts together, with weight decay on V and C alone."""
         decay = dict.fromkeys(GUIDANCE, self.mu) if self.reg == "wd" else None
         parts = (*NET_PARTS, *GUIDANCE)
-        return self.optimizer_step(shared, local_state, batch, client, parts=parts, weight_decay=decay)[:2]
+        state, terms, _ = self.optimizer_step(shared, local_state, batch, client, parts=parts, weight_decay=decay)
+        if "valve" not in local_state:
+            return state, terms
+        if self._setup.gradient is not loss_gradient:
+            raise GpflError("method.valve is 'factored', and per-example gradients are those of V itself: use 'auto' or 'full'")
+        cov, valve = tree.branch(local_state, "cov"), tree.branch(local_state, "valve")
+        rate = self.mu if self.reg == "wd" else self.mu / factored_norm(cov, valve)
+        return {**state, "valve": decay_scale(valve, rate, self.lr)}, terms
 
     def loss(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
         """Return L^P (eq. 10), L^alg (eq. 8), λL^mlg (eq. 9) and, if it is a norm, the μ term (eq. 11)."""
         f = model("base", batch.x)  # (batch, width)
-        personal = model("head", self.route(model, f, "p"))
-        terms = {"ce": losses.cross_entropy(personal, batch.y, batch.mask), **self.guidance_loss(model, f, shared, batch)}
+        routes = self.routes(model, f)
+        terms = {
+            "ce": losses.cross_entropy(model("head", routes["p"]), batch.y, batch.mask),
+            **self.guidance_loss(model, routes["g"], shared, batch),
+        }
         if self.reg == "norm":
-            terms |= {f"norm_{part}": self.mu * tree.norm(model[part]) for part in GUIDANCE if part in model.weights}
+            terms |= {f"norm_{part}": self.mu * self.norm(model, part) for part in GUIDANCE if part in model.weights}
         return terms
 
-    def guidance_loss(self, model: Model, f: Tensor, shared: Tree, batch: Batch) -> LossTerms:
+    def norm(self, model: Model, part: str) -> Tensor:
+        """Return the L2 norm of V or C."""
+        if part == "cov" and "valve" in model.weights:
+            return factored_norm(model["cov"], model["valve"])
+        return tree.norm(model[part])
+
+    def guidance_loss(self, model: Model, f_global: Tensor, shared: Tree, batch: Batch) -> LossTerms:
         """Return the angle-level term L^alg (eq. 8) and the magnitude-level term λL^mlg (eq. 9)."""
-        f_global = self.route(model, f, "g")
         angles = losses.cosine_logits(f_global, embeddings_of(model.weights))  # (batch, classes)
         distance = losses.batch_distance if self.mlg_norm == "batch" else losses.mean_distance
         received = embeddings_of(shared)  # Ĉ, (classes, width)
@@ -134,7 +167,11 @@ class GPFL(Method):
 
     def upload(self, shared: Tree, local_state: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
         """Return φ, V and C for the server, and ψ."""
-        return self.split_state(tree.drop(local_state, ("context",)))
+        state = tree.drop(local_state, ("context", "valve"))
+        if "valve" in local_state:
+            cov, valve, context = (tree.branch(local_state, part) for part in ("cov", "valve", "context"))
+            state["cov"] = build_valve(tree.branch(shared, "cov"), cov, valve, context)
+        return self.split_state(state)
 
     def personal_weights(self, shared: Tree, private: Tree, batch: Batch, client: ClientInfo) -> Tree:
         """Return the weights of the personal route: φ, V, ψ, and p_i as a constant."""
@@ -143,11 +180,13 @@ class GPFL(Method):
 
     def features(self, model: Model, x: Tensor) -> Tensor:
         """Return f^P, (batch, width)."""
-        return self.route(model, model("base", x), "p")
+        return self.routes(model, model("base", x))["p"]
 
-    def route(self, model: Model, f: Tensor, context: str) -> Tensor:
-        """Return features through the valve under a context, "g" or "p"."""
-        return valve(model["cov"], f, tree.leaf(model["context"], context))
+    def routes(self, model: Model, f: Tensor) -> dict[str, Tensor]:
+        """Return features through the valve under each context, "g" and "p", of which a personal model has the second."""
+        if "valve" in model.weights:
+            return apply_factored(model["cov"], model["valve"], f)
+        return {name: valve(model["cov"], f, context) for name, context in tree.flatten(model["context"]).items()}
 
 
 def valve(weights: Tree, f: Tensor, context: Tensor) -> Tensor:

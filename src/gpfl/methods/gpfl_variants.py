@@ -83,11 +83,11 @@ class GPFLVariant(GPFL):
         embeddings = torch.where(tree.leaf(local, "round") == client.round, tree.leaf(local, "weight"), previous)
         return super().contexts({"gce": {"weight": embeddings}}, private, client)
 
-    def guidance_loss(self, model: Model, f: Tensor, shared: Tree, batch: Batch) -> LossTerms:
+    def guidance_loss(self, model: Model, f_global: Tensor, shared: Tree, batch: Batch) -> LossTerms:
         """Return the guidance terms that are left."""
         if "gce" in self.without:
             return {}
-        terms = super().guidance_loss(model, f, shared, batch)
+        terms = super().guidance_loss(model, f_global, shared, batch)
         return {"angle": terms["angle"]} if "mlg" in self.without else terms
 
     def upload(self, shared: Tree, local_state: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
@@ -103,6 +103,6 @@ class GPFLVariant(GPFL):
         state = super().aggregate(shared, mean)
         return {**state, "previous_gce": {"weight": embeddings_of(shared)}} if self.has_stale_contexts else state
 
-    def route(self, model: Model, f: Tensor, context: str) -> Tensor:
-        """Return features through the valve; without a valve they stay as they are."""
-        return f if "cov" in self.without else super().route(model, f, context)
+    def routes(self, model: Model, f: Tensor) -> dict[str, Tensor]:
+        """Return features through the valve under each context; without a valve they stay as they are."""
+        return {"g": f, "p": f} if "cov" in self.without else super().routes(model, f)
