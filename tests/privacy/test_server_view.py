@@ -98,12 +98,13 @@ def observe_one_step(method: str, rounds: int = 1, **settings: object) -> tuple[
     sample = int(engine.federation.shards[0].train[0])
     (view,) = observe_uploads(engine, state, [AttackedBatch(0, (sample,))], "one")
     info = engine.client_info([0], state.round).select(0)
-    local_state = engine.method.download(state.shared, tree.take(state.private, 0), info)
+    full = engine.method.replace(valve="full") if isinstance(engine.method, GPFL) else engine.method
+    local_state = full.download(state.shared, tree.take(state.private, 0), info)
     batch = engine.federation.table.batch(torch.tensor([sample]))
 
     def loss(parts: tree.Tree) -> Tensor:
-        model = Model(engine.method.net, {**local_state, **parts})
-        terms = engine.method.loss(model, state.shared, batch, info)
+        model = Model(full.net, {**local_state, **parts})
+        terms = full.loss(model, state.shared, batch, info)
         return total_loss({name: term for name, term in terms.items() if not name.startswith("norm_")})
 
     parts = tuple(gradient_targets(engine.method).values())[-1].parts
