@@ -5,9 +5,9 @@
 Each revision is checked out into a temporary git worktree and run in processes of its own.
 
 Numbers: every method on every engine trains an mlp on digits for 20 clients and 3 rounds. The accuracy of each round and the
-tensors of all exported models must be equal; names and metadata of tensors are ignored. GPFL's factored valve rounds differently
-from revisions that trained the whole valve, so numbers are compared with --valve full by default; a revision without that option
-has no other form. --valve auto compares what runs train, which makes sense between revisions that both have it. That the two
+tensors of all exported models must be equal; names and metadata of tensors are ignored. GPFL's factored valve rounds
+differently from revisions that trained the whole valve, so numbers are compared with --valve full by default; a revision
+without that option has no other form. --valve auto compares what runs train, between revisions that both have it. That the two
 forms agree in float64 is shown by tests/methods/test_factored_valve.py. Speed is always that of the default form.
 
 Speed: both revisions are loaded once and then time rounds in turn, so that a change of the machine's load affects both. A
