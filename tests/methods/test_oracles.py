@@ -116,6 +116,7 @@ def test_recording_detects_a_wrong_gpfl(wrong: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("model", ["theta", "local_w"])
+@pytest.mark.parametrize("engine", ENGINES, indirect=True)  # evaluations are not traced
 def test_pfedme_evaluates_the_model_it_names(engine: str, model: str) -> None:
     arrays = recording("pfedme")
     replay = Replay(METHODS["pfedme"](eval_model=model), engine)
