@@ -23,6 +23,7 @@ COMMANDS = {
     "predict": ("gpfl.cli.predict:predict", "Predict classes and probabilities of new samples."),
     "evaluate": ("gpfl.cli.evaluate:evaluate", "Measure models on new samples with labels."),
     "personalize": ("gpfl.cli.personalize:personalize", "Make a model for a client that was not in training."),
+    "export": ("gpfl.cli.export:export", "Write a client's model for use without gpfl."),
     "tune": ("gpfl.cli.tune:tune", "Search hyperparameters on validation samples."),
     "methods": ("gpfl.cli.methods:methods", "List the methods, or explain one."),
     "data": ("gpfl.cli.data:data", "Download, list and show datasets."),

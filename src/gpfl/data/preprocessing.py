@@ -359,7 +359,8 @@ class Preprocessor:
             values = raw.numbers(column.name)
             mean, std = self.scaling[column.name]
             missing = self._find_missing(column.name, values)
-            out[:, 0] = (np.where(missing, self.fill.get(column.name, 0.0), values) - mean) / std
+            with np.errstate(over="ignore"):  # beyond float32: who takes the inputs reports infinity
+                out[:, 0] = (np.where(missing, self.fill.get(column.name, 0.0), values) - mean) / std
             return missing
         codes = raw.codes(column.name, column.categories)
         missing = self._find_missing(column.name, codes)

@@ -203,6 +203,21 @@ class ClientModel:
             metadata["threshold"] = self.threshold.to_dict()
         write_tensors(Path(path), tree.flatten(self.weights), metadata)
 
+    def export(self, folder: str | Path, format: str = "safetensors") -> list[Path]:
+        """Write the model with its preprocessing, an example and a model card to a new folder for use without gpfl.
+
+        Args:
+            folder: The folder, which must not exist.
+            format: "safetensors" for torch, or "onnx".
+
+        Returns:
+            The files.
+
+        """
+        from gpfl.inference.export import export_model  # imports torch.export, which takes a second
+
+        return export_model(self, Path(folder), format)
+
 
 def model_file_name(client: str) -> str:
     """Return the name of a client's model file, unique for each client name."""

@@ -1,10 +1,12 @@
-"""Atomic writes of files, JSON and output folders."""
+"""Atomic writes of files and folders, JSON, and output folders."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from gpfl.errors import GpflError
@@ -33,6 +35,26 @@ def write_bytes(path: Path, content: bytes) -> None:
 def write_text(path: Path, content: str) -> None:
     """Write a text file atomically."""
     write_bytes(path, content.encode("utf-8"))
+
+
+def write_folder(path: Path, content: Mapping[str, bytes]) -> None:
+    """Write a new folder of files atomically: under a temporary name, which is then changed. Raise if it exists."""
+    if path.exists():
+        raise GpflError(f"{path} exists and nothing is overwritten: choose another folder")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    except OSError as error:
+        raise GpflError(f"cannot make the folder {path}: {error.strerror}; choose a folder you can write to") from None
+    try:
+        for name, each in content.items():
+            write_bytes(temporary / name, each)
+        temporary.chmod(0o777 & ~_current_umask())
+        temporary.replace(path)
+    except OSError as error:
+        raise GpflError(f"cannot make the folder {path}: {error.strerror}") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # still there after an error or Ctrl-C
 
 
 def read_json(path: Path, remedy: str) -> dict[str, object]:

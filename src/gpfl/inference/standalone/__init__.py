@@ -1,0 +1,1 @@
+"""Code that exported models carry with them: copied into their folders, it needs no gpfl."""
