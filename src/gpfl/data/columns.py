@@ -27,22 +27,13 @@ UNKNOWN = -1.0  # code of a category that is not in a list of categories
 
 @dataclass(frozen=True)
 class ColumnSchema:
-    """What a column holds.
+    """What a column holds."""
 
-    Attributes:
-        name: Name of the column.
-        kind: One of `KINDS`.
-        categories: Categories of a categorical column.
-        low: Smallest plausible value of a numeric or date column, if declared.
-        high: Largest plausible value, if declared.
-
-    """
-
-    name: str
-    kind: str = "numeric"
-    categories: tuple[str, ...] = ()
-    low: float | None = None
-    high: float | None = None
+    name: str  # name of the column
+    kind: str = "numeric"  # one of `KINDS`
+    categories: tuple[str, ...] = ()  # categories of a categorical column
+    low: float | None = None  # smallest plausible value of a numeric or date column, if declared
+    high: float | None = None  # largest plausible value, if declared
 
     def __post_init__(self) -> None:
         column = f"column '{self.name}'"
@@ -182,16 +173,10 @@ class Schema:
 
 @dataclass(frozen=True, eq=False)
 class RawColumns:
-    """Rows of columns that are not encoded yet.
+    """Rows of columns that are not encoded yet."""
 
-    Attributes:
-        schema: What the columns hold.
-        values: (rows, columns): numbers, or indices of `categories`; NaN where a value is missing.
-
-    """
-
-    schema: Schema
-    values: Floats
+    schema: Schema  # what the columns hold
+    values: Floats  # (rows, columns): numbers, or indices of `categories`; NaN where a value is missing
 
     def __post_init__(self) -> None:
         if self.values.dtype != np.float64 or self.values.ndim != 2 or self.values.shape[1] != len(self.schema):

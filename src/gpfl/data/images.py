@@ -24,20 +24,12 @@ COLOUR = ("RGB", "RGBA", "P", "LA", "PA", "CMYK", "YCbCr", "RGBX")
 
 @dataclass(frozen=True)
 class ImageFormat:
-    """The pictures that a model takes.
+    """The pictures that a model takes."""
 
-    Attributes:
-        channels: 1 for grey, 3 for colour pictures. Others are converted.
-        height: Height in pixels.
-        width: Width in pixels.
-        resize: Whether pictures of another size are resized; otherwise they are an error.
-
-    """
-
-    channels: int
-    height: int
-    width: int
-    resize: bool = False
+    channels: int  # 1 for grey, 3 for colour pictures. Others are converted
+    height: int  # height in pixels
+    width: int  # width in pixels
+    resize: bool = False  # whether pictures of another size are resized; otherwise they are an error
 
     @property
     def is_grey(self) -> bool:

@@ -34,18 +34,11 @@ def build_vocabulary(texts: Sequence[Sequence[str]]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Turns texts into tokens as in training. Words that are not in the vocabulary become 0, which is also the padding.
+    """Turns texts into tokens as in training. Words that are not in the vocabulary become 0, which is also the padding."""
 
-    Attributes:
-        words: The vocabulary; the first word is token 1.
-        length: Number of tokens of a text, which is cut or padded.
-        columns: Columns of a table that make up a text, joined by a space.
-
-    """
-
-    words: tuple[str, ...]
-    length: int
-    columns: tuple[str, ...] = ("text",)
+    words: tuple[str, ...]  # the vocabulary; the first word is token 1
+    length: int  # number of tokens of a text, which is cut or padded
+    columns: tuple[str, ...] = ("text",)  # columns of a table that make up a text, joined by a space
 
     @cached_property
     def vocabulary(self) -> Mapping[str, int]:

@@ -15,16 +15,10 @@ MIN_COHORT = 3
 
 @dataclass(frozen=True)
 class Guard:
-    """Limits for the uploads of a round.
+    """Limits for the uploads of a round."""
 
-    Attributes:
-        template: An upload of the method, by path: names, shapes and types.
-        max_norm_ratio: Largest norm of an update in multiples of the cohort's median; 0 = no limit.
-
-    """
-
-    template: Mapping[str, Tensor]
-    max_norm_ratio: float = 0.0
+    template: Mapping[str, Tensor]  # an upload of the method, by path: names, shapes and types
+    max_norm_ratio: float = 0.0  # largest norm of an update in multiples of the cohort's median; 0 = no limit
 
     def find_faults(self, uploads: Mapping[int, Mapping[str, Tensor]], shared: Mapping[str, Tensor]) -> dict[int, str]:
         """Return why uploads must not be averaged, by client; the state `shared` was sent to all of them."""

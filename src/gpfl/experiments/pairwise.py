@@ -23,46 +23,26 @@ from gpfl.experiments.statistics import (
 
 @dataclass(frozen=True)
 class MethodScore:
-    """A metric of one method over repeats.
+    """A metric of one method over repeats."""
 
-    Attributes:
-        method: Label of the method.
-        values: The metric of all predictions together in each repeat.
-        mean_rank: Mean rank among the methods, 1 for the best.
-        best_in: Repeats in which no method is better.
-
-    """
-
-    method: str
-    values: Floats
-    mean_rank: float
-    best_in: int
+    method: str  # label of the method
+    values: Floats  # the metric of all predictions together in each repeat
+    mean_rank: float  # mean rank among the methods, 1 for the best
+    best_in: int  # repeats in which no method is better
 
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """The difference of a metric between two methods, one minus other, over repeats.
+    """The difference of a metric between two methods, one minus other, over repeats."""
 
-    Attributes:
-        one: The first method.
-        other: The second method.
-        test: Mean, interval and p-value by the corrected resampled t-test.
-        corrected_p: The p-value, corrected for the number of pairs by Holm's method.
-        wins: Repeats in which the first is better.
-        losses: Repeats in which the second is better.
-        client_wins: Clients for which the first is better, mean over repeats.
-        client_losses: Clients for which the second is better, mean over repeats.
-
-    """
-
-    one: str
-    other: str
-    test: CorrectedTTest
-    corrected_p: float | None
-    wins: int
-    losses: int
-    client_wins: float
-    client_losses: float
+    one: str  # the first method
+    other: str  # the second method
+    test: CorrectedTTest  # mean, interval and p-value by the corrected resampled t-test
+    corrected_p: float | None  # the p-value, corrected for the number of pairs by Holm's method
+    wins: int  # repeats in which the first is better
+    losses: int  # repeats in which the second is better
+    client_wins: float  # clients for which the first is better, mean over repeats
+    client_losses: float  # clients for which the second is better, mean over repeats
 
 
 @dataclass(frozen=True)

@@ -68,36 +68,20 @@ class SplitMetrics:
 
 @dataclass(frozen=True)
 class RepeatRecord:
-    """One method in one repeat: the metrics of the round that is reported, and its costs.
+    """One method in one repeat: the metrics of the round that is reported, and its costs."""
 
-    Attributes:
-        repeat: Number of the repeat, from 0.
-        seed: Seed of training.
-        partition_seed: Seed of the split; None if the config has no partition.
-        split: Hash of the data and of each client's samples.
-        n_samples: Training, validation and test samples of each client.
-        metrics: Metrics on "test" and, if there are any, on "validation" samples.
-        rounds: Rounds that were trained.
-        selected_round: The round that is reported.
-        selected_by: How it was selected: "last" or "validation" ("test" for the paper's protocol).
-        bytes_up: Bytes that clients sent.
-        bytes_down: Bytes that clients received.
-        seconds: Time of the run; concurrent runs share it.
-
-    """
-
-    repeat: int
-    seed: int
-    partition_seed: int | None
-    split: str
-    n_samples: Mapping[str, tuple[int, int, int]]
-    metrics: Mapping[str, SplitMetrics]
-    rounds: int
-    selected_round: int
-    selected_by: str
-    bytes_up: int
-    bytes_down: int
-    seconds: float
+    repeat: int  # number of the repeat, from 0
+    seed: int  # seed of training
+    partition_seed: int | None  # seed of the split; None if the config has no partition
+    split: str  # hash of the data and of each client's samples
+    n_samples: Mapping[str, tuple[int, int, int]]  # training, validation and test samples of each client
+    metrics: Mapping[str, SplitMetrics]  # metrics on "test" and, if there are any, on "validation" samples
+    rounds: int  # rounds that were trained
+    selected_round: int  # the round that is reported
+    selected_by: str  # how it was selected: "last" or "validation" ("test" for the paper's protocol)
+    bytes_up: int  # bytes that clients sent
+    bytes_down: int  # bytes that clients received
+    seconds: float  # time of the run; concurrent runs share it
 
     def to_dict(self) -> dict[str, object]:
         """Return the content as JSON values."""
@@ -132,18 +116,11 @@ class RepeatRecord:
 
 @dataclass(frozen=True)
 class RepeatedResults:
-    """The finished repeats of several methods by label, and those that diverged in this call.
+    """The finished repeats of several methods by label, and those that diverged in this call."""
 
-    Attributes:
-        config: The config that all have in common; its method is the first one.
-        records: For each method the records by repeat.
-        diverged: For each method the errors by repeat.
-
-    """
-
-    config: Config
-    records: Mapping[str, Mapping[int, RepeatRecord]]
-    diverged: Mapping[str, Mapping[int, DivergenceError]] = field(default_factory=dict)
+    config: Config  # the config that all have in common; its method is the first one
+    records: Mapping[str, Mapping[int, RepeatRecord]]  # for each method the records by repeat
+    diverged: Mapping[str, Mapping[int, DivergenceError]] = field(default_factory=dict)  # for each method the errors by repeat
 
     @property
     def methods(self) -> list[str]:

@@ -22,22 +22,13 @@ from gpfl.data.table import Table
 
 @dataclass(frozen=True)
 class FederatedPreprocessing:
-    """The fitted preprocessing of a federation.
+    """The fitted preprocessing of a federation."""
 
-    Attributes:
-        options: How columns are encoded.
-        statistics: What each client sent, by name.
-        merged: The merged statistics, which each client received.
-        federated: The encoding by merged statistics.
-        clients: The encoding of each client; the federated one, unless it is scaled locally.
-
-    """
-
-    options: PreprocessingOptions
-    statistics: Mapping[str, ClientStatistics]
-    merged: ClientStatistics
-    federated: Preprocessor
-    clients: Mapping[str, Preprocessor]
+    options: PreprocessingOptions  # how columns are encoded
+    statistics: Mapping[str, ClientStatistics]  # what each client sent, by name
+    merged: ClientStatistics  # the merged statistics, which each client received
+    federated: Preprocessor  # the encoding by merged statistics
+    clients: Mapping[str, Preprocessor]  # the encoding of each client; the federated one, unless it is scaled locally
 
     @classmethod
     def fit(cls, raw: RawColumns, training: Mapping[str, Indices], options: PreprocessingOptions) -> FederatedPreprocessing:

@@ -45,16 +45,10 @@ Inputs: TypeAlias = ArrayLike | RawColumns | NewData
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """What a model predicts.
+    """What a model predicts."""
 
-    Attributes:
-        class_names: Names of the classes, () if they are numbered.
-        label: Name of the label, "" if unknown.
-
-    """
-
-    class_names: tuple[str, ...] = ()
-    label: str = ""
+    class_names: tuple[str, ...] = ()  # names of the classes, () if they are numbered
+    label: str = ""  # name of the label, "" if unknown
 
 
 class ClientModel:

@@ -56,22 +56,13 @@ class NewInputs:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How new samples are read.
+    """How new samples are read."""
 
-    Attributes:
-        unseen: What to do with categories that no client trained on, one of `UNSEEN`; "": as the model was trained to.
-        unreadable: What to do with cells of numeric and date columns that are neither.
-        missing: What to do with rows that have missing values which the model does not fill.
-        text_columns: Columns that make up a text; (): those of the training data, or `text`.
-        others: Columns that are no inputs and stay text even if all their cells are numbers.
-
-    """
-
-    unseen: str = ""
-    unreadable: Literal["error", "missing"] = "error"
-    missing: Literal["error", "drop"] = "error"
-    text_columns: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()
+    unseen: str = ""  # what to do with categories that no client trained on, one of `UNSEEN`; "": as the model was trained to
+    unreadable: Literal["error", "missing"] = "error"  # what to do with cells of numeric and date columns that are neither
+    missing: Literal["error", "drop"] = "error"  # what to do with rows that have missing values which the model does not fill
+    text_columns: tuple[str, ...] = ()  # columns that make up a text; (): those of the training data, or `text`
+    others: tuple[str, ...] = ()  # columns that are no inputs and stay text even if all their cells are numbers
 
 
 def is_raw(x: object) -> TypeGuard[NewData]:

@@ -28,16 +28,10 @@ from gpfl.inference.threshold import Threshold, check_threshold, decide, describ
 
 @dataclass(frozen=True)
 class ClientChoice:
-    """Whose model predicts a sample.
+    """Whose model predicts a sample."""
 
-    Attributes:
-        client: Name of the client of all samples; "" if there is one model, or a column names them.
-        column: Column that names the client of each sample.
-
-    """
-
-    client: str = ""
-    column: str = ""
+    client: str = ""  # name of the client of all samples; "" if there is one model, or a column names them
+    column: str = ""  # column that names the client of each sample
 
     def __post_init__(self) -> None:
         if self.client and self.column:
@@ -161,20 +155,12 @@ def predict(
 
 @dataclass(frozen=True, eq=False)
 class NewEvaluation:
-    """Metrics of predictions for new samples.
+    """Metrics of predictions for new samples."""
 
-    Attributes:
-        predictions: The predictions of all samples.
-        label: Name of the column of labels.
-        report: The metrics.
-        notes: What the user should know of the labels.
-
-    """
-
-    predictions: NewPredictions
-    label: str
-    report: MetricsReport
-    notes: tuple[str, ...] = ()
+    predictions: NewPredictions  # the predictions of all samples
+    label: str  # name of the column of labels
+    report: MetricsReport  # the metrics
+    notes: tuple[str, ...] = ()  # what the user should know of the labels
 
     def describe(self) -> list[str]:
         """Return lines on the predictions and the labels."""

@@ -23,22 +23,13 @@ MIN_SAMPLES = 5
 
 @dataclass(frozen=True)
 class Threshold:
-    """The probability of the second class from which it is predicted.
+    """The probability of the second class from which it is predicted."""
 
-    Attributes:
-        value: The threshold.
-        metric: Metric for which it is best on validation samples.
-        n_samples: Number of validation samples.
-        score: The metric on these samples.
-        score_at_half: The metric on these samples at a threshold of 0.5.
-
-    """
-
-    value: float
-    metric: str
-    n_samples: int
-    score: float
-    score_at_half: float
+    value: float  # the threshold
+    metric: str  # metric for which it is best on validation samples
+    n_samples: int  # number of validation samples
+    score: float  # the metric on these samples
+    score_at_half: float  # the metric on these samples at a threshold of 0.5
 
     def to_dict(self) -> dict[str, object]:
         """Return the content as JSON values."""

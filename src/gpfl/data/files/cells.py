@@ -38,24 +38,14 @@ EPOCH = datetime(1970, 1, 1)
 
 @dataclass(frozen=True, eq=False)
 class ParsedColumn:
-    """A column as numbers or as indices of categories.
+    """A column as numbers or as indices of categories."""
 
-    Attributes:
-        schema: Name, kind and categories.
-        values: Value of each row, NaN where it is missing or unreadable.
-        unreadable: Rows of a numeric or date column whose cells are neither a value nor missing.
-        unreadable_cell: The first such cell.
-        notation: How the cells were read if that is not obvious, such as "with decimal commas".
-        example: A cell in that notation and its value: "61,5 is 61.5".
-
-    """
-
-    schema: ColumnSchema
-    values: Floats
-    unreadable: Mask
-    unreadable_cell: str = ""
-    notation: str = ""
-    example: str = ""
+    schema: ColumnSchema  # name, kind and categories
+    values: Floats  # value of each row, NaN where it is missing or unreadable
+    unreadable: Mask  # rows of a numeric or date column whose cells are neither a value nor missing
+    unreadable_cell: str = ""  # the first such cell
+    notation: str = ""  # how the cells were read if that is not obvious, such as "with decimal commas"
+    example: str = ""  # a cell in that notation and its value: "61,5 is 61.5"
 
     @property
     def missing(self) -> Mask:

@@ -22,22 +22,13 @@ EXPECTED = (
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file of rows or a folder of class folders.
+    """A file of rows or a folder of class folders."""
 
-    Attributes:
-        path: Path of the file or folder.
-        client: Client that the path names, or "".
-        split: Split that the path names, or "".
-        images: Whether it is a folder of class folders.
-        line_of: Returns the line of a row, once a file of text is read.
-
-    """
-
-    path: Path
-    client: str = ""
-    split: str = ""
-    images: bool = False
-    line_of: Callable[[int], int] | None = None
+    path: Path  # path of the file or folder
+    client: str = ""  # client that the path names, or ""
+    split: str = ""  # split that the path names, or ""
+    images: bool = False  # whether it is a folder of class folders
+    line_of: Callable[[int], int] | None = None  # returns the line of a row, once a file of text is read
 
 
 @dataclass(frozen=True)

@@ -36,20 +36,12 @@ NewData: TypeAlias = str | Path | Mapping[str, npt.ArrayLike] | DataFrame
 
 @dataclass(frozen=True, eq=False)
 class NewRows:
-    """New rows as the columns of a schema.
+    """New rows as the columns of a schema."""
 
-    Attributes:
-        columns: The columns in the schema's order; `UNKNOWN` where a category is not in the schema.
-        unseen: Categories that are not in the schema and their numbers of rows, by column.
-        unreadable: Numbers of cells that were read as missing because they are no number or date, by column.
-        table: All columns as they were read, such as that of the label.
-
-    """
-
-    columns: RawColumns
-    unseen: Mapping[str, Mapping[str, int]]
-    unreadable: Mapping[str, int]
-    table: RawTable
+    columns: RawColumns  # the columns in the schema's order; `UNKNOWN` where a category is not in the schema
+    unseen: Mapping[str, Mapping[str, int]]  # categories that are not in the schema and their numbers of rows, by column
+    unreadable: Mapping[str, int]  # numbers of cells that were read as missing because they are no number or date, by column
+    table: RawTable  # all columns as they were read, such as that of the label
 
 
 def read_new_rows(

@@ -28,24 +28,14 @@ UNREAD: Array = np.empty(0)  # stands for a column that is ignored
 
 @dataclass(frozen=True)
 class RawTable:
-    """Columns of one or more files.
+    """Columns of one or more files."""
 
-    Attributes:
-        columns: Values by name of the column.
-        files: The files.
-        file_of: Index of each row's file.
-        rows: Index of each row in its file.
-        decimal_commas: Whether a comma may be a decimal comma because it does not separate cells.
-        notes: What the user should know of the reading.
-
-    """
-
-    columns: Columns
-    files: tuple[InputFile, ...]
-    file_of: npt.NDArray[np.int32]
-    rows: npt.NDArray[np.int64]
-    decimal_commas: bool = False
-    notes: tuple[str, ...] = ()
+    columns: Columns  # values by name of the column
+    files: tuple[InputFile, ...]  # the files
+    file_of: npt.NDArray[np.int32]  # index of each row's file
+    rows: npt.NDArray[np.int64]  # index of each row in its file
+    decimal_commas: bool = False  # whether a comma may be a decimal comma because it does not separate cells
+    notes: tuple[str, ...] = ()  # what the user should know of the reading
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -22,28 +22,16 @@ INPUT_NAMES = ("x", "data", "images", "features")
 
 @dataclass(frozen=True, kw_only=True)
 class FileSamples:
-    """The samples of all files.
+    """The samples of all files."""
 
-    Attributes:
-        x: Inputs.
-        table: The rows of the samples, with the columns of their roles.
-        roles: Columns that are not inputs.
-        description: What the inputs are.
-        metadata: How the files were read; saved with the manifest.
-        classes: Declared classes of the label.
-        notes: Lines for the user.
-        encoder: Format of images.
-
-    """
-
-    x: Array | RawColumns
-    table: RawTable
-    roles: Roles
-    description: str
-    metadata: dict[str, object]
-    classes: tuple[str, ...] = ()
-    notes: list[str] = field(default_factory=list)
-    encoder: ImageFormat | None = None
+    x: Array | RawColumns  # inputs
+    table: RawTable  # the rows of the samples, with the columns of their roles
+    roles: Roles  # columns that are not inputs
+    description: str  # what the inputs are
+    metadata: dict[str, object]  # how the files were read; saved with the manifest
+    classes: tuple[str, ...] = ()  # declared classes of the label
+    notes: list[str] = field(default_factory=list)  # lines for the user
+    encoder: ImageFormat | None = None  # format of images
 
 
 def load_rows(files: Iterable[RawTable], options: ColumnOptions) -> FileSamples:
