@@ -2,15 +2,15 @@
 
 In the order in which a round of GPFL enters them:
 
-1. `engine/base.py`       request, aggregation weights, what a client knows
-2. `engine/loop.py`       client after client, and the mean of their uploads
-3. `core/method.py`       the method interface and a step of SGD
-4. `core/tree.py`         arithmetic on states
-5. `core/local_round.py`  batches, and one client's download, steps and upload
-6. `core/randomness.py`   the generator of (seed, purpose, round, client)
-7. `methods/gpfl.py`      the method
-8. `core/net.py`          the net's parts with a client's weights
-9. `core/losses.py`       masked losses
+1. `engine/base.py`              request, aggregation weights, what a client knows
+2. `engine/loop.py`              client after client, and the mean of their uploads
+3. `core/method.py`              the method interface and a step of SGD
+4. `core/tree.py`                arithmetic on states
+5. `core/local_round.py`         batches, and one client's download, steps and upload
+6. `core/randomness.py`          the generator of (seed, purpose, round, client)
+7. `methods/gpfl.py`             the method
+8. `methods/factored_valve.py`   how a round trains its valve
+9. `core/net.py`                 the net's parts with a client's weights
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ FILES = [
     "core/local_round.py",
     "core/randomness.py",
     "methods/gpfl.py",
+    "methods/factored_valve.py",
     "core/net.py",
-    "core/losses.py",
 ]
 
 

@@ -13,7 +13,7 @@ from methods.test_plain import CASES, CLASSES, LIMIT, ROUNDS, LibraryRun, evalua
 from torch import nn
 
 import gpfl
-from gpfl.core import losses, tree
+from gpfl.core import tree
 from gpfl.core.local_round import Schedule
 from gpfl.core.method import Batch, ClientInfo, LossTerms
 from gpfl.core.net import Model
@@ -94,7 +94,7 @@ class ScalarFT(FedAvgFT):
 
     def loss(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
         error = self.logits(model, batch.x)[..., 0] - batch.y
-        return {"ce": losses.masked_mean(error**2, batch.mask) / 2}
+        return {"ce": batch.mean(error**2) / 2}
 
 
 def scalar_federation() -> gpfl.Federation:

@@ -7,14 +7,15 @@ import math
 import pytest
 import torch
 from conftest import toy_federation
+from torch import Tensor
 from torch.nn import functional as F
 
-from gpfl.core import losses, tree
+from gpfl.core import tree
 from gpfl.core.local_round import Schedule
 from gpfl.core.method import Batch, ClientInfo
 from gpfl.core.net import Model
 from gpfl.engine import ENGINES, RunSpec
-from gpfl.methods.gpfl import GPFL, embeddings_of, valve
+from gpfl.methods.gpfl import GPFL, batch_distance, cosine_logits, embeddings_of, mean_distance, valve
 from gpfl.models.architecture import net_from_architecture
 from gpfl.models.mlp import MLP
 from gpfl.training import config as configs
@@ -36,38 +37,77 @@ def make_batch(size: int = 6) -> Batch:
     return Batch(x, torch.arange(size) % 3, torch.ones(size))
 
 
+def labelled(y: Tensor, mask: Tensor | None = None) -> Batch:
+    return Batch(torch.zeros(len(y)), y, torch.ones(len(y)) if mask is None else mask)
+
+
+MASK = torch.tensor([1.0, 1.0, 0.0])
+
+
+@pytest.fixture
+def features() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(3, 4, generator=generator), torch.randn(3, 4, generator=generator)
+
+
 def test_angle_loss_is_cross_entropy_of_cosines_and_ignores_scale() -> None:
     f, c, y = torch.randn(5, 8), torch.randn(3, 8), torch.tensor([0, 1, 2, 1, 0])
-    logits = losses.cosine_logits(f, c)
+    logits = cosine_logits(f, c)
     by_hand = torch.stack([f @ u / (f.norm(dim=1) * u.norm()) for u in c], dim=1)
     torch.testing.assert_close(logits, by_hand)
-    torch.testing.assert_close(losses.cosine_logits(7 * f, 0.1 * c), logits)
+    torch.testing.assert_close(cosine_logits(7 * f, 0.1 * c), logits)
     one_hot = F.one_hot(y, 3)
     expected = -(torch.log_softmax(by_hand, 1) * one_hot).sum(1).mean()
-    torch.testing.assert_close(losses.cross_entropy(logits, y, torch.ones(5)), expected)
+    torch.testing.assert_close(labelled(y).cross_entropy(logits), expected)
+
+
+def test_angle_loss_of_the_ideal_simplex_is_its_minimum() -> None:
+    classes = 10
+    simplex = F.normalize(torch.eye(classes) - 1 / classes)
+    loss = labelled(torch.arange(classes)).cross_entropy(cosine_logits(simplex, simplex))
+    assert loss.item() == pytest.approx(math.log(1 + 9 * math.exp(-10 / 9)), abs=1e-5)
 
 
 def test_dead_features_give_zero_logits_and_zero_gradient() -> None:
     f = torch.zeros(2, 8, requires_grad=True)
-    loss = losses.cross_entropy(losses.cosine_logits(F.relu(f), torch.randn(3, 8)), torch.tensor([0, 1]), torch.ones(2))
-    loss.backward()
-    assert float(loss.detach()) == pytest.approx(math.log(3))
+    logits = cosine_logits(F.relu(f), torch.randn(3, 8))
+    assert torch.equal(logits, torch.zeros(2, 3))
+    labelled(torch.tensor([0, 1])).cross_entropy(logits).backward()
     assert float(f.grad.abs().max()) == 0
+
+
+def test_distances_agree_with_a_computation_by_hand() -> None:
+    a, b = torch.tensor([[3.0, 4.0], [0.0, 0.0], [9.0, 9.0]]), torch.tensor([[0.0, 0.0], [0.0, 12.0], [0.0, 0.0]])
+    padded, full = (labelled(torch.zeros(3), mask) for mask in (MASK, torch.ones(3)))
+    assert batch_distance(a, b, padded).item() == pytest.approx(13.0)
+    assert mean_distance(a, b, padded).item() == pytest.approx((5 + 12) / 2)
+    assert batch_distance(a, b, full).item() > 13.1
+    assert mean_distance(a, b, full).item() > 8.6
 
 
 def test_batch_distance_is_root_of_batch_size_times_the_mean() -> None:
     a = torch.zeros(10, 8)
     b = F.normalize(torch.randn(10, 8), dim=1) * 3
-    mask = torch.ones(10)
-    batch, mean = losses.batch_distance(a, b, mask), losses.mean_distance(a, b, mask)
-    assert float(batch) == pytest.approx(math.sqrt(10) * float(mean), rel=1e-5)
+    batch = labelled(torch.zeros(10))
+    assert float(batch_distance(a, b, batch)) == pytest.approx(math.sqrt(10) * float(mean_distance(a, b, batch)), rel=1e-5)
 
 
-@pytest.mark.parametrize("distance", [losses.batch_distance, losses.mean_distance])
-def test_gradient_of_the_distance_is_finite_at_zero(distance) -> None:
-    a = torch.ones(4, 8, requires_grad=True)
-    distance(a, torch.ones(4, 8), torch.ones(4)).backward()
-    assert torch.isfinite(a.grad).all()
+@pytest.mark.parametrize("distance", [batch_distance, mean_distance])
+def test_padding_has_no_gradient_and_distance_zero_a_finite_one(distance, features: tuple[Tensor, Tensor]) -> None:
+    a, batch = features[0].clone().requires_grad_(), labelled(torch.zeros(3), MASK)
+    (gradient,) = torch.autograd.grad(distance(a, features[1], batch), a)
+    assert gradient[:2].abs().min() > 0
+    assert torch.equal(gradient[2], torch.zeros(4))
+    (at_zero,) = torch.autograd.grad(distance(a, a.detach(), batch), a)
+    assert torch.equal(at_zero, torch.zeros(3, 4))
+
+
+def test_batch_of_padding_has_no_loss_and_no_gradient(features: tuple[Tensor, Tensor]) -> None:
+    a, nothing = features[0].clone().requires_grad_(), labelled(torch.zeros(3, dtype=torch.int64), torch.zeros(3))
+    total = nothing.cross_entropy(a) + batch_distance(a, features[1], nothing)
+    (gradient,) = torch.autograd.grad(total, a)
+    assert total.item() == 0.0
+    assert torch.equal(gradient, torch.zeros(3, 4))
 
 
 def test_contexts_are_constant_in_local_training() -> None:

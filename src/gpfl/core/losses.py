@@ -1,36 +1,14 @@
-"""Losses over a batch, in which padding does not count."""
+"""Terms of losses that several methods use, or that are long."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from gpfl.core import tree
 from gpfl.core.tree import Tree
 
 _MMD_WIDTHS = (10.0, 15.0, 20.0, 50.0)
-
-
-def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of `values` (batch,) where the mask is 1, or 0 if there is no such value."""
-    return (values * mask).sum() / mask.sum().clamp_min(1.0)
-
-
-def cross_entropy(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean cross-entropy."""
-    return masked_mean(F.cross_entropy(logits, y, reduction="none"), mask)
-
-
-def batch_distance(a: Tensor, b: Tensor, mask: Tensor) -> Tensor:
-    """Return the Frobenius norm of `a - b` (batch, width); its gradient at 0 is 0, not NaN."""
-    distance: Tensor = torch.linalg.vector_norm((a - b) * mask.unsqueeze(-1))
-    return distance
-
-
-def mean_distance(a: Tensor, b: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean L2 distance between the rows of `a` and `b` (batch, width)."""
-    return masked_mean(torch.linalg.vector_norm(a - b, dim=-1), mask)
 
 
 def squared_mmd(a: Tensor, b: Tensor, mask: Tensor) -> Tensor:
@@ -49,13 +27,6 @@ def squared_distance(weights: Tree, anchor: Tree) -> Tensor:
     """Return the squared L2 distance between the parts of `anchor` and those of the same name in `weights`."""
     distances = tree.map_leaves(lambda x, y: (x - y).square().sum(), tree.pick(weights, tuple(anchor)), anchor)
     return torch.stack(list(tree.leaves(distances))).sum()
-
-
-def cosine_logits(features: Tensor, embeddings: Tensor) -> Tensor:
-    """Return the cosine of each feature and each embedding, (batch, classes); 0 for an all-zero feature."""
-    f = F.normalize(features, dim=-1, eps=1e-12)  # (batch, width)
-    c = F.normalize(embeddings, dim=-1, eps=1e-12)  # (classes, width)
-    return f @ c.T
 
 
 def balanced_logits(logits: Tensor, label_counts: Tensor) -> Tensor:

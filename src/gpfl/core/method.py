@@ -14,8 +14,9 @@ from typing import ClassVar, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from gpfl.core import losses, tree
+from gpfl.core import tree
 from gpfl.core.net import Model, Net
 from gpfl.core.options import is_unset, options_of
 from gpfl.core.tree import Tree
@@ -33,6 +34,14 @@ class Batch(NamedTuple):
     x: Tensor
     y: Tensor
     mask: Tensor  # 1 for a sample, 0 for padding
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Return the mean of `values` (batch,) over samples, or 0 if there are none."""
+        return (values * self.mask).sum() / self.mask.sum().clamp_min(1.0)
+
+    def cross_entropy(self, logits: Tensor) -> Tensor:
+        """Return the mean cross-entropy over samples."""
+        return self.mean(F.cross_entropy(logits, self.y, reduction="none"))
 
 
 class ClientInfo(NamedTuple):
@@ -173,7 +182,7 @@ class Method:
 
     def loss(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
         """Return the terms of the local objective."""
-        return {"ce": losses.cross_entropy(self.logits(model, batch.x), batch.y, batch.mask)}
+        return {"ce": batch.cross_entropy(self.logits(model, batch.x))}
 
     def upload(self, shared: Tree, local_state: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
         """Return the client's upload and its new private state."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from gpfl.core import losses, tree
+from gpfl.core import tree
 from gpfl.core.method import Batch, GradientResult, LossTerms, Objective, loss_gradient
 from gpfl.core.net import Net
 from gpfl.core.randomness import random_key
@@ -43,5 +43,5 @@ class PerExampleGradient:
         if self.std:
             mean = add_noise(mean, torch.full_like(count, self.std) / count, random_key(self.key[0], self.key[1], self.calls))
         self.calls += 1
-        means = {name: losses.masked_mean(values, batch.mask) for name, values in terms.items()}
+        means = {name: batch.mean(values) for name, values in terms.items()}
         return GradientResult(mean, means, {}, tree.map_leaves(lambda leaf: leaf.flatten(0, 1), aux))

@@ -79,7 +79,7 @@ class FedPHP(Method):
         """Return the weighted cross-entropy, and the distance to the distribution of the teacher's features."""
         f = model("base", batch.x)  # (batch, width)
         target = Model(self.net, model["teacher"])("base", batch.x)
-        ce = losses.cross_entropy(model("head", f), batch.y, batch.mask)
+        ce = batch.cross_entropy(model("head", f))
         return {"ce": (1 - self.lam) * ce, "mmd": self.lam * losses.squared_mmd(f, target, batch.mask)}
 
     def upload(self, shared: Tree, local_state: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:

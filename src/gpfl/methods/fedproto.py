@@ -81,8 +81,8 @@ class FedProto(Method):
         mean, seen = prototypes_of(shared)
         distance = (f - mean[batch.y]).square().mean(-1) * seen[batch.y]  # (batch,)
         return {
-            "ce": losses.cross_entropy(model("head", f), batch.y, batch.mask),
-            "prototype": self.lam * losses.masked_mean(distance, batch.mask),
+            "ce": batch.cross_entropy(model("head", f)),
+            "prototype": self.lam * batch.mean(distance),
         }
 
     def collect(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:

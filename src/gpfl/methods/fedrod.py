@@ -44,8 +44,8 @@ class FedRoD(Method):
         personal = generic.detach() + model("head", r.detach(), model["personal_head"])
         balanced = losses.balanced_logits(generic, client.label_counts)
         return {
-            "ce": losses.cross_entropy(personal, batch.y, batch.mask),
-            "balanced_ce": losses.cross_entropy(balanced, batch.y, batch.mask),
+            "ce": batch.cross_entropy(personal),
+            "balanced_ce": batch.cross_entropy(balanced),
         }
 
     def logits(self, model: Model, x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gpfl.core import losses, tree
+from gpfl.core import tree
 from gpfl.core.method import NET_PARTS, Batch, ClientInfo, LossTerms, Method, loss_gradient
 from gpfl.core.net import Model, Net
 from gpfl.core.options import BY_NET, SearchRange, option
@@ -142,7 +142,7 @@ class GPFL(Method):
         f = model("base", batch.x)  # (batch, width)
         routes = self.routes(model, f)
         terms = {
-            "ce": losses.cross_entropy(model("head", routes["p"]), batch.y, batch.mask),
+            "ce": batch.cross_entropy(model("head", routes["p"])),
             **self.guidance_loss(model, routes["g"], shared, batch),
         }
         if self.reg == "norm":
@@ -157,12 +157,12 @@ class GPFL(Method):
 
     def guidance_loss(self, model: Model, f_global: Tensor, shared: Tree, batch: Batch) -> LossTerms:
         """Return the angle-level term L^alg (eq. 8) and the magnitude-level term λL^mlg (eq. 9)."""
-        angles = losses.cosine_logits(f_global, embeddings_of(model.weights))  # (batch, classes)
-        distance = losses.batch_distance if self.mlg_norm == "batch" else losses.mean_distance
-        received = embeddings_of(shared)  # Ĉ, (classes, width)
+        angles = cosine_logits(f_global, embeddings_of(model.weights))  # (batch, classes)
+        received = embeddings_of(shared)[batch.y]  # Ĉ_y, (batch, width)
+        distance = batch_distance if self.mlg_norm == "batch" else mean_distance
         return {
-            "angle": losses.cross_entropy(angles, batch.y, batch.mask),
-            "magnitude": self.lam * distance(f_global, received[batch.y], batch.mask),
+            "angle": batch.cross_entropy(angles),
+            "magnitude": self.lam * distance(f_global, received, batch),
         }
 
     def upload(self, shared: Tree, local_state: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
@@ -211,3 +211,21 @@ def init_valve(width: int, seed: int) -> Tree:
 def embeddings_of(state: Tree) -> Tensor:
     """Return the category embeddings C of a state, (classes, width)."""
     return tree.leaf(tree.branch(state, "gce"), "weight")
+
+
+def cosine_logits(features: Tensor, embeddings: Tensor) -> Tensor:
+    """Return the cosine of each feature and each embedding, (batch, classes); 0 for an all-zero feature."""
+    f = F.normalize(features, dim=-1, eps=1e-12)  # (batch, width)
+    c = F.normalize(embeddings, dim=-1, eps=1e-12)  # (classes, width)
+    return f @ c.T
+
+
+def batch_distance(a: Tensor, b: Tensor, batch: Batch) -> Tensor:
+    """Return the Frobenius norm of `a - b` (batch, width); its gradient at 0 is 0, not NaN."""
+    distance: Tensor = torch.linalg.vector_norm((a - b) * batch.mask.unsqueeze(-1))
+    return distance
+
+
+def mean_distance(a: Tensor, b: Tensor, batch: Batch) -> Tensor:
+    """Return the mean L2 distance between the rows of `a` and `b` (batch, width)."""
+    return batch.mean(torch.linalg.vector_norm(a - b, dim=-1))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from gpfl.core import losses, tree
+from gpfl.core import tree
 from gpfl.core.method import NET_PARTS, Method
 from gpfl.core.net import Model
 from gpfl.core.tree import Tree
@@ -16,7 +16,7 @@ from gpfl.defences import Defended, undefended
 from gpfl.errors import GpflError
 from gpfl.methods.fedphp import FedPHP
 from gpfl.methods.fedrod import FedRoD
-from gpfl.methods.gpfl import GPFL, GUIDANCE, embeddings_of, valve
+from gpfl.methods.gpfl import GPFL, GUIDANCE, cosine_logits, embeddings_of, valve
 from gpfl.methods.gpfl_variants import GPFLVariant, constant_contexts
 
 
@@ -74,7 +74,7 @@ def _(method: GPFL) -> dict[str, GradientTarget]:
         return valve(model["cov"], f, embeddings_of(model.weights).detach().mean(0) if fixed is None else fixed.to(f))
 
     def cosines(model: Model, x: Tensor) -> Tensor:
-        return losses.cosine_logits(features(model, x), embeddings_of(model.weights))
+        return cosine_logits(features(model, x), embeddings_of(model.weights))
 
     targets = _common_targets(method)
     if "cov" not in method.without:
