@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ Arrays = dict[str, npt.NDArray[np.float32]]
 PARTS = ("base", "head", "gce", "cov")
 
 
+@cache
 def recording(name: str) -> Arrays:
     with np.load(FOLDER / f"{name}.npz", allow_pickle=False) as file:
         return {key: file[key] for key in file.files}

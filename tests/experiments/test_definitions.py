@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -278,9 +279,13 @@ def words() -> gpfl.Table:
     return gpfl.Table(x.astype(np.int64), y, classes=4, name="agnews", kind="tokens")
 
 
+def cifar100(count: int) -> Tiny:
+    return Tiny(name="cifar100", make=images("cifar100", count, (1, 16, 16), 100))
+
+
 TINY = {
     "fmnist": Tiny(name="fmnist", make=images("fmnist", 400, (1, 16, 16), 10)),
-    "cifar100": Tiny(name="cifar100", make=images("cifar100", 5000, (1, 16, 16), 100)),
+    "cifar100": cifar100(1000),
     "tiny": Tiny(name="tiny", make=images("tiny", 800, (3, 16, 16), 200)),
     "agnews": Tiny(name="agnews", make=words),
     "amazon": Tiny(name="amazon", make=grouped("amazon", 80, (12,), 2, 4)),
@@ -297,10 +302,14 @@ def tiny_data(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(DATASETS, name, source)
 
 
-def contents() -> list[tuple[Experiment, TableColumn]]:
+def contents() -> list[Any]:
     """Every column once, whatever tables it stands in."""
     found = {str(sorted(column.settings.items())): (one, column) for one, column in COLUMNS}
-    return list(found.values())
+    slow = {("scalability", "cifar100/500")}
+    return [
+        pytest.param(one, column, marks=[pytest.mark.slow] if (one.name, column.key) in slow else [])
+        for one, column in found.values()
+    ]
 
 
 def small(column: TableColumn, *, min_samples: int, batch_size: int) -> dict[str, dict[str, object]]:
@@ -312,8 +321,12 @@ def small(column: TableColumn, *, min_samples: int, batch_size: int) -> dict[str
 
 @pytest.mark.usefixtures("tiny_data")
 @pytest.mark.parametrize(("one", "column"), contents(), ids=lambda value: getattr(value, "key", getattr(value, "name", "")))
-def test_every_column_runs_for_a_round_on_tiny_data(tmp_path: Path, one: Experiment, column: TableColumn) -> None:
+def test_every_column_runs_for_a_round_on_tiny_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one: Experiment, column: TableColumn
+) -> None:
     wanted = int(str(column.settings["partition"].get("clients", 0)))
+    if wanted >= 100:
+        monkeypatch.setitem(DATASETS, "cifar100", cifar100(10 * wanted))
     engine, batch_size = ("vmap", 10) if wanted >= 100 else ("loop", 400)  # many clients of few rows, or one step of all rows
     common = small(column, min_samples=2, batch_size=batch_size)
     plan = GridPlan(out=tmp_path, seeds=(0,), rounds=1, run={"engine": engine}, common=common)
