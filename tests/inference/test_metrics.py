@@ -17,7 +17,6 @@ from gpfl.inference.metrics import (
     UndefinedMetricError,
     compute_metric,
     evaluate_predictions,
-    expected_calibration_error,
     softmax,
     summarize_clients,
 )
@@ -89,14 +88,14 @@ def test_metrics_of_a_case_computed_by_hand() -> None:
 def test_calibration_error_is_within_bins_of_a_fifteenth() -> None:
     # 0.70 and 0.72 share the bin (10/15, 11/15], so their errors cancel in part; 0.95 is in another.
     p = np.array([[0.70, 0.30], [0.72, 0.28], [0.95, 0.05]])
-    assert expected_calibration_error(np.array([0, 1, 0]), p) == pytest.approx((abs(1 - 0.70 - 0.72) + 0.05) / 3)
+    assert compute_metric("ece", np.array([0, 1, 0]), p) == pytest.approx((abs(1 - 0.70 - 0.72) + 0.05) / 3)
     sure = np.array([[1.0, 0.0], [0.0, 1.0]])
-    assert expected_calibration_error(np.array([0, 1]), sure) == 0
+    assert compute_metric("ece", np.array([0, 1]), sure) == 0
 
 
 def test_perfectly_calibrated_predictions_have_no_calibration_error() -> None:
     p = np.tile([0.75, 0.25], (4, 1))
-    assert expected_calibration_error(np.array([0, 0, 0, 1]), p) == pytest.approx(0)
+    assert compute_metric("ece", np.array([0, 0, 0, 1]), p) == pytest.approx(0)
 
 
 def test_undefined_metrics_are_none_with_the_reason_and_left_out_of_means() -> None:
