@@ -274,8 +274,7 @@ class Folder(click.ParamType):  # type: ignore[type-arg]
         return folder
 
 
-option = functools.partial(click.option, show_default=True)
-"""An option whose help shows its default."""
+option = functools.partial(click.option, show_default=True)  # an option whose help shows its default
 
 config_argument = click.argument(
     "config", required=False, cls=Argument, metavar="[CONFIG.toml]", help="Config file. Flags override it."

@@ -16,8 +16,7 @@ from gpfl.methods import METHODS
 from gpfl.training import config as configs
 from gpfl.training.config import ConfigDict
 
-MethodOverrides = Mapping[str, Mapping[str, object]]
-"""Options of single methods, by method name."""
+MethodOverrides = Mapping[str, Mapping[str, object]]  # options of single methods, by method name
 
 
 def parse_set(assignments: Iterable[str]) -> ConfigDict:

@@ -33,8 +33,7 @@ from gpfl.report import paper_tables
 from gpfl.training.config import ConfigDict
 from gpfl.training.devices import find_device
 
-ATTACKS = ("privacy", "table5")
-"""Names of the table that attacks on uploads produce."""
+ATTACKS = ("privacy", "table5")  # names of the table that attacks on uploads produce
 
 ATTACKS_HELP = "gpfl privacy attacks --help lists its options"
 

@@ -37,8 +37,7 @@ from gpfl.training import config as configs
 from gpfl.training.callbacks import Callback
 from gpfl.training.run_dir import MetricsRecord, metric
 
-VALIDATION_FRACTION = 0.2
-"""Default fraction of the training samples that candidates are scored on."""
+VALIDATION_FRACTION = 0.2  # default fraction of the training samples that candidates are scored on
 
 _POSITIVE = click.IntRange(min=1)
 

@@ -24,8 +24,7 @@ from gpfl.core.tree import Tree
 LossTerms = dict[str, Tensor]
 """The terms of an objective by name; training minimises their sum. "ce" is the cross-entropy, with its weight in the sum."""
 
-NET_PARTS = ("base", "head")
-"""The parts of a net: feature extractor and classifier."""
+NET_PARTS = ("base", "head")  # the parts of a net: feature extractor and classifier
 
 
 class Batch(NamedTuple):

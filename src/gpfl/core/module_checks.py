@@ -13,8 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from gpfl.errors import GpflError
 
-Parts = dict[str, nn.Module]
-"""The modules of a net by part: {"base": …, "head": …}."""
+Parts = dict[str, nn.Module]  # the modules of a net by part: {"base": …, "head": …}
 
 TOLERANCE, LOOSE_TOLERANCE = 1e-5, 1e-3
 """Largest difference of equal logits relative to the largest logit: for the same operations, and for another batch."""

@@ -18,14 +18,11 @@ from gpfl.core.options import option
 from gpfl.data.columns import ColumnSchema, Floats, RawColumns, Schema
 from gpfl.errors import GpflError, pluralize
 
-LEVELS = 256
-"""Levels of a histogram: evenly spaced values from the low to the high end of the declared range."""
+LEVELS = 256  # levels of a histogram: evenly spaced values from the low to the high end of the declared range
 
-FILLED = ("mean", "median", "most_frequent")
-"""Values of `missing` that fill missing values."""
+FILLED = ("mean", "median", "most_frequent")  # values of `missing` that fill missing values
 
-UNSEEN = ("error", "ignore")
-"""What to do with categories in new rows that no client trained on."""
+UNSEEN = ("error", "ignore")  # what to do with categories in new rows that no client trained on
 
 NUMBER_BYTES = 8
 BLOCK = 1 << 20  # values that are summed at once: a copy of a large table would not fit

@@ -24,14 +24,12 @@ from gpfl.defences.config import DefenceConfig
 from gpfl.defences.coupling import CouplingCheck
 from gpfl.errors import GpflError, pluralize
 
-Guarantee = dict[str, object]
-"""ε, δ and their assumptions for clients or for examples, as in summary.json."""
+Guarantee = dict[str, object]  # ε, δ and their assumptions for clients or for examples, as in summary.json
 
 INSTALL_COMMAND = "pip install 'gpfl[privacy]'"
 _SIZES_TRIED = 8
 """Numbers of smallest and of largest clients among which the worst is searched; which it is depends on the noise."""
-_STEPS_PER_DECADE = 1000
-"""Resolution of the search for a noise."""
+_STEPS_PER_DECADE = 1000  # resolution of the search for a noise
 
 
 @dataclass(frozen=True)

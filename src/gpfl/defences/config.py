@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from gpfl.core.options import option
 from gpfl.errors import GpflError
 
-FULL_BITS = 32
-"""Bits of an entry that is not quantised."""
+FULL_BITS = 32  # bits of an entry that is not quantised
 
 
 @dataclass(frozen=True, kw_only=True)

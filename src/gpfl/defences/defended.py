@@ -22,8 +22,7 @@ from gpfl.defences.uploads import compressed_bytes, transform_upload
 from gpfl.errors import GpflError
 from gpfl.methods.gpfl import GPFL, GUIDANCE
 
-_STATE = "defence"
-"""Key in the local state of the number of steps done, which selects the noise of a step."""
+_STATE = "defence"  # key in the local state of the number of steps done, which selects the noise of a step
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,8 @@ from gpfl.core.randomness import normal, random_key, uniform
 from gpfl.core.tree import Tree
 from gpfl.defences.config import FULL_BITS, DefenceConfig
 
-_MARGIN = 1 - 1e-6
-"""Factor between clipped norms and the bound, so that rounding does not exceed it."""
-_INDEX_BYTES = 4
-"""Bytes of the index of an entry, and of the scale of a tensor."""
+_MARGIN = 1 - 1e-6  # factor between clipped norms and the bound, so that rounding does not exceed it
+_INDEX_BYTES = 4  # bytes of the index of an entry, and of the scale of a tensor
 
 
 def clip_factor(norm: Tensor, bound: float) -> Tensor:

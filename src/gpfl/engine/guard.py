@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-MIN_COHORT = 3
-"""Fewest clients whose median norm says anything about one of them."""
+MIN_COHORT = 3  # fewest clients whose median norm says anything about one of them
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ from gpfl.training.defences import run_guarantee
 from gpfl.training.execute import open_run
 from gpfl.training.run_dir import RunState
 
-ATTACK = "geiping"
-"""The attack of the study, the stronger one."""
+ATTACK = "geiping"  # the attack of the study, the stronger one
 
 
 @dataclass(frozen=True)

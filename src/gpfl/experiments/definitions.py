@@ -23,11 +23,9 @@ ROUNDS, PATIENCE = 2000, 100
 """The paper's rounds, and the patience that the authors' code allows. Many runs reach their best round long before: GPFL on
 Cifar100 near round 190, methods on TINY* at rounds 25 to 230. On HAR and AG News most continue beyond round 300."""
 
-HALF_DIGIT = 0.005
-"""Rounding error of a number printed with two decimals."""
+HALF_DIGIT = 0.005  # rounding error of a number printed with two decimals
 
-MAX_PAPER_STDS = 2.0
-"""A difference from the paper of more of its standard deviations than this is marked."""
+MAX_PAPER_STDS = 2.0  # a difference from the paper of more of its standard deviations than this is marked
 
 KEYS = ("title", "caption", "measure", "aliases", "rows", "columns", "remarks")
 COLUMN_KEYS = ("key", "heading", "group", "note", "extra", "weights", "paper")
@@ -54,8 +52,7 @@ DISPLAY_NAMES: Mapping[str, str] = {
 }
 """Rows as the paper writes them."""
 
-CellKey = tuple[str, str]
-"""Key of a column and label of a row."""
+CellKey = tuple[str, str]  # key of a column and label of a row
 
 
 @dataclass(frozen=True)

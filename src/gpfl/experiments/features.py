@@ -26,8 +26,7 @@ Integers = npt.NDArray[np.int64]
 
 PERPLEXITY = 30
 NEIGHBOURS = 10
-MIN_SAMPLES = 5
-"""Samples that t-SNE needs."""
+MIN_SAMPLES = 5  # samples that t-SNE needs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,8 +34,7 @@ CHECKPOINT_EVERY = 10
 
 CHECKPOINT_BYTES = 256 * 2**20
 
-Problems = dict[CellKey, str]
-"""Why cells failed or cannot run."""
+Problems = dict[CellKey, str]  # why cells failed or cannot run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,7 @@ from gpfl.experiments.statistics import overlap_factor
 
 Floats = npt.NDArray[np.float64]
 
-MAX_FACTOR = 10.0
-"""Times as many samples as there are, beyond which curves are not extrapolated."""
+MAX_FACTOR = 10.0  # times as many samples as there are, beyond which curves are not extrapolated
 
 FACTORS: Floats = np.geomspace(1.0, MAX_FACTOR, 100)
 EXPONENTS: Floats = np.linspace(0.1, 2.0, 39)

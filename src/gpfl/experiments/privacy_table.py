@@ -41,15 +41,12 @@ COLUMNS = (
     AttackColumn("GPFL-sfe", "gpfl", "sfe"),
     AttackColumn("GPFL-sm", "gpfl", "sm"),
 )
-METHODS = tuple(dict.fromkeys(column.method for column in COLUMNS))
-"""The methods whose runs the table needs."""
+METHODS = tuple(dict.fromkeys(column.method for column in COLUMNS))  # the methods whose runs the table needs
 
-CEILING = "ceiling"
-"""Column of the records of a ceiling."""
+CEILING = "ceiling"  # column of the records of a ceiling
 
 Results = dict[tuple[AttackColumn, AttackCase], CaseResult]
-Setting = tuple[str, str, int]
-"""Round, steps and batch size."""
+Setting = tuple[str, str, int]  # round, steps and batch size
 
 
 class PrivacyTable(NamedTuple):

@@ -45,17 +45,13 @@ from gpfl.training.execute import PreparedRun, execute_trials
 from gpfl.training.prepare import prepare
 from gpfl.training.result import Result
 
-REPEATS_FILE = "repeats.jsonl"
-"""File in a method's folder with its config and its finished repeats."""
+REPEATS_FILE = "repeats.jsonl"  # file in a method's folder with its config and its finished repeats
 
-STACKED_CLIENTS = 128
-"""Clients of all repeats that run at once; more would not train faster."""
+STACKED_CLIENTS = 128  # clients of all repeats that run at once; more would not train faster
 
-STACKED_BYTES = 1 << 30
-"""Bytes of the encoded samples of all repeats that run at once."""
+STACKED_BYTES = 1 << 30  # bytes of the encoded samples of all repeats that run at once
 
-DrawSplit = Callable[[int], Federation]
-"""Returns the federation of a repeat, the same in every call."""
+DrawSplit = Callable[[int], Federation]  # returns the federation of a repeat, the same in every call
 
 
 @dataclass(frozen=True)

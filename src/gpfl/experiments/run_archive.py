@@ -16,11 +16,9 @@ from gpfl.errors import GpflError
 from gpfl.io.legacy import read_version
 from gpfl.training.run_dir import MetricsRecord
 
-ARCHIVE = "runs.jsonl.xz"
-"""Name of the archive in a folder of results, in place of the folder `runs`."""
+ARCHIVE = "runs.jsonl.xz"  # name of the archive in a folder of results, in place of the folder `runs`
 
-Content = dict[str, Any]
-"""A folder of trials, or a run of one, as stored."""
+Content = dict[str, Any]  # a folder of trials, or a run of one, as stored
 
 
 def read(archive: Path) -> Iterator[Content]:

@@ -11,8 +11,7 @@ from gpfl.training import config as configs
 from gpfl.training.config import ConfigDict
 from gpfl.training.run_dir import RunDir
 
-Sections = Mapping[str, Mapping[str, object]]
-"""A complete config by section and key."""
+Sections = Mapping[str, Mapping[str, object]]  # a complete config by section and key
 
 UNCOMPARED = (*(("run", key) for key in ("seed", "engine", "device", "compile", "checkpoint_every")), ("partition", "file"))
 """Settings that do not change results, or in which the trials of one config differ."""

@@ -18,8 +18,7 @@ Floats = npt.NDArray[np.float64]
 ROUNDS = {"best": "best_round", "selected": "selected_round"}
 """Rounds whose accuracies can be compared, and their keys in a summary."""
 
-MIN_PAIRS = 6
-"""Pairs that a signed-rank test needs: with 5, even 5 wins give a two-sided p above 0.05."""
+MIN_PAIRS = 6  # pairs that a signed-rank test needs: with 5, even 5 wins give a two-sided p above 0.05
 
 DECIMALS = 9
 """Decimals that are compared. Smaller differences come from the order of summation."""

@@ -28,8 +28,7 @@ from gpfl.io.legacy import list_client_accuracies
 from gpfl.training import config as configs
 from gpfl.training.run_dir import MetricsRecord, RunDir
 
-PROVENANCE_FILE = "made-{}.json"
-"""The file beside a run of this seed that says how it was made."""
+PROVENANCE_FILE = "made-{}.json"  # the file beside a run of this seed that says how it was made
 
 
 class StoredRun:

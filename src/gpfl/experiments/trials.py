@@ -20,14 +20,12 @@ from gpfl.training.execute import PreparedRun, execute_trials, open_run
 from gpfl.training.prepare import prepare
 from gpfl.training.run_dir import RunDir, make_empty_folder, remove_partial_start
 
-TRIALS_FILE = "trials.json"
-"""File in a folder of trials with the method's label, the seeds and the means."""
+TRIALS_FILE = "trials.json"  # file in a folder of trials with the method's label, the seeds and the means
 
 SUMMARY_KEYS = ("selected_accuracy", "best_accuracy", "last_accuracy", "std", "cov", "seconds", "idle_clients")
 """Numbers of each trial's summary whose mean and standard deviation are written."""
 
-CallbackFactory = Callable[[str], Callback]
-"""Returns the callback of a run, given its label."""
+CallbackFactory = Callable[[str], Callback]  # returns the callback of a run, given its label
 
 
 def run_trials(

@@ -21,8 +21,7 @@ from gpfl.training.config import ConfigDict
 
 STUDY, CANDIDATES, BEST, COMMON = "study.toml", "candidates.jsonl", "best.toml", "common.toml"
 
-Values = dict[str, float | int]
-"""Hyperparameters by section and key: {"method.lam": 0.01}."""
+Values = dict[str, float | int]  # hyperparameters by section and key: {"method.lam": 0.01}
 
 _SAME_SETTINGS = (("net", "name"), ("train", "lr"), ("train", "batch_size"), ("train", "epochs"), ("run", "protocol"))
 """Settings besides data and partition under which tuned values were chosen and must be used."""

@@ -37,8 +37,7 @@ from gpfl.training.execute import execute_trials
 from gpfl.training.prepare import prepare
 from gpfl.training.run_dir import RunDir, metric
 
-Space = dict[str, SearchRange | tuple[int, ...]]
-"""Ranges or lists of values by section and key."""
+Space = dict[str, SearchRange | tuple[int, ...]]  # ranges or lists of values by section and key
 
 _MAX_PROPOSALS = 200  # for one batch; some repeat earlier candidates, or the method rejects them
 
@@ -111,8 +110,7 @@ class MethodSearch:
         return SearchResult(self.method, self.study, self.read_candidates()[: self.n_candidates], self.options.budget)
 
 
-MakeCallback = Callable[[Candidate], Callback]
-"""Makes the callback of one run of a candidate."""
+MakeCallback = Callable[[Candidate], Callback]  # makes the callback of one run of a candidate
 
 
 # Plan.

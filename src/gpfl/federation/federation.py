@@ -27,8 +27,7 @@ from gpfl.federation.preprocessing import FederatedPreprocessing
 from gpfl.io import files, toml
 from gpfl.io.legacy import FORMAT_VERSION
 
-MAX_NAME_BYTES = 64
-"""Longest name of a client, which names files."""
+MAX_NAME_BYTES = 64  # longest name of a client, which names files
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from gpfl.errors import GpflError
 from gpfl.io import toml
 from gpfl.io.legacy import read_version, upgrade_manifest
 
-MANIFEST = "federation.toml"
-"""Name of the manifest in a run's folder."""
+MANIFEST = "federation.toml"  # name of the manifest in a run's folder
 
 
 def read_manifest(path: Path) -> dict[str, object]:

@@ -17,8 +17,7 @@ from gpfl.data.table import SPLITS, Table
 from gpfl.errors import GpflError, pluralize
 from gpfl.federation import pfllib_partition
 
-MAX_DRAWS = 5000
-"""Draws of a Dirichlet partition after which it counts as impossible."""
+MAX_DRAWS = 5000  # draws of a Dirichlet partition after which it counts as impossible
 
 NAME_CLIENTS = "name the column of clients with --client"
 

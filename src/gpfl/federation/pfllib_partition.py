@@ -12,11 +12,9 @@ import numpy.typing as npt
 from gpfl.core.local_round import Indices
 from gpfl.errors import GpflError
 
-MIN_SAMPLES = 40
-"""Samples that every client of a Dirichlet partition gets: a batch of 10 for testing."""
+MIN_SAMPLES = 40  # samples that every client of a Dirichlet partition gets: a batch of 10 for testing
 
-SHUFFLED_DATA = ("amazon",)
-"""Data whose clients are shuffled before they are split."""
+SHUFFLED_DATA = ("amazon",)  # data whose clients are shuffled before they are split
 
 
 def dirichlet(

@@ -19,12 +19,10 @@ Labels = npt.NDArray[np.int64]
 Probabilities = npt.NDArray[np.float64]
 Floats = npt.NDArray[np.float64]
 
-ECE_BINS = 15
-"""Bins of equal width between 0 and 1, by the probability of the predicted class."""
+ECE_BINS = 15  # bins of equal width between 0 and 1, by the probability of the predicted class
 
 N_RESAMPLES = 1000
-LEVEL = 0.95
-"""Share of the resamples between the ends of an interval."""
+LEVEL = 0.95  # share of the resamples between the ends of an interval
 
 MIN_RESAMPLES = 100
 MAX_WORK = 100_000_000

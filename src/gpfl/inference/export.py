@@ -26,8 +26,7 @@ CARD = "README.md"
 ENCODED: Mapping[type, str] = {Preprocessor: "columns", Tokenizer: "texts", ImageFormat: "images", type(None): "arrays"}
 """What models with each kind of encoder take."""
 
-FORMAT_VERSION = 1
-"""Version of preprocessing.json and of the metadata of ONNX files."""
+FORMAT_VERSION = 1  # version of preprocessing.json and of the metadata of ONNX files
 
 
 def check_export(folder: Path, format: str) -> None:

@@ -23,8 +23,7 @@ from gpfl.data.preprocessing import UNSEEN, Preprocessor
 from gpfl.data.text import Tokenizer
 from gpfl.errors import GpflError, did_you_mean, pluralize
 
-Encoder: TypeAlias = Preprocessor | Tokenizer | ImageFormat
-"""Makes inputs of raw samples."""
+Encoder: TypeAlias = Preprocessor | Tokenizer | ImageFormat  # makes inputs of raw samples
 
 NewData: TypeAlias = new_rows.NewData | Sequence[Mapping[str, object]] | Sequence[str] | Sequence[Path]
 """Rows as a file, data frame, dict of columns or list of dicts; pictures as paths; texts as strings."""

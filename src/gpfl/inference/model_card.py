@@ -17,8 +17,7 @@ NO_RUN = (
     "A model alone does not record its data, rounds and metrics. `gpfl export RUN --client NAME` writes them into the card."
 )
 
-MIN_TEST_SAMPLES = 30
-"""Test samples of a client below which a card warns that its metrics say little."""
+MIN_TEST_SAMPLES = 30  # test samples of a client below which a card warns that its metrics say little
 
 FILES = {
     "onnx": (
@@ -35,8 +34,7 @@ FILES = {
 }
 """Files beside the card, by format."""
 
-Section = tuple[str, list[str]]
-"""Title and paragraphs or list items (with a leading "- ")."""
+Section = tuple[str, list[str]]  # title and paragraphs or list items (with a leading "- ")
 
 
 def render_card(model: ClientModel, format: str, sections: list[Section]) -> str:

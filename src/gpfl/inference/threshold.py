@@ -14,8 +14,7 @@ from gpfl.data.files.raw_table import join_names
 from gpfl.errors import GpflError, pluralize
 from gpfl.inference.bootstrap import Floats, Labels, Probabilities
 
-THRESHOLD_METRICS = ("balanced_accuracy", "macro_f1", "accuracy")
-"""Metrics that a threshold can be chosen for."""
+THRESHOLD_METRICS = ("balanced_accuracy", "macro_f1", "accuracy")  # metrics that a threshold can be chosen for
 
 MIN_SAMPLES = 5
 """Validation samples of each class without which no threshold is chosen: fewer would choose it by chance."""

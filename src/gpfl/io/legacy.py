@@ -13,8 +13,7 @@ from gpfl.errors import GpflError
 
 T = TypeVar("T")
 
-FORMAT_VERSION = 2
-"""Version of configs, manifests, summaries, checkpoints and models."""
+FORMAT_VERSION = 2  # version of configs, manifests, summaries, checkpoints and models
 
 SECTIONS = {"split": "partition", "made": "result"}
 

@@ -12,8 +12,7 @@ from gpfl.errors import GpflError
 from gpfl.models.architecture import Architecture, Parts
 
 KERNEL = 5
-MIN_UNPADDED = 16
-"""The smallest side that two unpadded 5×5 convolutions with pooling can take."""
+MIN_UNPADDED = 16  # the smallest side that two unpadded 5×5 convolutions with pooling can take
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,7 @@ from gpfl.errors import GpflError
 from gpfl.models.architecture import Architecture, Parts
 
 KERNEL = 9
-MIN_STEPS = 2 * (2 + KERNEL - 1) + KERNEL - 1
-"""The shortest signal that two convolutions with pooling can take."""
+MIN_STEPS = 2 * (2 + KERNEL - 1) + KERNEL - 1  # the shortest signal that two convolutions with pooling can take
 
 
 @dataclass(frozen=True, kw_only=True)

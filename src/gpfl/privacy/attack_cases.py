@@ -12,8 +12,7 @@ from gpfl.federation import Federation
 from gpfl.privacy.reconstruction import ATTACKS, AttackConfig
 from gpfl.privacy.uploads import ROUNDS, STEPS, AttackedBatch, check_batch_size, check_images, choose_batches
 
-PSNR_FORMULAS = ("proper", "reference")
-"""Peak 1 for pixels from 0 to 1, or the formula of the authors' code."""
+PSNR_FORMULAS = ("proper", "reference")  # peak 1 for pixels from 0 to 1, or the formula of the authors' code
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,9 @@ from gpfl.privacy.server_view import ServerView
 from gpfl.privacy.uploads import AttackedBatch, initial_state, load_images, mean_image, observe_uploads
 from gpfl.training.run_dir import RunState
 
-_VERSION = 4
-"""Version of saved cases; those of another version are attacked again."""
+_VERSION = 4  # version of saved cases; those of another version are attacked again
 
-Record = dict[str, object]
-"""The metrics of one reconstructed image by name, as results.json holds them."""
+Record = dict[str, object]  # the metrics of one reconstructed image by name, as results.json holds them
 
 
 class CaseResult(NamedTuple):

@@ -14,8 +14,7 @@ from gpfl.privacy.attack_runner import CaseResult, Record
 
 Floats = npt.NDArray[np.float64]
 
-MIN_IMAGES = 6
-"""Images from which a signed-rank test can be significant."""
+MIN_IMAGES = 6  # images from which a signed-rank test can be significant
 _SIGNIFICANCE = 0.05
 
 

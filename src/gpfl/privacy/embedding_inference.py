@@ -20,12 +20,10 @@ from gpfl.privacy.server_view import ServerView
 _SPANS = 24
 """Number of spans of a round within which the lengths of embeddings count as constant; a shorter round has a span per step."""
 _EVALUATIONS = 80
-_SPARSITY = 0.02
-"""Weight of the norms of the classes' features in the objective, times the number of classes."""
+_SPARSITY = 0.02  # weight of the norms of the classes' features in the objective, times the number of classes
 _SATURATION = 1.0
 """Rotation (radians) by one U-th of all features from which on embeddings end near their limit within a round."""
-_MAX_ROTATION = 15.0
-"""Exponent from which on an embedding ends exactly at its limit."""
+_MAX_ROTATION = 15.0  # exponent from which on an embedding ends exactly at its limit
 
 
 def embedding_scores(view: ServerView) -> Tensor:

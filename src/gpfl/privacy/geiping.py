@@ -19,16 +19,11 @@ from gpfl.core import tree
 from gpfl.core.tree import Tree
 from gpfl.privacy.gradient_matching import GradientMatching, cosine_distance, run_program, total_variation
 
-IMAGE_STEP = 0.1
-"""Step size in pixels, from 0 (black) to 1 (white)."""
-OUTPUT_STEP = 0.05
-"""Step size in units of the initial cotangent's root mean square."""
-TV_WEIGHT = 1e-2
-"""Weight of the total variation."""
-STEP_DECAYS = (3 / 8, 5 / 8, 7 / 8)
-"""Fractions of the iterations after which the step sizes shrink tenfold."""
-BETAS = (0.9, 0.999)
-"""Decay rates of Adam's moments."""
+IMAGE_STEP = 0.1  # step size in pixels, from 0 (black) to 1 (white)
+OUTPUT_STEP = 0.05  # step size in units of the initial cotangent's root mean square
+TV_WEIGHT = 1e-2  # weight of the total variation
+STEP_DECAYS = (3 / 8, 5 / 8, 7 / 8)  # fractions of the iterations after which the step sizes shrink tenfold
+BETAS = (0.9, 0.999)  # decay rates of Adam's moments
 NEGATIVE_ITERATIONS = 1 / 4
 """Fraction of the iterations for which the search from the negative of an image runs."""
 

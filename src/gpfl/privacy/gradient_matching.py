@@ -24,11 +24,9 @@ from gpfl.privacy.server_view import ServerView
 DummyLoss = Callable[[Tensor, Tensor], Tensor]
 """A loss of the target's output for a dummy image and the dummy output."""
 
-Key = tuple[int, ...]
-"""What selects the random start of an attack; the last number is the restart."""
+Key = tuple[int, ...]  # what selects the random start of an attack; the last number is the restart
 
-_TRACE_FROM = 50
-"""Iterations from which tracing a step saves time."""
+_TRACE_FROM = 50  # iterations from which tracing a step saves time
 
 
 def squared_error(output: Tensor, dummy: Tensor) -> Tensor:

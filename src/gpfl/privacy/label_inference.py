@@ -25,8 +25,7 @@ from gpfl.training.run_dir import RunState
 
 Floats = npt.NDArray[np.float64]
 
-_UNCHANGED = 1e-6
-"""Fraction of the largest change below which the weights of a class count as unchanged."""
+_UNCHANGED = 1e-6  # fraction of the largest change below which the weights of a class count as unchanged
 
 
 def guess_distribution(view: ServerView) -> Tensor | None:

@@ -32,10 +32,8 @@ from gpfl.privacy.server_view import ServerView
 
 ATTACKS = ("dlg", "geiping")
 
-_CPU_CONCURRENCY = 16
-"""Searches that run at once on a CPU."""
-_GRADIENTS_PER_SEARCH = 16
-"""Approximate number of gradients in memory per search on a GPU."""
+_CPU_CONCURRENCY = 16  # searches that run at once on a CPU
+_GRADIENTS_PER_SEARCH = 16  # approximate number of gradients in memory per search on a GPU
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,8 +27,7 @@ from gpfl.training.run_dir import RunState
 STEPS = ("one", "epoch")
 """One step on the attacked batch alone, or the client's local round, whose samples include the batch."""
 
-ROUNDS = ("0", "best")
-"""Before training, or the round whose models the run keeps."""
+ROUNDS = ("0", "best")  # before training, or the round whose models the run keeps
 
 
 class AttackedBatch(NamedTuple):

@@ -10,8 +10,7 @@ from gpfl.core.metrics import METRICS
 from gpfl.inference.metrics import ClientMetrics, MetricsReport
 from gpfl.report.tables import Cell, ResultColumn, ResultTable
 
-MAX_CLIENTS = 12
-"""Clients that a table lists one by one; of more it shows the worst, the best and quantiles."""
+MAX_CLIENTS = 12  # clients that a table lists one by one; of more it shows the worst, the best and quantiles
 
 N_EXTREMES = 3  # clients at either end of such a table
 

@@ -14,11 +14,9 @@ from gpfl.experiments.results import TableResults
 from gpfl.experiments.stored_runs import Trials
 from gpfl.report.tables import MeanStd
 
-REFERENCE = "gpfl"
-"""Method that the others are tested against; if it was not run, the best one is."""
+REFERENCE = "gpfl"  # method that the others are tested against; if it was not run, the best one is
 
-LAST_ROUNDS = 10
-"""Rounds in the mean of the last rounds."""
+LAST_ROUNDS = 10  # rounds in the mean of the last rounds
 
 
 @dataclass(frozen=True)

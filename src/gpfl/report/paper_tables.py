@@ -25,8 +25,7 @@ PROTOCOLS: Mapping[str, str] = {
     "reference": "as in the authors' code",
 }
 
-Problems = Mapping[tuple[str, str], str]
-"""The problem of each cell that has one, by column key and row label."""
+Problems = Mapping[tuple[str, str], str]  # the problem of each cell that has one, by column key and row label
 
 
 @dataclass(frozen=True)

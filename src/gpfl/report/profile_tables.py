@@ -8,8 +8,7 @@ from gpfl.data.columns import ColumnSchema
 from gpfl.data.profile import ColumnProfile, DataProfile, ValueSummary
 from gpfl.report.tables import ResultColumn, ResultTable
 
-MANY_CLIENTS = 4
-"""Up to this number of clients each has a column of its own in the table of columns by client."""
+MANY_CLIENTS = 4  # up to this number of clients each has a column of its own in the table of columns by client
 MAX_CLIENT_ROWS = 12  # largest number of clients in the table of clients
 MAX_CLASS_COLUMNS = 4
 NAME_WIDTH = 14

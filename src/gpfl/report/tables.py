@@ -21,8 +21,7 @@ from rich.text import Text
 from gpfl.experiments.stored_runs import Trials
 from gpfl.report.pages import escape_latex, escape_markdown, render
 
-MISSING = "–"
-"""Text of a cell without a value."""
+MISSING = "–"  # text of a cell without a value
 
 
 @dataclass(frozen=True)

@@ -26,16 +26,13 @@ from gpfl.models.architecture import Architecture
 from gpfl.models.custom import net_name
 from gpfl.training.devices import check_device_name
 
-ConfigDict = dict[str, dict[str, object]]
-"""Values by section and key, as in a TOML file."""
+ConfigDict = dict[str, dict[str, object]]  # values by section and key, as in a TOML file
 
-Defaults = Mapping[str, Mapping[str, object]]
-"""A dataset's defaults by section and key."""
+Defaults = Mapping[str, Mapping[str, object]]  # a dataset's defaults by section and key
 
 SECTIONS = ("run", "data", "partition", "net", "train", "method", "defence")
 
-CUSTOM = "custom"
-"""Name of a net that was given in Python, which no config can build."""
+CUSTOM = "custom"  # name of a net that was given in Python, which no config can build
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,14 +20,12 @@ from gpfl.io import files
 from gpfl.io.legacy import FORMAT_VERSION, read_version, upgrade_record
 from gpfl.io.tensors import read_tensors, write_tensors
 
-MetricsRecord = dict[str, object]
-"""One evaluated round, a line of metrics.jsonl."""
+MetricsRecord = dict[str, object]  # one evaluated round, a line of metrics.jsonl
 
 PREPROCESSING = "preprocessing.json"
 """File with the statistics that clients exchanged before round 0 and the encoding of columns."""
 
-DIVERGED = "diverged.json"
-"""File that says in which round a run diverged."""
+DIVERGED = "diverged.json"  # file that says in which round a run diverged
 
 COUNTERS = ("round", "bytes_up", "bytes_down")
 

@@ -45,12 +45,10 @@ COLUMNS: Mapping[str, tuple[float, float] | dict[float, str]] = {
 }
 """The publisher's columns: the range of a number, or the category of each code."""
 
-INCOMPLETE = ("slope", "ca", "thal")
-"""Columns without a value for most patients outside Cleveland."""
+INCOMPLETE = ("slope", "ca", "thal")  # columns without a value for most patients outside Cleveland
 
 CLASSES = ("absent", "present")
-DEGREES = ("0", "1", "2", "3", "4")
-"""Labels: degrees of heart disease."""
+DEGREES = ("0", "1", "2", "3", "4")  # labels: degrees of heart disease
 SCHEMA = Schema(
     tuple(
         ColumnSchema(name, "categorical", tuple(values.values()))
