@@ -64,17 +64,7 @@ def run_final_phases(
 ) -> Tree:
     """Return one client's private state after the final phases, which a client with too few training samples skips.
 
-    Args:
-        method: A bound method.
-        shared: The shared state.
-        private: The client's private state.
-        samples: The samples of the federation.
-        indices: The client's training samples.
-        schedule: The schedule of the run.
-        round: The round after which the model is made.
-        position: The client's position in the federation, which selects its batches.
-        client: Label counts, number of samples and the round.
-
+    `round` is the one after which the model is made; `position`, the client's in the federation, selects its batches.
     """
     final = FinalRound.of(method)
     if not final.phases():

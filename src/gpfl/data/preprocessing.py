@@ -277,21 +277,13 @@ class Preprocessor:
 
     A numeric or date column becomes one input, a categorical one an input for each category: 1 for its own, 0 for all
     others, and 0 for all if the category does not occur in training samples. Indicators of missing values come last.
-
-    Attributes:
-        schema: Columns by name, with the categories of the encoding.
-        scaling: Mean and standard deviation of each numeric column, by which it is scaled.
-        fill: Number or category that fills missing values of a column; without one, missing values are an error.
-        indicators: Columns with an input that says whether the value was missing.
-        unseen: What to do with a category in new rows that has no input, one of `UNSEEN`; `transform` itself ignores it.
-
     """
 
-    schema: Schema
-    scaling: Mapping[str, tuple[float, float]]
-    fill: Mapping[str, float | str] = field(default_factory=dict)
-    indicators: tuple[str, ...] = ()
-    unseen: str = "error"
+    schema: Schema  # columns by name, with the categories of the encoding
+    scaling: Mapping[str, tuple[float, float]]  # mean and standard deviation of each numeric column
+    fill: Mapping[str, float | str] = field(default_factory=dict)  # in place of missing values, an error for other columns
+    indicators: tuple[str, ...] = ()  # columns with an input that says whether the value was missing
+    unseen: str = "error"  # what to do with a category in new rows that has no input; `transform` itself ignores it
 
     @classmethod
     def fit(cls, schema: Schema, statistics: ClientStatistics, options: PreprocessingOptions) -> Preprocessor:

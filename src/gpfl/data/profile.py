@@ -23,29 +23,19 @@ DEVIATIONS = 3.5
 class ValueSummary:
     """The values of a column at a client, or at all of them.
 
-    Attributes:
-        rows: Number of rows.
-        missing: Number of rows without a value.
-        low: Smallest number or date.
-        high: Largest number or date.
-        mean: Mean of numbers or dates.
-        std: Population standard deviation of numbers or dates.
-        counts: Rows of each category.
-        drift: Difference from the rows of all other clients: the standardised mean difference, positive if the client's mean is
-            larger, or for categories the total variation distance. None if one side has no values.
-        large: Whether the drift is large, and larger than chance explains.
-
+    `drift` is the difference from the rows of all other clients: the standardised mean difference, positive if the client's
+    mean is larger, or for categories the total variation distance. It is None if one side has no values.
     """
 
     rows: int
-    missing: int
-    low: float | None = None
+    missing: int  # rows without a value
+    low: float | None = None  # of numbers or dates, as the next three
     high: float | None = None
     mean: float | None = None
-    std: float | None = None
-    counts: tuple[int, ...] = ()
+    std: float | None = None  # population standard deviation
+    counts: tuple[int, ...] = ()  # rows of each category
     drift: float | None = None
-    large: bool = False
+    large: bool = False  # whether the drift is large, and larger than chance explains
 
     @property
     def missing_share(self) -> float:
@@ -106,13 +96,7 @@ def _summary_dict(summary: ValueSummary, schema: ColumnSchema) -> dict[str, obje
 
 
 def profile_data(table: Table, clients: Mapping[str, Indices]) -> DataProfile:
-    """Return the profile of a table's columns, if its inputs are columns, and of its labels.
-
-    Args:
-        table: All samples.
-        clients: Samples of each client.
-
-    """
+    """Return the profile of a table's columns, if it has any, and of its labels, by the samples of each client."""
     parts = list(clients.values())
     raw, names = table.raw, table.metadata.get("classes")
     classes = tuple(map(str, names)) if isinstance(names, list) else tuple(map(str, range(table.classes)))

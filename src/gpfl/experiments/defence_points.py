@@ -96,17 +96,10 @@ def attack_points(
     failed: Mapping[Path, str],
     on_summary: Callable[[str, CaseSummary], None],
 ) -> DefenceStudy:
-    """Attack finished runs, with the same images and random starts for all; the target that leaks most counts.
+    """Attack the finished runs of the first seed, with the same images and random starts for all; the worst target counts.
 
-    Args:
-        planned: Points of the study.
-        jobs: Job of each point's cell.
-        seeds: Seeds of the runs; those of the first are attacked.
-        folder: Folder with a folder for each run; cases that it holds are reused.
-        plan: One attack from one step on single images, at one round.
-        failed: Problems of the runs that did not finish, by folder.
-        on_summary: Called with the description and the summary of each attack.
-
+    `plan` has one attack from one step on single images, at one round. `failed` has the problems of the runs that did not
+    finish, by folder. Cases that `folder` holds are reused.
     """
     problems = {point: problem for point in planned if (problem := failed.get(jobs[point.cell].folder))}
     finished = [point for point in planned if point not in problems]

@@ -62,15 +62,9 @@ def collect_features(
     *,
     federation: Federation | None = None,
 ) -> Features:
-    """Return the features that the personal models of a finished run compute of their clients' samples.
+    """Return the features that the personal models of a finished run compute of their clients' samples of a split or of "all".
 
-    Args:
-        run_folder: Folder of the run, with its models.
-        split: The samples: one of `SPLITS`, or "all".
-        max_samples: Maximum number of samples of each client and class.
-        seed: Seed of the draw where there are more.
-        federation: The run's federation, if it was made in Python.
-
+    Of more than `max_samples` of a client and class, some are drawn. A federation that was made in Python must be given.
     """
     if split not in (*SPLITS, "all"):
         raise GpflError(f"split is '{split}'; it must be one of {', '.join(SPLITS)} or all")

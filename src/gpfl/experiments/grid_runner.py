@@ -34,15 +34,7 @@ def run_all(
     """Run jobs and return why some failed, by folder. A failed job does not stop the others.
 
     Unexpected errors are written to OUT/problems. In several processes, all get the problems of the first; if one of them
-    fails alone, all stop.
-
-    Args:
-        jobs: What to run.
-        plan: How to run it.
-        make_callback: Called with the label of each run.
-        provenance: What is noted beside each run, with the key "commit".
-        on_end: Called with each job and its problem or "".
-
+    fails alone, all stop. `provenance` is noted beside each run; `on_end` gets each job and its problem or "".
     """
     problems: dict[Path, str] = {}
     locked: list[Job] = []

@@ -166,15 +166,8 @@ def run_repeats(
 ) -> RepeatedResults:
     """Run the repeats 0 to `repeats` − 1 of every method that `out` does not hold yet, and return those of these methods.
 
-    Args:
-        settings: Config without the method.
-        variants: The methods.
-        repeats: Number of repeats.
-        out: Folder of the results; None keeps them in memory.
-        make_callback: Returns the callback of a method's runs from their label.
-        overrides: Settings of single methods by name.
-        draw: Returns the federation of a repeat, by default `SplitDrawer`: the config's partition with another seed.
-
+    Without `out` the results stay in memory. `overrides` has settings of single methods by name. `draw` returns the federation
+    of a repeat, by default the config's partition with another seed.
     """
     by_label = {variant.label: _resolve(settings, variant, overrides or {}) for variant in variants}
     first = next(iter(by_label.values()))

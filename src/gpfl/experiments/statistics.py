@@ -59,11 +59,8 @@ class Comparison:
 def compare_paired(one: Trials, other: Trials, *, at: str = "best", spread: bool = False) -> Comparison:
     """Compare two methods client by client over the seeds that both have. Raise if their federations differ.
 
-    Args:
-        one: Trials of the first method.
-        other: Trials of the second method.
-        at: Round of each trial: the "best" on test samples, as in the paper, or the "selected" one, whose models are kept.
-        spread: Compare how far accuracies are from their mean over clients, and per seed their standard deviation.
+    `at` is the round of each trial: the "best" on test samples, as in the paper, or the "selected" one, whose models are kept.
+    With `spread`, compare how far accuracies are from their mean over clients, and per seed their standard deviation.
     """
     if at not in ROUNDS:
         raise GpflError(f"at is '{at}'; it must be one of {', '.join(ROUNDS)}")
@@ -116,13 +113,9 @@ class CorrectedTTest:
 
 
 def corrected_t_test(values: Sequence[float] | Floats, test_train_ratio: float, level: float = 0.95) -> CorrectedTTest:
-    """Return the corrected resampled t-test of values over repeats; NaN is left out.
+    """Return the corrected resampled t-test of values over repeats, such as differences between two methods; NaN is left out.
 
-    Args:
-        values: One value per repeat, such as the difference between two methods.
-        test_train_ratio: Number of test samples divided by that of the samples that a model is made from.
-        level: Confidence level of the interval.
-
+    `test_train_ratio` is the number of test samples divided by that of the samples that a model is made from.
     """
     from scipy import stats
 

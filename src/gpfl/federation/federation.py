@@ -175,13 +175,7 @@ class Federation:
 
     @classmethod
     def load(cls, path: str | Path, table: Table | None = None) -> Federation:
-        """Load a federation from its manifest.
-
-        Args:
-            path: The manifest.
-            table: The table that it divides, by default the named dataset.
-
-        """
+        """Load a federation from its manifest; the table that it divides is by default the named dataset."""
         path = Path(path)
         content = read_manifest(path)
         try:

@@ -42,12 +42,7 @@ def check_export(folder: Path, format: str) -> None:
 def export_model(model: ClientModel, folder: Path, format: str, card: str = "") -> list[Path]:
     """Write a model, its preprocessing, an example and its card to a new folder, and return the files.
 
-    Args:
-        model: The model.
-        folder: The folder, which must not exist.
-        format: One of `FORMATS`.
-        card: Text of the model card, by default of what the model alone says.
-
+    The card is by default that of what the model alone says.
     """
     check_export(folder, format)
     program = trace(model)

@@ -31,19 +31,11 @@ NewData: TypeAlias = new_rows.NewData | Sequence[Mapping[str, object]] | Sequenc
 
 @dataclass(frozen=True, eq=False)
 class NewInputs:
-    """New samples as a model takes them.
+    """New samples as a model takes them."""
 
-    Attributes:
-        x: Raw columns, or encoded samples.
-        table: All columns as they were read, such as those of labels; of pictures `file`, `class` (its
-            folder) and `client` (the first folder).
-        notes: What the user should know of the reading.
-
-    """
-
-    x: RawColumns | Array
-    table: RawTable
-    notes: tuple[str, ...] = ()
+    x: RawColumns | Array  # raw columns, or encoded samples
+    table: RawTable  # all columns as they were read; of pictures `file`, `class` (its folder) and `client` (the first folder)
+    notes: tuple[str, ...] = ()  # what the user should know of the reading
 
     def __len__(self) -> int:
         return len(self.x)

@@ -136,17 +136,10 @@ def evaluate_predictions(
     seed: int = 0,
     thresholds: Mapping[str, float | None] | None = None,
 ) -> MetricsReport:
-    """Return the metrics of the clients' predictions.
+    """Return the metrics of the clients' predicted probabilities (samples, classes).
 
-    Args:
-        labels: Labels of each client by name.
-        probabilities: Predicted probabilities (samples, classes) of each client by name.
-        class_names: Names of the classes.
-        split: Name of the samples in the report.
-        n_resamples: Bootstrap resamples; 0 for no intervals.
-        seed: Seed of the resamples.
-        thresholds: Probability from which each client's model predicts the second of two classes; None: the more probable one.
-
+    `thresholds` has the probability from which a client's model predicts the second of two classes, or None for the more
+    probable one. Without `n_resamples` there are no intervals.
     """
     thresholds = thresholds or {}
     predictions = [

@@ -48,14 +48,7 @@ def import_onnx() -> ModuleType:
 
 
 def to_onnx(model: ClientModel, program: ExportedProgram, metadata: Mapping[str, object]) -> bytes:
-    """Return a model as the content of an ONNX file.
-
-    Args:
-        model: The model.
-        program: Its net, from stored samples to logits.
-        metadata: What the file says of the model besides its graph.
-
-    """
+    """Return a model, its net as a program and further metadata as the content of an ONNX file."""
     onnx = import_onnx()
     proto = _net_proto(program, onnx)
     net = onnx.compose.add_prefix_graph(proto.graph, NET)

@@ -40,24 +40,14 @@ class ClientChoice:
 
 @dataclass(frozen=True, eq=False)
 class NewPredictions:
-    """Predictions for new samples, in their order.
-
-    Attributes:
-        inputs: The samples.
-        client_of: Name of the client whose model predicts each sample.
-        probabilities: Probability of each class, (samples, classes).
-        decisions: Index of the predicted class of each sample.
-        model: One of the models.
-        thresholds: Decision threshold of each client; None where the more probable class is predicted.
-
-    """
+    """Predictions for new samples, in their order."""
 
     inputs: NewInputs
-    client_of: Array
-    probabilities: Probabilities
-    decisions: npt.NDArray[np.int64]
-    model: ClientModel
-    thresholds: Mapping[str, Threshold | float | None]
+    client_of: Array  # name of the client whose model predicts each sample
+    probabilities: Probabilities  # (samples, classes)
+    decisions: npt.NDArray[np.int64]  # index of the predicted class of each sample
+    model: ClientModel  # one of the models
+    thresholds: Mapping[str, Threshold | float | None]  # of each client; None where the more probable class is predicted
 
     def __len__(self) -> int:
         return len(self.decisions)
@@ -188,17 +178,9 @@ def evaluate(
     missing_labels: Literal["error", "drop"] = "error",
     threshold: float | None = None,
 ) -> NewEvaluation:
-    """Return the metrics of the clients' models on new samples with labels; see `predict`.
+    """Return the metrics of the clients' models on new samples with labels, by default in the column of the training data.
 
-    Args:
-        source: Folder of a finished run, a folder of models, or a model file.
-        data: New samples.
-        choice: Whose model predicts each sample.
-        options: How the samples are read.
-        label: Column of labels, by default that of the training data.
-        missing_labels: What to do with samples without a label.
-        threshold: Probability from which the second of two classes is predicted, in place of the models' own.
-
+    The other arguments are those of `predict`.
     """
     predictions = predict(source, data, choice, options, threshold=threshold)
     table, names = predictions.inputs.table, predictions.model.class_names

@@ -26,17 +26,10 @@ ModuleLike = nn.Module | Callable[[], nn.Module]
 
 
 def net_from_module(module: ModuleLike, example: Tensor, classes: int, *, head: str | None = None) -> Net:
-    """Return the net of a module, or of a function that builds one.
+    """Return the net of a module, or of a function that builds one. `example` holds two samples as the net takes them.
 
     A module starts every run with its own weights. A function is called again for each seed; its constants are those of
-    seed 0.
-
-    Args:
-        module: The module or function.
-        example: Two samples as the net takes them.
-        classes: Number of classes.
-        head: Name of the submodule that becomes the head, by default the last linear layer.
-
+    seed 0. The submodule `head` becomes the head, by default the last linear layer.
     """
 
     def build() -> Parts:

@@ -58,18 +58,10 @@ class Reconstruction(NamedTuple):
 def reconstruct(
     views: Sequence[ServerView], target_name: str, attack: str, shape: Sequence[int], keys: Sequence[Key], config: AttackConfig
 ) -> Reconstruction:
-    """Reconstruct the images of uploads that were sent the same weights.
+    """Reconstruct the images of uploads that were sent the same weights, in batches of a shape.
 
-    Of several restarts the one with the smallest gradient distance is returned; nothing of the true images enters the choice.
-
-    Args:
-        views: One for each upload.
-        target_name: Name of a target of the method.
-        attack: One of `ATTACKS`.
-        shape: Shape of one batch of images.
-        keys: Select the random starts of each upload.
-        config: Effort of the attack.
-
+    Of several restarts, whose random starts `keys` select, the one with the smallest gradient distance is returned; nothing of
+    the true images enters the choice.
     """
     if attack not in ATTACKS:
         raise GpflError(f"unknown attack '{attack}'; {did_you_mean(attack, ATTACKS)}")

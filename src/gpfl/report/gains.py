@@ -18,13 +18,8 @@ from gpfl.report.tables import enumerate_names, format_value
 def describe_gains(pairs: Sequence[PairedDifference], metric: str, name: str) -> str:
     """Return a sentence that says which methods are better or worse than a reference, and of which that cannot be told.
 
-    A difference counts if its p-value, corrected for the number of pairs, is below `SIGNIFICANT`.
-
-    Args:
-        pairs: Differences of the reference minus each method, the best method first.
-        metric: Name of the metric.
-        name: The reference in words, such as "training alone".
-
+    `pairs` are differences of the reference minus each method, the best method first; `name` is the reference in words. A
+    difference counts if its p-value, corrected for the number of pairs, is below `SIGNIFICANT`.
     """
     sign = metric_sign(metric)
     clear = [pair for pair in pairs if pair.corrected_p is not None and pair.corrected_p < SIGNIFICANT]

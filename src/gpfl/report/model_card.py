@@ -31,15 +31,7 @@ def find_run(source: Path) -> Path | None:
 
 
 def model_card(model: ClientModel, source: Path, format: str, command: str) -> str:
-    """Return the card of a model in Markdown.
-
-    Args:
-        model: The model.
-        source: The run, folder of models or model file that it comes from.
-        format: Format of the export.
-        command: The command that exports it.
-
-    """
+    """Return the card of a model in Markdown, with what the run that its source belongs to says of it."""
     run = find_run(source)
     if run is None:
         return card_of_model(model, format, command)

@@ -27,21 +27,12 @@ from gpfl.training.result import Result
 
 @dataclass(frozen=True)
 class NewClient:
-    """A model for a client that was not in training.
-
-    Attributes:
-        model: The model, of the client's training samples.
-        n_samples: Number of samples in each split.
-        reports: Metrics on test samples of the model, and of the shared model if the method has one; none without test
-            samples.
-        notes: What the user should know of the samples and the method.
-
-    """
+    """A model for a client that was not in training."""
 
     model: ClientModel
-    n_samples: dict[str, int]
-    reports: dict[str, MetricsReport]
-    notes: tuple[str, ...]
+    n_samples: dict[str, int]  # in each split
+    reports: dict[str, MetricsReport]  # on test samples: of the model, and of the shared model if the method has one
+    notes: tuple[str, ...]  # what the user should know of the samples and the method
 
 
 PERSONAL, SHARED = "personal model", "shared model"

@@ -74,14 +74,9 @@ def parse_column(
 ) -> ParsedColumn:
     """Return a column as numbers or dates if (nearly) all its cells are, else as categories.
 
-    Args:
-        name: Name of the column.
-        cells: Numbers, or texts without spaces around them.
-        comma_separated: Whether commas separate the cells of the file: then 1,234 is a number with a thousands mark, else
-            with a decimal comma, unless other cells tell.
-        missing: Lower-case texts of missing values.
-        kind: Kind of column to read, whatever the share of its cells that can be read so; by default the best.
-
+    Cells are numbers, or texts without spaces around them; lower-case texts in `missing` are missing values. If commas separate
+    the cells of the file, 1,234 is a number with a thousands mark, else with a decimal comma, unless other cells tell. A `kind`
+    is read whatever the share of cells that can be read so.
     """
     no_row = np.zeros(len(cells), dtype=bool)
     if cells.dtype.kind in "biuf" and kind != "categorical":

@@ -49,12 +49,8 @@ def read_new_rows(
 ) -> NewRows:
     """Return new rows as the columns of a schema, in which they are found by name; further columns are ignored.
 
-    Args:
-        data: The path of a file, columns by name, or a data frame.
-        schema: Columns to read. Numbers in a column of dates are days since 1970-01-01.
-        unreadable: What to do with cells of numeric and date columns that are neither: "error", or "missing".
-        text: Names of other columns that stay text even if all their cells are numbers.
-
+    Numbers in a column of dates are days since 1970-01-01. `unreadable` says what happens to cells of numeric and date columns
+    that are neither; `text` names other columns that stay text even if all their cells are numbers.
     """
     categorical = {column.name.lower() for column in schema.columns if column.is_categorical}
     table = read_columns(data, categorical | {name.lower() for name in text})

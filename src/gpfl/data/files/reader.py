@@ -44,11 +44,7 @@ PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # columns in which pandas num
 def read_table(source: InputFile, ignore: Collection[str] = (), text: Collection[str] = ()) -> RawTable:
     """Return the columns of a file: numbers, or text without spaces around it. Missing values are NaN, "" or in `MISSING`.
 
-    Args:
-        source: The file.
-        ignore: Names of columns that are not read.
-        text: Lower-case names of columns of a CSV file that stay text even if all cells are numbers.
-
+    Columns of a CSV file whose lower-case names are in `text` stay text even if all their cells are numbers.
     """
     suffix = file_suffix(source.path)
     if suffix == ".npz":

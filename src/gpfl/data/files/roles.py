@@ -211,12 +211,7 @@ def find_complete_rows(
 ) -> tuple[Mask | None, list[str]]:
     """Return which rows are left if the user drops those with missing values, and a line about the others.
 
-    Args:
-        table: The table.
-        roles: Its columns that are not inputs.
-        inputs: Rows with a missing value in each column of inputs.
-        options: The user's options.
-
+    `inputs` has the rows with a missing value in each column of inputs.
     """
     missing: dict[str, Mask] = {}
     if options.missing_labels == "drop":

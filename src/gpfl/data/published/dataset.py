@@ -85,12 +85,8 @@ class PublishedDataset(DataSource):
     ) -> Table:
         """Find or download the files, check and parse them, and return the table.
 
-        Args:
-            source: A file or folder to use; by default GPFL_DATA, a system package or the publisher.
-            unverified: Accept local files with another checksum than the published one; the table records it.
-            again: Parse the files even if there is a parsed table.
-            progress: Called while files are downloaded.
-
+        The files are in `source`, else in GPFL_DATA, a system package, or at the publisher. `unverified` accepts local files
+        with another checksum than the published one, which the table records; `again` parses files that were parsed before.
         """
         with cache.lock(self.name):
             if again or source is not None or not self._is_cached():
