@@ -182,9 +182,9 @@ def test_local_state_holds_no_matrix_of_the_valve() -> None:
 def test_per_example_gradients_are_those_of_the_full_valve() -> None:
     net, defence = make_case("mlp").net, DefenceConfig(example_clip=1.0)
     auto = defend(GPFL(mlg_norm="sample_mean").bind(net, lr=0.1, epochs=1), defence, seed=0, min_clients=1)
-    assert not auto.method.factors_valve  # type: ignore[attr-defined]
+    assert not auto.method.uses_factored_valve  # type: ignore[attr-defined]
     uploads = defend(GPFL().bind(net, lr=0.1, epochs=1), DefenceConfig(clip=1.0), seed=0, min_clients=1)
-    assert uploads.method.factors_valve  # type: ignore[attr-defined]
+    assert uploads.method.uses_factored_valve  # type: ignore[attr-defined]
 
 
 def test_per_example_gradients_of_a_factored_valve_are_an_error() -> None:

@@ -260,6 +260,6 @@ def test_per_example_defence_does_not_reach_fine_tuning(engine: str) -> None:
 
 def test_fine_tuning_that_diverges_stops_the_run() -> None:
     with pytest.raises(
-        gpfl.GpflError, match=r"round 0: the model of client 0 has loss nan.*lower the method's rate of fine-tuning"
+        gpfl.GpflError, match=r"round 0: the model of client 0 has loss nan.*lower the learning rate of fine-tuning"
     ):
         gpfl.fit("fedavg-ft", toy_federation(), rounds=1, ft_lr=1e30, **SETTINGS)

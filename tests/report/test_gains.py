@@ -36,13 +36,15 @@ def test_better_worse_and_unclear_methods_are_told_apart() -> None:
     assert text == (
         "On these data fedavg-ft is better than training alone by 10.0 points of accuracy (95 % interval 9.7 to 10.3) and "
         "ditto by 5.0 (4.7 to 5.3); fedavg is worse than training alone by 5.0 points of accuracy (95 % interval 4.7 to 5.3); "
-        "no difference from training alone can be told for gpfl (+0.0, 95 % interval −4.3 to +4.3)."
+        "there is no clear difference from training alone for gpfl (+0.0, 95 % interval −4.3 to +4.3)."
     )
 
 
 def test_noise_is_no_difference_whatever_its_mean() -> None:
     text = sentence(results(fedavg=NOISE, gpfl=[d + 0.01 for d in NOISE]))
-    assert text.startswith("On these data no difference from training alone can be told for gpfl (+1.0, 95 % interval −3.3 to ")
+    assert text.startswith(
+        "On these data there is no clear difference from training alone for gpfl (+1.0, 95 % interval −3.3 to "
+    )
     assert "better" not in text
     assert "worse" not in text
 
@@ -50,7 +52,7 @@ def test_noise_is_no_difference_whatever_its_mean() -> None:
 def test_equal_scores_are_no_difference() -> None:
     text = sentence(results(fedavg=[0.0] * 6))
     assert text == (
-        "On these data no difference from training alone can be told for fedavg (+0.0, 95 % interval +0.0 to +0.0)."
+        "On these data there is no clear difference from training alone for fedavg (+0.0, 95 % interval +0.0 to +0.0)."
     )
 
 

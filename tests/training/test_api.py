@@ -353,7 +353,7 @@ def test_another_federation_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(gpfl.GpflError, match="sha256"):
         gpfl.load(tmp_path, federation=toy_federation(seed=1))
     fewer = gpfl.Federation(federation.table, federation.shards[:2], federation.partition)
-    with pytest.raises(gpfl.GpflError, match="the federation given is not the one of"):
+    with pytest.raises(gpfl.GpflError, match="the federation differs from the one in"):
         gpfl.load(tmp_path, federation=fewer)
 
 

@@ -18,7 +18,7 @@ from rich.table import Table as RichTable
 from gpfl.cli.command import Argument, Group
 from gpfl.cli.options import config_options, option, parse_options
 from gpfl.cli.overrides import load_config
-from gpfl.cli.terminal import console, print_dataset_caveat, print_line, table_console
+from gpfl.cli.terminal import console, print_dataset_warning, print_line, table_console
 from gpfl.core.local_round import Indices
 from gpfl.data import DATASETS, PUBLISHED, PublishedDataset, find_dataset
 from gpfl.data.profile import profile_data
@@ -58,7 +58,7 @@ def get(name: str, source: Path | None, unverified: bool, again: bool) -> None:
     with _DownloadProgress() as progress:
         table = PUBLISHED[name].prepare(source, unverified=unverified, again=again, progress=progress.update)
     print_line(f"{name}: {len(table):,} samples of shape {table.shape}, {table.classes} classes, in {cache.table_dir(name)}")
-    print_dataset_caveat(table)
+    print_dataset_warning(table)
 
 
 @data.command("list")
@@ -129,7 +129,7 @@ def show(
     natural: dict[str, Indices] = {}
     if config.source is not None:  # before the samples are assigned to clients, which may fail
         source_table = config.source.load()
-        print_dataset_caveat(source_table)
+        print_dataset_warning(source_table)
         natural = natural_clients(source_table)
         if natural:
             _print_profile(source_table, natural)

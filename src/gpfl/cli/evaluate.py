@@ -62,7 +62,7 @@ def evaluate(
     missing_labels: str,
     **reading: str,
 ) -> None:
-    """Measure models on new samples with labels.
+    """Evaluate models on new labelled samples.
 
     Prints the metrics of each client with bootstrap intervals, as `gpfl run` does.
     """

@@ -15,13 +15,13 @@ from gpfl.cli.interrupt import StoppedError, exit_on_interrupt
 from gpfl.errors import GpflError
 
 COMMANDS = {
-    "quickstart": ("gpfl.cli.quickstart:quickstart", "Find out in a minute whether clients should federate, on digits."),
+    "quickstart": ("gpfl.cli.quickstart:quickstart", "Compare training alone with federated methods, in a minute."),
     "run": ("gpfl.cli.run:run", "Train one method on one federation."),
     "resume": ("gpfl.cli.resume:resume", "Resume an interrupted run or trials."),
     "compare": ("gpfl.cli.compare:compare", "Train several methods on one federation or on repeated splits."),
     "advise": ("gpfl.cli.advise:advise", "Say whether your clients should federate."),
     "predict": ("gpfl.cli.predict:predict", "Predict classes and probabilities of new samples."),
-    "evaluate": ("gpfl.cli.evaluate:evaluate", "Measure models on new samples with labels."),
+    "evaluate": ("gpfl.cli.evaluate:evaluate", "Evaluate models on new labelled samples."),
     "personalize": ("gpfl.cli.personalize:personalize", "Make a model for a client that was not in training."),
     "export": ("gpfl.cli.export:export", "Write a client's model for use without gpfl."),
     "tune": ("gpfl.cli.tune:tune", "Search hyperparameters on validation samples."),

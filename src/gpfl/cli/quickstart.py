@@ -29,9 +29,10 @@ NEXT_COMMANDS = {
 @click.command(cls=Command)
 @out_option("Folder for the results; an interrupted quickstart in it is resumed.")
 def quickstart(out: Path | None) -> None:
-    """Find out in a minute whether clients should federate, on digits.
+    """Compare training alone with federated methods, in a minute.
 
-    Compares training alone, one global model and personalised methods on ten repeated splits, with intervals.
+    Trains each client alone, one global model, and personalised models, on ten repeated splits of the digits; prints the
+    differences with intervals.
     """
     folder = new_folder(out, Path("runs") / "quickstart")
     if not experiment.was_started(folder):

@@ -25,7 +25,7 @@ console = Console(quiet=QUIET)
 
 
 def table_console() -> Console:
-    """Return the console for tables; one without a line limit where the output is no terminal."""
+    """Return the console for tables, with wide lines if the output is not a terminal."""
     return console if console.is_terminal else Console(width=1000, quiet=QUIET)
 
 
@@ -44,7 +44,7 @@ def print_method_table(methods: Sequence[Trials], title: str, notes: Sequence[st
     table_console().print(method_table(methods, title, notes))
 
 
-def print_dataset_caveat(table: Table) -> None:
+def print_dataset_warning(table: Table) -> None:
     """Print a warning if a published dataset is incomplete or unverified."""
     if text := provenance_warning(table):
         print_line(text)
@@ -53,7 +53,7 @@ def print_dataset_caveat(table: Table) -> None:
 def print_data_warnings(config: Config) -> None:
     """Print warnings about the data before training starts, and how files were read."""
     if config.source is not None:
-        print_dataset_caveat(config.source.load())
+        print_dataset_warning(config.source.load())
     if not isinstance(config.source, PreprocessingOptions):
         return
     if isinstance(config.source, FileDataset):

@@ -274,7 +274,7 @@ class Method:
     # Binding to a net and to training options.
 
     def bind(self, net: Net, *, lr: float, epochs: int, batch_norm: str = "local") -> Self:
-        """Return the method bound to a net; unset options get their default for the net, or the learning rate."""
+        """Return the method bound to a net; unset options get their default for the net, or else the learning rate."""
         values = {
             name: option.by_net.get(net.name, option.by_net["*"]) if option.by_net else lr
             for name, option in options_of(type(self)).items()

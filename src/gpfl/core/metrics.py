@@ -74,7 +74,7 @@ class Evaluation:
 
 
 def best_index(scores: Sequence[float], lower_is_better: bool = False) -> int:
-    """Return the index of the best score, the first of equals."""
+    """Return the index of the best score, the first in a tie."""
     sign = -1 if lower_is_better else 1
     return max(range(len(scores)), key=lambda k: (sign * scores[k], -k))
 

@@ -69,7 +69,7 @@ def random_key(first: Tensor, *names: Tensor | str | int) -> Tensor:
 
 
 def secret_key(secret: bytes, purpose: str, *numbers: int) -> Tensor:
-    """Return the key (2,) derived from a secret, a purpose and numbers by HMAC-SHA-256: who lacks the secret cannot tell it."""
+    """Return the key (2,) derived from a secret, a purpose and numbers by HMAC-SHA-256; it is unknown without the secret."""
     digest = hmac.digest(secret, f"{purpose} {' '.join(map(str, numbers))}".encode(), "sha256")
     return torch.tensor([int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")])
 
@@ -87,7 +87,7 @@ def uniform(key: Tensor, shape: Sequence[int], start: int = 0, stride: int = 1) 
 
 
 def normal(key: Tensor, name: str, shape: Sequence[int]) -> Tensor:
-    """Return numbers from N(0, 1) for a key and a name; none is beyond 6.8."""
+    """Return numbers from N(0, 1) for a key and a name, none larger than 6.8 in magnitude."""
     numbers: Tensor = normal_op(key, _hash_name(name), math.prod(shape))
     return numbers.reshape(tuple(shape))
 
@@ -95,13 +95,13 @@ def normal(key: Tensor, name: str, shape: Sequence[int]) -> Tensor:
 def box_muller(key: Tensor, word: int, count: int) -> Tensor:
     """Return `count` numbers from N(0, 1) for each key (…, 2) and a word, by the Box-Muller transform."""
     key, half = _fold_in(key, word), (count + 1) // 2
-    length = torch.sqrt(-2 * torch.log(uniform(key, (half,), 0, 2)))
+    radius = torch.sqrt(-2 * torch.log(uniform(key, (half,), 0, 2)))
     angle = 2 * math.pi * uniform(key, (half,), 1, 2)
-    return torch.cat([length * torch.cos(angle), length * torch.sin(angle)], -1)[..., :count]
+    return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], -1)[..., :count]
 
 
 def mix_bits(word: Tensor) -> Tensor:
-    """Return 32-bit words (int64) scrambled one to one; the factors are below 2^31 to keep products within int64."""
+    """Return 32-bit words (int64) mixed by a bijection; the factors are below 2^31 to keep products within int64."""
     word = ((word ^ (word >> 16)) * 0x21F0AAAD) & _WORD
     word = ((word ^ (word >> 15)) * 0x735A2D97) & _WORD
     return word ^ (word >> 15)

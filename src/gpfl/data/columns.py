@@ -29,7 +29,7 @@ UNKNOWN = -1.0  # code of a category that is not in a list of categories
 class ColumnSchema:
     """What a column holds."""
 
-    name: str  # name of the column
+    name: str
     kind: str = "numeric"  # one of `KINDS`
     categories: tuple[str, ...] = ()  # categories of a categorical column
     low: float | None = None  # smallest plausible value of a numeric or date column, if declared
@@ -131,7 +131,7 @@ class Schema:
         """Return the columns of the schema, which must all be among `names`."""
         for name in self.index:
             if name not in names:
-                raise GpflError(f"the schema declares column '{name}', which is not a column; {did_you_mean(name, names)}")
+                raise GpflError(f"the schema declares column '{name}', which the data do not have; {did_you_mean(name, names)}")
         return list(self.index)
 
     def to_dict(self) -> dict[str, object]:
@@ -209,20 +209,18 @@ class RawColumns:
     def codes(self, name: str, categories: Sequence[str]) -> Floats:
         """Return a column as indices of `categories`: NaN where it is missing, `UNKNOWN` where it is none of them.
 
-        A column that holds `UNKNOWN` keeps it.
-
-        The categories of a numeric column are its numbers, whole ones without a point.
+        Values that are already `UNKNOWN` stay so. Numbers are matched as text, whole ones without a decimal point.
         """
         column, values = self.column(name)
         if column.kind == "date":
             raise GpflError(f"column '{name}' holds dates; it must be categorical")
         present = ~np.isnan(values)
-        kinds, inverse = np.unique(values[present], return_inverse=True)
+        unique, inverse = np.unique(values[present], return_inverse=True)
         index = {category: float(i) for i, category in enumerate(categories)}
         if column.is_categorical:
-            found = [UNKNOWN if k == UNKNOWN else index.get(column.categories[int(k)], UNKNOWN) for k in kinds.tolist()]
+            found = [UNKNOWN if k == UNKNOWN else index.get(column.categories[int(k)], UNKNOWN) for k in unique.tolist()]
         else:
-            found = [index.get(_format_number(k), UNKNOWN) for k in kinds.tolist()]
+            found = [index.get(_format_number(k), UNKNOWN) for k in unique.tolist()]
         codes = np.full(len(values), np.nan)
         codes[present] = np.array(found)[inverse]
         return codes
@@ -238,8 +236,8 @@ class RawColumns:
     def conform(self, schema: Schema) -> tuple[RawColumns, dict[str, int]]:
         """Return the columns of a declared schema in its order, and how many values of each are outside it.
 
-        Values outside a declared range and categories that are not declared become missing. Further columns are left out;
-        an absent column is an error.
+        Values outside a declared range and categories that are not declared become missing. Columns that are not declared are
+        dropped; an absent column is an error.
         """
         values = np.empty((len(self), len(schema)))
         outside: dict[str, int] = {}
@@ -259,7 +257,7 @@ class RawColumns:
 
 
 def days_since_epoch(date: datetime.date) -> float:
-    """Return a date as a number of days since 1970-01-01."""
+    """Return the number of days from 1970-01-01 to a date."""
     return float((date - EPOCH).days)
 
 
@@ -278,7 +276,7 @@ def _parse_bound(value: object, name: str, key: str) -> float | None:
         try:
             value = datetime.date.fromisoformat(value)
         except ValueError:
-            raise ValueError(f"column '{name}' has {key} = '{value}', which is no number and no date") from None
+            raise ValueError(f"column '{name}' has {key} = '{value}', which is neither a number nor a date") from None
     if isinstance(value, datetime.date):
         return days_since_epoch(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):

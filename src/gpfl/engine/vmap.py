@@ -1,4 +1,4 @@
-"""The engine that stacks clients: one vmapped step for all of them, run as a program on fixed memory."""
+"""The engine that stacks clients: one vmapped step for all of them, run as a program with fixed buffers."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Vmap(Engine):
         """Run a round of each of several trials, whose clients share the slots."""
         engines = engines or [self] * len(requests)
         rounds = [ConcurrentRound(engine, request) for engine, request in zip(engines, requests, strict=True)]
-        names = differing_floats([self.method, *(request.method for request in requests)])  # even if one trial is left
+        names = differing_floats([self.method, *(request.method for request in requests)])  # also when only one trial is left
         bundles: list[Tree] = [
             {
                 "state": request.shared,
@@ -156,7 +156,7 @@ class Vmap(Engine):
         return store.state["local_state"], store.state["terms"]
 
     def _slot_count(self, lengths: list[int]) -> int:
-        """Return the number of slots for clients of these lengths: one of few, since each has a program of its own."""
+        """Return the number of slots for clients of these lengths: one of a few, since each number needs its own program."""
         n_trials = -(-len(lengths) // len(self.federation))
         full = self._full_slot_count(n_trials)
         if len(lengths) == min(self.chunk_size, n_trials * len(self.federation)):
@@ -171,12 +171,12 @@ class Vmap(Engine):
         if n_trials not in self._slot_counts:
             steps = [max(1, len(shard.train) // self.schedule.batch_size) for shard in self.federation.shards]
             chunk = sorted(steps * n_trials, reverse=True)[: self.chunk_size]
-            # More slots than the longest client leaves room for would be empty at the end.
+            # With more slots, some would be idle while the longest client finishes.
             self._slot_counts[n_trials] = fastest_slot_count(chunk, range(1, min(self.max_slots, len(chunk)) + 1))
         return self._slot_counts[n_trials]
 
     def _step_program(self, phase: int, store: ClientStore, packing: Packing, batch_size: int) -> Program:
-        """Return the program of a phase's step for as many slots, made on first use."""
+        """Return the program of a phase's step for the slots of a packing; it is made once and reused."""
         width, concurrent = len(packing.slots), store.rounds is not None
         key = (phase, width, batch_size, concurrent, *tree.branch(store.shared, "hyperparameters"))
         if key not in self._programs:
@@ -211,7 +211,7 @@ class Vmap(Engine):
         return self._programs[key]
 
     def _step(self, phase: int) -> Step:
-        """Return the step of a phase; its shared state also has the hyperparameters in which trials differ."""
+        """Return the step of a phase; its `shared` also holds the hyperparameters in which trials differ."""
         method = self.method
 
         def step(shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
@@ -231,7 +231,7 @@ class Vmap(Engine):
         return Program(advance, state, fixed, traced=traced, compiled=compiled, compile_required=required, weights=weights)
 
     def for_trial(self, spec: RunSpec) -> Self:
-        """Return this engine for another trial. A trial alone has programs of its own if its hyperparameters differ."""
+        """Return this engine for another trial, with its own programs if its hyperparameters differ."""
         out = super().for_trial(spec)
         if differing_floats([self.method, spec.method]):
             out._programs = {}
@@ -250,7 +250,7 @@ class Vmap(Engine):
 
 
 def positions_by_round(clients: Sequence[RoundClient], n_rounds: int) -> list[list[int]]:
-    """Return the positions of some clients for each of the concurrent rounds."""
+    """Return the positions of the given clients in each of the concurrent rounds."""
     return [[client.position for client in clients if client.round == index] for index in range(n_rounds)]
 
 

@@ -1,4 +1,4 @@
-"""Stored runs as tables, figures and statistics read them, in run folders or in an archive.
+"""Read stored runs for tables, figures and statistics, from run folders or from an archive.
 
 `StoredRun` is a finished run, `StoredTrials` are the runs of one config, and `Trials` the finished ones under their label in
 tables.
@@ -28,7 +28,7 @@ from gpfl.io.legacy import list_client_accuracies
 from gpfl.training import config as configs
 from gpfl.training.run_dir import MetricsRecord, RunDir
 
-PROVENANCE_FILE = "made-{}.json"  # the file beside a run of this seed that says how it was made
+PROVENANCE_FILE = "made-{}.json"  # the file beside a run that records its command and commit, with the seed
 
 
 class StoredRun:
@@ -76,7 +76,7 @@ class StoredRun:
 
     @property
     def commits(self) -> list[str]:
-        """The commits of the code that made the run; ["unknown"] if that was not noted."""
+        """The commits of the code that made the run; ["unknown"] if they were not recorded."""
         note = self.archived["provenance"] if self.archived else read_provenance(self.path)
         return (note or {}).get("commits") or ["unknown"]
 
@@ -106,7 +106,7 @@ class StoredTrials:
 
     @property
     def data_warning(self) -> str:
-        """What the data lack."""
+        """A warning if the data are incomplete or unverified, or ""."""
         if self.archived:
             notes = [run["provenance"] or {} for run in self.archived["runs"].values()]
         else:
@@ -169,7 +169,7 @@ def read_stored_trials(out: Path) -> list[StoredTrials]:
 
 
 def read_provenance(run: Path) -> dict[str, Any]:
-    """Return the note beside a run on how it was made; {} if it is missing or damaged."""
+    """Return the command and commits of a run from the file beside it; {} if it is missing or damaged."""
     try:
         note = json.loads((run.parent / PROVENANCE_FILE.format(run.name.removeprefix("seed-"))).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -82,7 +82,7 @@ class SearchResult:
 
     @property
     def best(self) -> Candidate:
-        """The candidate with the best score, the first of equals."""
+        """The candidate with the best score, the first in a tie."""
         return self.candidates[best_index([candidate.score for candidate in self.candidates])]
 
 

@@ -1,13 +1,13 @@
-"""GPFL's valve in a local round of plain SGD, trained without its matrices.
+"""GPFL's valve as received weights plus a low-rank change, which is what a local round of plain SGD trains.
 
 The contexts g and p_i are constants of a round, so the linear layers of the valve see two inputs. Their gradient is
 δ_g gᵀ + δ_p p_iᵀ, with δ the gradients at the layers' outputs, and after any number of steps of rate η with decay μ
 
     V = d V₀ + A gᵀ + B p_iᵀ,     d ← (1 − ημ) d,     A ← (1 − ημ) A − η δ_g,     B ← (1 − ημ) B − η δ_p.
 
-A step reads nothing of V but its outputs at the contexts, d V₀C + (A, B)·G with the Gram matrix G of the contexts. So it costs
-O(K), not O(K²), and nothing is approximated. Per-example gradients under a bound need the norms of V's gradients, and noise on
-them leaves the span of the contexts: there the method trains V itself.
+A step needs only the outputs of V for the contexts, d V₀C + (A, B)·G with the Gram matrix G of the contexts. So it costs
+O(K), not O(K²), without approximation. Per-example clipping needs the norms of V's gradients, and noise on them leaves the
+span of the contexts: with such a defence the method trains V itself.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from gpfl.core.tree import Tree
 BRANCHES = ("gamma", "beta")
 CONTEXTS = ("g", "p")
 
-# Tensors of the factored form, in the order of BRANCHES and CONTEXTS:
-# "cov", which steps train: "factors" (2 branches, 2 contexts, width), "bias", "gain", "shift" (2 branches, width).
-# "valve", constants and the scale: "start" (2, 2, width), "gram" (2, 2), "scale" () and, for a norm, "square" ().
+# The factored form has two parts, with branches and contexts in the order above:
+# "cov" is trained: "factors" A and B (2 branches, 2 contexts, width), "bias", "gain", "shift" (2 branches, width).
+# "valve" is not: "start" V₀C (2, 2, width), "gram" G (2, 2), "scale" d () and, if ‖V‖ is needed, "squared_norm" ‖V₀‖² ().
 
 
 def factor_valve(weights: Tree, contexts: Tree, with_norm: bool) -> tuple[Tree, Tree]:
@@ -37,12 +37,12 @@ def factor_valve(weights: Tree, contexts: Tree, with_norm: bool) -> tuple[Tree, 
         cov[key] = torch.stack([tree.leaf(weights, f"{name}.{parameter}") for name in BRANCHES])
     valve: Tree = {"start": start, "gram": c @ c.T, "scale": torch.ones_like(start[0, 0, 0])}
     if with_norm:
-        valve["square"] = torch.stack([matrix.square().sum() for matrix in matrices]).sum()
+        valve["squared_norm"] = torch.stack([matrix.square().sum() for matrix in matrices]).sum()
     return cov, valve
 
 
 def build_valve(received: Tree, cov: Tree, valve: Tree, contexts: Tree) -> Tree:
-    """Return the weights of the valve, from those received and the factored form after a round."""
+    """Return the weights of the valve after a round, from the received ones and the factored form."""
     factors, scale, c = tree.leaf(cov, "factors"), tree.leaf(valve, "scale"), _stack_contexts(contexts)
     weights: Tree = {}
     for i, name in enumerate(BRANCHES):
@@ -53,9 +53,9 @@ def build_valve(received: Tree, cov: Tree, valve: Tree, contexts: Tree) -> Tree:
 
 
 def apply_factored(cov: Tree, valve: Tree, f: Tensor) -> dict[str, Tensor]:
-    """Return features (batch, width) through the valve under each context."""
+    """Return the output of the valve (batch, width) for features `f` and each context."""
     out, factors = _outputs(cov, valve), tree.leaf(cov, "factors")
-    out = out + (factors - factors.detach())  # zero, with the gradient δ for A and B; G would enter it otherwise
+    out = out + (factors - factors.detach())  # adds 0, and makes δ the gradient of A and B instead of G·δ
     bias, gain, shift = (tree.leaf(cov, key).unsqueeze(1) for key in ("bias", "gain", "shift"))  # (branches, 1, width)
     gamma, beta = (F.layer_norm(F.relu(out + bias), out.shape[-1:]) * gain + shift).unsqueeze(2)  # (contexts, 1, width)
     features = F.relu((gamma + 1) * f + beta)  # (contexts, batch, width)
@@ -63,23 +63,23 @@ def apply_factored(cov: Tree, valve: Tree, f: Tensor) -> dict[str, Tensor]:
 
 
 def factored_norm(cov: Tree, valve: Tree) -> Tensor:
-    """Return ‖V‖. Its gradient by A and B is theirs as a decay by 1/‖V‖ prescribes, like that of the other weights."""
+    """Return ‖V‖. Its gradient with respect to each trained weight w is w/‖V‖, for A and B too: a weight decay of 1/‖V‖."""
     squares = torch.stack([t.square().sum() for t in tree.leaves(cov)]).sum()
     factors, start, scale = tree.leaf(cov, "factors"), tree.leaf(valve, "start"), tree.leaf(valve, "scale")
     others = squares - factors.square().sum()
     moved = (factors * (2 * scale * start + tree.leaf(valve, "gram") @ factors)).sum()
-    length = (scale**2 * tree.leaf(valve, "square") + moved + others).clamp_min(0).sqrt().detach()
+    length = (scale**2 * tree.leaf(valve, "squared_norm") + moved + others).clamp_min(0).sqrt().detach()
     return length + (squares - squares.detach()) / (2 * length)
 
 
 def decay_scale(valve: Tree, decay: Tensor | float, lr: float) -> Tree:
-    """Return the constants of the factored form after a step with weight decay."""
+    """Return part "valve" after a step with weight decay, which shrinks the received weights."""
     scale = tree.leaf(valve, "scale")
     return {**valve, "scale": scale - lr * (decay * scale)}
 
 
 def _outputs(cov: Tree, valve: Tree) -> Tensor:
-    """Return what the linear layers make of the contexts, without their biases, (branches, contexts, width)."""
+    """Return the outputs of the linear layers for the contexts, without biases, (branches, contexts, width)."""
     moved = tree.leaf(valve, "gram") @ tree.leaf(cov, "factors").detach()
     return tree.leaf(valve, "scale") * tree.leaf(valve, "start") + moved
 

@@ -85,8 +85,8 @@ class GPFL(Method):
     )
     valve: str = option(
         "auto",
-        "how a round trains V: 'factored' = by what changes in it, 'full' = all of it, 'auto' = factored, but full where a "
-        "defence needs V's own gradients; results are equal up to rounding",
+        "how a round trains V: 'factored' = as a low-rank change, 'full' = entry by entry, 'auto' = factored unless a "
+        "defence needs the gradients of V; results are equal up to rounding",
         choices=("auto", "factored", "full"),
         omit_default=True,
     )
@@ -107,13 +107,13 @@ class GPFL(Method):
     def download(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
         """Return φ, V and C as received, the client's ψ, and the contexts of the round."""
         state: Tree = {**shared, **private, "context": self.contexts(shared, private, client)}
-        if not self.factors_valve:
+        if not self.uses_factored_valve:
             return state
         cov, valve = factor_valve(tree.branch(state, "cov"), tree.branch(state, "context"), with_norm=self.reg == "norm")
         return {**state, "cov": cov, "valve": valve}
 
     @property
-    def factors_valve(self) -> bool:
+    def uses_factored_valve(self) -> bool:
         """Whether a local round trains the valve in its factored form."""
         return self.valve != "full" and "cov" not in self.without
 
@@ -132,7 +132,7 @@ class GPFL(Method):
         if "valve" not in local_state:
             return state, terms
         if self._setup.gradient is not loss_gradient:
-            raise GpflError("method.valve is 'factored', and per-example gradients are those of V itself: use 'auto' or 'full'")
+            raise GpflError("method.valve is 'factored', but clipping per example needs gradients of V: use 'auto' or 'full'")
         cov, valve = tree.branch(local_state, "cov"), tree.branch(local_state, "valve")
         rate = self.mu if self.reg == "wd" else self.mu / factored_norm(cov, valve)
         return {**state, "valve": decay_scale(valve, rate, self.lr)}, terms
@@ -183,7 +183,7 @@ class GPFL(Method):
         return self.routes(model, model("base", x))["p"]
 
     def routes(self, model: Model, f: Tensor) -> dict[str, Tensor]:
-        """Return features through the valve under each context, "g" and "p", of which a personal model has the second."""
+        """Return the valve's output for each context: "g" and "p" in training, "p" alone in a personal model."""
         if "valve" in model.weights:
             return apply_factored(model["cov"], model["valve"], f)
         return {name: valve(model["cov"], f, context) for name, context in tree.flatten(model["context"]).items()}
@@ -214,7 +214,7 @@ def embeddings_of(state: Tree) -> Tensor:
 
 
 def cosine_logits(features: Tensor, embeddings: Tensor) -> Tensor:
-    """Return the cosine of each feature and each embedding, (batch, classes); 0 for an all-zero feature."""
+    """Return the cosine similarity of features and embeddings, (batch, classes); 0 for an all-zero feature."""
     f = F.normalize(features, dim=-1, eps=1e-12)  # (batch, width)
     c = F.normalize(embeddings, dim=-1, eps=1e-12)  # (classes, width)
     return f @ c.T

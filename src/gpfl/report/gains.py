@@ -1,4 +1,4 @@
-"""What methods gain over a reference, such as training alone: a sentence and a figure."""
+"""Gains of methods over a reference, such as training alone, as a sentence and a figure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpfl.report.tables import enumerate_names, format_value
 
 
 def describe_gains(pairs: Sequence[PairedDifference], metric: str, name: str) -> str:
-    """Return a sentence that says which methods are better or worse than a reference, and of which that cannot be told.
+    """Return a sentence that says which methods are better or worse than a reference, and which do not clearly differ.
 
     `pairs` are differences of the reference minus each method, the best method first; `name` is the reference in words. A
     difference counts if its p-value, corrected for the number of pairs, is below `SIGNIFICANT`.
@@ -43,7 +43,7 @@ def describe_gains(pairs: Sequence[PairedDifference], metric: str, name: str) ->
             f"{pair.other} ({mean}, 95 % interval {low} to {high})"
             for pair, (low, mean, high) in zip(unclear, values, strict=True)
         ]
-        clauses.append(f"no difference from {name} can be told for {enumerate_names(texts, len(texts))}")
+        clauses.append(f"there is no clear difference from {name} for {enumerate_names(texts, len(texts))}")
     return f"On these data {'; '.join(clauses)}."
 
 

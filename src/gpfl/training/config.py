@@ -70,7 +70,7 @@ class RunOptions:
     threshold: str = option(
         "balanced_accuracy",
         "metric for which each client's decision threshold is chosen on its validation samples if there are two classes; "
-        "none = 0.5. It concerns saved models and `gpfl predict`, not the metrics of rounds",
+        "none = 0.5. For saved models and `gpfl predict`, not for the metrics of rounds",
         choices=(*THRESHOLD_METRICS, "none"),
         omit_default=True,
     )

@@ -45,7 +45,7 @@ def start_run(
     out: str | Path | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
-    """Execute a new run; `net` is given if the config has none."""
+    """Execute a new run; `net` is a custom network, for which the config has no section."""
     config, spec = prepare(config, federation, net, head)
     engine = make_engine(config.run.engine, spec)  # raises before a folder is made
     run_dir = RunDir.create(out, config.to_toml(), federation) if out is not None else None
@@ -73,9 +73,10 @@ def load_run_config(run_dir: RunDir, federation: Federation | None, custom_net: 
     try:
         sections = read_config(run_dir.path / "config.toml")
         table = federation.table if federation else load_table(sections)
-        saved = Federation.load(run_dir.path / MANIFEST, table)
+        manifest = run_dir.path / MANIFEST
+        saved = Federation.load(manifest, table)
         if federation is not None and federation.manifest() != saved.manifest():
-            raise GpflError(f"the federation given is not the one of {run_dir.path}")
+            raise GpflError(f"the federation differs from the one in {manifest}: pass the same one")
         federation = federation or saved
         return resolve_config(sections, federation=federation, custom_net=custom_net), federation
     except GpflError as error:
@@ -98,11 +99,11 @@ def execute(run: PreparedRun, engine: Engine) -> Result:
 
 
 def execute_trials(runs: Sequence[PreparedRun]) -> list[Result | DivergenceError]:
-    """Run unfinished trials to their end, their clients at once if the engine supports it.
+    """Run unfinished trials to their end, concurrently if the engine supports it.
 
-    Trials differ in their seeds, in numbers of their method such as λ or the learning rate, or in their clients' samples and
-    how these are encoded, as long as nets are alike. One that diverges does not stop the others; its error is returned in
-    place of its result.
+    Trials differ in their seeds, in float hyperparameters such as λ or the learning rate, or in their clients' samples and how
+    these are encoded, as long as the nets have the same shapes. One that diverges does not stop the others; its error is
+    returned in place of its result.
     """
     federations = share_table([run.spec.federation for run in runs])
     runs = [

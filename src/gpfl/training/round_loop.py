@@ -51,7 +51,7 @@ class RoundLoop:
     callbacks: Sequence[Callback] = ()
     metadata: Mapping[str, object] = field(default_factory=dict)  # further entries of the summary
     history: list[MetricsRecord] = field(default_factory=list)
-    n_concurrent: int = 1  # runs that share the time
+    n_concurrent: int = 1  # runs that run at once: the measured time is divided by it
 
     def run(self) -> RunOutcome:
         """Run to the end. Raise if the run diverges."""
@@ -104,7 +104,7 @@ class RoundLoop:
         return "validation" if self.spec.federation.has_validation else "last"
 
     def _best_record(self, split: str) -> MetricsRecord:
-        """Return the evaluated round that is best by `run.metric` on test or validation samples, the first of equals."""
+        """Return the evaluated round that is best by `run.metric` on test or validation samples, the first in a tie."""
         name = self.options.metric
         scores = [metric(record, record_key(name, split)) for record in self.history]
         return self.history[best_index(scores, METRICS[name].lower_is_better)]
@@ -290,7 +290,7 @@ class RoundLoop:
             self.run_dir.write_divergence(round, reason)
             path = self.run_dir.path / "checkpoint.safetensors"
             checkpoint = f"; the last good checkpoint is kept in {path}" if path.exists() else ""
-        finetuning = ", lower the method's rate of fine-tuning," if self.spec.method.final_phases() else ""
+        finetuning = ", lower the learning rate of fine-tuning," if self.spec.method.final_phases() else ""
         lr = f"lower train.lr (--lr or --set train.lr=…, now {self.spec.method.lr:g})"
         remedy = f"{lr}{finetuning} or check the data{checkpoint}"
         raise DivergenceError(f"round {round}: {reason}", remedy)
@@ -348,10 +348,10 @@ class RoundLoop:
 
 
 def run_concurrently(loops: Sequence[RoundLoop]) -> list[RunOutcome | DivergenceError]:
-    """Run trials of one setting, their rounds at once on the first one's engine, and return their outcomes.
+    """Run trials of one config concurrently on the engine of the first, and return their outcomes.
 
-    Trials differ in their seeds, in numbers of their method, or in the samples of their clients. Each has its own directory
-    and end; one that diverges does not stop the others. Time is divided among those that run.
+    Trials differ in their seeds, in float hyperparameters of the method, or in the samples of their clients. Each has its own
+    directory and may end earlier than others; one that diverges does not stop them.
     """
     engine = loops[0].engine
     running = {i: loop.steps() for i, loop in enumerate(loops)}
@@ -367,7 +367,7 @@ def run_concurrently(loops: Sequence[RoundLoop]) -> list[RunOutcome | Divergence
             except StopIteration as end:
                 outcomes[i] = end.value
                 del running[i]
-            except DivergenceError as end:  # in all processes alike, so that none waits for another
+            except DivergenceError as end:  # raised in every process, so none waits for another
                 outcomes[i] = end.with_traceback(None)  # the traceback would keep the state alive
                 del running[i]
         rounds = {i: request for i, request in requests.items() if isinstance(request, TrainRequest)}

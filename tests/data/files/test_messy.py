@@ -170,7 +170,7 @@ def test_labels_with_decimal_commas_are_fractions(tmp_path: Path) -> None:
 def test_possible_ids_and_constant_columns_are_reported_with_the_flag(tmp_path: Path) -> None:
     rows = [(k, 100 + k, 7, k / 3, k % 4, "ns"[k % 2], "ab"[k % 3 > 0]) for k in range(24)]
     path = write(tmp_path / "a.csv", lines(("x y", "case", "site", "v", "w", "client", "label"), *rows))
-    constant = "Column 'site' has the same value in every row, which is no information: --ignore"
+    constant = "Column 'site' has the same value in every row and carries no information: --ignore"
     assert notes(path) == [
         "2 columns have a different whole number in every row: x y, case; if they are ids: --ignore 'x y,case'",
         f"{constant} site",

@@ -90,7 +90,9 @@ def test_labels_and_columns_must_be_those_of_the_schema(tmp_path: Path) -> None:
         "correct the file or the schema"
     )
     other = declare(tmp_path, Schema((ColumnSchema("agee"),), "outcome"))
-    assert error_of(path, schema=other) == ("the schema declares column 'agee', which is not a column; did you mean 'age'?")
+    assert error_of(path, schema=other) == (
+        "the schema declares column 'agee', which the data do not have; did you mean 'age'?"
+    )
     assert error_of(path, schema=str(tmp_path / "none.toml")) == (
         f"cannot read {tmp_path / 'none.toml'}: No such file or directory"
     )

@@ -1,4 +1,4 @@
-"""What is wrong with columns of inputs, and what the user should know of them."""
+"""Check input columns, and describe what was read."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from gpfl.data.files.roles import ColumnOptions
 from gpfl.errors import GpflError, pluralize
 
 MAX_CATEGORIES = 50  # largest number of different texts in a categorical column
-MIN_ROWS_FOR_ID = 20
-"""From this number of rows a column with different values in most of them is reported as a possible id."""
-ID_SHARE = 0.95  # share of different values from which it is
+ID_SHARE = 0.95  # a column with at least this share of different values is reported as a possible id
+MIN_ROWS_FOR_ID = 20  # if the table has so many rows
 MAX_FLOAT = float(np.finfo(np.float32).max)
 SCALES = {
     "federated": "scaled to mean 0 and std 1",
@@ -133,7 +132,7 @@ def describe_values(raw: RawColumns, options: ColumnOptions) -> list[str]:
     if constant:
         subject = f"Column '{constant[0]}' has" if len(constant) == 1 else f"Columns {join_names(constant)} have"
         flag = ignore_flag(options.ignore, constant)
-        lines.append(f"{subject} the same value in every row, which is no information: {flag}")
+        lines.append(f"{subject} the same value in every row and carries no information: {flag}")
     return lines
 
 

@@ -40,17 +40,17 @@ class NewRows:
 
     columns: RawColumns  # the columns in the schema's order; `UNKNOWN` where a category is not in the schema
     unseen: Mapping[str, Mapping[str, int]]  # categories that are not in the schema and their numbers of rows, by column
-    unreadable: Mapping[str, int]  # numbers of cells that were read as missing because they are no number or date, by column
+    unreadable: Mapping[str, int]  # numbers of cells that are neither number nor date and were read as missing, by column
     table: RawTable  # all columns as they were read, such as that of the label
 
 
 def read_new_rows(
     data: NewData, schema: Schema, *, unreadable: Literal["error", "missing"] = "error", text: Collection[str] = ()
 ) -> NewRows:
-    """Return new rows as the columns of a schema, in which they are found by name; further columns are ignored.
+    """Return new rows as the columns of a schema, matched by name; other columns are ignored.
 
-    Numbers in a column of dates are days since 1970-01-01. `unreadable` says what happens to cells of numeric and date columns
-    that are neither; `text` names other columns that stay text even if all their cells are numbers.
+    Numbers in a column of dates are days since 1970-01-01. Cells that cannot be parsed as a number or date raise, or are
+    missing values if `unreadable` is "missing". `text` names other columns that stay text even if all their cells are numbers.
     """
     categorical = {column.name.lower() for column in schema.columns if column.is_categorical}
     table = read_columns(data, categorical | {name.lower() for name in text})

@@ -13,7 +13,7 @@ OUTPUT_SUFFIXES = (".csv", ".parquet", ".jsonl")
 
 
 def format_table(columns: Mapping[str, Array], suffix: str = ".csv") -> bytes:
-    """Return columns as the content of a file with one of `OUTPUT_SUFFIXES`; empty texts are missing values."""
+    """Return columns as the content of a file with one of `OUTPUT_SUFFIXES`; empty strings become missing values."""
     import polars as pl
 
     frame = pl.DataFrame({name: values.tolist() if values.dtype == object else values for name, values in columns.items()})
