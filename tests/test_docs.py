@@ -18,6 +18,7 @@ from gpfl.data import DATASETS
 from gpfl.training import config as configs
 
 ROOT = Path(__file__).parents[1]
+WALKTHROUGH = ROOT / "docs" / "walkthrough.md"  # test_walkthrough.py executes its blocks in order
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 
 
@@ -36,7 +37,11 @@ def commands() -> list[str]:
     return sorted({line for line in lines if line.startswith("gpfl ")})
 
 
-@pytest.mark.parametrize(("page", "code"), blocks("python"), ids=lambda value: value[:30])
+@pytest.mark.parametrize(
+    ("page", "code"),
+    [(page, code) for page, code in blocks("python") if ROOT / page != WALKTHROUGH],
+    ids=lambda value: value[:30],
+)
 def test_python_block_runs(page: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile(code, page, "exec", dont_inherit=True), {"__name__": "block"})

@@ -191,7 +191,7 @@ def _describe_origin(config: Mapping[str, Any], summary: Mapping[str, Any], comm
     trained = f"Trained with gpfl {summary.get('gpfl', 'of an earlier version')}, torch {summary.get('torch', 'unknown')}. "
     shown = {section: _without_paths(values) for section, values in config.items()}
     repeat = [
-        "`gpfl run --config FILE` repeats the run with this file and the data:",
+        "`gpfl run FILE` repeats the run with this config file and the data:",
         f"```toml\n{toml.dump(shown).strip()}\n```",
     ]
     return [*describe_export(command, trained), *repeat]
