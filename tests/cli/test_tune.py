@@ -252,7 +252,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return arm
 
 
-@pytest.mark.parametrize("runs", [1, 3])
+@pytest.mark.parametrize("runs", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_interrupted_search_resumes_exactly(command: Command, interrupt_after: Callable[[int], None], runs: int) -> None:
     arguments = ("tune", "fedprox", *TOY, "--budget", 5, "--at-once", 2, "--out")
     assert command(*arguments, "complete").code == 0
@@ -433,6 +433,7 @@ def test_without_optuna_the_error_says_how_to_install_it(command: Command, monke
     assert read_files(Path()) == {}
 
 
+@pytest.mark.slow
 def test_example_of_the_page_runs_with_a_small_budget(command: Command) -> None:
     [line] = re.findall(r"^gpfl (tune .* --data digits .*)$", (DOCS / "tune.md").read_text(encoding="utf-8"), re.M)
     result = command(*line.split(), "--budget", 2, "--rounds", 1)

@@ -497,7 +497,7 @@ def test_concurrent_trials_with_other_hyperparameters_match_each_alone(name: str
         runs.append(PreparedRun(config, dataclasses.replace(spec, method=method)))
     results = execute_trials(runs)
     for run, result in zip(runs, results, strict=True):
-        alone = execute(run, ENGINES["vmap"](run.spec))
+        alone = execute(run, ENGINES["loop"](run.spec))
         assert [line["loss"] for line in result.history] == pytest.approx([line["loss"] for line in alone.history], abs=1e-5)
         for model, expected in zip(result.clients, alone.clients, strict=True):
             x = federation.table.x

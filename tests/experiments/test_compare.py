@@ -305,13 +305,13 @@ def test_trials_that_were_stopped_name_their_folder_and_go_on(
 
 @pytest.mark.parametrize("method", ["gpfl", "perfedavg", "ditto"])
 def test_trials_at_once_are_those_that_run_one_after_the_other(tmp_path: Path, method: str) -> None:
-    train = {"rounds": 12, "patience": 2, "client_fraction": [0.5, 1.0], "lr": 0.1}
+    train = {"rounds": 6, "patience": 2, "client_fraction": [0.5, 1.0], "lr": 0.1}
     given: dict[str, dict[str, object]] = {
         "data": {"name": "digits"},
         "partition": {"clients": 6, "classes_per_client": 3},
         "net": {"name": "mlp", "hidden": [16]},
         "method": {"name": method},
-        "train": {**train, "batch_size": 20},
+        "train": {**train, "batch_size": 100},
         "run": {"engine": "vmap"},
     }
     seeds = [0, 1, 2]

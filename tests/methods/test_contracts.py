@@ -90,12 +90,23 @@ def gap(a: Tree, b: Tree) -> float:
     return max((float((first[key] - second[key]).abs().max()) for key in first), default=0.0)
 
 
+SAMPLED = {"client_fraction": 0.5}
+UNEVEN = {"epochs": 2, "drop_last": False, "shuffle": False}
+
+
 @variants
-@pytest.mark.parametrize("net", [small_net, batch_norm_net])
 @pytest.mark.parametrize(
-    "schedule",
-    [{}, {"client_fraction": 0.5}, {"epochs": 2, "drop_last": False, "shuffle": False}, {"batch_norm": "average"}],
-    ids=str,
+    ("net", "schedule"),
+    [
+        (small_net, UNEVEN),
+        (batch_norm_net, SAMPLED),
+        (batch_norm_net, {"batch_norm": "average"}),
+        pytest.param(small_net, {}, marks=pytest.mark.slow),
+        pytest.param(small_net, SAMPLED, marks=pytest.mark.slow),
+        pytest.param(batch_norm_net, {}, marks=pytest.mark.slow),
+        pytest.param(batch_norm_net, UNEVEN, marks=pytest.mark.slow),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else str(value),
 )
 def test_vmap_agrees_with_loop(variant: str, net, schedule) -> None:
     loop, vmap = (make_engine(variant, name, net, **schedule) for name in ("loop", "vmap"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import pytest
@@ -21,9 +22,10 @@ from gpfl.privacy.label_inference import (
 from gpfl.privacy.uploads import ROUNDS, AttackedBatch, observe_uploads, state_at
 
 
-def train_on_digits(method: str, **settings: object) -> gpfl.Result:
+@cache
+def train_on_digits(method: str) -> gpfl.Result:
     federation = gpfl.federate("digits", clients=4, classes_per_client=3, seed=0)
-    return gpfl.fit(method, federation, net="mlp", device="cpu", **{"rounds": 1, "lr": 0.05, **settings})
+    return gpfl.fit(method, federation, net="mlp", device="cpu", rounds=1, lr=0.05)
 
 
 def train_on_skewed_digits(beta: float = 0.1, **settings: object) -> gpfl.Result:
@@ -71,7 +73,7 @@ def test_label_counts_sum_to_the_number_of_images() -> None:
 # GPFL's embeddings.
 
 
-@pytest.mark.parametrize("beta", [0.1, 1.0])
+@pytest.mark.parametrize("beta", [0.1, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_embeddings_that_weight_decay_has_shortened_still_reveal_the_labels(beta: float) -> None:
     result = train_on_skewed_digits(beta, rounds=20)
     lengths = [float(embeddings_of(state_at(result, round_).shared).norm()) for round_ in ROUNDS]

@@ -114,7 +114,10 @@ CASES: dict[str, tuple[Callable[[], gpfl.Federation], dict[str, object]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW_CASES = ("full", "range")  # the others sample clients too
+
+
+@pytest.mark.parametrize("case", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW_CASES else n for n in CASES])
 def test_run_killed_after_any_evaluation_resumes_exactly(tmp_path: Path, case: str) -> None:
     make, settings = CASES[case]
     federation = make()
@@ -129,7 +132,7 @@ def test_run_killed_after_any_evaluation_resumes_exactly(tmp_path: Path, case: s
         assert_same_run(cut, tmp_path / "full")
 
 
-@pytest.mark.parametrize("protocol", ["corrected", "reference"])
+@pytest.mark.parametrize("protocol", ["corrected", pytest.param("reference", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_resumes_exactly_with_sampled_clients_and_a_selected_round(
     tmp_path: Path, method: str, protocol: str
@@ -153,7 +156,7 @@ def test_vmapped_run_resumes_exactly(tmp_path: Path) -> None:
     assert_same_run(tmp_path / "cut", tmp_path / "full")
 
 
-@pytest.mark.parametrize("written", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("written", [pytest.param(False, marks=pytest.mark.slow), True], ids=["before", "after"])
 def test_run_killed_at_any_write_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: bool) -> None:
     federation = validated_federation()
     settings = {**FAST, "rounds": 4, "checkpoint_every": 2, "client_fraction": 0.5}

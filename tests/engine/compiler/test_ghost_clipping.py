@@ -105,7 +105,12 @@ def test_factors_that_are_mutated_are_read_before() -> None:
     torch.testing.assert_close(program.state["w"], step(state, fixed)["w"])
 
 
-@pytest.mark.parametrize("method", METHODS)
+FAST_METHODS = ("gpfl", "perfedavg", "fedproto")  # three kinds of steps: of several losses, of a second order, of prototypes
+
+
+@pytest.mark.parametrize(
+    "method", [name if name in FAST_METHODS else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+)
 def test_steps_without_per_example_gradients_are_left_unchanged(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: traced, and stacked convolutions as matrix products."""
     graphs: list[tuple[str, str]] = []
