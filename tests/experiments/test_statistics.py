@@ -30,28 +30,18 @@ def test_client_accuracies_are_paired_by_seed_and_client_at_each_trials_best_rou
     one = trials_of(tmp_path, "gpfl", {0: [[0.1, 0.2], [0.9, 0.8]], 1: [[0.7, 0.9], [0.1, 0.1]]})  # rounds 1 and 0 are best
     other = trials_of(tmp_path, "fedavg", {0: [[0.5, 0.6], [0.0, 0.0]], 1: [[0.6, 0.6], [0.0, 0.0]]})
     compared = compare_paired(one, other)
-    assert (compared.one, compared.other, compared.at) == ("gpfl", "fedavg", "best")
-    assert compared.pairs.n == 4
-    assert compared.pairs.difference == pytest.approx(np.mean([0.4, 0.2, 0.1, 0.3]))
     assert compared.clients.n == 2
     assert compared.clients.difference == pytest.approx(0.25)
     assert compared.seeds.n == 2
     assert compared.seeds.difference == pytest.approx(0.25)
-    assert (compared.pairs.wins, compared.pairs.losses) == (4, 0)
 
 
-def test_units_are_named_and_too_few_seeds_are_not_tested(tmp_path: Path) -> None:
+def test_too_few_seeds_are_not_tested(tmp_path: Path) -> None:
     accuracies = {seed: [[0.5 + 0.01 * k for k in range(8)]] for seed in range(3)}
     better = {seed: [[value + 0.02 * (k + 1) for k, value in enumerate(rounds[0])]] for seed, rounds in accuracies.items()}
     compared = compare_paired(trials_of(tmp_path, "gpfl", better), trials_of(tmp_path, "fedavg", accuracies))
-    assert [test.unit for test in (compared.pairs, compared.clients, compared.seeds)] == [
-        *("client of a seed", "client, mean over seeds", "seed")
-    ]
     assert compared.clients.p == pytest.approx(2 / 2**8)  # all signs alike, of 2⁸
-    assert compared.pairs.p is not None
-    assert compared.pairs.p < compared.clients.p  # pretends to three times the clients
     assert compared.seeds.p is None
-    assert (compared.clients.wins, compared.clients.losses) == (8, 0)
 
 
 def test_seeds_that_both_have_are_compared(tmp_path: Path) -> None:
@@ -61,19 +51,11 @@ def test_seeds_that_both_have_are_compared(tmp_path: Path) -> None:
     assert compare_paired(one, other).seeds.difference == pytest.approx((0.6 + 0.3) / 2)
 
 
-def test_selected_round_is_judged_where_it_is_asked_for(tmp_path: Path) -> None:
-    one = trials_of(tmp_path, "gpfl", {0: [[0.9], [0.4]]}, selected=1)
-    other = trials_of(tmp_path, "fedavg", {0: [[0.8], [0.1]]}, selected=1)
-    assert compare_paired(one, other).seeds.difference == pytest.approx(0.1)
-    assert compare_paired(one, other, at="selected").seeds.difference == pytest.approx(0.3)
-
-
 def test_spread_is_compared_by_how_far_clients_lie_from_their_mean(tmp_path: Path) -> None:
     one = trials_of(tmp_path, "gpfl", {0: [[0.5, 0.6, 0.7]], 1: [[0.4, 0.6, 0.8]]})
     other = trials_of(tmp_path, "fedavg", {0: [[0.2, 0.5, 0.8]], 1: [[0.2, 0.5, 0.8]]})
     compared = compare_paired(one, other, spread=True)
     assert compared.clients.difference == pytest.approx(np.mean([-0.15, 0.0, -0.15]))
-    assert (compared.clients.wins, compared.clients.losses) == (0, 2)
     assert compared.seeds.difference == pytest.approx(np.sqrt(2 / 3) * np.mean([0.1 - 0.3, 0.2 - 0.3]))
 
 
@@ -85,15 +67,13 @@ def test_pairs_that_are_none_are_refused(tmp_path: Path) -> None:
         compare_paired(one, elsewhere)
     with pytest.raises(gpfl.GpflError, match="gpfl and ditto have no seed in common: run both with the same --seeds"):
         compare_paired(one, later)
-    with pytest.raises(gpfl.GpflError, match="at is 'worst'; it must be one of best, selected"):
-        compare_paired(one, one, at="worst")
 
 
 def test_manifests_that_differ_in_their_words_alone_are_the_same_federation(tmp_path: Path) -> None:
     one, other = (trials_of(tmp_path, name, {0: [[0.5, 0.25]]}) for name in ("gpfl", "fedavg"))
     path = other.runs[0].path / "federation.toml"
     path.write_text(path.read_text() + '\n[source]\nread = "elsewhere"\n')
-    assert compare_paired(one, other).pairs.n == 2
+    assert compare_paired(one, other).clients.n == 2
 
 
 @pytest.mark.parametrize("text", [b"", b"half = ", b"\xff", b"table = 1"])
@@ -124,7 +104,7 @@ def test_metrics_without_client_accuracies_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_chances_are_those_of_all_signs(differences: Sequence[float], p: float | None) -> None:
-    test = signed_rank("pair", [value / 100 for value in differences])
+    test = signed_rank([value / 100 for value in differences])
     assert test.n == len(differences)
     assert test.p == (pytest.approx(p) if p is not None else None)
     assert (test.p is None) == (len(differences) < MIN_PAIRS)
@@ -132,10 +112,9 @@ def test_chances_are_those_of_all_signs(differences: Sequence[float], p: float |
 
 def test_order_of_the_two_turns_the_difference_and_not_the_chance() -> None:
     values = [0.01, -0.02, 0.035, 0.04, 0.05, 0.06, -0.01]
-    one, other = signed_rank("pair", values), signed_rank("pair", [-value for value in values])
+    one, other = signed_rank(values), signed_rank([-value for value in values])
     assert one.difference == -other.difference
     assert one.p == other.p
-    assert (one.wins, one.losses) == (other.losses, other.wins) == (5, 2)
 
 
 def test_several_tests_are_read_together_by_holm() -> None:

@@ -66,7 +66,7 @@ def check_methods(
 ) -> None:
     """Raise if the settings of a method are invalid. No data is read."""
     run = options.build(RunOptions, settings.get("run", {}), "run")
-    for variant, config in _method_configs(settings, methods, overrides).items():
+    for variant, config in method_configs(settings, methods, overrides).items():
         try:
             configs.resolve_method(config, run)
         except GpflError as error:
@@ -82,7 +82,7 @@ def compare(
     make_callback: CallbackFactory,
 ) -> ComparisonResult:
     """Run the trials of every method that `out` does not hold yet. `overrides` has settings of single methods by name."""
-    by_variant = _method_configs(settings, methods, overrides)
+    by_variant = method_configs(settings, methods, overrides)
     complete = []
     for variant, config in by_variant.items():  # all are checked before the first is run
         try:
@@ -97,20 +97,17 @@ def compare(
             diverged[variant.label] = error
     folders = _find_trials(out, complete[0])
     trials = [read_trials(folder) for folder in folders]
-    rows = sorted((each for each in trials if each.runs), key=lambda each: _sort_key(each, complete[0].run.metric))
+    metric = complete[0].run.metric
+    sign = 1 if METRICS[metric].lower_is_better else -1
+    rows = sorted((each for each in trials if each.runs), key=lambda each: sign * each.mean(f"selected_{metric}"))
     unfinished = [text for folder, each in zip(folders, trials, strict=True) if (text := _describe_unfinished(folder, each))]
     return ComparisonResult(rows, unfinished, diverged)
 
 
-def _sort_key(trials: Trials, metric: str) -> float:
-    """Return a number that is lower for better methods: the metric in the round that is reported."""
-    mean = trials.mean(f"selected_{metric}")
-    return mean if METRICS[metric].lower_is_better else -mean
-
-
-def _method_configs(
+def method_configs(
     settings: ConfigDict, methods: Sequence[MethodVariant], overrides: Mapping[str, Mapping[str, object]]
 ) -> dict[MethodVariant, ConfigDict]:
+    """Return the config of each method."""
     return {
         variant: {**settings, "method": {**overrides.get(str(variant.method["name"]), {}), **variant.method}}
         for variant in methods

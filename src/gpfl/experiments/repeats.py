@@ -31,7 +31,7 @@ from gpfl.engine import make_engine
 from gpfl.engine.distributed import process_group
 from gpfl.engine.slots import batched
 from gpfl.errors import DivergenceError, GpflError
-from gpfl.experiments.compare import MethodVariant
+from gpfl.experiments.compare import MethodVariant, method_configs
 from gpfl.experiments.run_checks import first_difference
 from gpfl.experiments.statistics import Floats
 from gpfl.experiments.stored_runs import hash_partition
@@ -169,7 +169,12 @@ def run_repeats(
     Without `out` the results stay in memory. `overrides` has settings of single methods by name. `draw` returns the federation
     of a repeat, by default the config's partition with another seed.
     """
-    by_label = {variant.label: _resolve(settings, variant, overrides or {}) for variant in variants}
+    by_label = {}
+    for variant, method_settings in method_configs(settings, variants, overrides or {}).items():
+        try:
+            by_label[variant.label] = configs.resolve_config(method_settings)
+        except GpflError as error:
+            raise GpflError(f"{variant.label}: {error}") from None
     first = next(iter(by_label.values()))
     if repeats < 2:
         raise GpflError(f"--repeats is {repeats}; differences between repeats need at least 2")
@@ -239,7 +244,7 @@ class RepeatStore:
             return
         if not self.path.exists():
             header = {"format_version": FORMAT_VERSION, "method": self.label, "config": config.sections()}
-            process_group().run_on_main(lambda: self._write_header(header))
+            self._write_line(header)
             return
         stored, self.records = read_repeats_file(self.path)
         if difference := first_difference(stored, config.sections()):
@@ -252,19 +257,14 @@ class RepeatStore:
     def append(self, record: RepeatRecord) -> None:
         """Add a finished repeat."""
         self.records[record.repeat] = record
-        if self.path is not None:
-            process_group().run_on_main(lambda: self._append_line(record.to_dict()))
+        self._write_line(record.to_dict())
 
-    def _write_header(self, header: Mapping[str, object]) -> None:
-        assert self.path is not None
-        files.make_folder(self.path.parent)
-        files.write_text(self.path, json.dumps(header, allow_nan=False) + "\n")
-
-    def _append_line(self, content: Mapping[str, object]) -> None:
-        assert self.path is not None
-        text = self.path.read_text(encoding="utf-8")
-        whole = text[: text.rfind("\n") + 1]  # without a line that was cut off
-        files.write_text(self.path, whole + json.dumps(content, allow_nan=False) + "\n")
+    def _write_line(self, content: Mapping[str, object]) -> None:
+        path = self.path
+        if path is not None:
+            text = path.read_text(encoding="utf-8") if path.exists() else ""
+            line = json.dumps(content, allow_nan=False) + "\n"
+            process_group().run_on_main(lambda: files.write_text(path, text + line))
 
 
 def read_repeats_file(path: Path) -> tuple[ConfigDict, dict[int, RepeatRecord]]:
@@ -279,15 +279,6 @@ def read_repeats_file(path: Path) -> tuple[ConfigDict, dict[int, RepeatRecord]]:
     except (ValueError, KeyError, TypeError) as error:
         raise GpflError(f"{path} is damaged ({error}): {fix}") from None
     return config, {record.repeat: record for record in records}
-
-
-def _resolve(settings: ConfigDict, variant: MethodVariant, overrides: Mapping[str, Mapping[str, object]]) -> Config:
-    """Return the config of a method."""
-    method = {**overrides.get(str(variant.method["name"]), {}), **variant.method}
-    try:
-        return configs.resolve_config({**settings, "method": method})
-    except GpflError as error:
-        raise GpflError(f"{variant.label}: {error}") from None
 
 
 def _group_repeats(config: Config, federations: Sequence[Federation], repeats: Sequence[int]) -> list[list[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,76 +16,56 @@ from gpfl.inference.bootstrap import LEVEL, Interval
 
 Floats = npt.NDArray[np.float64]
 
-ROUNDS = {"best": "best_round", "selected": "selected_round"}
-"""Rounds whose accuracies can be compared, and their keys in a summary."""
-
 MIN_PAIRS = 6  # pairs that a signed-rank test needs: with 5, even 5 wins give a two-sided p above 0.05
 
 DECIMALS = 9
 """Decimals that are compared. Smaller differences come from the order of summation."""
 
 
-@dataclass(frozen=True)
-class SignedRank:
+class SignedRank(NamedTuple):
     """A two-sided Wilcoxon signed-rank test of paired differences."""
 
-    unit: str  # what one pair is
     n: int
     difference: float  # mean, as a fraction of samples
-    wins: int  # pairs in which the first is larger
-    losses: int
     p: float | None  # None with fewer than MIN_PAIRS pairs
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Two methods on the same federations and seeds, tested in three ways.
+class Comparison(NamedTuple):
+    """Two methods on the same federations and seeds, tested in two ways.
 
-    - `pairs`: one pair per client and seed. These are not independent, since clients of a seed are trained together and a
-      client has the same samples in every seed. So p is too small, and only describes these clients.
     - `clients`: one pair per client, the mean over seeds. Tests whether the difference holds across clients of this
       federation. It ignores that all were trained in the same runs.
     - `seeds`: one pair per seed, the accuracy on all samples. Seeds are independent, so only this test says something about
       the next training. Three seeds are too few for it.
     """
 
-    one: str
-    other: str
-    at: str
-    pairs: SignedRank
     clients: SignedRank
     seeds: SignedRank
 
 
-def compare_paired(one: Trials, other: Trials, *, at: str = "best", spread: bool = False) -> Comparison:
-    """Compare two methods client by client over the seeds that both have. Raise if their federations differ.
+def compare_paired(one: Trials, other: Trials, *, spread: bool = False) -> Comparison:
+    """Compare the best rounds of two methods over the seeds that both have. Raise if their federations differ.
 
-    `at` is the round of each trial: the "best" on test samples, as in the paper, or the "selected" one, whose models are kept.
     With `spread`, compare how far accuracies are from their mean over clients, and per seed their standard deviation.
     """
-    if at not in ROUNDS:
-        raise GpflError(f"at is '{at}'; it must be one of {', '.join(ROUNDS)}")
     one_runs, other_runs = ({run.seed: run for run in trials.runs} for trials in (one, other))
     seeds = [seed for seed in one_runs if seed in other_runs]
     if not seeds:
         raise GpflError(f"{one.method} and {other.method} have no seed in common: run both with the same --seeds")
     for seed in seeds:
-        check_same_clients(one.method, one_runs[seed], other.method, other_runs[seed])
+        first, second = one_runs[seed], other_runs[seed]
+        if first.partition_hash() != second.partition_hash():
+            raise GpflError(
+                f"{one.method} and {other.method} were run on different federations ({first.path}, {second.path}): their "
+                "clients are not paired; run both on the same federation"
+            )
     values = client_deviations if spread else client_accuracies
-    first, second = ([values(runs[seed], at) for seed in seeds] for runs in (one_runs, other_runs))
-    by_client = np.array([a for a, _ in first]) - np.array([b for b, _ in second])  # (seeds, clients)
-    by_seed = np.array([a for _, a in first]) - np.array([b for _, b in second])  # (seeds,)
-    return Comparison(
-        one.method,
-        other.method,
-        at,
-        pairs=signed_rank("client of a seed", by_client.ravel()),
-        clients=signed_rank("client, mean over seeds", by_client.mean(0)),
-        seeds=signed_rank("seed", by_seed),
-    )
+    pairs = [(values(one_runs[seed]), values(other_runs[seed])) for seed in seeds]
+    by_client, by_seed = ([np.subtract(a[k], b[k]) for a, b in pairs] for k in (0, 1))
+    return Comparison(signed_rank(np.mean(by_client, axis=0)), signed_rank(by_seed))
 
 
-def signed_rank(unit: str, differences: Sequence[float] | Floats) -> SignedRank:
+def signed_rank(differences: npt.ArrayLike) -> SignedRank:
     """Return the test of differences. Zeros count as pairs but do not affect p."""
     from scipy import stats  # takes half a second, which commands without a table need not wait
 
@@ -93,7 +74,7 @@ def signed_rank(unit: str, differences: Sequence[float] | Floats) -> SignedRank:
     p: float | None = None
     if len(values) >= MIN_PAIRS:
         p = float(stats.wilcoxon(nonzero).pvalue) if len(nonzero) else 1.0
-    return SignedRank(unit, len(values), float(values.mean()), int((values > 0).sum()), int((values < 0).sum()), p)
+    return SignedRank(len(values), float(values.mean()), p)
 
 
 @dataclass(frozen=True)
@@ -210,22 +191,13 @@ def round_values(values: npt.ArrayLike) -> Floats:
     return numbers.round(DECIMALS)
 
 
-def client_accuracies(run: StoredRun, at: str = "best") -> tuple[Floats, float]:
-    """Return the accuracy of each client and that over all samples, in the best round or the selected one."""
-    clients, accuracy = run.accuracies(run.summary.get(ROUNDS[at]))
+def client_accuracies(run: StoredRun) -> tuple[Floats, float]:
+    """Return the accuracy of each client and that over all samples, in the best round."""
+    clients, accuracy = run.accuracies(run.summary.get("best_round"))
     return np.array(clients, dtype=np.float64), accuracy
 
 
-def client_deviations(run: StoredRun, at: str = "best") -> tuple[Floats, float]:
+def client_deviations(run: StoredRun) -> tuple[Floats, float]:
     """Return how far each client's accuracy is from their mean, and the standard deviation over clients."""
-    clients, _ = client_accuracies(run, at)
+    clients, _ = client_accuracies(run)
     return np.abs(clients - clients.mean()), float(clients.std())
-
-
-def check_same_clients(one: str, first: StoredRun, other: str, second: StoredRun) -> None:
-    """Raise if the clients of two runs hold different samples."""
-    if first.partition_hash() != second.partition_hash():
-        raise GpflError(
-            f"{one} and {other} were run on different federations ({first.path}, {second.path}): their clients are not "
-            "paired; run both on the same federation"
-        )
