@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 import torch
 
-from gpfl.cli.command import Argument, Command
-from gpfl.cli.options import attack_options, option, out_option, parse_options
+from gpfl.cli.command import Command
+from gpfl.cli.options import attack_options, option, out_option, parse_options, run_argument
 from gpfl.cli.terminal import print_line
 from gpfl.core import options as core_options
 from gpfl.defences import Defended
@@ -39,7 +39,7 @@ from gpfl.training.result import Result
 
 
 @click.command(cls=Command)
-@click.argument("run", cls=Argument, metavar="RUN", type=click.Path(path_type=Path), help="Folder of a finished run.")
+@run_argument
 @option("--target", default="all", metavar="NAME,…", help="Gradients to match: fe, model, sfe, sm, or all of the method.")
 @option("--client", default="all", metavar="NAME,…", help="Names or indices of clients, or all.")
 @click.option("--labels", is_flag=True, help="Infer the label distribution of each client.")
@@ -54,14 +54,18 @@ def attack(run: Path, target: str, client: str, labels: bool, membership: bool, 
     """
     require_single_process("gpfl attack")
     plan = parse_attack(AttackPlan(), flags)
-    _check_single_run(run)
+    if seeds := sorted(path.parent for path in run.glob("seed-*/config.toml")):
+        raise GpflError(f"{run} holds the trials of {pluralize(len(seeds), 'seed')}: choose one of them, such as {seeds[0]}")
     result = api.load(run)
     clients = _parse_clients(result.federation, client)
     targets: list[str] = []
     batches: dict[int, list[AttackedBatch]] = {}
     if flags["attack__kind"] or not (labels or membership):
         targets = _parse_targets(result, target)
-        batches = _choose_batches(result, plan, clients)
+        batches = plan.choose_batches(result.federation, result.engine.method.net, clients)
+        if "epoch" in plan.steps:
+            for index in {batch.client for size in plan.batch for batch in batches[size]}:
+                check_can_train(result.engine, index)
     if labels:
         uploading_clients(result.engine, clients)
     folder = out or run / "attack"
@@ -71,7 +75,9 @@ def attack(run: Path, target: str, client: str, labels: bool, membership: bool, 
     if labels:
         _infer_labels(result, clients, plan.round, folder)
     if membership:
-        _infer_memberships(result, clients, folder)
+        members = infer_memberships(result.engine, state_at(result, "best"), clients)
+        print_line(describe_membership_inference(members, result.engine.method.name))
+        _write_records(folder / "membership.json", [asdict(each) for each in members])
     if targets:
         _reconstruct_images(result, targets, batches, plan, folder)
 
@@ -131,12 +137,6 @@ def _infer_labels(result: Result, clients: Sequence[int], rounds: Sequence[str],
     _write_records(folder / "labels.json", records)
 
 
-def _infer_memberships(result: Result, clients: Sequence[int], folder: Path) -> None:
-    members = infer_memberships(result.engine, state_at(result, "best"), clients)
-    print_line(describe_membership_inference(members, result.engine.method.name))
-    _write_records(folder / "membership.json", [asdict(each) for each in members])
-
-
 def _write_records(path: Path, records: Sequence[Record]) -> None:
     files.write_text(path, records_to_json(records))
     print_line(f"Each client: {path}")
@@ -149,21 +149,6 @@ def _print_selected_round(result: Result, plan: AttackPlan) -> None:
             f"The run keeps the models of round {summary['selected_round']}, selected by '{summary['selected_by']}'; the best "
             f"accuracy was at round {summary['best_round']} (--select test keeps that round)."
         )
-
-
-def _check_single_run(folder: Path) -> None:
-    seeds = sorted(path.parent for path in folder.glob("seed-*/config.toml"))
-    if seeds:
-        raise GpflError(f"{folder} holds the trials of {pluralize(len(seeds), 'seed')}: choose one of them, such as {seeds[0]}")
-
-
-def _choose_batches(result: Result, plan: AttackPlan, clients: Sequence[int]) -> dict[int, list[AttackedBatch]]:
-    """Return the batches to attack by size. Raise if they cannot be attacked."""
-    batches = plan.choose_batches(result.federation, result.engine.method.net, clients)
-    if "epoch" in plan.steps:
-        for client in {batch.client for size in plan.batch for batch in batches[size]}:
-            check_can_train(result.engine, client)
-    return batches
 
 
 def _parse_targets(result: Result, text: str) -> list[str]:

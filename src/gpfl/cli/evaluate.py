@@ -9,6 +9,7 @@ import click
 
 from gpfl.cli import new_data
 from gpfl.cli.command import Command
+from gpfl.cli.options import option
 from gpfl.cli.terminal import print_line, table_console
 from gpfl.core.metrics import METRICS
 from gpfl.inference.predict import ClientChoice
@@ -24,29 +25,18 @@ from gpfl.report.client_tables import client_table
 @new_data.output_option("File to write all metrics to (.json).")
 @click.option("--json", "as_json", is_flag=True, help="Print all metrics as JSON.")
 @new_data.force_option
-@click.option(
+@option(
     "--metric",
     type=click.Choice(list(METRICS)),
     default="accuracy",
-    show_default=True,
     metavar="NAME",
     help=f"Metric by which clients are ranked in the table: {', '.join(METRICS)}.",
 )
 @new_data.threshold_option
-@click.option(
-    "--missing",
-    type=click.Choice(["error", "drop"]),
-    default="error",
-    show_default=True,
-    help="Rows with missing inputs that the model does not fill: an error, or left out.",
+@new_data.choice_option(
+    "--missing", ("error", "drop"), "Rows with missing inputs that the model does not fill: an error, or left out."
 )
-@click.option(
-    "--missing-labels",
-    type=click.Choice(["error", "drop"]),
-    default="error",
-    show_default=True,
-    help="Rows without a label: an error, or left out.",
-)
+@new_data.choice_option("--missing-labels", ("error", "drop"), "Rows without a label: an error, or left out.")
 @new_data.read_options
 def evaluate(
     run: Path,

@@ -10,6 +10,7 @@ import click
 
 from gpfl.cli import new_data
 from gpfl.cli.command import Command
+from gpfl.cli.options import PATH
 from gpfl.cli.terminal import print_line
 from gpfl.inference.export import FORMATS, check_export, export_model
 from gpfl.inference.load import load_model
@@ -19,20 +20,12 @@ from gpfl.report.model_card import find_run, model_card
 @click.command(cls=Command)
 @new_data.run_argument
 @click.option("--client", default="", metavar="NAME", help="Client whose model is exported; not needed if there is one.")
-@click.option(
+@new_data.choice_option(
     "--format",
-    type=click.Choice(FORMATS),
-    default="safetensors",
-    show_default=True,
-    help="Weights with JSON and Python source for torch, or one ONNX graph (needs gpfl[onnx]).",
+    FORMATS,
+    "Weights with JSON and Python source for torch, or one ONNX graph (needs gpfl[onnx]).",
 )
-@click.option(
-    "-o",
-    "--out",
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="New folder  [default: in the folder exports of the run]",
-)
+@click.option("-o", "--out", type=PATH, metavar="FOLDER", help="New folder  [default: in the folder exports of the run]")
 def export(run: Path, client: str, format: str, out: Path | None) -> None:
     """Write a client's model for use without gpfl.
 

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from gpfl.cli.command import Argument
-from gpfl.cli.options import CommaList, Decorator, compose
+from gpfl.cli.options import PATH, CommaList, Decorator, compose, option
 from gpfl.cli.terminal import QUIET
 from gpfl.data.files.writer import check_output
 from gpfl.data.preprocessing import UNSEEN
@@ -21,17 +21,13 @@ from gpfl.io import files
 STDOUT = Path("-")
 
 run_argument = click.argument(
-    "run",
-    cls=Argument,
-    metavar="RUN",
-    type=click.Path(path_type=Path),
-    help="Folder of a finished run, a folder of models, or a model file.",
+    "run", cls=Argument, metavar="RUN", type=PATH, help="Folder of a finished run, a folder of models, or a model file."
 )
 data_argument = click.argument(
     "data",
     cls=Argument,
     metavar="DATA",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Table (.csv, .tsv, .parquet), folder of images, or .npz file, as in training.",
 )
 client_options = compose(
@@ -46,8 +42,6 @@ threshold_option = click.option(
     "samples; else 0.5]",
 )
 force_option = click.option("--force", is_flag=True, help="Overwrite an existing file.")
-
-
 unseen_option = click.option(
     "--unseen",
     type=click.Choice(UNSEEN),
@@ -56,14 +50,19 @@ unseen_option = click.option(
 text_option = click.option(
     "--text", "text_columns", type=CommaList(str), default=[], help="Columns that make up a text, for models of texts."
 )
+
+
+def choice_option(flag: str, choices: Sequence[str], description: str) -> Decorator:
+    """Add an option with some choices, of which the first is the default."""
+    return option(flag, type=click.Choice(choices), default=choices[0], help=description)
+
+
 read_options = compose(
     unseen_option,
-    click.option(
+    choice_option(
         "--unreadable",
-        type=click.Choice(["error", "missing"]),
-        default="error",
-        show_default=True,
-        help="Cells such as >100 in a column of numbers or dates: an error, or missing values.",
+        ("error", "missing"),
+        "Cells such as >100 in a column of numbers or dates: an error, or missing values.",
     ),
     text_option,
 )
@@ -71,9 +70,7 @@ read_options = compose(
 
 def output_option(description: str, default: str | None = None) -> Decorator:
     """Add -o, the file to write."""
-    return click.option(
-        "-o", "--out", type=click.Path(path_type=Path), default=default, show_default=True, metavar="FILE", help=description
-    )
+    return option("-o", "--out", type=PATH, default=default, metavar="FILE", help=description)
 
 
 def make_read_options(unseen: str | None, unreadable: str, text_columns: Sequence[str], missing: str = "error") -> ReadOptions:

@@ -275,10 +275,12 @@ class Folder(click.ParamType):  # type: ignore[type-arg]
 
 
 option = functools.partial(click.option, show_default=True)  # an option whose help shows its default
+PATH = click.Path(path_type=Path)
 
 config_argument = click.argument(
     "config", required=False, cls=Argument, metavar="[CONFIG.toml]", help="Config file. Flags override it."
 )
+run_argument = click.argument("run", cls=Argument, metavar="RUN", type=PATH, help="Folder of a finished run.")
 federation_option = click.option(
     "--federation", metavar="FILE", help="Use the partition in a manifest, such as federation.toml of a run."
 )

@@ -72,17 +72,12 @@ def load_config(file: str | None, overrides: ConfigDict, federation: str | None,
         _check_config_path(file, command)
     config = merge(configs.read_config(Path(file)) if file is not None else {}, overrides)
     if federation is not None:
-        check_no_partition(overrides, federation)
+        flags = {"name": "--partition"} | {key: flag_name("partition", key) for key in keys_of("partition")}
+        for key in overrides.get("partition", {}):  # the manifest already says who has which samples
+            flag = flags.get(key, f"partition.{key}")
+            raise GpflError(f"--federation {federation} already assigns the samples to clients: leave out {flag}")
         config["partition"] = {"name": "manifest", "file": federation}
     return config
-
-
-def check_no_partition(overrides: ConfigDict, federation: str) -> None:
-    """Raise for partition options next to a manifest, which already says who has which samples."""
-    flags = {"name": "--partition"} | {key: flag_name("partition", key) for key in keys_of("partition")}
-    for key in overrides.get("partition", {}):
-        flag = flags.get(key, f"partition.{key}")
-        raise GpflError(f"--federation {federation} already assigns the samples to clients: leave out {flag}")
 
 
 def new_folder(folder: Path | None, default: Path) -> Path:

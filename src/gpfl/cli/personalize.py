@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from gpfl.cli import new_data
-from gpfl.cli.command import Argument, Command
+from gpfl.cli.command import Command
+from gpfl.cli.options import PATH, option, run_argument
 from gpfl.cli.terminal import print_line, table_console
 from gpfl.data.files.writer import check_output
 from gpfl.errors import GpflError, pluralize
@@ -20,11 +21,11 @@ from gpfl.training.personalize import personalize_data
 
 
 @click.command(cls=Command)
-@click.argument("run", cls=Argument, metavar="RUN", type=click.Path(path_type=Path), help="Folder of a finished run.")
+@run_argument
 @click.option(
     "--data",
     required=True,
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="DATA",
     help="The client's samples with labels: a table, folder of images, or .npz file, as in training.",
 )
@@ -36,9 +37,7 @@ from gpfl.training.personalize import personalize_data
 )
 @click.option("--label", default="", metavar="COLUMN", help="Column of labels  [default: that of the run]")
 @new_data.output_option("Model file to write (.safetensors)  [default: in the folder models of the run]")
-@click.option(
-    "--rounds", type=click.IntRange(min=0), default=20, show_default=True, metavar="N", help="Rounds of local training."
-)
+@option("--rounds", type=click.IntRange(min=0), default=20, metavar="N", help="Rounds of local training.")
 @click.option(
     "--test-fraction",
     type=click.FloatRange(0, 0.9),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -122,7 +122,11 @@ def reproduce(
         )
         return
     selection = select_cells(find_experiments(experiments, ATTACKS), cells, methods)
-    settings, overrides = _parse_set(assignments, selection)
+    settings, overrides = parse_method_set(assignments)
+    check_method_set(settings, overrides, [row.method["name"] for rows in selection.rows.values() for row in rows])
+    _check_flags(settings)
+    if "name" in settings.get("data", {}):
+        raise GpflError("--set data.name would put other data into the paper's tables: use gpfl compare --data")
     tuned_values = TunedValues.read(tuned) if tuned is not None else None
     if tuned_values:
         tuned_values.check_overrides(overrides, settings)
@@ -152,15 +156,6 @@ def reproduce(
     if failed:
         process_group().barrier()  # a process that ended before the first has printed would take it along
         raise click.exceptions.Exit(1)
-
-
-def _parse_set(assignments: tuple[str, ...], selection: Selection) -> tuple[ConfigDict, Mapping[str, Mapping[str, object]]]:
-    settings, overrides = parse_method_set(assignments)
-    check_method_set(settings, overrides, [row.method["name"] for rows in selection.rows.values() for row in rows])
-    _check_flags(settings)
-    if "name" in settings.get("data", {}):
-        raise GpflError("--set data.name would put other data into the paper's tables: use gpfl compare --data")
-    return settings, overrides
 
 
 def _check_flags(settings: ConfigDict) -> None:

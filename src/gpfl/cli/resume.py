@@ -8,6 +8,7 @@ import click
 
 from gpfl.cli.command import Argument, Command
 from gpfl.cli.interrupt import interruptible, resume_command
+from gpfl.cli.options import PATH
 from gpfl.cli.progress import ProgressReporter
 from gpfl.cli.terminal import console, print_line, print_run_summary, print_trials_summary
 from gpfl.experiments.trials import is_trials_dir, resume_trials
@@ -16,7 +17,7 @@ from gpfl.training.run_dir import RunDir
 
 
 @click.command(cls=Command)
-@click.argument("folder", cls=Argument, metavar="DIR", type=click.Path(path_type=Path), help="Folder of a run or of trials.")
+@click.argument("folder", cls=Argument, metavar="DIR", type=PATH, help="Folder of a run or of trials.")
 def resume(folder: Path) -> None:
     """Resume an interrupted run or trials.
 
