@@ -27,6 +27,79 @@ Transport = Callable[[Mapping[int, bytes]], Mapping[int, Answer]]
 """Sends each client its message and returns their answers; clients that are silent have none."""
 
 
+REASONS = {
+    "card": "the site has not accepted the data card",
+    "version": "the site has another version of gpfl or torch",
+    "roster": "the roster is not that of the data card the site accepted",
+    "policy": "the site's policy refuses it",
+    "signature": "the request is not signed by the coordinator",
+    "failed": "the site could not do it; the reason is in the site's log",
+}
+"""Why a site does not answer. Nothing else is said: the text of an exception may hold data."""
+
+
+class RefusedError(GpflError):
+    """A request that a site refuses.
+
+    Attributes:
+        code: One of `REASONS`.
+        rule: The rule of the site's policy, if it is the reason.
+
+    """
+
+    def __init__(self, code: str, detail: str = "", rule: str = "") -> None:
+        super().__init__(detail or REASONS[code])
+        self.code, self.rule = code, rule
+
+
+def pack_refusal(code: str, rule: str = "") -> bytes:
+    """Return the message by which a site refuses."""
+    return pack_tensors({}, {"refused": code, "rule": rule})
+
+
+def check_refusal(header: Mapping[str, object]) -> None:
+    """Raise if the header of a reply is that of a refusal."""
+    if "refused" in header:
+        reason = REASONS.get(str(header["refused"]), "the site refuses it for a reason that this version of gpfl does not know")
+        rule = str(header.get("rule", ""))[:40]
+        raise GpflError(f"{reason} ({rule})" if rule.replace("_", "").isalnum() else reason)
+
+
+def pack_describe(card: str, versions: Mapping[str, str]) -> bytes:
+    """Return the request for what a site says of its samples; `card` is the digest of the data card."""
+    return pack_tensors({}, {"kind": "describe", "card": card, "versions": dict(versions)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What a site says of its samples before a run.
+
+    Attributes:
+        sizes: Number of training, validation and test samples.
+        statistics: Statistics of its columns; empty for other samples.
+
+    """
+
+    sizes: tuple[int, int, int]
+    statistics: Mapping[str, object]
+
+    def pack(self) -> bytes:
+        """Return the message."""
+        return pack_tensors({}, {"sizes": list(self.sizes), "statistics": dict(self.statistics)})
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Self:
+        """Return the description in a message. Raise if it is none."""
+        _, header = unpack_tensors(payload, "the reply")
+        check_refusal(header)
+        sizes, statistics = header.get("sizes"), header.get("statistics")
+        if not isinstance(sizes, list) or len(sizes) != 3 or not all(type(n) is int and n >= 0 for n in sizes):
+            raise GpflError(f"the reply has sizes {sizes!r}; they must be three numbers of samples")
+        if not isinstance(statistics, dict):
+            raise GpflError("the reply has no statistics")
+        return cls(sizes=(sizes[0], sizes[1], sizes[2]), statistics=statistics)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RoundRequest:
     """What the coordinator asks of a site: evaluate the state after `round` rounds, then train from it.
@@ -39,6 +112,7 @@ class RoundRequest:
         train: Whether to train and upload.
         splits: Splits to evaluate.
         final: Whether `shared` is the last one, of which the site keeps its personal model.
+        agreement: The roster, for a site that may not have it yet.
         shared: The shared state.
 
     """
@@ -50,6 +124,7 @@ class RoundRequest:
     train: bool
     splits: tuple[str, ...]
     final: bool = False
+    agreement: str = ""
     shared: FlatTree
 
     def pack(self) -> bytes:
@@ -61,6 +136,7 @@ class RoundRequest:
     def parse(cls, header: Mapping[str, object], shared: FlatTree) -> Self:
         """Return the request in a message. Raise if it is none."""
         kinds = {"roster": str, "client": int, "round": int, "accepted": int, "train": bool, "splits": list, "final": bool}
+        kinds["agreement"] = str
         for key, kind in kinds.items():
             if type(header.get(key)) is not kind:
                 raise GpflError(f"the request has {key} = {header.get(key)!r}: it is not of this version of gpfl")
@@ -94,6 +170,7 @@ class RoundReply:
     def unpack(cls, payload: bytes) -> Self:
         """Return the reply in a message. Raise if it is none."""
         upload, header = unpack_tensors(payload, "the reply")
+        check_refusal(header)
         terms, scores, seconds = (header.get(key) for key in ("terms", "scores", "seconds"))
         if not isinstance(terms, dict) or not all(isinstance(value, float) for value in terms.values()):
             raise GpflError("the reply has no loss terms")

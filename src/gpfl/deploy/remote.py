@@ -76,6 +76,7 @@ class Remote(Engine):
         self._replies: tuple[int, dict[int, RoundReply]] = (-1, {})  # of the last round that was asked for
         self._errors: dict[int, str] = {}
         self._traffic: dict[str, list[int]] = {}
+        self._agreed: set[int] = set()  # clients that have the roster
         self._records = self._read_records()
 
     # The coordinator's side of the engine interface.
@@ -170,6 +171,7 @@ class Remote(Engine):
                 train=client in cohort,
                 splits=splits,
                 final=final,
+                agreement="" if client in self._agreed else self._roster.to_json(),
                 shared=flat,
             ).pack()
             for client in (range(len(self.federation)) if evaluate else cohort)
@@ -184,6 +186,7 @@ class Remote(Engine):
                 if answer is None or answer.error:
                     raise GpflError(answer.error if answer else "no reply before the deadline")
                 replies[client] = RoundReply.unpack(answer.payload)
+                self._agreed.add(client)
             except GpflError as error:
                 self._errors[client] = str(error)
                 self._log(f"round {round}: {self._name(client)}: {error}")

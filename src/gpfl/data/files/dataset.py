@@ -35,6 +35,7 @@ class FileDataset(ColumnOptions, DataSource):
     """Your own files."""
 
     path: Path
+    classes: tuple[str, ...] = ()  # declared classes, in order; () = those in the files
 
     image_size: int = option(0, "resize images to this many pixels a side; 0: keep their common size", min=0, max=1024)
 
@@ -86,7 +87,9 @@ class FileDataset(ColumnOptions, DataSource):
         clients, hint = read_clients(rows, roles)
         splits = read_splits(rows, roles)
         groups = read_names(rows, roles.group) if roles.group else None
-        if samples.encoder is None:
+        if self.classes:
+            labels, classes = read_labels(rows, roles.label, self.classes, "the data card")
+        elif samples.encoder is None:
             labels, classes = read_labels(rows, roles.label, samples.classes)
         else:  # folders of classes
             labels, classes = encode_classes(roles.label, rows.columns[roles.label])

@@ -1,0 +1,150 @@
+"""Make the folders of a deployment: one for the coordinator and one for each site, with keys, data card and policy."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gpfl.core.options import options_of
+from gpfl.deploy import keys
+from gpfl.deploy.card import DataCard
+from gpfl.deploy.policy import Policy
+from gpfl.deploy.server import DEPLOYMENT
+from gpfl.deploy.worker import CARD, CARD_SIGNATURE, POLICY, SIGNING_KEY, SITE
+from gpfl.errors import GpflError
+from gpfl.io import files, toml
+from gpfl.training.run_dir import make_empty_folder
+
+FLWR_RANGE = "flwr>=1.41,<1.43"
+PORT = 8443
+
+APP = f"""[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "gpfl"
+version = "1.0.0"
+description = "Personalised federated learning; the code is in the package gpfl, which every site installs itself"
+license = {{ file = "LICENSE" }}
+dependencies = ["{FLWR_RANGE}"]
+
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+
+[tool.flwr.app]
+publisher = "gpfl"
+fab-format-version = 1
+flwr-version-target = "1.41.0"
+fab-include = ["LICENSE"]
+
+[tool.flwr.app.components]
+serverapp = "gpfl.deploy.flower:server_app"
+clientapp = "gpfl.deploy.flower:client_app"
+
+[tool.flwr.app.config]
+folder = ""
+"""
+"""The app that Flower sends to sites. It holds no code: its components are in the installed package."""
+
+LICENSE = "Licensed under the Apache License, Version 2.0: https://www.apache.org/licenses/LICENSE-2.0\n"
+
+GPFL_UPLOADS = """
+The run trains GPFL. A single upload of GPFL's conditional valve tells the coordinator this site's label proportions exactly,
+in any round: the update of its weights spans the mean of the class embeddings weighted by these proportions. A secure sum
+hides single uploads. Deployments of this version have none, so with secure_sum = true this site trains nothing. Set it to
+false if the coordinator may know how frequent each class is here.
+""".strip()
+
+
+def make_deployment(
+    folder: Path,
+    card: DataCard,
+    names: Sequence[str],
+    *,
+    port: int = PORT,
+    policy: Mapping[str, object] | None = None,
+    settings: Mapping[str, object] | None = None,
+) -> None:
+    """Make the folders of a deployment, all or none.
+
+    Args:
+        folder: New folder, for `coordinator` and `sites/NAME`.
+        card: The data card.
+        names: Host names and addresses of the server; sites connect to the first.
+        port: Port of the server.
+        policy: Rules of the sites' policies besides those made from the card.
+        settings: Further settings of the coordinator, such as `min_clients` and `deadline`.
+
+    """
+    make_empty_folder(folder)
+    temporary = Path(tempfile.mkdtemp(dir=folder, prefix=".new-"))
+    try:
+        _write_coordinator(temporary / "coordinator", card, names, port, settings or {})
+        for site in card.sites:
+            _write_site(temporary / "sites" / site, temporary / "coordinator", card, site, f"{names[0]}:{port}", policy or {})
+        for each in ("coordinator", "sites"):
+            (temporary / each).rename(folder / each)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def draft_policy(card: DataCard) -> dict[str, object]:
+    """Return the rules that follow from a data card."""
+    method, rounds = str(card.config.get("method", {}).get("name", "gpfl")), card.config.get("train", {}).get("rounds", 100)
+    return {"card": card.digest, "methods": [method], "max_rounds": rounds, "min_samples": 10, "secure_sum": method == "gpfl"}
+
+
+def format_policy(rules: Mapping[str, object]) -> str:
+    """Return the text of a policy file with a comment for every rule."""
+    defaults = vars(Policy())
+    lines = [
+        "# What may leave this site. The site's worker enforces it, whatever the coordinator asks; see docs/deploy.md.",
+        "",
+    ]
+    for key, rule in options_of(Policy).items():
+        value = rules.get(key, defaults[key])
+        lines += [f"# {rule.help}"]
+        if key == "secure_sum" and value:
+            lines += [f"# {line}" for line in GPFL_UPLOADS.splitlines()]
+        lines += [f"{key} = {toml.format_value(value)}", ""]
+    return "\n".join(lines)
+
+
+def _write_coordinator(folder: Path, card: DataCard, names: Sequence[str], port: int, settings: Mapping[str, object]) -> None:
+    folder.mkdir()
+    keys.make_ca(folder / "certs", card.run)
+    keys.make_server_certificate(folder / "certs", names)
+    keys.make_signing_key(folder)
+    text = card.to_toml()
+    files.write_text(folder / CARD, text)
+    signature = keys.sign(text.encode(), folder / "signing.key")[: keys.SIGNATURE_BYTES]
+    files.write_text(folder / CARD_SIGNATURE, signature.hex() + "\n")
+    content = {
+        "names": list(names),
+        "port": port,
+        "min_clients": len(card.sites),
+        "deadline": 600.0,
+        "connect": 60.0,
+        **settings,
+    }
+    files.write_text(folder / DEPLOYMENT, toml.dump(content))
+    files.write_text(folder / "app" / "pyproject.toml", APP)
+    files.write_text(folder / "app" / "LICENSE", LICENSE)
+
+
+def _write_site(folder: Path, coordinator: Path, card: DataCard, site: str, server: str, policy: Mapping[str, object]) -> None:
+    if Path(site).name != site or site.startswith("."):
+        raise GpflError(f"the site name '{site}' names a folder: use letters, digits and -")
+    folder.mkdir(parents=True)
+    folder.chmod(0o750)
+    keys.make_node_key(folder)
+    files.write_text(folder / SITE, toml.dump({"name": site, "server": server, "data": "data"}))
+    for name in (CARD, CARD_SIGNATURE, SIGNING_KEY):
+        shutil.copy(coordinator / name, folder / name)
+    shutil.copy(coordinator / "certs" / "ca.crt", folder / "ca.crt")
+    files.write_text(folder / POLICY, format_policy({**draft_policy(card), **policy}))
+    (coordinator / "sites").mkdir(exist_ok=True)
+    shutil.copy(folder / "node.pub", coordinator / "sites" / f"{site}.pub")

@@ -1,0 +1,168 @@
+"""The coordinator's side: its folder, the exchange before round 0, and the run."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from gpfl.data.preprocessing import ClientStatistics
+from gpfl.deploy import keys
+from gpfl.deploy.card import DataCard
+from gpfl.deploy.coordinator import coordinate
+from gpfl.deploy.messages import Answer, Description, Transport, pack_describe
+from gpfl.deploy.worker import CARD, versions
+from gpfl.errors import GpflError
+from gpfl.io import files, toml
+from gpfl.training.round_loop import RunOutcome
+
+DEPLOYMENT, NODES = "deployment.toml", "nodes.json"
+"""Files of the coordinator's folder: settings, and the node of each site."""
+
+Connect = Callable[[Mapping[int, int], float, float, int], Transport]
+"""Returns the transport to nodes by client, with deadline, seconds to wait for connections, and clients needed."""
+
+
+@dataclass(frozen=True)
+class CoordinatorFolder:
+    """The folder of a coordinator."""
+
+    path: Path
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """Content of deployment.toml."""
+        return toml.read(self.path / DEPLOYMENT)
+
+    @property
+    def card(self) -> DataCard:
+        """The data card."""
+        return DataCard.from_toml(self.path / CARD)
+
+    @property
+    def run(self) -> Path:
+        """Folder of the run."""
+        return self.path / "runs" / self.card.run
+
+    @property
+    def log(self) -> Path:
+        """Log of the run, beside its folder."""
+        return self.path / "log" / f"{self.card.run}.log"
+
+    def nodes(self) -> dict[int, int]:
+        """Return the node of each client. Raise if a site has none."""
+        numbers = files.read_json(self.path / NODES, "register the sites with gpfl deploy server") if self._has_nodes else {}
+        lacking = [site for site in self.card.sites if site not in numbers]
+        if lacking:
+            raise GpflError(
+                f"no node key is registered for {', '.join(lacking)}: start gpfl deploy server, which registers them"
+            )
+        return {client: int(str(numbers[site])) for client, site in enumerate(self.card.sites)}
+
+    def number(self, key: str, default: float) -> float:
+        """Return a number of deployment.toml."""
+        value = self.settings.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+            raise GpflError(f"{self.path / DEPLOYMENT}: {key} is {value!r}; it must be a number, at least 0")
+        return float(value)
+
+    @property
+    def _has_nodes(self) -> bool:
+        return (self.path / NODES).exists()
+
+
+def run_coordinator(path: Path, connect: Connect) -> RunOutcome:
+    """Run to the end, resuming if the run has started, and return the outcome."""
+    folder = CoordinatorFolder(path)
+    folder.log.parent.mkdir(parents=True, exist_ok=True)
+    with folder.log.open("a", encoding="utf-8", buffering=1) as file:
+
+        def log(text: str) -> None:
+            _write_line(file, text)
+
+        try:
+            min_clients = int(folder.number("min_clients", 1))
+            transport = connect(folder.nodes(), folder.number("deadline", 600), folder.number("connect", 60), min_clients)
+            signed = _signed(transport, path / "signing.key")
+            log(f"coordinator of run '{folder.card.run}' started, gpfl {versions()['gpfl']}, torch {versions()['torch']}")
+            descriptions = load_descriptions(folder) or describe_sites(folder, signed, log)
+            statistics = {site: ClientStatistics.from_dict(each.statistics) for site, each in descriptions.items()}
+            roster = folder.card.roster(descriptions)
+            outcome = coordinate(
+                roster,
+                signed,
+                folder.run,
+                statistics=statistics if roster.preprocessing else None,
+                min_clients=min_clients,
+                log=log,
+            )
+        except GpflError as error:
+            log(f"stopped: {error}")
+            raise
+        log(f"finished: accuracy {outcome.summary['selected_accuracy']:.4f} at round {outcome.summary['selected_round']}")
+        return outcome
+
+
+def describe_sites(
+    folder: CoordinatorFolder, transport: Transport, log: Callable[[str], None], attempts: int = 3
+) -> dict[str, Description]:
+    """Ask all sites what they say of their samples, and keep it for a resumed run. Raise if one does not answer."""
+    sites, found, errors = folder.card.sites, dict[str, Description](), dict[str, str]()
+    message = pack_describe(folder.card.digest, versions())
+    for _ in range(attempts):
+        missing = [client for client, site in enumerate(sites) if site not in found]
+        answers = transport(dict.fromkeys(missing, message))
+        for client in missing:
+            answer = answers.get(client, Answer(error="no reply before the deadline"))
+            try:
+                if answer.error:
+                    raise GpflError(answer.error)
+                found[sites[client]] = Description.unpack(answer.payload)
+            except GpflError as error:
+                errors[sites[client]] = str(error)
+                log(f"before round 0: {sites[client]}: {error}")
+        if len(found) == len(sites):
+            log(f"before round 0: all {len(sites)} sites described their samples")
+            content = {site: {"sizes": found[site].sizes, "statistics": dict(found[site].statistics)} for site in sites}
+            files.write_text(
+                _descriptions_path(folder), json.dumps({"card": folder.card.digest, "sites": content}, indent=1) + "\n"
+            )
+            return found
+    reasons = "; ".join(f"{site}: {errors[site]}" for site in sites if site not in found)
+    raise GpflError(f"run '{folder.card.run}' cannot start ({reasons}): make these sites ready, then run again")
+
+
+def load_descriptions(folder: CoordinatorFolder) -> dict[str, Description]:
+    """Return what sites said of their samples when the run started; empty if it has not."""
+    path = _descriptions_path(folder)
+    if not path.exists():
+        return {}
+    content = files.read_json(path, "restore it, or start a new run")
+    if content.get("card") != folder.card.digest:
+        raise GpflError(f"the data card has changed since run '{folder.card.run}' started: give the new run another name")
+    sites = content["sites"]
+    assert isinstance(sites, dict)
+    return {
+        site: Description(sizes=(each["sizes"][0], each["sizes"][1], each["sizes"][2]), statistics=each["statistics"])
+        for site, each in sites.items()
+    }
+
+
+def _descriptions_path(folder: CoordinatorFolder) -> Path:
+    return folder.path / "state" / f"{folder.card.run}-descriptions.json"
+
+
+def _signed(transport: Transport, key: Path) -> Transport:
+    def send(messages: Mapping[int, bytes]) -> Mapping[int, Answer]:
+        return transport({client: keys.sign(message, key) for client, message in messages.items()})
+
+    return send
+
+
+def _write_line(file: TextIO, text: str) -> None:
+    line = f"{datetime.datetime.now().astimezone().isoformat(timespec='seconds')} {text}"
+    print(line, flush=True)
+    file.write(line + "\n")

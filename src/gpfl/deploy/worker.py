@@ -1,0 +1,209 @@
+"""A site's worker: the process that alone reads the site's data and private state, and decides what leaves the site.
+
+Flower's SuperNode, which talks to the coordinator, hands it requests over a socket in the file system. Both may belong to
+different users of the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import gpfl
+from gpfl.deploy import keys
+from gpfl.deploy.card import DataCard, describe_site
+from gpfl.deploy.messages import RefusedError, RoundRequest, pack_refusal
+from gpfl.deploy.policy import Policy
+from gpfl.deploy.roster import Roster
+from gpfl.deploy.site import Site
+from gpfl.deploy.socket import receive, send, socket_path
+from gpfl.errors import GpflError
+from gpfl.io import files, toml
+from gpfl.io.tensors import unpack_tensors
+
+SITE, CARD, POLICY, ACCEPTED = "site.toml", "card.toml", "outbound.toml", "accepted"
+"""Files of a site's folder: its name and data, the data card, its policy, and the digest of the card that it accepts."""
+CARD_SIGNATURE, SIGNING_KEY = "card.sig", "signing.pub"
+"""Files of a site's folder: the coordinator's signature of the card, and the key by which signatures are checked."""
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that must be equal everywhere: results of other versions may differ in their last bits."""
+    return {"gpfl": gpfl.__version__, "torch": torch.__version__.partition("+")[0]}
+
+
+@dataclass(frozen=True)
+class SiteFolder:
+    """The folder of a site."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """Name of the site."""
+        return self._value("name")
+
+    @property
+    def data(self) -> Path:
+        """Path of the site's data."""
+        path = Path(self._value("data"))
+        return path if path.is_absolute() else self.path / path
+
+    @property
+    def card(self) -> DataCard:
+        """The data card. Raise if it is not the one that the coordinator signed."""
+        try:
+            signature = bytes.fromhex((self.path / CARD_SIGNATURE).read_text(encoding="ascii"))
+            keys.verify(signature + (self.path / CARD).read_bytes(), self.path / SIGNING_KEY)
+        except (OSError, ValueError, GpflError):
+            raise GpflError(f"{self.path / CARD} is not the data card that the coordinator signed: ask for it again") from None
+        return DataCard.from_toml(self.path / CARD)
+
+    @property
+    def accepted(self) -> str:
+        """Digest of the card that the site has accepted, or ""."""
+        path = self.path / ACCEPTED
+        return path.read_text(encoding="utf-8").strip() if path.exists() else ""
+
+    def accept(self) -> None:
+        """Accept the data card."""
+        files.write_text(self.path / ACCEPTED, self.card.digest + "\n")
+
+    def _value(self, key: str) -> str:
+        value = toml.read(self.path / SITE).get(key)
+        if not isinstance(value, str) or not value:
+            raise GpflError(f'{self.path / SITE} has no {key}: set it, such as {key} = "…"')
+        return value
+
+
+class Worker:
+    """The site's side of a deployment.
+
+    Args:
+        folder: The site's folder.
+        log: Called with a line for each event.
+        secret: Returns the key of a round's defence noise; by default one from the operating system.
+
+    """
+
+    def __init__(
+        self, folder: SiteFolder, log: Callable[[str], None] = lambda line: None, secret: Callable[[], bytes] | None = None
+    ) -> None:
+        self.folder, self._log, self._secret = folder, log, secret
+        self.card, self.policy = folder.card, Policy.read(folder.path / POLICY)
+        self.name = folder.name
+        self._data = self.card.read(self.name, folder.data, folder.path)
+        self._description = describe_site(self._data)
+        self._site: Site | None = None
+
+    def answer(self, signed: bytes) -> bytes:
+        """Return the reply to a request. Never raise: what goes wrong is logged here and only named there."""
+        start = time.perf_counter()
+        try:
+            reply, text = self._handle(signed)
+        except RefusedError as error:
+            self._log(f"refused: {error}")
+            return pack_refusal(error.code, error.rule)
+        except Exception:
+            self._log(f"failed: {traceback.format_exc()}")
+            return pack_refusal("failed")
+        self._log(f"{text}: {len(reply):,} bytes sent after {time.perf_counter() - start:.2f} s")
+        return reply
+
+    def _handle(self, signed: bytes) -> tuple[bytes, str]:
+        try:
+            message = keys.verify(signed, self.folder.path / SIGNING_KEY)
+        except GpflError as error:
+            raise RefusedError("signature", str(error)) from None
+        if self.folder.accepted != self.card.digest:
+            raise RefusedError("card", "the data card is not accepted: gpfl deploy site check --accept")
+        tensors, header = unpack_tensors(message, "the request")
+        if header.get("kind") == "describe":
+            return self._describe(header), "samples described"
+        request = RoundRequest.parse(header, tensors)
+        site = self._open_site(request)
+        reply = site.run_round(self.policy.check_request(request, site))
+        content = reply.pack()
+        self.policy.check_reply(reply, len(content), site, request)
+        done = [*(f"{split} evaluated" for split in request.splits), *(["trained"] if request.train else [])]
+        return content, f"round {request.round}: {', '.join(done) or 'nothing'}{', model kept' if request.final else ''}"
+
+    def _describe(self, header: Mapping[str, object]) -> bytes:
+        if header.get("card") != self.card.digest:
+            raise RefusedError("card", f"the coordinator has another data card than {self.folder.path / CARD}")
+        if header.get("versions") != versions():
+            raise RefusedError(
+                "version", f"the coordinator has {header.get('versions')}, this site {versions()}: install the same"
+            )
+        self.policy.check_description(self._description, self.card)
+        return self._description.pack()
+
+    def _open_site(self, request: RoundRequest) -> Site:
+        if self._site is not None and self._site.roster.digest == request.roster:
+            return self._site
+        folder = self.folder.path / "state" / request.roster[:16]
+        path = folder / "roster.json"
+        text = request.agreement or (path.read_text(encoding="utf-8") if path.exists() else "")
+        if not text:
+            raise RefusedError("roster", "the request is for a roster that this site has never seen")
+        roster = Roster.from_json(text)
+        if roster.digest != request.roster:
+            raise RefusedError("roster", "the request is for another roster than the one in it")
+        try:
+            self.card.check_roster(roster, self.name, self._description)
+        except GpflError as error:
+            raise RefusedError("roster", str(error)) from None
+        files.write_text(path, text)
+        site = Site(roster, self.name, self._data, folder, *([self._secret] if self._secret else []))
+        self._site = site
+        return site
+
+    def model_site(self) -> Site:
+        """Return the site of the run that it took part in last."""
+        states = sorted((self.folder.path / "state").glob("*/shared.safetensors"), key=lambda path: path.stat().st_mtime)
+        if not states:
+            raise GpflError(f"site '{self.name}' has taken part in no run yet: wait for round 0")
+        roster = Roster.from_json((states[-1].parent / "roster.json").read_text(encoding="utf-8"))
+        return Site(roster, self.name, self._data, states[-1].parent)
+
+
+def serve(worker: Worker, stop: Callable[[], bool] = lambda: False) -> None:
+    """Answer requests on the site's socket, one at a time, until `stop` says so."""
+    path = socket_path(worker.folder.path)
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as server:
+        mask = os.umask(0o117)  # owner and group
+        try:
+            server.bind(str(path))
+        finally:
+            os.umask(mask)
+        server.listen()
+        server.settimeout(0.5)
+        try:
+            while not stop():
+                try:
+                    connection, _ = server.accept()
+                except TimeoutError:
+                    continue
+                with connection:
+                    connection.settimeout(60)
+                    try:
+                        send(connection, worker.answer(receive(connection)))
+                    except (OSError, EOFError):
+                        continue  # the SuperNode has gone; its request comes again
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def describe_environment(worker: Worker) -> str:
+    """Return a line for the log."""
+    return json.dumps({"site": worker.name, **versions(), "python": platform.python_version(), "card": worker.card.digest[:12]})

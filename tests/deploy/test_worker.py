@@ -1,0 +1,247 @@
+"""Workers of sites and the coordinator on their folders, called directly: data card, signatures, policy, and equal results."""
+
+from __future__ import annotations
+
+import json
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import deployment as d
+import pytest
+from direct_sites import assert_equal
+
+from gpfl.errors import GpflError
+
+pytest.importorskip("cryptography", reason="needs gpfl[flower]")
+
+from gpfl.deploy import keys
+from gpfl.deploy.init import make_deployment
+from gpfl.deploy.messages import Answer, Description, RoundReply, Transport, pack_describe
+from gpfl.deploy.server import CoordinatorFolder, run_coordinator
+from gpfl.deploy.socket import ask_worker, socket_path
+from gpfl.deploy.worker import SiteFolder, Worker, serve, versions
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CoordinatorFolder, "nodes", lambda self: {0: 11, 1: 12, 2: 13})
+
+
+@pytest.mark.usefixtures("nodes")
+def test_deployed_from_files_equals_simulated(tmp_path: Path) -> None:
+    card = d.make(tmp_path)
+    workers = d.make_workers(tmp_path)
+    outcome = run_coordinator(tmp_path / "d" / "coordinator", d.connect_directly(workers))
+    expected = d.simulate_files(tmp_path, card)
+    assert_equal(outcome.last.shared, expected.outcome.last.shared)
+    assert [r["client_accuracies"] for r in outcome.history] == [r["client_accuracies"] for r in expected.history]
+    for worker, model in zip(workers, expected.clients, strict=True):
+        own = worker.model_site().model()
+        assert_equal(own.weights, model.weights)
+        assert own.preprocessor == model.preprocessor
+    run = tmp_path / "d" / "coordinator" / "runs" / "test"
+    assert json.loads((run / "summary.json").read_text())["rounds"] == 2
+    assert (run / "preprocessing.json").exists()
+    assert "finished: accuracy" in CoordinatorFolder(tmp_path / "d" / "coordinator").log.read_text()
+
+
+@pytest.mark.usefixtures("nodes")
+def test_one_changed_cell_changes_the_result(tmp_path: Path) -> None:
+    card = d.make(tmp_path)
+    expected = d.simulate_files(tmp_path, card)
+    data = tmp_path / "d" / "sites" / "east" / "data" / "rows.csv"
+    site = SiteFolder(data.parents[1])
+    row = 1 + int(site.card.read(site.name, site.data, site.path).shard.train[0])
+    lines = data.read_text().splitlines()
+    lines[row] = ",".join([*lines[row].split(",")[:2], "119.0", *lines[row].split(",")[3:]])
+    data.write_text("\n".join(lines) + "\n")
+    outcome = run_coordinator(tmp_path / "d" / "coordinator", d.connect_directly(d.make_workers(tmp_path)))
+    with pytest.raises(AssertionError):
+        assert_equal(outcome.last.shared, expected.outcome.last.shared)
+    (tmp_path / "pooled" / "east.csv").write_bytes(data.read_bytes())
+    assert_equal(outcome.last.shared, d.simulate_files(tmp_path, card).outcome.last.shared)
+
+
+def describe(worker: Worker, folder: Path) -> bytes:
+    message = pack_describe(worker.card.digest, versions())
+    return worker.answer(keys.sign(message, folder / "d" / "coordinator" / "signing.key"))
+
+
+def test_a_site_answers_only_signed_requests(tmp_path: Path) -> None:
+    d.make(tmp_path)
+    log: list[str] = []
+    worker = d.make_workers(tmp_path, log.append)[0]
+    assert Description.unpack(describe(worker, tmp_path)).sizes == (42, 0, 18)
+    keys.make_signing_key(tmp_path / "other")
+    message = pack_describe(worker.card.digest, versions())
+    for signed in (keys.sign(message, tmp_path / "other" / "signing.key"), message, b""):
+        with pytest.raises(GpflError, match="not signed by the coordinator"):
+            Description.unpack(worker.answer(signed))
+    assert sum(line.startswith("refused") for line in log) == 3
+
+
+def test_a_site_answers_only_under_the_card_and_versions_it_accepted(tmp_path: Path) -> None:
+    d.make(tmp_path)
+    worker = d.make_workers(tmp_path)[0]
+    key = tmp_path / "d" / "coordinator" / "signing.key"
+    with pytest.raises(GpflError, match="data card"):
+        Description.unpack(worker.answer(keys.sign(pack_describe("0" * 64, versions()), key)))
+    with pytest.raises(GpflError, match="another version"):
+        Description.unpack(worker.answer(keys.sign(pack_describe(worker.card.digest, {"gpfl": "0.0.1"}), key)))
+    (worker.folder.path / "accepted").unlink()
+    with pytest.raises(GpflError, match="not accepted the data card"):
+        Description.unpack(describe(worker, tmp_path))
+
+
+def test_a_changed_card_is_not_the_signed_one(tmp_path: Path) -> None:
+    d.make(tmp_path)
+    card = tmp_path / "d" / "sites" / "east" / "card.toml"
+    card.write_text(card.read_text().replace('"ill", "well"', '"well", "ill"'))
+    with pytest.raises(GpflError, match="not the data card that the coordinator signed"):
+        d.make_workers(tmp_path)
+
+
+DATA_FAULTS: dict[str, tuple[Callable[[str], str], str]] = {
+    "class": (lambda text: text.replace(",well", ",healthy", 1), "'healthy'.*not among the classes"),
+    "column": (lambda text: text.replace("chol", "cholesterol", 1), "declares column 'chol'"),
+}
+
+
+@pytest.mark.parametrize("name", DATA_FAULTS)
+def test_data_that_do_not_fit_the_card_are_named_in_the_sites_terms(name: str, tmp_path: Path) -> None:
+    d.make(tmp_path)
+    change, reason = DATA_FAULTS[name]
+    data = tmp_path / "d" / "sites" / "east" / "data" / "rows.csv"
+    data.write_text(change(data.read_text()))
+    with pytest.raises(GpflError, match=reason):
+        d.make_workers(tmp_path)
+
+
+POLICIES: dict[str, tuple[dict[str, object], str]] = {
+    "card": ({"card": "0" * 64}, "card"),
+    "methods": ({"methods": ["fedavg"]}, "methods"),
+    "keys": ({"keys": ["base.*"]}, "keys"),
+    "max_shape": ({"max_shape": [4, 4]}, "max_shape"),
+    "max_bytes": ({"max_bytes": 1000}, "max_bytes"),
+    "max_rounds": ({"max_rounds": 1}, "max_rounds"),
+    "max_norm": ({"max_norm": 1e-6}, "max_norm"),
+    "min_samples": ({"min_samples": 43}, "min_samples"),
+    "statistics": ({"statistics": False}, "statistics"),
+    "scores": ({"scores": False}, "scores"),
+    "secure_sum": ({"secure_sum": True}, "secure_sum"),
+    "min_noise": ({"min_noise": 0.5}, "min_noise"),
+    "max_clip": ({"max_clip": 1.0}, "max_clip"),
+    "max_epsilon": ({"max_epsilon": 8.0}, "max_epsilon"),
+}
+
+
+@pytest.mark.usefixtures("nodes")
+@pytest.mark.parametrize("rule", POLICIES)
+def test_the_policy_of_a_site_refuses_whatever_the_coordinator_asks(rule: str, tmp_path: Path) -> None:
+    rules, reason = POLICIES[rule]
+    d.make(tmp_path, policy={**d.POLICY, **rules})
+    log: list[str] = []
+    workers = d.make_workers(tmp_path, log.append)
+    with pytest.raises(GpflError, match=rf"the site's policy refuses it \({reason}\)"):
+        run_coordinator(tmp_path / "d" / "coordinator", d.connect_directly(workers))
+    assert any(f"outbound.{reason}" in line for line in log)
+    assert reason in CoordinatorFolder(tmp_path / "d" / "coordinator").log.read_text()
+
+
+def test_without_a_policy_nothing_leaves(tmp_path: Path) -> None:
+    d.make(tmp_path)
+    (tmp_path / "d" / "sites" / "east" / "outbound.toml").unlink()
+    with pytest.raises(GpflError, match="without a policy nothing leaves"):
+        d.make_workers(tmp_path)
+
+
+@pytest.mark.usefixtures("nodes")
+def test_the_text_of_an_exception_stays_at_the_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    d.make(tmp_path)
+    log: list[str] = []
+    workers = d.make_workers(tmp_path, log.append)
+
+    def fail(*arguments: object) -> RoundReply:
+        raise ValueError("patient 7 has chol 812")
+
+    monkeypatch.setattr("gpfl.deploy.site.Site.run_round", fail)
+    with pytest.raises(GpflError, match="the reason is in the site's log") as caught:
+        run_coordinator(tmp_path / "d" / "coordinator", d.connect_directly(workers))
+    assert "patient 7" not in str(caught.value) + CoordinatorFolder(tmp_path / "d" / "coordinator").log.read_text()
+    assert any("patient 7" in line for line in log)
+
+
+@pytest.mark.usefixtures("nodes")
+def test_what_leaves_a_site_by_key_and_bytes(tmp_path: Path) -> None:
+    d.make(tmp_path)
+    workers, sent = d.make_workers(tmp_path), list[bytes]()
+
+    def connect(*arguments: object) -> Transport:
+        def send(messages: dict[int, bytes]) -> dict[int, Answer]:
+            replies = {client: workers[client].answer(message) for client, message in messages.items()}
+            sent.append(replies[0])
+            return {client: Answer(reply) for client, reply in replies.items()}
+
+        return send  # type: ignore[return-value]
+
+    run_coordinator(tmp_path / "d" / "coordinator", connect)
+    described, *rounds = sent
+    assert set(Description.unpack(described).statistics) == {"age", "chol", "pain"}
+    assert len(described) < 1000
+    uploads = [RoundReply.unpack(each).upload for each in rounds]
+    site = workers[0].model_site()
+    expected = {path for path in uploads[0] if not path.startswith("head")}
+    assert [set(upload) for upload in uploads] == [expected, expected, set(), set()]
+    numbers = 4 * sum(tensor.numel() for tensor in uploads[0].values())
+    assert numbers < len(rounds[0]) < numbers + 2500
+    assert {path.split(".")[0] for path in site.load_private(2)} & {path.split(".")[0] for path in uploads[0]} == set()
+
+
+@pytest.mark.usefixtures("nodes")
+def test_a_run_whose_site_was_not_ready_starts_later(tmp_path: Path) -> None:
+    card = d.make(tmp_path)
+    folder = tmp_path / "d" / "coordinator"
+    workers = d.make_workers(tmp_path)
+    (workers[1].folder.path / "accepted").unlink()
+    with pytest.raises(GpflError, match=r"cannot start \(north: the site has not accepted the data card"):
+        run_coordinator(folder, d.connect_directly(workers))
+    workers[1].folder.accept()
+    outcome = run_coordinator(folder, d.connect_directly(workers))
+    assert_equal(outcome.last.shared, d.simulate_files(tmp_path, card).outcome.last.shared)
+
+
+def test_private_keys_are_private(tmp_path: Path) -> None:
+    d.make(tmp_path)
+    paths = [path for path in (tmp_path / "d").rglob("*") if path.suffix == ".key"]
+    assert len(paths) == 3 + 3  # CA, server, signing; one for each site
+    assert {stat.S_IMODE(path.stat().st_mode) for path in paths} == {0o600}
+    assert not list((tmp_path / "d" / "coordinator").rglob("node.key"))
+
+
+def test_a_worker_answers_on_its_socket(tmp_path: Path) -> None:
+    d.make(tmp_path)
+    worker = d.make_workers(tmp_path)[0]
+    stop = threading.Event()
+    thread = threading.Thread(target=serve, args=(worker, stop.is_set))
+    thread.start()
+    try:
+        path = socket_path(worker.folder.path)
+        while not path.exists():
+            stop.wait(0.01)
+        message = keys.sign(pack_describe(worker.card.digest, versions()), tmp_path / "d" / "coordinator" / "signing.key")
+        assert Description.unpack(ask_worker(str(path), message)).sizes == (42, 0, 18)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o660
+    finally:
+        stop.set()
+        thread.join()
+    assert not path.exists()
+
+
+def test_folders_are_not_overwritten(tmp_path: Path) -> None:
+    d.make(tmp_path)
+    before = (tmp_path / "d" / "coordinator" / "signing.key").read_bytes()
+    with pytest.raises(GpflError, match="nothing is overwritten"):
+        make_deployment(tmp_path / "d", SiteFolder(tmp_path / "d" / "sites" / "east").card, ["localhost"])
+    assert (tmp_path / "d" / "coordinator" / "signing.key").read_bytes() == before

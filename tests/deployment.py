@@ -1,0 +1,93 @@
+"""A deployment of three hospitals in one folder, and the simulation on the same files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from direct_sites import SECRET, Sections, simulate
+from patients import make_rows, write_rows
+
+import gpfl
+from gpfl.deploy.card import DataCard
+from gpfl.deploy.init import make_deployment
+from gpfl.deploy.messages import Answer, Transport
+from gpfl.deploy.server import Connect
+from gpfl.deploy.worker import SiteFolder, Worker
+from gpfl.training.result import Result
+
+SITES = ("east", "north", "south")
+COLUMNS = ("chol", "pain", "age", "outcome")
+SCHEMA = """label = "outcome"
+classes = ["ill", "well"]
+[[column]]
+name = "age"
+low = 0.0
+high = 120.0
+[[column]]
+name = "chol"
+low = 0.0
+high = 700.0
+[[column]]
+name = "pain"
+kind = "categorical"
+categories = ["absent", "atypical", "typical"]
+"""
+CONFIG: Sections = {
+    "run": {"seed": 3},
+    "method": {"name": "gpfl"},
+    "net": {"name": "mlp", "hidden": [8]},
+    "train": {"rounds": 2, "lr": 0.1},
+    "data": {"missing": "mean", "missing_indicator": True},
+    "partition": {"test_fraction": 0.3, "seed": 5},
+}
+POLICY: Mapping[str, object] = {"secure_sum": False}
+
+
+def write_data(folder: Path) -> Path:
+    """Write one file for each hospital, and return the schema."""
+    rows = make_rows()
+    for k, site in enumerate(SITES):
+        write_rows(folder / f"{site}.csv", rows[k::3], COLUMNS)
+    schema = folder.parent / "schema.toml"
+    schema.write_text(SCHEMA)
+    return schema
+
+
+def make(folder: Path, config: Sections | None = None, policy: Mapping[str, object] = POLICY) -> DataCard:
+    """Make a deployment of `folder/d` whose sites have accepted the card."""
+    (folder / "pooled").mkdir(parents=True)
+    sections = {**CONFIG, **(config or {})}
+    sections["data"] = {**sections["data"], "schema": str(write_data(folder / "pooled"))}
+    card = DataCard.make("test", SITES[::-1], sections)
+    make_deployment(folder / "d", card, ["localhost", "127.0.0.1"], policy=policy)
+    for site in SITES:
+        data = folder / "d" / "sites" / site / "data"
+        data.mkdir()
+        (data / "rows.csv").write_bytes((folder / "pooled" / f"{site}.csv").read_bytes())
+        SiteFolder(data.parent).accept()
+    return card
+
+
+def make_workers(folder: Path, log: Callable[[str], None] = lambda line: None) -> list[Worker]:
+    """Return the workers of all sites."""
+    return [Worker(SiteFolder(folder / "d" / "sites" / site), log, lambda: SECRET) for site in SITES]
+
+
+def connect_directly(workers: list[Worker]) -> Connect:
+    """Return a transport that calls workers."""
+
+    def connect(nodes: Mapping[int, int], deadline: float, patience: float, min_clients: int) -> Transport:
+        return lambda messages: {client: Answer(workers[client].answer(message)) for client, message in messages.items()}
+
+    return connect
+
+
+def simulate_files(folder: Path, card: DataCard) -> Result:
+    """Return the simulation on the files of all sites."""
+    federation = gpfl.federate(
+        folder / "pooled",
+        schema=str(folder / "schema.toml"),
+        **{**card.reading, **card.split},  # type: ignore[arg-type]
+    )
+    return simulate(federation, card.config)
