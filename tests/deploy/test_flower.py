@@ -156,5 +156,3 @@ def test_the_client_app_imports_no_torch() -> None:
 def test_flower_is_imported_in_one_module() -> None:
     texts = {path.name: path.read_text() for path in Path(gpfl.__file__).parent.rglob("*.py")}
     assert [name for name, text in texts.items() if "import flwr" in text or "from flwr" in text] == ["flower.py"]
-        "flower.py"
-    ]
