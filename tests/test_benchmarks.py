@@ -38,7 +38,7 @@ def test_cases_of_the_speed_benchmark_can_be_run() -> None:
 def test_numbers_of_a_revision_are_equal_to_themselves_and_differences_are_named() -> None:
     import compare_commits
 
-    first, second = (compare_commits.numbers(["fedavg"], ["loop"]) for _ in range(2))
+    first, second = (compare_commits.numbers(["fedavg"], ["loop"], "auto") for _ in range(2))
     assert len(first["fedavg loop"]["accuracy"]) >= 3
     assert len(first["fedavg loop"]["models"]) == 20
     assert compare_commits.compare_numbers(first, second) == {"fedavg loop": ""}

@@ -13,6 +13,7 @@ from gpfl.cli import grid_progress
 from gpfl.cli.grid_progress import GridReporter
 from gpfl.cli.progress import progress_bars, time_remaining_column
 from gpfl.experiments.grid import Job
+from gpfl.experiments.stored_runs import StoredTrials
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def reporter(cells: int, seeds: tuple[int, ...] = (0,)) -> tuple[GridReporter, list[Job]]:
-    jobs = [Job((), {}, Path(f"cell-{number}"), "") for number in range(cells)]
+    jobs = [Job((), {}, StoredTrials(Path(f"cell-{number}")), "") for number in range(cells)]
     return GridReporter(Console(quiet=True), jobs, seeds), jobs
 
 

@@ -19,6 +19,7 @@ from gpfl.engine.distributed import ProcessFailedError, ProcessGroup
 from gpfl.errors import GpflError
 from gpfl.experiments import grid_runner
 from gpfl.experiments.grid import GridPlan, Job
+from gpfl.experiments.stored_runs import StoredTrials
 from gpfl.training.callbacks import Callback
 
 HERE = Path(__file__).parents[1]
@@ -67,6 +68,7 @@ def test_two_ranks_match_one_process(single_process_run: tuple[str, Path], tmp_p
     assert "on 2 ranks" in (tmp_path / "run" / "summary.json").read_text()
 
 
+@pytest.mark.slow
 def test_run_is_resumed_with_fewer_ranks(single_process_run: tuple[str, Path], tmp_path: Path) -> None:
     assert_resumes(single_process_run, tmp_path, before=2, after=1)
 
@@ -107,7 +109,7 @@ def test_error_of_one_rank_in_collective_work_ends_all(rank: int, capsys: pytest
 def test_grid_stops_after_an_error_of_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid_runner, "run", lambda *args: fail(ProcessFailedError("no room")))
     with pytest.raises(ProcessFailedError, match="no room"):
-        grid_runner.run_all([Job((), {}, tmp_path, "")], GridPlan(out=tmp_path), lambda label: Callback(), {})
+        grid_runner.run_all([Job((), {}, StoredTrials(tmp_path), "")], GridPlan(out=tmp_path), lambda label: Callback(), {})
 
 
 def test_error_of_a_single_process_is_raised_unchanged(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from gpfl.methods import METHODS
 from gpfl.training import config as configs
 
 DEFAULTS: dict[str, dict[str, object]] = {
-    "gpfl": {"p_scale": "sum", "cond_source": "global", "mlg_norm": "batch", "reg": "wd", "without": ()},
+    "gpfl": {"p_scale": "sum", "cond_source": "global", "mlg_norm": "batch", "reg": "wd", "without": (), "valve": "auto"},
     "fedavg": {},
     "fedprox": {"mu": 0.001},
     "perfedavg": {"passes": 2},

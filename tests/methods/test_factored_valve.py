@@ -107,7 +107,7 @@ def assert_same_rounds(options: dict[str, object], case: Case, lr: float = 0.05,
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("net", ["cnn4", "harcnn", "fasttext", "mlp"])
+@pytest.mark.parametrize("net", ["cnn4", "fasttext", "mlp", pytest.param("harcnn", marks=pytest.mark.slow)])
 def test_100_steps_of_every_protocol_are_those_of_the_full_valve(net: str, protocol: str) -> None:
     rounds = 2 if protocol == "reference" else 1  # its contexts are zero in the first
     assert_same_rounds({"lam": 0.01, "mu": 0.1, **PROTOCOLS[protocol]}, make_case(net, 100 // rounds), rounds=rounds)
