@@ -38,6 +38,7 @@ class Workers(Engine):
     name: ClassVar[str] = "workers"
 
     min_calls_to_trace: ClassVar[int] = 100  # steps of a run below which tracing them does not pay
+    max_channels_last: ClassVar[int] = 256  # channels of the widest convolution up to which channels-last is faster
 
     def __init__(self, spec: RunSpec) -> None:
         super().__init__(spec)
@@ -95,7 +96,7 @@ class Workers(Engine):
             for indices in torch.from_numpy(steps):
                 program.fixed["indices"].copy_(indices)
                 program()
-            local_state = tree.clone(program.state["local_state"])
+            local_state = tree.map_leaves(contiguous_copy, program.state["local_state"])
             for name, value in program.state["terms"].items():
                 sums[name] = sums.get(name, torch.zeros(())) + value
                 counts[name] = counts.get(name, 0) + len(steps)
@@ -138,7 +139,12 @@ class Workers(Engine):
         }
         first = advance({"local_state": local_state, "terms": {}}, fixed)
         terms = {name: torch.zeros_like(value) for name, value in first["terms"].items()}
-        return Program(advance, {"local_state": local_state, "terms": terms}, fixed)
+        weights = {"local_state": False, "shared": False} if self._prefers_channels_last(local_state) else None
+        return Program(advance, {"local_state": local_state, "terms": terms}, fixed, weights=weights)
+
+    def _prefers_channels_last(self, local_state: Tree) -> bool:
+        """Return whether channels-last convolutions are faster: those of many channels, on small images then, are slower."""
+        return all(t.dim() != 4 or len(t) <= self.max_channels_last for t in tree.leaves(local_state))
 
     def map_clients(self, request: EvalRequest, function: ClientFunction) -> list[Tensor]:
         """Return the value of a function for every client of a request; each worker passes its own copy of the method."""
@@ -156,6 +162,11 @@ class Workers(Engine):
     def _run_workers(self, work: Callable[[int], T], count: int) -> list[T]:
         with num_threads(1), ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             return list(pool.map(work, range(count)))
+
+
+def contiguous_copy(t: Tensor) -> Tensor:
+    """Return a copy in the default memory format; programs keep weights of convolutions in another."""
+    return t.clone(memory_format=torch.contiguous_format)
 
 
 def available_cores() -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
-from gpfl.engine.compiler.program import Buffers, Program
+from gpfl.engine.compiler.program import Buffers, Program, to_channels_last
 from gpfl.errors import GpflError
 
 trace_modes = pytest.mark.parametrize("traced", [True, False], ids=["traced", "untraced"])
@@ -238,3 +238,24 @@ def test_program_runs_on_a_gpu_that_is_not_the_current_one(traced: bool) -> None
         program()
         expected = advance(expected, fixed())
     torch.testing.assert_close(program.state["w"].cpu(), expected["w"])
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_channels_last_weights_have_the_strides_that_convolutions_look_at(channels: int) -> None:
+    weight = random(8, channels, 5, 4)
+    converted = to_channels_last({"w": weight}, stacked=False)["w"]
+    assert torch.equal(converted, weight)
+    assert converted.stride() == (20 * channels, 1, 4 * channels, channels)
+    assert F.conv2d(random(2, channels, 9, 9), converted).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_programs_on_cpus_keep_convolutions_channels_last() -> None:
+    def convolve(state: Buffers, fixed: Buffers) -> Buffers:
+        return {"w": state["w"] - 0.1 * grad(lambda w: F.conv2d(fixed["x"], w).square().sum())(state["w"])}
+
+    state, x = {"w": random(8, 1, 3, 3)}, random(2, 1, 6, 6, seed=1)
+    program = Program(convolve, state, {"x": x}, weights={"w": False})
+    expected = convolve(state, {"x": x})["w"]
+    program()
+    assert program.state["w"].stride()[1] == 1
+    torch.testing.assert_close(program.state["w"], expected)

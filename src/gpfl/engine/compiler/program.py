@@ -117,7 +117,7 @@ class Program:
         if table and not has_kernels(self.device):  # a compiler fuses what it sees
             table[torch.ops.gpfl.normals.default] = box_muller
         buffers = {**self.state, **self.fixed}
-        if has_kernels(self.device):
+        if has_kernels(self.device) or self.device.type == "cpu":
             buffers.update({name: to_channels_last(buffers[name], stacked) for name, stacked in weights.items()})
         state, fixed = ({name: buffers[name] for name in part} for part in (self.state, self.fixed))
         leaves = pytree.tree_leaves((state, fixed))
@@ -212,12 +212,13 @@ def raise_on_synchronization() -> Iterator[None]:
 
 
 def to_channels_last(weights: Buffers, stacked: bool) -> Buffers:
-    """Return weights, with convolutions in the memory format of our kernels: input channels innermost."""
+    """Return weights, with convolutions in the format of our kernels and of fast pooling on CPUs: input channels innermost."""
 
     def convert(t: Tensor) -> Tensor:
         if t.dim() - stacked != 4 or not t.is_floating_point():
             return t
-        return t.movedim(-3, -1).contiguous().movedim(-1, -3)
+        # A copy, because one of a single channel counts as contiguous in both formats, but convolutions look at its strides.
+        return t.movedim(-3, -1).clone(memory_format=torch.contiguous_format).movedim(-1, -3)
 
     return pytree.tree_map(convert, weights)
 
