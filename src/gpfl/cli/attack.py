@@ -28,12 +28,7 @@ from gpfl.privacy.membership import infer_memberships
 from gpfl.privacy.uploads import AttackedBatch, check_can_train, state_at
 from gpfl.report.pages import markdown_images, render_page, write_texts
 from gpfl.report.privacy_figures import ImageRow, draw_grid
-from gpfl.report.privacy_tables import (
-    attack_table,
-    describe_label_inference,
-    describe_membership_inference,
-    describe_summary,
-)
+from gpfl.report.privacy_tables import attack_table, describe_label_inference, describe_membership_inference, describe_summary
 from gpfl.training import api
 from gpfl.training.result import Result
 

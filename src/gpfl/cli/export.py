@@ -21,9 +21,7 @@ from gpfl.report.model_card import find_run, model_card
 @new_data.run_argument
 @click.option("--client", default="", metavar="NAME", help="Client whose model is exported; not needed if there is one.")
 @new_data.choice_option(
-    "--format",
-    FORMATS,
-    "Weights with JSON and Python source for torch, or one ONNX graph (needs gpfl[onnx]).",
+    "--format", FORMATS, "Weights with JSON and Python source for torch, or one ONNX graph (needs gpfl[onnx])."
 )
 @click.option("-o", "--out", type=PATH, metavar="FOLDER", help="New folder  [default: in the folder exports of the run]")
 def export(run: Path, client: str, format: str, out: Path | None) -> None:

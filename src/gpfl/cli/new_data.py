@@ -60,9 +60,7 @@ def choice_option(flag: str, choices: Sequence[str], description: str) -> Decora
 read_options = compose(
     unseen_option,
     choice_option(
-        "--unreadable",
-        ("error", "missing"),
-        "Cells such as >100 in a column of numbers or dates: an error, or missing values.",
+        "--unreadable", ("error", "missing"), "Cells such as >100 in a column of numbers or dates: an error, or missing values."
     ),
     text_option,
 )

@@ -55,12 +55,7 @@ class Features(FeatureInfo):
 
 
 def collect_features(
-    run_folder: Path,
-    split: str = "test",
-    max_samples: int = 500,
-    seed: int = 0,
-    *,
-    federation: Federation | None = None,
+    run_folder: Path, split: str = "test", max_samples: int = 500, seed: int = 0, *, federation: Federation | None = None
 ) -> Features:
     """Return the features that the personal models of a finished run compute of their clients' samples of a split or of "all".
 

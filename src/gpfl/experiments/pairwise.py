@@ -11,14 +11,7 @@ import numpy.typing as npt
 
 from gpfl.core.metrics import METRICS
 from gpfl.experiments.repeats import RepeatedResults
-from gpfl.experiments.statistics import (
-    CorrectedTTest,
-    Floats,
-    corrected_t_test,
-    holm_correction,
-    rank_scores,
-    round_values,
-)
+from gpfl.experiments.statistics import CorrectedTTest, Floats, corrected_t_test, holm_correction, rank_scores, round_values
 
 
 @dataclass(frozen=True)

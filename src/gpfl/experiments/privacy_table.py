@@ -79,10 +79,7 @@ def paper_psnr(path: Path | None = None) -> dict[str, float]:
 
 
 def attack_methods(
-    runs: Mapping[str, Result],
-    folder: Path,
-    plan: AttackPlan,
-    on_result: OnResult = lambda case, result: None,
+    runs: Mapping[str, Result], folder: Path, plan: AttackPlan, on_result: OnResult = lambda case, result: None
 ) -> PrivacyTable:
     """Attack the runs of `METHODS`, which must have the same federation and seed. Cases that `folder` holds are reused.
 

@@ -16,13 +16,7 @@ from gpfl.core.local_round import Indices
 from gpfl.data import DATASETS, find_dataset
 from gpfl.data.table import SPLITS, Table
 from gpfl.errors import GpflError, pluralize
-from gpfl.federation.manifest import (
-    changed_options,
-    check_encoding,
-    manifest_data_options,
-    read_manifest,
-    unknown_data_error,
-)
+from gpfl.federation.manifest import changed_options, check_encoding, manifest_data_options, read_manifest, unknown_data_error
 from gpfl.federation.preprocessing import FederatedPreprocessing
 from gpfl.io import files, toml
 from gpfl.io.legacy import FORMAT_VERSION

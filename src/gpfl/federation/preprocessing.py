@@ -10,13 +10,7 @@ import numpy as np
 from gpfl.core.local_round import Indices
 from gpfl.core.options import options_of
 from gpfl.data.columns import RawColumns, Schema
-from gpfl.data.preprocessing import (
-    ClientStatistics,
-    PreprocessingOptions,
-    Preprocessor,
-    client_statistics,
-    merge_statistics,
-)
+from gpfl.data.preprocessing import ClientStatistics, PreprocessingOptions, Preprocessor, client_statistics, merge_statistics
 from gpfl.data.table import Table
 
 

@@ -49,11 +49,7 @@ class AttackRunner:
     """Attacks batches of one run. Cases that a folder holds are not attacked again."""
 
     def __init__(
-        self,
-        engine: Engine,
-        states: Mapping[str, RunState],
-        batches: Mapping[int, list[AttackedBatch]],
-        config: AttackConfig,
+        self, engine: Engine, states: Mapping[str, RunState], batches: Mapping[int, list[AttackedBatch]], config: AttackConfig
     ) -> None:
         self.engine, self.states, self.batches, self.config = engine, states, batches, config
         cpu = torch.device("cpu")

@@ -88,11 +88,7 @@ def state_at(result: Result, round: str) -> RunState:
 
 
 def observe_uploads(
-    engine: Engine,
-    state: RunState,
-    batches: Sequence[AttackedBatch],
-    steps: str,
-    rounds: dict[int, ServerView] | None = None,
+    engine: Engine, state: RunState, batches: Sequence[AttackedBatch], steps: str, rounds: dict[int, ServerView] | None = None
 ) -> list[ServerView]:
     """Return what the server sees of the round of each batch's client; `steps` is one of `STEPS`.
 

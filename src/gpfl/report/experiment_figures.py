@@ -22,15 +22,7 @@ from gpfl.report import figures
 from gpfl.report.comparison import Entry, column_entries
 from gpfl.report.figures import ClassCounts
 from gpfl.report.paper_tables import format_ours, format_published
-from gpfl.report.plotting import (
-    annotate,
-    figure_style,
-    method_styles,
-    new_figure,
-    png_and_pdf,
-    printable,
-    save_png_and_pdf,
-)
+from gpfl.report.plotting import annotate, figure_style, method_styles, new_figure, png_and_pdf, printable, save_png_and_pdf
 from gpfl.report.tables import MeanStd, format_value
 
 if TYPE_CHECKING:

@@ -178,7 +178,7 @@ def _draw_map(axes: Axes, method: FeatureMap) -> None:
     axes.set_title(
         f"{display_name(method.method)}, round {method.round}\n"
         f"silhouette {metrics['silhouette']}, with client {metrics['silhouette_islands']}\n"
-        f"purity {metrics['purity']}, in other clients {metrics['purity_across']}",
+        f"purity {metrics['purity']}, in other clients {metrics['purity_across']}"
     )
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set(visible=True, color="#bbbbbb")

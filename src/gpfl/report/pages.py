@@ -55,12 +55,7 @@ def render_lines(template: str, **values: object) -> list[str]:
 
 
 def render_page(
-    title: str,
-    tables: Sequence[ResultTable],
-    *,
-    intro: Sequence[str] = (),
-    notes: Sequence[str] = (),
-    origin: str = "",
+    title: str, tables: Sequence[ResultTable], *, intro: Sequence[str] = (), notes: Sequence[str] = (), origin: str = ""
 ) -> str:
     """Return a Markdown page: title, paragraphs, tables under their titles, a list of notes and where the numbers come from."""
     page = render("page.md", title=title, tables=tables, intro=intro, notes=notes, origin=origin)

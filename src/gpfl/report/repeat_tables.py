@@ -12,14 +12,7 @@ import numpy as np
 
 from gpfl.core.metrics import METRICS
 from gpfl.errors import pluralize
-from gpfl.experiments.pairwise import (
-    MethodScore,
-    PairedDifference,
-    compare_pairs,
-    compare_with,
-    score_clients,
-    score_methods,
-)
+from gpfl.experiments.pairwise import MethodScore, PairedDifference, compare_pairs, compare_with, score_clients, score_methods
 from gpfl.experiments.repeats import RepeatedResults
 from gpfl.report.client_tables import MAX_CLIENTS
 from gpfl.report.method_tables import REPORTED_ROUNDS

@@ -76,11 +76,7 @@ def resume(
 
 
 def load(
-    folder: str | Path,
-    *,
-    federation: Federation | None = None,
-    net: CustomNet | None = None,
-    head: str | None = None,
+    folder: str | Path, *, federation: Federation | None = None, net: CustomNet | None = None, head: str | None = None
 ) -> Result:
     """Load a finished run. A federation or net that was given in Python must be given again."""
     run_dir = RunDir.open(folder)

@@ -108,9 +108,7 @@ class TrainOptions:
 
 PROTOCOLS: Mapping[str, Mapping[str, Mapping[str, object]]] = {
     "corrected": {},
-    "paper": {
-        "gpfl": {"p_scale": "mean", "cond_source": "global", "mlg_norm": "sample_mean", "reg": "norm"},
-    },
+    "paper": {"gpfl": {"p_scale": "mean", "cond_source": "global", "mlg_norm": "sample_mean", "reg": "norm"}},
     "reference": {
         "train": {"shuffle": False, "drop_last": True, "class_counts": "used"},
         "gpfl": {"p_scale": "sum", "cond_source": "stale_local", "mlg_norm": "batch", "reg": "wd"},

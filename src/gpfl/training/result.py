@@ -133,10 +133,7 @@ class Result:
         weights = engine.personal_weights(state.shared, state.private, range(len(shards)), state.round)
         return [
             self.make_model(
-                each,
-                shard.name,
-                preprocessing.clients[shard.name] if preprocessing else None,
-                self.thresholds[shard.name],
+                each, shard.name, preprocessing.clients[shard.name] if preprocessing else None, self.thresholds[shard.name]
             )
             for each, shard in zip(weights, shards, strict=True)
         ]

@@ -17,17 +17,7 @@ from typing import TYPE_CHECKING
 
 from gpfl.data.files.layout import InputFile, file_suffix
 from gpfl.data.files.npz import read_npz
-from gpfl.data.files.raw_table import (
-    MISSING,
-    UNREAD,
-    Array,
-    Columns,
-    RawTable,
-    as_text,
-    ignore_flag,
-    is_number,
-    number_rows,
-)
+from gpfl.data.files.raw_table import MISSING, UNREAD, Array, Columns, RawTable, as_text, ignore_flag, is_number, number_rows
 from gpfl.errors import GpflError, pluralize
 
 if TYPE_CHECKING:

@@ -76,12 +76,7 @@ class PublishedDataset(DataSource):
         return cache.load(self.name) is not None or self.find_files() is not None
 
     def prepare(
-        self,
-        source: Path | None = None,
-        *,
-        unverified: bool = False,
-        again: bool = False,
-        progress: Progress = ignore_progress,
+        self, source: Path | None = None, *, unverified: bool = False, again: bool = False, progress: Progress = ignore_progress
     ) -> Table:
         """Find or download the files, check and parse them, and return the table.
 
