@@ -15,7 +15,7 @@ import results_page
 from conftest import Command
 
 from gpfl.experiments import run_archive
-from gpfl.experiments.defence_points import DefenceStudy
+from gpfl.experiments.defence_study import DefenceStudy
 from gpfl.experiments.leaks import parse_findings
 from gpfl.experiments.privacy_table import COLUMNS, table_from_records
 from gpfl.report import privacy_tables

@@ -14,8 +14,7 @@ import gpfl
 from gpfl.data import DATASETS
 from gpfl.defences.accounting import gaussian_epsilon
 from gpfl.experiments.attack_study import AttackStudy
-from gpfl.experiments.defence_points import DefenceStudy
-from gpfl.experiments.defence_study import FAMILIES, DefenceFamily, PrivacyBounds, find_noises, plan_points
+from gpfl.experiments.defence_study import FAMILIES, DefenceFamily, DefenceStudy, PrivacyBounds, find_noises, plan_points
 from gpfl.experiments.grid import GridPlan
 
 pytest.importorskip("dp_accounting")

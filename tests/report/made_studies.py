@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpfl.experiments.defence_points import DefencePoint, DefenceStudy
+from gpfl.experiments.defence_study import DefencePoint, DefenceStudy
 
 
 def make_point(

@@ -16,8 +16,8 @@ import click
 from gpfl.cli.attack import parse_attack, print_case, print_graph_note
 from gpfl.cli.command import Group
 from gpfl.cli.data import download_datasets
-from gpfl.cli.grid_plan import print_plan
 from gpfl.cli.grid_progress import GridReporter
+from gpfl.cli.grid_tables import print_plan
 from gpfl.cli.options import (
     CommaList,
     Decorator,
@@ -41,8 +41,16 @@ from gpfl.errors import GpflError, pluralize
 from gpfl.experiments import definitions as experiments
 from gpfl.experiments import grid, grid_runner, privacy_table
 from gpfl.experiments.attack_study import AttackStudy, load_run, study_defaults, undefended_cells
-from gpfl.experiments.defence_points import ATTACK, attack_points
-from gpfl.experiments.defence_study import FAMILIES, PrivacyBounds, Variants, find_noises, gpfl_variants, plan_points
+from gpfl.experiments.defence_study import (
+    ATTACK,
+    FAMILIES,
+    PrivacyBounds,
+    Variants,
+    attack_points,
+    find_noises,
+    gpfl_variants,
+    plan_points,
+)
 from gpfl.experiments.definitions import Cell
 from gpfl.experiments.grid import GridPlan, Job
 from gpfl.experiments.leaks import InferenceFindings, infer_from_runs

@@ -12,9 +12,8 @@ import click
 from gpfl.cli import privacy as privacy_command
 from gpfl.cli.command import Argument, Command
 from gpfl.cli.data import download_datasets
-from gpfl.cli.grid_plan import print_plan
 from gpfl.cli.grid_progress import GridReporter
-from gpfl.cli.grid_tables import print_problems, write_run_tables, write_stored_tables
+from gpfl.cli.grid_tables import print_plan, print_problems, write_run_tables, write_stored_tables
 from gpfl.cli.interrupt import StoppedError, interruptible, same_command
 from gpfl.cli.options import Folder, config_option, option, out_option, parse_options, seeds_option, set_option
 from gpfl.cli.overrides import check_method_set, parse_method_set

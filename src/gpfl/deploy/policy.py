@@ -17,7 +17,7 @@ from gpfl.deploy.site import Site
 from gpfl.engine.guard import update_norm
 from gpfl.errors import GpflError
 from gpfl.io import toml
-from gpfl.training.defences import run_guarantee
+from gpfl.training.prepare import run_guarantee
 
 
 @dataclass(frozen=True, kw_only=True)

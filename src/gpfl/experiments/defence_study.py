@@ -1,20 +1,33 @@
-"""The runs of the defence study: methods without a defence and under defences of increasing strength, as cells of a grid."""
+"""The defence study: methods under defences of increasing strength, their accuracy, guarantee and what attacks reconstruct."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import cast
 
 from gpfl.defences import Defended
 from gpfl.defences.accounting import client_guarantee, example_guarantee, find_noise
 from gpfl.defences.coupling import check_coupling
-from gpfl.experiments.attack_study import AttackStudy, make_cell
+from gpfl.engine import Engine
+from gpfl.engine.loop import Loop
+from gpfl.errors import GpflError
+from gpfl.experiments.attack_study import AttackStudy, load_run, make_cell
 from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.definitions import Cell
+from gpfl.experiments.grid import Job
 from gpfl.methods.gpfl import GPFL
-from gpfl.training.defences import accounting_inputs, probe_samples
+from gpfl.privacy.attack_cases import AttackPlan
+from gpfl.privacy.attack_runner import AttackRunner, attack_ceiling
+from gpfl.privacy.case_summary import CaseSummary, summarize_case
+from gpfl.privacy.gradient_targets import gradient_targets
+from gpfl.privacy.uploads import AttackedBatch, initial_state, state_at
+from gpfl.training.execute import open_run
+from gpfl.training.prepare import accounting_inputs, probe_samples, run_guarantee
+from gpfl.training.run_dir import RunState
 
 
 @dataclass(frozen=True)
@@ -137,3 +150,150 @@ def find_noises(family: DefenceFamily, epsilons: Sequence[float], cell: Cell, st
         return cast(float, guarantee(defence, inputs)["epsilon"])
 
     return [find_noise(epsilon, epsilon_of) for epsilon in epsilons]
+
+
+ATTACK = "geiping"  # the attack of the study, the stronger one
+
+
+@dataclass(frozen=True)
+class DefencePoint:
+    """A method under a defence."""
+
+    method: str
+    family: str  # option of the family, "" without a defence
+    variant: str  # options in which the method differs from its default, as flags
+    value: float
+    accuracy: float  # mean of the trials' best, as a fraction
+    std: float
+    trials: int
+    bytes_up: float
+    epsilon: float | None  # as run; None without a guarantee or without the accountant
+    epsilon_if_poisson: float | None
+    delta: float | None
+    label_counts_known: bool  # the guarantee of examples is for one exchanged for another of its class
+    target: str  # the one that leaks most
+    psnr: float
+    ssim: float
+    floor: float
+    verdict: str
+    psnr_as_found: float  # without inverting images that came back as negatives
+
+
+@dataclass(frozen=True)
+class DefenceStudy:
+    """All points, and the ceiling that the attack reaches without a defence."""
+
+    points: tuple[DefencePoint, ...]
+    ceiling: float
+    ceiling_floor: float
+    ceiling_leaks: bool
+    images: int
+    rounds: int
+    attacked_round: str
+    failed: tuple[str, ...] = ()  # "method, defence: problem" of runs without a point, such as those that noise made diverge
+
+    def curve(self, method: str, family: str) -> list[DefencePoint]:
+        """Return a method's points of one family, sorted by value."""
+        points = [point for point in self.points if (point.method, point.family) == (method, family)]
+        return sorted(points, key=lambda point: point.value)
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods, in order."""
+        return list(dict.fromkeys(point.method for point in self.points))
+
+    def to_json(self) -> str:
+        """Return the study as JSON."""
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+    @classmethod
+    def read(cls, path: Path) -> DefenceStudy:
+        """Return the study of a JSON file."""
+        values = json.loads(path.read_text(encoding="utf-8"))
+        points = tuple(DefencePoint(**point) for point in values.pop("points"))
+        return cls(points=points, failed=tuple(values.pop("failed")), **values)
+
+
+def attack_points(
+    planned: Sequence[PlannedPoint],
+    jobs: Mapping[Cell, Job],
+    seeds: Sequence[int],
+    folder: Path,
+    plan: AttackPlan,
+    *,
+    failed: Mapping[Path, str],
+    on_summary: Callable[[str, CaseSummary], None],
+) -> DefenceStudy:
+    """Attack the finished runs of the first seed, with the same images and random starts for all; the worst target counts.
+
+    `plan` has one attack from one step on single images, at one round. `failed` has the problems of the runs that did not
+    finish, by folder. Cases that `folder` holds are reused.
+    """
+    problems = {point: problem for point in planned if (problem := failed.get(jobs[point.cell].folder))}
+    finished = [point for point in planned if point not in problems]
+    if not finished:
+        raise GpflError(f"no run has finished: {next(iter(problems.values()))}")
+    (round_,) = plan.round
+    points: list[DefencePoint] = []
+    batches: dict[int, list[AttackedBatch]] = {}
+    for point in finished:
+        job = jobs[point.cell]
+        engine, state = _open_run(job, seeds[0], round_)
+        if not batches:
+            batches = plan.choose_batches(engine.federation, engine.method.net, range(len(engine.federation)))
+            ceiling = summarize_case(*attack_ceiling(engine, batches, ATTACK, plan, folder))
+            on_summary("ceiling", ceiling)
+        runner = AttackRunner(engine, {round_: state}, batches, plan)
+        cases = plan.cases(engine.method.name, gradient_targets(engine.method), ATTACK)
+        results = runner.run(cases, folder / "points" / job.folder.name)
+        worst = max((summarize_case(*each) for each in results.items()), key=lambda summary: summary.psnr)
+        on_summary(f"{point.cell.column.heading}, {worst.case.description}", worst)
+        points.append(_make_point(point, job, seeds, engine, worst))
+    return DefenceStudy(
+        tuple(points),
+        ceiling=ceiling.psnr,
+        ceiling_floor=ceiling.floor,
+        ceiling_leaks=ceiling.leaks,
+        images=plan.images,
+        rounds=engine.schedule.rounds,
+        attacked_round=round_,
+        # The fixes after the first colon are for single runs.
+        failed=tuple(
+            f"{point.method}, {point.cell.column.heading}: {problem.split(': lower train.lr')[0]}"
+            for point, problem in problems.items()
+        ),
+    )
+
+
+def _open_run(job: Job, seed: int, round: str) -> tuple[Engine, RunState]:
+    """Return a run and its state at a round. Round 0 follows from the seed, so the weights may be missing."""
+    if round == "0":
+        engine = Loop(open_run(job.folder / f"seed-{seed}").spec)
+        return engine, initial_state(engine)
+    result = load_run(job, seed)
+    return result.engine, state_at(result, round)
+
+
+def _make_point(planned: PlannedPoint, job: Job, seeds: Sequence[int], engine: Engine, summary: CaseSummary) -> DefencePoint:
+    trials = job.trials(planned.method, seeds)
+    if trials is None:
+        raise ValueError(f"{job.folder} has no finished trials")
+    level = planned.family.level if planned.family else ""
+    guarantees = run_guarantee(engine.method, engine.federation, engine.schedule) if level else {}
+    guarantee = cast(Mapping[str, float | None], guarantees.get(level, {}))
+    return DefencePoint(
+        method=planned.method,
+        family=planned.family.option if planned.family else "",
+        variant=planned.flags,
+        value=planned.value,
+        accuracy=trials.mean("best_accuracy"),
+        std=trials.std("best_accuracy"),
+        trials=len(trials.summaries),
+        bytes_up=trials.mean("bytes_up"),
+        epsilon=guarantee.get("epsilon"),
+        epsilon_if_poisson=guarantee.get("epsilon_if_poisson"),
+        delta=guarantee.get("delta"),
+        label_counts_known=bool(guarantee.get("label_counts_known")),
+        target=summary.case.target,
+        **{name: getattr(summary, name) for name in ("psnr", "ssim", "floor", "verdict", "psnr_as_found")},
+    )

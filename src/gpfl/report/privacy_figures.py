@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from gpfl.experiments.defence_points import DefenceStudy
-from gpfl.experiments.defence_study import FAMILIES, DefenceFamily
+from gpfl.experiments.defence_study import FAMILIES, DefenceFamily, DefenceStudy
 from gpfl.experiments.definitions import display_name
 from gpfl.experiments.privacy_table import PrivacyTable, Setting
 from gpfl.privacy.attack_runner import CaseResult

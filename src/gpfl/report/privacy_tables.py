@@ -10,8 +10,7 @@ import numpy as np
 
 from gpfl.defences.accounting import INSTALL_COMMAND, accountant_version, format_epsilon
 from gpfl.errors import pluralize
-from gpfl.experiments.defence_points import ATTACK, DefencePoint, DefenceStudy
-from gpfl.experiments.defence_study import FAMILIES
+from gpfl.experiments.defence_study import ATTACK, FAMILIES, DefencePoint, DefenceStudy
 from gpfl.experiments.definitions import display_name
 from gpfl.experiments.leaks import InferenceFindings
 from gpfl.experiments.privacy_table import COLUMNS, PrivacyTable, compare_with_fedavg, paper_psnr

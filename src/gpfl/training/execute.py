@@ -20,8 +20,7 @@ from gpfl.inference.metrics import DECISION_METRICS, describe_bootstrap
 from gpfl.models.custom import CustomNet, check_custom_net
 from gpfl.training.callbacks import Callback
 from gpfl.training.config import Config, load_table, read_config, resolve_config
-from gpfl.training.defences import run_guarantee
-from gpfl.training.prepare import prepare
+from gpfl.training.prepare import prepare, run_guarantee
 from gpfl.training.result import Result
 from gpfl.training.round_loop import RoundLoop, run_concurrently
 from gpfl.training.run_dir import RunDir
