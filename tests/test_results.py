@@ -7,6 +7,7 @@ import json
 import lzma
 import re
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,18 @@ RESULTS = Path(__file__).parents[1] / "docs" / "results"
 ARCHIVE = RESULTS / run_archive.ARCHIVE
 TABLES = {page.parent.name: command for page in RESULTS.glob("*/table.md") if (command := record_results.table_command(page))}
 
+read_archive = run_archive.read
 DEFENCES = ("noise", "example_noise", "top_k", "bits")
+
+
+@pytest.fixture(autouse=True)
+def read_archive_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_archive, "read", archived_trials)
+
+
+@cache
+def archived_trials(archive: Path) -> list[run_archive.Content]:
+    return list(read_archive(archive))
 
 
 @pytest.mark.parametrize("name", sorted(TABLES))
