@@ -21,6 +21,7 @@ Floats = npt.NDArray[np.float64]
 Answer = Literal["yes", "no", "unclear"]
 Choice = Literal["alone", "global", "personalised", "unclear"]
 Reason = Literal["", "noise", "no signal", "undefined"]
+Members = slice | list[int]
 
 CLEAR = 0.95
 """Probability from which an answer is clear."""
@@ -28,6 +29,9 @@ CLEAR = 0.95
 ALONE = "local"
 GLOBAL_METHODS = ("fedavg", "fedprox")
 """Methods that give all clients the same model."""
+
+ALL = slice(None)
+"""All clients: the members of the average."""
 
 MIN_REPEATS = 5
 """Fewest repeats from which anything is concluded."""
@@ -217,7 +221,7 @@ class Advice:
 def give_advice(scores: Scores, rope: float, curves: CurveScores | None = None, seed: int = 0) -> Advice:
     """Return the advice that scores of repeated splits support."""
     joined, chosen = follow_choice(scores, scores.federated)
-    average = judge_average(scores, joined, rope, curves, seed)
+    average = judge(scores, joined, ALL, rope, curves, seed)
     one_model, _ = follow_choice(scores, [name for name in scores.federated if name in GLOBAL_METHODS])
     global_gain = average_gain(scores, one_model - scores.test[ALONE], rope)
     personal_gain = None
@@ -229,7 +233,7 @@ def give_advice(scores: Scores, rope: float, curves: CurveScores | None = None, 
         choice=choice,
         method=recommended_method(scores, choice),
         average=average,
-        clients=tuple(judge_client(scores, joined, client, rope, curves, seed) for client in range(len(scores.clients))),
+        clients=tuple(judge(scores, joined, [client], rope, curves, seed) for client in range(len(scores.clients))),
         global_gain=global_gain,
         personal_gain=personal_gain,
         chosen={name: chosen.count(name) for name in scores.federated},
@@ -279,112 +283,51 @@ def follow_choice(scores: Scores, methods: Sequence[str]) -> tuple[Floats, list[
     return test, chosen
 
 
-def judge_client(
-    scores: Scores, joined: Floats, client: int, rope: float, curves: CurveScores | None = None, seed: int = 0
+def judge(
+    scores: Scores, joined: Floats, members: Members, rope: float, curves: CurveScores | None = None, seed: int = 0
 ) -> Verdict:
-    """Return joining against staying alone for one client; `joined` has the test scores of joining, (repeats, clients)."""
-    defined = scores.defined[:, client]
-
-    def own(values: Floats) -> Floats:
-        return np.where(defined, values[:, client], np.nan)
-
-    return _judge(
-        _Series(
-            name=scores.clients[client],
-            n_samples=int(scores.n_samples[client]),
-            test_train_ratio=float(scores.n_test[client] / (scores.n_samples - scores.n_test)[client]),
-            min_std=float(scores.min_std[client]),
-            best_score=scores.best_score,
-            alone=own(scores.test[ALONE]),
-            joined=own(joined),
-            constant=own(scores.constant),
-            validation={name: values[:, client] for name, values in scores.validation.items()},
-            sizes=curves.fractions * scores.n_train[client] if curves else None,
-            curves=(curves.alone[:, :, client], curves.joined[:, :, client]) if curves else None,
-        ),
-        rope,
-        seed,
-    )
-
-
-def judge_average(scores: Scores, joined: Floats, rope: float, curves: CurveScores | None = None, seed: int = 0) -> Verdict:
-    """Return joining against staying alone on average over the clients that can be judged, each with the same weight."""
-    ratio, min_std = _average_settings(scores)
-
-    def curve(values: Floats) -> Floats:
-        return np.stack([_average(scores, values[:, k]) for k in range(values.shape[1])], axis=1)
-
-    return _judge(
-        _Series(
-            name="",
-            n_samples=int(scores.n_samples.sum()),
-            test_train_ratio=ratio,
-            min_std=min_std,
-            best_score=scores.best_score,
-            alone=_average(scores, scores.test[ALONE]),
-            joined=_average(scores, joined),
-            constant=_average(scores, scores.constant),
-            validation={name: _mean_over(values, axis=1) for name, values in scores.validation.items()},
-            sizes=curves.fractions * scores.n_train.sum() if curves else None,
-            curves=(curve(curves.alone), curve(curves.joined)) if curves else None,
-        ),
-        rope,
-        seed,
-    )
-
-
-@dataclass(frozen=True)
-class _Series:
-    """Scores of one client, or means over clients, in each repeat; NaN where undefined."""
-
-    name: str
-    n_samples: int
-    test_train_ratio: float
-    min_std: float
-    best_score: float
-    alone: Floats  # (repeats,), like the following
-    joined: Floats
-    constant: Floats
-    validation: Mapping[str, Floats]
-    sizes: Floats | None  # training samples at each point of the learning curves
-    curves: tuple[Floats, Floats] | None  # of staying alone and joining, (repeats, sizes)
-
-
-def _judge(series: _Series, rope: float, seed: int) -> Verdict:
-    ratio, min_std = series.test_train_ratio, series.min_std
-    repeats = ~np.isnan(series.alone)
-    alone, joined, constant = (values[repeats] for values in (series.alone, series.joined, series.constant))
+    """Return joining against staying alone, mean over `members`; `joined` has the scores of joining, (repeats, clients)."""
+    ratio, min_std = _settings_of(scores, members)
+    alone, together, constant = (_mean_of(scores, members, values) for values in (scores.test[ALONE], joined, scores.constant))
+    defined = ~np.isnan(alone)
     verdict = Verdict(
-        name=series.name,
-        n_samples=series.n_samples,
+        name=scores.clients[members[0]] if isinstance(members, list) else "",
+        n_samples=int(scores.n_samples[members].sum()),
         alone=_mean(alone),
-        joined=_mean(joined),
+        joined=_mean(together),
         constant=_mean(constant),
         gain=None,
         answer="unclear",
         reason="undefined",
-        methods=methods_within_noise(series.validation, ratio, rope, min_std),
+        methods=methods_within_noise(
+            {name: _mean_over(values[:, members], axis=1) for name, values in scores.validation.items()}, ratio, rope, min_std
+        ),
     )
-    if repeats.sum() < required_repeats(len(repeats)):
+    if defined.sum() < required_repeats(scores.n_repeats):
         return verdict
-    gain = measure_gain(joined - alone, ratio, rope, min_std)
+    alone, together, constant = alone[defined], together[defined], constant[defined]
+    gain = measure_gain(together - alone, ratio, rope, min_std)
     verdict = replace(verdict, gain=gain)
-    if not any(measure_gain(arm - constant, ratio, rope, min_std).answer == "yes" for arm in (alone, joined)):
+    if not any(measure_gain(arm - constant, ratio, rope, min_std).answer == "yes" for arm in (alone, together)):
         return replace(verdict, reason="no signal")  # differences between models that have learnt nothing mean nothing
     if gain.answer != "unclear":
         return replace(verdict, answer=gain.answer, reason="")
     more = None
-    if series.curves is not None and series.sizes is not None:
+    if curves is not None:
+        at_alone, at_joined = (
+            np.stack([_mean_of(scores, members, values) for values in curve.swapaxes(0, 1)], axis=1)[defined]
+            for curve in (curves.alone, curves.joined)
+        )  # (repeats, fractions)
         more = estimate_samples(
-            series.sizes,
-            series.curves[0][repeats],
-            series.curves[1][repeats],
-            joined - alone,
+            curves.fractions * scores.n_train[members].sum(),
+            at_alone,
+            at_joined,
+            together - alone,
             rope=rope,
             clear=CLEAR,
             test_train_ratio=ratio,
             min_std=min_std,
-            best=series.best_score,
+            best=scores.best_score,
             seed=seed,
         )
     return replace(verdict, reason="noise", more_samples=more)
@@ -397,9 +340,9 @@ def required_repeats(n_repeats: int) -> float:
 
 def average_gain(scores: Scores, differences: Floats, rope: float) -> Gain | None:
     """Return the gain on average over the clients that can be judged; None if there are too few repeats."""
-    values = _average(scores, differences)
+    values = _mean_of(scores, ALL, differences)
     values = values[~np.isnan(values)]
-    ratio, min_std = _average_settings(scores)
+    ratio, min_std = _settings_of(scores, ALL)
     return measure_gain(values, ratio, rope, min_std) if len(values) >= MIN_REPEATS else None
 
 
@@ -434,19 +377,20 @@ def methods_within_noise(
 
 def mean_of_clients(scores: Scores, values: Floats) -> float:
     """Return the mean over repeats of the average over the clients that can be judged."""
-    return _mean(_average(scores, values))
+    return _mean(_mean_of(scores, ALL, values))
 
 
-def _average(scores: Scores, values: Floats) -> Floats:
-    """Return the mean over the clients that can be judged and for which the metric is defined, (repeats,)."""
-    return _mean_over(np.where(scores.defined, values, np.nan)[:, scores.judged], axis=1)
+def _mean_of(scores: Scores, members: Members, values: Floats) -> Floats:
+    """Return the mean over the members that can be judged and for which the metric is defined, (repeats,)."""
+    return _mean_over(np.where(scores.defined & scores.judged, values, np.nan)[:, members], axis=1)
 
 
-def _average_settings(scores: Scores) -> tuple[float, float]:
-    """Return the ratio of test to other samples and the lowest standard deviation of the average over clients."""
-    judged = scores.judged if scores.judged.any() else np.ones(len(scores.clients), dtype=bool)
-    ratio = float(scores.n_test[judged].sum() / (scores.n_samples - scores.n_test)[judged].sum())
-    return ratio, float(np.sqrt((scores.min_std[judged] ** 2).sum()) / judged.sum())
+def _settings_of(scores: Scores, members: Members) -> tuple[float, float]:
+    """Return the ratio of test to other samples and the lowest standard deviation of the mean over the judged members."""
+    judged = scores.judged[members]
+    judged = judged if judged.any() else ~judged
+    n_test, n_samples, min_std = (each[members][judged] for each in (scores.n_test, scores.n_samples, scores.min_std))
+    return float(n_test.sum() / (n_samples - n_test).sum()), float(np.sqrt((min_std**2).sum()) / judged.sum())
 
 
 def _mean(values: Floats) -> float:

@@ -29,6 +29,7 @@ from gpfl.experiments.advice import (
     required_repeats,
 )
 from gpfl.experiments.compare import MethodVariant, parse_methods
+from gpfl.experiments.pairwise import metric_sign
 from gpfl.experiments.repeats import RepeatedResults, RepeatRecord, run_repeats
 from gpfl.experiments.trials import CallbackFactory
 from gpfl.federation import Federation, Partition, partition_table
@@ -322,7 +323,7 @@ def collect_scores(results: RepeatedResults, draw: ClientSplits, metric: str) ->
         metric=metric,
         validation=validation,
         test=test,
-        constant=_sign(metric) * np.array([score_constant(each, metric) for each in federations.values()]),
+        constant=metric_sign(metric) * np.array([score_constant(each, metric) for each in federations.values()]),
         n_samples=sizes[0].sum(0),
         n_test=sizes[:, SPLITS.index("test")].mean(0),
         n_train=sizes[:, SPLITS.index("train")].mean(0),
@@ -390,16 +391,12 @@ def _client_scores(
         [records[repeat].value(metric, split, client) for client in clients] if repeat in records else missing
         for repeat in repeats
     ]
-    return _sign(metric) * np.array(values, dtype=np.float64)
-
-
-def _sign(metric: str) -> float:
-    return -1.0 if METRICS[metric].lower_is_better else 1.0
+    return metric_sign(metric) * np.array(values, dtype=np.float64)
 
 
 def _to_lists(values: Floats, metric: str) -> list[object]:
     """Return scores as metric values for JSON, which has no NaN."""
-    lists: list[object] = np.where(np.isnan(values), None, _sign(metric) * values).tolist()  # type: ignore[call-overload]
+    lists: list[object] = np.where(np.isnan(values), None, metric_sign(metric) * values).tolist()  # type: ignore[call-overload]
     return lists
 
 
@@ -410,7 +407,7 @@ def _verdict_dict(verdict: Verdict, metric: str) -> dict[str, object]:
         "samples": verdict.n_samples,
         "answer": verdict.answer,
         "reason": verdict.reason,
-        **{name: None if math.isnan(value) else _sign(metric) * value for name, value in means.items()},
+        **{name: None if math.isnan(value) else metric_sign(metric) * value for name, value in means.items()},
         "gain": gain and dataclasses.asdict(gain),
         "best_methods": list(verdict.methods),
         "samples_factor": more and dataclasses.asdict(more),

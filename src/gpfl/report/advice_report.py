@@ -78,7 +78,7 @@ class AdviceReport:
         if average.reason == "noise":
             return f"{text}; {self.describe_more(average)}"
         versus = self.advice.personal_gain
-        if versus is not None and (self.advice.choice == "global" or versus.answer == "yes"):
+        if versus is not None and self.advice.choice in ("global", "personalised"):
             also = f"gain more than {rope} over one global model with a probability of {_percent(versus.better)}"
             text += f", and personalised models {also}"
         return text
