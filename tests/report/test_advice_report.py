@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from gpfl.experiments.advice import Scores, give_advice
 from gpfl.experiments.advise import AdviceResult, MethodCost
+from gpfl.experiments.learning_curve import SampleEstimate
 from gpfl.report.advice_report import AdviceReport
 from gpfl.training import config as configs
 
@@ -62,6 +64,20 @@ def test_recommendation_is_one_sentence(means: dict[str, list[float]], sentence:
     assert sentence in text
     assert text.endswith(".")
     assert ". " not in text
+
+
+def test_staying_alone_is_not_argued_for_with_personalised_models() -> None:
+    assert "personalised" not in report_of(ALONE).sentence
+
+
+def test_samples_for_a_clear_answer_are_a_number_of_samples_more() -> None:
+    report = report_of({"local": [0.8, 0.8], "fedavg": [0.82, 0.82]}, std=0.08)
+    verdict = replace(report.advice.average, more_samples=SampleEstimate(2.5, 1.2, 4.0))
+    assert verdict.n_samples == 800
+    assert report.describe_more(verdict) == (
+        "about 1,200 samples more, 2.5 times as many at every client, are expected to make it clear "
+        "(160 to 2,400 more in the middle half of resamples)"
+    )
 
 
 def test_noise_and_missing_signal_are_told_apart() -> None:

@@ -411,4 +411,9 @@ def _verdict_dict(verdict: Verdict, metric: str) -> dict[str, object]:
         "gain": gain and dataclasses.asdict(gain),
         "best_methods": list(verdict.methods),
         "samples_factor": more and dataclasses.asdict(more),
+        "samples_more": more
+        and {
+            key: round((factor - 1) * verdict.n_samples)
+            for key, factor in zip(("expected", "low", "high"), dataclasses.astuple(more), strict=True)
+        },
     }

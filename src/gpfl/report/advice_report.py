@@ -13,6 +13,7 @@ from gpfl.core.metrics import METRICS
 from gpfl.errors import pluralize
 from gpfl.experiments.advice import ALONE, CLEAR, GLOBAL_METHODS, Gain, Verdict
 from gpfl.experiments.advise import AdviceResult, MethodCost
+from gpfl.experiments.learning_curve import SampleEstimate
 from gpfl.models.custom import net_name
 from gpfl.report.pages import render, write_texts
 from gpfl.report.plotting import annotate, figure_style, new_figure, printable
@@ -126,9 +127,10 @@ class AdviceReport:
         if more is None:
             why = f" ({self.result.no_curves})" if self.result.curves is None else ""
             return f"how many more samples would make it clear cannot be told{why}"
+        count, low, high = _extra_samples(verdict.n_samples, more)
         return (
-            f"about {_factor(more.factor)} times the samples at every client would probably make it clear "
-            f"({_factor(more.low)} to {_factor(more.high)} times in the middle half of resamples)"
+            f"about {count} samples more, {more.factor:.1f} times as many at every client, are expected to make it clear "
+            f"({low} to {high} more in the middle half of resamples)"
         )
 
     # Tables.
@@ -148,7 +150,7 @@ class AdviceReport:
             ResultColumn("of no\ndifference", hide=4): lambda each: _percent(each.gain.same) if each.gain else None,
             ResultColumn("join?"): lambda each: Bold(UNCLEAR.get(each.reason, each.answer)),
             ResultColumn("best methods\nwithin noise", hide=5): self._methods_cell,
-            ResultColumn("samples for a\nclear answer", hide=1): self._more_cell,
+            ResultColumn("samples more for\na clear answer", hide=1): self._more_cell,
         }
         clients = self._extremes(max_clients) if max_clients else self.advice.clients
         notes = [
@@ -156,7 +158,8 @@ class AdviceReport:
             f"{', so that a lower ' + self.metric.label + ' is a gain' if self.metric.lower_is_better else ''}. A gain or loss "
             f"counts if it is larger than {self._amount(self.result.rope)} (--rope), otherwise there is no difference. "
             "Joining: with the method that is best on the validation samples of a repeat. No signal: no model is clearly "
-            "better than always predicting the class frequencies, so that gains mean nothing."
+            "better than always predicting the class frequencies, so that gains mean nothing. All clients "
+            "have the same weight in the average."
         ]
         if len(clients) < len(self.advice.clients):
             notes.append(f"Of {len(self.advice.clients)} clients those with the smallest and the largest gains.")
@@ -303,7 +306,8 @@ class AdviceReport:
         more = verdict.more_samples
         if more is None:
             return "cannot tell"
-        return f"× {_factor(more.factor)} ({_factor(more.low)} to {_factor(more.high)})"
+        count, low, high = _extra_samples(verdict.n_samples, more)
+        return f"{count} ({low} to {high})"
 
     def _methods_cell(self, verdict: Verdict) -> str | None:
         excluded = [name for name in self.result.costs if name not in verdict.methods]
@@ -330,5 +334,6 @@ def _percent(probability: float) -> str:
     return "< 1 %" if percent < 1 else "> 99 %" if percent > 99 else f"{percent:.0f} %"
 
 
-def _factor(value: float) -> str:
-    return f"{value:.1f}" if value < 10 else f"{value:.0f}"
+def _extra_samples(n_samples: int, estimate: SampleEstimate) -> list[str]:
+    """Return the samples more that an estimate means, and the ends of its range, with two significant digits."""
+    return [f"{float(f'{(factor - 1) * n_samples:.2g}'):,.0f}" for factor in (estimate.factor, estimate.low, estimate.high)]
