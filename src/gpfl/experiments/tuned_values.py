@@ -72,7 +72,7 @@ class SearchResult:
             candidates = [each for each in read_candidates(folder, study["space"]) if each.finished]
             result = study.pop("result", {})
             candidates = candidates[: cast(int, result.get("candidates", len(candidates)))]
-            budget = cast(int, result.get("budget", len(candidates)))  # searches once did not record it
+            budget = cast(int, result.get("budget", len(candidates)))  # old searches lack it
             return cls(folder.name, study, candidates, budget, str(result.get("note", "")))
 
     @property
@@ -170,11 +170,11 @@ class TunedValues:
                     study[section][key]
         return cls(folder, searches, values)
 
-    def config_for(self, method: str, given: ConfigDict, column: str) -> ConfigDict:
+    def config_for(self, method: str, settings: ConfigDict, column: str) -> ConfigDict:
         """Return the tuned options of a method. Raise if it was not searched under the config of this column of a table."""
         if method not in self.values:
             raise GpflError(f"--tuned {self.folder} holds no search of {method}: search it with the same budget, or omit it")
-        config, study = configs.resolve_config(given), self.searches[method].study
+        config, study = configs.resolve_config(settings), self.searches[method].study
         complete = config.sections()
         if config.net and math.isnan(config.train.lr):
             complete["train"]["lr"] = config.net.lr

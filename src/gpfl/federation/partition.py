@@ -47,7 +47,7 @@ class Partition:
     def apply(self, table: Table, split_seed: int | None = None) -> dict[str, tuple[Indices, Indices, Indices]]:
         """Return the training, validation and test samples of each client that takes part.
 
-        Another `split_seed` than the partition's gives the same clients with other training, validation and test samples.
+        With `split_seed` the clients stay the same and the split into training, validation and test samples changes.
         """
         if self.rng == "pfllib":
             return self._apply_pfllib(table)
@@ -57,7 +57,7 @@ class Partition:
         }
 
     def select_clients(self, table: Table) -> dict[str, Indices]:
-        """Return the samples of the clients that take part: all, or a random choice that grows with its number."""
+        """Return the samples of the clients that take part: all, or a random subset; a larger subset contains a smaller one."""
         self.validate()
         if table.splits is not None and self.test_fraction != Partition.test_fraction:
             raise GpflError(
@@ -197,7 +197,10 @@ class Pathological(Partition):
     def _draw_sizes(
         self, label: int, members: int, holders: int, classes: int, rng: np.random.Generator | np.random.RandomState
     ) -> Indices:
-        """Return the samples of a class for all its clients but the last, which takes the rest: [max(q/10, 40/U), q)."""
+        """Return how many samples of a class each of its clients gets; the last one, left out, takes the rest.
+
+        The numbers are uniform in [max(q/10, 40/U), q), where q is the mean and U the number of classes.
+        """
         mean = members / holders
         pfllib = isinstance(rng, np.random.RandomState)
         low, high = int(max(mean / 10, pfllib_partition.MIN_SAMPLES / classes, 0 if pfllib else 1)), int(mean)

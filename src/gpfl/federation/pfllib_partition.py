@@ -1,4 +1,4 @@
-"""The partitions of the authors' code (PFLlib), number by number, with numpy's legacy generator.
+"""The partitions of the authors' code (PFLlib), sample for sample, with numpy's legacy generator.
 
 With seed 1 and the published files these are the partitions that their scripts make. One stream of random numbers first
 assigns samples to clients, then splits each client's samples into test and training.
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gpfl.core.local_round import Indices
 from gpfl.errors import GpflError
 
-MIN_SAMPLES = 40  # samples that every client of a Dirichlet partition gets: a batch of 10 for testing
+MIN_SAMPLES = 40  # smallest client of a Dirichlet partition: a quarter of it, for testing, is one batch of 10
 
 SHUFFLED_DATA = ("amazon",)  # data whose clients are shuffled before they are split
 

@@ -99,10 +99,10 @@ class GPFLVariant(GPFL):
         return upload, new_private
 
     def aggregate(self, shared: Tree, mean: Tree) -> Tree:
-        """Return the means, and the embeddings before them."""
+        """Return the shared state after aggregation, with the previous embeddings."""
         state = super().aggregate(shared, mean)
         return {**state, "previous_gce": {"weight": embeddings_of(shared)}} if self.has_stale_contexts else state
 
     def routes(self, model: Model, f: Tensor) -> dict[str, Tensor]:
-        """Return features through the valve under each context; without a valve they stay as they are."""
+        """Return the valve's output for each context; without a valve, the features themselves."""
         return {"g": f, "p": f} if "cov" in self.without else super().routes(model, f)

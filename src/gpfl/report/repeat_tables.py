@@ -102,7 +102,7 @@ class RepeatReport:
         return compare_with(self.results, self.metric, reference, [score.method for score in self.scores])
 
     def describe_test(self, n_pairs: int) -> str:
-        """Return the sentence that names and explains the intervals of p-values that are corrected for some pairs."""
+        """Return the sentence that explains intervals and p-values, which are corrected for `n_pairs` pairs."""
         n, ratio = len(self.results.repeats), self.results.test_train_ratio()
         return (
             "Intervals and p-values are those of the corrected resampled t-test (Nadeau and Bengio, 2003): training sets of "

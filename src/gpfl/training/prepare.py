@@ -27,7 +27,7 @@ def prepare(
 ) -> tuple[Config, RunSpec]:
     """Return the config with all values that depend on the net or the data, and the run it describes.
 
-    `net` is given if the config has none.
+    `net` is a custom network, for which the config has no section.
     """
     if config.run.select == "validation" and not federation.has_validation:
         raise GpflError(
