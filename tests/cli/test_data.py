@@ -123,14 +123,14 @@ def test_a_dataset_inside_a_package_needs_no_download(command: Command) -> None:
 # show
 
 
-def test_show_prints_sizes_and_draws_the_picture(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_prints_sizes_and_draws_the_figure(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     result = command("data", "show", "--data", "digits", "--clients", 5, "--classes-per-client", 3, "--out", "bubbles.png")
     assert result.code == 0, result.err
     assert "Federation of 5 clients on 'digits'" in result.out
     assert Path("bubbles.png").read_bytes().startswith(b"\x89PNG")
     paths: list[Path] = []
     monkeypatch.setattr(figures, "draw_class_counts", lambda counts, path: paths.append(path))
-    assert command("data", "show", "--data", "toy", "--out", "deep/er.svg").out.endswith("Picture: deep/er.svg\n")
+    assert command("data", "show", "--data", "toy", "--out", "deep/er.svg").out.endswith("Figure: deep/er.svg\n")
     assert paths == [Path("deep/er.svg")]
 
 
@@ -152,7 +152,7 @@ def test_show_prints_the_profile_of_columns_before_anything_else(command: Comman
     places = [result.out.index(f"\n{title}") if title != "Columns" else result.out.index(title) for title in titles]
     assert places == sorted(places)
     assert places[0] == 0
-    assert result.out.endswith("Picture: federation.png\n")
+    assert result.out.endswith("Figure: federation.png\n")
 
 
 def test_show_prints_the_profile_even_if_the_rows_cannot_be_divided(command: Command) -> None:

@@ -464,9 +464,9 @@ def test_cell_that_cannot_be_divided_fails_alone(command: Command, monkeypatch: 
     ("given", "words"),
     [
         ("toyss", "unknown experiment 'toyss'; did you mean 'toys'?"),
-        ("toys --cells toy/hole", "--cells names 'toy/hole', which is no cell here; did you mean 'toy/whole'?"),
+        ("toys --cells toy/hole", "--cells names 'toy/hole', which is not a cell; did you mean 'toy/whole'?"),
         ("toys --cells toy/whole,", "it must be names separated by commas"),
-        ("toys --methods gpfll", "--methods names 'gpfll', which is no method; did you mean 'gpfl'?"),
+        ("toys --methods gpfll", "--methods names 'gpfll', which is not a method; did you mean 'gpfl'?"),
         ("toys --methods ablations", "toys has no row of --methods ablations; its rows are fedavg, fedper, gpfl"),
         (
             "toys fair --methods fedper --cells toy/again",

@@ -125,10 +125,10 @@ def cifar(split: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("--methods GPFL", "--methods names 'GPFL', which is no method; did you mean 'gpfl'?"),
-        ("--methods FedAvg,gpfl", "--methods names 'FedAvg', which is no method; did you mean 'fedavg'?"),
+        ("--methods GPFL", "--methods names 'GPFL', which is not a method; did you mean 'gpfl'?"),
+        ("--methods FedAvg,gpfl", "--methods names 'FedAvg', which is not a method; did you mean 'fedavg'?"),
         ("--methods Per-FedAvg", "did you mean 'perfedavg'?"),
-        ("--cells TOY/whole", "--cells names 'TOY/whole', which is no cell here; did you mean 'toy/whole'?"),
+        ("--cells TOY/whole", "--cells names 'TOY/whole', which is not a cell; did you mean 'toy/whole'?"),
         ("--cells TOY", "did you mean 'toy'?"),
         ("--cells toy/hole", "did you mean 'toy/whole'?"),
         ("--set train.lr=abc", "toy/whole fedavg: train.lr is 'abc'; it must be a number"),

@@ -182,7 +182,7 @@ def test_concurrent_candidates_score_as_single_ones(command: Command, monkeypatc
 
     monkeypatch.setattr(tuning, "execute_trials", execute)
     arguments = ("tune", "ditto", *TOY, "--budget", 4, "--seeds", "0,1")
-    assert command(*arguments, "--at-once", 4, "--out", "concurrent").code == 0
+    assert command(*arguments, "--n-concurrent", 4, "--out", "concurrent").code == 0
     assert sum(sizes) == 8
     assert max(sizes) > 2, "candidates that differ only in floats train at the same time"
     sizes.clear()
@@ -254,12 +254,12 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 @pytest.mark.parametrize("runs", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_interrupted_search_resumes_exactly(command: Command, interrupt_after: Callable[[int], None], runs: int) -> None:
-    arguments = ("tune", "fedprox", *TOY, "--budget", 5, "--at-once", 2, "--out")
+    arguments = ("tune", "fedprox", *TOY, "--budget", 5, "--n-concurrent", 2, "--out")
     assert command(*arguments, "complete").code == 0
     interrupt_after(runs)
     result = command(*arguments, "cut")
     assert result.code == 130
-    resume = "gpfl tune fedprox --data toy --rounds 2 --budget 5 --at-once 2 --out cut"
+    resume = "gpfl tune fedprox --data toy --rounds 2 --budget 5 --n-concurrent 2 --out cut"
     assert result.err == f"gpfl: stopped; resume with: {resume}\n"
     assert len(read_candidates("cut/fedprox")) < 5
     assert command(*arguments, "cut").code == 0
@@ -285,7 +285,7 @@ def test_finished_search_trains_nothing_and_a_larger_budget_continues_it(command
 def test_interrupted_larger_budget_leaves_the_result_unchanged(
     command: Command, interrupt_after: Callable[[int], None]
 ) -> None:
-    arguments = ("tune", "fedprox", *TOY, "--at-once", 1, "--out", "t", "--budget")
+    arguments = ("tune", "fedprox", *TOY, "--n-concurrent", 1, "--out", "t", "--budget")
     assert command(*arguments, 2).code == 0
     result = read_result("t/fedprox")
     assert (result["budget"], result["candidates"]) == (2, 2)
@@ -299,9 +299,9 @@ def test_interrupted_search_has_no_command_in_the_table_and_lost_candidates_are_
     command: Command, interrupt_after: Callable[[int], None]
 ) -> None:
     interrupt_after(2)
-    arguments = ("tune", "fedprox", *TOY, "--budget", 4, "--at-once", 1, "--out", "t")
+    arguments = ("tune", "fedprox", *TOY, "--budget", 4, "--n-concurrent", 1, "--out", "t")
     assert command(*arguments).code == 130
-    assert command("tune", "ditto", *TOY, "--budget", 1, "--at-once", 1, "--out", "t").code == 0
+    assert command("tune", "ditto", *TOY, "--budget", 1, "--n-concurrent", 1, "--out", "t").code == 0
     assert "- fedprox: the search has not finished, or its command was not recorded." in Path("t/table.md").read_text()
     assert command(*arguments).code == 0
     Path("t/fedprox/candidates.jsonl").unlink()
@@ -360,7 +360,7 @@ def test_table_shows_other_searches_with_the_budget_of_their_choice(command: Com
     [
         ("gpfll", "methods is 'gpfll'; did you mean 'gpfl'?"),
         ("gpfl --budget 0", "Invalid value for '--budget': 0 is not in the range x>=1."),
-        ("gpfl --at-once 0", "Invalid value for '--at-once': 0 is not in the range x>=1."),
+        ("gpfl --n-concurrent 0", "Invalid value for '--n-concurrent': 0 is not in the range x>=1."),
         (
             "gpfl --validation-fraction 0",
             "scored on validation samples, but no client has any: set --validation-fraction, such as 0.2",

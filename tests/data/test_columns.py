@@ -56,7 +56,7 @@ BAD = {
     ),
     "range": ("[[column]]\nname = 'a'\nlow = 3\nhigh = 3", "column 'a' has the range 3 to 3; low must be below high"),
     "bound": ("[[column]]\nname = 'a'\nlow = 'x'", "column 'a' has low = 'x', which is neither a number nor a date"),
-    "infinity": ("[[column]]\nname = 'a'\nlow = inf", "column 'a' has low = inf, which is no finite number"),
+    "infinity": ("[[column]]\nname = 'a'\nlow = inf", "column 'a' has low = inf, which is not a finite number"),
     "name twice": ("[[column]]\nname = 'a'\n[[column]]\nname = 'a'", "two columns are named 'a'; give each its own name"),
     "no name": ("[[column]]\nkind = 'numeric'", "a column without a name"),
     "categories": (

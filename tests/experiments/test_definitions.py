@@ -90,8 +90,8 @@ def test_columns_are_named_by_key_by_half_a_key_and_by_pattern() -> None:
 
 WRONG = {
     'measure = "accurate"': "measure is 'accurate'; did you mean 'accuracy'?",
-    'rows = ["fedavgg"]': "the row 'fedavgg' is no method; did you mean 'fedavg'?",
-    'rows = [{ label = "mine", name = "none" }]': "is no method",
+    'rows = ["fedavgg"]': "the row 'fedavgg' is not a method; did you mean 'fedavg'?",
+    'rows = [{ label = "mine", name = "none" }]': "is not a method",
     "rows = 3": "one.toml is not an experiment",
     "tittle = 1": "unknown key 'tittle'; did you mean 'title'?",
     "columns = [1]": "one.toml is not an experiment",

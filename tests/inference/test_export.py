@@ -201,12 +201,12 @@ def test_a_column_named_as_an_output_keeps_its_name(tmp_path: Path) -> None:
     assert [each.name for each in session.get_outputs()] == ["probabilities", "prediction_"]
 
 
-# Pictures, texts and arrays.
+# Images, texts and arrays.
 
 
 @every_format
 @pytest.mark.parametrize(("net", "channels"), [(CNN4(hidden=16), 1), pytest.param(ResNet18(), 3, marks=pytest.mark.slow)])
-def test_pictures(net: CNN4 | ResNet18, channels: int, format: str, tmp_path: Path) -> None:
+def test_images(net: CNN4 | ResNet18, channels: int, format: str, tmp_path: Path) -> None:
     model = make_model(net, InputSpec((channels, 18, 20), "pixels", 255), ImageFormat(channels, 18, 20, resize=True))
     sizes, modes = ((20, 18), (33, 21), (20, 18)), ("RGB", "RGB", "L")
     files = [tmp_path / f"{k}.png" for k in range(3)]
@@ -216,7 +216,7 @@ def test_pictures(net: CNN4 | ResNet18, channels: int, format: str, tmp_path: Pa
 
 
 @every_format
-def test_a_picture_of_another_size_is_an_error(format: str, tmp_path: Path) -> None:
+def test_a_image_of_another_size_is_an_error(format: str, tmp_path: Path) -> None:
     model = make_model(CNN4(hidden=4), InputSpec((3, 18, 20), "pixels", 255), ImageFormat(3, 18, 20))
     model.export(tmp_path / "out", format)
     write_image(tmp_path / "a.png", 0, size=(21, 18))

@@ -263,10 +263,10 @@ def test_rows_without_a_label_are_left_out_on_request(run: Path, tmp_path: Path)
     )
 
 
-# Texts, pictures and arrays.
+# Texts, images and arrays.
 
 
-def test_pictures_are_predicted_by_folder_and_listed_by_file(tmp_path: Path) -> None:
+def test_images_are_predicted_by_folder_and_listed_by_file(tmp_path: Path) -> None:
     for client in ("a", "b"):
         for k in range(12):
             write_image(tmp_path / "train" / client / ("cat", "dog")[k % 2] / f"{k}.png", k)

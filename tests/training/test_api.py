@@ -390,7 +390,7 @@ def test_file_that_is_no_model_is_an_error(tmp_path: Path) -> None:
     gpfl.fit("gpfl", toy_federation(), net="mlp", out=tmp_path, **FAST)
     with pytest.raises(gpfl.GpflError, match="is not a client's model of gpfl"):
         gpfl.load_model(tmp_path / "checkpoint.safetensors")
-    with pytest.raises(gpfl.GpflError, match=r"config.toml is no model: give the folder of a run"):
+    with pytest.raises(gpfl.GpflError, match=r"config.toml is not a model: give the folder of a run"):
         gpfl.load_model(tmp_path / "config.toml")
     with pytest.raises(gpfl.GpflError, match=r"there is no run or model .*nowhere.safetensors"):
         gpfl.load_model(tmp_path / "nowhere.safetensors")

@@ -177,7 +177,7 @@ def test_the_files_are_read_as_those_of_the_run(tmp_path: Path) -> None:
     )
 
 
-def test_pictures_and_arrays_of_a_new_client(tmp_path: Path) -> None:
+def test_images_and_arrays_of_a_new_client(tmp_path: Path) -> None:
     for client in ("a", "b", "west"):
         for k in range(12):
             write_image(tmp_path / ("new" if client == "west" else "train") / client / ("cat", "dog")[k % 2] / f"{k}.png", k)

@@ -38,7 +38,7 @@ from gpfl.training import config as configs
     "--repeats",
     type=click.IntRange(min=2),
     metavar="N",
-    help="Draw training and test samples (and a synthetic partition) anew N times, in place of --seeds.",
+    help="Draw training and test samples (and a synthetic partition) N times, in place of --seeds.",
 )
 @set_option("Set any option of the config, or of one method, such as fedprox.mu=0.01.")
 @config_options("data", "partition", "net", "train", "defence", "run", omit=("run.seed",))
@@ -54,7 +54,7 @@ def compare(
 ) -> None:
     """Train several methods on one federation or on repeated splits.
 
-    Prints one table; runs in the folder that are finished are not run again.
+    Prints one table. Finished runs in the folder are reused.
     """
     if repeats and click.get_current_context().get_parameter_source("seeds") == ParameterSource.COMMANDLINE:
         raise GpflError("--repeats gives every repeat a split and a seed of its own: leave out --seeds, or --repeats")
@@ -83,7 +83,7 @@ def compare(
     for label, text in diverged.items():
         print_error(f"{label}: {text}; other settings need another --out")
     if diverged:
-        process_group().barrier()  # a process that ended before the first has printed would take it along
+        process_group().barrier()  # a process that exited earlier would abort the main one before it has printed
         raise click.exceptions.Exit(1)
 
 

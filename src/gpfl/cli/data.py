@@ -93,14 +93,14 @@ def _download(published: PublishedDataset) -> str:
 
 @data.command
 @click.argument("name", cls=Argument, metavar="[DATA]", required=False, help="Dataset, file or folder; the same as --data.")
-@option("--out", default="federation.png", metavar="FILE", help="Picture to write: .png, .pdf or .svg.")
+@option("--out", default="federation.png", metavar="FILE", help="Figure to write: .png, .pdf or .svg.")
 @click.option(
     "--write-schema",
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="Write the columns and classes, to edit for --schema.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON, and draw no picture.")
+@click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON, and draw no figure.")
 @config_options("data", "partition")
 def show(
     name: str | None, out: str, write_schema: Path | None, as_json: bool, federation: str | None, **values: object
@@ -109,17 +109,17 @@ def show(
 
     The profile of a table has the range or categories, the missing values and the drift of each column at each client.
     """
-    picture = Path(out)
-    plotting.check_image_path(picture)
+    figure = Path(out)
+    plotting.check_image_path(figure)
     if name is not None and values["data__name"] is not None:
         raise GpflError(f"both {name} and --data {values['data__name']} name the data: leave one out")
     values["data__name"] = values["data__name"] or name
-    given = load_config(None, parse_options(values), federation, "data show")
+    settings = load_config(None, parse_options(values), federation, "data show")
     try:
-        config = configs.resolve_config(given)
+        config = configs.resolve_config(settings)
     except GpflError:
         if not as_json:
-            _print_profile_despite_missing_values(given)
+            _print_profile_despite_missing_values(settings)
         raise
     if as_json and write_schema is not None:
         raise GpflError("--json prints the profile alone: leave out --write-schema")
@@ -144,8 +144,8 @@ def show(
     table_console().print(_split_table(loaded))
     for warning in loaded.data_warnings():
         print_line(warning)
-    figures.draw_class_counts(ClassCounts.from_federation(loaded), picture)
-    print_line(f"Picture: {out}")
+    figures.draw_class_counts(ClassCounts.from_federation(loaded), figure)
+    print_line(f"Figure: {out}")
 
 
 def _split_table(federation: Federation) -> ResultTable:
@@ -184,14 +184,13 @@ def _print_profile(table: Table, clients: Mapping[str, Indices]) -> None:
             table_console().print(result)
 
 
-def _print_profile_despite_missing_values(given: ConfigDict) -> None:
-    """Print the profile of the user's files if it is only missing values or unreadable cells that are errors."""
-    settings: dict[str, object] = {"missing": "mean", "missing_labels": "drop", "unreadable": "missing"}
-    settings = {**given.get("data", {}), **settings}
-    name = str(settings.pop("name", ""))
+def _print_profile_despite_missing_values(settings: ConfigDict) -> None:
+    """Print the profile of the user's files unless they have other errors than missing values or unreadable cells."""
+    options = {**settings.get("data", {}), "missing": "mean", "missing_labels": "drop", "unreadable": "missing"}
+    name = str(options.pop("name", ""))
     if name not in DATASETS:
         with suppress(GpflError):
-            table = find_dataset(name, settings).load()
+            table = find_dataset(name, options).load()
             _print_profile(table, natural_clients(table))
 
 

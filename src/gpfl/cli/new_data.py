@@ -72,7 +72,7 @@ def output_option(description: str, default: str | None = None) -> Decorator:
 
 
 def make_read_options(unseen: str | None, unreadable: str, text_columns: Sequence[str], missing: str = "error") -> ReadOptions:
-    """Return the reading that the flags of `read_options` choose."""
+    """Return how to read new data, from the flags of `read_options`."""
     return ReadOptions(
         unseen=unseen or "",
         unreadable="missing" if unreadable == "missing" else "error",

@@ -41,10 +41,10 @@ RECORDS: Mapping[str, Mapping[str, type]] = {
 """The dataclasses behind each section of a config. Of two options with one name, the earlier section has the plain flag."""
 
 PREFIXED = {("partition", "rng")}
-"""Options whose flag has its section before it although no other section has the name."""
+"""Options whose flag starts with the section although no other section has an option of that name."""
 
 ALL_RECORDS = {**RECORDS, "attack": {"": AttackPlan}}
-"""RECORDS, and the options of attacks, which no config has."""
+"""`RECORDS` and the options of attacks, which are not part of a config."""
 
 HEADINGS = {section: section.capitalize() for section in ALL_RECORDS} | {"train": "Training", "net": "Network"}
 """The heading of each section in the help."""
@@ -119,15 +119,15 @@ def _value_text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value) or "none"
 
 
-class Chosen(NamedTuple):
-    """What a command line chooses for a section of a config: a dataclass, and the dataset's values for it."""
+class SectionChoice(NamedTuple):
+    """The dataclass that a command line selects for a section of a config, and the dataset's defaults for it."""
 
     name: str
     record: type
     values: Mapping[str, object]
 
 
-def chosen_records(ctx: click.Context) -> dict[str, Chosen]:
+def chosen_records(ctx: click.Context) -> dict[str, SectionChoice]:
     """Return what the command line of a context chooses for each section; a dataset without options has none."""
     flags: Mapping[str, Any] = ctx.command.make_parser(ctx).parse_args(list(ctx.meta["gpfl.arguments"]))[0]
     data = flags.get("data__name") or DEFAULT_NAMES["data"]
@@ -137,11 +137,11 @@ def chosen_records(ctx: click.Context) -> dict[str, Chosen]:
         values = defaults.get(section, {})
         name = flags.get(f"{section}__name") or str(values.get("name", DEFAULT_NAMES.get(section, "")))
         if section == "data" and name not in DATASETS:
-            chosen[section] = Chosen(name, FileDataset, {})
+            chosen[section] = SectionChoice(name, FileDataset, {})
         elif name in records:
             named = section in DEFAULT_NAMES
             values = known_defaults(defaults, section, name, records[name]) if named else values
-            chosen[section] = Chosen(name, records[name], values)
+            chosen[section] = SectionChoice(name, records[name], values)
         elif section != "data":
             raise GpflError(f"unknown {section} '{name}'; {did_you_mean(name, records)}")
     return chosen

@@ -52,7 +52,7 @@ def check_method_set(
 
 
 def merge(*layers: ConfigDict) -> ConfigDict:
-    """Return configs laid over each other, the last on top; a new name drops the options of the old one."""
+    """Merge configs: later ones override earlier ones, and a new name drops the options of the old one."""
     merged: ConfigDict = {}
     for layer in layers:
         for section, values in layer.items():

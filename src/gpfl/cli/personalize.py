@@ -66,7 +66,7 @@ def personalize(
 ) -> None:
     """Make a model for a client that was not in training.
 
-    The run's data must still be where they were. Nothing of the run changes, and no existing model is overwritten.
+    The data of the run must be where they were in training. The run itself and existing models do not change.
     """
     result = api.load(run)
     if out is not None:

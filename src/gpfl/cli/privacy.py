@@ -288,7 +288,7 @@ def _check_defences(methods: Sequence[str], values: Mapping[str, Sequence[float]
         flag, default = f"--{key.replace('_', '-')}", getattr(NO_DEFENCE, key)
         for value in values.get(key, ()):
             if value == default or not spec.allows(value):
-                raise GpflError(f"{flag} is {value:g}; it must be {spec.limits}, and {default:g} is no defence")
+                raise GpflError(f"{flag} is {value:g}; it must be {spec.limits}, and {default:g} disables it")
     if epsilons and min(epsilons) <= 0:
         raise GpflError(f"--epsilon is {min(epsilons):g}; it must be above 0")
 

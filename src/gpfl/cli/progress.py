@@ -16,7 +16,7 @@ from rich.text import Text
 from gpfl.training.callbacks import Callback, RunInfo
 from gpfl.training.run_dir import MetricsRecord, metric
 
-LOG_INTERVAL = 10.0  # seconds between two lines of a run where the output is no terminal
+LOG_INTERVAL = 10.0  # seconds between two lines of a run when the output is not a terminal
 
 
 class ProgressReporter:

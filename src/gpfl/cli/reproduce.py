@@ -153,7 +153,7 @@ def reproduce(
     if "all" in experiments:
         print_line("All but privacy, which is made by attacks: gpfl reproduce privacy.")
     if failed:
-        process_group().barrier()  # a process that ended before the first has printed would take it along
+        process_group().barrier()  # a process that exited earlier would abort the main one before it has printed
         raise click.exceptions.Exit(1)
 
 
@@ -165,7 +165,7 @@ def _check_flags(settings: ConfigDict) -> None:
 
 
 def _check_table_name(name: str, experiments: Sequence[str], out: Path) -> str:
-    """Return the value of --table. Raise if it is no folder name, or if the folder holds something else."""
+    """Return the value of --table. Raise if it is not a folder name, or if the folder holds something else."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise GpflError(f"--table is '{name}'; it must be letters, digits, '-', '_' and '.', starting with a letter or digit")
     if len(experiments) > 1:

@@ -55,7 +55,11 @@ _POSITIVE = click.IntRange(min=1)
 @seeds_option("0", "Seeds of each candidate.")
 @click.option("--with-lr", is_flag=True, help="Search the learning rate as well, for every method.")
 @option(
-    "--at-once", default=4, type=_POSITIVE, metavar="N", help="Candidates to train at the same time, if the engine supports it."
+    "--n-concurrent",
+    default=4,
+    type=_POSITIVE,
+    metavar="N",
+    help="Candidates to train at once, if the engine supports it.",
 )
 @option("--search-seed", default=0, metavar="N", help="Seed of the sampler that proposes candidates.")
 @click.option("--keep-weights", is_flag=True, help="Keep the checkpoints and models of all candidates.")
@@ -68,7 +72,7 @@ def tune(
     budget: int,
     seeds: list[int],
     with_lr: bool,
-    at_once: int,
+    n_concurrent: int,
     search_seed: int,
     keep_weights: bool,
     out: Path | None,
@@ -94,7 +98,12 @@ def tune(
     resolved = configs.resolve_config({**settings, "method": {"name": names[0]}})
     folder = out or Path("runs") / f"{Path(resolved.data).stem}-tune"
     options = SearchOptions(
-        budget=budget, seeds=tuple(seeds), with_lr=with_lr, n_concurrent=at_once, seed=search_seed, keep_weights=keep_weights
+        budget=budget,
+        seeds=tuple(seeds),
+        with_lr=with_lr,
+        n_concurrent=n_concurrent,
+        seed=search_seed,
+        keep_weights=keep_weights,
     )
     print_data_warnings(resolved)
     with interruptible(same_command):

@@ -81,7 +81,7 @@ class ColumnSchema:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, object]) -> ColumnSchema:
-        """Return the column that `to_dict` wrote. Raise ValueError if it is anything else."""
+        """Return the column that `to_dict` wrote. Raise ValueError if it is invalid."""
         unknown = content.keys() - {"name", "kind", "categories", "low", "high"}
         if unknown:
             raise ValueError(f"unknown key '{min(unknown)}' of a column")
@@ -140,7 +140,7 @@ class Schema:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, object]) -> Schema:
-        """Return the schema that `to_dict` wrote. Raise ValueError if it is anything else."""
+        """Return the schema that `to_dict` wrote. Raise ValueError if it is invalid."""
         unknown = content.keys() - {"label", "classes", "declared", "column"}
         if unknown:
             raise ValueError(f"unknown key '{min(unknown)}'")
@@ -280,5 +280,5 @@ def _parse_bound(value: object, name: str, key: str) -> float | None:
     if isinstance(value, datetime.date):
         return days_since_epoch(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"column '{name}' has {key} = {value!r}, which is no finite number")
+        raise ValueError(f"column '{name}' has {key} = {value!r}, which is not a finite number")
     return float(value)

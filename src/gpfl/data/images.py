@@ -1,4 +1,4 @@
-"""Pictures as pixels of a model: decoding image files, and the format that a model takes."""
+"""Decode image files, and describe the images that a model takes."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ COLOUR = ("RGB", "RGBA", "P", "LA", "PA", "CMYK", "YCbCr", "RGBX")
 
 @dataclass(frozen=True)
 class ImageFormat:
-    """The pictures that a model takes."""
+    """The images that a model takes."""
 
-    channels: int  # 1 for grey, 3 for colour pictures. Others are converted
+    channels: int  # 1 for grey, 3 for colour images. Others are converted
     height: int  # height in pixels
     width: int  # width in pixels
-    resize: bool = False  # whether pictures of another size are resized; otherwise they are an error
+    resize: bool = False  # whether images of another size are resized; otherwise they are an error
 
     @property
     def is_grey(self) -> bool:
-        """Whether the model takes grey pictures."""
+        """Whether the model takes grey images."""
         return self.channels == 1
 
     def __str__(self) -> str:
         return f"{'grey' if self.is_grey else 'colour'} images of {self.width}×{self.height}"
 
     def read(self, files: Sequence[Path]) -> npt.NDArray[np.uint8]:
-        """Return pictures as bytes (pictures, channels, height, width)."""
+        """Return images as bytes (images, channels, height, width)."""
         x = np.empty((len(files), self.channels, self.height, self.width), dtype=np.uint8)
         for row, file in enumerate(files):
             pixels = decode(file, self.is_grey, (self.width, self.height))
@@ -48,15 +48,15 @@ class ImageFormat:
         return x
 
     def check(self, files: Sequence[Path]) -> int:
-        """Return how many colour pictures are read as grey. Raise if one cannot be read, or has another size."""
+        """Return how many colour images are read as grey. Raise if one cannot be read, or has another size."""
         colour = 0
         for file in files:
             mode, size = read_header(file)
             colour += self.is_grey and mode not in GREY
             if size != (self.width, self.height) and not self.resize:
                 raise GpflError(
-                    f"{file} is {size[0]}×{size[1]}; the model takes {self}: resize the picture, or train with --image-size, "
-                    "which resizes pictures"
+                    f"{file} is {size[0]}×{size[1]}; the model takes {self}: resize the image, or train with --image-size, "
+                    "which resizes images"
                 )
         return colour
 
@@ -66,10 +66,10 @@ class ImageFormat:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, object]) -> ImageFormat:
-        """Return the format that `to_dict` wrote. Raise GpflError if it is anything else."""
+        """Return the format that `to_dict` wrote. Raise GpflError if it is invalid."""
         channels, height, width, resize = (content.get(key) for key in ("channels", "height", "width", "resize"))
         if channels not in (1, 3) or not all(isinstance(n, int) and n > 0 for n in (channels, height, width)):
-            raise GpflError(f"this is no image format of gpfl: {content}")
+            raise GpflError(f"this is not an image format of gpfl: {content}")
         return cls(int(str(channels)), int(str(height)), int(str(width)), resize is True)
 
 

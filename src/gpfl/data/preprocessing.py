@@ -87,7 +87,7 @@ class NumericStatistics:
         return NUMBER_BYTES * numbers + (self.has_missing is not None)
 
     def describe(self) -> str:
-        """Return the content in words."""
+        """Return a description of the content."""
         parts = ["count", "mean"]
         parts += ["sum of squared deviations"] if self.squared_deviation is not None else []
         parts += [f"histogram of {len(self.histogram)} counts over the declared range"] if self.histogram else []
@@ -110,7 +110,7 @@ class CategoricalStatistics:
         return names + NUMBER_BYTES * len(self.counts) + (self.has_missing is not None)
 
     def describe(self) -> str:
-        """Return the content in words."""
+        """Return a description of the content."""
         parts = [] if self.categories is None else [pluralize(len(self.categories), "category name")]
         parts += [pluralize(len(self.counts), "count")] if self.counts else []
         parts += ["whether values are missing"] if self.has_missing is not None else []
@@ -141,7 +141,7 @@ class ClientStatistics:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, object]) -> ClientStatistics:
-        """Return the statistics that `to_dict` wrote. Raise GpflError if they are anything else."""
+        """Return the statistics that `to_dict` wrote. Raise GpflError if they are invalid."""
         return cls({name: _statistics_from_dict(name, column) for name, column in content.items()})
 
 
@@ -388,7 +388,7 @@ class Preprocessor:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, object]) -> Preprocessor:
-        """Return the encoding that `to_dict` wrote. Raise GpflError if it is anything else."""
+        """Return the encoding that `to_dict` wrote. Raise GpflError if it is invalid."""
         try:
             schema, scaling, fill, indicators = (content[key] for key in ("schema", "scaling", "fill", "indicators"))
             if not (isinstance(schema, Mapping) and isinstance(scaling, Mapping) and isinstance(fill, Mapping)):

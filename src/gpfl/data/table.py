@@ -72,7 +72,7 @@ class Table(Samples):
         self.raw = x if isinstance(x, RawColumns) else None
         self.preprocessing = preprocessing or PreprocessingOptions()
         self.source: DataSource | None = None  # loads this table again
-        self.encoder: ImageFormat | Tokenizer | None = None  # makes samples of pictures or texts; saved with models
+        self.encoder: ImageFormat | Tokenizer | None = None  # makes samples of images or texts; saved with models
         self.description = ""  # what was found in the user's files
         self.client_hint = ""  # how to name the clients if the user's files do not
         if isinstance(x, RawColumns):

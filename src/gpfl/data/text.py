@@ -16,7 +16,7 @@ from gpfl.errors import GpflError
 PUNCTUATION = re.compile(r"(['.,()!?])")
 SEPARATORS = re.compile(r"<br />|[;:]")
 RULE = "basic_english"
-"""How `tokenize` splits texts, saved with every tokenizer so that a later rule can be told apart."""
+"""How `tokenize` splits texts, saved with every tokenizer so that models of a later rule are recognised."""
 
 
 def tokenize(text: str) -> list[str]:
@@ -68,7 +68,7 @@ class Tokenizer:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, object]) -> Tokenizer:
-        """Return the tokenizer that `to_dict` wrote. Raise GpflError if it is anything else."""
+        """Return the tokenizer that `to_dict` wrote. Raise GpflError if it is invalid."""
         words, length, columns = (content.get(key) for key in ("words", "length", "columns"))
         lists = all(isinstance(each, list) and all(isinstance(entry, str) for entry in each) for each in (words, columns))
         if content.get("rule") != RULE or not lists or not isinstance(length, int) or length < 1:

@@ -126,7 +126,7 @@ def privacy_guarantee(defence: DefenceConfig, inputs: AccountingInputs) -> Guara
 
 
 def client_guarantee(defence: DefenceConfig, inputs: AccountingInputs) -> Guarantee:
-    """Return the guarantee for a client whose updates are clipped and noisy; without ε if there is no accountant."""
+    """Return the guarantee for a client whose updates are clipped and noisy; without ε if the accountant is not installed."""
     fewest, most = inputs.clients_per_round
     clients, rounds, delta = len(inputs.n_samples), inputs.schedule.rounds, defence.delta
     guarantee: Guarantee = {

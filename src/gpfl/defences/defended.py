@@ -185,7 +185,7 @@ def defence_warnings(method: Method) -> list[str]:
 def _check_uploads_weights(method: Method, defence: DefenceConfig) -> None:
     if defence.transforms_uploads and method.shares and "base" not in method.shares:
         raise GpflError(
-            f"{method.name} uploads {', '.join(method.shares)}, which is no update of weights, so clipping, noise and "
+            f"{method.name} uploads {', '.join(method.shares)}, which is not an update of weights, so clipping, noise and "
             "compression do not apply: leave out --clip, --noise, --top-k and --bits"
         )
 

@@ -219,7 +219,7 @@ class Engine(ABC):
         return TrainRequest(request.shared, private, clients, request.round, schedule, clients, method)
 
     def _add_untrained(self, request: FinalRequest, trained: list[int], states: Tree | None) -> Tree:
-        """Return the states of all clients of a request, of which those at the positions `trained` are given."""
+        """Return the states of all clients of a request; `states` are those at the positions `trained`."""
         others = sorted(set(range(len(request.clients))) - set(trained))
         if states is not None and not others:
             return states

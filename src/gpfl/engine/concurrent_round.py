@@ -24,7 +24,7 @@ class ConcurrentRound:
         self._weights = engine.aggregation_weights(request)
         self._prefetched: dict[tuple[int, ...], Tree] = {}
         self._mean: Tree = {}
-        self._kept: list[Tree] = []
+        self._new_private: list[Tree] = []
         self._terms: list[LossTerms] = []
         self._order: list[int] = []
 
@@ -42,9 +42,9 @@ class ConcurrentRound:
     def upload(self, positions: list[int], local_state: Tree, terms: LossTerms) -> None:
         """Add trained clients to the result."""
         private, info = self._inputs(positions)
-        upload, kept = vmap(self.method.upload, in_dims=(None, 0, 0, 0))(self.shared, local_state, private, info)
+        upload, new_private = vmap(self.method.upload, in_dims=(None, 0, 0, 0))(self.shared, local_state, private, info)
         self._prefetched.pop(tuple(positions), None)
-        self._add(positions, upload, kept, terms)
+        self._add(positions, upload, new_private, terms)
 
     def run_client(self, position: int) -> None:
         """Train one client without stacking it, and add it to the result."""
@@ -58,7 +58,7 @@ class ConcurrentRound:
         """Return the result, stacked in the order of the request."""
         order = torch.as_tensor(np.argsort(self._order), device=self._engine.device)
         terms = {name: torch.cat([group[name] for group in self._terms])[order] for name in self._terms[0]}
-        private = tree.concatenate(self._kept)
+        private = tree.concatenate(self._new_private)
         return RoundResult(self._mean, tree.take(private, order.to(tree.device_of(private) or order.device)), terms)
 
     def _inputs(self, positions: list[int]) -> tuple[Tree, ClientInfo]:
@@ -67,12 +67,12 @@ class ConcurrentRound:
             private = tree.fetch(self._private, positions, self._engine.device)
         return private, self._info.select(torch.as_tensor(positions, device=self._engine.device))
 
-    def _add(self, positions: list[int], upload: Tree, kept: Tree, terms: LossTerms) -> None:
+    def _add(self, positions: list[int], upload: Tree, private: Tree, terms: LossTerms) -> None:
         weights = self._weights[torch.as_tensor(positions, device=self._engine.device)]
         scaled = tree.map_leaves(lambda t: torch.tensordot(weights.to(t.dtype), t, dims=1), upload)
         self._mean = tree.map_leaves(torch.add, self._mean, scaled) if self._mean else scaled
-        bytes_per_client = tree.count_bytes(kept) // len(positions)
+        bytes_per_client = tree.count_bytes(private) // len(positions)
         device = tree.device_of(self._private) or self._engine.private_device(bytes_per_client)
-        self._kept.append(tree.to(kept, device))
+        self._new_private.append(tree.to(private, device))
         self._terms.append(terms)
         self._order += positions

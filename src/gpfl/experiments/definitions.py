@@ -226,7 +226,7 @@ def _parse_row(row: object) -> MethodVariant:
         return known[row]
     if isinstance(row, dict) and isinstance(row.get("label"), str) and row.get("name") in METHODS:
         return MethodVariant(row["label"], {key: value for key, value in row.items() if key != "label"})
-    raise GpflError(f"the row {row!r} is no method; {did_you_mean(str(row), known)}")
+    raise GpflError(f"the row {row!r} is not a method; {did_you_mean(str(row), known)}")
 
 
 def _parse_paper_value(measure: str, first: float, second: float | None = None) -> PaperValue:

@@ -1,4 +1,4 @@
-"""Repeated splits: several methods on the same data, divided anew in every repeat.
+"""Repeated splits: several methods on the same data, divided again in every repeat.
 
 Repeat k draws the split (for synthetic partitions, the partition) with the seed of the partition plus k, and trains with the
 seed of the run plus k. All methods get the same splits. Preprocessing is fitted to each repeat's own training samples.
@@ -214,7 +214,7 @@ class SplitDrawer:
 
     def __init__(self, config: Config) -> None:
         if config.partition is None or config.source is None:
-            raise GpflError("a manifest fixes every client's samples, and repeats divide them anew: leave out --federation")
+            raise GpflError("a manifest fixes every client's samples, and repeats divide them again: leave out --federation")
         if config.partition.rng == "pfllib":
             raise GpflError("--repeats draws with gpfl's random numbers: leave out --partition-rng pfllib")
         self._config, self._table = config, config.source.load()

@@ -103,8 +103,8 @@ def describe_damage(out: Path, jobs: Iterable[Job], seeds: Iterable[int]) -> lis
     """Return a sentence about each damaged folder in `out` and each damaged trial of the jobs, with the fix."""
     damages = {path: find_folder_damage(path) for path in sorted(out.glob("runs/*")) if path.is_dir()}
     damages |= {job.folder: job.damage for job in jobs}
-    sound = [folder for folder in sorted(job.folder for job in jobs) if not damages[folder]]
-    trials = [find_trial_damage(folder / f"seed-{seed}") for folder in sound for seed in seeds]
+    undamaged = [folder for folder in sorted(job.folder for job in jobs) if not damages[folder]]
+    trials = [find_trial_damage(folder / f"seed-{seed}") for folder in undamaged for seed in seeds]
     return [f"a stored run is ignored: {damage}" for damage in dict.fromkeys((*damages.values(), *trials)) if damage]
 
 
@@ -119,7 +119,7 @@ def collect_results(
 ) -> TableResults:
     """Return the results of an experiment.
 
-    Besides the paper's rows it has `extra_rows` and all others with results; its columns are those named and those with
+    It has the paper's rows, `extra_rows` and all others with results; its columns are those named and those with
     results.
     """
     trials: dict[CellKey, Trials] = {}

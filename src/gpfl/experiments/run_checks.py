@@ -17,7 +17,7 @@ UNCOMPARED = (*(("run", key) for key in ("seed", "engine", "device", "compile", 
 """Settings that do not change results, or in which the trials of one config differ."""
 
 RESTORE = "restore the file, or remove {} to run it again"
-"""How to fix a damaged file. A run without weights cannot resume, only start anew."""
+"""How to fix a damaged file. A run without weights cannot resume, only start again."""
 
 
 def first_difference(old: Sections, new: Sections) -> tuple[str, str, str] | None:

@@ -39,7 +39,7 @@ def select_cells(experiments: list[Experiment], cells: str | None, methods: str)
             if not any(column.matches(name) for each in experiments for column in each.columns):
                 keys = {column.key for each in experiments for column in each.columns}
                 known = keys if "/" in name else {half for key in keys for half in key.split("/")}
-                raise GpflError(f"--cells names '{name}', which is no cell here; {did_you_mean(name, known)}")
+                raise GpflError(f"--cells names '{name}', which is not a cell; {did_you_mean(name, known)}")
         columns = {
             each.name: [column for column in each.columns if any(column in _find_columns(name, each.columns) for name in names)]
             for each in experiments
@@ -51,7 +51,7 @@ def select_cells(experiments: list[Experiment], cells: str | None, methods: str)
             continue
         if name not in METHODS:
             known = {row.label for each in experiments for row in each.rows} | {*METHODS, "all", "ablations"}
-            raise GpflError(f"--methods names '{name}', which is no method; {did_you_mean(name, known)}")
+            raise GpflError(f"--methods names '{name}', which is not a method; {did_you_mean(name, known)}")
         for experiment_rows in rows.values():  # a row that the paper does not have
             experiment_rows.append(MethodVariant(name, {"name": name}))
     selected = [each for each in experiments if columns[each.name] and rows[each.name]]

@@ -59,7 +59,7 @@ class MethodSearch:
     """The search of one method."""
 
     method: str
-    given: ConfigDict  # without the values that are searched
+    settings: ConfigDict  # without the values that are searched
     config: Config  # complete, with their defaults
     federation: Federation
     space: Space
@@ -91,11 +91,11 @@ class MethodSearch:
 
     def config_of(self, values: Values) -> ConfigDict:
         """Return the config of a candidate."""
-        given = {section: dict(content) for section, content in self.given.items()}
+        settings = {section: dict(content) for section, content in self.settings.items()}
         for key, value in values.items():
             section, _, name = key.partition(".")
-            given.setdefault(section, {})[name] = value
-        return given
+            settings.setdefault(section, {})[name] = value
+        return settings
 
     def run_dir(self, candidate: Candidate, seed: int) -> RunDir:
         """Return the run directory of a candidate and a seed."""
@@ -117,7 +117,11 @@ MakeCallback = Callable[[Candidate], Callback]  # makes the callback of one run 
 
 
 def plan_searches(
-    given: ConfigDict, overrides: Mapping[str, Mapping[str, object]], methods: Sequence[str], options: SearchOptions, out: Path
+    settings: ConfigDict,
+    overrides: Mapping[str, Mapping[str, object]],
+    methods: Sequence[str],
+    options: SearchOptions,
+    out: Path,
 ) -> list[MethodSearch]:
     """Return the searches of several methods. Raise before any training if one of them cannot run, or not in `out`.
 
@@ -125,11 +129,11 @@ def plan_searches(
     """
     _import_optuna()
     require_single_process("gpfl tune")
-    if options.with_lr and "lr" in given.get("train", {}):
+    if options.with_lr and "lr" in settings.get("train", {}):
         raise GpflError("train.lr is set, and --with-lr searches it: leave one of them out")
     searches: list[MethodSearch] = []
     for method in methods:
-        sections = {**given, "method": {**overrides.get(method, {}), "name": method}}
+        sections = {**settings, "method": {**overrides.get(method, {}), "name": method}}
         try:
             config = configs.resolve_config(with_seed(sections, options.seeds[0]))
             federation = searches[0].federation if searches else config.federation()
@@ -148,14 +152,14 @@ def plan_searches(
     return searches
 
 
-def search_space(method: str, given: ConfigDict, with_lr: bool) -> Space:
+def search_space(method: str, settings: ConfigDict, with_lr: bool) -> Space:
     """Return the space of a method: its options that have a range and are not set, and the learning rate `with_lr`."""
     records = {"method": METHODS[method], **({"train": TrainOptions} if with_lr else {})}
     return {
         f"{section}.{key}": option.search
         for section, record in records.items()
         for key, option in options_of(record).items()
-        if option.search is not None and key not in given.get(section, {})
+        if option.search is not None and key not in settings.get(section, {})
     }
 
 
@@ -233,9 +237,9 @@ def _train(search: MethodSearch, runs: Sequence[tuple[Candidate, int]], make_cal
         for candidate, seed in runs:
             path = search.run_dir(candidate, seed).path
             if not RunDir(path).finished:
-                given = search.config_of(candidate.values if candidate.number > 1 else {})
+                settings = search.config_of(candidate.values if candidate.number > 1 else {})
                 numbers.append(candidate.number)
-                prepared.append(prepare_trial(path, with_seed(given, seed), search.federation, make_callback(candidate)))
+                prepared.append(prepare_trial(path, with_seed(settings, seed), search.federation, make_callback(candidate)))
         ends = execute_trials(prepared) if prepared else []
         return {number: end.reason for number, end in zip(numbers, ends, strict=True) if isinstance(end, DivergenceError)}
     except torch.OutOfMemoryError:
@@ -341,23 +345,23 @@ def save_result(search: MethodSearch, result: SearchResult, comment: str) -> Non
 
     With different learning rates, methods have no config in common.
     """
-    given = search.config_of(result.best.values)
-    content = _portable_config(search, given, f"../{MANIFEST}")
-    content["method"] = {key: content["method"][key] for key in ("name", *given["method"]) if key in content["method"]}
+    settings = search.config_of(result.best.values)
+    content = _portable_config(search, settings, f"../{MANIFEST}")
+    content["method"] = {key: content["method"][key] for key in ("name", *settings["method"]) if key in content["method"]}
     lines = "".join(f"# {line}\n" for line in comment.splitlines())
     files.write_text(search.folder / BEST, lines + toml.dump({"format_version": FORMAT_VERSION, **content}))
     _write_study(search, {"budget": result.budget, "candidates": len(result.candidates), "note": result.note})
     if not search.options.with_lr:
-        common = _portable_config(search, search.given, MANIFEST)
+        common = _portable_config(search, search.settings, MANIFEST)
         del common["method"]
         files.write_text(search.out / COMMON, toml.dump({"format_version": FORMAT_VERSION, **common}))
 
 
-def _portable_config(search: MethodSearch, given: ConfigDict, manifest: str) -> ConfigDict:
+def _portable_config(search: MethodSearch, settings: ConfigDict, manifest: str) -> ConfigDict:
     """Return a complete config without seed, device and defaults of [run]."""
-    config, _ = prepare(configs.resolve_config(given), search.federation)
+    config, _ = prepare(configs.resolve_config(settings), search.federation)
     content: ConfigDict = config.sections()
     if "file" in content["partition"]:
         content["partition"]["file"] = manifest
-    content["run"] = {key: value for key, value in given.get("run", {}).items() if ("run", key) not in UNCOMPARED}
+    content["run"] = {key: value for key, value in settings.get("run", {}).items() if ("run", key) not in UNCOMPARED}
     return {section: values for section, values in content.items() if values}

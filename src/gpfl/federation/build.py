@@ -72,7 +72,7 @@ def federate(
 
 
 def partition_table(table: Table, partition: Partition, split_seed: int | None = None) -> Federation:
-    """Return the federation of a table and a partition, of which `split_seed` can divide each client's samples anew."""
+    """Return the federation of a table and a partition, of which `split_seed` can divide each client's samples again."""
     shards = [Shard(name, *splits) for name, splits in partition.apply(table, split_seed).items()]
     lacking = [len(shard.samples) for shard in lacking_clients(shards)]
     fix = partition.suggest_fix(table, [len(shard.samples) for shard in shards], lacking) if lacking else ""

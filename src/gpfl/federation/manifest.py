@@ -22,7 +22,7 @@ def read_manifest(path: Path) -> dict[str, object]:
 
 
 def manifest_data_name(path: Path) -> str:
-    """Return the name of the dataset that a manifest divides. Raise if it is no named dataset."""
+    """Return the name of the dataset that a manifest divides. Raise if it is not a named dataset."""
     content = read_manifest(path) if path.is_file() else {}
     table = content.get("table")
     name = str(table.get("name", "digits")) if isinstance(table, dict) else "digits"

@@ -58,12 +58,12 @@ class ClientModel:
 
     - rows of columns as a data frame of pandas or polars, a dict of columns, a list of dicts, or the path of a file, in which
       columns are found by name and further ones are ignored;
-    - pictures as paths or a folder, texts as strings or a table of them;
+    - images as paths or a folder, texts as strings or a table of them;
     - encoded samples as an array, tensor or list of numbers, such as `federation.table.x`: floats, or pixels, counts and tokens
       as whole numbers.
 
     Attributes:
-        encoder: How rows, pictures or texts become inputs of the net: a `Preprocessor`, `ImageFormat` or `Tokenizer`; None for
+        encoder: How rows, images or texts become inputs of the net: a `Preprocessor`, `ImageFormat` or `Tokenizer`; None for
             a model of arrays.
         threshold: The probability from which the second of two classes is predicted; None: the more probable class.
 

@@ -1,4 +1,4 @@
-"""New samples for a model: rows of columns, pictures, texts or arrays, read as the model's encoder needs them."""
+"""New samples for a model: rows of columns, images, texts or arrays, read as the model's encoder needs them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gpfl.errors import GpflError, did_you_mean, pluralize
 Encoder: TypeAlias = Preprocessor | Tokenizer | ImageFormat  # makes inputs of raw samples
 
 NewData: TypeAlias = new_rows.NewData | Sequence[Mapping[str, object]] | Sequence[str] | Sequence[Path]
-"""Rows as a file, data frame, dict of columns or list of dicts; pictures as paths; texts as strings."""
+"""Rows as a file, data frame, dict of columns or list of dicts; images as paths; texts as strings."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +34,8 @@ class NewInputs:
     """New samples as a model takes them."""
 
     x: RawColumns | Array  # raw columns, or encoded samples
-    table: RawTable  # all columns as they were read; of pictures `file`, `class` (its folder) and `client` (the first folder)
-    notes: tuple[str, ...] = ()  # what the user should know of the reading
+    table: RawTable  # all columns as they were read; of images `file`, `class` (its folder) and `client` (the first folder)
+    notes: tuple[str, ...] = ()  # notes for the user on how the data were read
 
     def __len__(self) -> int:
         return len(self.x)
@@ -53,7 +53,7 @@ class ReadOptions:
     unreadable: Literal["error", "missing"] = "error"  # what to do with cells of numeric and date columns that are neither
     missing: Literal["error", "drop"] = "error"  # what to do with rows that have missing values which the model does not fill
     text_columns: tuple[str, ...] = ()  # columns that make up a text; (): those of the training data, or `text`
-    others: tuple[str, ...] = ()  # columns that are no inputs and stay text even if all their cells are numbers
+    others: tuple[str, ...] = ()  # columns that are not inputs and stay text even if all their cells are numbers
 
 
 def is_raw(x: object) -> TypeGuard[NewData]:
@@ -206,7 +206,7 @@ def _find_text_columns(table: RawTable, encoder: Tokenizer, chosen: Sequence[str
     )
 
 
-# Pictures.
+# Images.
 
 
 def _read_images(data: NewData, encoder: ImageFormat) -> NewInputs:
@@ -215,13 +215,13 @@ def _read_images(data: NewData, encoder: ImageFormat) -> NewInputs:
         files, unread = _find_images(root)
         root = root.parent if root.is_file() else root
     elif isinstance(data, Mapping) or hasattr(data, "columns"):
-        raise GpflError("x holds columns; the model takes pictures: give a folder or paths of pictures")
+        raise GpflError("x holds columns; the model takes images: give a folder or paths of images")
     else:
         root, unread = Path(), 0
         files = [Path(str(path)) for path in cast(Sequence[object], data)]
-    notes = [f"{pluralize(unread, 'file')} in {root} that are no pictures were not read."] if unread else []
+    notes = [f"{pluralize(unread, 'file')} in {root} that are not images were not read."] if unread else []
     if colour := encoder.check(files):
-        notes.append(f"{pluralize(colour, 'colour picture')} read as grey, as the model takes {encoder}.")
+        notes.append(f"{pluralize(colour, 'colour image')} read as grey, as the model takes {encoder}.")
     relative = [path.relative_to(root) if path.is_relative_to(root) else path for path in files]
     columns = {
         "file": as_text([str(path) for path in relative]),
@@ -232,7 +232,7 @@ def _read_images(data: NewData, encoder: ImageFormat) -> NewInputs:
 
 
 def _find_images(root: Path) -> tuple[list[Path], int]:
-    """Return the pictures at a path, a file or a folder with sub-folders, and the number of other files."""
+    """Return the images at a path, a file or a folder with sub-folders, and the number of other files."""
     if not root.exists():
         raise GpflError(f"there is no file or folder {root}")
     if root.is_file():
@@ -240,7 +240,7 @@ def _find_images(root: Path) -> tuple[list[Path], int]:
     entries = [path for path in sorted(root.rglob("*")) if path.is_file() and not path.name.startswith(".")]
     files = [path for path in entries if path.suffix.lower() in IMAGE_SUFFIXES]
     if not files:
-        raise GpflError(f"{root} holds no picture: give a folder of {', '.join(IMAGE_SUFFIXES)} files")
+        raise GpflError(f"{root} holds no image: give a folder of {', '.join(IMAGE_SUFFIXES)} files")
     return files, len(entries) - len(files)
 
 
@@ -268,5 +268,5 @@ def _read_arrays(data: NewData, spec: InputSpec) -> NewInputs:
         reason = f"numbered words ({expected}) without their vocabulary"
         fix = f"{fix}; if these are AG News, run gpfl data get agnews --again and train again to save the vocabulary"
     elif spec.kind == "pixels":
-        reason = f"pixels from 0 to {spec.pixel_max} of shape {spec.shape}, and its file names no format of pictures"
+        reason = f"pixels from 0 to {spec.pixel_max} of shape {spec.shape}, and its file does not say how images are encoded"
     raise GpflError(f"the model was trained on {reason}: {fix}")

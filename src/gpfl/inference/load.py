@@ -72,7 +72,7 @@ def _read_model(path: Path, net: CustomNet | None, head: str | None) -> ClientMo
     except GpflError:
         if path.suffix == ".safetensors":
             raise
-        raise GpflError(f"{path} is no model: give the folder of a run, or a .safetensors file of its folder models") from None
+        raise GpflError(f"{path} is not a model: give the folder of a run, or a .safetensors file in its models") from None
     if not {"client", "probe_logits"} <= metadata.keys():
         raise GpflError(f"{path} is not a client's model of gpfl")
     content = cast(dict[str, Any], metadata)

@@ -72,7 +72,7 @@ def list_limits(model: ClientModel, n_train: int | None = None, n_test: int | No
     lines = [
         f"- It is for new samples of client {name}, collected and coded as its training data, and for no other client.",
         "- Its probabilities are estimates. Measure them on labelled samples before use, and again when anything changes.",
-        "- It is no certified device and must not decide alone about a person, such as on treatment, credit or employment.",
+        "- It is not a certified device and must not decide alone about a person, such as on treatment, credit or employment.",
         "- It may be worse for groups that are rare in the training data. Its metrics are not broken down by group.",
     ]
     if model.preprocessor is not None:
@@ -107,9 +107,7 @@ def _describe_inputs(model: ClientModel, format: str) -> list[str]:
         return _describe_texts(encoder, format)
     if isinstance(encoder, ImageFormat):
         other = "resized, which distorts them if their proportions differ" if encoder.resize else "an error"
-        return [
-            f"Pictures as bytes (pictures, {encoder.channels}, {encoder.height}, {encoder.width}); other sizes are {other}."
-        ]
+        return [f"Images as bytes (images, {encoder.channels}, {encoder.height}, {encoder.width}); other sizes are {other}."]
     return [_describe_arrays(model.input_spec)]
 
 

@@ -119,7 +119,7 @@ class _Graph:
         return name
 
     def output(self, name: str, value: str, kind: str, shape: Sequence[int] = ()) -> None:
-        """Add an output (samples, *shape). An underscore tells it from an input of the same name."""
+        """Add an output (samples, *shape). An underscore distinguishes it from an input of the same name."""
         while name in [each.name for each in self.inputs]:
             name += "_"
         self.node("Identity", [value], name)

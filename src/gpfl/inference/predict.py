@@ -150,7 +150,7 @@ class NewEvaluation:
     predictions: NewPredictions  # the predictions of all samples
     label: str  # name of the column of labels
     report: MetricsReport  # the metrics
-    notes: tuple[str, ...] = ()  # what the user should know of the labels
+    notes: tuple[str, ...] = ()  # notes for the user on the labels
 
     def describe(self) -> list[str]:
         """Return lines on the predictions and the labels."""

@@ -36,7 +36,7 @@ class Threshold:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, object]) -> Threshold:
-        """Return the threshold that `to_dict` wrote. Raise GpflError if it is anything else."""
+        """Return the threshold that `to_dict` wrote. Raise GpflError if it is invalid."""
         try:
             numbers = [float(str(content[key])) for key in ("value", "score", "score_at_half")]
             threshold = cls(numbers[0], str(content["metric"]), int(str(content["n_samples"])), numbers[1], numbers[2])

@@ -22,7 +22,7 @@ def read(path: Path) -> dict[str, object]:
 
 
 def parse_value(text: str) -> object:
-    """Return one value as TOML reads it, or the text itself if it is no TOML value."""
+    """Return one value as TOML reads it, or the text itself if it is not a TOML value."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -18,8 +18,8 @@ from gpfl.report.tables import enumerate_names, format_value
 def describe_gains(pairs: Sequence[PairedDifference], metric: str, name: str) -> str:
     """Return a sentence that says which methods are better or worse than a reference, and which do not clearly differ.
 
-    `pairs` are differences of the reference minus each method, the best method first; `name` is the reference in words. A
-    difference counts if its p-value, corrected for the number of pairs, is below `SIGNIFICANT`.
+    `pairs` are differences of the reference minus each method, the best method first; `name` describes the reference, such as
+    "training alone". A difference counts if its p-value, corrected for the number of pairs, is below `SIGNIFICANT`.
     """
     sign = metric_sign(metric)
     clear = [pair for pair in pairs if pair.corrected_p is not None and pair.corrected_p < SIGNIFICANT]

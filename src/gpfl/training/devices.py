@@ -11,7 +11,7 @@ from gpfl.errors import GpflError
 
 
 def check_device_name(name: str) -> None:
-    """Raise if `name` is no device name; whether the device exists is not checked."""
+    """Raise if `name` is not a device name; whether the device exists is not checked."""
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?|mps", name):
         raise GpflError(f"run.device is '{name}'; it must be auto, cpu, cuda, cuda:N or mps")
 

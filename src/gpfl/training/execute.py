@@ -138,7 +138,7 @@ def _finish(result: Result, run: PreparedRun) -> Result:
         if any(result.thresholds.values()):
             result.summary["thresholds"] = {name: own.value for name, own in result.thresholds.items() if own is not None}
         run.run_dir.write_summary(result.summary)  # last: it marks the run as finished
-    process_group().barrier()  # a process that exited before the first has written would abort the others
+    process_group().barrier()  # a process that exited earlier would abort the main one before it has written
     for callback in run.callbacks:
         callback.on_run_end(result.summary)
     return result

@@ -32,7 +32,7 @@ class NewClient:
     model: ClientModel
     n_samples: dict[str, int]  # in each split
     reports: dict[str, MetricsReport]  # on test samples: of the model, and of the shared model if the method has one
-    notes: tuple[str, ...]  # what the user should know of the samples and the method
+    notes: tuple[str, ...]  # notes for the user on the samples and the method
 
 
 PERSONAL, SHARED = "personal model", "shared model"
@@ -170,10 +170,10 @@ def _split(
     """Return the training, validation and test samples, by default in the fractions of the run."""
     if table.splits is not None and test_fraction is not None:
         raise GpflError("--test-fraction is given, but the file has test samples already: leave it out")
-    given = {"test_fraction": test_fraction, "validation_fraction": validation_fraction}
-    known = {key: value for key, value in result.federation.partition.items() if key in (*given, "seed")}
-    chosen = {**known, **{key: value for key, value in given.items() if value is not None}}
-    partition = dataclasses.replace(Natural(), **chosen)  # type: ignore[arg-type]
+    fractions = {"test_fraction": test_fraction, "validation_fraction": validation_fraction}
+    options = {key: value for key, value in result.federation.partition.items() if key in (*fractions, "seed")}
+    options |= {key: value for key, value in fractions.items() if value is not None}
+    partition = dataclasses.replace(Natural(), **options)  # type: ignore[arg-type]
     everything, index = np.arange(len(table)), len(result.federation)
     if table.splits is None and not partition.test_fraction:  # of groups, `split` would always take one for testing
         splits = (*partition.split_validation(table, everything, index), everything[:0])

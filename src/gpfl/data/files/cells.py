@@ -15,8 +15,8 @@ import numpy.typing as npt
 from gpfl.data.columns import ColumnSchema, Floats
 from gpfl.data.files.raw_table import MISSING, Array, Mask, to_text
 
-MAJORITY = 0.9  # share of numbers or dates from which a column is meant to hold them
-MIN_ROWS_FOR_MAJORITY = 10  # up to this number of rows nothing is concluded from such a share
+MAJORITY = 0.9  # a column with at least this share of numbers or dates is numeric or a date; other cells are unreadable
+MIN_ROWS_FOR_MAJORITY = 10  # if it has more rows than this; otherwise all cells must be numbers or dates
 SPACES = "' \u00a0\u202f’"
 GROUPED = {
     decimal: re.compile(rf"[-+]?\d{{1,3}}([{thousands}{SPACES}])\d{{3}}(\1\d{{3}})*({re.escape(decimal)}\d*)?")
@@ -25,7 +25,7 @@ GROUPED = {
 """Numbers with thousands marks, by decimal mark."""
 DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
 ALMOST_NUMBER = re.compile(r"[<>≤≥~≈]=?\s*[-+]?\d.*|[-+]?\d[\d.,]*\s*%|[-+]?\d[\d.,]*")
-"""Cells from which a column of numbers can be recognised although they are none, or none of the same kind."""
+"""Unreadable cells that still suggest a numeric column: censored values (<5), percentages, numbers in another notation."""
 DATE = re.compile(
     r"(\d{1,4})([-/.])(\d{1,2})\2(\d{1,4})"
     r"([T ,]\s*(?P<hour>\d{1,2}):(?P<minute>\d{2})(:(?P<second>\d{2}(\.\d+)?))?\s*(?P<half>[aApP][mM])?\s*"
@@ -75,8 +75,8 @@ def parse_column(
     """Return a column as numbers or dates if (nearly) all its cells are, else as categories.
 
     Cells are numbers, or texts without spaces around them; lower-case texts in `missing` are missing values. If commas separate
-    the cells of the file, 1,234 is a number with a thousands mark, else with a decimal comma, unless other cells tell. A `kind`
-    is read whatever the share of cells that can be read so.
+    the cells of the file, the comma in 1,234 is a thousands mark, else a decimal comma, unless other cells show the opposite. A
+    column of a given `kind` is read as that kind, however few cells fit.
     """
     no_row = np.zeros(len(cells), dtype=bool)
     if cells.dtype.kind in "biuf" and kind != "categorical":

@@ -122,8 +122,8 @@ class FileDataset(ColumnOptions, DataSource):
             sizes = np.bincount(table.client_ids)
             low, high = sizes.min(), sizes.max()
             rows = pluralize(low, "row") if low == high else f"{low:,} to {pluralize(high, 'row')}"
-            by = f" by '{samples.roles.client}'" if samples.roles.client else ""
-            clients = f"{pluralize(len(sizes), 'client')}{by} with {rows}"
+            by_column = f" by '{samples.roles.client}'" if samples.roles.client else ""
+            clients = f"{pluralize(len(sizes), 'client')}{by_column} with {rows}"
         splits = "train and test from the files" if table.splits is not None else "random train and test split"
         splits += f", grouped by '{self.group}'" if table.group_ids is not None else ""
         classes = f"{pluralize(table.classes, 'class')} of '{samples.roles.label}': {join_names(names['classes'])}"

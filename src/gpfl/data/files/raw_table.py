@@ -35,7 +35,7 @@ class RawTable:
     file_of: npt.NDArray[np.int32]  # index of each row's file
     rows: npt.NDArray[np.int64]  # index of each row in its file
     decimal_commas: bool = False  # whether a comma may be a decimal comma because it does not separate cells
-    notes: tuple[str, ...] = ()  # what the user should know of the reading
+    notes: tuple[str, ...] = ()  # notes for the user on how the data were read
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -33,7 +33,7 @@ ADDED_OPTIONS = ("missing_labels", "missing_indicator", "unreadable", "dates", "
 """Options that later versions added; a manifest lists them only where they are not at their default."""
 MAX_CLASSES = 1000
 CANDIDATES = {"label": range(2, 21), "client": range(2, 1001)}
-"""Numbers of values of columns that may have a role."""
+"""How many different values a column may have to be suggested as label or client."""
 HINTS = {
     "label": ("outcome", "diagnos", "label", "class", "target", "result", "status", "disease"),
     "client": ("hospital", "site", "cent", "clinic", "client", "user", "subject", "patient", "device", "region"),

@@ -55,7 +55,7 @@ def _read_svmlight(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.in
     with archive.report_damage(path):
         counts, labels = load_svmlight_file(path, n_features=WORDS, zero_based=True)
         if not np.isin(labels, (-1, 1)).all() or not np.isin(counts.data, range(256)).all():
-            raise ValueError("a label is not ±1 or a count is no integer from 0 to 255")
+            raise ValueError("a label is not ±1 or a count is not an integer from 0 to 255")
     return counts.astype(np.uint8).toarray(), (labels > 0).astype(np.int64)
 
 

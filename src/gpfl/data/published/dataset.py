@@ -64,7 +64,7 @@ class PublishedDataset(DataSource):
         return cache.load(self.name) or self.prepare()
 
     def load(self) -> Table:
-        """Return the table with its `source` set, and the format of its pictures."""
+        """Return the table with its `source` set, and the format of its images."""
         table = super().load()
         spec = table.input_spec
         if spec.kind == "pixels" and len(spec.shape) == 3:
