@@ -286,7 +286,7 @@ def test_the_command_records_the_defence_and_prints_its_guarantee(command: Comma
     ],
 )
 def test_weight_decay_in_a_bounded_update_gives_a_warning(command: Command, flags: tuple[str, ...], warning: str) -> None:
-    ended = command("run", "--data", "digits", "--method", "gpfl", "--rounds", "1", "--out", "run", *flags)
+    ended = command("run", "--data", "toy", "--method", "gpfl", "--rounds", "1", "--out", "run", *flags)
     assert ended.code == 0, ended.err
     assert ("Weight decay changes cov and gce" in ended.out) == bool(warning)
     assert warning in ended.out

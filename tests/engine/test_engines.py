@@ -201,7 +201,7 @@ def test_batch_norm_matches_the_loop(method: str, engine: str) -> None:
 
 
 @fast_engines
-@pytest.mark.parametrize("method", ["local", "gpfl", "pfedme"])
+@pytest.mark.parametrize("method", ["local", "gpfl", pytest.param("pfedme", marks=pytest.mark.slow)])
 def test_embeddings_match_the_loop(method: str, engine: str) -> None:
     assert_matches_loop(engine, METHODS[method](), text_net, drop_last=False)
 
@@ -480,7 +480,9 @@ HYPERPARAMETERS = {
 }
 
 
-@pytest.mark.parametrize("name", HYPERPARAMETERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in ("pfedme", "fedphp") else n for n in HYPERPARAMETERS]
+)
 def test_concurrent_trials_with_other_hyperparameters_match_each_alone(name: str) -> None:
     federation = toy_federation((31, 12, 25))
     runs = []
@@ -506,7 +508,7 @@ def test_concurrent_trials_with_other_hyperparameters_match_each_alone(name: str
     assert len(set(losses)) == 3, "the hyperparameters make a difference"
 
 
-@pytest.mark.parametrize("name", ["gpfl", "ditto", "fedavg-ft", "local"])
+@pytest.mark.parametrize("name", ["gpfl", pytest.param("ditto", marks=pytest.mark.slow), "fedavg-ft", "local"])
 def test_concurrent_trials_on_other_splits_and_encodings_match_each_alone(name: str) -> None:
     rng = np.random.default_rng(0)
     raw = RawColumns(Schema((ColumnSchema("age"), ColumnSchema("dose"), ColumnSchema("weight"))), rng.normal(9, 4, (130, 3)))

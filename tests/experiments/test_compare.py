@@ -255,7 +255,7 @@ def test_value_that_switches_a_method_off_is_compared_where_it_is_meant(command:
     assert command(*given, "--allow-noop").code == 0
 
 
-@pytest.mark.parametrize("runs", [0, 1, 2])
+@pytest.mark.parametrize("runs", [pytest.param(0, marks=pytest.mark.slow), 1, 2])
 def test_comparison_that_was_stopped_ends_as_one_that_was_not(
     command: Command, begun: list[str], stop_after: Callable[[int], None], runs: int
 ) -> None:
@@ -303,7 +303,7 @@ def test_trials_that_were_stopped_name_their_folder_and_go_on(
     assert [Path(folder).name for folder in begun] == ["seed-0", "seed-1", "seed-2"] * 2
 
 
-@pytest.mark.parametrize("method", ["gpfl", "perfedavg", "ditto"])
+@pytest.mark.parametrize("method", ["gpfl", "perfedavg", pytest.param("ditto", marks=pytest.mark.slow)])
 def test_trials_at_once_are_those_that_run_one_after_the_other(tmp_path: Path, method: str) -> None:
     train = {"rounds": 6, "patience": 2, "client_fraction": [0.5, 1.0], "lr": 0.1}
     given: dict[str, dict[str, object]] = {

@@ -178,7 +178,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("lines", [1, 8, 14])
+@pytest.mark.parametrize("lines", [1, pytest.param(8, marks=pytest.mark.slow), 14])
 def test_grid_that_was_cut_off_ends_elsewhere_as_one_that_was_not(
     tmp_path: Path, whole: Path, begun: list[str], monkeypatch: pytest.MonkeyPatch, lines: int
 ) -> None:
