@@ -67,12 +67,6 @@ class PaperValue:
     cov: float | None = None
     interval: tuple[float, float] | None = None  # range of a mean that is not printed, but follows from other numbers
 
-    @classmethod
-    def from_fairness(cls, std: float, cov: float) -> PaperValue:
-        """Return the accuracy that follows from the printed deviation over clients and coefficient of variation."""
-        low, high = 100 * (std - HALF_DIGIT) / (cov + HALF_DIGIT), 100 * (std + HALF_DIGIT) / (cov - HALF_DIGIT)
-        return cls(100 * std / cov, interval=(low, high))
-
 
 @dataclass(frozen=True)
 class TableColumn:
@@ -236,7 +230,9 @@ def _parse_paper_value(measure: str, first: float, second: float | None = None) 
     if measure == "curves":
         if second is None or second <= HALF_DIGIT:
             raise GpflError(f"[{first}] must be the deviation over clients and its coefficient")
-        return PaperValue.from_fairness(first, second)
+        # The accuracy that follows from them, within the range that their rounding allows.
+        low, high = 100 * (first - HALF_DIGIT) / (second + HALF_DIGIT), 100 * (first + HALF_DIGIT) / (second - HALF_DIGIT)
+        return PaperValue(100 * first / second, interval=(low, high))
     return PaperValue(float(first), second)
 
 

@@ -74,7 +74,10 @@ def collect_features(
     samples: list[Indices] = []
     for index, shard in enumerate(federation.shards):
         drawn = _draw_samples(federation, shard, split, max_samples, seed, index)
-        vectors.append(_compute_features(_load_client_model(folder, shard.name), federation, drawn))
+        path = folder.path / "models" / model_file_name(shard.name)
+        if not path.is_file():
+            raise GpflError(f"the model of client {shard.name} is missing ({path}): {folder.restart_hint}")
+        vectors.append(_compute_features(load_model(path), federation, drawn))
         samples.append(drawn)
     everything = [np.concatenate([shard.split(name) for name in SPLITS]) for shard in federation.shards]
     return Features(
@@ -89,13 +92,6 @@ def collect_features(
         data=federation.table.name,
         class_counts=federation.count_labels(everything).astype(np.int64),
     )
-
-
-def _load_client_model(folder: RunDir, client: str) -> ClientModel:
-    path = folder.path / "models" / model_file_name(client)
-    if not path.is_file():
-        raise GpflError(f"the model of client {client} is missing ({path}): {folder.restart_hint}")
-    return load_model(path)
 
 
 def _draw_samples(federation: Federation, shard: Shard, split: str, max_samples: int, seed: int, index: int) -> Indices:

@@ -384,7 +384,8 @@ def assign_classes(clients: int, classes: int, per_client: int) -> list[list[int
     every client enough classes.
     """
     room = np.full(clients, per_client)
-    ends = [_round_half_up(clients * per_client * (label + 1), classes) for label in range(classes)]
+    total = clients * per_client
+    ends = [(2 * total * (label + 1) + classes) // (2 * classes) for label in range(classes)]  # rounded, half up
     holders = []
     for label in range(classes):
         count = ends[label] - (ends[label - 1] if label else 0)
@@ -394,10 +395,6 @@ def assign_classes(clients: int, classes: int, per_client: int) -> list[list[int
         room[chosen] -= 1
         holders.append(chosen)
     return holders
-
-
-def _round_half_up(numerator: int, denominator: int) -> int:
-    return (2 * numerator + denominator) // (2 * denominator)
 
 
 def _by_index(parts: Sequence[Indices]) -> dict[str, Indices]:

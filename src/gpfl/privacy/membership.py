@@ -64,9 +64,8 @@ def auc(members: npt.NDArray[np.float64], others: npt.NDArray[np.float64]) -> fl
 
 def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean and the half-width of its 95 % confidence interval (Student's t), infinite for one value."""
-    from scipy.stats import t
+    from scipy.stats import sem, t
 
     mean = float(np.mean(values))
-    if len(values) < 2:
-        return mean, math.inf
-    return mean, float(t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
+    half_width = float(t.ppf(0.975, len(values) - 1) * sem(values)) if len(values) > 1 else math.inf
+    return mean, half_width

@@ -71,9 +71,10 @@ def format_idle_note(summary: Mapping[str, object]) -> str:
 def to_records(methods: Sequence[Trials]) -> list[dict[str, object]]:
     """Return the table as plain numbers, one record for each method."""
     metrics = {f"selected_{summary.get('metric', 'accuracy')}": None for trials in methods for summary in trials.summaries}
+    reported = ("selected_accuracy", *metrics, "selected_std", "selected_cov")  # earlier versions wrote fewer
     always = ("best_accuracy", "last_accuracy", "last_ten_accuracy", "seconds")
     keys = [
-        *(key for key in ("selected_accuracy", *metrics, "selected_std", "selected_cov") if _all_have(methods, key)),
+        *(key for key in reported if all(key in summary for trials in methods for summary in trials.summaries)),
         *always,
     ]
     return [
@@ -87,10 +88,6 @@ def to_records(methods: Sequence[Trials]) -> list[dict[str, object]]:
         }
         for trials in methods
     ]
-
-
-def _all_have(methods: Sequence[Trials], key: str) -> bool:
-    return all(key in summary for trials in methods for summary in trials.summaries)
 
 
 def save(methods: Sequence[Trials], folder: Path, title: str, notes: Sequence[str] = ()) -> list[Path]:

@@ -102,15 +102,12 @@ def _describe_training(model: ClientModel, config: Mapping[str, Any], summary: M
         "last": "the last one",
     }
     selected, by = summary.get("selected_round"), str(summary.get("selected_by"))
+    metric = METRICS[str(summary.get("metric", "accuracy"))].label
     return [
         f"- {describe_method(model)}",
         f"- Training: {_describe_options({'name': 'all clients', **config.get('train', {})})}, seed {summary['seed']}",
-        f"- Model of round {selected} of {summary['rounds']}: {selection.get(by, by)} ({METRICS[_metric_of(summary)].label})",
+        f"- Model of round {selected} of {summary['rounds']}: {selection.get(by, by)} ({metric})",
     ]
-
-
-def _metric_of(summary: Mapping[str, Any]) -> str:
-    return str(summary.get("metric", "accuracy"))
 
 
 def _describe_metrics(model: ClientModel, metrics: Mapping[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ from gpfl.experiments.stored_runs import Trials
 from gpfl.report import feature_tables
 from gpfl.report.comparison import ColumnComparison, Entry, compare_columns
 from gpfl.report.pages import render_page, write_texts
-from gpfl.report.tables import Bold, Cell, ResultColumn, ResultTable, Value, format_csv, format_p_value, format_value
+from gpfl.report.tables import Bold, Cell, ResultColumn, ResultTable, format_csv, format_p_value, format_value
 
 FAR_MARK = "†"
 
@@ -87,7 +87,10 @@ def to_latex(results: TableResults, origin: Origin) -> str:
         papers = [_join(format_published(e.paper), _rank(e.paper_rank), format_difference(e)) for e in entries]
         lines: dict[str, Sequence[Cell]] = {
             display_name(entries[0].label): [Bold(text) if top else text for text, top in zip(ours, best, strict=True)],
-            "\u2003by validation": [_text(entry.percent("validation_best_accuracy"), ".2f") for entry in entries],
+            "\u2003by validation": [
+                format_value(number, ".2f") if (number := entry.percent("validation_best_accuracy")) else None
+                for entry in entries
+            ],
             "\u2003p": [format_p_value(entry.p) for entry in entries],
             "\u2003paper": papers,
         }
@@ -231,10 +234,6 @@ def format_difference(entry: Entry) -> str | None:
     digits = 1 if entry.paper and entry.paper.interval else 2
     cov = f" [{format_value(entry.cov_difference, '+.2f')}]" if entry.cov_difference is not None else ""
     return format_value(entry.difference, f"+.{digits}f") + cov + FAR_MARK * bool(entry.is_far)
-
-
-def _text(value: Value, spec: str) -> str | None:
-    return None if value is None else format_value(value, spec)
 
 
 def _rank(rank: float | None) -> str | None:

@@ -51,7 +51,8 @@ def _client_columns(profile: DataProfile) -> ResultTable:
     rows: list[list[str | None]] = [["rows", *(f"{client.rows:,}" for client in profile.label.clients)]]
     for column in (*profile.columns, profile.label):
         name = _shorten(column.schema.name)
-        values = [_central_text(client, column) for client in column.clients]
+        central = [_central_value(client, column) for client in column.clients]
+        values = [None if value is None else _format_central(value, column) for value in central]
         ranges = [_range_text(client, column) for client in column.clients]
         both = [f"{value} {limits}" if value and limits else value for value, limits in zip(values, ranges, strict=True)]
         if all(len(cell or "") <= CELL_WIDTH for cell in both):
@@ -150,11 +151,6 @@ def _format_range(column: ColumnProfile) -> str:
     if total.low is None or total.high is None:
         return "no values"
     return f"{_format_number(total.low, column.schema)} to {_format_number(total.high, column.schema)}"
-
-
-def _central_text(summary: ValueSummary, column: ColumnProfile) -> str | None:
-    value = _central_value(summary, column)
-    return None if value is None else _format_central(value, column)
 
 
 def _range_text(summary: ValueSummary, column: ColumnProfile) -> str | None:

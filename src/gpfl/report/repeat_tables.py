@@ -232,13 +232,8 @@ class RepeatReport:
 
     def _worst_client(self, method: str) -> float | None:
         """Return the mean over repeats of the worst client's metric."""
-        worst = [value for repeat in self.results.repeats if (value := self._worst_in(method, repeat)) is not None]
-        return self._scale * float(np.mean(worst)) if worst else None
-
-    def _worst_in(self, method: str, repeat: int) -> float | None:
-        record = self.results.records[method][repeat]
-        values = [record.value(self.metric, client=client) for client in record.n_samples]
-        defined = [value for value in values if not math.isnan(value)]
-        if not defined:
-            return None
-        return max(defined) if METRICS[self.metric].lower_is_better else min(defined)
+        worst = np.fmax if METRICS[self.metric].lower_is_better else np.fmin  # NaN only if all are
+        records = [self.results.records[method][repeat] for repeat in self.results.repeats]
+        values = [worst.reduce([record.value(self.metric, client=name) for name in record.n_samples]) for record in records]
+        defined = [value for value in values if not np.isnan(value)]
+        return self._scale * float(np.mean(defined)) if defined else None

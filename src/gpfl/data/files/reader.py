@@ -155,12 +155,7 @@ def _check_header(names: list[str], file: _CsvText) -> None:
             f"{path} has one column, '{names[0][:40]}', when split at {file.mark}; its first line must name the "
             f"columns, separated by {', '.join(DELIMITERS.values())}"
         )
-    _check_unique([name for name in names if name], path)
-
-
-def _check_unique(names: Sequence[str], path: Path) -> None:
-    duplicate = next((name for name in names if names.count(name) > 1), None)
-    if duplicate is not None:
+    if duplicate := next((name for name in names if name and names.count(name) > 1), ""):
         raise GpflError(f"{path} has two columns named '{duplicate}'")
 
 
