@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test slow realdata lint format clean
+.PHONY: quickstart test slow deployment realdata lint format clean
 
 quickstart: $(VENV)/installed
 	$(BIN)/gpfl quickstart
@@ -16,7 +16,10 @@ test: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 slow: $(VENV)/installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m 'slow and not gpu and not realdata'
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m 'slow and not gpu and not realdata and not deployment'
+
+deployment: $(VENV)/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m deployment
 
 realdata: $(VENV)/installed-dev
 	@test -n "$(GPFL_DATA)" || { echo "GPFL_DATA must name the folder of the published files"; exit 2; }

@@ -92,7 +92,7 @@ def test_a_dropped_client_trains_on_from_its_last_accepted_state(roster: Roster,
         return honest(messages)
 
     coordinate(roster, send, tmp_path / "run")
-    assert asked == [0, 1, 1, 3, 3]  # rounds 0, 1 (lost), 2, the last evaluation and the end
+    assert asked == [0, 1, 1, 3]  # rounds 0, 1 (lost), 2, and the last evaluation
 
 
 def test_an_implausible_score_does_not_count(roster: Roster, sites: list[Site], tmp_path: Path) -> None:

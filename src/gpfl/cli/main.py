@@ -24,6 +24,7 @@ COMMANDS = {
     "evaluate": ("gpfl.cli.evaluate:evaluate", "Evaluate models on new labelled samples."),
     "personalize": ("gpfl.cli.personalize:personalize", "Make a model for a client that was not in training."),
     "export": ("gpfl.cli.export:export", "Write a client's model for use without gpfl."),
+    "deploy": ("gpfl.cli.deploy:deploy", "Train across machines, on Flower with TLS."),
     "tune": ("gpfl.cli.tune:tune", "Search hyperparameters on validation samples."),
     "methods": ("gpfl.cli.methods:methods", "List the methods, or explain one."),
     "data": ("gpfl.cli.data:data", "Download, list and show datasets."),

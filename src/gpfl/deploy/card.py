@@ -19,6 +19,7 @@ from gpfl.data.files.raw_table import as_text
 from gpfl.data.files.roles import encode_names
 from gpfl.data.images import ImageFormat
 from gpfl.data.preprocessing import ClientStatistics, PreprocessingOptions
+from gpfl.data.table import Table
 from gpfl.deploy.messages import Description
 from gpfl.deploy.roster import SECTIONS, Roster, SiteData
 from gpfl.errors import GpflError, pluralize
@@ -59,11 +60,11 @@ class DataCard:
     samples: Mapping[str, object] = field(default_factory=dict)
 
     @classmethod
-    def make(cls, run: str, sites: Sequence[str], config: ConfigDict) -> DataCard:
+    def make(cls, run: str, sites: Sequence[str], config: ConfigDict, example: Table | None = None) -> DataCard:
         """Return the card of a config.
 
-        Its section [data] has a schema, which declares columns and classes, or names an example of arrays or images. The
-        section [partition] says how each site divides its rows.
+        Its section [data] has a schema, which declares columns and classes, or names an example of arrays or images, unless
+        one is given. The section [partition] says how each site divides its rows.
         """
         reading, split = dict(config.get("data", {})), dict(config.get("partition", {}))
         path, schema = str(reading.pop("name", "")), str(reading.pop("schema", ""))
@@ -75,8 +76,8 @@ class DataCard:
         if schema:
             declared = Schema.read(Path(schema))
             classes, columns = declared.classes, declared.to_dict()
-        elif path:
-            table = FileDataset(name=path, description="", path=Path(path), **reading).load()  # type: ignore[arg-type]
+        elif path or example is not None:
+            table = example or FileDataset(name=path, description="", path=Path(path), **reading).load()  # type: ignore[arg-type]
             if table.raw is not None:
                 raise GpflError(
                     f"{path} holds columns: agree on them with gpfl data show --data {path} --write-schema schema.toml, and "

@@ -15,10 +15,10 @@ from gpfl.deploy.server import DEPLOYMENT
 from gpfl.deploy.worker import CARD, CARD_SIGNATURE, POLICY, SIGNING_KEY, SITE
 from gpfl.errors import GpflError
 from gpfl.io import files, toml
-from gpfl.training.run_dir import make_empty_folder
 
 FLWR_RANGE = "flwr>=1.41,<1.43"
-PORT = 8443
+PORT, LINK_PORT = 8443, 8444
+"""Ports of the server: the one that sites reach, at the proxy, and that of the SuperLink, on the machine itself."""
 
 APP = f"""[build-system]
 requires = ["hatchling"]
@@ -71,7 +71,7 @@ def make_deployment(
     """Make the folders of a deployment, all or none.
 
     Args:
-        folder: New folder, for `coordinator` and `sites/NAME`.
+        folder: Folder for `coordinator` and `sites/NAME`.
         card: The data card.
         names: Host names and addresses of the server; sites connect to the first.
         port: Port of the server.
@@ -79,7 +79,10 @@ def make_deployment(
         settings: Further settings of the coordinator, such as `min_clients` and `deadline`.
 
     """
-    make_empty_folder(folder)
+    for name in ("coordinator", "sites"):
+        if (folder / name).exists():
+            raise GpflError(f"{folder / name} exists and nothing is overwritten: choose another folder")
+    files.make_folder(folder)
     temporary = Path(tempfile.mkdtemp(dir=folder, prefix=".new-"))
     try:
         _write_coordinator(temporary / "coordinator", card, names, port, settings or {})

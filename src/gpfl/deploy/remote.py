@@ -96,7 +96,8 @@ class Remote(Engine):
     def evaluate_clients(self, request: EvalRequest) -> Evaluation:
         """Return the scores of the clients that answer, and let those of the next round train in the same message."""
         if self._replies[0] != request.round:
-            self._ask(request.round, request.shared, self._cohort(request.round), evaluate=True)
+            last = request.round == self.schedule.rounds
+            self._ask(request.round, request.shared, self._cohort(request.round), evaluate=True, final=last)
         sizes = self.federation.n_samples(request.split)
         scores = {
             client: reply.scores[request.split]
@@ -146,8 +147,9 @@ class Remote(Engine):
 
     def finish(self, shared: Tree, round: int) -> dict[str, str]:
         """Send all sites the state whose models they keep, and return why some did not confirm, by name."""
-        self._replies = (-1, {})
-        self._ask(round, shared, [], evaluate=True, final=True)
+        if round != self.schedule.rounds or self._replies[0] != round or self._errors:
+            self._replies = (-1, {})
+            self._ask(round, shared, [], evaluate=True, final=True)
         return {self._name(client): error for client, error in self._errors.items()}
 
     # Asking.

@@ -52,6 +52,11 @@ class CoordinatorFolder:
         """Log of the run, beside its folder."""
         return self.path / "log" / f"{self.card.run}.log"
 
+    @property
+    def link_port(self) -> int:
+        """Port of the SuperLink on this machine."""
+        return int(self.number("link_port", 0))
+
     def nodes(self) -> dict[int, int]:
         """Return the node of each client. Raise if a site has none."""
         numbers = files.read_json(self.path / NODES, "register the sites with gpfl deploy server") if self._has_nodes else {}

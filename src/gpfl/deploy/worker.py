@@ -6,10 +6,13 @@ different users of the machine.
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import platform
+import signal
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -57,6 +60,11 @@ class SiteFolder:
         """Path of the site's data."""
         path = Path(self._value("data"))
         return path if path.is_absolute() else self.path / path
+
+    @property
+    def server(self) -> str:
+        """Host and port of the server."""
+        return self._value("server")
 
     @property
     def card(self) -> DataCard:
@@ -207,3 +215,23 @@ def serve(worker: Worker, stop: Callable[[], bool] = lambda: False) -> None:
 def describe_environment(worker: Worker) -> str:
     """Return a line for the log."""
     return json.dumps({"site": worker.name, **versions(), "python": platform.python_version(), "card": worker.card.digest[:12]})
+
+
+def main() -> None:
+    """Run the worker of the site's folder that the command line names, until SIGTERM."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+
+    def log(text: str) -> None:
+        print(f"{datetime.datetime.now().astimezone().isoformat(timespec='seconds')} {text}", flush=True)
+
+    try:
+        worker = Worker(SiteFolder(Path(sys.argv[1])), log)
+    except GpflError as error:
+        log(f"stopped: {error}")
+        sys.exit(2)
+    log(f"ready: {describe_environment(worker)}")
+    serve(worker)
+
+
+if __name__ == "__main__":
+    main()
