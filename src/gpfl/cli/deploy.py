@@ -30,7 +30,9 @@ def deploy() -> None:
 
 @deploy.command()
 @click.option("--data", type=click.Choice(demos.DATA), default="digits", show_default=True, help="Data of the sites.")
-@click.option("--method", type=click.Choice(list(METHODS)), default="gpfl", show_default=True, help="Method.")
+@click.option(
+    "--method", type=click.Choice(list(METHODS)), metavar="NAME", default="gpfl", show_default=True, help="Method of the run."
+)
 @click.option("--rounds", type=click.IntRange(1, 50), default=demos.ROUNDS, show_default=True, help="Rounds.")
 @out_option("Folder to keep; the files of sites in it are used again, as they are  [default: a temporary one]")
 def demo(data: str, method: str, rounds: int, out: Path | None) -> None:
