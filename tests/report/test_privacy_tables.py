@@ -73,7 +73,7 @@ def test_the_defence_page_has_a_row_for_each_point() -> None:
     page = defence_page(STUDY, "Made by hand.")
     assert "| GPFL | clip and noise, client level |  | model | leaks | 0.1 | 50.00 | 300 | 100 | 20.00 | 0.500 | 1.0 |" in page
     assert "best of 50 rounds" in page
-    assert "As found (points.csv) PSNR is at most 0.25 dB lower" in page
+    assert "Without this rule (points.csv), PSNR is at most 0.25 dB lower" in page
     assert "ceiling (fedavg, no defence, untrained) 30.00 dB" in page
     assert page.endswith("\n\nMade by hand.\n")
 

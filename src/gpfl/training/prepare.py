@@ -1,4 +1,4 @@
-"""From a config and a federation to a run that an engine can execute, with its defence and guarantee."""
+"""Prepare a run for the engine, with its defence and privacy guarantee, from a config and a federation."""
 
 from __future__ import annotations
 
