@@ -74,7 +74,7 @@ def normalised() -> nn.Module:
         ("fedavg", {**CLIENT, "top_k": 0.1}, "does not add up"),
         ("fedavg", {"bits": 1}, "must be at least 2"),
         ("fedproto", CLIENT, "fedproto uploads prototypes, which is not an update of weights"),
-        ("fedproto", SMALL, "no update of weights"),
+        ("fedproto", SMALL, "not an update of weights"),
         ("fedproto", EXAMPLE, "fedproto uploads more about its examples than gradients"),
         ("fedphp", EXAMPLE, "the loss term 'mmd' of fedphp is not a mean over examples"),
         (

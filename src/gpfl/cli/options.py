@@ -50,7 +50,7 @@ HEADINGS = {section: section.capitalize() for section in ALL_RECORDS} | {"train"
 """The heading of each section in the help."""
 
 DEFAULT_NAMES = {"method": "gpfl", "data": "digits", "partition": "pathological", "net": "mlp"}
-"""The sections that --method, --data, … choose a dataclass for, with the defaults."""
+"""Defaults of --method, --data, --partition and --net, by section."""
 
 
 def keys_of(section: str) -> list[str]:
@@ -150,7 +150,7 @@ def chosen_records(ctx: click.Context) -> dict[str, SectionChoice]:
 class ConfigOption(click.Option):
     """The flag of an option of a config or an attack. It takes any text, which is checked once the whole config is known.
 
-    The help of a config's option depends on the chosen method, dataset, partition and net; `defaults` is given for an attack.
+    The help of a config's option depends on the chosen method, dataset, partition and net; attacks pass their `defaults`.
     """
 
     def __init__(self, *names: Any, section: str, key: str, defaults: object = None) -> None:

@@ -103,8 +103,8 @@ class _Runs:
     ) -> AttackStudy:
         """Return a study with the plan of its runs, after downloading the dataset unless it is a dry run."""
         require_single_process("gpfl privacy")
-        settings, own = parse_method_set(self.assignments)
-        check_method_set(settings, own, [cell.variant.method["name"] for cell in cells])
+        settings, overrides = parse_method_set(self.assignments)
+        check_method_set(settings, overrides, [cell.variant.method["name"] for cell in cells])
         if "defence" in settings:
             raise GpflError("--set defence.… does not apply: `gpfl privacy defences` has flags for its values")
         plan = GridPlan(
@@ -114,7 +114,7 @@ class _Runs:
             patience=patience,
             run=self.run,
             common=settings,
-            overrides=own,
+            overrides=overrides,
             weights=keep_weights,
         )
         grid.check_cells(cells, plan)
@@ -322,7 +322,7 @@ def _exit_incomplete() -> None:
 def _describe_origin(jobs: Iterable[Job], seeds: Sequence[int]) -> str:
     runs = [trials for job in jobs if (trials := job.trials("", seeds))]
     commits, current = {each for trials in runs for each in trials.commits}, current_commit()
-    later = "" if current in commits else f" The commit is that of the runs; attacks and page are of {current}."
+    later = "" if current in commits else f" The commit is that of the runs; attacks and page were made at {current}."
     return f"{Origin(command_line(), current).describe(runs, commits, seeds)}{later}"
 
 

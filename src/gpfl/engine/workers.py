@@ -60,9 +60,9 @@ class Workers(Engine):
         def work(worker: int) -> WorkerResult:
             out = WorkerResult({}, {}, {})
             for i in packing.slots[worker]:
-                own = [by_worker[worker] for by_worker in programs]
+                worker_programs = [by_worker[worker] for by_worker in programs]
                 update = self._local_round(
-                    self._methods[worker], own, shared, self.fetch_private(private, i), plans[i], info.select(i)
+                    self._methods[worker], worker_programs, shared, self.fetch_private(private, i), plans[i], info.select(i)
                 )
                 out = out._replace(total=add_weighted(out.total, update.upload, weights[i]))
                 out.private[i], out.terms[i] = update.private, update.terms
@@ -143,7 +143,7 @@ class Workers(Engine):
         return Program(advance, {"local_state": local_state, "terms": terms}, fixed, weights=weights)
 
     def _prefers_channels_last(self, local_state: Tree) -> bool:
-        """Return whether channels-last convolutions are faster: those of many channels, on small images then, are slower."""
+        """Return whether convolutions are faster with channels last: not with many channels, where images are small."""
         return all(t.dim() != 4 or len(t) <= self.max_channels_last for t in tree.leaves(local_state))
 
     def map_clients(self, request: EvalRequest, function: ClientFunction) -> list[Tensor]:

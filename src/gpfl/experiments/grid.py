@@ -227,9 +227,9 @@ def _first_equal_protocol(settings: ConfigDict) -> ConfigDict:
         sections = configs.resolve_config(config).sections()
         return {section: str(values) for section, values in sections.items() if section != "run"}
 
-    wanted = resolve(settings)
+    resolved = resolve(settings)
     candidates = (merge_configs(settings, {"run": {"protocol": protocol}}) for protocol in configs.PROTOCOLS)
-    return next((config for config in candidates if resolve(config) == wanted), settings)
+    return next((config for config in candidates if resolve(config) == resolved), settings)
 
 
 def _count_bytes(spec: RunSpec) -> tuple[int, int]:

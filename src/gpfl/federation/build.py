@@ -90,14 +90,14 @@ def _from_clients(clients: Mapping[str, ClientData], partition: Partition) -> Fe
     for i, (key, client_data) in enumerate(clients.items()):
         name = str(key)
         arrays = _to_arrays(client_data, name)
-        own = [Table(arrays[k], arrays[k + 1], name=f"client {name}") for k in range(0, len(arrays), 2)]
-        indices = [np.arange(start, start := start + len(table)) for table in own]
-        if len(own) == 1:
-            shards.append(Shard(name, *partition.split(own[0], indices[0], i)))
+        client_tables = [Table(arrays[k], arrays[k + 1], name=f"client {name}") for k in range(0, len(arrays), 2)]
+        indices = [np.arange(start, start := start + len(table)) for table in client_tables]
+        if len(client_tables) == 1:
+            shards.append(Shard(name, *partition.split(client_tables[0], indices[0], i)))
         else:
-            train, validation = partition.split_validation(own[0], indices[0], i)
+            train, validation = partition.split_validation(client_tables[0], indices[0], i)
             shards.append(Shard(name, train, validation, indices[1]))
-        tables += own
+        tables += client_tables
     first = tables[0]
     for table in tables:
         if (table.shape, table.x.dtype) != (first.shape, first.x.dtype):
@@ -105,8 +105,8 @@ def _from_clients(clients: Mapping[str, ClientData], partition: Partition) -> Fe
                 f"{table.name} has samples of shape {table.shape} ({table.x.dtype}), "
                 f"{first.name} of {first.shape} ({first.x.dtype}); they must agree"
             )
-    joined = Table(torch.cat([table.x for table in tables]), torch.cat([table.y for table in tables]))
-    return Federation(joined, shards, {"name": "arrays", **options.config_values(partition)})
+    merged = Table(torch.cat([table.x for table in tables]), torch.cat([table.y for table in tables]))
+    return Federation(merged, shards, {"name": "arrays", **options.config_values(partition)})
 
 
 def _find_source(name: str, settings: Mapping[str, object]) -> tuple[DataSource, dict[str, object]]:

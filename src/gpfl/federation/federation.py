@@ -237,7 +237,7 @@ def _check_groups(shard: Shard, table: Table) -> None:
                 pair = [int(shard.split(name)[table.group_ids[shard.split(name)] == group][0]) for name in (other, split)]
                 raise GpflError(
                     f"client {shard.name} has samples of one group in {other} and in {split}, such as samples {pair[0]} and "
-                    f"{pair[1]}: divide them otherwise, or give no groups"
+                    f"{pair[1]}: assign them to one split, or leave out the groups"
                 )
 
 

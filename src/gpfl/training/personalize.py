@@ -148,9 +148,9 @@ def _check_name(name: str, known: list[str]) -> None:
 def _make_table(
     result: Result, inputs: NewInputs, rows: Mask, y: npt.NDArray[np.int64], roles: dict[str, str], name: str
 ) -> Table:
-    spec, own = result.federation.table.input_spec, inputs.table.filter(rows)
-    split_column, group = (role if role in own.columns else "" for role in (roles["split_column"], roles["group"]))
-    splits = read_splits(own, Roles("", split_column=split_column)) if split_column else None
+    spec, client_table = result.federation.table.input_spec, inputs.table.filter(rows)
+    split_column, group = (role if role in client_table.columns else "" for role in (roles["split_column"], roles["group"]))
+    splits = read_splits(client_table, Roles("", split_column=split_column)) if split_column else None
     return Table(
         inputs.select(np.flatnonzero(rows)),
         y,
@@ -160,7 +160,7 @@ def _make_table(
         pixel_max=spec.pixel_max,
         vocabulary=spec.vocabulary,
         splits=None if splits is None else np.array([SPLITS.index(split) for split in splits.tolist()]),
-        group_ids=read_names(own, group) if group else None,
+        group_ids=read_names(client_table, group) if group else None,
     )
 
 

@@ -43,7 +43,7 @@ HINTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnOptions(PreprocessingOptions):
-    """Options for the columns of files; a name of "" is found by itself or absent."""
+    """Options for the columns of files. A column that is not named is found by its usual name, or there is none."""
 
     label: str = option("", "column (or array) of labels; found if named label, y, target or class")
     client: str = option("", "column that names each row's client; found if named client")
@@ -143,7 +143,7 @@ def find_roles(table: RawTable, options: ColumnOptions) -> Roles:
         label,
         _find(table, options, "client", () if named else CLIENT_NAMES),
         _find(table, options, "group"),
-        "" if check_divided(table) else _find_split_column(table, options),
+        "" if has_split_paths(table) else _find_split_column(table, options),
     )
 
 
@@ -169,7 +169,7 @@ def _find_split_column(table: RawTable, options: ColumnOptions) -> str:
     return "" if unknown.any() else name  # a column of that name may be about something else
 
 
-def check_divided(table: RawTable) -> bool:
+def has_split_paths(table: RawTable) -> bool:
     """Return whether paths name the splits; raise if only some do."""
     whole = [file for file in table.files if not file.split]
     divided = [file for file in table.files if file.split]
@@ -197,8 +197,8 @@ def describe_candidates(table: RawTable, role: str, taken: Sequence[str] = ()) -
 
     def rank(name: str) -> tuple[int, bool]:
         roles = [other for other, hints in HINTS.items() if any(hint in name.lower() for hint in hints)]
-        is_number = role == "client" and table.columns[name].dtype.kind != "O"
-        return (0 if role in roles else 2 if roles else 1), is_number
+        is_numeric = role == "client" and table.columns[name].dtype.kind != "O"
+        return (0 if role in roles else 2 if roles else 1), is_numeric
 
     names = list(reversed(counts)) if role == "label" else list(counts)  # labels tend to be the last column
     ordered = sorted(names, key=rank)
@@ -259,7 +259,7 @@ def read_splits(table: RawTable, roles: Roles) -> Array | None:
     if roles.split_column:
         texts = np.char.lower(to_text(table.columns[roles.split_column]).astype(str))
         splits = np.array([SPLIT_NAMES[text] for text in texts.tolist()])
-    elif check_divided(table):
+    elif has_split_paths(table):
         splits = np.array([file.split for file in table.files])[table.file_of]
     else:
         return None
