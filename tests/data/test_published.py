@@ -502,13 +502,13 @@ BAD_REVIEWS: dict[str, tuple[bytes, str]] = {
     "no label": (b"1:1 2:1\n", "is damaged or has another format"),
     "single numbers": (b"1 1 2\n", "is damaged or has another format"),
     "truncated": (b"1 1:1 2:", "is damaged or has another format"),
-    "a fraction": (b"1 1:0.5\n", "no integer from 0 to 255"),
+    "a fraction": (b"1 1:0.5\n", "not an integer from 0 to 255"),
     "a word": (b"1 good:1\n", "is damaged or has another format"),
     "word 5000": (b"1 5000:1\n", "is damaged or has another format"),
     "word -1": (b"1 -1:1\n", "is damaged or has another format"),
-    "count 256": (b"1 1:256\n", "no integer from 0 to 255"),
-    "count -1": (b"1 1:-1\n", "no integer from 0 to 255"),
-    "without measure": (b"1 1:99999999999999999999\n", "no integer from 0 to 255"),
+    "count 256": (b"1 1:256\n", "not an integer from 0 to 255"),
+    "count -1": (b"1 1:-1\n", "not an integer from 0 to 255"),
+    "without measure": (b"1 1:99999999999999999999\n", "not an integer from 0 to 255"),
     "not text": (b"1 1:1\n\xff\xfe\n", "is damaged or has another format"),
 }
 
