@@ -20,6 +20,16 @@ from gpfl.report import feature_tables, pages, paper_tables
 from gpfl.report.paper_tables import describe_rounds, group_problems
 from gpfl.report.tables import ResultColumn, ResultTable, format_bytes, format_duration
 
+PLAN_COLUMNS = (
+    ResultColumn("cell"),
+    ResultColumn("method", align="left"),
+    ResultColumn("seeds\ndone"),
+    ResultColumn("time", align="left"),
+    ResultColumn("memory", hide=1),
+    ResultColumn("tables", align="left", hide=2),
+    ResultColumn("folder", align="left", hide=3),
+)
+
 
 def write_stored_tables(selection: Selection, plan: GridPlan, figures: bool) -> None:
     """Write tables and figures of finished runs, from run folders or the archive. Nothing is run."""
@@ -142,15 +152,7 @@ def _distinct_columns(columns: Sequence[TableColumn], selected: Sequence[TableCo
     return distinct
 
 
-COLUMNS = (
-    ResultColumn("cell"),
-    ResultColumn("method", align="left"),
-    ResultColumn("seeds\ndone"),
-    ResultColumn("time", align="left"),
-    ResultColumn("memory", hide=1),
-    ResultColumn("tables", align="left", hide=2),
-    ResultColumn("folder", align="left", hide=3),
-)
+# The cells before they are run.
 
 
 def print_plan(
@@ -174,7 +176,7 @@ def print_plan(
                 time = f"{upper} {format_duration(value)}" if (value := seconds.get(job.folder)) else "unknown"
             memory = f"about {format_bytes(job.memory)}" if job in unfinished else ""
             rows.append([cell.column.key, cell.variant.label, done, time, memory, tables, job.folder.name])
-        table_console().print(ResultTable(COLUMNS, rows))
+        table_console().print(ResultTable(PLAN_COLUMNS, rows))
     problems = problems | {cell.key: damage for job, damage in damaged.items() for cell in job.cells}
     for problem in group_problems(problems):
         print_error(f"cannot be run: {problem}")

@@ -62,7 +62,6 @@ def show(ctx: click.Context, name: str) -> None:
 
 
 def _state(method: type[Method]) -> list[tuple[str, str]]:
-    """Return the shared and private parts, and the traffic with the paper's CNN for Cifar100."""
     net = net_from_architecture(CNN4(), "cnn4", torch.zeros(2, 3, 32, 32), 100)
     shared, private = method().bind(net, lr=CNN4.lr, epochs=1).init(0)
     traffic = f"{tree.count_bytes(shared):,} bytes per round and direction (cnn4, 32×32 images, 100 classes)"

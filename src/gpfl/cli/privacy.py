@@ -57,8 +57,7 @@ from gpfl.experiments.leaks import InferenceFindings, infer_from_runs
 from gpfl.io.provenance import command_line, current_commit
 from gpfl.methods import METHODS
 from gpfl.privacy.attack_cases import AttackPlan
-from gpfl.privacy.attack_runner import records_to_json
-from gpfl.privacy.case_summary import CaseSummary
+from gpfl.privacy.attack_runner import CaseSummary, records_to_json
 from gpfl.privacy.uploads import ROUNDS
 from gpfl.report import privacy_figures, privacy_tables
 from gpfl.report.pages import write_texts
@@ -75,7 +74,6 @@ def privacy() -> None:
 
 
 def _plan_defaults(section: str) -> AttackPlan:
-    """Return the attacks of a section of configs/attacks/privacy.toml."""
     names = core_options.options_of(AttackPlan)
     values = {name: value for name, value in _DEFAULTS[section].items() if name in names}
     return core_options.build(AttackPlan, values, section)

@@ -158,7 +158,6 @@ def reproduce(
 
 
 def _check_flags(settings: ConfigDict) -> None:
-    """Raise for settings that have a flag of their own."""
     for (section, key), flag in FLAGS.items():
         if key in settings.get(section, {}):
             raise GpflError(f"--set {section}.{key} would not be named in tables: use {flag}")
@@ -274,7 +273,6 @@ def _split_by_data(selection: Selection, dry_run: bool) -> tuple[list[Cell], dic
 
 
 def _run_jobs(jobs: Sequence[Job], selection: Selection, plan: GridPlan, invalid: Problems, figures: bool) -> Problems:
-    """Run what is missing, write tables and figures, and return why cells failed."""
     provenance = {"command": command_line(), "commit": current_commit()}
     missing = grid_runner.unfinished_jobs(jobs, plan)
     if len(missing) < len(jobs):

@@ -75,7 +75,6 @@ def secret_key(secret: bytes, purpose: str, *numbers: int) -> Tensor:
 
 
 def _hash_name(name: str) -> int:
-    """Return the 32-bit word of a name."""
     return zlib.crc32(name.encode())
 
 

@@ -292,7 +292,6 @@ class Engine(ABC):
         return ClientInfo(n_samples, counts, this_round, total_rounds, index)
 
     def _samples_for_label_counts(self, samples: Indices) -> Indices:
-        """Return the training samples included in a client's label counts."""
         return self.schedule.unshuffled_samples(samples) if self.class_counts == "used" else samples
 
     def plan(self, client: int, round: int, schedule: Schedule | None = None) -> Plan:

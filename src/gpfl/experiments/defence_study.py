@@ -21,13 +21,14 @@ from gpfl.experiments.definitions import Cell
 from gpfl.experiments.grid import Job
 from gpfl.methods.gpfl import GPFL
 from gpfl.privacy.attack_cases import AttackPlan
-from gpfl.privacy.attack_runner import AttackRunner, attack_ceiling
-from gpfl.privacy.case_summary import CaseSummary, summarize_case
+from gpfl.privacy.attack_runner import AttackRunner, CaseSummary, attack_ceiling, summarize_case
 from gpfl.privacy.gradient_targets import gradient_targets
 from gpfl.privacy.uploads import AttackedBatch, initial_state, state_at
 from gpfl.training.execute import open_run
 from gpfl.training.prepare import accounting_inputs, probe_samples, run_guarantee
 from gpfl.training.run_dir import RunState
+
+ATTACK = "geiping"  # the attack of the study, the stronger one
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def find_noises(family: DefenceFamily, epsilons: Sequence[float], cell: Cell, st
     return [find_noise(epsilon, epsilon_of) for epsilon in epsilons]
 
 
-ATTACK = "geiping"  # the attack of the study, the stronger one
+# Results.
 
 
 @dataclass(frozen=True)

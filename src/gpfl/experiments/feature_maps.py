@@ -149,7 +149,6 @@ def write_map(run: Path, feature_map: FeatureMap) -> None:
 
 
 def _group_points(feature_map: FeatureMap) -> list[dict[str, object]]:
-    """Return the points of each client and class."""
     groups: list[dict[str, object]] = []
     for client, label in np.unique(np.stack([feature_map.client, feature_map.label], 1), axis=0).tolist():
         points = feature_map.points[(feature_map.client == client) & (feature_map.label == label)]

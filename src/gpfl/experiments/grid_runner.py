@@ -169,7 +169,6 @@ def lock_folder(folder: Path) -> Iterator[bool]:
 
 
 def _free_memory() -> None:
-    """Free the GPU memory of the last job."""
     if torch.cuda.is_available():
         gc.collect()
         torch.cuda.empty_cache()

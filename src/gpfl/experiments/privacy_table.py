@@ -15,8 +15,15 @@ from gpfl.errors import GpflError
 from gpfl.experiments import definitions as experiments
 from gpfl.io import toml
 from gpfl.privacy.attack_cases import AttackCase, AttackPlan
-from gpfl.privacy.attack_runner import AttackRunner, CaseResult, OnResult, Record, attack_ceiling
-from gpfl.privacy.case_summary import record_values, signed_rank_p_value
+from gpfl.privacy.attack_runner import (
+    AttackRunner,
+    CaseResult,
+    OnResult,
+    Record,
+    attack_ceiling,
+    record_values,
+    signed_rank_p_value,
+)
 from gpfl.privacy.uploads import ROUNDS, state_at
 from gpfl.training.result import Result
 

@@ -138,7 +138,6 @@ def _check_validation(shards: Sequence[Shard]) -> None:
 
 
 def _to_arrays(data: object, name: str) -> Sequence[ArrayLike]:
-    """Return a client's data as two or four arrays."""
     parts = [data] if isinstance(data, Dataset) else data
     if not isinstance(parts, (tuple, list)):
         raise GpflError(f"client {name} has {type(parts).__name__}; {EXPECTED}")
@@ -150,7 +149,6 @@ def _to_arrays(data: object, name: str) -> Sequence[ArrayLike]:
 
 
 def _read_dataset(dataset: TorchDataset, name: str) -> tuple[Tensor, npt.NDArray[np.int64]]:
-    """Return all samples and labels of a torch dataset."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise GpflError(f"the dataset of client {name} has no length: give one with len() and items by index, or arrays (x, y)")
     items = [dataset[i] for i in range(len(dataset))]

@@ -90,7 +90,6 @@ def _split(module: nn.Module, head: str | None, example: Tensor) -> Parts:
 
 
 def _logits(module: nn.Module, example: Tensor) -> Tensor:
-    """Return the logits of the module before it is split."""
     failure = f"cannot take samples of shape {tuple(example.shape[1:])}, which the data has"
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         first, second = (run_module(copy.deepcopy(module).eval(), example, "the net", failure) for _ in range(2))

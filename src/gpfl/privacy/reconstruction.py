@@ -111,7 +111,6 @@ def _search(
     labels: Tensor | None,
     config: AttackConfig,
 ) -> tuple[Tensor, Tensor]:
-    """Return images and distances of searches that run at once."""
     images, iterations, graph = torch.sigmoid(logits), config.iterations, config.graph
     with torch.no_grad():
         outputs = torch.func.vmap(matching.output)(images)

@@ -84,7 +84,6 @@ def _worst_first(report: MetricsReport, metric: str) -> list[str]:
 
 
 def _notes(report: MetricsReport, shown: Sequence[str]) -> list[str]:
-    """Return the sentences about metrics that some clients lack."""
     total = len(report.clients)
     counts = {METRICS[name].label: report.over_clients[name].n_clients for name in shown}
     return [

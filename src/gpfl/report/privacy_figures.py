@@ -13,8 +13,7 @@ from torch import Tensor
 from gpfl.experiments.defence_study import FAMILIES, DefenceFamily, DefenceStudy
 from gpfl.experiments.definitions import display_name
 from gpfl.experiments.privacy_table import PrivacyTable, Setting
-from gpfl.privacy.attack_runner import CaseResult
-from gpfl.privacy.case_summary import record_values
+from gpfl.privacy.attack_runner import CaseResult, record_values
 from gpfl.report.plotting import annotate, figure_style, line_style, method_styles, new_figure, save_png_and_pdf, use_log_scale
 
 _MAX_IMAGES = 10

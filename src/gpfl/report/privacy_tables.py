@@ -15,8 +15,7 @@ from gpfl.experiments.definitions import display_name
 from gpfl.experiments.leaks import InferenceFindings
 from gpfl.experiments.privacy_table import COLUMNS, PrivacyTable, compare_with_fedavg, paper_psnr
 from gpfl.privacy.attack_cases import AttackCase
-from gpfl.privacy.attack_runner import CaseResult
-from gpfl.privacy.case_summary import CaseSummary, record_values, summarize_case
+from gpfl.privacy.attack_runner import CaseResult, CaseSummary, record_values, summarize_case
 from gpfl.privacy.label_inference import LabelInference
 from gpfl.privacy.membership import MembershipInference, confidence_interval
 from gpfl.report.pages import markdown_images, render_lines, render_page

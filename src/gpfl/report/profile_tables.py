@@ -46,7 +46,6 @@ def _column_table(profile: DataProfile) -> ResultTable:
 
 
 def _client_columns(profile: DataProfile) -> ResultTable:
-    """Return a table with a column for each client."""
     headers = ["column", *(_shorten(name) for name in profile.clients)]
     rows: list[list[str | None]] = [["rows", *(f"{client.rows:,}" for client in profile.label.clients)]]
     for column in (*profile.columns, profile.label):

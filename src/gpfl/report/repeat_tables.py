@@ -174,7 +174,6 @@ class RepeatReport:
         }
 
     def _method_records(self) -> list[dict[str, object]]:
-        """Return one record of plain numbers for each method."""
         best = self.scores[0].method
         tests = {pair.other: pair.test for pair in self.pairs if pair.one == best}
         records: list[dict[str, object]] = []
@@ -231,7 +230,6 @@ class RepeatReport:
         return float(np.mean([getattr(records[repeat], key) for repeat in self.results.repeats]))
 
     def _worst_client(self, method: str) -> float | None:
-        """Return the mean over repeats of the worst client's metric."""
         worst = np.fmax if METRICS[self.metric].lower_is_better else np.fmin  # NaN only if all are
         records = [self.results.records[method][repeat] for repeat in self.results.repeats]
         values = [worst.reduce([record.value(self.metric, client=name) for name in record.n_samples]) for record in records]

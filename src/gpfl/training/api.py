@@ -86,7 +86,6 @@ def load(
 
 
 def _group_settings(method: str | Method, net: NetLike | None, settings: Mapping[str, object]) -> ConfigDict:
-    """Return keyword settings by config section."""
     if not isinstance(method, (str, Method)):
         raise GpflError(f"method is {type(method).__name__}; give a name ({', '.join(METHODS)}) or a Method")
     if isinstance(method, str) and method not in METHODS:

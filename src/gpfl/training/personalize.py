@@ -120,7 +120,6 @@ def _read(result: Result, data: NewData, options: ReadOptions, others: tuple[str
 
 
 def _select_client(table: RawTable, column: str, name: str) -> tuple[str, Mask]:
-    """Return the name of the client and its rows."""
     everything = np.ones(len(table), dtype=bool)
     if not column or column not in table.columns:
         return name or table.path.name.split(".")[0], everything

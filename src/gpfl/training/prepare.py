@@ -69,6 +69,9 @@ def prepare(
     return dataclasses.replace(config, net=architecture, train=train, method=method), spec
 
 
+# Defences.
+
+
 def apply_defence(method: Method, defence: DefenceConfig, federation: Federation, schedule: Schedule) -> Method:
     """Return a bound method under a defence. Raise if the guarantee would be false."""
     fewest, _ = accounting_inputs(method, federation, schedule).clients_per_round

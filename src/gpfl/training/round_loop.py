@@ -111,7 +111,6 @@ class RoundLoop:
 
     @property
     def _splits(self) -> tuple[str, ...]:
-        """The splits that are evaluated."""
         return ("test", "validation") if self.spec.federation.has_validation else ("test",)
 
     # State.
@@ -153,7 +152,6 @@ class RoundLoop:
         return state._replace(private=tree.take(state.private, self._index(self.engine.local_clients, state)))
 
     def _gather(self, state: RunState) -> RunState:
-        """Return a state with the private state of all clients."""
         return state._replace(private=self.engine.gather_private(state.private))
 
     def _index(self, entries: Sequence[int], state: RunState) -> torch.Tensor:
@@ -252,7 +250,6 @@ class RoundLoop:
         return evaluation
 
     def _names(self, evaluation: Evaluation) -> list[str]:
-        """Return the names of the clients of an evaluation."""
         shards = self.spec.federation.shards
         return [shards[client].name for client in (range(len(shards)) if evaluation.clients is None else evaluation.clients)]
 
@@ -310,7 +307,6 @@ class RoundLoop:
             callback.on_run_start(RunInfo(self.spec.method.name, self.spec.schedule.rounds, round, path, notes))
 
     def _summarize(self, selected: RunState) -> dict[str, object]:
-        """Return the content of summary.json. Accuracies are fractions."""
         test = [metric(record, "accuracy") for record in self.history]
         top, last = self.history[best_index(test)], self.history[-1]
         chosen = next((record for record in self.history if record["round"] == selected.round), last)

@@ -116,7 +116,6 @@ class FileDataset(ColumnOptions, DataSource):
         return table
 
     def _describe(self, samples: FileSamples, table: Table, names: Mapping[str, Sequence[str]]) -> str:
-        """Return what was found in the files, for the user to check."""
         clients = "no client column"
         if table.client_ids is not None:
             sizes = np.bincount(table.client_ids)

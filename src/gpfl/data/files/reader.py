@@ -51,8 +51,6 @@ def read_table(source: InputFile, ignore: Collection[str] = (), text: Collection
 
 @dataclass(frozen=True)
 class _CsvText:
-    """The decoded text of a file."""
-
     path: Path
     text: str
     delimiter: str
@@ -138,7 +136,6 @@ def _decode(path: Path) -> _CsvText:
 
 
 def _split_header(file: _CsvText) -> tuple[list[str], str]:
-    """Return the cells of the first line and the text below it."""
     stream = io.StringIO(file.text, newline="")
     header = next(csv.reader(stream, delimiter=file.delimiter), [])
     return header, stream.read().lstrip("\r\n")
