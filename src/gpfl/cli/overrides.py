@@ -73,7 +73,7 @@ def load_config(file: str | None, overrides: ConfigDict, federation: str | None,
     config = merge(configs.read_config(Path(file)) if file is not None else {}, overrides)
     if federation is not None:
         flags = {"name": "--partition"} | {key: flag_name("partition", key) for key in keys_of("partition")}
-        for key in overrides.get("partition", {}):  # the manifest already says who has which samples
+        for key in overrides.get("partition", {}):  # the manifest already assigns the samples
             flag = flags.get(key, f"partition.{key}")
             raise GpflError(f"--federation {federation} already assigns the samples to clients: leave out {flag}")
         config["partition"] = {"name": "manifest", "file": federation}

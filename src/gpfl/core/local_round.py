@@ -154,15 +154,19 @@ def local_round(method: Method, shared: Tree, private: Tree, samples: Samples, p
     return ClientUpdate(upload, private, {name: torch.stack(values).mean() for name, values in history.items()})
 
 
-def evaluate_client(method: Method, shared: Tree, private: Tree, adapt: Batch, client: ClientInfo, batch: Batch) -> Score:
-    """Return the score of a client's personal model on a batch; the method may adapt the model to `adapt`."""
-    logits = predict_client(method, shared, private, adapt, client, batch)
+def evaluate_client(
+    method: Method, shared: Tree, private: Tree, adaptation_batch: Batch, client: ClientInfo, batch: Batch
+) -> Score:
+    """Return the score of a client's personal model on a batch; the method may adapt the model to `adaptation_batch`."""
+    logits = predict_client(method, shared, private, adaptation_batch, client, batch)
     correct = (logits.argmax(-1) == batch.y) * batch.mask
     loss = F.cross_entropy(logits, batch.y, reduction="none") * batch.mask
     return Score(correct.sum(), loss.sum())
 
 
-def predict_client(method: Method, shared: Tree, private: Tree, adapt: Batch, client: ClientInfo, batch: Batch) -> Tensor:
+def predict_client(
+    method: Method, shared: Tree, private: Tree, adaptation_batch: Batch, client: ClientInfo, batch: Batch
+) -> Tensor:
     """Return the logits of a client's personal model on a batch, (batch, classes)."""
-    weights = method.personal_weights(shared, private, adapt, client)
+    weights = method.personal_weights(shared, private, adaptation_batch, client)
     return method.logits(Model(method.net, weights), batch.x)

@@ -344,10 +344,17 @@ class Engine(ABC):
     ) -> list[T]:
         """Return the value of a function of a client's personal model for each batch of its samples."""
         client, private = request.clients[position], self.fetch_private(request.private, position)
-        adapt, client_info = self._adaptation_batch(client), info.select(position)
+        adaptation_batch, client_info = self._adaptation_batch(client), info.select(position)
         samples = torch.from_numpy(self.federation.shards[client].split(request.split)).to(self.device)
         return [
-            function(method or self.method, request.shared, private, adapt, client_info, self.federation.table.batch(indices))
+            function(
+                method or self.method,
+                request.shared,
+                private,
+                adaptation_batch,
+                client_info,
+                self.federation.table.batch(indices),
+            )
             for indices in torch.split(samples, EVAL_BATCH_SIZE)
         ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +29,7 @@ class EvalGroup(NamedTuple):
     positions: list[int]
     padded: list[int]  # filled up to the width of the program with the first client
     padded_index: Tensor  # the same on the device
-    adapt: Tensor  # (clients, samples) of the batch that personal models may adapt to
+    adaptation_indices: Tensor  # (clients, samples) of the batch that personal models may adapt to
     plan: Tensor  # (clients, steps, samples)
 
 
@@ -65,17 +66,16 @@ class BatchedEvaluator:
         clients, engine = list(request.clients), self._engine
         info, table, method = engine.client_info(clients, request.round), engine.federation.table, engine.method
         sizes = engine.federation.n_samples(request.split)[clients]
-        predict = vmap(
-            lambda shared, private, adapt, client, batch: predict_client(method, shared, private, adapt, client, batch),
-            in_dims=(None, 0, 0, 0, 0),
-        )
+        predict = vmap(partial(predict_client, method), in_dims=(None, 0, 0, 0, 0))
         logits: dict[int, Tensor] = {}
         with torch.no_grad():
             for group in self._split_into_groups(request.split, clients):
                 private = tree.fetch(request.private, group.padded, engine.device)
-                adapt, client = table.batch(group.adapt), info.select(group.padded_index)
+                adaptation_batch, client = table.batch(group.adaptation_indices), info.select(group.padded_index)
                 plan = group.plan.to(engine.device)
-                steps = [predict(request.shared, private, adapt, client, table.batch(batch)) for batch in plan.unbind(1)]
+                steps = [
+                    predict(request.shared, private, adaptation_batch, client, table.batch(batch)) for batch in plan.unbind(1)
+                ]
                 rows = torch.cat(steps, dim=1).cpu()  # (clients, samples, classes), padding last
                 logits |= {i: own[: sizes[i]] for i, own in zip(group.positions, rows, strict=False)}
             logits |= {i: engine.predict_client(request, i, info) for i in self._unstacked(clients)}
@@ -105,9 +105,11 @@ class BatchedEvaluator:
         plan = np.full((width, steps * batch), -1, dtype=np.int64)
         for row, indices in zip(plan, samples, strict=False):
             row[: len(indices)] = indices
-        adapt = torch.stack([self._engine.adaptation_indices(clients[i]) for i in padded])
+        adaptation_indices = torch.stack([self._engine.adaptation_indices(clients[i]) for i in padded])
         padded_index = torch.as_tensor(padded, device=self._engine.device)
-        return EvalGroup(positions, padded, padded_index, adapt, torch.from_numpy(plan).reshape(width, steps, batch))
+        return EvalGroup(
+            positions, padded, padded_index, adaptation_indices, torch.from_numpy(plan).reshape(width, steps, batch)
+        )
 
     def score_group(self, shared: Tree, private: Tree, group: EvalGroup, info: ClientInfo) -> Tensor:
         """Return (correct predictions, summed loss) of the clients of a group."""
@@ -117,7 +119,7 @@ class BatchedEvaluator:
         tree.copy_(fixed["private"], tree.fetch(private, group.padded, self._engine.device))
         for buffer, field in zip(fixed["client"], info.select(group.padded_index), strict=True):
             buffer.copy_(field)
-        fixed["adapt"].copy_(group.adapt)
+        fixed["adaptation_indices"].copy_(group.adaptation_indices)
         program.state["scores"].zero_()
         for start in range(0, group.plan.shape[1], fixed["plan"].shape[1]):
             for _ in range(load_segment(program, group.plan, start)):
@@ -131,15 +133,13 @@ class BatchedEvaluator:
         key = (width, batch_size)
         if key not in self._programs:
             table, method = self._engine.federation.table, self._engine.method
-            evaluate = vmap(
-                lambda shared, private, adapt, client, batch: evaluate_client(method, shared, private, adapt, client, batch),
-                in_dims=(None, 0, 0, 0, 0),
-            )
+            evaluate = vmap(partial(evaluate_client, method), in_dims=(None, 0, 0, 0, 0))
 
             def advance(state: Buffers, fixed: Buffers) -> Buffers:
                 samples = Samples(fixed["x"], fixed["y"], table.input_spec)
                 batch = samples.batch(fixed["plan"].index_select(1, state["step"]).squeeze(1))  # (clients, samples)
-                score = evaluate(fixed["shared"], fixed["private"], samples.batch(fixed["adapt"]), fixed["client"], batch)
+                adaptation_batch = samples.batch(fixed["adaptation_indices"])
+                score = evaluate(fixed["shared"], fixed["private"], adaptation_batch, fixed["client"], batch)
                 return {"scores": state["scores"] + torch.stack(score, dim=1), "step": state["step"] + 1}
 
             device = self._engine.device
@@ -150,7 +150,7 @@ class BatchedEvaluator:
             fixed = {
                 "shared": tree.clone(shared),
                 "private": tree.fetch(private, group.padded, device),
-                "adapt": group.adapt.clone(),
+                "adaptation_indices": group.adaptation_indices.clone(),
                 "client": info.select(group.padded_index),
                 "plan": torch.zeros(width, min(steps, SEGMENT), batch_size, dtype=torch.int64, device=device),
                 "x": table.x,

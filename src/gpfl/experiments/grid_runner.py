@@ -1,4 +1,4 @@
-"""Run the jobs of a grid: skip and resume what is there, survive failures, share a folder with other processes."""
+"""Run the jobs of a grid: reuse and resume runs, continue after failures, share a folder with other processes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run_all(
     """Run jobs and return why some failed, by folder. A failed job does not stop the others.
 
     Unexpected errors are written to OUT/problems. In several processes, all get the problems of the first; if one of them
-    fails alone, all stop. `provenance` is noted beside each run; `on_end` gets each job and its problem or "".
+    fails alone, all stop. `provenance` is recorded beside each run; `on_end` gets each job and its problem or "".
     """
     problems: dict[Path, str] = {}
     locked: list[Job] = []
@@ -66,13 +66,13 @@ def run(job: Job, plan: GridPlan, make_callback: CallbackFactory, provenance: Ma
             return False
         missing = process_group().run_on_main(lambda: _find_missing(job, plan.seeds))
 
-        def make_noting_callback(label: str) -> Callback:
+        def make_recording_callback(label: str) -> Callback:
             if process_group().is_main:
-                _note_provenance(job, missing, provenance)
+                _record_provenance(job, missing, provenance)
             return make_callback(label)
 
         try:
-            _run_seeds(job, missing, make_noting_callback)
+            _run_seeds(job, missing, make_recording_callback)
         finally:  # if one seed diverges, the others have finished
             if not (plan.weights or any(cell.column.weights for cell in job.cells)) and process_group().is_main:
                 for seed in job.finished(plan.seeds):
@@ -124,20 +124,20 @@ def _run_seeds(job: Job, seeds: Sequence[int], make_callback: CallbackFactory) -
         raise diverged[0]
 
 
-def _note_provenance(job: Job, seeds: Iterable[int], provenance: Mapping[str, object]) -> None:
-    """Write beside each run how it is made. The commits of resumed runs are collected."""
-    note = {key: value for key, value in provenance.items() if key != "commit"}
+def _record_provenance(job: Job, seeds: Iterable[int], provenance: Mapping[str, object]) -> None:
+    """Write the provenance of each run beside it. The commits of resumed runs are collected."""
+    record = {key: value for key, value in provenance.items() if key != "commit"}
     for seed in seeds:
         commits = dict.fromkeys([*read_provenance(job.folder / f"seed-{seed}").get("commits", []), provenance["commit"]])
         files.write_text(
             job.folder / PROVENANCE_FILE.format(seed),
-            json.dumps({**note, "commits": list(commits), "data": job.caveat}, indent=2) + "\n",
+            json.dumps({**record, "commits": list(commits), "data": job.caveat}, indent=2) + "\n",
         )
 
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[bool]:
-    """Lock a job's folder and yield whether that succeeded. The lock ends with the process; of several, the first holds it."""
+    """Lock a job's folder and yield whether that succeeded. The lock ends with the process; the first of several holds it."""
     try:
         import fcntl
     except ImportError:  # Windows has no such lock
