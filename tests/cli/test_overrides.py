@@ -32,6 +32,12 @@ def test_later_layers_override_earlier_ones() -> None:
     assert file["train"] == {"rounds": 3, "lr": 0.1}
 
 
+def test_other_files_of_your_own_keep_the_options_of_the_data() -> None:
+    own = {"data": {"name": "a.csv", "label": "outcome"}}
+    assert merge(own, {"data": {"name": "b.csv"}}) == {"data": {"name": "b.csv", "label": "outcome"}}
+    assert merge(own, {"data": {"name": "digits"}}) == {"data": {"name": "digits"}}
+
+
 def test_a_new_name_drops_the_options_of_the_old_one() -> None:
     file: ConfigDict = {"method": {"name": "gpfl", "lam": 1.0}}
     assert merge(file, {"method": {"name": "fedavg"}}) == {"method": {"name": "fedavg"}}

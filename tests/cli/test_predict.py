@@ -113,7 +113,7 @@ def test_policies_for_unseen_categories_and_unreadable_cells(trained: Command) -
         ("predict run new.csv", "run has the models of 3 clients: name one with --client"),
         ("predict run new.csv --client west", "run has no model of a client 'west'; "),
         ("predict run missing.csv --client north", "there is no file missing.csv"),
-        ("predict run run --client north", "run is a folder; give a file of rows: .csv"),
+        ("predict run run --client north", "run/models holds no file that can be read: give a file or sub-folder per client"),
         ("predict run run/config.toml --client north", "cannot read run/config.toml: give a .csv, .tsv"),
         ("predict run empty.csv --client north", "empty.csv is empty"),
         ("predict run header.csv --client north", "header.csv has no rows below its first line"),

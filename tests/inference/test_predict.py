@@ -266,6 +266,27 @@ def test_rows_without_a_label_are_left_out_on_request(run: Path, tmp_path: Path)
 # Texts, images and arrays.
 
 
+def test_a_folder_with_a_file_per_client_names_the_clients(result: gpfl.Result, run: Path, tmp_path: Path) -> None:
+    rows = make_rows(30, seed=1)
+    whole = predict(run, write_rows(tmp_path / "new.csv", rows), BY_HOSPITAL)
+    hospitals = [row[COLUMNS.index("hospital")] for row in rows]
+    folder = tmp_path / "hospitals"
+    folder.mkdir()
+    for name in HOSPITALS:
+        write_rows(folder / f"{name}.csv", [row for row, own in zip(rows, hospitals, strict=True) if own == name])
+    found = predict(run, folder, ClientChoice(column="client"))
+    assert found.client_of.tolist() == sorted(hospitals)
+    order = np.argsort(hospitals, kind="stable")
+    np.testing.assert_allclose(found.probabilities, whole.probabilities[order], atol=1e-6)
+    assert message_of(lambda: predict(run, folder)).endswith("with --client-column (client, hospital may be one)")
+    (folder / "south.csv").write_text("age,pain\n50,none\n")
+    assert "differ in" in message_of(lambda: predict(run, folder, ClientChoice(column="client")))
+    split = tmp_path / "split"
+    (split / "north").mkdir(parents=True)
+    write_rows(split / "north" / "train.csv", rows)
+    assert "holds a train split" in message_of(lambda: predict(run, split, ClientChoice(column="client")))
+
+
 def test_images_are_predicted_by_folder_and_listed_by_file(tmp_path: Path) -> None:
     for client in ("a", "b"):
         for k in range(12):

@@ -32,7 +32,9 @@ def export(run: Path, client: str, format: str, out: Path | None) -> None:
     model = load_model(run, client)
     folder = out or (find_run(run) or run.parent) / "exports" / f"{quote(model.name, safe='')}-{format}"
     check_export(folder, format)
-    command = shlex.join(["gpfl", "export", run.name, "--client", model.name, "--format", format])
+    command = shlex.join(
+        ["gpfl", "export", run.name if run.is_absolute() else str(run), "--client", model.name, "--format", format]
+    )
     paths = export_model(model, folder, format, model_card(model, run, format, command))
     print_line(f"Model of client {model.name}: {folder} ({', '.join(path.name for path in paths)}).")
     print_line(f"Try it with python {shlex.quote(str(folder / 'example.py'))} FILE; README.md is the model card.")

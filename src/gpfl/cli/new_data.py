@@ -28,7 +28,7 @@ data_argument = click.argument(
     cls=Argument,
     metavar="DATA",
     type=PATH,
-    help="Table (.csv, .tsv, .parquet), folder of images, or .npz file, as in training.",
+    help="Table (.csv, .tsv, .parquet), folder with one per client, folder of images, or .npz file, as in training.",
 )
 client_options = compose(
     click.option("--client", default="", metavar="NAME", help="Client whose model predicts all samples."),

@@ -52,13 +52,17 @@ def check_method_set(
 
 
 def merge(*layers: ConfigDict) -> ConfigDict:
-    """Merge configs: later ones override earlier ones, and a new name drops the options of the old one."""
+    """Merge configs: later ones override earlier ones, and a new name drops the options of the old one.
+
+    The options of your own files stay when others of your own files are named.
+    """
     merged: ConfigDict = {}
     for layer in layers:
         for section, values in layer.items():
             below = merged.get(section, {})
             if "name" in values and "name" in below and values["name"] != below["name"]:
-                below = {}
+                own_files = section == "data" and not {values["name"], below["name"]} & set(DATASETS)
+                below = below if own_files else {}
             merged[section] = {**below, **values}
     return merged
 

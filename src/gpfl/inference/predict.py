@@ -233,7 +233,7 @@ def _restore_numbers(values: Array) -> Array:
 def _name_clients_error(source: str | Path, data: NewData, names: Sequence[str]) -> GpflError:
     """Return the error for samples whose client is unknown, with the columns that may name it."""
     columns: list[str] = []
-    if not isinstance(data, (str, Path)) or file_suffix(Path(data)) in SUFFIXES:
+    if not isinstance(data, (str, Path)) or file_suffix(Path(data)) in SUFFIXES or Path(data).is_dir():
         with suppress(GpflError, TypeError, AttributeError):
             table = new_rows.read_columns(data, ())  # type: ignore[arg-type]
             columns = [name for name, values in table.columns.items() if _names_clients(values, names)]

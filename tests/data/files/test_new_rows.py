@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from user_files import lines, message_of, write
+from user_files import lines, message_of, write, write_image
 
 from gpfl.data.columns import UNKNOWN, ColumnSchema, Schema
 from gpfl.data.files import NewData, read_new_rows
@@ -92,8 +92,10 @@ def test_absent_columns_and_bad_sources_are_errors(tmp_path: Path) -> None:
     assert message_of(lambda: read_new_rows({"age": []}, SCHEMA)) == "dict has no rows"
     ragged = {"age": [1, 2], "sex": ["f"], "admitted": [0, 0]}
     assert message_of(lambda: read_new_rows(ragged, SCHEMA)) == "dict has sex of shape (1,); give one value per row"  # type: ignore[arg-type]
-    assert message_of(lambda: read_new_rows(tmp_path, SCHEMA)) == (
-        f"{tmp_path} is a folder; give a file of rows: .csv, .tsv, .csv.gz, .tsv.gz, .parquet, .npz"
+    write_image(tmp_path / "images" / "cat" / "1.png", 0)
+    assert message_of(lambda: read_new_rows(tmp_path / "images", SCHEMA)) == (
+        f"{tmp_path}/images holds images; give rows: a .csv, .tsv, .csv.gz, .tsv.gz, .parquet, .npz file, or a folder with one "
+        "per client"
     )
     assert message_of(lambda: read_new_rows(tmp_path / "b.csv", SCHEMA)) == f"there is no file {tmp_path / 'b.csv'}"
     other = write(tmp_path / "a.xlsx", "x")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
@@ -13,8 +13,8 @@ import numpy.typing as npt
 from gpfl.data.columns import UNKNOWN, RawColumns, Schema
 from gpfl.data.files.cells import parse_column
 from gpfl.data.files.checks import describe_unreadable
-from gpfl.data.files.layout import SUFFIXES, InputFile, file_suffix
-from gpfl.data.files.raw_table import Array, RawTable, as_text, join_names, number_rows
+from gpfl.data.files.layout import SUFFIXES, InputFile, file_suffix, find_inputs
+from gpfl.data.files.raw_table import Array, RawTable, as_text, join_names, join_tables, number_rows
 from gpfl.data.files.reader import read_table
 from gpfl.errors import GpflError, did_you_mean, pluralize
 
@@ -31,7 +31,7 @@ class DataFrame(Protocol):
 
 
 NewData: TypeAlias = str | Path | Mapping[str, npt.ArrayLike] | DataFrame
-"""The path of a CSV, TSV, Parquet or npz file, columns by name, or a data frame."""
+"""The path of a CSV, TSV, Parquet or npz file or of a folder with one per client, columns by name, or a data frame."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,11 +91,11 @@ def _suggest(absent: Sequence[str], known: Sequence[str]) -> str:
 
 
 def read_columns(data: NewData, text: Collection[str] = ()) -> RawTable:
-    """Return the columns of a file, data frame or mapping; those with a lower-case name in `text` stay text."""
+    """Return the columns of a file, a folder of files, a data frame or a mapping; those named in `text` stay text."""
     if isinstance(data, (str, Path)):
         path = Path(data)
         if path.is_dir():
-            raise GpflError(f"{path} is a folder; give a file of rows: {', '.join(SUFFIXES)}")
+            return _read_folder(path, text)
         if not path.is_file():
             raise GpflError(f"there is no file {path}")
         if file_suffix(path) not in SUFFIXES:
@@ -110,6 +110,28 @@ def read_columns(data: NewData, text: Collection[str] = ()) -> RawTable:
     if not len(table):
         raise GpflError(f"{table.path} has no rows")
     return table
+
+
+def _read_folder(folder: Path, text: Collection[str]) -> RawTable:
+    """Return the rows of a file per client; column `client` is the client whom the path names."""
+    layout = find_inputs(folder)
+    if layout.images:
+        raise GpflError(f"{folder} holds images; give rows: a {', '.join(SUFFIXES)} file, or a folder with one per client")
+    named = next((entry for entry in layout.inputs if entry.split), None)
+    if named is not None:
+        raise GpflError(f"{folder} holds a {named.split} split, {named.path}: give the file or folder of the new rows alone")
+    tables = [read_table(entry, text=text) for entry in layout.inputs]
+    names = set(tables[0].columns)
+    for table in tables:
+        if set(table.columns) != names:
+            different = sorted(names ^ set(table.columns))
+            raise GpflError(
+                f"{tables[0].path} and {table.path} differ in {pluralize(len(different), 'column')}: {join_names(different)}; "
+                "give all files the same columns, or predict one file after another"
+            )
+    rows = join_tables(tables)
+    clients = as_text([entry.client for entry in layout.inputs])[rows.file_of]
+    return replace(rows, columns={"client": clients, **rows.columns})  # unless the files have a column of that name
 
 
 def _to_array(values: npt.ArrayLike, name: str) -> Array:
