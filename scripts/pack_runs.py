@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpfl.experiments.feature_maps import read_map_record
+from gpfl.experiments.feature_projections import read_projection_record
 from gpfl.experiments.run_archive import Content, read
 from gpfl.experiments.stored_runs import read_provenance
 from gpfl.federation import MANIFEST
@@ -67,7 +67,7 @@ def _pack_run(run: RunDir) -> Content:
         "manifest": _pack_manifest(run.path / MANIFEST),
         "provenance": read_provenance(run.path) or None,
         **({} if run.diverged_round is None else {"diverged": {"round": run.diverged_round}}),
-        **({"features": feature_map} if (feature_map := read_map_record(run.path)) else {}),
+        **({"features": projection} if (projection := read_projection_record(run.path)) else {}),
     }
 
 

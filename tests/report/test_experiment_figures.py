@@ -15,9 +15,9 @@ from synthetic_runs import trials_of
 
 import gpfl
 from gpfl.experiments import definitions as experiments
-from gpfl.experiments import feature_maps
+from gpfl.experiments import feature_projections
 from gpfl.experiments.definitions import PaperValue
-from gpfl.experiments.feature_maps import FeatureMap
+from gpfl.experiments.feature_projections import FeatureProjection
 from gpfl.experiments.results import TableResults
 from gpfl.experiments.stored_runs import StoredRun, Trials
 from gpfl.experiments.trials import delete_weights
@@ -189,7 +189,7 @@ def featured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TableResults:
     folders = {name: [tmp_path / name / f"seed-{seed}" for seed in seeds[name]] for name in seeds}
     trials = {(key, name): Trials(name, [StoredRun(run) for run in runs]) for name, runs in folders.items()}
     for one in trials.values():
-        feature_maps.measure_trials(one, pytest.fail)
+        feature_projections.measure_trials(one, pytest.fail)
     return results_of("features", dict(trials))
 
 
@@ -230,8 +230,8 @@ def test_features_are_drawn_again_and_are_in_the_table_after_weights_are_gone(fe
 
 
 def test_methods_without_features_are_left_out(featured: TableResults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[list[FeatureMap]] = []
-    monkeypatch.setattr(figures, "draw_features", lambda maps, *more: drawn.append(maps) or [])
+    drawn: list[list[FeatureProjection]] = []
+    monkeypatch.setattr(figures, "draw_features", lambda projections, *more: drawn.append(projections) or [])
     delete_weights(tmp_path / "fedper" / "seed-0")
     (tmp_path / "fedper" / "seed-0" / "features.json").unlink()
     experiment_figures.draw(featured, tmp_path / "out")

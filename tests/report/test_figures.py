@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from synthetic_runs import trials_of
 
 import gpfl
-from gpfl.experiments.feature_maps import FeatureMap
+from gpfl.experiments.feature_projections import FeatureProjection
 from gpfl.experiments.features import FeatureMetrics
 from gpfl.experiments.stored_runs import Trials
 from gpfl.methods import METHODS
@@ -163,19 +163,19 @@ def test_nothing_to_draw_is_an_error(tmp_path: Path) -> None:
 # Features.
 
 
-def feature_map(n_classes: int, n_clients: int, **more: object) -> FeatureMap:
+def projection(n_classes: int, n_clients: int, **more: object) -> FeatureProjection:
     label, client = (ids.ravel() for ids in np.meshgrid(np.arange(n_classes), np.arange(n_clients)))
     points = np.random.default_rng(0).normal(size=(len(label), 2)).astype(np.float32)
-    return FeatureMap(FeatureMetrics(40, 10, -0.1, 0.2, None, 0.9, 0.1, 0.8), 512, label, client, points, **more)  # type: ignore[arg-type]
+    return FeatureProjection(FeatureMetrics(40, 10, -0.1, 0.2, None, 0.9, 0.1, 0.8), 512, label, client, points, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("classes", "clients", "entries"), [(2, 2, 4), (10, 12, 22), (24, 12, 36), (100, 50, 0)])
 def test_features_have_legends_while_classes_and_clients_are_few(
     classes: int, clients: int, entries: int, tmp_path: Path, drawn: list[Figure]
 ) -> None:
-    maps = [feature_map(classes, clients, method=name, round=7) for name in ("fedper", "gpfl")]
-    figures.draw_features(maps[:1], tmp_path / "one", "all $ in $ all")
-    figures.draw_features(maps * 2, tmp_path / "four", "title")
+    projections = [projection(classes, clients, method=name, round=7) for name in ("fedper", "gpfl")]
+    figures.draw_features(projections[:1], tmp_path / "one", "all $ in $ all")
+    figures.draw_features(projections * 2, tmp_path / "four", "title")
     for figure in drawn:
         assert len(legend_labels(figure)) == entries
         assert is_complete(figure)
@@ -185,7 +185,7 @@ def test_features_have_legends_while_classes_and_clients_are_few(
 
 
 def test_legends_have_the_names_of_classes_and_clients(tmp_path: Path, drawn: list[Figure]) -> None:
-    named = feature_map(2, 2, clients=("north", "$x$"), classes=("a", "1"))
+    named = projection(2, 2, clients=("north", "$x$"), classes=("a", "1"))
     figures.draw_features([named], tmp_path / "a", "title")
     assert legend_labels(drawn[0]) == ["a", "1", "north", "$x$"]
 

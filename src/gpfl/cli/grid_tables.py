@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from gpfl.cli.terminal import print_error, print_line, table_console
 from gpfl.engine.distributed import process_group
 from gpfl.errors import GpflError, pluralize
-from gpfl.experiments import feature_maps, grid, grid_runner
+from gpfl.experiments import feature_projections, grid, grid_runner
 from gpfl.experiments.compare import parse_methods
 from gpfl.experiments.definitions import Cell, TableColumn, load_experiments
 from gpfl.experiments.grid import GridPlan, Job, Problems
@@ -99,10 +99,10 @@ def _write_tables(selection: Selection, plan: GridPlan, figures: bool, jobs: Seq
 
 def _measure_features(results: TableResults) -> None:
     methods = [trials for trials in results.trials.values() if trials]
-    if not all(map(feature_maps.is_measured, methods)):
+    if not all(map(feature_projections.is_measured, methods)):
         print_line("Measuring features and drawing them by t-SNE, which takes minutes.")
     for trials in methods:
-        feature_maps.measure_trials(trials, print_line)
+        feature_projections.measure_trials(trials, print_line)
     for line in feature_tables.describe_metrics(results):
         print_line(line)
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpfl.errors import GpflError
-from gpfl.experiments import feature_maps
+from gpfl.experiments import feature_projections
 from gpfl.experiments.definitions import TableColumn, display_name
-from gpfl.experiments.feature_maps import FeatureMap
+from gpfl.experiments.feature_projections import FeatureProjection
 from gpfl.experiments.features import PERPLEXITY
 from gpfl.experiments.results import TableResults
 from gpfl.experiments.statistics import client_accuracies
@@ -171,7 +171,7 @@ def _draw_features(results: TableResults, out: Path) -> list[Path]:
     paths: list[Path] = []
     for column in results.columns:
         methods = _trials_run(results, column)
-        stored = [feature_map for trials in methods if (feature_map := feature_maps.first_map(trials)) is not None]
+        stored = [projection for trials in methods if (projection := feature_projections.first_projection(trials)) is not None]
         if methods and not stored:
             raise GpflError(f"{column.key} has no features to draw")
         if stored:
@@ -179,7 +179,9 @@ def _draw_features(results: TableResults, out: Path) -> list[Path]:
     return paths
 
 
-def _draw_column_features(methods: Sequence[FeatureMap], stem: Path, results: TableResults, column: TableColumn) -> list[Path]:
+def _draw_column_features(
+    methods: Sequence[FeatureProjection], stem: Path, results: TableResults, column: TableColumn
+) -> list[Path]:
     paths = figures.draw_features(methods, stem, figure_title(results, column))
     record = stem.with_name(f"{stem.name}.json")
     files.write_text(record, json.dumps([_to_record(method) for method in methods], indent=2) + "\n")
@@ -193,7 +195,7 @@ def _draw_column_features(methods: Sequence[FeatureMap], stem: Path, results: Ta
     return paths
 
 
-def _to_record(method: FeatureMap) -> dict[str, object]:
+def _to_record(method: FeatureProjection) -> dict[str, object]:
     names = ("method", "run", "round", "selected_by", "width")
-    tsne = {"perplexity": min(PERPLEXITY, (method.metrics.rows - 1) / 3), "seed": feature_maps.SEED}
+    tsne = {"perplexity": min(PERPLEXITY, (method.metrics.rows - 1) / 3), "seed": feature_projections.SEED}
     return {**{name: getattr(method, name) for name in names}, **vars(method.metrics), "tsne": tsne}

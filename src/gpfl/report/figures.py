@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gpfl.errors import GpflError
 from gpfl.experiments.definitions import display_name
-from gpfl.experiments.feature_maps import FeatureMap
+from gpfl.experiments.feature_projections import FeatureProjection
 from gpfl.experiments.stored_runs import Trials
 from gpfl.federation import Federation
 from gpfl.report.plotting import (
@@ -140,7 +140,7 @@ def running_mean(values: Floats, window: int) -> Floats:
 
 
 @figure_style()
-def draw_features(methods: Sequence[FeatureMap], stem: Path, title: str) -> list[Path]:
+def draw_features(methods: Sequence[FeatureProjection], stem: Path, title: str) -> list[Path]:
     """Draw t-SNE of the features of each method: a colour for each class, a marker for each client. Return the files."""
     if not methods:
         raise GpflError("there are no features to draw: run some methods first")
@@ -150,7 +150,7 @@ def draw_features(methods: Sequence[FeatureMap], stem: Path, title: str) -> list
     figure = new_figure(2.9 * columns + 1.6, max(3.2 * rows + 1, 0.18 * sum(entries) + 1))
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, method in zip(panels, methods, strict=False):
-        _draw_map(axes, method)
+        _draw_projection(axes, method)
     for axes in panels[len(methods) :]:
         axes.set_visible(False)
     _add_feature_legends(figure, methods[0])
@@ -165,7 +165,7 @@ def draw_features(methods: Sequence[FeatureMap], stem: Path, title: str) -> list
     return save_png_and_pdf(figure, stem)
 
 
-def _draw_map(axes: Axes, method: FeatureMap) -> None:
+def _draw_projection(axes: Axes, method: FeatureProjection) -> None:
     colors = class_colors(len(method.classes) or int(method.label.max()) + 1)
     size = float(np.clip(9000 / len(method.label), 3, 22))
     for client in np.unique(method.client):
@@ -184,7 +184,7 @@ def _draw_map(axes: Axes, method: FeatureMap) -> None:
     axes.spines[:].set(visible=True, color="#bbbbbb")
 
 
-def _add_feature_legends(figure: Figure, method: FeatureMap) -> None:
+def _add_feature_legends(figure: Figure, method: FeatureProjection) -> None:
     from matplotlib.lines import Line2D
 
     def entry(k: int, names: Sequence[str], color: str, marker: str) -> Line2D:
