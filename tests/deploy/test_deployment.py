@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import deployment
 import pytest
 from conftest import Command
+from direct_sites import assert_equal
 
-from gpfl.deploy.programs import TOKEN, Processes, find_processes
+import gpfl
+from gpfl.deploy.programs import TOKEN, Processes, find_processes, free_port
 
 pytestmark = pytest.mark.deployment
 
@@ -69,3 +74,77 @@ def test_stop_finds_processes_in_sessions_of_their_own(tmp_path: Path) -> None:
         assert len(find_processes(token)) == 2
     assert find_processes(token) == []
     assert os.getpid() not in find_processes(token)
+
+
+CONFIG = """[run]
+seed = 3
+[method]
+name = "gpfl"
+[net]
+name = "mlp"
+hidden = [8]
+[train]
+rounds = 3
+lr = 0.1
+[data]
+schema = "schema.toml"
+missing = "mean"
+"""
+
+
+@pytest.fixture
+def programs() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start commands of gpfl in other processes, which end with the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*words: object) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "gpfl", *map(str, words)]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        return started[-1]
+
+    yield start
+    for process in reversed(started):
+        process.terminate()
+    for process in started:
+        process.wait(60)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def test_three_sites_train_by_the_commands_of_the_page(
+    command: Command, programs: Callable[..., subprocess.Popen[str]]
+) -> None:
+    before = tokens()
+    deployment.write_data(Path("pooled").absolute())
+    Path("run.toml").write_text(CONFIG)
+    port = free_port()
+    made = command(
+        *("deploy", "init", "d", "--config", "run.toml", "--sites", "east,north,south", "--server", "127.0.0.1"),
+        *("--port", port, "--link-port", port, "--plain-uploads"),
+    )
+    assert made.code == 0, made.err
+    sites = [Path("d/sites", name) for name in ("east", "north", "south")]
+    for site in sites:
+        (site / "data").mkdir()
+        shutil.copy(f"pooled/{site.name}.csv", site / "data")
+        checked = command("deploy", "site", "check", site, "--accept")
+        assert "They fit the data card" in checked.out, checked.err
+    programs("deploy", "server", "d/coordinator")
+    for site in sites:
+        programs("deploy", "site", "start", site)
+    done = command("deploy", "run", "d/coordinator")
+    assert done.code == 0, done.out + done.err
+    shown = command("deploy", "status", "d/coordinator")
+    assert shown.out.count("online") == 3, shown.out + shown.err
+    assert "finished" in shown.out
+    federation = gpfl.federate("pooled", schema="schema.toml", missing="mean")
+    expected = gpfl.fit("gpfl", federation, net="mlp", hidden=[8], rounds=3, lr=0.1, seed=3, engine="loop")
+    for site, model in zip(sites, expected.clients, strict=True):
+        assert command("deploy", "model", site, "-o", f"{site.name}.safetensors").code == 0
+        assert_equal(gpfl.load_model(f"{site.name}.safetensors").weights, model.weights)
+    assert command("predict", "east.safetensors", "pooled/east.csv").code == 0
+    assert tokens() - before
+
+
+def test_the_programs_of_the_last_test_have_ended() -> None:
+    assert tokens() == set()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
+import os
 import shutil
 import signal
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -13,14 +17,39 @@ from pathlib import Path
 from types import FrameType
 
 import click
+import numpy as np
 from rich.table import Table as RichTable
 
-from gpfl.cli.command import Group
+from gpfl.cli.command import Argument, Group
 from gpfl.cli.options import out_option
 from gpfl.cli.terminal import print_line, table_console
+from gpfl.data.files.writer import check_output
+from gpfl.data.preprocessing import ClientStatistics
 from gpfl.deploy import demo as demos
+from gpfl.deploy import keys
+from gpfl.deploy.card import DataCard, describe_site
+from gpfl.deploy.dry_run import dry_run
+from gpfl.deploy.init import LINK_PORT, PORT, draft_policy, make_deployment, replace_node_key, write_card
+from gpfl.deploy.policy import Policy
+from gpfl.deploy.programs import (
+    Control,
+    Processes,
+    environment,
+    superlink_command,
+    supernode_command,
+    worker_command,
+)
+from gpfl.deploy.server import CoordinatorFolder
+from gpfl.deploy.status import site_statuses
+from gpfl.deploy.supervise import NODE_DELAY, RUN, Program, finish_run, keep_running, last_reason, run_number
+from gpfl.deploy.worker import CARD, CARD_SIGNATURE, POLICY, SiteFolder, Worker
 from gpfl.errors import GpflError
 from gpfl.methods import METHODS
+from gpfl.report.tables import format_bytes
+from gpfl.training.config import read_config
+
+EXPIRY_DAYS = 30
+"""Days before the certificate expires from which on the server says so."""
 
 
 @click.group(cls=Group)
@@ -62,6 +91,323 @@ def demo(data: str, method: str, rounds: int, out: Path | None) -> None:
     )
     if out is not None:
         print_line(f"Run: {folder / 'coordinator' / 'runs' / 'demo'}. Change a file in {folder / 'data'} and run it again.")
+
+
+folder_argument = click.argument(
+    "folder", cls=Argument, metavar="DIR", type=click.Path(path_type=Path, file_okay=False), help="Folder of the coordinator."
+)
+site_argument = click.argument(
+    "folder", cls=Argument, metavar="DIR", type=click.Path(path_type=Path, file_okay=False), help="Folder of the site."
+)
+
+
+@deploy.command()
+@click.argument("folder", cls=Argument, metavar="DIR", type=click.Path(path_type=Path), help="New folder.")
+@click.option("--config", type=click.Path(path_type=Path), required=True, metavar="FILE", help="Config of the run.")
+@click.option("--sites", required=True, metavar="NAME,…", help="Names of the sites.")
+@click.option("--server", required=True, metavar="HOST,…", help="Names and addresses of the server; sites use the first.")
+@click.option("--port", type=click.IntRange(1, 65535), default=PORT, show_default=True, help="Port that sites reach.")
+@click.option(
+    "--link-port", type=click.IntRange(1, 65535), default=LINK_PORT, show_default=True, help="Port of the SuperLink, behind it."
+)
+@click.option("--name", default="run", show_default=True, help="Name of the run.")
+@click.option("--min-clients", type=click.IntRange(1), default=None, metavar="N", help="Uploads a round needs  [default: all]")
+@click.option("--deadline", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds to wait for replies.")
+@click.option(
+    "--plain-uploads",
+    is_flag=True,
+    help="Draft policies that allow GPFL's plain uploads, which tell label proportions.",
+)
+def init(
+    folder: Path,
+    config: Path,
+    sites: str,
+    server: str,
+    port: int,
+    link_port: int,
+    name: str,
+    min_clients: int | None,
+    deadline: float,
+    plain_uploads: bool,
+) -> None:
+    """Make the folders of coordinator and sites: certificates, keys, data card, policies."""
+    require_flower()
+    names = [each.strip() for each in sites.split(",") if each.strip()]
+    settings: dict[str, object] = {"link_port": link_port, "deadline": deadline}
+    if min_clients is not None:
+        if min_clients > len(names):
+            raise GpflError(f"--min-clients is {min_clients}, but there are {len(names)} sites: lower it")
+        settings["min_clients"] = min_clients
+    card = DataCard.make(name, names, read_config(config))
+    hosts = [each.strip() for each in server.split(",") if each.strip()]
+    # Commands at the coordinator reach the SuperLink on the machine itself.
+    hosts = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))
+    policy = {"secure_sum": False} if plain_uploads else {}
+    make_deployment(folder, card, hosts, port=port, policy=policy, settings=settings)
+    print_line(f"Coordinator: {folder / 'coordinator'}. Start it with gpfl deploy server {folder / 'coordinator'}")
+    for site in card.sites:
+        print_line(
+            f"Site {site}: {folder / 'sites' / site}. Hand it over in a safe way, with its README.md, and delete it here."
+        )
+    if draft_policy(card)["secure_sum"] and not plain_uploads:
+        print_line(
+            "Note: the drafted policies ask for a secure sum, since a plain upload of GPFL tells a site's label proportions; "
+            "without one in this version, sites train once their outbound.toml says secure_sum = false."
+        )
+
+
+@deploy.command()
+@folder_argument
+def server(folder: Path) -> None:
+    """Run the SuperLink of a coordinator, supervised, until Ctrl-C."""
+    require_flower()
+    own = CoordinatorFolder(folder)
+    days = (keys.expiry(folder / "certs" / "server.crt") - datetime.datetime.now(datetime.UTC)).days
+    if days < 0:
+        raise GpflError(f"the certificate of the server has expired: gpfl deploy renew {folder}")
+    if days < EXPIRY_DAYS:
+        print_line(f"The certificate of the server expires in {days} days: gpfl deploy renew {folder}")
+    with stopped_by_sigterm(), Processes(folder / "log") as processes:
+        programs = {"superlink": Program(lambda: superlink_command(own), folder / "flwr")}
+        threading.Thread(target=_register, args=(own,), daemon=True).start()
+        keep_running(processes, programs, print_line)
+
+
+def _register(folder: CoordinatorFolder) -> None:
+    end = time.monotonic() + 120
+    while True:
+        try:
+            Control(folder).register()
+        except GpflError as error:
+            if time.monotonic() > end:
+                print_line(f"node keys are not registered: {error}")
+                return
+            time.sleep(2)
+        else:
+            print_line(f"node keys registered: {', '.join(folder.card.sites)}")
+            return
+
+
+@deploy.command()
+@folder_argument
+def run(folder: Path) -> None:
+    """Run the training of a deployment to its end, or resume it.
+
+    Starts it again from its last checkpoint if the server or the machine died.
+    """
+    require_flower()
+    own = CoordinatorFolder(folder)
+    with stopped_by_sigterm():
+        finish_run(own, print_line)
+    print_line(f"Finished: {own.run}. Sites get their models with gpfl deploy model.")
+
+
+@deploy.command()
+@folder_argument
+def status(folder: Path) -> None:
+    """Show for each site: connection, last round, bytes, last error."""
+    require_flower()
+    own = CoordinatorFolder(folder)
+    table = RichTable("site", "connection", "last round", "bytes up", "bytes down", "last error")
+    for site in site_statuses(own):
+        table.add_row(
+            *(site.name, site.connection, str(site.last_round or "none")),
+            *(format_bytes(site.bytes_up), format_bytes(site.bytes_down), site.last_error or "none"),
+        )
+    table_console().print(table)
+    finished = (own.run / "summary.json").exists()
+    reason = last_reason(own)
+    state = "finished" if finished else f"stopped: {reason}" if reason else "not finished"
+    print_line(f"Run '{own.card.run}': {state}.")
+
+
+@deploy.command()
+@folder_argument
+@click.option("-n", "--lines", type=click.IntRange(1), default=50, show_default=True, help="Lines of each log.")
+def logs(folder: Path, lines: int) -> None:
+    """Show the ends of the logs of a coordinator or a site."""
+    paths = sorted((folder / "log").glob("*.log"))
+    if not paths:
+        raise GpflError(f"there are no logs in {folder / 'log'}: has it been started?")
+    for path in paths:
+        print_line(f"==> {path} <==")
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]:
+            print_line(line)
+
+
+@deploy.command()
+@folder_argument
+def stop(folder: Path) -> None:
+    """Stop the run. `gpfl deploy run` resumes it."""
+    require_flower()
+    own = CoordinatorFolder(folder)
+    number = run_number(own)
+    if not number or Control(own).status(number).startswith("finished"):
+        raise GpflError(f"run '{own.card.run}' is not under way")
+    Control(own).stop(number)
+    print_line(f"Run '{own.card.run}' stopped after its last checkpoint; resume it with gpfl deploy run {folder}")
+
+
+@deploy.command()
+@folder_argument
+@click.option("--config", type=click.Path(path_type=Path), required=True, metavar="FILE", help="Config of the next run.")
+@click.option("--name", required=True, help="Name of the next run.")
+def card(folder: Path, config: Path, name: str) -> None:
+    """Issue a data card for another run of the same sites."""
+    require_flower()
+    own = CoordinatorFolder(folder)
+    if (folder / "runs" / name).exists() or own.card.run == name:
+        raise GpflError(f"there is a run '{name}' already: choose another --name")
+    write_card(folder, DataCard.make(name, own.card.sites, read_config(config)))
+    (folder / "state" / RUN).unlink(missing_ok=True)
+    print_line(f"Send {folder / CARD} and {folder / CARD_SIGNATURE} to the sites, which check and accept them.")
+
+
+@deploy.command()
+@folder_argument
+def renew(folder: Path) -> None:
+    """Make a new certificate of the server, for another year. Restart the server afterwards; sites need nothing."""
+    require_flower()
+    names = CoordinatorFolder(folder).settings["names"]
+    assert isinstance(names, list)
+    keys.make_server_certificate(folder / "certs", [str(each) for each in names])
+    print_line(
+        f"Certificate until {keys.expiry(folder / 'certs' / 'server.crt'):%Y-%m-%d}. Restart gpfl deploy server and nginx."
+    )
+
+
+@deploy.command()
+@folder_argument
+@click.option("--site", required=True, metavar="NAME", help="Name of the site.")
+@click.option("--key", required=True, type=click.Path(path_type=Path), metavar="FILE", help="File node.pub of the site.")
+def register(folder: Path, site: str, key: Path) -> None:
+    """Register another node key of a site, and let the old one in no longer."""
+    require_flower()
+    Control(CoordinatorFolder(folder)).replace_key(site, key)
+    print_line(f"The node key of site {site} is replaced. Runs that are under way go on with it after gpfl deploy run.")
+
+
+@deploy.command()
+@site_argument
+@click.option("-o", "--out", type=click.Path(path_type=Path), required=True, metavar="FILE", help="New .safetensors file.")
+def model(folder: Path, out: Path) -> None:
+    """Write a site's personal model, with its preprocessing, for gpfl predict."""
+    require_flower()
+    check_output(out, (".safetensors",), overwrite=False)
+    made = Worker(SiteFolder(folder)).model_site().model()
+    made.save(out)
+    print_line(f"Model of site {made.name}: {out}. Use it with gpfl predict {out} FILE")
+
+
+# A site.
+
+
+@deploy.group(cls=Group)
+def site() -> None:
+    """Check, start and look after a site."""
+
+
+@site.command()
+@site_argument
+@click.option("--data", type=click.Path(path_type=Path), metavar="PATH", help="File or folder  [default: that of site.toml]")
+@click.option("--accept", is_flag=True, help="Accept the data card if the data fit it.")
+def check(folder: Path, data: Path | None, accept: bool) -> None:
+    """Check a site's data against the data card."""
+    require_flower()
+    own = SiteFolder(folder)
+    card = own.card
+    found = card.read(own.name, data or own.data, own.path)
+    described = describe_site(found)
+    print_line(found.table.description)
+    train, validation, test = described.sizes
+    print_line(
+        f"Site {own.name}: {train:,} training, {validation:,} validation and {test:,} test samples. They fit the data card."
+    )
+    counts = np.bincount(found.table.y.numpy(), minlength=len(card.classes))
+    print_line("Classes: " + ", ".join(f"{name} {count:,}" for name, count in zip(card.classes, counts, strict=True)))
+    print_line(f"Data card of run '{card.run}', signed by the coordinator: {folder / CARD}, SHA-256 {card.digest}")
+    if accept:
+        own.accept()
+        print_line("Accepted.")
+    elif own.accepted != card.digest:
+        print_line("Not accepted yet: read the card, then run this again with --accept.")
+
+
+@site.command("dry-run")
+@site_argument
+def dry(folder: Path) -> None:
+    """Show what would leave a site in a round: names, shapes, bytes. Nothing is sent."""
+    require_flower()
+    own = SiteFolder(folder)
+    card = own.card
+    found = dry_run(card, own.name, card.read(own.name, own.data, own.path), Policy.read(folder / POLICY))
+    print_line(f"Before round 0, {found.description_bytes:,} bytes: numbers of samples {list(found.description.sizes)}")
+    for line in ClientStatistics.from_dict(found.description.statistics).describe():
+        print_line(f"  {line}")
+    title = f"Each round, {found.reply_bytes:,} bytes; norm of the update {found.norm:.4g}"
+    table = RichTable("tensor", "shape", "bytes", title=title)
+    for path, (shape, size) in found.tensors.items():
+        table.add_row(path, "×".join(map(str, shape)) or "1", f"{size:,}")
+    table_console().print(table)
+    for split, (correct, loss, n) in found.scores.items():
+        print_line(f"Scores of {split} samples: {correct:.0f} of {n} correct, loss {loss:.4g} summed.")
+    if found.labels is not None and found.labels.guess is not None:
+        print_line(
+            f"From this upload, an attack guesses the site's label proportions at a total variation distance of "
+            f"{found.labels.guess:.3f} (0 = exact; the uniform guess: {found.labels.uniform:.3f})."
+        )
+    if card.config.get("method", {}).get("name", "gpfl") == "gpfl":
+        print_line(
+            "The valve of GPFL tells the coordinator the label proportions exactly, unless a defence or a secure sum hides it."
+        )
+    for reason in found.refused:
+        print_line(f"Refused by {folder / POLICY}: {reason}")
+    if not found.refused:
+        print_line(f"{folder / POLICY} lets all of this leave.")
+
+
+@site.command()
+@site_argument
+def start(folder: Path) -> None:
+    """Run the worker and the SuperNode of a site, supervised, until Ctrl-C."""
+    require_flower()
+    own = SiteFolder(folder)
+    if own.accepted != own.card.digest:
+        raise GpflError(f"the data card of {folder} is not accepted: gpfl deploy site check {folder} --accept")
+    programs = {
+        "worker": Program(lambda: worker_command(own), folder / "flwr"),
+        "supernode": Program(lambda: supernode_command(own), folder / "flwr", NODE_DELAY),
+    }
+    with stopped_by_sigterm(), Processes(folder / "log") as processes:
+        keep_running(processes, programs, print_line)
+
+
+@site.command()
+@site_argument
+def worker(folder: Path) -> None:
+    """Run a site's worker alone, as a user who may read its data."""
+    require_flower()
+    os.execv(sys.executable, worker_command(SiteFolder(folder)))
+
+
+@site.command()
+@site_argument
+def node(folder: Path) -> None:
+    """Run a site's SuperNode alone, as a user who may not read its data."""
+    require_flower()
+    command = supernode_command(SiteFolder(folder))
+    os.execve(command[0], command, environment(folder / "flwr"))
+
+
+@site.command("new-key")
+@site_argument
+def new_key(folder: Path) -> None:
+    """Make a new node key of a site. The old one is kept until the coordinator has replaced it."""
+    require_flower()
+    replace_node_key(folder)
+    print_line(
+        f"Send {folder / 'node.pub'} to the coordinator, then restart the site. {folder / 'node.key.old'} can be deleted then."
+    )
 
 
 def require_flower() -> None:

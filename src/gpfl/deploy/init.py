@@ -9,10 +9,11 @@ from pathlib import Path
 
 from gpfl.core.options import options_of
 from gpfl.deploy import keys
+from gpfl.deploy.admin_files import nginx_config, server_units, site_page, site_units
 from gpfl.deploy.card import DataCard
 from gpfl.deploy.policy import Policy
 from gpfl.deploy.server import DEPLOYMENT
-from gpfl.deploy.worker import CARD, CARD_SIGNATURE, POLICY, SIGNING_KEY, SITE
+from gpfl.deploy.worker import CARD, CARD_SIGNATURE, POLICY, SIGNING_KEY, SITE, versions
 from gpfl.errors import GpflError
 from gpfl.io import files, toml
 
@@ -94,6 +95,22 @@ def make_deployment(
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def write_card(folder: Path, card: DataCard) -> None:
+    """Write a data card and its signature into the coordinator's folder, in place of the last one."""
+    text = card.to_toml()
+    signature = keys.sign(text.encode(), folder / "signing.key")[: keys.SIGNATURE_BYTES]
+    files.write_text(folder / CARD, text)
+    files.write_text(folder / CARD_SIGNATURE, signature.hex() + "\n")
+
+
+def replace_node_key(folder: Path) -> None:
+    """Write a new node key into a site's folder; the old one is kept beside it until it is no longer registered."""
+    for name in ("node.key", "node.pub"):
+        if (folder / name).exists():
+            (folder / name).replace(folder / f"{name}.old")
+    keys.make_node_key(folder)
+
+
 def draft_policy(card: DataCard) -> dict[str, object]:
     """Return the rules that follow from a data card."""
     method, rounds = str(card.config.get("method", {}).get("name", "gpfl")), card.config.get("train", {}).get("rounds", 100)
@@ -121,10 +138,7 @@ def _write_coordinator(folder: Path, card: DataCard, names: Sequence[str], port:
     keys.make_ca(folder / "certs", card.run)
     keys.make_server_certificate(folder / "certs", names)
     keys.make_signing_key(folder)
-    text = card.to_toml()
-    files.write_text(folder / CARD, text)
-    signature = keys.sign(text.encode(), folder / "signing.key")[: keys.SIGNATURE_BYTES]
-    files.write_text(folder / CARD_SIGNATURE, signature.hex() + "\n")
+    write_card(folder, card)
     content = {
         "names": list(names),
         "port": port,
@@ -136,6 +150,11 @@ def _write_coordinator(folder: Path, card: DataCard, names: Sequence[str], port:
     files.write_text(folder / DEPLOYMENT, toml.dump(content))
     files.write_text(folder / "app" / "pyproject.toml", APP)
     files.write_text(folder / "app" / "LICENSE", LICENSE)
+    link_port = settings.get("link_port", LINK_PORT)
+    assert isinstance(link_port, int)
+    files.write_text(folder / "nginx.conf", nginx_config(names, port, link_port))
+    for name, unit in server_units().items():
+        files.write_text(folder / "systemd" / name, unit)
 
 
 def _write_site(folder: Path, coordinator: Path, card: DataCard, site: str, server: str, policy: Mapping[str, object]) -> None:
@@ -149,5 +168,8 @@ def _write_site(folder: Path, coordinator: Path, card: DataCard, site: str, serv
         shutil.copy(coordinator / name, folder / name)
     shutil.copy(coordinator / "certs" / "ca.crt", folder / "ca.crt")
     files.write_text(folder / POLICY, format_policy({**draft_policy(card), **policy}))
+    files.write_text(folder / "README.md", site_page(site, card.run, server, versions()["torch"]))
+    for name, unit in site_units().items():
+        files.write_text(folder / "systemd" / name, unit)
     (coordinator / "sites").mkdir(exist_ok=True)
     shutil.copy(folder / "node.pub", coordinator / "sites" / f"{site}.pub")

@@ -132,6 +132,24 @@ class Control:
             nodes.update(pool.map(register, missing))
         files.write_text(path, json.dumps({site: str(node) for site, node in nodes.items()}, indent=1) + "\n")
 
+    def replace_key(self, site: str, key: Path) -> None:
+        """Register another node key for a site, and let the old one in no longer."""
+        path, own = self.folder.path / NODES, self.folder.path / "sites" / f"{site}.pub"
+        if site not in self.folder.card.sites:
+            raise GpflError(f"there is no site '{site}'; the sites are {', '.join(self.folder.card.sites)}")
+        nodes = files.read_json(path, "remove it, and the SuperLink's database with it") if path.exists() else {}
+        try:
+            content = key.read_bytes()
+        except OSError as error:
+            raise GpflError(f"cannot read {key} ({error.strerror}): give the file node.pub of the site") from None
+        if b"PRIVATE" in content or not content.startswith(b"ecdsa-sha2-nistp384 "):
+            raise GpflError(f"{key} is not the public part of a node key: give the file node.pub of the site")
+        files.write_bytes(own, content)
+        if site in nodes:
+            self.call("supernode", "unregister", str(nodes.pop(site)), FEDERATION)
+            files.write_text(path, json.dumps(nodes, indent=1) + "\n")
+        self.register()
+
     def nodes(self) -> dict[str, str]:
         """Return the status of each node by its number."""
         listed = self.call("supernode", "list", FEDERATION).get("nodes", [])
