@@ -58,12 +58,12 @@ def tiny() -> gpfl.Table:
 
 
 @cache
-def agnews() -> gpfl.Table:
+def agnews(n: int = 127_600) -> gpfl.Table:
     rng = np.random.default_rng(0)
-    lengths = rng.integers(20, 80, 127_600)
-    words = np.minimum(rng.zipf(1.2, (127_600, 200)), VOCABULARY - 1).astype(np.int32)
+    lengths = rng.integers(20, 80, n)
+    words = np.minimum(rng.zipf(1.2, (n, 200)), VOCABULARY - 1).astype(np.int32)
     words[np.arange(200) >= lengths[:, None]] = 0
-    return gpfl.Table(words, np.arange(127_600) % 4, classes=4, name="agnews-like", kind="tokens", vocabulary=VOCABULARY)
+    return gpfl.Table(words, np.arange(n) % 4, classes=4, name="agnews-like", kind="tokens", vocabulary=VOCABULARY)
 
 
 @cache

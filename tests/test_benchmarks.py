@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[1]
 
@@ -53,3 +54,41 @@ def test_worker_refuses_a_package_from_elsewhere(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
     assert f"not from the worktree {tmp_path}" in done.stderr
+
+
+@pytest.mark.parametrize("method", ["gpfl", "fedavg"])
+def test_hand_written_loops_match_the_loop_engine(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import cpu
+    import plain_loops
+
+    import gpfl
+    from gpfl.core import tree
+    from gpfl.engine import make_engine
+
+    monkeypatch.setattr(cpu, "BATCH_SIZE", 1000)  # a batch of all samples of a client does not depend on their order
+    spec = cpu.run_spec(gpfl.federate("digits", clients=3), {"name": "mlp"}, method)
+    shared, private = spec.method.init(0)
+    engine = make_engine("loop", spec)
+    result = engine.train(shared, engine.initial_private(private), range(3), 0)
+    accuracy = engine.evaluate(result.mean, result.private, 1, "test").accuracy
+    names = {"cov": "valve", "gce": "embeddings"}
+    problem = cpu.problem(spec)
+
+    def by_name(state: tree.Tree) -> dict[str, torch.Tensor]:
+        flat = tree.flatten(state)
+        return {".".join([names.get(part, part), *rest]): t for path, t in flat.items() for part, *rest in [path.split("/")]}
+
+    loops = [plain_loops.PlainLoop(problem), plain_loops.TightLoop(problem)]
+    start, expected = by_name({**shared, **private}), by_name(result.mean)
+    for model in (loops[0].server, *(client.model for client in loops[0].clients), loops[1].model):
+        model.load_state_dict(start)
+    loops[1].server = [p.detach().clone() for p in loops[1].model.shared()]
+    loops[1].heads = [[p.detach().clone() for p in loops[1].head] for _ in loops[1].heads]
+    for loop in loops:
+        assert loop.run_round() == pytest.approx(accuracy)
+        model = loop.server if isinstance(loop, plain_loops.PlainLoop) else loop.model
+        trained = [name for name, p in model.named_parameters() if any(p is each for each in model.shared())]
+        values = model.shared() if isinstance(loop, plain_loops.PlainLoop) else loop.server
+        assert sorted(trained) == sorted(expected)
+        for name, value in zip(trained, values, strict=True):
+            torch.testing.assert_close(value.detach(), expected[name], atol=1e-5, rtol=1e-5)
