@@ -77,7 +77,7 @@ class BatchedEvaluator:
                     predict(request.shared, private, adaptation_batch, client, table.batch(batch)) for batch in plan.unbind(1)
                 ]
                 rows = torch.cat(steps, dim=1).cpu()  # (clients, samples, classes), padding last
-                logits |= {i: own[: sizes[i]] for i, own in zip(group.positions, rows, strict=False)}
+                logits |= {i: client_logits[: sizes[i]] for i, client_logits in zip(group.positions, rows, strict=False)}
             logits |= {i: engine.predict_client(request, i, info) for i in self._unstacked(clients)}
         return [logits[i] for i in range(len(clients))]
 

@@ -130,10 +130,10 @@ class Vmap(Engine):
         means = {name: sums[name] / counts[name] for name in sums}
         start = 0
         for index, positions in enumerate(by_round):
-            own = slice(start, start := start + len(positions))
+            entries = slice(start, start := start + len(positions))
             if positions:
-                terms = {name: value[own] for name, value in means.items()}
-                rounds[index].upload(positions, tree.take(local_state, own), terms)
+                terms = {name: value[entries] for name, value in means.items()}
+                rounds[index].upload(positions, tree.take(local_state, entries), terms)
 
     def _run_phase(self, phase: int, store: ClientStore, batches: list[Indices]) -> tuple[Tree, LossTerms]:
         """Run a phase for all clients of a store; return their local state and the sums of their loss terms."""

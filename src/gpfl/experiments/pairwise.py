@@ -93,8 +93,8 @@ def score_clients(results: RepeatedResults, metric: str) -> dict[str, dict[str, 
         values = np.stack([results.values(name, metric, client=client) for name in results.methods])
         best = _is_best(values, metric)
         scores[client] = {
-            name: ClientScore(float(np.nanmean(own)) if not np.isnan(own).all() else float("nan"), int(best[k].sum()))
-            for k, (name, own) in enumerate(zip(results.methods, values, strict=True))
+            name: ClientScore(float(np.nanmean(row)) if not np.isnan(row).all() else float("nan"), int(best[k].sum()))
+            for k, (name, row) in enumerate(zip(results.methods, values, strict=True))
         }
     return scores
 

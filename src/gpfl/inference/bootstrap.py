@@ -70,14 +70,16 @@ def bootstrap_intervals(clients: Sequence[Predictions], n_resamples: int = N_RES
     overall: list[dict[str, Floats]] = []
     for start in range(0, n_resamples, chunk):
         size = min(chunk, n_resamples - start)
-        weights = [draw_weights(rng, len(own.y), size) for rng, own in zip(generators, clients, strict=True)]
-        for values, one, own in zip(by_client, predictions, weights, strict=True):
-            values.append(one.values(own))
+        weights = [draw_weights(rng, len(client.y), size) for rng, client in zip(generators, clients, strict=True)]
+        for values, one, client_weights in zip(by_client, predictions, weights, strict=True):
+            values.append(one.values(client_weights))
         if start < limit:
             overall.append(all_predictions.values(np.concatenate(weights)[:, : limit - start]))
     values = [_concatenate(chunks) for chunks in by_client]
-    mean = {name: _mean([own[name] for own in values]) for name in values[0]}
-    return Intervals([_intervals(own) for own in values], _intervals(_concatenate(overall)), _intervals(mean))
+    mean = {name: _mean([client_values[name] for client_values in values]) for name in values[0]}
+    return Intervals(
+        [_intervals(client_values) for client_values in values], _intervals(_concatenate(overall)), _intervals(mean)
+    )
 
 
 def stack_predictions(clients: Sequence[Predictions]) -> Predictions:

@@ -145,7 +145,9 @@ def evaluate_predictions(
     predictions = [
         Predictions(labels[name], probabilities[name], decide(probabilities[name], thresholds.get(name))) for name in labels
     ]
-    clients = {name: _evaluate(own, class_names) for name, own in zip(labels, predictions, strict=True)}
+    clients = {
+        name: _evaluate(client_predictions, class_names) for name, client_predictions in zip(labels, predictions, strict=True)
+    }
     overall = _evaluate(stack_predictions(predictions), class_names)
     summaries = {
         metric: summarize_clients(metric, {name: c.values[metric] for name, c in clients.items()}) for metric in METRICS
@@ -153,7 +155,8 @@ def evaluate_predictions(
     if n_resamples:
         intervals = bootstrap_intervals(predictions, n_resamples, seed)
         clients = {
-            name: _with_intervals(client, own) for (name, client), own in zip(clients.items(), intervals.clients, strict=True)
+            name: _with_intervals(client, client_intervals)
+            for (name, client), client_intervals in zip(clients.items(), intervals.clients, strict=True)
         }
         overall = _with_intervals(overall, intervals.overall)
         summaries = {

@@ -112,14 +112,14 @@ def _describe_inputs(model: ClientModel, format: str) -> list[str]:
 
 
 def _describe_columns(encoder: Preprocessor, format: str) -> list[str]:
-    refused = "NaN as probabilities and an empty class" if format == "onnx" else "an error"
-    unseen = f"A category that is not listed gives {refused}."
+    error = "NaN as probabilities and an empty class" if format == "onnx" else "an error"
+    unseen = f"A category that is not listed gives {error}."
     if encoder.unseen == "ignore":
         unseen = f"A category that is not listed is {'read as missing' if encoder.schema.declared else 'encoded as zeros'}."
     filled = [name for name in encoder.schema.index if name in encoder.fill]
-    missing = f"Missing values give {refused}."
+    missing = f"Missing values give {error}."
     if filled:
-        others = "" if len(filled) == len(encoder.schema) else f"; in other columns they give {refused}"
+        others = "" if len(filled) == len(encoder.schema) else f"; in other columns they give {error}"
         missing = f"Missing values are filled as the table says{others}."
     types = "Numbers and dates are float64, NaN where missing; categories are texts, empty where missing. "
     lines = [
@@ -149,7 +149,7 @@ def _describe_values(column: ColumnSchema, encoder: Preprocessor) -> str:
 
 def _describe_fill(column: ColumnSchema, encoder: Preprocessor) -> str:
     fill = encoder.fill.get(column.name)
-    text = "refused" if fill is None else fill if isinstance(fill, str) else f"{fill:.6g}"
+    text = "an error" if fill is None else fill if isinstance(fill, str) else f"{fill:.6g}"
     return f"{text}, with an indicator" if column.name in encoder.indicators else text
 
 
@@ -162,9 +162,8 @@ def _describe_texts(encoder: Tokenizer, format: str) -> list[str]:
         "Input `words`: the words of each text, padded with empty ones; `example.py` splits texts. " if format == "onnx" else ""
     )
     return [
-        f"Texts of the columns {', '.join(encoder.columns)}. {words if format == 'onnx' else ''}Words are looked up "
-        f"in a vocabulary of {len(encoder.words):,}, "
-        f"others are left out; {encoder.length} words count, the rest of a text is cut."
+        f"Texts of the columns {', '.join(encoder.columns)}. {words}Words are looked up in a vocabulary of "
+        f"{len(encoder.words):,}, others are left out; a text is cut after {encoder.length} words."
     ]
 
 
@@ -180,10 +179,10 @@ def _describe_output(model: ClientModel, format: str) -> list[str]:
     classes = f"Classes in the order of the probabilities: {', '.join(names[:50])}{', …' if len(names) > 50 else ''}."
     if model.threshold is None:
         return [classes, "The predicted class is the most probable one."]
-    own = model.threshold
+    threshold = model.threshold
     return [
         classes,
-        f"`{names[1]}` is predicted from a probability of {own.value:.6g} on. This decision threshold is the best for "
-        f"{own.metric.replace('_', ' ')} on {pluralize(own.n_samples, 'validation sample')} of the client "
-        f"({own.score:.3f}, at 0.5 {own.score_at_half:.3f}).",
+        f"`{names[1]}` is predicted from a probability of {threshold.value:.6g} on. This decision threshold is the best for "
+        f"{threshold.metric.replace('_', ' ')} on {pluralize(threshold.n_samples, 'validation sample')} of the client "
+        f"({threshold.score:.3f}, at 0.5 {threshold.score_at_half:.3f}).",
     ]

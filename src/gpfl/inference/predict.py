@@ -60,7 +60,10 @@ class NewPredictions:
     @property
     def threshold_values(self) -> dict[str, float | None]:
         """Decision threshold of each client as a number."""
-        return {name: own.value if isinstance(own, Threshold) else own for name, own in self.thresholds.items()}
+        return {
+            name: threshold.value if isinstance(threshold, Threshold) else threshold
+            for name, threshold in self.thresholds.items()
+        }
 
     def count_classes(self) -> dict[str, int]:
         """Return how many samples are predicted to be of each class."""
@@ -137,9 +140,11 @@ def predict(
         model = first if name == first.name else load_model(files[name])
         _check_alike(model, first)
         rows = np.flatnonzero(client_of == name)
-        own = thresholds[name] = model.threshold if threshold is None else threshold
+        client_threshold = thresholds[name] = model.threshold if threshold is None else threshold
         probabilities[rows] = model.predict_proba(inputs.select(rows))
-        decisions[rows] = decide(probabilities[rows], own.value if isinstance(own, Threshold) else own)
+        decisions[rows] = decide(
+            probabilities[rows], client_threshold.value if isinstance(client_threshold, Threshold) else client_threshold
+        )
     return NewPredictions(inputs, client_of, probabilities, decisions, first, thresholds)
 
 
@@ -272,11 +277,11 @@ def _read_clients(table: RawTable, column: str, names: Sequence[str], source: st
 
 def _check_alike(model: ClientModel, first: ClientModel) -> None:
     """Raise if two models do not take the same inputs or do not predict the same classes."""
-    for what, own, other in (
+    for what, value, expected in (
         ("classes", model.class_names, first.class_names),
         ("inputs", _describe_inputs(model), _describe_inputs(first)),
     ):
-        if own != other:
+        if value != expected:
             raise GpflError(
                 f"the models of clients '{first.name}' and '{model.name}' have different {what}, so they are not of one run: "
                 "predict the rows of each client with its own --client"

@@ -54,7 +54,7 @@ def check_threshold(value: float, name: str) -> None:
 
 def describe_thresholds(thresholds: Mapping[str, Threshold | float | None], class_name: str) -> list[str]:
     """Return lines on the thresholds of clients from which the class of this name is predicted; none if there are none."""
-    first = next((own for own in thresholds.values() if own is not None), None)
+    first = next((threshold for threshold in thresholds.values() if threshold is not None), None)
     if first is None:
         return []
     subject = f"'{class_name}' is predicted from a probability of"
@@ -64,7 +64,7 @@ def describe_thresholds(thresholds: Mapping[str, Threshold | float | None], clas
     if len(thresholds) == 1:
         scores = f"{first.score:.3f} on {pluralize(first.n_samples, 'sample')}, {first.score_at_half:.3f} at 0.5"
         return [f"{subject} {first.value:.3f} on, {reason} ({scores})."]
-    chosen = {name: own.value for name, own in thresholds.items() if isinstance(own, Threshold)}
+    chosen = {name: threshold.value for name, threshold in thresholds.items() if isinstance(threshold, Threshold)}
     line = f"{subject} {join_names([f'{value:.3f} ({name})' for name, value in chosen.items()])} on, {reason}."
     if others := [name for name in thresholds if name not in chosen]:
         line += f" It is 0.5 for {join_names(others)}, with fewer than {MIN_SAMPLES} validation samples of a class."

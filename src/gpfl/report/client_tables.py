@@ -68,8 +68,8 @@ def _client_row(name: str, metrics: ClientMetrics, shown: Sequence[str]) -> list
 
 def _quantile_cells(report: MetricsReport, shown: Sequence[str], quantile: float) -> list[Cell]:
     values = {name: [client.values[name] for client in report.clients.values()] for name in shown}
-    defined = {name: [value for value in own if value is not None] for name, own in values.items()}
-    return [_scaled(name, float(np.quantile(own, quantile)) if own else None) for name, own in defined.items()]
+    defined = {name: [value for value in numbers if value is not None] for name, numbers in values.items()}
+    return [_scaled(name, float(np.quantile(numbers, quantile)) if numbers else None) for name, numbers in defined.items()]
 
 
 def _scaled(name: str, value: float | None) -> float | None:

@@ -39,14 +39,14 @@ def model_card(model: ClientModel, source: Path, format: str, command: str) -> s
     manifest = read_manifest(run / MANIFEST)
     metrics = files.read_json(run / "metrics.json", "train again") if (run / "metrics.json").is_file() else {}
     clients = {str(each["name"]): each for each in cast(list[Mapping[str, Any]], manifest.get("client", []))}
-    own = clients.get(model.name)
+    client = clients.get(model.name)
     sections = [
         *model_sections(model, format),
         ("Data", _describe_data(model, config, manifest, clients)),
         ("Training", _describe_training(model, config, summary)),
         ("Metrics", _describe_metrics(model, metrics)),
         ("Privacy", _describe_privacy(config, summary)),
-        ("Limits", list_limits(model, *((len(own.get(s, [])) for s in ("train", "test")) if own else ()))),
+        ("Limits", list_limits(model, *((len(client.get(s, [])) for s in ("train", "test")) if client else ()))),
         ("Made by", _describe_origin(config, summary, command)),
     ]
     return render_card(model, format, sections)
@@ -64,8 +64,8 @@ def _describe_data(
         f"- Source: {name}" + (f" ({dataset.description})" if dataset else "") + f", {pluralize(table.get('rows', 0), 'row')}"
     ]
     lines += [f"- Licence of the data: {licence}", f"- SHA-256 of the data: `{table['sha256']}`" if "sha256" in table else ""]
-    if own := clients.get(model.name):
-        lines.append(f"- Samples of client {model.name}: {_count(own)}")
+    if client := clients.get(model.name):
+        lines.append(f"- Samples of client {model.name}: {_count(client)}")
     else:
         lines.append(f"- Client {model.name} was not in training; `gpfl personalize` made its model of its own samples")
     lines.append(
@@ -114,7 +114,7 @@ def _describe_metrics(model: ClientModel, metrics: Mapping[str, Any]) -> list[st
     test = metrics.get("test")
     if not isinstance(test, Mapping):
         return ["The run has no metrics of the model."]
-    own, overall, over_clients = test["clients"].get(model.name), test["overall"], test["over_clients"]
+    client_metrics, overall, over_clients = test["clients"].get(model.name), test["overall"], test["over_clients"]
     level = metrics.get("bootstrap", {}).get("level", 0.95)
     columns = [ResultColumn("metric"), ResultColumn(f"client {model.name}"), ResultColumn(f"{level:.0%} interval")]
     columns += [
@@ -126,32 +126,32 @@ def _describe_metrics(model: ClientModel, metrics: Mapping[str, Any]) -> list[st
     rows = [
         [
             metric.label,
-            *(_cells(own, name) if own else ["not measured", None]),
+            *(_cells(client_metrics, name) if client_metrics else ["not measured", None]),
             *_cells(overall, name),
             _number(name, over_clients[name]["mean"]),
             _number(name, over_clients[name]["worst"]),
         ]
         for name, metric in METRICS.items()
     ]
-    n_own = f"{pluralize(own['samples'], 'test sample')} of client {model.name}, " if own else ""
+    n_own = f"{pluralize(client_metrics['samples'], 'test sample')} of client {model.name}, " if client_metrics else ""
     lines = [
         f"On {n_own}{pluralize(overall['samples'], 'test sample')} of all clients. Intervals are percentiles of a bootstrap."
     ]
     lines.append(ResultTable(columns, rows).to_markdown().strip())
-    if own and (reasons := own.get("undefined")):
+    if client_metrics and (reasons := client_metrics.get("undefined")):
         lines.append("Undefined: " + "; ".join(f"{METRICS[name].label} ({reason})" for name, reason in reasons.items()) + ".")
-    lines += _describe_decisions(model, metrics, own)
+    lines += _describe_decisions(model, metrics, client_metrics)
     return lines
 
 
-def _describe_decisions(model: ClientModel, metrics: Mapping[str, Any], own: Mapping[str, Any] | None) -> list[str]:
+def _describe_decisions(model: ClientModel, metrics: Mapping[str, Any], client_metrics: Mapping[str, Any] | None) -> list[str]:
     lines = []
     decided = metrics.get("thresholds", {}).get("test", {}).get("clients", {}).get(model.name)
     if model.threshold is not None and decided:
         values = ", ".join(f"{METRICS[name].label} {_number(name, value)}" for name, value in decided.items())
         lines.append(f"The table takes the more probable class. With the decision threshold of this model: {values}.")
-    if own and own["confusion_matrix"]["classes"] and len(own["confusion_matrix"]["classes"]) <= 10:
-        classes, counts = own["confusion_matrix"]["classes"], own["confusion_matrix"]["counts"]
+    if client_metrics and 0 < len(client_metrics["confusion_matrix"]["classes"]) <= 10:
+        classes, counts = client_metrics["confusion_matrix"]["classes"], client_metrics["confusion_matrix"]["counts"]
         columns = [ResultColumn("label"), *(ResultColumn(f"predicted {name}") for name in classes)]
         rows = [[name, *map(str, row)] for name, row in zip(classes, counts, strict=True)]
         lines.append(ResultTable(columns, rows).to_markdown().strip())

@@ -128,10 +128,12 @@ class RepeatReport:
         rows: list[list[Cell]] = []
         for client, scores in self.clients.items():
             texts = {
-                name: f"{format_value(self._scale * own.mean, spec)} ({own.best_in})" if not math.isnan(own.mean) else None
-                for name, own in scores.items()
+                name: f"{format_value(self._scale * score.mean, spec)} ({score.best_in})"
+                if not math.isnan(score.mean)
+                else None
+                for name, score in scores.items()
             }
-            most = max(own.best_in for own in scores.values())
+            most = max(score.best_in for score in scores.values())
             rows.append([client, *(Bold(texts[name]) if scores[name].best_in == most else texts[name] for name in names)])
         columns = [ResultColumn("client"), *(ResultColumn(name, hide=max(0, k - 3)) for k, name in enumerate(names))]
         notes = ["In brackets and bold: the number of repeats in which no method is better for the client; ties count for all."]
@@ -166,8 +168,8 @@ class RepeatReport:
             ],
             "clients": {
                 client: {
-                    name: {"mean": None if math.isnan(own.mean) else own.mean, "best_in": own.best_in}
-                    for name, own in scores.items()
+                    name: {"mean": None if math.isnan(score.mean) else score.mean, "best_in": score.best_in}
+                    for name, score in scores.items()
                 }
                 for client, scores in self.clients.items()
             },

@@ -136,7 +136,9 @@ def _finish(result: Result, run: PreparedRun) -> Result:
         run.run_dir.write_metrics_report(_describe_metrics(result))
         result.summary["metrics"] = result.metrics.summary()
         if any(result.thresholds.values()):
-            result.summary["thresholds"] = {name: own.value for name, own in result.thresholds.items() if own is not None}
+            result.summary["thresholds"] = {
+                name: threshold.value for name, threshold in result.thresholds.items() if threshold is not None
+            }
         run.run_dir.write_summary(result.summary)  # last: it marks the run as finished
     process_group().barrier()  # a process that exited earlier would abort the main one before it has written
     for callback in run.callbacks:
@@ -166,11 +168,11 @@ def _describe_thresholds(result: Result) -> dict[str, object]:
     report = result.evaluate(n_resamples=0, use_thresholds=True)
     return {
         "metric": result.threshold_metric,
-        "clients": {name: None if own is None else own.to_dict() for name, own in result.thresholds.items()},
+        "clients": {name: None if threshold is None else threshold.to_dict() for name, threshold in result.thresholds.items()},
         "test": {
             "overall": {name: report.overall.values[name] for name in DECISION_METRICS},
             "clients": {
-                client: {name: own.values[name] for name in DECISION_METRICS} for client, own in report.clients.items()
+                client: {name: metrics.values[name] for name in DECISION_METRICS} for client, metrics in report.clients.items()
             },
         },
     }

@@ -83,7 +83,9 @@ class Result:
         """
         labels, probabilities = self._predict(split)
         thresholds = (
-            {name: None if own is None else own.value for name, own in self.thresholds.items()} if use_thresholds else None
+            {name: None if threshold is None else threshold.value for name, threshold in self.thresholds.items()}
+            if use_thresholds
+            else None
         )
         return evaluate_predictions(
             labels, probabilities, self.federation.class_names, split=split, n_resamples=n_resamples, thresholds=thresholds
@@ -95,7 +97,7 @@ class Result:
         labels, probabilities = self._predict(split)
         clients = {name: Predictions(y, probabilities[name], decide(probabilities[name], None)) for name, y in labels.items()}
         overall = metric_values(stack_predictions(list(clients.values())))
-        return overall, {name: metric_values(own) for name, own in clients.items()}
+        return overall, {name: metric_values(predictions) for name, predictions in clients.items()}
 
     def _predict(self, split: str) -> tuple[dict[str, Labels], dict[str, Probabilities]]:
         """Return the labels and the predicted probabilities of each client's samples."""
