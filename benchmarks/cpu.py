@@ -151,8 +151,8 @@ def page(results: dict[str, Any]) -> str:
     lines = [
         f"# Rounds beside hand-written loops: {results['machine']}",
         "",
-        f"Milliseconds of a round (training and test evaluation of {CLIENTS} clients, {ROWS:,} samples, digits 1,797; batch size "
-        f"{BATCH_SIZE}): {results['clock']}, the shortest of all repeats; in brackets the ratio to ours. torch "
+        f"Milliseconds of a round (training and test evaluation of {CLIENTS} clients, {ROWS:,} samples, digits 1,797; batch "
+        f"size {BATCH_SIZE}): {results['clock']}, the shortest of all repeats; in brackets the ratio to ours. torch "
         f"{results['torch']}, commit {results['commit']}, `{results['command']}`.",
         "",
         "| case | engine | ours | plain loop | tight loop | our `loop` |",
