@@ -75,7 +75,7 @@ def test_label_counts_sum_to_the_number_of_images() -> None:
 
 @pytest.mark.parametrize("beta", [0.1, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_embeddings_that_weight_decay_has_shortened_still_reveal_the_labels(beta: float) -> None:
-    result = train_on_skewed_digits(beta, rounds=20)
+    result = train_on_skewed_digits(beta, rounds=20, without=("pci",))
     lengths = [float(embeddings_of(state_at(result, round_).shared).norm()) for round_ in ROUNDS]
     assert lengths[1] < 0.05 * lengths[0]
     labels = infer_label_distributions(result.engine, result.outcome.last, range(2))
@@ -83,8 +83,8 @@ def test_embeddings_that_weight_decay_has_shortened_still_reveal_the_labels(beta
 
 
 @pytest.mark.parametrize("settings", [{"clip": 1.0, "noise": 0.003, "mu": 0.0}, {"reg": "norm", "mu": 1.0}])
-def test_neither_a_little_noise_nor_a_norm_hides_the_labels(settings: dict[str, object]) -> None:
-    result = train_on_skewed_digits(rounds=1, **settings)
+def test_neither_a_little_noise_nor_a_norm_hides_the_labels_from_the_embeddings(settings: dict[str, object]) -> None:
+    result = train_on_skewed_digits(rounds=1, without=("cov",), **settings)
     labels = infer_label_distributions(result.engine, result.outcome.last, range(2))
     assert mean_guess(labels) < 0.3 * np.mean([each.uniform for each in labels])
 

@@ -15,7 +15,7 @@ from gpfl.privacy.membership import MembershipInference, infer_memberships
 from gpfl.privacy.uploads import ROUNDS, state_at
 from gpfl.training.result import Result
 
-_VERSION = 1  # version of saved findings; those of another are computed again
+_VERSION = 2  # version of saved findings; those of another are computed again
 
 
 @dataclass(frozen=True)

@@ -79,9 +79,12 @@ class GPFLVariant(GPFL):
             return tree.branch(private, "constants")
         if not self.has_stale_contexts:
             return super().contexts(shared, private, client)
+        return super().contexts({"gce": {"weight": self.stale_embeddings(shared, private, client)}}, private, client)
+
+    def stale_embeddings(self, shared: Tree, private: Tree, client: ClientInfo) -> Tensor:
+        """Return the embeddings that the client trained in the round before, or those that the server sent before."""
         local, previous = tree.branch(private, "local_gce"), tree.leaf(tree.branch(shared, "previous_gce"), "weight")
-        embeddings = torch.where(tree.leaf(local, "round") == client.round, tree.leaf(local, "weight"), previous)
-        return super().contexts({"gce": {"weight": embeddings}}, private, client)
+        return torch.where(tree.leaf(local, "round") == client.round, tree.leaf(local, "weight"), previous)
 
     def guidance_loss(self, model: Model, f_global: Tensor, shared: Tree, batch: Batch) -> LossTerms:
         """Return the guidance terms that are left."""

@@ -1,8 +1,8 @@
 """Label distribution inference: the server's guess of a client's label distribution from one upload.
 
-What reveals it depends on what is uploaded: a shared head (the scores of the client's classes are pushed up), embeddings
-(see `embedding_inference`) or prototypes (only those of the client's classes are sent). A shared base alone reveals nothing
-directly.
+What reveals it depends on what is uploaded: GPFL's valve (exactly, see `valve_inference`) and embeddings (approximately, see
+`embedding_inference`), a shared head (the scores of the client's classes are pushed up) or prototypes (only those of the
+client's classes are sent). A shared base alone reveals nothing directly.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from gpfl.privacy.embedding_inference import embedding_scores
 from gpfl.privacy.gradient_targets import gradient_targets
 from gpfl.privacy.server_view import ServerView
 from gpfl.privacy.uploads import AttackedBatch, check_can_train, observe_uploads
+from gpfl.privacy.valve_inference import LabelEstimate, infer_from_valve
 from gpfl.training.run_dir import RunState
 
 Floats = npt.NDArray[np.float64]
@@ -28,8 +29,20 @@ Floats = npt.NDArray[np.float64]
 _UNCHANGED = 1e-6  # fraction of the largest change below which the weights of a class count as unchanged
 
 
+def estimate_distribution(view: ServerView) -> LabelEstimate | None:
+    """Return the estimated label distribution of a client, or None if its upload reveals nothing.
+
+    Where GPFL's valve tells nothing, as when it is left out or noisy, the embeddings still allow a guess, which excludes no
+    distribution.
+    """
+    if (estimate := infer_from_valve(view)) is not None:
+        return estimate
+    guess = guess_distribution(view)
+    return None if guess is None else LabelEstimate(guess, torch.zeros_like(guess), torch.ones_like(guess))
+
+
 def guess_distribution(view: ServerView) -> Tensor | None:
-    """Return the guessed label distribution (classes,), or None if the upload reveals nothing."""
+    """Return the guessed label distribution of the samples of the round (classes,), or None if the upload reveals nothing."""
     scores: Tensor
     if "prototypes" in view.upload:
         scores = (tree.leaf(tree.branch(view.upload, "prototypes"), "seen") > 0).to(torch.float32)
@@ -88,6 +101,15 @@ class LabelInference:
     uniform: float  # guess that all classes are equally frequent
     overall: float  # guess that the client is like all clients together
     correlation: float | None
+    interval: tuple[float, float] | None = None
+    """Least and greatest distance to the distributions that the upload of GPFL allows; None: it allows the guess alone, or
+    the method is another."""
+    bounds: list[tuple[float, float]] | None = None  # the same for the share of each class
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the upload allows one distribution, which is the true one."""
+        return self.interval is None and self.guess is not None and self.guess < 1e-6
 
 
 def infer_label_distributions(engine: Engine, state: RunState, clients: Sequence[int]) -> list[LabelInference]:
@@ -108,18 +130,31 @@ def uploading_clients(engine: Engine, clients: Sequence[int]) -> list[int]:
 
 
 def _infer_label_distribution(engine: Engine, state: RunState, client: int) -> LabelInference:
-    counts = engine.federation.label_counts.astype(np.float64)
+    everyone = engine.client_info(range(len(engine.federation)), state.round)
+    counts = everyone.label_counts.double().cpu().numpy()
     (view,) = observe_uploads(engine, state, [AttackedBatch(client, (0,))], "epoch")
-    distribution = guess_distribution(view)
+    estimate = estimate_distribution(view)
     truth = counts[client] / counts[client].sum()
-    guess = None if distribution is None else distribution.double().cpu().numpy()
+    guess = None if estimate is None else estimate.guess.double().cpu().numpy()
+    bounds: tuple[Floats, Floats] | None = None
+    if estimate is not None and "gce" in view.upload and not estimate.is_exact:
+        bounds = estimate.low.double().cpu().numpy(), estimate.high.double().cpu().numpy()
     return LabelInference(
         engine.federation.shards[client].name,
         None if guess is None else total_variation_distance(truth, guess),
         total_variation_distance(truth, np.full_like(truth, 1 / len(truth))),
         total_variation_distance(truth, counts.sum(0) / counts.sum()),
         None if guess is None else _correlation(truth, guess),
+        None if bounds is None else _distance_interval(truth, *bounds),
+        None if bounds is None else list(zip(*(bound.tolist() for bound in bounds), strict=True)),
     )
+
+
+def _distance_interval(truth: Floats, low: Floats, high: Floats) -> tuple[float, float]:
+    """Return bounds on the total variation distance between a distribution and those with shares from `low` to `high`."""
+    outside = np.maximum(np.maximum(low - truth, truth - high), 0)
+    farthest = np.maximum(np.abs(truth - low), np.abs(high - truth))
+    return float(outside.sum() / 2), float(min(farthest.sum() / 2, 1 - truth.min()))
 
 
 def total_variation_distance(a: Floats, b: Floats) -> float:

@@ -19,8 +19,8 @@ class ServerView:
     """The input of an attack: what the server sent, what one client uploaded, and what is public.
 
     Public are the method with its code and hyperparameters, the net, the initial BatchNorm statistics, the number of images to
-    reconstruct and the number of local steps (it follows from the sample counts that clients report). Private parts are
-    rejected: the keys are checked against what the method shares.
+    reconstruct, the number of the client's samples and with it that of local steps. Private parts are rejected: the keys are
+    checked against what the method shares.
     """
 
     method: Method
@@ -29,6 +29,8 @@ class ServerView:
     n_images: int  # to reconstruct
     steps: int = 1  # local steps that the upload sums up
     public: Tree = field(default_factory=dict)  # initial BatchNorm statistics, if they are not averaged
+    n_samples: int = 0  # behind the client's class weights; 0: unknown
+    context_embeddings: Tensor | None = None  # of GPFL, from which the contexts of the round were formed; None: unknown
 
     def __post_init__(self) -> None:
         shared = set(self.method.shared_parts)

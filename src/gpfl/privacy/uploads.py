@@ -13,13 +13,16 @@ from torch import Tensor
 
 from gpfl.core import tree
 from gpfl.core.local_round import Indices, Plan, local_round
-from gpfl.core.method import Method
+from gpfl.core.method import ClientInfo, Method
 from gpfl.core.net import Net
 from gpfl.core.randomness import generator
-from gpfl.defences import Defended
+from gpfl.core.tree import Tree
+from gpfl.defences import Defended, undefended
 from gpfl.engine import Engine
 from gpfl.errors import GpflError, pluralize
 from gpfl.federation import Federation
+from gpfl.methods.gpfl import GPFL, embeddings_of
+from gpfl.methods.gpfl_variants import GPFLVariant
 from gpfl.privacy.server_view import ServerView
 from gpfl.training.result import Result
 from gpfl.training.run_dir import RunState
@@ -114,10 +117,35 @@ def _observe(engine: Engine, state: RunState, client: int, plan: Plan, n_images:
     private = tree.to(tree.take(state.private, client), device)
     info = engine.client_info([client], state.round).select(0)
     update = local_round(method, shared, private, engine.federation.table, plan, info)
-    public: tree.Tree = {}
+    public: Tree = {}
     if method.net.has_batch_norm and "batch_norm_stats" not in shared:
         public = tree.to(tree.pick(method.net.init(engine.schedule.seed), ("batch_norm_stats",)), device)
-    return ServerView(_without_salt(method), shared, update.upload, n_images, len(plan[-1]), public)
+    return ServerView(
+        _without_salt(method),
+        shared,
+        update.upload,
+        n_images,
+        len(plan[-1]),
+        public,
+        int(info.label_counts.sum()),
+        _context_embeddings(method, shared, private, info),
+    )
+
+
+def _context_embeddings(method: Method, shared: Tree, private: Tree, info: ClientInfo) -> Tensor | None:
+    """Return the embeddings behind the contexts of GPFL as far as the server knows them; None if they are constants.
+
+    Stale contexts come from the embeddings that the client uploaded in the round before, or those that the server sent
+    before. They are zero in round 0, and a defence of uploads hides them.
+    """
+    plain = undefended(method)
+    if not isinstance(plain, GPFL) or not {"cov", "gce"} <= set(plain.shared_parts) or "pci" in plain.without:
+        return None
+    if not (isinstance(plain, GPFLVariant) and plain.has_stale_contexts):
+        return embeddings_of(shared)
+    if isinstance(method, Defended) and method.defence.transforms_uploads:
+        return None
+    return plain.stale_embeddings(shared, private, info) if info.round else None
 
 
 def _without_salt(method: Method) -> Method:

@@ -172,7 +172,14 @@ def _label_values(labels: Sequence[LabelInference], clients: int) -> dict[str, o
     covered = pluralize(clients, "client")
     if len(labels) < clients:
         covered = f"{len(labels)} of {covered}; the others have too few samples to train"
-    return {name: _mean(labels, name) for name in ("guess", "uniform", "overall", "correlation")} | {"clients": covered}
+    means = {name: _mean(labels, name) for name in ("guess", "uniform", "overall", "correlation")}
+    intervals = [each.interval for each in labels if each.interval is not None]
+    return means | {
+        "clients": covered,
+        "exact": sum(each.is_exact for each in labels),
+        "open": len(intervals),
+        "interval": np.mean(intervals, axis=0).tolist() if intervals else None,
+    }
 
 
 def _mean(clients: Sequence[LabelInference | MembershipInference], name: str) -> float | None:
