@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import csv
 import dataclasses
-import json
 import re
 import shlex
 import tomllib
@@ -34,8 +33,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def read_candidates(folder: str) -> list[dict[str, Any]]:
     """Return the candidates of a method's folder without their time."""
-    lines = [json.loads(line) for line in Path(folder, "candidates.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+    attributes = tuning.open_study(Path(folder)).user_attrs
+    return [{key: value for key, value in attributes[name].items() if key != "seconds"} for name in sorted(attributes)]
 
 
 def read_best(folder: str) -> dict[str, object]:
@@ -295,17 +294,11 @@ def test_interrupted_larger_budget_leaves_the_result_unchanged(
     assert read_result("t/fedprox") == result
 
 
-def test_interrupted_search_has_no_command_in_the_table_and_lost_candidates_are_searched_again(
-    command: Command, interrupt_after: Callable[[int], None]
-) -> None:
+def test_table_omits_a_search_that_was_interrupted(command: Command, interrupt_after: Callable[[int], None]) -> None:
     interrupt_after(2)
-    arguments = ("tune", "fedprox", *TOY, "--budget", 4, "--n-concurrent", 1, "--out", "t")
-    assert command(*arguments).code == 130
+    assert command("tune", "fedprox", *TOY, "--budget", 4, "--n-concurrent", 1, "--out", "t").code == 130
     assert command("tune", "ditto", *TOY, "--budget", 1, "--n-concurrent", 1, "--out", "t").code == 0
-    assert "- fedprox: the search has not finished, or its command was not recorded." in Path("t/table.md").read_text()
-    assert command(*arguments).code == 0
-    Path("t/fedprox/candidates.jsonl").unlink()
-    assert command(*arguments).code == 0
+    assert "fedprox" not in Path("t/table.md").read_text()
 
 
 # Several searches in one folder.
@@ -330,15 +323,13 @@ def test_table_has_the_command_and_budget_of_each_method(command: Command) -> No
     assert "budget 3 candidates per method" in second
 
 
-def test_unequal_budgets_are_printed_before_and_after_the_search(command: Command) -> None:
+def test_unequal_budgets_are_printed_after_the_search(command: Command) -> None:
     assert command("tune", "gpfl,fedrep", *TOY, "--budget", 6, "--out", "t").code == 0
     assert "unequal" not in command("tune", "fedavg", *TOY, "--budget", 1, "--out", "t").out, "nothing to search"
     assert "unequal" not in command("tune", "fedrep", *TOY, "--budget", 5, "--out", "t").out, "all four values were tried"
     result = command("tune", "ditto", *TOY, "--budget", 1, "--out", "t")
-    text = "unequal budgets (fedrep 4 candidates, gpfl 6 candidates, ditto 1 candidate): search ditto with --budget 6, "
-    lines = result.out.splitlines()
-    assert lines[1] == f"t will have {text}or fedrep, gpfl with --budget 1, which trains nothing."
-    assert lines[-1].startswith("t has unequal budgets (ditto 1 candidate, ")
+    text = "t has unequal budgets (ditto 1 candidate, fedrep 4 candidates, gpfl 6 candidates): search ditto with --budget 6, "
+    assert result.out.splitlines()[-1] == f"{text}or fedrep, gpfl with --budget 1, which trains nothing."
     assert "unequal" not in command("tune", "ditto", *TOY, "--budget", 6, "--out", "t").out
     assert "unequal" not in Path("t/table.md").read_text()
 
@@ -403,11 +394,6 @@ def test_folder_of_another_search_is_an_error_that_names_the_setting(command: Co
     Path("mine").mkdir()
     Path("mine/notes").write_text("mine")
     assert_error(command("tune", "fedprox", *TOY, "--out", "mine"), "--out mine is not empty and holds no search")
-    Path("t/fedprox/candidates.jsonl").write_text('{"number": 2}\n')
-    result = command(*arguments)
-    assert result.code == 2
-    assert "the search in t/fedprox is damaged" in result.err
-    assert "search it again" in result.err
 
 
 def test_manifest_must_have_validation_samples_and_is_saved_with_the_result(command: Command) -> None:

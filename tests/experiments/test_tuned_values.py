@@ -2,54 +2,34 @@
 
 from __future__ import annotations
 
+import csv
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpfl.errors import GpflError
-from gpfl.experiments.tuned_values import SearchResult, TunedValues, describe_unequal_budgets
+from gpfl.experiments.tuned_values import TunedValues, describe_unequal_budgets
 
 RECORDED = Path(__file__).parents[2] / "docs" / "results" / "tuned"
-
-V1_CANDIDATE = (
-    '{"number": 1, "values": {"method.mu": 0.1}, "scores": [], "rounds": [], "seconds": 1.0, "trouble": "round 3: nan"}\n'
-)
-V1_STUDY = """
-[tune]
-seeds = [0]
-
-[space]
-"method.mu" = "0.001 to 1, log"
-
-[made]
-budget = 4
-candidates = 1
-searched = true
-note = "Command: gpfl tune fedprox"
-"""
 
 
 @pytest.mark.parametrize("name", ["agnews-practical", "cifar100-practical"])
 def test_recorded_search_is_readable_and_its_best_candidate_is_the_one_in_best_toml(name: str) -> None:
     tuned = TunedValues.read(RECORDED / name)
-    search = tuned.searches["gpfl"]
-    assert len(search.candidates) == search.budget == 8
-    assert tuned.values["gpfl"] == {"method": {key.split(".")[1]: value for key, value in search.best.values.items()}}
-    assert search.study["partition"]["validation_fraction"] == 0.1
-    assert search.study["partition"]["rng"] == "pfllib"
+    with (RECORDED / name / "table.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    [best] = [{key: float(row[f"method.{key}"]) for key in ("lam", "mu")} for row in rows if row["chosen"] == "1"]
+    assert tuned.values["gpfl"] == {"method": best}
+    study = tuned.studies["gpfl"]
+    assert study["result"]["budget"] == study["result"]["candidates"] == len(rows) == 8
+    assert study["partition"]["validation_fraction"] == 0.1
+    assert study["partition"]["rng"] == "pfllib"
     text = tuned.describe(["gpfl", "fedavg"])
     assert text.startswith("tuned on validation samples (candidates: gpfl 8; seeds 0; ")
-    assert f"; 0.1 of the training samples): gpfl.lam = {search.best.values['method.lam']}" in text
-
-
-def test_search_of_format_version_1_is_readable(tmp_path: Path) -> None:
-    (tmp_path / "study.toml").write_text(V1_STUDY)
-    (tmp_path / "candidates.jsonl").write_text(V1_CANDIDATE)
-    search = SearchResult.read(tmp_path)
-    assert (search.budget, search.note, search.best.failure) == (4, "Command: gpfl tune fedprox", "round 3: nan")
-    assert search.best.score == 0
+    assert f"; 0.1 of the training samples): gpfl.lam = {best['lam']}" in text
 
 
 def test_reading_searches_does_not_need_optuna() -> None:
@@ -83,4 +63,8 @@ def test_folder_without_a_finished_search_is_an_error(tmp_path: Path) -> None:
 def test_budgets_are_unequal_if_a_method_had_fewer_candidates_than_its_values_allow(
     searches: dict[str, tuple[int, int]], text: str
 ) -> None:
-    assert describe_unequal_budgets(searches) == text
+    studies: dict[str, Any] = {
+        method: {"space": {"method.lam": "0 to 1"}, "result": {"candidates": count, "budget": budget}}
+        for method, (count, budget) in searches.items()
+    }
+    assert describe_unequal_budgets({**studies, "fedavg": {"space": {}, "result": {"candidates": 1, "budget": 1}}}) == text

@@ -6,7 +6,9 @@ import dataclasses
 import json
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +16,7 @@ import pytest
 from gpfl.core import options
 from gpfl.core.options import SearchRange
 from gpfl.errors import GpflError
-from gpfl.experiments.tuned_values import Candidate, Values
-from gpfl.experiments.tuning import propose, search_space
+from gpfl.experiments.tuning import Space, Values, ask_defaults, open_study, propose, search_space
 from gpfl.methods import METHODS
 from gpfl.training.config import TrainOptions
 
@@ -83,14 +84,22 @@ def accept(values: Values) -> str:
     return ""
 
 
-def trained(values: list[Values], scores: list[float]) -> list[Candidate]:
-    return [Candidate(k, v, (score,), (1,)) for k, (v, score) in enumerate(zip(values, scores, strict=True), start=1)]
+def trained(tried: list[Values], scores: list[float], space: Space) -> Any:
+    """Return a study of finished trials."""
+    study = optuna.create_study(direction="maximize")
+    for values, score in zip(tried, scores, strict=True):
+        study.tell(ask_defaults(study, space, values), score)
+    return study
+
+
+def proposed(count: int, seed: int, find_error: Callable[[Values], str] = accept) -> list[Values]:
+    return [values for _, values in propose(optuna.create_study(), SPACE, [], count, seed, find_error)]
 
 
 def test_proposals_are_new_values_in_the_space_and_a_function_of_candidates_and_seed() -> None:
-    proposals = propose(SPACE, [], 4, 0, accept)
-    assert proposals == propose(SPACE, [], 4, 0, accept)
-    assert proposals != propose(SPACE, [], 4, 1, accept)
+    proposals = proposed(4, 0)
+    assert proposals == proposed(4, 0)
+    assert proposals != proposed(4, 1)
     assert len({json.dumps(values) for values in proposals}) == 4
     assert all(0.001 <= values["method.a"] <= 1 and values["method.b"] in (1, 2) for values in proposals)
     assert all(float(f"{values['method.a']:.3g}") == values["method.a"] for values in proposals)
@@ -98,14 +107,14 @@ def test_proposals_are_new_values_in_the_space_and_a_function_of_candidates_and_
 
 def test_proposals_are_near_the_best_candidates() -> None:
     # One float: next to an integer without influence, single proposals of the multivariate sampler scatter.
-    space: dict[str, SearchRange | tuple[int, ...]] = {"method.a": SearchRange(0.001, 1.0)}
+    space: Space = {"method.a": SearchRange(0.001, 1.0)}
     rng = np.random.default_rng(0)
     values: list[Values] = [{"method.a": float(10 ** rng.uniform(-3, 0))} for _ in range(30)]
 
     def mean_distance(scores: list[float]) -> float:
         """Return the mean distance of proposals from 0.1 in powers of ten."""
-        proposals = [propose(space, trained(values, scores), 1, seed, accept)[0]["method.a"] for seed in range(8)]
-        return float(np.mean([abs(math.log10(value) + 1) for value in proposals]))
+        proposals = [propose(trained(values, scores, space), space, values, 1, seed, accept)[0][1] for seed in range(8)]
+        return float(np.mean([abs(math.log10(each["method.a"]) + 1) for each in proposals]))
 
     closeness = [-abs(math.log10(each["method.a"]) + 1) for each in values]
     assert mean_distance(closeness) < 0.4
@@ -113,13 +122,21 @@ def test_proposals_are_near_the_best_candidates() -> None:
 
 
 def test_values_that_the_method_rejects_are_drawn_again_and_an_error_says_if_none_are_left() -> None:
-    small = propose(SPACE, [], 4, 0, lambda values: "too large" if values["method.a"] > 0.01 else "")
+    small = proposed(4, 0, lambda values: "too large" if values["method.a"] > 0.01 else "")
     assert len(small) == 4
     assert max(values["method.a"] for values in small) <= 0.01
     with pytest.raises(GpflError, match="none of 200 proposed candidates can be trained: too small"):
-        propose(SPACE, [], 1, 0, lambda values: "too small")
+        proposed(1, 0, lambda values: "too small")
 
 
-def test_defaults_outside_the_range_do_not_guide_the_proposals() -> None:
-    outside = [Candidate(1, {"method.a": 0.0, "method.b": 1}, (1.0,), (1,))]
-    assert propose(SPACE, outside, 4, 0, accept) == propose(SPACE, [], 4, 0, accept)
+def test_defaults_outside_the_range_count_as_the_nearest_values_in_it() -> None:
+    study = trained([{"method.a": 0.0, "method.b": 3}], [1.0], SPACE)
+    assert study.trials[0].params == {"method.a": 0.001, "method.b": 2}
+
+
+def test_unreadable_storage_is_an_error_that_names_the_fix(tmp_path: Path) -> None:
+    folder = tmp_path / "fedprox"
+    folder.mkdir()
+    (folder / "optuna.log").write_text("{}\n")
+    with pytest.raises(GpflError, match=r"optuna\.log cannot be read: .*; delete .*fedprox to search it again"):
+        open_study(folder)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shlex
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -24,18 +22,17 @@ from gpfl.cli.options import (
     set_option,
 )
 from gpfl.cli.overrides import check_method_set, load_config, merge, parse_method_set
-from gpfl.cli.progress import LOG_INTERVAL, progress_bars, time_remaining_column
+from gpfl.cli.progress import progress_bars, time_remaining_column
 from gpfl.cli.terminal import console, print_data_warnings, print_line
 from gpfl.errors import GpflError, pluralize
-from gpfl.experiments.tuned_values import BEST, COMMON, Candidate, count_candidates, describe_unequal_budgets, read_results
-from gpfl.experiments.tuning import MethodSearch, SearchOptions, plan_searches, run_search, save_result
+from gpfl.experiments.tuned_values import BEST, COMMON, describe_unequal_budgets
+from gpfl.experiments.tuning import MethodSearch, SearchOptions, plan_searches, read_results, run_search, save_best, save_result
 from gpfl.io import files, toml
 from gpfl.io.provenance import command_line, current_commit
 from gpfl.methods import METHODS
 from gpfl.report.tuning_tables import describe_values, format_origin, format_score, to_csv, to_markdown
 from gpfl.training import config as configs
 from gpfl.training.callbacks import Callback
-from gpfl.training.run_dir import MetricsRecord, metric
 
 VALIDATION_FRACTION = 0.2  # default fraction of the training samples that candidates are scored on
 
@@ -108,9 +105,6 @@ def tune(
     print_data_warnings(resolved)
     with interruptible(same_command):
         searches = plan_searches(settings, method_overrides, names, options, folder)
-        budgets = {search.method: (search.n_candidates, budget) for search in searches if search.space}
-        if text := describe_unequal_budgets(count_candidates(read_results(folder, omit=names)) | budgets):
-            notes.append(f"{folder} will have {text}.")
         for note in notes:
             print_line(note)
         for search in searches:
@@ -118,41 +112,29 @@ def tune(
     _save(searches)
 
 
-class _RunProgress(Callback):
-    """Advances the bar with each round; without a terminal, prints a line now and then."""
+class _RoundCounter(Callback):
+    """Advances a bar with each round."""
 
-    def __init__(self, label: str, total_rounds: int, advance: Callable[[], None]) -> None:
-        self._label, self._total_rounds, self._advance = label, total_rounds, advance
-        self._last_time = time.monotonic()
+    def __init__(self, advance: Callable[[], None]) -> None:
+        self._advance = advance
 
     def on_round_end(self, round: int, losses: Mapping[str, float]) -> None:
         """Advance the bar."""
         self._advance()
 
-    def on_evaluate(self, record: MetricsRecord) -> None:
-        """Print the validation accuracy, if it is time. Test samples play no part in a search."""
-        if not console.is_terminal and time.monotonic() - self._last_time > LOG_INTERVAL:
-            self._last_time = time.monotonic()
-            accuracy = metric(record, "validation_accuracy")
-            print_line(f"{self._label}: round {record['round']}/{self._total_rounds}, validation {accuracy:.2%}")
-
 
 def _run(search: MethodSearch) -> None:
     """Run one search, with a bar on a terminal and a line for each candidate."""
     print_line(_describe_search(search))
-    total, rounds = search.n_candidates, search.config.train.rounds
-    trained = [candidate for candidate in search.read_candidates()[:total] if candidate.finished]
+    total = search.n_candidates
+    trained = [candidate for candidate in search.candidates() if candidate.finished]
     if trained:
         print_line(f"{search.method}: {len(trained)} of {pluralize(total, 'candidate')} already trained.")
-    size = rounds * len(search.options.seeds)  # of a candidate
+    size = search.config.train.rounds * len(search.options.seeds)  # of a candidate
     progress = progress_bars(console, "{task.completed:.0f}/{task.total:.0f} rounds", time_remaining_column())
     task = progress.add_task(search.method, total=total * size, completed=len(trained) * size, status="")
-
-    def make_callback(candidate: Candidate) -> Callback:
-        return _RunProgress(f"{search.method} {candidate.number}/{total}", rounds, lambda: progress.advance(task))
-
     with progress:
-        for candidate in run_search(search, make_callback):
+        for candidate in run_search(search, _RoundCounter(lambda: progress.advance(task))):
             trained.append(candidate)
             values = describe_values(candidate.values)
             print_line(f"{search.method} {candidate.number}/{total}: {values}: {format_score(candidate)}")
@@ -173,23 +155,24 @@ def _describe_search(search: MethodSearch) -> str:
 def _save(searches: Sequence[MethodSearch]) -> None:
     """Write the configs and tables; print the best values and the command that trains with them."""
     out, note = searches[0].out, format_origin(searches[0], command_line(), current_commit())
-    results = [replace(search.result(), note=note) for search in searches]
     assignments: dict[str, list[str]] = {}  # of the methods that have a best candidate
-    for search, result in zip(searches, results, strict=True):
+    for search in searches:
+        result = save_result(search, note)
         best, default = result.best, result.candidates[0]
         if best.failure:
-            print_line(f"{result.method}: training diverged with all candidates.")
+            print_line(f"{search.method}: training diverged with all candidates.")
             continue
         text = f"{describe_values(best.values)}: {format_score(best)}"
-        save_result(search, result, f"{text}\n{note}")
+        save_best(search, best, f"{text}\n{note}")
         compared = "; these are the defaults" if best is default else f"; with defaults {default.score:.2%}"
-        print_line(f"{result.method}: {text}{compared if result.space else ''}")
-        assignments[result.method] = [
-            f"{result.method}.{key}={toml.format_value(value)}"
+        print_line(f"{search.method}: {text}{compared if search.space else ''}")
+        assignments[search.method] = [
+            f"{search.method}.{key}={toml.format_value(value)}"
             for key, value in search.config_of(best.values)["method"].items()
             if key != "name"
         ]
-    results += read_results(out, omit=[result.method for result in results])
+    methods = [search.method for search in searches]
+    results = sorted(read_results(out), key=lambda each: methods.index(each.method) if each.method in methods else len(methods))
     files.write_text(out / "table.md", to_markdown(searches[0], results))
     files.write_text(out / "table.csv", to_csv(results))
     print_line(f"Table: {out / 'table.md'}, {out / 'table.csv'}")
@@ -203,5 +186,5 @@ def _save(searches: Sequence[MethodSearch]) -> None:
     else:
         flags = [word for each in itertools.chain(*assignments.values()) for word in ("--set", each)]
         print_line(f"Run: gpfl compare {shlex.join([str(out / COMMON), '--methods', ','.join(assignments), *flags])}")
-    if text := describe_unequal_budgets(count_candidates(results)):
+    if text := describe_unequal_budgets({result.method: result.study for result in results}):
         print_line(f"{out} has {text}.")

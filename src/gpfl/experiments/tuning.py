@@ -1,13 +1,12 @@
 """Hyperparameter search with Optuna: scored on validation samples, with the same budget for every method.
 
-Candidates are kept in a text file. Each batch of proposals depends only on the candidates before it and the search seed, so an
-interrupted search resumes exactly.
+Each method has an Optuna study in a file of its folder. A batch of proposals depends only on the trials before it and the
+search seed, so an interrupted search resumes exactly.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import warnings
 import zlib
@@ -15,7 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, cast
 
+import numpy as np
 import torch
 
 from gpfl.core.metrics import best_index
@@ -25,7 +26,7 @@ from gpfl.engine.distributed import require_single_process
 from gpfl.errors import DivergenceError, GpflError
 from gpfl.experiments.run_checks import UNCOMPARED, first_difference
 from gpfl.experiments.trials import check_same_federation, delete_weights, prepare_trial, with_seed
-from gpfl.experiments.tuned_values import BEST, CANDIDATES, COMMON, STUDY, Candidate, SearchResult, Values, read_candidates
+from gpfl.experiments.tuned_values import BEST, COMMON, STORAGE, STUDY
 from gpfl.federation import MANIFEST, Federation
 from gpfl.io import files, toml
 from gpfl.io.legacy import FORMAT_VERSION
@@ -37,6 +38,11 @@ from gpfl.training.execute import execute_trials
 from gpfl.training.prepare import prepare
 from gpfl.training.run_dir import RunDir, metric
 
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.distributions import BaseDistribution
+
+Values = dict[str, float | int]  # hyperparameters by section and key: {"method.lam": 0.01}
 Space = dict[str, SearchRange | tuple[int, ...]]  # ranges or lists of values by section and key
 
 _MAX_PROPOSALS = 200  # for one batch; some repeat earlier candidates, or the method rejects them
@@ -52,6 +58,48 @@ class SearchOptions:
     n_concurrent: int = 4  # candidates to train at the same time
     seed: int = 0
     keep_weights: bool = False
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Hyperparameters and, after training, their validation accuracy for each seed. Candidate 1 has the defaults."""
+
+    number: int
+    values: Values
+    trial: int  # number of the trial in Optuna's study, which counts rejected values as well
+    scores: Sequence[float] = ()  # best validation accuracy over rounds
+    rounds: Sequence[int] = ()  # round of that accuracy
+    seconds: float = 0.0
+    failure: str = ""  # how training diverged
+
+    @property
+    def finished(self) -> bool:
+        """Whether training has ended."""
+        return bool(self.scores or self.failure)
+
+    @property
+    def score(self) -> float:
+        """Mean validation accuracy over seeds; 0 if training diverged."""
+        return float(np.mean(self.scores)) if self.scores and not self.failure else 0.0
+
+    @property
+    def std(self) -> float:
+        """Population standard deviation over seeds."""
+        return float(np.std(self.scores)) if self.scores and not self.failure else 0.0
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """A finished search of one method."""
+
+    method: str
+    study: ConfigDict  # content of study.toml
+    candidates: Sequence[Candidate]
+
+    @property
+    def best(self) -> Candidate:
+        """The candidate with the best score, the first in a tie."""
+        return self.candidates[best_index([candidate.score for candidate in self.candidates])]
 
 
 @dataclass(frozen=True)
@@ -101,16 +149,9 @@ class MethodSearch:
         """Return the run directory of a candidate and a seed."""
         return RunDir(self.folder / f"candidate-{candidate.number:03}" / f"seed-{seed}")
 
-    def read_candidates(self) -> list[Candidate]:
-        """Return the candidates so far, trained or not."""
-        return read_candidates(self.folder, self.space) if (self.folder / CANDIDATES).exists() else []
-
-    def result(self) -> SearchResult:
-        """Return the result of the finished search."""
-        return SearchResult(self.method, self.study, self.read_candidates()[: self.n_candidates], self.options.budget)
-
-
-MakeCallback = Callable[[Candidate], Callback]  # makes the callback of one run of a candidate
+    def candidates(self) -> list[Candidate]:
+        """Return the candidates within the budget so far, trained or not."""
+        return _read_candidates(open_study(self.folder))[: self.n_candidates] if (self.folder / STORAGE).exists() else []
 
 
 # Plan.
@@ -165,10 +206,10 @@ def search_space(method: str, settings: ConfigDict, with_lr: bool) -> Space:
 
 def _check_folder(search: MethodSearch) -> None:
     """Raise if the folder holds something else, or searches under other settings."""
-    out, studies = search.out, sorted(search.out.glob(f"*/{STUDY}"))
+    out, studies = search.out, sorted(search.out.glob(f"*/{STORAGE}"))
     if not studies and out.exists() and any(out.iterdir()):
         raise GpflError(f"--out {out} is not empty and holds no search: choose another --out")
-    for path in studies:
+    for path in (storage.with_name(STUDY) for storage in studies):
         omit = {"result"} if path.parent.name == search.method else {"result", "method", "space"}
         old, new = (
             {section: values for section, values in content.items() if section not in omit}
@@ -185,35 +226,27 @@ def _check_folder(search: MethodSearch) -> None:
 # Search.
 
 
-def run_search(search: MethodSearch, make_callback: MakeCallback) -> Iterator[Candidate]:
+def run_search(search: MethodSearch, callback: Callback) -> Iterator[Candidate]:
     """Search the values of one method: resume the search of its folder, and yield each candidate after its training."""
     if not (search.folder / STUDY).exists():
         _write_study(search)
     if not (search.out / MANIFEST).exists():
         search.federation.save(search.out / MANIFEST)
-    candidates = search.read_candidates()
+    study = open_study(search.folder)
     while True:
-        unfinished = [candidate for candidate in candidates[: search.n_candidates] if not candidate.finished]
-        pending = unfinished or _next_candidates(search, candidates)
+        pending = [each for each in search.candidates() if not each.finished] or _next_candidates(search, study)
         if not pending:
             return
-        candidates += [candidate for candidate in pending if candidate.number > len(candidates)]
-        _write_candidates(search, candidates)  # before training, so that interrupted ones are resumed
         for group in _group_concurrent(pending, search.options.n_concurrent):
-            failures = _train(search, [(each, seed) for each in group for seed in search.options.seeds], make_callback)
+            failures = _train(search, [(each, seed) for each in group for seed in search.options.seeds], callback)
             for candidate in group:
                 trained = _score(search, candidate, failures.get(candidate.number, ""))
-                candidates[candidate.number - 1] = trained
-                _write_candidates(search, candidates)
+                study.tell(trained.trial, trained.score, skip_if_finished=True)
+                _store_candidate(study, trained)
                 if not search.options.keep_weights:
                     for seed in search.options.seeds:
                         delete_weights(search.run_dir(candidate, seed).path)
                 yield trained
-
-
-def _write_candidates(search: MethodSearch, candidates: Sequence[Candidate]) -> None:
-    lines = [json.dumps(dataclasses.asdict(candidate), allow_nan=False) + "\n" for candidate in candidates]
-    files.write_text(search.folder / CANDIDATES, "".join(lines))
 
 
 def _write_study(search: MethodSearch, result: Mapping[str, object] | None = None) -> None:
@@ -230,7 +263,7 @@ def _group_concurrent(candidates: Sequence[Candidate], n_concurrent: int) -> lis
     return list(groups.values())
 
 
-def _train(search: MethodSearch, runs: Sequence[tuple[Candidate, int]], make_callback: MakeCallback) -> dict[int, str]:
+def _train(search: MethodSearch, runs: Sequence[tuple[Candidate, int]], callback: Callback) -> dict[int, str]:
     """Train candidates and seeds at the same time, or one by one if memory is short. Return how candidates diverged."""
     numbers, prepared = [], []
     try:
@@ -239,14 +272,14 @@ def _train(search: MethodSearch, runs: Sequence[tuple[Candidate, int]], make_cal
             if not RunDir(path).finished:
                 settings = search.config_of(candidate.values if candidate.number > 1 else {})
                 numbers.append(candidate.number)
-                prepared.append(prepare_trial(path, with_seed(settings, seed), search.federation, make_callback(candidate)))
+                prepared.append(prepare_trial(path, with_seed(settings, seed), search.federation, callback))
         ends = execute_trials(prepared) if prepared else []
         return {number: end.reason for number, end in zip(numbers, ends, strict=True) if isinstance(end, DivergenceError)}
     except torch.OutOfMemoryError:
         if len(runs) == 1:
             raise
     prepared.clear()  # frees its tensors; the error, which holds others, is gone outside the handler
-    return {number: failure for run in runs for number, failure in _train(search, [run], make_callback).items()}
+    return {number: failure for run in runs for number, failure in _train(search, [run], callback).items()}
 
 
 def _score(search: MethodSearch, candidate: Candidate, failure: str) -> Candidate:
@@ -266,57 +299,102 @@ def _score(search: MethodSearch, candidate: Candidate, failure: str) -> Candidat
 # Proposals.
 
 
-def _next_candidates(search: MethodSearch, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return the next candidates, or [] if the budget is spent or all values were tried.
+def open_study(folder: Path) -> Study:
+    """Return the Optuna study in the folder of a method, new or stored."""
+    optuna = _import_optuna()
+    path = folder / STORAGE
+    try:
+        # The lock is a file of its own: the default, a link, is not available everywhere.
+        lock = optuna.storages.journal.JournalFileOpenLock(str(path))
+        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path), lock_obj=lock))
+        stored = storage.get_all_studies()  # `create_study` would write even if there is one
+        study: Study = (
+            optuna.load_study(study_name=None, storage=storage)
+            if stored
+            else optuna.create_study(study_name=folder.name, storage=storage, direction="maximize")
+        )
+        return study
+    except (OSError, ValueError, KeyError) as error:
+        raise GpflError(f"{path} cannot be read: {error}; delete {folder} to search it again") from None
 
-    The defaults are not left to Optuna's `enqueue_trial`: they may lie outside the range, such as 0 on a logarithmic scale.
+
+def _read_candidates(study: Study) -> list[Candidate]:
+    attributes = study.user_attrs
+    return [Candidate(**attributes[key]) for key in sorted(attributes)]
+
+
+def _store_candidate(study: Study, candidate: Candidate) -> None:
+    study.set_user_attr(f"candidate-{candidate.number:03}", dataclasses.asdict(candidate))
+
+
+def _next_candidates(search: MethodSearch, study: Study) -> list[Candidate]:
+    """Return the next candidates, or [] if the budget is spent or all values were tried."""
+    known = _read_candidates(study)
+    wanted = min(search.options.n_concurrent, search.n_candidates - len(known))
+    new: list[Candidate] = []
+    if not known:
+        records = {"method": search.config.method, "train": search.config.train}
+        defaults = {key: getattr(records[key.split(".")[0]], key.split(".")[1]) for key in search.space}
+        new.append(Candidate(1, defaults, ask_defaults(study, search.space, defaults)))
+    seed = zlib.crc32(f"{search.options.seed} {search.method} {len(known)}".encode())
+    tried = [candidate.values for candidate in (*known, *new)]
+    for number, values in propose(study, search.space, tried, wanted - len(new), seed, lambda each: _find_error(search, each)):
+        new.append(Candidate(len(known) + len(new) + 1, values, number))
+    for candidate in new:
+        _store_candidate(study, candidate)  # before training, so that interrupted ones are resumed
+    return new
+
+
+def ask_defaults(study: Study, space: Space, defaults: Values) -> int:
+    """Return the number of a new trial with the default values.
+
+    If they lie outside the space, such as 0 on a logarithmic scale, the sampler learns from the nearest values in it.
     """
-    records = {"method": search.config.method, "train": search.config.train}
-    defaults = {key: getattr(records[key.split(".")[0]], key.split(".")[1]) for key in search.space}
-    first = [] if candidates else [Candidate(1, defaults)]
-    wanted = min(search.options.n_concurrent, search.n_candidates - len(candidates)) - len(first)
-    known = [*candidates, *first]
-    seed = zlib.crc32(f"{search.options.seed} {search.method} {len(candidates)}".encode())
-    values = propose(search.space, known, wanted, seed, lambda values: _find_error(search, values))
-    return [*first, *(Candidate(number, each) for number, each in enumerate(values, start=len(known) + 1))]
+    nearest = {
+        key: min(values, key=lambda value: abs(value - defaults[key]))
+        if isinstance(values, tuple)
+        else min(max(defaults[key], values.low), values.high)
+        for key, values in space.items()
+    }
+    study.enqueue_trial(nearest)
+    return study.ask(_distributions(space)).number
 
 
 def propose(
-    space: Space, candidates: Sequence[Candidate], count: int, seed: int, find_error: Callable[[Values], str]
-) -> list[Values]:
-    """Return up to `count` new values for which `find_error` returns "", rounded to three digits."""
+    study: Study, space: Space, tried: Sequence[Values], count: int, seed: int, find_error: Callable[[Values], str]
+) -> list[tuple[int, Values]]:
+    """Return up to `count` new trials and their values, rounded to three digits, for which `find_error` returns ""."""
     optuna = _import_optuna()
-    distributions = {
-        key: optuna.distributions.CategoricalDistribution(values)
-        if isinstance(values, tuple)
-        else optuna.distributions.FloatDistribution(values.low, values.high, log=values.log)
-        for key, values in space.items()
-    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
-    study = optuna.create_study(direction="maximize", sampler=sampler)
-    for candidate in candidates:
-        if candidate.finished and all(candidate.values[key] in values for key, values in space.items()):
-            trial = optuna.trial.create_trial(params=candidate.values, distributions=distributions, value=candidate.score)
-            study.add_trial(trial)
-    proposals: list[Values] = []
-    known, error = [candidate.values for candidate in candidates], ""
+        study.sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
+    proposals: list[tuple[int, Values]] = []
+    known, error = list(tried), ""
     for _ in range(_MAX_PROPOSALS):
         if len(proposals) >= count:
             return proposals
-        trial = study.ask(distributions)
+        trial = study.ask(_distributions(space))
         values = {key: float(f"{value:.3g}") if isinstance(value, float) else value for key, value in trial.params.items()}
         problem = find_error(values)
         if problem or values in known:
             error = problem or error
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
         else:
-            proposals.append(values)
+            proposals.append((trial.number, values))
             known.append(values)
     if error and not proposals:
         raise GpflError(f"none of {_MAX_PROPOSALS} proposed candidates can be trained: {error}")
     return proposals
+
+
+def _distributions(space: Space) -> dict[str, BaseDistribution]:
+    optuna = _import_optuna()
+    return {
+        key: optuna.distributions.CategoricalDistribution(values)
+        if isinstance(values, tuple)
+        else optuna.distributions.FloatDistribution(values.low, values.high, log=values.log)
+        for key, values in space.items()
+    }
 
 
 def _find_error(search: MethodSearch, values: Values) -> str:
@@ -340,17 +418,34 @@ def _import_optuna() -> ModuleType:
 # Results.
 
 
-def save_result(search: MethodSearch, result: SearchResult, comment: str) -> None:
-    """Write the method's best.toml under a comment and how it was chosen, and common.toml, which all methods share.
+def read_results(out: Path) -> list[SearchResult]:
+    """Return the finished searches in a folder, with the candidates behind their choice."""
+    studies = {path.parent: configs.read_sections(path) for path in sorted(out.glob(f"*/{STUDY}"))}
+    return [
+        SearchResult(folder.name, study, _read_candidates(open_study(folder))[: cast(int, study["result"]["candidates"])])
+        for folder, study in studies.items()
+        if "result" in study
+    ]
+
+
+def save_result(search: MethodSearch, note: str) -> SearchResult:
+    """Write the end of a search into study.toml, with a note on how it was run, and return the result."""
+    candidates = search.candidates()
+    result = {"budget": search.options.budget, "candidates": len(candidates), "note": note}
+    _write_study(search, result)
+    return SearchResult(search.method, {**search.study, "result": result}, candidates)
+
+
+def save_best(search: MethodSearch, best: Candidate, comment: str) -> None:
+    """Write the method's best.toml under a comment, and common.toml, which all methods share.
 
     With different learning rates, methods have no config in common.
     """
-    settings = search.config_of(result.best.values)
+    settings = search.config_of(best.values)
     content = _portable_config(search, settings, f"../{MANIFEST}")
     content["method"] = {key: content["method"][key] for key in ("name", *settings["method"]) if key in content["method"]}
     lines = "".join(f"# {line}\n" for line in comment.splitlines())
     files.write_text(search.folder / BEST, lines + toml.dump({"format_version": FORMAT_VERSION, **content}))
-    _write_study(search, {"budget": result.budget, "candidates": len(result.candidates), "note": result.note})
     if not search.options.with_lr:
         common = _portable_config(search, search.settings, MANIFEST)
         del common["method"]

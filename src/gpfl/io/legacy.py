@@ -48,11 +48,10 @@ STATE_BRANCHES = {
 RECORD_KEYS: Mapping[str, Mapping[str, str]] = {
     "metrics": {"joined": "participants", "clients": "client_accuracies", "validation": "validation_accuracy"},
     "summary": {"rows_needed": "min_samples"},
-    "candidate": {"trouble": "failure"},
     "model": {"form": "input_spec", "probe": "probe_logits"},
     "input_spec": {"white": "pixel_max"},
 }
-"""Keys of the lines of metrics.jsonl and candidates.jsonl, of summary.json and of models."""
+"""Keys of the lines of metrics.jsonl, of summary.json and of models."""
 
 
 def read_version(content: Mapping[str, object], path: Path) -> int:
@@ -96,7 +95,7 @@ def upgrade_manifest(content: Mapping[str, object]) -> dict[str, object]:
 
 
 def upgrade_record(kind: str, record: Mapping[str, object]) -> dict[str, object]:
-    """Return a record with the current keys of its kind; lines of metrics.jsonl and candidates.jsonl carry no version."""
+    """Return a record with the current keys of its kind; lines of metrics.jsonl carry no version."""
     upgraded = _rename(record, RECORD_KEYS[kind])
     return _add_reported_numbers(upgraded) if kind == "summary" else upgraded
 

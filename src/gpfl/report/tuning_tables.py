@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpfl.errors import pluralize
-from gpfl.experiments.tuned_values import Candidate, SearchResult, Values, count_candidates, describe_unequal_budgets
-from gpfl.experiments.tuning import MethodSearch
+from gpfl.experiments.tuned_values import describe_unequal_budgets
+from gpfl.experiments.tuning import Candidate, MethodSearch, SearchResult, Values
 from gpfl.report.pages import render_page
 from gpfl.report.tables import Bold, MeanStd, ResultColumn, ResultTable, Value, format_csv
 from gpfl.training.devices import device_name
-
-_UNKNOWN_ORIGIN = "the search has not finished, or its command was not recorded."
 
 
 def describe_values(values: Values) -> str:
@@ -47,13 +45,13 @@ def to_markdown(search: MethodSearch, results: Sequence[SearchResult]) -> str:
     columns = [ResultColumn(header, ".2f", align="left" if k < 4 else "right") for k, header in enumerate(headers)]
     rows: list[list[Value]] = []
     for result in results:
-        ranges = "; ".join(f"`{key}` {text}" for key, text in result.space.items()) or "nothing"
+        ranges = "; ".join(f"`{key}` {text}" for key, text in result.study["space"].items()) or "nothing"
         scores = [_percent(result.best), _percent(result.candidates[0])]
         rows.append([result.method, ranges, str(len(result.candidates)), describe_values(result.best.values), *scores])
-    unequal = describe_unequal_budgets(count_candidates(results))
+    unequal = describe_unequal_budgets({result.method: result.study for result in results})
     origins: dict[str, list[str]] = {}
     for result in results:
-        origins.setdefault(result.note or _UNKNOWN_ORIGIN, []).append(result.method)
+        origins.setdefault(str(result.study["result"]["note"]), []).append(result.method)
     return render_page(
         f"Tuned values: {search.config.data}, {pluralize(len(search.federation), 'client')} ({partition})",
         [
@@ -66,7 +64,7 @@ def to_markdown(search: MethodSearch, results: Sequence[SearchResult]) -> str:
 
 def to_csv(results: Sequence[SearchResult]) -> str:
     """Return all candidates of all methods as CSV; accuracies are fractions of 1."""
-    keys = dict.fromkeys(key for result in results for key in result.space)
+    keys = dict.fromkeys(key for result in results for key in result.study["space"])
     return format_csv(
         [
             {
@@ -87,7 +85,7 @@ def to_csv(results: Sequence[SearchResult]) -> str:
 
 
 def _candidate_table(result: SearchResult) -> ResultTable:
-    keys = list(result.space)
+    keys = list(result.study["space"])
     columns = [
         *(ResultColumn("candidate"), *(ResultColumn(f"`{key}`", "g") for key in keys), ResultColumn("validation, %", ".2f")),
         *(ResultColumn("best round"), ResultColumn("seconds", ".1f")),
