@@ -254,7 +254,7 @@ def test_given_splits_must_keep_groups_together() -> None:
     parts[7] = 2
     parted = gpfl.Table(table.x, table.y, client_ids=client_ids, splits=parts, group_ids=group_ids)
     with pytest.raises(
-        GpflError, match=r"client 0 has samples of one group in train and in test, such as samples 4 and 7: divide"
+        GpflError, match=r"client 0 has samples of one group in train and in test, such as samples 4 and 7: assign them"
     ):
         gpfl.federate(parted, partition="natural")
 
