@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test slow deployment realdata lint format clean
+.PHONY: quickstart test slow deployment faults realdata lint format clean
 
 quickstart: $(VENV)/installed
 	$(BIN)/gpfl quickstart
@@ -20,6 +20,9 @@ slow: $(VENV)/installed-dev
 
 deployment: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m deployment
+
+faults: $(VENV)/installed-dev
+	GPFL_FAULTS_TABLE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -m faults tests/deploy
 
 realdata: $(VENV)/installed-dev
 	@test -n "$(GPFL_DATA)" || { echo "GPFL_DATA must name the folder of the published files"; exit 2; }

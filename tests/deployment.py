@@ -54,12 +54,14 @@ def write_data(folder: Path) -> Path:
     return schema
 
 
-def make(folder: Path, config: Sections | None = None, policy: Mapping[str, object] = POLICY) -> DataCard:
+def make(
+    folder: Path, config: Sections | None = None, policy: Mapping[str, object] = POLICY, *, secure_sum: bool = False
+) -> DataCard:
     """Make a deployment of `folder/d` whose sites have accepted the card."""
     (folder / "pooled").mkdir(parents=True)
     sections = {**CONFIG, **(config or {})}
     sections["data"] = {**sections["data"], "schema": str(write_data(folder / "pooled"))}
-    card = DataCard.make("test", SITES[::-1], sections)
+    card = DataCard.make("test", SITES[::-1], sections, secure_sum=secure_sum)
     make_deployment(folder / "d", card, ["localhost", "127.0.0.1"], policy=policy)
     for site in SITES:
         data = folder / "d" / "sites" / site / "data"

@@ -113,6 +113,7 @@ site_argument = click.argument(
 @click.option("--name", default="run", show_default=True, help="Name of the run.")
 @click.option("--min-clients", type=click.IntRange(1), default=None, metavar="N", help="Uploads a round needs  [default: all]")
 @click.option("--deadline", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds to wait for replies.")
+@click.option("--secure-sum", is_flag=True, help="The coordinator learns the sum of uploads alone; at least 3 sites.")
 @click.option(
     "--plain-uploads",
     is_flag=True,
@@ -128,6 +129,7 @@ def init(
     name: str,
     min_clients: int | None,
     deadline: float,
+    secure_sum: bool,
     plain_uploads: bool,
 ) -> None:
     """Make the folders of coordinator and sites: certificates, keys, data card, policies."""
@@ -138,7 +140,9 @@ def init(
         if min_clients > len(names):
             raise GpflError(f"--min-clients is {min_clients}, but there are {len(names)} sites: lower it")
         settings["min_clients"] = min_clients
-    card = DataCard.make(name, names, read_config(config))
+    if secure_sum and plain_uploads:
+        raise GpflError("--secure-sum and --plain-uploads exclude each other: leave one out")
+    card = DataCard.make(name, names, read_config(config), secure_sum=secure_sum)
     hosts = [each.strip() for each in server.split(",") if each.strip()]
     # Commands at the coordinator reach the SuperLink on the machine itself.
     hosts = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))
@@ -149,10 +153,10 @@ def init(
         print_line(
             f"Site {site}: {folder / 'sites' / site}. Hand it over in a safe way, with its README.md, and delete it here."
         )
-    if draft_policy(card)["secure_sum"] and not plain_uploads:
+    if draft_policy(card)["secure_sum"] and not plain_uploads and not secure_sum:
         print_line(
-            "Note: the drafted policies ask for a secure sum, since a plain upload of GPFL tells a site's label proportions; "
-            "without one in this version, sites train once their outbound.toml says secure_sum = false."
+            "Note: a plain upload of GPFL tells a site's label proportions, so the drafted policies let sites train in a "
+            "secure sum only: add --secure-sum, or --plain-uploads."
         )
 
 
@@ -258,7 +262,7 @@ def card(folder: Path, config: Path, name: str) -> None:
     own = CoordinatorFolder(folder)
     if (folder / "runs" / name).exists() or own.card.run == name:
         raise GpflError(f"there is a run '{name}' already: choose another --name")
-    write_card(folder, DataCard.make(name, own.card.sites, read_config(config)))
+    write_card(folder, DataCard.make(name, own.card.sites, read_config(config), secure_sum=own.card.secure_sum))
     (folder / "state" / RUN).unlink(missing_ok=True)
     print_line(f"Send {folder / CARD} and {folder / CARD_SIGNATURE} to the sites, which check and accept them.")
 
@@ -356,7 +360,9 @@ def dry(folder: Path) -> None:
             f"From this upload, an attack guesses the site's label proportions at a total variation distance of "
             f"{found.labels.guess:.3f} (0 = exact; the uniform guess: {found.labels.uniform:.3f})."
         )
-    if card.config.get("method", {}).get("name", "gpfl") == "gpfl":
+    if card.secure_sum:
+        print_line("Tensors leave masked, 8 bytes a number; the coordinator learns their sum over sites alone.")
+    elif card.config.get("method", {}).get("name", "gpfl") == "gpfl":
         print_line(
             "The valve of GPFL tells the coordinator the label proportions exactly, unless a defence or a secure sum hides it."
         )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 PURPOSES = (
     *("split", "cut", "validation", "cohort", "batches", "weights", "embeddings", "valve", "contexts", "subset"),
-    *("victims", "attack", "defence", "bootstrap", "final_batches"),
+    *("victims", "attack", "defence", "bootstrap", "final_batches", "repetition"),
 )
 MAX_SEED = 2**32 - 1
 """numpy splits a larger seed into several words, which could equal those of another seed and purpose."""

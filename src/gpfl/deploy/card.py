@@ -22,6 +22,7 @@ from gpfl.data.preprocessing import ClientStatistics, PreprocessingOptions
 from gpfl.data.table import Table
 from gpfl.deploy.messages import Description
 from gpfl.deploy.roster import SECTIONS, Roster, SiteData
+from gpfl.deploy.secure_sum import MIN_COHORT
 from gpfl.errors import GpflError, pluralize
 from gpfl.federation.federation import Shard, check_nonempty
 from gpfl.federation.partition import Natural
@@ -47,6 +48,7 @@ class DataCard:
         split: How a site divides its rows: options of the partition 'natural'.
         columns: Columns as `Schema.to_dict` describes them; empty for arrays and images.
         samples: Shape and kind of samples that are not columns; empty for columns.
+        secure_sum: Whether the coordinator learns the sum of uploads alone.
 
     """
 
@@ -58,9 +60,12 @@ class DataCard:
     split: Mapping[str, object] = field(default_factory=dict)
     columns: Mapping[str, object] = field(default_factory=dict)
     samples: Mapping[str, object] = field(default_factory=dict)
+    secure_sum: bool = False
 
     @classmethod
-    def make(cls, run: str, sites: Sequence[str], config: ConfigDict, example: Table | None = None) -> DataCard:
+    def make(
+        cls, run: str, sites: Sequence[str], config: ConfigDict, example: Table | None = None, *, secure_sum: bool = False
+    ) -> DataCard:
         """Return the card of a config.
 
         Its section [data] has a schema, which declares columns and classes, or names an example of arrays or images, unless
@@ -91,10 +96,12 @@ class DataCard:
             raise GpflError(f"{schema} declares {pluralize(len(classes), 'class')}: list the label and all of its classes")
         if len(set(sites)) != len(sites) or not sites:
             raise GpflError(f"the sites are {', '.join(sites) or 'none'}; give each a name of its own")
+        if secure_sum and len(sites) < MIN_COHORT:
+            raise GpflError(f"a secure sum needs {MIN_COHORT} sites; there are {len(sites)}")
         sections = {key: dict(values) for key, values in config.items() if key in SECTIONS}
         sections["run"] = {**sections.get("run", {}), "engine": "loop", "device": "auto"}
         _, names = encode_names(as_text(list(sites)))  # in the order of `gpfl run` on a folder with the files of all sites
-        return cls(run, tuple(names), tuple(classes), sections, reading, split, columns, samples)
+        return cls(run, tuple(names), tuple(classes), sections, reading, split, columns, samples, secure_sum)
 
     def to_toml(self) -> str:
         """Return the content as a TOML document."""
@@ -168,7 +175,8 @@ class DataCard:
         else:
             images = cast(dict[str, object], self.samples["images"])
         label = str(self.columns.get("label", self.reading.get("label", "")))
-        return Roster(self.run, self.config, spec, len(self.classes), self.classes, label, sizes, preprocessing, images)
+        masks = {site: descriptions[site].mask_key for site in self.sites} if self.secure_sum else {}
+        return Roster(self.run, self.config, spec, len(self.classes), self.classes, label, sizes, preprocessing, images, masks)
 
     def check_roster(self, roster: Roster, site: str, description: Description) -> None:
         """Raise if a roster is not the one of the card and of what a site said of its samples."""
@@ -180,6 +188,9 @@ class DataCard:
         ):
             if own != other:
                 raise GpflError(f"the roster has another {name} than the data card of run '{self.run}': ask the coordinator")
+        own_key = description.mask_key if self.secure_sum else ""
+        if roster.mask_keys.get(site, "") != own_key or len(set(roster.mask_keys.values())) != len(roster.mask_keys):
+            raise GpflError(f"the roster has other mask keys than those of run '{self.run}': ask the coordinator")
 
     def _partition(self) -> Natural:
         return options.build(Natural, dict(self.split), "partition")
@@ -189,11 +200,11 @@ class DataCard:
         return InputSpec(**{**values, "shape": tuple(cast(list[int], values["shape"]))})  # type: ignore[arg-type]
 
 
-def describe_site(data: SiteData) -> Description:
+def describe_site(data: SiteData, mask_key: str = "") -> Description:
     """Return what a site says of its samples before a run."""
     statistics = data.statistics()
     sizes = (len(data.shard.train), len(data.shard.validation), len(data.shard.test))
-    return Description(sizes=sizes, statistics={} if statistics is None else statistics.to_dict())
+    return Description(sizes=sizes, statistics={} if statistics is None else statistics.to_dict(), mask_key=mask_key)
 
 
 def _as_toml(card: DataCard) -> dict[str, object]:

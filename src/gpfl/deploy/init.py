@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 from gpfl.core.options import options_of
 from gpfl.deploy import keys
@@ -55,8 +56,8 @@ LICENSE = "Licensed under the Apache License, Version 2.0: https://www.apache.or
 GPFL_UPLOADS = """
 The run trains GPFL. A single upload of GPFL's conditional valve tells the coordinator this site's label proportions exactly,
 in any round: the update of its weights spans the mean of the class embeddings weighted by these proportions. A secure sum
-hides single uploads. Deployments of this version have none, so with secure_sum = true this site trains nothing. Set it to
-false if the coordinator may know how frequent each class is here.
+hides single uploads, so with secure_sum = true this site trains in a run with one and in no other. Set it to false if the
+coordinator may know how frequent each class is here.
 """.strip()
 
 
@@ -114,7 +115,9 @@ def replace_node_key(folder: Path) -> None:
 def draft_policy(card: DataCard) -> dict[str, object]:
     """Return the rules that follow from a data card."""
     method, rounds = str(card.config.get("method", {}).get("name", "gpfl")), card.config.get("train", {}).get("rounds", 100)
-    return {"card": card.digest, "methods": [method], "max_rounds": rounds, "min_samples": 10, "secure_sum": method == "gpfl"}
+    most = int(str(rounds)) + max(5, int(str(rounds)) // 10)  # rounds may be repeated
+    secure_sum = card.secure_sum or method == "gpfl"
+    return {"card": card.digest, "methods": [method], "max_rounds": most, "min_samples": 10, "secure_sum": secure_sum}
 
 
 def format_policy(rules: Mapping[str, object]) -> str:
@@ -127,7 +130,7 @@ def format_policy(rules: Mapping[str, object]) -> str:
     for key, rule in options_of(Policy).items():
         value = rules.get(key, defaults[key])
         lines += [f"# {rule.help}"]
-        if key == "secure_sum" and value:
+        if key == "secure_sum" and value and "gpfl" in cast(list[str], rules.get("methods", [])):
             lines += [f"# {line}" for line in GPFL_UPLOADS.splitlines()]
         lines += [f"{key} = {toml.format_value(value)}", ""]
     return "\n".join(lines)

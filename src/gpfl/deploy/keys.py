@@ -14,6 +14,7 @@ from gpfl.errors import GpflError
 if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 SIGNATURE_BYTES = 64
 CA_DAYS, SERVER_DAYS = 3650, 365
@@ -196,3 +197,54 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise GpflError(f"cannot read {path} ({error.strerror}): restore it") from None
+
+
+# Mask keys of secure sums.
+
+
+def make_mask_key(path: Path) -> None:
+    """Write a site's private mask key."""
+    from cryptography.hazmat.primitives import serialization as form
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+    key = X25519PrivateKey.generate()
+    write_private(path, key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption()))
+
+
+def public_mask_key(path: Path) -> bytes:
+    """Return the public part of a private mask key."""
+    content: bytes = _read_mask_key(path).public_key().public_bytes_raw()
+    return content
+
+
+def shared_secret(path: Path, public: bytes) -> bytes:
+    """Return the secret of a private mask key and another site's public one."""
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+
+    try:
+        secret: bytes = _read_mask_key(path).exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        raise GpflError("the mask key of another site is not one") from None
+    return secret
+
+
+def keystream(secret: bytes, context: bytes, length: int) -> bytes:
+    """Return bytes that only the owners of a secret can know, by HKDF-SHA256 and ChaCha20; others for each context."""
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.ciphers import Cipher
+    from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    key = HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=b"gpfl secure sum " + context).derive(secret)
+    stream: bytes = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(length))
+    return stream
+
+
+def _read_mask_key(path: Path) -> X25519PrivateKey:
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    key = load_pem_private_key(_read(path), None)
+    if not isinstance(key, X25519PrivateKey):
+        raise GpflError(f"{path} is not a mask key of gpfl: restore it")
+    return key

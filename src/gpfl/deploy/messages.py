@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Self, cast
@@ -32,6 +33,7 @@ REASONS = {
     "version": "the site has another version of gpfl or torch",
     "roster": "the roster is not that of the data card the site accepted",
     "policy": "the site's policy refuses it",
+    "sum": "the secure sum is not one that the site takes part in",
     "signature": "the request is not signed by the coordinator",
     "failed": "the site could not do it; the reason is in the site's log",
 }
@@ -77,15 +79,17 @@ class Description:
     Attributes:
         sizes: Number of training, validation and test samples.
         statistics: Statistics of its columns; empty for other samples.
+        mask_key: Its public key for secure sums, in hexadecimal digits; "" without one.
 
     """
 
     sizes: tuple[int, int, int]
     statistics: Mapping[str, object]
+    mask_key: str = ""
 
     def pack(self) -> bytes:
         """Return the message."""
-        return pack_tensors({}, {"sizes": list(self.sizes), "statistics": dict(self.statistics)})
+        return pack_tensors({}, {"sizes": list(self.sizes), "statistics": dict(self.statistics), "mask_key": self.mask_key})
 
     @classmethod
     def unpack(cls, payload: bytes) -> Self:
@@ -95,9 +99,10 @@ class Description:
         sizes, statistics = header.get("sizes"), header.get("statistics")
         if not isinstance(sizes, list) or len(sizes) != 3 or not all(type(n) is int and n >= 0 for n in sizes):
             raise GpflError(f"the reply has sizes {sizes!r}; they must be three numbers of samples")
-        if not isinstance(statistics, dict):
-            raise GpflError("the reply has no statistics")
-        return cls(sizes=(sizes[0], sizes[1], sizes[2]), statistics=statistics)
+        mask_key = header.get("mask_key")
+        if not isinstance(statistics, dict) or not isinstance(mask_key, str):
+            raise GpflError("the reply has no statistics or no mask key")
+        return cls(sizes=(sizes[0], sizes[1], sizes[2]), statistics=statistics, mask_key=mask_key)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +118,8 @@ class RoundRequest:
         splits: Splits to evaluate.
         final: Whether `shared` is the last one, of which the site keeps its personal model.
         agreement: The roster, for a site that may not have it yet.
+        cohort: The clients that train in the round, if their uploads are summed securely.
+        attempt: How often the round was repeated; each repetition trains on other batches.
         shared: The shared state.
 
     """
@@ -125,7 +132,15 @@ class RoundRequest:
     splits: tuple[str, ...]
     final: bool = False
     agreement: str = ""
+    cohort: tuple[int, ...] = ()
+    attempt: int = 0
     shared: FlatTree
+
+    @property
+    def upload_digest(self) -> str:
+        """SHA-256 of all that the upload depends on."""
+        header = {key: getattr(self, key) for key in ("roster", "client", "round", "accepted", "cohort", "attempt")}
+        return hashlib.sha256(pack_tensors(self.shared, header)).hexdigest()
 
     def pack(self) -> bytes:
         """Return the message."""
@@ -136,12 +151,13 @@ class RoundRequest:
     def parse(cls, header: Mapping[str, object], shared: FlatTree) -> Self:
         """Return the request in a message. Raise if it is none."""
         kinds = {"roster": str, "client": int, "round": int, "accepted": int, "train": bool, "splits": list, "final": bool}
-        kinds["agreement"] = str
+        kinds |= {"agreement": str, "cohort": list, "attempt": int}
         for key, kind in kinds.items():
             if type(header.get(key)) is not kind:
                 raise GpflError(f"the request has {key} = {header.get(key)!r}: it is not of this version of gpfl")
         values = {key: header[key] for key in kinds}
         values["splits"] = tuple(map(str, cast(list[object], header["splits"])))
+        values["cohort"] = tuple(int(str(client)) for client in cast(list[object], header["cohort"]))
         return cls(shared=shared, **values)  # type: ignore[arg-type]
 
 

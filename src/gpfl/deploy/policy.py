@@ -29,7 +29,7 @@ class Policy:
     keys: tuple[str, ...] = option((), "names of tensors that may leave, with * and ?; () = those of the method")
     max_shape: tuple[int, ...] = option((), "largest shape of a tensor that may leave; () = any", min=0)
     max_bytes: int = option(0, "most bytes of a reply", min=0)
-    max_rounds: int = option(0, "most rounds", min=0)
+    max_rounds: int = option(0, "most uploads, one for each round and each repetition of a round", min=0)
     max_norm: float = option(0.0, "largest L2 norm of an update", min=0)
     min_samples: int = option(0, "fewest training samples for statistics or training", min=0)
     statistics: bool = option(True, "whether statistics of columns may leave")
@@ -53,8 +53,8 @@ class Policy:
         if description.statistics and not self.statistics:
             _refuse("statistics", "statistics of columns are asked for, and outbound.statistics is false")
 
-    def check_request(self, request: RoundRequest, site: Site) -> RoundRequest:
-        """Return a request that may be carried out. Raise if the policy refuses it."""
+    def check_request(self, request: RoundRequest, site: Site, uploads: int = 0) -> RoundRequest:
+        """Return a request that may be carried out. Raise if the policy refuses it; `uploads` counts earlier ones."""
         method = site.spec.method
         if self.methods and method.name not in self.methods:
             _refuse("methods", f"the run trains {method.name}, and outbound.methods allows {', '.join(self.methods)}")
@@ -63,9 +63,9 @@ class Policy:
         if not request.train:
             return request
         self._check_samples(len(site.spec.federation.shards[site.client].train))
-        if self.max_rounds and request.round >= self.max_rounds:
-            _refuse("max_rounds", f"round {request.round + 1} is asked for, and outbound.max_rounds is {self.max_rounds}")
-        if self.secure_sum:
+        if self.max_rounds and uploads >= self.max_rounds:
+            _refuse("max_rounds", f"upload {uploads + 1} is asked for, and outbound.max_rounds is {self.max_rounds}")
+        if self.secure_sum and not site.roster.mask_keys:
             _refuse("secure_sum", "the run uploads plain updates, and outbound.secure_sum is true")
         defence = site.config.defence
         if self.max_clip and not 0 < defence.clip <= self.max_clip:
@@ -78,8 +78,7 @@ class Policy:
 
     def check_reply(self, reply: RoundReply, n_bytes: int, site: Site, request: RoundRequest) -> None:
         """Raise if a reply must not leave."""
-        if self.max_bytes and n_bytes > self.max_bytes:
-            _refuse("max_bytes", f"the reply has {n_bytes:,} bytes, and outbound.max_bytes is {self.max_bytes:,}")
+        self.check_size(n_bytes)
         for path, tensor in reply.upload.items():
             if self.keys and not _matches(path, self.keys):
                 _refuse("keys", f"'{path}' would leave, and outbound.keys allows {', '.join(self.keys)}")
@@ -87,6 +86,11 @@ class Policy:
                 _refuse("max_shape", f"'{path}' has shape {tuple(tensor.shape)}, and outbound.max_shape is {self.max_shape}")
         if self.max_norm and (norm := update_norm(reply.upload, request.shared)) > self.max_norm:
             _refuse("max_norm", f"the update has norm {norm:.4g}, and outbound.max_norm is {self.max_norm:g}")
+
+    def check_size(self, n_bytes: int) -> None:
+        """Raise if a reply is too large to leave."""
+        if self.max_bytes and n_bytes > self.max_bytes:
+            _refuse("max_bytes", f"the reply has {n_bytes:,} bytes, and outbound.max_bytes is {self.max_bytes:,}")
 
     def _check_card(self, digest: str) -> None:
         if self.card and self.card != digest:

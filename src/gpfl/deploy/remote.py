@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, TypedDict
 
@@ -18,8 +18,9 @@ from gpfl.core.metrics import Evaluation
 from gpfl.core.tree import Tree
 from gpfl.deploy.messages import FlatTree, RoundReply, RoundRequest, Transport
 from gpfl.deploy.roster import Roster
+from gpfl.deploy.secure_sum import MIN_COHORT, find_masked_fault, sum_masked
 from gpfl.engine.base import Engine, EvalRequest, FinalRequest, RoundResult, RunSpec, TrainRequest, add_weighted
-from gpfl.engine.guard import Guard
+from gpfl.engine.guard import Guard, find_fault
 from gpfl.errors import GpflError, pluralize
 from gpfl.io import files
 
@@ -121,6 +122,8 @@ class Remote(Engine):
 
     def train_round(self, request: TrainRequest) -> RoundResult:
         """Return the mean of the uploads that pass the guard, asking again while there are too few."""
+        if self._roster.mask_keys:
+            return self._train_summed(request)
         for attempt in range(self._attempts):
             if self._replies[0] != request.round or attempt:
                 self._ask(request.round, request.shared, request.cohort, evaluate=False)
@@ -139,6 +142,39 @@ class Remote(Engine):
         mean: Tree = {}
         for i, client in enumerate(cohort):
             mean = add_weighted(mean, tree.unflatten_like(self._template, replies[client].upload), weights[i])
+        return self._result(request, replies, mean)
+
+    def _train_summed(self, request: TrainRequest) -> RoundResult:
+        """Return the mean in a secure sum, repeating the round without sites that drop out."""
+        cohort, template = list(request.cohort), tree.flatten(self._template)
+        needed = max(MIN_COHORT, self._min_clients)
+        for attempt in range(self._attempts):
+            if self._replies[0] != request.round or attempt:
+                self._ask(request.round, request.shared, cohort, evaluate=False, attempt=attempt)
+            replies = {client: self._replies[1][client] for client in cohort if client in self._replies[1]}
+            names = next((reply.terms.keys() for reply in replies.values()), set[str]())
+            for client, reply in list(replies.items()):
+                if fault := find_masked_fault(reply.upload, template) or _find_terms_fault(reply, names):
+                    self._errors[client] = f"upload dropped: {fault}"
+                    self._log(f"round {request.round}: upload of {self._name(client)} dropped: {fault}")
+                    del replies[client]
+            if len(replies) == len(cohort) >= needed:
+                mean = sum_masked([reply.upload for _, reply in sorted(replies.items())], template)
+                if fault := find_fault(mean, template):
+                    raise GpflError(
+                        f"round {request.round}: the secure sum cannot be used ({fault}): lower --lr, or check the sites"
+                    )
+                return self._result(request, replies, tree.unflatten_like(self._template, mean))
+            # Sites that were only late may take part again; those that were not heard of are left out.
+            cohort = sorted(replies) if len(replies) >= needed else list(request.cohort)
+            self._log(f"round {request.round}: the secure sum lacks sites ({self._describe_errors()}); repeating the round")
+        raise GpflError(
+            f"round {request.round}: no secure sum of {needed} sites or more ({self._describe_errors()}): start the sites and "
+            "run again, or lower --min-clients"
+        )
+
+    def _result(self, request: TrainRequest, replies: Mapping[int, RoundReply], mean: Tree) -> RoundResult:
+        cohort = sorted(replies)
         names = replies[cohort[0]].terms
         terms = {name: torch.tensor([replies[client].terms[name] for client in cohort]) for name in names}
         uploads = sum(bool(reply.upload) for reply in self._replies[1].values())
@@ -160,7 +196,9 @@ class Remote(Engine):
             return []
         return [c for c in self.schedule.sample_clients(round, len(self.federation)) if self.can_train(c)]
 
-    def _ask(self, round: int, shared: Tree, cohort: Sequence[int], *, evaluate: bool, final: bool = False) -> None:
+    def _ask(
+        self, round: int, shared: Tree, cohort: Sequence[int], *, evaluate: bool, final: bool = False, attempt: int = 0
+    ) -> None:
         """Ask the clients of a round, and keep their replies and the reasons of those that have none."""
         splits = ("test", *(("validation",) if self.federation.has_validation else ())) if evaluate else ()
         flat: FlatTree = tree.flatten(shared)
@@ -174,6 +212,8 @@ class Remote(Engine):
                 splits=splits,
                 final=final,
                 agreement="" if client in self._agreed else self._roster.to_json(),
+                cohort=tuple(cohort) if self._roster.mask_keys else (),
+                attempt=attempt,
                 shared=flat,
             ).pack()
             for client in (range(len(self.federation)) if evaluate else cohort)
@@ -254,3 +294,10 @@ class Remote(Engine):
             return [json.loads(line) for line in self._path.read_text(encoding="utf-8").splitlines()]
         except ValueError as error:
             raise GpflError(f"{self._path} is damaged ({error}): restore it, or start a new run") from None
+
+
+def _find_terms_fault(reply: RoundReply, names: Collection[str]) -> str:
+    """Return what is wrong with the loss terms of a reply, or ""."""
+    if not reply.terms or reply.terms.keys() != names:
+        return f"its loss terms are {', '.join(sorted(reply.terms)) or 'missing'}"
+    return "" if all(map(math.isfinite, reply.terms.values())) else "its training loss is NaN or infinite"

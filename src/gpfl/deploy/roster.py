@@ -59,6 +59,7 @@ class Roster:
         sites: Number of training, validation and test samples of each site, in the order of the clients.
         preprocessing: Options, merged statistics and encoding of columns, as JSON holds them; empty for other data.
         images: Format of images, as JSON holds it; empty for other data.
+        mask_keys: Public key of each site for secure sums, in hexadecimal digits; empty if uploads are sent as they are.
 
     """
 
@@ -71,6 +72,7 @@ class Roster:
     sites: Mapping[str, tuple[int, int, int]]
     preprocessing: Mapping[str, object] = dataclasses.field(default_factory=dict)
     images: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    mask_keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> str:
         """Return the content as text, the same for equal rosters."""

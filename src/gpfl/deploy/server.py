@@ -131,7 +131,7 @@ def describe_sites(
                 log(f"before round 0: {sites[client]}: {error}")
         if len(found) == len(sites):
             log(f"before round 0: all {len(sites)} sites described their samples")
-            content = {site: {"sizes": found[site].sizes, "statistics": dict(found[site].statistics)} for site in sites}
+            content = {site: dataclasses.asdict(found[site]) for site in sites}
             files.write_text(
                 _descriptions_path(folder), json.dumps({"card": folder.card.digest, "sites": content}, indent=1) + "\n"
             )
@@ -151,7 +151,7 @@ def load_descriptions(folder: CoordinatorFolder) -> dict[str, Description]:
     sites = content["sites"]
     assert isinstance(sites, dict)
     return {
-        site: Description(sizes=(each["sizes"][0], each["sizes"][1], each["sizes"][2]), statistics=each["statistics"])
+        site: Description(sizes=tuple(each["sizes"]), statistics=each["statistics"], mask_key=each["mask_key"])
         for site, each in sites.items()
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import torch
 
 from gpfl.core import tree
 from gpfl.core.precision import matmul_precision
+from gpfl.core.randomness import MAX_SEED, generator
 from gpfl.core.tree import Tree
 from gpfl.defences.defended import Defended
 from gpfl.deploy.messages import RoundReply, RoundRequest
@@ -72,6 +73,12 @@ class Site:
             self.model().save(self.folder / "model.safetensors")
         self._remove_old(request.accepted)
         return RoundReply(upload=upload, terms=terms, scores=scores, seconds=time.perf_counter() - start)
+
+    def upload_weight(self, cohort: Sequence[int]) -> float:
+        """Return the site's weight in the mean over a cohort."""
+        shared, private, method = self._shared, self._private, self.spec.method
+        request = TrainRequest(shared, private, [self.client], 0, self.spec.schedule, list(cohort), method)
+        return float(self.engine.aggregation_weights(request)[0])
 
     def load_private(self, accepted: int) -> Tree:
         """Return the private state after the round with the last accepted upload; the initial one if there was none."""
@@ -143,7 +150,11 @@ class Site:
         if isinstance(method, Defended):
             method = method.replace(secret=self._secret())
             engine = engine.for_trial(replace(self.spec, method=method))
-        result = engine.train_round(TrainRequest(shared, private, clients, request.round, self.spec.schedule, clients, method))
+        schedule = self.spec.schedule
+        if request.attempt:
+            seed = int(generator(schedule.seed, "repetition", request.round, request.attempt).integers(MAX_SEED))
+            schedule = replace(schedule, seed=seed)
+        result = engine.train_round(TrainRequest(shared, private, clients, request.round, schedule, clients, method))
         self._write(f"round-{request.round + 1:06d}", tree.take(result.private, 0), request.round + 1, request.accepted)
         return tree.flatten(tree.to(result.mean, torch.device("cpu"))), {name: float(v[0]) for name, v in result.terms.items()}
 

@@ -6,7 +6,9 @@ different users of the machine.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
+import hashlib
 import json
 import os
 import platform
@@ -24,19 +26,21 @@ import torch
 import gpfl
 from gpfl.deploy import keys
 from gpfl.deploy.card import DataCard, describe_site
-from gpfl.deploy.messages import RefusedError, RoundRequest, pack_refusal
+from gpfl.deploy.messages import FlatTree, RefusedError, RoundRequest, pack_refusal
 from gpfl.deploy.policy import Policy
 from gpfl.deploy.roster import Roster
+from gpfl.deploy.secure_sum import MIN_COHORT, Masker, SumContext
 from gpfl.deploy.site import Site
 from gpfl.deploy.socket import receive, send, socket_path
 from gpfl.errors import GpflError
 from gpfl.io import files, toml
-from gpfl.io.tensors import unpack_tensors
+from gpfl.io.tensors import read_tensors, unpack_tensors, write_tensors
 
 SITE, CARD, POLICY, ACCEPTED = "site.toml", "card.toml", "outbound.toml", "accepted"
 """Files of a site's folder: its name and data, the data card, its policy, and the digest of the card that it accepts."""
-CARD_SIGNATURE, SIGNING_KEY = "card.sig", "signing.pub"
-"""Files of a site's folder: the coordinator's signature of the card, and the key by which signatures are checked."""
+CARD_SIGNATURE, SIGNING_KEY, MASK_KEY = "card.sig", "signing.pub", "mask.key"
+"""Files of a site's folder: the coordinator's signature of the card, the key by which signatures are checked, and the site's
+own key for secure sums, which is made at the site."""
 
 
 def versions() -> dict[str, str]:
@@ -110,8 +114,13 @@ class Worker:
         self.card, self.policy = folder.card, Policy.read(folder.path / POLICY)
         self.name = folder.name
         self._data = self.card.read(self.name, folder.data, folder.path)
-        self._description = describe_site(self._data)
+        self._mask_key = folder.path / MASK_KEY
+        if self.card.secure_sum and not self._mask_key.exists():
+            keys.make_mask_key(self._mask_key)
+        public = keys.public_mask_key(self._mask_key).hex() if self.card.secure_sum else ""
+        self._description = describe_site(self._data, public)
         self._site: Site | None = None
+        self._masker: Masker | None = None
 
     def answer(self, signed: bytes) -> bytes:
         """Return the reply to a request. Never raise: what goes wrong is logged here and only named there."""
@@ -139,9 +148,16 @@ class Worker:
             return self._describe(header), "samples described"
         request = RoundRequest.parse(header, tensors)
         site = self._open_site(request)
-        reply = site.run_round(self.policy.check_request(request, site))
+        ledger = Ledger(self.folder.path / "state", self.card.digest)
+        if request.train:
+            self._check_sum(request, ledger)
+        earlier = ledger.count(except_digest=request.upload_digest)
+        reply = site.run_round(self.policy.check_request(request, site, earlier))
+        self.policy.check_reply(reply, len(reply.pack()), site, request)
+        if reply.upload:
+            reply = dataclasses.replace(reply, upload=ledger.once(request, lambda: self._protect(reply.upload, request, site)))
         content = reply.pack()
-        self.policy.check_reply(reply, len(content), site, request)
+        self.policy.check_size(len(content))
         done = [*(f"{split} evaluated" for split in request.splits), *(["trained"] if request.train else [])]
         return content, f"round {request.round}: {', '.join(done) or 'nothing'}{', model kept' if request.final else ''}"
 
@@ -170,10 +186,46 @@ class Worker:
             self.card.check_roster(roster, self.name, self._description)
         except GpflError as error:
             raise RefusedError("roster", str(error)) from None
+        if roster.mask_keys:
+            self._pin_mask_keys(roster)
+            public = {client: bytes.fromhex(key) for client, key in enumerate(roster.mask_keys[name] for name in roster.sites)}
+            self._masker = Masker(self._mask_key, public, roster.index(self.name))
         files.write_text(path, text)
         site = Site(roster, self.name, self._data, folder, *([self._secret] if self._secret else []))
         self._site = site
         return site
+
+    def _check_sum(self, request: RoundRequest, ledger: Ledger) -> None:
+        """Raise if a request could break a secure sum: another one under the same masks, or too small a cohort."""
+        if not self.card.secure_sum:
+            return
+        cohort = request.cohort
+        if request.client not in cohort or len(set(cohort)) != len(cohort) or len(cohort) < MIN_COHORT:
+            raise RefusedError("sum", f"the cohort is {list(cohort)}; it must have {MIN_COHORT} sites and this one among them")
+        if ledger.digest_of(request) not in ("", request.upload_digest):
+            raise RefusedError("sum", f"round {request.round}, attempt {request.attempt} was asked for with other content")
+
+    def _protect(self, upload: FlatTree, request: RoundRequest, site: Site) -> FlatTree:
+        """Return an upload as it leaves the site: masked, if the card says so."""
+        if self._masker is None:
+            return upload
+        context = SumContext(request.roster, request.round, request.attempt, request.cohort)
+        return self._masker.mask(upload, site.upload_weight(request.cohort), context)
+
+    def _pin_mask_keys(self, roster: Roster) -> None:
+        """Keep the mask keys of other sites, and raise if one has changed since an earlier run."""
+        path = self.folder.path / "state" / "mask_keys.json"
+        known = files.read_json(path, "remove it if the other sites have made new keys") if path.exists() else {}
+        for site, key in roster.mask_keys.items():
+            if known.setdefault(site, key) != key:
+                raise RefusedError(
+                    "roster", f"the mask key of {site} is not that of {path}: ask that site whether it made a new one"
+                )
+        files.write_text(path, json.dumps(known, indent=1) + "\n")
+        text = " ".join(f"{site}={key}" for site, key in sorted(roster.mask_keys.items()))
+        self._log(
+            f"mask keys of all sites: SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:16]}, to compare with other sites"
+        )
 
     def model_site(self) -> Site:
         """Return the site of the run that it took part in last."""
@@ -182,6 +234,46 @@ class Worker:
             raise GpflError(f"site '{self.name}' has taken part in no run yet: wait for round 0")
         roster = Roster.from_json((states[-1].parent / "roster.json").read_text(encoding="utf-8"))
         return Site(roster, self.name, self._data, states[-1].parent)
+
+
+class Ledger:
+    """The uploads of a site under one data card: what they depended on, and the last one as it was sent.
+
+    An upload is made once: a request that comes again gets the same bytes, with the same noise and the same masks.
+    """
+
+    def __init__(self, folder: Path, card: str) -> None:
+        self._path, self._last = folder / f"uploads-{card[:16]}.json", folder / f"uploads-{card[:16]}.safetensors"
+
+    def count(self, except_digest: str) -> int:
+        """Return how many uploads were made, without that of one digest."""
+        return sum(digest != except_digest for digest in self._read().values())
+
+    def digest_of(self, request: RoundRequest) -> str:
+        """Return the digest of the upload of a round and attempt, "" if there was none."""
+        return str(self._read().get(self._key(request), ""))
+
+    def once(self, request: RoundRequest, make: Callable[[], FlatTree]) -> FlatTree:
+        """Return the upload of a request: the last one if it was for the same request, else a new one, which is kept."""
+        digest = request.upload_digest
+        if self._last.exists():
+            upload, metadata = read_tensors(self._last)
+            if metadata.get("digest") == digest:
+                return upload
+        upload = make()
+        entries = self._read()
+        key = self._key(request)
+        while entries.get(key, digest) != digest:  # plain uploads may be asked for with other content
+            key += "'"
+        files.write_text(self._path, json.dumps({**entries, key: digest}, indent=1) + "\n")
+        write_tensors(self._last, upload, {"digest": digest})
+        return upload
+
+    def _read(self) -> dict[str, object]:
+        return files.read_json(self._path, "restore it from a backup of the site") if self._path.exists() else {}
+
+    def _key(self, request: RoundRequest) -> str:
+        return f"{request.roster[:16]} round {request.round} attempt {request.attempt}"
 
 
 def serve(worker: Worker, stop: Callable[[], bool] = lambda: False) -> None:
