@@ -197,7 +197,7 @@ def test_a_site_notices_that_another_ones_mask_key_has_changed(tmp_path: Path) -
     known = json.loads(state.read_text())
     state.write_text(json.dumps({**known, "north": "0" * 64}))
     log: list[str] = []
-    with pytest.raises(GpflError, match="no site was evaluated"):
+    with pytest.raises(GpflError, match=r"no secure sum of 3 sites or more \(east: the roster is not that"):
         run_coordinator(tmp_path / "d" / "coordinator", spy(d.make_workers(tmp_path, log.append), lambda *rest: None))
     assert any("the mask key of north is not that of" in line for line in log)
 
