@@ -112,6 +112,9 @@ def map_leaves(function: Callable[..., Tensor], first: Tree, *others: Tree) -> T
     return out
 
 
+_CHUNK = 4096  # entries of the first axis that are examined at once: stacked states may be larger than the memory
+
+
 def clone(tree: Tree) -> Tree:
     """Return a copy with its own memory."""
     return map_leaves(torch.clone, tree)
@@ -130,7 +133,8 @@ def norm(tree: Tree) -> Tensor:
 
 def is_finite(tree: Tree) -> bool:
     """Return whether no leaf holds NaN or infinity."""
-    return all(bool(torch.isfinite(t).all()) for t in leaves(tree))
+    parts = (part for t in leaves(tree) for part in torch.split(t if t.dim() else t[None], _CHUNK))
+    return all(bool(torch.isfinite(part).all()) for part in parts)
 
 
 def count_bytes(tree: Tree) -> int:

@@ -67,6 +67,12 @@ class RunOptions:
         "round that is reported and kept: last, or best on validation or test samples; auto = validation, or last without",
         choices=("auto", "last", "validation", "test"),
     )
+    private_state: str = option(
+        "memory",
+        "where the private state of clients that are not training is kept; disk = memory-mapped in the run's folder",
+        choices=("memory", "disk"),
+        omit_default=True,
+    )
     threshold: str = option(
         "balanced_accuracy",
         "metric for which each client's decision threshold is chosen on its validation samples if there are two classes; "

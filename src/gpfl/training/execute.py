@@ -47,6 +47,8 @@ def start_run(
     """Execute a new run; `net` is a custom network, for which the config has no section."""
     config, spec = prepare(config, federation, net, head)
     engine = make_engine(config.run.engine, spec)  # raises before a folder is made
+    if out is None and config.run.private_state == "disk":
+        raise GpflError("run.private_state is 'disk', which needs a folder for the run: give out=")
     run_dir = RunDir.create(out, config.to_toml(), federation) if out is not None else None
     return execute(PreparedRun(config, spec, run_dir, callbacks), engine)
 

@@ -14,6 +14,7 @@ from gpfl.defences.config import DefenceConfig
 from gpfl.defences.coupling import check_coupling
 from gpfl.defences.defended import Defended, defend
 from gpfl.engine import RunSpec
+from gpfl.engine.distributed import process_group
 from gpfl.errors import GpflError
 from gpfl.federation import Federation
 from gpfl.models.architecture import Architecture
@@ -33,6 +34,14 @@ def prepare(
         raise GpflError(
             "run.select is 'validation', but no client has validation samples: set --validation-fraction, such as 0.1"
         )
+    if (
+        config.run.private_state == "disk"
+        and config.run.select != "last"
+        and (config.run.select != "auto" or federation.has_validation)
+    ):
+        raise GpflError("run.private_state is 'disk', which keeps the private state of one round only: add --select last")
+    if config.run.private_state == "disk" and process_group().world_size > 1:
+        raise GpflError("run.private_state is 'disk', which works in one process only: leave out torchrun, or the option")
     device = find_device(config.run.device)
     if config.run.precision != "float32" and device.type != "cuda":
         raise GpflError(f"run.precision is '{config.run.precision}', which needs a GPU; run.device is '{device}': leave it out")

@@ -32,6 +32,8 @@ from gpfl.methods.fedavg import FedAvg
 from gpfl.training.round_loop import RunOutcome
 from gpfl.training.run_dir import MetricsRecord
 
+EXPORT_CLIENTS = 256  # clients whose models are in memory at once while they are written
+
 
 @dataclass(frozen=True)
 class Result:
@@ -130,21 +132,27 @@ class Result:
     @matmul_precision("float32")
     def clients(self) -> list[ClientModel]:
         """The personal model of each client."""
+        return self._make_models(range(len(self.federation.shards)))
+
+    def _make_models(self, clients: range) -> list[ClientModel]:
         engine, state = self.engine, self.outcome.selected
-        shards, preprocessing = engine.federation.shards, engine.federation.preprocessing
-        weights = engine.personal_weights(state.shared, state.private, range(len(shards)), state.round)
+        preprocessing = engine.federation.preprocessing
+        private = tree.take(state.private, slice(clients.start, clients.stop))
+        weights = engine.personal_weights(state.shared, private, clients, state.round)
+        names = [engine.federation.shards[client].name for client in clients]
         return [
-            self.make_model(
-                each, shard.name, preprocessing.clients[shard.name] if preprocessing else None, self.thresholds[shard.name]
-            )
-            for each, shard in zip(weights, shards, strict=True)
+            self.make_model(each, name, preprocessing.clients[name] if preprocessing else None, self.thresholds[name])
+            for each, name in zip(weights, names, strict=True)
         ]
 
+    @matmul_precision("float32")
     def export(self, folder: str | Path) -> list[Path]:
         """Write every client's model and return the files."""
-        paths = [Path(folder) / model_file_name(client.name) for client in self.clients]
-        for client, path in zip(self.clients, paths, strict=True):
-            client.save(path)
+        paths = []
+        for start in range(0, len(self.federation.shards), EXPORT_CLIENTS):
+            for model in self._make_models(range(start, min(start + EXPORT_CLIENTS, len(self.federation.shards)))):
+                paths.append(Path(folder) / model_file_name(model.name))
+                model.save(paths[-1])
         return paths
 
     @matmul_precision("float32")

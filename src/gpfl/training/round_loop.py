@@ -20,6 +20,7 @@ from gpfl.engine import Engine, RunSpec
 from gpfl.engine.base import EvalRequest, FinalRequest, RoundResult, TrainRequest
 from gpfl.errors import DivergenceError, GpflError
 from gpfl.inference.metrics import UndefinedMetricError, compute_metric, softmax
+from gpfl.training import private_files
 from gpfl.training.callbacks import Callback, RunInfo
 from gpfl.training.config import RunOptions
 from gpfl.training.devices import device_name
@@ -120,9 +121,9 @@ class RoundLoop:
         shared, private = self.spec.method.init(self.options.seed)
         # The exchange of statistics comes before round 0.
         exchanged = {key: sum(by_client.values()) for key, by_client in self._preprocessing_bytes().items()}
-        initial = RunState(0, tree.to(shared, self.spec.device), self.engine.initial_private(private), **exchanged)
+        initial = RunState(0, tree.to(shared, self.spec.device), self._initial_private(private), **exchanged)
         first = self._take_local(initial)
-        checkpoint = self.run_dir.load_checkpoint(initial) if self.run_dir else None
+        checkpoint = self.run_dir.load_checkpoint(initial, private_on_disk=self._private_on_disk) if self.run_dir else None
         if self.run_dir is None or checkpoint is None:
             return first, first
         state = selected = self._take_local(checkpoint)
@@ -140,6 +141,16 @@ class RoundLoop:
             path, hint = self.run_dir.path / "metrics.jsonl", self.run_dir.restart_hint
             raise GpflError(f"{path} is damaged (it lacks round {missing[0]}): {hint}")
         return state, selected
+
+    def _initial_private(self, private: Tree) -> Tree:
+        """Return the private state of all clients before round 0, in memory or in files; `private` is that of one client."""
+        if self.run_dir and self._private_on_disk:
+            return private_files.allocate(private, len(self.spec.federation), self.run_dir.path)
+        return self.engine.initial_private(private)
+
+    @property
+    def _private_on_disk(self) -> bool:
+        return self.options.private_state == "disk"
 
     def _preprocessing_bytes(self) -> dict[str, Mapping[str, int]]:
         preprocessing = self.spec.federation.preprocessing
@@ -166,7 +177,7 @@ class RoundLoop:
         if tree.is_finite({"shared": state.shared, "private": state.private}):
             if self.selection != "last":
                 self.run_dir.save_checkpoint(self._gather(selected), "selected")
-            self.run_dir.save_checkpoint(state)
+            self.run_dir.save_checkpoint(state, private_on_disk=self._private_on_disk)
             for callback in self.callbacks:
                 callback.on_checkpoint(self.run_dir.path / "checkpoint.safetensors")
 
@@ -193,7 +204,7 @@ class RoundLoop:
         if not tree.is_finite(result.mean):
             self._stop(self._describe_faults(request), state.round)
         private = result.private
-        if len(clients) < len(positions):
+        if len(clients) < len(positions) or self._private_on_disk:
             # The selected state must not change in place.
             private = state.private if self.selection == "last" else tree.clone(state.private)
             tree.index_copy_(private, index, result.private)

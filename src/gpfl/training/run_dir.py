@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,7 @@ from gpfl.federation import MANIFEST, Federation
 from gpfl.io import files
 from gpfl.io.legacy import FORMAT_VERSION, read_version, upgrade_record
 from gpfl.io.tensors import read_tensors, write_tensors
+from gpfl.training import private_files
 
 MetricsRecord = dict[str, object]  # one evaluated round, a line of metrics.jsonl
 
@@ -156,15 +158,31 @@ class RunDir:
 
     # Checkpoints.
 
-    def save_checkpoint(self, state: RunState, name: str = "checkpoint") -> None:
-        """Write a state, replacing the one before."""
-        if self.is_writer:
-            content: Tree = {"shared": state.shared, "private": state.private}
-            metadata = {**{key: getattr(state, key) for key in COUNTERS}, "files": self.file_digests}
-            write_tensors(self.path / f"{name}.safetensors", tree.flatten(content), metadata)
+    def save_checkpoint(self, state: RunState, name: str = "checkpoint", *, private_on_disk: bool = False) -> None:
+        """Write a state, replacing the one before; private state that is on disk into a folder of its own."""
+        if not self.is_writer:
+            return
+        content: Tree = {"shared": state.shared, "private": {} if private_on_disk else state.private}
+        metadata = {**{key: getattr(state, key) for key in COUNTERS}, "files": self.file_digests}
+        folder = self._private_folder(state.round)
+        if private_on_disk:
+            private_files.save(state.private, folder)
+        write_tensors(self.path / f"{name}.safetensors", tree.flatten(content), metadata)
+        if private_on_disk:  # only now can the one before go
+            for other in folder.parent.iterdir():
+                if other != folder:
+                    shutil.rmtree(other)
 
-    def load_checkpoint(self, template: RunState, name: str = "checkpoint") -> RunState | None:
-        """Return a saved state, or None if there is none. Raise if its tensors are not those of `template`."""
+    def _private_folder(self, round: int) -> Path:
+        return self.path / "private" / f"round-{round}"
+
+    def load_checkpoint(
+        self, template: RunState, name: str = "checkpoint", *, private_on_disk: bool = False
+    ) -> RunState | None:
+        """Return a saved state, or None if there is none. Raise if its tensors are not those of `template`.
+
+        Private state that is on disk is read into that of `template`.
+        """
         path = self.path / f"{name}.safetensors"
         if not path.exists():
             return None
@@ -174,7 +192,7 @@ class RunDir:
                 f"{self.path / changed} has changed since {path.name} was written: restore it, "
                 "or start a new run in another folder"
             )
-        content: Tree = {"shared": template.shared, "private": template.private}
+        content: Tree = {"shared": template.shared, "private": {} if private_on_disk else template.private}
         expected = tree.flatten(content)
         if {key: t.shape for key, t in flat.items()} != {key: t.shape for key, t in expected.items()}:
             raise GpflError(f"{path} does not belong to this run's method, net and clients: remove it to start the run over")
@@ -183,7 +201,11 @@ class RunDir:
             counters = {key: int(cast(int, metadata[key])) for key in COUNTERS}
         except (KeyError, ValueError, TypeError):
             raise GpflError(f"{path} is not a checkpoint of gpfl: remove it to start the run over") from None
-        return RunState(shared=tree.branch(restored, "shared"), private=tree.branch(restored, "private"), **counters)
+        private = tree.branch(restored, "private")
+        if private_on_disk:
+            private_files.restore(template.private, self._private_folder(counters["round"]), self.restart_hint)
+            private = template.private
+        return RunState(shared=tree.branch(restored, "shared"), private=private, **counters)
 
     def changed_files(self) -> list[str]:
         """Return which of config and manifest have changed since the checkpoint, if there is a readable one."""
