@@ -152,7 +152,8 @@ def make_federation(clients: int) -> gpfl.Federation:
 def page(origin: Mapping[str, str], results: Sequence[Mapping[str, object]]) -> str:
     lines = [
         f"{origin['method']}, mlp, {SAMPLES_PER_CLIENT} samples per client; {origin['device']}, torch {origin['torch']}, "
-        f"commit {origin['commit']}, `{origin['command']}`. Memory is the peak above that of a small run, without pages of files.",
+        f"commit {origin['commit']}, `{origin['command']}`. Memory is the peak above that of a small run, without pages of "
+        "files.",
         "",
         "| clients | per round | private state | its size | s per round | s per evaluation of all | peak memory |",
         "| ---: | ---: | --- | ---: | ---: | ---: | ---: |",
