@@ -34,7 +34,6 @@ SAMPLES_PER_CLIENT = 100
 CASES = (
     *((10_000, cohort, state) for cohort in (10, 100, 1000) for state in ("memory", "disk")),
     *((1_000, cohort, "disk") for cohort in (10, 100)),
-    (100_000, 100, "disk"),
 )
 ROUNDS = 12
 

@@ -20,6 +20,7 @@ from gpfl.experiments import definitions as experiments
 from gpfl.experiments import grid, grid_runner
 from gpfl.experiments.grid import FederationCache, GridPlan
 from gpfl.experiments.selection import select_cells
+from gpfl.experiments.stored_runs import StoredTrials
 from gpfl.experiments.trials import resume_trials, run_trials
 from gpfl.io import files
 from gpfl.training.callbacks import Callback
@@ -102,7 +103,7 @@ def check_grid(out: Path, patch: pytest.MonkeyPatch) -> None:
         select_cells(experiments.find_experiments(["toys"]), "toy/whole", "fedavg,gpfl,local").cells, plan, FederationCache()
     )
     damaged, intact, lost = jobs
-    lost = dataclasses.replace(lost, folder=out / "file" / "runs" / "lost")
+    lost = dataclasses.replace(lost, stored=StoredTrials(out / "file" / "runs" / "lost"))
     if process_group().is_main:
         files.write_text(damaged.folder / "config.toml", "[run")
     else:
