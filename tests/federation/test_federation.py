@@ -216,6 +216,7 @@ def test_repr_names_the_sizes() -> None:
         repr(federation)
         == "Federation of 2 clients on 'arrays': 18 training samples (6 to 12 per client), 6 test samples, 3 classes"
     )
+    assert "18 training samples (9 per client)" in repr(gpfl.federate([client(12), client(12)]))
 
 
 def test_clients_can_be_torch_datasets(federation: gpfl.Federation) -> None:

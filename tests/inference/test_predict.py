@@ -107,6 +107,35 @@ def test_the_threshold_of_validation_samples_decides(result: gpfl.Result, run: P
         assert np.array_equal(model.predict(path)[mine], np.array(["ill", "well"])[found.decisions[mine]])
 
 
+def test_arrays_and_lists_of_rows_are_raw(run: Path, tmp_path: Path) -> None:
+    """Their columns are those of training, in its order: numbers in them are not taken for inputs that are encoded already."""
+    model = gpfl.load_model(run, "north")
+    assert model.preprocessor is not None
+    names = list(model.preprocessor.schema.index)
+    path = write_rows(tmp_path / "new.csv", make_rows(40, seed=1))
+    expected = model.predict_proba(path)
+    frame = pl.read_csv(path).select(names)
+    rows = [list(row) for row in frame.iter_rows()]
+    for given in (rows, np.array(rows, dtype=object), np.array(pl.read_csv(path, infer_schema=False).select(names))):
+        assert np.array_equal(model.predict_proba(given), expected)
+    order = "chol, pain, age"
+    assert ", ".join(names) == order
+    for wrong, shape in ((np.zeros((2, 2)), "(2, 2)"), ([rows[0], rows[1][:2]], "(2,)"), ([1.0, 2.0, 3.0], "(3,)")):
+        assert message_of(lambda wrong=wrong: model.predict(wrong)).startswith(
+            f"x has shape {shape}; give rows of the 3 columns of the model in this order: {order}; or give a data frame"
+        )
+
+
+def test_a_new_client_of_raw_rows_gets_the_model_of_its_file(result: gpfl.Result, tmp_path: Path) -> None:
+    rows = make_rows(30, seed=2)
+    path = write_rows(tmp_path / "west.csv", rows)
+    y = [("ill", "well").index(row[-1]) for row in rows]
+    cells = [[row[1], row[3], row[4]] for row in rows]
+    from_file, from_list = (result.personalize(x, y, rounds=1) for x in (path, cells))
+    assert np.array_equal(from_file.predict_proba(path), from_list.predict_proba(path))
+    assert not np.array_equal(from_file.predict_proba(path), result.clients[0].predict_proba(path))
+
+
 def test_columns_of_predictions_keep_ids_as_they_are(run: Path, tmp_path: Path) -> None:
     path = write_rows(tmp_path / "new.csv", make_rows(6, seed=1))
     columns = predict(run, path, ClientChoice("north"), keep=["patient", "age"]).to_columns(["patient", "age"])
@@ -302,6 +331,7 @@ def test_images_are_predicted_by_folder_and_listed_by_file(tmp_path: Path) -> No
     assert evaluate(tmp_path / "run", tmp_path / "new", ClientChoice(column="client")).report.overall.n_samples == 2
     one = predict(tmp_path / "run", tmp_path / "new" / "a" / "cat" / "2.png", ClientChoice("a"))
     assert one.to_columns()["file"].tolist() == ["2.png"]
+    assert one.describe()[0].startswith("2.png: 1 sample, ")
     assert np.array_equal(one.probabilities, found.probabilities[:1])
 
 

@@ -34,19 +34,23 @@ def test_the_model_is_that_of_the_training_rows(scale: str, tmp_path: Path) -> N
     assert (new.model.name, new.n_samples) == ("west", {"train": 30, "validation": 0, "test": 10})
     assert new.model.preprocessor is not None
     # Which rows are for training is seen in the metrics; the encoding is computed here from the text of the file.
-    x, y = new.model.preprocessor.transform, new.model.encode_labels([row[-1] for row in make_rows(40, seed=7)])
+    transform, y = new.model.preprocessor.transform, new.model.encode_labels([row[-1] for row in make_rows(40, seed=7)])
     raw = gpfl.federate(path, client="hospital", label="outcome", ignore=("patient",), missing="mean").table.raw
     assert raw is not None
     train = find_training_rows(result, raw.values[:, 1])
     if scale == "local":
         ages = np.array([float(row[4]) for row in make_rows(40, seed=7)])
         assert new.model.preprocessor.scaling["age"] == pytest.approx((ages[train].mean(), ages[train].std()), rel=1e-9)
-    expected = result.personalize(x(raw.select(train)), y[train], name="west")
+
+    def x(rows: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(transform(raw.select(rows)))
+
+    expected = result.personalize(x(train), y[train], name="west")
     expected.encoder = new.model.encoder
     assert np.abs(new.model.predict_proba(path) - expected.predict_proba(path)).max() < 1e-6
     test = np.setdiff1d(np.arange(40), train)
     assert new.reports["personal model"].overall.values["accuracy"] == expected.score(
-        x(raw.select(test)), np.array(["ill", "well"])[y[test]]
+        x(test), np.array(["ill", "well"])[y[test]]
     )
 
 

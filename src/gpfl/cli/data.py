@@ -119,7 +119,7 @@ def show(
         config = configs.resolve_config(settings)
     except GpflError:
         if not as_json:
-            _print_profile_despite_missing_values(settings)
+            _show_despite_missing_values(settings, write_schema)
         raise
     if as_json and write_schema is not None:
         raise GpflError("--json prints the profile alone: leave out --write-schema")
@@ -184,7 +184,7 @@ def _print_profile(table: Table, clients: Mapping[str, Indices]) -> None:
             table_console().print(result)
 
 
-def _print_profile_despite_missing_values(settings: ConfigDict) -> None:
+def _show_despite_missing_values(settings: ConfigDict, write_schema: Path | None) -> None:
     """Print the profile of the user's files unless they have other errors than missing values or unreadable cells."""
     options = {**settings.get("data", {}), "missing": "mean", "missing_labels": "drop", "unreadable": "missing"}
     name = str(options.pop("name", ""))
@@ -192,6 +192,8 @@ def _print_profile_despite_missing_values(settings: ConfigDict) -> None:
         with suppress(GpflError):
             table = find_dataset(name, options).load()
             _print_profile(table, natural_clients(table))
+            if write_schema is not None:
+                _write_schema(table, write_schema)
 
 
 def _to_json(federation: Federation) -> dict[str, object]:

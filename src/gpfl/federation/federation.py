@@ -83,9 +83,10 @@ class Federation:
 
     def __repr__(self) -> str:
         sizes = self.n_samples("train")
+        low, high = sizes.min(), sizes.max()
         return (
             f"Federation of {pluralize(len(self), 'client')} on '{self.table.name}': {sizes.sum()} training samples "
-            f"({sizes.min()} to {sizes.max()} per client), {self.n_samples('test').sum()} test samples, "
+            f"({low if low == high else f'{low} to {high}'} per client), {self.n_samples('test').sum()} test samples, "
             f"{self.table.classes} classes"
         )
 

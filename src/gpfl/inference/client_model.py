@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias, cast
 from urllib.parse import quote, unquote
 
 import numpy as np
@@ -28,7 +27,7 @@ from gpfl.data.images import ImageFormat
 from gpfl.data.preprocessing import Preprocessor
 from gpfl.data.text import Tokenizer
 from gpfl.errors import GpflError
-from gpfl.inference.inputs import Encoder, NewData, is_raw, read_inputs
+from gpfl.inference.inputs import Encoder, Inputs, read_raw
 from gpfl.inference.metrics import softmax
 from gpfl.inference.module import PersonalModule
 from gpfl.inference.threshold import Threshold, decide
@@ -38,9 +37,6 @@ PREDICT_BATCH_SIZE = 1024
 
 ENCODER_KEYS: dict[type[Encoder], str] = {Preprocessor: "preprocessor", Tokenizer: "tokenizer", ImageFormat: "images"}
 """Key of each kind of encoder in the metadata of a model file."""
-
-Inputs: TypeAlias = ArrayLike | RawColumns | NewData
-"""Samples: encoded ones as numbers, raw columns, or new data, which the model's encoder reads."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +54,10 @@ class ClientModel:
 
     - rows of columns as a data frame of pandas or polars, a dict of columns, a list of dicts, or the path of a file, in which
       columns are found by name and further ones are ignored;
+    - rows of columns as a NumPy array or a list of lists, with the columns in the order of training;
     - images as paths or a folder, texts as strings or a table of them;
-    - encoded samples as an array, tensor or list of numbers, such as `federation.table.x`: floats, or pixels, counts and tokens
-      as whole numbers.
+    - encoded samples as a tensor, such as `federation.table.x`, or, of a model that was not trained on columns, as an array or
+      list of numbers: floats, or pixels, counts and tokens as whole numbers.
 
     Attributes:
         encoder: How rows, images or texts become inputs of the net: a `Preprocessor`, `ImageFormat` or `Tokenizer`; None for
@@ -150,22 +147,12 @@ class ClientModel:
 
     def _encode(self, x: Inputs) -> ArrayLike:
         """Return samples as the inputs that the model stores them as."""
-        if is_raw(x):
-            x = read_inputs(x, self.encoder, self.input_spec).x
-        if isinstance(x, RawColumns):
-            if self.preprocessor is None:
-                raise GpflError(f"the model of client '{self.name}' was not trained on columns: give inputs as an array")
-            return self.preprocessor.transform(x)
-        samples = cast(ArrayLike, x)
-        if self.preprocessor is not None:
-            shape = tuple(samples.shape) if isinstance(samples, Tensor) else np.shape(np.asarray(samples, dtype=object))
-            if shape[1:] != self.input_spec.shape:
-                columns, width = len(self.preprocessor.schema), self.input_spec.shape[0]
-                raise GpflError(
-                    f"x is an array of shape {shape}; give the {columns} columns of the model by name, as a data frame, a dict "
-                    f"of columns or a list of dicts, or an array of the {width} inputs that they are encoded as"
-                )
-        return samples
+        samples = read_raw(x, self.encoder, self.input_spec)
+        if not isinstance(samples, RawColumns):
+            return samples
+        if self.preprocessor is None:
+            raise GpflError(f"the model of client '{self.name}' was not trained on columns: give inputs as an array")
+        return self.preprocessor.transform(samples)
 
     def module(self) -> nn.Module:
         """Return a plain module on the CPU with this client's weights, from net inputs to logits."""

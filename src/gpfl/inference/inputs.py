@@ -12,8 +12,8 @@ import numpy.typing as npt
 from torch import Tensor
 
 from gpfl.core.net import InputSpec
-from gpfl.data.arrays import read_samples
-from gpfl.data.columns import UNKNOWN, RawColumns
+from gpfl.data.arrays import ArrayLike, read_samples
+from gpfl.data.columns import UNKNOWN, RawColumns, Schema
 from gpfl.data.files import new_rows
 from gpfl.data.files.layout import IMAGE_SUFFIXES, InputFile
 from gpfl.data.files.raw_table import Array, Mask, RawTable, as_text, join_names, number_rows
@@ -27,6 +27,9 @@ Encoder: TypeAlias = Preprocessor | Tokenizer | ImageFormat  # makes inputs of r
 
 NewData: TypeAlias = new_rows.NewData | Sequence[Mapping[str, object]] | Sequence[str] | Sequence[Path]
 """Rows as a file, data frame, dict of columns or list of dicts; images as paths; texts as strings."""
+
+Inputs: TypeAlias = ArrayLike | RawColumns | NewData
+"""Samples: encoded ones as numbers, raw columns, or new data, which a model's encoder reads."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +85,13 @@ def read_inputs(data: NewData, encoder: Encoder | None, spec: InputSpec, options
     return _read_arrays(data, spec)
 
 
+def read_raw(x: Inputs, encoder: Encoder | None, spec: InputSpec) -> RawColumns | ArrayLike:
+    """Return raw samples as a model with this encoder takes them, and encoded samples as they are."""
+    if isinstance(encoder, Preprocessor) and not is_raw(x) and not isinstance(x, (RawColumns, Tensor)):
+        x = _name_columns(cast(npt.ArrayLike, x), encoder.schema)
+    return read_inputs(x, encoder, spec).x if is_raw(x) else cast(ArrayLike, x)
+
+
 # Columns.
 
 
@@ -106,6 +116,18 @@ def _read_columns(data: NewData, encoder: Preprocessor, options: ReadOptions) ->
             "fill in the data, or train with --missing mean"
         )
     return NewInputs(columns, table, (*rows.table.notes, *notes))
+
+
+def _name_columns(rows: npt.ArrayLike, schema: Schema) -> dict[str, npt.ArrayLike]:
+    """Return rows, (rows, columns), as columns by name. Raise unless they are the columns of the schema."""
+    cells = rows if isinstance(rows, np.ndarray) else np.asarray(rows, dtype=object)  # numbers beside text stay numbers
+    if cells.ndim != 2 or cells.shape[1] != len(schema):
+        columns = f"{pluralize(len(schema), 'column')} of the model in this order: {join_names(list(schema.index))}"
+        raise GpflError(
+            f"x has shape {cells.shape}; give rows of the {columns}; or give a data frame or dict of columns, in any order; "
+            "samples that are encoded already are given as a tensor"
+        )
+    return {name: np.array(cells[:, i].tolist()) for i, name in enumerate(schema.index)}
 
 
 def _as_columns(data: NewData) -> new_rows.NewData:
@@ -228,7 +250,7 @@ def _read_images(data: NewData, encoder: ImageFormat) -> NewInputs:
         "class": as_text([path.parent.name for path in relative]),
         "client": as_text([path.parts[0] if len(path.parts) > 1 else "" for path in relative]),
     }
-    return NewInputs(encoder.read(files), number_rows(InputFile(root), columns), tuple(notes))
+    return NewInputs(encoder.read(files), number_rows(InputFile(files[0] if len(files) == 1 else root), columns), tuple(notes))
 
 
 def _find_images(root: Path) -> tuple[list[Path], int]:

@@ -25,7 +25,7 @@ from gpfl.errors import GpflError
 from gpfl.federation import Federation
 from gpfl.inference.bootstrap import N_RESAMPLES, Labels, Predictions, Probabilities, stack_predictions
 from gpfl.inference.client_model import ClientModel, OutputSpec, model_file_name
-from gpfl.inference.inputs import Encoder
+from gpfl.inference.inputs import Encoder, Inputs, read_raw
 from gpfl.inference.metrics import MetricsReport, evaluate_predictions, metric_values, softmax
 from gpfl.inference.threshold import Threshold, choose_threshold, decide
 from gpfl.methods.fedavg import FedAvg
@@ -156,14 +156,14 @@ class Result:
         return paths
 
     @matmul_precision("float32")
-    def personalize(self, x: ArrayLike | RawColumns, y: ArrayLike, *, rounds: int = 20, name: str = "new") -> ClientModel:
+    def personalize(self, x: Inputs, y: ArrayLike, *, rounds: int = 20, name: str = "new") -> ClientModel:
         """Return a personal model for a client that did not take part in training.
 
         The client starts from the shared state and the initial private state, and runs local rounds whose uploads are not
         aggregated: only its private state changes.
 
         Args:
-            x: Training samples, encoded or as raw columns.
+            x: Training samples, as `ClientModel.predict` takes them.
             y: Their labels.
             rounds: Number of local rounds.
             name: Name of the model.
@@ -175,13 +175,14 @@ class Result:
         method, schedule, spec = engine.method, engine.schedule, engine.federation.table.input_spec
         preprocessing = engine.federation.preprocessing
         preprocessor = preprocessing.federated if preprocessing else None
-        if isinstance(x, RawColumns):
+        inputs = read_raw(x, preprocessor or engine.federation.table.encoder, spec)
+        if isinstance(inputs, RawColumns):
             if preprocessing is None:
                 raise GpflError("this run was not trained on columns: give inputs as an array")
-            preprocessor = preprocessing.for_new_client(x)
-            x = preprocessor.transform(x)
+            preprocessor = preprocessing.for_new_client(inputs)
+            inputs = preprocessor.transform(inputs)
         table = Table(
-            read_samples(x, spec, f"client {name}"),
+            read_samples(inputs, spec, f"client {name}"),
             y,
             classes=engine.federation.table.classes,
             name=f"client {name}",

@@ -75,6 +75,8 @@ def test_cells_of_another_type_are_errors_or_missing(tmp_path: Path) -> None:
         "column 'age' has cells that are not numbers in 1 of 3 rows (33 %), first 'old' in a.csv, line 3: "
         "correct the file, read such cells as missing values with --unreadable missing"
     )
+    every = {"age": ["old", "new"], "sex": ["f", "f"], "admitted": [0, 0]}
+    assert "in 2 of 2 rows (100 %), first 'old'" in message_of(lambda: read_new_rows(every, SCHEMA))
     new = read_new_rows(path, SCHEMA, unreadable="missing")
     assert np.array_equal(new.columns.values, [[61.5, 1, 19367], [np.nan, 0, np.nan], [9, 0, 19368]], equal_nan=True)
     assert new.unreadable == {"age": 1, "admitted": 1}

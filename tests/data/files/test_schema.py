@@ -127,6 +127,13 @@ def test_show_writes_a_schema_with_which_a_run_resumes_elsewhere(command: Comman
     assert "divides a table with sha256" in command("resume", folder).err
 
 
+def test_show_writes_a_schema_of_data_with_missing_values(command: Command) -> None:
+    write(Path("a.csv"), lines(("age", "outcome"), *((k if k % 5 else "", "ill" if k % 2 else "well") for k in range(20))))
+    shown = command("data", "show", "a.csv", "--label", "outcome", "--write-schema", "schema.toml")
+    assert (shown.code, "column 'age' has 4 missing values" in shown.err) == (2, True)
+    assert Schema.read(Path("schema.toml")).columns == (ColumnSchema("age", low=1.0, high=19.0),)
+
+
 def test_a_config_may_name_a_schema_relative_to_its_folder(command: Command, tmp_path: Path) -> None:
     (tmp_path / "configs").mkdir()
     visits(tmp_path / "configs")

@@ -91,7 +91,8 @@ def describe_unreadable(column: ParsedColumn, table: RawTable) -> tuple[str, str
 
 def _describe_share(column: ParsedColumn) -> str:
     rows = column.unreadable
-    return f"{int(rows.sum()):,} of {pluralize(len(rows), 'row')} ({100 * rows.mean():.2g} %)"
+    percent = 100 * rows.mean()
+    return f"{int(rows.sum()):,} of {pluralize(len(rows), 'row')} ({percent:.{'2g' if percent < 10 else '0f'}} %)"
 
 
 def describe_reading(columns: Sequence[ParsedColumn]) -> list[str]:
