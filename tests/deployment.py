@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -10,10 +11,11 @@ from patients import make_rows, write_rows
 
 import gpfl
 from gpfl.deploy.card import DataCard
-from gpfl.deploy.init import make_deployment
+from gpfl.deploy.init import draft_policy, format_policy, make_deployment, write_card
 from gpfl.deploy.messages import Answer, Transport
 from gpfl.deploy.server import Connect
-from gpfl.deploy.worker import SiteFolder, Worker
+from gpfl.deploy.worker import CARD, CARD_SIGNATURE, SiteFolder, Worker
+from gpfl.deploy.worker import POLICY as POLICY_FILE
 from gpfl.training.result import Result
 
 SITES = ("east", "north", "south")
@@ -68,6 +70,22 @@ def make(
         data.mkdir()
         (data / "rows.csv").write_bytes((folder / "pooled" / f"{site}.csv").read_bytes())
         SiteFolder(data.parent).accept()
+    return card
+
+
+def next_card(folder: Path, name: str, config: Sections) -> DataCard:
+    """Issue a card for another run, which all sites accept."""
+    sections = {**CONFIG, **config}
+    sections["data"] = {**sections["data"], "schema": str(folder / "schema.toml")}
+    card = DataCard.make(name, SITES, sections)
+    coordinator = folder / "d" / "coordinator"
+    write_card(coordinator, card)
+    for site in SITES:
+        own = folder / "d" / "sites" / site
+        for file in (CARD, CARD_SIGNATURE):
+            shutil.copy(coordinator / file, own / file)
+        (own / POLICY_FILE).write_text(format_policy({**draft_policy(card), **POLICY}))
+        SiteFolder(own).accept()
     return card
 
 

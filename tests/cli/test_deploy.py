@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import ssl
 import stat
 import tomllib
+import zipfile
 from pathlib import Path
 
 import deployment
@@ -14,6 +16,8 @@ import pytest
 from conftest import Command, assert_error
 
 pytest.importorskip("flwr", reason="needs gpfl[flower]")
+
+from flwr.cli.build import build_fab_from_disk
 
 from gpfl.deploy import keys
 from gpfl.deploy.programs import Control
@@ -105,6 +109,16 @@ def test_a_new_card_must_be_accepted_anew(made: Command) -> None:
         shutil.copy(Path("d/coordinator", name), SITE / name)
     assert "run 'second'" in made("deploy", "site", "check", SITE).out
     assert_error(made("deploy", "site", "start", SITE), "is not accepted")
+    assert "still names another card" in made("deploy", "site", "check", SITE, "--accept").out
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:pathspec", "ignore:GitWildMatchPattern:DeprecationWarning")
+def test_the_app_that_flower_sends_to_sites_holds_no_code(made: Command) -> None:
+    content = build_fab_from_disk(Path("d/coordinator/app"))
+    with zipfile.ZipFile(io.BytesIO(content)) as fab:
+        assert {Path(name).suffix for name in fab.namelist()} & {".py", ".pyc", ".so"} == set()
+        assert "gpfl.deploy.flower:client_app" in fab.read("pyproject.toml").decode()
+    assert len(content) < 10_000
 
 
 def test_renew_makes_another_certificate_of_the_same_authority(made: Command) -> None:

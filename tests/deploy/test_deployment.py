@@ -18,7 +18,11 @@ from conftest import Command
 from direct_sites import assert_equal
 
 import gpfl
+from gpfl.deploy.demo import deployed
 from gpfl.deploy.programs import TOKEN, Processes, find_processes, free_port
+from gpfl.deploy.server import CoordinatorFolder
+from gpfl.deploy.supervise import finish_run
+from gpfl.io import toml
 
 pytestmark = pytest.mark.deployment
 
@@ -144,6 +148,31 @@ def test_three_sites_train_by_the_commands_of_the_page(
         assert_equal(gpfl.load_model(f"{site.name}.safetensors").weights, model.weights)
     assert command("predict", "east.safetensors", "pooled/east.csv").code == 0
     assert tokens() - before
+
+
+def test_one_deployment_trains_four_methods_as_the_simulation_does(tmp_path: Path) -> None:
+    methods = ("gpfl", "fedavg", "ditto", "fedproto")
+    card = deployment.make(tmp_path, {"method": {"name": methods[0]}})
+    folder = CoordinatorFolder(tmp_path / "d" / "coordinator")
+    path = folder.path / "deployment.toml"
+    path.write_text(toml.dump({**toml.read(path), "link_port": free_port()}))
+    for name in card.sites:
+        site = {"name": name, "server": f"127.0.0.1:{folder.link_port}", "data": "data"}
+        (tmp_path / "d" / "sites" / name / "site.toml").write_text(toml.dump(site))
+    with deployed(tmp_path / "d", card):
+        for method in methods:
+            if method != methods[0]:
+                card = deployment.next_card(tmp_path, method, {"method": {"name": method}})
+                (folder.path / "state" / "run.json").unlink()
+            finish_run(folder, print)
+            expected = deployment.simulate_files(tmp_path, card)
+            lines = (folder.run / "metrics.jsonl").read_text().splitlines()
+            deployed_accuracies = [json.loads(line)["client_accuracies"] for line in lines]
+            assert deployed_accuracies == [record["client_accuracies"] for record in expected.history]
+            for name, model in zip(card.sites, expected.clients, strict=True):
+                paths = (tmp_path / "d" / "sites" / name / "state").glob("*/model.safetensors")
+                own = max(paths, key=lambda path: path.stat().st_mtime)
+                assert_equal(gpfl.load_model(own).weights, model.weights)
 
 
 def test_the_programs_of_the_last_test_have_ended() -> None:

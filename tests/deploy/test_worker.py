@@ -150,6 +150,29 @@ def test_the_policy_of_a_site_refuses_whatever_the_coordinator_asks(rule: str, t
     assert reason in CoordinatorFolder(tmp_path / "d" / "coordinator").log.read_text()
 
 
+@pytest.mark.usefixtures("nodes")
+def test_a_policy_holds_from_the_moment_it_is_written(tmp_path: Path) -> None:
+    d.make(tmp_path)
+    workers = d.make_workers(tmp_path)
+    policy = workers[0].folder.path / "outbound.toml"
+    policy.write_text(policy.read_text().replace("statistics = true", "statistics = false"))
+    with pytest.raises(GpflError, match=r"the site's policy refuses it \(statistics\)"):
+        run_coordinator(tmp_path / "d" / "coordinator", d.connect_directly(workers))
+
+
+@pytest.mark.usefixtures("nodes")
+def test_the_next_run_of_the_same_sites_has_a_card_of_its_own(tmp_path: Path) -> None:
+    d.make(tmp_path)
+    folder, workers = tmp_path / "d" / "coordinator", d.make_workers(tmp_path)
+    run_coordinator(folder, d.connect_directly(workers))
+    card = d.next_card(tmp_path, "second", {"method": {"name": "ditto"}})
+    outcome = run_coordinator(folder, d.connect_directly(workers))
+    expected = d.simulate_files(tmp_path, card)
+    assert_equal(outcome.last.shared, expected.outcome.last.shared)
+    assert_equal(workers[0].model_site().model().weights, expected.clients[0].weights)
+    assert {path.name for path in (folder / "runs").iterdir()} == {"test", "second"}
+
+
 def test_without_a_policy_nothing_leaves(tmp_path: Path) -> None:
     d.make(tmp_path)
     (tmp_path / "d" / "sites" / "east" / "outbound.toml").unlink()

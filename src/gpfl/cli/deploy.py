@@ -333,6 +333,9 @@ def check(folder: Path, data: Path | None, accept: bool) -> None:
     if accept:
         own.accept()
         print_line("Accepted.")
+        allowed = Policy.read(folder / POLICY).card
+        if allowed not in ("", card.digest):
+            print_line(f'{folder / POLICY} still names another card: set its rule card to this SHA-256 if you agree, or to "".')
     elif own.accepted != card.digest:
         print_line("Not accepted yet: read the card, then run this again with --accept.")
 

@@ -111,10 +111,13 @@ class Worker:
         self, folder: SiteFolder, log: Callable[[str], None] = lambda line: None, secret: Callable[[], bytes] | None = None
     ) -> None:
         self.folder, self._log, self._secret = folder, log, secret
-        self.card, self.policy = folder.card, Policy.read(folder.path / POLICY)
-        self.name = folder.name
-        self._data = self.card.read(self.name, folder.data, folder.path)
-        self._mask_key = folder.path / MASK_KEY
+        self.name, self._mask_key = folder.name, folder.path / MASK_KEY
+        self.policy = Policy.read(folder.path / POLICY)
+        self._load(folder.card)
+
+    def _load(self, card: DataCard) -> None:
+        """Read the site's data by a card."""
+        self.card, self._data = card, card.read(self.name, self.folder.data, self.folder.path)
         if self.card.secure_sum and not self._mask_key.exists():
             keys.make_mask_key(self._mask_key)
         public = keys.public_mask_key(self._mask_key).hex() if self.card.secure_sum else ""
@@ -141,8 +144,12 @@ class Worker:
             message = keys.verify(signed, self.folder.path / SIGNING_KEY)
         except GpflError as error:
             raise RefusedError("signature", str(error)) from None
+        self.policy = Policy.read(self.folder.path / POLICY)  # it holds from the moment it is written
         if self.folder.accepted != self.card.digest:
-            raise RefusedError("card", "the data card is not accepted: gpfl deploy site check --accept")
+            if (card := self.folder.card).digest != self.folder.accepted:
+                raise RefusedError("card", "the data card is not accepted: gpfl deploy site check --accept")
+            self._log(f"data card of run '{card.run}' accepted")
+            self._load(card)
         tensors, header = unpack_tensors(message, "the request")
         if header.get("kind") == "describe":
             return self._describe(header), "samples described"
