@@ -194,6 +194,19 @@ def test_matmul_convolutions_match_the_loop(method: str, net: str, compiled: str
     assert_matches_loop("vmap", METHODS[method](), NETS[net], compile=compiled)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_compiled_steps_match_the_loop(method: str) -> None:
+    assert_matches_loop("vmap", METHODS[method](), linear_net, compile="on")
+
+
+@pytest.mark.slow
+@fast_engines
+@pytest.mark.parametrize(("method", "net"), [("gpfl", "conv"), ("fedavg", "text"), ("fedphp", "batch norm")])
+def test_compiled_steps_of_other_nets_match_the_loop(method: str, net: str, engine: str) -> None:
+    assert_matches_loop(engine, METHODS[method](), NETS[net], compile="on", batch_norm="average")
+
+
 @fast_engines
 @pytest.mark.parametrize("method", ["fedavg", "gpfl", "perfedavg", "fedphp", "fedavg-ft"])
 def test_batch_norm_matches_the_loop(method: str, engine: str) -> None:

@@ -225,10 +225,16 @@ class Vmap(Engine):
         self, advance: Function, state: Buffers, fixed: Buffers, calls: int, weights: Mapping[str, bool] | None = None
     ) -> Program:
         """Return a program, traced and compiled if that pays for the number of calls."""
-        required = self._compile == "on"
-        compiled = self._tracing and (required or (self._compile == "auto" and calls >= self.min_calls_to_compile))
-        traced = compiled or (self._tracing and calls >= self.min_calls_to_trace)
-        return Program(advance, state, fixed, traced=traced, compiled=compiled, compile_required=required, weights=weights)
+        required, on_cpu = self._tracing and self._compile == "on", self.device.type == "cpu"
+        long = on_cpu or calls >= self.min_calls_to_compile  # on a CPU it depends on the operations as well
+        compiled = required or (self._tracing and self._compile == "auto" and long)
+        if on_cpu and weights is None:  # evaluation is as fast without
+            required = compiled = False
+        traced = required or (self._tracing and calls >= self.min_calls_to_trace)
+        return Program(
+            *(advance, state, fixed),
+            traced=traced, compiled=compiled, compile_required=required, calls=calls, weights=weights,
+        )  # fmt: skip
 
     def for_trial(self, spec: RunSpec) -> Self:
         """Return this engine for another trial, with its own programs if its hyperparameters differ."""

@@ -43,7 +43,7 @@ class Workers(Engine):
     def __init__(self, spec: RunSpec) -> None:
         super().__init__(spec)
         self.n_workers = max(1, min(len(spec.federation), available_cores()))
-        self._phases = self.method.phases()
+        self._phases, self._compile = self.method.phases(), spec.compile
         # functional_call puts weights into the modules of the net, so threads must not share them.
         self._methods = [self.method, *(copy.deepcopy(self.method) for _ in range(self.n_workers - 1))]
         self._programs: dict[tuple[int, int], Programs] = {}
@@ -106,13 +106,14 @@ class Workers(Engine):
     def _programs_by_phase(self, shared: Tree, private: Tree, info: ClientInfo, plans: list[Plan]) -> list[Programs]:
         """Return each phase's programs by worker, with this round's shared state; None where steps are not traced."""
         calls = sum(len(steps) for plan in plans for steps in plan) * self.schedule.rounds
-        if calls < self.min_calls_to_trace:
+        if calls < self.min_calls_to_trace and self._compile != "on":
             return [[None] * self.n_workers for _ in self._phases]
         out: list[Programs] = []
         for index, phase in enumerate(self._phases):
             width = plans[0][index].shape[1]
             if (index, width) not in self._programs:
-                first = self._program(phase, shared, tree.take(private, 0), info.select(0), width)
+                with num_threads(1):  # for which code is compiled
+                    first = self._program(phase, shared, tree.take(private, 0), info.select(0), width, calls // self.n_workers)
                 clones = [first.clone(("shared", "x", "y")) for _ in range(self.n_workers - 1)]
                 self._programs[index, width] = [first, *clones] if first.traced else [None] * self.n_workers
             by_worker = self._programs[index, width]
@@ -121,7 +122,7 @@ class Workers(Engine):
             out.append(by_worker)
         return out
 
-    def _program(self, phase: Phase, shared: Tree, private: Tree, client: ClientInfo, width: int) -> Program:
+    def _program(self, phase: Phase, shared: Tree, private: Tree, client: ClientInfo, width: int, calls: int) -> Program:
         table = self.federation.table
 
         def advance(state: Buffers, fixed: Buffers) -> Buffers:
@@ -140,7 +141,9 @@ class Workers(Engine):
         first = advance({"local_state": local_state, "terms": {}}, fixed)
         terms = {name: torch.zeros_like(value) for name, value in first["terms"].items()}
         weights = {"local_state": False, "shared": False} if self._prefers_channels_last(local_state) else None
-        return Program(advance, {"local_state": local_state, "terms": terms}, fixed, weights=weights)
+        compiled, required = self._compile != "off", self._compile == "on"
+        state = {"local_state": local_state, "terms": terms}
+        return Program(advance, state, fixed, compiled=compiled, compile_required=required, calls=calls, weights=weights)
 
     def _prefers_channels_last(self, local_state: Tree) -> bool:
         """Return whether convolutions are faster with channels last: not with many channels, where images are small."""

@@ -55,7 +55,7 @@ class RunOptions:
     )
     compile: str = option(
         "auto",
-        "compile the steps of engine vmap on a GPU, which takes half a minute; auto = only for long runs",
+        "compile training steps: half a minute on a GPU, about 10 s on a CPU with a C++ compiler; auto = only for long runs",
         choices=("auto", "on", "off"),
     )
     device: str = option("auto", "device to train on: auto, cpu, cuda, cuda:N or mps")

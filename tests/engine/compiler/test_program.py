@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
@@ -184,6 +184,48 @@ def test_operations_that_cannot_be_captured_are_called_one_by_one(monkeypatch: p
     if compiled:
         with pytest.raises(GpflError, match=r"cannot be compiled on cpu .*: use --compile off"):
             Program(advance, state(), fixed(), compiled=True, compile_required=True)
+
+
+class Compiler:
+    """A stand-in for torch's compiler that counts its calls."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.calls, self.error = 0, error
+
+    def __call__(self, module: fx.GraphModule, examples: list[Tensor], options: dict[str, object]) -> fx.GraphModule:
+        self.calls += 1
+        if self.error:
+            raise self.error
+        return module
+
+
+@pytest.mark.parametrize(("calls", "compiled"), [(10**7, 1), (10, 0)])
+def test_program_on_a_cpu_is_compiled_if_its_calls_pay_for_it(
+    calls: int, compiled: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = Compiler()
+    monkeypatch.setattr("torch._inductor.compile", compiler)
+    Program(advance, state(), fixed(), compiled=True, calls=calls)
+    assert compiler.calls == compiled
+
+
+def test_program_runs_uncompiled_on_a_cpu_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch._inductor.compile", Compiler(RuntimeError("No working C++ compiler found\nmore")))
+    program, expected = Program(advance, state(), fixed(), compiled=True, calls=10**9), advance(state(), fixed())
+    program()
+    assert_equal(program.state, expected)
+    with pytest.raises(GpflError, match=r"cannot be compiled on cpu \(No working C\+\+ compiler found\): use --compile off"):
+        Program(advance, state(), fixed(), compiled=True, compile_required=True)
+
+
+@pytest.mark.slow
+def test_compiled_program_on_a_cpu_matches_the_function() -> None:
+    program, expected = Program(advance, state(), fixed(), compiled=True, compile_required=True), state()
+    assert not isinstance(program._run, fx.GraphModule)
+    for _ in range(3):
+        program()
+        expected = advance(expected, fixed())
+        assert_equal(program.state, expected)
 
 
 @pytest.mark.gpu

@@ -38,7 +38,8 @@ def write_back(graph: fx.Graph, count: int, compiled: bool = False, kernels: boo
         for old, new in changed:
             write = (_sgd_step(old, new) if len(new.users) == 1 else None) or Write(old, new)
             if base_node(write.value) in overwritten:  # it would be overwritten before it is read
-                write = Write(old, graph.call_function(aten.clone.default, (write.value,)), write.rate)
+                copy = torch.ops.gpfl.materialize.default if compiled else aten.clone.default  # compilers may drop a clone
+                write = Write(old, graph.call_function(copy, (write.value,)), write.rate)
             writes.append(write)
         for write in writes:
             _emit(graph, write, overwritten, compiled, kernels)
