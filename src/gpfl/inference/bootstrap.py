@@ -76,10 +76,8 @@ def bootstrap_intervals(clients: Sequence[Predictions], n_resamples: int = N_RES
         if start < limit:
             overall.append(all_predictions.values(np.concatenate(weights)[:, : limit - start]))
     values = [_concatenate(chunks) for chunks in by_client]
-    mean = {name: _mean([client_values[name] for client_values in values]) for name in values[0]}
-    return Intervals(
-        [_intervals(client_values) for client_values in values], _intervals(_concatenate(overall)), _intervals(mean)
-    )
+    mean = {name: _mean_of_defined(np.stack([client_values[name] for client_values in values])) for name in values[0]}
+    return Intervals([_intervals(client_values) for client_values in values], _intervals(_concatenate(overall)), _intervals(mean))
 
 
 def stack_predictions(clients: Sequence[Predictions]) -> Predictions:
@@ -212,10 +210,6 @@ def _mean_of_defined(values: Floats) -> Floats:
 
 def _concatenate(chunks: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
     return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
-
-
-def _mean(values: Sequence[Floats]) -> Floats:
-    return _mean_of_defined(np.stack(values))
 
 
 def _intervals(values: Mapping[str, Floats]) -> dict[str, Interval | None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -179,9 +178,9 @@ class ClientModel:
         if self.encoder is not None:
             metadata[ENCODER_KEYS[type(self.encoder)]] = self.encoder.to_dict()
         if self.output_spec != OutputSpec():
-            metadata["output_spec"] = {"class_names": list(self.output_spec.class_names), "label": self.output_spec.label}
+            metadata["output_spec"] = dataclasses.asdict(self.output_spec)
         if self.threshold is not None:
-            metadata["threshold"] = self.threshold.to_dict()
+            metadata["threshold"] = dataclasses.asdict(self.threshold)
         write_tensors(Path(path), tree.flatten(self.weights), metadata)
 
     def export(self, folder: str | Path, format: str = "safetensors") -> list[Path]:
@@ -209,13 +208,3 @@ def find_model_files(folder: Path) -> dict[str, Path]:
     """Return the model files in a folder by client, numbers in their order."""
     files = {unquote(path.stem.removeprefix("client-")): path for path in folder.glob("client-*.safetensors")}
     return {name: files[name] for name in sorted(files, key=lambda name: (int(name) if name.isdecimal() else -1, name))}
-
-
-def read_output_spec(content: object, classes: int) -> OutputSpec:
-    """Return the output spec in the metadata of a model file; an empty one if there is none, as in earlier versions."""
-    if not isinstance(content, dict):
-        return OutputSpec()
-    names: Sequence[object] = content.get("class_names", [])
-    if not isinstance(names, list) or len(names) not in (0, classes):
-        raise GpflError(f"a model of {classes} classes has the class names {names}")
-    return OutputSpec(tuple(map(str, names)), str(content.get("label", "")))

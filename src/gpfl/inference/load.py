@@ -14,7 +14,7 @@ from gpfl.core.net import InputSpec
 from gpfl.core.tree import Tree
 from gpfl.data.files.raw_table import join_names
 from gpfl.errors import GpflError, did_you_mean, pluralize
-from gpfl.inference.client_model import ENCODER_KEYS, ClientModel, find_model_files, read_output_spec
+from gpfl.inference.client_model import ENCODER_KEYS, ClientModel, OutputSpec, find_model_files
 from gpfl.inference.threshold import Threshold
 from gpfl.io.tensors import read_tensors
 from gpfl.methods import METHODS
@@ -89,9 +89,10 @@ def _read_model(path: Path, net: CustomNet | None, head: str | None) -> ClientMo
         raise GpflError(f"{path} was made with another net: {mismatch}; give the net that it was trained with")
     method = options.build(METHODS[method_name], content["method"], "method").bind(built, lr=0.0, epochs=1)
     encoders = [kind.from_dict(content[key]) for kind, key in ENCODER_KEYS.items() if key in content]
-    outputs = read_output_spec(content.get("output_spec"), built.classes)
-    threshold = Threshold.from_dict(content["threshold"]) if "threshold" in content else None
-    model = ClientModel(method, weights, content["client"], spec, encoders[0] if encoders else None, outputs, threshold)
+    outputs = content.get("output_spec", {"class_names": [], "label": ""})  # models of earlier versions have none
+    output_spec = OutputSpec(tuple(outputs["class_names"]), outputs["label"])
+    threshold = Threshold(**content["threshold"]) if "threshold" in content else None
+    model = ClientModel(method, weights, content["client"], spec, encoders[0] if encoders else None, output_spec, threshold)
     if not equal_logits(torch.tensor(content["probe_logits"]), torch.tensor(model.probe_logits()), LOOSE_TOLERANCE):
         raise GpflError(
             f"{path} was made with another net: its weights fit, but its logits differ; "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from gpfl.inference.bootstrap import (
     LEVEL,
     N_RESAMPLES,
     Interval,
+    Intervals,
     Labels,
     Predictions,
     Probabilities,
@@ -57,7 +58,7 @@ class ClientMetrics:
             "samples": self.n_samples,
             **self.values,
             "undefined": dict(self.undefined),
-            "intervals": {name: None if interval is None else list(interval) for name, interval in self.intervals.items()},
+            "intervals": dict(self.intervals),
             "confusion_matrix": self.confusion_matrix._asdict(),
         }
 
@@ -78,7 +79,7 @@ class ClientSummary:
         return {
             "mean": self.mean,
             "clients": self.n_clients,
-            "interval": None if self.interval is None else list(self.interval),
+            "interval": self.interval,
             "worst_client": self.worst_client,
             "worst": self.worst,
             "worst_tenth": self.worst_tenth,
@@ -145,25 +146,20 @@ def evaluate_predictions(
     predictions = [
         Predictions(labels[name], probabilities[name], decide(probabilities[name], thresholds.get(name))) for name in labels
     ]
-    clients = {
-        name: _evaluate(client_predictions, class_names) for name, client_predictions in zip(labels, predictions, strict=True)
-    }
-    overall = _evaluate(stack_predictions(predictions), class_names)
-    summaries = {
-        metric: summarize_clients(metric, {name: c.values[metric] for name, c in clients.items()}) for metric in METRICS
-    }
+    stacked = stack_predictions(predictions)
+    intervals = Intervals([{} for _ in predictions], {}, {})
     if n_resamples:
         intervals = bootstrap_intervals(predictions, n_resamples, seed)
-        clients = {
-            name: _with_intervals(client, client_intervals)
-            for (name, client), client_intervals in zip(clients.items(), intervals.clients, strict=True)
-        }
-        overall = _with_intervals(overall, intervals.overall)
-        summaries = {
-            name: replace(summary, interval=intervals.mean[name] if summary.n_clients else None)
-            for name, summary in summaries.items()
-        }
-    return MetricsReport(split, clients, overall, summaries, seed)
+    clients = {
+        name: _evaluate(each, class_names, ends) for name, each, ends in zip(labels, predictions, intervals.clients, strict=True)
+    }
+    summaries = {
+        metric: summarize_clients(
+            metric, {name: client.values[metric] for name, client in clients.items()}, intervals.mean.get(metric)
+        )
+        for metric in METRICS
+    }
+    return MetricsReport(split, clients, _evaluate(stacked, class_names, intervals.overall), summaries, seed)
 
 
 def metric_values(predictions: Predictions, names: Collection[str] = tuple(METRICS)) -> dict[str, float | None]:
@@ -172,7 +168,7 @@ def metric_values(predictions: Predictions, names: Collection[str] = tuple(METRI
     return {name: None if np.isnan(value[0]) else float(value[0]) for name, value in values.items()}
 
 
-def summarize_clients(metric: str, values: Mapping[str, float | None]) -> ClientSummary:
+def summarize_clients(metric: str, values: Mapping[str, float | None], interval: Interval | None = None) -> ClientSummary:
     """Return the mean and the worst of a metric's values by client, leaving out those that are undefined."""
     defined = {name: value for name, value in values.items() if value is not None}
     if not defined:
@@ -185,6 +181,7 @@ def summarize_clients(metric: str, values: Mapping[str, float | None]) -> Client
         worst_client=ordered[0],
         worst=defined[ordered[0]],
         worst_tenth=float(np.mean([defined[name] for name in tenth])),
+        interval=interval,
     )
 
 
@@ -204,22 +201,15 @@ def _explain_undefined(name: str, y: Labels, class_names: Sequence[str]) -> str:
     return f"all {len(y)} samples are of class {class_names[y[0]] if class_names else y[0]}"
 
 
-def _evaluate(predictions: Predictions, class_names: Sequence[str]) -> ClientMetrics:
+def _evaluate(predictions: Predictions, class_names: Sequence[str], intervals: Mapping[str, Interval | None]) -> ClientMetrics:
     y, values = predictions.y, metric_values(predictions)
     undefined = {name: _explain_undefined(name, y, class_names) for name, value in values.items() if value is None}
-    return ClientMetrics(len(y), values, undefined, _confusion_matrix(y, predictions.decisions, class_names))
-
-
-def _with_intervals(metrics: ClientMetrics, intervals: Mapping[str, Interval | None]) -> ClientMetrics:
-    known = {name: None if value is None else intervals[name] for name, value in metrics.values.items()}
-    return replace(metrics, intervals=known)
+    known = {name: None if values[name] is None else ends for name, ends in intervals.items()}
+    return ClientMetrics(len(y), values, undefined, _confusion_matrix(y, predictions.decisions, class_names), known)
 
 
 def _confusion_matrix(y: Labels, predicted: Labels, class_names: Sequence[str]) -> ConfusionMatrix:
-    if len(y) == 0:
-        return ConfusionMatrix([], [])
-    from sklearn.metrics import confusion_matrix
-
-    present = np.union1d(y, predicted)
-    counts = confusion_matrix(y, predicted, labels=np.arange(len(class_names)))[np.ix_(present, present)]
+    present, indices = np.unique([y, predicted], return_inverse=True)
+    counts = np.zeros((len(present), len(present)), dtype=np.int64)
+    np.add.at(counts, tuple(indices.reshape(2, -1)), 1)
     return ConfusionMatrix([class_names[label] for label in present], counts.tolist())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -29,21 +29,6 @@ class Threshold:
     n_samples: int  # number of validation samples
     score: float  # the metric on these samples
     score_at_half: float  # the metric on these samples at a threshold of 0.5
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the content as JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, object]) -> Threshold:
-        """Return the threshold that `to_dict` wrote. Raise GpflError if it is invalid."""
-        try:
-            numbers = [float(str(content[key])) for key in ("value", "score", "score_at_half")]
-            threshold = cls(numbers[0], str(content["metric"]), int(str(content["n_samples"])), numbers[1], numbers[2])
-        except (KeyError, TypeError, ValueError) as problem:
-            raise GpflError(f"this is not a threshold of gpfl (missing or wrong: {problem})") from None
-        check_threshold(threshold.value, "the threshold")
-        return threshold
 
 
 def check_threshold(value: float, name: str) -> None:

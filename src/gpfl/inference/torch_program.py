@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+import re
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 from torch.export.graph_signature import InputKind
 
@@ -16,13 +17,13 @@ from gpfl.inference.client_model import ClientModel
 STORED_TYPES = {"floats": torch.float32, "pixels": torch.uint8, "counts": torch.int64, "tokens": torch.int64}
 """Type in which an exported model takes samples of each kind."""
 
-SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//"}
-
+SOURCE_NAMES = {"torch", "device", "inf", "nan"}  # what the source of a net imports
 SOURCE = '''"""The net: samples to logits, as the torch operators that it consists of."""
 
 from collections.abc import Mapping
 
 import torch
+from torch import device, inf, nan
 
 
 def logits(weights: Mapping[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
@@ -62,23 +63,21 @@ def weights_of(program: ExportedProgram) -> dict[str, Tensor]:
 
 def to_source(program: ExportedProgram, model: ClientModel) -> str:
     """Return Python source with a function `logits(weights, x)` that computes a program."""
-    names = {name: f"weights[{_weight_name(target)!r}]" for name, target in _targets(program).items()}
-    spec = model.input_spec
-    lines = []
-    try:
-        for node in program.graph.nodes:
-            if node.op == "placeholder":
-                names.setdefault(node.name, "x")
-            elif node.op == "output":
-                lines.append(f"    return {_format(node.args[0][0], names)}")
-            elif node.users or not str(node.target).startswith("aten._assert"):
-                names[node.name] = node.name
-                lines.append(f"    {node.name} = {_format_call(node, names)}")
-    except TypeError as problem:
-        raise _export_error(model, problem) from None
+    graph, spec = copy.deepcopy(program.graph), model.input_spec
+    for node in graph.nodes:
+        if not node.users and str(node.target).startswith("aten._assert"):
+            graph.erase_node(node)
+    code = graph.python_code("self")
+    body = re.sub(r"(;  .*| )+$", "", code.src.partition("\n    ")[2], flags=re.MULTILINE)  # without `name = None`
+    unknown = {name for name in code.globals if re.search(rf"\b{name}\b", body)} - SOURCE_NAMES
+    if unknown or "self." in body:
+        raise _export_error(model, TypeError("it cannot be written as source"))
+    for name, target in _targets(program).items():
+        body = re.sub(rf"\b{name}\b", f'weights["{_weight_name(target)}"]', body)
+    body = re.sub(r"return \((.*),\)", r"return \1", body)
     dtype = str(STORED_TYPES[spec.kind]).removeprefix("torch.")
     shape = f"x: {dtype}, (samples, {', '.join(map(str, spec.shape))})"
-    return SOURCE.replace("{shape}", shape) + "\n".join(lines).replace("'", '"') + "\n"
+    return SOURCE.replace("{shape}", shape) + f"    {body.strip()}\n"
 
 
 def _targets(program: ExportedProgram) -> dict[str, str]:
@@ -89,35 +88,6 @@ def _targets(program: ExportedProgram) -> dict[str, str]:
 
 def _weight_name(target: str) -> str:
     return target.removeprefix("module.")
-
-
-def _format_call(node: fx.Node, names: Mapping[str, str]) -> str:
-    arguments = [_format(value, names) for value in node.args]
-    arguments += [f"{key}={_format(value, names)}" for key, value in node.kwargs.items()]
-    if isinstance(node.target, torch._ops.OpOverload):
-        return f"torch.ops.{node.target}({', '.join(arguments)})"
-    if getattr(node.target, "__module__", "") == "_operator":  # arithmetic on sizes, and parts of a tuple
-        name = getattr(node.target, "__name__", "")
-        if name in SYMBOLS:
-            return f" {SYMBOLS[name]} ".join(f"({each})" for each in arguments)
-        if name == "getitem":
-            return f"{arguments[0]}[{arguments[1]}]"
-    raise TypeError(f"its operator {node.target} cannot be written as source")
-
-
-def _format(value: object, names: Mapping[str, str]) -> str:
-    """Return an argument of an operator as source."""
-    if isinstance(value, fx.Node):
-        return names[value.name]
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(_format(each, names) for each in value)}]"
-    if isinstance(value, float) and value in (float("inf"), float("-inf")):
-        return f'float("{value}")'
-    if isinstance(value, torch.device):
-        return '"cpu"'
-    if value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.layout, torch.memory_format)):
-        return repr(value)
-    raise TypeError(f"its argument {value!r} cannot be written as source")
 
 
 def _export_error(model: ClientModel, problem: Exception) -> GpflError:

@@ -170,7 +170,7 @@ def _describe_thresholds(result: Result) -> dict[str, object]:
     report = result.evaluate(n_resamples=0, use_thresholds=True)
     return {
         "metric": result.threshold_metric,
-        "clients": {name: None if threshold is None else threshold.to_dict() for name, threshold in result.thresholds.items()},
+        "clients": {name: None if own is None else dataclasses.asdict(own) for name, own in result.thresholds.items()},
         "test": {
             "overall": {name: report.overall.values[name] for name in DECISION_METRICS},
             "clients": {
