@@ -66,11 +66,8 @@ class ImageFormat:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, object]) -> ImageFormat:
-        """Return the format that `to_dict` wrote. Raise GpflError if it is invalid."""
-        channels, height, width, resize = (content.get(key) for key in ("channels", "height", "width", "resize"))
-        if channels not in (1, 3) or not all(isinstance(n, int) and n > 0 for n in (channels, height, width)):
-            raise GpflError(f"this is not an image format of gpfl: {content}")
-        return cls(int(str(channels)), int(str(height)), int(str(width)), resize is True)
+        """Return the format that `to_dict` wrote."""
+        return cls(**content)  # type: ignore[arg-type]
 
 
 def read_header(file: Path) -> tuple[str, tuple[int, int]]:

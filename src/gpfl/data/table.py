@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +41,7 @@ class Table(Samples):
         kind: What the numbers of `x` are (see `gpfl.core.net.INPUT_KINDS`); by default bytes are pixels, others floats.
         pixel_max: Largest value of a pixel.
         vocabulary: Number of tokens; by default the largest token plus one.
+        input_spec: What the numbers of `x` are, in place of `kind`, `pixel_max` and `vocabulary`.
         client_ids: Index of each sample's client (a domain, a subject) in `client_names`.
         client_names: Names of the clients; by default their indices.
         splits: Index of each sample's split in `SPLITS`.
@@ -61,6 +61,7 @@ class Table(Samples):
         kind: str | None = None,
         pixel_max: int = 255,
         vocabulary: int = 0,
+        input_spec: InputSpec | None = None,
         client_ids: ArrayLike | None = None,
         client_names: Sequence[str] = (),
         splits: ArrayLike | None = None,
@@ -75,6 +76,8 @@ class Table(Samples):
         self.encoder: ImageFormat | Tokenizer | None = None  # makes samples of images or texts; saved with models
         self.description = ""  # what was found in the user's files
         self.client_hint = ""  # how to name the clients if the user's files do not
+        if input_spec is not None:
+            kind, pixel_max, vocabulary = input_spec.kind, input_spec.pixel_max, input_spec.vocabulary
         if isinstance(x, RawColumns):
             samples, input_spec = torch.from_numpy(x.values), InputSpec((len(x.schema),))
         else:
@@ -85,12 +88,34 @@ class Table(Samples):
             raise GpflError(f"data '{name}' has {len(self.x)} rows and {len(self.y)} labels; give one label per row")
         if len(self.x) == 0:
             raise GpflError(f"data '{name}' has no rows")
-        self.client_ids, self.client_names = _check_client_ids(client_ids, client_names, len(self.y), name)
-        self.splits = _check_splits(splits, len(self.y), name)
-        self.group_ids = _check_group_ids(group_ids, len(self.y), name)
+        self.client_ids, self.splits = self._check_ids("client_ids", client_ids), self._check_ids("splits", splits)
+        self.client_names: tuple[str, ...] = ()
+        if self.client_ids is not None:
+            largest = int(self.client_ids.max())
+            self.client_names = tuple(client_names) or tuple(str(index) for index in range(largest + 1))
+            if self.client_ids.min() < 0 or largest >= len(self.client_names):
+                last = len(self.client_names) - 1
+                raise GpflError(f"data '{name}' has client {largest}; there are names for clients 0 to {last}")
+        if self.splits is not None and (self.splits.min() < 0 or self.splits.max() >= len(SPLITS)):
+            low, high = self.splits.min(), self.splits.max()
+            raise GpflError(f"data '{name}' has splits {low} to {high}; they are 0 train, 1 validation, 2 test")
+        self.group_ids = self._check_ids("group_ids", group_ids)
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def _check_ids(self, what: str, ids: ArrayLike | None) -> Indices | None:
+        """Return ids as whole numbers, groups numbered from 0."""
+        if ids is None:
+            return None
+        array = np.asarray(ids)
+        if array.shape != (len(self),):
+            raise GpflError(
+                f"data '{self.name}' has {len(self)} rows and {what} of shape {array.shape}; give one value per row"
+            )
+        if what == "group_ids":
+            array = np.unique(array.astype(str) if array.dtype == object else array, return_inverse=True)[1]
+        return array.astype(np.int64)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -106,27 +131,22 @@ class Table(Samples):
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the samples and everything known of each; of raw columns as they were before they were encoded."""
-        if self.raw is not None:
-            return self._raw_digest(self.raw)
-        x, y, spec = self.x.cpu().contiguous(), self.y.cpu().contiguous(), self.input_spec
-        # Manifests record this digest, so the words in it keep the names of the first release.
-        form = f"Form(shape={spec.shape}, kind={spec.kind!r}, white={spec.pixel_max}, vocabulary={spec.vocabulary})"
-        content = hashlib.sha256(f"{tuple(x.shape)} {x.dtype} {self.classes} {form}".encode())
-        content.update(x.numpy().data)
-        content.update(y.numpy().data)
-        for prefix, ids in ((b"", self.client_ids), (b"", self.splits), (b"together", self.group_ids)):
+        y, raw = self.y.cpu().contiguous().numpy(), self.raw
+        if raw is None:
+            x, spec = self.x.cpu().contiguous().numpy(), self.input_spec
+            # Manifests record this digest, so the words in it keep the names of the first release.
+            form = f"Form(shape={spec.shape}, kind={spec.kind!r}, white={spec.pixel_max}, vocabulary={spec.vocabulary})"
+            header, names = f"{tuple(x.shape)} {self.x.dtype} {self.classes} {form}", ("", "", "together")
+        else:
+            x = np.where(np.isnan(raw.values), np.nan, raw.values)  # one bit pattern for all missing values
+            header = json.dumps([raw.schema.to_dict(), self.classes], sort_keys=True)
+            names = ("clients", "splits", "groups")
+        content = hashlib.sha256(header.encode())
+        content.update(x.data)
+        content.update(y.data)
+        for name, ids in zip(names, (self.client_ids, self.splits, self.group_ids), strict=True):
             if ids is not None:
-                content.update(prefix)
-                content.update(np.ascontiguousarray(ids).data)
-        return content.hexdigest()
-
-    def _raw_digest(self, raw: RawColumns) -> str:
-        content = hashlib.sha256(json.dumps([raw.schema.to_dict(), self.classes], sort_keys=True).encode())
-        content.update(np.where(np.isnan(raw.values), np.nan, raw.values).data)  # one bit pattern for all missing values
-        content.update(self.y.cpu().contiguous().numpy().data)
-        for key, ids in (("clients", self.client_ids), ("splits", self.splits), ("groups", self.group_ids)):
-            if ids is not None:
-                content.update(key.encode())
+                content.update(name.encode())
                 content.update(np.ascontiguousarray(ids).data)
         return content.hexdigest()
 
@@ -178,16 +198,12 @@ class DataSource(ABC):
 
     name: str
     description: str  # one line for `gpfl data list`
+    class_names: tuple[str, ...] = ()  # names of the classes, () if the table has them or there are none
 
     @property
     def config_name(self) -> str:
         """Value of `data.name` in a config."""
         return self.name
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Names of the classes, () if the table has them or there are none."""
-        return ()
 
     @property
     @abstractmethod
@@ -223,38 +239,3 @@ def _check_labels(y: ArrayLike, classes: int | None, name: str) -> tuple[Tensor,
         row = int(np.flatnonzero(outside)[0])
         raise GpflError(f"data '{name}' has label {integers[row]} in row {row}; labels must be 0 to {count - 1}")
     return torch.from_numpy(np.ascontiguousarray(integers)), count
-
-
-def _check_client_ids(
-    ids: ArrayLike | None, names: Sequence[str], rows: int, name: str
-) -> tuple[Indices | None, tuple[str, ...]]:
-    if ids is None:
-        return None, ()
-    indices = _check_length(ids, rows, name, "client_ids").astype(np.int64)
-    names = tuple(names) or tuple(str(index) for index in range(int(indices.max()) + 1))
-    if indices.min() < 0 or indices.max() >= len(names):
-        raise GpflError(f"data '{name}' has client {indices.max()}; there are names for clients 0 to {len(names) - 1}")
-    return indices, names
-
-
-def _check_splits(splits: ArrayLike | None, rows: int, name: str) -> Indices | None:
-    if splits is None:
-        return None
-    indices = _check_length(splits, rows, name, "splits").astype(np.int64)
-    if indices.min() < 0 or indices.max() >= len(SPLITS):
-        raise GpflError(f"data '{name}' has splits {indices.min()} to {indices.max()}; they are 0 train, 1 validation, 2 test")
-    return indices
-
-
-def _check_group_ids(ids: ArrayLike | None, rows: int, name: str) -> Indices | None:
-    if ids is None:
-        return None
-    values = _check_length(ids, rows, name, "group_ids")
-    return np.unique(values.astype(str) if values.dtype == object else values, return_inverse=True)[1].astype(np.int64)
-
-
-def _check_length(values: ArrayLike, rows: int, name: str, what: str) -> npt.NDArray[Any]:
-    array = np.asarray(values)
-    if array.shape != (rows,):
-        raise GpflError(f"data '{name}' has {rows} rows and {what} of shape {array.shape}; give one value per row")
-    return array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,6 +43,10 @@ class Shard:
     def samples(self) -> Indices:
         """All samples of the client."""
         return np.concatenate([self.train, self.validation, self.test])
+
+    def shift(self, start: int) -> Shard:
+        """Return the samples of the client in a larger table, of which this one is the part from row `start` on."""
+        return Shard(self.name, self.train + start, self.validation + start, self.test + start) if start else self
 
 
 class Federation:
@@ -130,7 +135,11 @@ class Federation:
         untrained = [self.class_name(int(label)) for label in np.flatnonzero((tested.sum(0) > 0) & ~trained.any(0))]
         if untrained:
             warnings.append(f"{pluralize(len(untrained), 'class')} only in test samples: {_shorten(untrained)}.")
-        if unseen := self._count_unseen_categories():
+        unseen: Mapping[str, int] = {}
+        if self.preprocessing is not None and self.table.raw is not None:
+            divided = np.concatenate([shard.samples for shard in self.shards])
+            unseen = self.preprocessing.federated.count_unseen(self.table.raw.select(divided))
+        if unseen:
             listed = _shorten([f"{name} {count:,}" for name, count in unseen.items()])
             warnings.append(
                 f"{pluralize(sum(unseen.values()), 'value')} that no client trains on, encoded as zeros, in categorical "
@@ -194,18 +203,41 @@ class Federation:
         partition = content.get("partition", {})
         return cls(table, shards, partition if isinstance(partition, dict) else {})
 
-    def _count_unseen_categories(self) -> dict[str, int]:
-        if self.preprocessing is None or self.table.raw is None:
-            return {}
-        samples = np.concatenate([shard.samples for shard in self.shards])
-        return self.preprocessing.federated.count_unseen(self.table.raw.select(samples))
-
     def _left_out_clients(self) -> list[str]:
         needed, ids = self.partition.get("min_samples"), self.table.client_ids
         if self.partition.get("name") != "natural" or ids is None or not isinstance(needed, int):
             return []
         sizes = np.bincount(ids, minlength=len(self.table.client_names))
         return [name for name, size in zip(self.table.client_names, sizes, strict=True) if 0 < size < needed]
+
+
+def share_table(federations: Sequence[Federation]) -> list[Federation]:
+    """Return the same federations on one table, so that an engine can train the clients of all in the same batched steps.
+
+    Federations with the same encoded samples share them. Otherwise, as where each was encoded by the statistics of its own
+    training samples, their tables are concatenated, and the indices in the shards of each are shifted to its own.
+    """
+    tables: list[Table] = []
+    positions = []
+    for federation in federations:
+        same = (i for i, table in enumerate(tables) if _has_same_samples(table, federation.table))
+        positions.append(next(same, len(tables)))
+        if positions[-1] == len(tables):
+            tables.append(federation.table)
+    joint = tables[0] if len(tables) == 1 else tables[0].concatenate(tables[1:])
+    starts = np.cumsum([0, *(len(table) for table in tables)])
+    return [
+        Federation(joint, [shard.shift(starts[i]) for shard in each.shards], each.partition, each.preprocessing)
+        for each, i in zip(federations, positions, strict=True)
+    ]
+
+
+def _has_same_samples(one: Table, other: Table) -> bool:
+    if one.x is other.x and one.y is other.y:
+        return True
+    if one.input_spec != other.input_spec or one.classes != other.classes:
+        raise GpflError(f"concurrent trials must have the same inputs and classes, not {one.input_spec} and others")
+    return one.x.shape == other.x.shape and torch.equal(one.x, other.x) and torch.equal(one.y, other.y)
 
 
 def lacking_clients(shards: Sequence[Shard]) -> list[Shard]:
@@ -252,15 +284,11 @@ def _check_indices(shard: Shard, total: int) -> None:
 
 
 def _check_names(shards: Sequence[Shard]) -> None:
-    names: set[str] = set()
-    for shard in shards:
-        if shard.name in names:
-            raise GpflError(f"two clients are named '{shard.name}'; give each its own name")
-        if len(shard.name.encode()) > MAX_NAME_BYTES:
-            raise GpflError(
-                f"the client name '{shard.name[:20]}…' names a file and has over {MAX_NAME_BYTES} bytes: shorten it"
-            )
-        names.add(shard.name)
+    for name, count in Counter(shard.name for shard in shards).items():
+        if count > 1:
+            raise GpflError(f"two clients are named '{name}'; give each its own name")
+        if len(name.encode()) > MAX_NAME_BYTES:
+            raise GpflError(f"the client name '{name[:20]}…' names a file and has over {MAX_NAME_BYTES} bytes: shorten it")
 
 
 def _check_disjoint(shards: Sequence[Shard], total: int) -> None:

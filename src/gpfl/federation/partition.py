@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from gpfl.federation import pfllib_partition
 
 MAX_DRAWS = 5000  # draws of a Dirichlet partition after which it counts as impossible
 
+RandomNumbers: TypeAlias = np.random.Generator | np.random.RandomState
 NAME_CLIENTS = "name the column of clients with --client"
 
 
@@ -89,13 +90,13 @@ class Partition:
         order = rng.permutation(len(labels))
         return _by_index([order[samples] for samples in self.assign_labels(labels[order], table.classes, rng)])
 
-    def assign_labels(self, labels: Indices, classes: int, rng: np.random.Generator) -> list[Indices]:
-        """Return the samples of clients 0, 1, … of a partition by labels."""
+    def assign_labels(self, labels: Indices, classes: int, rng: RandomNumbers) -> list[Indices]:
+        """Return the samples of clients 0, 1, … of a partition by labels; as the authors' code with a `RandomState`."""
         raise NotImplementedError
 
     def assign_pfllib(self, table: Table, rng: np.random.RandomState) -> dict[str, Indices]:
         """Return the samples of each client by name as the authors' code assigns them."""
-        raise NotImplementedError
+        return _by_index(self.assign_labels(table.y.cpu().numpy(), table.classes, rng))
 
     def split(self, table: Table, samples: Indices, client: int) -> tuple[Indices, Indices, Indices]:
         """Return a client's training, validation and test samples: by the table's splits, else at random, not stratified.
@@ -166,15 +167,8 @@ class Pathological(Partition):
     classes_per_client: int = option(2, "classes of each client", min=1)
     balanced: bool = option(False, "split each class evenly among its clients")
 
-    def assign_labels(self, labels: Indices, classes: int, rng: np.random.Generator) -> list[Indices]:
+    def assign_labels(self, labels: Indices, classes: int, rng: RandomNumbers) -> list[Indices]:
         """Assign each class in turn to the next clients that lack classes."""
-        return self._assign(labels, classes, rng)
-
-    def assign_pfllib(self, table: Table, rng: np.random.RandomState) -> dict[str, Indices]:
-        """Return the samples of each client by name as the authors' code assigns them."""
-        return _by_index(self._assign(table.y.cpu().numpy(), table.classes, rng))
-
-    def _assign(self, labels: Indices, classes: int, rng: np.random.Generator | np.random.RandomState) -> list[Indices]:
         if self.classes_per_client > classes:
             raise GpflError(
                 f"partition.classes_per_client is {self.classes_per_client}; the data has {classes} classes: "
@@ -194,9 +188,7 @@ class Pathological(Partition):
                 parts[client].append(part)
         return [np.concatenate(part) for part in parts]
 
-    def _draw_sizes(
-        self, label: int, members: int, holders: int, classes: int, rng: np.random.Generator | np.random.RandomState
-    ) -> Indices:
+    def _draw_sizes(self, label: int, members: int, holders: int, classes: int, rng: RandomNumbers) -> Indices:
         """Return how many samples of a class each of its clients gets; the last one, left out, takes the rest.
 
         The numbers are uniform in [max(q/10, 40/U), q), where q is the mean and U the number of classes.
@@ -236,9 +228,16 @@ class Dirichlet(Partition):
         0, "redraw until every client has this many samples; 0 = the smaller of 40 and half of n/N", min=0
     )
 
-    def assign_labels(self, labels: Indices, classes: int, rng: np.random.Generator) -> list[Indices]:
+    def assign_labels(self, labels: Indices, classes: int, rng: RandomNumbers) -> list[Indices]:
         """Draw proportions until the smallest client has enough samples."""
         needed = self._min_samples(len(labels))
+        if isinstance(rng, np.random.RandomState):
+            if not self.cap:
+                raise GpflError(
+                    "partition.cap is false and partition.rng is 'pfllib', but the authors' code has the cap: "
+                    "use --partition-rng gpfl"
+                )
+            return pfllib_partition.dirichlet(labels, classes, self.clients, self.beta, needed, MAX_DRAWS, rng)
         counts = np.bincount(labels, minlength=classes)
         best = 0
         for _ in range(MAX_DRAWS):
@@ -251,18 +250,6 @@ class Dirichlet(Partition):
             f"none of {MAX_DRAWS} draws with beta {self.beta:g} gave each of {self.clients} clients {needed} samples "
             f"(the best gave its smallest client {best}): raise --beta, or lower --clients or --min-samples"
         )
-
-    def assign_pfllib(self, table: Table, rng: np.random.RandomState) -> dict[str, Indices]:
-        """Return the samples of each client by name as the authors' code assigns them."""
-        if not self.cap:
-            raise GpflError(
-                "partition.cap is false and partition.rng is 'pfllib', but the authors' code has the cap: "
-                "use --partition-rng gpfl"
-            )
-        labels = table.y.cpu().numpy()
-        needed = self._min_samples(len(labels))
-        parts = pfllib_partition.dirichlet(labels, table.classes, self.clients, self.beta, needed, MAX_DRAWS, rng)
-        return _by_index(parts)
 
     def _min_samples(self, total: int) -> int:
         needed = self.min_samples or max(1, min(pfllib_partition.MIN_SAMPLES, total // self.clients // 2))

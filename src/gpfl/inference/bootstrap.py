@@ -77,7 +77,9 @@ def bootstrap_intervals(clients: Sequence[Predictions], n_resamples: int = N_RES
             overall.append(all_predictions.values(np.concatenate(weights)[:, : limit - start]))
     values = [_concatenate(chunks) for chunks in by_client]
     mean = {name: _mean_of_defined(np.stack([client_values[name] for client_values in values])) for name in values[0]}
-    return Intervals([_intervals(client_values) for client_values in values], _intervals(_concatenate(overall)), _intervals(mean))
+    return Intervals(
+        [_intervals(client_values) for client_values in values], _intervals(_concatenate(overall)), _intervals(mean)
+    )
 
 
 def stack_predictions(clients: Sequence[Predictions]) -> Predictions:

@@ -151,7 +151,8 @@ def evaluate_predictions(
     if n_resamples:
         intervals = bootstrap_intervals(predictions, n_resamples, seed)
     clients = {
-        name: _evaluate(each, class_names, ends) for name, each, ends in zip(labels, predictions, intervals.clients, strict=True)
+        name: _evaluate(each, class_names, ends)
+        for name, each, ends in zip(labels, predictions, intervals.clients, strict=True)
     }
     summaries = {
         metric: summarize_clients(

@@ -151,33 +151,23 @@ def _finish(result: Result, run: PreparedRun) -> Result:
 def _describe_metrics(result: Result) -> dict[str, object]:
     """Return the content of metrics.json: all metrics of the models that are kept."""
     federation = result.federation
-    splits = {"test": result.metrics.to_dict()}
-    if federation.has_validation:
-        splits["validation"] = result.evaluate("validation", n_resamples=0).to_dict()
-    if any(result.thresholds.values()):
-        splits["thresholds"] = _describe_thresholds(result)
-    n_test = int(federation.n_samples("test").sum())
-    return {
+    content = {
         "round": result.summary["selected_round"],
         "selected_by": result.summary["selected_by"],
-        **describe_bootstrap(n_test * federation.table.classes),
-        **splits,
+        **describe_bootstrap(int(federation.n_samples("test").sum()) * federation.table.classes),
+        "test": result.metrics.to_dict(),
     }
-
-
-def _describe_thresholds(result: Result) -> dict[str, object]:
-    """Return the decision threshold of each client and the test metrics of the classes predicted by them."""
-    report = result.evaluate(n_resamples=0, use_thresholds=True)
-    return {
-        "metric": result.threshold_metric,
-        "clients": {name: None if own is None else dataclasses.asdict(own) for name, own in result.thresholds.items()},
-        "test": {
-            "overall": {name: report.overall.values[name] for name in DECISION_METRICS},
-            "clients": {
-                client: {name: metrics.values[name] for name in DECISION_METRICS} for client, metrics in report.clients.items()
-            },
-        },
-    }
+    if federation.has_validation:
+        content["validation"] = result.evaluate("validation", n_resamples=0).to_dict()
+    if any(result.thresholds.values()):
+        report = result.evaluate(n_resamples=0, use_thresholds=True)
+        decided = {name: {key: client.values[key] for key in DECISION_METRICS} for name, client in report.clients.items()}
+        content["thresholds"] = {
+            "metric": result.threshold_metric,
+            "clients": {name: threshold and dataclasses.asdict(threshold) for name, threshold in result.thresholds.items()},
+            "test": {"overall": {key: report.overall.values[key] for key in DECISION_METRICS}, "clients": decided},
+        }
+    return content
 
 
 def make_loop(run: PreparedRun, engine: Engine) -> RoundLoop:

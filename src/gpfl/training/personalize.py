@@ -70,7 +70,10 @@ def personalize_data(
     roles = {role: str(metadata.get(role, "")) for role in ("client", "group", "split_column")}
     inputs = _read(result, data, options or ReadOptions(), tuple(filter(None, roles.values())))
     name, rows = _select_client(inputs.table, roles["client"], name)
-    _check_name(name, [shard.name for shard in federation.shards])
+    if name in [shard.name for shard in federation.shards]:
+        raise GpflError(f"client '{name}' took part in training and has a model: choose another name with --client")
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise GpflError(f"the client name '{name[:20]}…' names a file and has over {MAX_NAME_BYTES} bytes: shorten --client")
     schema = inputs.x.schema.index if isinstance(inputs.x, RawColumns) else ()
     label = find_label(inputs.table, label, str(metadata.get("label", "")), schema)
     notes = list(inputs.notes)
@@ -137,17 +140,10 @@ def _select_client(table: RawTable, column: str, name: str) -> tuple[str, Mask]:
     return name or names[0], clients == (name or names[0])
 
 
-def _check_name(name: str, known: list[str]) -> None:
-    if name in known:
-        raise GpflError(f"client '{name}' took part in training and has a model: choose another name with --client")
-    if len(name.encode()) > MAX_NAME_BYTES:
-        raise GpflError(f"the client name '{name[:20]}…' names a file and has over {MAX_NAME_BYTES} bytes: shorten --client")
-
-
 def _make_table(
     result: Result, inputs: NewInputs, rows: Mask, y: npt.NDArray[np.int64], roles: dict[str, str], name: str
 ) -> Table:
-    spec, client_table = result.federation.table.input_spec, inputs.table.filter(rows)
+    client_table = inputs.table.filter(rows)
     split_column, group = (role if role in client_table.columns else "" for role in (roles["split_column"], roles["group"]))
     splits = read_splits(client_table, Roles("", split_column=split_column)) if split_column else None
     return Table(
@@ -155,9 +151,7 @@ def _make_table(
         y,
         classes=result.federation.table.classes,
         name=f"client {name}",
-        kind=spec.kind,
-        pixel_max=spec.pixel_max,
-        vocabulary=spec.vocabulary,
+        input_spec=result.federation.table.input_spec,
         splits=None if splits is None else np.array([SPLITS.index(split) for split in splits.tolist()]),
         group_ids=read_names(client_table, group) if group else None,
     )

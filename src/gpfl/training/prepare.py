@@ -94,17 +94,16 @@ def run_guarantee(method: Method, federation: Federation, schedule: Schedule) ->
     """Return the guarantee of the method's defence; empty without a defence or without noise."""
     if not isinstance(method, Defended) or not method.shares:
         return {}
-    inputs = accounting_inputs(method, federation, schedule)
-    if method.defence.example_noise:
-        inputs = dataclasses.replace(inputs, coupling=check_coupling(method, federation.table, probe_samples(federation)))
-    return privacy_guarantee(method.defence, inputs)
+    return privacy_guarantee(method.defence, accounting_inputs(method, federation, schedule))
 
 
 def accounting_inputs(method: Method, federation: Federation, schedule: Schedule) -> AccountingInputs:
     """Return the inputs of privacy accounting besides the defence."""
-    n_samples, phases = tuple(int(size) for size in federation.n_samples("train")), method.phases()
-    needed = schedule.min_samples(phases)
-    return AccountingInputs(schedule, phases, n_samples, sum(size < needed for size in n_samples))
+    n_samples, phases = tuple(federation.n_samples("train").tolist()), method.phases()
+    needed, coupling = schedule.min_samples(phases), None
+    if isinstance(method, Defended) and method.defence.example_noise:
+        coupling = check_coupling(method, federation.table, probe_samples(federation))
+    return AccountingInputs(schedule, phases, n_samples, sum(size < needed for size in n_samples), coupling)
 
 
 def probe_samples(federation: Federation) -> list[int]:

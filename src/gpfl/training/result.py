@@ -84,11 +84,7 @@ class Result:
 
         """
         labels, probabilities = self._predict(split)
-        thresholds = (
-            {name: None if threshold is None else threshold.value for name, threshold in self.thresholds.items()}
-            if use_thresholds
-            else None
-        )
+        thresholds = {name: each.value for name, each in self.thresholds.items() if each} if use_thresholds else {}
         return evaluate_predictions(
             labels, probabilities, self.federation.class_names, split=split, n_resamples=n_resamples, thresholds=thresholds
         )
@@ -181,15 +177,8 @@ class Result:
                 raise GpflError("this run was not trained on columns: give inputs as an array")
             preprocessor = preprocessing.for_new_client(inputs)
             inputs = preprocessor.transform(inputs)
-        table = Table(
-            read_samples(inputs, spec, f"client {name}"),
-            y,
-            classes=engine.federation.table.classes,
-            name=f"client {name}",
-            kind=spec.kind,
-            pixel_max=spec.pixel_max,
-            vocabulary=spec.vocabulary,
-        ).to(engine.device)
+        client, classes = f"client {name}", engine.federation.table.classes
+        table = Table(read_samples(inputs, spec, client), y, classes=classes, name=client, input_spec=spec).to(engine.device)
         samples = np.arange(len(table))
         schedule.check_batch_size(method, len(samples), name)
         private = tree.to(method.init(schedule.seed)[1], engine.device)
@@ -219,12 +208,10 @@ class Result:
         parts = (*NET_PARTS, "batch_norm_stats") if method.net.init(0).keys() & {"batch_norm_stats"} else NET_PARTS
         if not set(parts) <= state.shared.keys():
             return None
-        plain = FedAvg().bind(method.net, lr=method.lr, epochs=method.epochs, batch_norm=method.batch_norm)
         preprocessing = self.federation.preprocessing
-        model = self.make_model(
-            tree.pick(state.shared, parts), name, encoder or (preprocessing.federated if preprocessing else None)
-        )
-        model.method = plain
+        encoder = encoder or (preprocessing.federated if preprocessing else None)
+        model = self.make_model(tree.pick(state.shared, parts), name, encoder)
+        model.method = FedAvg().bind(method.net, lr=method.lr, epochs=method.epochs, batch_norm=method.batch_norm)
         return model
 
     def make_model(

@@ -59,7 +59,7 @@ AGNEWS = PublishedDataset(
     ),
     licence="non-commercial research",
     n_samples=127_600,
-    names=CLASSES,
+    class_names=CLASSES,
     folder_names=("ag_news", "ag-news", "ag_news_csv", "AG_NEWS", "AGNews"),
     parse=parse,
     partition={"name": "dirichlet", "clients": 20, "beta": 1.0},

@@ -67,7 +67,7 @@ AMAZON = PublishedDataset(
     ),
     licence="none stated; cite Blitzer et al. 2007",
     n_samples=27_677,
-    names=("negative", "positive"),
+    class_names=("negative", "positive"),
     folder_names=("amazon_review", "amazon-review", "amazon_reviews", "AmazonReview"),
     parse=parse,
     partition={"name": "natural"},

@@ -27,7 +27,6 @@ class PublishedDataset(DataSource):
     partition: Mapping[str, object]  # of the paper
     net: Mapping[str, object]  # of the paper
     n_samples: int = 0  # as published; 0 if unknown
-    names: tuple[str, ...] = ()  # of the classes
     folder_names: tuple[str, ...] = ()  # common names of the folder with the files
     system_folders: tuple[Path, ...] = ()  # folders of system packages with the same files
     wrong_files: Mapping[str, str] = field(default_factory=dict)  # files that are mistaken for the right ones, and the reason
@@ -36,11 +35,6 @@ class PublishedDataset(DataSource):
     def defaults(self) -> Mapping[str, Mapping[str, object]]:
         """Settings of the paper, with early stopping as in the authors' code."""
         return {"partition": self.partition, "net": self.net, "train": {"rounds": 2000, "patience": 100}}
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Names of the classes, () if there are none."""
-        return self.names
 
     @property
     def expected_samples(self) -> int:

@@ -69,7 +69,7 @@ FMNIST = PublishedDataset(
     ),
     licence="MIT",
     n_samples=70_000,
-    names=("T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"),
+    class_names=("T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"),
     folder_names=("fashion_mnist", "fashion-mnist", "fashionmnist", "FashionMNIST", "FashionMNIST/raw"),
     system_folders=(Path("/usr/share/datasets/fashion-mnist"),),
     parse=parse,

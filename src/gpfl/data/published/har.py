@@ -115,7 +115,7 @@ HAR = Har(
     ),
     licence="CC BY 4.0",
     n_samples=10_299,
-    names=("walking", "walking upstairs", "walking downstairs", "sitting", "standing", "laying"),
+    class_names=("walking", "walking upstairs", "walking downstairs", "sitting", "standing", "laying"),
     folder_names=("uci_har", "uci-har", "UCI_HAR", "HAR"),
     parse=parse,
     partition={"name": "natural"},
