@@ -7,6 +7,7 @@ with the `Preprocessor` that is fitted to the merged statistics. No row leaves a
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
@@ -60,11 +61,6 @@ class PreprocessingOptions:
     def fills(self) -> bool:
         """Whether missing values are filled."""
         return self.missing in FILLED
-
-    @property
-    def needs_histogram(self) -> bool:
-        """Whether numeric columns need a histogram."""
-        return self.missing in ("median", "most_frequent")
 
 
 # Statistics.
@@ -148,22 +144,28 @@ class ClientStatistics:
 def client_statistics(raw: RawColumns, indices: npt.NDArray[np.int64], options: PreprocessingOptions) -> ClientStatistics:
     """Return the statistics of the rows at `indices`, a client's training samples, that the options need."""
     schema, values = raw.schema, raw.values[indices]
-    present = ~np.isnan(values)
     width = max(1, BLOCK // max(1, len(values)))
     blocks = [_moments(values[:, start : start + width]) for start in range(0, len(schema), width)]
     counts, means, deviations = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
     columns: dict[str, ColumnStatistics] = {}
     for i, column in enumerate(schema.columns):
         has_missing = bool(counts[i] < len(values)) if options.missing_indicator else None
+        found = values[~np.isnan(values[:, i]), i]
         if column.is_categorical:
-            occurrences = np.bincount(values[present[:, i], i].astype(np.int64), minlength=len(column.categories))
-            columns[column.name] = _categorical_statistics(column, occurrences, schema.declared, options, has_missing)
+            occurrences = np.bincount(found.astype(np.int64), minlength=len(column.categories))
+            names = None
+            if not schema.declared:
+                order = sorted(np.flatnonzero(occurrences).tolist(), key=lambda index: column.categories[index])
+                names, occurrences = tuple(column.categories[index] for index in order), occurrences[order]
+            columns[column.name] = CategoricalStatistics(
+                names, tuple(occurrences.tolist()) if options.fills else (), has_missing
+            )
         elif options.scale != "none" or options.fills or options.missing_indicator:
             columns[column.name] = NumericStatistics(
                 int(counts[i]),
                 float(means[i]),
                 float(deviations[i]) if options.scale != "none" else None,
-                _histogram(column, values[present[:, i], i]) if options.needs_histogram else (),
+                _histogram(column, found) if options.missing in ("median", "most_frequent") else (),
                 has_missing,
             )
     return ClientStatistics(columns)
@@ -177,20 +179,6 @@ def _moments(values: Floats) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
     means = np.where(present, values, 0.0).sum(0) / size
     means += np.where(present, values - means, 0.0).sum(0) / size  # corrects the rounding of a long sum
     return counts, means, (np.where(present, values - means, 0.0) ** 2).sum(0)
-
-
-def _categorical_statistics(
-    column: ColumnSchema,
-    occurrences: npt.NDArray[np.int64],
-    declared: bool,
-    options: PreprocessingOptions,
-    has_missing: bool | None,
-) -> CategoricalStatistics:
-    if declared:
-        return CategoricalStatistics(None, tuple(occurrences.tolist()) if options.fills else (), has_missing)
-    found = {column.categories[i]: int(occurrences[i]) for i in np.flatnonzero(occurrences)}
-    names = tuple(sorted(found))
-    return CategoricalStatistics(names, tuple(found[name] for name in names) if options.fills else (), has_missing)
 
 
 def _histogram(column: ColumnSchema, values: Floats) -> tuple[int, ...]:
@@ -224,48 +212,36 @@ def _merge_columns(name: str, parts: Sequence[ColumnStatistics]) -> ColumnStatis
     categorical = [part for part in parts if isinstance(part, CategoricalStatistics)]
     if numeric and categorical:
         raise GpflError(f"column '{name}' is numeric at one client and categorical at another: declare its kind with --schema")
-    return _merge_numeric(name, numeric) if numeric else _merge_categorical(name, categorical)
+    missing = None if any(part.has_missing is None for part in parts) else any(part.has_missing for part in parts)
+    return _merge_numeric(name, numeric, missing) if numeric else _merge_categorical(name, categorical, missing)
 
 
-def _merge_numeric(name: str, parts: Sequence[NumericStatistics]) -> NumericStatistics:
+def _merge_numeric(name: str, parts: Sequence[NumericStatistics], missing: bool | None) -> NumericStatistics:
     nonempty = [part for part in parts if part.count]
     count = sum(part.count for part in nonempty)
     shift = min((part.mean for part in nonempty), default=0.0)  # keeps digits where all means are large
     mean = shift + math.fsum(part.count * (part.mean - shift) for part in nonempty) / max(count, 1)
-    within = [part.squared_deviation for part in parts]
+    within = [part.squared_deviation for part in parts if part.squared_deviation is not None]
     deviation = None
-    if None not in within:
-        between = [part.count * (part.mean - mean) ** 2 for part in nonempty]
-        deviation = math.fsum([*cast(list[float], within), *between])
-    return NumericStatistics(
-        count,
-        mean,
-        deviation,
-        _add_counts(name, [part.histogram for part in parts]),
-        _any_missing([part.has_missing for part in parts]),
-    )
+    if len(within) == len(parts):
+        deviation = math.fsum([*within, *(part.count * (part.mean - mean) ** 2 for part in nonempty)])
+    return NumericStatistics(count, mean, deviation, _add_counts(name, [part.histogram for part in parts]), missing)
 
 
-def _merge_categorical(name: str, parts: Sequence[CategoricalStatistics]) -> CategoricalStatistics:
-    missing = _any_missing([part.has_missing for part in parts])
+def _merge_categorical(name: str, parts: Sequence[CategoricalStatistics], missing: bool | None) -> CategoricalStatistics:
     if any(part.categories is None for part in parts):
         return CategoricalStatistics(None, _add_counts(name, [part.counts for part in parts]), missing)
-    names = tuple(sorted({category for part in parts for category in part.categories or ()}))
-    totals = dict.fromkeys(names, 0)
+    totals: Counter[str] = Counter()
     for part in parts:
-        for category, count in zip(part.categories or (), part.counts, strict=bool(part.counts)):
-            totals[category] += count
-    return CategoricalStatistics(names, tuple(totals.values()) if any(part.counts for part in parts) else (), missing)
+        totals.update(dict(zip(part.categories or (), part.counts, strict=bool(part.counts))))
+    names = tuple(sorted({category for part in parts for category in part.categories or ()}))
+    return CategoricalStatistics(names, tuple(totals[name] for name in names) if totals else (), missing)
 
 
 def _add_counts(name: str, parts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     if len(set(map(len, parts))) > 1:
         raise GpflError(f"column '{name}' has another number of counts at another client: give all clients the same schema")
     return tuple(sum(counts) for counts in zip(*parts, strict=True))
-
-
-def _any_missing(parts: Sequence[bool | None]) -> bool | None:
-    return None if None in parts else any(parts)
 
 
 # Encoding.

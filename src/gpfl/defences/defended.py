@@ -6,14 +6,13 @@ import dataclasses
 import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from gpfl.core import tree
 from gpfl.core.method import Batch, ClientInfo, LossTerms, Method, Phase
-from gpfl.core.net import Model
 from gpfl.core.randomness import make_salt, random_key, secret_key
 from gpfl.core.tree import Tree
 from gpfl.defences.config import FULL_BITS, NO_DEFENCE, DefenceConfig
@@ -23,6 +22,15 @@ from gpfl.errors import GpflError
 from gpfl.methods.gpfl import GPFL, GUIDANCE
 
 _STATE = "defence"  # key in the local state of the number of steps done, which selects the noise of a step
+
+
+def _delegate(name: str) -> Any:
+    """Return a method of `Defended` that calls the one of the same name of the method without defence."""
+
+    def call(self: Defended, *arguments: object) -> object:
+        return getattr(self.method, name)(*arguments)
+
+    return call
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +103,7 @@ class Defended(Method):
         salt = self.salt if isinstance(self.salt, Tensor) else torch.full_like(client.round, self.salt)
         return random_key(salt, purpose, client.round, client.index, *steps)
 
-    # Everything else is unchanged.
+    # Everything else is that of the method.
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -112,37 +120,14 @@ class Defended(Method):
         """The parts that clients upload, with BatchNorm's running statistics if the server averages them."""
         return self.method.shared_parts
 
-    def init(self, seed: int) -> tuple[Tree, Tree]:
-        """Return the shared state and the private state that every client starts with."""
-        return self.method.init(seed)
-
-    def loss(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
-        """Return the terms of the local objective."""
-        return self.method.loss(model, shared, batch, client)
-
-    def aggregate(self, shared: Tree, mean: Tree) -> Tree:
-        """Return the shared state after aggregation."""
-        return self.method.aggregate(shared, mean)
-
-    def final_phases(self) -> tuple[Phase, ...]:
-        """Return the method's final phases, whose result is not sent and so needs no defence."""
-        return self.method.final_phases()
-
-    def start_final_phases(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
-        """Return the state in which the final phases start."""
-        return self.method.start_final_phases(shared, private, client)
-
-    def personal_weights(self, shared: Tree, private: Tree, batch: Batch, client: ClientInfo) -> Tree:
-        """Return the weights of the client's personal model."""
-        return self.method.personal_weights(shared, private, batch, client)
-
-    def features(self, model: Model, x: Tensor) -> Tensor:
-        """Return the features that the classifier sees, (batch, width)."""
-        return self.method.features(model, x)
-
-    def logits(self, model: Model, x: Tensor) -> Tensor:
-        """Return the logits of the personal model, (batch, classes)."""
-        return self.method.logits(model, x)
+    init = _delegate("init")
+    loss = _delegate("loss")
+    aggregate = _delegate("aggregate")
+    final_phases = _delegate("final_phases")  # their result is not sent and so needs no defence
+    start_final_phases = _delegate("start_final_phases")
+    personal_weights = _delegate("personal_weights")
+    features = _delegate("features")
+    logits = _delegate("logits")
 
 
 def defend(method: Method, defence: DefenceConfig, *, seed: int, min_clients: int) -> Method:

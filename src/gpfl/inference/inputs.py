@@ -16,7 +16,7 @@ from gpfl.data.arrays import ArrayLike, read_samples
 from gpfl.data.columns import UNKNOWN, RawColumns, Schema
 from gpfl.data.files import new_rows
 from gpfl.data.files.layout import IMAGE_SUFFIXES, InputFile
-from gpfl.data.files.raw_table import Array, Mask, RawTable, as_text, join_names, number_rows
+from gpfl.data.files.raw_table import Array, RawTable, as_text, join_names, number_rows
 from gpfl.data.files.samples import as_images, find_input_array
 from gpfl.data.images import ImageFormat
 from gpfl.data.preprocessing import UNSEEN, Preprocessor
@@ -99,12 +99,10 @@ def _read_columns(data: NewData, encoder: Preprocessor, options: ReadOptions) ->
     if options.unseen not in ("", *UNSEEN):
         raise GpflError(f"unseen is '{options.unseen}'; {did_you_mean(options.unseen, UNSEEN)}")
     rows = new_rows.read_new_rows(_as_columns(data), encoder.schema, unreadable=options.unreadable, text=options.others)
-    if (options.unseen or encoder.unseen) == "error":
-        _check_unseen(rows)
-    notes = [*_describe_unseen(rows, encoder), *_describe_outside(rows, encoder)]
-    notes += [f"Column '{name}': {pluralize(n, 'unreadable cell')} read as missing." for name, n in rows.unreadable.items()]
+    notes = _describe_columns(rows, encoder, options.unseen or encoder.unseen)
     columns, table = rows.columns, rows.table
-    missing = _find_missing(rows, encoder)
+    masks = {name: np.isnan(columns.column(name)[1]) for name in encoder.schema.index if name not in encoder.fill}
+    missing = {name: mask for name, mask in masks.items() if mask.any()}
     if missing and options.missing == "drop":
         complete = ~np.logical_or.reduce(list(missing.values()))
         columns, table = columns.select(np.flatnonzero(complete)), table.filter(complete)
@@ -142,53 +140,34 @@ def _as_columns(data: NewData) -> new_rows.NewData:
     return {name: cast(npt.ArrayLike, [row.get(name) for row in named]) for name in names}
 
 
-def _check_unseen(rows: new_rows.NewRows) -> None:
-    for name, found in rows.unseen.items():
-        column, codes = rows.columns.column(name)
-        category = next(iter(found))
-        where = rows.table.locate_first(codes == UNKNOWN)
-        others = f" (and {pluralize(len(found) - 1, 'more text')} like that)" if len(found) > 1 else ""
-        raise GpflError(
-            f"column '{name}' holds '{category[:40]}'{others}, which the model does not know, first in {where}; it knows "
-            f"{column.limits}: correct the data, or accept unknown categories with --unseen ignore"
-        )
-
-
-def _describe_unseen(rows: new_rows.NewRows, encoder: Preprocessor) -> list[str]:
-    how = "read as missing" if encoder.schema.declared else "encoded as zeros"
-    return [
-        f"Column '{name}': {pluralize(sum(found.values()), 'value')} that the model does not know "
-        f"({join_names(list(found), 5)}), {how}."
-        for name, found in rows.unseen.items()
-    ]
-
-
-def _describe_outside(rows: new_rows.NewRows, encoder: Preprocessor) -> list[str]:
-    """Return lines about numbers outside a declared range, which are missing. Raise if missing values are not filled."""
-    if not encoder.schema.declared:
-        return []
-    outside = rows.columns.conform(encoder.schema)[1]
+def _describe_columns(rows: new_rows.NewRows, encoder: Preprocessor, unseen: str) -> list[str]:
+    """Return lines about unknown and unreadable values. Raise if they are neither filled nor ignored."""
+    conforming, outside = rows.columns.conform(encoder.schema) if encoder.schema.declared else (rows.columns, {})
     notes = []
-    for column in encoder.schema.columns:
-        if column.is_categorical or column.name not in outside:
-            continue
-        if column.name not in encoder.fill:
-            values = rows.columns.numbers(column.name)
-            low, high = (np.nan if end is None else end for end in (column.low, column.high))
-            bad = (values < low) | (values > high)
+    for name, found in rows.unseen.items():
+        column, values = rows.columns.column(name)
+        if unseen == "error":
+            others = f" (and {pluralize(len(found) - 1, 'more text')} like that)" if len(found) > 1 else ""
             raise GpflError(
-                f"column '{column.name}' holds {values[bad][0]:g} in {rows.table.locate_first(bad)}, outside the declared "
-                f"range {column.limits}: correct the data"
+                f"column '{name}' holds '{next(iter(found))[:40]}'{others}, which the model does not know, first in "
+                f"{rows.table.locate_first(values == UNKNOWN)}; it knows {column.limits}: correct the data, or accept unknown "
+                "categories with --unseen ignore"
             )
-        count = pluralize(outside[column.name], "value")
-        notes.append(f"Column '{column.name}': {count} outside {column.limits} read as missing.")
-    return notes
-
-
-def _find_missing(rows: new_rows.NewRows, encoder: Preprocessor) -> dict[str, Mask]:
-    """Return the rows of each column with a missing value that the model does not fill."""
-    missing = {name: np.isnan(rows.columns.column(name)[1]) for name in encoder.schema.index if name not in encoder.fill}
-    return {name: mask for name, mask in missing.items() if mask.any()}
+        what = f"{pluralize(sum(found.values()), 'value')} that the model does not know ({join_names(list(found), 5)})"
+        notes.append(f"Column '{name}': {what}, {'read as missing' if encoder.schema.declared else 'encoded as zeros'}.")
+    for name, count in outside.items():
+        column, values = rows.columns.column(name)
+        if column.is_categorical:
+            continue
+        if name not in encoder.fill:
+            bad = np.isnan(conforming.column(name)[1]) & ~np.isnan(values)
+            raise GpflError(
+                f"column '{name}' holds {values[bad][0]:g} in {rows.table.locate_first(bad)}, outside the declared range "
+                f"{column.limits}: correct the data"
+            )
+        notes.append(f"Column '{name}': {pluralize(count, 'value')} outside {column.limits} read as missing.")
+    unreadable = rows.unreadable.items()
+    return notes + [f"Column '{name}': {pluralize(n, 'unreadable cell')} read as missing." for name, n in unreadable]
 
 
 # Texts.

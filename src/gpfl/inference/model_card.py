@@ -122,20 +122,18 @@ def _describe_columns(encoder: Preprocessor, format: str) -> list[str]:
         others = "" if len(filled) == len(encoder.schema) else f"; in other columns they give {error}"
         missing = f"Missing values are filled as the table says{others}."
     types = "Numbers and dates are float64, NaN where missing; categories are texts, empty where missing. "
-    lines = [
-        f"{pluralize(len(encoder.schema), 'column')} by name. {types if format == 'onnx' else ''}A date is its number of days "
-        "since 1970-01-01."
+    count = f"{pluralize(len(encoder.schema), 'column')} by name. {types if format == 'onnx' else ''}"
+    cells = [
+        (column.name, column.kind, _describe_values(column, encoder), _describe_fill(column, encoder))
+        for column in encoder.schema.columns
     ]
-    lines.append(
-        "\n".join(["| column | kind | values | missing values |", "| --- | --- | --- | --- |", *_describe_rows(encoder)])
-    )
-    return [*lines, f"{missing} {unseen}"]
+    rows = [("column", "kind", "values", "missing values"), ("---",) * 4, *cells]
+    table = "\n".join(f"| {' | '.join(map(_escape, row))} |" for row in rows)
+    return [f"{count}A date is its number of days since 1970-01-01.", table, f"{missing} {unseen}"]
 
 
-def _describe_rows(encoder: Preprocessor) -> list[str]:
-    columns = encoder.schema.columns
-    cells = [(c.name, c.kind, _describe_values(c, encoder), _describe_fill(c, encoder)) for c in columns]
-    return [f"| {' | '.join(map(_escape, row))} |" for row in cells]
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def _describe_values(column: ColumnSchema, encoder: Preprocessor) -> str:
@@ -153,17 +151,11 @@ def _describe_fill(column: ColumnSchema, encoder: Preprocessor) -> str:
     return f"{text}, with an indicator" if column.name in encoder.indicators else text
 
 
-def _escape(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
 def _describe_texts(encoder: Tokenizer, format: str) -> list[str]:
-    words = (
-        "Input `words`: the words of each text, padded with empty ones; `example.py` splits texts. " if format == "onnx" else ""
-    )
+    words = "Input `words`: the words of each text, padded with empty ones; `example.py` splits texts. "
     return [
-        f"Texts of the columns {', '.join(encoder.columns)}. {words}Words are looked up in a vocabulary of "
-        f"{len(encoder.words):,}, others are left out; a text is cut after {encoder.length} words."
+        f"Texts of the columns {', '.join(encoder.columns)}. {words if format == 'onnx' else ''}Words are looked up in a "
+        f"vocabulary of {len(encoder.words):,}, others are left out; {encoder.length} words count, the rest of a text is cut."
     ]
 
 

@@ -10,10 +10,9 @@ import itertools
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -59,7 +58,8 @@ def to_onnx(model: ClientModel, program: ExportedProgram, metadata: Mapping[str,
     elif isinstance(encoder, Tokenizer):
         x = _add_words(graph, encoder)
     else:
-        x = graph.input("x" if encoder is None else "pixels", _stored_type(model.input_spec), model.input_spec.shape)
+        kind = {"floats": "FLOAT", "pixels": "UINT8"}.get(model.input_spec.kind, "INT64")
+        x = graph.input("x" if encoder is None else "pixels", kind, model.input_spec.shape)
     x, valid = _check_values(graph, x, model.input_spec)
     graph.node("Identity", [x], net.input[0].name)
     graph.nodes += net.node
@@ -80,7 +80,9 @@ def to_onnx(model: ClientModel, program: ExportedProgram, metadata: Mapping[str,
 
 def _net_proto(program: ExportedProgram, onnx: ModuleType) -> Any:
     """Return the net's ONNX model, without torch's warnings about itself."""
-    with _silence():
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    with warnings.catch_warnings(action="ignore"):
         try:
             exported = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False, external_data=False)
         except Exception as problem:  # a user's module may fail in any way
@@ -88,19 +90,10 @@ def _net_proto(program: ExportedProgram, onnx: ModuleType) -> Any:
             raise GpflError(
                 f"this net cannot be exported as ONNX ({reason}): use --format safetensors, or a net of usual layers"
             ) from None
+        finally:
+            logging.disable(disabled)
     assert exported is not None
     return onnx.ModelProto.FromString(exported.model_proto.SerializeToString())
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        logging.disable(disabled)
 
 
 class _Graph:
@@ -158,23 +151,15 @@ class _Graph:
 
 def _add_columns(graph: _Graph, encoder: Preprocessor) -> str:
     """Add an input for each column and return the encoded rows; NaN where gpfl raises."""
-    parts, indicators = [], {}
+    inputs, missing = {}, {}
     for column in encoder.schema.columns:
         add = _add_categories if column.is_categorical else _add_numbers
-        encoded, indicators[column.name] = add(graph, column, encoder)
-        parts.append(encoded)
-    parts += [indicators[name] for name in encoder.indicators]
-    return graph.node("Concat", parts, axis=1)
+        inputs[column.name], missing[column.name] = add(graph, column, encoder)
+    return graph.node("Concat", [*inputs.values(), *(missing[name] for name in encoder.indicators)], axis=1)
 
 
-class _EncodedColumn(NamedTuple):
-    """Names of a column's inputs of the net and of its indicator of missing values, both (samples, width)."""
-
-    inputs: str
-    missing: str
-
-
-def _add_numbers(graph: _Graph, column: ColumnSchema, encoder: Preprocessor) -> _EncodedColumn:
+def _add_numbers(graph: _Graph, column: ColumnSchema, encoder: Preprocessor) -> tuple[str, str]:
+    """Add a column of numbers and return its inputs of the net and which are missing, both (samples, width)."""
     values = graph.input(_input_name(column), "DOUBLE")
     for end, operator in ((column.low, "Less"), (column.high, "Greater")):
         if encoder.schema.declared and end is not None:
@@ -188,15 +173,17 @@ def _add_numbers(graph: _Graph, column: ColumnSchema, encoder: Preprocessor) -> 
     scaled = graph.cast(graph.node("Div", [centred, graph.constant(np.float64(std))]), "FLOAT")
     axis = graph.constant(np.array([1]))
     indicator = graph.node("Unsqueeze", [graph.cast(missing, "FLOAT"), axis])
-    return _EncodedColumn(graph.node("Unsqueeze", [scaled, axis]), indicator)
+    return graph.node("Unsqueeze", [scaled, axis]), indicator
 
 
-def _add_categories(graph: _Graph, column: ColumnSchema, encoder: Preprocessor) -> _EncodedColumn:
+def _add_categories(graph: _Graph, column: ColumnSchema, encoder: Preprocessor) -> tuple[str, str]:
     """Add a column of texts: its code selects a row of a table of inputs, the last ones for missing and unknown texts."""
     width = len(column.categories)
     missing_code, unknown_code = width, width + 1
     codes = {category: code for code, category in enumerate(column.categories) if category.lower() not in MISSING}
-    codes |= dict.fromkeys(_spell_missing(), missing_code)
+    for text in sorted(MISSING):  # in all spellings with upper and lower case
+        spellings = itertools.product(*({letter, letter.upper()} for letter in text))
+        codes |= dict.fromkeys(map("".join, spellings), missing_code)
     table = np.zeros((width + 2, width), dtype=np.float32)
     table[:width] = np.eye(width)
     fill = encoder.fill.get(column.name)
@@ -209,18 +196,13 @@ def _add_categories(graph: _Graph, column: ColumnSchema, encoder: Preprocessor) 
     is_missing = np.zeros((width + 2, 1), dtype=np.float32)
     is_missing[missing_code], is_missing[unknown_code] = 1, reads_as_missing
     code = graph.look_up(graph.input(_input_name(column), "STRING"), codes, unknown_code)
-    return _EncodedColumn(*(graph.node("Gather", [graph.constant(each), code]) for each in (table, is_missing)))
+    return graph.node("Gather", [graph.constant(table), code]), graph.node("Gather", [graph.constant(is_missing), code])
 
 
 def _input_name(column: ColumnSchema) -> str:
     if not column.name or column.name.startswith(("gpfl/", NET)):
         raise GpflError(f"a column named '{column.name}' cannot be an input of an ONNX file: use --format safetensors")
     return column.name
-
-
-def _spell_missing() -> list[str]:
-    """Return the texts of missing values in all spellings with upper and lower case."""
-    return ["".join(letters) for text in sorted(MISSING) for letters in itertools.product(*({c, c.upper()} for c in text))]
 
 
 def _add_words(graph: _Graph, encoder: Tokenizer) -> str:
@@ -233,10 +215,6 @@ def _add_words(graph: _Graph, encoder: Tokenizer) -> str:
 
 
 # Checks, and outputs.
-
-
-def _stored_type(spec: InputSpec) -> str:
-    return {"floats": "FLOAT", "pixels": "UINT8"}.get(spec.kind, "INT64")
 
 
 def _check_values(graph: _Graph, x: str, spec: InputSpec) -> tuple[str, str]:

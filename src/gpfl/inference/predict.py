@@ -60,10 +60,7 @@ class NewPredictions:
     @property
     def threshold_values(self) -> dict[str, float | None]:
         """Decision threshold of each client as a number."""
-        return {
-            name: threshold.value if isinstance(threshold, Threshold) else threshold
-            for name, threshold in self.thresholds.items()
-        }
+        return {name: each.value if isinstance(each, Threshold) else each for name, each in self.thresholds.items()}
 
     def count_classes(self) -> dict[str, int]:
         """Return how many samples are predicted to be of each class."""
@@ -81,7 +78,7 @@ class NewPredictions:
     def to_columns(self, keep: Sequence[str] = ()) -> dict[str, Array]:
         """Return `prediction` and the probability of each class as columns, after those of the samples that are kept."""
         kept = dict.fromkeys((*keep, *(("file",) if isinstance(self.model.encoder, ImageFormat) else ())))
-        columns = {name: _restore_numbers(self._find_column(name)) for name in kept}
+        columns = {name: self._find_column(name) for name in kept}
         columns["prediction"] = self.model.classes_[self.decisions]
         names = (f"probability_{name}" for name in self.model.class_names)
         columns |= dict(zip(names, self.probabilities.T, strict=True))
@@ -95,7 +92,10 @@ class NewPredictions:
         if name not in table.columns or table.columns[name].shape != (len(self),):
             usable = [key for key, values in table.columns.items() if values.shape == (len(self),)]
             raise GpflError(f"--keep names '{name}', which is not a column of {table.path}; {did_you_mean(name, usable)}")
-        return table.columns[name]
+        values = table.columns[name]
+        if values.dtype.kind == "f" and np.isfinite(values).all() and (values == np.floor(values)).all():
+            return values.astype(np.int64)  # whole numbers that were read as floats
+        return values if values.dtype.kind in "biuf" else as_text(values.tolist())
 
 
 def predict(
@@ -228,29 +228,22 @@ def find_label(table: RawTable, label: str, trained: str, inputs: Collection[str
     return found
 
 
-def _restore_numbers(values: Array) -> Array:
-    """Return a column of whole numbers that was read as floats as integers."""
-    if values.dtype.kind == "f" and np.isfinite(values).all() and (values == np.floor(values)).all():
-        return values.astype(np.int64)
-    return values if values.dtype.kind in "biuf" else as_text(values.tolist())
-
-
 def _name_clients_error(source: str | Path, data: NewData, names: Sequence[str]) -> GpflError:
     """Return the error for samples whose client is unknown, with the columns that may name it."""
     columns: list[str] = []
     if not isinstance(data, (str, Path)) or file_suffix(Path(data)) in SUFFIXES or Path(data).is_dir():
         with suppress(GpflError, TypeError, AttributeError):
             table = new_rows.read_columns(data, ())  # type: ignore[arg-type]
-            columns = [name for name, values in table.columns.items() if _names_clients(values, names)]
+            columns = [
+                name
+                for name, values in table.columns.items()
+                if values.ndim == 1 and len(values) and set(to_text(values).tolist()) <= set(names)
+            ]
     fix = f" ({join_names(columns)} may be one)" if columns else ""
     return GpflError(
         f"{source} has the models of {pluralize(len(names), 'client')}: name one with --client ({join_names(names)}), or the "
         f"column that names the client of each row with --client-column{fix}"
     )
-
-
-def _names_clients(values: Array, names: Collection[str]) -> bool:
-    return values.ndim == 1 and len(values) > 0 and set(to_text(values).tolist()) <= set(names)
 
 
 def _read_clients(table: RawTable, column: str, names: Sequence[str], source: str | Path) -> Array:

@@ -65,9 +65,6 @@ class _Reading:
     def rows(self, counts: Mapping[str, int]) -> int:
         return sum(counts[text] for text in self.values)
 
-    def find_example(self) -> str:
-        return next((text for text in self.values if any(mark in text for mark in self.marks)), "")
-
 
 def parse_column(
     name: str, cells: Array, comma_separated: bool, missing: frozenset[str] = MISSING, kind: str | None = None
@@ -91,10 +88,11 @@ def parse_column(
     values = _look_up(reading.values, texts)
     unreadable = np.array([text in counts and text not in reading.values for text in texts], dtype=bool)
     cell = texts[int(unreadable.argmax())] if unreadable.any() else ""
-    schema, example = ColumnSchema(name, reading.kind), reading.find_example()
-    if not example:
-        return ParsedColumn(schema, values, unreadable, cell)
-    return ParsedColumn(schema, values, unreadable, cell, reading.notation, f"{example} is {reading.values[example]:.10g}")
+    schema = ColumnSchema(name, reading.kind)
+    for text, value in reading.values.items():
+        if any(mark in text for mark in reading.marks):
+            return ParsedColumn(schema, values, unreadable, cell, reading.notation, f"{text} is {value:.10g}")
+    return ParsedColumn(schema, values, unreadable, cell)
 
 
 def _look_up(values: Mapping[str, float], texts: Iterable[str]) -> npt.NDArray[np.float64]:
@@ -126,10 +124,11 @@ def _choose_reading(counts: Mapping[str, int], comma_separated: bool, kind: str 
 def _readings(texts: Iterable[str], comma_separated: bool) -> Iterator[_Reading]:
     """Yield the possible readings, of two that read the same number of cells the likelier one first."""
     points_first = comma_separated or not any("," in text for text in texts) or any("." in text for text in texts)
-    for decimal in (".", ",") if points_first else (",", "."):
+    decimals = (".", ",") if points_first else (",", ".")
+    for decimal in decimals:
         notation = "with thousands marks" if decimal == "." else "with decimal commas"
         yield _read(texts, "numeric", partial(_read_number, decimal=decimal), notation, "," + SPACES)
-    for decimal in (".", ",") if points_first else (",", "."):
+    for decimal in decimals:
         yield _read(texts, "numeric", partial(_read_percentage, decimal=decimal), "as fractions", "%")
     year_first, day_first, month_first = (
         _read(texts, "date", partial(_read_date, order=order), f"as days since 1970-01-01 ({name})", "-/.")
