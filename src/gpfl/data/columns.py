@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -113,11 +114,9 @@ class Schema:
     declared: bool = False
 
     def __post_init__(self) -> None:
-        names: set[str] = set()
-        for column in self.columns:
-            if column.name in names:
-                raise GpflError(f"two columns are named '{column.name}'; give each its own name")
-            names.add(column.name)
+        for name, count in Counter(column.name for column in self.columns).items():
+            if count > 1:
+                raise GpflError(f"two columns are named '{name}'; give each its own name")
 
     def __len__(self) -> int:
         return len(self.columns)

@@ -144,22 +144,23 @@ class Config:
 
     def sections(self) -> ConfigDict:
         """Return all values by section and key, as in a TOML file."""
-        records: tuple[tuple[str, str, object], ...] = (
-            ("run", "", self.run),
-            ("data", self.source.config_name if self.source else self.data, self.source),
-            ("partition", self.partition.name if self.partition else "manifest", self.partition),
-            ("net", net_name(self.net) if self.net else CUSTOM, self.net),
-            ("train", "", self.train),
-            ("method", self.method.name, self.method),
-            *((("defence", "", self.defence),) if self.defence.enabled else ()),
-        )
-        sections: ConfigDict = {section: {"name": name} if name else {} for section, name, _ in records}
-        for section, _, record in records:
-            for key, value in (options.config_values(record) if record is not None else {}).items():
-                sections[section][key] = list(value) if isinstance(value, tuple) else value
+        records: dict[str, tuple[str, object]] = {
+            "run": ("", self.run),
+            "data": (self.source.config_name if self.source else self.data, self.source),
+            "partition": (self.partition.name if self.partition else "manifest", self.partition),
+            "net": (net_name(self.net) if self.net else CUSTOM, self.net),
+            "train": ("", self.train),
+            "method": (self.method.name, self.method),
+            "defence": ("", self.defence if self.defence.enabled else None),
+        }
+        sections: ConfigDict = {}
+        for section, (name, record) in records.items():
+            values = options.config_values(record) if record is not None else {}
+            sections[section] = {"name": name} if name else {}
+            sections[section] |= {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
         if self.partition is None:
             sections["partition"]["file"] = MANIFEST
-        return sections
+        return {section: values for section, values in sections.items() if values}
 
     def federation(self) -> Federation:
         """Return the federation that the config describes."""
@@ -177,14 +178,10 @@ class Config:
 def read_config(path: Path) -> ConfigDict:
     """Return the sections of a config file. Its paths of a manifest, data or schema are relative to its folder."""
     sections = read_sections(path)
-    manifest, data = sections.get("partition", {}).get("file"), sections.get("data", {}).get("name")
-    if isinstance(manifest, str):
-        sections["partition"]["file"] = str(path.parent / manifest)
-    if isinstance(data, str) and data not in DATASETS and (path.parent / data).exists():
-        sections["data"]["name"] = str(path.parent / data)
-    schema = sections.get("data", {}).get("schema")
-    if isinstance(schema, str):
-        sections["data"]["schema"] = str(path.parent / schema)
+    for section, key in (("partition", "file"), ("data", "schema"), ("data", "name")):
+        value = sections.get(section, {}).get(key)
+        if isinstance(value, str) and (key != "name" or (value not in DATASETS and (path.parent / value).exists())):
+            sections[section][key] = str(path.parent / value)
     return sections
 
 

@@ -66,8 +66,11 @@ class RoundLoop:
         state, selected = self._load_or_init()
         if self.run_dir:
             self.run_dir.truncate_metrics(self.history)
-        self._call_on_run_start(state.round)
-        rounds = self.spec.schedule.rounds
+        rounds, path = self.spec.schedule.rounds, self.run_dir.path if self.run_dir else None
+        guarantee = cast(Mapping[str, object], self.metadata.get("privacy", {}))
+        notes = (*describe_guarantee(guarantee), *defence_warnings(self.spec.method))
+        for callback in self.callbacks:
+            callback.on_run_start(RunInfo(self.spec.method.name, rounds, state.round, path, notes))
         result: RoundResult | None = None
         self._last_time = time.perf_counter()
         while True:
@@ -202,7 +205,9 @@ class RoundLoop:
             raise GpflError(f"the steps of method '{method.name}' return no loss terms: return at least one")
         self._check_losses(result, cohort, state.round)
         if not tree.is_finite(result.mean):
-            self._stop(self._describe_faults(request), state.round)
+            for client, fault in self.engine.find_faults(request).items():
+                self._stop(f"the upload of client {self.spec.federation.shards[client].name} is faulty: {fault}", state.round)
+            self._stop("the mean of the uploads has NaN or infinity", state.round)
         private = result.private
         if len(clients) < len(positions) or self._private_on_disk:
             # The selected state must not change in place.
@@ -211,10 +216,9 @@ class RoundLoop:
         n_uploads = len(cohort) if result.n_uploads is None else result.n_uploads
         up = state.bytes_up + n_uploads * upload_bytes(method, result.mean)
         down = state.bytes_down + len(cohort) * tree.count_bytes(state.shared)
-        if self.callbacks:
-            losses = _mean_losses(result)
-            for callback in self.callbacks:
-                callback.on_round_end(state.round + 1, losses)
+        losses = _mean_losses(result) if self.callbacks else {}
+        for callback in self.callbacks:
+            callback.on_round_end(state.round + 1, losses)
         return RunState(state.round + 1, method.aggregate(state.shared, result.mean), private, up, down), result
 
     def _is_evaluated(self, round: int) -> bool:
@@ -286,12 +290,6 @@ class RoundLoop:
                 name = self.spec.federation.shards[cohort[bad[0]]].name
                 self._stop(f"the loss of client {name} is {float(values[bad[0]])} (term '{term}')", round)
 
-    def _describe_faults(self, request: TrainRequest) -> str:
-        """Return which upload of a round made the mean NaN or infinite."""
-        for client, fault in self.engine.find_faults(request).items():
-            return f"the upload of client {self.spec.federation.shards[client].name} is faulty: {fault}"
-        return "the mean of the uploads has NaN or infinity"
-
     def _stop(self, reason: str, round: int) -> NoReturn:
         checkpoint = ""
         if self.run_dir:
@@ -309,13 +307,6 @@ class RoundLoop:
             return False
         improved = metric(self._best_record(self._splits[-1]), "round")
         return metric(self.history[-1], "round") - improved >= self.patience
-
-    def _call_on_run_start(self, round: int) -> None:
-        privacy = cast(Mapping[str, object], self.metadata.get("privacy", {}))
-        notes = (*describe_guarantee(privacy), *defence_warnings(self.spec.method))
-        path = self.run_dir.path if self.run_dir else None
-        for callback in self.callbacks:
-            callback.on_run_start(RunInfo(self.spec.method.name, self.spec.schedule.rounds, round, path, notes))
 
     def _summarize(self, selected: RunState) -> dict[str, object]:
         test = [metric(record, "accuracy") for record in self.history]

@@ -78,7 +78,7 @@ def file_suffix(path: Path) -> str:
 
 
 def _stem(path: Path) -> str:
-    return path.name.removesuffix(path.name[-len(file_suffix(path)) :]) if path.suffix else path.name
+    return path.name[: len(path.name) - len(file_suffix(path))]
 
 
 def class_folders(entry: InputFile) -> list[Path]:

@@ -10,7 +10,6 @@ import zlib
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,12 +79,12 @@ def _read_csv(source: InputFile, ignore: Collection[str], text: Collection[str])
 
     path = source.path
     file = _decode(path)
-    header, body = _split_header(file)
-    names = [name.strip() for name in header]
+    stream = io.StringIO(file.text, newline="")
+    names = [name.strip() for name in next(csv.reader(stream, delimiter=file.delimiter), [])]
     _check_header(names, file)
     try:
         frame = pl.read_csv(
-            io.BytesIO(body.encode()),
+            io.BytesIO(stream.read().lstrip("\r\n").encode()),
             has_header=False,
             separator=file.delimiter,
             schema={str(index): pl.String for index in range(len(names))},
@@ -104,7 +103,11 @@ def _read_csv(source: InputFile, ignore: Collection[str], text: Collection[str])
         for name, series in zip(names, frame.get_columns(), strict=True)
     ]
     named, notes = _drop_unnamed(names, columns, path)
-    source = replace(source, line_of=partial(_find_line, path))
+
+    def find_line(row: int) -> int:  # only messages need it, so the file is read again
+        return next(islice(_decode(path).records(), row + 1, None))[0]
+
+    source = replace(source, line_of=find_line)
     notes = [file.note, *notes] if file.note else notes
     return number_rows(source, named, tuple(notes), decimal_commas=file.delimiter != ",")
 
@@ -135,12 +138,6 @@ def _decode(path: Path) -> _CsvText:
     return _CsvText(path, text, delimiter, 0, note)
 
 
-def _split_header(file: _CsvText) -> tuple[list[str], str]:
-    stream = io.StringIO(file.text, newline="")
-    header = next(csv.reader(stream, delimiter=file.delimiter), [])
-    return header, stream.read().lstrip("\r\n")
-
-
 def _check_header(names: list[str], file: _CsvText) -> None:
     path = file.path
     if not names:
@@ -165,11 +162,6 @@ def _read_rows(file: _CsvText, width: int) -> Iterator[list[str]]:
                 f"the first line has {width}"
             )
         yield cells
-
-
-def _find_line(path: Path, row: int) -> int:
-    """Return the line of a row; only messages need it, so the file is read again."""
-    return next(islice(_decode(path).records(), row + 1, None))[0]
 
 
 def _parse_cells(series: pl.Series, keep_text: object) -> Array:

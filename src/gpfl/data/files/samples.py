@@ -240,7 +240,13 @@ def load_images(inputs: Sequence[InputFile], side: int) -> FileSamples:
         paths += [file for _, file in files]
     headers = [read_header(file) for file in paths]
     channels = 1 if all(mode in GREY for mode, _ in headers) else 3
-    width, height = (side, side) if side else _common_size([size for _, size in headers], paths)
+    width, height = (side, side) if side else headers[0][1]
+    for file, (_, size) in zip(paths, headers, strict=True):
+        if not side and size != headers[0][1]:
+            raise GpflError(
+                f"{file} is {size[0]}×{size[1]}, {paths[0].name} is {width}×{height}: "
+                "give all images the same size, or resize them with --image-size 64"
+            )
     images = ImageFormat(channels, height, width, resize=bool(side))
     return FileSamples(
         x=images.read(paths),
@@ -250,13 +256,3 @@ def load_images(inputs: Sequence[InputFile], side: int) -> FileSamples:
         metadata={"image_size": side},
         encoder=images,
     )
-
-
-def _common_size(sizes: Sequence[tuple[int, int]], files: Sequence[Path]) -> tuple[int, int]:
-    for size, file in zip(sizes, files, strict=True):
-        if size != sizes[0]:
-            raise GpflError(
-                f"{file} is {size[0]}×{size[1]}, {files[0].name} is {sizes[0][0]}×{sizes[0][1]}: "
-                "give all images the same size, or resize them with --image-size 64"
-            )
-    return sizes[0]
