@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -57,7 +57,12 @@ def federate(
         if name not in PARTITIONS:
             raise GpflError(f"unknown partition '{name}'; {did_you_mean(name, PARTITIONS)}")
         table = data if isinstance(data, Table) else source.load()
-        _check_settings(settings, {} if isinstance(data, Table) else options.options_of(type(source)))
+        data_options = () if isinstance(data, Table) else options.options_of(type(source))
+        partition_options = {key for kind in PARTITIONS.values() for key in options.options_of(kind)}
+        for key in sorted(settings.keys() - partition_options):
+            suggestion = did_you_mean(key, {*partition_options, *data_options})
+            if any(f"'{option}'" in suggestion for option in data_options):  # `options.build` reports the others
+                raise GpflError(f"unknown setting '{key}'; {suggestion}")
         known = {key: value for key, value in defaults.items() if name == defaults["name"] and key != "name"}
         return partition_table(table, options.build(PARTITIONS[name], {**known, **settings}, "partition"))
     if not isinstance(data, (list, tuple, Mapping)) or not data:
@@ -114,15 +119,6 @@ def _find_source(name: str, settings: Mapping[str, object]) -> tuple[DataSource,
     known = options.options_of(type(find_dataset(name, {})))
     source = find_dataset(name, {key: value for key, value in settings.items() if key in known})
     return source, {key: value for key, value in settings.items() if key not in known}
-
-
-def _check_settings(settings: Mapping[str, object], data_options: Iterable[str]) -> None:
-    """Raise for an unknown setting that is close to an option of the data; `options.build` handles the others."""
-    known = {key for kind in PARTITIONS.values() for key in options.options_of(kind)}
-    for key in settings:
-        suggestion = did_you_mean(key, {*known, *data_options})
-        if key not in known and any(f"'{option}'" in suggestion for option in data_options):
-            raise GpflError(f"unknown setting '{key}'; {suggestion}")
 
 
 def _check_validation(shards: Sequence[Shard]) -> None:

@@ -108,11 +108,14 @@ class ResampledMetrics:
     def __init__(self, y: Labels, p: Probabilities, predicted: Labels) -> None:
         self.y, self.p = y, p
         self.correct = predicted == y
-        self.losses = np.stack([self.correct, log_losses(y, p), brier_losses(y, p)])  # (3, samples)
+        log_losses = -np.log(np.maximum(p[np.arange(len(y)), y], np.finfo(p.dtype).eps))  # scikit-learn's lower limit
+        errors = (p - np.eye(p.shape[1])[y]) ** 2
+        brier_scores = errors[:, 1] if p.shape[1] == 2 else errors.sum(axis=1)  # in scikit-learn from version 1.7 on
+        self.losses = np.stack([self.correct, log_losses, brier_scores])  # (3, samples)
         classes = np.union1d(y, predicted)[:, None]
         self.is_label, self.is_predicted = (y == classes).astype(np.float64), (predicted == classes).astype(np.float64)
         confidence = p.max(axis=1)
-        bins = calibration_bins(confidence)
+        bins = np.clip(np.ceil(confidence * ECE_BINS).astype(np.int64) - 1, 0, ECE_BINS - 1)  # each with its upper end
         self.gaps = (bins == np.unique(bins)[:, None]) * ((p.argmax(axis=1) == y) - confidence)  # (bins, samples)
 
     def values(self, weights: Floats, names: Collection[str] = tuple(METRICS)) -> dict[str, Floats]:
@@ -139,10 +142,10 @@ class ResampledMetrics:
         return {name: values[name] for name in names}
 
     def _ranking(self, weights: Floats) -> tuple[Floats, Floats]:
-        """Return AUROC and average precision, both means over classes that are each compared with the rest."""
+        """Return AUROC and average precision, both means over the classes of the labels, or of the second of two classes."""
         width = max(1, CACHED // len(weights))
         blocks = np.split(weights, range(width, weights.shape[1], width), axis=1)
-        classes = one_vs_rest_classes(self.y, self.p.shape[1])
+        classes = [1] if self.p.shape[1] == 2 else np.unique(self.y).tolist()
         values = [[self._rank_class(label, np.ascontiguousarray(block)) for label in classes] for block in blocks]
         auroc, average_precision = np.concatenate(values, axis=2).swapaxes(0, 1)  # (classes, resamples) each
         return _mean_of_defined(auroc), _mean_of_defined(average_precision)
@@ -170,33 +173,6 @@ class ResampledMetrics:
         defined = n_negative > 0
         auroc = np.where(defined, _divide(ranked, n_positive * n_negative), np.nan)
         return auroc, np.where(defined, _divide(gained, n_positive), np.nan)
-
-
-def one_vs_rest_classes(y: Labels, n_classes: int) -> list[int]:
-    """Return the classes that AUROC and average precision compare with the rest: those of the labels, or the second of two."""
-    return [1] if n_classes == 2 else [int(label) for label in np.unique(y)]
-
-
-def calibration_bins(confidence: Floats) -> npt.NDArray[np.int64]:
-    """Return the bin of each probability; a bin includes its upper end."""
-    bins: npt.NDArray[np.int64] = np.clip(np.ceil(confidence * ECE_BINS).astype(np.int64) - 1, 0, ECE_BINS - 1)
-    return bins
-
-
-def log_losses(y: Labels, p: Probabilities) -> Floats:
-    """Return the log loss of each sample, with scikit-learn's lower limit of probabilities."""
-    losses: Floats = -np.log(np.maximum(p[np.arange(len(y)), y], np.finfo(p.dtype).eps))
-    return losses
-
-
-def brier_losses(y: Labels, p: Probabilities) -> Floats:
-    """Return the Brier score of each sample: the squared error summed over classes, or of the second of two classes.
-
-    scikit-learn has it for more than two classes from version 1.7.
-    """
-    errors = (p - np.eye(p.shape[1])[y]) ** 2
-    losses: Floats = errors[:, 1] if p.shape[1] == 2 else errors.sum(axis=1)
-    return losses
 
 
 def _divide(a: Floats, b: Floats) -> Floats:

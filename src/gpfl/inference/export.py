@@ -49,7 +49,10 @@ def export_model(model: ClientModel, folder: Path, format: str, card: str = "") 
     kind = ENCODED[type(model.encoder)]
     content: dict[str, str | bytes] = {}
     if format == "onnx":
-        content["model.onnx"] = to_onnx(model, program, _onnx_metadata(model))
+        metadata, inputs = describe_model(model), _describe_inputs(model)
+        computed = ("columns", "names") if isinstance(model.encoder, Preprocessor) else ("words",)  # by the graph
+        metadata["inputs"] = {key: value for key, value in inputs.items() if key not in computed}
+        content["model.onnx"] = to_onnx(model, program, metadata)
         content["example.py"] = _read_resource(f"example_onnx_{kind}.py")
     else:
         content["model.safetensors"] = save(weights_of(program), {"format": "pt", "client": model.name})
@@ -107,13 +110,6 @@ def _describe_arrays(spec: InputSpec) -> dict[str, object]:
     largest = {"pixels": spec.pixel_max, "tokens": spec.vocabulary - 1}.get(spec.kind)
     dtype = str(STORED_TYPES[spec.kind]).removeprefix("torch.")
     return {"shape": list(spec.shape), "dtype": dtype, "range": None if spec.kind == "floats" else [0, largest]}
-
-
-def _onnx_metadata(model: ClientModel) -> dict[str, object]:
-    """Return what an ONNX file says of its model: as preprocessing.json, without what the graph computes."""
-    computed = ("columns", "names") if isinstance(model.encoder, Preprocessor) else ("words",)
-    inputs = {key: value for key, value in _describe_inputs(model).items() if key not in computed}
-    return {**describe_model(model), "inputs": inputs}
 
 
 def _read_resource(name: str) -> str:

@@ -39,7 +39,8 @@ def dump(content: Mapping[str, object], prefix: str = "") -> str:
             for entry in value:
                 sections += ["", f"[[{prefix}{key}]]", dump(entry, f"{prefix}{key}.").rstrip()]
         else:
-            lines.append(f"{_format_key(key)} = {format_value(value)}")
+            name = key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else format_value(key)
+            lines.append(f"{name} = {format_value(value)}")
     return "\n".join([*lines, *sections]).lstrip("\n") + "\n"
 
 
@@ -56,7 +57,3 @@ def format_value(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(format_value(entry) for entry in value) + "]"
     raise TypeError(f"a TOML value cannot be {type(value).__name__}")
-
-
-def _format_key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else format_value(key)

@@ -36,7 +36,9 @@ class ResNet18(Architecture):
             channels = width
         base.add_module("pool", nn.AdaptiveAvgPool2d(1))
         base.add_module("flatten", nn.Flatten())
-        _initialize(base)
+        for layer in base.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
         return {"base": base, "head": nn.Linear(channels, classes)}
 
 
@@ -67,9 +69,3 @@ def _stem(channels: int) -> nn.Sequential:
         nn.ReLU(),
         nn.MaxPool2d(3, stride=2, padding=1),
     )
-
-
-def _initialize(base: nn.Module) -> None:
-    for layer in base.modules():
-        if isinstance(layer, nn.Conv2d):
-            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")

@@ -69,8 +69,11 @@ def _call(function: Callable[[], nn.Module]) -> nn.Module:
 
 def _split(module: nn.Module, head: str | None, example: Tensor) -> Parts:
     """Return the base, which is the module with its head replaced by the identity, and the head."""
-    name = head if head is not None else _last_linear(module)
     submodules = dict(module.named_modules())
+    linear = [path for path, layer in submodules.items() if isinstance(layer, nn.Linear) and path]
+    if head is None and not linear:
+        raise GpflError("the net has no linear layer below its top level; name the submodule that is its head: head='…'")
+    name = linear[-1] if head is None else head
     if name not in submodules or name == "":
         raise GpflError(f"the net has no submodule '{name}'; choose head from: {', '.join(list(submodules)[1:])}")
     expected = _logits(module, example)
@@ -96,10 +99,3 @@ def _logits(module: nn.Module, example: Tensor) -> Tensor:
     if not equal_logits(first, second):
         raise GpflError("the net returns other logits the second time; runs must be repeatable: remove F.dropout")
     return first
-
-
-def _last_linear(module: nn.Module) -> str:
-    names: list[str] = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and name]
-    if not names:
-        raise GpflError("the net has no linear layer below its top level; name the submodule that is its head: head='…'")
-    return names[-1]

@@ -54,7 +54,11 @@ def fit(
     sections = _group_settings(method, net, settings)
     config = resolve_config(sections, federation=federation, custom_net=net is not None and not isinstance(net, str))
     if isinstance(method, Method):
-        config = dataclasses.replace(config, method=_check_method(method, config.run))
+        values = {key: value for key, value in options.option_values(method).items() if not options.is_unset(value)}
+        checked = options.build(type(method), values, "method")
+        if not config.run.allow_noop:
+            options.check_not_disabled(checked, "method")
+        config = dataclasses.replace(config, method=checked)
     custom = net if not isinstance(net, str) else None
     return start_run(config, federation, net=custom, head=head, out=out, callbacks=callbacks)
 
@@ -104,12 +108,3 @@ def _group_settings(method: str | Method, net: NetLike | None, settings: Mapping
             raise GpflError(f"unknown setting '{key}'; {did_you_mean(key, keys)}")
         sections[section][key] = value
     return sections
-
-
-def _check_method(method: Method, run: RunOptions) -> Method:
-    """Return a method made in Python, its options validated like those of a config."""
-    values = {key: value for key, value in options.option_values(method).items() if not options.is_unset(value)}
-    checked = options.build(type(method), values, "method")
-    if not run.allow_noop:
-        options.check_not_disabled(checked, "method")
-    return checked

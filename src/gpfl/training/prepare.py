@@ -10,7 +10,6 @@ import torch
 from gpfl.core.local_round import Schedule
 from gpfl.core.method import Method
 from gpfl.defences.accounting import AccountingInputs, Guarantee, privacy_guarantee
-from gpfl.defences.config import DefenceConfig
 from gpfl.defences.coupling import check_coupling
 from gpfl.defences.defended import Defended, defend
 from gpfl.engine import RunSpec
@@ -72,22 +71,13 @@ def prepare(
     for shard in federation.shards:
         schedule.check_batch_size(method, len(shard.train), shard.name)
     federation = federation.to(device)
-    defended = apply_defence(method, config.defence, federation, schedule)
+    fewest, _ = accounting_inputs(method, federation, schedule).clients_per_round
+    defended = defend(method, config.defence, seed=schedule.seed, min_clients=fewest)
+    if isinstance(defended, Defended) and config.defence.example_clip:
+        check_coupling(defended, federation.table, probe_samples(federation))  # the guarantee might be false
     spec = RunSpec(defended, federation, schedule, train.class_counts, config.run.compile, config.run.precision)
     architecture = net if isinstance(net, Architecture) else None
     return dataclasses.replace(config, net=architecture, train=train, method=method), spec
-
-
-# Defences.
-
-
-def apply_defence(method: Method, defence: DefenceConfig, federation: Federation, schedule: Schedule) -> Method:
-    """Return a bound method under a defence. Raise if the guarantee would be false."""
-    fewest, _ = accounting_inputs(method, federation, schedule).clients_per_round
-    method = defend(method, defence, seed=schedule.seed, min_clients=fewest)
-    if isinstance(method, Defended) and defence.example_clip:
-        check_coupling(method, federation.table, probe_samples(federation))
-    return method
 
 
 def run_guarantee(method: Method, federation: Federation, schedule: Schedule) -> Guarantee:

@@ -64,7 +64,12 @@ class FileDataset(ColumnOptions, DataSource):
     def parse(self) -> Table:
         """Read the files now."""
         layout = find_inputs(self.path)
-        self._check_options(layout)
+        found, other = ("images", "columns") if layout.images else ("rows", "images")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if "option" in field.metadata and value != field.default and (field.name in IMAGE_OPTIONS) != layout.images:
+                text = ",".join(value) if isinstance(value, tuple) else value
+                raise GpflError(f"data.{field.name} is {text!r}, but {self.name} holds {found}, not {other}: leave it out")
         if layout.images:
             samples = load_images(layout.inputs, self.image_size)
         else:
@@ -73,14 +78,6 @@ class FileDataset(ColumnOptions, DataSource):
         if layout.unread:
             samples.notes.append(f"Not read: {join_names([str(path.relative_to(self.path)) for path in layout.unread])}.")
         return self._build_table(samples)
-
-    def _check_options(self, layout: Layout) -> None:
-        found, other = ("images", "columns") if layout.images else ("rows", "images")
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if "option" in field.metadata and value != field.default and (field.name in IMAGE_OPTIONS) != layout.images:
-                text = ",".join(value) if isinstance(value, tuple) else value
-                raise GpflError(f"data.{field.name} is {text!r}, but {self.name} holds {found}, not {other}: leave it out")
 
     def _build_table(self, samples: FileSamples) -> Table:
         rows, roles = samples.table, samples.roles
@@ -126,21 +123,16 @@ class FileDataset(ColumnOptions, DataSource):
         splits = "train and test from the files" if table.splits is not None else "random train and test split"
         splits += f", grouped by '{self.group}'" if table.group_ids is not None else ""
         classes = f"{pluralize(table.classes, 'class')} of '{samples.roles.label}': {join_names(names['classes'])}"
-        notes = [*samples.notes, *_case_warnings(names), *self._describe_shared_groups(table)]
+        notes = [*samples.notes, *_case_warnings(names)]
+        if table.group_ids is not None and table.client_ids is not None:
+            pairs = np.unique(np.stack([table.group_ids, table.client_ids]), axis=1)
+            if shared := int((np.bincount(pairs[0]) > 1).sum()):
+                values = f"{pluralize(shared, 'value')} of '{self.group}' {'occurs' if shared == 1 else 'occur'}"
+                notes.append(f"{values} at several clients; each client's rows are a group.")
         if len(table.client_names) == 1:
             notes.append("There is only one client, so nothing is exchanged.")
         summary = f"{self.name}: {pluralize(len(table), 'row')}; {clients}; {splits}."
         return "\n".join([summary, f"{classes}. Inputs: {samples.description}.", *notes])
-
-    def _describe_shared_groups(self, table: Table) -> list[str]:
-        if table.group_ids is None or table.client_ids is None:
-            return []
-        pairs = np.unique(np.stack([table.group_ids, table.client_ids]), axis=1)
-        shared = int((np.bincount(pairs[0]) > 1).sum())
-        if not shared:
-            return []
-        verb = "occurs" if shared == 1 else "occur"
-        return [f"{pluralize(shared, 'value')} of '{self.group}' {verb} at several clients; each client's rows are a group."]
 
 
 def _case_warnings(names: Mapping[str, Sequence[str]]) -> list[str]:
