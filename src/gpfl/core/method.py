@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import ClassVar, NamedTuple, Protocol, Self
+from typing import ClassVar, NamedTuple, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -69,11 +69,9 @@ class GradientResult(NamedTuple):
     aux: Tree
 
 
-class GradientFunction(Protocol):
-    """A function that computes the gradient of an objective with respect to some weights of a state; defences replace it."""
-
-    def __call__(self, net: Net, state: Tree, weights: Tree, objective: Objective, batch: Batch) -> GradientResult:
-        """Return the gradient with respect to `weights`, which replace those of the same name in `state`."""
+GradientFunction: TypeAlias = Callable[[Net, Tree, Tree, Objective, Batch], GradientResult]
+"""Returns the gradient of an objective on a batch with respect to weights, which replace those of the same name in the state
+before them; defences replace the function."""
 
 
 class StepResult(NamedTuple):
@@ -84,18 +82,11 @@ class StepResult(NamedTuple):
     aux: Tree
 
 
-class Step(Protocol):
-    """One step of local training."""
+Step: TypeAlias = Callable[[Tree, Tree, Batch, ClientInfo], tuple[Tree, LossTerms]]
+"""Returns the local state after a step and the terms of the objective before it, from the shared and the local state."""
 
-    def __call__(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
-        """Return the local state after the step and the terms of the objective before it."""
-
-
-class Loss(Protocol):
-    """The terms of a local objective."""
-
-    def __call__(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
-        """Return the terms of the loss of a model on a batch; defences pass single samples as the batch."""
+Loss: TypeAlias = Callable[[Model, Tree, Batch, ClientInfo], LossTerms]
+"""Returns the terms of the loss of a model on a batch, from the shared state; defences pass single samples as the batch."""
 
 
 class Phase(NamedTuple):

@@ -70,29 +70,27 @@ class DataProfile:
         """Return the content as JSON holds it."""
         return {
             "clients": list(self.clients),
-            "columns": [self._column_dict(column) for column in self.columns],
-            "label": self._column_dict(self.label),
+            "columns": [self._describe_column(column) for column in self.columns],
+            "label": self._describe_column(self.label),
         }
 
-    def _column_dict(self, column: ColumnProfile) -> dict[str, object]:
+    def _describe_column(self, column: ColumnProfile) -> dict[str, object]:
+        summaries = [_describe_summary(summary, column.schema) for summary in (column.total, *column.clients)]
         most = column.most_drifting
         return {
             **column.schema.to_dict(),
-            "all": _summary_dict(column.total, column.schema),
-            "by_client": {
-                name: _summary_dict(client, column.schema) for name, client in zip(self.clients, column.clients, strict=True)
-            },
+            "all": summaries[0],
+            "by_client": dict(zip(self.clients, summaries[1:], strict=True)),
             "largest_drift": None if most is None else self.clients[most],
         }
 
 
-def _summary_dict(summary: ValueSummary, schema: ColumnSchema) -> dict[str, object]:
-    content: dict[str, object] = {"rows": summary.rows, "missing_share": summary.missing_share}
+def _describe_summary(summary: ValueSummary, schema: ColumnSchema) -> dict[str, object]:
+    values: dict[str, object] = {key: getattr(summary, key) for key in ("low", "high", "mean", "std")}
     if schema.is_categorical:
-        content["counts"] = dict(zip(schema.categories, summary.counts, strict=True))
-    else:
-        content |= {"low": summary.low, "high": summary.high, "mean": summary.mean, "std": summary.std}
-    return content | {"drift": summary.drift, "large": summary.large}
+        values = {"counts": dict(zip(schema.categories, summary.counts, strict=True))}
+    shares: dict[str, object] = {"rows": summary.rows, "missing_share": summary.missing_share}
+    return shares | values | {"drift": summary.drift, "large": summary.large}
 
 
 def profile_data(table: Table, clients: Mapping[str, Indices]) -> DataProfile:

@@ -69,8 +69,7 @@ class RunDir:
             make_empty_folder(run_dir.path)
             federation.save(run_dir.path / MANIFEST)
             if federation.preprocessing is not None:
-                content = {"format_version": FORMAT_VERSION, **federation.preprocessing.to_dict()}
-                files.write_text(run_dir.path / PREPROCESSING, json.dumps(content, indent=1) + "\n")
+                run_dir._write_json(PREPROCESSING, federation.preprocessing.to_dict(), indent=1)
             files.write_text(run_dir.path / "config.toml", config)
         process_group().barrier()
         return run_dir
@@ -222,15 +221,17 @@ class RunDir:
 
     def write_metrics_report(self, content: Mapping[str, object]) -> None:
         """Write metrics.json: all metrics of the reported round, per client and overall."""
-        text = json.dumps({"format_version": FORMAT_VERSION, **content}, allow_nan=False)
-        files.write_text(self.path / "metrics.json", text + "\n")
+        self._write_json("metrics.json", content)
 
     def write_summary(self, summary: Mapping[str, object]) -> None:
         """Write summary.json, which marks the run as finished."""
         if self.is_writer:
-            content = {"format_version": FORMAT_VERSION, **summary}
-            files.write_text(self.path / "summary.json", json.dumps(content, indent=2, allow_nan=False) + "\n")
+            self._write_json("summary.json", summary, indent=2)
             (self.path / DIVERGED).unlink(missing_ok=True)  # from an earlier attempt
+
+    def _write_json(self, name: str, content: Mapping[str, object], indent: int | None = None) -> None:
+        text = json.dumps({"format_version": FORMAT_VERSION, **content}, indent=indent, allow_nan=False)
+        files.write_text(self.path / name, text + "\n")
 
     def read_summary(self, remedy: str = "") -> dict[str, object]:
         """Return the content of summary.json. `remedy` is the fix that an error names, by default to resume."""
