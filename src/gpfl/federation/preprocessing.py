@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -82,9 +82,7 @@ class FederatedPreprocessing:
 
     def to_dict(self) -> dict[str, object]:
         """Return options, bytes, what was sent, and the fitted encodings, as JSON holds them."""
-        options = {
-            f.name: getattr(self.options, f.name) for f in fields(self.options) if f.name in options_of(PreprocessingOptions)
-        }
+        options = {name: getattr(self.options, name) for name in options_of(PreprocessingOptions)}
         local = self.options.scale == "local"
         return {
             "options": options,

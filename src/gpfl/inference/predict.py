@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from gpfl.data.files import new_rows
 from gpfl.data.files.layout import SUFFIXES, file_suffix
-from gpfl.data.files.raw_table import MISSING_LABELS, Array, RawTable, as_text, find_missing, join_names, to_text
+from gpfl.data.files.raw_table import MISSING_LABELS, Array, Mask, RawTable, as_text, find_missing, join_names, to_text
 from gpfl.data.files.roles import LABEL_NAMES, read_labels
 from gpfl.data.images import ImageFormat
 from gpfl.data.preprocessing import Preprocessor
@@ -191,14 +191,7 @@ def evaluate(
     table, names = predictions.inputs.table, predictions.model.class_names
     inputs = predictions.model.preprocessor.schema.index if predictions.model.preprocessor else ()
     label = find_label(table, label, predictions.model.output_spec.label, inputs)
-    notes: list[str] = []
-    known = np.ones(len(table), dtype=bool)
-    if missing_labels == "drop":
-        known = ~find_missing(table.columns[label], MISSING_LABELS)
-        if not known.any():
-            raise GpflError(f"column '{label}' of {table.path} has no label in any row")
-        notes += [f"{pluralize(int((~known).sum()), 'row')} without a label left out."] if not known.all() else []
-    y, _ = read_labels(table.filter(known), label, names, "the model")
+    y, known, notes = read_known_labels(table, label, names, "the model", drop_missing=missing_labels == "drop")
     labels: dict[str, npt.NDArray[np.int64]] = {}
     probabilities: dict[str, Probabilities] = {}
     for name in predictions.clients:
@@ -206,7 +199,21 @@ def evaluate(
         if rows.any():
             labels[name], probabilities[name] = y[rows[known]], predictions.probabilities[rows]
     report = evaluate_predictions(labels, probabilities, names, thresholds=predictions.threshold_values)
-    return NewEvaluation(predictions, label, report, tuple(notes))
+    return NewEvaluation(predictions, label, report, notes)
+
+
+def read_known_labels(
+    table: RawTable, label: str, classes: Sequence[str], declared_by: str, *, drop_missing: bool
+) -> tuple[npt.NDArray[np.int64], Mask, tuple[str, ...]]:
+    """Return the labels of the rows that have one, which rows these are, and a note if others are left out."""
+    known = np.ones(len(table), dtype=bool)
+    if drop_missing:
+        known = ~find_missing(table.columns[label], MISSING_LABELS)
+    if not known.any():
+        raise GpflError(f"column '{label}' of {table.path} has no label in any row")
+    y, _ = read_labels(table.filter(known), label, classes, declared_by)
+    left_out = int((~known).sum())
+    return y, known, (f"{pluralize(left_out, 'row')} without a label left out.",) if left_out else ()
 
 
 def find_label(table: RawTable, label: str, trained: str, inputs: Collection[str]) -> str:

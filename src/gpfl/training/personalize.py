@@ -11,8 +11,8 @@ import numpy.typing as npt
 from gpfl.core.local_round import Indices
 from gpfl.data import FileDataset
 from gpfl.data.columns import RawColumns
-from gpfl.data.files.raw_table import MISSING_LABELS, Mask, RawTable, find_missing, join_names, to_text
-from gpfl.data.files.roles import Roles, read_labels, read_names, read_splits
+from gpfl.data.files.raw_table import Mask, RawTable, join_names, to_text
+from gpfl.data.files.roles import Roles, read_names, read_splits
 from gpfl.data.table import SPLITS, Table
 from gpfl.errors import GpflError, did_you_mean, pluralize
 from gpfl.federation.federation import MAX_NAME_BYTES
@@ -20,7 +20,7 @@ from gpfl.federation.partition import Natural
 from gpfl.inference.client_model import ClientModel
 from gpfl.inference.inputs import NewData, NewInputs, ReadOptions, read_inputs
 from gpfl.inference.metrics import MetricsReport, evaluate_predictions
-from gpfl.inference.predict import find_label
+from gpfl.inference.predict import find_label, read_known_labels
 from gpfl.inference.threshold import choose_threshold, describe_thresholds
 from gpfl.training.result import Result
 
@@ -76,15 +76,15 @@ def personalize_data(
         raise GpflError(f"the client name '{name[:20]}…' names a file and has over {MAX_NAME_BYTES} bytes: shorten --client")
     schema = inputs.x.schema.index if isinstance(inputs.x, RawColumns) else ()
     label = find_label(inputs.table, label, str(metadata.get("label", "")), schema)
-    notes = list(inputs.notes)
-    if getattr(federation.table.source, "missing_labels", "") == "drop":
-        known = ~find_missing(inputs.table.columns[label], MISSING_LABELS)
-        if left_out := int((rows & ~known).sum()):
-            notes.append(f"{pluralize(left_out, 'row')} without a label left out.")
-        rows &= known
-    if not rows.any():
-        raise GpflError(f"{inputs.table.path} has no row with a label")
-    y, _ = read_labels(inputs.table.filter(rows), label, federation.class_names, "the run")
+    y, known, label_notes = read_known_labels(
+        inputs.table.filter(rows),
+        label,
+        federation.class_names,
+        "the run",
+        drop_missing=getattr(federation.table.source, "missing_labels", "") == "drop",
+    )
+    rows[rows] = known
+    notes = [*inputs.notes, *label_notes]
     table = _make_table(result, inputs, rows, y, roles, name)
     splits = _split(result, table, test_fraction, validation_fraction)
     train, validation, test = splits

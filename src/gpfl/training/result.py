@@ -23,11 +23,11 @@ from gpfl.defences import undefended
 from gpfl.engine import Engine
 from gpfl.errors import GpflError
 from gpfl.federation import Federation
-from gpfl.inference.bootstrap import N_RESAMPLES, Labels, Predictions, Probabilities, stack_predictions
+from gpfl.inference.bootstrap import N_RESAMPLES, Labels, Probabilities
 from gpfl.inference.client_model import ClientModel, OutputSpec, model_file_name
 from gpfl.inference.inputs import Encoder, Inputs, read_raw
-from gpfl.inference.metrics import MetricsReport, evaluate_predictions, metric_values, softmax
-from gpfl.inference.threshold import Threshold, choose_threshold, decide
+from gpfl.inference.metrics import MetricsReport, evaluate_predictions, softmax
+from gpfl.inference.threshold import Threshold, choose_threshold
 from gpfl.methods.fedavg import FedAvg
 from gpfl.training.round_loop import RunOutcome
 from gpfl.training.run_dir import MetricsRecord
@@ -89,13 +89,10 @@ class Result:
             labels, probabilities, self.federation.class_names, split=split, n_resamples=n_resamples, thresholds=thresholds
         )
 
-    @matmul_precision("float32")
     def metric_values(self, split: str = "test") -> tuple[dict[str, float | None], dict[str, dict[str, float | None]]]:
         """Return only the values of `evaluate`: of the stacked predictions, and of each client. None is undefined."""
-        labels, probabilities = self._predict(split)
-        clients = {name: Predictions(y, probabilities[name], decide(probabilities[name], None)) for name, y in labels.items()}
-        overall = metric_values(stack_predictions(list(clients.values())))
-        return overall, {name: metric_values(predictions) for name, predictions in clients.items()}
+        report = self.evaluate(split, n_resamples=0)
+        return dict(report.overall.values), {name: dict(client.values) for name, client in report.clients.items()}
 
     def _predict(self, split: str) -> tuple[dict[str, Labels], dict[str, Probabilities]]:
         """Return the labels and the predicted probabilities of each client's samples."""

@@ -169,11 +169,7 @@ def _parse_cells(series: pl.Series, keep_text: object) -> Array:
     import polars as pl
 
     if not keep_text:
-        present = (
-            series.to_frame("cell")
-            .select(pl.when(~pl.col("cell").str.to_lowercase().is_in(list(MISSING))).then("cell"))
-            .to_series()
-        )
+        present = series.set(series.str.to_lowercase().is_in(list(MISSING)), None)
         numbers = present.cast(pl.Float64, strict=False)
         if numbers.null_count() == present.null_count():
             return numbers.to_numpy().copy()
