@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gpfl.errors import GpflError
@@ -14,22 +15,19 @@ from gpfl.errors import GpflError
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file atomically: into a temporary file in the same folder, which then replaces it."""
+    temporary = _temporary_name(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise GpflError(f"cannot write {path}: {error.strerror}; choose a folder you can write to") from None
-    try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(0o666 & ~_current_umask())
-        Path(temporary).replace(path)
+        temporary.replace(path)
     except OSError as error:
-        raise GpflError(f"cannot write {path}: {error.strerror}") from None
+        raise GpflError(f"cannot write {path}: {error.strerror}; choose a folder you can write to") from None
     finally:
-        Path(temporary).unlink(missing_ok=True)  # still there after an error or Ctrl-C
+        with suppress(OSError):
+            temporary.unlink()  # still there after an error or Ctrl-C
 
 
 def write_text(path: Path, content: str) -> None:
@@ -38,23 +36,31 @@ def write_text(path: Path, content: str) -> None:
 
 
 def write_folder(path: Path, content: Mapping[str, bytes]) -> None:
-    """Write a new folder of files atomically: under a temporary name, which is then changed. Raise if it exists."""
+    """Write a new folder of files atomically. Raise if it exists."""
     if path.exists():
         raise GpflError(f"{path} exists and nothing is overwritten: choose another folder")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+        with draft_folder(path) as draft:
+            for name, each in content.items():
+                write_bytes(draft / name, each)
     except OSError as error:
         raise GpflError(f"cannot make the folder {path}: {error.strerror}; choose a folder you can write to") from None
+
+
+@contextmanager
+def draft_folder(path: Path) -> Iterator[Path]:
+    """Yield a new folder under a temporary name, which becomes `path` if the block ends without an error."""
+    draft = _temporary_name(path)
     try:
-        for name, each in content.items():
-            write_bytes(temporary / name, each)
-        temporary.chmod(0o777 & ~_current_umask())
-        temporary.replace(path)
-    except OSError as error:
-        raise GpflError(f"cannot make the folder {path}: {error.strerror}") from None
+        draft.mkdir(parents=True)
+        yield draft
+        draft.rename(path)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # still there after an error or Ctrl-C
+        shutil.rmtree(draft, ignore_errors=True)  # still there after an error or Ctrl-C
+
+
+def _temporary_name(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}")
 
 
 def read_json(path: Path, remedy: str) -> dict[str, object]:
@@ -78,9 +84,3 @@ def make_folder(path: Path) -> None:
         raise GpflError(f"cannot make the folder {path}: {error.strerror}; choose another --out") from None
     if not os.access(path, os.W_OK):
         raise GpflError(f"cannot write to the folder {path}; choose another --out")
-
-
-def _current_umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

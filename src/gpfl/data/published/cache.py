@@ -17,6 +17,7 @@ from gpfl.data.columns import RawColumns, Schema
 from gpfl.data.table import Table
 from gpfl.data.text import Tokenizer
 from gpfl.errors import GpflError
+from gpfl.io import files
 
 FORMAT = 2
 TOKENIZER = "tokenizer.json"
@@ -43,19 +44,16 @@ def downloads_dir(name: str) -> Path:
 def save(table: Table) -> None:
     """Save a table completely or not at all; of several processes that save the same table, any one wins."""
     target = table_dir(table.name)
-    draft = target.parent / f".{table.name}.{uuid.uuid4().hex}"
-    old = draft.with_name(f"{draft.name}.old")
+    old = target.with_name(f".{table.name}.{uuid.uuid4().hex}.old")
     try:
-        draft.mkdir(parents=True)
-        _write(draft, table)
-        with suppress(FileNotFoundError):
-            target.rename(old)
-        draft.rename(target)
+        with files.draft_folder(target) as draft:
+            _write(draft, table)
+            with suppress(FileNotFoundError):
+                target.rename(old)
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # these: another process was faster
             raise _not_writable(target.parent, error) from None
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
 
 
