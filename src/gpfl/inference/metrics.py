@@ -58,7 +58,7 @@ class ClientMetrics:
             "samples": self.n_samples,
             **self.values,
             "undefined": dict(self.undefined),
-            "intervals": dict(self.intervals),
+            "intervals": {name: None if ends is None else list(ends) for name, ends in self.intervals.items()},
             "confusion_matrix": self.confusion_matrix._asdict(),
         }
 
@@ -79,7 +79,7 @@ class ClientSummary:
         return {
             "mean": self.mean,
             "clients": self.n_clients,
-            "interval": self.interval,
+            "interval": None if self.interval is None else list(self.interval),
             "worst_client": self.worst_client,
             "worst": self.worst,
             "worst_tenth": self.worst_tenth,
