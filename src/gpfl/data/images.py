@@ -72,25 +72,26 @@ class ImageFormat:
 
 def read_header(file: Path) -> tuple[str, tuple[int, int]]:
     """Return an image's mode and upright size without decoding it."""
-    try:
-        with _quiet(), Image.open(file, formats=FORMATS) as image:
-            mode, size = image.mode, image.size[::-1] if _orientation(image) in SIDEWAYS else image.size
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
-        raise GpflError(
-            f"{file} has over {Image.MAX_IMAGE_PIXELS or 0:,} pixels, more than is safe to decode: shrink it"
-        ) from None
-    except Exception as problem:  # damaged bytes may raise anything
-        raise GpflError(f"{file} is not an image ({problem}): remove or replace it") from None
+    with _open(file, "is not an image") as image:
+        mode, size = image.mode, image.size[::-1] if _orientation(image) in SIDEWAYS else image.size
     if mode not in GREY + COLOUR:
         raise GpflError(f"{file} has pixels of mode {mode}, deeper than 8 bits: save it with 8 bits per channel")
     return mode, size
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings(action="ignore"):
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
-        yield
+def _open(file: Path, failure: str) -> Iterator[Image.Image]:
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(file, formats=FORMATS) as image:
+                yield image
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+        raise GpflError(
+            f"{file} has over {Image.MAX_IMAGE_PIXELS or 0:,} pixels, more than is safe to decode: shrink it"
+        ) from None
+    except Exception as problem:  # damaged bytes may raise anything
+        raise GpflError(f"{file} {failure} ({problem}): remove or replace it") from None
 
 
 def _orientation(image: Image.Image) -> int:
@@ -100,10 +101,7 @@ def _orientation(image: Image.Image) -> int:
 
 def decode(file: Path, grey: bool, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
     """Return the pixels of an image, upright and in the given size (width, height)."""
-    try:
-        with _quiet(), Image.open(file, formats=FORMATS) as image:
-            upright = ImageOps.exif_transpose(image) if _orientation(image) > 1 else image
-            converted = upright.convert("L" if grey else "RGB")
-            return np.asarray(converted if converted.size == size else converted.resize(size, Image.Resampling.BILINEAR))
-    except Exception as problem:  # damaged bytes may raise anything
-        raise GpflError(f"{file} is damaged ({problem}): remove or replace it") from None
+    with _open(file, "is damaged") as image:
+        upright = ImageOps.exif_transpose(image) if _orientation(image) > 1 else image
+        converted = upright.convert("L" if grey else "RGB")
+        return np.asarray(converted if converted.size == size else converted.resize(size, Image.Resampling.BILINEAR))
