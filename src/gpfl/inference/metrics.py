@@ -94,11 +94,9 @@ class MetricsReport:
     models stay the same.
     """
 
-    split: str
     clients: Mapping[str, ClientMetrics]
     overall: ClientMetrics
     over_clients: Mapping[str, ClientSummary]
-    seed: int = 0
 
     def to_dict(self) -> dict[str, object]:
         """Return the content as JSON values."""
@@ -132,9 +130,7 @@ def evaluate_predictions(
     probabilities: Mapping[str, Probabilities],
     class_names: Sequence[str],
     *,
-    split: str = "test",
     n_resamples: int = N_RESAMPLES,
-    seed: int = 0,
     thresholds: Mapping[str, float | None] | None = None,
 ) -> MetricsReport:
     """Return the metrics of the clients' predicted probabilities (samples, classes).
@@ -149,7 +145,7 @@ def evaluate_predictions(
     stacked = stack_predictions(predictions)
     intervals = Intervals([{} for _ in predictions], {}, {})
     if n_resamples:
-        intervals = bootstrap_intervals(predictions, n_resamples, seed)
+        intervals = bootstrap_intervals(predictions, n_resamples)
     clients = {
         name: _evaluate(each, class_names, ends)
         for name, each, ends in zip(labels, predictions, intervals.clients, strict=True)
@@ -160,7 +156,7 @@ def evaluate_predictions(
         )
         for metric in METRICS
     }
-    return MetricsReport(split, clients, _evaluate(stacked, class_names, intervals.overall), summaries, seed)
+    return MetricsReport(clients, _evaluate(stacked, class_names, intervals.overall), summaries)
 
 
 def metric_values(predictions: Predictions, names: Collection[str] = tuple(METRICS)) -> dict[str, float | None]:

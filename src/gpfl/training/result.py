@@ -86,7 +86,7 @@ class Result:
         labels, probabilities = self._predict(split)
         thresholds = {name: each.value for name, each in self.thresholds.items() if each} if use_thresholds else {}
         return evaluate_predictions(
-            labels, probabilities, self.federation.class_names, split=split, n_resamples=n_resamples, thresholds=thresholds
+            labels, probabilities, self.federation.class_names, n_resamples=n_resamples, thresholds=thresholds
         )
 
     def metric_values(self, split: str = "test") -> tuple[dict[str, float | None], dict[str, dict[str, float | None]]]:

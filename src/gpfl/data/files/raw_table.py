@@ -50,16 +50,13 @@ class RawTable:
         columns = {name: values[mask] for name, values in self.columns.items()}
         return replace(self, columns=columns, file_of=self.file_of[mask], rows=self.rows[mask])
 
-    def locate(self, row: int) -> str:
-        """Return the file and line of a row; with the folder if several files have that name."""
-        file, row = self.files[self.file_of[row]], int(self.rows[row])
+    def locate_first(self, mask: Mask) -> str:
+        """Return the file and line of the first row where `mask` is true; with the folder if several files have that name."""
+        first = int(mask.argmax())
+        file, row = self.files[self.file_of[first]], int(self.rows[first])
         place = f"line {file.line_of(row)}" if file.line_of else f"row {row + 1}"
         unique = all(other.path == file.path or other.path.name != file.path.name for other in self.files)
         return f"{file.path.name if unique else f'{file.path.parent.name}/{file.path.name}'}, {place}"
-
-    def locate_first(self, mask: Mask) -> str:
-        """Return the file and line of the first row where `mask` is true."""
-        return self.locate(int(np.flatnonzero(mask)[0]))
 
     def describe_missing(self, mask: Mask) -> str:
         """Return the number and the first place of missing values."""
