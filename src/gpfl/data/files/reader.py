@@ -22,7 +22,7 @@ from gpfl.errors import GpflError, pluralize
 if TYPE_CHECKING:
     import polars as pl
 
-MAX_CELL = 1 << 20  # largest number of characters in a cell of a file that polars cannot read
+csv.field_size_limit(1 << 20)  # largest number of characters in a cell of a file that polars cannot read
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 EXCEL_LINE = re.compile(r"sep=(.)\s*", re.IGNORECASE)  # a first line in which Excel names the delimiter
 UNNAMED = re.compile(r"(Unnamed: \d+)?")
@@ -62,7 +62,6 @@ class _CsvText:
 
     def records(self) -> Iterator[tuple[int, list[str]]]:
         """Yield the first line and the cells of every record that is not empty, the header first."""
-        csv.field_size_limit(MAX_CELL)
         records = csv.reader(io.StringIO(self.text, newline=""), delimiter=self.delimiter, strict=True)
         line = 1
         try:
