@@ -1,4 +1,4 @@
-"""Progress of a grid: the time left follows from the rounds that were run."""
+"""Progress of a grid: the time left follows from the cells that have finished."""
 
 from __future__ import annotations
 
@@ -56,36 +56,10 @@ def test_narrow_terminal_keeps_name_bar_and_count_and_cuts_words(
     assert "138/400 96.72%" in run
 
 
-def test_time_left_is_unknown_before_the_first_round(clock: list[float]) -> None:
+def test_time_left_is_unknown_before_the_first_cell_has_finished(clock: list[float]) -> None:
     grid, _ = reporter(2)
+    clock[0] = 6.0
     assert grid.time_left() == ""
-    grid.update("seed 0", 0, 10)
-    clock[0] = 5.0
-    assert grid.time_left() == ""
-
-
-def test_first_rounds_are_extrapolated_to_all_cells(clock: list[float]) -> None:
-    grid, _ = reporter(3)
-    grid.update("seed 0", 0, 10)
-    clock[0] = 6.0
-    grid.update("seed 0", 2, 10)
-    assert grid.time_left() == "about 84 s left", "24 of this cell and 30 of each other"
-
-
-def test_resumed_runs_count_from_the_round_they_start_at(clock: list[float]) -> None:
-    grid, _ = reporter(1)
-    grid.update("seed 0", 5, 10)
-    clock[0] = 6.0
-    grid.update("seed 0", 6, 10)
-    assert grid.time_left() == "about 24 s left"
-
-
-def test_seeds_that_have_not_started_count(clock: list[float]) -> None:
-    grid, _ = reporter(1, seeds=(0, 1))
-    grid.update("seed 0", 0, 10)
-    clock[0] = 6.0
-    grid.update("seed 0", 5, 10)
-    assert grid.time_left() == "about 18 s left"
 
 
 def test_waiting_cells_take_as_long_as_the_average_one(clock: list[float]) -> None:
