@@ -107,8 +107,7 @@ def check_grid(out: Path, patch: pytest.MonkeyPatch) -> None:
     if process_group().is_main:
         files.write_text(damaged.folder / "config.toml", "[run")
     else:
-        patch.setattr("gpfl.experiments.stored_runs.is_finished", lambda run: True)
-        patch.setattr(grid, "find_folder_damage", lambda folder, expected: "")
+        patch.setattr(RunDir, "finished", True)
     unfinished = grid_runner.unfinished_jobs([damaged, lost, intact], plan)
     problems = grid_runner.run_all(
         unfinished, plan, lambda label: Callback(), {"command": "gpfl reproduce toys", "commit": "none"}

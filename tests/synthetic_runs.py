@@ -10,9 +10,16 @@ import numpy as np
 import gpfl
 from gpfl.experiments.stored_runs import StoredRun, Trials
 from gpfl.federation import Federation, Shard
-from gpfl.training.run_dir import METRICS_NUMBERS, SUMMARY_NUMBERS, SUMMARY_TEXTS, RunDir
+from gpfl.training.run_dir import RunDir
 
 Terms = Mapping[str, float]
+
+METRICS_NUMBERS = ("round", "accuracy", "loss", "mean", "std", "cov", "bytes_up", "bytes_down", "seconds")
+SUMMARY_TEXTS = ("method", "engine", "device")
+SUMMARY_NUMBERS = (
+    *("best_round", "best_accuracy", "std", "cov", "last_accuracy", "last_ten_accuracy", "selected_round", "rounds"),
+    *("clients", "idle_clients", "min_samples", "bytes_up", "bytes_down", "seconds", "seed"),
+)
 
 
 def run_folder(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -125,31 +124,20 @@ def test_a_damaged_list_of_trials_is_an_error(command: Command) -> None:
     assert_error(command("resume", "trials"), "cannot read trials/trials.json (Is a directory)")
 
 
-@pytest.mark.parametrize(
-    ("change", "fault"),
-    [
-        ({"best_accuracy": None}, "'best_accuracy' is None, not a number"),
-        ({"seconds": "1.0"}, "'seconds' is '1.0', not a number"),
-        ({"std": float("nan")}, "'std' is nan, not a number"),
-        ({"method": 3}, "'method' is 3, not text"),
-        ({"cov": ...}, "it lacks 'cov'"),
-    ],
-)
 @pytest.mark.parametrize("folder", ["run", "trials"])
-def test_the_fix_of_a_damaged_summary_works(command: Command, folder: str, change: dict[str, object], fault: str) -> None:
+def test_the_fix_of_a_damaged_summary_works(command: Command, folder: str) -> None:
     seeds = ("--seeds", "0,1") if folder == "trials" else ()
     assert command("run", "--data", "toy", "--rounds", 1, "--method", "local", *seeds, "--out", folder).code == 0
     path = Path(folder, "seed-1" if seeds else "", "summary.json")
-    good = json.loads(path.read_text())
-    path.write_text(json.dumps({key: value for key, value in {**good, **change}.items() if value is not ...}))
-    result = command("resume", folder)
-    assert_error(result, f"summary.json is damaged ({fault}): remove it and gpfl resume {path.parent}")
+    good = path.read_text()
+    path.write_text(good[:20])
+    assert_error(command("resume", folder), "summary.json is damaged", f": delete it and gpfl resume {path.parent}")
     path.unlink()
     assert command("resume", folder).code == 0
-    assert json.loads(path.read_text()) == good
+    assert path.read_text() == good
 
 
-@pytest.mark.parametrize("line", ['{"round": 1}', '{"round": 1, "accuracy": "high", "loss": 1.0}', "NaN", "3"])
+@pytest.mark.parametrize("line", ['{"round": 1', "\x00"])
 def test_damaged_metrics_of_a_finished_run_are_an_error(command: Command, line: str) -> None:
     assert command("run", "--data", "toy", "--method", "local", "--out", "run").code == 0
     path = Path("run/metrics.jsonl")
@@ -159,10 +147,3 @@ def test_damaged_metrics_of_a_finished_run_are_an_error(command: Command, line: 
     path.unlink()
     path.mkdir()
     assert_error(command("resume", "run"), "cannot read run/metrics.jsonl: Is a directory")
-
-
-def test_metrics_without_validation_accuracy_are_damaged_if_there_are_validation_samples(command: Command) -> None:
-    assert command("run", "--data", "toy", "--method", "local", "--validation-fraction", 0.3, "--out", "run").code == 0
-    path = Path("run/metrics.jsonl")
-    path.write_text(path.read_text().replace("validation", "elsewhere"))
-    assert_error(command("resume", "run"), "metrics.jsonl is damaged (it lacks round 0)")

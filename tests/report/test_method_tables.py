@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from synthetic_runs import SummaryRun
+from synthetic_runs import SUMMARY_NUMBERS, SUMMARY_TEXTS, SummaryRun
 
 from gpfl.experiments.stored_runs import Trials
 from gpfl.report import method_tables
 from gpfl.report.method_tables import method_table
-from gpfl.training.run_dir import SUMMARY_NUMBERS, SUMMARY_TEXTS
 
 
 def summary(**numbers: float) -> dict[str, object]:

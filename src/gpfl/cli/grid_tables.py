@@ -9,10 +9,10 @@ from gpfl.engine.distributed import process_group
 from gpfl.errors import GpflError, pluralize
 from gpfl.experiments import feature_projections, grid, grid_runner
 from gpfl.experiments.compare import parse_methods
+from gpfl.experiments.config_comparison import merge_configs
 from gpfl.experiments.definitions import Cell, TableColumn, load_experiments
 from gpfl.experiments.grid import GridPlan, Job, Problems
-from gpfl.experiments.results import TableResults, collect_results, describe_damage, find_jobs
-from gpfl.experiments.run_checks import merge_configs
+from gpfl.experiments.results import TableResults, collect_results, find_jobs
 from gpfl.experiments.selection import Selection
 from gpfl.io import files
 from gpfl.io.provenance import command_line, current_commit
@@ -36,7 +36,6 @@ def write_stored_tables(selection: Selection, plan: GridPlan, figures: bool) -> 
     jobs, problems = find_jobs([*selection.cells, *_other_cells(selection, plan)], plan)
     selected = set(selection.cells)
     if not any(selected.intersection(job.cells) and job.finished(plan.seeds) for job in jobs):
-        _print_damage(jobs, plan, {})
         print_problems(problems)
         seeds = ", ".join(map(str, plan.seeds))
         raise GpflError(
@@ -63,7 +62,6 @@ def print_problems(problems: Problems) -> None:
 def _write_tables(selection: Selection, plan: GridPlan, figures: bool, jobs: Sequence[Job], problems: Problems) -> None:
     from gpfl.report import experiment_figures  # with scipy, which takes half a second
 
-    _print_damage(jobs, plan, problems)
     if plan.tuned:
         print_line(f"Hyperparameters were chosen by gpfl tune; the search is copied to {plan.tuned.copy_to(plan.out)}.")
     origin = paper_tables.Origin(command_line(), current_commit())
@@ -117,13 +115,6 @@ def _describe_divergence(jobs: Sequence[Job], seeds: Sequence[int]) -> Problems:
     }
 
 
-def _print_damage(jobs: Sequence[Job], plan: GridPlan, problems: Problems) -> None:
-    """Print what is damaged, unless it is the problem of a cell."""
-    for sentence in describe_damage(plan.out, jobs, plan.seeds):
-        if not any(sentence.endswith(problem) for problem in problems.values()):
-            print_error(sentence)
-
-
 def _other_cells(selection: Selection, plan: GridPlan) -> list[Cell]:
     """Return the cells that were not selected, so that tables show earlier runs too, with methods that the paper lacks."""
     labels = {row.label for experiment in load_experiments().values() for row in experiment.rows}
@@ -162,8 +153,7 @@ def print_plan(
 
     `missing_data` lists the columns that lack their data, by dataset.
     """
-    damaged = {job: damage for job in jobs if (damage := grid_runner.find_damage(job, plan.seeds))}
-    unfinished = [job for job in grid_runner.unfinished_jobs(jobs, plan) if job not in damaged]
+    unfinished = grid_runner.unfinished_jobs(jobs, plan)
     seconds = grid.estimate_seconds(unfinished, plan)
     upper = "up to" if 0 < plan.patience < plan.rounds else "about"
     if jobs:
@@ -171,17 +161,16 @@ def print_plan(
         for job in jobs:
             cell, done = job.cells[0], f"{len(job.finished(plan.seeds))}/{len(plan.seeds)}"
             tables = ", ".join(dict.fromkeys(cell.experiment.name for cell in job.cells))
-            time = "damaged" if job in damaged else "done"
+            time = "done"
             if job in unfinished:
                 time = f"{upper} {format_duration(value)}" if (value := seconds.get(job.folder)) else "unknown"
             memory = f"about {format_bytes(job.memory)}" if job in unfinished else ""
             rows.append([cell.column.key, cell.variant.label, done, time, memory, tables, job.folder.name])
         table_console().print(ResultTable(PLAN_COLUMNS, rows))
-    problems = problems | {cell.key: damage for job, damage in damaged.items() for cell in job.cells}
     for problem in group_problems(problems):
         print_error(f"cannot be run: {problem}")
-    n_done = len(jobs) - len(unfinished) - len(damaged)
-    print_line(f"{pluralize(len(unfinished), 'cell')} to run, {n_done} done; {describe_rounds(plan.rounds, plan.patience)}.")
+    counts = f"{pluralize(len(unfinished), 'cell')} to run, {len(jobs) - len(unfinished)} done"
+    print_line(f"{counts}; {describe_rounds(plan.rounds, plan.patience)}.")
     if seconds:
         cells = "" if len(seconds) == len(unfinished) else f" of {len(seconds)} of them"
         print_line(

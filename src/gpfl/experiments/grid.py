@@ -17,8 +17,8 @@ from gpfl.data import DATASETS, PublishedDataset
 from gpfl.data.published.dataset import provenance_warning
 from gpfl.engine import RunSpec
 from gpfl.errors import GpflError
+from gpfl.experiments.config_comparison import UNCOMPARED, Sections, merge_configs
 from gpfl.experiments.definitions import PATIENCE, ROUNDS, Cell, CellKey
-from gpfl.experiments.run_checks import UNCOMPARED, Sections, find_folder_damage, merge_configs
 from gpfl.experiments.stored_runs import StoredTrials, Trials
 from gpfl.experiments.tuned_values import TunedValues
 from gpfl.federation import Federation
@@ -100,21 +100,16 @@ class Job:
         """Name on the terminal."""
         return " ".join(self.cells[0].key)
 
-    @property
-    def damage(self) -> str:
-        """Why its folder cannot be used, and the fix; "" if it can."""
-        return find_folder_damage(self.folder, self.complete)
-
     def trials(self, label: str, seeds: Iterable[int]) -> Trials | None:
-        """Return the finished and undamaged trials of these seeds, or None.
+        """Return the finished trials of these seeds, or None.
 
         It does not depend on trials.json, so run folders from several machines can be put together.
         """
-        runs = [] if self.damage else [run for seed in seeds if (run := self.stored.run(seed))]
+        runs = [run for seed in seeds if (run := self.stored.run(seed))]
         return Trials(label, runs) if runs else None
 
     def finished(self, seeds: Iterable[int]) -> list[int]:
-        """Return the seeds whose trials have finished and are undamaged."""
+        """Return the seeds whose trials have finished."""
         trials = self.trials("", seeds)
         return [run.seed for run in trials.runs] if trials else []
 

@@ -15,7 +15,6 @@ import torch
 from gpfl.engine.distributed import ProcessFailedError, process_group
 from gpfl.errors import DivergenceError, GpflError
 from gpfl.experiments.grid import GridPlan, Job
-from gpfl.experiments.run_checks import find_trial_damage
 from gpfl.experiments.stored_runs import PROVENANCE_FILE, read_provenance
 from gpfl.experiments.trials import CallbackFactory, delete_weights, run_trials
 from gpfl.io import files
@@ -64,7 +63,8 @@ def run(job: Job, plan: GridPlan, make_callback: CallbackFactory, provenance: Ma
     with lock_folder(job.folder) as locked:
         if not locked:
             return False
-        missing = process_group().run_on_main(lambda: _find_missing(job, plan.seeds))
+        finished = process_group().run_on_main(lambda: job.finished(plan.seeds))
+        missing = [seed for seed in plan.seeds if seed not in finished]
 
         def make_recording_callback(label: str) -> Callback:
             if process_group().is_main:
@@ -87,20 +87,6 @@ def unfinished_jobs(jobs: Iterable[Job], plan: GridPlan) -> list[Job]:
         lambda: [job.folder for job in jobs if len(job.finished(plan.seeds)) < len(plan.seeds)]
     )
     return [job for job in jobs if job.folder in folders]
-
-
-def find_damage(job: Job, seeds: Iterable[int]) -> str:
-    """Return why a job cannot run, and the fix: its folder or one of these trials is damaged. "" if it can."""
-    damages = (job.damage, *(find_trial_damage(job.folder / f"seed-{seed}") for seed in seeds))
-    return next(filter(None, damages), "")
-
-
-def _find_missing(job: Job, seeds: Sequence[int]) -> list[int]:
-    """Return the missing seeds. Raise if anything is damaged: the user may want to restore it."""
-    if damage := find_damage(job, seeds):
-        raise GpflError(damage)
-    finished = job.finished(seeds)
-    return [seed for seed in seeds if seed not in finished]
 
 
 def _run_seeds(job: Job, seeds: Sequence[int], make_callback: CallbackFactory) -> None:

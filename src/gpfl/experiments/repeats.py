@@ -32,7 +32,7 @@ from gpfl.engine.distributed import process_group
 from gpfl.engine.slots import batched
 from gpfl.errors import DivergenceError, GpflError
 from gpfl.experiments.compare import MethodVariant, method_configs
-from gpfl.experiments.run_checks import first_difference
+from gpfl.experiments.config_comparison import first_difference
 from gpfl.experiments.statistics import Floats
 from gpfl.experiments.stored_runs import hash_partition
 from gpfl.experiments.trials import CallbackFactory

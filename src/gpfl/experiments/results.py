@@ -13,9 +13,9 @@ from typing import cast
 from gpfl.core.net import Net
 from gpfl.errors import GpflError
 from gpfl.experiments.compare import MethodVariant
+from gpfl.experiments.config_comparison import UNCOMPARED, Sections
 from gpfl.experiments.definitions import Cell, CellKey, Experiment, TableColumn
 from gpfl.experiments.grid import GridPlan, Job, Problems
-from gpfl.experiments.run_checks import UNCOMPARED, Sections, find_folder_damage, find_trial_damage
 from gpfl.experiments.stored_runs import Trials, read_stored_trials
 from gpfl.models.custom import net_name
 from gpfl.training import config as configs
@@ -97,15 +97,6 @@ def _is_requested(requested: Sections, config: Sections) -> bool:
         for key in values.keys() | config[section].keys()
         if (section, key) not in UNCOMPARED and not (section == "net" and values.get(key) == 0)
     )
-
-
-def describe_damage(out: Path, jobs: Iterable[Job], seeds: Iterable[int]) -> list[str]:
-    """Return a sentence about each damaged folder in `out` and each damaged trial of the jobs, with the fix."""
-    damages = {path: find_folder_damage(path) for path in sorted(out.glob("runs/*")) if path.is_dir()}
-    damages |= {job.folder: job.damage for job in jobs}
-    undamaged = [folder for folder in sorted(job.folder for job in jobs) if not damages[folder]]
-    trials = [find_trial_damage(folder / f"seed-{seed}") for folder in undamaged for seed in seeds]
-    return [f"a stored run is ignored: {damage}" for damage in dict.fromkeys((*damages.values(), *trials)) if damage]
 
 
 def collect_results(

@@ -21,8 +21,8 @@ import numpy as np
 
 from gpfl.errors import GpflError
 from gpfl.experiments import run_archive
+from gpfl.experiments.config_comparison import Sections
 from gpfl.experiments.run_archive import ARCHIVE, Content
-from gpfl.experiments.run_checks import Sections, find_folder_damage, is_finished
 from gpfl.federation import MANIFEST
 from gpfl.io.legacy import list_client_accuracies
 from gpfl.training import config as configs
@@ -114,10 +114,10 @@ class StoredTrials:
         return next((note["data"] for note in notes if "data" in note), "")
 
     def run(self, seed: int) -> StoredRun | None:
-        """Return the run of a seed if it has finished and is undamaged."""
+        """Return the run of a seed if it has finished."""
         path = self.path / f"seed-{seed}"
         if self.archived is None:
-            return StoredRun(path) if is_finished(path) else None
+            return StoredRun(path) if RunDir(path).finished else None
         content = self.archived["runs"].get(str(seed))
         return StoredRun(path, content) if content and content["summary"] else None
 
@@ -161,11 +161,11 @@ class Trials:
 
 
 def read_stored_trials(out: Path) -> list[StoredTrials]:
-    """Return all undamaged trials of a folder of results: its run folders or, if it has none, its archive."""
+    """Return all trials of a folder of results: its run folders or, if it has none, its archive."""
     if (out / ARCHIVE).exists() and not (out / "runs").exists():
         return [StoredTrials(out / ARCHIVE / entry["name"], entry) for entry in run_archive.read(out / ARCHIVE)]
     folders = sorted(path.parent for path in out.glob("runs/*/config.toml"))
-    return [StoredTrials(folder) for folder in folders if not find_folder_damage(folder)]
+    return [StoredTrials(folder) for folder in folders]
 
 
 def read_provenance(run: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpfl.engine.distributed import process_group
 from gpfl.errors import DivergenceError, GpflError
-from gpfl.experiments.run_checks import Sections, first_difference, is_finished
+from gpfl.experiments.config_comparison import Sections, first_difference
 from gpfl.experiments.stored_runs import StoredRun, Trials
 from gpfl.federation import MANIFEST, Federation
 from gpfl.io import files, toml
@@ -166,7 +166,7 @@ def _read_progress(out: Path, only: Sequence[int] | None) -> tuple[str, list[int
 
 def _summarize_trials(out: Path, label: str, seeds: Sequence[int], required: Sequence[int]) -> Trials:
     """Return the trials of the required seeds and all others that have finished, after writing their means."""
-    trials = read_trials(out, [seed for seed in seeds if seed in required or is_finished(out / f"seed-{seed}")])
+    trials = read_trials(out, [seed for seed in seeds if seed in required or RunDir(out / f"seed-{seed}").finished])
     means = {key: {"mean": trials.mean(key), "std": trials.std(key)} for key in SUMMARY_KEYS}
     files.write_text(out / TRIALS_FILE, json.dumps({"method": label, "seeds": seeds, **means}, indent=2) + "\n")
     return trials

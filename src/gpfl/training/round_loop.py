@@ -135,8 +135,7 @@ class RoundLoop:
             if checkpoint is None:  # without the selected state the run starts over
                 return first, first
             selected = self._take_local(checkpoint)
-        extra = {record_key(name, split) for name in ("accuracy", self.options.metric) for split in self._splits}
-        self.history = [record for record in self.run_dir.read_metrics(extra) if metric(record, "round") <= state.round]
+        self.history = [record for record in self.run_dir.read_metrics() if metric(record, "round") <= state.round]
         evaluated = {record["round"] for record in self.history}
         end = state.round if self.engine.saves_before_evaluation else state.round + 1
         missing = [i for i in range(end) if self._is_evaluated(i) and i not in evaluated]
