@@ -17,7 +17,7 @@ from gpfl.experiments.learning_curve import SampleEstimate
 from gpfl.models.custom import net_name
 from gpfl.report.pages import render, write_texts
 from gpfl.report.plotting import annotate, figure_style, new_figure, printable
-from gpfl.report.tables import Bold, Cell, ResultColumn, ResultTable, enumerate_names, format_bytes, format_value
+from gpfl.report.tables import Bold, Cell, MetricUnit, ResultColumn, ResultTable, enumerate_names, format_bytes
 
 AVERAGE = "average"
 """Name of the row and of the interval of the average."""
@@ -41,7 +41,7 @@ class AdviceReport:
 
     def __init__(self, result: AdviceResult) -> None:
         self.result, self.advice, self.scores = result, result.advice, result.scores
-        self.metric = METRICS[result.metric]
+        self.metric, self.unit = METRICS[result.metric], MetricUnit(result.metric)
 
     @property
     def title(self) -> str:
@@ -70,7 +70,7 @@ class AdviceReport:
             return f"{self.metric.label} is undefined in too many repeats"
         unit = " points" if self.metric.is_percentage else ""
         change = (
-            f"joining changes {self.metric.label} by {self._gain(average.gain)}{unit} on average (95 % interval "
+            f"joining changes {self.metric.label} by {self.unit.difference(average.gain.mean)}{unit} on average (95 % interval "
             f"{self._interval(average.gain)})"
         )
         if average.reason == "no signal":
@@ -140,10 +140,10 @@ class AdviceReport:
         columns: Mapping[ResultColumn, Callable[[Verdict], Cell]] = {
             ResultColumn("client"): lambda each: each.name or Bold(AVERAGE),
             ResultColumn("samples", "d", hide=2): lambda each: each.n_samples,
-            ResultColumn(f"alone{self._unit}", self._format, hide=3): lambda each: self._score(each.alone),
-            ResultColumn(f"joining{self._unit}", self._format, hide=3): lambda each: self._score(each.joined),
-            ResultColumn(f"gain{self._points}", f"+{self._format}"): lambda each: (
-                self._scale * each.gain.mean if each.gain else None
+            ResultColumn(f"alone{self.unit.suffix}", self.unit.spec, hide=3): lambda each: self._score(each.alone),
+            ResultColumn(f"joining{self.unit.suffix}", self.unit.spec, hide=3): lambda each: self._score(each.joined),
+            ResultColumn(f"gain{self.unit.points}", f"+{self.unit.spec}"): lambda each: (
+                self.unit.scale * each.gain.mean if each.gain else None
             ),
             ResultColumn("95 % interval"): lambda each: self._interval(each.gain) if each.gain else None,
             ResultColumn("probability\nof a gain"): lambda each: _percent(each.gain.better) if each.gain else None,
@@ -172,7 +172,7 @@ class AdviceReport:
         chosen = self.advice.chosen
         columns: Mapping[ResultColumn, Callable[[tuple[str, MethodCost]], Cell]] = {
             ResultColumn("method"): lambda item: Bold(item[0]) if item[0] == self.advice.method else item[0],
-            ResultColumn(f"{self.metric.label}{self._unit}", self._format): lambda item: self._mean_score(item[0]),
+            ResultColumn(f"{self.metric.label}{self.unit.suffix}", self.unit.spec): lambda item: self._mean_score(item[0]),
             ResultColumn("chosen\nin", hide=2): lambda item: str(chosen[item[0]]) if item[0] in chosen else None,
             ResultColumn("rounds", ".0f"): lambda item: item[1].rounds,
             ResultColumn("best\nround", ".0f", hide=1): lambda item: item[1].selected_round,
@@ -195,15 +195,16 @@ class AdviceReport:
         rows = len(verdicts)
         figure = new_figure(8.2, 1.3 + 0.32 * max(rows, 2))
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 2])
-        rope = self._scale * self.result.rope
+        scale = self.unit.scale
+        rope = scale * self.result.rope
         left.axvspan(-rope, rope, color="#e8e8e8", lw=0)
         left.axvline(0, color="#444444", lw=0.8)
         for k, verdict in enumerate(verdicts):
             gain = verdict.gain
             assert gain is not None
             color, y = ANSWER_COLORS[verdict.answer], rows - 1 - k
-            left.plot([self._scale * gain.low, self._scale * gain.high], [y, y], color=color, lw=3, solid_capstyle="butt")
-            left.plot(self._scale * gain.mean, y, "o", color=color, ms=6.5, mec="white", mew=1.0)
+            left.plot([scale * gain.low, scale * gain.high], [y, y], color=color, lw=3, solid_capstyle="butt")
+            left.plot(scale * gain.mean, y, "o", color=color, ms=6.5, mec="white", mew=1.0)
             start = 0.0
             for name, share in (("better", gain.better), ("same", gain.same), ("worse", gain.worse)):
                 right.barh(y, 100 * share, 0.6, left=start, color=PROBABILITY_COLORS[name], lw=0)
@@ -218,7 +219,7 @@ class AdviceReport:
         if verdicts and not verdicts[-1].name:
             left.get_yticklabels()[0].set_fontweight("bold")
         left.set_ylim(-0.6, rows - 0.4)
-        left.set_xlabel(f"gain in {self.metric.label}{self._points}: mean and 95 % interval")
+        left.set_xlabel(f"gain in {self.metric.label}{self.unit.points}: mean and 95 % interval")
         right.set(xlim=(0, 100), xlabel="probability, %")
         for axes in (left, right):
             axes.grid(axis="y", visible=False)
@@ -266,39 +267,19 @@ class AdviceReport:
     def _label(self) -> str:
         return self.metric.label[:1].upper() + self.metric.label[1:]
 
-    @property
-    def _scale(self) -> int:
-        return 100 if self.metric.is_percentage else 1
-
-    @property
-    def _unit(self) -> str:
-        return ", %" if self.metric.is_percentage else ""
-
-    @property
-    def _points(self) -> str:
-        return ", points" if self.metric.is_percentage else ""
-
-    @property
-    def _format(self) -> str:
-        return ".1f" if self.metric.is_percentage else ".3f"
-
     def _amount(self, value: float) -> str:
-        number = self._scale * value
+        number = self.unit.scale * value
         return f"{number:g} {'point' if number == 1 else 'points'}" if self.metric.is_percentage else f"{number:g}"
 
     def _score(self, value: float) -> float | None:
         """Return a score as a metric in its unit; None if it is undefined."""
-        return None if math.isnan(value) else (-1 if self.metric.lower_is_better else 1) * self._scale * value
+        return None if math.isnan(value) else (-1 if self.metric.lower_is_better else 1) * self.unit.scale * value
 
     def _mean_score(self, method: str) -> float | None:
         return self._score(self.result.mean_score(method))
 
-    def _gain(self, gain: Gain) -> str:
-        return format_value(self._scale * gain.mean, f"+{self._format}")
-
     def _interval(self, gain: Gain) -> str:
-        low, high = (format_value(self._scale * end, f"+{self._format}") for end in (gain.low, gain.high))
-        return f"{low} to {high}"
+        return self.unit.interval(gain.low, gain.high)
 
     def _more_cell(self, verdict: Verdict) -> str | None:
         if verdict.reason != "noise":

@@ -8,7 +8,7 @@ import numpy as np
 
 from gpfl.core.metrics import METRICS
 from gpfl.inference.metrics import ClientMetrics, MetricsReport
-from gpfl.report.tables import Cell, ResultColumn, ResultTable
+from gpfl.report.tables import Cell, MetricUnit, ResultColumn, ResultTable
 
 MAX_CLIENTS = 12  # clients that a table lists one by one; of more it shows the worst, the best and quantiles
 
@@ -73,7 +73,7 @@ def _quantile_cells(report: MetricsReport, shown: Sequence[str], quantile: float
 
 
 def _scaled(name: str, value: float | None) -> float | None:
-    return None if value is None else value * (100 if METRICS[name].is_percentage else 1)
+    return None if value is None else value * MetricUnit(name).scale
 
 
 def _worst_first(report: MetricsReport, metric: str) -> list[str]:

@@ -12,7 +12,7 @@ from gpfl.experiments.pairwise import PairedDifference, metric_sign
 from gpfl.experiments.repeats import RepeatedResults
 from gpfl.report.plotting import annotate, figure_style, method_styles, new_figure, save_figure, use_name_ticks
 from gpfl.report.repeat_tables import SIGNIFICANT
-from gpfl.report.tables import enumerate_names, format_value
+from gpfl.report.tables import MetricUnit, enumerate_names, format_value
 
 
 def describe_gains(pairs: Sequence[PairedDifference], metric: str, name: str) -> str:
@@ -21,28 +21,27 @@ def describe_gains(pairs: Sequence[PairedDifference], metric: str, name: str) ->
     `pairs` are differences of the reference minus each method, the best method first; `name` describes the reference, such as
     "training alone". A difference counts if its p-value, corrected for the number of pairs, is below `SIGNIFICANT`.
     """
-    sign = metric_sign(metric)
+    sign, unit = metric_sign(metric), MetricUnit(metric)
     clear = [pair for pair in pairs if pair.corrected_p is not None and pair.corrected_p < SIGNIFICANT]
     groups = {
         "better": [pair for pair in clear if sign * pair.test.mean < 0],
         "worse": [pair for pair in reversed(clear) if sign * pair.test.mean > 0],
     }
-    unit = f"points of {METRICS[metric].label}" if METRICS[metric].is_percentage else f"in {METRICS[metric].label}"
+    of_metric = f"points of {METRICS[metric].label}" if METRICS[metric].is_percentage else f"in {METRICS[metric].label}"
     clauses = []
     for word, group in groups.items():
         texts: list[str] = []
         for pair in group:
-            low, size, high = (_format(value, metric) for value in sorted(map(abs, _interval(pair))))
-            first = f"{pair.other} is {word} than {name} by {size} {unit} (95 % interval {low} to {high})"
+            low, size, high = (format_value(unit.scale * value, unit.spec) for value in sorted(map(abs, _interval(pair))))
+            first = f"{pair.other} is {word} than {name} by {size} {of_metric} (95 % interval {low} to {high})"
             texts.append(f"{pair.other} by {size} ({low} to {high})" if texts else first)
         if texts:
             clauses.append(enumerate_names(texts, len(texts)))
     if unclear := [pair for pair in pairs if pair not in clear]:
-        values = [[_format(value, metric, "+") for value in _interval(pair)] for pair in unclear]
-        texts = [
-            f"{pair.other} ({mean}, 95 % interval {low} to {high})"
-            for pair, (low, mean, high) in zip(unclear, values, strict=True)
-        ]
+        texts = []
+        for pair in unclear:
+            start, mean, end = _interval(pair)
+            texts.append(f"{pair.other} ({unit.difference(mean)}, 95 % interval {unit.interval(start, end)})")
         clauses.append(f"there is no clear difference from {name} for {enumerate_names(texts, len(texts))}")
     return f"On these data {'; '.join(clauses)}."
 
@@ -51,7 +50,7 @@ def describe_gains(pairs: Sequence[PairedDifference], metric: str, name: str) ->
 def draw_gains(results: RepeatedResults, pairs: Sequence[PairedDifference], path: Path, title: str, axis: str) -> None:
     """Draw the difference of each method from a reference: its mean with the 95 % interval, and a dot for each repeat."""
     metric = results.config.run.metric
-    scale = _scale(metric)
+    scale = MetricUnit(metric).scale
     figure = new_figure(8, 0.42 * len(pairs) + 1.5)
     axes = figure.add_subplot()
     axes.axvline(0, color="#888888", linewidth=1)
@@ -73,12 +72,3 @@ def _interval(pair: PairedDifference) -> tuple[float, float, float]:
     """Return the lower end, the mean and the upper end of the method minus the reference; NaN where there is no interval."""
     low, high = (float("nan") if end is None else -end for end in (pair.test.high, pair.test.low))
     return low, -pair.test.mean, high
-
-
-def _format(value: float, metric: str, sign: str = "") -> str:
-    digits = 1 if METRICS[metric].is_percentage else 3
-    return format_value(round(_scale(metric) * value, digits) + 0.0, f"{sign}.{digits}f")  # + 0.0: no negative zero
-
-
-def _scale(metric: str) -> int:
-    return 100 if METRICS[metric].is_percentage else 1

@@ -21,6 +21,7 @@ from gpfl.report.tables import (
     Bold,
     Cell,
     MeanStd,
+    MetricUnit,
     ResultColumn,
     ResultTable,
     format_bytes,
@@ -37,6 +38,7 @@ class RepeatReport:
 
     def __init__(self, results: RepeatedResults) -> None:
         self.results, self.metric = results, results.config.run.metric
+        self.unit = MetricUnit(self.metric, 2)
         self.scores = score_methods(results, self.metric)
         self.pairs = compare_pairs(results, self.metric, [score.method for score in self.scores])
         self.clients = score_clients(results, self.metric)
@@ -58,13 +60,13 @@ class RepeatReport:
 
     def method_table(self) -> ResultTable:
         """Return the table of methods: mean ± std over repeats, ranks and costs."""
-        name = METRICS[self.metric].label + self._unit
+        name = METRICS[self.metric].label + self.unit.suffix
         columns: Mapping[ResultColumn, Callable[[MethodScore], Cell]] = {
             ResultColumn("method"): lambda score: score.method,
-            ResultColumn(name, self._format): lambda score: MeanStd.from_values(self._scale * score.values),
+            ResultColumn(name, self.unit.spec): lambda score: MeanStd.from_values(self.unit.scale * score.values),
             ResultColumn("mean\nrank", ".2f"): lambda score: score.mean_rank,
             ResultColumn("best\nin", "d", hide=2): lambda score: score.best_in,
-            ResultColumn("worst\nclient", self._format, hide=1): lambda score: self._worst_client(score.method),
+            ResultColumn("worst\nclient", self.unit.spec, hide=1): lambda score: self._worst_client(score.method),
             ResultColumn("up", hide=3): lambda score: format_bytes(self._mean_of(score.method, "bytes_up")),
             ResultColumn("down", hide=3): lambda score: format_bytes(self._mean_of(score.method, "bytes_down")),
             ResultColumn("seconds", ".1f", hide=4): lambda score: self._mean_of(score.method, "seconds"),
@@ -88,7 +90,7 @@ class RepeatReport:
             pairs = [pair for pair in tests if pair.one == reference]
         columns: Mapping[ResultColumn, Callable[[PairedDifference], Cell]] = {
             ResultColumn("method"): lambda pair: pair.other,
-            ResultColumn(f"difference{self._points}", f"+{self._format}"): lambda pair: -self._scale * pair.test.mean,
+            ResultColumn(f"difference{self.unit.points}", f"+{self.unit.spec}"): lambda pair: -self.unit.scale * pair.test.mean,
             ResultColumn("95 % interval"): lambda pair: self._interval(pair),
             ResultColumn("p"): lambda pair: format_p_value(pair.corrected_p),
             ResultColumn("repeats\nbetter – worse"): lambda pair: f"{pair.losses} – {pair.wins}",
@@ -119,16 +121,16 @@ class RepeatReport:
         rows = [[row, *(self._pair_cell(*cells.get((row, column), (None, None))) for column in names)] for row in names]
         columns = [ResultColumn("row − column"), *(ResultColumn(name, hide=max(0, k - 3)) for k, name in enumerate(names))]
         notes = [f"* p < {SIGNIFICANT:g}."]
-        return ResultTable(columns, rows, f"All pairs{self._points}", notes=notes)
+        return ResultTable(columns, rows, f"All pairs{self.unit.points}", notes=notes)
 
     def client_table(self) -> ResultTable:
         """Return the table of clients: each method's mean over repeats and, in brackets, the repeats in which it is best."""
         names = [score.method for score in self.scores]
-        spec = ".1f" if METRICS[self.metric].is_percentage else ".3f"
+        unit = MetricUnit(self.metric)
         rows: list[list[Cell]] = []
         for client, scores in self.clients.items():
             texts = {
-                name: f"{format_value(self._scale * score.mean, spec)} ({score.best_in})"
+                name: f"{format_value(unit.scale * score.mean, unit.spec)} ({score.best_in})"
                 if not math.isnan(score.mean)
                 else None
                 for name, score in scores.items()
@@ -137,7 +139,7 @@ class RepeatReport:
             rows.append([client, *(Bold(texts[name]) if scores[name].best_in == most else texts[name] for name in names)])
         columns = [ResultColumn("client"), *(ResultColumn(name, hide=max(0, k - 3)) for k, name in enumerate(names))]
         notes = ["In brackets and bold: the number of repeats in which no method is better for the client; ties count for all."]
-        return ResultTable(columns, rows, f"{METRICS[self.metric].label} of each client{self._unit} (wins)", notes=notes)
+        return ResultTable(columns, rows, f"{METRICS[self.metric].label} of each client{self.unit.suffix} (wins)", notes=notes)
 
     def save(self, folder: Path, notes: Sequence[str] = ()) -> list[Path]:
         """Write the tables as table.md, table.csv and table.json and return the paths."""
@@ -198,34 +200,17 @@ class RepeatReport:
             )
         return records
 
-    @property
-    def _scale(self) -> int:
-        return 100 if METRICS[self.metric].is_percentage else 1
-
-    @property
-    def _unit(self) -> str:
-        return ", %" if self._scale == 100 else ""
-
-    @property
-    def _points(self) -> str:
-        return ", points" if self._scale == 100 else ""
-
-    @property
-    def _format(self) -> str:
-        return ".2f" if self._scale == 100 else ".4f"
-
     def _interval(self, pair: PairedDifference) -> str | None:
         """Return the interval of the difference, other minus one."""
         if pair.test.low is None or pair.test.high is None:
             return None
-        low, high = (format_value(-self._scale * end, f"+{self._format}") for end in (pair.test.high, pair.test.low))
-        return f"{low} to {high}"
+        return self.unit.interval(-pair.test.high, -pair.test.low)
 
     def _pair_cell(self, mean: float | None, p: float | None) -> str | None:
         if mean is None:
             return None
         mark = "*" if p is not None and p < SIGNIFICANT else " "
-        return format_value(self._scale * mean, f"+{self._format}") + mark
+        return self.unit.difference(mean) + mark
 
     def _mean_of(self, method: str, key: str) -> float:
         records = self.results.records[method]
@@ -236,4 +221,4 @@ class RepeatReport:
         records = [self.results.records[method][repeat] for repeat in self.results.repeats]
         values = [worst.reduce([record.value(self.metric, client=name) for name in record.n_samples]) for record in records]
         defined = [value for value in values if not np.isnan(value)]
-        return self._scale * float(np.mean(defined)) if defined else None
+        return self.unit.scale * float(np.mean(defined)) if defined else None

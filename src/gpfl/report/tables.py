@@ -18,6 +18,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from gpfl.core.metrics import METRICS
 from gpfl.experiments.stored_runs import Trials
 from gpfl.report.pages import escape_latex, escape_markdown, render
 
@@ -186,6 +187,24 @@ def format_value(value: Value, spec: str = "") -> str:
         return value
     text = format(value, spec)
     return f"−{text[1:]}" if text.startswith("-") else text
+
+
+class MetricUnit:
+    """The unit of a metric in texts: percent and points, or the metric itself with two more digits."""
+
+    def __init__(self, metric: str, digits: int = 1) -> None:
+        percentage = METRICS[metric].is_percentage
+        self.scale = 100 if percentage else 1
+        self.suffix, self.points = (", %", ", points") if percentage else ("", "")  # after the metric, after a difference of it
+        self.spec = f".{digits if percentage else digits + 2}f"
+
+    def difference(self, value: float) -> str:
+        """Return a difference with its sign."""
+        return format_value(self.scale * value, f"+z{self.spec}")
+
+    def interval(self, low: float, high: float) -> str:
+        """Return an interval of differences."""
+        return f"{self.difference(low)} to {self.difference(high)}"
 
 
 def enumerate_names(names: Sequence[str], limit: int = 6) -> str:
