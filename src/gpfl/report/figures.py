@@ -19,7 +19,6 @@ from gpfl.report.plotting import (
     MARKERS,
     annotate,
     figure_style,
-    max_label_length,
     method_styles,
     new_figure,
     printable,
@@ -233,35 +232,19 @@ class ClassCounts(NamedTuple):
 @figure_style()
 def draw_class_counts(data: ClassCounts, *paths: Path) -> None:
     """Draw a disc for each client and class, its area by the number of samples."""
-    counts, n_clients, n_classes = data.counts, len(data.clients), len(data.classes)
-    across = np.clip(4 / n_clients, 0.35, 2) if n_clients < 30 else 10.5 / n_clients  # inches from client to client
-    up = min(0.3, 11 / n_classes)
-    client_labels, class_labels = (0.08 * max_label_length(names) for names in (data.clients, data.classes))
-    upright = client_labels > across
-    height = max(2.5, up * (n_classes + 1) + 1 + client_labels * upright)
-    figure = new_figure(across * (n_clients + 1) + 1.5 + class_labels, height)
+    n_clients, n_classes = data.counts.shape
+    figure = new_figure(float(np.clip(0.4 * n_clients + 3, 7, 12)), float(np.clip(0.25 * n_classes + 2, 3, 12)))
     axes = figure.add_subplot()
-    largest = np.clip(72 * min(across, up), 8, 18)  # diameter in points
-
-    def area(count: float) -> float:
-        return float(max(1, largest**2 * count / counts.max()))  # a single sample stays visible
-
-    clients, classes = np.nonzero(counts)
-    axes.scatter(clients, classes, s=[area(count) for count in counts[clients, classes]], color="#c44e52", linewidth=0)
-    for count in round_counts(int(counts.max())):
-        axes.scatter([], [], s=area(count), color="#c44e52", linewidth=0, label=f"{count:,}")
-    figure.legend(loc="outside right upper", title="samples", labelspacing=0.8)
+    clients, classes = np.nonzero(data.counts)
+    scale = min(200, 60_000 / max(n_clients, n_classes) ** 1.5) / data.counts.max()
+    sizes = np.maximum(1, scale * data.counts[clients, classes])  # a single sample stays visible
+    discs = axes.scatter(clients, classes, s=sizes, color="#c44e52", linewidth=0)
+    entries = discs.legend_elements("sizes", num=3, func=lambda size: size / scale, fmt="{x:,.0f}", color="#c44e52")
+    figure.legend(*entries, loc="outside right upper", title="samples", labelspacing=0.8)
     use_name_ticks(axes.xaxis, data.clients)
     use_name_ticks(axes.yaxis, data.classes)
-    axes.tick_params("x", rotation=90 if upright else 0)
-    axes.set(xlabel="client", ylabel="class")
-    right, above = (0.5 + largest / 144 / step for step in (across, up))
-    axes.set(xlim=(-right, n_clients - 1 + right), ylim=(-above, n_classes - 1 + above))
+    if sum(map(len, data.clients)) > 60:
+        axes.tick_params("x", rotation=90)
+    axes.set(xlabel="client", ylabel="class", xlim=(-0.8, n_clients - 0.2), ylim=(-0.8, n_classes - 0.2))
     annotate(figure, ": ".join(filter(None, [printable(data.data, 40), "samples of each class on each client"])))
     save_figure(figure, *paths)
-
-
-def round_counts(largest: int) -> list[int]:
-    """Return up to three of the numbers 1, 2, 5, 10, 20, … from `largest` down, without every second."""
-    numbers = [step * 10**power for power in range(len(str(largest))) for step in (1, 2, 5)]
-    return [number for number in numbers if number <= largest][::-2][:3]

@@ -138,11 +138,6 @@ def use_name_ticks(axis: Axis, names: Sequence[str]) -> None:
         axis.set_ticks(range(len(names)), [printable(name, MAX_TICK_LENGTH) or f"#{k}" for k, name in enumerate(names)])
 
 
-def max_label_length(names: Sequence[str]) -> int:
-    """Return the length of the longest name that `use_name_ticks` writes; 0 if it writes numbers."""
-    return min(MAX_TICK_LENGTH, max(map(len, names))) if len(names) <= MAX_TICKS else 0
-
-
 def printable(text: str, max_length: int) -> str:
     """Return text as one line of at most `max_length` characters without its middle and characters that no font has."""
     line = " ".join("".join(character for character in text if character.isspace() or character in _characters()).split())
