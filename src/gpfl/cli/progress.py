@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -40,20 +40,33 @@ class ProgressReporter:
 
 
 class RepeatsReporter(ProgressReporter):
-    """Progress of repeated runs: one line for all repeats of a method. Labels of runs end in "repeat N"."""
+    """Progress of repeated runs: one line for all repeats of a method. Labels of runs end in "repeat N".
+
+    Elsewhere than on a terminal, a line is printed when a method has finished, and at most one every `LOG_INTERVAL` before.
+    """
 
     def __init__(self, console: Console, repeats: int) -> None:
         super().__init__(console)
         self._progress = progress_bars(console, "{task.completed:.0f}/{task.total:.0f} repeats", time_remaining_column())
         self._repeats = repeats
-        self._groups: dict[str, RepeatsProgress] = {}
+        self._tasks: dict[str, TaskID] = {}
+        self._last_time = time.monotonic()
 
     def callback(self, label: str) -> Callback:
         """Return the callback of one run."""
         name, _, repeat = label.rpartition(" repeat ")
-        if name not in self._groups:
-            self._groups[name] = RepeatsProgress(self._progress, name, int(repeat), self._repeats, self._printed)
-        return RepeatProgress(self._groups[name], int(repeat))
+        if name not in self._tasks:  # repeats before the first one have finished
+            self._tasks[name] = self._progress.add_task(name, total=self._repeats, completed=int(repeat), status="")
+        return RepeatProgress(RunProgress(self._progress, name, self._printed), lambda share: self._advance(name, share))
+
+    def _advance(self, name: str, share: float) -> None:
+        self._progress.advance(self._tasks[name], share)
+        if self._progress.disable:
+            done = round(self._progress.tasks[self._tasks[name]].completed, 6)
+            if done >= self._repeats or time.monotonic() - self._last_time >= LOG_INTERVAL:
+                self._last_time = time.monotonic()
+                text = f"{name}: {int(done)}/{self._repeats} repeats"
+                self._progress.console.print(text, highlight=False, markup=False, emoji=False)
 
 
 class StatusColumn(TextColumn):
@@ -120,52 +133,24 @@ class RunProgress(Callback):
         self._progress.console.print(f"{self._label}: {text}", highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
-class RepeatsProgress:
-    """The line of all repeats of a method, which counts those before the first one as finished.
-
-    On a terminal one line is redrawn. Elsewhere there is a line at the end, and at most one every `LOG_INTERVAL` before.
-    """
-
-    def __init__(self, progress: Progress, name: str, first: int, repeats: int, printed: set[str]) -> None:
-        self.notes = RunProgress(progress, name, printed)
-        self._progress, self._name, self._first, self._repeats = progress, name, first, repeats
-        self._shares: dict[int, float] = {}  # of the rounds of each repeat
-        self._last_time = time.monotonic()
-        self._task: TaskID | None = None
-
-    def update(self, repeat: int, share: float) -> None:
-        """Set which share of its rounds a repeat has finished."""
-        if self._shares.get(repeat) == share:
-            return
-        self._shares[repeat] = share
-        done = self._first + sum(self._shares.values())
-        if not self._progress.disable:
-            if self._task is None:
-                self._task = self._progress.add_task(self._name, total=self._repeats, completed=self._first, status="")
-            self._progress.update(self._task, completed=done)
-        elif done >= self._repeats or time.monotonic() - self._last_time >= LOG_INTERVAL:
-            self._last_time = time.monotonic()
-            self._progress.console.print(
-                f"{self._name}: {int(done)}/{self._repeats} repeats", highlight=False, markup=False, emoji=False
-            )
-
-
 class RepeatProgress(Callback):
-    """Callback of one repeat."""
+    """Callback of one repeat: prints notes, and advances by the share of its rounds that has finished."""
 
-    def __init__(self, group: RepeatsProgress, repeat: int) -> None:
-        self._group, self._repeat, self._rounds = group, repeat, 1
+    def __init__(self, notes: Callback, advance: Callable[[float], None]) -> None:
+        self._notes, self._advance = notes, advance
+        self._left, self._rounds = 1.0, 1
 
     def on_run_start(self, run: RunInfo) -> None:
         """Print the notes that no other run has printed."""
         self._rounds = run.rounds
-        self._group.notes.on_run_start(run)
-        self._group.update(self._repeat, 0.0)
+        self._notes.on_run_start(run)
 
     def on_round_end(self, round: int, losses: Mapping[str, float]) -> None:
-        """Show how far the repeats are."""
-        self._group.update(self._repeat, round / self._rounds)
+        """Count the round; `on_run_end` counts the last one."""
+        if round < self._rounds:
+            self._left -= 1 / self._rounds
+            self._advance(1 / self._rounds)
 
     def on_run_end(self, summary: Mapping[str, object]) -> None:
-        """Count the repeat as finished."""
-        self._group.update(self._repeat, 1.0)
+        """Count the rest, which is more than a round after an early stop."""
+        self._advance(self._left)
