@@ -34,18 +34,6 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-# The plan.
-
-
-@pytest.mark.usefixtures("toys")
-def test_time_is_an_upper_bound_where_patience_can_end_a_run(command: Command) -> None:
-    given = ("reproduce", "toys", "--methods", "gpfl", "--rounds", 9, "--no-figures")
-    for patience, words in ((3, "up to"), (0, "about"), (9, "about")):
-        assert command(*given, "--seeds", 0, "--patience", patience).code == 0
-        plan = command(*given, "--seeds", "0,1", "--patience", patience, "--dry-run")
-        assert f"Time: {words} " in plan.out
-
-
 # What our runs say of rounds.
 
 

@@ -179,8 +179,6 @@ def test_latex_has_rows_of_ours_and_the_papers_with_the_best_in_bold() -> None:
 def test_numbers_of_the_csv_are_those_of_the_table(tmp_path: Path) -> None:
     paths = paper_tables.save(toy_results(RUN), tmp_path / "toys", ORIGIN)
     assert [path.name for path in paths] == ["table.md", "table.tex", "table.csv"]
-    assert paper_tables.saved_experiment(tmp_path / "toys") == "toys"
-    assert paper_tables.saved_experiment(tmp_path) == ""
     with paths[2].open(newline="") as file:
         records = list(csv.DictReader(file))
     assert len(records) == 8

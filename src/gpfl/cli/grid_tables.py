@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from gpfl.cli.terminal import print_error, print_line, table_console
 from gpfl.engine.distributed import process_group
 from gpfl.errors import GpflError, pluralize
-from gpfl.experiments import feature_projections, grid, grid_runner
+from gpfl.experiments import feature_projections, grid_runner
 from gpfl.experiments.compare import parse_methods
 from gpfl.experiments.config_comparison import merge_configs
 from gpfl.experiments.definitions import Cell, TableColumn, load_experiments
@@ -18,16 +18,15 @@ from gpfl.io import files
 from gpfl.io.provenance import command_line, current_commit
 from gpfl.report import feature_tables, pages, paper_tables
 from gpfl.report.paper_tables import describe_rounds, group_problems
-from gpfl.report.tables import ResultColumn, ResultTable, format_bytes, format_duration
+from gpfl.report.tables import ResultColumn, ResultTable, format_bytes
 
 PLAN_COLUMNS = (
     ResultColumn("cell"),
     ResultColumn("method", align="left"),
     ResultColumn("seeds\ndone"),
-    ResultColumn("time", align="left"),
-    ResultColumn("memory", hide=1),
-    ResultColumn("tables", align="left", hide=2),
-    ResultColumn("folder", align="left", hide=3),
+    ResultColumn("memory"),
+    ResultColumn("tables", align="left", hide=1),
+    ResultColumn("folder", align="left", hide=2),
 )
 
 
@@ -154,28 +153,18 @@ def print_plan(
     `missing_data` lists the columns that lack their data, by dataset.
     """
     unfinished = grid_runner.unfinished_jobs(jobs, plan)
-    seconds = grid.estimate_seconds(unfinished, plan)
-    upper = "up to" if 0 < plan.patience < plan.rounds else "about"
     if jobs:
         rows = []
         for job in jobs:
             cell, done = job.cells[0], f"{len(job.finished(plan.seeds))}/{len(plan.seeds)}"
             tables = ", ".join(dict.fromkeys(cell.experiment.name for cell in job.cells))
-            time = "done"
-            if job in unfinished:
-                time = f"{upper} {format_duration(value)}" if (value := seconds.get(job.folder)) else "unknown"
             memory = f"about {format_bytes(job.memory)}" if job in unfinished else ""
-            rows.append([cell.column.key, cell.variant.label, done, time, memory, tables, job.folder.name])
+            rows.append([cell.column.key, cell.variant.label, done, memory, tables, job.folder.name])
         table_console().print(ResultTable(PLAN_COLUMNS, rows))
     for problem in group_problems(problems):
         print_error(f"cannot be run: {problem}")
     counts = f"{pluralize(len(unfinished), 'cell')} to run, {len(jobs) - len(unfinished)} done"
     print_line(f"{counts}; {describe_rounds(plan.rounds, plan.patience)}.")
-    if seconds:
-        cells = "" if len(seconds) == len(unfinished) else f" of {len(seconds)} of them"
-        print_line(
-            f"Time{cells}: {upper} {format_duration(sum(seconds.values()))}, at the speed of finished runs in {plan.out}."
-        )
     if missing_data:
         print_line(
             f"Left out because their data are missing: {', '.join(key for keys in missing_data.values() for key in keys)}."

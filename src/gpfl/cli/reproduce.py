@@ -9,12 +9,11 @@ from pathlib import Path
 
 import click
 
-from gpfl.cli import privacy as privacy_command
 from gpfl.cli.command import Argument, Command
 from gpfl.cli.data import download_datasets
 from gpfl.cli.grid_progress import GridReporter
 from gpfl.cli.grid_tables import print_plan, print_problems, write_run_tables, write_stored_tables
-from gpfl.cli.interrupt import StoppedError, interruptible, same_command
+from gpfl.cli.interrupt import StoppedError, same_command
 from gpfl.cli.options import Folder, config_option, option, out_option, parse_options, seeds_option, set_option
 from gpfl.cli.overrides import check_method_set, parse_method_set
 from gpfl.cli.terminal import console, print_error, print_line
@@ -23,18 +22,14 @@ from gpfl.errors import GpflError, pluralize
 from gpfl.experiments import grid, grid_runner
 from gpfl.experiments.definitions import PATIENCE, ROUNDS, Cell, find_experiments, load_experiments
 from gpfl.experiments.grid import FederationCache, GridPlan, Job, Problems
-from gpfl.experiments.privacy_table import METHODS as ATTACKED_METHODS
 from gpfl.experiments.selection import Selection, parse_names, select_cells
 from gpfl.experiments.tuned_values import TunedValues
 from gpfl.io import files
 from gpfl.io.provenance import command_line, current_commit
-from gpfl.report import paper_tables
 from gpfl.training.config import ConfigDict
 from gpfl.training.devices import find_device
 
 ATTACKS = ("privacy", "table5")  # names of the table that attacks on uploads produce
-
-ATTACKS_HELP = "gpfl privacy attacks --help lists its options"
 
 RUN_FLAGS = ("protocol", "device", "engine", "precision", "compile", "checkpoint_every")
 FLAGS = {
@@ -55,7 +50,7 @@ RESERVED = ("runs", "problems", "tuned", "privacy", "leaks", "defences")
     nargs=-1,
     cls=Argument,
     metavar="[EXPERIMENT]…",
-    help="Experiments, such as effectiveness, table1, scalability, figure3, privacy, or all. Without one they are listed.",
+    help="Experiments, such as effectiveness, table1, scalability, figure3, or all. Without one they are listed.",
 )
 @option(
     "--methods",
@@ -80,7 +75,7 @@ RESERVED = ("runs", "problems", "tuned", "privacy", "leaks", "defences")
 )
 @out_option("Folder; runs it already holds are not repeated.", "results")
 @click.option("--table", metavar="NAME", help="Name of the table's folder in --out, instead of the experiment's.")
-@click.option("--dry-run", is_flag=True, help="List the cells with their state, estimated time and memory; run nothing.")
+@click.option("--dry-run", is_flag=True, help="List the cells with their state and memory; run nothing.")
 @click.option("--only-tables", is_flag=True, help="Write tables and figures from finished runs; run nothing.")
 @option("--figures/--no-figures", default=True, help="Draw the figures of the experiments.")
 @click.option("--keep-weights", is_flag=True, help="Keep checkpoints and models of all runs: gigabytes per cell.")
@@ -116,10 +111,7 @@ def reproduce(
     if dry_run and only_tables:
         raise GpflError("--dry-run and --only-tables were both given: leave one out")
     if set(ATTACKS) & set(experiments):
-        _run_attacks(
-            experiments, assignments, seeds=seeds, rounds=rounds, patience=patience, out=out, dry_run=dry_run, **values
-        )
-        return
+        raise GpflError("the privacy table is made by attacks on uploads: gpfl privacy attacks")
     selection = select_cells(find_experiments(experiments, ATTACKS), cells, methods)
     settings, overrides = parse_method_set(assignments)
     check_method_set(settings, overrides, [row.method["name"] for rows in selection.rows.values() for row in rows])
@@ -142,7 +134,7 @@ def reproduce(
         overrides=overrides,
         weights=keep_weights,
         tuned=tuned_values,
-        table="" if table is None else _check_table_name(table, [each.name for each in selection.experiments], out),
+        table="" if table is None else _check_table_name(table, [each.name for each in selection.experiments]),
     )
     grid.check_cells(selection.cells, plan)
     if only_tables:
@@ -151,7 +143,7 @@ def reproduce(
     else:
         failed = _run_grid(selection, plan, dry_run, figures)
     if "all" in experiments:
-        print_line("All but privacy, which is made by attacks: gpfl reproduce privacy.")
+        print_line("All but privacy, which is made by attacks: gpfl privacy attacks.")
     if failed:
         process_group().barrier()  # a process that exited earlier would abort the main one before it has printed
         raise click.exceptions.Exit(1)
@@ -163,21 +155,16 @@ def _check_flags(settings: ConfigDict) -> None:
             raise GpflError(f"--set {section}.{key} would not be named in tables: use {flag}")
 
 
-def _check_table_name(name: str, experiments: Sequence[str], out: Path) -> str:
-    """Return the value of --table. Raise if it is not a folder name, or if the folder holds something else."""
+def _check_table_name(name: str, experiments: Sequence[str]) -> str:
+    """Return the value of --table. Raise if it is not the name of a folder for this table."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise GpflError(f"--table is '{name}'; it must be letters, digits, '-', '_' and '.', starting with a letter or digit")
     if len(experiments) > 1:
         raise GpflError(
             f"--table {name} names one table, but there are {len(experiments)}: choose one of {', '.join(experiments)}"
         )
-    folder, fix = out / name, f"choose another name, such as {experiments[0]}-2"
     if name.lower() in {*RESERVED, *load_experiments()} - {*experiments}:
-        raise GpflError(f"--table is '{name}', which is reserved in {out}: {fix}")
-    if folder.exists() and not folder.is_dir():
-        raise GpflError(f"--table is '{name}', but {folder} is a file: {fix}")
-    if folder.is_dir() and any(folder.iterdir()) and paper_tables.saved_experiment(folder) != experiments[0]:
-        raise GpflError(f"--table is '{name}', but {folder} holds something other than a table of {experiments[0]}: {fix}")
+        raise GpflError(f"--table is '{name}', which is reserved: choose another name, such as {experiments[0]}-2")
     return name
 
 
@@ -191,36 +178,10 @@ def _list_experiments() -> None:
         for column in experiment.columns:
             extra = "; on request: name it in --cells" if column.extra else ""
             print_line(f"  {column.key:<26}{column.heading}, {column.group}{extra}{describe_missing(column.data)}")
-    print_line(f"privacy (table5): attacks on uploads, nine columns on Cifar100; {ATTACKS_HELP}{describe_missing('cifar100')}")
+    print_line("privacy (table5): attacks on uploads: gpfl privacy attacks")
     print_line("")
     print_line("gpfl reproduce table1 --methods gpfl,fedavg --cells cifar100/practical    # two rows of one column")
     print_line("gpfl reproduce all --dry-run                                              # list all cells and what is done")
-
-
-# Attacks.
-
-
-def _run_attacks(experiments: Sequence[str], assignments: tuple[str, ...], seeds: Sequence[int], **values: object) -> None:
-    """Run `gpfl privacy attacks` with the runs of the first seed. Raise for other experiments and for unused flags."""
-    if others := [name for name in experiments if name not in ATTACKS]:
-        raise GpflError(f"privacy runs attacks and cannot be combined with {others[0]}: run one at a time; {ATTACKS_HELP}")
-    settings, overrides = parse_method_set(assignments)
-    context = click.get_current_context()
-    used = {"names", "seeds", "rounds", "patience", "out", "dry_run", "assignments", "run__device", "run__engine"}
-    unused = [
-        param.secondary_opts[0] if param.secondary_opts else param.opts[0]
-        for param in context.command.params
-        if param.name not in used and context.get_parameter_source(str(param.name)) == click.core.ParameterSource.COMMANDLINE
-    ]
-    unused += [f"--set {method}.…" for method in overrides if method not in ATTACKED_METHODS]
-    if unused:
-        raise GpflError(f"privacy does not use {', '.join(unused)}: leave it out; {ATTACKS_HELP}")
-    if len(seeds) > 1:
-        print_line(f"Attacks use the runs of one seed, {seeds[0]}.")
-    _check_flags(settings)
-    arguments = {key: values[key] for key in ("rounds", "patience", "out", "dry_run", "run__device", "run__engine")}
-    with interruptible(same_command):
-        context.invoke(privacy_command.attacks, seed=seeds[0], assignments=assignments, **arguments)
 
 
 # The grid.

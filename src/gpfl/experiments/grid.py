@@ -6,11 +6,9 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 from gpfl.core import tree
 from gpfl.data import DATASETS, PublishedDataset
@@ -26,7 +24,6 @@ from gpfl.io import toml
 from gpfl.models.custom import net_name
 from gpfl.training import config as configs
 from gpfl.training.config import Config, ConfigDict
-from gpfl.training.devices import device_name, find_device
 from gpfl.training.prepare import prepare
 
 CHECKPOINT_EVERY = 10
@@ -236,28 +233,3 @@ def _count_bytes(spec: RunSpec) -> tuple[int, int]:
     shared, private = (tree.count_bytes(part) for part in spec.method.init(0))
     clients = len(spec.federation)
     return shared + clients * private, shared + clients * (private + 3 * (shared + private))
-
-
-def estimate_seconds(jobs: Iterable[Job], plan: GridPlan) -> dict[Path, float]:
-    """Return the time for all rounds of the missing seeds, by folder, from finished runs in the folder of results.
-
-    These have the same data, net, method and device. Jobs without such runs are left out.
-    """
-    device = device_name(find_device(str(plan.run.get("device", "auto"))))
-    seconds: dict[tuple[object, ...], float] = defaultdict(float)
-    rounds: dict[tuple[object, ...], int] = defaultdict(int)
-    for path in plan.out.glob("runs/*/seed-*/summary.json"):
-        trials = StoredTrials(path.parents[1])
-        run = trials.run(int(path.parent.name.removeprefix("seed-")))
-        if run and run.summary["device"] == device:
-            seconds[_workload(trials.config)] += cast(float, run.summary["seconds"])
-            rounds[_workload(trials.config)] += cast(int, run.summary["rounds"])
-    return {
-        job.folder: (len(plan.seeds) - len(job.finished(plan.seeds))) * plan.rounds * seconds[workload] / rounds[workload]
-        for job in jobs
-        if job.complete and rounds[workload := _workload(job.complete)]
-    }
-
-
-def _workload(config: Sections) -> tuple[object, ...]:
-    return tuple(config[section]["name"] for section in ("data", "net", "method"))

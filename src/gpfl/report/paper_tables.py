@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -52,15 +51,6 @@ def save(results: TableResults, folder: Path, origin: Origin) -> list[Path]:
         "table.csv": format_csv(to_records(results)),
     }
     return write_texts(folder, texts)
-
-
-def saved_experiment(folder: Path) -> str:
-    """Return the name of the experiment whose table a folder holds, or ""."""
-    try:
-        with (folder / "table.csv").open(encoding="utf-8", newline="") as file:
-            return next(csv.DictReader(file), {}).get("experiment") or ""
-    except (OSError, UnicodeDecodeError, csv.Error):
-        return ""
 
 
 def to_markdown(results: TableResults, origin: Origin) -> str:
