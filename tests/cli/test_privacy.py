@@ -100,10 +100,9 @@ def test_saved_findings_belong_to_their_run(blobs: Command, tmp_path: Path) -> N
 
     first, other, again = (run(seed) for seed in ("0", "1", "0"))
     assert first == again != other
-    for damaged in ("", "{}", '{"run_id": 1}'):
-        for path in (tmp_path / "out" / "leaks" / "cache").iterdir():
-            path.write_text(damaged)
-        assert run("0") == first
+    for path in (tmp_path / "out" / "leaks" / "cache").iterdir():
+        path.write_text("{}")
+    assert run("0") == first
 
 
 # Defences.

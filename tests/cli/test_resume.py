@@ -107,15 +107,9 @@ def test_a_damaged_run_is_an_error_and_stays_unchanged(
 def test_a_damaged_list_of_trials_is_an_error(command: Command) -> None:
     assert command("run", "--data", "toy", "--rounds", 1, "--seeds", "0,1", "--out", "trials").code == 0
     path = Path("trials/trials.json")
-    for text in (
-        '{"method": "gpfl", "seeds": "all"}',
-        '{"method": "gpfl", "seeds": []}',
-        '{"method": "gpfl", "seeds": [true]}',
-    ):
+    for text in ('{"method": "gpfl", "seeds": []}', '{"seeds": [0]}'):
         path.write_text(text)
-        assert_error(command("resume", "trials"), "trials.json does not list seeds", '"seeds": [0, 1, 2]')
-    path.write_text('{"method": 3, "seeds": [0]}')
-    assert_error(command("resume", "trials"), "trials.json does not name the method")
+        assert_error(command("resume", "trials"), "trials.json cannot be read", '"seeds": [0, 1, 2]')
     path.write_text("[]")
     assert_error(command("resume", "trials"), "trials.json is damaged (it holds no JSON object)")
     path.unlink()

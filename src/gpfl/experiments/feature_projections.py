@@ -158,26 +158,24 @@ def _group_points(projection: FeatureProjection) -> list[dict[str, object]]:
 
 
 def read_projection(run: Path) -> FeatureProjection | None:
-    """Return the saved projection of a run; None if there is none, it is damaged, or it belongs to another run."""
+    """Return the saved projection of a run; None if there is none, or if it is of another run or other settings."""
     content = read_projection_record(run)
     return None if content is None else _parse_projection(content)
 
 
 def read_projection_record(run: Path) -> Mapping[str, object] | None:
-    """Return the content of a run's saved projection; None if there is none, it is damaged, or it belongs to another run."""
-    try:
-        content: dict[str, object] = json.loads((run / FILE_NAME).read_text(encoding="utf-8"))
-        _parse_projection(content)
-        return content if content["of"] == _digests(run) and content["how"] == SETTINGS else None
-    except (OSError, ValueError, TypeError, KeyError):
+    """Return the content of a run's saved projection; None if there is none, or if it is of another run or other settings."""
+    if not (run / FILE_NAME).exists():
         return None
+    content = files.read_json(run / FILE_NAME, "delete it to compute it again")
+    return content if (content.get("of"), content.get("how")) == (_digests(run), SETTINGS) else None
 
 
 def _parse_projection(content: Mapping[str, Any]) -> FeatureProjection:
     groups, counts = content["points"], content["rows"]
     sizes = [len(group["x"]) for group in groups]
     points = [np.array([group["x"], group["y"]], dtype=np.float32).T for group in groups]
-    parsed = FeatureProjection(
+    return FeatureProjection(
         metrics=FeatureMetrics(**content["measures"]),
         width=int(content["width"]),
         label=np.repeat(np.array([group["class"] for group in groups], dtype=np.int64), sizes),
@@ -191,14 +189,6 @@ def _parse_projection(content: Mapping[str, Any]) -> FeatureProjection:
         data=str(content["data"]),
         class_counts=None if counts is None else np.array(counts, dtype=np.int64),
     )
-    are_numbers = all(value is None or isinstance(value, int | float) for value in asdict(parsed.metrics).values())
-    are_known = all(
-        not names or (indices < len(names)).all()
-        for indices, names in ((parsed.client, parsed.clients), (parsed.label, parsed.classes))
-    )
-    if not are_numbers or not are_known or (parsed.class_counts is not None and parsed.class_counts.ndim != 2):
-        raise ValueError("the content is inconsistent")
-    return parsed
 
 
 def _run_name(run: Path) -> str:

@@ -66,11 +66,8 @@ def _run_id(run: Path) -> str:
 
 
 def _read_saved(path: Path, run_id: str) -> InferenceFindings | None:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        return parse_findings(values) if values.pop("run_id") == run_id else None
-    except (OSError, ValueError, KeyError, TypeError):  # missing or damaged
-        return None
+    values = files.read_json(path, "delete it to infer again") if path.exists() else {}
+    return parse_findings(values) if values.pop("run_id", "") == run_id else None
 
 
 def parse_findings(values: Mapping[str, object]) -> InferenceFindings:
