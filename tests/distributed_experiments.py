@@ -18,7 +18,7 @@ from gpfl.engine.distributed import process_group
 from gpfl.errors import GpflError
 from gpfl.experiments import definitions as experiments
 from gpfl.experiments import grid, grid_runner
-from gpfl.experiments.grid import FederationCache, GridPlan
+from gpfl.experiments.grid import FederationCache, GridPlan, Job
 from gpfl.experiments.selection import select_cells
 from gpfl.experiments.stored_runs import StoredTrials
 from gpfl.experiments.trials import resume_trials, run_trials
@@ -107,7 +107,7 @@ def check_grid(out: Path, patch: pytest.MonkeyPatch) -> None:
     if process_group().is_main:
         files.write_text(damaged.folder / "config.toml", "[run")
     else:
-        patch.setattr(RunDir, "finished", True)
+        patch.setattr(Job, "finished", lambda job, seeds: list(seeds))
     unfinished = grid_runner.unfinished_jobs([damaged, lost, intact], plan)
     problems = grid_runner.run_all(
         unfinished, plan, lambda label: Callback(), {"command": "gpfl reproduce toys", "commit": "none"}
