@@ -16,7 +16,7 @@ from toy_tables import SHORT, assert_rejected, finished_runs, read_table
 import gpfl
 from gpfl.data import DATASETS, PUBLISHED
 from gpfl.experiments import definitions as studies
-from gpfl.experiments import grid, grid_runner
+from gpfl.experiments import grid, grid_runner, trials
 from gpfl.experiments.selection import select_cells
 from gpfl.training import config as configs
 from gpfl.training.run_dir import RunDir
@@ -405,14 +405,14 @@ def test_seed_that_diverges_is_named_and_the_others_stand_in_the_table(
     command: Command, monkeypatch: pytest.MonkeyPatch, memory: bool
 ) -> None:
     make_fedper_diverge(monkeypatch, 1)
-    real = grid_runner.run_trials
+    real = trials.execute_trials
 
-    def run_trials(given: Any, seeds: list[int], *rest: Any, **more: Any) -> object:
-        if len(seeds) > 1 and not memory:
+    def execute(runs: list[Any]) -> list[Any]:
+        if len(runs) > 1 and not memory:
             raise torch.OutOfMemoryError("too many")
-        return real(given, seeds, *rest, **more)
+        return real(runs)
 
-    monkeypatch.setattr(grid_runner, "run_trials", run_trials)
+    monkeypatch.setattr(trials, "execute_trials", execute)
     said = command("reproduce", "toys", "--cells", "toy/whole", "--rounds", 2, "--seeds", "0,1,2", "--no-figures")
     assert said.code == 1
     assert "toy/whole fedper: seed 1: round 1: the loss of client 0 is nan (term 'ce'): lower train.lr" in said.err

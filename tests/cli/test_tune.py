@@ -18,7 +18,7 @@ import torch
 from conftest import Command, assert_error, read_files
 
 from gpfl.core.options import SearchRange
-from gpfl.experiments import tuning
+from gpfl.experiments import trials, tuning
 from gpfl.federation import Federation
 from gpfl.methods import METHODS
 from gpfl.training.config import Config
@@ -179,7 +179,7 @@ def test_concurrent_candidates_score_as_single_ones(command: Command, monkeypatc
         sizes.append(len(runs))
         return execute_trials(runs)
 
-    monkeypatch.setattr(tuning, "execute_trials", execute)
+    monkeypatch.setattr(trials, "execute_trials", execute)
     arguments = ("tune", "ditto", *TOY, "--budget", 4, "--seeds", "0,1")
     assert command(*arguments, "--n-concurrent", 4, "--out", "concurrent").code == 0
     assert sum(sizes) == 8
@@ -199,7 +199,7 @@ def test_candidates_train_one_by_one_if_memory_is_short(command: Command, monkey
 
     arguments = ("tune", "fedprox", *TOY, "--budget", 3, "--seeds", "0,1", "--out")
     assert command(*arguments, "enough").code == 0
-    monkeypatch.setattr(tuning, "execute_trials", execute)
+    monkeypatch.setattr(trials, "execute_trials", execute)
     assert command(*arguments, "short").code == 0
     assert read_candidates("short/fedprox") == read_candidates("enough/fedprox")
 

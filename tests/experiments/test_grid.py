@@ -17,7 +17,7 @@ from conftest import ToyDataset, metrics_without_time, read_files, toy_table
 import gpfl
 from gpfl.data import DATASETS, PUBLISHED
 from gpfl.engine.base import EvalRequest, TrainRequest
-from gpfl.experiments import grid, grid_runner
+from gpfl.experiments import grid, grid_runner, trials
 from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.definitions import Cell, Experiment, PaperValue, TableColumn
 from gpfl.experiments.grid import FederationCache, GridPlan, Job
@@ -258,23 +258,23 @@ def test_cell_that_fails_is_named_and_the_others_are_run(tmp_path: Path, monkeyp
 
 
 def test_seeds_that_do_not_fit_at_once_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, ...]] = []
+    asked: list[int] = []
     large: list[weakref.ref[torch.Tensor]] = []
     held: list[object] = []
-    real = grid_runner.run_trials
+    real = trials.execute_trials
 
-    def run_trials(given: object, seeds: tuple[int, ...], *rest: Any, **more: Any) -> object:
-        asked.append(tuple(seeds))
-        if len(seeds) > 1:
+    def execute(runs: list[Any]) -> list[Any]:
+        asked.append(len(runs))
+        if len(runs) > 1:
             weights = torch.zeros(3)
             large.append(weakref.ref(weights))
             raise torch.OutOfMemoryError("too much")
         held.append(large[0]())
-        return real(given, seeds, *rest, **more)  # type: ignore[arg-type]
+        return real(runs)
 
-    monkeypatch.setattr(grid_runner, "run_trials", run_trials)
+    monkeypatch.setattr(trials, "execute_trials", execute)
     assert run(cells(OTHER), plan(tmp_path, seeds=(0, 1, 2))) == {}
-    assert asked == [(0, 1, 2), (0,), (1,), (2,)]
+    assert asked == [3, 1, 1, 1]
     assert held == [None, None, None], "what did not fit is let go of before the next attempt"
     assert len(jobs(cells(OTHER), plan(tmp_path))[0].finished((0, 1, 2))) == 3
 

@@ -6,14 +6,14 @@ import gc
 import json
 import os
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from gpfl.engine.distributed import ProcessFailedError, process_group
-from gpfl.errors import DivergenceError, GpflError
+from gpfl.errors import GpflError
 from gpfl.experiments.grid import GridPlan, Job
 from gpfl.experiments.stored_runs import PROVENANCE_FILE, read_provenance
 from gpfl.experiments.trials import CallbackFactory, delete_weights, run_trials
@@ -72,7 +72,8 @@ def run(job: Job, plan: GridPlan, make_callback: CallbackFactory, provenance: Ma
             return make_callback(label)
 
         try:
-            _run_seeds(job, missing, make_recording_callback)
+            if missing:
+                run_trials(job.settings, missing, job.folder, make_recording_callback, label=job.label)
         finally:  # if one seed diverges, the others have finished
             if not (plan.weights or any(cell.column.weights for cell in job.cells)) and process_group().is_main:
                 for seed in job.finished(plan.seeds):
@@ -87,27 +88,6 @@ def unfinished_jobs(jobs: Iterable[Job], plan: GridPlan) -> list[Job]:
         lambda: [job.folder for job in jobs if len(job.finished(plan.seeds)) < len(plan.seeds)]
     )
     return [job for job in jobs if job.folder in folders]
-
-
-def _run_seeds(job: Job, seeds: Sequence[int], make_callback: CallbackFactory) -> None:
-    """Run seeds at the same time, or one by one if memory is short. Raise for the first that diverged after all ended."""
-    if not seeds:
-        return
-    try:
-        run_trials(job.settings, seeds, job.folder, make_callback, label=job.label)
-        return
-    except torch.OutOfMemoryError:
-        if len(seeds) == 1:
-            raise
-    diverged: list[DivergenceError] = []
-    for seed in seeds:  # outside the handler, since the error holds the tensors of the failed attempt
-        _free_memory()
-        try:
-            run_trials(job.settings, [seed], job.folder, make_callback, label=job.label)
-        except DivergenceError as error:
-            diverged.append(error.with_traceback(None))
-    if diverged:
-        raise diverged[0]
 
 
 def _record_provenance(job: Job, seeds: Iterable[int], provenance: Mapping[str, object]) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+
+import torch
 
 from gpfl.engine.distributed import process_group
 from gpfl.errors import DivergenceError, GpflError
@@ -59,15 +63,31 @@ def resume_trials(out: Path, make_callback: CallbackFactory, *, only: Sequence[i
     if unfinished:
         federation = configs.resolve_config(with_seed(settings, seeds[0])).federation()
         with process_group().abort_all_on_error():
-            runs = [
-                prepare_trial(
-                    out / f"seed-{seed}", with_seed(settings, seed), federation, make_callback(f"{label} seed {seed}")
+            prepare = [
+                partial(
+                    prepare_trial,
+                    out / f"seed-{seed}",
+                    with_seed(settings, seed),
+                    federation,
+                    make_callback(f"{label} seed {seed}"),
                 )
                 for seed in unfinished
             ]
-            ends = zip(unfinished, execute_trials(runs), strict=True)
-        raise_divergence({seed: end for seed, end in ends if isinstance(end, DivergenceError)})
+            ends = train_trials(prepare)
+        raise_divergence({seed: end for seed, end in zip(unfinished, ends, strict=True) if end})
     return process_group().run_on_main(lambda: _summarize_trials(out, label, seeds, only or seeds))
+
+
+def train_trials(prepare: Sequence[Callable[[], PreparedRun]]) -> list[DivergenceError | None]:
+    """Train trials at the same time, or one by one if memory is short, and return how each diverged, if it did."""
+    try:
+        ends = execute_trials([prepare_one() for prepare_one in prepare])
+        return [end if isinstance(end, DivergenceError) else None for end in ends]
+    except torch.OutOfMemoryError:
+        if len(prepare) == 1 or process_group().world_size > 1:
+            raise
+    gc.collect()  # frees the failed attempt, which the error holds inside the handler
+    return [end for prepare_one in prepare for end in train_trials([prepare_one])]
 
 
 def prepare_trial(path: Path, settings: ConfigDict, federation: Federation | None, callback: Callback) -> PreparedRun:

@@ -12,20 +12,20 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
-import torch
 
 from gpfl.core.metrics import best_index
 from gpfl.core.options import SearchRange, options_of
 from gpfl.engine import make_engine
 from gpfl.engine.distributed import require_single_process
-from gpfl.errors import DivergenceError, GpflError
+from gpfl.errors import GpflError
 from gpfl.experiments.config_comparison import UNCOMPARED, first_difference
-from gpfl.experiments.trials import check_same_federation, delete_weights, prepare_trial, with_seed
+from gpfl.experiments.trials import check_same_federation, delete_weights, prepare_trial, train_trials, with_seed
 from gpfl.experiments.tuned_values import BEST, COMMON, STORAGE, STUDY
 from gpfl.federation import MANIFEST, Federation
 from gpfl.io import files, toml
@@ -34,7 +34,6 @@ from gpfl.methods import METHODS
 from gpfl.training import config as configs
 from gpfl.training.callbacks import Callback
 from gpfl.training.config import Config, ConfigDict, TrainOptions
-from gpfl.training.execute import execute_trials
 from gpfl.training.prepare import prepare
 from gpfl.training.run_dir import RunDir, metric
 
@@ -264,22 +263,16 @@ def _group_concurrent(candidates: Sequence[Candidate], n_concurrent: int) -> lis
 
 
 def _train(search: MethodSearch, runs: Sequence[tuple[Candidate, int]], callback: Callback) -> dict[int, str]:
-    """Train candidates and seeds at the same time, or one by one if memory is short. Return how candidates diverged."""
-    numbers, prepared = [], []
-    try:
-        for candidate, seed in runs:
-            path = search.run_dir(candidate, seed).path
-            if not RunDir(path).finished:
-                settings = search.config_of(candidate.values if candidate.number > 1 else {})
-                numbers.append(candidate.number)
-                prepared.append(prepare_trial(path, with_seed(settings, seed), search.federation, callback))
-        ends = execute_trials(prepared) if prepared else []
-        return {number: end.reason for number, end in zip(numbers, ends, strict=True) if isinstance(end, DivergenceError)}
-    except torch.OutOfMemoryError:
-        if len(runs) == 1:
-            raise
-    prepared.clear()  # frees its tensors; the error, which holds others, is gone outside the handler
-    return {number: failure for run in runs for number, failure in _train(search, [run], callback).items()}
+    """Train candidates and seeds at the same time if memory suffices. Return how candidates diverged, by their number."""
+    numbers, prepare = [], []
+    for candidate, seed in runs:
+        path = search.run_dir(candidate, seed).path
+        if not RunDir(path).finished:
+            settings = with_seed(search.config_of(candidate.values if candidate.number > 1 else {}), seed)
+            numbers.append(candidate.number)
+            prepare.append(partial(prepare_trial, path, settings, search.federation, callback))
+    ends = train_trials(prepare) if prepare else []
+    return {number: end.reason for number, end in zip(numbers, ends, strict=True) if end}
 
 
 def _score(search: MethodSearch, candidate: Candidate, failure: str) -> Candidate:
