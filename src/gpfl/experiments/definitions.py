@@ -16,9 +16,6 @@ from gpfl.io import toml
 from gpfl.methods import METHODS
 from gpfl.training.config import SECTIONS, ConfigDict
 
-MEASURES = ("accuracy", "fairness", "curves", "features")
-"""What an experiment shows. `curves` and `features` also have a table of accuracies."""
-
 ROUNDS, PATIENCE = 2000, 100
 """The paper's rounds, and the patience that the authors' code allows. Many runs reach their best round long before: GPFL on
 Cifar100 near round 190, methods on TINY* at rounds 25 to 230. On HAR and AG News most continue beyond round 300."""
@@ -26,9 +23,6 @@ Cifar100 near round 190, methods on TINY* at rounds 25 to 230. On HAR and AG New
 HALF_DIGIT = 0.005  # rounding error of a number printed with two decimals
 
 MAX_PAPER_STDS = 2.0  # a difference from the paper of more of its standard deviations than this is marked
-
-KEYS = ("title", "caption", "measure", "aliases", "rows", "columns", "remarks")
-COLUMN_KEYS = ("key", "heading", "group", "note", "extra", "weights", "paper")
 
 DISPLAY_NAMES: Mapping[str, str] = {
     "gpfl": "GPFL",
@@ -97,7 +91,7 @@ class Experiment:
     name: str
     title: str
     caption: str
-    measure: str
+    measure: str  # accuracy, fairness, curves or features; the last two also have a table of accuracies
     rows: tuple[MethodVariant, ...]
     columns: tuple[TableColumn, ...]
     paper: Mapping[CellKey, PaperValue] = field(hash=False)
@@ -176,41 +170,26 @@ def read_experiment(path: Path) -> Experiment:
 
 
 def _parse_experiment(name: str, content: Mapping[str, Any]) -> Experiment:
-    _check_keys(content, KEYS)
-    if (measure := content["measure"]) not in MEASURES:
-        raise GpflError(f"measure is '{measure}'; {did_you_mean(measure, MEASURES)}")
-    rows = {row.label: row for row in map(_parse_row, content["rows"])}
-    columns: dict[str, TableColumn] = {}
+    fields = dict(content)
+    rows = {row.label: row for row in map(_parse_row, fields.pop("rows"))}
+    columns: list[TableColumn] = []
     numbers: dict[str, Mapping[str, Any]] = {}
     paper: dict[CellKey, PaperValue] = {}
-    for values in content.get("columns", []):
-        _check_keys(values, (*COLUMN_KEYS, *(section for section in SECTIONS if section != "method")))
+    for values in fields.pop("columns", []):
         settings = {section: values[section] for section in SECTIONS if section in values}
-        options = {option: values[option] for option in ("note", "extra", "weights") if option in values}
-        column = TableColumn(values["key"], values["heading"], values["group"], settings, **options)
-        columns[column.key] = column
+        options = {key: value for key, value in values.items() if key not in (*settings, "paper")}
+        column = TableColumn(**options, settings=settings)
+        columns.append(column)
         printed = values.get("paper", {})
         numbers[column.key] = numbers[printed] if isinstance(printed, str) else printed  # a key: those of an earlier column
         for label, value in numbers[column.key].items():
             if label not in rows:
                 raise GpflError(f"{column.key} has a number for '{label}', which is not among the rows")
             if value != "/":  # the paper's sign for no number
-                paper[column.key, label] = _parse_paper_value(measure, *value)
-    remarks = {(remark["column"], remark.get("row", "")): remark["text"] for remark in content.get("remarks", [])}
-    for key, label in remarks:
-        if key not in columns or label not in {"", *rows}:
-            raise GpflError(f"a remark is about '{key}' and '{label}', which the table does not have")
-    return Experiment(
-        name=name,
-        title=content["title"],
-        caption=content["caption"],
-        measure=measure,
-        rows=tuple(rows.values()),
-        columns=tuple(columns.values()),
-        paper=paper,
-        remarks=remarks,
-        aliases=tuple(content.get("aliases", [])),
-    )
+                paper[column.key, label] = _parse_paper_value(fields["measure"], *value)
+    remarks = {(remark["column"], remark.get("row", "")): remark["text"] for remark in fields.pop("remarks", [])}
+    fields |= {"rows": tuple(rows.values()), "columns": tuple(columns), "aliases": tuple(fields.get("aliases", []))}
+    return Experiment(name, paper=paper, remarks=remarks, **fields)
 
 
 def _parse_row(row: object) -> MethodVariant:
@@ -234,9 +213,3 @@ def _parse_paper_value(measure: str, first: float, second: float | None = None) 
         low, high = 100 * (first - HALF_DIGIT) / (second + HALF_DIGIT), 100 * (first + HALF_DIGIT) / (second - HALF_DIGIT)
         return PaperValue(100 * first / second, interval=(low, high))
     return PaperValue(float(first), second)
-
-
-def _check_keys(values: Mapping[str, object], known: Sequence[str]) -> None:
-    for key in values:
-        if key not in known:
-            raise GpflError(f"unknown key '{key}'; {did_you_mean(key, known)}")
