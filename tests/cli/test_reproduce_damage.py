@@ -56,6 +56,7 @@ def test_unreadable_file_is_an_error_and_the_runs_are_repeated_where_it_is_delet
         result = command(*ALL, *flags)
         assert result.code == 2
         assert str(path) in result.err
+        assert "delete " in result.err
     path.unlink()
     if name == "config.toml":
         shutil.rmtree(cell)

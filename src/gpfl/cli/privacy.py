@@ -145,7 +145,7 @@ class _Runs:
 _run_options = compose(
     set_option("Set any option of the runs, such as data.name=digits or gpfl.lam=0.1."),
     out_option("Folder for results; runs and attacks that it holds are not repeated.", "results"),
-    click.option("--dry-run", is_flag=True, help="List the runs with their state, time and memory; run nothing."),
+    click.option("--dry-run", is_flag=True, help="List the runs with their state and memory; run nothing."),
     config_option("run", "device", "engine"),
 )
 

@@ -50,7 +50,7 @@ RESERVED = ("runs", "problems", "tuned", "privacy", "leaks", "defences")
     nargs=-1,
     cls=Argument,
     metavar="[EXPERIMENT]…",
-    help="Experiments, such as effectiveness, table1, scalability, figure3, or all. Without one they are listed.",
+    help="Experiments, such as table1, figure3 or all. Without one they are listed.",
 )
 @option(
     "--methods",

@@ -90,7 +90,12 @@ class StoredTrials:
     @cached_property
     def config(self) -> Sections:
         """Complete config."""
-        return self.archived["config"] if self.archived else configs.read_sections(self.path / "config.toml")
+        if self.archived:
+            return cast(Sections, self.archived["config"])
+        try:
+            return configs.read_sections(self.path / "config.toml")
+        except GpflError as error:
+            raise GpflError(f"{error}; delete {self.path} to run it again") from None
 
     @cached_property
     def data_hash(self) -> str:

@@ -128,8 +128,9 @@ class TunedValues:
         if self.folder.resolve().is_relative_to(out.resolve()):
             return self.folder
         target = out / "tuned" / self.folder.resolve().name
+        shutil.rmtree(target, ignore_errors=True)  # an earlier search of that name
         omit = shutil.ignore_patterns("candidate-*", f"{STORAGE}*")
-        return shutil.copytree(self.folder, target, ignore=omit, dirs_exist_ok=True)
+        return shutil.copytree(self.folder, target, ignore=omit)
 
 
 def _value_text(value: object) -> str:
