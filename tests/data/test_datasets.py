@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from gpfl.core.net import InputSpec
 from gpfl.data import DATASETS, Table
 from gpfl.errors import GpflError
 
@@ -89,3 +90,9 @@ def test_invalid_samples_and_labels_are_errors(x: object, y: object, message: st
 def test_a_label_beyond_the_given_classes_is_an_error() -> None:
     with pytest.raises(GpflError, match="label 3 in row 1; labels must be 0 to 2"):
         Table([[1.0], [2.0]], [0, 3], classes=3)
+
+
+@pytest.mark.parametrize("spec", [InputSpec((4,), "tokens", vocabulary=9), InputSpec((1, 2, 2), "pixels", 16), InputSpec((4,))])
+def test_a_table_has_the_input_spec_that_it_is_given(spec: InputSpec) -> None:
+    samples = np.arange(8, dtype=np.uint8 if spec.kind == "pixels" else np.int64).reshape(2, *spec.shape)
+    assert Table(samples, [0, 1], input_spec=spec).input_spec == spec

@@ -161,5 +161,5 @@ def describe_columns(schema: Schema, scale: str) -> str:
 
 
 def _list_categories(values: Sequence[str]) -> str:
-    names = [join_names([value if len(value) <= 40 else f"{value[:39]}…"]) for value in values]
-    return ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
+    names = [join_names([value if len(value) <= 40 else f"{value[:39]}…"]) for value in values[:4]]
+    return ", ".join(names) + (" …" if len(values) > 4 else "")
