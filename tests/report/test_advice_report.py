@@ -20,7 +20,13 @@ REPEATS = 20
 
 
 def report_of(
-    means: Mapping[str, list[float]], *, metric: str = "accuracy", std: float = 0.02, constant: float = 0.5, selected: float = 9
+    means: Mapping[str, list[float]],
+    *,
+    metric: str = "accuracy",
+    std: float = 0.02,
+    constant: float = 0.5,
+    selected: float = 9,
+    alone_bytes: float = 0,
 ) -> AdviceReport:
     """Return the report on scores with these means for each client."""
     clients = len(means["local"])
@@ -41,6 +47,7 @@ def report_of(
     )
     config = configs.resolve_config({"data": {"name": "digits"}, "method": {"name": "local"}, "run": {"metric": metric}})
     costs = {name: MethodCost(30, selected, 1000, 2000, 1.5) for name in means}
+    costs["local"] = MethodCost(30, selected, alone_bytes, alone_bytes, 1.5)
     return AdviceReport(AdviceResult(config, give_advice(scores, 0.01), scores, None, "not measured", costs, 0.01, {}))
 
 
@@ -96,6 +103,13 @@ def test_tables_have_a_row_for_each_client_and_method() -> None:
     assert clients[3][2:5] == ["90.0", "75.0", "−15.0"]
     assert [row[0] for row in report.cost_table().cells()] == ["local", "fedavg"]
     assert report.cost_table().cells()[0][5:7] == ["nothing", "nothing"]
+    assert len(report.cost_table().notes) == 1
+
+
+def test_statistics_of_columns_that_staying_alone_sends_are_not_hidden() -> None:
+    table = report_of(EXCEPTION, alone_bytes=300).cost_table()
+    assert table.cells()[0][5:7] == ["300 bytes", "300 bytes"]
+    assert "Staying alone sends statistics of columns only" in table.notes[1]
 
 
 def test_losses_are_shown_as_losses_and_their_fall_as_a_gain() -> None:

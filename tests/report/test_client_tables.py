@@ -21,7 +21,25 @@ def test_few_clients_are_listed_in_order_with_means_below() -> None:
     assert [row[0] for row in cells] == ["0", "1", "2", "mean over clients", "worst tenth", "all samples"]
     assert [row[3] for row in cells] == ["80.00", "100.00", "60.00", "80.00", "60.00", "80.00"]
     assert [row[1] for row in cells] == ["10", "10", "10", "–", "–", "30"]
-    assert cells[1][2] == "100.0 to 100.0"
+    assert cells[0][2] != "–"
+
+
+def test_an_interval_without_width_is_not_shown_as_certainty() -> None:
+    table = client_table(report([8, 10, 6]))
+    assert table.cells()[1][2] == "–"
+    note = "No interval where all resamples have the same value, as without any error: few samples do not prove that."
+    assert table.notes == [note]
+    assert client_table(report([10])).notes == [note]
+    assert client_table(report([8, 7, 6])).notes == []
+
+
+def test_interval_is_that_of_the_metric_of_the_ranking() -> None:
+    made = report([8, 7])
+    table = client_table(made, "auroc")
+    assert table.columns[2].header == "95 % interval\nof AUROC"
+    interval = made.clients["0"].intervals["auroc"]
+    assert interval is not None
+    assert table.cells()[0][2] == f"{interval.low:.3f} to {interval.high:.3f}"
 
 
 def test_of_many_clients_the_worst_quantiles_and_the_best_are_shown() -> None:

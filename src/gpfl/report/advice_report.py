@@ -176,14 +176,19 @@ class AdviceReport:
             ResultColumn("chosen\nin", hide=2): lambda item: str(chosen[item[0]]) if item[0] in chosen else None,
             ResultColumn("rounds", ".0f"): lambda item: item[1].rounds,
             ResultColumn("best\nround", ".0f", hide=1): lambda item: item[1].selected_round,
-            ResultColumn("sent by\na client"): lambda item: self._bytes(item[0], item[1].bytes_up),
-            ResultColumn("received by\na client"): lambda item: self._bytes(item[0], item[1].bytes_down),
+            ResultColumn("sent by\na client"): lambda item: _format_cost(item[1].bytes_up),
+            ResultColumn("received by\na client"): lambda item: _format_cost(item[1].bytes_down),
             ResultColumn("seconds", ".1f", hide=1): lambda item: item[1].seconds,
         }
         notes = [
             f"{self._label}: mean over clients and repeats, on test samples. Chosen in: repeats in which the method is best on "
             "validation samples. Bytes: in all rounds of one training. Seconds: to simulate all clients on this machine."
         ]
+        if self.result.costs[ALONE].bytes_up:
+            notes.append(
+                "Staying alone sends statistics of columns only, as all methods have the same preprocessing; --scale local "
+                "scales each client by its own."
+            )
         return ResultTable.from_items(columns, self.result.costs.items(), "What do the methods cost?", notes=notes)
 
     # Page.
@@ -298,9 +303,6 @@ class AdviceReport:
             return f"all but {', '.join(excluded)}"
         return ", ".join(verdict.methods) or None
 
-    def _bytes(self, method: str, count: float) -> str:
-        return "nothing" if method == ALONE else format_bytes(count)
-
     def _extremes(self, count: int) -> Sequence[Verdict]:
         """Return the clients, or those with the smallest and the largest gains if there are more than `count`."""
         clients = self.advice.clients
@@ -308,6 +310,10 @@ class AdviceReport:
             return clients
         ordered = sorted((each for each in clients if each.gain), key=lambda each: each.gain.mean if each.gain else 0.0)
         return [*ordered[: count // 2], *ordered[len(ordered) - count // 2 :]] if len(ordered) > count else ordered
+
+
+def _format_cost(n_bytes: float) -> str:
+    return format_bytes(n_bytes) if n_bytes else "nothing"
 
 
 def _percent(probability: float) -> str:

@@ -29,29 +29,32 @@ def client_table(report: MetricsReport, metric: str = "accuracy") -> ResultTable
         names, best = order[:N_EXTREMES], order[-N_EXTREMES:]
         quantiles = [[label, None, None, *_quantile_cells(report, shown, q)] for label, q in QUANTILES.items()]
     if len(names) == 1:
-        return ResultTable([*_COLUMNS, *map(_column, shown)], [_client_row(names[0], report.overall, shown)])
+        row = _client_row(names[0], report.overall, shown, metric)
+        return ResultTable(_columns("client", shown, metric), [row], notes=_interval_notes([report.overall], metric))
     rows: list[list[Cell]] = [
-        *(_client_row(name, report.clients[name], shown) for name in names),
+        *(_client_row(name, report.clients[name], shown, metric) for name in names),
         *quantiles,
-        *(_client_row(name, report.clients[name], shown) for name in best),
+        *(_client_row(name, report.clients[name], shown, metric) for name in best),
         ["mean over clients", None, None, *(_scaled(name, report.over_clients[name].mean) for name in shown)],
         ["worst tenth", None, None, *(_scaled(name, report.over_clients[name].worst_tenth) for name in shown)],
-        _client_row("all samples", report.overall, shown),
+        _client_row("all samples", report.overall, shown, metric),
     ]
-    return ResultTable([*_COLUMNS, *map(_column, shown)], rows, notes=_notes(report, shown))
+    shown_metrics = [*(report.clients[name] for name in (*names, *best)), report.overall]
+    notes = [*_notes(report, shown), *_interval_notes(shown_metrics, metric)]
+    return ResultTable(_columns("client", shown, metric), rows, notes=notes)
 
 
 def model_table(reports: Mapping[str, MetricsReport]) -> ResultTable:
     """Return the table of several models on the same samples."""
-    columns = (ResultColumn("model"), *_COLUMNS[1:], *map(_column, SHOWN))
-    return ResultTable(columns, [_client_row(name, report.overall, SHOWN) for name, report in reports.items()])
+    rows = [_client_row(name, report.overall, SHOWN, "accuracy") for name, report in reports.items()]
+    notes = _interval_notes([report.overall for report in reports.values()], "accuracy")
+    return ResultTable(_columns("model", SHOWN, "accuracy"), rows, notes=notes)
 
 
-_COLUMNS = (
-    ResultColumn("client"),
-    ResultColumn("test\nsamples", "d", hide=2),
-    ResultColumn("95 % interval\nof accuracy, %", hide=1),
-)
+def _columns(first: str, shown: Sequence[str], metric: str) -> list[ResultColumn]:
+    unit = ", %" if METRICS[metric].is_percentage else ""
+    interval = ResultColumn(f"95 % interval\nof {METRICS[metric].label}{unit}", hide=1)
+    return [ResultColumn(first), ResultColumn("test\nsamples", "d", hide=2), interval, *map(_column, shown)]
 
 
 def _column(name: str) -> ResultColumn:
@@ -60,10 +63,24 @@ def _column(name: str) -> ResultColumn:
     return ResultColumn(f"{label}, %", ".2f") if metric.is_percentage else ResultColumn(label, ".4f")
 
 
-def _client_row(name: str, metrics: ClientMetrics, shown: Sequence[str]) -> list[Cell]:
-    interval = metrics.intervals.get("accuracy")
-    text = f"{100 * interval.low:.1f} to {100 * interval.high:.1f}" if interval else None
+def _client_row(name: str, metrics: ClientMetrics, shown: Sequence[str], metric: str) -> list[Cell]:
+    interval = metrics.intervals.get(metric)
+    text = None
+    if interval and not _has_no_width(metrics, metric):
+        digits = 1 if METRICS[metric].is_percentage else 3
+        text = " to ".join(f"{_scaled(metric, end):.{digits}f}" for end in interval)
     return [name, metrics.n_samples, text, *(_scaled(key, metrics.values[key]) for key in shown)]
+
+
+def _has_no_width(metrics: ClientMetrics, metric: str) -> bool:
+    interval = metrics.intervals.get(metric)
+    return interval is not None and interval.high - interval.low < 1e-12
+
+
+def _interval_notes(shown: Sequence[ClientMetrics], metric: str) -> list[str]:
+    if not any(_has_no_width(metrics, metric) for metrics in shown):
+        return []
+    return ["No interval where all resamples have the same value, as without any error: few samples do not prove that."]
 
 
 def _quantile_cells(report: MetricsReport, shown: Sequence[str], quantile: float) -> list[Cell]:
