@@ -69,6 +69,13 @@ def test_categories_that_are_not_in_the_schema_are_counted(tmp_path: Path) -> No
     assert new.unseen == {"sex": {"d": 2, "x": 1}}
 
 
+def test_one_column_is_enough(tmp_path: Path) -> None:
+    one = write(tmp_path / "one.csv", "age\n41\n42\n")
+    assert read_new_rows(one, Schema((ColumnSchema("age"),))).columns.values[:, 0].tolist() == [41, 42]
+    other = write(tmp_path / "other.csv", "age^sex\n41^f\n")
+    assert "age (did you mean 'age^sex'?)" in message_of(lambda: read_new_rows(other, SCHEMA))
+
+
 def test_cells_of_another_type_are_errors_or_missing(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", lines(*ROWS[:2], ("f", "", "soon", "old"), ("f", "", "2023-01-11", "9")))
     assert message_of(lambda: read_new_rows(path, SCHEMA)) == (

@@ -101,7 +101,7 @@ def read_columns(data: NewData, text: Collection[str] = ()) -> RawTable:
         if file_suffix(path) not in SUFFIXES:
             raise GpflError(f"cannot read {path}: give a {', '.join(SUFFIXES)} file")
         try:
-            return read_table(InputFile(path), text=text)
+            return read_table(InputFile(path), text=text, min_columns=1)
         except OSError as problem:
             raise GpflError(f"cannot read {path}: {problem.strerror}") from None
     names = list(data) if isinstance(data, Mapping) else list(data.columns)
@@ -120,7 +120,7 @@ def _read_folder(folder: Path, text: Collection[str]) -> RawTable:
     named = next((entry for entry in layout.inputs if entry.split), None)
     if named is not None:
         raise GpflError(f"{folder} holds a {named.split} split, {named.path}: give the file or folder of the new rows alone")
-    tables = [read_table(entry, text=text) for entry in layout.inputs]
+    tables = [read_table(entry, text=text, min_columns=1) for entry in layout.inputs]
     names = set(tables[0].columns)
     for table in tables:
         if set(table.columns) != names:

@@ -30,10 +30,11 @@ UNNAMED = re.compile(r"(Unnamed: \d+)?")
 PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # columns in which pandas numbers the rows
 
 
-def read_table(source: InputFile, ignore: Collection[str] = (), text: Collection[str] = ()) -> RawTable:
+def read_table(source: InputFile, ignore: Collection[str] = (), text: Collection[str] = (), min_columns: int = 2) -> RawTable:
     """Return the columns of a file: numbers, or text without spaces around it. Missing values are NaN, "" or in `MISSING`.
 
     Columns of a CSV file whose lower-case names are in `text` stay text even if all their cells are numbers.
+    A file with fewer columns than `min_columns` has another separator, or no names of columns.
     """
     suffix = file_suffix(source.path)
     if suffix == ".npz":
@@ -42,7 +43,7 @@ def read_table(source: InputFile, ignore: Collection[str] = (), text: Collection
         import polars  # noqa: F401
     except ImportError:
         raise GpflError(f"{source.path} needs polars to be read: pip install polars") from None
-    return _read_parquet(source, ignore) if suffix == ".parquet" else _read_csv(source, ignore, text)
+    return _read_parquet(source, ignore) if suffix == ".parquet" else _read_csv(source, ignore, text, min_columns)
 
 
 # CSV.
@@ -73,14 +74,14 @@ class _CsvText:
             raise GpflError(f"{self.path} cannot be read as CSV ({problem})") from None
 
 
-def _read_csv(source: InputFile, ignore: Collection[str], text: Collection[str]) -> RawTable:
+def _read_csv(source: InputFile, ignore: Collection[str], text: Collection[str], min_columns: int) -> RawTable:
     import polars as pl
 
     path = source.path
     file = _decode(path)
     stream = io.StringIO(file.text, newline="")
     names = [name.strip() for name in next(csv.reader(stream, delimiter=file.delimiter), [])]
-    _check_header(names, file)
+    _check_header(names, file, min_columns)
     try:
         frame = pl.read_csv(
             io.BytesIO(stream.read().lstrip("\r\n").encode()),
@@ -137,13 +138,13 @@ def _decode(path: Path) -> _CsvText:
     return _CsvText(path, text, delimiter, 0, note)
 
 
-def _check_header(names: list[str], file: _CsvText) -> None:
+def _check_header(names: list[str], file: _CsvText, min_columns: int) -> None:
     path = file.path
     if not names:
         raise GpflError(f"{path} is empty")
     if all(is_number(name) for name in names):
         raise GpflError(f"{path} begins with numbers ({', '.join(names[:3])} …); its first line must name the columns")
-    if len(names) == 1:
+    if len(names) < min_columns:
         raise GpflError(
             f"{path} has one column, '{names[0][:40]}', when split at {file.mark}; its first line must name the "
             f"columns, separated by {', '.join(DELIMITERS.values())}"
