@@ -54,7 +54,8 @@ def advise(
 
     Trains every client alone, one global model and personalised methods on repeated splits, and recommends staying alone, one
     global model or a personalised method, or says that nothing can be told. Writes advice.html and advice.json; the same
-    command resumes after Ctrl-C.
+    command resumes after Ctrl-C. `gpfl advise --data visits.csv --help` also lists the options of a table, such as --client,
+    --label and --missing.
     """
     overrides, method_overrides = parse_method_set(assignments)
     variants = advising.parse_variants(methods)

@@ -35,7 +35,7 @@ def run(
     """Train one method on one federation.
 
     Options below are those of the chosen method, data, partition and network: `gpfl run --method ditto --help` lists
-    Ditto's.
+    Ditto's, and `gpfl run --data visits.csv --help` those of a table, such as --client, --label and --missing.
     """
     overrides = merge(parse_options(values), parse_set(assignments))
     if seeds is not None and "seed" in overrides.get("run", {}):
