@@ -108,7 +108,7 @@ def show(
     """Print a profile of the columns, the samples of each client, and draw its classes.
 
     The profile of a table has the range or categories, the missing values and the drift of each column at each client.
-    `gpfl data show visits.csv --help` also lists the options of a table, such as --client, --label and --missing.
+    `gpfl data show --data visits.csv --help` also lists the options of a table, such as --client, --label and --missing.
     """
     figure = Path(out)
     plotting.check_image_path(figure)
