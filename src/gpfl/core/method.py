@@ -52,7 +52,7 @@ class ClientInfo(NamedTuple):
     total_rounds: Tensor
     index: Tensor = torch.zeros(())  # type: ignore[assignment]  # position in the federation; hides tuple.index
 
-    def select(self, index: int | Tensor) -> ClientInfo:
+    def select(self, index: int | slice | Tensor) -> ClientInfo:
         """Return the entries `index` of stacked clients."""
         return ClientInfo(*(field[index] for field in self))
 

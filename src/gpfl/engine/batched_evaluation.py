@@ -93,14 +93,15 @@ class BatchedEvaluator:
             sizes, unstacked = self._engine.federation.n_samples(split)[clients], set(self._unstacked(clients))
             order = [i for i in np.argsort(-sizes, kind="stable").tolist() if i not in unstacked]
             limit = GROUP_CLIENTS.get(self._engine.device.type, self._max_clients)
-            width = max(1, min(len(order), self._max_clients, limit))
-            self._groups[key] = [self._group(positions, clients, width, split) for positions in batched(order, width)]
+            n_groups = max(1, -(-len(order) // min(self._max_clients, limit)))
+            width = max(1, -(-len(order) // n_groups))  # groups of equal size, so that the last one is not mostly padding
+            batch = max(16, min(GROUP_SAMPLES // width, -(-int(sizes.max()) // 16) * 16))
+            self._groups[key] = [self._group(positions, clients, width, batch, split) for positions in batched(order, width)]
         return self._groups[key]
 
-    def _group(self, positions: list[int], clients: list[int], width: int, split: str) -> EvalGroup:
+    def _group(self, positions: list[int], clients: list[int], width: int, batch: int, split: str) -> EvalGroup:
         padded = [*positions, *[positions[0]] * (width - len(positions))]
         samples = [self._engine.federation.shards[clients[i]].split(split) for i in positions]
-        batch = max(16, GROUP_SAMPLES // width)
         steps = max(1, -(-len(samples[0]) // batch))  # at least one, empty where clients have no samples
         plan = np.full((width, steps * batch), -1, dtype=np.int64)
         for row, indices in zip(plan, samples, strict=False):

@@ -34,10 +34,9 @@ class ConcurrentRound:
             self._prefetched[tuple(positions)] = tree.fetch(self._private, positions, self._engine.device)
 
     def download(self, positions: list[int]) -> tuple[Tree, ClientInfo]:
-        """Return the stacked local state in which clients start, and their info."""
+        """Return the stacked local state in which clients start, for reading only, and their info."""
         private, info = self._inputs(positions)
-        local_state = vmap(self.method.download, in_dims=(None, 0, 0))(self.shared, private, info)
-        return tree.clone(local_state), info
+        return vmap(self.method.download, in_dims=(None, 0, 0))(self.shared, private, info), info
 
     def upload(self, positions: list[int], local_state: Tree, terms: LossTerms) -> None:
         """Add trained clients to the result."""

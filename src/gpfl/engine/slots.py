@@ -80,10 +80,15 @@ def batched(entries: Sequence[T], size: int) -> list[list[T]]:
     return [list(entries[start : start + size]) for start in range(0, len(entries), size)]
 
 
+LARGE_ROW = 1 << 14
+"""Bytes of a client's tensor from which one copy per client is faster on a CPU than gathering the rows of all first."""
+
+
 class ClientStore(NamedTuple):
     """The stacked clients that slots are filled with."""
 
-    state: Buffers  # local state and loss terms, read when a client enters a slot and written when it leaves
+    start: Buffers  # local state and loss terms, read when a client enters a slot
+    end: Buffers  # the same, written when it leaves; it may be the same memory
     info: ClientInfo
     shared: Tree  # stacked over rounds where several run concurrently
     rounds: Tensor | None  # (clients,) the round of each; None where there is one
@@ -98,6 +103,7 @@ class SlotSwaps:
     def __init__(self, packing: Packing, device: torch.device) -> None:
         indices: list[int] = []
         self._spans: dict[int, list[slice]] = {}
+        self._columns: dict[int, tuple[list[int], ...]] = {}
         for time, swaps in packing.swaps():
             columns = (
                 [slot for slot, leaving, _ in swaps if leaving >= 0],
@@ -105,7 +111,7 @@ class SlotSwaps:
                 [slot for slot, _, entering in swaps if entering >= 0],
                 [entering for _, _, entering in swaps if entering >= 0],
             )
-            self._spans[time] = []
+            self._columns[time], self._spans[time] = columns, []
             for column in columns:
                 self._spans[time].append(slice(len(indices), len(indices) + len(column)))
                 indices += column
@@ -121,12 +127,12 @@ class SlotSwaps:
         if time not in self._spans:
             return
         left_slots, leaving, entered_slots, entering = (self._indices[span] for span in self._spans[time])
+        from_slots, to_clients, to_slots, from_clients = self._columns[time]
         for key in ("local_state", "terms"):
-            for slots, stored in tree.zip_leaves(program.state[key], store.state[key]):
-                if len(leaving):
-                    stored.index_copy_(0, leaving, slots[left_slots])
-                if len(entering):
-                    slots.index_copy_(0, entered_slots, stored[entering])
+            for slots, end in tree.zip_leaves(program.state[key], store.end[key]):
+                _copy_rows(end, to_clients, leaving, slots, from_slots, left_slots)
+            for slots, start in tree.zip_leaves(program.state[key], store.start[key]):
+                _copy_rows(slots, to_slots, entered_slots, start, from_clients, entering)
         if len(entering):
             for slots, stored in zip(program.fixed["client"], store.info, strict=True):
                 slots.index_copy_(0, entered_slots, stored[entering])
@@ -134,6 +140,19 @@ class SlotSwaps:
                 rounds = store.rounds[entering]
                 for slots, stored in tree.zip_leaves(program.fixed["shared"], store.shared):
                     slots.index_copy_(0, entered_slots, stored[rounds])
+
+
+def _copy_rows(
+    target: Tensor, rows: list[int], index: Tensor, source: Tensor, source_rows: list[int], source_index: Tensor
+) -> None:
+    """Copy rows of one tensor into those of another; both are given as numbers and as a tensor on the device."""
+    if not rows:
+        return
+    if target.device.type == "cpu" and target[0].numel() * target.element_size() >= LARGE_ROW:
+        for row, source_row in zip(rows, source_rows, strict=True):
+            target[row].copy_(source[source_row])
+    else:
+        target.index_copy_(0, index, source[source_index])
 
 
 def load_segment(program: Program, plan: Tensor, start: int) -> int:

@@ -122,7 +122,9 @@ class Vmap(Engine):
         sums: dict[str, Tensor] = {}
         counts: dict[str, Tensor] = {}
         for phase in range(len(self.method.phases())):
-            store = ClientStore({"local_state": local_state}, info, shared, round_of)
+            # What clients receive is read-only: its rows may share memory. The results of a phase are overwritten by the next.
+            end = local_state if phase else tree.map_leaves(torch.empty_like, local_state)
+            store = ClientStore({"local_state": local_state}, {"local_state": end}, info, shared, round_of)
             local_state, terms = self._run_phase(phase, store, [plan[phase] for plan in plans])
             for name, value in terms.items():
                 sums[name] = sums.get(name, torch.zeros_like(value)) + value
@@ -142,7 +144,8 @@ class Vmap(Engine):
         program = self._step_program(phase, store, packing, batches[0].shape[1])
         if store.rounds is None:
             tree.copy_(program.fixed["shared"], store.shared)
-        store.state["terms"] = {name: value.new_zeros(len(lengths)) for name, value in program.state["terms"].items()}
+        terms = {name: value.new_zeros(len(lengths)) for name, value in program.state["terms"].items()}
+        store.start["terms"] = store.end["terms"] = terms
         plan = torch.from_numpy(packing.plan(batches)).to(self.device)
         swaps = SlotSwaps(packing, self.device)
         segment = program.fixed["plan"].shape[1]
@@ -153,7 +156,7 @@ class Vmap(Engine):
                 load_segment(program, plan, now)
             for _ in range(until - now):
                 program()
-        return store.state["local_state"], store.state["terms"]
+        return store.end["local_state"], store.end["terms"]
 
     def _slot_count(self, lengths: list[int]) -> int:
         """Return the number of slots for clients of these lengths: one of a few, since each number needs its own program."""
@@ -193,7 +196,7 @@ class Vmap(Engine):
             constant = len(packing.lengths) == width == len(self.federation)
             steps = min(SEGMENT, packing.steps) if constant else SEGMENT
             state = {
-                "local_state": empty_slots(store.state["local_state"], width),
+                "local_state": empty_slots(store.start["local_state"], width),
                 "terms": {},
                 "step": torch.zeros(1, dtype=torch.int64, device=self.device),
             }

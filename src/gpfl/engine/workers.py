@@ -17,7 +17,7 @@ from gpfl.core.local_round import ClientUpdate, Plan, Samples, local_round
 from gpfl.core.method import ClientInfo, LossTerms, Method, Phase
 from gpfl.core.tree import Tree
 from gpfl.engine.base import ClientFunction, Engine, EvalRequest, RoundResult, RunSpec, TrainRequest, add_terms, add_weighted
-from gpfl.engine.compiler.program import Buffers, Program
+from gpfl.engine.compiler.program import Buffers, Program, to_channels_last
 from gpfl.engine.slots import pack
 
 T = TypeVar("T")
@@ -152,12 +152,21 @@ class Workers(Engine):
     def map_clients(self, request: EvalRequest, function: ClientFunction) -> list[Tensor]:
         """Return the value of a function for every client of a request; each worker passes its own copy of the method."""
         info = self.client_info(request.clients, request.round)
+        convert = self._prefers_channels_last(request.shared) and self._prefers_channels_last(tree.take(request.private, 0))
+        if convert:
+            request = request._replace(shared=to_channels_last(request.shared, stacked=False))
         sizes = self.federation.n_samples(request.split)[list(request.clients)]
         packing = pack(sizes.tolist(), min(self.n_workers, len(sizes)))
 
+        def run(i: int, method: Method) -> Tensor:
+            only = slice(i, i + 1)
+            private = tree.take(request.private, only)
+            private = to_channels_last(private, stacked=True) if convert else private
+            return function(request._replace(private=private, clients=request.clients[only]), 0, info.select(only), method)
+
         def work(worker: int) -> dict[int, Tensor]:
             with torch.no_grad():
-                return {i: function(request, i, info, self._methods[worker]) for i in packing.slots[worker]}
+                return {i: run(i, self._methods[worker]) for i in packing.slots[worker]}
 
         values = {i: value for result in self._run_workers(work, len(packing.slots)) for i, value in result.items()}
         return [values[i] for i in range(len(sizes))]
