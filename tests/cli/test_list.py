@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
+import pytest
 from conftest import Command
 
 from gpfl.methods import METHODS
@@ -21,3 +24,22 @@ def test_list_names_everything(command: Command) -> None:
 def test_list_of_one_kind_has_nothing_else(command: Command) -> None:
     result = command("list", "nets")
     assert re.findall(r"^ {0,2}(\w+)", result.out, re.M) == ["nets", *NETS]
+
+
+HEAVY = {"torch", "numpy", "scipy", "sklearn", "polars", "matplotlib"}
+START = """
+import sys
+from gpfl.cli import main
+try:
+    main.main()
+finally:
+    print("imported:", *sys.modules)
+"""
+
+
+@pytest.mark.parametrize("arguments", ["list", "list methods", "--help", "--version"])
+def test_help_and_lists_do_not_import_torch(arguments: str) -> None:
+    result = subprocess.run([sys.executable, "-c", START, *arguments.split()], capture_output=True, text=True, check=True)
+    printed, modules = result.stdout.split("imported:")
+    assert printed.strip()
+    assert HEAVY & set(modules.split()) == set()

@@ -19,7 +19,8 @@ from gpfl.core import options
 from gpfl.core.net import Net
 from gpfl.data import DATASETS, DataSource
 from gpfl.errors import GpflError
-from gpfl.federation.partition import PARTITIONS, Dirichlet, Pathological
+from gpfl.federation import PARTITIONS
+from gpfl.federation.partition import Dirichlet, Pathological
 from gpfl.methods import METHODS
 from gpfl.methods.gpfl import GPFL
 from gpfl.models import NETS

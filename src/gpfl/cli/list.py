@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Any
 
 import click
 
 from gpfl.cli.command import Argument, Command, write_groups
+from gpfl.core.registry import Registry
 from gpfl.data import DATASETS
 from gpfl.engine import ENGINES
 from gpfl.errors import GpflError, did_you_mean
@@ -14,17 +15,12 @@ from gpfl.federation import PARTITIONS
 from gpfl.methods import METHODS
 from gpfl.models import NETS
 
-
-def _summaries(classes: Mapping[str, type]) -> list[tuple[str, str]]:
-    return [(name, (documented.__doc__ or "").splitlines()[0]) for name, documented in classes.items()]
-
-
-KINDS = {
-    "methods": _summaries(METHODS),
-    "data": [(name, source.description) for name, source in DATASETS.items()],
-    "partitions": _summaries(PARTITIONS),
-    "nets": _summaries(NETS),
-    "engines": _summaries(ENGINES),
+KINDS: dict[str, Registry[Any]] = {
+    "methods": METHODS,
+    "data": DATASETS,
+    "partitions": PARTITIONS,
+    "nets": NETS,
+    "engines": ENGINES,
 }
 
 
@@ -38,5 +34,5 @@ def list_command(ctx: click.Context, kind: str | None) -> None:
     if kind and kind not in KINDS:
         raise GpflError(f"unknown list '{kind}'; {did_you_mean(kind, KINDS)}")
     formatter = ctx.make_formatter()
-    write_groups(formatter, {kind: KINDS[kind]} if kind else KINDS)
+    write_groups(formatter, {name: list(KINDS[name].summaries().items()) for name in ([kind] if kind else KINDS)})
     click.echo(formatter.getvalue().lstrip("\n"), nl=False)

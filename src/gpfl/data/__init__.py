@@ -1,60 +1,42 @@
 """Datasets: tables, the published datasets and the user's own files."""
 
-import os
-from collections.abc import Mapping
-from pathlib import Path
+from __future__ import annotations
 
-from gpfl.core import options
-from gpfl.data.digits import Digits
-from gpfl.data.files import FileDataset
-from gpfl.data.published.agnews import AGNEWS
-from gpfl.data.published.amazon import AMAZON
-from gpfl.data.published.cifar100 import CIFAR100
-from gpfl.data.published.dataset import PublishedDataset
-from gpfl.data.published.fmnist import FMNIST
-from gpfl.data.published.har import HAR
-from gpfl.data.published.heart import HEART
-from gpfl.data.published.tiny import TINY
-from gpfl.data.table import DataSource, Table
-from gpfl.errors import GpflError, did_you_mean
+from typing import TYPE_CHECKING
 
-PUBLISHED: dict[str, PublishedDataset] = {
-    source.name: source for source in (FMNIST, CIFAR100, TINY, AGNEWS, AMAZON, HAR, HEART)
+from gpfl.core.registry import Registry, lazy_attributes
+
+if TYPE_CHECKING:
+    from gpfl.data.files import FileDataset as FileDataset
+    from gpfl.data.find import find_dataset as find_dataset
+    from gpfl.data.published.dataset import PublishedDataset as PublishedDataset
+    from gpfl.data.table import DataSource as DataSource
+    from gpfl.data.table import Table as Table
+
+_PUBLISHED = {
+    "fmnist": "published.fmnist:FMNIST",
+    "cifar100": "published.cifar100:CIFAR100",
+    "tiny": "published.tiny:TINY",
+    "agnews": "published.agnews:AGNEWS",
+    "amazon": "published.amazon:AMAZON",
+    "har": "published.har:HAR",
+    "heart": "published.heart:HEART",
 }
+
+PUBLISHED: Registry[PublishedDataset] = Registry("gpfl.data", _PUBLISHED)
 """The paper's six datasets, and heart disease from four hospitals."""
 
-DATASETS: dict[str, DataSource] = {"digits": Digits(), **PUBLISHED}
+DATASETS: Registry[DataSource] = Registry("gpfl.data", {"digits": "digits:DIGITS", **_PUBLISHED})
 
 FILES = "files"  # name under which the options of the user's own files are listed
 
-
-def find_dataset(name: str, settings: Mapping[str, object]) -> DataSource:
-    """Return the dataset of that name, or the file or folder at that path, with `settings` for its options."""
-    if name in DATASETS:
-        return _configure(DATASETS[name], settings)
-    path = Path(name).expanduser()
-    if not name or not (path.exists() or os.sep in name or path.suffix):
-        raise GpflError(f"unknown data '{name}'; {did_you_mean(name, DATASETS)} (or give the path of a file or folder)")
-    if not path.exists():
-        raise GpflError(f"there is no file or folder {name}")
-    if schema := settings.get("schema"):  # a run may be resumed from another folder
-        settings = {**settings, "schema": str(Path(str(schema)).expanduser().resolve())}
-    return _configure(FileDataset(name=path.resolve().name, description="your own files", path=path), settings)
-
-
-def _configure(source: DataSource, settings: Mapping[str, object]) -> DataSource:
-    known = options.options_of(type(source))
-    others: dict[str, type] = {
-        "your own files": FileDataset,
-        **{f"data '{name}'": type(other) for name, other in DATASETS.items()},
-    }
-    for key in settings:
-        owners = [name for name, kind in others.items() if key in options.options_of(kind)]
-        if key not in known and owners:
-            raise GpflError(f"data.{key} belongs to {' and '.join(owners)}, not to '{source.name}': leave it out")
-        if key not in known:
-            raise GpflError(f"unknown key 'data.{key}'; {did_you_mean(key, (*known, 'name'))}")
-    return options.replace(source, settings, "data")
-
-
-__all__ = ["DATASETS", "FILES", "PUBLISHED", "FileDataset", "PublishedDataset", "DataSource", "Table", "find_dataset"]
+if not TYPE_CHECKING:
+    __getattr__ = lazy_attributes(
+        "gpfl.data",
+        {
+            "FileDataset": "gpfl.data.files",
+            "find_dataset": "gpfl.data.find",
+            "PublishedDataset": "gpfl.data.published.dataset",
+            **dict.fromkeys(("DataSource", "Table"), "gpfl.data.table"),
+        },
+    )

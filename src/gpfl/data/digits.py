@@ -14,9 +14,6 @@ from gpfl.data.table import DataSource, Table
 class Digits(DataSource):
     """1,797 images of 8×8 pixels with values 0 to 16, about 180 per class (UCI optical recognition of handwritten digits)."""
 
-    name: str = "digits"
-    description: str = "1,797 handwritten digits, 8×8 (part of scikit-learn, no download)"
-
     @property
     def defaults(self) -> Mapping[str, Mapping[str, object]]:
         """Twenty clients with four classes each and a small net."""
@@ -33,3 +30,6 @@ class Digits(DataSource):
         digits = load_digits()
         images = digits.images.astype(np.uint8)[:, None]  # (samples, 1, 8, 8)
         return Table(images, digits.target, classes=10, name="digits", pixel_max=16)
+
+
+DIGITS = Digits(name="digits", description="1,797 handwritten digits, 8×8 (part of scikit-learn, no download)")

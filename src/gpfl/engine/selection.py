@@ -10,17 +10,16 @@ import torch
 from torch import nn
 
 from gpfl.core.module_checks import error_line
+from gpfl.engine import ENGINES
 from gpfl.engine.base import Engine, RunSpec
 from gpfl.engine.distributed import process_group
-from gpfl.engine.loop import Loop
 from gpfl.engine.sharded import Sharded
 from gpfl.engine.vmap import Vmap
-from gpfl.engine.workers import Workers, num_threads
+from gpfl.engine.workers import num_threads
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.methods import METHODS
 from gpfl.models import NETS
 
-ENGINES: dict[str, type[Engine]] = {"loop": Loop, "vmap": Vmap, "workers": Workers}
 LARGE_IMAGE = 20 * 20
 """Pixels from which convolutions on a CPU are faster with `workers` than stacked: 1.7× and 1.5× the loop at 28×28."""
 LARGE_NET = 1 << 20

@@ -17,8 +17,9 @@ from gpfl.data import find_dataset
 from gpfl.data.arrays import ArrayLike
 from gpfl.data.table import DataSource, Table
 from gpfl.errors import GpflError, did_you_mean, pluralize
+from gpfl.federation import PARTITIONS
 from gpfl.federation.federation import Federation, Shard, check_nonempty, lacking_clients
-from gpfl.federation.partition import PARTITIONS, Partition
+from gpfl.federation.partition import Partition
 
 TorchDataset: TypeAlias = Dataset[tuple[Tensor, int]]
 ClientData: TypeAlias = (

@@ -340,9 +340,6 @@ class Natural(Partition):
         return f"{group}--min-samples {needed} leaves out {small:,} of {pluralize(len(sizes), 'client')}{question}"
 
 
-PARTITIONS: dict[str, type[Partition]] = {kind.name: kind for kind in (Pathological, Dirichlet, Natural)}
-
-
 def choose_groups(group_ids: Indices, labels: Indices, fraction: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
     """Return a mask of samples in randomly chosen groups, which hold about a fraction of all samples.
 
