@@ -163,7 +163,7 @@ class Interrupting:
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.meta_path.insert(0, Interrupting())
-sys.argv = ["gpfl", "list"]
+sys.argv = ["gpfl", "run", "--help"]
 {start}
 """
     environment = {**os.environ, "PYTHONPATH": str(SRC), "RANK": rank}
