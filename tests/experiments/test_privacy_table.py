@@ -53,15 +53,5 @@ def test_the_page_can_use_the_papers_formula(runs: dict[str, gpfl.Result], tmp_p
     assert "(that of all rows)" in pages[1]
 
 
-def test_runs_that_cannot_be_compared_are_rejected(runs: dict[str, gpfl.Result], tmp_path: Path) -> None:
-    with pytest.raises(gpfl.GpflError, match="gpfl is missing"):
-        attack_methods({name: runs[name] for name in METHODS[:-1]}, tmp_path, ONE_ITERATION)
-    with pytest.raises(gpfl.GpflError, match=r"the runs have the seeds \[0, 1\]"):
-        attack_methods({**runs, "gpfl": train_on_blobs("gpfl", seed=1)}, tmp_path, ONE_ITERATION)
-
-
-def test_the_papers_values_have_all_columns(tmp_path: Path) -> None:
+def test_the_papers_values_have_all_columns() -> None:
     assert set(paper_psnr()) == {column.label for column in COLUMNS}
-    (tmp_path / "privacy.toml").write_text(f"paper = {json.dumps({})}".replace("{}", "{ Avg = 7.3 }"))
-    with pytest.raises(gpfl.GpflError, match="must have the nine columns"):
-        paper_psnr(tmp_path / "privacy.toml")

@@ -11,9 +11,7 @@ from typing import NamedTuple, cast
 import numpy as np
 import torch
 
-from gpfl.errors import GpflError
-from gpfl.experiments import definitions as experiments
-from gpfl.io import toml
+from gpfl.experiments.attack_study import study_defaults
 from gpfl.privacy.attack_cases import AttackCase, AttackPlan
 from gpfl.privacy.attack_runner import (
     AttackRunner,
@@ -76,13 +74,9 @@ class PrivacyTable(NamedTuple):
         }
 
 
-def paper_psnr(path: Path | None = None) -> dict[str, float]:
+def paper_psnr() -> dict[str, float]:
     """Return the paper's PSNR of each column in dB."""
-    content = toml.read(path or experiments.config_dir() / "attacks" / "privacy.toml")
-    values = content.get("paper")
-    if not isinstance(values, dict) or set(values) != {column.label for column in COLUMNS}:
-        raise GpflError(f"{path or 'configs/attacks/privacy.toml'}: the section [paper] must have the nine columns")
-    return {label: float(value) for label, value in values.items()}
+    return {label: float(cast(float, value)) for label, value in study_defaults()["paper"].items()}
 
 
 def attack_methods(
@@ -92,7 +86,6 @@ def attack_methods(
 
     The attacked images are spread over the clients; they, the random starts and the effort are the same in all columns.
     """
-    _check_comparable(runs)
     federation, engine = runs["fedavg"].federation, runs["fedavg"].engine
     batches = plan.choose_batches(federation, engine.method.net, range(len(federation)))
     runners = {
@@ -107,18 +100,6 @@ def attack_methods(
             for case, result in runners[column.method].run(cases, folder, on_result).items():
                 table.results[column, case] = result
     return table
-
-
-def _check_comparable(runs: Mapping[str, Result]) -> None:
-    missing = [name for name in METHODS if name not in runs]
-    if missing:
-        raise GpflError(f"the privacy table needs runs of {', '.join(METHODS)}; {', '.join(missing)} is missing")
-    manifests = [runs[name].federation.manifest() for name in METHODS]
-    if any(manifest != manifests[0] for manifest in manifests[1:]):
-        raise GpflError("the runs have different federations: use the same data and partition for all")
-    seeds = {runs[name].engine.schedule.seed for name in METHODS}
-    if len(seeds) > 1:
-        raise GpflError(f"the runs have the seeds {sorted(seeds)}: use the same seed for all")
 
 
 class TargetComparison(NamedTuple):
