@@ -138,6 +138,7 @@ class Score(NamedTuple):
     loss: Tensor
 
 
+@torch.no_grad()
 def local_round(method: Method, shared: Tree, private: Tree, samples: Samples, plan: Plan, client: ClientInfo) -> ClientUpdate:
     """Run one client's round: download, every step of the plan, upload. The inputs are not modified."""
     local_state = method.download(shared, private, client)

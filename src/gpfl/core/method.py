@@ -105,8 +105,19 @@ def loss_gradient(net: Net, state: Tree, weights: Tree, objective: Objective, ba
         terms = objective(model, batch)
         return total_loss(terms), (terms, model.batch_norm_stats, model.aux)
 
-    gradient, (terms, batch_norm_stats, aux) = torch.func.grad(total, has_aux=True)(weights)
-    return GradientResult(gradient, terms, batch_norm_stats, aux)
+    if torch.is_grad_enabled() or torch._C._functorch.maybe_current_level() is not None:  # traced, or under vmap
+        gradient, (terms, batch_norm_stats, aux) = torch.func.grad(total, has_aux=True)(weights)
+        return GradientResult(gradient, terms, batch_norm_stats, aux)
+    with torch.enable_grad():  # for one client, whose small net takes less time than torch.func.grad
+        inputs = tree.map_leaves(lambda w: w.detach().requires_grad_(), weights)
+        value, outputs = total(inputs)
+    if value.requires_grad:
+        gradients = iter(torch.autograd.grad(value, list(tree.leaves(inputs)), materialize_grads=True))
+        gradient = tree.map_leaves(lambda _: next(gradients), inputs)
+    else:  # no weight has an effect
+        gradient = tree.map_leaves(torch.zeros_like, weights)
+    terms, batch_norm_stats, aux = (tree.map_leaves(torch.detach, output) for output in outputs)  # type: ignore[arg-type]
+    return GradientResult(gradient, terms, batch_norm_stats, aux)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)
