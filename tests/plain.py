@@ -7,6 +7,7 @@ shared. Written from the methods' formulas, not from the library.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -404,20 +405,42 @@ def gpfl_(
     mu: float,
     without: Collection[str] = (),
     constants: Mapping[str, Tensor] | None = None,
+    valve_gradient: str = "both",
+    share_valve: bool = True,
+    alpha_levels: int = 0,
+    alpha_noise: float = 0.0,
+    noise: list[Tensor] | None = None,
 ) -> Outcome:
-    """Return the outcome of GPFL at its defaults, or of one of its ablations."""
-    shared_parts = ["base", *(part for part in ("cov", "gce") if part not in without)]
+    """Return the outcome of GPFL at its defaults, or of one of its variants; `noise` is each client's on its class weights."""
+    left_out = {*without} if share_valve else {*without, "cov"}
+    shared_parts = ["base", *(part for part in ("cov", "gce") if part not in left_out)]
+    trained = ["base", *(part for part in ("cov", "gce") if part not in without)]
     models = world.copies(model)
     shared = module_dict(model, shared_parts)
 
     def contexts(table: Tensor, client: int) -> tuple[Tensor, Tensor]:
         if constants is not None:
             return constants["g"], constants["p"]
-        counts = world.counts(client)
-        return table.mean(0), counts / counts.sum() @ table
+        weights = world.counts(client) / world.counts(client).sum()
+        if alpha_levels:
+            weights = torch.tensor([math.ceil(round(float(share) * alpha_levels, 3)) for share in weights]).float()
+            weights = weights / weights.sum()
+        if noise is not None:
+            weights = torch.clamp(weights + alpha_noise * noise[client], min=1e-4)
+            weights = weights / weights.sum()
+        return table.mean(0), weights @ table
 
-    def route(m: GPFLNet, f: Tensor, context: Tensor) -> Tensor:
-        return f if "cov" in without else m.cov(f, context)
+    def route(m: GPFLNet, f: Tensor, context: Tensor, constant: bool = False) -> Tensor:
+        if "cov" in without:
+            return f
+        if not constant:
+            return m.cov(f, context)
+        for parameter in m.cov.parameters():
+            parameter.requires_grad_(False)
+        out = m.cov(f, context)
+        for parameter in m.cov.parameters():
+            parameter.requires_grad_(True)
+        return out
 
     for number, clients in world.cohorts(rounds):
         for client in clients:
@@ -426,10 +449,10 @@ def gpfl_(
             received = copy.deepcopy(m.gce.weight.detach())
             g, p = contexts(received, client)
             plain = torch.optim.SGD([*m.base.parameters(), *m.head.parameters()], lr=LR)
-            decayed = [torch.optim.SGD(getattr(m, part).parameters(), lr=LR, weight_decay=mu) for part in shared_parts[1:]]
+            decayed = [torch.optim.SGD(getattr(m, part).parameters(), lr=LR, weight_decay=mu) for part in trained[1:]]
             for x, y in world.batches(client, number):
                 f = m.base(x)
-                loss = F.cross_entropy(m.head(route(m, f, p)), y)
+                loss = F.cross_entropy(m.head(route(m, f, p, valve_gradient == "global")), y)
                 if "gce" not in without:
                     f_g = route(m, f, g)
                     loss = loss + F.cross_entropy(F.cosine_similarity(f_g[:, None], m.gce.weight[None], dim=-1, eps=1e-12), y)
@@ -440,10 +463,11 @@ def gpfl_(
 
     def logits_of(client: int) -> Callable[[Tensor], Tensor]:
         _, p = contexts(model.gce.weight.detach(), client)
-        return lambda x: models[client].head(route(model, model.base(x), p))
+        valve = model if share_valve else models[client]
+        return lambda x: models[client].head(route(valve, model.base(x), p))
 
     fixed: State = {} if constants is None else {"constants.g": constants["g"], "constants.p": constants["p"]}
-    private: list[State] = [{"head": m.head, **fixed} for m in models]
+    private: list[State] = [{"head": m.head, **fixed, **({} if share_valve else {"cov": m.cov})} for m in models]
     return Outcome({name: getattr(model, name) for name in shared_parts}, private, [logits_of(c) for c in range(len(models))])
 
 

@@ -254,3 +254,45 @@ def test_defaults_of_lambda_and_mu_depend_on_the_net(net: str, lam: float, mu: f
     method = GPFL().bind(built, lr=0.1, epochs=1)
     assert (method.lam, method.mu) == (lam, mu)
     assert GPFL(lam=0.5).bind(built, lr=0.1, epochs=1).lam == 0.5
+
+
+# Valves that reveal less.
+
+
+def class_weights(counts: list[float], seed: int = 0, index: int = 0, **options: object) -> list[float]:
+    net = net_from_architecture(MLP(hidden=(8,)), "mlp", torch.zeros(2, 6), len(counts))
+    method = GPFL(**options).bind(net, lr=0.1, epochs=1)
+    _, private = method.init(seed)
+    labels, one = torch.tensor(counts), torch.ones(())
+    return method.class_weights(private, ClientInfo(labels.sum(), labels, one, one, one * index)).tolist()
+
+
+def test_class_weights_are_rounded_up_to_levels() -> None:
+    assert class_weights([14.0, 4, 2, 0]) == pytest.approx([0.7, 0.2, 0.1, 0])
+    assert class_weights([14.0, 4, 2, 0], alpha_levels=1) == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
+    assert class_weights([14.0, 4, 2, 0], alpha_levels=2) == pytest.approx([0.5, 0.25, 0.25, 0])
+    assert class_weights([15.0, 5, 0, 0], alpha_levels=4) == pytest.approx([0.75, 0.25, 0, 0])
+
+
+def test_noise_of_class_weights_is_fixed_for_each_client_and_seed() -> None:
+    weights = [class_weights([14.0, 4, 2, 0], *key, alpha_noise=0.1) for key in ((0, 0), (0, 0), (0, 1), (1, 0))]
+    assert weights[0] == weights[1]
+    assert len({tuple(each) for each in weights}) == 3
+    assert all(sum(each) == pytest.approx(1) and min(each) > 0 for each in weights)
+
+
+def test_personal_route_leaves_the_valve_alone() -> None:
+    def valve_after(valve_gradient: str, counts: list[float], form: str) -> torch.Tensor:
+        net = net_from_architecture(MLP(hidden=(8,)), "mlp", torch.zeros(2, 6), 3)
+        method = GPFL(valve_gradient=valve_gradient, valve=form).bind(net, lr=0.1, epochs=1)
+        shared, private = method.init(0)
+        labels, one = torch.tensor(counts), torch.ones(())
+        client = ClientInfo(labels.sum(), labels, one, one)
+        x = torch.randn(6, 6, generator=torch.Generator().manual_seed(0))
+        state = method.download(shared, private, client)
+        state, _ = method.step(shared, state, Batch(x, torch.arange(6) % 3, torch.ones(6)), client)
+        return method.upload(shared, state, private, client)[0]["cov"]["gamma.linear.weight"]
+
+    for form in ("factored", "full"):
+        assert torch.equal(valve_after("global", [1.0, 2, 3], form), valve_after("global", [6.0, 0, 0], form))
+        assert not torch.equal(valve_after("both", [1.0, 2, 3], form), valve_after("both", [6.0, 0, 0], form))

@@ -16,6 +16,7 @@ import gpfl
 from gpfl.core import tree
 from gpfl.core.local_round import Schedule
 from gpfl.core.method import Method
+from gpfl.core.randomness import normal, random_key
 from gpfl.core.tree import Tree
 from gpfl.engine import ENGINES, RunSpec
 from gpfl.federation import Shard
@@ -107,7 +108,9 @@ def gap(ours: Tree, theirs: plain.State) -> float:
 
 def state_gap(ours: LibraryRun, theirs: plain.Outcome) -> float:
     """Return the largest difference between two runs in the shared state and all private ones."""
-    private = [gap(tree.take(ours.private, client), state) for client, state in enumerate(theirs.private)]
+    private = [
+        gap(tree.drop(tree.take(ours.private, client), ("alpha",)), state) for client, state in enumerate(theirs.private)
+    ]
     return float(np.max([gap(ours.shared, theirs.shared), *private]))
 
 
@@ -126,14 +129,18 @@ def plain_gpfl(ours: LibraryRun, net: plain.Split, without: tuple[str, ...] = ()
     """Return the outcome of GPFL from the library's initial embeddings, valve and constant contexts."""
     shared, private = ours.start
     valve, embeddings = plain.Valve(8), nn.Embedding(CLASSES, 8)
-    if "cov" in shared:
-        valve.load_state_dict(tree.branch(shared, "cov"))
+    state = {**shared, **private}
+    if "cov" in state:
+        valve.load_state_dict(tree.branch(state, "cov"))
     if "gce" in shared:
         embeddings.load_state_dict(tree.branch(shared, "gce"))
     constants = tree.branch(private, "constants") if "constants" in private else None
-    return plain.gpfl_(
-        ours.world, plain.GPFLNet(net, valve, embeddings), ROUNDS, **options, without=without, constants=constants
-    )
+    noise = None
+    if "alpha" in private:
+        salt = tree.leaf(tree.branch(private, "alpha"), "salt")
+        noise = [normal(random_key(salt, "alpha", torch.tensor(client)), "alpha", (CLASSES,)) for client in range(4)]
+    model = plain.GPFLNet(net, valve, embeddings)
+    return plain.gpfl_(ours.world, model, ROUNDS, **options, without=without, constants=constants, noise=noise)
 
 
 def plain_run(ours: LibraryRun, options: dict) -> plain.Outcome:
@@ -174,6 +181,10 @@ CASES: dict[str, tuple[str, dict]] = {
     "gpfl-without-mlg": ("gpfl", {**GPFL, "without": ("mlg",)}),
     "gpfl-without-gce": ("gpfl", {**GPFL, "without": ("gce",)}),
     "gpfl-without-cov-gce": ("gpfl", {**GPFL, "without": ("cov", "gce")}),
+    "gpfl-valve-gradient": ("gpfl", {**GPFL, "valve_gradient": "global"}),
+    "gpfl-private-valve": ("gpfl", {**GPFL, "share_valve": False}),
+    "gpfl-alpha-levels": ("gpfl", {**GPFL, "alpha_levels": 3}),
+    "gpfl-alpha-noise": ("gpfl", {**GPFL, "alpha_noise": 0.1}),
 }
 """A method and its options, for the library and the plain computation."""
 
@@ -219,6 +230,8 @@ WRONG: list[tuple[str, dict]] = [
     ("gpfl", {"lam": 0.02}),
     ("gpfl", {"mu": 0.18}),
     ("gpfl", {"without": ("mlg",)}),
+    ("gpfl", {"valve_gradient": "global"}),
+    ("gpfl-alpha-noise", {"alpha_noise": 0.09}),
 ]
 """Options of the plain computation that differ from the library's."""
 

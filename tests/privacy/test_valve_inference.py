@@ -84,6 +84,28 @@ def test_two_classes_are_told_by_the_rows_of_the_valve_alone() -> None:
     assert estimate.guess.tolist() == pytest.approx([0.3, 0.7])
 
 
+@pytest.mark.parametrize(
+    ("settings", "closest", "farthest"),
+    [
+        ({"valve_gradient": "global"}, 0.0, 0.9),
+        ({"share_valve": False}, 0.0, 0.9),
+        ({"alpha_levels": 1}, 0.01, 0.7),
+        ({"alpha_levels": 4}, 0.001, 0.2),
+        ({"alpha_noise": 0.1}, 0.05, 0.9),
+    ],
+    ids=str,
+)
+def test_variants_of_the_valve_leave_proportions_open(settings: dict[str, object], closest: float, farthest: float) -> None:
+    labels = infer(digits(partition="dirichlet", beta=0.5), 2, **settings)
+    for each in labels:
+        assert not each.is_exact
+        assert each.guess is not None
+        assert each.guess > closest
+        assert each.interval is not None
+        assert each.interval[0] < 1e-6
+        assert each.interval[1] > farthest
+
+
 # Where it stays open.
 
 

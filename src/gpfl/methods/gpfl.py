@@ -90,9 +90,22 @@ class GPFL(Method):
         choices=("auto", "factored", "full"),
         omit_default=True,
     )
+    valve_gradient: str = option(
+        "both",
+        "routes that train V: 'both' (paper), or 'global' alone, so that uploads of V do not reveal label counts",
+        choices=("both", "global"),
+        omit_default=True,
+    )
+    share_valve: bool = option(True, "whether V is averaged (paper), or stays with the client", omit_default=True)
+    alpha_levels: int = option(
+        0, "round the class weights α behind p_i up to multiples of 1/levels; 0 = exact (paper)", min=0, omit_default=True
+    )
+    alpha_noise: float = option(
+        0.0, "standard deviation of a client's fixed noise on the class weights α behind p_i", min=0, omit_default=True
+    )
 
     def bind(self, net: Net, *, lr: float, epochs: int, batch_norm: str = "local") -> Self:
-        """Return the method bound to a net; ablations and stale contexts are in `gpfl_variants`."""
+        """Return the method bound to a net; all that differs from the paper's method is in `gpfl_variants`."""
         from gpfl.methods.gpfl_variants import select_variant  # imports this module
 
         return select_variant(super().bind(net, lr=lr, epochs=epochs, batch_norm=batch_norm))
@@ -120,9 +133,12 @@ class GPFL(Method):
     def contexts(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
         """Return g (eq. 5) and p_i (eq. 7), constants of a round."""
         embeddings = embeddings_of(shared)  # Ĉ, (classes, width)
-        alpha = client.label_counts / client.label_counts.sum()  # eq. 6, (classes,)
-        p = alpha @ embeddings
+        p = self.class_weights(private, client) @ embeddings
         return {"g": embeddings.mean(0), "p": p / len(embeddings) if self.p_scale == "mean" else p}
+
+    def class_weights(self, private: Tree, client: ClientInfo) -> Tensor:
+        """Return α (eq. 6), (classes,)."""
+        return client.label_counts / client.label_counts.sum()
 
     def step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
         """Train all parts together, with weight decay on V and C alone."""
@@ -170,7 +186,7 @@ class GPFL(Method):
         state = tree.drop(local_state, ("context", "valve"))
         if "valve" in local_state:
             cov, valve, context = (tree.branch(local_state, part) for part in ("cov", "valve", "context"))
-            state["cov"] = build_valve(tree.branch(shared, "cov"), cov, valve, context)
+            state["cov"] = build_valve(tree.branch({**private, **shared}, "cov"), cov, valve, context)
         return self.split_state(state)
 
     def personal_weights(self, shared: Tree, private: Tree, batch: Batch, client: ClientInfo) -> Tree:

@@ -1,4 +1,4 @@
-"""Variants of GPFL: the paper's ablations, and the contexts of the authors' code."""
+"""Variants of GPFL: the paper's ablations, the contexts of the authors' code, and valves that reveal no label counts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from torch import Tensor
 from gpfl.core import tree
 from gpfl.core.method import Batch, ClientInfo, LossTerms
 from gpfl.core.net import Model
-from gpfl.core.randomness import torch_generator
+from gpfl.core.randomness import make_salt, normal, random_key, torch_generator
 from gpfl.core.tree import Tree
 from gpfl.methods.gpfl import GPFL, embeddings_of
+
+_ROUNDING = 1e-4  # below which a class weight counts as a whole multiple, or as none
 
 CONTEXT_SEED = 0
 """Constant contexts are the same in every run and for every client."""
@@ -24,7 +26,9 @@ G = TypeVar("G", bound=GPFL)
 
 def select_variant(method: G) -> G:
     """Return the method itself, or the variant that its options ask for."""
-    if not method.without and method.cond_source == "global":
+    of_paper = {"without": (), "cond_source": "global", "valve_gradient": "both", "share_valve": True}
+    of_paper |= {"alpha_levels": 0, "alpha_noise": 0.0}
+    if all(getattr(method, name) == value for name, value in of_paper.items()):
         return method
     return cast(G, GPFLVariant(**{field.name: getattr(method, field.name) for field in dataclasses.fields(method)}))
 
@@ -37,16 +41,21 @@ def constant_contexts(width: int) -> Tree:
 
 @dataclass(frozen=True, kw_only=True)
 class GPFLVariant(GPFL):
-    """GPFL with parts left out (`without`), or with contexts from local embeddings (`cond_source="stale_local"`).
+    """GPFL with parts left out, with contexts from local embeddings, or with a valve that reveals less.
 
-    The authors' code forms a round's contexts from the embeddings that the client trained in the round before. They are
-    zero in round 0; a client that did not train in the last round uses the embeddings that the server sent before.
+    - `without`: the paper's ablations.
+    - `cond_source="stale_local"`: the authors' code forms a round's contexts from the embeddings that the client trained in
+      the round before. They are zero in round 0; a client that did not train in the last round uses the embeddings that the
+      server sent before.
+    - Uploads of V reveal α_i. `valve_gradient="global"` stops the gradient of L^P at V, which then moves along g alone;
+      `share_valve=False` keeps V private; `alpha_levels` and `alpha_noise` put coarser or noisy weights in place of α_i.
     """
 
     @property
     def shared_parts(self) -> tuple[str, ...]:
         """The parts of GPFL that are left; stale contexts also need the embeddings of the round before."""
-        parts = tuple(part for part in super().shared_parts if part not in self.without)
+        left_out = self.without if self.share_valve else (*self.without, "cov")
+        parts = tuple(part for part in super().shared_parts if part not in left_out)
         return (*parts, "previous_gce") if self.has_stale_contexts else parts
 
     @property
@@ -59,6 +68,11 @@ class GPFLVariant(GPFL):
         """Whether contexts come from the client's own embeddings."""
         return self.cond_source == "stale_local" and "cov" not in self.without and not self.has_constant_contexts
 
+    @property
+    def has_noisy_weights(self) -> bool:
+        """Whether the class weights have noise."""
+        return isinstance(self.alpha_noise, Tensor) or self.alpha_noise > 0  # a tensor in concurrent trials
+
     def init(self, seed: int) -> tuple[Tree, Tree]:
         """Return GPFL's state with the variant's additions and without the parts it leaves out."""
         shared, private = super().init(seed)
@@ -69,6 +83,8 @@ class GPFLVariant(GPFL):
             state["local_gce"] = {"weight": torch.zeros_like(embeddings), "round": torch.zeros(())}
         if self.has_constant_contexts and "cov" not in self.without:
             state["constants"] = constant_contexts(self.net.width)
+        if self.has_noisy_weights:
+            state["alpha"] = {"salt": torch.tensor(make_salt(seed))}
         return self.split_state(tree.drop(state, self.without))
 
     def contexts(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
@@ -85,6 +101,16 @@ class GPFLVariant(GPFL):
         """Return the embeddings that the client trained in the round before, or those that the server sent before."""
         local, previous = tree.branch(private, "local_gce"), tree.leaf(tree.branch(shared, "previous_gce"), "weight")
         return torch.where(tree.leaf(local, "round") == client.round, tree.leaf(local, "weight"), previous)
+
+    def class_weights(self, private: Tree, client: ClientInfo) -> Tensor:
+        """Return α, rounded up or with noise that is the same in every round."""
+        alpha = super().class_weights(private, client)
+        if self.alpha_levels:
+            alpha = (alpha * self.alpha_levels - _ROUNDING).ceil()
+        if self.has_noisy_weights:
+            key = random_key(tree.leaf(tree.branch(private, "alpha"), "salt"), "alpha", client.index)
+            alpha = (alpha / alpha.sum() + self.alpha_noise * normal(key, "alpha", alpha.shape)).clamp_min(_ROUNDING)
+        return alpha / alpha.sum()
 
     def guidance_loss(self, model: Model, f_global: Tensor, shared: Tree, batch: Batch) -> LossTerms:
         """Return the guidance terms that are left."""
@@ -108,4 +134,10 @@ class GPFLVariant(GPFL):
 
     def routes(self, model: Model, f: Tensor) -> dict[str, Tensor]:
         """Return the valve's output for each context; without a valve, the features themselves."""
-        return {"g": f, "p": f} if "cov" in self.without else super().routes(model, f)
+        if "cov" in self.without:
+            return {"g": f, "p": f}
+        routes = super().routes(model, f)
+        if self.valve_gradient == "global" and "g" in routes:  # a personal model has the other route alone
+            constant = {**model.weights, "cov": tree.map_leaves(torch.detach, model["cov"])}
+            routes["p"] = super().routes(Model(model.net, constant), f)["p"]
+        return routes

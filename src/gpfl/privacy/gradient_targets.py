@@ -77,10 +77,13 @@ def _(method: GPFL) -> dict[str, GradientTarget]:
         return cosine_logits(features(model, x), embeddings_of(model.weights))
 
     targets = _common_targets(method)
-    if "cov" not in method.without:
+    shared = [part for part in ("base", *GUIDANCE) if part in method.shared_parts]
+    if not method.share_valve:
+        return targets  # the server cannot compute f^G
+    if "cov" in shared:
         targets["sfe"] = GradientTarget(("base", "cov"), features)
-    if "gce" not in method.without:
-        targets["sm"] = GradientTarget(tuple(part for part in ("base", *GUIDANCE) if part not in method.without), cosines)
+    if "gce" in shared:
+        targets["sm"] = GradientTarget(tuple(shared), cosines)
     return targets
 
 

@@ -11,6 +11,7 @@ whole numbers, which removes what is left of rounding, and decides where there a
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +21,9 @@ from torch import Tensor
 
 from gpfl.core import tree
 from gpfl.core.tree import Tree
+from gpfl.defences import undefended
 from gpfl.methods.factored_valve import BRANCHES
+from gpfl.methods.gpfl import GPFL
 from gpfl.privacy.embedding_inference import embedding_scores
 from gpfl.privacy.server_view import ServerView
 
@@ -55,7 +58,11 @@ def infer_from_valve(view: ServerView) -> LabelEstimate | None:
     line = None if rows is None else _Line.fit(rows)
     if rows is None or line is None:
         return None
-    estimate = _estimate(line, _fit_position(rows, line), view)
+    method = undefended(view.method)
+    is_exact = not isinstance(method, GPFL) or not (method.alpha_levels or method.alpha_noise)
+    estimate = _estimate(line, _fit_position(rows, line), view if is_exact else dataclasses.replace(view, n_samples=0))
+    if isinstance(method, GPFL):
+        estimate = _allow_for_changed_weights(estimate, method)
     if rows.is_sparse:  # missing entries are no random noise, so its bounds do not hold
         return LabelEstimate(estimate.guess, torch.zeros_like(estimate.low), torch.ones_like(estimate.high))
     return estimate
@@ -83,6 +90,18 @@ def counts_in_mean(sent: Tree, mean: Tree, embeddings: Tensor, n_samples: Sequen
         if fits.any():
             found[client] = whole[fits][0]
     return found
+
+
+def _allow_for_changed_weights(estimate: LabelEstimate, method: GPFL) -> LabelEstimate:
+    """Return an estimate of the weights behind p_i with the bounds of the label distribution that they come from."""
+    guess, low, high = estimate.guess, estimate.low, estimate.high
+    if sigma := float(method.alpha_noise):  # α plus noise over a sum near 1
+        spread = _SIGMAS * sigma * math.sqrt(len(guess))
+        low = low * max(0.0, 1 - spread) - _SIGMAS * sigma
+        high = high * (1 + spread + sigma * len(guess)) + _SIGMAS * sigma
+    if levels := method.alpha_levels:  # rounded up to m/L, over a sum from 1 to (L + U − 1)/L
+        low, high = low - 1 / levels, high * (levels + len(guess) - 1) / levels
+    return LabelEstimate(guess, low.clamp(0, 1), high.clamp(0, 1))
 
 
 @dataclass(frozen=True)
