@@ -137,7 +137,7 @@ class _ValveRows:
         rest = torch.cat(rests)
         noise = float(rest.square().sum().div(len(rest) * (width - classes)).sqrt())
         is_sparse = max(missing) > _MAX_MISSING
-        if not is_sparse and float(torch.linalg.matrix_norm(rest, 2)) > 3 * _largest_noise(noise, len(rest), width - classes):
+        if not is_sparse and _spectral_norm(rest) > 3 * _largest_noise(noise, len(rest), width - classes):
             return None
         inside = embeddings @ basis.T
         return cls(torch.cat(changes), torch.cat(offs), inside, noise, torch.linalg.inv(inside @ inside.T), is_sparse)
@@ -236,6 +236,14 @@ def _whole_counts(line: _Line, low: float, high: float, n_samples: int, toleranc
 def _largest_noise(std: float, rows: int, columns: int) -> float:
     """Return about the largest singular value of a matrix of independent noise."""
     return std * (math.sqrt(rows) + math.sqrt(columns))
+
+
+def _spectral_norm(matrix: Tensor, iterations: int = 20) -> float:
+    """Return about the largest singular value, from below; a decomposition would take a minute for the widest nets."""
+    vector = matrix[matrix.square().sum(1).argmax()]
+    for _ in range(iterations):
+        vector = matrix.T @ (matrix @ (vector / vector.norm().clamp_min(1e-300)))
+    return float(vector.norm().sqrt())
 
 
 def _weighted_median(values: Tensor, weights: Tensor) -> Tensor:
