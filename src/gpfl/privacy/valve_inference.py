@@ -31,7 +31,7 @@ _SIGMAS = 5.0  # standard deviations of the noise that an estimate allows for
 _COUNT_TOLERANCE = 0.05  # distance from a whole number that rounding may cause
 _MAX_COUNT_ERROR = 0.3  # error of a count from which on whole numbers decide nothing
 _MAX_MISSING = 0.1  # fraction of the entries of a row that may be unchanged, as top-k leaves most of them
-_MIN_ROWS = 3  # rows that must agree
+_MIN_ROWS = 2  # rows that must agree
 _CHANCE = 0.001  # probability at which numbers are not whole by chance
 
 
