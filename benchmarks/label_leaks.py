@@ -105,9 +105,7 @@ class Leak:
     exact: int
     clients: int
     interval: list[float] | None = None  # mean, over the clients that have one
-    sums: dict[str, list[int]] = field(
-        default_factory=dict
-    )  # by size: clients shown, false counts, all clients
+    sums: dict[str, list[int]] = field(default_factory=dict)  # by size: clients shown, false counts, all clients
 
     @classmethod
     def of(cls, labels: Sequence[LabelInference]) -> Leak:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import shutil
@@ -20,6 +21,7 @@ pytest.importorskip("flwr", reason="needs gpfl[flower]")
 from flwr.cli.build import build_fab_from_disk
 
 from gpfl.deploy import keys
+from gpfl.deploy.init import draft_policy, tells_label_proportions
 from gpfl.deploy.programs import Control
 from gpfl.deploy.server import CoordinatorFolder
 from gpfl.deploy.supervise import finish_run
@@ -68,6 +70,17 @@ def test_the_policy_drafted_for_gpfl_asks_for_a_secure_sum_and_says_why(made: Co
     result = made("deploy", "site", "dry-run", SITE)
     assert result.code == 0, result.err
     assert "outbound.secure_sum is true" in result.out
+
+
+def test_a_valve_trained_on_the_global_route_alone_needs_no_secure_sum(made: Command) -> None:
+    card = CoordinatorFolder(Path("d/coordinator")).card
+    settings = {"gpfl": True, "fedper": False}
+    for name, expected in settings.items():
+        method = {**card.config["method"], "name": name}
+        assert tells_label_proportions(dataclasses.replace(card, config={**card.config, "method": method})) == expected
+    for options in ({"valve_gradient": "global"}, {"share_valve": False}, {"without": ["pci"]}):
+        method = {**card.config["method"], "name": "gpfl", **options}
+        assert not draft_policy(dataclasses.replace(card, config={**card.config, "method": method}))["secure_sum"]
 
 
 def test_dry_run_lists_what_would_leave(made: Command) -> None:

@@ -29,7 +29,15 @@ from gpfl.deploy import demo as demos
 from gpfl.deploy import keys
 from gpfl.deploy.card import DataCard, describe_site
 from gpfl.deploy.dry_run import dry_run
-from gpfl.deploy.init import LINK_PORT, PORT, draft_policy, make_deployment, replace_node_key, write_card
+from gpfl.deploy.init import (
+    LINK_PORT,
+    PORT,
+    draft_policy,
+    make_deployment,
+    replace_node_key,
+    tells_label_proportions,
+    write_card,
+)
 from gpfl.deploy.policy import Policy
 from gpfl.deploy.programs import (
     Control,
@@ -156,7 +164,8 @@ def init(
     if draft_policy(card)["secure_sum"] and not plain_uploads and not secure_sum:
         print_line(
             "Note: a plain upload of GPFL tells a site's label proportions, so the drafted policies let sites train in a "
-            "secure sum only: add --secure-sum, or --plain-uploads."
+            'secure sum only: set valve_gradient = "global" in the config, whose uploads do not tell them, or add --secure-sum '
+            "or --plain-uploads."
         )
 
 
@@ -365,9 +374,10 @@ def dry(folder: Path) -> None:
         )
     if card.secure_sum:
         print_line("Tensors leave masked, 8 bytes a number; the coordinator learns their sum over sites alone.")
-    elif card.config.get("method", {}).get("name", "gpfl") == "gpfl":
+    elif tells_label_proportions(card):
         print_line(
-            "The valve of GPFL tells the coordinator the label proportions exactly, unless a defence or a secure sum hides it."
+            "The valve of GPFL tells the coordinator the label proportions exactly, unless noise or a secure sum of many sites "
+            'hides them; the variant valve_gradient = "global" does not.'
         )
     for reason in found.refused:
         print_line(f"Refused by {folder / POLICY}: {reason}")

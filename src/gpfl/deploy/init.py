@@ -56,8 +56,9 @@ LICENSE = "Licensed under the Apache License, Version 2.0: https://www.apache.or
 GPFL_UPLOADS = """
 The run trains GPFL. A single upload of GPFL's conditional valve tells the coordinator this site's label proportions exactly,
 in any round: the update of its weights spans the mean of the class embeddings weighted by these proportions. A secure sum
-hides single uploads, so with secure_sum = true this site trains in a run with one and in no other. Set it to false if the
-coordinator may know how frequent each class is here.
+hides single uploads, so with secure_sum = true this site trains in a run with one and in no other; a sum of few sites still
+tells some of them. The variant valve_gradient = "global" of the method, in the config of the run, tells none. Set secure_sum
+to false if the coordinator may know how frequent each class is here.
 """.strip()
 
 
@@ -116,8 +117,16 @@ def draft_policy(card: DataCard) -> dict[str, object]:
     """Return the rules that follow from a data card."""
     method, rounds = str(card.config.get("method", {}).get("name", "gpfl")), card.config.get("train", {}).get("rounds", 100)
     most = int(str(rounds)) + max(5, int(str(rounds)) // 10)  # rounds may be repeated
-    secure_sum = card.secure_sum or method == "gpfl"
+    secure_sum = card.secure_sum or tells_label_proportions(card)
     return {"card": card.digest, "methods": [method], "max_rounds": most, "min_samples": 10, "secure_sum": secure_sum}
+
+
+def tells_label_proportions(card: DataCard) -> bool:
+    """Return whether single uploads of a run tell label proportions exactly: those of GPFL, except in some variants."""
+    method = card.config.get("method", {})
+    if method.get("name", "gpfl") != "gpfl" or {"cov", "pci", "gce"} & set(cast(list[str], method.get("without", ()))):
+        return False
+    return method.get("valve_gradient", "both") == "both" and bool(method.get("share_valve", True))
 
 
 def format_policy(rules: Mapping[str, object]) -> str:
