@@ -18,12 +18,13 @@ from gpfl.core.local_round import Schedule
 from gpfl.core.method import Batch, ClientInfo
 from gpfl.core.net import InputSpec, Net
 from gpfl.core.tree import Tree
-from gpfl.defences import DefenceConfig, defend
+from gpfl.defences import DefenceConfig, defend, upload_bytes
 from gpfl.defences.per_example import PerExampleGradient
 from gpfl.engine import ENGINES, RunSpec
 from gpfl.engine.distributed import ProcessGroup
 from gpfl.engine.sharded import Sharded
 from gpfl.errors import GpflError
+from gpfl.methods.factored_valve import build_valve, encode_valve, encoded_bytes
 from gpfl.methods.gpfl import GPFL
 from gpfl.models.architecture import net_from_architecture
 from gpfl.models.cnn4 import CNN4
@@ -196,3 +197,39 @@ def test_per_example_gradients_of_a_factored_valve_are_an_error() -> None:
     clipped = method.replace(gradient=PerExampleGradient(torch.zeros(2), bound=1.0, std=0.0))
     with pytest.raises(GpflError, match="use 'auto' or 'full'"):
         clipped.step(shared, local_state, Batch(case.x[0], torch.zeros(4, dtype=torch.int64), torch.ones(4)), client)
+
+
+# Uploads as factors.
+
+
+@pytest.mark.parametrize(("options", "n_contexts"), [({}, 2), ({"valve_gradient": "global"}, 1)])
+def test_the_encoded_valve_gives_the_upload_to_the_bit(options: dict[str, object], n_contexts: int) -> None:
+    case = make_case("mlp", steps=5)
+    method = GPFL(**options).bind(case.net, lr=0.05, epochs=1)
+    shared, private = method.init(0)
+    counts, one = torch.tensor([5.0, 10, 5]), torch.ones(())
+    client = ClientInfo(counts.sum(), counts, one, one)
+    state = method.download(shared, private, client)
+    for x in case.x:
+        state, _ = method.step(shared, state, Batch(x, torch.arange(len(x)) % CLASSES, torch.ones(len(x))), client)
+    upload, _ = method.upload(shared, state, private, client)
+    cov, valve, contexts = (tree.branch(state, part) for part in ("cov", "valve", "context"))
+    code = encode_valve(cov, valve, contexts, n_contexts)
+    built = build_valve(tree.branch(shared, "cov"), code)
+    assert all(torch.equal(a, b) for a, b in tree.zip_leaves(built, tree.branch(upload, "cov")))
+    assert tree.count_bytes(code) == encoded_bytes(case.net.width, n_contexts)
+    expected = tree.count_bytes(upload) - tree.count_bytes(tree.branch(upload, "cov")) + tree.count_bytes(code)
+    assert upload_bytes(method.replace(valve_upload="factors"), upload) == expected < upload_bytes(method, upload)
+    assert upload_bytes(method.replace(valve_upload="factors", valve="full"), upload) == tree.count_bytes(upload)
+    clipped = defend(method.replace(valve_upload="factors"), DefenceConfig(bits=8), seed=0, min_clients=1)
+    assert upload_bytes(clipped, upload) == upload_bytes(clipped.replace(valve_upload="full"), upload)
+
+
+def test_factors_of_a_valve_trained_on_the_global_route_hold_no_personal_context() -> None:
+    method = GPFL(valve_gradient="global").bind(make_case("mlp").net, lr=0.05, epochs=1)
+    shared, private = method.init(0)
+    counts, one = torch.tensor([5.0, 10, 5]), torch.ones(())
+    state = method.download(shared, private, ClientInfo(counts.sum(), counts, one, one))
+    cov, valve, contexts = (tree.branch(state, part) for part in ("cov", "valve", "context"))
+    code = encode_valve(cov, valve, contexts, method.n_trained_contexts)
+    assert torch.equal(tree.leaf(code, "contexts"), tree.leaf(contexts, "g")[None])

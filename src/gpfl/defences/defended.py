@@ -19,6 +19,7 @@ from gpfl.defences.config import FULL_BITS, NO_DEFENCE, DefenceConfig
 from gpfl.defences.per_example import PerExampleGradient
 from gpfl.defences.uploads import compressed_bytes, transform_upload
 from gpfl.errors import GpflError
+from gpfl.methods.factored_valve import encoded_bytes
 from gpfl.methods.gpfl import GPFL, GUIDANCE
 
 _STATE = "defence"  # key in the local state of the number of steps done, which selects the noise of a step
@@ -148,7 +149,10 @@ def undefended(method: Method) -> Method:
 
 def upload_bytes(method: Method, upload: Tree) -> int:
     """Return the bytes that an upload takes on the wire; `upload` is one, or a mean of several."""
-    return compressed_bytes(upload, method.defence if isinstance(method, Defended) else NO_DEFENCE)
+    defence, plain = method.defence if isinstance(method, Defended) else NO_DEFENCE, undefended(method)
+    if not isinstance(plain, GPFL) or not plain.sends_factors or defence.transforms_uploads:
+        return compressed_bytes(upload, defence)
+    return tree.count_bytes(tree.drop(upload, ("cov",))) + encoded_bytes(plain.net.width, plain.n_trained_contexts)
 
 
 def defence_warnings(method: Method) -> list[str]:

@@ -41,14 +41,26 @@ def factor_valve(weights: Tree, contexts: Tree, with_norm: bool) -> tuple[Tree, 
     return cov, valve
 
 
-def build_valve(received: Tree, cov: Tree, valve: Tree, contexts: Tree) -> Tree:
-    """Return the weights of the valve after a round, from the received ones and the factored form."""
-    factors, scale, c = tree.leaf(cov, "factors"), tree.leaf(valve, "scale"), _stack_contexts(contexts)
+def encode_valve(cov: Tree, valve: Tree, contexts: Tree, n_contexts: int) -> Tree:
+    """Return what the server needs besides V₀ to build V, of the first `n_contexts` contexts: the others' factors are 0."""
+    code: Tree = {"factors": tree.leaf(cov, "factors")[:, :n_contexts], "contexts": _stack_contexts(contexts)[:n_contexts]}
+    return {**tree.drop(cov, ("factors",)), **code, "scale": tree.leaf(valve, "scale")}
+
+
+def encoded_bytes(width: int, n_contexts: int) -> int:
+    """Return the bytes of an encoded valve."""
+    vectors = 3 * len(BRANCHES) + (len(BRANCHES) + 1) * n_contexts
+    return torch.float32.itemsize * (vectors * width + 1)
+
+
+def build_valve(received: Tree, code: Tree) -> Tree:
+    """Return the weights of the valve after a round, from the received ones and the encoded form."""
+    factors, scale, c = (tree.leaf(code, key) for key in ("factors", "scale", "contexts"))
     weights: Tree = {}
     for i, name in enumerate(BRANCHES):
         weights[f"{name}.linear.weight"] = scale * tree.leaf(received, f"{name}.linear.weight") + factors[i].T @ c
         for key, parameter in (("bias", "linear.bias"), ("gain", "norm.weight"), ("shift", "norm.bias")):
-            weights[f"{name}.{parameter}"] = tree.leaf(cov, key)[i]
+            weights[f"{name}.{parameter}"] = tree.leaf(code, key)[i]
     return {name: weights[name] for name in received}
 
 

@@ -16,7 +16,7 @@ from gpfl.core.options import BY_NET, SearchRange, option
 from gpfl.core.randomness import fork_rng, torch_generator
 from gpfl.core.tree import Tree
 from gpfl.errors import GpflError
-from gpfl.methods.factored_valve import apply_factored, build_valve, decay_scale, factor_valve, factored_norm
+from gpfl.methods.factored_valve import apply_factored, build_valve, decay_scale, encode_valve, factor_valve, factored_norm
 
 GUIDANCE = ("cov", "gce")
 """V and C, the parts of the global guidance, to which μ applies."""
@@ -90,6 +90,12 @@ class GPFL(Method):
         choices=("auto", "factored", "full"),
         omit_default=True,
     )
+    valve_upload: str = option(
+        "full",
+        "form in which V counts as sent: 'full', or 'factors', smaller and without loss, which hold p_i",
+        choices=("full", "factors"),
+        omit_default=True,
+    )
     valve_gradient: str = option(
         "both",
         "routes that train V: 'both' (paper), or 'global' alone, so that uploads of V do not reveal label counts",
@@ -129,6 +135,16 @@ class GPFL(Method):
     def uses_factored_valve(self) -> bool:
         """Whether a local round trains the valve in its factored form."""
         return self.valve != "full" and "cov" not in self.without
+
+    @property
+    def sends_factors(self) -> bool:
+        """Whether V counts as sent in factors."""
+        return self.valve_upload == "factors" and self.uses_factored_valve and "cov" in self.shared_parts
+
+    @property
+    def n_trained_contexts(self) -> int:
+        """Number of the contexts, g first, along which V moves."""
+        return 2 if self.valve_gradient == "both" else 1
 
     def contexts(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
         """Return g (eq. 5) and p_i (eq. 7), constants of a round."""
@@ -186,7 +202,8 @@ class GPFL(Method):
         state = tree.drop(local_state, ("context", "valve"))
         if "valve" in local_state:
             cov, valve, context = (tree.branch(local_state, part) for part in ("cov", "valve", "context"))
-            state["cov"] = build_valve(tree.branch({**private, **shared}, "cov"), cov, valve, context)
+            code = encode_valve(cov, valve, context, self.n_trained_contexts)
+            state["cov"] = build_valve(tree.branch({**private, **shared}, "cov"), code)
         return self.split_state(state)
 
     def personal_weights(self, shared: Tree, private: Tree, batch: Batch, client: ClientInfo) -> Tree:
