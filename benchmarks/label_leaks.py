@@ -61,14 +61,16 @@ TASKS = {
         DIGITS, 40,
     ),
     "heart": Task("heart disease, 4 hospitals", "heart", {}, {}, 100, variant_rounds=100),
-    "har": Task("HAR, 30 people", "har", {}, {"mu": 0.1}, 0, clients=6, variant_rounds=25),
+    "har": Task("HAR, 6 people", "har", {"clients": 6}, {"mu": 0.1}, 0, clients=3, variant_rounds=25),
     "fmnist": Task(
         "FMNIST, 20 clients, 2 classes each", "fmnist",
-        {"clients": 20, "partition": "pathological", "classes_per_client": 2}, {"net": "cnn4"}, 0, clients=5,
+        {"clients": 20, "partition": "pathological", "classes_per_client": 2},
+        {"net": "mlp", "lr": 0.005, "client_fraction": 0.25}, 0, clients=3,
     ),
     "cifar100": Task(
         "Cifar100, 50 clients, 10 classes each", "cifar100",
-        {"clients": 50, "partition": "pathological", "classes_per_client": 10}, {"net": "cnn4"}, 0, clients=5,
+        {"clients": 50, "partition": "pathological", "classes_per_client": 10},
+        {"net": "cnn4", "lr": 0.005, "client_fraction": 0.1}, 0, clients=2,
     ),
 }  # fmt: skip
 

@@ -164,8 +164,8 @@ def init(
     if draft_policy(card)["secure_sum"] and not plain_uploads and not secure_sum:
         print_line(
             "Note: a plain upload of GPFL tells a site's label proportions, so the drafted policies let sites train in a "
-            'secure sum only: set valve_gradient = "global" in the config, whose uploads do not tell them, or add --secure-sum '
-            "or --plain-uploads."
+            'secure sum only: set valve_gradient = "global" in the config, whose uploads do not tell them exactly, or add '
+            "--secure-sum or --plain-uploads."
         )
 
 

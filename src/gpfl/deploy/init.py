@@ -57,8 +57,9 @@ GPFL_UPLOADS = """
 The run trains GPFL. A single upload of GPFL's conditional valve tells the coordinator this site's label proportions exactly,
 in any round: the update of its weights spans the mean of the class embeddings weighted by these proportions. A secure sum
 hides single uploads, so with secure_sum = true this site trains in a run with one and in no other; a sum of few sites still
-tells some of them. The variant valve_gradient = "global" of the method, in the config of the run, tells none. Set secure_sum
-to false if the coordinator may know how frequent each class is here.
+tells some of them. With valve_gradient = "global" under [method] in the config of the run, the valve does not tell them, and
+what the embeddings tell is a guess, as with other methods. Set secure_sum to false if the coordinator may know how frequent
+each class is here.
 """.strip()
 
 
