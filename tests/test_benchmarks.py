@@ -27,6 +27,14 @@ def test_speed_page_matches_the_recorded_results() -> None:
     assert page.text() == (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("kind", ["defences", "variants"])
+def test_pages_of_label_leaks_match_the_recorded_results(kind: str) -> None:
+    import label_leaks
+
+    folder = ROOT / "docs" / "results" / "label-leaks"
+    assert label_leaks.page(kind, folder) == (folder / f"{kind}.md").read_text(encoding="utf-8")
+
+
 def test_cases_of_the_speed_benchmark_can_be_run() -> None:
     import speed
 
