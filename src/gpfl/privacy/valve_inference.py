@@ -29,8 +29,11 @@ from gpfl.privacy.server_view import ServerView
 
 _SIGMAS = 5.0  # standard deviations of the noise that an estimate allows for
 _COUNT_TOLERANCE = 0.05  # distance from a whole number that rounding may cause
+_ROW_TOLERANCE = 0.005  # the same in a single row
 _MAX_COUNT_ERROR = 0.3  # error of a count from which on whole numbers decide nothing
 _MAX_MISSING = 0.1  # fraction of the entries of a row that may be unchanged, as top-k leaves most of them
+_MIN_NOISY_ROWS = 5  # the same if noise makes them agree easily
+_SHARP = 1e-3  # error of their ratio up to which it does not
 _MIN_ROWS = 2  # rows that must agree
 _CHANCE = 0.001  # probability at which numbers are not whole by chance
 
@@ -82,9 +85,10 @@ def counts_in_mean(sent: Tree, mean: Tree, embeddings: Tensor, n_samples: Sequen
     shares, errors = coefficients / totals, _SIGMAS * rows.noise * rows.inverse_gram.diagonal().sqrt() / totals.abs()
     found: dict[int, Tensor] = {}
     for client, n in enumerate(n_samples):
-        counts, tolerance = n * shares, n * errors + _COUNT_TOLERANCE
-        chance = (2 * tolerance).clamp_max(1).log().sum(1) - (2 * tolerance[:, 0]).clamp_max(1).log()
+        counts, tolerance = n * shares, n * errors + _ROW_TOLERANCE
         whole = counts.round()
+        present = whole > 0  # no client of the mean may have the other classes, and the last count follows from n
+        chance = ((2 * tolerance).clamp_max(1).log() * present).sum(1) * (1 - 1 / present.sum(1).clamp_min(1))
         fits = ((counts - whole).abs() <= tolerance).all(1) & (whole >= 0).all(1) & (whole.sum(1) == n)
         fits &= chance < math.log(_CHANCE / (len(shares) * len(n_samples)))
         if fits.any():
@@ -193,6 +197,8 @@ def _fit_position(rows: _ValveRows, line: _Line) -> tuple[float, float] | None:
             return None
         x, y = along_g[agree], along_h[agree]
         s = float((x * y).sum() / x.square().sum())
+    if len(x) < _MIN_NOISY_ROWS and _SIGMAS * error / float(x.norm()) > _SHARP:
+        return None  # few rows may agree by chance
     return s, error / float(x.norm()) + abs(s) * len(x) * std_g**2 / float(x.square().sum())  # x is noisy too
 
 
