@@ -32,9 +32,9 @@ _COUNT_TOLERANCE = 0.05  # distance from a whole number that rounding may cause
 _ROW_TOLERANCE = 0.005  # the same in a single row
 _MAX_COUNT_ERROR = 0.3  # error of a count from which on whole numbers decide nothing
 _MAX_MISSING = 0.1  # fraction of the entries of a row that may be unchanged, as top-k leaves most of them
-_MIN_NOISY_ROWS = 5  # the same if noise makes them agree easily
-_SHARP = 1e-3  # error of their ratio up to which it does not
 _MIN_ROWS = 2  # rows that must agree
+_SHARP = 1e-3  # error of their ratio above which as few may agree by chance
+_MIN_NOISY_ROWS = 5  # rows that must agree with such an error
 _CHANCE = 0.001  # probability at which numbers are not whole by chance
 
 
@@ -198,7 +198,7 @@ def _fit_position(rows: _ValveRows, line: _Line) -> tuple[float, float] | None:
         x, y = along_g[agree], along_h[agree]
         s = float((x * y).sum() / x.square().sum())
     if len(x) < _MIN_NOISY_ROWS and _SIGMAS * error / float(x.norm()) > _SHARP:
-        return None  # few rows may agree by chance
+        return None
     return s, error / float(x.norm()) + abs(s) * len(x) * std_g**2 / float(x.square().sum())  # x is noisy too
 
 
