@@ -33,7 +33,7 @@ _ROW_TOLERANCE = 0.005  # the same in a single row
 _MAX_COUNT_ERROR = 0.3  # error of a count from which on whole numbers decide nothing
 _MAX_MISSING = 0.1  # fraction of the entries of a row that may be unchanged, as top-k leaves most of them
 _MIN_ROWS = 2  # rows that must agree
-_SHARP = 1e-3  # error of their ratio above which as few may agree by chance
+_SHARP = 0.01  # error of their ratio above which as few may agree by chance
 _MIN_NOISY_ROWS = 5  # rows that must agree with such an error
 _CHANCE = 0.001  # probability at which numbers are not whole by chance
 
