@@ -155,11 +155,11 @@ def page(results: dict[str, Any]) -> str:
     lines = [
         f"# Rounds beside hand-written loops: {results['machine']}",
         "",
-        f"Milliseconds of a round (training and test evaluation) of {CLIENTS} clients with {ROWS:,} samples in total (digits",
-        f"1,797), batch size {BATCH_SIZE}: {results['clock']}, the shortest of all repeats. In brackets: how many times as long as ours",
-        "without and with compiled steps. The *plain loop* is written in the manner of the usual libraries, the *tight loop* with as",
-        f"few calls as eager PyTorch allows ([both](../benchmarks/plain_loops.py)). torch {results['torch']}, commit "
-        f"{results['commit']}, `{results['command']}`.",
+        f"Milliseconds of a round (training and test evaluation): {CLIENTS} clients, {ROWS:,} samples in total (digits 1,797),",
+        f"batch size {BATCH_SIZE}: {results['clock']}, the shortest of all repeats. In brackets: how many times as long as",
+        "ours without and with compiled steps. The *plain loop* is written in the manner of the usual libraries, the",
+        "*tight loop* with as few calls as eager PyTorch allows (both in `benchmarks/plain_loops.py`).",
+        f"torch {results['torch']}, commit {results['commit']}, `{results['command']}`.",
         "",
         "| case | engine | ours | compiled | plain loop | tight loop | our `loop` |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: |",

@@ -148,7 +148,7 @@ def _copy_rows(
     """Copy rows of one tensor into those of another; both are given as numbers and as a tensor on the device."""
     if not rows:
         return
-    if target.device.type == "cpu" and target[0].numel() * target.element_size() >= LARGE_ROW:
+    if target.device.type == "cpu" and target.nbytes >= LARGE_ROW * len(target):
         for row, source_row in zip(rows, source_rows, strict=True):
             target[row].copy_(source[source_row])
     else:
