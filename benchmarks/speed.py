@@ -248,7 +248,7 @@ def measure(
         "commit": current_commit(),
         "command": " ".join(["python", *sys.argv]),
         "engine": engine.name,
-        "compile": case.compile if spec.device.type == "cuda" else "off",
+        "compile": case.compile,
         "note": TASKS[case.task].note,
         "clients": len(clients),
         "batch_size": case.batch_size,

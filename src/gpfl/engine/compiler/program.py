@@ -43,7 +43,7 @@ class Program:
 
     matmul_devices: ClassVar[tuple[str, ...]] = ("cuda",)  # where stacked convolutions are run as matrix products
     capture_devices: ClassVar[tuple[str, ...]] = ("cuda",)  # where programs are captured as graphs
-    min_operations_to_compile: ClassVar[int] = 10_000_000
+    min_operations_to_compile: ClassVar[int] = 5_000_000
     """Operations of all calls from which compiling pays on a CPU: it saves 2 to 3 µs of each and takes 5 to 15 s."""
 
     def __init__(
