@@ -19,9 +19,9 @@ INTRODUCTION = """# Speed
 the command and the commit of each measurement. [Engines](engines.md) explains how rounds are executed.
 """
 PEERS = """
-The table is one run on a machine shared with other work: ratios within a case are comparable, times between cases and runs differ
-by up to a fifth. The recorded commit was rebased; its library code is that of b6e04b4. Steps are compiled by default only in long
-runs ([engines](engines.md)), so the first ratio holds for short ones.
+The table is one run on a machine shared with other work: ratios within a case are comparable, times between cases and runs
+differ by up to a fifth. The recorded commit was rebased; its library code is that of b6e04b4. Steps are compiled by default
+only in long runs ([engines](engines.md)), so the first ratio holds for short ones.
 
 Other libraries, not run by this benchmark: rounds with test evaluation on 2 cores of an AMD EPYC, torch 2.13, the same net,
 data, split and batch size, as multiples of our time before these changes. Not comparable with the table above, which has one
