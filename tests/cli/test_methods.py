@@ -32,7 +32,8 @@ def test_show_explains_summary_paper_formula_options_state_page_and_command(comm
     assert name == "local" or re.search(r" et al\., .+ 20\d\d| and .+ 20\d\d", text), "no paper"
     assert re.search(r"^    (L|v|v_i|w|w'|θ_i|ψ_i) (=|←) ", result.out, re.M), "no formula"
     for key, option in options_of(METHODS[name]).items():
-        assert re.search(rf"^  {flag_name('method', key)} ", result.out, re.M)
+        flag = flag_name("method", key).removeprefix("--")
+        assert re.search(rf"^  --(\[no-\])?{flag} ", result.out, re.M)
         assert option.help[1:].split()[0] in text
         assert not option.symbol or f"{option.symbol}: " in text
     assert f"Traffic {TRAFFIC.get(name, '3,698,832')} bytes" in text

@@ -56,7 +56,7 @@ def make_model(
     generator = torch.Generator().manual_seed(0)
     if "batch_norm_stats" in weights:
         for part in weights["batch_norm_stats"].values():  # type: ignore[union-attr]
-            part.update({name: value + torch.rand(value.shape, generator=generator) for name, value in part.items()})  # type: ignore[union-attr]
+            part.update({name: value + torch.rand(value.shape, generator=generator) / 20 for name, value in part.items()})  # type: ignore[union-attr]
     own = None if threshold is None else Threshold(threshold, "balanced_accuracy", 40, 0.8, 0.7)
     outputs = OutputSpec(classes, "outcome")
     return ClientModel(METHODS[method]().bind(built, lr=0.1, epochs=1), weights, "north", spec, encoder, outputs, own)

@@ -294,6 +294,17 @@ def test_command_killed_by_the_system_resumes_to_the_same_bytes(
     assert (cut / "config.toml").read_bytes() == (full / "config.toml").read_bytes()
 
 
+@pytest.mark.parametrize("engine", ["vmap", "workers"])
+def test_steps_are_traced_or_not_whoever_is_drawn_first(tmp_path: Path, engine: str) -> None:
+    settings: dict[str, object] = {"net": "mlp", "hidden": [8], "rounds": 60, "batch_size": 200, "client_fraction": 0.5}
+    settings |= {"checkpoint_every": 3, "engine": engine, "eval_every": 2}  # with other clients, 60 or 120 steps
+    gpfl.fit("gpfl", gpfl.federate("digits", clients=4), out=tmp_path / "full", **settings)
+    with pytest.raises(KilledError):
+        gpfl.fit("gpfl", gpfl.federate("digits", clients=4), out=tmp_path / "cut", callbacks=[KillAt(8)], **settings)
+    gpfl.resume(tmp_path / "cut")
+    assert_same_run(tmp_path / "cut", tmp_path / "full")
+
+
 # Evaluation and early stopping.
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from gpfl.core import tree
 from gpfl.core.final_round import FinalRound
 from gpfl.core.local_round import Indices, Plan, Schedule, evaluate_client, local_round, predict_client
-from gpfl.core.method import Batch, ClientInfo, LossTerms, Method
+from gpfl.core.method import Batch, ClientInfo, LossTerms, Method, Phase
 from gpfl.core.metrics import Evaluation
 from gpfl.core.tree import Tree
 from gpfl.data.table import Table
@@ -297,6 +297,17 @@ class Engine(ABC):
     def plan(self, client: int, round: int, schedule: Schedule | None = None) -> Plan:
         """Return the batches of a client's round, by default under the engine's own schedule."""
         return (schedule or self.schedule).plan(self.method.phases(), self.federation.shards[client].train, round, client)
+
+    def count_steps(self, phase: Phase) -> int:
+        """Return the expected number of steps that all clients take in the run.
+
+        It decides whether steps are traced. So it must not depend on who was drawn for the first round: a resumed run would
+        decide otherwise, and round otherwise.
+        """
+        width, fraction = self.schedule.batch_size * phase.batches, self.schedule.client_fraction
+        sizes = self.federation.n_samples("train")
+        steps = np.maximum(sizes // width, 1)[sizes >= self.min_samples].sum() * phase.epochs
+        return int(steps * np.mean(fraction) * self.schedule.rounds)
 
     def can_train(self, client: int) -> bool:
         """Return whether the client has enough samples to train."""

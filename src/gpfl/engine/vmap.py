@@ -208,7 +208,8 @@ class Vmap(Engine):
                 "y": table.y,
             }
             state["terms"] = {name: torch.zeros_like(value) for name, value in advance(state, fixed)["terms"].items()}
-            calls = packing.steps * self.schedule.rounds
+            n_trials = 1 if store.rounds is None else int(store.rounds.max()) + 1
+            calls = self.count_steps(self.method.phases()[phase]) * n_trials // width
             weights = {"local_state": True, "shared": concurrent}
             self._programs[key] = self._make_program(advance, state, fixed, calls, weights)
         return self._programs[key]

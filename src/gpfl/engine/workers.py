@@ -105,7 +105,7 @@ class Workers(Engine):
 
     def _programs_by_phase(self, shared: Tree, private: Tree, info: ClientInfo, plans: list[Plan]) -> list[Programs]:
         """Return each phase's programs by worker, with this round's shared state; None where steps are not traced."""
-        calls = sum(len(steps) for plan in plans for steps in plan) * self.schedule.rounds
+        calls = sum(self.count_steps(phase) for phase in self._phases)
         if calls < self.min_calls_to_trace and self._compile != "on":
             return [[None] * self.n_workers for _ in self._phases]
         out: list[Programs] = []
