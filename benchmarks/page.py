@@ -8,6 +8,7 @@ from typing import Any
 
 from cpu import page as rounds_page
 from memory import sentence
+from scale import page as scale_page
 from speed import LISTS, page
 
 ROOT = Path(__file__).parents[1]
@@ -59,6 +60,8 @@ def text() -> str:
     parts += [page(result).replace("# Speed on", "##", 1) for result in results.values()]
     memory = [json.loads(path.read_text()) for path in sorted((RESULTS / "memory").glob("*.json"))]
     parts += ["## Memory over rounds\n", *(f"{sentence(result)}\n" for result in memory)] if memory else []
+    scale = [json.loads(path.read_text()) for path in sorted((RESULTS / "scale").glob("*.json"))]
+    parts += ["## Many clients\n", *(scale_page(result) for result in scale)] if scale else []
     return "\n".join(parts)
 
 

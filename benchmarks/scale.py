@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +99,9 @@ def main() -> None:
         "method": args.method,
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.with_suffix(".json").write_text(json.dumps({**origin, "cases": results}, indent=1) + "\n")
-    args.out.with_suffix(".md").write_text(page(origin, results))
+    content = {**origin, "cases": results}
+    args.out.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
+    args.out.with_suffix(".md").write_text(page(content))
 
 
 def measure(method: str, clients: int, cohort: int, state: str) -> dict[str, object]:
@@ -148,16 +149,16 @@ def make_federation(clients: int) -> gpfl.Federation:
     return gpfl.Federation(table, tuple(shards))
 
 
-def page(origin: Mapping[str, str], results: Sequence[Mapping[str, object]]) -> str:
+def page(result: Mapping[str, Any]) -> str:
     lines = [
-        f"{origin['method']}, mlp, {SAMPLES_PER_CLIENT} samples per client; {origin['device']}, torch {origin['torch']}, "
-        f"commit {origin['commit']}, `{origin['command']}`. Memory is the peak above that of a small run, without pages of "
+        f"{result['method']}, mlp, {SAMPLES_PER_CLIENT} samples per client; {result['device']}, torch {result['torch']}, "
+        f"commit {result['commit']}, `{result['command']}`. Memory is the peak above that of a small run, without pages of "
         "files.",
         "",
         "| clients | per round | private state | its size | s per round | s per evaluation of all | peak memory |",
         "| ---: | ---: | --- | ---: | ---: | ---: | ---: |",
     ]
-    return "\n".join([*lines, *map(row, results)]) + "\n"
+    return "\n".join([*lines, *map(row, result["cases"])]) + "\n"
 
 
 def row(result: Mapping[str, Any]) -> str:
