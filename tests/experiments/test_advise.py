@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from patients import LABEL, make_rows, write_rows
 
 import gpfl
 from gpfl.data.table import DataSource
@@ -141,3 +142,17 @@ def test_nothing_can_be_told_from_noise(tmp_path: Path, monkeypatch: pytest.Monk
     assert (result.advice.choice, result.advice.method, result.advice.average.reason) == ("unclear", "", "no signal")
     assert {client.answer for client in result.advice.clients} == {"unclear"}
     assert AdviceReport(result).sentence.startswith("Nothing can be told from these data: no model is clearly better")
+
+
+def test_staying_alone_uses_the_clients_own_statistics(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "visits.csv", make_rows())
+    data = {"name": str(path), "client": "hospital", "label": LABEL, "ignore": ["patient"], "missing": "mean"}
+    config = configs.resolve_config({"method": {"name": "local"}, "data": data, "partition": {"name": "natural"}})
+    splits = advise.ClientSplits(config)
+    together, alone = splits(3), splits.alone()(3)
+    assert together.preprocessing is not None
+    age = together.preprocessing.federated.input_names.index("age")
+    for shard, same in zip(together.shards, alone.shards, strict=True):
+        assert [*shard.train] == [*same.train]
+        assert abs(float(alone.table.x[shard.train, age].mean())) < 1e-5
+        assert abs(float(together.table.x[shard.train, age].mean())) > 1e-3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import time
@@ -190,7 +191,9 @@ def advise(
     draw = ClientSplits(config)
 
     def run(count: int) -> RepeatedResults:
-        return run_repeats(settings, variants, count, out, count_runs, overrides=overrides, draw=draw)
+        return run_repeats(
+            settings, variants, count, out, count_runs, overrides=overrides, draw=draw, draw_for={ALONE: draw.alone()}
+        )
 
     started: list[str] = []
 
@@ -226,6 +229,7 @@ def advise(
                     lambda label, prefix=name_fraction: make_callback(prefix + label),  # type: ignore[misc]
                     overrides=overrides,
                     draw=draw_fraction,
+                    draw_for={ALONE: TrainingFraction(draw.alone(), fraction)},
                 )
         except GpflError as error:  # a method may need more samples than a fraction leaves
             no_curves = f"not measured: {error}"
@@ -278,6 +282,15 @@ class ClientSplits:
                 f"data '{self.table.name}' says which samples are for testing, and gpfl advise draws test samples anew in "
                 "every repeat: leave out --split-column, or join the files of training and test samples"
             )
+
+    def alone(self) -> ClientSplits:
+        """Return the same splits with numbers filled and scaled by each client's own statistics, as if it had no others'."""
+        if self.table.raw is None or self.table.preprocessing.scale != "federated":
+            return self
+        out = copy.copy(self)
+        out.table = copy.copy(self.table)
+        out.table.preprocessing = dataclasses.replace(self.table.preprocessing, scale="local")
+        return out
 
     def __call__(self, repeat: int) -> Federation:
         """Return the federation of a repeat."""

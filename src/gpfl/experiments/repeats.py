@@ -163,11 +163,12 @@ def run_repeats(
     *,
     overrides: Mapping[str, Mapping[str, object]] | None = None,
     draw: DrawSplit | None = None,
+    draw_for: Mapping[str, DrawSplit] | None = None,
 ) -> RepeatedResults:
     """Run the repeats 0 to `repeats` − 1 of every method that `out` does not hold yet, and return those of these methods.
 
     Without `out` the results stay in memory. `overrides` has settings of single methods by name. `draw` returns the federation
-    of a repeat, by default the config's partition with another seed.
+    of a repeat, by default the config's partition with another seed; `draw_for` replaces it for single methods.
     """
     by_label = {}
     for variant, method_settings in method_configs(settings, variants, overrides or {}).items():
@@ -179,15 +180,18 @@ def run_repeats(
     if repeats < 2:
         raise GpflError(f"--repeats is {repeats}; differences between repeats need at least 2")
     draw = draw or SplitDrawer(first)
-    federations = [draw(repeat) for repeat in range(repeats)]
+    shared = [draw(repeat) for repeat in range(repeats)]
+    drawn = {label: [special(repeat) for repeat in range(repeats)] for label, special in (draw_for or {}).items()}
     stores = {
         variant.label: RepeatStore(out / variant.folder / REPEATS_FILE if out else None, variant.label) for variant in variants
     }
     for label, config in by_label.items():
+        federations = drawn.get(label, shared)
         config, _ = prepare(config, federations[0])  # raises before anything is run
         stores[label].start(config, {repeat: _hash_split(federation) for repeat, federation in enumerate(federations)})
     diverged: dict[str, dict[int, DivergenceError]] = {}
     for label, config in by_label.items():
+        federations = drawn.get(label, shared)
         pending = [repeat for repeat in range(repeats) if repeat not in stores[label].records]
         for group in _group_repeats(config, federations, pending):
             runs = [

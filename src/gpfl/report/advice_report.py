@@ -186,8 +186,8 @@ class AdviceReport:
         ]
         if self.result.costs[ALONE].bytes_up:
             notes.append(
-                "Staying alone sends statistics of columns only, as all methods have the same preprocessing; --scale local "
-                "scales each client by its own."
+                "Staying alone sends statistics of columns only, of which it uses the categories; numbers are filled and "
+                "scaled by the client's own."
             )
         return ResultTable.from_items(columns, self.result.costs.items(), "What do the methods cost?", notes=notes)
 
