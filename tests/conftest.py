@@ -15,8 +15,9 @@ import torch
 
 import gpfl
 from gpfl.data import DATASETS, DataSource
+from gpfl.training.callbacks import Callback
 from gpfl.training.round_loop import RoundLoop
-from gpfl.training.run_dir import RunDir
+from gpfl.training.run_dir import MetricsRecord, RunDir
 
 torch.set_num_threads(1)
 
@@ -155,3 +156,18 @@ def read_files(folder: Path) -> dict[str, bytes]:
 def metrics_without_time(folder: Path) -> list[dict[str, object]]:
     """Return the metrics of a run without wall-clock times."""
     return [{key: value for key, value in line.items() if key != "seconds"} for line in RunDir(folder).read_metrics()]
+
+
+class KilledError(Exception):
+    """The simulated end of the process."""
+
+
+class KillAt(Callback):
+    """Raise right after a round is evaluated."""
+
+    def __init__(self, round: int) -> None:
+        self.round = round
+
+    def on_evaluate(self, record: MetricsRecord) -> None:
+        if record["round"] == self.round:
+            raise KilledError

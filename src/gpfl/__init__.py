@@ -3,9 +3,9 @@
 Data flow: files → table → partition → federation → engine round → run → models → predict.
 """
 
-from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
+
+from gpfl.core.registry import lazy_attributes
 
 if TYPE_CHECKING:
     from gpfl.core.method import Batch, ClientInfo, LossTerms, Method, Phase
@@ -60,17 +60,7 @@ _MODULES = {
 }
 
 if not TYPE_CHECKING:  # mypy would take every name for an export
-
-    def __getattr__(name: str) -> object:
-        """Import an exported name or a subpackage on first use, so that the command starts without torch."""
-        if name in _MODULES:
-            value: object = getattr(import_module(_MODULES[name]), name)
-        elif not name.startswith("_") and find_spec(f"gpfl.{name}"):
-            value = import_module(f"gpfl.{name}")
-        else:
-            raise AttributeError(f"module 'gpfl' has no attribute '{name}'")
-        globals()[name] = value
-        return value
+    __getattr__ = lazy_attributes("gpfl", _MODULES)
 
     def __dir__() -> list[str]:
         """Return the exported names."""

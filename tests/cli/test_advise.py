@@ -91,7 +91,7 @@ def test_unclear_answers_come_with_learning_curves(command: Command, monkeypatch
     monkeypatch.setattr(advise, "FRACTIONS", (0.5,))
     result = command(*ADVISE, "--metric", "log_loss", "--rope", 0)
     assert "50% of the training samples, local: 5/5 repeats" in result.out
-    assert "samples more for" in result.out
+    assert "more samples for" in result.out
     content = content_of()
     assert (content["metric"], content["region_of_practical_equivalence"]) == ("log_loss", 0)
     assert content["clients"]["0"]["alone"] > 0  # type: ignore[index]  # a loss, not its negative

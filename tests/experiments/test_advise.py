@@ -141,7 +141,7 @@ def test_nothing_can_be_told_from_noise(tmp_path: Path, monkeypatch: pytest.Monk
     result = advise_on(noise, tmp_path, monkeypatch)
     assert (result.advice.choice, result.advice.method, result.advice.average.reason) == ("unclear", "", "no signal")
     assert {client.answer for client in result.advice.clients} == {"unclear"}
-    assert AdviceReport(result).sentence.startswith("Nothing can be told from these data: no model is clearly better")
+    assert AdviceReport(result).sentence.startswith("These data are inconclusive: no model is clearly better")
 
 
 def test_staying_alone_uses_the_clients_own_statistics(tmp_path: Path) -> None:

@@ -82,15 +82,15 @@ def test_samples_for_a_clear_answer_are_a_number_of_samples_more() -> None:
     verdict = replace(report.advice.average, more_samples=SampleEstimate(2.5, 1.2, 4.0))
     assert verdict.n_samples == 800
     assert report.describe_more(verdict) == (
-        "about 1,200 samples more, 2.5 times as many at every client, are expected to make it clear "
+        "about 1,200 more samples, 2.5 times as many at every client, are expected to make it clear "
         "(160 to 2,400 more in the middle half of resamples)"
     )
 
 
 def test_noise_and_missing_signal_are_told_apart() -> None:
     noise = report_of({"local": [0.8, 0.8], "fedavg": [0.82, 0.82]}, std=0.08).sentence
-    assert noise.startswith("Nothing can be told from these data: joining changes accuracy by +2.0 points on average")
-    assert "how many more samples would make it clear cannot be told" in noise
+    assert noise.startswith("These data are inconclusive: joining changes accuracy by +2.0 points on average")
+    assert "how many more samples would make it clear cannot be estimated" in noise
     nothing = report_of({"local": [0.4, 0.4], "fedavg": [0.5, 0.5]}).sentence
     assert "no model is clearly better than always predicting the class frequencies" in nothing
 

@@ -8,31 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import toy_federation
+from conftest import KillAt, KilledError, toy_federation
 from user_files import message_of
 
 import gpfl
 from gpfl.core import tree
 from gpfl.training import prepare, private_files
-from gpfl.training.callbacks import Callback
-from gpfl.training.run_dir import MetricsRecord
 
 SETTINGS = {"net": "mlp", "rounds": 6, "lr": 0.1, "client_fraction": 0.5, "checkpoint_every": 2, "seed": 3}
-
-
-class KilledError(Exception):
-    """The simulated end of the process."""
-
-
-class KillAt(Callback):
-    """Raise right after a round is evaluated."""
-
-    def __init__(self, round: int) -> None:
-        self.round = round
-
-    def on_evaluate(self, record: MetricsRecord) -> None:
-        if record["round"] == self.round:
-            raise KilledError
 
 
 def assert_equal(a: gpfl.Result, b: gpfl.Result) -> None:

@@ -17,7 +17,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from conftest import toy_federation, toy_table
+from conftest import KillAt, KilledError, toy_federation, toy_table
 from torch import Tensor
 
 import gpfl
@@ -43,21 +43,6 @@ from gpfl.training.run_dir import MetricsRecord, RunDir
 
 SRC = Path(gpfl.__file__).parents[1]
 FAST = {"net": "mlp", "lr": 0.1, "engine": "loop"}
-
-
-class KilledError(Exception):
-    """The simulated end of the process."""
-
-
-class KillAt(Callback):
-    """Raise right after a round is evaluated."""
-
-    def __init__(self, round: int) -> None:
-        self.round = round
-
-    def on_evaluate(self, record: MetricsRecord) -> None:
-        if record["round"] == self.round:
-            raise KilledError
 
 
 class EvaluatedRounds(Callback):

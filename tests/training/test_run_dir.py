@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import KilledError
 
 import gpfl
 from gpfl.core.tree import Tree, flatten
@@ -288,10 +289,6 @@ def test_tensors_that_are_no_checkpoint_are_an_error(run_dir: RunDir) -> None:
     write_tensors(run_dir.path / "checkpoint.safetensors", flat, {"round": "three"})
     with pytest.raises(gpfl.GpflError, match="is not a checkpoint of gpfl"):
         run_dir.load_checkpoint(zero_state())
-
-
-class KilledError(Exception):
-    """The simulated end of the process."""
 
 
 def test_interrupted_write_keeps_the_previous_checkpoint(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ def advise(
     """Say whether your clients should federate.
 
     Trains every client alone, one global model and personalised methods on repeated splits, and recommends staying alone, one
-    global model or a personalised method, or says that nothing can be told. Writes advice.html and advice.json; the same
+    global model or a personalised method, or says that the data are inconclusive. Writes advice.html and advice.json; the same
     command resumes after Ctrl-C. `gpfl advise --data visits.csv --help` also lists the options of a table, such as --client,
     --label and --missing.
     """

@@ -6,6 +6,7 @@ import ast
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -72,12 +73,16 @@ class Registry(MutableMapping[str, T]):
 
 
 def lazy_attributes(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
-    """Return a package's `__getattr__`, which imports a name from its module on first use."""
+    """Return a package's `__getattr__`, which imports a name from its module, or a submodule, on first use."""
 
     def get_attribute(name: str) -> object:
-        if name not in modules:
+        value: object
+        if name in modules:
+            value = getattr(import_module(modules[name]), name)
+        elif not name.startswith("_") and find_spec(f"{package}.{name}"):
+            value = import_module(f"{package}.{name}")
+        else:
             raise AttributeError(f"module '{package}' has no attribute '{name}'")
-        value: object = getattr(import_module(modules[name]), name)
         setattr(sys.modules[package], name, value)
         return value
 

@@ -165,7 +165,7 @@ class Verdict:
         answer: Whether joining is better.
         reason: Why the answer is unclear.
         methods: Methods that are best on validation samples within noise, best first.
-        more_samples: How many times the samples would make the answer clear; None if it is clear or cannot be told.
+        more_samples: How many times the samples would make the answer clear; None if it is clear or unknown.
 
     """
 

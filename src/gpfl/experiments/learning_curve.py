@@ -1,4 +1,4 @@
-"""Learning curves: scores at fractions of the training samples, and how many samples more would make an answer clear."""
+"""Learning curves: scores at fractions of the training samples, and how many additional samples would make an answer clear."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class AdviceReport:
             "alone": "stay alone",
             "global": f"train one global model ({method})",
             "personalised": f"federate with {method}, which gives every client a model of its own",
-            "unclear": "nothing can be told from these data",
+            "unclear": "these data are inconclusive",
         }[self.advice.choice]
 
     @property
@@ -96,7 +96,7 @@ class AdviceReport:
         """Recommendation, reason and exceptions in one sentence."""
         but = f"; but {self.exceptions}" if self.exceptions else ""
         if self.advice.choice == "unclear":
-            return f"Nothing can be told from these data: {self.reason}{but}."
+            return f"These data are inconclusive: {self.reason}{but}."
         return f"Recommendation: {self.recommendation}, since {self.reason}{but}."
 
     @property
@@ -126,10 +126,10 @@ class AdviceReport:
         more = verdict.more_samples
         if more is None:
             why = f" ({self.result.no_curves})" if self.result.curves is None else ""
-            return f"how many more samples would make it clear cannot be told{why}"
+            return f"how many more samples would make it clear cannot be estimated{why}"
         count, low, high = _extra_samples(verdict.n_samples, more)
         return (
-            f"about {count} samples more, {more.factor:.1f} times as many at every client, are expected to make it clear "
+            f"about {count} more samples, {more.factor:.1f} times as many at every client, are expected to make it clear "
             f"({low} to {high} more in the middle half of resamples)"
         )
 
@@ -150,7 +150,7 @@ class AdviceReport:
             ResultColumn("of no\ndifference", hide=4): lambda each: _percent(each.gain.same) if each.gain else None,
             ResultColumn("join?"): lambda each: Bold(UNCLEAR.get(each.reason, each.answer)),
             ResultColumn("best methods\nwithin noise", hide=5): self._methods_cell,
-            ResultColumn("samples more for\na clear answer", hide=1): self._more_cell,
+            ResultColumn("more samples for\na clear answer", hide=1): self._more_cell,
         }
         clients = self._extremes(max_clients) if max_clients else self.advice.clients
         notes = [
@@ -322,5 +322,5 @@ def _percent(probability: float) -> str:
 
 
 def _extra_samples(n_samples: int, estimate: SampleEstimate) -> list[str]:
-    """Return the samples more that an estimate means, and the ends of its range, with two significant digits."""
+    """Return the additional samples that an estimate means, and the ends of its range, with two significant digits."""
     return [f"{float(f'{(factor - 1) * n_samples:.2g}'):,.0f}" for factor in (estimate.factor, estimate.low, estimate.high)]
