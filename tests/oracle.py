@@ -17,8 +17,7 @@ from gpfl.core.net import Net
 from gpfl.core.tree import Tree
 from gpfl.engine import ENGINES, Engine, RunSpec
 from gpfl.federation import Shard
-from gpfl.models.architecture import net_from_architecture
-from gpfl.models.cnn4 import CNN4
+from gpfl.models.architectures import CNN4, net_from_architecture
 
 FOLDER = Path(__file__).parent / "oracles"
 Arrays = dict[str, npt.NDArray[np.float32]]

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from gpfl.core import tree
 from gpfl.core.net import Model, Net
-from gpfl.models.splitting import net_from_module
+from gpfl.models.custom import net_from_module
 
 
 def example(*shape: int, size: int = 2) -> Tensor:

@@ -19,8 +19,7 @@ from gpfl.core.local_round import local_round
 from gpfl.defences import DefenceConfig, Defended, accounting, uploads
 from gpfl.engine.compiler.program import Program
 from gpfl.engine.vmap import Vmap
-from gpfl.models.cnn4 import CNN4
-from gpfl.models.mlp import MLP
+from gpfl.models.architectures import CNN4, MLP
 from gpfl.training.callbacks import Callback
 
 CLIENT = {"clip": 0.5, "noise": 0.5}

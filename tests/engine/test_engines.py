@@ -29,9 +29,8 @@ from gpfl.engine.workers import Workers
 from gpfl.errors import DivergenceError
 from gpfl.methods import METHODS
 from gpfl.methods.fedavg import FedAvg
-from gpfl.models.architecture import net_from_architecture
-from gpfl.models.fasttext import FastText
-from gpfl.models.splitting import net_from_module
+from gpfl.models.architectures import FastText, net_from_architecture
+from gpfl.models.custom import net_from_module
 from gpfl.training import config as configs
 from gpfl.training.execute import PreparedRun, execute, execute_trials
 from gpfl.training.prepare import prepare

@@ -24,7 +24,7 @@ from gpfl.engine.sharded import Sharded
 from gpfl.engine.vmap import Vmap
 from gpfl.errors import GpflError
 from gpfl.methods.fedavg_ft import FedAvgFT
-from gpfl.models.splitting import net_from_module
+from gpfl.models.custom import net_from_module
 
 SIZES = (41, 27, 33, 9)  # 30, 20, 24 and 6 training samples
 engines = pytest.mark.parametrize("engine", ENGINES)

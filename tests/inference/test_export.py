@@ -32,11 +32,8 @@ from gpfl.inference.export import FORMATS
 from gpfl.inference.inputs import Encoder
 from gpfl.inference.threshold import Threshold
 from gpfl.methods import METHODS
-from gpfl.models.cnn4 import CNN4
+from gpfl.models.architectures import CNN4, MLP, FastText, ResNet18
 from gpfl.models.custom import CustomNet, build_net
-from gpfl.models.fasttext import FastText
-from gpfl.models.mlp import MLP
-from gpfl.models.resnet18 import ResNet18
 
 every_format = pytest.mark.parametrize("format", FORMATS)
 NAMES = ("ill", "well")

@@ -19,9 +19,8 @@ from gpfl.core.tree import Tree
 from gpfl.engine import ENGINES, RunSpec
 from gpfl.engine.base import Engine
 from gpfl.methods import METHODS
-from gpfl.models.architecture import net_from_architecture
-from gpfl.models.cnn4 import CNN4
-from gpfl.models.splitting import net_from_module
+from gpfl.models.architectures import CNN4, net_from_architecture
+from gpfl.models.custom import net_from_module
 from gpfl.training import config as configs
 
 ROOT = Path(__file__).parents[2]

@@ -26,11 +26,7 @@ from gpfl.engine.sharded import Sharded
 from gpfl.errors import GpflError
 from gpfl.methods.factored_valve import build_valve, encode_valve, encoded_bytes
 from gpfl.methods.gpfl import GPFL
-from gpfl.models.architecture import net_from_architecture
-from gpfl.models.cnn4 import CNN4
-from gpfl.models.fasttext import FastText
-from gpfl.models.harcnn import HARCNN
-from gpfl.models.mlp import MLP
+from gpfl.models.architectures import CNN4, HARCNN, MLP, FastText, net_from_architecture
 
 LIMIT = 1e-10
 CLASSES = 3

@@ -22,7 +22,7 @@ from gpfl.defences import DefenceConfig, defend
 from gpfl.engine import ENGINES, RunSpec
 from gpfl.methods.fedavg import FedAvg
 from gpfl.methods.fedavg_ft import FedAvgFT
-from gpfl.models.splitting import net_from_module
+from gpfl.models.custom import net_from_module
 from gpfl.privacy.membership import infer_memberships
 from gpfl.training.run_dir import RunDir
 

@@ -16,8 +16,7 @@ from gpfl.core.method import Batch, ClientInfo
 from gpfl.core.net import Model
 from gpfl.engine import ENGINES, RunSpec
 from gpfl.methods.gpfl import GPFL, batch_distance, cosine_logits, embeddings_of, mean_distance, valve
-from gpfl.models.architecture import net_from_architecture
-from gpfl.models.mlp import MLP
+from gpfl.models.architectures import MLP, net_from_architecture
 from gpfl.training import config as configs
 
 

@@ -18,7 +18,7 @@ from gpfl.core.net import Model
 from gpfl.core.tree import Tree
 from gpfl.engine import ENGINES, Engine, RunSpec
 from gpfl.methods import METHODS
-from gpfl.models.splitting import net_from_module
+from gpfl.models.custom import net_from_module
 from gpfl.training.config import RunOptions
 from gpfl.training.round_loop import RoundLoop
 

@@ -21,7 +21,7 @@ from gpfl.core.tree import Tree
 from gpfl.engine import ENGINES, RunSpec
 from gpfl.federation import Shard
 from gpfl.methods import METHODS
-from gpfl.models.splitting import net_from_module
+from gpfl.models.custom import net_from_module
 
 ROUNDS = 3
 SCHEDULE = Schedule(seed=5, rounds=ROUNDS, client_fraction=0.75)

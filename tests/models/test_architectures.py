@@ -8,12 +8,7 @@ from gpfl.core import tree
 from gpfl.core.net import InputSpec, Model, Net
 from gpfl.errors import GpflError
 from gpfl.models import NETS
-from gpfl.models.architecture import Architecture, net_from_architecture
-from gpfl.models.cnn4 import CNN4
-from gpfl.models.fasttext import FastText
-from gpfl.models.harcnn import HARCNN
-from gpfl.models.mlp import MLP
-from gpfl.models.resnet18 import ResNet18
+from gpfl.models.architectures import CNN4, HARCNN, MLP, Architecture, FastText, ResNet18, net_from_architecture
 
 
 def example(*shape: int, size: int = 2) -> Tensor:

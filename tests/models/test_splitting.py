@@ -8,7 +8,7 @@ from gpfl.core import tree
 from gpfl.core.module_checks import check_layers
 from gpfl.core.net import Model, Net
 from gpfl.errors import GpflError
-from gpfl.models.splitting import net_from_module
+from gpfl.models.custom import net_from_module
 
 
 def example(*shape: int, size: int = 2) -> Tensor:

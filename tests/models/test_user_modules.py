@@ -22,7 +22,7 @@ from gpfl.engine import RunSpec
 from gpfl.engine.selection import select_engine
 from gpfl.inference.module import PersonalModule
 from gpfl.methods import METHODS
-from gpfl.models.splitting import net_from_module
+from gpfl.models.custom import net_from_module
 
 FAST = {"rounds": 2, "lr": 0.1}
 every_method = pytest.mark.parametrize("method", METHODS)

@@ -10,7 +10,7 @@ from torch import nn
 
 import gpfl
 from gpfl.core.net import Net
-from gpfl.models.splitting import net_from_module
+from gpfl.models.custom import net_from_module
 from gpfl.privacy.attack_runner import AttackRunner
 from gpfl.privacy.reconstruction import AttackConfig
 from gpfl.privacy.uploads import choose_batches, state_at

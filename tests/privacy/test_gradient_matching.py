@@ -14,8 +14,7 @@ from gpfl.core.net import Model
 from gpfl.experiments.privacy_table import COLUMNS
 from gpfl.methods import METHODS
 from gpfl.methods.gpfl import embeddings_of, valve
-from gpfl.models.architecture import net_from_architecture
-from gpfl.models.cnn4 import CNN4
+from gpfl.models.architectures import CNN4, net_from_architecture
 from gpfl.privacy import lbfgs
 from gpfl.privacy.gradient_matching import GradientMatching, cosine_distance, cotangent_product
 from gpfl.privacy.gradient_targets import gradient_targets, select_target

@@ -17,8 +17,7 @@ from gpfl.core.net import Model
 from gpfl.methods import METHODS
 from gpfl.methods.fedphp import FedPHP
 from gpfl.methods.gpfl import GPFL, embeddings_of
-from gpfl.models.architecture import net_from_architecture
-from gpfl.models.mlp import MLP
+from gpfl.models.architectures import MLP, net_from_architecture
 from gpfl.privacy.gradient_targets import gradient_targets
 from gpfl.privacy.server_view import ServerView
 from gpfl.privacy.uploads import STEPS, AttackedBatch, observe_uploads, state_at

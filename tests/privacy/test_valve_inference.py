@@ -14,8 +14,7 @@ from gpfl.core import tree
 from gpfl.core.tree import Tree
 from gpfl.methods import METHODS
 from gpfl.methods.gpfl import embeddings_of
-from gpfl.models.architecture import net_from_architecture
-from gpfl.models.mlp import MLP
+from gpfl.models.architectures import MLP, net_from_architecture
 from gpfl.privacy.label_inference import LabelInference, infer_label_distributions
 from gpfl.privacy.server_view import ServerView
 from gpfl.privacy.uploads import AttackedBatch, observe_uploads, state_at

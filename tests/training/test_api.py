@@ -27,8 +27,7 @@ from gpfl.errors import GpflError
 from gpfl.methods import METHODS
 from gpfl.methods.fedavg import FedAvg
 from gpfl.methods.gpfl import GPFL
-from gpfl.models.architecture import Architecture, Parts
-from gpfl.models.mlp import MLP
+from gpfl.models.architectures import MLP, Architecture, Parts
 
 FAST = {"rounds": 2, "lr": 0.1, "engine": "loop"}
 

@@ -24,9 +24,7 @@ from gpfl.federation.partition import Dirichlet, Pathological
 from gpfl.methods import METHODS
 from gpfl.methods.gpfl import GPFL
 from gpfl.models import NETS
-from gpfl.models.architecture import net_from_architecture
-from gpfl.models.cnn4 import CNN4
-from gpfl.models.mlp import MLP
+from gpfl.models.architectures import CNN4, MLP, net_from_architecture
 from gpfl.training import config
 from gpfl.training.config import ConfigDict, resolve_config
 

@@ -17,8 +17,7 @@ from gpfl.core.options import options_of
 from gpfl.core.tree import Tree
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.methods import METHODS
-from gpfl.models.architecture import net_from_architecture
-from gpfl.models.cnn4 import CNN4
+from gpfl.models.architectures import CNN4, net_from_architecture
 
 PARTS = {
     "base": "feature extractor",

@@ -7,15 +7,8 @@ from typing import TYPE_CHECKING
 from gpfl.core.registry import Registry
 
 if TYPE_CHECKING:
-    from gpfl.models.architecture import Architecture
+    from gpfl.models.architectures import Architecture
 
-NETS: Registry[type[Architecture]] = Registry(
-    "gpfl.models",
-    {
-        "cnn4": "cnn4:CNN4",
-        "resnet18": "resnet18:ResNet18",
-        "fasttext": "fasttext:FastText",
-        "harcnn": "harcnn:HARCNN",
-        "mlp": "mlp:MLP",
-    },
-)
+_CLASSES = {"cnn4": "CNN4", "resnet18": "ResNet18", "fasttext": "FastText", "harcnn": "HARCNN", "mlp": "MLP"}
+
+NETS: Registry[type[Architecture]] = Registry("gpfl.models", {name: f"architectures:{kind}" for name, kind in _CLASSES.items()})

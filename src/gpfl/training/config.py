@@ -22,7 +22,7 @@ from gpfl.io import toml
 from gpfl.io.legacy import FORMAT_VERSION, read_version, upgrade_config
 from gpfl.methods import METHODS
 from gpfl.models import NETS
-from gpfl.models.architecture import Architecture
+from gpfl.models.architectures import Architecture
 from gpfl.models.custom import net_name
 from gpfl.training.devices import check_device_name
 

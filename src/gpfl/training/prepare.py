@@ -16,7 +16,7 @@ from gpfl.engine import RunSpec
 from gpfl.engine.distributed import process_group
 from gpfl.errors import GpflError
 from gpfl.federation import Federation
-from gpfl.models.architecture import Architecture
+from gpfl.models.architectures import Architecture
 from gpfl.models.custom import CustomNet, build_net
 from gpfl.training.config import Config
 from gpfl.training.devices import find_device

@@ -17,7 +17,7 @@ from gpfl.engine.compiler.ghost_clipping import apply_ghost_clipping
 from gpfl.engine.compiler.program import Buffers, Program
 from gpfl.engine.vmap import Vmap
 from gpfl.methods import METHODS
-from gpfl.models.cnn4 import CNN4
+from gpfl.models.architectures import CNN4
 
 CLIENTS, EXAMPLES, WIDTH = 3, 4, 64
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
