@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class GpflError(Exception):
@@ -25,6 +26,15 @@ class DivergenceError(GpflError):
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.remedy}"
+
+
+@contextmanager
+def error_prefix(label: str) -> Iterator[None]:
+    """Put a label, such as the name of a method, before the messages of errors."""
+    try:
+        yield
+    except GpflError as error:
+        raise GpflError(f"{label}: {error}" if label else str(error)) from None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

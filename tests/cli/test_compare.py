@@ -88,7 +88,7 @@ def test_diverged_repeats_are_named(command: Command) -> None:
         (("--repeats", 1), ("1 is not in the range x>=2",)),
         (
             ("--repeats", 3, "--partition-rng", "pfllib"),
-            ("--repeats draws with gpfl's random numbers", "leave out --partition-rng pfllib"),
+            ("repeats are drawn with gpfl's random numbers", "leave out --partition-rng pfllib"),
         ),
     ],
 )

@@ -15,6 +15,7 @@ import gpfl
 from gpfl.data.table import DataSource
 from gpfl.experiments import advise
 from gpfl.experiments.advice import Verdict
+from gpfl.experiments.repeats import SplitDrawer
 from gpfl.report.advice_report import AdviceReport
 from gpfl.training import config as configs
 from gpfl.training.callbacks import Callback
@@ -148,8 +149,8 @@ def test_staying_alone_uses_the_clients_own_statistics(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "visits.csv", make_rows())
     data = {"name": str(path), "client": "hospital", "label": LABEL, "ignore": ["patient"], "missing": "mean"}
     config = configs.resolve_config({"method": {"name": "local"}, "data": data, "partition": {"name": "natural"}})
-    splits = advise.ClientSplits(config)
-    together, alone = splits(3), splits.alone()(3)
+    splits = SplitDrawer(config, same_clients=True)
+    together, alone = splits(3), advise.with_own_statistics(splits)(3)
     assert together.preprocessing is not None
     age = together.preprocessing.federated.input_names.index("age")
     for shard, same in zip(together.shards, alone.shards, strict=True):

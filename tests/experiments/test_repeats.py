@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 
@@ -83,7 +84,9 @@ def test_preprocessing_is_fitted_to_the_training_samples_of_each_repeat(hospital
 
 def without_time(results: RepeatedResults) -> list[dict[str, object]]:
     return [
-        {**record.to_dict(), "seconds": 0, "metrics": {}} for records in results.records.values() for record in records.values()
+        {**dataclasses.asdict(record), "seconds": 0, "metrics": {}}
+        for records in results.records.values()
+        for record in records.values()
     ]
 
 

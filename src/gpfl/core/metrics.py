@@ -20,6 +20,11 @@ class Metric(NamedTuple):
     lower_is_better: bool = False
     is_percentage: bool = False
 
+    @property
+    def sign(self) -> int:
+        """1, or −1 for a metric that is better if it is lower."""
+        return -1 if self.lower_is_better else 1
+
 
 METRICS: Mapping[str, Metric] = {
     "accuracy": Metric("accuracy", is_percentage=True),

@@ -98,8 +98,9 @@ def compare(
     folders = _find_trials(out, complete[0])
     trials = [read_trials(folder) for folder in folders]
     metric = complete[0].run.metric
-    sign = 1 if METRICS[metric].lower_is_better else -1
-    rows = sorted((each for each in trials if each.runs), key=lambda each: sign * each.mean(f"selected_{metric}"))
+    rows = sorted(
+        (each for each in trials if each.runs), key=lambda each: -METRICS[metric].sign * each.mean(f"selected_{metric}")
+    )
     unfinished = [text for folder, each in zip(folders, trials, strict=True) if (text := _describe_unfinished(folder, each))]
     return ComparisonResult(rows, unfinished, diverged)
 

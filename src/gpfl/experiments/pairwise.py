@@ -53,7 +53,7 @@ def score_methods(results: RepeatedResults, metric: str) -> list[MethodScore]:
     scores = [
         MethodScore(name, values[k], float(ranks[k].mean()), int(best[k].sum())) for k, name in enumerate(results.methods)
     ]
-    return sorted(scores, key=lambda score: -metric_sign(metric) * float(score.values.mean()))
+    return sorted(scores, key=lambda score: -METRICS[metric].sign * float(score.values.mean()))
 
 
 def compare_pairs(results: RepeatedResults, metric: str, methods: Sequence[str]) -> list[PairedDifference]:
@@ -66,13 +66,8 @@ def compare_with(results: RepeatedResults, metric: str, reference: str, methods:
     return _compare(results, metric, [(reference, other) for other in methods if other != reference])
 
 
-def metric_sign(metric: str) -> int:
-    """Return 1, or -1 for a metric that is better if it is lower."""
-    return -1 if METRICS[metric].lower_is_better else 1
-
-
 def _compare(results: RepeatedResults, metric: str, pairs: Sequence[tuple[str, str]]) -> list[PairedDifference]:
-    ratio, sign = results.test_train_ratio(), metric_sign(metric)
+    ratio, sign = results.test_train_ratio(), METRICS[metric].sign
     values = {name: results.values(name, metric) for name in dict.fromkeys(name for pair in pairs for name in pair)}
     tests = [corrected_t_test(values[one] - values[other], ratio) for one, other in pairs]
     corrected = holm_correction([test.p for test in tests])
@@ -106,7 +101,7 @@ def _ranks(values: Floats, metric: str) -> Floats:
 
 def _is_best(values: Floats, metric: str) -> npt.NDArray[np.bool_]:
     """Return where no method is better, (methods, repeats)."""
-    rounded = metric_sign(metric) * round_values(values)
+    rounded = METRICS[metric].sign * round_values(values)
     best: npt.NDArray[np.bool_] = rounded == np.fmax.reduce(rounded, axis=0)
     return best
 

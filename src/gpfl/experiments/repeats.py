@@ -7,11 +7,10 @@ seed of the run plus k. All methods get the same splits. Preprocessing is fitted
     results.values("gpfl", "auroc", client="cleveland")  # (repeats,), NaN where it is undefined
 
 Repeats of a method run at once where the engine stacks clients: their samples, encoded by the statistics of their repeat, form
-one table, from which the clients of all repeats draw their batches in the same steps (`gpfl.federation.share_table`). Rounds
-are evaluated only if that can change which one is reported.
+one table, from which the clients of all repeats draw their batches in the same steps (`gpfl.federation.share_table`).
 
-Each method has one file, `METHOD/repeats.jsonl`: a line with its config, then a line for each finished repeat. Repeats in the
-file are not run again. Models are not kept: `gpfl run --partition-seed … --seed …` with the seeds of a line trains them.
+Each method has one file, `METHOD/repeats.jsonl`: a line with its config, then a line for each finished repeat. Models are not
+kept: `gpfl run --partition-seed … --seed …` with the seeds of a line trains them.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -30,7 +29,7 @@ from gpfl.core.net import InputSpec
 from gpfl.engine import make_engine
 from gpfl.engine.distributed import process_group
 from gpfl.engine.slots import batched
-from gpfl.errors import DivergenceError, GpflError
+from gpfl.errors import DivergenceError, GpflError, error_prefix
 from gpfl.experiments.compare import MethodVariant, method_configs
 from gpfl.experiments.config_comparison import first_difference
 from gpfl.experiments.statistics import Floats
@@ -50,6 +49,8 @@ REPEATS_FILE = "repeats.jsonl"  # file in a method's folder with its config and 
 STACKED_CLIENTS = 128  # clients of all repeats that run at once; more would not train faster
 
 STACKED_BYTES = 1 << 30  # bytes of the encoded samples of all repeats that run at once
+
+FIXED_SPLIT = "a manifest fixes every client's samples, and repeats divide them again: leave out --federation"
 
 DrawSplit = Callable[[int], Federation]  # returns the federation of a repeat, the same in every call
 
@@ -79,21 +80,12 @@ class RepeatRecord:
     bytes_down: int  # bytes that clients received
     seconds: float  # time of the run; concurrent runs share it
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the content as JSON values."""
-        return dataclasses.asdict(self)
-
     @classmethod
-    def from_dict(cls, content: Mapping[str, object]) -> RepeatRecord:
-        """Return the record that `to_dict` wrote."""
-        metrics = cast(Mapping[str, Mapping[str, Mapping[str, object]]], content["metrics"])
-        sizes = cast(Mapping[str, Sequence[int]], content["n_samples"])
-        values: dict[str, object] = {
-            **content,
-            "metrics": {split: SplitMetrics(each["overall"], each["clients"]) for split, each in metrics.items()},  # type: ignore[arg-type]
-            "n_samples": {name: tuple(counts) for name, counts in sizes.items()},
-        }
-        return cls(**values)  # type: ignore[arg-type]
+    def from_dict(cls, content: Mapping[str, Any]) -> RepeatRecord:
+        """Return the record of a line of the file."""
+        metrics = {split: SplitMetrics(**each) for split, each in content["metrics"].items()}
+        sizes = {name: tuple(counts) for name, counts in content["n_samples"].items()}
+        return cls(**{**content, "metrics": metrics, "n_samples": sizes})
 
     def value(self, metric: str, split: str = "test", client: str | None = None) -> float:
         """Return a metric of all predictions together or of a client; NaN if it is undefined or the client is absent."""
@@ -172,26 +164,22 @@ def run_repeats(
     """
     by_label = {}
     for variant, method_settings in method_configs(settings, variants, overrides or {}).items():
-        try:
+        with error_prefix(variant.label):
             by_label[variant.label] = configs.resolve_config(method_settings)
-        except GpflError as error:
-            raise GpflError(f"{variant.label}: {error}") from None
     first = next(iter(by_label.values()))
     if repeats < 2:
         raise GpflError(f"--repeats is {repeats}; differences between repeats need at least 2")
     draw = draw or SplitDrawer(first)
     shared = [draw(repeat) for repeat in range(repeats)]
     drawn = {label: [special(repeat) for repeat in range(repeats)] for label, special in (draw_for or {}).items()}
-    stores = {
-        variant.label: RepeatStore(out / variant.folder / REPEATS_FILE if out else None, variant.label) for variant in variants
-    }
-    for label, config in by_label.items():
-        federations = drawn.get(label, shared)
-        config, _ = prepare(config, federations[0])  # raises before anything is run
-        stores[label].start(config, {repeat: _hash_split(federation) for repeat, federation in enumerate(federations)})
+    federations_of = {label: drawn.get(label, shared) for label in by_label}
+    stores = {each.label: RepeatStore(out / each.folder / REPEATS_FILE if out else None, each.label) for each in variants}
+    for label, federations in federations_of.items():
+        config, _ = prepare(by_label[label], federations[0])  # raises before anything is run
+        stores[label].start(config, federations)
     diverged: dict[str, dict[int, DivergenceError]] = {}
-    for label, config in by_label.items():
-        federations = drawn.get(label, shared)
+    for label, federations in federations_of.items():
+        config = by_label[label]
         pending = [repeat for repeat in range(repeats) if repeat not in stores[label].records]
         for group in _group_repeats(config, federations, pending):
             runs = [
@@ -214,25 +202,29 @@ def run_repeats(
 
 
 class SplitDrawer:
-    """The default way to draw a repeat's federation: the config's partition with the seed of the repeat."""
+    """The default way to draw a repeat's federation: the config's partition with the seed of the repeat.
 
-    def __init__(self, config: Config) -> None:
+    With `same_clients`, a repeat divides the samples of the same clients, also of a synthetic partition.
+    """
+
+    def __init__(self, config: Config, *, same_clients: bool = False) -> None:
         if config.partition is None or config.source is None:
-            raise GpflError("a manifest fixes every client's samples, and repeats divide them again: leave out --federation")
+            raise GpflError(FIXED_SPLIT)
         if config.partition.rng == "pfllib":
-            raise GpflError("--repeats draws with gpfl's random numbers: leave out --partition-rng pfllib")
-        self._config, self._table = config, config.source.load()
-        if self._table.splits is not None and config.partition.name == "natural":
+            raise GpflError("repeats are drawn with gpfl's random numbers: leave out --partition-rng pfllib")
+        self.partition, self.table, self._same_clients = config.partition, config.source.load(), same_clients
+        if self.table.splits is not None and (same_clients or config.partition.name == "natural"):
             raise GpflError(
-                f"data '{self._table.name}' say which samples are for testing, so that all repeats would be the same: "
-                "leave out --repeats, or --split-column"
+                f"data '{self.table.name}' says which samples are for testing, and repeats draw them anew: leave out "
+                "--split-column, or join the files of training and test samples"
             )
 
     def __call__(self, repeat: int) -> Federation:
         """Return the federation of a repeat."""
-        partition = _for_repeat(self._config, repeat).partition
-        assert partition is not None
-        return partition_table(self._table, partition)
+        seed = self.partition.seed + repeat
+        if self._same_clients:
+            return partition_table(self.table, self.partition, seed)
+        return partition_table(self.table, dataclasses.replace(self.partition, seed=seed))
 
 
 class RepeatStore:
@@ -242,26 +234,25 @@ class RepeatStore:
         self.path, self.label = path, label
         self.records: dict[int, RepeatRecord] = {}
 
-    def start(self, config: Config, splits: Mapping[int, str]) -> None:
+    def start(self, config: Config, federations: Sequence[Federation]) -> None:
         """Read the file if there is one, else write its first line. Raise if it is of another config or other splits."""
         if self.path is None:
             return
         if not self.path.exists():
-            header = {"format_version": FORMAT_VERSION, "method": self.label, "config": config.sections()}
-            self._write_line(header)
+            self._write_line({"format_version": FORMAT_VERSION, "method": self.label, "config": config.sections()})
             return
         stored, self.records = read_repeats_file(self.path)
         if difference := first_difference(stored, config.sections()):
             key, before, now = difference
             raise GpflError(f"{self.path} holds repeats with {key} = {before}, now it is {now}: choose another --out")
-        for repeat, split in splits.items():
-            if repeat in self.records and self.records[repeat].split != split:
-                raise GpflError(f"{self.path} holds repeats on other data: choose another --out")
+        splits = {repeat: _hash_split(federation) for repeat, federation in enumerate(federations)}
+        if any(record.split != splits.get(repeat, record.split) for repeat, record in self.records.items()):
+            raise GpflError(f"{self.path} holds repeats on other data: choose another --out")
 
     def append(self, record: RepeatRecord) -> None:
         """Add a finished repeat."""
         self.records[record.repeat] = record
-        self._write_line(record.to_dict())
+        self._write_line(dataclasses.asdict(record))
 
     def _write_line(self, content: Mapping[str, object]) -> None:
         path = self.path
@@ -302,14 +293,13 @@ def _group_repeats(config: Config, federations: Sequence[Federation], repeats: S
     return groups
 
 
-def _for_repeat(config: Config, repeat: int, federation: Federation | None = None) -> Config:
-    """Return the config of a repeat: the same with other seeds, and for a given federation with no needless evaluations."""
+def _for_repeat(config: Config, repeat: int, federation: Federation) -> Config:
+    """Return the config of a repeat: the same with other seeds, and without evaluations that cannot change what is reported."""
     run = dataclasses.replace(config.run, seed=config.run.seed + repeat)
     partition = config.partition and dataclasses.replace(config.partition, seed=config.partition.seed + repeat)
-    if federation is not None:
-        last = run.select == "last" or (run.select == "auto" and not federation.has_validation)
-        if last and not config.train.patience:
-            run = dataclasses.replace(run, eval_every=config.train.rounds)
+    last = run.select == "last" or (run.select == "auto" and not federation.has_validation)
+    if last and not config.train.patience:
+        run = dataclasses.replace(run, eval_every=config.train.rounds)
     return dataclasses.replace(config, run=run, partition=partition)
 
 

@@ -41,7 +41,7 @@ class AdviceReport:
 
     def __init__(self, result: AdviceResult) -> None:
         self.result, self.advice, self.scores = result, result.advice, result.scores
-        self.metric, self.unit = METRICS[result.metric], MetricUnit(result.metric)
+        self.metric, self.unit = METRICS[self.scores.metric], MetricUnit(self.scores.metric)
 
     @property
     def title(self) -> str:
@@ -278,7 +278,7 @@ class AdviceReport:
 
     def _score(self, value: float) -> float | None:
         """Return a score as a metric in its unit; None if it is undefined."""
-        return None if math.isnan(value) else (-1 if self.metric.lower_is_better else 1) * self.unit.scale * value
+        return None if math.isnan(value) else self.metric.sign * self.unit.scale * value
 
     def _mean_score(self, method: str) -> float | None:
         return self._score(self.result.mean_score(method))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from gpfl.core.metrics import METRICS
-from gpfl.experiments.pairwise import PairedDifference, metric_sign
+from gpfl.experiments.pairwise import PairedDifference
 from gpfl.experiments.repeats import RepeatedResults
 from gpfl.report.plotting import annotate, figure_style, method_styles, new_figure, save_figure, use_name_ticks
 from gpfl.report.repeat_tables import SIGNIFICANT
@@ -21,7 +21,7 @@ def describe_gains(pairs: Sequence[PairedDifference], metric: str, name: str) ->
     `pairs` are differences of the reference minus each method, the best method first; `name` describes the reference, such as
     "training alone". A difference counts if its p-value, corrected for the number of pairs, is below `SIGNIFICANT`.
     """
-    sign, unit = metric_sign(metric), MetricUnit(metric)
+    sign, unit = METRICS[metric].sign, MetricUnit(metric)
     clear = [pair for pair in pairs if pair.corrected_p is not None and pair.corrected_p < SIGNIFICANT]
     groups = {
         "better": [pair for pair in clear if sign * pair.test.mean < 0],
