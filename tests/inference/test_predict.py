@@ -309,7 +309,7 @@ def test_a_folder_with_a_file_per_client_names_the_clients(result: gpfl.Result, 
     np.testing.assert_allclose(found.probabilities, whole.probabilities[order], atol=1e-6)
     assert message_of(lambda: predict(run, folder)).endswith("with --client-column (client, hospital may be one)")
     (folder / "south.csv").write_text("age,pain\n50,none\n")
-    assert "differ in" in message_of(lambda: predict(run, folder, ClientChoice(column="client")))
+    assert "all files must have the same columns" in message_of(lambda: predict(run, folder, ClientChoice(column="client")))
     split = tmp_path / "split"
     (split / "north").mkdir(parents=True)
     write_rows(split / "north" / "train.csv", rows)

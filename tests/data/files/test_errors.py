@@ -268,7 +268,7 @@ def test_options_for_other_kinds_of_files_are_errors(tmp_path: Path) -> None:
 
 def test_an_array_beyond_the_limit_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez(tmp_path / "a.npz", x=X, y=Y)
-    monkeypatch.setattr("gpfl.data.files.npz.MAX_BYTES", 160)
+    monkeypatch.setattr("gpfl.data.files.reader.MAX_BYTES", 160)
     assert error_of(tmp_path / "a.npz") == (
         f"x.npy in {tmp_path}/a.npz would take 192 bytes; an array may take 160: divide it among several files"
     )

@@ -170,18 +170,17 @@ def test_labels_with_decimal_commas_are_fractions(tmp_path: Path) -> None:
 def test_possible_ids_and_constant_columns_are_reported_with_the_flag(tmp_path: Path) -> None:
     rows = [(k, 100 + k, 7, k / 3, k % 4, "ns"[k % 2], "ab"[k % 3 > 0]) for k in range(24)]
     path = write(tmp_path / "a.csv", lines(("x y", "case", "site", "v", "w", "client", "label"), *rows))
-    constant = "Column 'site' has the same value in every row and carries no information: --ignore"
     assert notes(path) == [
-        "2 columns have a different whole number in every row: x y, case; if they are ids: --ignore 'x y,case'",
-        f"{constant} site",
+        "A different whole number in every row, as in an id: x y, case; leave out with --ignore 'x y,case'.",
+        "The same value in every row: site; leave out with --ignore site.",
     ]
     assert notes(path, ignore=["x y"]) == [
-        "Column 'case' has a different whole number in every row; if it is an id: --ignore 'x y,case'",
-        f"{constant} 'x y,site'",
+        "A different whole number in every row, as in an id: case; leave out with --ignore 'x y,case'.",
+        "The same value in every row: site; leave out with --ignore 'x y,site'.",
     ]
     rows = [(f"p{max(k, 1)}", k, "ab"[k % 2]) for k in range(40)]
     path = write(tmp_path / "b.csv", lines(("who", "n", "label"), *((who, n % 3, kind) for who, n, kind in rows)))
-    assert notes(path) == ["Column 'who' has a different text in nearly every row; if it is an id: --ignore who"]
+    assert notes(path) == ["A different text in nearly every row, as in an id: who; leave out with --ignore who."]
 
 
 @pytest.mark.parametrize(
@@ -245,7 +244,7 @@ def test_missing_numbers_are_filled_with_the_mean_and_texts_with_the_most_freque
     }
     assert "sex (f, m)" in table.description
     assert notes(path, missing="mean") == [
-        "Missing values filled with the mean of training samples: age 1.",
+        "Missing values filled with the mean value of training samples: age 1.",
         "Missing values filled with the most frequent category of training samples: sex 2.",
     ]
     plain = load(path, missing="mean", scale="none")
@@ -270,7 +269,7 @@ def test_drop_leaves_out_rows_with_any_missing_value(tmp_path: Path) -> None:
     assert table.y.tolist() == [0, 0, 1]
     assert (table.metadata["missing"], table.metadata["missing_labels"]) == ("drop", "drop")
     assert notes(path, missing="drop", missing_labels="drop")[0] == (
-        "5 of 8 rows have missing values and are left out: label 1, client 1, age 1, sex 2."
+        "Left out 5 of 8 rows with missing values: label 1, client 1, age 1, sex 2."
     )
 
 
@@ -295,7 +294,7 @@ def test_dropping_all_rows_is_an_error(tmp_path: Path) -> None:
 def test_drop_reports_files_of_which_nothing_is_left(tmp_path: Path) -> None:
     for client, age in (("n", 1), ("s", "")):
         write(tmp_path / "d" / f"{client}.csv", lines(("age", "label"), (age, "x"), (age, "y")))
-    message = "2 of 4 rows have missing values and are left out: age 2. Nothing is left of s.csv."
+    message = "Left out 2 of 4 rows with missing values: age 2. Nothing is left of s.csv."
     assert message in notes(tmp_path / "d", missing="drop")
     assert load(tmp_path / "d", missing="drop").client_names == ("n",)
 
@@ -307,7 +306,7 @@ def test_drop_leaves_out_rows_of_arrays(tmp_path: Path) -> None:
     table = load(tmp_path / "a.npz", missing="drop")
     assert np.array_equal(table.x.numpy(), x[[0, 2, 3, 5]])
     assert table.y.tolist() == [0, 0, 1, 1]
-    assert notes(tmp_path / "a.npz", missing="drop") == ["2 of 6 rows have missing values and are left out: x 2."]
+    assert notes(tmp_path / "a.npz", missing="drop") == ["Left out 2 of 6 rows with missing values: x 2."]
 
 
 # Several problems at once.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,60 +23,45 @@ SCALES = {
 }
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Why a column cannot be an input, and what the user can do besides leaving it out."""
-
-    name: str
-    reason: str
-    fix: str = ""
-    missing: bool = False
-
-
 def check_columns(columns: Sequence[ParsedColumn], options: ColumnOptions, table: RawTable, client: str) -> None:
     """Raise one error for all columns that cannot be inputs, with every fix; `client` is the column of clients, if any."""
-    problems = [problem for column in columns if (problem := _find_problem(column, options, table, client))]
+    found = {column.schema.name: _find_problem(column, options, table, client) for column in columns}
+    problems = {name: problem for name, problem in found.items() if problem}
     if not problems:
         return
-    reasons = [f"column '{problem.name}' {problem.reason}" for problem in problems[:5]]
+    reasons = [f"column '{name}' {reason}" for name, (reason, _) in problems.items()][:5]
     if len(problems) > len(reasons):
         reasons.append(f"{pluralize(len(problems) - len(reasons), 'more column')} cannot be inputs either")
-    fixes = list(dict.fromkeys(problem.fix for problem in problems if problem.fix))
-    others = [problem.name for problem in problems if not problem.missing]
+    fixes = list(dict.fromkeys(fix for _, fix in problems.values() if fix))
+    others = [name for name, (_, fix) in problems.items() if fix is not None]
     if len(others) < len(problems):
         flag = f" {ignore_flag(options.ignore, others)}" if others else ""
         fixes += [f"fill missing values with --missing mean{flag}", f"leave such rows out with --missing drop{flag}"]
     subject = "the column" if len(problems) == 1 else "all these columns"
-    flag = ignore_flag(options.ignore, [problem.name for problem in problems])
-    fixes.append(f"{'or ' if fixes else ''}leave {subject} out with {flag}")
+    fixes.append(f"{'or ' if fixes else ''}leave {subject} out with {ignore_flag(options.ignore, problems)}")
     raise GpflError(f"{'; '.join(reasons)}: {', '.join(fixes)}")
 
 
-def _find_problem(column: ParsedColumn, options: ColumnOptions, table: RawTable, client: str) -> Problem | None:
-    name, rows = column.schema.name, len(column.values)
+def _find_problem(column: ParsedColumn, options: ColumnOptions, table: RawTable, client: str) -> tuple[str, str | None] | None:
+    """Return why a column cannot be an input and the fix, if any besides leaving it out; None: handle missing values."""
+    missing, categories = column.missing, column.schema.categories
     if column.unreadable.any() and options.unreadable == "error":
-        return Problem(name, *describe_unreadable(column, table))
-    if column.missing.all():
-        return Problem(name, "is empty in every row")
+        return describe_unreadable(column, table)
+    if missing.all():
+        return "is empty in every row", ""
     if column.schema.kind == "date" and options.dates == "error":
-        return Problem(
-            name, "holds dates", "read dates as days with --dates days, leave columns of dates out with --dates ignore"
-        )
-    too_large = ~column.missing & ~(np.abs(column.values) < MAX_FLOAT)
+        return "holds dates", "read dates as days with --dates days, leave columns of dates out with --dates ignore"
+    too_large = ~missing & ~(np.abs(column.values) < MAX_FLOAT)
     if too_large.any():
         value, where = column.values[too_large][0], table.locate_first(too_large)
-        return Problem(name, f"holds {value:g} in {where}, which is too large for a float32", "correct the file")
-    categories = column.schema.categories
+        return f"holds {value:g} in {where}, which is too large for a float32", "correct the file"
     if len(categories) > MAX_CATEGORIES:
-        is_client = not client and 2 * len(categories) <= rows
-        return Problem(
-            name,
-            f"holds {len(categories):,} different texts, such as '{categories[0][:40]}' (at most {MAX_CATEGORIES} can be "
-            "categories)",
-            f"choose it with --client {name} if it names the clients" if is_client else "",
-        )
-    if options.missing == "error" and column.missing.any():
-        return Problem(name, f"has {table.describe_missing(column.missing)}", missing=True)
+        limit = f"(at most {MAX_CATEGORIES} can be categories)"
+        may_be_client = not client and 2 * len(categories) <= len(missing)
+        fix = f"choose it with --client {column.schema.name} if it names the clients" if may_be_client else ""
+        return f"holds {len(categories):,} different texts, such as '{categories[0][:40]}' {limit}", fix
+    if options.missing == "error" and missing.any():
+        return f"has {table.describe_missing(missing)}", None
     return None
 
 
@@ -90,9 +74,9 @@ def describe_unreadable(column: ParsedColumn, table: RawTable) -> tuple[str, str
 
 
 def _describe_share(column: ParsedColumn) -> str:
-    rows = column.unreadable
-    percent = 100 * rows.mean()
-    return f"{int(rows.sum()):,} of {pluralize(len(rows), 'row')} ({percent:.{'2g' if percent < 10 else '0f'}} %)"
+    percent = 100 * column.unreadable.mean()
+    count = f"{column.unreadable.sum():,} of {pluralize(len(column.unreadable), 'row')}"
+    return f"{count} ({percent:.{'2g' if percent < 10 else '0f'}} %)"
 
 
 def describe_reading(columns: Sequence[ParsedColumn]) -> list[str]:
@@ -111,49 +95,38 @@ def describe_reading(columns: Sequence[ParsedColumn]) -> list[str]:
 
 def describe_values(raw: RawColumns, options: ColumnOptions) -> list[str]:
     """Return lines about missing values, possible ids and constant columns."""
-    lines = []
     columns = list(zip(raw.schema.columns, raw.values.T, strict=True))
-    value = {"most_frequent": "most frequent value"}.get(options.missing, options.missing)
-    for categorical, fill in ((False, value), (True, "most frequent category")):
-        counts = [
-            f"{schema.name} {int(np.isnan(values).sum()):,}"
-            for schema, values in columns
-            if schema.is_categorical is categorical and np.isnan(values).any()
-        ]
+    lines = []
+    for categorical, fill in ((False, options.missing.replace("_", " ") + " value"), (True, "most frequent category")):
+        missing = {s.name: int(np.isnan(values).sum()) for s, values in columns if s.is_categorical is categorical}
+        counts = [f"{name} {count:,}" for name, count in missing.items() if count]
         lines += [f"Missing values filled with the {fill} of training samples: {join_names(counts)}."] if counts else []
-    ids = {schema.name: kind for schema, values in columns if (kind := _describe_id(schema, values))}
-    for kind in dict.fromkeys(ids.values()):
-        names = [name for name in ids if ids[name] == kind]
-        flag = ignore_flag(options.ignore, names)
-        if len(names) == 1:
-            lines.append(f"Column '{names[0]}' has {kind}; if it is an id: {flag}")
-        else:
-            lines.append(f"{pluralize(len(names), 'column')} have {kind}: {join_names(names)}; if they are ids: {flag}")
-    constant = [schema.name for schema, values in columns if len(values) > 1 and bool((values == values[0]).all())]
-    if constant:
-        subject = f"Column '{constant[0]}' has" if len(constant) == 1 else f"Columns {join_names(constant)} have"
-        flag = ignore_flag(options.ignore, constant)
-        lines.append(f"{subject} the same value in every row and carries no information: {flag}")
-    return lines
+    groups: dict[str, list[str]] = {}
+    for schema, values in columns:
+        if kind := _describe_id(schema, values):
+            groups.setdefault(f"{kind}, as in an id", []).append(schema.name)
+    if constant := [schema.name for schema, values in columns if len(values) > 1 and bool((values == values[0]).all())]:
+        groups["The same value in every row"] = constant
+    return lines + [
+        f"{what}: {join_names(names)}; leave out with {ignore_flag(options.ignore, names)}." for what, names in groups.items()
+    ]
 
 
 def _describe_id(schema: ColumnSchema, values: Floats) -> str:
-    """Return how a possible id varies ("a different text in every row"), or "" if values repeat."""
+    """Return how a possible id varies ("A different text in every row"), or "" if values repeat."""
     present = values[~np.isnan(values)]
     if len(values) < MIN_ROWS_FOR_ID or schema.kind == "date" or not np.array_equal(present, np.floor(present)):
         return ""
     share = len(np.unique(present)) / len(present)
     kind = "text" if schema.is_categorical else "whole number"
-    return f"a different {kind} in {'every' if share == 1 else 'nearly every'} row" if share >= ID_SHARE else ""
+    return f"A different {kind} in {'every' if share == 1 else 'nearly every'} row" if share >= ID_SHARE else ""
 
 
 def describe_columns(schema: Schema, scale: str) -> str:
     """Return what the columns are and how they become inputs."""
     numeric = [column.name for column in schema.columns if not column.is_categorical]
     categorical = [f"{join_names([c.name])} ({_list_categories(c.categories)})" for c in schema.columns if c.is_categorical]
-    parts = []
-    if numeric:
-        parts.append(f"{pluralize(len(numeric), 'numeric column')} ({join_names(numeric)}), {SCALES[scale]}")
+    parts = [f"{pluralize(len(numeric), 'numeric column')} ({join_names(numeric)}), {SCALES[scale]}"] if numeric else []
     if categorical:
         more = f", … ({len(categorical) - 12} more)" if len(categorical) > 12 else ""
         parts.append(f"{pluralize(len(categorical), 'categorical column')}, one-hot: {', '.join(categorical[:12])}{more}")

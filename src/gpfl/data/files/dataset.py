@@ -11,23 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from gpfl.core.options import option
+from gpfl.data.files import roles as role_columns
 from gpfl.data.files.layout import Layout, find_inputs
 from gpfl.data.files.raw_table import join_names
 from gpfl.data.files.reader import read_table
-from gpfl.data.files.roles import (
-    ColumnOptions,
-    encode_classes,
-    encode_names,
-    read_clients,
-    read_labels,
-    read_names,
-    read_splits,
-)
+from gpfl.data.files.roles import ColumnOptions
 from gpfl.data.files.samples import FileSamples, load_images, load_rows
 from gpfl.data.table import SPLITS, DataSource, Table
 from gpfl.errors import GpflError, pluralize
-
-IMAGE_OPTIONS = ("image_size",)  # options for images; the others are for columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +58,7 @@ class FileDataset(ColumnOptions, DataSource):
         found, other = ("images", "columns") if layout.images else ("rows", "images")
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if "option" in field.metadata and value != field.default and (field.name in IMAGE_OPTIONS) != layout.images:
+            if "option" in field.metadata and value != field.default and (field.name == "image_size") != layout.images:
                 text = ",".join(value) if isinstance(value, tuple) else value
                 raise GpflError(f"data.{field.name} is {text!r}, but {self.name} holds {found}, not {other}: leave it out")
         if layout.images:
@@ -81,17 +72,17 @@ class FileDataset(ColumnOptions, DataSource):
 
     def _build_table(self, samples: FileSamples) -> Table:
         rows, roles = samples.table, samples.roles
-        clients, hint = read_clients(rows, roles)
-        splits = read_splits(rows, roles)
-        groups = read_names(rows, roles.group) if roles.group else None
+        clients, hint = role_columns.read_clients(rows, roles)
+        splits = role_columns.read_splits(rows, roles)
+        groups = role_columns.read_names(rows, roles.group) if roles.group else None
         if self.classes:
-            labels, classes = read_labels(rows, roles.label, self.classes, "the data card")
+            labels, classes = role_columns.read_labels(rows, roles.label, self.classes, "the data card")
         elif samples.encoder is None:
-            labels, classes = read_labels(rows, roles.label, samples.classes)
+            labels, classes = role_columns.read_labels(rows, roles.label, samples.classes)
         else:  # folders of classes
-            labels, classes = encode_classes(roles.label, rows.columns[roles.label])
+            labels, classes = role_columns.encode_classes(roles.label, rows.columns[roles.label])
             hint = "" if clients is not None else "put the class folders of each client into a folder of its own"
-        client_ids, client_names = encode_names(clients) if clients is not None else (None, [])
+        client_ids, client_names = role_columns.encode_names(clients) if clients is not None else (None, [])
         table = Table(
             samples.x,
             labels,
@@ -136,15 +127,11 @@ class FileDataset(ColumnOptions, DataSource):
 
 
 def _case_warnings(names: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return a line for each kind of name of which two differ only in case."""
     warnings = []
     for kind, entries in names.items():
         first: dict[str, str] = {}
-        for entry in entries:
-            other = first.setdefault(entry.casefold(), entry)
-            if other != entry:
-                warnings.append(f"The {kind} '{other}' and '{entry}' differ only in case: are they the same?")
-                break
+        if other := next((entry for entry in entries if first.setdefault(entry.casefold(), entry) != entry), ""):
+            warnings.append(f"The {kind} '{first[other.casefold()]}' and '{other}' differ only in case: are they the same?")
     return warnings
 
 

@@ -120,16 +120,7 @@ def _read_folder(folder: Path, text: Collection[str]) -> RawTable:
     named = next((entry for entry in layout.inputs if entry.split), None)
     if named is not None:
         raise GpflError(f"{folder} holds a {named.split} split, {named.path}: give the file or folder of the new rows alone")
-    tables = [read_table(entry, text=text, min_columns=1) for entry in layout.inputs]
-    names = set(tables[0].columns)
-    for table in tables:
-        if set(table.columns) != names:
-            different = sorted(names ^ set(table.columns))
-            raise GpflError(
-                f"{tables[0].path} and {table.path} differ in {pluralize(len(different), 'column')}: {join_names(different)}; "
-                "give all files the same columns, or predict one file after another"
-            )
-    rows = join_tables(tables)
+    rows = join_tables([read_table(entry, text=text, min_columns=1) for entry in layout.inputs])
     clients = as_text([entry.client for entry in layout.inputs])[rows.file_of]
     return replace(rows, columns={"client": clients, **rows.columns})  # unless the files have a column of that name
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpfl.data.files.layout import InputFile
-from gpfl.errors import pluralize
+from gpfl.errors import GpflError, pluralize
 
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
@@ -73,12 +73,21 @@ def number_rows(file: InputFile, columns: Columns, notes: tuple[str, ...] = (), 
 def join_tables(tables: Sequence[RawTable]) -> RawTable:
     """Return the rows of tables with the same columns, which are taken out of them: large ones would not fit twice.
 
-    A column that is text in one of the tables becomes text.
+    A column that is text in one of the tables becomes text. Raise if columns or their lengths differ.
     """
+    first = tables[0]
+    for table in tables:
+        if different := sorted(first.columns.keys() ^ table.columns.keys()):
+            name = different[0]
+            has, lacks = (table, first) if name in table.columns else (first, table)
+            raise GpflError(f"column '{name}' is in {has.path}, but not in {lacks.path}; all files must have the same columns")
+        sizes = {name: len(values) for name, values in table.columns.items()}
+        if len(set(sizes.values())) > 1:
+            raise GpflError(f"{table.path} has arrays of different length: {sizes}")
     notes = list(dict.fromkeys(note for table in tables for note in table.notes))
     n_rows = [len(table) for table in tables]
     return RawTable(
-        {name: _concatenate([table.columns.pop(name) for table in tables]) for name in list(tables[0].columns)},
+        {name: _concatenate([table.columns.pop(name) for table in tables]) for name in list(first.columns)},
         tuple(table.files[0] for table in tables),
         np.repeat(np.arange(len(tables), dtype=np.int32), n_rows),
         np.concatenate([table.rows for table in tables]),

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import re
+import zipfile
 import zlib
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
@@ -14,9 +15,12 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from gpfl.data.files.layout import InputFile, file_suffix
-from gpfl.data.files.npz import read_npz
 from gpfl.data.files.raw_table import MISSING, UNREAD, Array, Columns, RawTable, as_text, ignore_flag, is_number, number_rows
+from gpfl.data.files.unpickler import UnsupportedPickleError, load_dict
+from gpfl.data.published import archive
 from gpfl.errors import GpflError, pluralize
 
 if TYPE_CHECKING:
@@ -28,6 +32,10 @@ EXCEL_LINE = re.compile(r"sep=(.)\s*", re.IGNORECASE)  # a first line in which E
 UNNAMED = re.compile(r"(Unnamed: \d+)?")
 """The names that pandas gives to a column without one, when it writes and when it reads."""
 PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # columns in which pandas numbers the rows
+MAX_BYTES = 1 << 32  # largest array in an npz file
+NPZ_KINDS = "biufUS"  # kinds of numpy arrays that hold numbers or text
+OBJECTS = re.compile(r"an array of objects|(a list|an object) under")
+"""Why arrays of unequal length are not read: PFLlib stores texts so."""
 
 
 def read_table(source: InputFile, ignore: Collection[str] = (), text: Collection[str] = (), min_columns: int = 2) -> RawTable:
@@ -38,7 +46,7 @@ def read_table(source: InputFile, ignore: Collection[str] = (), text: Collection
     """
     suffix = file_suffix(source.path)
     if suffix == ".npz":
-        return read_npz(source, ignore)
+        return _read_npz(source, ignore)
     try:
         import polars  # noqa: F401
     except ImportError:
@@ -226,3 +234,46 @@ def _read_parquet(source: InputFile, ignore: Collection[str]) -> RawTable:
     if not len(frame):
         raise GpflError(f"{path} has no rows")
     return number_rows(source, columns, tuple(notes))
+
+
+# Arrays.
+
+
+def _read_npz(source: InputFile, ignore: Collection[str] = ()) -> RawTable:
+    """Return the arrays of an npz file, or of the pickled dict that is the one member of PFLlib's files."""
+    arrays: Columns = {}
+    path = source.path
+    with archive.open_zip(path, str(path)) as members:
+        for name in members.namelist():
+            if name.removesuffix(".npy") in ignore:
+                arrays[name.removesuffix(".npy")] = UNREAD
+            else:
+                arrays.update(_read_npz_member(members, name, path))
+    if not arrays:
+        raise GpflError(f"{path} holds no array")
+    return number_rows(source, arrays)
+
+
+def _read_npz_member(members: zipfile.ZipFile, name: str, path: Path) -> Columns:
+    size = members.getinfo(name).file_size
+    if size > MAX_BYTES:
+        raise GpflError(
+            f"{name} in {path} would take {size:,} bytes; an array may take {MAX_BYTES:,}: divide it among several files"
+        )
+    content = io.BytesIO(archive.read_zip_member(members, name, MAX_BYTES))
+    try:
+        version = np.lib.format.read_magic(content)
+        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = header(content)
+        if dtype.kind in NPZ_KINDS:
+            content.seek(0)
+            array = np.lib.format.read_array(content, allow_pickle=False)
+            texts = dtype.kind in "SU" and array.ndim == 1
+            return {name.removesuffix(".npy"): as_text(array.astype(str).tolist()) if texts else array}
+        if dtype.hasobject and shape == ():
+            return load_dict(content.read())
+        raise UnsupportedPickleError("an array of objects" if dtype.hasobject else f"the type {dtype}")
+    except Exception as problem:  # a damaged header may raise anything
+        reason = (str(problem).splitlines() or [type(problem).__name__])[0]
+        fix = ": if these are PFLlib's texts, use --data agnews or give them as CSV" if OBJECTS.match(reason) else ""
+        raise GpflError(f"{name} in {path} is not an array of numbers or text, nor a dict of arrays ({reason}){fix}") from None

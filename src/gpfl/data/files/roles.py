@@ -10,26 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from gpfl.core.options import option
+from gpfl.data.files import raw_table
 from gpfl.data.files.cells import MAJORITY, parse_column
 from gpfl.data.files.layout import SPLIT_NAMES
-from gpfl.data.files.raw_table import (
-    MISSING_LABELS,
-    Array,
-    Mask,
-    RawTable,
-    find_missing,
-    ignore_flag,
-    is_number,
-    join_names,
-    to_text,
-)
+from gpfl.data.files.raw_table import MISSING_LABELS, Array, Mask, RawTable, find_missing, join_names, to_text
 from gpfl.data.preprocessing import FILLED, PreprocessingOptions
 from gpfl.errors import GpflError, did_you_mean, pluralize
 
 LABEL_NAMES = ("label", "labels", "y", "target", "targets", "class")
 CLIENT_NAMES = ("client", "clients", "client_id")
 SPLIT_COLUMNS = ("part", "split")
-ADDED_OPTIONS = ("missing_labels", "missing_indicator", "unreadable", "dates", "unseen")
+ADDED_OPTIONS = ("group", "missing_labels", "missing_indicator", "unreadable", "dates", "unseen")
 """Options that later versions added; a manifest lists them only where they are not at their default."""
 MAX_CLASSES = 1000
 CANDIDATES = {"label": range(2, 21), "client": range(2, 1001)}
@@ -95,11 +86,10 @@ class ColumnOptions(PreprocessingOptions):
     def check_roles(self) -> None:
         """Raise if a column has two roles."""
         flags: dict[str, str] = {}
-        for role, names in {**{role: (name,) for role, name in self.chosen_names.items()}, "ignore": self.ignore}.items():
+        for role, name in (*self.chosen_names.items(), *(("ignore", name) for name in self.ignore)):
             flag = f"--{role.replace('_', '-')}"
-            for name in filter(None, names):
-                if flags.setdefault(name, flag) != flag:
-                    raise GpflError(f"column '{name}' is named by both {flags[name]} and {flag}: remove it from one")
+            if name and flags.setdefault(name, flag) != flag:
+                raise GpflError(f"column '{name}' is named by both {flags[name]} and {flag}: remove it from one")
 
 
 @dataclass(frozen=True)
@@ -123,7 +113,6 @@ class Roles:
             "label": self.label,
             "client": self.client,
             "split_column": self.split_column,
-            **({"group": self.group} if self.group else {}),
             **changed,
             "ignore": list(options.ignore),
             "missing": options.missing,
@@ -171,11 +160,11 @@ def _find_split_column(table: RawTable, options: ColumnOptions) -> str:
 
 def has_split_paths(table: RawTable) -> bool:
     """Return whether paths name the splits; raise if only some do."""
-    whole = [file for file in table.files if not file.split]
-    divided = [file for file in table.files if file.split]
+    divided = next((file for file in table.files if file.split), None)
+    whole = next((file for file in table.files if not file.split), None)
     if whole and divided:
         raise GpflError(
-            f"{divided[0].path} is a {divided[0].split} split, but {whole[0].path} is not divided: divide all clients or none"
+            f"{divided.path} is a {divided.split} split, but {whole.path} is not divided: divide all clients or none"
         )
     return not whole
 
@@ -225,14 +214,13 @@ def find_complete_rows(
     rows = pluralize(len(complete), "row")
     if not complete.any():
         worst = max(counts, key=lambda name: counts[name])
-        fix = "" if worst in roles.names else f": leave it out with {ignore_flag(options.ignore, [worst])}"
+        fix = "" if worst in roles.names else f": leave it out with {raw_table.ignore_flag(options.ignore, [worst])}"
         raise GpflError(f"each of {rows} has a missing value, most of them in column '{worst}'{fix}")
     left_out = int((~complete).sum())
     if not left_out:
         return None, ["No row has missing values."]
     columns = join_names([f"{name} {count:,}" for name, count in counts.items() if count])
-    have, are = ("has", "is") if left_out == 1 else ("have", "are")
-    note = f"{left_out:,} of {rows} {have} missing values and {are} left out: {columns}."
+    note = f"Left out {left_out:,} of {rows} with missing values: {columns}."
     left = np.bincount(table.file_of[complete], minlength=len(table.files))
     empty = [file.path.name for file, n_rows in zip(table.files, left, strict=True) if not n_rows]
     return complete, [note + (f" Nothing is left of {join_names(empty)}." if empty else "")]
@@ -272,7 +260,7 @@ def read_splits(table: RawTable, roles: Roles) -> Array | None:
 def encode_names(values: Array) -> tuple[npt.NDArray[np.int64], list[str]]:
     """Return the index of every text, and the texts in numeric order if all are numbers, else in alphabetic order."""
     names, indices = np.unique(values, return_inverse=True)
-    if all(is_number(name) for name in names):
+    if all(raw_table.is_number(name) for name in names):
         order = np.argsort([float(name) for name in names], kind="stable")
         return np.argsort(order)[indices.ravel()].astype(np.int64), names[order].tolist()
     return indices.ravel().astype(np.int64), names.tolist()

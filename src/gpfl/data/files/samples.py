@@ -52,7 +52,6 @@ def load_rows(files: Iterable[RawTable], options: ColumnOptions) -> FileSamples:
 
 
 def _load_columns(tables: Sequence[RawTable], options: ColumnOptions) -> FileSamples:
-    _check_same_columns(tables)
     table = join_tables(tables)
     schema = Schema.read(Path(options.schema)) if options.schema else None
     if schema is not None and not options.label:
@@ -89,19 +88,6 @@ def _load_columns(tables: Sequence[RawTable], options: ColumnOptions) -> FileSam
         classes=schema.classes if schema is not None else (),
         notes=[*table.notes, *notes, *describe_reading(columns), *describe_values(raw, options)],
     )
-
-
-def _check_same_columns(tables: Sequence[RawTable]) -> None:
-    names = set(tables[0].columns)
-    for table in tables:
-        different = sorted(names ^ set(table.columns))
-        if different:
-            name = different[0]
-            has, lacks = (table, tables[0]) if name in table.columns else (tables[0], table)
-            raise GpflError(f"column '{name}' is in {has.path}, but not in {lacks.path}; all files must have the same columns")
-        sizes = {name: len(values) for name, values in table.columns.items()}
-        if len(set(sizes.values())) > 1:
-            raise GpflError(f"{table.path} has arrays of different length: {sizes}")
 
 
 def _conform(raw: RawColumns, schema: Schema, table: RawTable, options: ColumnOptions) -> tuple[RawColumns, list[str]]:
@@ -141,15 +127,17 @@ def _divide_by_split(table: RawTable) -> list[RawTable]:
 
 
 def _load_arrays(tables: Sequence[RawTable], options: ColumnOptions) -> FileSamples:
-    roles = find_roles(tables[0], options)
-    name = find_input_array(tables[0], roles.label)
-    for table in tables:
-        _check_arrays(table, name, roles.label, tables[0])
+    first = tables[0]
+    roles = find_roles(first, options)
+    name = find_input_array(first, roles.label)
+    tables = [_keep_values_of_rows(table, first, name, roles, options) for table in tables]
+    common = set.intersection(*(set(table.columns) for table in tables))
+    tables = [replace(table, columns={key: table.columns[key] for key in first.columns if key in common}) for table in tables]
     if options.scale != ColumnOptions.scale:
         raise GpflError(
-            f"data.scale is '{options.scale}', but the array '{name}' of {tables[0].path.name} is never scaled: leave it out"
+            f"data.scale is '{options.scale}', but the array '{name}' of {first.path.name} is never scaled: leave it out"
         )
-    table = join_tables(_keep_values_of_rows(tables, name, (roles.client, roles.group, options.split_column)))
+    table = join_tables(tables)
     roles = find_roles(table, options)
     x = table.columns.pop(name)
     missing = find_missing(x)
@@ -173,22 +161,6 @@ def _load_arrays(tables: Sequence[RawTable], options: ColumnOptions) -> FileSamp
     )
 
 
-def _keep_values_of_rows(tables: Sequence[RawTable], inputs: str, roles: Sequence[str]) -> list[RawTable]:
-    """Return tables with the arrays that have a value for each row in every file; raise if a role has none."""
-    common = set(tables[0].columns)
-    for table in tables:
-        n_rows = len(table.columns[inputs])
-        valid = {name for name, values in table.columns.items() if values.shape == (n_rows,)}
-        for role in filter(None, roles):
-            if role not in valid:
-                raise GpflError(f"{table.path} has no array '{role}' with one value for each of its {n_rows:,} rows")
-        common &= valid | {inputs}
-    return [
-        number_rows(table.files[0], {name: values for name, values in table.columns.items() if name in common})
-        for table in tables
-    ]
-
-
 def find_input_array(table: RawTable, label: str) -> str:
     """Return the name of the array of inputs."""
     name = next((name for name in INPUT_NAMES if name in table.columns), None)
@@ -200,8 +172,9 @@ def find_input_array(table: RawTable, label: str) -> str:
     return name
 
 
-def _check_arrays(table: RawTable, name: str, label: str, first: RawTable) -> None:
-    path, first_name = table.path, first.path.name
+def _keep_values_of_rows(table: RawTable, first: RawTable, name: str, roles: Roles, options: ColumnOptions) -> RawTable:
+    """Return the inputs and the arrays with a value for each row; raise if the inputs or a role have none."""
+    path, first_name, label = table.path, first.path.name, roles.label
     for key in (name, label):
         if key not in table.columns:
             raise GpflError(f"{path} has no array '{key}', which {first_name} has; it has {', '.join(table.columns)}")
@@ -215,6 +188,11 @@ def _check_arrays(table: RawTable, name: str, label: str, first: RawTable) -> No
             f"{path} has rows of shape {x.shape[1:]} ({x.dtype}), {first_name} of {expected.shape[1:]} "
             f"({expected.dtype}); they must agree"
         )
+    columns = {key: values for key, values in table.columns.items() if key == name or values.shape == (len(x),)}
+    for key in filter(None, (roles.client, roles.group, options.split_column)):
+        if key not in columns:
+            raise GpflError(f"{path} has no array '{key}' with one value for each of its {len(x):,} rows")
+    return number_rows(table.files[0], columns)
 
 
 def as_images(x: Array) -> Array:
