@@ -120,6 +120,13 @@ site_argument = click.argument(
 )
 @click.option("--name", default="run", show_default=True, help="Name of the run.")
 @click.option("--min-clients", type=click.IntRange(1), default=None, metavar="N", help="Uploads a round needs  [default: all]")
+@click.option(
+    "--start-clients",
+    type=click.IntRange(1),
+    default=None,
+    metavar="N",
+    help="Sites needed before round 0; others join between rounds  [default: all]",
+)
 @click.option("--deadline", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds to wait for replies.")
 @click.option("--secure-sum", is_flag=True, help="The coordinator learns the sum of uploads alone; at least 3 sites.")
 @click.option(
@@ -136,6 +143,7 @@ def init(
     link_port: int,
     name: str,
     min_clients: int | None,
+    start_clients: int | None,
     deadline: float,
     secure_sum: bool,
     plain_uploads: bool,
@@ -144,10 +152,15 @@ def init(
     require_flower()
     names = [each.strip() for each in sites.split(",") if each.strip()]
     settings: dict[str, object] = {"link_port": link_port, "deadline": deadline}
-    if min_clients is not None:
-        if min_clients > len(names):
-            raise GpflError(f"--min-clients is {min_clients}, but there are {len(names)} sites: lower it")
-        settings["min_clients"] = min_clients
+    for key, needed in (("start_clients", start_clients), ("min_clients", min_clients)):
+        if needed is not None:
+            if needed > len(names):
+                raise GpflError(f"--{key.replace('_', '-')} is {needed}, but there are {len(names)} sites: lower it")
+            settings[key] = needed
+    if start_clients is not None and (min_clients is None or start_clients < min_clients):
+        raise GpflError(
+            f"--start-clients is {start_clients}, but a round needs --min-clients {min_clients or len(names)}: lower that too"
+        )
     if secure_sum and plain_uploads:
         raise GpflError("--secure-sum and --plain-uploads exclude each other: leave one out")
     card = DataCard.make(name, names, read_config(config), secure_sum=secure_sum)

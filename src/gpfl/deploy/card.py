@@ -156,17 +156,15 @@ class DataCard:
         return SiteData(table, shard)
 
     def roster(self, descriptions: Mapping[str, Description]) -> Roster:
-        """Return the roster of the run, from what all sites say of their samples."""
-        lacking = [site for site in self.sites if site not in descriptions]
-        if lacking:
-            raise GpflError(f"run '{self.run}' cannot start: {', '.join(lacking)} did not describe its samples")
-        sizes = {site: descriptions[site].sizes for site in self.sites}
+        """Return the roster with which the run begins, from what its sites say of their samples."""
+        sites = [site for site in self.sites if site in descriptions]
+        sizes = {site: descriptions[site].sizes for site in sites}
         preprocessing: dict[str, object] = {}
         spec, images = self._input_spec() if self.samples else InputSpec((0,)), {}
         if self.columns:
             names = options.options_of(PreprocessingOptions)
             chosen = {key: value for key, value in self.reading.items() if key in names}
-            statistics = {site: ClientStatistics.from_dict(descriptions[site].statistics) for site in self.sites}
+            statistics = {site: ClientStatistics.from_dict(descriptions[site].statistics) for site in sites}
             fitted = FederatedPreprocessing.merge(
                 Schema.from_dict(self.columns), statistics, options.build(PreprocessingOptions, chosen, "data")
             )
@@ -177,19 +175,19 @@ class DataCard:
         else:
             images = cast(dict[str, object], self.samples["images"])
         label = str(self.columns.get("label", self.reading.get("label", "")))
-        masks = {site: descriptions[site].mask_key for site in self.sites} if self.secure_sum else {}
+        masks = {site: descriptions[site].mask_key for site in sites} if self.secure_sum else {}
         return Roster(self.run, self.config, spec, len(self.classes), self.classes, label, sizes, preprocessing, images, masks)
 
     def check_roster(self, roster: Roster, site: str, description: Description) -> None:
         """Raise if a roster is not the one of the card and of what a site said of its samples."""
         label = str(self.columns.get("label", self.reading.get("label", "")))
-        agreed = (self.run, self.config, self.classes, label, list(self.sites), description.sizes)
-        found = (roster.run, roster.config, roster.class_names, roster.label, list(roster.sites), roster.sites.get(site))
-        for name, own, other in zip(
-            ("run", "config", "classes", "label", "sites", "number of samples"), agreed, found, strict=True
-        ):
+        agreed = (self.run, self.config, self.classes, label, description.sizes)
+        found = (roster.run, roster.config, roster.class_names, roster.label, roster.sites.get(site))
+        for name, own, other in zip(("run", "config", "classes", "label", "number of samples"), agreed, found, strict=True):
             if own != other:
                 raise GpflError(f"the roster has another {name} than the data card of run '{self.run}': ask the coordinator")
+        if unknown := roster.sites.keys() - set(self.sites):
+            raise GpflError(f"the roster has sites that are not on the data card of run '{self.run}': {', '.join(unknown)}")
         own_key = description.mask_key if self.secure_sum else ""
         if roster.mask_keys.get(site, "") != own_key or len(set(roster.mask_keys.values())) != len(roster.mask_keys):
             raise GpflError(f"the roster has other mask keys than those of run '{self.run}': ask the coordinator")

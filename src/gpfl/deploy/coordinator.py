@@ -45,6 +45,7 @@ def coordinate(
     config, spec = roster.prepare(federation)
     known = (folder / "config.toml").exists()
     run_dir = RunDir.open(folder) if known else RunDir.create(folder, config.to_toml(), federation)
+    run_dir.replace_federation(federation)
     engine = Remote(spec, roster, transport, folder, min_clients=min_clients, log=log)
     loop = make_loop(PreparedRun(config, spec, run_dir, callbacks), engine)
     if run_dir.finished:

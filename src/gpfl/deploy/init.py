@@ -156,6 +156,7 @@ def _write_coordinator(folder: Path, card: DataCard, names: Sequence[str], port:
         "names": list(names),
         "port": port,
         "min_clients": len(card.sites),
+        "start_clients": len(card.sites),
         "deadline": 600.0,
         "connect": 60.0,
         **settings,

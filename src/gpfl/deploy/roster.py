@@ -60,6 +60,7 @@ class Roster:
         preprocessing: Options, merged statistics and encoding of columns, as JSON holds them; empty for other data.
         images: Format of images, as JSON holds it; empty for other data.
         mask_keys: Public key of each site for secure sums, in hexadecimal digits; empty if uploads are sent as they are.
+        first: Digest of the roster with which the run began, if sites have joined since; else "".
 
     """
 
@@ -73,10 +74,12 @@ class Roster:
     preprocessing: Mapping[str, object] = dataclasses.field(default_factory=dict)
     images: Mapping[str, object] = dataclasses.field(default_factory=dict)
     mask_keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    first: str = ""
 
     def to_json(self) -> str:
         """Return the content as text, the same for equal rosters."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True, indent=1, allow_nan=False)
+        content = dataclasses.asdict(self) | {"sites": list(self.sites.items())}  # a list keeps the order of the clients
+        return json.dumps(content, sort_keys=True, indent=1, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Roster:
@@ -87,7 +90,7 @@ class Roster:
             spec["shape"] = tuple(spec["shape"])
             content["input_spec"] = InputSpec(**spec)
             content["class_names"] = tuple(content["class_names"])
-            content["sites"] = {name: tuple(map(int, sizes)) for name, sizes in content["sites"].items()}
+            content["sites"] = {name: tuple(map(int, sizes)) for name, sizes in content["sites"]}
             return cls(**content)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise GpflError(f"this is not a roster of this version of gpfl (missing or wrong: {error})") from None
@@ -96,6 +99,23 @@ class Roster:
     def digest(self) -> str:
         """SHA-256 of the content."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    @property
+    def origin(self) -> str:
+        """Digest of the roster with which the run began, under which sites keep their private state."""
+        return self.first or self.digest
+
+    def join(self, site: str, sizes: tuple[int, int, int], mask_key: str) -> Roster:
+        """Return the roster after a site has joined: the last client. What was agreed on before round 0 stays as it is."""
+        mask_keys = {**self.mask_keys, site: mask_key} if self.mask_keys else {}
+        return dataclasses.replace(self, sites={**self.sites, site: sizes}, mask_keys=mask_keys, first=self.origin)
+
+    def extends(self, earlier: Roster) -> bool:
+        """Return whether this is an earlier roster of the same run, joined by further sites."""
+        joined = earlier
+        for site in list(self.sites)[len(earlier.sites) :]:
+            joined = joined.join(site, self.sites[site], self.mask_keys.get(site, ""))
+        return self == joined and list(self.sites) == list(joined.sites)
 
     def index(self, site: str) -> int:
         """Return the index of a site."""

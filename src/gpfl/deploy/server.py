@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from gpfl.data.preprocessing import ClientStatistics
 from gpfl.deploy import keys
 from gpfl.deploy.card import DataCard
 from gpfl.deploy.coordinator import coordinate
-from gpfl.deploy.messages import Answer, Description, Transport, pack_describe
+from gpfl.deploy.joining import Joining, Members, SitesJoinedError, describe_sites
+from gpfl.deploy.messages import Answer, Transport
 from gpfl.deploy.worker import CARD, versions
 from gpfl.errors import GpflError
 from gpfl.io import files, toml
@@ -94,17 +92,7 @@ def run_coordinator(path: Path, connect: Connect) -> RunOutcome:
             transport = connect(folder.nodes(), folder.number("deadline", 600), folder.number("connect", 60), min_clients)
             signed = _signed(transport, path / "signing.key")
             log(f"coordinator of run '{folder.card.run}' started, gpfl {versions()['gpfl']}, torch {versions()['torch']}")
-            descriptions = load_descriptions(folder) or describe_sites(folder, signed, log)
-            statistics = {site: ClientStatistics.from_dict(each.statistics) for site, each in descriptions.items()}
-            roster = folder.card.roster(descriptions)
-            outcome = coordinate(
-                roster,
-                signed,
-                folder.run,
-                statistics=statistics if roster.preprocessing else None,
-                min_clients=min_clients,
-                log=log,
-            )
+            outcome = _run_rounds(folder, signed, min_clients, log)
         except GpflError as error:
             log(f"stopped: {error}")
             raise
@@ -112,53 +100,31 @@ def run_coordinator(path: Path, connect: Connect) -> RunOutcome:
         return outcome
 
 
-def describe_sites(
-    folder: CoordinatorFolder, transport: Transport, log: Callable[[str], None], attempts: int = 3
-) -> dict[str, Description]:
-    """Ask all sites what they say of their samples, and keep it for a resumed run. Raise if one does not answer."""
-    sites, found, errors = folder.card.sites, dict[str, Description](), dict[str, str]()
-    message = pack_describe(folder.card.digest, versions())
-    for _ in range(attempts):
-        missing = [client for client, site in enumerate(sites) if site not in found]
-        answers = transport(dict.fromkeys(missing, message))
-        for client in missing:
-            answer = answers.get(client, Answer(error="no reply before the deadline"))
-            try:
-                if answer.error:
-                    raise GpflError(answer.error)
-                found[sites[client]] = Description.unpack(answer.payload)
-            except GpflError as error:
-                errors[sites[client]] = str(error)
-                log(f"before round 0: {sites[client]}: {error}")
-        if len(found) == len(sites):
-            log(f"before round 0: all {len(sites)} sites described their samples")
-            content = {site: dataclasses.asdict(found[site]) for site in sites}
-            files.write_text(
-                _descriptions_path(folder), json.dumps({"card": folder.card.digest, "sites": content}, indent=1) + "\n"
+def _run_rounds(folder: CoordinatorFolder, transport: Transport, min_clients: int, log: Callable[[str], None]) -> RunOutcome:
+    """Run to the end with the sites of the data card that are there, and those that join between rounds."""
+    card, path = folder.card, folder.path / "state" / f"{folder.card.run}-descriptions.json"
+    members = Members.load(path, card)
+    if members is None:
+        members = describe_sites(card, transport, int(folder.number("start_clients", len(card.sites))), log)
+        members.save(path, card)
+    while True:
+        roster = members.roster(card)
+        joining = Joining(transport, card, roster, log)
+        statistics = members.statistics if roster.preprocessing else None
+        try:
+            return coordinate(
+                roster,
+                joining.send,
+                folder.run,
+                statistics=statistics,
+                min_clients=min_clients,
+                callbacks=[joining],
+                log=log,
             )
-            return found
-    reasons = "; ".join(f"{site}: {errors[site]}" for site in sites if site not in found)
-    raise GpflError(f"run '{folder.card.run}' cannot start ({reasons}): make these sites ready, then run again")
-
-
-def load_descriptions(folder: CoordinatorFolder) -> dict[str, Description]:
-    """Return what sites said of their samples when the run started; empty if it has not."""
-    path = _descriptions_path(folder)
-    if not path.exists():
-        return {}
-    content = files.read_json(path, "restore it, or start a new run")
-    if content.get("card") != folder.card.digest:
-        raise GpflError(f"the data card has changed since run '{folder.card.run}' started: give the new run another name")
-    sites = content["sites"]
-    assert isinstance(sites, dict)
-    return {
-        site: Description(sizes=tuple(each["sizes"]), statistics=each["statistics"], mask_key=each["mask_key"])
-        for site, each in sites.items()
-    }
-
-
-def _descriptions_path(folder: CoordinatorFolder) -> Path:
-    return folder.path / "state" / f"{folder.card.run}-descriptions.json"
+        except SitesJoinedError as joined:
+            members = members._replace(descriptions={**members.descriptions, **joined.sites})
+            members.save(path, card)
+            log(f"sites of the run: {', '.join(members.descriptions)}")
 
 
 def _signed(transport: Transport, key: Path) -> Transport:

@@ -90,7 +90,7 @@ class Site:
                 f"the private state after round {accepted} is missing in {self.folder}: restore it from a backup of the site"
             )
         flat, metadata = read_tensors(path)
-        if metadata.get("roster") != self.roster.digest or metadata.get("round") != accepted:
+        if metadata.get("roster") != self.roster.origin or metadata.get("round") != accepted:
             raise GpflError(f"{path} is of another run or round: restore it from a backup of the site")
         return tree.unflatten_like(self._private, flat)
 
@@ -162,7 +162,7 @@ class Site:
         return self.folder / f"{name}.safetensors"
 
     def _write(self, name: str, state: Tree, done: int, accepted: int) -> None:
-        metadata = {"roster": self.roster.digest, "round": done, "accepted": accepted}
+        metadata = {"roster": self.roster.origin, "round": done, "accepted": accepted}
         write_tensors(self._path(name), tree.flatten(state), metadata)
 
     def _remove_old(self, accepted: int) -> None:

@@ -155,7 +155,7 @@ class Worker:
             return self._describe(header), "samples described"
         request = RoundRequest.parse(header, tensors)
         site = self._open_site(request)
-        ledger = Ledger(self.folder.path / "state", self.card.digest)
+        ledger = Ledger(self.folder.path / "state", self.card.digest, site.roster.origin)
         if request.train:
             self._check_sum(request, ledger)
         earlier = ledger.count(except_digest=request.upload_digest)
@@ -181,26 +181,33 @@ class Worker:
     def _open_site(self, request: RoundRequest) -> Site:
         if self._site is not None and self._site.roster.digest == request.roster:
             return self._site
-        folder = self.folder.path / "state" / request.roster[:16]
-        path = folder / "roster.json"
-        text = request.agreement or (path.read_text(encoding="utf-8") if path.exists() else "")
-        if not text:
-            raise RefusedError("roster", "the request is for a roster that this site has never seen")
-        roster = Roster.from_json(text)
+        roster = Roster.from_json(request.agreement) if request.agreement else self._find_roster(request.roster)
         if roster.digest != request.roster:
             raise RefusedError("roster", "the request is for another roster than the one in it")
         try:
             self.card.check_roster(roster, self.name, self._description)
         except GpflError as error:
             raise RefusedError("roster", str(error)) from None
+        folder = self.folder.path / "state" / roster.origin[:16]
+        path = folder / "roster.json"
+        if path.exists() and not roster.extends(Roster.from_json(path.read_text(encoding="utf-8"))):
+            raise RefusedError("roster", "the roster changes what was agreed on before, rather than letting sites join")
         if roster.mask_keys:
             self._pin_mask_keys(roster)
             public = {client: bytes.fromhex(key) for client, key in enumerate(roster.mask_keys[name] for name in roster.sites)}
             self._masker = Masker(self._mask_key, public, roster.index(self.name))
-        files.write_text(path, text)
+        files.write_text(path, roster.to_json())
+        self._log(f"sites of the run: {', '.join(roster.sites)}")
         site = Site(roster, self.name, self._data, folder, *([self._secret] if self._secret else []))
         self._site = site
         return site
+
+    def _find_roster(self, digest: str) -> Roster:
+        """Return a roster that the site has seen."""
+        for path in (self.folder.path / "state").glob("*/roster.json"):
+            if (roster := Roster.from_json(path.read_text(encoding="utf-8"))).digest == digest:
+                return roster
+        raise RefusedError("roster", "the request is for a roster that this site has never seen")
 
     def _check_sum(self, request: RoundRequest, ledger: Ledger) -> None:
         """Raise if a request could break a secure sum: another one under the same masks, or too small a cohort."""
@@ -249,7 +256,8 @@ class Ledger:
     An upload is made once: a request that comes again gets the same bytes, with the same noise and the same masks.
     """
 
-    def __init__(self, folder: Path, card: str) -> None:
+    def __init__(self, folder: Path, card: str, origin: str) -> None:
+        self._origin = origin  # of the run's rosters: a site that joins makes no upload of another one's new
         self._path, self._last = folder / f"uploads-{card[:16]}.json", folder / f"uploads-{card[:16]}.safetensors"
 
     def count(self, except_digest: str) -> int:
@@ -280,7 +288,7 @@ class Ledger:
         return files.read_json(self._path, "restore it from a backup of the site") if self._path.exists() else {}
 
     def _key(self, request: RoundRequest) -> str:
-        return f"{request.roster[:16]} round {request.round} attempt {request.attempt}"
+        return f"{self._origin[:16]} round {request.round} attempt {request.attempt}"
 
 
 def serve(worker: Worker, stop: Callable[[], bool] = lambda: False) -> None:

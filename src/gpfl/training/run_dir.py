@@ -16,7 +16,7 @@ from gpfl.core.tree import Tree
 from gpfl.engine.distributed import process_group
 from gpfl.errors import GpflError
 from gpfl.federation import MANIFEST, Federation
-from gpfl.io import files
+from gpfl.io import files, toml
 from gpfl.io.legacy import FORMAT_VERSION, read_version, upgrade_record
 from gpfl.io.tensors import read_tensors, write_tensors
 from gpfl.training import private_files
@@ -56,9 +56,7 @@ class RunDir:
         if run_dir.is_writer:
             remove_partial_start(run_dir.path)
             make_empty_folder(run_dir.path)
-            federation.save(run_dir.path / MANIFEST)
-            if federation.preprocessing is not None:
-                run_dir._write_json(PREPROCESSING, federation.preprocessing.to_dict(), indent=1)
+            run_dir._write_federation(federation)
             files.write_text(run_dir.path / "config.toml", config)
         process_group().barrier()
         return run_dir
@@ -70,6 +68,22 @@ class RunDir:
         if not (run_dir.path / "config.toml").is_file():
             raise GpflError(f"{run_dir.path} {_explain_missing_run(run_dir.path)}")
         return run_dir
+
+    def replace_federation(self, federation: Federation) -> None:
+        """Write the federation of a run that has changed, such as after a client joined. Its checkpoints stay valid."""
+        if self.finished or toml.dump(federation.manifest()) == (self.path / MANIFEST).read_text(encoding="utf-8"):
+            return
+        for path in self.path.glob("*.safetensors"):
+            flat, metadata = read_tensors(path)
+            saved = cast(Mapping[str, object], metadata.get("files", {}))
+            write_tensors(path, flat, {**metadata, "files": {key: saved[key] for key in saved if key != MANIFEST}})
+        self._write_federation(federation)
+        self.__dict__.pop("file_digests", None)
+
+    def _write_federation(self, federation: Federation) -> None:
+        federation.save(self.path / MANIFEST)
+        if federation.preprocessing is not None:
+            self._write_json(PREPROCESSING, federation.preprocessing.to_dict(), indent=1)
 
     @property
     def is_writer(self) -> bool:

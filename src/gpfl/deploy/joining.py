@@ -1,0 +1,156 @@
+"""The sites of a run: what they say of their samples before round 0, and sites that join between rounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from gpfl.data.preprocessing import ClientStatistics
+from gpfl.deploy.card import DataCard
+from gpfl.deploy.messages import Answer, Description, Transport, pack_describe
+from gpfl.deploy.roster import Roster
+from gpfl.deploy.worker import versions
+from gpfl.errors import GpflError
+from gpfl.io import files
+from gpfl.training.callbacks import Callback
+
+Log = Callable[[str], None]
+
+
+class Members(NamedTuple):
+    """The sites of a run, in the order in which they joined.
+
+    Attributes:
+        descriptions: What each site said of its samples.
+        starters: How many of them were there before round 0. Columns are encoded by their statistics to the end.
+
+    """
+
+    descriptions: Mapping[str, Description]
+    starters: int
+
+    @classmethod
+    def load(cls, path: Path, card: DataCard) -> Self | None:
+        """Return the sites of a run that has started; None if it has not."""
+        if not path.exists():
+            return None
+        content = files.read_json(path, "restore it, or start a new run")
+        if content.get("card") != card.digest:
+            raise GpflError(f"the data card has changed since run '{card.run}' started: give the new run another name")
+        sites, starters = content["sites"], content["starters"]
+        assert isinstance(sites, dict)
+        assert isinstance(starters, int)
+        descriptions = {
+            site: Description(sizes=tuple(each["sizes"]), statistics=each["statistics"], mask_key=each["mask_key"])
+            for site, each in sites.items()
+        }
+        return cls(descriptions, starters)
+
+    def save(self, path: Path, card: DataCard) -> None:
+        """Keep the sites for a resumed run."""
+        sites = {site: dataclasses.asdict(each) for site, each in self.descriptions.items()}
+        files.write_text(path, json.dumps({"card": card.digest, "starters": self.starters, "sites": sites}, indent=1) + "\n")
+
+    def roster(self, card: DataCard) -> Roster:
+        """Return the roster of these sites."""
+        described = list(self.descriptions.items())
+        roster = card.roster(dict(described[: self.starters]))
+        for site, each in described[self.starters :]:
+            roster = roster.join(site, each.sizes, each.mask_key)
+        return roster
+
+    @property
+    def statistics(self) -> dict[str, ClientStatistics]:
+        """Statistics of the columns of each site."""
+        return {site: ClientStatistics.from_dict(each.statistics) for site, each in self.descriptions.items()}
+
+
+def describe_sites(card: DataCard, transport: Transport, start_clients: int, log: Log, attempts: int = 3) -> Members:
+    """Ask the sites of a card what they say of their samples. Raise if fewer than `start_clients` answer."""
+    found, errors = dict[str, Description](), dict[str, str]()
+    message = pack_describe(card.digest, versions())
+    for _ in range(attempts):
+        missing = {client: site for client, site in enumerate(card.sites) if site not in found}
+        answers = transport(dict.fromkeys(missing, message))
+        for client, site in missing.items():
+            try:
+                found[site] = read_description(answers.get(client))
+            except GpflError as error:
+                errors[site] = str(error)
+                log(f"before round 0: {site}: {error}")
+        if len(found) >= start_clients:
+            log(f"before round 0: {len(found)} of {len(card.sites)} sites described their samples")
+            return Members({site: found[site] for site in card.sites if site in found}, len(found))
+    reasons = "; ".join(f"{site}: {errors[site]}" for site in card.sites if site not in found)
+    raise GpflError(f"run '{card.run}' cannot start ({reasons}): make these sites ready, then run again")
+
+
+def read_description(answer: Answer | None) -> Description:
+    """Return what a site says of its samples. Raise if it says nothing."""
+    if answer is None or answer.error:
+        raise GpflError(answer.error if answer else "no reply before the deadline")
+    return Description.unpack(answer.payload)
+
+
+class SitesJoinedError(Exception):
+    """The rounds stop after a checkpoint, to go on with further sites.
+
+    Attributes:
+        sites: What these sites say of their samples.
+
+    """
+
+    def __init__(self, sites: Mapping[str, Description]) -> None:
+        super().__init__(", ".join(sites))
+        self.sites = sites
+
+
+class Joining(Callback):
+    """Asks sites that are on the data card but not in the run, along with each round's messages, to describe their samples.
+
+    Once one has, it raises `SitesJoinedError` after the next checkpoint, when no site has been asked for the next round.
+
+    Args:
+        transport: Sends messages to the sites of the card.
+        card: The data card.
+        roster: The roster, whose clients are sent the messages of `send`.
+        log: Called with a line for each event.
+
+    """
+
+    def __init__(self, transport: Transport, card: DataCard, roster: Roster, log: Log) -> None:
+        self._transport, self._log = transport, log
+        self._numbers = [card.sites.index(site) for site in roster.sites]  # of the roster's clients on the card
+        self._absent = {client: site for client, site in enumerate(card.sites) if site not in roster.sites}
+        self._message = pack_describe(card.digest, versions())
+        self._found: dict[str, Description] = {}
+        self._errors: dict[str, str] = {}
+        self._is_round_done = False
+
+    def send(self, messages: Mapping[int, bytes]) -> dict[int, Answer]:
+        """Return the answers of the roster's clients."""
+        asked = {client: site for client, site in self._absent.items() if site not in self._found}
+        numbered = {self._numbers[client]: message for client, message in messages.items()}
+        answers = self._transport(numbered | dict.fromkeys(asked, self._message))
+        for number, site in asked.items():
+            try:
+                self._found[site] = read_description(answers.get(number))
+                self._log(f"{site} joins the run after the next checkpoint")
+            except GpflError as error:
+                if self._errors.get(site) != str(error):
+                    self._log(f"{site} is not in the run: {error}")
+                self._errors[site] = str(error)
+        return {client: answers[n] for client in messages if (n := self._numbers[client]) in answers}
+
+    def on_round_end(self, round: int, losses: Mapping[str, float]) -> None:
+        """Note that the next checkpoint is that of a new round."""
+        self._is_round_done = True
+
+    def on_checkpoint(self, path: Path) -> None:
+        """Raise if sites have joined and no replies of the next round are under way."""
+        if self._is_round_done and self._found:
+            raise SitesJoinedError(self._found)
+        self._is_round_done = False
