@@ -17,7 +17,7 @@ from gpfl.experiments.learning_curve import SampleEstimate
 from gpfl.models.custom import net_name
 from gpfl.report.pages import render, write_texts
 from gpfl.report.plotting import annotate, figure_style, new_figure, printable
-from gpfl.report.tables import Bold, Cell, MetricUnit, ResultColumn, ResultTable, enumerate_names, format_bytes
+from gpfl.report.tables import Bold, Cell, MetricUnit, ResultColumn, ResultTable, enumerate_names, format_bytes, format_share
 
 AVERAGE = "average"
 """Name of the row and of the interval of the average."""
@@ -75,12 +75,12 @@ class AdviceReport:
         )
         if average.reason == "no signal":
             return f"no model is clearly better than always predicting the class frequencies, and {change}"
-        text = f"{change} and gains more than {rope} with a probability of {_percent(average.gain.better)}"
+        text = f"{change} and gains more than {rope} with a probability of {format_share(average.gain.better)}"
         if average.reason == "noise":
             return f"{text}; {self.describe_more(average)}"
         versus = self.advice.personal_gain
         if versus is not None and self.advice.choice in ("global", "personalised"):
-            also = f"gain more than {rope} over one global model with a probability of {_percent(versus.better)}"
+            also = f"gain more than {rope} over one global model with a probability of {format_share(versus.better)}"
             text += f", and personalised models {also}"
         return text
 
@@ -146,8 +146,8 @@ class AdviceReport:
                 self.unit.scale * each.gain.mean if each.gain else None
             ),
             ResultColumn("95 % interval"): lambda each: self._interval(each.gain) if each.gain else None,
-            ResultColumn("probability\nof a gain"): lambda each: _percent(each.gain.better) if each.gain else None,
-            ResultColumn("of no\ndifference", hide=4): lambda each: _percent(each.gain.same) if each.gain else None,
+            ResultColumn("probability\nof a gain"): lambda each: format_share(each.gain.better) if each.gain else None,
+            ResultColumn("of no\ndifference", hide=4): lambda each: format_share(each.gain.same) if each.gain else None,
             ResultColumn("join?"): lambda each: Bold(UNCLEAR.get(each.reason, each.answer)),
             ResultColumn("best methods\nwithin noise", hide=5): self._methods_cell,
             ResultColumn("more samples for\na clear answer", hide=1): self._more_cell,
@@ -250,8 +250,8 @@ class AdviceReport:
             choice=self.advice.choice,
             tables=[self.client_table(), self.cost_table()],
             figure=self.figure() if any(each.gain for each in (*self.advice.clients, self.advice.average)) else "",
-            clear=_percent(CLEAR),
-            unclear=_percent(1 - CLEAR),
+            clear=format_share(CLEAR),
+            unclear=format_share(1 - CLEAR),
             rope=self._amount(result.rope),
             metric=self.metric.label,
             n_repeats=self.scores.n_repeats,
@@ -314,11 +314,6 @@ class AdviceReport:
 
 def _format_cost(n_bytes: float) -> str:
     return format_bytes(n_bytes) if n_bytes else "nothing"
-
-
-def _percent(probability: float) -> str:
-    percent = 100 * probability
-    return "< 1 %" if percent < 1 else "> 99 %" if percent > 99 else f"{percent:.0f} %"
 
 
 def _extra_samples(n_samples: int, estimate: SampleEstimate) -> list[str]:

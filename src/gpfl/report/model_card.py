@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from gpfl.core.metrics import METRICS
 from gpfl.data import DATASETS
 from gpfl.data.published.dataset import PublishedDataset
+from gpfl.data.table import SPLITS
 from gpfl.defences.accounting import describe_guarantee
 from gpfl.errors import pluralize
 from gpfl.federation.manifest import MANIFEST, read_manifest
 from gpfl.inference.client_model import ClientModel
 from gpfl.inference.model_card import card_of_model, describe_export, describe_method, list_limits, model_sections, render_card
 from gpfl.io import files, toml
-from gpfl.report.tables import ResultColumn, ResultTable
+from gpfl.report.tables import Cell, ResultColumn, ResultTable
 from gpfl.training.config import read_sections
 from gpfl.training.run_dir import RunDir
-
-SPLITS = ("train", "validation", "test")
 
 
 def find_run(source: Path) -> Path | None:
@@ -58,35 +57,30 @@ def _describe_data(
     table, source = manifest.get("table", {}), manifest.get("source", {})
     name = Path(str(table.get("name", config["data"]["name"]))).name
     dataset = DATASETS.get(name)
-    licence = dataset.licence if isinstance(dataset, PublishedDataset) else "not recorded; ask the owner of the data"
+    about = f" ({dataset.description})" if dataset else ""
     total = {split: sum(len(each.get(split, [])) for each in clients.values()) for split in SPLITS}
-    lines = [
-        f"- Source: {name}" + (f" ({dataset.description})" if dataset else "") + f", {pluralize(table.get('rows', 0), 'row')}"
-    ]
-    lines += [f"- Licence of the data: {licence}", f"- SHA-256 of the data: `{table['sha256']}`" if "sha256" in table else ""]
-    if client := clients.get(model.name):
-        lines.append(f"- Samples of client {model.name}: {_count(client)}")
-    else:
-        lines.append(f"- Client {model.name} was not in training; `gpfl personalize` made its model of its own samples")
-    lines.append(
-        f"- Samples of all {pluralize(len(clients), 'client')}: {', '.join(f'{total[s]:,} {s}' for s in SPLITS if total[s])}"
-    )
-    roles = {
-        "client": "clients by column",
-        "label": "label",
-        "group": "rows kept together by column",
-        "split_column": "split by column",
+    own = {split: len(clients.get(model.name, {}).get(split, [])) for split in SPLITS}
+    facts = {
+        "Source": f"{name}{about}, {pluralize(table.get('rows', 0), 'row')}",
+        "Licence of the data": (
+            dataset.licence if isinstance(dataset, PublishedDataset) else "not recorded; ask the owner of the data"
+        ),
+        "SHA-256 of the data": f"`{table['sha256']}`" if "sha256" in table else "",
+        f"Samples of client {model.name}": _count(own)
+        or "none in training; `gpfl personalize` made its model of its own samples",
+        f"Samples of all {pluralize(len(clients), 'client')}": _count(total),
+        "Clients by column": source.get("client"),
+        "Label": source.get("label"),
+        "Rows kept together by column": source.get("group"),
+        "Split by column": source.get("split_column"),
+        "Columns left out": ", ".join(source.get("ignore") or []),
+        "Partition and split": _describe_options(config.get("partition", {})),
     }
-    lines += [f"- {text.capitalize()}: {source[key]}" for key, text in roles.items() if source.get(key)]
-    if source.get("ignore"):
-        lines.append(f"- Columns left out: {', '.join(source['ignore'])}")
-    partition = config.get("partition", {})
-    lines.append(f"- Partition and split: {_describe_options(partition)}")
-    return [line for line in lines if line]
+    return [f"- {name}: {text}" for name, text in facts.items() if text]
 
 
-def _count(client: Mapping[str, Any]) -> str:
-    return ", ".join(f"{len(client[split]):,} {split}" for split in SPLITS if client.get(split))
+def _count(samples: Mapping[str, int]) -> str:
+    return ", ".join(f"{n:,} {split}" for split, n in samples.items() if n)
 
 
 def _describe_options(section: Mapping[str, Any]) -> str:
@@ -114,54 +108,38 @@ def _describe_metrics(model: ClientModel, metrics: Mapping[str, Any]) -> list[st
     test = metrics.get("test")
     if not isinstance(test, Mapping):
         return ["The run has no metrics of the model."]
-    client_metrics, overall, over_clients = test["clients"].get(model.name), test["overall"], test["over_clients"]
+    own, overall, over_clients = test["clients"].get(model.name), test["overall"], test["over_clients"]
     level = metrics.get("bootstrap", {}).get("level", 0.95)
-    columns = [ResultColumn("metric"), ResultColumn(f"client {model.name}"), ResultColumn(f"{level:.0%} interval")]
-    columns += [
-        ResultColumn("all test samples"),
-        ResultColumn("interval"),
-        ResultColumn("mean over clients"),
-        ResultColumn("worst client"),
-    ]
-    rows = [
-        [
-            metric.label,
-            *(_cells(client_metrics, name) if client_metrics else ["not measured", None]),
-            *_cells(overall, name),
-            _number(name, over_clients[name]["mean"]),
-            _number(name, over_clients[name]["worst"]),
-        ]
-        for name, metric in METRICS.items()
-    ]
-    n_own = f"{pluralize(client_metrics['samples'], 'test sample')} of client {model.name}, " if client_metrics else ""
+    columns: Mapping[ResultColumn, Callable[[str], Cell]] = {
+        ResultColumn("metric"): lambda name: METRICS[name].label,
+        ResultColumn(f"client {model.name}"): lambda name: _number(name, own[name]) if own else "not measured",
+        ResultColumn(f"{level:.0%} interval"): lambda name: _interval(name, own) if own else None,
+        ResultColumn("all test samples"): lambda name: _number(name, overall[name]),
+        ResultColumn("interval"): lambda name: _interval(name, overall),
+        ResultColumn("mean over clients"): lambda name: _number(name, over_clients[name]["mean"]),
+        ResultColumn("worst client"): lambda name: _number(name, over_clients[name]["worst"]),
+    }
+    n_own = f"{pluralize(own['samples'], 'test sample')} of client {model.name}, " if own else ""
     lines = [
-        f"On {n_own}{pluralize(overall['samples'], 'test sample')} of all clients. Intervals are percentiles of a bootstrap."
+        f"On {n_own}{pluralize(overall['samples'], 'test sample')} of all clients. Intervals are percentiles of a bootstrap.",
+        ResultTable.from_items(columns, METRICS).to_markdown().strip(),
     ]
-    lines.append(ResultTable(columns, rows).to_markdown().strip())
-    if client_metrics and (reasons := client_metrics.get("undefined")):
+    if own and (reasons := own.get("undefined")):
         lines.append("Undefined: " + "; ".join(f"{METRICS[name].label} ({reason})" for name, reason in reasons.items()) + ".")
-    lines += _describe_decisions(model, metrics, client_metrics)
-    return lines
-
-
-def _describe_decisions(model: ClientModel, metrics: Mapping[str, Any], client_metrics: Mapping[str, Any] | None) -> list[str]:
-    lines = []
     decided = metrics.get("thresholds", {}).get("test", {}).get("clients", {}).get(model.name)
     if model.threshold is not None and decided:
         values = ", ".join(f"{METRICS[name].label} {_number(name, value)}" for name, value in decided.items())
         lines.append(f"The table takes the more probable class. With the decision threshold of this model: {values}.")
-    if client_metrics and 0 < len(client_metrics["confusion_matrix"]["classes"]) <= 10:
-        classes, counts = client_metrics["confusion_matrix"]["classes"], client_metrics["confusion_matrix"]["counts"]
-        columns = [ResultColumn("label"), *(ResultColumn(f"predicted {name}") for name in classes)]
-        rows = [[name, *map(str, row)] for name, row in zip(classes, counts, strict=True)]
-        lines.append(ResultTable(columns, rows).to_markdown().strip())
+    if own and 0 < len(classes := own["confusion_matrix"]["classes"]) <= 10:
+        headers = [ResultColumn("label"), *(ResultColumn(f"predicted {name}") for name in classes)]
+        rows = [[name, *map(str, row)] for name, row in zip(classes, own["confusion_matrix"]["counts"], strict=True)]
+        lines.append(ResultTable(headers, rows).to_markdown().strip())
     return lines
 
 
-def _cells(metrics: Mapping[str, Any], name: str) -> list[str | None]:
+def _interval(name: str, metrics: Mapping[str, Any]) -> str | None:
     interval = (metrics.get("intervals") or {}).get(name)
-    ends = None if interval is None else " to ".join(str(_number(name, end)) for end in interval)
-    return [_number(name, metrics[name]), ends]
+    return None if interval is None else " to ".join(str(_number(name, end)) for end in interval)
 
 
 def _number(name: str, value: float | None) -> str | None:
@@ -177,26 +155,25 @@ def _describe_privacy(config: Mapping[str, Any], summary: Mapping[str, Any]) -> 
     lines = [f"Defence of the run: {_describe_options({'name': 'options', **defence})}."]
     guarantee = summary.get("privacy")
     if isinstance(guarantee, Mapping) and (described := describe_guarantee(guarantee)):
-        scope = (
-            "It is about uploads. It does not cover the private part of the model, which leaves the client with this export."
-        )
+        scope = "It is about uploads, not about the private part of the model, which leaves the client with this export."
         return [*lines, *described, scope]
     return [*lines, "It adds no noise, so there is no guarantee of differential privacy."]
 
 
 def _describe_origin(config: Mapping[str, Any], summary: Mapping[str, Any], command: str) -> list[str]:
-    trained = f"Trained with gpfl {summary.get('gpfl', 'of an earlier version')}, torch {summary.get('torch', 'unknown')}. "
-    shown = {section: _without_paths(values) for section, values in config.items()}
-    repeat = [
+    # Names of files in place of absolute paths, which say nothing to others.
+    shown = {
+        section: {
+            key: Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+            for key, value in values.items()
+        }
+        for section, values in config.items()
+    }
+    return [
+        *describe_export(
+            command,
+            f"Trained with gpfl {summary.get('gpfl', 'of an earlier version')}, torch {summary.get('torch', 'unknown')}. ",
+        ),
         "`gpfl run FILE` repeats the run with this config file and the data:",
         f"```toml\n{toml.dump(shown).strip()}\n```",
     ]
-    return [*describe_export(command, trained), *repeat]
-
-
-def _without_paths(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a section with the names of files in place of absolute paths, which say nothing to others."""
-    return {
-        key: Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
-        for key, value in values.items()
-    }

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from gpfl.errors import GpflError
 from gpfl.io import files
 from gpfl.methods import METHODS
+from gpfl.report.tables import shorten
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -141,8 +142,7 @@ def use_name_ticks(axis: Axis, names: Sequence[str]) -> None:
 def printable(text: str, max_length: int) -> str:
     """Return text as one line of at most `max_length` characters without its middle and characters that no font has."""
     line = " ".join("".join(character for character in text if character.isspace() or character in _characters()).split())
-    head = (max_length - 1) // 2
-    return line if len(line) <= max_length else f"{line[:head]}…{line[head + 1 - max_length :]}"
+    return shorten(line, max_length)
 
 
 def check_image_path(path: Path) -> None:

@@ -213,6 +213,17 @@ def enumerate_names(names: Sequence[str], limit: int = 6) -> str:
     return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
 
 
+def shorten(text: str, width: int) -> str:
+    """Return a name without its middle if it is too long: names of clients often differ at the end."""
+    tail = width // 2
+    return text if len(text) <= width else f"{text[: width - tail - 1]}…{text[-tail:]}"
+
+
+def format_share(share: float) -> str:
+    """Return a share or a probability in percent; one that is not 0 or 1 is not rounded to it."""
+    return "< 1 %" if 0 < share < 0.005 else "> 99 %" if 0.995 < share < 1 else f"{100 * share:.0f} %"
+
+
 def format_p_value(p: float | None) -> str | None:
     """Return a p-value with three digits."""
     return None if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
