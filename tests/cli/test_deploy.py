@@ -88,7 +88,7 @@ def test_dry_run_lists_what_would_leave(made: Command) -> None:
     policy.write_text(policy.read_text().replace("secure_sum = true", "secure_sum = false"))
     result = made("deploy", "site", "dry-run", SITE)
     assert result.code == 0, result.err
-    assert "age: count, mean, sum of squared deviations and whether values are missing" in result.out
+    assert "age: count, mean, sum of squared deviations, whether values are missing" in result.out
     for tensor in ("base", "cov", "gce"):
         assert tensor in result.out
     assert "head" not in result.out

@@ -154,18 +154,18 @@ SENT = {
     "scale": (
         PreprocessingOptions(),
         DECLARED,
-        dict.fromkeys(("age", "dose", "seen"), "count, mean and sum of squared deviations (24 B)") | {"sex": "nothing (0 B)"},
+        dict.fromkeys(("age", "dose", "seen"), "count, mean, sum of squared deviations (24 B)") | {"sex": "nothing (0 B)"},
     ),
     "fill": (
         PreprocessingOptions(scale="none", missing="mean", missing_indicator=True),
         SCHEMA,
-        dict.fromkeys(("age", "dose", "seen"), "count, mean and whether values are missing (17 B)")
-        | {"sex": "3 category names, 3 counts and whether values are missing (28 B)"},
+        dict.fromkeys(("age", "dose", "seen"), "count, mean, whether values are missing (17 B)")
+        | {"sex": "3 category names, 3 counts, whether values are missing (28 B)"},
     ),
     "median": (
         PreprocessingOptions(scale="none", missing="median"),
         DECLARED,
-        dict.fromkeys(("age", "dose", "seen"), "count, mean and histogram of 256 counts over the declared range (2064 B)")
+        dict.fromkeys(("age", "dose", "seen"), "count, mean, histogram of 256 counts over the declared range (2064 B)")
         | {"sex": "3 counts (24 B)"},
     ),
 }

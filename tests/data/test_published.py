@@ -19,7 +19,9 @@ import torch
 from PIL import Image
 
 from gpfl.data import PUBLISHED, Table, find_dataset
-from gpfl.data.published import agnews, archive, cache, cifar100, fmnist, har, tiny
+from gpfl.data.published import archive, cache, har
+from gpfl.data.published import images as image_datasets
+from gpfl.data.text import build_vocabulary, tokenize
 from gpfl.errors import GpflError
 from gpfl.federation import Federation, Shard
 from gpfl.training import config as configs
@@ -32,9 +34,9 @@ Damage = Callable[[Path], object]
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPFL_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("GPFL_DATA", raising=False)
-    monkeypatch.setattr(fmnist, "SPLITS", (("train", 5), ("t10k", 3)))
-    monkeypatch.setattr(cifar100, "MEMBERS", ((TRAIN, 4), (TEST, 2)))
-    monkeypatch.setattr(tiny, "CLASSES", 3)
+    monkeypatch.setattr(image_datasets, "FMNIST_SPLITS", (("train", 5), ("t10k", 3)))
+    monkeypatch.setattr(image_datasets, "CIFAR100_MEMBERS", {TRAIN: 4, TEST: 2})
+    monkeypatch.setattr(image_datasets, "TINY_CLASSES", 3)
 
 
 def get(name: str, folder: Path) -> Table:
@@ -138,7 +140,7 @@ def link(name: str, to: str, kind: bytes = tarfile.SYMTYPE) -> tuple[tarfile.Tar
 
 
 def write_tar(folder: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
-    with tarfile.open(folder / cifar100.NAME, "w:gz", compresslevel=1) as file:
+    with tarfile.open(folder / image_datasets.CIFAR100_FILE, "w:gz", compresslevel=1) as file:
         for info, content in members:
             file.addfile(info, io.BytesIO(content))
     return folder
@@ -177,7 +179,7 @@ def test_other_members_of_an_archive_are_neither_written_nor_read(tmp_path: Path
     assert np.array_equal(table.x.numpy()[:4], PHOTOS[0][:, 2:].reshape(4, 3, 32, 32))
     new = {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*") if path not in before}
     assert new == {"a", "cache"}
-    assert [path.name for path in folder.iterdir()] == [cifar100.NAME]
+    assert [path.name for path in folder.iterdir()] == [image_datasets.CIFAR100_FILE]
     assert not Path("/tmp/gpfl-escaped").exists()
 
 
@@ -218,7 +220,7 @@ BAD_TARS: dict[str, tuple[Sequence[tuple[tarfile.TarInfo, bytes]], str]] = {
 def test_bad_tar_archives_are_errors(bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "MAX_OTHER_BYTES", 1 << 20)
     members, pattern = BAD_TARS[bad]
-    assert_matches(error_of("cifar100", write_tar(tmp_path, *members), cifar100.NAME), pattern)
+    assert_matches(error_of("cifar100", write_tar(tmp_path, *members), image_datasets.CIFAR100_FILE), pattern)
 
 
 @pytest.mark.parametrize(
@@ -232,14 +234,14 @@ def test_bad_tar_archives_are_errors(bad: str, tmp_path: Path, monkeypatch: pyte
     ids=["truncated", "no gzip", "no tar", "truncated inside"],
 )
 def test_damaged_tar_archives_are_errors(damage: Damage, tmp_path: Path) -> None:
-    damage(write_tar(tmp_path, *GOOD_TAR) / cifar100.NAME)
-    assert_matches(error_of("cifar100", tmp_path, cifar100.NAME), "is damaged or has another format")
+    damage(write_tar(tmp_path, *GOOD_TAR) / image_datasets.CIFAR100_FILE)
+    assert_matches(error_of("cifar100", tmp_path, image_datasets.CIFAR100_FILE), "is damaged or has another format")
 
 
 def test_the_pickled_cifar_is_an_error_that_names_the_binary_version(tmp_path: Path) -> None:
     pickled = tmp_path / "cifar-100-python.tar.gz"
-    write_tar(tmp_path, *GOOD_TAR).joinpath(cifar100.NAME).rename(pickled)
-    words = f"{pickled} holds pickles, which gpfl does not read: get the binary version, {cifar100.NAME}"
+    write_tar(tmp_path, *GOOD_TAR).joinpath(image_datasets.CIFAR100_FILE).rename(pickled)
+    words = f"{pickled} holds pickles, which gpfl does not read: get the binary version, {image_datasets.CIFAR100_FILE}"
     for source in (pickled, tmp_path):
         with pytest.raises(GpflError) as problem:
             PUBLISHED["cifar100"].prepare(source)
@@ -291,13 +293,13 @@ def test_tiny_imagenet_is_read_class_by_class_and_grey_images_get_three_equal_ch
         f"../{image_name(WNIDS[0], 7)}": b"escaped",
         f"/tmp/{image_name(WNIDS[0], 8)}": b"escaped",
     }
-    table = get("tiny", write_zip(tmp_path / tiny.NAME, {**others, **GOOD_TINY}))
+    table = get("tiny", write_zip(tmp_path / image_datasets.TINY_FILE, {**others, **GOOD_TINY}))
     assert (table.x.dtype, table.shape, table.input_spec.kind, table.classes) == (torch.uint8, (3, 64, 64), "pixels", 3)
     assert table.y.tolist() == [0, 0, 1, 2]
     colours = table.x.double().mean((2, 3))
     assert colours.numpy() == pytest.approx(np.array([[77] * 3, [255, 0, 0], [255] * 3, [0, 0, 255]]), abs=3)
     assert (table.x[0] == table.x[0, :1]).all()
-    assert {path.name for path in tmp_path.iterdir()} == {tiny.NAME, "cache"}
+    assert {path.name for path in tmp_path.iterdir()} == {image_datasets.TINY_FILE, "cache"}
 
 
 def huge(image: bytes) -> bytes:
@@ -326,7 +328,7 @@ BAD_TINY: dict[str, tuple[dict[str, bytes | None], str]] = {
 def test_bad_members_of_tiny_imagenet_are_errors(bad: str, tmp_path: Path) -> None:
     changes, pattern = BAD_TINY[bad]
     members = {name: content for name, content in {**GOOD_TINY, **changes}.items() if content is not None}
-    assert_matches(error_of("tiny", write_zip(tmp_path / tiny.NAME, members), tiny.NAME), pattern)
+    assert_matches(error_of("tiny", write_zip(tmp_path / image_datasets.TINY_FILE, members), image_datasets.TINY_FILE), pattern)
 
 
 def encrypt(path: Path) -> None:
@@ -369,8 +371,8 @@ def compress_otherwise(path: Path) -> None:
     ids=["truncated", "encrypted", "spoilt", "unknown compression", "no zip", "empty"],
 )
 def test_damaged_zip_archives_are_errors(damage: Damage, tmp_path: Path) -> None:
-    damage(write_zip(tmp_path / tiny.NAME, GOOD_TINY) / tiny.NAME)
-    assert_matches(error_of("tiny", tmp_path, tiny.NAME), "is damaged or has another format")
+    damage(write_zip(tmp_path / image_datasets.TINY_FILE, GOOD_TINY) / image_datasets.TINY_FILE)
+    assert_matches(error_of("tiny", tmp_path, image_datasets.TINY_FILE), "is damaged or has another format")
 
 
 # quoted CSV
@@ -399,7 +401,7 @@ def test_ag_news_may_contain_quotes_and_line_breaks(news: Path) -> None:
         ["sci", "can", "'", "t", "!"],
         [],
     ]
-    numbers = agnews.build_vocabulary(words)
+    numbers = build_vocabulary(words)
     assert table.input_spec.vocabulary == len(numbers) + 1
     for row, text in zip(table.x, words, strict=True):
         assert row.tolist() == [numbers[word] for word in text] + [0] * (200 - len(text))
@@ -412,7 +414,7 @@ def test_articles_are_truncated_to_200_words_but_the_vocabulary_has_all(news: Pa
     assert (row != 0).all()
     assert torch.unique_consecutive(row, return_counts=True)[1].tolist() == [150, 50]
     assert table.input_spec.vocabulary == 1 + len(
-        set(agnews.tokenize("a quoted title text, with comma. two lines world end w v last"))
+        set(tokenize("a quoted title text, with comma. two lines world end w v last"))
     )
 
 
@@ -453,15 +455,15 @@ def test_bad_csv_files_are_errors(bad: str, news: Path) -> None:
     ],
 )
 def test_tokens_are_lower_case_words_and_punctuation_marks(text: str, words: list[str]) -> None:
-    assert agnews.tokenize(text) == words
+    assert tokenize(text) == words
 
 
 def test_the_vocabulary_is_ordered_by_frequency_then_alphabet() -> None:
     texts = [["b", "c", "a"], ["c", "d"], ["d", "é", "A"]]
-    numbers = agnews.build_vocabulary(texts)
+    numbers = build_vocabulary(texts)
     assert list(numbers.items()) == [("c", 1), ("d", 2), ("A", 3), ("a", 4), ("b", 5), ("é", 6)]
-    assert agnews.build_vocabulary([text[::-1] for text in texts[::-1]]) == numbers
-    assert agnews.build_vocabulary([]) == {}
+    assert build_vocabulary([text[::-1] for text in texts[::-1]]) == numbers
+    assert build_vocabulary([]) == {}
 
 
 # svmlight

@@ -139,9 +139,9 @@ def test_bytes_and_content_of_the_exchange_are_listed() -> None:
     sent = preprocessing.to_dict()["sent"]
     assert isinstance(sent, Mapping)
     assert sent["north"] == [
-        "age: count, mean and sum of squared deviations (24 B)",
-        "dose: count, mean and sum of squared deviations (24 B)",
-        "sex: 2 category names and 2 counts (18 B)",
+        "age: count, mean, sum of squared deviations (24 B)",
+        "dose: count, mean, sum of squared deviations (24 B)",
+        "sex: 2 category names, 2 counts (18 B)",
     ]
     declared = Schema(SCHEMA.columns, declared=True)
     table = Table(RawColumns(declared, np.ones((4, 3))), [0, 1, 0, 1], preprocessing=PreprocessingOptions(scale="none"))

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from gpfl.data.table import Table as Table
 
 _PUBLISHED = {
-    "fmnist": "published.fmnist:FMNIST",
-    "cifar100": "published.cifar100:CIFAR100",
-    "tiny": "published.tiny:TINY",
-    "agnews": "published.agnews:AGNEWS",
-    "amazon": "published.amazon:AMAZON",
+    "fmnist": "published.images:FMNIST",
+    "cifar100": "published.images:CIFAR100",
+    "tiny": "published.images:TINY",
+    "agnews": "published.texts:AGNEWS",
+    "amazon": "published.texts:AMAZON",
     "har": "published.har:HAR",
     "heart": "published.heart:HEART",
 }
@@ -26,7 +26,7 @@ _PUBLISHED = {
 PUBLISHED: Registry[PublishedDataset] = Registry("gpfl.data", _PUBLISHED)
 """The paper's six datasets, and heart disease from four hospitals."""
 
-DATASETS: Registry[DataSource] = Registry("gpfl.data", {"digits": "digits:DIGITS", **_PUBLISHED})
+DATASETS: Registry[DataSource] = Registry("gpfl.data", {"digits": "published.images:DIGITS", **_PUBLISHED})
 
 FILES = "files"  # name under which the options of the user's own files are listed
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -20,12 +20,18 @@ from gpfl.data.columns import ColumnSchema, Floats, RawColumns, Schema
 from gpfl.errors import GpflError, pluralize
 
 LEVELS = 256  # levels of a histogram: evenly spaced values from the low to the high end of the declared range
-
 FILLED = ("mean", "median", "most_frequent")  # values of `missing` that fill missing values
-
 UNSEEN = ("error", "ignore")  # what to do with categories in new rows that no client trained on
-
 NUMBER_BYTES = 8
+FIELDS = {
+    "count": "count",
+    "mean": "mean",
+    "squared_deviation": "sum of squared deviations",
+    "histogram": f"histogram of {LEVELS} counts over the declared range",
+    "has_missing": "whether values are missing",
+}
+COUNTED = {"categories": "category name", "counts": "count"}
+"""Descriptions of the statistics, by name; those that are counted in the singular."""
 BLOCK = 1 << 20  # values that are summed at once: a copy of a large table would not fit
 
 
@@ -66,8 +72,31 @@ class PreprocessingOptions:
 # Statistics.
 
 
+class _Statistics:
+    def to_dict(self) -> dict[str, object]:
+        """Return the content as JSON holds it, without what is not needed."""
+        content = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
+        return {key: value for key, value in content.items() if value is not None and (value != [] or key == "categories")}
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes to send them."""
+        return _count_bytes(list(self.to_dict().values()))
+
+    def describe(self) -> str:
+        """Return a description of the content."""
+        parts = [FIELDS.get(key) or pluralize(len(getattr(self, key)), COUNTED[key]) for key in self.to_dict()]
+        return ", ".join(parts) or "nothing"
+
+
+def _count_bytes(value: object) -> int:
+    if isinstance(value, list):
+        return sum(map(_count_bytes, value))
+    return len(value.encode()) if isinstance(value, str) else 1 if isinstance(value, bool) else NUMBER_BYTES
+
+
 @dataclass(frozen=True)
-class NumericStatistics:
+class NumericStatistics(_Statistics):
     """Statistics of the values of a numeric or date column that are not missing; None and () where they are not needed."""
 
     count: int
@@ -76,41 +105,14 @@ class NumericStatistics:
     histogram: tuple[int, ...] = ()  # values nearest to each level of the declared range
     has_missing: bool | None = None
 
-    @property
-    def n_bytes(self) -> int:
-        """Bytes to send them."""
-        numbers = 2 + (self.squared_deviation is not None) + len(self.histogram)
-        return NUMBER_BYTES * numbers + (self.has_missing is not None)
-
-    def describe(self) -> str:
-        """Return a description of the content."""
-        parts = ["count", "mean"]
-        parts += ["sum of squared deviations"] if self.squared_deviation is not None else []
-        parts += [f"histogram of {len(self.histogram)} counts over the declared range"] if self.histogram else []
-        parts += ["whether values are missing"] if self.has_missing is not None else []
-        return _join(parts)
-
 
 @dataclass(frozen=True)
-class CategoricalStatistics:
+class CategoricalStatistics(_Statistics):
     """Categories of a column and their counts; None and () where they are not needed."""
 
     categories: tuple[str, ...] | None = None  # None: declared beforehand
     counts: tuple[int, ...] = ()
     has_missing: bool | None = None
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes to send them."""
-        names = sum(len(category.encode()) for category in self.categories or ())
-        return names + NUMBER_BYTES * len(self.counts) + (self.has_missing is not None)
-
-    def describe(self) -> str:
-        """Return a description of the content."""
-        parts = [] if self.categories is None else [pluralize(len(self.categories), "category name")]
-        parts += [pluralize(len(self.counts), "count")] if self.counts else []
-        parts += ["whether values are missing"] if self.has_missing is not None else []
-        return _join(parts) or "nothing"
 
 
 ColumnStatistics = NumericStatistics | CategoricalStatistics
@@ -133,7 +135,7 @@ class ClientStatistics:
 
     def to_dict(self) -> dict[str, object]:
         """Return the content as JSON holds it."""
-        return {name: _statistics_to_dict(column) for name, column in self.columns.items()}
+        return {name: column.to_dict() for name, column in self.columns.items()}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, object]) -> ClientStatistics:
@@ -414,24 +416,19 @@ def _fill_value(column: ColumnSchema, statistics: ColumnStatistics, options: Pre
     return float(levels[middle].mean())
 
 
-def _statistics_to_dict(statistics: ColumnStatistics) -> dict[str, object]:
-    content = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(statistics).items()}
-    return {key: value for key, value in content.items() if value is not None and (value != [] or key == "categories")}
-
-
 def _statistics_from_dict(name: str, content: object) -> ColumnStatistics:
     try:
         if not isinstance(content, Mapping):
             raise TypeError("no object")
         missing, categories = content.get("has_missing"), content.get("categories")
+        histogram, counts = (_parse_counts(content.get(key, [])) for key in ("histogram", "counts"))
         if missing is not None and not isinstance(missing, bool):
             raise TypeError("has_missing")
         if "count" in content:
             deviation = content.get("squared_deviation")
-            (count,), histogram = _parse_counts([content["count"]]), _parse_counts(content.get("histogram", []))
             squared = None if deviation is None else _parse_number(deviation, low=0.0)
+            (count,) = _parse_counts([content["count"]])
             return NumericStatistics(count, _parse_number(content["mean"]), squared, histogram, missing)
-        counts = _parse_counts(content.get("counts", []))
         if categories is None:
             return CategoricalStatistics(None, counts, missing)
         if not isinstance(categories, list) or not all(isinstance(entry, str) for entry in categories):
@@ -453,8 +450,3 @@ def _parse_number(value: object, low: float = -math.inf) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value >= low):
         raise TypeError(f"{value!r}")
     return float(value)
-
-
-def _join(parts: Iterable[str]) -> str:
-    *first, last = [*parts] or [""]
-    return f"{', '.join(first)} and {last}" if first else last

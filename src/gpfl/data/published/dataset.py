@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +27,7 @@ class PublishedDataset(DataSource):
     parse: Parser
     partition: Mapping[str, object]  # of the paper
     net: Mapping[str, object]  # of the paper
+    train: Mapping[str, object] = field(default_factory=lambda: {"rounds": 2000, "patience": 100})  # of the authors' code
     n_samples: int = 0  # as published; 0 if unknown
     folder_names: tuple[str, ...] = ()  # common names of the folder with the files
     system_folders: tuple[Path, ...] = ()  # folders of system packages with the same files
@@ -34,7 +36,7 @@ class PublishedDataset(DataSource):
     @property
     def defaults(self) -> Mapping[str, Mapping[str, object]]:
         """Settings of the paper, with early stopping as in the authors' code."""
-        return {"partition": self.partition, "net": self.net, "train": {"rounds": 2000, "patience": 100}}
+        return {"partition": self.partition, "net": self.net, "train": self.train}
 
     @property
     def expected_samples(self) -> int:
@@ -78,26 +80,23 @@ class PublishedDataset(DataSource):
         with another checksum than the published one, which the table records; `again` parses files that were parsed before.
         """
         with cache.lock(self.name):
-            if again or source is not None or not self._is_cached():
-                paths = self.find_files(source) or self._download(progress)
+            table = None
+            if not again and source is None:
+                with suppress(GpflError):  # a damaged table is parsed again
+                    table = cache.load(self.name)
+            if table is None:
+                folder, instructions = cache.downloads_dir(self.name), self.manual_instructions
+                paths = self.find_files(source) or {
+                    file.name: download(file, folder, progress, instructions) for file in self.files
+                }
                 metadata = self._check(paths, unverified)
                 parsed = self.parse(paths)
                 parsed.metadata = metadata
                 cache.save(parsed)
-            table = cache.load(self.name)
+                table = cache.load(self.name)
             assert table is not None
         table.source = self
         return table
-
-    def _is_cached(self) -> bool:
-        try:
-            return cache.load(self.name) is not None
-        except GpflError:  # damaged
-            return False
-
-    def _download(self, progress: Progress) -> dict[str, Path]:
-        folder = cache.downloads_dir(self.name)
-        return {file.name: download(file, folder, progress, self.manual_instructions) for file in self.files}
 
     def find_files(self, source: Path | None = None) -> dict[str, Path] | None:
         """Return the files in `source` or on this machine; None if they are not all here."""

@@ -118,15 +118,6 @@ class Heart(PreprocessingOptions, PublishedDataset):
     )
 
     @property
-    def defaults(self) -> Mapping[str, Mapping[str, object]]:
-        """Each hospital is a client, with a small net and few rounds."""
-        return {
-            "partition": dict(self.partition),
-            "net": dict(self.net),
-            "train": {"rounds": 100, "lr": 0.05, "batch_size": 10},
-        }
-
-    @property
     def expected_samples(self) -> int:
         """Number of chosen samples."""
         return 740 if self.cases == "complete" else self.n_samples
@@ -164,4 +155,5 @@ HEART = Heart(
     parse=parse,
     partition={"name": "natural"},
     net={"name": "mlp", "hidden": [32]},
+    train={"rounds": 100, "lr": 0.05, "batch_size": 10},
 )
