@@ -1,23 +1,30 @@
 """What GPFL's valve tells of clients' label distributions: by task, defence and variant.
 
-    python benchmarks/label_leaks.py defences digits heart har fmnist cifar100
-    python benchmarks/label_leaks.py variants digits heart har
+    python benchmarks/label_leaks.py defences digits digits-all-classes heart har fmnist cifar100 amazon
+    python benchmarks/label_leaks.py variants digits digits-all-classes heart har fmnist cifar100 amazon
 
-Each task writes a JSON file to `--out`; tasks that have one are skipped. The page is made of all files.
+Each task writes a JSON file to `--out`, row by row; rows that it has are skipped. The page is made of all files. Runs train on
+`--device`, the attacks run on the CPU, both in `--jobs` processes. Published data are found as by `gpfl run`: parsed before by
+`gpfl data get`, or as files in the folder GPFL_DATA.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import torch
+from machine import cpu_name
 
 import gpfl
 from gpfl.core import tree
@@ -35,6 +42,8 @@ ROOT = Path(__file__).parents[1]
 SEEDS = (0, 1, 2)
 SUMS = (2, 5, 20)  # clients of a secure sum
 
+Rows = dict[str, dict[str, object]]
+
 
 @dataclass(frozen=True)
 class Task:
@@ -44,9 +53,8 @@ class Task:
     data: str
     federation: Mapping[str, object]
     run: Mapping[str, object]
-    rounds: int  # of a run, of which the best round is attacked; 0: only rounds 0 and 5
+    rounds: int  # of the run whose best round is attacked, and of runs of variants
     clients: int = 8  # to attack
-    variant_rounds: int = 40
 
 
 DIGITS = {"net": "mlp", "lr": 0.05}
@@ -59,19 +67,21 @@ TASKS = {
         "digits, 20 clients, Dirichlet 10 (all classes)", "digits", {"clients": 20, "partition": "dirichlet", "beta": 10.0},
         DIGITS, 40,
     ),
-    "heart": Task("heart disease, 4 hospitals", "heart", {}, {}, 100, variant_rounds=100),
-    "har": Task("HAR, 6 people", "har", {"clients": 6}, {"mu": 0.1}, 0, clients=3, variant_rounds=25),
+    "heart": Task("heart disease, 4 hospitals", "heart", {}, {}, 100),
+    "har": Task("HAR, 30 people", "har", {}, {}, 60),
     "fmnist": Task(
         "FMNIST, 20 clients, 2 classes each", "fmnist",
         {"clients": 20, "partition": "pathological", "classes_per_client": 2},
-        {"net": "mlp", "lr": 0.005, "client_fraction": 0.25}, 0, clients=3,
+        {"net": "mlp", "lr": 0.005, "client_fraction": 0.25}, 40,
     ),
     "cifar100": Task(
-        "Cifar100, 50 clients, 10 classes each", "cifar100",
-        {"clients": 50, "partition": "pathological", "classes_per_client": 10},
-        {"net": "cnn4", "lr": 0.005, "client_fraction": 0.1}, 0, clients=2,
+        "Cifar100, 10 of 50 clients, Dirichlet 0.1", "cifar100",
+        {"clients": 10, "total_clients": 50, "partition": "dirichlet", "beta": 0.1},
+        {"net": "cnn4", "lr": 0.005}, 60, clients=4,
     ),
+    "amazon": Task("Amazon Review, 4 domains", "amazon", {}, {}, 30),
 }  # fmt: skip
+MU = 0.1  # of GPFL on all tasks
 
 DEFENCES: dict[str, DefenceConfig | None] = {
     "none": None,
@@ -124,33 +134,33 @@ class Leak:
 # Runs and attacks.
 
 
-def defended_engine(engine: Engine, defence: DefenceConfig | None, clients: int) -> Engine:
-    """Return the engine of the run with a defence of `clients` clients a round."""
+@cache
+def federation_of(name: str, seed: int) -> gpfl.Federation:
+    task = TASKS[name]
+    return gpfl.federate(task.data, **{"seed": seed, **task.federation})
+
+
+def fit(name: str, method: str, *, seed: int = 0, **settings: object) -> gpfl.Result:
+    """Train on a task, for its number of rounds unless another is given."""
+    task, mu = TASKS[name], {"mu": MU} if method == "gpfl" else {}
+    settings = {"select": "test", "rounds": task.rounds, **mu, **task.run, **settings}
+    return gpfl.fit(method, federation_of(name, seed), seed=seed, **settings)
+
+
+def engine_with(engine: Engine, defence: DefenceConfig | None = None, clients: int = 1) -> Engine:
+    """Return an engine of the run on the CPU, with a defence of `clients` clients a round."""
+    cpu = torch.device("cpu")
     method = undefended(engine.method)
+    method.net.to(cpu)
     if defence is not None:
         if defence.example_clip and isinstance(method, GPFL):
             method = method.replace(mlg_norm="sample_mean")  # the batch's norm is no mean over examples
         method = defend(method, defence, seed=0, min_clients=clients)
-    return Loop(RunSpec(method, engine.federation, engine.schedule, engine.class_counts))
+    return Loop(RunSpec(method, engine.federation.to(cpu), engine.schedule, engine.class_counts))
 
 
-def states(task: Task, federation: gpfl.Federation) -> Iterator[tuple[str, Engine, RunState]]:
-    """Yield the states to attack: before training, after five rounds and, in a longer run, the best round."""
-    early = fit("gpfl", federation, task, rounds=5)
-    yield "0", early.engine, initial_state(early.engine)
-    yield "5", early.engine, early.outcome.last
-    if task.rounds:
-        long = fit("gpfl", federation, task, rounds=task.rounds)
-        yield f"best ({long.summary['selected_round']} of {task.rounds})", long.engine, long.outcome.selected
-
-
-def fit(method: str, federation: gpfl.Federation, task: Task, *, rounds: int, **settings: object) -> gpfl.Result:
-    run = {key: value for key, value in task.run.items() if key != "mu" or method == "gpfl"}
-    return gpfl.fit(method, federation, **{"device": "cpu", "select": "test", "seed": 0, **run, "rounds": rounds, **settings})
-
-
-def attack(engine: Engine, state: RunState, clients: Sequence[int]) -> Leak:
-    return Leak.of(infer_label_distributions(engine, state, clients))
+def attack(engine: Engine, state: RunState, clients: int) -> Leak:
+    return Leak.of(infer_label_distributions(engine, state, range(min(clients, len(engine.federation)))))
 
 
 def attack_sums(engine: Engine, state: RunState) -> dict[str, list[int]]:
@@ -176,36 +186,74 @@ def attack_sums(engine: Engine, state: RunState) -> dict[str, list[int]]:
     return found
 
 
-def measure_defences(task: Task) -> dict[str, object]:
-    federation = gpfl.federate(task.data, seed=0, **task.federation)
-    clients = range(min(task.clients, len(federation)))
-    rows = {}
-    for round_, engine, state in states(task, federation):
-        for name, defence in DEFENCES.items():
-            leak = attack(defended_engine(engine, defence, len(federation)), state, clients)
-            if defence is None:
-                leak.sums = attack_sums(defended_engine(engine, None, 1), state)
-            rows[f"{round_}/{name}"] = vars(leak)
-            print(f"{task.title}, round {round_}, {name}: {leak}", flush=True)
-    return {"title": task.title, "rows": rows}
+def train_victim(name: str, rounds: int, folder: Path, device: str) -> None:
+    fit(name, "gpfl", rounds=rounds, out=folder, device=device)
 
 
-def measure_variants(task: Task) -> dict[str, object]:
-    rows = {}
-    for name, (method, options) in VARIANTS.items():
-        accuracies, bests, leaks = [], [], []
-        for seed in SEEDS:
-            federation = gpfl.federate(task.data, seed=seed, **task.federation)
-            result = fit(method, federation, task, rounds=task.variant_rounds, seed=seed, **options)
-            accuracies.append(100 * float(result.summary["last_ten_accuracy"]))
-            bests.append(100 * float(result.summary["best_accuracy"]))
-            clients = range(min(task.clients, len(federation)))
-            leaks.append(
-                [vars(attack(result.engine, state, clients)) for state in (initial_state(result.engine), result.outcome.last)]
-            )
-        rows[name] = {"last_ten": accuracies, "best": bests, "leaks": leaks}
-        print(f"{task.title}, {name}: {rows[name]}", flush=True)
-    return {"title": f"{task.title}, {task.variant_rounds} rounds", "rows": rows}
+def attack_victim(name: str, folder: Path, state_name: str, defence_name: str) -> dict[str, object]:
+    """Return the leak of a state of a run in a folder: before training, after the last round or in the best one."""
+    result = gpfl.load(folder, federation=federation_of(name, 0))
+    states = {
+        "start": lambda: initial_state(result.engine),
+        "last": lambda: result.outcome.last,
+        "best": lambda: result.outcome.selected,
+    }
+    state, defence = states[state_name](), DEFENCES[defence_name]
+    engine = engine_with(result.engine, defence, len(result.engine.federation))
+    leak = attack(engine, state, TASKS[name].clients)
+    if defence is None:
+        leak.sums = attack_sums(engine, state)
+    return vars(leak)
+
+
+def measure_defences(name: str, rows: Rows, pool: ProcessPoolExecutor, device: str, save: Callable[[], None]) -> None:
+    """Add a row for each state and defence."""
+    rounds = TASKS[name].rounds
+    with tempfile.TemporaryDirectory() as folder:
+        early, long = Path(folder) / "early", Path(folder) / "long"
+        runs = [pool.submit(train_victim, name, n, run, device) for n, run in ((5, early), (rounds, long))]
+        for run in runs:
+            run.result()
+        best = json.loads((long / "summary.json").read_text())["selected_round"]
+        states = {"0": (early, "start"), "5": (early, "last"), f"best ({best} of {rounds})": (long, "best")}
+        keys = {f"{round_}/{defence}": (name, *state, defence) for round_, state in states.items() for defence in DEFENCES}
+        add_rows(rows, pool, attack_victim, keys, save)
+
+
+def measure_variant(name: str, variant: str, seed: int, device: str) -> dict[str, object]:
+    """Return the accuracy of a variant, and its leak before training and after the last round."""
+    method, options = VARIANTS[variant]
+    result = fit(name, method, seed=seed, device=device, **options)
+    engine = engine_with(result.engine)
+    states = (initial_state(engine), result.outcome.last)
+    return {
+        "last_ten": 100 * float(result.summary["last_ten_accuracy"]),
+        "best": 100 * float(result.summary["best_accuracy"]),
+        "leaks": [vars(attack(engine, state, TASKS[name].clients)) for state in states],
+    }
+
+
+def measure_variants(name: str, rows: Rows, pool: ProcessPoolExecutor, device: str, save: Callable[[], None]) -> None:
+    """Add a row for each variant and seed."""
+    keys = {f"{variant}/{seed}": (name, variant, seed, device) for variant in VARIANTS for seed in SEEDS}
+    add_rows(rows, pool, measure_variant, keys, save)
+
+
+def add_rows(
+    rows: Rows,
+    pool: ProcessPoolExecutor,
+    measure: Callable[..., dict[str, object]],
+    keys: Mapping[str, tuple[object, ...]],
+    save: Callable[[], None],
+) -> None:
+    """Measure the rows that are missing, in parallel, save each when it is done, and put all into the order of `keys`."""
+    waiting = {pool.submit(measure, *arguments): key for key, arguments in keys.items() if key not in rows}
+    for done in as_completed(waiting):
+        rows[waiting[done]] = done.result()
+        print(f"{waiting[done]}: {rows[waiting[done]]}", flush=True)
+        save()
+    for key in keys:
+        rows[key] = rows.pop(key)
 
 
 # The page.
@@ -234,7 +282,7 @@ def defences_page(results: Sequence[Mapping[str, object]]) -> str:
         "| --- | ---: |" + " ---: |" * len(SUMS),
     ]
     for result in results:
-        rows: Mapping[str, dict] = result["rows"]
+        rows: Rows = result["rows"]
         for round_ in dict.fromkeys(key.split("/")[0] for key in rows):
             leaks = [rows[f"{round_}/{name}"] for name in names]
             lines.append(f"| {result['title']} | {round_} | {leaks[0]['uniform']:.3f} | {' | '.join(map(cell, leaks))} |")
@@ -252,14 +300,18 @@ def variants_page(results: Sequence[Mapping[str, object]]) -> str:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for result in results:
-        for name, row in result["rows"].items():
-            accuracy = [f"{np.mean(row[key]):.2f} ± {np.std(row[key], ddof=1):.2f}" for key in ("last_ten", "best")]
-            leaks = [cell(pool([leak[index] for leak in row["leaks"]])) for index in (0, 1)]
+        for name in VARIANTS:
+            seeds = [result["rows"][f"{name}/{seed}"] for seed in SEEDS]
+            accuracy = [
+                f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}"
+                for values in ([row[key] for row in seeds] for key in ("last_ten", "best"))
+            ]
+            leaks = [cell(pool_leaks([row["leaks"][index] for row in seeds])) for index in (0, 1)]
             lines.append(f"| {result['title']} | {name} | {' | '.join([*accuracy, *leaks])} |")
     return "\n".join(lines)
 
 
-def pool(leaks: Sequence[Mapping[str, object]]) -> dict[str, object]:
+def pool_leaks(leaks: Sequence[Mapping[str, object]]) -> dict[str, object]:
     """Return the leak of several seeds as one."""
     intervals = [leak["interval"] for leak in leaks if leak["interval"]]
     return {
@@ -287,34 +339,52 @@ NOTES = {
 
 def page(kind: str, out: Path) -> str:
     """Return the page of the results in a folder."""
-    results = [json.loads(path.read_text()) for path in sorted(out.glob(f"{kind}-*.json"))]
+    files = [out / f"{kind}-{name}.json" for name in TASKS]
+    results = [json.loads(path.read_text()) for path in files if path.exists()]
     commands = "\n".join(f"{each['command']}  # {each['minutes']} minutes, {each['machine']}" for each in results)
-    done = {path.stem.removeprefix(f"{kind}-") for path in out.glob(f"{kind}-*.json")}
-    missing = ", ".join(name for name in TASKS if name not in done)
+    missing = ", ".join(name for name, path in zip(TASKS, files, strict=True) if not path.exists())
     left = f"Not run: {missing}.\n\n" if missing else ""
     return f"# Label leak of GPFL: {kind}\n\n{NOTES[kind]}\n\n{PAGES[kind][1](results)}\n\n{left}```sh\n{commands}\n```\n"
 
 
+def measure(kind: str, name: str, path: Path, pool: ProcessPoolExecutor, arguments: argparse.Namespace) -> None:
+    """Add the missing rows of a task to its file."""
+    start, threads = time.perf_counter(), torch.get_num_threads()
+    title = TASKS[name].title + (f", {TASKS[name].rounds} rounds" if kind == "variants" else "")
+    result = json.loads(path.read_text()) if path.exists() else {"title": title, "rows": {}, "minutes": 0.0}
+    before = result["minutes"]
+    gpu = f", {torch.cuda.get_device_name()}" if arguments.device.startswith("cuda") else ""
+    options = [
+        *(["--device", arguments.device] if gpu else []),
+        *(["--jobs", str(arguments.jobs)] if arguments.jobs > 1 else []),
+    ]
+    machine = f"{arguments.jobs} process{'es' * (arguments.jobs > 1)} of {threads} thread{'s' * (threads > 1)}"
+
+    def save() -> None:
+        result["command"] = " ".join(["python benchmarks/label_leaks.py", kind, name, *options])
+        result["machine"] = f"torch {torch.__version__.split('+')[0]}, {machine}, {cpu_name()}{gpu}"
+        result["minutes"] = round(before + (time.perf_counter() - start) / 60, 1)
+        path.with_suffix(".tmp").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        path.with_suffix(".tmp").replace(path)
+
+    PAGES[kind][0](name, result["rows"], pool, arguments.device, save)
+    save()
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=PAGES)
     parser.add_argument("tasks", nargs="*", choices=[*TASKS, []])
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "label-leaks")
+    parser.add_argument("--device", default="cpu", help="device of training, such as cuda")
+    parser.add_argument("--jobs", type=int, default=1, help="number of processes")
     arguments = parser.parse_args()
-    warnings.simplefilter("ignore")
     arguments.out.mkdir(parents=True, exist_ok=True)
-    for name in arguments.tasks:
-        path = arguments.out / f"{arguments.kind}-{name}.json"
-        if path.exists():
-            continue
-        start = time.perf_counter()
-        result = PAGES[arguments.kind][0](TASKS[name])
-        result |= {
-            "command": f"python benchmarks/label_leaks.py {arguments.kind} {name}",
-            "machine": f"torch {torch.__version__.split('+')[0]}, {torch.get_num_threads()} CPU thread of a busy machine",
-            "minutes": round((time.perf_counter() - start) / 60, 1),
-        }
-        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    context = multiprocessing.get_context("spawn")  # a fork cannot use the GPU
+    with ProcessPoolExecutor(arguments.jobs, context, warnings.simplefilter, ("ignore",)) as pool:
+        for name in arguments.tasks:
+            pool.submit(federation_of, name, 0).result()  # parse the data once
+            measure(arguments.kind, name, arguments.out / f"{arguments.kind}-{name}.json", pool, arguments)
     (arguments.out / f"{arguments.kind}.md").write_text(page(arguments.kind, arguments.out), encoding="utf-8")
 
 
