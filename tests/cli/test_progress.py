@@ -37,7 +37,7 @@ def test_each_run_has_its_own_live_line() -> None:
     with ProgressReporter(Console(file=io.StringIO(), force_terminal=True, width=120)) as reporter:
         for label in ("one", "two"):
             reporter.callback(label).on_evaluate(record(0, 0.5))
-        assert [task.description for task in reporter._progress.tasks] == ["one", "two"]
+        assert [task.description for task in reporter.tasks] == ["one", "two"]
 
 
 def test_elsewhere_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,7 +69,7 @@ def test_repeats_of_a_method_share_a_line() -> None:
     with RepeatsReporter(Console(file=io.StringIO(), force_terminal=True, width=120), 3) as reporter:
         for label in ("a repeat 1", "a repeat 2", "b repeat 0"):  # a has finished repeat 0 in an earlier call
             run_repeat(reporter, label)
-        tasks = reporter._progress.tasks
+        tasks = reporter.tasks
         assert [(task.description, task.completed, task.total) for task in tasks] == [("a", 3, 3), ("b", 1, 3)]
 
 

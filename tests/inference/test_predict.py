@@ -16,9 +16,9 @@ import gpfl
 from gpfl.data.files.writer import check_output, format_table
 from gpfl.inference.inputs import ReadOptions
 from gpfl.inference.metrics import softmax
-from gpfl.inference.predict import ClientChoice, NewPredictions, evaluate, predict
+from gpfl.inference.predict import NewPredictions, evaluate, predict
 
-BY_HOSPITAL = ClientChoice(column="hospital")
+BY_HOSPITAL = {"client_column": "hospital"}
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +61,14 @@ def write_test_rows(result: gpfl.Result, path: Path, columns: tuple[str, ...] = 
 def test_predictions_of_raw_rows_equal_those_of_the_engine(scale: str, tmp_path: Path) -> None:
     result = fit(tmp_path, scale=scale, lr=1e-4 if scale == "none" else 0.1)
     path, expected = write_test_rows(result, tmp_path / "new.csv", ("age", "pain", "patient", "hospital", "chol"))
-    found = predict(tmp_path / "run", path, BY_HOSPITAL)
+    found = predict(tmp_path / "run", path, **BY_HOSPITAL)
     assert np.abs(found.probabilities - expected).max() < 1e-6
     assert expected.std() > 1e-3, "not all the same"
     for name in HOSPITALS:
         model, mine = gpfl.load_model(tmp_path / "run", name), found.client_of == name
         assert mine.any()
         assert np.abs(model.predict_proba(path)[mine] - expected[mine]).max() < 1e-6
-        assert np.abs(predict(tmp_path / "run", path, ClientChoice(name)).probabilities[mine] - expected[mine]).max() < 1e-6
+        assert np.abs(predict(tmp_path / "run", path, client=name).probabilities[mine] - expected[mine]).max() < 1e-6
 
 
 @pytest.mark.parametrize("scale", ["federated", "local", "none"])
@@ -77,7 +77,7 @@ def test_metrics_of_the_test_rows_are_those_of_the_run(scale: str, tmp_path: Pat
     path, _ = write_test_rows(result, tmp_path / "new.csv")
     saved = json.loads((tmp_path / "run" / "metrics.json").read_text())
     for threshold, thresholds in ((0.5, {}), (None, saved.get("thresholds", {}).get("test", {}))):
-        content = evaluate(tmp_path / "run", path, BY_HOSPITAL, label=LABEL, threshold=threshold).to_dict()
+        content = evaluate(tmp_path / "run", path, **BY_HOSPITAL, label=LABEL, threshold=threshold).to_dict()
         found = json.loads(json.dumps(content))
         assert found["bootstrap"] == saved["bootstrap"]
         for name in (*HOSPITALS, None):
@@ -94,7 +94,7 @@ def test_metrics_of_the_test_rows_are_those_of_the_run(scale: str, tmp_path: Pat
 def test_the_threshold_of_validation_samples_decides(result: gpfl.Result, run: Path, tmp_path: Path) -> None:
     assert any(own is not None and own.value != 0.5 for own in result.thresholds.values())
     path = write_rows(tmp_path / "new.csv", make_rows(90, seed=1))
-    found, given = predict(run, path, BY_HOSPITAL), predict(run, path, BY_HOSPITAL, threshold=0.9)
+    found, given = predict(run, path, **BY_HOSPITAL), predict(run, path, **BY_HOSPITAL, threshold=0.9)
     values = {name: 0.5 if own is None else own.value for name, own in result.thresholds.items()}
     limits = np.array([values[name] for name in found.client_of])
     assert np.array_equal(found.decisions, found.probabilities[:, 1] >= limits)
@@ -138,20 +138,20 @@ def test_a_new_client_of_raw_rows_gets_the_model_of_its_file(result: gpfl.Result
 
 def test_columns_of_predictions_keep_ids_as_they_are(run: Path, tmp_path: Path) -> None:
     path = write_rows(tmp_path / "new.csv", make_rows(6, seed=1))
-    columns = predict(run, path, ClientChoice("north"), keep=["patient", "age"]).to_columns(["patient", "age"])
+    columns = predict(run, path, client="north", keep=["patient", "age"]).to_columns(["patient", "age"])
     assert list(columns) == ["patient", "age", "prediction", "probability_ill", "probability_well"]
     assert columns["patient"].tolist() == [f"{k:04d}" for k in range(6)]
     assert columns["age"].tolist() == [row[4] for row in make_rows(6, seed=1)]
     pl.read_csv(path).write_parquet(tmp_path / "new.parquet")
-    kept = predict(run, tmp_path / "new.parquet", ClientChoice("north")).to_columns(["patient"])
+    kept = predict(run, tmp_path / "new.parquet", client="north").to_columns(["patient"])
     assert kept["patient"].tolist() == list(range(6)), "numbers of a Parquet file stay numbers"
     for name, message in (
         ("patinet", f"--keep names 'patinet', which is not a column of {path}; did you mean 'patient'?"),
         ("prediction", f"--keep names 'prediction', which is not a column of {path}; known: "),
     ):
-        assert message_of(lambda name=name: predict(run, path, ClientChoice("north")).to_columns([name])).startswith(message)
+        assert message_of(lambda name=name: predict(run, path, client="north").to_columns([name])).startswith(message)
     both = write(tmp_path / "both.csv", path.read_text().replace("patient", "prediction"))
-    assert message_of(lambda: predict(run, both, ClientChoice("north")).to_columns(["prediction"])) == (
+    assert message_of(lambda: predict(run, both, client="north").to_columns(["prediction"])) == (
         "--keep names column 'prediction', which is also a column of the predictions: rename it"
     )
 
@@ -160,7 +160,7 @@ def test_columns_of_predictions_keep_ids_as_they_are(run: Path, tmp_path: Path) 
 def test_predictions_are_written_in_every_format(suffix: str, run: Path, tmp_path: Path) -> None:
     rows = make_rows(6, seed=1)
     path = write_rows(tmp_path / "new.csv", [("", *rows[0][1:]), ('"a ""b"", c"', *rows[1][1:]), *rows[2:]])
-    found = predict(run, path, ClientChoice("north"), keep=["patient"])
+    found = predict(run, path, client="north", keep=["patient"])
     file = tmp_path / f"out{suffix}"
     file.write_bytes(format_table(found.to_columns(["patient"]), suffix))
     read = {".csv": pl.read_csv, ".parquet": pl.read_parquet, ".jsonl": pl.read_ndjson}[suffix](file)
@@ -195,13 +195,13 @@ def test_the_client_must_be_known(run: Path, tmp_path: Path) -> None:
         "client of each row with --client-column (hospital may be one)"
     )
     assert message_of(lambda: predict(run, tmp_path / "absent.csv")).endswith("client of each row with --client-column")
-    assert message_of(lambda: predict(run, path, ClientChoice("nort"))) == (
+    assert message_of(lambda: predict(run, path, client="nort")) == (
         f"{run} has no model of a client 'nort'; did you mean 'north'?"
     )
-    assert message_of(lambda: ClientChoice("north", "hospital")) == (
+    assert message_of(lambda: predict(run, path, client="north", client_column="hospital")) == (
         "--client and --client-column exclude each other: leave one out"
     )
-    assert message_of(lambda: predict(run, path, ClientChoice(column="hospitl"))) == (
+    assert message_of(lambda: predict(run, path, client_column="hospitl")) == (
         f"--client-column is 'hospitl', which is not a column of {path}; did you mean 'hospital'?"
     )
 
@@ -210,12 +210,12 @@ def test_rows_of_unknown_clients_are_an_error_that_names_them(run: Path, tmp_pat
     rows = make_rows(6)
     new = [rows[0], *((row[0], row[1], name, *row[3:]) for row, name in zip(rows[1:4], "yxx", strict=True))]
     path = write_rows(tmp_path / "new.csv", new)
-    assert message_of(lambda: predict(run, path, BY_HOSPITAL)) == (
+    assert message_of(lambda: predict(run, path, **BY_HOSPITAL)) == (
         f"column 'hospital' names 2 clients without a model: x, y, first in new.csv, line 3; {run} has models of St. Mary, "
         "north, south: correct the names, or make a model with gpfl personalize --client x"
     )
     path = write_rows(tmp_path / "new.csv", [rows[0], (*rows[1][:2], "", *rows[1][3:])])
-    assert message_of(lambda: predict(run, path, BY_HOSPITAL)) == (
+    assert message_of(lambda: predict(run, path, **BY_HOSPITAL)) == (
         "column 'hospital' has 1 missing value, in new.csv, line 3: fill in the file"
     )
 
@@ -226,11 +226,11 @@ def test_models_of_different_runs_are_not_mixed(run: Path, tmp_path: Path) -> No
     write_rows(table, make_rows(6))
     for model in (gpfl.load_model(run, "north"), other.clients[-1]):
         model.save(folder / f"client-{model.name}.safetensors")
-    assert len(predict(folder, write_rows(table, make_rows(6)[:2]), BY_HOSPITAL)) == 2, "of runs on the same data"
+    assert len(predict(folder, write_rows(table, make_rows(6)[:2]), **BY_HOSPITAL)) == 2, "of runs on the same data"
     plain = gpfl.fit("fedavg", toy_federation(), net="mlp", rounds=1, lr=0.1).clients[0]
     plain.name = "south"
     plain.save(folder / "client-south.safetensors")
-    assert message_of(lambda: predict(folder, table, BY_HOSPITAL)) == (
+    assert message_of(lambda: predict(folder, table, **BY_HOSPITAL)) == (
         "the models of clients 'north' and 'south' have different classes, so they are not of one run: predict the rows of "
         "each client with its own --client"
     )
@@ -238,12 +238,12 @@ def test_models_of_different_runs_are_not_mixed(run: Path, tmp_path: Path) -> No
 
 def test_a_threshold_is_for_two_classes_and_below_one(run: Path, tmp_path: Path) -> None:
     path = write_rows(tmp_path / "new.csv", make_rows(6))
-    assert message_of(lambda: predict(run, path, BY_HOSPITAL, threshold=1.5)) == (
+    assert message_of(lambda: predict(run, path, **BY_HOSPITAL, threshold=1.5)) == (
         "--threshold is 1.5; it must be above 0 and below 1, such as 0.5"
     )
     gpfl.fit("fedavg", toy_federation(), net="mlp", rounds=1, lr=0.1, out=tmp_path / "three")
     x = write(tmp_path / "x.npz", b"")
-    assert message_of(lambda: predict(tmp_path / "three", x, ClientChoice("0"), threshold=0.3)) == (
+    assert message_of(lambda: predict(tmp_path / "three", x, client="0", threshold=0.3)) == (
         "--threshold is for models of two classes; this one has 3: leave it out"
     )
 
@@ -254,21 +254,21 @@ def test_a_threshold_is_for_two_classes_and_below_one(run: Path, tmp_path: Path)
 def test_labels_are_found_by_name_and_must_be_classes_of_the_model(run: Path, tmp_path: Path) -> None:
     rows = make_rows(8)
     path = write_rows(tmp_path / "new.csv", rows)
-    found = evaluate(run, path, BY_HOSPITAL)
+    found = evaluate(run, path, **BY_HOSPITAL)
     assert found.label == LABEL
     assert found.report.overall.n_samples == 8
-    assert message_of(lambda: evaluate(run, path, BY_HOSPITAL, label="outcme")) == (
+    assert message_of(lambda: evaluate(run, path, **BY_HOSPITAL, label="outcme")) == (
         f"--label is 'outcme', which is not a column of {path}; did you mean 'outcome'?"
     )
     bare = write_rows(tmp_path / "bare.csv", rows, COLUMNS[:-1])
-    assert message_of(lambda: evaluate(run, bare, BY_HOSPITAL)) == (
+    assert message_of(lambda: evaluate(run, bare, **BY_HOSPITAL)) == (
         f"{bare} has no column named as the label; the model was trained on 'outcome': name it with --label; the columns are "
         "patient, chol, hospital, pain, age"
     )
     renamed = write(tmp_path / "renamed.csv", path.read_text().replace("outcome", "Label"))
-    assert evaluate(run, renamed, BY_HOSPITAL).report == found.report
+    assert evaluate(run, renamed, **BY_HOSPITAL).report == found.report
     wrong = write_rows(tmp_path / "wrong.csv", [*rows, (*rows[0][:-1], "dead")])
-    assert message_of(lambda: evaluate(run, wrong, BY_HOSPITAL)) == (
+    assert message_of(lambda: evaluate(run, wrong, **BY_HOSPITAL)) == (
         "column 'outcome' holds 'dead' in wrong.csv, line 10, which is not among the classes of the model (ill, well): "
         "correct the file"
     )
@@ -277,17 +277,17 @@ def test_labels_are_found_by_name_and_must_be_classes_of_the_model(run: Path, tm
 def test_rows_without_a_label_are_left_out_on_request(run: Path, tmp_path: Path) -> None:
     rows = make_rows(12)
     path = write_rows(tmp_path / "new.csv", [*rows[:9], *((*row[:-1], "") for row in rows[9:])])
-    assert message_of(lambda: evaluate(run, path, BY_HOSPITAL)) == (
+    assert message_of(lambda: evaluate(run, path, **BY_HOSPITAL)) == (
         "column 'outcome' has 3 missing values, first in new.csv, line 11: fill in the file, or leave such rows out with "
         "--missing-labels drop"
     )
-    found = evaluate(run, path, BY_HOSPITAL, missing_labels="drop")
+    found = evaluate(run, path, **BY_HOSPITAL, missing_labels="drop")
     assert found.describe()[-1] == "3 rows without a label left out."
-    nine = evaluate(run, write_rows(tmp_path / "nine.csv", rows[:9]), BY_HOSPITAL)
+    nine = evaluate(run, write_rows(tmp_path / "nine.csv", rows[:9]), **BY_HOSPITAL)
     assert found.report.overall.n_samples == nine.report.overall.n_samples == 9
     assert found.report.overall.values == pytest.approx(nine.report.overall.values, abs=1e-6)
     path = write_rows(tmp_path / "none.csv", [(*row[:-1], "") for row in rows])
-    assert message_of(lambda: evaluate(run, path, BY_HOSPITAL, missing_labels="drop")) == (
+    assert message_of(lambda: evaluate(run, path, **BY_HOSPITAL, missing_labels="drop")) == (
         f"column 'outcome' of {path} has no label in any row"
     )
 
@@ -297,23 +297,23 @@ def test_rows_without_a_label_are_left_out_on_request(run: Path, tmp_path: Path)
 
 def test_a_folder_with_a_file_per_client_names_the_clients(result: gpfl.Result, run: Path, tmp_path: Path) -> None:
     rows = make_rows(30, seed=1)
-    whole = predict(run, write_rows(tmp_path / "new.csv", rows), BY_HOSPITAL)
+    whole = predict(run, write_rows(tmp_path / "new.csv", rows), **BY_HOSPITAL)
     hospitals = [row[COLUMNS.index("hospital")] for row in rows]
     folder = tmp_path / "hospitals"
     folder.mkdir()
     for name in HOSPITALS:
         write_rows(folder / f"{name}.csv", [row for row, own in zip(rows, hospitals, strict=True) if own == name])
-    found = predict(run, folder, ClientChoice(column="client"))
+    found = predict(run, folder, client_column="client")
     assert found.client_of.tolist() == sorted(hospitals)
     order = np.argsort(hospitals, kind="stable")
     np.testing.assert_allclose(found.probabilities, whole.probabilities[order], atol=1e-6)
     assert message_of(lambda: predict(run, folder)).endswith("with --client-column (client, hospital may be one)")
     (folder / "south.csv").write_text("age,pain\n50,none\n")
-    assert "all files must have the same columns" in message_of(lambda: predict(run, folder, ClientChoice(column="client")))
+    assert "all files must have the same columns" in message_of(lambda: predict(run, folder, client_column="client"))
     split = tmp_path / "split"
     (split / "north").mkdir(parents=True)
     write_rows(split / "north" / "train.csv", rows)
-    assert "holds a train split" in message_of(lambda: predict(run, split, ClientChoice(column="client")))
+    assert "holds a train split" in message_of(lambda: predict(run, split, client_column="client"))
 
 
 def test_images_are_predicted_by_folder_and_listed_by_file(tmp_path: Path) -> None:
@@ -322,14 +322,14 @@ def test_images_are_predicted_by_folder_and_listed_by_file(tmp_path: Path) -> No
             write_image(tmp_path / "train" / client / ("cat", "dog")[k % 2] / f"{k}.png", k)
     result = gpfl.fit("fedper", gpfl.federate(tmp_path / "train"), rounds=1, lr=0.05, out=tmp_path / "run")
     pixels = {name: write_image(tmp_path / "new" / name, seed=50 + k) for k, name in enumerate(("b/dog/1.png", "a/cat/2.png"))}
-    found = predict(tmp_path / "run", tmp_path / "new", ClientChoice(column="client"))
+    found = predict(tmp_path / "run", tmp_path / "new", client_column="client")
     columns = found.to_columns()
     assert columns["file"].tolist() == ["a/cat/2.png", "b/dog/1.png"]
     for k, name in enumerate(columns["file"]):
         client = result.clients["ab".index(name[0])]
         assert np.abs(client.predict_proba(pixels[name][None])[0] - found.probabilities[k]).max() < 1e-6
-    assert evaluate(tmp_path / "run", tmp_path / "new", ClientChoice(column="client")).report.overall.n_samples == 2
-    one = predict(tmp_path / "run", tmp_path / "new" / "a" / "cat" / "2.png", ClientChoice("a"))
+    assert evaluate(tmp_path / "run", tmp_path / "new", client_column="client").report.overall.n_samples == 2
+    one = predict(tmp_path / "run", tmp_path / "new" / "a" / "cat" / "2.png", client="a")
     assert one.to_columns()["file"].tolist() == ["2.png"]
     assert one.describe()[0].startswith("2.png: 1 sample, ")
     assert np.array_equal(one.probabilities, found.probabilities[:1])
@@ -340,7 +340,7 @@ def test_arrays_are_predicted_and_evaluated_by_their_client(tmp_path: Path) -> N
     x, y = np.asarray(result.federation.table.x), np.asarray(result.federation.table.y)
     names = np.repeat(["0", "3"], [10, 20])
     np.savez(tmp_path / "new.npz", x=x[:30], y=y[:30], site=names)
-    found = evaluate(tmp_path / "run", tmp_path / "new.npz", ClientChoice(column="site"), label="y")
+    found = evaluate(tmp_path / "run", tmp_path / "new.npz", client_column="site", label="y")
     for name in ("0", "3"):
         own = result.clients[int(name)]
         assert np.abs(own.predict_proba(x[:30][names == name]) - found.predictions.probabilities[names == name]).max() < 1e-6
@@ -354,7 +354,7 @@ def test_rows_with_missing_values_that_are_not_filled(tmp_path: Path) -> None:
     gpfl.fit("fedavg", federation, rounds=1, out=tmp_path / "run")
 
     def measure(options: ReadOptions | None = None) -> NewPredictions:
-        return evaluate(tmp_path / "run", path, ClientChoice("1"), options).predictions
+        return evaluate(tmp_path / "run", path, options, client="1").predictions
 
     assert message_of(measure) == (
         "column 'v' has 1 missing value, in a.csv, line 5, and the model does not fill missing values: fill in the data, or "

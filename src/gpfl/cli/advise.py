@@ -9,7 +9,7 @@ import click
 from gpfl.cli.command import Command
 from gpfl.cli.interrupt import interruptible, same_command
 from gpfl.cli.options import config_argument, config_options, option, out_option, parse_options, set_option
-from gpfl.cli.overrides import check_method_set, load_config, merge, new_folder, parse_method_set
+from gpfl.cli.overrides import load_config, merge, new_folder, parse_method_set
 from gpfl.cli.progress import RepeatsReporter
 from gpfl.cli.terminal import console, print_data_warnings, print_line, table_console
 from gpfl.experiments import advise as advising
@@ -57,9 +57,8 @@ def advise(
     command resumes after Ctrl-C. `gpfl advise --data visits.csv --help` also lists the options of a table, such as --client,
     --label and --missing.
     """
-    overrides, method_overrides = parse_method_set(assignments)
     variants = advising.parse_variants(methods)
-    check_method_set(overrides, method_overrides, [variant.method["name"] for variant in variants])
+    overrides, method_overrides = parse_method_set(assignments, [variant.method["name"] for variant in variants])
     settings = advising.resolve_settings(load_config(config, merge(parse_options(values), overrides), federation, "advise"))
     comparisons.check_methods(settings, variants, method_overrides)
     common = advising.check_data(settings, repeats)

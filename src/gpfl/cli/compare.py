@@ -10,7 +10,7 @@ from click.core import ParameterSource
 from gpfl.cli.command import Command
 from gpfl.cli.interrupt import interruptible, same_command
 from gpfl.cli.options import config_argument, config_options, out_option, parse_options, seeds_option, set_option
-from gpfl.cli.overrides import check_method_set, load_config, merge, new_folder, parse_method_set
+from gpfl.cli.overrides import load_config, merge, new_folder, parse_method_set
 from gpfl.cli.progress import ProgressReporter, RepeatsReporter
 from gpfl.cli.terminal import console, print_data_warnings, print_error, print_line, print_method_table, table_console
 from gpfl.engine.distributed import process_group
@@ -58,9 +58,8 @@ def compare(
     """
     if repeats and click.get_current_context().get_parameter_source("seeds") == ParameterSource.COMMANDLINE:
         raise GpflError("--repeats gives every repeat a split and a seed of its own: leave out --seeds, or --repeats")
-    overrides, method_overrides = parse_method_set(assignments)
     variants = comparisons.parse_methods(methods)
-    check_method_set(overrides, method_overrides, [variant.method["name"] for variant in variants])
+    overrides, method_overrides = parse_method_set(assignments, [variant.method["name"] for variant in variants])
     settings = load_config(config, merge(parse_options(values), overrides), federation, "compare")
     if "method" in settings:
         print_line(f"Section [method] of {config} is ignored: use --methods and --set.")

@@ -1,13 +1,13 @@
-"""The cells of a grid before they are run, and tables and figures of all stored trials of its experiments."""
+"""Tables and figures of all stored trials of experiments."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from gpfl.cli.terminal import print_error, print_line, table_console
 from gpfl.engine.distributed import process_group
 from gpfl.errors import GpflError, pluralize
-from gpfl.experiments import feature_projections, grid_runner
+from gpfl.experiments import feature_projections
 from gpfl.experiments.compare import parse_methods
 from gpfl.experiments.config_comparison import merge_configs
 from gpfl.experiments.definitions import Cell, TableColumn, load_experiments
@@ -17,17 +17,6 @@ from gpfl.experiments.selection import Selection
 from gpfl.io import files
 from gpfl.io.provenance import command_line, current_commit
 from gpfl.report import feature_tables, pages, paper_tables
-from gpfl.report.paper_tables import describe_rounds, group_problems
-from gpfl.report.tables import ResultColumn, ResultTable, format_bytes
-
-PLAN_COLUMNS = (
-    ResultColumn("cell"),
-    ResultColumn("method", align="left"),
-    ResultColumn("seeds\ndone"),
-    ResultColumn("memory"),
-    ResultColumn("tables", align="left", hide=1),
-    ResultColumn("folder", align="left", hide=2),
-)
 
 
 def write_stored_tables(selection: Selection, plan: GridPlan, figures: bool) -> None:
@@ -140,33 +129,3 @@ def _distinct_columns(columns: Sequence[TableColumn], selected: Sequence[TableCo
         if all(settings != merge_configs(other.settings, plan.common) for other in distinct):
             distinct.append(column)
     return distinct
-
-
-# The cells before they are run.
-
-
-def print_plan(
-    jobs: Sequence[Job], plan: GridPlan, problems: Problems, missing_data: Mapping[str, Sequence[str]] | None = None
-) -> bool:
-    """Print the cells of a grid, and those that cannot be run. Return whether all can.
-
-    `missing_data` lists the columns that lack their data, by dataset.
-    """
-    unfinished = grid_runner.unfinished_jobs(jobs, plan)
-    if jobs:
-        rows = []
-        for job in jobs:
-            cell, done = job.cells[0], f"{len(job.finished(plan.seeds))}/{len(plan.seeds)}"
-            tables = ", ".join(dict.fromkeys(cell.experiment.name for cell in job.cells))
-            memory = f"about {format_bytes(job.memory)}" if job in unfinished else ""
-            rows.append([cell.column.key, cell.variant.label, done, memory, tables, job.folder.name])
-        table_console().print(ResultTable(PLAN_COLUMNS, rows))
-    for problem in group_problems(problems):
-        print_error(f"cannot be run: {problem}")
-    counts = f"{pluralize(len(unfinished), 'cell')} to run, {len(jobs) - len(unfinished)} done"
-    print_line(f"{counts}; {describe_rounds(plan.rounds, plan.patience)}.")
-    if missing_data:
-        print_line(
-            f"Left out because their data are missing: {', '.join(key for keys in missing_data.values() for key in keys)}."
-        )
-    return not problems

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from gpfl.cli.options import flag_name, keys_of
@@ -31,24 +31,23 @@ def parse_set(assignments: Iterable[str]) -> ConfigDict:
     return config
 
 
-def parse_method_set(assignments: Iterable[str]) -> tuple[ConfigDict, MethodOverrides]:
-    """Return the config sections of --set, and apart from them the options of single methods (`fedprox.mu=0.01`)."""
+def parse_method_set(
+    assignments: Iterable[str], methods: Sequence[object], *, names_from: str = "--methods"
+) -> tuple[ConfigDict, MethodOverrides]:
+    """Return the config sections of --set, and apart from them the options of single methods (`fedprox.mu=0.01`).
+
+    Raise for one that a command which runs these methods would ignore.
+    """
     config = parse_set(assignments)
-    return config, {name: config.pop(name) for name in list(config) if name in METHODS}
-
-
-def check_method_set(
-    config: ConfigDict, overrides: MethodOverrides, methods: Iterable[object], *, names_from: str = "--methods"
-) -> None:
-    """Raise for a --set that a command which runs these methods would ignore."""
-    names = list(methods)
+    overrides = {name: config.pop(name) for name in list(config) if name in METHODS}
     for key in config.get("method", {}):
-        raise GpflError(f"--set method.{key} does not name the method: use --set {names[0]}.{key}=…")
+        raise GpflError(f"--set method.{key} does not name the method: use --set {methods[0]}.{key}=…")
     if "seed" in config.get("run", {}):
         raise GpflError("--set run.seed is not available here: use --seeds, or --seed where the command has it")
     for name in overrides:
-        if name not in names:
+        if name not in methods:
             raise GpflError(f"--set {name}.… is for a method that is not run: add {name} to {names_from}, or leave it out")
+    return config, overrides
 
 
 def merge(*layers: ConfigDict) -> ConfigDict:

@@ -7,7 +7,7 @@ import functools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,8 +16,7 @@ import click
 from gpfl.cli.attack import parse_attack, print_case, print_graph_note
 from gpfl.cli.command import Group
 from gpfl.cli.data import download_datasets
-from gpfl.cli.grid_progress import GridReporter
-from gpfl.cli.grid_tables import print_plan
+from gpfl.cli.grid import print_plan, run_missing
 from gpfl.cli.options import (
     CommaList,
     Decorator,
@@ -30,8 +29,8 @@ from gpfl.cli.options import (
     seeds_option,
     set_option,
 )
-from gpfl.cli.overrides import check_method_set, parse_method_set
-from gpfl.cli.terminal import console, print_error, print_line
+from gpfl.cli.overrides import parse_method_set
+from gpfl.cli.terminal import print_error, print_line
 from gpfl.core import options as core_options
 from gpfl.core.randomness import MAX_SEED
 from gpfl.defences.accounting import accountant_version
@@ -39,7 +38,7 @@ from gpfl.defences.config import NO_DEFENCE, DefenceConfig
 from gpfl.engine.distributed import require_single_process
 from gpfl.errors import GpflError, pluralize
 from gpfl.experiments import definitions as experiments
-from gpfl.experiments import grid, grid_runner, privacy_table
+from gpfl.experiments import grid, privacy_table
 from gpfl.experiments.attack_study import AttackStudy, load_run, study_defaults, undefended_cells
 from gpfl.experiments.defence_study import (
     ATTACK,
@@ -82,64 +81,51 @@ def _plan_defaults(section: str) -> AttackPlan:
 # The runs of a study.
 
 
-@dataclass(frozen=True)
-class _Runs:
-    """The options of a study's runs."""
+def _prepare_study(
+    flags: Mapping[str, Any],
+    cells: Sequence[Cell],
+    seeds: Sequence[int],
+    rounds: int,
+    patience: int = 0,
+    *,
+    keep_weights: bool = True,
+) -> AttackStudy:
+    """Return a study with the plan of its runs, after downloading the dataset unless it is a dry run."""
+    require_single_process("gpfl privacy")
+    settings, overrides = parse_method_set(flags["assignments"], [cell.variant.method["name"] for cell in cells])
+    if "defence" in settings:
+        raise GpflError("--set defence.… does not apply: `gpfl privacy defences` has flags for its values")
+    plan = GridPlan(
+        out=flags["out"],
+        seeds=tuple(seeds),
+        rounds=rounds,
+        patience=patience,
+        run=parse_options(flags).get("run", {}),
+        common=settings,
+        overrides=overrides,
+        weights=keep_weights,
+    )
+    grid.check_cells(cells, plan)
+    data = str(plan.config(cells[0])["data"]["name"])
+    if not grid.has_data(data):
+        if flags["dry_run"]:
+            raise GpflError(f"the dataset '{data}' is not downloaded: gpfl data get {data}")
+        download_datasets([data])
+    return AttackStudy(plan)
 
-    out: Path
-    dry_run: bool
-    assignments: tuple[str, ...]
-    run: Mapping[str, object]
 
-    @classmethod
-    def from_flags(cls, flags: Mapping[str, Any]) -> _Runs:
-        """Return the options from the flags of `_run_options`."""
-        return cls(flags["out"], flags["dry_run"], flags["assignments"], parse_options(flags).get("run", {}))
-
-    def prepare(
-        self, cells: Sequence[Cell], seeds: Sequence[int], rounds: int, patience: int = 0, *, keep_weights: bool = True
-    ) -> AttackStudy:
-        """Return a study with the plan of its runs, after downloading the dataset unless it is a dry run."""
-        require_single_process("gpfl privacy")
-        settings, overrides = parse_method_set(self.assignments)
-        check_method_set(settings, overrides, [cell.variant.method["name"] for cell in cells])
-        if "defence" in settings:
-            raise GpflError("--set defence.… does not apply: `gpfl privacy defences` has flags for its values")
-        plan = GridPlan(
-            out=self.out,
-            seeds=tuple(seeds),
-            rounds=rounds,
-            patience=patience,
-            run=self.run,
-            common=settings,
-            overrides=overrides,
-            weights=keep_weights,
-        )
-        grid.check_cells(cells, plan)
-        data = str(plan.config(cells[0])["data"]["name"])
-        if not grid.has_data(data):
-            if self.dry_run:
-                raise GpflError(f"the dataset '{data}' is not downloaded: gpfl data get {data}")
-            download_datasets([data])
-        return AttackStudy(plan)
-
-    def train(self, jobs: Mapping[Cell, Job], plan: GridPlan, next_step: str, *, graph: bool = False) -> dict[Path, str]:
-        """Run what is missing and return the problems by folder; in a dry run print the plan and end the command."""
-        unique = {job.folder: job for job in jobs.values()}
-        if self.dry_run:
-            can_run = print_plan(list(unique.values()), plan, {})
-            print_line(f"{next_step}, except those that {plan.out} holds.")
-            raise click.exceptions.Exit(0 if can_run else 1)
-        print_graph_note(graph, find_device(str(self.run.get("device", "auto"))))
-        missing = grid_runner.unfinished_jobs(unique.values(), plan)
-        if len(missing) < len(unique):
-            print_line(f"Already finished: {len(unique) - len(missing)} of {pluralize(len(unique), 'run')}.")
-        with GridReporter(console, missing, plan.seeds) as reporter:
-            provenance = {"command": command_line(), "commit": current_commit()}
-            problems = grid_runner.run_all(missing, plan, reporter.callback, provenance, reporter.end)
-        for text in dict.fromkeys(problems.values()):
-            print_error(f"{', '.join(unique[path].label for path in problems if problems[path] == text)}: {text}")
-        return problems
+def _train(jobs: Mapping[Cell, Job], plan: GridPlan, next_step: str, *, dry_run: bool, graph: bool = False) -> dict[Path, str]:
+    """Run what is missing and return the problems by folder; in a dry run print the plan and end the command."""
+    unique = {job.folder: job for job in jobs.values()}
+    if dry_run:
+        can_run = print_plan(list(unique.values()), plan, {})
+        print_line(f"{next_step}, except those that {plan.out} holds.")
+        raise click.exceptions.Exit(0 if can_run else 1)
+    print_graph_note(graph, find_device(str(plan.run.get("device", "auto"))))
+    problems = run_missing(list(unique.values()), plan, "run")
+    for text in dict.fromkeys(problems.values()):
+        print_error(f"{', '.join(unique[path].label for path in problems if problems[path] == text)}: {text}")
+    return problems
 
 
 _run_options = compose(
@@ -174,18 +160,17 @@ def _strengths_option(flag: str, kind: type, description: str) -> Decorator:
 @_round_options
 @_run_options
 @attack_options(_plan_defaults("attack"))
-def attacks(seed: int, rounds: int, patience: int, **flags: object) -> None:
+def attacks(seed: int, rounds: int, patience: int, **flags: Any) -> None:
     """Reproduce the paper's privacy table: train five methods on Cifar100 and attack their uploads."""
-    runs, plan = _Runs.from_flags(flags), parse_attack(_plan_defaults("attack"), flags)
-    cells = undefended_cells(privacy_table.METHODS)
-    study = runs.prepare(cells, [seed], rounds, patience)
+    plan, cells = parse_attack(_plan_defaults("attack"), flags), undefended_cells(privacy_table.METHODS)
+    study = _prepare_study(flags, cells, [seed], rounds, patience)
     _check_attackable(study, cells[0], plan)
     jobs = study.make_jobs(cells)
     cases = sum(len(privacy_table.COLUMNS) * len(plan.cases("", [""], kind)) + 1 for kind in plan.kind)
     next_step = f"{cases} attacks of {plan.iterations} iterations on {plan.images} images follow"
-    if runs.train(jobs, study.plan, next_step, graph=plan.graph):
+    if _train(jobs, study.plan, next_step, dry_run=flags["dry_run"], graph=plan.graph):
         _exit_incomplete()
-    folder = runs.out / "privacy"
+    folder = study.plan.out / "privacy"
     results = {cell.variant.label: load_run(job, seed) for cell, job in jobs.items()}
     table = privacy_table.attack_methods(results, folder, plan, functools.partial(print_case, formula=plan.psnr))
     grids = privacy_figures.draw_table_grids(table, folder)
@@ -198,16 +183,16 @@ def attacks(seed: int, rounds: int, patience: int, **flags: object) -> None:
 @option("--methods", default="all", type=CommaList(str, [*METHODS, "all"]), help="Methods, or all.")
 @_round_options
 @_run_options
-def leaks(methods: list[str], seed: int, rounds: int, patience: int, **flags: object) -> None:
+def leaks(methods: list[str], seed: int, rounds: int, patience: int, **flags: Any) -> None:
     """Infer label distributions from uploads, and training samples from personal models, method by method."""
-    runs = _Runs.from_flags(flags)
     cells = undefended_cells(list(METHODS) if "all" in methods else methods)
-    study = runs.prepare(cells, [seed], rounds, patience)
+    study = _prepare_study(flags, cells, [seed], rounds, patience)
     jobs = study.make_jobs(cells)
-    failed = runs.train(jobs, study.plan, "Label and membership inference on all clients follows")
+    next_step = "Label and membership inference on all clients follows"
+    failed = _train(jobs, study.plan, next_step, dry_run=flags["dry_run"])
     finished = [job for job in jobs.values() if job.folder not in failed]
     if finished:
-        folder = runs.out / "leaks"
+        folder = study.plan.out / "leaks"
         loaders = {job.folder / f"seed-{seed}": functools.partial(load_run, job, seed) for job in finished}
         findings = infer_from_runs(loaders, folder, _print_findings)
         results = json.dumps([asdict(each) for each in findings], indent=1, allow_nan=False) + "\n"
@@ -243,16 +228,16 @@ def defences(
     attacked_round: str,
     seeds: list[int],
     rounds: int,
-    **flags: object,
+    **flags: Any,
 ) -> None:
     """Measure defences: accuracy against ε, and what an attack reconstructs against accuracy."""
-    runs, plan = _Runs.from_flags(flags), parse_attack(_plan_defaults("defences"), flags)
+    plan = parse_attack(_plan_defaults("defences"), flags)
     plan = dataclasses.replace(plan, kind=(ATTACK,), round=(attacked_round,))
-    values = {family.option: cast(list[float], flags[family.option]) for family in FAMILIES}
+    values = {family.option: flags[family.option] for family in FAMILIES}
     _check_defences(methods, values, epsilon)
     bounds, keep_weights = PrivacyBounds(clip, example_clip, delta), attacked_round == "best"
     plain = plan_points(methods, {}, bounds, keep_weights=keep_weights)
-    study = runs.prepare([point.cell for point in plain], seeds, rounds, keep_weights=keep_weights)
+    study = _prepare_study(flags, [point.cell for point in plain], seeds, rounds, keep_weights=keep_weights)
     _check_attackable(study, plain[0].cell, plan)
     variants = gpfl_variants(plain, study)
     points = []
@@ -263,8 +248,8 @@ def defences(
     if not accountant_version():
         print_line("ε is not stated: dp-accounting is not installed. Once it is, the same command adds ε and repeats no run.")
     next_step = f"Attacks of {plan.iterations} iterations on the uploads of {pluralize(len(points), 'run')} follow"
-    failed = runs.train(jobs, study.plan, next_step, graph=plan.graph)
-    folder = runs.out / "defences"
+    failed = _train(jobs, study.plan, next_step, dry_run=flags["dry_run"], graph=plan.graph)
+    folder = study.plan.out / "defences"
     results = attack_points(points, jobs, seeds, folder, plan, failed=failed, on_summary=_print_summary)
     figures = privacy_figures.draw_study(results, folder)
     page = privacy_tables.defence_page(results, _describe_origin(jobs.values(), seeds), figures)

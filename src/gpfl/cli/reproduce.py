@@ -11,11 +11,11 @@ import click
 
 from gpfl.cli.command import Argument, Command
 from gpfl.cli.data import download_datasets
-from gpfl.cli.grid_progress import GridReporter
-from gpfl.cli.grid_tables import print_plan, print_problems, write_run_tables, write_stored_tables
+from gpfl.cli.grid import print_plan, run_missing
+from gpfl.cli.grid_tables import print_problems, write_run_tables, write_stored_tables
 from gpfl.cli.interrupt import StoppedError, same_command
 from gpfl.cli.options import Folder, config_option, option, out_option, parse_options, seeds_option, set_option
-from gpfl.cli.overrides import check_method_set, parse_method_set
+from gpfl.cli.overrides import parse_method_set
 from gpfl.cli.terminal import console, print_error, print_line
 from gpfl.engine.distributed import process_group
 from gpfl.errors import GpflError, pluralize
@@ -25,7 +25,6 @@ from gpfl.experiments.grid import FederationCache, GridPlan, Job, Problems
 from gpfl.experiments.selection import Selection, parse_names, select_cells
 from gpfl.experiments.tuned_values import TunedValues
 from gpfl.io import files
-from gpfl.io.provenance import command_line, current_commit
 from gpfl.training.config import ConfigDict
 from gpfl.training.devices import find_device
 
@@ -113,8 +112,9 @@ def reproduce(
     if set(ATTACKS) & set(experiments):
         raise GpflError("the privacy table is made by attacks on uploads: gpfl privacy attacks")
     selection = select_cells(find_experiments(experiments, ATTACKS), cells, methods)
-    settings, overrides = parse_method_set(assignments)
-    check_method_set(settings, overrides, [row.method["name"] for rows in selection.rows.values() for row in rows])
+    settings, overrides = parse_method_set(
+        assignments, [row.method["name"] for rows in selection.rows.values() for row in rows]
+    )
     _check_flags(settings)
     if "name" in settings.get("data", {}):
         raise GpflError("--set data.name would put other data into the paper's tables: use gpfl compare --data")
@@ -234,13 +234,8 @@ def _split_by_data(selection: Selection, dry_run: bool) -> tuple[list[Cell], dic
 
 
 def _run_jobs(jobs: Sequence[Job], selection: Selection, plan: GridPlan, invalid: Problems, figures: bool) -> Problems:
-    provenance = {"command": command_line(), "commit": current_commit()}
-    missing = grid_runner.unfinished_jobs(jobs, plan)
-    if len(missing) < len(jobs):
-        print_line(f"Already finished: {len(jobs) - len(missing)} of {pluralize(len(jobs), 'cell')}.")
     try:
-        with GridReporter(console, missing, plan.seeds) as reporter:
-            failed = grid_runner.run_all(missing, plan, reporter.callback, provenance, reporter.end)
+        failed = run_missing(jobs, plan, "cell")
     except KeyboardInterrupt:
         if process_group().is_main:
             with suppress(GpflError):

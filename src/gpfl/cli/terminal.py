@@ -29,14 +29,15 @@ def table_console() -> Console:
     return console if console.is_terminal else Console(width=1000, quiet=QUIET)
 
 
-def print_line(text: str) -> None:
+def print_line(text: str, *, stderr: bool = False) -> None:
     """Print text as it is, without markup."""
-    console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    target = Console(stderr=True, quiet=QUIET) if stderr else console
+    target.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def print_error(text: str) -> None:
     """Print one line to stderr."""
-    Console(stderr=True, quiet=QUIET).print(f"gpfl: {text}", highlight=False, markup=False, emoji=False, soft_wrap=True)
+    print_line(f"gpfl: {text}", stderr=True)
 
 
 def print_method_table(methods: Sequence[Trials], title: str, notes: Sequence[str] = ()) -> None:
@@ -81,9 +82,3 @@ def print_run_summary(result: Result, folder: Path) -> None:
     if s["idle_clients"]:
         print_line(format_idle_note(s))
     print_line(f"Run: {folder}. Each client's model (round {s['selected_round']}): {folder / 'models'}")
-
-
-def print_trials_summary(trials: Trials, folder: Path) -> None:
-    """Print the results of trials."""
-    print_method_table([trials], f"{len(trials.summaries)} trials: mean ± std")
-    print_line(f"Trials: {folder}")

@@ -21,8 +21,8 @@ from gpfl.cli.options import (
     seeds_option,
     set_option,
 )
-from gpfl.cli.overrides import check_method_set, load_config, merge, parse_method_set
-from gpfl.cli.progress import progress_bars, time_remaining_column
+from gpfl.cli.overrides import load_config, merge, parse_method_set
+from gpfl.cli.progress import ProgressReporter
 from gpfl.cli.terminal import console, print_data_warnings, print_line
 from gpfl.errors import GpflError, pluralize
 from gpfl.experiments.tuned_values import BEST, COMMON, describe_unequal_budgets
@@ -81,9 +81,8 @@ def tune(
 
     Searches each method's documented ranges with the same budget. Test samples are never used.
     """
-    overrides, method_overrides = parse_method_set(assignments)
     names = list(METHODS) if "all" in methods else methods
-    check_method_set(overrides, method_overrides, names, names_from="the methods")
+    overrides, method_overrides = parse_method_set(assignments, names, names_from="the methods")
     settings = load_config(config, merge(parse_options(values), overrides), federation, "tune METHODS")
     notes = []
     if settings.pop("method", None):
@@ -131,7 +130,7 @@ def _run(search: MethodSearch) -> None:
     if trained:
         print_line(f"{search.method}: {len(trained)} of {pluralize(total, 'candidate')} already trained.")
     size = search.config.train.rounds * len(search.options.seeds)  # of a candidate
-    progress = progress_bars(console, "{task.completed:.0f}/{task.total:.0f} rounds", time_remaining_column())
+    progress = ProgressReporter(console, "{} rounds")
     task = progress.add_task(search.method, total=total * size, completed=len(trained) * size, status="")
     with progress:
         for candidate in run_search(search, _RoundCounter(lambda: progress.advance(task))):

@@ -16,12 +16,11 @@ from gpfl.data.preprocessing import Preprocessor
 from gpfl.data.text import Tokenizer
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.inference.client_model import ClientModel
-from gpfl.inference.model_card import card_of_model
+from gpfl.inference.model_card import FILES, card_of_model
 from gpfl.inference.onnx_export import import_onnx, to_onnx
 from gpfl.inference.torch_program import STORED_TYPES, to_source, trace, weights_of
 from gpfl.io import files
 
-FORMATS = ("safetensors", "onnx")
 CARD = "README.md"
 ENCODED: Mapping[type, str] = {Preprocessor: "columns", Tokenizer: "texts", ImageFormat: "images", type(None): "arrays"}
 """What models with each kind of encoder take."""
@@ -31,8 +30,8 @@ FORMAT_VERSION = 1  # version of preprocessing.json and of the metadata of ONNX 
 
 def check_export(folder: Path, format: str) -> None:
     """Raise, before anything is computed, if a model cannot be exported to a folder in a format."""
-    if format not in FORMATS:
-        raise GpflError(f"--format is '{format}'; {did_you_mean(format, FORMATS)}")
+    if format not in FILES:
+        raise GpflError(f"--format is '{format}'; {did_you_mean(format, FILES)}")
     if folder.exists():
         raise GpflError(f"{folder} exists and nothing is overwritten: choose another -o, or remove it")
     if format == "onnx":

@@ -20,10 +20,6 @@ NO_RUN = (
 MIN_TEST_SAMPLES = 30  # test samples of a client below which a card warns that its metrics say little
 
 FILES = {
-    "onnx": (
-        "`model.onnx`: the model from raw samples to probabilities",
-        "`example.py`: predicts the samples of a file with onnxruntime and numpy",
-    ),
     "safetensors": (
         "`model.safetensors`: the weights",
         "`net.py`: the net, as a function of weights and encoded samples",
@@ -31,8 +27,12 @@ FILES = {
         "`encode.py`: reads and encodes samples as `preprocessing.json` says",
         "`example.py`: predicts the samples of a file with torch, safetensors and numpy",
     ),
+    "onnx": (
+        "`model.onnx`: the model from raw samples to probabilities",
+        "`example.py`: predicts the samples of a file with onnxruntime and numpy",
+    ),
 }
-"""Files beside the card, by format."""
+"""Formats of an exported model, and the files beside the card."""
 
 Section = tuple[str, list[str]]  # title and paragraphs or list items (with a leading "- ")
 

@@ -26,18 +26,6 @@ from gpfl.inference.metrics import MetricsReport, describe_bootstrap, evaluate_p
 from gpfl.inference.threshold import Threshold, check_threshold, decide, describe_thresholds
 
 
-@dataclass(frozen=True)
-class ClientChoice:
-    """Whose model predicts a sample."""
-
-    client: str = ""  # name of the client of all samples; "" if there is one model, or a column names them
-    column: str = ""  # column that names the client of each sample
-
-    def __post_init__(self) -> None:
-        if self.client and self.column:
-            raise GpflError("--client and --client-column exclude each other: leave one out")
-
-
 @dataclass(frozen=True, eq=False)
 class NewPredictions:
     """Predictions for new samples, in their order."""
@@ -101,9 +89,10 @@ class NewPredictions:
 def predict(
     source: str | Path,
     data: NewData,
-    choice: ClientChoice | None = None,
     options: ReadOptions | None = None,
     *,
+    client: str = "",
+    client_column: str = "",
     keep: Collection[str] = (),
     threshold: float | None = None,
 ) -> NewPredictions:
@@ -112,26 +101,29 @@ def predict(
     Args:
         source: Folder of a finished run, a folder of models, or a model file.
         data: New samples, see `gpfl.inference.inputs.NewData`.
-        choice: Whose model predicts each sample.
         options: How the samples are read.
+        client: Name of the client whose model predicts all samples; not needed if there is one model, or a column names them.
+        client_column: Column that names the client of each sample.
         keep: Columns to keep beside predictions, as they are in the file.
         threshold: Probability from which the second of two classes is predicted, in place of the models' own.
 
     """
-    choice, options = choice or ClientChoice(), options or ReadOptions()
+    if client and client_column:
+        raise GpflError("--client and --client-column exclude each other: leave one out")
+    options = options or ReadOptions()
     if threshold is not None:
         check_threshold(threshold, "--threshold")
     files = list_models(source)
-    if not choice.client and not choice.column and len(files) > 1:
+    if not client and not client_column and len(files) > 1:
         raise _name_clients_error(source, data, list(files))
-    first = load_model(source, choice.client or next(iter(files)))
+    first = load_model(source, client or next(iter(files)))
     if threshold is not None and len(first.class_names) != 2:
         raise GpflError(f"--threshold is for models of two classes; this one has {len(first.class_names)}: leave it out")
-    options = replace(options, others=(*options.others, *keep, *filter(None, [choice.column])))
+    options = replace(options, others=(*options.others, *keep, *filter(None, [client_column])))
     inputs = read_inputs(data, first.encoder, first.input_spec, options)
     client_of = np.full(len(inputs), first.name, dtype=object)
-    if choice.column:
-        client_of = _read_clients(inputs.table, choice.column, list(files), source)
+    if client_column:
+        client_of = _read_clients(inputs.table, client_column, list(files), source)
     probabilities = np.empty((len(inputs), len(first.class_names)))
     decisions = np.empty(len(inputs), dtype=np.int64)
     thresholds: dict[str, Threshold | float | None] = {}
@@ -176,9 +168,10 @@ class NewEvaluation:
 def evaluate(
     source: str | Path,
     data: NewData,
-    choice: ClientChoice | None = None,
     options: ReadOptions | None = None,
     *,
+    client: str = "",
+    client_column: str = "",
     label: str = "",
     missing_labels: Literal["error", "drop"] = "error",
     threshold: float | None = None,
@@ -187,7 +180,7 @@ def evaluate(
 
     The other arguments are those of `predict`.
     """
-    predictions = predict(source, data, choice, options, threshold=threshold)
+    predictions = predict(source, data, options, client=client, client_column=client_column, threshold=threshold)
     table, names = predictions.inputs.table, predictions.model.class_names
     inputs = predictions.model.preprocessor.schema.index if predictions.model.preprocessor else ()
     label = find_label(table, label, predictions.model.output_spec.label, inputs)
