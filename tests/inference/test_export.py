@@ -28,14 +28,14 @@ from gpfl.data.images import ImageFormat
 from gpfl.data.text import Tokenizer
 from gpfl.inference import ClientModel
 from gpfl.inference.client_model import OutputSpec
-from gpfl.inference.export import FORMATS
 from gpfl.inference.inputs import Encoder
+from gpfl.inference.model_card import FILES
 from gpfl.inference.threshold import Threshold
 from gpfl.methods import METHODS
 from gpfl.models.architectures import CNN4, MLP, FastText, ResNet18
 from gpfl.models.custom import CustomNet, build_net
 
-every_format = pytest.mark.parametrize("format", FORMATS)
+every_format = pytest.mark.parametrize("format", list(FILES))
 NAMES = ("ill", "well")
 
 
@@ -325,7 +325,7 @@ def test_folder_holds_what_the_card_lists(tmp_path: Path) -> None:
     model = patients_model(tmp_path, threshold=0.4, missing="mean", missing_indicator=True)
     for kind, expected in (
         ("safetensors", {"model.safetensors", "net.py", "preprocessing.json", "encode.py", "example.py", "README.md"}),
-        ("onnx", {"model.onnx", "example.py", "README.md"}),
+        ("onnx", {"model.onnx", "encode.py", "example.py", "README.md"}),
     ):
         folder = tmp_path / kind
         paths = model.export(folder, kind)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -108,19 +109,19 @@ def test_undefined_metrics_are_none_with_the_reason_and_left_out_of_means() -> N
         assert report.clients["one"].undefined[metric] == "all 7 samples are of class dog"
         assert report.clients["one"].intervals[metric] is None
         summary = report.over_clients[metric]
-        assert (summary.n_clients, summary.worst_client) == (1, "two")
+        assert (summary.clients, summary.worst_client) == (1, "two")
         assert summary.mean == summary.worst == summary.worst_tenth == report.clients["two"].values[metric]
     assert report.clients["one"].values["log_loss"] is not None
     assert set(report.clients["empty"].values.values()) == {None}
     assert set(report.clients["empty"].undefined) == set(METRICS)
     assert report.clients["empty"].undefined["accuracy"] == "no samples"
-    assert report.over_clients["accuracy"].n_clients == 2
+    assert report.over_clients["accuracy"].clients == 2
 
 
 def test_metric_that_no_client_has_is_none() -> None:
     y, p = np.zeros(5, dtype=np.int64), predictions(5, 3)[1]
     report = evaluate_predictions({"a": y}, {"a": p}, list("abc"))
-    assert report.over_clients["auroc"].to_dict() == {
+    assert asdict(report.over_clients["auroc"]) == {
         "mean": None,
         "clients": 0,
         "interval": None,

@@ -52,13 +52,12 @@ def export_model(model: ClientModel, folder: Path, format: str, card: str = "") 
         computed = ("columns", "names") if isinstance(model.encoder, Preprocessor) else ("words",)  # by the graph
         metadata["inputs"] = {key: value for key, value in inputs.items() if key not in computed}
         content["model.onnx"] = to_onnx(model, program, metadata)
-        content["example.py"] = _read_resource(f"example_onnx_{kind}.py")
     else:
         content["model.safetensors"] = save(weights_of(program), {"format": "pt", "client": model.name})
         content["preprocessing.json"] = json.dumps(describe_model(model), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         content["net.py"] = to_source(program, model)
-        content["encode.py"] = _read_resource(f"encode_{kind}.py")
-        content["example.py"] = _read_resource("example_torch.py")
+    content["encode.py"] = _read_resource(f"encode_{kind}.py")
+    content["example.py"] = _read_resource(f"example_{'onnx' if format == 'onnx' else 'torch'}.py")
     content[CARD] = card or card_of_model(model, format)
     files.write_folder(folder, {name: each.encode() if isinstance(each, str) else each for name, each in content.items()})
     return [folder / name for name in content]

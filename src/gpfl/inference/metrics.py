@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -11,20 +11,8 @@ import numpy.typing as npt
 
 from gpfl.core.metrics import METRICS
 from gpfl.errors import GpflError
-from gpfl.inference.bootstrap import (
-    ECE_BINS,
-    LEVEL,
-    N_RESAMPLES,
-    Interval,
-    Intervals,
-    Labels,
-    Predictions,
-    Probabilities,
-    ResampledMetrics,
-    bootstrap_intervals,
-    overall_resamples,
-    stack_predictions,
-)
+from gpfl.inference import bootstrap
+from gpfl.inference.bootstrap import N_RESAMPLES, Interval, Intervals, Labels, Predictions, Probabilities, ResampledMetrics
 from gpfl.inference.threshold import decide
 
 DECISION_METRICS = ("accuracy", "balanced_accuracy", "macro_f1")
@@ -67,23 +55,12 @@ class ClientMetrics:
 class ClientSummary:
     """One metric over the clients for which it is defined, each with the same weight."""
 
-    n_clients: int
     mean: float | None
+    clients: int
+    interval: Interval | None  # of the mean
     worst_client: str | None
     worst: float | None
     worst_tenth: float | None  # mean of the worst tenth of the clients, at least one
-    interval: Interval | None = None  # of the mean
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the content as JSON values."""
-        return {
-            "mean": self.mean,
-            "clients": self.n_clients,
-            "interval": None if self.interval is None else list(self.interval),
-            "worst_client": self.worst_client,
-            "worst": self.worst,
-            "worst_tenth": self.worst_tenth,
-        }
 
 
 @dataclass(frozen=True)
@@ -102,19 +79,19 @@ class MetricsReport:
         """Return the content as JSON values."""
         return {
             "overall": self.overall.to_dict(),
-            "over_clients": {name: summary.to_dict() for name, summary in self.over_clients.items()},
+            "over_clients": {name: asdict(summary) for name, summary in self.over_clients.items()},
             "clients": {name: client.to_dict() for name, client in self.clients.items()},
         }
 
     def summary(self) -> dict[str, object]:
         """Return each metric overall and over clients, without single clients."""
-        return {name: {"overall": self.overall.values[name], **self.over_clients[name].to_dict()} for name in self.over_clients}
+        return {name: {"overall": self.overall.values[name], **asdict(self.over_clients[name])} for name in self.over_clients}
 
 
 def describe_bootstrap(n_probabilities: int) -> dict[str, object]:
     """Return the settings of metrics and intervals for this number of probabilities of stacked predictions."""
-    resamples = {"resamples": N_RESAMPLES, "overall_resamples": overall_resamples(n_probabilities)}
-    return {"calibration_bins": ECE_BINS, "bootstrap": {"level": LEVEL, **resamples}}
+    resamples = {"resamples": N_RESAMPLES, "overall_resamples": bootstrap.overall_resamples(n_probabilities)}
+    return {"calibration_bins": bootstrap.ECE_BINS, "bootstrap": {"level": bootstrap.LEVEL, **resamples}}
 
 
 def softmax(logits: npt.ArrayLike) -> Probabilities:
@@ -142,10 +119,9 @@ def evaluate_predictions(
     predictions = [
         Predictions(labels[name], probabilities[name], decide(probabilities[name], thresholds.get(name))) for name in labels
     ]
-    stacked = stack_predictions(predictions)
     intervals = Intervals([{} for _ in predictions], {}, {})
     if n_resamples:
-        intervals = bootstrap_intervals(predictions, n_resamples)
+        intervals = bootstrap.bootstrap_intervals(predictions, n_resamples)
     clients = {
         name: _evaluate(each, class_names, ends)
         for name, each, ends in zip(labels, predictions, intervals.clients, strict=True)
@@ -156,7 +132,8 @@ def evaluate_predictions(
         )
         for metric in METRICS
     }
-    return MetricsReport(clients, _evaluate(stacked, class_names, intervals.overall), summaries)
+    overall = _evaluate(bootstrap.stack_predictions(predictions), class_names, intervals.overall)
+    return MetricsReport(clients, overall, summaries)
 
 
 def metric_values(predictions: Predictions, names: Collection[str] = tuple(METRICS)) -> dict[str, float | None]:
@@ -169,17 +146,11 @@ def summarize_clients(metric: str, values: Mapping[str, float | None], interval:
     """Return the mean and the worst of a metric's values by client, leaving out those that are undefined."""
     defined = {name: value for name, value in values.items() if value is not None}
     if not defined:
-        return ClientSummary(0, None, None, None, None)
+        return ClientSummary(None, 0, None, None, None, None)
     ordered = sorted(defined, key=lambda name: defined[name], reverse=METRICS[metric].lower_is_better)  # worst first
     tenth = ordered[: max(1, len(ordered) // 10)]
-    return ClientSummary(
-        n_clients=len(defined),
-        mean=float(np.mean(list(defined.values()))),
-        worst_client=ordered[0],
-        worst=defined[ordered[0]],
-        worst_tenth=float(np.mean([defined[name] for name in tenth])),
-        interval=interval,
-    )
+    mean, worst_tenth = (float(np.mean([defined[name] for name in names])) for names in (defined, tenth))
+    return ClientSummary(mean, len(defined), interval, ordered[0], defined[ordered[0]], worst_tenth)
 
 
 def compute_metric(name: str, y: Labels, p: Probabilities, class_names: Sequence[str] = ()) -> float:

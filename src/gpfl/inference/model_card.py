@@ -29,6 +29,7 @@ FILES = {
     ),
     "onnx": (
         "`model.onnx`: the model from raw samples to probabilities",
+        "`encode.py`: reads samples as the inputs of the model",
         "`example.py`: predicts the samples of a file with onnxruntime and numpy",
     ),
 }
@@ -152,7 +153,7 @@ def _describe_fill(column: ColumnSchema, encoder: Preprocessor) -> str:
 
 
 def _describe_texts(encoder: Tokenizer, format: str) -> list[str]:
-    words = "Input `words`: the words of each text, padded with empty ones; `example.py` splits texts. "
+    words = "Input `words`: the words of each text, padded with empty ones; `encode.py` splits texts. "
     return [
         f"Texts of the columns {', '.join(encoder.columns)}. {words if format == 'onnx' else ''}Words are looked up in a "
         f"vocabulary of {len(encoder.words):,}, others are left out; {encoder.length} words count, the rest of a text is cut."

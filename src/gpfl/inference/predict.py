@@ -23,7 +23,7 @@ from gpfl.inference.client_model import ClientModel
 from gpfl.inference.inputs import NewData, NewInputs, ReadOptions, read_inputs
 from gpfl.inference.load import list_models, load_model
 from gpfl.inference.metrics import MetricsReport, describe_bootstrap, evaluate_predictions
-from gpfl.inference.threshold import Threshold, check_threshold, decide, describe_thresholds
+from gpfl.inference.threshold import Threshold, decide, describe_thresholds
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,8 +111,8 @@ def predict(
     if client and client_column:
         raise GpflError("--client and --client-column exclude each other: leave one out")
     options = options or ReadOptions()
-    if threshold is not None:
-        check_threshold(threshold, "--threshold")
+    if threshold is not None and not 0 < threshold < 1:
+        raise GpflError(f"--threshold is {threshold:g}; it must be above 0 and below 1, such as 0.5")
     files = list_models(source)
     if not client and not client_column and len(files) > 1:
         raise _name_clients_error(source, data, list(files))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ import numpy.typing as npt
 
 from gpfl.core.metrics import METRICS
 from gpfl.data.files.raw_table import join_names
-from gpfl.errors import GpflError, pluralize
+from gpfl.errors import pluralize
 from gpfl.inference.bootstrap import Floats, Labels, Probabilities
 
 THRESHOLD_METRICS = ("balanced_accuracy", "macro_f1", "accuracy")  # metrics that a threshold can be chosen for
@@ -29,12 +28,6 @@ class Threshold:
     n_samples: int  # number of validation samples
     score: float  # the metric on these samples
     score_at_half: float  # the metric on these samples at a threshold of 0.5
-
-
-def check_threshold(value: float, name: str) -> None:
-    """Raise if a threshold is not between 0 and 1."""
-    if not (math.isfinite(value) and 0 < value < 1):
-        raise GpflError(f"{name} is {value:g}; it must be above 0 and below 1, such as 0.5")
 
 
 def describe_thresholds(thresholds: Mapping[str, Threshold | float | None], class_name: str) -> list[str]:

@@ -102,7 +102,7 @@ def _worst_first(report: MetricsReport, metric: str) -> list[str]:
 
 def _notes(report: MetricsReport, shown: Sequence[str]) -> list[str]:
     total = len(report.clients)
-    counts = {METRICS[name].label: report.over_clients[name].n_clients for name in shown}
+    counts = {METRICS[name].label: report.over_clients[name].clients for name in shown}
     return [
         f"{label} is defined for {count} of {total} clients; means leave out the others."
         for label, count in counts.items()

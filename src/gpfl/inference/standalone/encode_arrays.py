@@ -21,3 +21,8 @@ def encode(x: npt.NDArray[Any], spec: Mapping[str, Any]) -> npt.NDArray[Any]:
     if not (np.isfinite(x).all() and x.min() >= low and x.max() <= (np.inf if high is None else high)):
         raise ValueError(f"samples hold values that the model does not take: NaN, or outside {low} to {high}")
     return x.astype(spec["dtype"])
+
+
+def graph_inputs(x: npt.NDArray[Any], spec: Mapping[str, Any], _: Sequence[Any]) -> dict[str, npt.NDArray[Any]]:
+    """Return the input of the ONNX model."""
+    return {"x": x.astype(spec["dtype"])}

@@ -60,3 +60,17 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         return float((np.datetime64(text) - np.datetime64(0, "D")) / np.timedelta64(1, "D"))
+
+
+def graph_inputs(
+    cells: Mapping[str, Sequence[str]], spec: Mapping[str, Any], columns: Sequence[Any]
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the inputs of the ONNX model: texts, and numbers with NaN where they are missing."""
+    inputs: dict[str, npt.NDArray[Any]] = {}
+    for column in columns:
+        texts = [cell.strip() for cell in cells[column.name]]
+        if column.type == "tensor(string)":
+            inputs[column.name] = np.array(texts, dtype=object)
+        else:
+            inputs[column.name] = np.array([np.nan if text.lower() in spec["missing"] else _number(text) for text in texts])
+    return inputs

@@ -25,3 +25,8 @@ def encode(paths: Sequence[str], spec: Mapping[str, Any]) -> npt.NDArray[np.uint
         resized = image if image.size == size else image.resize(size, Image.Resampling.BILINEAR)
         images.append(np.asarray(resized).reshape(*size[::-1], -1).transpose(2, 0, 1))
     return np.stack(images)
+
+
+def graph_inputs(paths: Sequence[str], spec: Mapping[str, Any], _: Sequence[Any]) -> dict[str, npt.NDArray[np.uint8]]:
+    """Return the input of the ONNX model."""
+    return {"pixels": encode(paths, spec)}

@@ -32,3 +32,10 @@ def split_words(text: str) -> list[str]:
     """Split a text into lower-case words and punctuation marks, without quotes."""
     spaced = re.sub(r"(['.,()!?])", r" \1 ", text.lower().replace('"', ""))
     return re.sub(r"<br />|[;:]", " ", spaced).split()
+
+
+def graph_inputs(rows: Sequence[Mapping[str, str]], spec: Mapping[str, Any], _: Sequence[Any]) -> dict[str, npt.NDArray[Any]]:
+    """Return the input of the ONNX model, the words of each text, padded with empty ones."""
+    texts = [split_words(" ".join(row[name].strip() for name in spec["columns"])) for row in rows]
+    longest = max(map(len, texts))
+    return {"words": np.array([words + [""] * (longest - len(words)) for words in texts], dtype=object)}
