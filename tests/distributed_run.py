@@ -1,4 +1,4 @@
-"""A run of several processes, for test_distributed: torchrun … distributed_run.py FOLDER METHOD [ROUND | resume]."""
+"""A run of several processes, for test_distributed: torchrun … distributed_run.py FOLDER METHOD[+RULE] [ROUND | resume]."""
 
 import sys
 
@@ -22,6 +22,8 @@ def main() -> None:
     if stop == ["resume"]:
         gpfl.resume(folder)
         exit_process()
+    method, _, aggregation = method.partition("+")
+    secure_sum = aggregation == "secure_sum"
     federation = gpfl.federate("digits", clients=5, classes_per_client=3, validation_fraction=0.1)
     callbacks = [Stop(int(stop[0]))] if stop else []
     gpfl.fit(
@@ -32,6 +34,8 @@ def main() -> None:
         lr=0.05,
         client_fraction=0.6,
         metric="log_loss",
+        aggregation="mean" if secure_sum or not aggregation else aggregation,
+        secure_sum=secure_sum,
         seed=1,
         checkpoint_every=2,
         out=folder,

@@ -43,9 +43,12 @@ def test_deployed_equals_simulated(method: str, tmp_path: Path) -> None:
         {"train": {"client_fraction": 0.5, "rounds": 3}},
         {"defence": {"clip": 1.0, "noise": 0.5}},
         {"defence": {"clip": 1.0, "bits": 8}},
+        {"train": {"aggregation": "median"}},
+        {"train": {"aggregation": "trimmed_mean", "trim_fraction": 0.1}, "method": {"name": "fedrod"}},
+        {"train": {"aggregation": "krum", "krum_byzantine": 0}},
         {"defence": {"example_clip": 1.0, "example_noise": 0.5}, "method": {"name": "fedavg"}},
     ],
-    ids=["stale", "sampled", "noise", "bits", "examples"],
+    ids=["stale", "sampled", "noise", "bits", "median", "trimmed", "krum", "examples"],
 )
 def test_deployed_equals_simulated_with_options(sections: Sections, tmp_path: Path) -> None:
     train = {"rounds": 2, "lr": 0.05, **sections.get("train", {})}

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import toy_federation
-from direct_sites import make_sites, roster_of
+from direct_sites import assert_equal, make_sites, roster_of
 
 from gpfl.core import tree
+from gpfl.defences.aggregation import FRACTION_BITS, MAX_VALUE, from_integers
 from gpfl.errors import GpflError
 from gpfl.methods import METHODS
 
@@ -22,7 +23,7 @@ pytest.importorskip("cryptography", reason="needs gpfl[flower]")
 
 from gpfl.deploy import keys
 from gpfl.deploy.messages import Answer, RoundReply, RoundRequest, Transport
-from gpfl.deploy.secure_sum import FRACTION_BITS, MAX_VALUE, Masker, SumContext, sum_masked
+from gpfl.deploy.secure_sum import Masker, SumContext, sum_is_plausible, sum_masked
 from gpfl.deploy.server import Connect, CoordinatorFolder, run_coordinator
 from gpfl.deploy.worker import Worker
 from gpfl.io.tensors import unpack_tensors
@@ -56,7 +57,7 @@ def test_masked_uploads_sum_to_the_weighted_mean(maskers: list[Masker]) -> None:
     weights = [0.5, 0.2, 0.3]
     parts = uploads()
     masked = [m.mask(part, w, CONTEXT) for m, part, w in zip(maskers, parts, weights, strict=True)]
-    mean = sum_masked(masked, parts[0])
+    mean = {path: from_integers(total) for path, total in sum_masked(masked, parts[0]).items()}
     for path in ("a", "b"):
         expected = sum(w * part[path].double() for w, part in zip(weights, parts, strict=True))
         rounding = expected.abs() * 2.0**-24  # to float32
@@ -79,7 +80,8 @@ def test_a_masked_upload_looks_like_noise_and_is_another_one_each_time(maskers: 
     assert len({each.tobytes() for each in masked}) == 4
     # Without one site, the sum of the others is noise as well.
     two = sum_masked([m.mask(zeros, 1.0, CONTEXT) for m in maskers[:2]], zeros)
-    assert two["a"].abs().median() > 1e6
+    assert from_integers(two["a"]).abs().median() > 1e6
+    assert not sum_is_plausible(two["a"])
 
 
 def test_entries_that_do_not_fit_are_errors(maskers: list[Masker]) -> None:
@@ -109,7 +111,7 @@ def spy(workers: list[Worker], change: Callable[[int, RoundRequest, bytes], Answ
 
 
 @pytest.mark.parametrize("method", ["gpfl", "fedproto"])
-def test_a_run_with_secure_sums_is_that_of_plain_means_to_the_step(method: str, tmp_path: Path) -> None:
+def test_secure_sums_are_the_simulated_ones_to_the_bit_and_plain_means_to_the_step(method: str, tmp_path: Path) -> None:
     config = {"method": {"name": method}}
     card = d.make(tmp_path, config, {}, secure_sum=True)
     sent: list[dict[str, torch.Tensor]] = []
@@ -119,8 +121,12 @@ def test_a_run_with_secure_sums_is_that_of_plain_means_to_the_step(method: str, 
 
     outcome = run_coordinator(tmp_path / "d" / "coordinator", spy(d.make_workers(tmp_path), record))
     expected = d.simulate_files(tmp_path, card).outcome
+    assert_equal(outcome.last.shared, expected.last.shared)
+    assert [r["bytes_up"] for r in outcome.history] == [r["bytes_up"] for r in expected.history]
+    card.config["train"]["secure_sum"] = False
+    plain = d.simulate_files(tmp_path, card).outcome
     for path, tensor in tree.flatten(outcome.last.shared).items():
-        assert (tensor - tree.flatten(expected.last.shared)[path]).abs().max() < 2e-6, path
+        assert (tensor - tree.flatten(plain.last.shared)[path]).abs().max() < 2e-6, path
     assert {tensor.dtype for upload in sent for tensor in upload.values()} == {torch.int64}
 
 

@@ -51,7 +51,9 @@ def assert_same_run(first: Path, second: Path) -> None:
             assert float((value - models[1][name]).abs().max()) < 1e-6
 
 
-SLOW_METHODS = [pytest.param(method, marks=pytest.mark.slow) for method in ("fedproto", "fedavg-ft")]
+SLOW_METHODS = [
+    pytest.param(method, marks=pytest.mark.slow) for method in ("fedproto", "fedavg-ft", "gpfl+median", "gpfl+secure_sum")
+]
 
 
 @pytest.fixture(scope="module", params=["gpfl", *SLOW_METHODS])

@@ -15,6 +15,7 @@ from gpfl.core import tree
 from gpfl.core.method import Batch, ClientInfo, LossTerms, Method, Phase
 from gpfl.core.randomness import make_salt, random_key, secret_key
 from gpfl.core.tree import Tree
+from gpfl.defences.aggregation import INTEGER_BYTES
 from gpfl.defences.config import FULL_BITS, NO_DEFENCE, DefenceConfig
 from gpfl.defences.per_example import PerExampleGradient
 from gpfl.defences.uploads import compressed_bytes, transform_upload
@@ -147,8 +148,10 @@ def undefended(method: Method) -> Method:
     return method.method if isinstance(method, Defended) else method
 
 
-def upload_bytes(method: Method, upload: Tree) -> int:
+def upload_bytes(method: Method, upload: Tree, secure_sum: bool = False) -> int:
     """Return the bytes that an upload takes on the wire; `upload` is one, or a mean of several."""
+    if secure_sum:
+        return sum(INTEGER_BYTES * leaf.numel() for leaf in tree.leaves(upload))
     defence, plain = method.defence if isinstance(method, Defended) else NO_DEFENCE, undefended(method)
     if not isinstance(plain, GPFL) or not plain.sends_factors or defence.transforms_uploads:
         return compressed_bytes(upload, defence)

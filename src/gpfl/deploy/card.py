@@ -20,9 +20,9 @@ from gpfl.data.files.roles import encode_names
 from gpfl.data.images import ImageFormat
 from gpfl.data.preprocessing import ClientStatistics, PreprocessingOptions
 from gpfl.data.table import Table
+from gpfl.defences.aggregation import MIN_COHORT
 from gpfl.deploy.messages import Description
 from gpfl.deploy.roster import SECTIONS, Roster, SiteData
-from gpfl.deploy.secure_sum import MIN_COHORT
 from gpfl.errors import GpflError, pluralize
 from gpfl.federation.federation import Shard, check_nonempty
 from gpfl.federation.partition import Natural
@@ -48,7 +48,6 @@ class DataCard:
         split: How a site divides its rows: options of the partition 'natural'.
         columns: Columns as `Schema.to_dict` describes them; empty for arrays and images.
         samples: Shape and kind of samples that are not columns; empty for columns.
-        secure_sum: Whether the coordinator learns the sum of uploads alone.
 
     """
 
@@ -60,7 +59,6 @@ class DataCard:
     split: Mapping[str, object] = field(default_factory=dict)
     columns: Mapping[str, object] = field(default_factory=dict)
     samples: Mapping[str, object] = field(default_factory=dict)
-    secure_sum: bool = False
 
     @classmethod
     def make(
@@ -69,7 +67,7 @@ class DataCard:
         """Return the card of a config.
 
         Its section [data] has a schema, which declares columns and classes, or names an example of arrays or images, unless
-        one is given. The section [partition] says how each site divides its rows.
+        one is given. The section [partition] says how each site divides its rows. `secure_sum` sets train.secure_sum.
         """
         reading, split = dict(config.get("data", {})), dict(config.get("partition", {}))
         path, schema = str(reading.pop("name", "")), str(reading.pop("schema", ""))
@@ -98,12 +96,20 @@ class DataCard:
             raise GpflError(f"{schema} declares {pluralize(len(classes), 'class')}: list the label and all of its classes")
         if len(set(sites)) != len(sites) or not sites:
             raise GpflError(f"the sites are {', '.join(sites) or 'none'}; give each a name of its own")
-        if secure_sum and len(sites) < MIN_COHORT:
-            raise GpflError(f"a secure sum needs {MIN_COHORT} sites; there are {len(sites)}")
         sections = {key: dict(values) for key, values in config.items() if key in SECTIONS}
+        if secure_sum:
+            sections["train"] = {**sections.get("train", {}), "secure_sum": True}
         sections["run"] = {**sections.get("run", {}), "engine": "loop", "device": "auto"}
         _, names = encode_names(as_text(list(sites)))  # in the order of `gpfl run` on a folder with the files of all sites
-        return cls(run, tuple(names), tuple(classes), sections, reading, split, columns, samples, secure_sum)
+        card = cls(run, tuple(names), tuple(classes), sections, reading, split, columns, samples)
+        if card.secure_sum and len(sites) < MIN_COHORT:
+            raise GpflError(f"a secure sum needs {MIN_COHORT} sites; there are {len(sites)}")
+        return card
+
+    @property
+    def secure_sum(self) -> bool:
+        """Whether the coordinator learns the sum of uploads alone."""
+        return bool(self.config.get("train", {}).get("secure_sum", False))
 
     def to_toml(self) -> str:
         """Return the content as a TOML document."""

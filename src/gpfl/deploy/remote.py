@@ -16,11 +16,13 @@ from gpfl.core import tree
 from gpfl.core.local_round import local_round
 from gpfl.core.metrics import Evaluation
 from gpfl.core.tree import Tree
+from gpfl.defences.aggregation import MAX_VALUE
 from gpfl.deploy.messages import FlatTree, RoundReply, RoundRequest, Transport
 from gpfl.deploy.roster import Roster
-from gpfl.deploy.secure_sum import MIN_COHORT, find_masked_fault, sum_masked
-from gpfl.engine.base import Engine, EvalRequest, FinalRequest, RoundResult, RunSpec, TrainRequest, add_weighted
-from gpfl.engine.guard import Guard, find_fault
+from gpfl.deploy.secure_sum import find_masked_fault, sum_is_plausible, sum_masked
+from gpfl.engine.aggregator import Aggregator, SecureSum
+from gpfl.engine.base import Engine, EvalRequest, FinalRequest, RoundResult, RunSpec, TrainRequest
+from gpfl.engine.guard import Guard
 from gpfl.errors import GpflError, pluralize
 from gpfl.io import files
 
@@ -121,33 +123,34 @@ class Remote(Engine):
         return Evaluation(correct, loss, sizes[list(good)].astype(np.float64), clients)
 
     def train_round(self, request: TrainRequest) -> RoundResult:
-        """Return the mean of the uploads that pass the guard, asking again while there are too few."""
-        if self._roster.mask_keys:
+        """Return the uploads that pass the guard, asking again while there are too few."""
+        if self.aggregation.secure_sum:
             return self._train_summed(request)
+        needed = max(self._min_clients, self.aggregation.min_clients)
         for attempt in range(self._attempts):
             if self._replies[0] != request.round or attempt:
                 self._ask(request.round, request.shared, request.cohort, evaluate=False)
             replies = self._accept(request)
-            if len(replies) >= max(1, self._min_clients):
+            if len(replies) >= needed:
                 break
-            self._log(f"round {request.round}: {pluralize(len(replies), 'upload')}, {self._min_clients} needed; asking again")
+            self._log(f"round {request.round}: {pluralize(len(replies), 'upload')}, {needed} needed; asking again")
         else:
+            rule = f"train.aggregation = '{self.aggregation.rule}' needs {needed}"
+            limit = f"--min-clients is {needed}" if needed == self._min_clients else rule
             raise GpflError(
                 f"round {request.round}: {pluralize(len(replies), 'upload')} from {len(request.cohort)} sites "
-                f"({self._describe_errors()}), and --min-clients is {self._min_clients}: lower it, or start the sites and "
-                "run again"
+                f"({self._describe_errors()}), and {limit}: lower it, or start the sites and run again"
             )
         cohort = sorted(replies)
-        weights = self.aggregation_weights(request._replace(clients=cohort, cohort=cohort))
-        mean: Tree = {}
+        uploads = self.new_aggregator(request._replace(clients=cohort, cohort=cohort))
         for i, client in enumerate(cohort):
-            mean = add_weighted(mean, tree.unflatten_like(self._template, replies[client].upload), weights[i])
-        return self._result(request, replies, mean)
+            uploads.add(i, tree.unflatten_like(self._template, replies[client].upload))
+        return self._result(request, replies, uploads)
 
     def _train_summed(self, request: TrainRequest) -> RoundResult:
         """Return the mean in a secure sum, repeating the round without sites that drop out."""
         cohort, template = list(request.cohort), tree.flatten(self._template)
-        needed = max(MIN_COHORT, self._min_clients)
+        needed = max(self.aggregation.min_clients, self._min_clients)
         for attempt in range(self._attempts):
             if self._replies[0] != request.round or attempt:
                 self._ask(request.round, request.shared, cohort, evaluate=False, attempt=attempt)
@@ -159,12 +162,13 @@ class Remote(Engine):
                     self._log(f"round {request.round}: upload of {self._name(client)} dropped: {fault}")
                     del replies[client]
             if len(replies) == len(cohort) >= needed:
-                mean = sum_masked([reply.upload for _, reply in sorted(replies.items())], template)
-                if fault := find_fault(mean, template):
+                total = sum_masked([reply.upload for _, reply in sorted(replies.items())], template)
+                if faults := [path for path, numbers in total.items() if not sum_is_plausible(numbers)]:
                     raise GpflError(
-                        f"round {request.round}: the secure sum cannot be used ({fault}): lower --lr, or check the sites"
+                        f"round {request.round}: the secure sum cannot be used ('{faults[0]}' has entries beyond "
+                        f"{MAX_VALUE:.3g}, so masks did not cancel or a site sent nonsense): check the logs of the sites"
                     )
-                return self._result(request, replies, tree.unflatten_like(self._template, mean))
+                return self._result(request, replies, SecureSum.of(tree.unflatten_like(self._template, total)))
             # Sites that were only late may take part again; those that were not heard of are left out.
             cohort = sorted(replies) if len(replies) >= needed else list(request.cohort)
             self._log(f"round {request.round}: the secure sum lacks sites ({self._describe_errors()}); repeating the round")
@@ -173,13 +177,13 @@ class Remote(Engine):
             "run again, or lower --min-clients"
         )
 
-    def _result(self, request: TrainRequest, replies: Mapping[int, RoundReply], mean: Tree) -> RoundResult:
+    def _result(self, request: TrainRequest, replies: Mapping[int, RoundReply], aggregator: Aggregator) -> RoundResult:
         cohort = sorted(replies)
         names = replies[cohort[0]].terms
         terms = {name: torch.tensor([replies[client].terms[name] for client in cohort]) for name in names}
         uploads = sum(bool(reply.upload) for reply in self._replies[1].values())
         self._record(request, cohort)
-        return RoundResult(mean, request.private, terms, uploads)
+        return RoundResult(aggregator, request.private, terms, uploads)
 
     def finish(self, shared: Tree, round: int) -> dict[str, str]:
         """Send all sites the state whose models they keep, and return why some did not confirm, by name."""
@@ -212,7 +216,7 @@ class Remote(Engine):
                 splits=splits,
                 final=final,
                 agreement="" if client in self._agreed else self._roster.to_json(),
-                cohort=tuple(cohort) if self._roster.mask_keys else (),
+                cohort=tuple(cohort) if self.aggregation.secure_sum else (),
                 attempt=attempt,
                 shared=flat,
             ).pack()

@@ -17,16 +17,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gpfl.defences.aggregation import MAX_VALUE, MIN_COHORT, from_integers, to_integers
 from gpfl.deploy import keys
 from gpfl.deploy.messages import FlatTree
 from gpfl.errors import GpflError
-
-FRACTION_BITS = 36
-"""Bits after the point of a masked number: entries of the mean are exact to 2⁻³⁷ for each site."""
-MAX_VALUE = 2.0 ** (62 - FRACTION_BITS)
-"""Largest magnitude of an entry times its weight. Sums of weighted entries, which are means, stay below it."""
-MIN_COHORT = 3
-"""Fewest sites of a sum: with two, each knows the other's upload."""
 
 
 @dataclass(frozen=True)
@@ -74,15 +68,19 @@ class Masker:
 
 
 def sum_masked(uploads: Sequence[Mapping[str, Tensor]], template: Mapping[str, Tensor]) -> FlatTree:
-    """Return the mean in the masked uploads of a whole cohort."""
-    mean = {}
+    """Return the sum of the masked uploads of a whole cohort, in which masks cancel."""
+    sums = {}
     for path, like in template.items():
         total = np.zeros(like.shape, dtype=np.uint64)
         for upload in uploads:
             total += upload[path].numpy().view(np.uint64)
-        numbers = total.view(np.int64).astype(np.float64) / 2.0**FRACTION_BITS
-        mean[path] = torch.from_numpy(np.atleast_1d(numbers)).reshape(like.shape).to(like.dtype)
-    return mean
+        sums[path] = torch.from_numpy(np.atleast_1d(total.view(np.int64))).reshape(like.shape)
+    return sums
+
+
+def sum_is_plausible(total: Tensor) -> bool:
+    """Return whether a sum can be that of weighted entries; of masks that do not cancel, half the entries cannot."""
+    return bool((from_integers(total).abs() < MAX_VALUE).all())
 
 
 def find_masked_fault(upload: Mapping[str, Tensor], template: Mapping[str, Tensor]) -> str:
@@ -98,10 +96,10 @@ def find_masked_fault(upload: Mapping[str, Tensor], template: Mapping[str, Tenso
 
 
 def _quantise(tensor: Tensor, weight: float, path: str) -> npt.NDArray[np.uint64]:
-    weighted = tensor.detach().cpu().double().numpy().ravel() * weight
-    if not np.abs(weighted).max(initial=0.0) < MAX_VALUE:
+    numbers, faulty = to_integers(tensor.detach().cpu(), weight)
+    if faulty:
         raise GpflError(f"'{path}' has an entry beyond {MAX_VALUE:.3g}, or NaN, which a secure sum cannot hold")
-    return np.rint(weighted * 2.0**FRACTION_BITS).astype(np.int64).view(np.uint64)
+    return numbers.numpy().ravel().view(np.uint64)
 
 
 def _split(numbers: npt.NDArray[np.int64], like: Mapping[str, Tensor]) -> FlatTree:

@@ -14,6 +14,7 @@ from gpfl.core import tree
 from gpfl.core.precision import matmul_precision
 from gpfl.core.randomness import MAX_SEED, generator
 from gpfl.core.tree import Tree
+from gpfl.defences.aggregation import MEAN
 from gpfl.defences.defended import Defended
 from gpfl.deploy.messages import RoundReply, RoundRequest
 from gpfl.deploy.roster import Roster, SiteData
@@ -55,7 +56,8 @@ class Site:
     ) -> None:
         self.roster, self.name, self.folder, self._secret = roster, name, folder, secret
         self.client = roster.index(name)
-        self.config, self.spec = roster.prepare(roster.federation(name, data))
+        self.config, spec = roster.prepare(roster.federation(name, data))
+        self.spec = replace(spec, aggregation=MEAN)  # of one upload: the upload
         self.engine = Loop(self.spec)
         self._shared, self._private = self.spec.method.init(self.config.run.seed)
 

@@ -24,12 +24,13 @@ from pathlib import Path
 import torch
 
 import gpfl
+from gpfl.defences.aggregation import MIN_COHORT
 from gpfl.deploy import keys
 from gpfl.deploy.card import DataCard, describe_site
 from gpfl.deploy.messages import FlatTree, RefusedError, RoundRequest, pack_refusal
 from gpfl.deploy.policy import Policy
 from gpfl.deploy.roster import Roster
-from gpfl.deploy.secure_sum import MIN_COHORT, Masker, SumContext
+from gpfl.deploy.secure_sum import Masker, SumContext
 from gpfl.deploy.site import Site
 from gpfl.deploy.socket import receive, send, socket_path
 from gpfl.errors import GpflError

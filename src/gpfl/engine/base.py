@@ -21,6 +21,8 @@ from gpfl.core.method import Batch, ClientInfo, LossTerms, Method, Phase
 from gpfl.core.metrics import Evaluation
 from gpfl.core.tree import Tree
 from gpfl.data.table import Table
+from gpfl.defences.aggregation import MEAN, Aggregation
+from gpfl.engine.aggregator import Aggregator, make_aggregator
 from gpfl.engine.guard import find_fault
 from gpfl.federation import Federation
 
@@ -38,6 +40,7 @@ class RunSpec:
     class_counts: str = "all"  # samples behind label counts: "all", or those "used" by an unshuffled pass
     compile: str = "off"  # "on", "off" or "auto"
     precision: str = "float32"
+    aggregation: Aggregation = MEAN
 
     @property
     def device(self) -> torch.device:
@@ -90,12 +93,17 @@ class FinalRequest(NamedTuple):
 
 
 class RoundResult(NamedTuple):
-    """The weighted mean of a cohort's uploads, and the clients' new private state, stacked in order."""
+    """A cohort's uploads, and the clients' new private state, stacked in order."""
 
-    mean: Tree
+    uploads: Aggregator
     private: Tree
     terms: LossTerms  # (clients,) each
     n_uploads: int | None = None  # uploads received, also of clients that are not in the mean; None: one of each client
+
+    @property
+    def mean(self) -> Tree:
+        """The weighted mean of the uploads, or what another rule of aggregation makes of them."""
+        return self.uploads.result()
 
 
 class Engine(ABC):
@@ -113,7 +121,7 @@ class Engine(ABC):
         self._spec = spec
         self.method, self.schedule = spec.method, spec.schedule
         self.federation, self.device = spec.federation, spec.device
-        self.class_counts = spec.class_counts
+        self.class_counts, self.aggregation = spec.class_counts, spec.aggregation
         self.local_clients: Sequence[int] = range(len(spec.federation))  # the clients of this process
         counted = [self._samples_for_label_counts(shard.train) for shard in spec.federation.shards]
         self._label_counts = torch.from_numpy(self.federation.count_labels(counted)).to(self.device)
@@ -384,22 +392,23 @@ class Engine(ABC):
         correct, loss = scores.T.cpu().double().numpy()
         return Evaluation(correct, loss, self.federation.n_samples(request.split)[list(request.clients)].astype(np.float64))
 
-    def to_result(self, request: TrainRequest, mean: Tree, private: Sequence[Tree], terms: Sequence[LossTerms]) -> RoundResult:
+    def new_aggregator(self, request: TrainRequest) -> Aggregator:
+        """Return an aggregator for the uploads of a request."""
+        return make_aggregator(self.aggregation, self.aggregation_weights(request))
+
+    def to_result(
+        self, request: TrainRequest, uploads: Aggregator, private: Sequence[Tree], terms: Sequence[LossTerms]
+    ) -> RoundResult:
         """Return the result of a round, private state and loss terms stacked in the order of the request."""
         stacked = {name: torch.stack([each[name] for each in terms]) for name in terms[0]}
         device = tree.device_of(request.private) or self.private_device(tree.count_bytes(private[0]))
-        return RoundResult(mean, tree.to(tree.stack(private), device), stacked)
+        return RoundResult(uploads, tree.to(tree.stack(private), device), stacked)
 
 
 def _final_spec(spec: RunSpec) -> RunSpec:
     """Return the final phases of a run as a run."""
-    return dataclasses.replace(spec, method=FinalRound.of(spec.method), schedule=spec.schedule.for_final_phases())
-
-
-def add_weighted(total: Tree, upload: Tree, weight: Tensor) -> Tree:
-    """Return total + weight × upload, where an empty total is zero."""
-    scaled = tree.map_leaves(lambda t: weight * t, upload)
-    return tree.map_leaves(torch.add, total, scaled) if total else scaled
+    schedule = spec.schedule.for_final_phases()
+    return dataclasses.replace(spec, method=FinalRound.of(spec.method), schedule=schedule, aggregation=MEAN)
 
 
 def add_terms(sums: LossTerms, terms: LossTerms) -> LossTerms:

@@ -21,9 +21,8 @@ class ConcurrentRound:
         self.method = request.method
         self.plans = [engine.plan(client, request.round, request.schedule) for client in request.clients]
         self._info = engine.client_info(request.clients, request.round)
-        self._weights = engine.aggregation_weights(request)
+        self._uploads = engine.new_aggregator(request)
         self._prefetched: dict[tuple[int, ...], Tree] = {}
-        self._mean: Tree = {}
         self._new_private: list[Tree] = []
         self._terms: list[LossTerms] = []
         self._order: list[int] = []
@@ -58,7 +57,7 @@ class ConcurrentRound:
         order = torch.as_tensor(np.argsort(self._order), device=self._engine.device)
         terms = {name: torch.cat([group[name] for group in self._terms])[order] for name in self._terms[0]}
         private = tree.concatenate(self._new_private)
-        return RoundResult(self._mean, tree.take(private, order.to(tree.device_of(private) or order.device)), terms)
+        return RoundResult(self._uploads, tree.take(private, order.to(tree.device_of(private) or order.device)), terms)
 
     def _inputs(self, positions: list[int]) -> tuple[Tree, ClientInfo]:
         private = self._prefetched.get(tuple(positions))
@@ -67,9 +66,7 @@ class ConcurrentRound:
         return private, self._info.select(torch.as_tensor(positions, device=self._engine.device))
 
     def _add(self, positions: list[int], upload: Tree, private: Tree, terms: LossTerms) -> None:
-        weights = self._weights[torch.as_tensor(positions, device=self._engine.device)]
-        scaled = tree.map_leaves(lambda t: torch.tensordot(weights.to(t.dtype), t, dims=1), upload)
-        self._mean = tree.map_leaves(torch.add, self._mean, scaled) if self._mean else scaled
+        self._uploads.add_stacked(positions, upload)
         bytes_per_client = tree.count_bytes(private) // len(positions)
         device = tree.device_of(self._private) or self._engine.private_device(bytes_per_client)
         self._new_private.append(tree.to(private, device))

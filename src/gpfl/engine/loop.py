@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from gpfl.core.local_round import local_round
-from gpfl.core.tree import Tree
-from gpfl.engine.base import Engine, RoundResult, TrainRequest, add_weighted
+from gpfl.engine.base import Engine, RoundResult, TrainRequest
 
 
 class Loop(Engine):
@@ -15,16 +14,15 @@ class Loop(Engine):
     name: ClassVar[str] = "loop"
 
     def train_round(self, request: TrainRequest) -> RoundResult:
-        """Run a round, summing uploads client by client."""
+        """Run a round, client by client."""
         info = self.client_info(request.clients, request.round)
-        weights = self.aggregation_weights(request)
-        mean: Tree = {}
+        uploads = self.new_aggregator(request)
         new_private, terms = [], []
         for i, client in enumerate(request.clients):
             private = self.fetch_private(request.private, i)
             plan = self.plan(client, request.round, request.schedule)
             update = local_round(self.method, request.shared, private, self.federation.table, plan, info.select(i))
-            mean = add_weighted(mean, update.upload, weights[i])
+            uploads.add(i, update.upload)
             new_private.append(update.private)
             terms.append(update.terms)
-        return self.to_result(request, mean, new_private, terms)
+        return self.to_result(request, uploads, new_private, terms)

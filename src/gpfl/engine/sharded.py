@@ -1,4 +1,4 @@
-"""The engine for several processes: each runs its own clients on a local engine, and uploads are summed over processes."""
+"""The engine for several processes: each runs its own clients on a local engine, and uploads are aggregated over processes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from torch import Tensor
 from gpfl.core import tree
 from gpfl.core.metrics import Evaluation
 from gpfl.core.tree import Tree
+from gpfl.engine.aggregator import make_aggregator
 from gpfl.engine.base import Engine, EvalRequest, FinalRequest, RoundResult, RunSpec, TrainRequest
 from gpfl.engine.distributed import ProcessGroup
 from gpfl.engine.slots import pack
 
 
 class Sharded(Engine):
-    """Engine of one of several processes. Private state stays with its process; only sums, loss terms and scores travel."""
+    """Engine of one of several processes. Private state stays with its process.
+
+    Sums of uploads, loss terms and scores travel, and uploads themselves if the rule of aggregation compares them.
+    """
 
     name: ClassVar[str] = "sharded"
 
@@ -35,22 +39,24 @@ class Sharded(Engine):
         return f"{self._local_engine.description} on {self._group.world_size} ranks"
 
     def train_round(self, request: TrainRequest) -> RoundResult:
-        """Run the round of this process's clients and sum uploads over all processes."""
+        """Run the round of this process's clients and aggregate the uploads of all processes."""
         local = self._local_engine.train_round(request) if request.clients else self._empty_result(request)
         terms_by_rank = self._group.all_gather({name: values.cpu() for name, values in local.terms.items()})
         clients_by_rank = self._group.all_gather(list(request.clients))
         order = np.argsort([client for clients in clients_by_rank for client in clients])
         names = next((list(terms) for terms in terms_by_rank if terms), [])
         terms = {name: torch.cat([terms[name] for terms in terms_by_rank if terms])[order].to(self.device) for name in names}
-        return RoundResult(self._group.all_reduce(local.mean), local.private, terms)
+        return RoundResult(local.uploads.gather(clients_by_rank, self._group), local.private, terms)
 
     def _empty_result(self, request: TrainRequest) -> RoundResult:
-        """Return the result of a process without a client in the cohort: a mean of zeros."""
+        """Return the result of a process without a client in the cohort: no uploads."""
         private = tree.to(self.method.init(request.schedule.seed)[1], self.device)
         client = self.client_info([0], request.round).select(0)
         local_state = self.method.download(request.shared, private, client)
         upload, _ = self.method.upload(request.shared, local_state, private, client)
-        return RoundResult(tree.map_leaves(torch.zeros_like, upload), request.private, {})
+        uploads = make_aggregator(self.aggregation, self._n_samples[:0])
+        uploads.add_stacked([], tree.take(tree.repeat(upload, 1), slice(0)))
+        return RoundResult(uploads, request.private, {})
 
     def run_final_phases(self, requests: Sequence[FinalRequest], engines: Sequence[Engine] = ()) -> list[Tree]:
         """Return the clients' private state after the final phases, which send nothing to other processes."""

@@ -16,7 +16,8 @@ from gpfl.core import tree
 from gpfl.core.local_round import ClientUpdate, Plan, Samples, local_round
 from gpfl.core.method import ClientInfo, LossTerms, Method, Phase
 from gpfl.core.tree import Tree
-from gpfl.engine.base import ClientFunction, Engine, EvalRequest, RoundResult, RunSpec, TrainRequest, add_terms, add_weighted
+from gpfl.engine.aggregator import Aggregator
+from gpfl.engine.base import ClientFunction, Engine, EvalRequest, RoundResult, RunSpec, TrainRequest, add_terms
 from gpfl.engine.compiler.program import Buffers, Program, to_channels_last
 from gpfl.engine.slots import pack
 
@@ -25,9 +26,9 @@ Programs: TypeAlias = list[Program | None]
 
 
 class WorkerResult(NamedTuple):
-    """The weighted sum of a worker's uploads, and its clients' private state and loss terms by position in the request."""
+    """A worker's uploads, and its clients' private state and loss terms by position in the request."""
 
-    total: Tree
+    uploads: Aggregator
     private: dict[int, Tree]
     terms: dict[int, LossTerms]
 
@@ -53,29 +54,27 @@ class Workers(Engine):
         shared, private, clients = request.shared, request.private, request.clients
         plans = [self.plan(client, request.round, request.schedule) for client in clients]
         info = self.client_info(clients, request.round)
-        weights = self.aggregation_weights(request)
         programs = self._programs_by_phase(shared, private, info, plans)
         packing = pack([sum(len(steps) for steps in plan) for plan in plans], min(self.n_workers, len(clients)))
 
         def work(worker: int) -> WorkerResult:
-            out = WorkerResult({}, {}, {})
+            out = WorkerResult(self.new_aggregator(request), {}, {})
             for i in packing.slots[worker]:
                 worker_programs = [by_worker[worker] for by_worker in programs]
                 update = self._local_round(
                     self._methods[worker], worker_programs, shared, self.fetch_private(private, i), plans[i], info.select(i)
                 )
-                out = out._replace(total=add_weighted(out.total, update.upload, weights[i]))
+                out.uploads.add(i, update.upload)
                 out.private[i], out.terms[i] = update.private, update.terms
             return out
 
         results = self._run_workers(work, len(packing.slots))
-        mean = results[0].total
         for result in results[1:]:
-            mean = tree.map_leaves(torch.add, mean, result.total)
+            results[0].uploads.merge(result.uploads)
         new_private = {i: value for result in results for i, value in result.private.items()}
         terms = {i: value for result in results for i, value in result.terms.items()}
         order = range(len(clients))
-        return self.to_result(request, mean, [new_private[i] for i in order], [terms[i] for i in order])
+        return self.to_result(request, results[0].uploads, [new_private[i] for i in order], [terms[i] for i in order])
 
     def _local_round(
         self, method: Method, programs: Programs, shared: Tree, private: Tree, plan: Plan, client: ClientInfo

@@ -13,6 +13,7 @@ from gpfl.core.metrics import METRICS
 from gpfl.core.options import BY_NET, SearchRange, option
 from gpfl.core.randomness import MAX_SEED
 from gpfl.data import DATASETS, DataSource, Table, find_dataset
+from gpfl.defences.aggregation import RULES
 from gpfl.defences.config import NO_DEFENCE, DefenceConfig
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.federation import MANIFEST, PARTITIONS, Federation, Partition, partition_table
@@ -109,6 +110,26 @@ class TrainOptions:
         choices=("all", "used"),
     )
     batch_norm: str = option("local", "BatchNorm running statistics: kept local, or averaged", choices=("local", "average"))
+    aggregation: str = option(
+        "mean",
+        "how the server combines uploads; all but the mean compare them, so that a malicious client has less influence",
+        choices=RULES,
+        omit_default=True,
+    )
+    trim_fraction: float = option(
+        0.2,
+        "fraction of the largest, and of the smallest, values of each entry that trimmed_mean leaves out",
+        symbol="β",
+        above=0.0,
+        max=0.5,
+        omit_default=True,
+    )
+    krum_byzantine: int = option(
+        1, "malicious clients that krum expects; a round needs 2f + 3 clients", symbol="f", min=0, omit_default=True
+    )
+    secure_sum: bool = option(
+        False, "the server sees the sum of uploads alone, in whole numbers; at least 3 clients in a round", omit_default=True
+    )
     patience: int = option(0, "stop after this many rounds without a better --metric; 0 = never", min=0)
 
 

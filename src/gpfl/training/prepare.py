@@ -10,6 +10,7 @@ import torch
 from gpfl.core.local_round import Schedule
 from gpfl.core.method import Method
 from gpfl.defences.accounting import AccountingInputs, Guarantee, privacy_guarantee
+from gpfl.defences.aggregation import Aggregation
 from gpfl.defences.coupling import check_coupling
 from gpfl.defences.defended import Defended, defend
 from gpfl.engine import RunSpec
@@ -75,7 +76,14 @@ def prepare(
     defended = defend(method, config.defence, seed=schedule.seed, min_clients=fewest)
     if isinstance(defended, Defended) and config.defence.example_clip:
         check_coupling(defended, federation.table, probe_samples(federation))  # the guarantee might be false
-    spec = RunSpec(defended, federation, schedule, train.class_counts, config.run.compile, config.run.precision)
+    aggregation = Aggregation(
+        rule=train.aggregation,
+        trim_fraction=train.trim_fraction,
+        byzantine=train.krum_byzantine,
+        secure_sum=train.secure_sum,
+    )
+    aggregation.check(method, config.defence, fewest, device)
+    spec = RunSpec(defended, federation, schedule, train.class_counts, config.run.compile, config.run.precision, aggregation)
     architecture = net if isinstance(net, Architecture) else None
     return dataclasses.replace(config, net=architecture, train=train, method=method), spec
 

@@ -203,7 +203,8 @@ class RoundLoop:
         if not result.terms:
             raise GpflError(f"the steps of method '{method.name}' return no loss terms: return at least one")
         self._check_losses(result, cohort, state.round)
-        if not tree.is_finite(result.mean):
+        mean = result.mean
+        if not tree.is_finite(mean):
             for client, fault in self.engine.find_faults(request).items():
                 self._stop(f"the upload of client {self.spec.federation.shards[client].name} is faulty: {fault}", state.round)
             self._stop("the mean of the uploads has NaN or infinity", state.round)
@@ -213,12 +214,12 @@ class RoundLoop:
             private = state.private if self.selection == "last" else tree.clone(state.private)
             tree.index_copy_(private, index, result.private)
         n_uploads = len(cohort) if result.n_uploads is None else result.n_uploads
-        up = state.bytes_up + n_uploads * upload_bytes(method, result.mean)
+        up = state.bytes_up + n_uploads * upload_bytes(method, mean, self.spec.aggregation.secure_sum)
         down = state.bytes_down + len(cohort) * tree.count_bytes(state.shared)
         losses = _mean_losses(result) if self.callbacks else {}
         for callback in self.callbacks:
             callback.on_round_end(state.round + 1, losses)
-        return RunState(state.round + 1, method.aggregate(state.shared, result.mean), private, up, down), result
+        return RunState(state.round + 1, method.aggregate(state.shared, mean), private, up, down), result
 
     def _is_evaluated(self, round: int) -> bool:
         return round % self.options.eval_every == 0 or round == self.spec.schedule.rounds
