@@ -44,4 +44,4 @@ def test_reconstructions_are_reordered_to_fit_the_true_images() -> None:
     true, found = noisy_images(1, 8)
     close = found * 0.1 + true * 0.9
     found = close[torch.tensor([2, 0, 3, 1])]
-    assert torch.equal(image_metrics.match_images(true[None], found[None]).images, close.clamp(0, 1))
+    assert torch.equal(image_metrics.match_images(true[None], found[None])[0], close.clamp(0, 1))

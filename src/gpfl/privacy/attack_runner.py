@@ -116,12 +116,12 @@ class AttackRunner:
         matched = {name: match_images(true, images) for name, images in guesses.items()}
         matched |= {f"either_{name}": match_images(true, images, either_sign=True) for name, images in guesses.items()}
         metrics = {
-            f"{name}{metric.__name__}": metric(truth, guess.images)
-            for name, guess in matched.items()
+            f"{name}{metric.__name__}": metric(truth, guess)
+            for name, (guess, _) in matched.items()
             for metric in (image_metrics.psnr, image_metrics.ssim)
         }
         metrics |= {
-            "reference_psnr": image_metrics.reference_psnr(truth, matched[""].images),
+            "reference_psnr": image_metrics.reference_psnr(truth, matched[""][0]),
             "reference_start": image_metrics.reference_psnr_of_start(truth, reconstructions.initial_logits.flatten(0, 1)),
             "gradient_distance": reconstructions.distances.repeat_interleave(case.batch),
         }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import singledispatch
 from typing import NamedTuple
 
 from torch import Tensor
@@ -12,7 +11,7 @@ from gpfl.core import tree
 from gpfl.core.method import NET_PARTS, Method
 from gpfl.core.net import Model
 from gpfl.core.tree import Tree
-from gpfl.defences import Defended, undefended
+from gpfl.defences import undefended
 from gpfl.errors import GpflError
 from gpfl.methods.fedphp import FedPHP
 from gpfl.methods.fedrod import FedRoD
@@ -29,41 +28,28 @@ class GradientTarget(NamedTuple):
     counts_in_loss: bool = False  # the loss of the output contains the client's label counts
 
 
-@singledispatch
 def gradient_targets(method: Method) -> dict[str, GradientTarget]:
-    """Return the targets of an attack on a method's uploads by name: "fe" the base, "model" base and head."""
+    """Return the targets of an attack on a method's uploads by name: "fe" the base, "model" base and head.
+
+    GPFL adds φ and the valve under g ("sfe") and their cosines to C ("sm"), as far as the ablation has them.
+    """
+    method = undefended(method)
     targets = {}
     if "base" in method.shares:
         targets["fe"] = GradientTarget(("base",), lambda model, x: model("base", x))
     if set(NET_PARTS) <= set(method.shares):
-        targets["model"] = GradientTarget(NET_PARTS, lambda model, x: model("head", model("base", x)), knows_loss=True)
+        counts_in_loss = isinstance(method, FedRoD)
+        # Under "mix" no client starts from the weights it received, so none uploads their gradient.
+        knows_loss = not counts_in_loss and not (isinstance(method, FedPHP) and method.variant == "mix")
+        targets["model"] = GradientTarget(
+            NET_PARTS, lambda model, x: model("head", model("base", x)), knows_loss, counts_in_loss
+        )
+    if isinstance(method, GPFL) and method.share_valve:  # otherwise the server cannot compute f^G
+        targets |= _targets_of_gpfl(method)
     return targets
 
 
-_common_targets = gradient_targets.dispatch(Method)
-
-
-@gradient_targets.register
-def _(method: Defended) -> dict[str, GradientTarget]:
-    return gradient_targets(method.method)
-
-
-@gradient_targets.register
-def _(method: FedRoD) -> dict[str, GradientTarget]:
-    targets = _common_targets(method)
-    return {**targets, "model": targets["model"]._replace(knows_loss=False, counts_in_loss=True)}
-
-
-@gradient_targets.register
-def _(method: FedPHP) -> dict[str, GradientTarget]:
-    targets = _common_targets(method)
-    # Under "mix" no client starts from the weights it received, so none uploads their gradient.
-    return {**targets, "model": targets["model"]._replace(knows_loss=method.variant == "inherit")}
-
-
-@gradient_targets.register
-def _(method: GPFL) -> dict[str, GradientTarget]:
-    """Return φ ("fe"), φ and the valve under g ("sfe"), and their cosines to C ("sm"), as far as the ablation has them."""
+def _targets_of_gpfl(method: GPFL) -> dict[str, GradientTarget]:
     constant = isinstance(method, GPFLVariant) and method.has_constant_contexts
     fixed = tree.leaf(constant_contexts(method.net.width), "g") if constant else None
 
@@ -76,10 +62,8 @@ def _(method: GPFL) -> dict[str, GradientTarget]:
     def cosines(model: Model, x: Tensor) -> Tensor:
         return cosine_logits(features(model, x), embeddings_of(model.weights))
 
-    targets = _common_targets(method)
     shared = [part for part in ("base", *GUIDANCE) if part in method.shared_parts]
-    if not method.share_valve:
-        return targets  # the server cannot compute f^G
+    targets = {}
     if "cov" in shared:
         targets["sfe"] = GradientTarget(("base", "cov"), features)
     if "gce" in shared:

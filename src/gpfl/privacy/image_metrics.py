@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -56,28 +54,20 @@ def _gaussian_window(side: int) -> Tensor:
     return weights / weights.sum()
 
 
-class MatchedImages(NamedTuple):
-    """Reconstructions in the order of the true images, (images, channels, height, width), and which of them were inverted."""
+def match_images(true: Tensor, reconstructed: Tensor, either_sign: bool = False) -> tuple[Tensor, Tensor]:
+    """Return the reconstructions of batches (batches, batch, …) in the order with the least squared error, (images, …).
 
-    images: Tensor
-    inverted: Tensor
-
-
-def match_images(true: Tensor, reconstructed: Tensor, either_sign: bool = False) -> MatchedImages:
-    """Return the reconstructions of batches (batches, batch, …) in the order with the least squared error.
-
-    With `either_sign` each is itself or its negative, whichever is closer.
+    With `either_sign` each is itself or its negative, whichever is closer. The second result is which are negatives.
     """
     batches = zip(true, reconstructed.clamp(0, 1), strict=True)
     images = torch.cat([guesses[_best_order(batch, guesses, either_sign)] for batch, guesses in batches])
     truth = true.flatten(0, 1)
     error, error_of_negative = ((truth - each).square().mean((-3, -2, -1)) for each in (images, 1 - images))
     inverted = (error_of_negative < error) & either_sign
-    return MatchedImages(torch.where(inverted[:, None, None, None], 1 - images, images), inverted)
+    return torch.where(inverted[:, None, None, None], 1 - images, images), inverted
 
 
 def _best_order(true: Tensor, images: Tensor, either_sign: bool) -> Tensor:
-    """Return the order of the images of a batch with the least squared error."""
     from scipy.optimize import linear_sum_assignment
 
     candidates = (images, 1 - images) if either_sign else (images,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -69,19 +69,17 @@ def reconstruct(
     gradients = observed_gradients(views, target)
     matching = GradientMatching(views[0].method.net, target, views[0].weights, squared_error)
     labels = _infer_labels(views, target) if attack == "geiping" else None
-    searches = [(upload, restart) for upload in range(len(views)) for restart in range(config.restarts)]
+    starts = [(*keys[upload], restart) for upload in range(len(views)) for restart in range(config.restarts)]
     width = config.n_concurrent or _fitting_searches(gradients, matching.weights)
     device = next(tree.leaves(gradients)).device
-    results = []
-    for first in range(0, len(searches), width):
-        chunk = searches[first : first + width]
-        index = torch.tensor([upload for upload, _ in chunk], device=device)
-        starts = [(*keys[upload], restart) for upload, restart in chunk]
-        logits = initial_logits(shape, starts, config.seed).to(device)
-        chunk_labels = None if labels is None else labels[index]
-        images_and_distances = _search(matching, attack, tree.take(gradients, index), logits, starts, chunk_labels, config)
-        results.append((*images_and_distances, logits))
-    images, distances, logits = (torch.cat(values) for values in zip(*results, strict=True))
+
+    def search(chunk: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        uploads, chunk_starts = chunk // config.restarts, [starts[index] for index in chunk.tolist()]
+        logits = initial_logits(shape, chunk_starts, config.seed).to(device)
+        chunk_labels = None if labels is None else labels[uploads]
+        return *_search(matching, attack, tree.take(gradients, uploads), logits, chunk_starts, chunk_labels, config), logits
+
+    images, distances, logits = _in_chunks(search, torch.arange(len(starts), device=device), width)
     distances = torch.nan_to_num(distances, nan=torch.inf).reshape(len(views), config.restarts)
     best = distances.argmin(1)
     uploads = torch.arange(len(views), device=device)
@@ -91,7 +89,13 @@ def reconstruct(
 
     images, distances = select(images), distances[uploads, best]
     if attack == "geiping" and labels is None and shape[0] == 1:  # in a larger batch each image has its own sign
-        images, distances = _resolve_signs(matching, gradients, images, distances, width, config)
+        matching = dataclasses.replace(matching, loss=cotangent_product)
+
+        def resolve(chunk: Tensor) -> tuple[Tensor, Tensor]:
+            start = tree.take(gradients, chunk), images[chunk], distances[chunk]
+            return geiping.resolve_sign(matching, *start, iterations=config.iterations, graph=config.graph)
+
+        images, distances = _in_chunks(resolve, uploads, width)
     return Reconstruction(images, distances, select(logits))
 
 
@@ -125,24 +129,9 @@ def _search(
     return geiping.reconstruct(matching, gradients, images, one_hot, iterations=iterations, free_output=False, graph=graph)
 
 
-def _resolve_signs(
-    matching: GradientMatching, gradients: Tree, images: Tensor, distances: Tensor, width: int, config: AttackConfig
-) -> tuple[Tensor, Tensor]:
-    """Return images and distances after a search from the negative of each, `width` at once."""
-    matching = dataclasses.replace(matching, loss=cotangent_product)
-    results = [
-        geiping.resolve_sign(
-            matching,
-            tree.take(gradients, chunk),
-            images[chunk],
-            distances[chunk],
-            iterations=config.iterations,
-            graph=config.graph,
-        )
-        for chunk in torch.split(torch.arange(len(images), device=images.device), width)
-    ]
-    all_images, all_distances = zip(*results, strict=True)
-    return torch.cat(all_images), torch.cat(all_distances)
+def _in_chunks(search: Callable[[Tensor], tuple[Tensor, ...]], indices: Tensor, width: int) -> tuple[Tensor, ...]:
+    results = [search(chunk) for chunk in torch.split(indices, width)]
+    return tuple(torch.cat(values) for values in zip(*results, strict=True))
 
 
 def _fitting_searches(gradients: Tree, weights: Tree) -> int:
