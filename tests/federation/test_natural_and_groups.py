@@ -237,7 +237,8 @@ def test_client_without_validation_samples_is_an_error() -> None:
     table = toy_table(30)
     two = gpfl.Table(table.x, table.y, client_ids=np.arange(30) % 2, group_ids=np.arange(30) // 15)
     with pytest.raises(
-        GpflError, match=r"client 0 has no validation samples: all of its [78] training samples are one group, and 1"
+        GpflError,
+        match=r"client 0 has no validation samples \(8 training, 7 test\), and 1 .*: all of its training samples are one group",
     ):
         gpfl.federate(two, partition="natural", validation_fraction=0.2)
     assert len(gpfl.federate(two, partition="natural")) == 2
@@ -254,7 +255,7 @@ def test_given_splits_must_keep_groups_together() -> None:
     parts[7] = 2
     parted = gpfl.Table(table.x, table.y, client_ids=client_ids, splits=parts, group_ids=group_ids)
     with pytest.raises(
-        GpflError, match=r"client 0 has samples of one group in train and in test, such as samples 4 and 7: assign them"
+        GpflError, match=r"client 0 has samples of one group in train and in test, such as samples 6 and 7: assign them"
     ):
         gpfl.federate(parted, partition="natural")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -16,9 +17,9 @@ from gpfl.core import options
 from gpfl.data import find_dataset
 from gpfl.data.arrays import ArrayLike
 from gpfl.data.table import DataSource, Table
-from gpfl.errors import GpflError, did_you_mean, pluralize
+from gpfl.errors import GpflError, did_you_mean
 from gpfl.federation import PARTITIONS
-from gpfl.federation.federation import Federation, Shard, check_nonempty, lacking_clients
+from gpfl.federation.federation import Federation, Shard, check_nonempty
 from gpfl.federation.partition import Partition
 
 TorchDataset: TypeAlias = Dataset[tuple[Tensor, int]]
@@ -80,11 +81,10 @@ def federate(
 def partition_table(table: Table, partition: Partition, split_seed: int | None = None) -> Federation:
     """Return the federation of a table and a partition, of which `split_seed` can divide each client's samples again."""
     shards = [Shard(name, *splits) for name, splits in partition.apply(table, split_seed).items()]
-    lacking = [len(shard.samples) for shard in lacking_clients(shards)]
-    fix = partition.suggest_fix(table, [len(shard.samples) for shard in shards], lacking) if lacking else ""
-    check_nonempty(shards, fix)
+    check_nonempty(shards, partial(partition.suggest_fix, table, [len(shard.samples) for shard in shards]))
     if partition.validation_fraction:
-        _check_validation(shards)
+        fix = "all of its training samples are one group; leave out such clients, or --validation-fraction"
+        check_nonempty(shards, fix, ("validation",))
     return Federation(table, shards, {"name": partition.name, **options.config_values(partition)})
 
 
@@ -120,18 +120,6 @@ def _find_source(name: str, settings: Mapping[str, object]) -> tuple[DataSource,
     known = options.options_of(type(find_dataset(name, {})))
     source = find_dataset(name, {key: value for key, value in settings.items() if key in known})
     return source, {key: value for key, value in settings.items() if key not in known}
-
-
-def _check_validation(shards: Sequence[Shard]) -> None:
-    """Raise if clients have no validation samples because all of their training samples are one group."""
-    lacking = [shard for shard in shards if not len(shard.validation)]
-    if lacking:
-        others = pluralize(len(lacking) - 1, "other client")
-        more = f", and {others} of {len(shards):,} have none either" if len(lacking) > 1 else ""
-        raise GpflError(
-            f"client {lacking[0].name} has no validation samples: all of its {len(lacking[0].train)} training samples are one "
-            f"group{more}; leave out such clients, or --validation-fraction"
-        )
 
 
 def _to_arrays(data: object, name: str) -> Sequence[ArrayLike]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -73,11 +73,7 @@ class Federation:
         if not self.shards:
             raise GpflError("a federation needs at least one client")
         check_nonempty(self.shards, "give every client both, or leave such clients out")
-        for shard in self.shards:
-            _check_indices(shard, len(table))
-            _check_groups(shard, table)
-        _check_disjoint(self.shards, len(table))
-        _check_names(self.shards)
+        _check_shards(self.shards, table)
         if table.raw is not None and preprocessing is None:
             training = {shard.name: shard.train for shard in self.shards}
             self.preprocessing = FederatedPreprocessing.fit(table.raw, training, table.preprocessing)
@@ -107,7 +103,7 @@ class Federation:
     @property
     def class_names(self) -> list[str]:
         """The names of the classes if the data have them, else their numbers."""
-        return [self.class_name(label) for label in range(self.table.classes)]
+        return list(self.table.class_names) or [str(label) for label in range(self.table.classes)]
 
     @property
     def has_validation(self) -> bool:
@@ -126,40 +122,28 @@ class Federation:
 
     def data_warnings(self) -> list[str]:
         """Return warnings about clients that were left out and labels that cannot be learnt."""
-        trained = self.label_counts > 0
-        tested = self.count_labels([shard.test for shard in self.shards])
+        trained, tested = self.label_counts > 0, self.count_labels([shard.test for shard in self.shards])
         warnings = []
         if small := self._left_out_clients():
             needed = pluralize(cast(int, self.partition["min_samples"]), "sample")
             warnings.append(f"{pluralize(len(small), 'client')} with fewer than {needed}, left out: {_shorten(small)}.")
-        untrained = [self.class_name(int(label)) for label in np.flatnonzero((tested.sum(0) > 0) & ~trained.any(0))]
-        if untrained:
+        if untrained := [self.class_names[label] for label in np.flatnonzero((tested.sum(0) > 0) & ~trained.any(0))]:
             warnings.append(f"{pluralize(len(untrained), 'class')} only in test samples: {_shorten(untrained)}.")
-        unseen: Mapping[str, int] = {}
         if self.preprocessing is not None and self.table.raw is not None:
             divided = np.concatenate([shard.samples for shard in self.shards])
             unseen = self.preprocessing.federated.count_unseen(self.table.raw.select(divided))
-        if unseen:
+            values = pluralize(sum(unseen.values()), "value")
             listed = _shorten([f"{name} {count:,}" for name, count in unseen.items()])
-            warnings.append(
-                f"{pluralize(sum(unseen.values()), 'value')} that no client trains on, encoded as zeros, in categorical "
-                f"columns: {listed}."
-            )
+            if unseen:
+                warnings.append(f"{values} that no client trains on, encoded as zeros, in categorical columns: {listed}.")
         unknown = np.where(trained, 0, tested).sum(1)
         if unknown.any():
             samples, clients = pluralize(int(unknown.sum()), "test sample"), pluralize(int((unknown > 0).sum()), "client")
-            worst = int(unknown.argmax())
-            most = f"client {self.shards[worst].name}, {int(unknown[worst]):,}"
+            most = f"client {self.shards[unknown.argmax()].name}, {int(unknown.max()):,}"
             warnings.append(f"{samples} of {clients} with labels that their client never trains on (most: {most}).")
-        single = [self.shards[client].name for client in np.flatnonzero(trained.sum(1) == 1)]
-        if single:
+        if single := [self.shards[client].name for client in np.flatnonzero(trained.sum(1) == 1)]:
             warnings.append(f"{pluralize(len(single), 'client')} with training samples of one class only: {_shorten(single)}.")
         return warnings
-
-    def class_name(self, label: int) -> str:
-        """Return the name of a class if the data have one, else its index."""
-        names = self.table.class_names
-        return names[label] if names else str(label)
 
     def to(self, device: torch.device) -> Federation:
         """Return the same federation with its table on `device`."""
@@ -240,68 +224,54 @@ def _has_same_samples(one: Table, other: Table) -> bool:
     return one.x.shape == other.x.shape and torch.equal(one.x, other.x) and torch.equal(one.y, other.y)
 
 
-def lacking_clients(shards: Sequence[Shard]) -> list[Shard]:
-    """Return the clients without training or without test samples."""
-    return [shard for shard in shards if not len(shard.train) or not len(shard.test)]
-
-
-def check_nonempty(shards: Sequence[Shard], fix: str) -> None:
-    """Raise if clients lack training or test samples."""
-    lacking = lacking_clients(shards)
+def check_nonempty(
+    shards: Sequence[Shard], fix: str | Callable[[Sequence[int]], str], splits: Sequence[str] = ("train", "test")
+) -> None:
+    """Raise if clients lack samples of a split. `fix` may be a function of the numbers of samples of those clients."""
+    lacking = [shard for shard in shards if not all(len(shard.split(split)) for split in splits)]
     if lacking:
         first = lacking[0]
-        split = "test" if len(first.train) else "training"
+        split = next(split for split in splits if not len(first.split(split)))
         others = pluralize(len(lacking) - 1, "other client")
         more = f", and {others} of {len(shards):,} lack some as well" if len(lacking) > 1 else ""
+        remedy = fix if isinstance(fix, str) else fix([len(shard.samples) for shard in lacking])
         raise GpflError(
-            f"client {first.name} has no {split} samples ({len(first.train)} training, {len(first.test)} test){more}: {fix}"
+            f"client {first.name} has no {'training' if split == 'train' else split} samples ({len(first.train)} training, "
+            f"{len(first.test)} test){more}: {remedy}"
         )
 
 
-def _check_groups(shard: Shard, table: Table) -> None:
-    """Raise if samples of one group are in two splits of a client."""
-    if table.group_ids is None:
-        return
-    split_of: dict[int, str] = {}
-    for split in SPLITS:
-        for group in np.unique(table.group_ids[shard.split(split)]).tolist():
-            other = split_of.setdefault(group, split)
-            if other != split:
-                pair = [int(shard.split(name)[table.group_ids[shard.split(name)] == group][0]) for name in (other, split)]
-                raise GpflError(
-                    f"client {shard.name} has samples of one group in {other} and in {split}, such as samples {pair[0]} and "
-                    f"{pair[1]}: assign them to one split, or leave out the groups"
-                )
-
-
-def _check_indices(shard: Shard, total: int) -> None:
-    samples = shard.samples
-    outside = samples[(samples < 0) | (samples >= total)]
-    if len(outside):
-        raise GpflError(f"client {shard.name} has sample {int(outside[0])}; the table has samples 0 to {total - 1}")
-    if len(np.unique(samples)) != len(samples):
-        raise GpflError(f"client {shard.name} has a sample twice; training, validation and test samples must be disjoint")
-
-
-def _check_names(shards: Sequence[Shard]) -> None:
-    for name, count in Counter(shard.name for shard in shards).items():
-        if count > 1:
+def _check_shards(shards: Sequence[Shard], table: Table) -> None:
+    """Raise for names that cannot name files, and for samples that two clients, splits or groups of splits share."""
+    names = Counter(shard.name for shard in shards)
+    owner = np.full(len(table), -1)
+    for i, shard in enumerate(shards):
+        name, samples = shard.name, shard.samples
+        if names[name] > 1:
             raise GpflError(f"two clients are named '{name}'; give each its own name")
         if len(name.encode()) > MAX_NAME_BYTES:
             raise GpflError(f"the client name '{name[:20]}…' names a file and has over {MAX_NAME_BYTES} bytes: shorten it")
-
-
-def _check_disjoint(shards: Sequence[Shard], total: int) -> None:
-    """Raise if two clients have the same sample: it could be one's test and the other's training sample."""
-    owner = np.full(total, -1)
-    for i, shard in enumerate(shards):
-        taken = shard.samples[owner[shard.samples] >= 0]
-        if len(taken):
+        outside = samples[(samples < 0) | (samples >= len(table))]
+        if len(outside):
+            raise GpflError(f"client {name} has sample {outside[0]}; the table has samples 0 to {len(table) - 1}")
+        if len(np.unique(samples)) != len(samples):
+            raise GpflError(f"client {name} has a sample twice; training, validation and test samples must be disjoint")
+        taken = samples[owner[samples] >= 0]
+        if len(taken):  # it could be one's test and the other's training sample
             first = shards[owner[taken[0]]].name
-            raise GpflError(
-                f"sample {int(taken[0])} belongs to client {first} and to client {shard.name}; clients must be disjoint"
-            )
-        owner[shard.samples] = i
+            raise GpflError(f"sample {taken[0]} belongs to client {first} and to client {name}; clients must be disjoint")
+        owner[samples] = i
+        if table.group_ids is not None:
+            splits = np.repeat(np.arange(len(SPLITS)), [len(shard.split(split)) for split in SPLITS])
+            groups = table.group_ids[samples]
+            order = np.argsort(groups, kind="stable")
+            divided = (np.diff(groups[order]) == 0) & (np.diff(splits[order]) != 0)
+            if divided.any():
+                one, other = order[divided.argmax() :][:2]
+                raise GpflError(
+                    f"client {name} has samples of one group in {SPLITS[splits[one]]} and in {SPLITS[splits[other]]}, such as "
+                    f"samples {samples[one]} and {samples[other]}: assign them to one split, or leave out the groups"
+                )
 
 
 def _parse_indices(values: Sequence[int]) -> Indices:

@@ -225,7 +225,7 @@ class ClassCounts(NamedTuple):
         """Return the counts of a federation, training, validation and test samples together."""
         shards = federation.shards
         counts = federation.count_labels([np.concatenate([shard.train, shard.validation, shard.test]) for shard in shards])
-        classes = [federation.class_name(label) for label in range(federation.table.classes)]
+        classes = federation.class_names
         return cls(federation.table.name, [shard.name for shard in shards], classes, counts)
 
 
