@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpfl.experiments.feature_projections import read_projection_record
-from gpfl.experiments.run_archive import Content, read
-from gpfl.experiments.stored_runs import read_provenance
+from gpfl.experiments.features import read_projection_record
+from gpfl.experiments.stored_runs import Content, read_archive, read_provenance
 from gpfl.federation import MANIFEST
 from gpfl.io import files, toml
 from gpfl.io.legacy import FORMAT_VERSION, list_client_accuracies, upgrade_manifest
@@ -24,7 +23,7 @@ DIGITS = 6
 
 def pack(runs: Path, archive: Path) -> int:
     """Add the folders of trials in `runs` to an archive and return how many it holds; a folder of the same name is merged."""
-    entries = {entry["name"]: entry for entry in read(archive)} if archive.exists() else {}
+    entries = {entry["name"]: entry for entry in read_archive(archive)} if archive.exists() else {}
     for folder in sorted(path.parent for path in runs.glob("*/config.toml")):
         entry = _pack_folder(folder)
         if entry["runs"]:

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from gpfl.data import DATASETS, Table
-from gpfl.experiments import run_archive
+from gpfl.experiments import stored_runs
 from gpfl.federation import partition_table
 from gpfl.federation.partition import Dirichlet, Partition, Pathological
 
-ARCHIVE = Path(__file__).parents[1] / "docs" / "results" / run_archive.ARCHIVE
+ARCHIVE = Path(__file__).parents[1] / "docs" / "results" / stored_runs.ARCHIVE
 SETTINGS = {
     "practical": Dirichlet(clients=20, beta=0.1),
     "pathological": Pathological(clients=20, classes_per_client=10),
@@ -44,7 +44,7 @@ def main() -> None:
 def recorded_accuracies() -> dict[tuple[str, int], list[float]]:
     """Return the best accuracies of GPFL's recorded runs in the practical setting, by RNG and seed of the partition."""
     found: dict[tuple[str, int], list[float]] = {}
-    for entry in run_archive.read(ARCHIVE):
+    for entry in stored_runs.read_archive(ARCHIVE):
         config = entry["config"]
         if (
             entry["name"].startswith("cifar100-dirichlet-20-cnn4-gpfl-")

@@ -20,7 +20,7 @@ from pathlib import Path
 import pack_runs
 import results_page
 
-from gpfl.experiments import run_archive
+from gpfl.experiments import stored_runs
 from gpfl.experiments.privacy_table import table_from_records
 from gpfl.privacy.attack_cases import AttackCase
 from gpfl.privacy.attack_runner import records_to_json
@@ -44,8 +44,8 @@ def main() -> None:
 def record(out: Path) -> None:
     """Add what a folder holds."""
     if (out / "runs").is_dir():
-        count = pack_runs.pack(out / "runs", RESULTS / run_archive.ARCHIVE)
-        print(f"{run_archive.ARCHIVE}: {count} folders of trials")
+        count = pack_runs.pack(out / "runs", RESULTS / stored_runs.ARCHIVE)
+        print(f"{stored_runs.ARCHIVE}: {count} folders of trials")
     for path in (found for found in (out / "tuned").rglob("*") if found.is_file()):
         target = RESULTS / path.relative_to(out)
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -18,8 +18,8 @@ from gpfl.engine.distributed import process_group
 from gpfl.errors import GpflError
 from gpfl.experiments import definitions as experiments
 from gpfl.experiments import grid, grid_runner
+from gpfl.experiments.definitions import select_cells
 from gpfl.experiments.grid import FederationCache, GridPlan, Job
-from gpfl.experiments.selection import select_cells
 from gpfl.experiments.stored_runs import StoredTrials
 from gpfl.experiments.trials import resume_trials, run_trials
 from gpfl.io import files

@@ -15,7 +15,7 @@ import record_results
 import results_page
 from conftest import Command
 
-from gpfl.experiments import run_archive
+from gpfl.experiments import stored_runs
 from gpfl.experiments.defence_study import DefenceStudy
 from gpfl.experiments.leaks import parse_findings
 from gpfl.experiments.privacy_table import COLUMNS, table_from_records
@@ -24,20 +24,20 @@ from gpfl.report.privacy_figures import draw_epsilon, draw_leakage
 from gpfl.report.privacy_tables import defence_page, inference_page, privacy_page
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
-ARCHIVE = RESULTS / run_archive.ARCHIVE
+ARCHIVE = RESULTS / stored_runs.ARCHIVE
 TABLES = {page.parent.name: command for page in RESULTS.glob("*/table.md") if (command := record_results.table_command(page))}
 
-read_archive = run_archive.read
+read_archive = stored_runs.read_archive
 DEFENCES = ("noise", "example_noise", "top_k", "bits")
 
 
 @pytest.fixture(autouse=True)
 def read_archive_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_archive, "read", archived_trials)
+    monkeypatch.setattr(stored_runs, "read_archive", archived_trials)
 
 
 @cache
-def archived_trials(archive: Path) -> list[run_archive.Content]:
+def archived_trials(archive: Path) -> list[stored_runs.Content]:
     return list(read_archive(archive))
 
 
@@ -70,7 +70,7 @@ def test_results_page_shows_the_published_tables() -> None:
 
 def test_archive_is_small_and_names_no_folder_of_a_machine() -> None:
     assert ARCHIVE.stat().st_size <= 2_000_000
-    provenance = [run["provenance"] for entry in run_archive.read(ARCHIVE) for run in entry["runs"].values()]
+    provenance = [run["provenance"] for entry in stored_runs.read_archive(ARCHIVE) for run in entry["runs"].values()]
     commands = [note["command"] for note in provenance if note]
     assert commands
     assert not [command for command in commands if re.search(r"--(out|tuned) \S*/", command)]
@@ -111,7 +111,7 @@ def test_defence_study_follows_from_the_archive() -> None:
     """Each point has the accuracy of an archived run under its defence, and the page shows the points' numbers."""
     points = [asdict(point) for point in DefenceStudy.read(RESULTS / "defences" / "points.json").points]
     accuracies: dict[tuple[object, ...], set[float]] = {}
-    for entry in run_archive.read(ARCHIVE):
+    for entry in stored_runs.read_archive(ARCHIVE):
         config = entry["config"]
         if entry["name"].startswith("cifar100-dirichlet-20-cnn4-") and config["train"]["rounds"] == 50:
             defence, method = config.get("defence", {}), config["method"]
@@ -133,7 +133,7 @@ def test_defence_study_follows_from_the_archive() -> None:
 def test_archived_runs_with_one_partition_have_one_hash_of_clients() -> None:
     """Otherwise tables leave out their paired tests."""
     hashes: dict[str, set[str]] = {}
-    for entry in run_archive.read(ARCHIVE):
+    for entry in stored_runs.read_archive(ARCHIVE):
         for run in entry["runs"].values():
             if manifest := run["manifest"]:
                 key = json.dumps([manifest["table"], manifest["partition"]], sort_keys=True)

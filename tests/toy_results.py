@@ -9,7 +9,7 @@ from synthetic_runs import SummaryRun
 
 from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.definitions import Experiment, PaperValue, TableColumn
-from gpfl.experiments.results import TableResults
+from gpfl.experiments.grid import TableResults
 from gpfl.experiments.stored_runs import Trials
 
 LABELS = ("fedavg", "ditto", "fedper", "gpfl")

@@ -17,7 +17,7 @@ import gpfl
 from gpfl.data import DATASETS, PUBLISHED
 from gpfl.experiments import definitions as studies
 from gpfl.experiments import grid, grid_runner, trials
-from gpfl.experiments.selection import select_cells
+from gpfl.experiments.definitions import select_cells
 from gpfl.training import config as configs
 from gpfl.training.run_dir import RunDir
 

@@ -10,7 +10,7 @@ import pytest
 from conftest import Command
 from toy_tables import assert_rejected, replace_experiments
 
-from gpfl.experiments import run_archive
+from gpfl.experiments import stored_runs
 
 DOCS = Path(__file__).parents[2] / "docs"
 TOYS = """
@@ -40,7 +40,7 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def recorded() -> list[dict[str, Any]]:
     """Rounds of recorded runs: planned, patience, ended, best."""
     found = []
-    for entry in run_archive.read(DOCS / "results" / run_archive.ARCHIVE):
+    for entry in stored_runs.read_archive(DOCS / "results" / stored_runs.ARCHIVE):
         config, partition = entry["config"], entry["config"]["partition"]
         for run in entry["runs"].values():
             if run["summary"]:

@@ -15,7 +15,7 @@ from conftest import Command, ToyDataset, toy_federation
 
 import gpfl
 from gpfl.experiments import definitions as studies
-from gpfl.experiments import feature_projections
+from gpfl.experiments import features
 from gpfl.experiments.features import Features, collect_features, embed_tsne, measure_features
 from gpfl.experiments.stored_runs import StoredRun, Trials
 from gpfl.experiments.trials import delete_weights
@@ -194,23 +194,23 @@ def without_weights(run: Path) -> Path:
 
 
 def test_map_is_kept_with_its_run_and_read_back_where_the_weights_are_gone(run: Path) -> None:
-    made = feature_projections.get_projection(run, "gpfl", points=True)
+    made = features.get_projection(run, "gpfl", points=True)
     kept = json.loads((run / "features.json").read_text())
     assert kept["run"] == "cell-1a2b3c4d/seed-0"
     assert np.sum(kept["rows"]) == 120, "all clients' rows, for the picture of classes"
-    again = feature_projections.get_projection(without_weights(run), "gpfl", points=True)
+    again = features.get_projection(without_weights(run), "gpfl", points=True)
     for name in vars(made):
         assert np.array_equal(getattr(made, name), getattr(again, name)), name
 
 
 def test_map_that_is_kept_is_not_made_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = feature_projections.get_projection(run, "gpfl", points=False)
+    measured = features.get_projection(run, "gpfl", points=False)
     assert not measured.has_points
-    made = feature_projections.get_projection(run, "gpfl", points=True)
+    made = features.get_projection(run, "gpfl", points=True)
     assert made.has_points, "points that lack are made of the models"
     assert made.metrics == measured.metrics
-    monkeypatch.setattr(feature_projections, "collect_features", lambda *given: pytest.fail("it is there"))
-    assert feature_projections.get_projection(run, "another name", points=True).method == "another name"
+    monkeypatch.setattr(features, "collect_features", lambda *given: pytest.fail("it is there"))
+    assert features.get_projection(run, "another name", points=True).method == "another name"
 
 
 @pytest.mark.parametrize(
@@ -224,25 +224,25 @@ def test_map_that_is_kept_is_not_made_again(run: Path, monkeypatch: pytest.Monke
     ids=["another run", "another config", "made otherwise", "none"],
 )
 def test_map_that_is_not_of_this_run_is_never_used(run: Path, change: Callable[[Path], object]) -> None:
-    feature_projections.write_projection(run, feature_projections.compute_projection(collect_features(run), points=False))
-    assert feature_projections.read_projection(run) is not None
+    features.write_projection(run, features.compute_projection(collect_features(run), points=False))
+    assert features.read_projection(run) is not None
     change(run)
-    assert feature_projections.read_projection(run) is None
-    assert feature_projections.get_projection(run, "gpfl", points=False).metrics.rows == len(collect_features(run)), (
+    assert features.read_projection(run) is None
+    assert features.get_projection(run, "gpfl", points=False).metrics.rows == len(collect_features(run)), (
         "computed again from the models"
     )
     change(run)
     without_weights(run)
     with pytest.raises(gpfl.GpflError, match=r"cell-1a2b3c4d/seed-0 has neither its models nor a valid features.json"):
-        feature_projections.get_projection(run, "gpfl", points=False)
+        features.get_projection(run, "gpfl", points=False)
 
 
 def test_another_device_is_the_same_run(run: Path) -> None:
-    feature_projections.get_projection(run, "gpfl", points=False)
+    features.get_projection(run, "gpfl", points=False)
     config = (run / "config.toml").read_text()
     assert 'device = "auto"' in config
     (run / "config.toml").write_text(config.replace('device = "auto"', 'device = "cuda"'))
-    assert feature_projections.read_projection(run) is not None
+    assert features.read_projection(run) is not None
 
 
 def test_points_are_those_of_the_first_trial_that_has_them(run: Path) -> None:
@@ -250,14 +250,14 @@ def test_points_are_those_of_the_first_trial_that_has_them(run: Path) -> None:
     other = Path(shutil.copytree(run, run.parent / "seed-1"))
     delete_weights(run)
     trials = Trials("fedper", [StoredRun(run), StoredRun(other)])
-    assert not feature_projections.is_measured(trials)
-    assert feature_projections.first_projection(trials) is None
-    feature_projections.measure_trials(trials, lines.append)
-    assert feature_projections.is_measured(trials)
-    found = feature_projections.first_projection(trials)
+    assert not features.is_measured(trials)
+    assert features.first_projection(trials) is None
+    features.measure_trials(trials, lines.append)
+    assert features.is_measured(trials)
+    found = features.first_projection(trials)
     assert found is not None
     assert (found.method, found.run) == ("fedper", "cell-1a2b3c4d/seed-1")
-    feature_projections.measure_trials(Trials("fedper", [StoredRun(run)]), lines.append)
+    features.measure_trials(Trials("fedper", [StoredRun(run)]), lines.append)
     assert [line.split(": cell-")[0] for line in lines] == [
         "FedPer, seed-0",
         "FedPer, seed-0",

@@ -20,8 +20,7 @@ from gpfl.engine.base import EvalRequest, TrainRequest
 from gpfl.experiments import grid, grid_runner, trials
 from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.definitions import Cell, Experiment, PaperValue, TableColumn
-from gpfl.experiments.grid import FederationCache, GridPlan, Job
-from gpfl.experiments.results import collect_results, find_jobs
+from gpfl.experiments.grid import FederationCache, GridPlan, Job, collect_results, find_jobs
 from gpfl.federation import MANIFEST
 from gpfl.methods import METHODS
 from gpfl.training.callbacks import Callback

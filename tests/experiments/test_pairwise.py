@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from synthetic_repeats import repeated_results
 
-from gpfl.experiments.pairwise import compare_pairs, score_clients, score_methods
+from gpfl.experiments.repeats import compare_pairs, score_clients, score_methods
 from gpfl.experiments.statistics import corrected_t_test, holm_correction
 
 SCORES = {

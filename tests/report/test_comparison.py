@@ -13,7 +13,7 @@ from toy_results import COLUMNS, LABELS, PAPER, RUN, toy_results, toy_trials
 from gpfl.errors import GpflError
 from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.definitions import PaperValue, load_experiments
-from gpfl.experiments.results import TableResults
+from gpfl.experiments.grid import TableResults
 from gpfl.experiments.stored_runs import Trials
 from gpfl.report.comparison import Entry, compare_column, compare_columns
 

@@ -15,10 +15,10 @@ from synthetic_runs import trials_of
 
 import gpfl
 from gpfl.experiments import definitions as experiments
-from gpfl.experiments import feature_projections
+from gpfl.experiments import features
 from gpfl.experiments.definitions import PaperValue
-from gpfl.experiments.feature_projections import FeatureProjection
-from gpfl.experiments.results import TableResults
+from gpfl.experiments.features import FeatureProjection
+from gpfl.experiments.grid import TableResults
 from gpfl.experiments.stored_runs import StoredRun, Trials
 from gpfl.experiments.trials import delete_weights
 from gpfl.report import experiment_figures, feature_tables, figures, paper_tables
@@ -190,7 +190,7 @@ def featured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TableResults:
     folders = {name: [tmp_path / name / f"seed-{seed}" for seed in seeds[name]] for name in seeds}
     trials = {(key, name): Trials(name, [StoredRun(run) for run in runs]) for name, runs in folders.items()}
     for one in trials.values():
-        feature_projections.measure_trials(one, pytest.fail)
+        features.measure_trials(one, pytest.fail)
     return results_of("features", dict(trials))
 
 

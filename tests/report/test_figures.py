@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 from synthetic_runs import trials_of
 
 import gpfl
-from gpfl.experiments.feature_projections import FeatureProjection
-from gpfl.experiments.features import FeatureMetrics
+from gpfl.experiments.features import FeatureMetrics, FeatureProjection
 from gpfl.experiments.stored_runs import Trials
 from gpfl.methods import METHODS
 from gpfl.report import figures, plotting

@@ -8,8 +8,7 @@ import pytest
 from synthetic_repeats import repeated_results
 
 from gpfl.experiments.repeats import RepeatedResults
-from gpfl.report.gains import describe_gains, draw_gains
-from gpfl.report.repeat_tables import RepeatReport
+from gpfl.report.repeat_tables import RepeatReport, describe_gains, draw_gains
 
 ALONE = [0.70, 0.72, 0.71, 0.69, 0.73, 0.70]
 

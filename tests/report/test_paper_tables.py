@@ -16,7 +16,7 @@ from toy_results import COLUMNS, PAPER, RUN, VALIDATED, toy_results, toy_trials
 from gpfl.experiments import definitions
 from gpfl.experiments.definitions import Experiment, PaperValue, display_name
 from gpfl.experiments.features import FeatureMetrics
-from gpfl.experiments.results import TableResults
+from gpfl.experiments.grid import TableResults
 from gpfl.report import feature_tables, paper_tables
 from gpfl.report.paper_tables import (
     Origin,

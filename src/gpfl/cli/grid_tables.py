@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from gpfl.cli.terminal import print_error, print_line, table_console
 from gpfl.engine.distributed import process_group
 from gpfl.errors import GpflError, pluralize
-from gpfl.experiments import feature_projections
+from gpfl.experiments import features
 from gpfl.experiments.compare import parse_methods
-from gpfl.experiments.config_comparison import merge_configs
-from gpfl.experiments.definitions import Cell, TableColumn, load_experiments
-from gpfl.experiments.grid import GridPlan, Job, Problems
-from gpfl.experiments.results import TableResults, collect_results, find_jobs
-from gpfl.experiments.selection import Selection
+from gpfl.experiments.definitions import Cell, Selection, TableColumn, load_experiments
+from gpfl.experiments.grid import GridPlan, Job, Problems, TableResults, collect_results, find_jobs
+from gpfl.experiments.stored_runs import merge_configs
 from gpfl.io import files
 from gpfl.io.provenance import command_line, current_commit
 from gpfl.report import feature_tables, pages, paper_tables
@@ -85,10 +83,10 @@ def _write_tables(selection: Selection, plan: GridPlan, figures: bool, jobs: Seq
 
 def _measure_features(results: TableResults) -> None:
     methods = [trials for trials in results.trials.values() if trials]
-    if not all(map(feature_projections.is_measured, methods)):
+    if not all(map(features.is_measured, methods)):
         print_line("Measuring features and drawing them by t-SNE, which takes minutes.")
     for trials in methods:
-        feature_projections.measure_trials(trials, print_line)
+        features.measure_trials(trials, print_line)
     for line in feature_tables.describe_metrics(results):
         print_line(line)
 

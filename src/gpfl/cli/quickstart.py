@@ -13,8 +13,7 @@ from gpfl.cli.overrides import new_folder
 from gpfl.cli.progress import RepeatsReporter
 from gpfl.cli.terminal import console, print_line, table_console
 from gpfl.experiments import quickstart as experiment
-from gpfl.report.gains import describe_gains, draw_gains
-from gpfl.report.repeat_tables import RepeatReport
+from gpfl.report.repeat_tables import RepeatReport, describe_gains, draw_gains
 from gpfl.training.run_dir import make_empty_folder
 
 YOUR_DATA = "--data visits.csv --client hospital --label outcome"

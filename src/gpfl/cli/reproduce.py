@@ -20,9 +20,17 @@ from gpfl.cli.terminal import console, print_error, print_line
 from gpfl.engine.distributed import process_group
 from gpfl.errors import GpflError, pluralize
 from gpfl.experiments import grid, grid_runner
-from gpfl.experiments.definitions import PATIENCE, ROUNDS, Cell, find_experiments, load_experiments
+from gpfl.experiments.definitions import (
+    PATIENCE,
+    ROUNDS,
+    Cell,
+    Selection,
+    find_experiments,
+    load_experiments,
+    parse_names,
+    select_cells,
+)
 from gpfl.experiments.grid import FederationCache, GridPlan, Job, Problems
-from gpfl.experiments.selection import Selection, parse_names, select_cells
 from gpfl.experiments.tuned_values import TunedValues
 from gpfl.io import files
 from gpfl.training.config import ConfigDict

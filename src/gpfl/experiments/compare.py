@@ -9,8 +9,7 @@ from pathlib import Path
 from gpfl.core import options
 from gpfl.core.metrics import METRICS
 from gpfl.errors import DivergenceError, GpflError, did_you_mean
-from gpfl.experiments.config_comparison import first_difference
-from gpfl.experiments.stored_runs import Trials
+from gpfl.experiments.stored_runs import Trials, first_difference
 from gpfl.experiments.trials import TRIALS_FILE, CallbackFactory, check_trials, read_trials, read_trials_plan, run_trials
 from gpfl.methods import METHODS
 from gpfl.training import config as configs

@@ -1,10 +1,15 @@
-"""Features of a finished run's personal models: collecting them, t-SNE, and metrics of how classes and clients separate."""
+"""Features of a finished run's personal models: collecting them, metrics of how classes and clients separate, and t-SNE.
+
+The projection of a run, its metrics and t-SNE points, is saved in its folder, so that its weights can be deleted.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +20,14 @@ from gpfl.core.net import Model
 from gpfl.core.randomness import generator
 from gpfl.data.table import SPLITS
 from gpfl.errors import GpflError, pluralize
+from gpfl.experiments.definitions import display_name
+from gpfl.experiments.stored_runs import StoredRun, Trials
 from gpfl.federation import Federation, Shard
 from gpfl.inference import load_model
 from gpfl.inference.client_model import PREDICT_BATCH_SIZE, ClientModel, model_file_name
+from gpfl.io import files
 from gpfl.training.execute import load_run_config
-from gpfl.training.run_dir import RunDir
+from gpfl.training.run_dir import RunDir, file_digest
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
@@ -27,6 +35,23 @@ Integers = npt.NDArray[np.int64]
 PERPLEXITY = 30
 NEIGHBOURS = 10
 MIN_SAMPLES = 5  # samples that t-SNE needs
+
+FILE_NAME = "features.json"
+
+SPLIT, MAX_SAMPLES, SEED = "test", 500, 0
+"""Samples of a projection: their split, the maximum of each client and class, and the seed of the draw and of t-SNE."""
+
+SETTINGS: Mapping[str, object] = {
+    "format": 1,
+    "part": SPLIT,
+    "most": MAX_SAMPLES,
+    "seed": SEED,
+    "neighbours": NEIGHBOURS,
+    "perplexity": PERPLEXITY,
+}
+"""Settings of saved projections; projections with others are computed again."""
+
+_DIGITS = 2  # decimals of points, which t-SNE spreads over a hundred or more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +133,6 @@ def _draw_samples(federation: Federation, shard: Shard, split: str, max_samples:
 
 
 def _compute_features(model: ClientModel, federation: Federation, samples: Indices) -> Floats:
-    """Return the features of samples, (samples, width)."""
     weights, width = Model(model.method.net, model.weights), model.method.net.width
     blocks = [np.zeros((0, width), dtype=np.float32)]
     with torch.no_grad():
@@ -197,3 +221,151 @@ def purity_across(features: Features, neighbours: int) -> float | None:
             nearest = search.kneighbors(x[queries], return_distance=False)
             matches.append((label[others][nearest] == label[queries][:, None]).ravel())
     return float(np.concatenate(matches).mean()) if matches else None
+
+
+# Projections.
+
+
+@dataclass(frozen=True)
+class FeatureProjection(FeatureInfo):
+    """The features of a run: metrics, and points in the plane unless only the metrics were computed."""
+
+    metrics: FeatureMetrics
+    width: int
+    label: Integers  # (samples,)
+    client: Integers  # (samples,), indices
+    points: Floats  # (samples, 2)
+    run: str = ""  # name of the run's folder with the one above it
+
+    @property
+    def has_points(self) -> bool:
+        """Whether the points were computed."""
+        return len(self.points) > 0
+
+
+def compute_projection(features: Features, *, points: bool = True) -> FeatureProjection:
+    """Return the projection of features, sorted by client and class; the points take minutes, the metrics seconds."""
+    order = np.lexsort((features.label, features.client)) if points else np.zeros(0, dtype=np.int64)
+    plane = np.round(embed_tsne(features, SEED), _DIGITS)[order] if points else np.zeros((0, 2), dtype=np.float32)
+    return FeatureProjection(
+        *(measure_features(features), int(features.x.shape[1]), features.label[order], features.client[order], plane),
+        **{each.name: getattr(features, each.name) for each in fields(FeatureInfo)},
+    )
+
+
+def get_projection(run: Path, label: str, *, points: bool) -> FeatureProjection:
+    """Return the saved projection of a run, or compute and save it; without models a saved projection may lack its points."""
+    saved, has_models = read_projection(run), (run / "models").is_dir()
+    if saved is None and not has_models:
+        raise GpflError(
+            f"{_run_name(run)} has neither its models nor a valid {FILE_NAME}: copy {FILE_NAME} from where the run was made, "
+            f"or {RunDir(run).restart_hint}"
+        )
+    if saved is None or (points and not saved.has_points and has_models):
+        saved = compute_projection(collect_features(run, SPLIT, MAX_SAMPLES, SEED), points=points)
+        write_projection(run, saved)
+    return replace(saved, method=label, run=_run_name(run))
+
+
+def measure_trials(trials: Trials, log: Callable[[str], None]) -> None:
+    """Compute the missing projections of all trials, with points for the first trial that can have them."""
+    name, has_points = display_name(trials.method), False
+    for run in trials.runs:
+        try:
+            saved = read_projection(run.path, run) if run.archived else None
+            saved = saved or get_projection(run.path, trials.method, points=not has_points)
+            has_points |= saved.has_points
+        except GpflError as error:
+            log(f"{name}, {run.path.name}: {error}")
+    if not has_points:
+        log(f"{name} is missing from the figure: no trial has t-SNE points")
+
+
+def is_measured(trials: Trials) -> bool:
+    """Return whether every trial that has its models has a saved projection, and the first trial one with points."""
+    projections = [(read_projection(run.path), run) for run in trials.runs if (run.path / "models").is_dir()]
+    return all(saved is not None and (saved.has_points or run is not trials.runs[0]) for saved, run in projections)
+
+
+def read_metrics(trials: Trials) -> list[FeatureMetrics]:
+    """Return the saved metrics of the trials that have some."""
+    return [saved.metrics for run in trials.runs if (saved := read_projection(run.path, run)) is not None]
+
+
+def first_projection(trials: Trials) -> FeatureProjection | None:
+    """Return the saved projection of the first trial that has points."""
+    for run in trials.runs:
+        saved = read_projection(run.path, run)
+        if saved is not None and saved.has_points:
+            return replace(saved, method=trials.method, run=_run_name(run.path))
+    return None
+
+
+# The file.
+
+
+def write_projection(run: Path, projection: FeatureProjection) -> None:
+    """Write a projection into its run's folder, with digests that identify the run."""
+    counts = projection.class_counts
+    content = {
+        "run": _run_name(run),
+        "of": _digests(run),
+        "how": SETTINGS,
+        **{name: getattr(projection, name) for name in ("method", "round", "selected_by", "width")},
+        "measures": asdict(projection.metrics),
+        **{name: getattr(projection, name) for name in ("data", "clients", "classes")},
+        "rows": None if counts is None else counts.tolist(),
+        "points": _group_points(projection),
+    }
+    files.write_text(run / FILE_NAME, json.dumps(content) + "\n")
+
+
+def _group_points(projection: FeatureProjection) -> list[dict[str, object]]:
+    groups: list[dict[str, object]] = []
+    for client, label in np.unique(np.stack([projection.client, projection.label], 1), axis=0).tolist():
+        points = projection.points[(projection.client == client) & (projection.label == label)]
+        x, y = ([round(value, _DIGITS) for value in values] for values in points.T.tolist())
+        groups.append({"client": client, "class": label, "x": x, "y": y})
+    return groups
+
+
+def read_projection_record(run: Path) -> Mapping[str, Any] | None:
+    """Return the content of a run's saved projection; None if there is none, or if it is of another run or other settings."""
+    if not (run / FILE_NAME).exists():
+        return None
+    content = files.read_json(run / FILE_NAME, "delete it to compute it again")
+    return content if (content.get("of"), content.get("how")) == (_digests(run), SETTINGS) else None
+
+
+def read_projection(run: Path, stored: StoredRun | None = None) -> FeatureProjection | None:
+    """Return the projection that is saved in a run's folder or, of an archived run, in the archive; None if there is none."""
+    content = (stored.archived or {}).get("features") if stored else None
+    content = content or read_projection_record(run)
+    if content is None:
+        return None
+    groups, counts = content["points"], content["rows"]
+    sizes = [len(group["x"]) for group in groups]
+    points = [np.array([group["x"], group["y"]], dtype=np.float32).T for group in groups]
+    return FeatureProjection(
+        metrics=FeatureMetrics(**content["measures"]),
+        width=int(content["width"]),
+        label=np.repeat(np.array([group["class"] for group in groups], dtype=np.int64), sizes),
+        client=np.repeat(np.array([group["client"] for group in groups], dtype=np.int64), sizes),
+        points=np.concatenate([np.zeros((0, 2), dtype=np.float32), *points]),
+        method=str(content["method"]),
+        round=int(content["round"]),
+        selected_by=str(content["selected_by"]),
+        clients=tuple(content["clients"]),
+        classes=tuple(content["classes"]),
+        data=str(content["data"]),
+        class_counts=None if counts is None else np.array(counts, dtype=np.int64),
+    )
+
+
+def _run_name(run: Path) -> str:
+    return f"{run.parent.name}/{run.name}"
+
+
+def _digests(run: Path) -> dict[str, str]:
+    """Return digests of a run's config, apart from the device, and of its summary, which identify the run."""
+    return {name: file_digest(run / f"{name}{ending}") for name, ending in (("config", ".toml"), ("summary", ".json"))}

@@ -1,34 +1,44 @@
-"""Read stored runs for tables, figures and statistics, from run folders or from an archive.
+"""Read stored runs for tables, figures and statistics, from run folders or from an archive; compare and merge their configs.
 
 `StoredRun` is a finished run, `StoredTrials` are the runs of one config, and `Trials` the finished ones under their label in
-tables.
+tables. A line of the archive is one folder of trials as JSON: metrics by column, rounded to six digits, accuracies of single
+clients for the best, the selected and the last round, and no models or checkpoints.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from gpfl.errors import GpflError
-from gpfl.experiments import run_archive
-from gpfl.experiments.config_comparison import Sections
-from gpfl.experiments.run_archive import ARCHIVE, Content
 from gpfl.federation import MANIFEST
-from gpfl.io.legacy import list_client_accuracies
+from gpfl.io.legacy import list_client_accuracies, read_version
 from gpfl.training import config as configs
+from gpfl.training.config import ConfigDict
 from gpfl.training.run_dir import MetricsRecord, RunDir
 
+ARCHIVE = "runs.jsonl.xz"  # name of the archive in a folder of results, in place of the folder `runs`
+
 PROVENANCE_FILE = "made-{}.json"  # the file beside a run that records its command and commit, with the seed
+
+UNCOMPARED = (*(("run", key) for key in ("seed", "engine", "device", "compile", "checkpoint_every")), ("partition", "file"))
+"""Settings that do not change results, or in which the trials of one config differ."""
+
+Content = dict[str, Any]  # a folder of trials, or a run of one, as archived
+
+Sections = Mapping[str, Mapping[str, object]]  # a complete config by section and key
 
 
 class StoredRun:
@@ -50,11 +60,19 @@ class StoredRun:
         """Seed of the run."""
         return cast(int, self.summary["seed"])
 
+    @property
+    def provenance(self) -> Mapping[str, Any]:
+        """The command and commits of the run, as far as they were recorded."""
+        return (self.archived["provenance"] if self.archived else read_provenance(self.path)) or {}
+
+    @property
+    def commits(self) -> list[str]:
+        """The commits of the code that made the run; ["unknown"] if they were not recorded."""
+        return self.provenance.get("commits") or ["unknown"]
+
     def metrics(self) -> list[MetricsRecord]:
         """Return the records of all evaluated rounds. Raise if some are missing."""
-        if self.archived:
-            return run_archive.unpack_metrics(self.archived["metrics"])
-        return RunDir(self.path).read_complete_metrics()
+        return _unpack_metrics(self.archived["metrics"]) if self.archived else RunDir(self.path).read_complete_metrics()
 
     def accuracies(self, round: object) -> tuple[list[float], float]:
         """Return the test accuracy of each client in a round, and that over all samples. Raise if they were not kept."""
@@ -73,12 +91,6 @@ class StoredRun:
             raise GpflError(
                 f"{path} cannot be read: put a good copy in its place, or remove {self.path} and run it again"
             ) from None
-
-    @property
-    def commits(self) -> list[str]:
-        """The commits of the code that made the run; ["unknown"] if they were not recorded."""
-        note = self.archived["provenance"] if self.archived else read_provenance(self.path)
-        return (note or {}).get("commits") or ["unknown"]
 
 
 class StoredTrials:
@@ -112,11 +124,11 @@ class StoredTrials:
     @property
     def data_warning(self) -> str:
         """A warning if the data are incomplete or unverified, or ""."""
-        if self.archived:
-            notes = [run["provenance"] or {} for run in self.archived["runs"].values()]
-        else:
-            notes = [read_provenance(path) for path in sorted(self.path.glob("seed-*"))]
-        return next((note["data"] for note in notes if "data" in note), "")
+        folders = sorted(self.path.glob("seed-*"))
+        runs = (
+            [StoredRun(self.path, run) for run in self.archived["runs"].values()] if self.archived else map(StoredRun, folders)
+        )
+        return next((run.provenance["data"] for run in runs if "data" in run.provenance), "")
 
     def run(self, seed: int) -> StoredRun | None:
         """Return the run of a seed if it has finished."""
@@ -167,10 +179,34 @@ class Trials:
 
 def read_stored_trials(out: Path) -> list[StoredTrials]:
     """Return all trials of a folder of results: its run folders or, if it has none, its archive."""
-    if (out / ARCHIVE).exists() and not (out / "runs").exists():
-        return [StoredTrials(out / ARCHIVE / entry["name"], entry) for entry in run_archive.read(out / ARCHIVE)]
-    folders = sorted(path.parent for path in out.glob("runs/*/config.toml"))
-    return [StoredTrials(folder) for folder in folders]
+    archive = out / ARCHIVE
+    if archive.exists() and not (out / "runs").exists():
+        return [StoredTrials(archive / entry["name"], entry) for entry in read_archive(archive)]
+    return [StoredTrials(path.parent) for path in sorted(out.glob("runs/*/config.toml"))]
+
+
+def read_archive(archive: Path) -> Iterator[Content]:
+    """Yield the folders of trials in an archive. Raise if it is damaged or of a newer version."""
+    try:
+        for line in lzma.decompress(archive.read_bytes()).decode().splitlines():
+            entry = json.loads(line)
+            read_version(entry, archive)
+            yield entry
+    except (OSError, ValueError, lzma.LZMAError) as problem:
+        raise GpflError(f"{archive} cannot be read ({problem}): put a good copy in its place") from None
+
+
+def _unpack_metrics(metrics: Content) -> list[MetricsRecord]:
+    """Return the records of evaluated rounds from columns, and from sparse columns by index of the round."""
+    columns = {key: dict(enumerate(values)) for key, values in metrics["columns"].items()}
+    records: list[Content] = [{} for _ in metrics["columns"]["round"]]
+    for key, values in (*columns.items(), *metrics["sparse"].items()):
+        section, _, name = key.rpartition(".")
+        for index, value in values.items():
+            record = records[int(index)]
+            if value is not None:
+                (record.setdefault(section, {}) if section else record)[name] = value
+    return records
 
 
 def read_provenance(run: Path) -> dict[str, Any]:
@@ -191,3 +227,26 @@ def hash_partition(manifest: Mapping[str, object]) -> str:
 @lru_cache(maxsize=16)  # most runs of a table share a manifest, and parsing one takes half a second
 def _read_partition_hash(manifest: bytes) -> str:
     return hash_partition(tomllib.loads(manifest.decode()))
+
+
+def first_difference(old: Sections, new: Sections) -> tuple[str, str, str] | None:
+    """Return the first setting in which two configs differ, with both values, or None. Settings in `UNCOMPARED` may differ."""
+    for section in {**new, **old}:
+        old_values, new_values = old.get(section, {}), new.get(section, {})
+        for key in {**new_values, **old_values}:
+            before, after = (repr(values[key]) if key in values else "its default" for values in (old_values, new_values))
+            if before != after and (section, key) not in UNCOMPARED:
+                return f"{section}.{key}", before, after
+    return None
+
+
+def check_same_config(out: Path, old: Sections, new: Sections, holds: str) -> None:
+    """Raise if what a folder or a file holds was made under another config."""
+    if difference := first_difference(old, new):
+        key, before, now = difference
+        raise GpflError(f"{out} holds {holds} with {key} = {before}, now it is {now}: choose another --out")
+
+
+def merge_configs(*layers: Sections) -> ConfigDict:
+    """Return the sections of several configs in one. Later configs override earlier ones."""
+    return {name: {key: value for layer in layers for key, value in layer.get(name, {}).items()} for name in chain(*layers)}

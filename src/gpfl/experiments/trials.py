@@ -13,8 +13,7 @@ import torch
 
 from gpfl.engine.distributed import process_group
 from gpfl.errors import DivergenceError, GpflError
-from gpfl.experiments.config_comparison import Sections, first_difference
-from gpfl.experiments.stored_runs import StoredRun, Trials
+from gpfl.experiments.stored_runs import Sections, StoredRun, Trials, check_same_config
 from gpfl.federation import MANIFEST, Federation
 from gpfl.io import files, toml
 from gpfl.training import config as configs
@@ -153,9 +152,7 @@ def _check_same_config(out: Path, new: Sections) -> None:
     old = configs.read_config(out / "config.toml")
     if "defence" in old and "defence" not in new:
         raise GpflError(f"{out} holds trials under a defence, now there is none: choose another --out")
-    if difference := first_difference(old, new):
-        key, before, now = difference
-        raise GpflError(f"{out} holds trials with {key} = {before}, now it is {now}: choose another --out")
+    check_same_config(out, old, new, "trials")
 
 
 def _write_plan(out: Path, config: Config, federation: Federation, seeds: Sequence[int], label: str) -> None:

@@ -24,7 +24,7 @@ from gpfl.core.options import SearchRange, options_of
 from gpfl.engine import make_engine
 from gpfl.engine.distributed import require_single_process
 from gpfl.errors import GpflError
-from gpfl.experiments.config_comparison import UNCOMPARED, first_difference
+from gpfl.experiments.stored_runs import UNCOMPARED, first_difference
 from gpfl.experiments.trials import check_same_federation, delete_weights, prepare_trial, train_trials, with_seed
 from gpfl.experiments.tuned_values import BEST, COMMON, STORAGE, STUDY
 from gpfl.federation import MANIFEST, Federation

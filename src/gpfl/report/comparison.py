@@ -10,7 +10,7 @@ from itertools import combinations
 from gpfl.errors import GpflError
 from gpfl.experiments import statistics
 from gpfl.experiments.definitions import MAX_PAPER_STDS, PaperValue, TableColumn
-from gpfl.experiments.results import TableResults
+from gpfl.experiments.grid import TableResults
 from gpfl.experiments.stored_runs import Trials
 from gpfl.report.tables import MeanStd
 

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpfl.errors import GpflError
-from gpfl.experiments import feature_projections
+from gpfl.experiments import features
 from gpfl.experiments.definitions import TableColumn, display_name
-from gpfl.experiments.feature_projections import FeatureProjection
-from gpfl.experiments.features import PERPLEXITY
-from gpfl.experiments.results import TableResults
+from gpfl.experiments.features import PERPLEXITY, FeatureProjection
+from gpfl.experiments.grid import TableResults
 from gpfl.experiments.statistics import client_accuracies
 from gpfl.experiments.stored_runs import Trials
 from gpfl.io import files
@@ -171,7 +170,7 @@ def _draw_features(results: TableResults, out: Path) -> list[Path]:
     paths: list[Path] = []
     for column in results.columns:
         methods = _trials_run(results, column)
-        stored = [projection for trials in methods if (projection := feature_projections.first_projection(trials)) is not None]
+        stored = [projection for trials in methods if (projection := features.first_projection(trials)) is not None]
         if methods and not stored:
             raise GpflError(f"{column.key} has no features to draw")
         if stored:
@@ -197,5 +196,5 @@ def _draw_column_features(
 
 def _to_record(method: FeatureProjection) -> dict[str, object]:
     names = ("method", "run", "round", "selected_by", "width")
-    tsne = {"perplexity": min(PERPLEXITY, (method.metrics.rows - 1) / 3), "seed": feature_projections.SEED}
+    tsne = {"perplexity": min(PERPLEXITY, (method.metrics.rows - 1) / 3), "seed": features.SEED}
     return {**{name: getattr(method, name) for name in names}, **vars(method.metrics), "tsne": tsne}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gpfl.errors import pluralize
-from gpfl.experiments import feature_projections
+from gpfl.experiments import features
 from gpfl.experiments.definitions import TableColumn, display_name
 from gpfl.experiments.features import FeatureMetrics
-from gpfl.experiments.results import TableResults
+from gpfl.experiments.grid import TableResults
 from gpfl.report.tables import MeanStd, ResultColumn, ResultTable, format_value
 
 HEADERS: Mapping[str, str] = {
@@ -31,7 +31,7 @@ _EXPLANATION = (
 def read_metrics(results: TableResults, column: TableColumn) -> dict[str, list[FeatureMetrics]]:
     """Return the metrics that are stored next to the runs of a column, by row label, one for each trial."""
     trials = {row.label: results.trials.get((column.key, row.label)) for row in results.rows}
-    return {label: [] if one is None else feature_projections.read_metrics(one) for label, one in trials.items()}
+    return {label: [] if one is None else features.read_metrics(one) for label, one in trials.items()}
 
 
 def tables(results: TableResults) -> list[ResultTable]:
@@ -49,9 +49,7 @@ def metrics_table(column: TableColumn, metrics: Mapping[str, Sequence[FeatureMet
     note = "Not measured: the same command without --no-figures measures where the models are."
     if first is not None:
         chance = f" ({first.purity_by_chance:.2f} by chance)" if first.purity_by_chance is not None else ""
-        note = _EXPLANATION.format(
-            neighbours=first.neighbours, chance=chance, most=feature_projections.MAX_SAMPLES, split=feature_projections.SPLIT
-        )
+        note = _EXPLANATION.format(neighbours=first.neighbours, chance=chance, most=features.MAX_SAMPLES, split=features.SPLIT)
     columns = [ResultColumn("method"), *headers, ResultColumn("trials", "d")]
     return ResultTable(columns, rows, title=f"Features of {column.key}", notes=[note])
 

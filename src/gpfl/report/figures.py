@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gpfl.errors import GpflError
 from gpfl.experiments.definitions import display_name
-from gpfl.experiments.feature_projections import FeatureProjection
+from gpfl.experiments.features import FeatureProjection
 from gpfl.experiments.stored_runs import Trials
 from gpfl.federation import Federation
 from gpfl.report.plotting import (

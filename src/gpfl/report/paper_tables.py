@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpfl.errors import pluralize
 from gpfl.experiments.definitions import MAX_PAPER_STDS, PaperValue, display_name
-from gpfl.experiments.results import TableResults
+from gpfl.experiments.grid import TableResults
 from gpfl.experiments.stored_runs import Trials
 from gpfl.report import feature_tables
 from gpfl.report.comparison import ColumnComparison, Entry, compare_columns

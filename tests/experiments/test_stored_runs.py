@@ -11,9 +11,8 @@ from conftest import toy_federation
 
 import gpfl
 from gpfl.errors import GpflError
-from gpfl.experiments import run_archive
-from gpfl.experiments.run_archive import ARCHIVE
-from gpfl.experiments.stored_runs import StoredRun, StoredTrials
+from gpfl.experiments import stored_runs
+from gpfl.experiments.stored_runs import ARCHIVE, StoredRun, StoredTrials
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +29,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read_archived(archive: Path) -> list[StoredTrials]:
-    return [StoredTrials(archive / entry["name"], entry) for entry in run_archive.read(archive)]
+    return [StoredTrials(archive / entry["name"], entry) for entry in stored_runs.read_archive(archive)]
 
 
 def archived_run(results: Path, seed: int) -> StoredRun:
@@ -87,16 +86,16 @@ def test_packing_adds_seeds_to_an_archive(results: Path, tmp_path: Path) -> None
     gpfl.fit("gpfl", toy_federation(), net="mlp", rounds=3, seed=2, out=tmp_path / "runs" / "toy" / "seed-2")
     (tmp_path / "runs" / "toy" / "config.toml").write_text((results / "runs" / "toy" / "config.toml").read_text())
     pack_runs.pack(tmp_path / "runs", archive)
-    assert [sorted(entry["runs"]) for entry in run_archive.read(archive)] == [["0", "1", "2"]]
+    assert [sorted(entry["runs"]) for entry in stored_runs.read_archive(archive)] == [["0", "1", "2"]]
 
 
 def test_damaged_archive_is_reported(tmp_path: Path) -> None:
     (tmp_path / ARCHIVE).write_bytes(lzma.compress(b'{"format_version": 2, "na'))
     with pytest.raises(GpflError, match=f"{ARCHIVE} cannot be read .*: put a good copy in its place"):
-        list(run_archive.read(tmp_path / ARCHIVE))
+        list(stored_runs.read_archive(tmp_path / ARCHIVE))
 
 
 def test_archive_of_a_newer_version_is_rejected(tmp_path: Path) -> None:
     (tmp_path / ARCHIVE).write_bytes(lzma.compress(b'{"format_version": 99}\n'))
     with pytest.raises(GpflError, match="install a newer gpfl"):
-        list(run_archive.read(tmp_path / ARCHIVE))
+        list(stored_runs.read_archive(tmp_path / ARCHIVE))
