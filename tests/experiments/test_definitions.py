@@ -21,7 +21,6 @@ from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.definitions import Cell, Experiment, PaperValue, TableColumn
 from gpfl.experiments.grid import FederationCache, GridPlan
 from gpfl.methods import METHODS
-from gpfl.models import resnet18
 from gpfl.training.callbacks import Callback
 from gpfl.training.config import PROTOCOLS, resolve_config
 from gpfl.training.result import Result
@@ -296,9 +295,8 @@ TINY = {
 
 @pytest.fixture
 def tiny_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables of the same kinds as the published ones, of a few hundred rows, a ResNet-18 of few channels; no models."""
+    """Tables of the same kinds as the published ones, of a few hundred rows; no models."""
     monkeypatch.setattr(Result, "export", lambda result, folder: None)
-    monkeypatch.setattr(resnet18, "WIDTHS", (4, 4, 8, 8))
     for name, source in TINY.items():
         monkeypatch.setitem(DATASETS, name, source)
 
