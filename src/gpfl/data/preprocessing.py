@@ -23,15 +23,14 @@ LEVELS = 256  # levels of a histogram: evenly spaced values from the low to the 
 FILLED = ("mean", "median", "most_frequent")  # values of `missing` that fill missing values
 UNSEEN = ("error", "ignore")  # what to do with categories in new rows that no client trained on
 NUMBER_BYTES = 8
-FIELDS = {
+DESCRIPTIONS = {
     "count": "count",
     "mean": "mean",
     "squared_deviation": "sum of squared deviations",
     "histogram": f"histogram of {LEVELS} counts over the declared range",
     "has_missing": "whether values are missing",
 }
-COUNTED = {"categories": "category name", "counts": "count"}
-"""Descriptions of the statistics, by name; those that are counted in the singular."""
+COUNTED = {"categories": "category name", "counts": "count"}  # described with their number
 BLOCK = 1 << 20  # values that are summed at once: a copy of a large table would not fit
 
 
@@ -54,7 +53,6 @@ class PreprocessingOptions:
     missing_indicator: bool = option(
         False, "add an input, 0 or 1, for each column with missing values in training samples", omit_default=True
     )
-
     unseen: str = option(
         "error",
         "what saved models do with a category in new rows that no client trained on: an error, or ignored (encoded as zeros, "
@@ -85,7 +83,7 @@ class _Statistics:
 
     def describe(self) -> str:
         """Return a description of the content."""
-        parts = [FIELDS.get(key) or pluralize(len(getattr(self, key)), COUNTED[key]) for key in self.to_dict()]
+        parts = [DESCRIPTIONS.get(key) or pluralize(len(getattr(self, key)), COUNTED[key]) for key in self.to_dict()]
         return ", ".join(parts) or "nothing"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from abc import ABC, abstractmethod
@@ -183,8 +184,7 @@ class Table(Samples):
 
     def with_tensors(self, x: Tensor, y: Tensor) -> Table:
         """Return the same table with its samples and labels in other memory."""
-        table = object.__new__(Table)
-        table.__dict__.update(self.__dict__)
+        table = copy.copy(self)
         table.x, table.y = x, y
         return table
 

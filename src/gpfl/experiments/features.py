@@ -113,7 +113,7 @@ def collect_features(
         round=cast(int, summary["selected_round"]),
         selected_by=str(summary.get("selected_by", "")),
         clients=tuple(shard.name for shard in federation.shards),
-        classes=tuple(federation.class_names[label] for label in range(federation.table.classes)),
+        classes=tuple(federation.class_names),
         data=federation.table.name,
         class_counts=federation.count_labels(everything).astype(np.int64),
     )

@@ -9,10 +9,10 @@ from gpfl.core.registry import Registry, lazy_attributes
 if TYPE_CHECKING:
     from gpfl.federation.build import federate as federate
     from gpfl.federation.build import partition_table as partition_table
+    from gpfl.federation.federation import MANIFEST as MANIFEST
     from gpfl.federation.federation import Federation as Federation
     from gpfl.federation.federation import Shard as Shard
     from gpfl.federation.federation import share_table as share_table
-    from gpfl.federation.manifest import MANIFEST as MANIFEST
     from gpfl.federation.partition import Partition as Partition
 
 PARTITIONS: Registry[type[Partition]] = Registry(
@@ -25,8 +25,7 @@ if not TYPE_CHECKING:
         "gpfl.federation",
         {
             **dict.fromkeys(("federate", "partition_table"), "gpfl.federation.build"),
-            **dict.fromkeys(("Federation", "Shard", "share_table"), "gpfl.federation.federation"),
-            "MANIFEST": "gpfl.federation.manifest",
+            **dict.fromkeys(("MANIFEST", "Federation", "Shard", "share_table"), "gpfl.federation.federation"),
             "Partition": "gpfl.federation.partition",
         },
     )

@@ -1,4 +1,7 @@
-"""Federations: a table and the samples of each client."""
+"""Federations: a table and the samples of each client; manifests, from which others get the same federation.
+
+A manifest is a TOML file that names the table and lists the samples of each client.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gpfl.core import options
 from gpfl.core.local_round import Indices
-from gpfl.data import DATASETS, find_dataset
-from gpfl.data.table import SPLITS, Table
+from gpfl.data import DATASETS, FileDataset, find_dataset
+from gpfl.data.table import SPLITS, DataSource, Table
 from gpfl.errors import GpflError, pluralize
-from gpfl.federation.manifest import changed_options, check_encoding, manifest_data_options, read_manifest, unknown_data_error
 from gpfl.federation.preprocessing import FederatedPreprocessing
 from gpfl.io import files, toml
-from gpfl.io.legacy import FORMAT_VERSION
+from gpfl.io.legacy import FORMAT_VERSION, read_version, upgrade_manifest
 
+MANIFEST = "federation.toml"  # name of the manifest in a run's folder
 MAX_NAME_BYTES = 64  # longest name of a client, which names files
 
 
@@ -154,7 +158,7 @@ class Federation:
         clients = [{"name": shard.name, **{split: shard.split(split).tolist() for split in SPLITS}} for shard in self.shards]
         table = {"name": self.table.name, "rows": len(self.table), "classes": self.table.classes, "sha256": self.table.digest}
         content = {"format_version": FORMAT_VERSION, "table": table, "partition": self.partition, "client": clients}
-        source = {**self.table.metadata, **changed_options(self.table.source)}
+        source = {**self.table.metadata, **_changed_options(self.table.source)}
         return {**content, "source": source} if source else content
 
     def save(self, path: str | Path) -> None:
@@ -176,10 +180,10 @@ class Federation:
             raise GpflError(f"{path} is not a federation manifest (missing or wrong: {error})") from None
         if table is None:
             if name not in DATASETS:
-                raise unknown_data_error(path, name, content)
+                raise _unknown_data_error(path, name, content)
             table = find_dataset(name, manifest_data_options(path, name)).load()
         if table.digest != digest:
-            check_encoding(path, content)
+            _check_encoding(path, content)
             raise GpflError(
                 f"{path} divides a table with sha256 {digest[:12]}…, but the data '{table.name}' has {table.digest[:12]}…: "
                 "give the table it was made from"
@@ -283,3 +287,54 @@ def _parse_indices(values: Sequence[int]) -> Indices:
 
 def _shorten(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+
+
+# Manifests.
+
+
+def read_manifest(path: Path) -> dict[str, object]:
+    """Return the content of a manifest, upgraded to today's names."""
+    content = toml.read(path)
+    return upgrade_manifest(content) if read_version(content, path) == 1 else content
+
+
+def manifest_data_name(path: Path) -> str:
+    """Return the name of the dataset that a manifest divides. Raise if it is not a named dataset."""
+    content = read_manifest(path) if path.is_file() else {}
+    table = content.get("table")
+    name = str(table.get("name", "digits")) if isinstance(table, dict) else "digits"
+    if name not in DATASETS:
+        raise _unknown_data_error(path, name, content)
+    return name
+
+
+def manifest_data_options(path: Path, name: str) -> dict[str, object]:
+    """Return the options with which the data of a manifest were read."""
+    source = read_manifest(path).get("source") if path.is_file() else None
+    known = options.options_of(type(DATASETS[name]) if name in DATASETS else FileDataset)
+    return {key: source[key] for key in known if key in source} if isinstance(source, dict) else {}
+
+
+def _changed_options(source: DataSource | None) -> dict[str, object]:
+    """Return the options of a named dataset that differ from its defaults. Files record theirs in the table's metadata."""
+    if source is None or isinstance(source, FileDataset):
+        return {}
+    defaults = options.option_values(DATASETS[source.name]) if source.name in DATASETS else {}
+    return {key: value for key, value in options.option_values(source).items() if value != defaults.get(key)}
+
+
+def _check_encoding(path: Path, content: Mapping[str, object]) -> None:
+    """Raise if the manifest divides columns that an earlier version encoded before they were divided."""
+    source = content.get("source")
+    if isinstance(source, dict) and "columns" in source:
+        raise GpflError(
+            f"{path} was written by an earlier gpfl, which scaled columns by pooled rows; this version scales them by the "
+            "training samples of each client, so numbers differ: start a new run (models of the old one still load)"
+        )
+
+
+def _unknown_data_error(path: Path, name: str, content: Mapping[str, object]) -> GpflError:
+    source = content.get("source")
+    if isinstance(source, dict) and "classes" in source:
+        return GpflError(f"{path} divides '{name}', files of your own: name the file or folder with --data")
+    return GpflError(f"{path} divides the data '{name}', which were given in Python: give them again there")

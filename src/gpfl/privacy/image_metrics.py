@@ -14,20 +14,21 @@ _SSIM_CONSTANTS = (0.01**2, 0.03**2)
 
 def psnr(true: Tensor, reconstructed: Tensor) -> Tensor:
     """Return the peak signal-to-noise ratio of images (…, channels, height, width) in dB, peak 1; equal images have 100."""
-    error = (true - reconstructed.clamp(0, 1)).square().mean((-3, -2, -1))
-    return -10 * torch.log10(error.clamp_min(1e-10))
+    return _decibels((true - reconstructed.clamp(0, 1)).square())
 
 
 def reference_psnr(true: Tensor, reconstructed: Tensor) -> Tensor:
     """Return the PSNR by the formula of the authors' code: on net inputs from -1 to 1, the squared error divided by 3."""
-    error = (2 * true - 2 * reconstructed.clamp(0, 1)).square().mean((-3, -2, -1)) / 3
-    return -10 * torch.log10(error.clamp_min(1e-10))
+    return _decibels((2 * true - 2 * reconstructed.clamp(0, 1)).square(), 3)
 
 
 def reference_psnr_of_start(true: Tensor, logits: Tensor) -> Tensor:
     """Return the authors' PSNR of an attack without iterations: their sigmoid (0 to 1) against images from -1 to 1."""
-    error = (2 * true - 1 - torch.sigmoid(logits)).square().mean((-3, -2, -1)) / 3
-    return -10 * torch.log10(error)
+    return _decibels((2 * true - 1 - torch.sigmoid(logits)).square(), 3)
+
+
+def _decibels(squares: Tensor, divisor: int = 1) -> Tensor:
+    return -10 * torch.log10((squares.mean((-3, -2, -1)) / divisor).clamp_min(1e-10))
 
 
 def ssim(true: Tensor, reconstructed: Tensor) -> Tensor:

@@ -39,9 +39,12 @@ def infer_memberships(engine: Engine, state: RunState, clients: Sequence[int]) -
 
 
 def _infer_membership(engine: Engine, client: int, weights: Tree) -> MembershipInference:
+    from sklearn.metrics import roc_auc_score
+
     shard, model = engine.federation.shards[client], Model(engine.method.net, weights)
     train, test = (sample_losses(engine, model, samples) for samples in (shard.train, shard.test))
-    return MembershipInference(shard.name, auc(-train, -test), float(train.mean()), float(test.mean()))
+    auc = roc_auc_score(np.repeat([1, 0], [len(train), len(test)]), -np.concatenate([train, test]))
+    return MembershipInference(shard.name, float(auc), float(train.mean()), float(test.mean()))
 
 
 def sample_losses(engine: Engine, model: Model, samples: Indices) -> npt.NDArray[np.float64]:
@@ -52,14 +55,6 @@ def sample_losses(engine: Engine, model: Model, samples: Indices) -> npt.NDArray
             logits = engine.method.logits(model, table.inputs(block))
             losses.append(F.cross_entropy(logits, table.y[block], reduction="none"))
     return torch.cat(losses).double().cpu().numpy()
-
-
-def auc(members: npt.NDArray[np.float64], others: npt.NDArray[np.float64]) -> float:
-    """Return the area under the ROC curve of scores that are higher for members."""
-    from sklearn.metrics import roc_auc_score
-
-    is_member = np.concatenate([np.ones(len(members)), np.zeros(len(others))])
-    return float(roc_auc_score(is_member, np.concatenate([members, others])))
 
 
 def confidence_interval(values: Sequence[float]) -> tuple[float, float]:

@@ -101,7 +101,10 @@ def observe_uploads(
     views = []
     for batch in batches:
         if steps == "one":
-            views.append(_observe(engine, state, batch.client, _one_step(engine, batch), len(batch.samples)))
+            check_batch_size(engine.method.net, len(batch.samples))
+            samples: Indices = np.array([batch.samples], dtype=np.int64)
+            plan = [np.tile(samples, (1, phase.batches)) for phase in engine.method.phases()]  # one step in each phase
+            views.append(_observe(engine, state, batch.client, plan, len(batch.samples)))
             continue
         if batch.client not in rounds:
             check_can_train(engine, batch.client)
@@ -121,7 +124,7 @@ def _observe(engine: Engine, state: RunState, client: int, plan: Plan, n_images:
     if method.net.has_batch_norm and "batch_norm_stats" not in shared:
         public = tree.to(tree.pick(method.net.init(engine.schedule.seed), ("batch_norm_stats",)), device)
     return ServerView(
-        _without_salt(method),
+        method.replace(salt=0.0) if isinstance(method, Defended) else method,  # the salt selects the clients' noise
         shared,
         update.upload,
         n_images,
@@ -146,18 +149,6 @@ def _context_embeddings(method: Method, shared: Tree, private: Tree, info: Clien
     if isinstance(method, Defended) and method.defence.transforms_uploads:
         return None
     return plain.stale_embeddings(shared, private, info) if info.round else None
-
-
-def _without_salt(method: Method) -> Method:
-    """Return the method as the server knows it, without what selects the clients' noise."""
-    return method.replace(salt=0.0) if isinstance(method, Defended) else method
-
-
-def _one_step(engine: Engine, batch: AttackedBatch) -> Plan:
-    """Return a plan of one step per phase; a step of several batches gets this one several times."""
-    check_batch_size(engine.method.net, len(batch.samples))
-    samples: Indices = np.array([batch.samples], dtype=np.int64)
-    return [np.tile(samples, (1, phase.batches)) for phase in engine.method.phases()]
 
 
 def check_can_train(engine: Engine, client: int) -> None:

@@ -12,7 +12,7 @@ from gpfl.data.published.dataset import PublishedDataset
 from gpfl.data.table import SPLITS
 from gpfl.defences.accounting import describe_guarantee
 from gpfl.errors import pluralize
-from gpfl.federation.manifest import MANIFEST, read_manifest
+from gpfl.federation.federation import MANIFEST, read_manifest
 from gpfl.inference.client_model import ClientModel
 from gpfl.inference.model_card import card_of_model, describe_export, describe_method, list_limits, model_sections, render_card
 from gpfl.io import files, toml

@@ -17,7 +17,7 @@ from gpfl.defences.aggregation import RULES
 from gpfl.defences.config import NO_DEFENCE, DefenceConfig
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.federation import MANIFEST, PARTITIONS, Federation, Partition, partition_table
-from gpfl.federation.manifest import manifest_data_name, manifest_data_options
+from gpfl.federation.federation import manifest_data_name, manifest_data_options
 from gpfl.inference.threshold import THRESHOLD_METRICS
 from gpfl.io import toml
 from gpfl.io.legacy import FORMAT_VERSION, read_version, upgrade_config

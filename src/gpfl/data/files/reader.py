@@ -65,10 +65,6 @@ class _CsvText:
     skipped: int  # lines before the text
     note: str
 
-    @property
-    def mark(self) -> str:
-        return DELIMITERS[self.delimiter]
-
     def records(self) -> Iterator[tuple[int, list[str]]]:
         """Yield the first line and the cells of every record that is not empty, the header first."""
         records = csv.reader(io.StringIO(self.text, newline=""), delimiter=self.delimiter, strict=True)
@@ -154,8 +150,8 @@ def _check_header(names: list[str], file: _CsvText, min_columns: int) -> None:
         raise GpflError(f"{path} begins with numbers ({', '.join(names[:3])} …); its first line must name the columns")
     if len(names) < min_columns:
         raise GpflError(
-            f"{path} has one column, '{names[0][:40]}', when split at {file.mark}; its first line must name the "
-            f"columns, separated by {', '.join(DELIMITERS.values())}"
+            f"{path} has one column, '{names[0][:40]}', when split at {DELIMITERS[file.delimiter]}; its first line must name "
+            f"the columns, separated by {', '.join(DELIMITERS.values())}"
         )
     if duplicate := next((name for name in names if name and names.count(name) > 1), ""):
         raise GpflError(f"{path} has two columns named '{duplicate}'")
@@ -166,7 +162,7 @@ def _read_rows(file: _CsvText, width: int) -> Iterator[list[str]]:
     for line, cells in islice(file.records(), 1, None):
         if len(cells) != width:
             raise GpflError(
-                f"{file.path}, line {line}, has {pluralize(len(cells), 'cell')} when split at {file.mark}; "
+                f"{file.path}, line {line}, has {pluralize(len(cells), 'cell')} when split at {DELIMITERS[file.delimiter]}; "
                 f"the first line has {width}"
             )
         yield cells
