@@ -1,7 +1,5 @@
 """The command `gpfl attack`: what a curious server can reconstruct or infer from the uploads of a run."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """The click classes of all commands: options in groups, and flags named in error messages."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

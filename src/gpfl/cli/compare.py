@@ -1,7 +1,5 @@
 """The command `gpfl compare`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,11 +1,9 @@
 """The command `gpfl data`: download, list and show datasets."""
 
-from __future__ import annotations
-
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -55,8 +53,8 @@ def get(name: str, source: Path | None, unverified: bool, again: bool) -> None:
         raise GpflError(f"unknown data '{name}'; {did_you_mean(name, PUBLISHED)}")
     if source is not None and not source.exists():
         raise GpflError(f"--from {source} does not exist")
-    with _DownloadProgress() as progress:
-        table = PUBLISHED[name].prepare(source, unverified=unverified, again=again, progress=progress.update)
+    with download_progress() as progress:
+        table = PUBLISHED[name].prepare(source, unverified=unverified, again=again, progress=progress)
     print_line(f"{name}: {len(table):,} samples of shape {table.shape}, {table.classes} classes, in {cache.table_dir(name)}")
     print_dataset_warning(table)
 
@@ -211,35 +209,23 @@ def _to_json(federation: Federation) -> dict[str, object]:
 
 def download_datasets(names: Iterable[str]) -> None:
     """Download published datasets that a command needs."""
-    with _DownloadProgress() as progress:
+    with download_progress() as progress:
         for name in names:
-            PUBLISHED[name].prepare(progress=progress.update)
+            PUBLISHED[name].prepare(progress=progress)
 
 
-class _DownloadProgress:
-    """Progress bars of downloads on a terminal, a line for each file elsewhere."""
+@contextmanager
+def download_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Yield a function that shows the progress of a file: a bar on a terminal, one line elsewhere."""
+    tasks: dict[str, TaskID] = {}
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
 
-    def __init__(self) -> None:
-        self._tasks: dict[str, TaskID] = {}
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            DownloadColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
+        def update(name: str, done: int, total: int) -> None:
+            if name not in tasks:
+                tasks[name] = progress.add_task(name, total=total or None)
+                if not console.is_terminal:
+                    print(f"downloading {name}", file=sys.stderr)
+            progress.update(tasks[name], completed=done)
 
-    def __enter__(self) -> _DownloadProgress:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._progress.stop()
-
-    def update(self, name: str, done: int, total: int) -> None:
-        if name not in self._tasks:
-            self._tasks[name] = self._progress.add_task(name, total=total or None)
-            if not console.is_terminal:
-                print(f"downloading {name}", file=sys.stderr)
-        self._progress.update(self._tasks[name], completed=done)
+        yield update

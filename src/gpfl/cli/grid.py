@@ -1,7 +1,5 @@
 """Cells of a grid: their list before they are run, and their progress."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path

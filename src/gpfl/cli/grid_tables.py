@@ -1,7 +1,5 @@
 """Tables and figures of all stored trials of experiments."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from gpfl.cli.terminal import print_error, print_line, table_console

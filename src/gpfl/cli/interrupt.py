@@ -1,7 +1,5 @@
 """Ctrl-C: how it ends a command, and the command that resumes."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """The command `gpfl list`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

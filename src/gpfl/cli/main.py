@@ -1,7 +1,5 @@
 """The command `gpfl`: its subcommands, and how errors and Ctrl-C end it."""
 
-from __future__ import annotations
-
 import errno
 import pkgutil
 import sys

@@ -1,7 +1,5 @@
 """The command `gpfl methods`: list the methods, or explain one."""
 
-from __future__ import annotations
-
 import inspect
 import re
 

@@ -1,7 +1,5 @@
 """The commands that use or make models: `gpfl predict`, `gpfl evaluate`, `gpfl personalize` and `gpfl export`."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """Options that commands share: a flag for every option of a config, and --set, --seeds, --out and --federation."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import functools

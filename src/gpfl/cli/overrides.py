@@ -1,7 +1,5 @@
 """The config of a command: a file, flags over it, --set over both."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command `gpfl privacy`: the paper's privacy table, label and membership inference, and the cost of defences."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

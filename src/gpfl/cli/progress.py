@@ -1,7 +1,5 @@
 """Progress: live lines on a terminal, plain lines elsewhere."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping

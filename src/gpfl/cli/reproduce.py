@@ -1,7 +1,5 @@
 """The command `gpfl reproduce`: cells, rows, columns or all of the paper's tables and figures, next to the paper's numbers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from contextlib import suppress

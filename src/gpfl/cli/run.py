@@ -1,7 +1,5 @@
 """The commands `gpfl run` and `gpfl resume`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

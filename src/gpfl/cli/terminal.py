@@ -1,7 +1,5 @@
 """Printing on the terminal. Of several ranks, only rank 0 prints."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command `gpfl tune`."""
 
-from __future__ import annotations
-
 import itertools
 import shlex
 from collections.abc import Callable, Mapping, Sequence

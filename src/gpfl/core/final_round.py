@@ -1,7 +1,5 @@
 """The final phases of a method, run by engines like a local round that sends nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Self
@@ -20,7 +18,7 @@ class FinalRound(Method):
     method: Method
 
     @classmethod
-    def of(cls, method: Method) -> FinalRound:
+    def of(cls, method: Method) -> Self:
         """Return the final phases of a bound method."""
         return cls(setup=method.setup, method=method)
 

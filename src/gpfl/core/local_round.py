@@ -1,11 +1,9 @@
 """One client's round: its samples, its batches, its training and its evaluation."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +50,7 @@ class Schedule:
     drop_last: bool = True
     purpose: str = "batches"  # of the generator that shuffles
 
-    def for_final_phases(self) -> Schedule:
+    def for_final_phases(self) -> Self:
         """Return the schedule of a method's final phases, which shuffle independently of training."""
         return dataclasses.replace(self, purpose="final_batches")
 

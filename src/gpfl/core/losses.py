@@ -1,7 +1,5 @@
 """Terms of losses that several methods use, or that are long."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

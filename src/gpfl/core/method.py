@@ -4,8 +4,6 @@ A method is written for one client. Engines run it for many: one client after th
 The defaults of `Method` are FedAvg; a method overrides only where it differs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -52,9 +50,9 @@ class ClientInfo(NamedTuple):
     total_rounds: Tensor
     index: Tensor = torch.zeros(())  # type: ignore[assignment]  # position in the federation; hides tuple.index
 
-    def select(self, index: int | slice | Tensor) -> ClientInfo:
+    def select(self, index: int | slice | Tensor) -> Self:
         """Return the entries `index` of stacked clients."""
-        return ClientInfo(*(field[index] for field in self))
+        return type(self)(*(field[index] for field in self))
 
 
 Objective = Callable[[Model, Batch], LossTerms]

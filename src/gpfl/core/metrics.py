@@ -1,7 +1,5 @@
 """Metrics of an evaluation over all clients, and the metrics that a round can be selected by."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

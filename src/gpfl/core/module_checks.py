@@ -1,7 +1,5 @@
 """Checks that a module can be a part of a net, and access to its weights and BatchNorm statistics."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 

@@ -1,11 +1,10 @@
 """Nets: stateless base (features) and head (classifier), whose weights live in trees."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -126,14 +125,14 @@ class Net:
         """Return a new module of a part, to be loaded with a client's weights."""
         return copy.deepcopy(self._initial[part])
 
-    def with_parts(self, parts: Parts) -> Net:
+    def with_parts(self, parts: Parts) -> Self:
         """Return the net with these modules as its parts."""
         out = copy.copy(self)
         out._initial = out._training = out._eval = parts
         out._rebuild = None
         return out
 
-    def to(self, device: torch.device) -> Net:
+    def to(self, device: torch.device) -> Self:
         """Move the constants of the parts to `device` and return the net."""
         for module in (*self._training.values(), *self._eval.values()):
             module.to(device)

@@ -1,7 +1,5 @@
 """Options: documented and validated fields of frozen dataclasses, of which methods, nets and config sections are made."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import numbers

@@ -1,7 +1,5 @@
 """The precision of matrix products and convolutions during a run."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Random number generators, each a pure function of (seed, purpose, key…)."""
 
-from __future__ import annotations
-
 import hmac
 import math
 import zlib

@@ -1,7 +1,5 @@
 """Methods, datasets and the like by name, imported when they are looked up: listing them imports nothing, not even torch."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping

@@ -1,7 +1,5 @@
 """Operations on trees, nested dicts of tensors: the form in which state is stored, sent and saved."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias, Union
 

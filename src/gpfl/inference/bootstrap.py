@@ -4,8 +4,6 @@ A resample is a weight for each sample: how often it was drawn. All resamples of
 (samples, resamples).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The personal model of a client."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Export a client's model with its preprocessing to a folder that needs no gpfl."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from importlib.resources import files as resource_files

@@ -1,7 +1,5 @@
 """New samples for a model: rows of columns, images, texts or arrays, read as the model's encoder needs them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

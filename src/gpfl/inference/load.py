@@ -1,7 +1,5 @@
 """Load personal models: of a file, or of the clients of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Metrics of predicted probabilities, per client and over all clients. They equal scikit-learn's."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """What a model card says of a model itself: its inputs, preprocessing, output and limits."""
 
-from __future__ import annotations
-
 import gpfl
 from gpfl.core.net import InputSpec
 from gpfl.core.options import option_values

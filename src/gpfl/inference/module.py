@@ -1,7 +1,5 @@
 """A personal model as a torch module."""
 
-from __future__ import annotations
-
 from typing import cast
 
 from torch import Tensor, nn

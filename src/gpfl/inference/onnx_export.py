@@ -4,8 +4,6 @@ Rows that gpfl refuses to predict, such as those with a missing value that is no
 class, because a graph cannot raise.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import logging

@@ -1,7 +1,5 @@
 """Predictions of the clients' models for new samples, and their metrics where labels are known."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace

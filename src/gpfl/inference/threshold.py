@@ -1,7 +1,5 @@
 """The decision threshold of a binary model, chosen on validation samples."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

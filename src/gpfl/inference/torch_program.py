@@ -1,7 +1,5 @@
 """A model's net as Python source: the torch operators from stored samples to logits, without gpfl or the net's classes."""
 
-from __future__ import annotations
-
 import copy
 import re
 

@@ -1,7 +1,5 @@
 """Atomic writes of files and folders, JSON, and output folders."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -3,8 +3,6 @@
 Files of version 1 carry no version. Their content is upgraded when it is read; the files do not change.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar

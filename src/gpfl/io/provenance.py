@@ -1,7 +1,5 @@
 """Where results come from: the command line, and the commit of the code."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

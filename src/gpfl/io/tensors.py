@@ -1,7 +1,5 @@
 """Files of tensors with metadata: safetensors, with a checksum and a format version."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Mapping

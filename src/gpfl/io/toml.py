@@ -1,7 +1,5 @@
 """Read TOML with the standard library, and write the kinds of value that configs and manifests hold."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """The Python interface to training: fit, resume, load."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Callbacks: user code at fixed points of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple

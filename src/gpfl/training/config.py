@@ -1,7 +1,5 @@
 """Configs: the options of a run, from defaults, presets, files and flags; checked, and written complete."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

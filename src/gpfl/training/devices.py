@@ -1,7 +1,5 @@
 """The device of a run."""
 
-from __future__ import annotations
-
 import re
 
 import torch

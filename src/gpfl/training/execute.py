@@ -1,7 +1,5 @@
 """Start, open and execute runs, one at a time or several trials at once."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path

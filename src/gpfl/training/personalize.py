@@ -1,7 +1,5 @@
 """Make a model for a client that was not in training, from its own file, and measure it."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 

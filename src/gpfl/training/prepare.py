@@ -1,7 +1,5 @@
 """Prepare a run for the engine, with its defence and privacy guarantee, from a config and a federation."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

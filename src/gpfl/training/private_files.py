@@ -1,7 +1,5 @@
 """Private state on disk: the state of all clients in memory-mapped files, of which the system reads the rows in use."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

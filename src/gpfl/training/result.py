@@ -1,7 +1,5 @@
 """The result of a run: its history, its numbers, and a personal model for each client, also for new ones."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path

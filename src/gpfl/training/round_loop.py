@@ -1,7 +1,5 @@
 """The round loop: train, evaluate, save checkpoints, and resume exactly."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Generator, Mapping, Sequence

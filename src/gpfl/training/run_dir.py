@@ -1,7 +1,5 @@
 """The run directory: config.toml, federation.toml, metrics.jsonl, checkpoints, models and summary.json."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -9,7 +7,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple, Self, cast
 
 from gpfl.core import tree
 from gpfl.core.tree import Tree
@@ -48,7 +46,7 @@ class RunDir:
         self.path = Path(path)
 
     @classmethod
-    def create(cls, path: str | Path, config: str, federation: Federation) -> RunDir:
+    def create(cls, path: str | Path, config: str, federation: Federation) -> Self:
         """Create the directory of a new run. Raise if it holds anything."""
         if path == "":
             raise GpflError("out is empty; name a folder")
@@ -62,7 +60,7 @@ class RunDir:
         return run_dir
 
     @classmethod
-    def open(cls, path: str | Path) -> RunDir:
+    def open(cls, path: str | Path) -> Self:
         """Open the directory of an existing run."""
         run_dir = cls(path)
         if not (run_dir.path / "config.toml").is_file():
