@@ -120,12 +120,12 @@ def test_an_error_about_an_option_names_its_flag(message: str, expected: str) ->
 @pytest.mark.parametrize(
     ("kind", "text", "values"),
     [
-        (options.CommaList(int), "1, 4,1", [1, 4]),
-        (options.CommaList(float), "0.5,1", [0.5, 1.0]),
-        (options.CommaList(str, ("a", "b")), "b,a", ["b", "a"]),
+        (options.CommaList(int), "1, 4,1", (1, 4)),
+        (options.CommaList(float), "0.5,1", (0.5, 1.0)),
+        (options.CommaList(str, ("a", "b")), "b,a", ("b", "a")),
     ],
 )
-def test_a_list_has_each_entry_once(kind: options.CommaList, text: str, values: list[object]) -> None:
+def test_a_list_has_each_entry_once(kind: options.CommaList, text: str, values: tuple[object, ...]) -> None:
     assert kind.convert(text, None, None) == values
 
 

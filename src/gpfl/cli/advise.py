@@ -1,13 +1,14 @@
 """The command `gpfl advise`."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from gpfl.cli.command import Command
 from gpfl.cli.interrupt import interruptible, same_command
-from gpfl.cli.options import config_argument, config_options, option, out_option, parse_options, set_option
-from gpfl.cli.overrides import load_config, merge, new_folder, parse_method_set
+from gpfl.cli.options import config_argument, config_options, option, out_option, set_option
+from gpfl.cli.overrides import load_shared_config, new_folder
 from gpfl.cli.progress import RepeatsReporter
 from gpfl.cli.terminal import console, print_data_warnings, print_line, table_console
 from gpfl.experiments import advise as advising
@@ -38,16 +39,7 @@ from gpfl.report.tables import format_duration
 )
 @set_option("Set any option of the config, or of one method, such as ditto.mu=0.5.")
 @config_options("data", "partition", "net", "train", "defence", "run", omit=("run.seed",))
-def advise(
-    config: str | None,
-    methods: str,
-    out: Path | None,
-    repeats: int,
-    rope: float,
-    assignments: tuple[str, ...],
-    federation: str | None,
-    **values: object,
-) -> None:
+def advise(methods: str, out: Path | None, repeats: int, rope: float, **flags: Any) -> None:
     """Say whether your clients should federate.
 
     Trains every client alone, one global model and personalised methods on repeated splits, and recommends staying alone, one
@@ -56,13 +48,11 @@ def advise(
     --label and --missing.
     """
     variants = advising.parse_variants(methods)
-    overrides, method_overrides = parse_method_set(assignments, [variant.method["name"] for variant in variants])
-    settings = advising.resolve_settings(load_config(config, merge(parse_options(values), overrides), federation, "advise"))
-    comparisons.check_methods(settings, variants, method_overrides)
+    settings, overrides = load_shared_config(flags, "advise", [variant.method["name"] for variant in variants])
+    settings = advising.resolve_settings(settings)
+    comparisons.check_methods(settings, variants, overrides)
     common = advising.check_data(settings, repeats)
     folder = new_folder(out, Path("runs") / f"{Path(common.data).stem}-advice")
-    if "method" in settings:
-        print_line(f"Section [method] of {config} is ignored: use --methods and --set.")
     print_data_warnings(common)
     names = ", ".join(variant.label for variant in variants)
     print_line(f"Training {names}: {repeats} repeats of up to {common.train.rounds} rounds each.")
@@ -76,7 +66,7 @@ def advise(
             repeats,
             folder,
             reporter.callback,
-            overrides=method_overrides,
+            overrides=overrides,
             rope=rope,
             report_time=_print_time,
         )

@@ -1,14 +1,15 @@
 """The command `gpfl compare`."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from gpfl.cli.command import Command
 from gpfl.cli.interrupt import interruptible, same_command
-from gpfl.cli.options import config_argument, config_options, out_option, parse_options, seeds_option, set_option
-from gpfl.cli.overrides import load_config, merge, new_folder, parse_method_set
+from gpfl.cli.options import config_argument, config_options, out_option, seeds_option, set_option
+from gpfl.cli.overrides import load_shared_config, new_folder
 from gpfl.cli.progress import ProgressReporter, RepeatsReporter
 from gpfl.cli.terminal import console, print_data_warnings, print_error, print_line, print_method_table, table_console
 from gpfl.engine.distributed import process_group
@@ -40,16 +41,7 @@ from gpfl.training import config as configs
 )
 @set_option("Set any option of the config, or of one method, such as fedprox.mu=0.01.")
 @config_options("data", "partition", "net", "train", "defence", "run", omit=("run.seed",))
-def compare(
-    config: str | None,
-    methods: str,
-    out: Path | None,
-    seeds: list[int],
-    repeats: int | None,
-    assignments: tuple[str, ...],
-    federation: str | None,
-    **values: object,
-) -> None:
+def compare(methods: str, out: Path | None, seeds: tuple[int, ...], repeats: int | None, **flags: Any) -> None:
     """Train several methods on one federation or on repeated splits.
 
     Prints one table. Finished runs in the folder are reused.
@@ -57,11 +49,8 @@ def compare(
     if repeats and click.get_current_context().get_parameter_source("seeds") == ParameterSource.COMMANDLINE:
         raise GpflError("--repeats gives every repeat a split and a seed of its own: leave out --seeds, or --repeats")
     variants = comparisons.parse_methods(methods)
-    overrides, method_overrides = parse_method_set(assignments, [variant.method["name"] for variant in variants])
-    settings = load_config(config, merge(parse_options(values), overrides), federation, "compare")
-    if "method" in settings:
-        print_line(f"Section [method] of {config} is ignored: use --methods and --set.")
-    comparisons.check_methods(settings, variants, method_overrides)
+    settings, overrides = load_shared_config(flags, "compare", [variant.method["name"] for variant in variants])
+    comparisons.check_methods(settings, variants, overrides)
     common = configs.resolve_config({**settings, "method": dict(variants[0].method)})
     folder = new_folder(out, Path("runs") / f"{Path(common.data).stem}-{'repeats' if repeats else 'comparison'}")
     _check_kind(folder, repeats is not None)
@@ -69,11 +58,11 @@ def compare(
     with interruptible(lambda: same_command(*() if out else ("--out", str(folder)))):
         if repeats:
             with RepeatsReporter(console, repeats) as reporter:
-                results = run_repeats(settings, variants, repeats, folder, reporter.callback, overrides=method_overrides)
+                results = run_repeats(settings, variants, repeats, folder, reporter.callback, overrides=overrides)
             diverged = _save_repeats(results, folder)
         else:
             with ProgressReporter(console) as reporter:
-                compared = comparisons.compare(settings, variants, method_overrides, seeds, folder, reporter.callback)
+                compared = comparisons.compare(settings, variants, overrides, seeds, folder, reporter.callback)
             if compared.rows:
                 _save_comparison(compared, common, folder)
             diverged = {label: str(error) for label, error in compared.diverged.items()}

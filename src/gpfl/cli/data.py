@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import click
@@ -100,9 +101,7 @@ def _download(published: PublishedDataset) -> str:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON, and draw no figure.")
 @config_options("data", "partition")
-def show(
-    name: str | None, out: str, write_schema: Path | None, as_json: bool, federation: str | None, **values: object
-) -> None:
+def show(name: str | None, out: str, write_schema: Path | None, as_json: bool, **flags: Any) -> None:
     """Print a profile of the columns, the samples of each client, and draw its classes.
 
     The profile of a table has the range or categories, the missing values and the drift of each column at each client.
@@ -110,10 +109,10 @@ def show(
     """
     figure = Path(out)
     plotting.check_image_path(figure)
-    if name is not None and values["data__name"] is not None:
-        raise GpflError(f"both {name} and --data {values['data__name']} name the data: leave one out")
-    values["data__name"] = values["data__name"] or name
-    settings = load_config(None, parse_options(values), federation, "data show")
+    if name is not None and flags["data__name"] is not None:
+        raise GpflError(f"both {name} and --data {flags['data__name']} name the data: leave one out")
+    flags["data__name"] = flags["data__name"] or name
+    settings = load_config(flags, parse_options(flags), "data show")
     try:
         config = configs.resolve_config(settings)
     except GpflError:

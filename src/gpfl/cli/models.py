@@ -58,7 +58,7 @@ unseen_option = click.option(
     help="Categories that no client trained on: an error, or ignored  [default: as the model was trained to]",
 )
 text_option = click.option(
-    "--text", "text_columns", type=CommaList(str), default=[], help="Columns that make up a text, for models of texts."
+    "--text", "text_columns", type=CommaList(str), default=(), help="Columns that make up a text, for models of texts."
 )
 
 
@@ -86,11 +86,11 @@ read_options = compose(
 @data_argument
 @client_options
 @output_option(f"File to write ({', '.join(OUTPUT_SUFFIXES)}); - prints CSV.", "-")
-@click.option("--keep", type=CommaList(str), default=[], help="Columns of the data to write beside predictions.")
+@click.option("--keep", type=CommaList(str), default=(), help="Columns of the data to write beside predictions.")
 @force_option
 @threshold_option
 @read_options
-def predict(run: Path, data: Path, out: Path, keep: list[str], force: bool, client_column: str, **flags: Any) -> None:
+def predict(run: Path, data: Path, out: Path, keep: tuple[str, ...], force: bool, client_column: str, **flags: Any) -> None:
     """Predict classes and probabilities of new samples.
 
     Rows need the columns of the training data, in any order; labels and further columns are ignored.
@@ -239,7 +239,7 @@ def _pop_read_options(flags: dict[str, Any]) -> ReadOptions:
     names = [name for name in ("unreadable", "missing") if name in flags]
     return ReadOptions(
         unseen=flags.pop("unseen") or "",
-        text_columns=tuple(flags.pop("text_columns")),
+        text_columns=flags.pop("text_columns"),
         **{name: flags.pop(name) for name in names},
     )
 

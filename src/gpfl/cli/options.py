@@ -239,7 +239,7 @@ class CommaList(click.ParamType):  # type: ignore[type-arg]  # generic from clic
         if not isinstance(value, str):
             return value
         if self.none and value.strip() == "none":
-            return []
+            return ()
         text = f"{param.opts[0] if param else 'the list'} is '{value}'"
         try:
             entries = [self.kind(entry.strip()) for entry in value.split(",")]
@@ -254,7 +254,7 @@ class CommaList(click.ParamType):  # type: ignore[type-arg]  # generic from clic
                 raise GpflError(f"{text}; each number must be at least 0{limit}")
         if self.unique and len(set(entries)) < len(entries):
             raise GpflError(f"{text}; give each only once")
-        return list(dict.fromkeys(entries))
+        return tuple(dict.fromkeys(entries))
 
 
 class Folder(click.ParamType):  # type: ignore[type-arg]

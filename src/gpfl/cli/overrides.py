@@ -3,8 +3,10 @@
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from gpfl.cli.options import flag_name, keys_of
+from gpfl.cli.options import flag_name, keys_of, parse_options
+from gpfl.cli.terminal import print_line
 from gpfl.data import DATASETS
 from gpfl.data.files.layout import SUFFIXES, file_suffix
 from gpfl.engine.distributed import process_group
@@ -48,6 +50,17 @@ def parse_method_set(
     return config, overrides
 
 
+def load_shared_config(
+    flags: Mapping[str, Any], command: str, methods: Sequence[object], *, names_from: str = "--methods"
+) -> tuple[ConfigDict, MethodOverrides]:
+    """Return the config that methods share, from the flags of a command, and the options of single methods."""
+    settings, overrides = parse_method_set(flags["assignments"], methods, names_from=names_from)
+    config = load_config(flags, merge(parse_options(flags), settings), command)
+    if config.pop("method", None):
+        print_line(f"Section [method] of {flags['config']} is ignored: use {names_from} and --set.")
+    return config, overrides
+
+
 def merge(*layers: ConfigDict) -> ConfigDict:
     """Merge configs: later ones override earlier ones, and a new name drops the options of the old one.
 
@@ -64,11 +77,12 @@ def merge(*layers: ConfigDict) -> ConfigDict:
     return merged
 
 
-def load_config(file: str | None, overrides: ConfigDict, federation: str | None, command: str) -> ConfigDict:
+def load_config(flags: Mapping[str, Any], overrides: ConfigDict, command: str) -> ConfigDict:
     """Return the config of a file with overrides; the manifest of a federation takes the place of a partition.
 
     `command` is the one to suggest when the file is a dataset or a method instead of a config.
     """
+    file, federation = flags.get("config"), flags["federation"]
     if file is not None:
         _check_config_path(file, command)
     config = merge(configs.read_config(Path(file)) if file is not None else {}, overrides)

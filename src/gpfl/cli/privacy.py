@@ -181,7 +181,7 @@ def attacks(seed: int, rounds: int, patience: int, **flags: Any) -> None:
 @option("--methods", default="all", type=CommaList(str, [*METHODS, "all"]), help="Methods, or all.")
 @_round_options
 @_run_options
-def leaks(methods: list[str], seed: int, rounds: int, patience: int, **flags: Any) -> None:
+def leaks(methods: tuple[str, ...], seed: int, rounds: int, patience: int, **flags: Any) -> None:
     """Infer label distributions from uploads, and training samples from personal models, method by method."""
     cells = undefended_cells(list(METHODS) if "all" in methods else methods)
     study = _prepare_study(flags, cells, [seed], rounds, patience)
@@ -218,13 +218,13 @@ def leaks(methods: list[str], seed: int, rounds: int, patience: int, **flags: An
 @_run_options
 @attack_options(_plan_defaults("defences"), omit=("kind", "batch", "steps", "round", "psnr"))
 def defences(
-    methods: list[str],
-    epsilon: list[float] | None,
+    methods: tuple[str, ...],
+    epsilon: tuple[float, ...] | None,
     delta: float,
     clip: float,
     example_clip: float,
     attacked_round: str,
-    seeds: list[int],
+    seeds: tuple[int, ...],
     rounds: int,
     **flags: Any,
 ) -> None:

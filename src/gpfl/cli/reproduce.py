@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -83,27 +84,12 @@ RESERVED = ("runs", "problems", "tuned", "privacy", "leaks", "defences")
 @click.option("--dry-run", is_flag=True, help="List the cells with their state and memory; run nothing.")
 @click.option("--only-tables", is_flag=True, help="Write tables and figures from finished runs; run nothing.")
 @option("--figures/--no-figures", default=True, help="Draw the figures of the experiments.")
-@click.option("--keep-weights", is_flag=True, help="Keep checkpoints and models of all runs: gigabytes per cell.")
+@click.option("--keep-weights", "weights", is_flag=True, help="Keep checkpoints and models of all runs: gigabytes per cell.")
 @click.option("--tuned", type=Folder(), metavar="DIR", help="Use the values that gpfl tune chose, from its --out.")
 @set_option("Set any option of the config, or of one method, such as fedprox.mu=0.01.")
 @config_option("run", *RUN_FLAGS)
 def reproduce(
-    names: tuple[str, ...],
-    methods: str,
-    cells: str | None,
-    seeds: list[int],
-    rounds: int,
-    patience: int,
-    validation: float,
-    out: Path,
-    table: str | None,
-    dry_run: bool,
-    only_tables: bool,
-    figures: bool,
-    keep_weights: bool,
-    tuned: Path | None,
-    assignments: tuple[str, ...],
-    **values: object,
+    names: tuple[str, ...], methods: str, cells: str | None, table: str | None, tuned: Path | None, dry_run: bool, **flags: Any
 ) -> None:
     """Reproduce the paper's tables and figures.
 
@@ -113,41 +99,35 @@ def reproduce(
         _list_experiments()
         return
     experiments = tuple(dict.fromkeys(name for text in names for name in parse_names("EXPERIMENT", text.lower())))
-    if dry_run and only_tables:
+    if dry_run and flags["only_tables"]:
         raise GpflError("--dry-run and --only-tables were both given: leave one out")
     if set(ATTACKS) & set(experiments):
         raise GpflError("the privacy table is made by attacks on uploads: gpfl privacy attacks")
     selection = select_cells(find_experiments(experiments, ATTACKS), cells, methods)
-    settings, overrides = parse_method_set(
-        assignments, [row.method["name"] for rows in selection.rows.values() for row in rows]
-    )
+    selected = [row.method["name"] for rows in selection.rows.values() for row in rows]
+    settings, overrides = parse_method_set(flags["assignments"], selected)
     _check_flags(settings)
     if "name" in settings.get("data", {}):
         raise GpflError("--set data.name would put other data into the paper's tables: use gpfl compare --data")
     tuned_values = TunedValues.read(tuned) if tuned is not None else None
     if tuned_values:
         tuned_values.check_overrides(overrides, settings)
-    run_options = parse_options(values).get("run", {})
+    run_options = parse_options(flags).get("run", {})
     plan = GridPlan(
-        out=out,
-        seeds=tuple(seeds),
-        rounds=rounds,
-        patience=patience,
+        **{key: flags[key] for key in ("out", "seeds", "rounds", "patience", "validation", "weights")},
         protocol=str(run_options.pop("protocol", "corrected")),
-        validation=validation,
         run=run_options,
         common=settings,
         overrides=overrides,
-        weights=keep_weights,
         tuned=tuned_values,
         table="" if table is None else _check_table_name(table, [each.name for each in selection.experiments]),
     )
     grid.check_cells(selection.cells, plan)
-    if only_tables:
-        write_stored_tables(selection, plan, figures)
+    if flags["only_tables"]:
+        write_stored_tables(selection, plan, flags["figures"])
         failed = False
     else:
-        failed = _run_grid(selection, plan, dry_run, figures)
+        failed = _run_grid(selection, plan, dry_run, flags["figures"])
     if "all" in experiments:
         print_line("All but privacy, which is made by attacks: gpfl privacy attacks.")
     if failed:

@@ -1,6 +1,7 @@
 """The commands `gpfl run` and `gpfl resume`."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -26,23 +27,16 @@ from gpfl.training.run_dir import RunDir
 @seeds_option(None, "Run one trial per seed and report mean ± std.")
 @set_option("Set any option of the config.", "SECTION.KEY=VALUE")
 @config_options("method", "data", "partition", "net", "train", "defence", "run")
-def run(
-    config: str | None,
-    out: Path | None,
-    seeds: list[int] | None,
-    assignments: tuple[str, ...],
-    federation: str | None,
-    **values: object,
-) -> None:
+def run(out: Path | None, seeds: tuple[int, ...] | None, **flags: Any) -> None:
     """Train one method on one federation.
 
     Options below are those of the chosen method, data, partition and network: `gpfl run --method ditto --help` lists
     Ditto's, and `gpfl run --data visits.csv --help` those of a table, such as --client, --label and --missing.
     """
-    overrides = merge(parse_options(values), parse_set(assignments))
+    overrides = merge(parse_options(flags), parse_set(flags["assignments"]))
     if seeds is not None and "seed" in overrides.get("run", {}):
         raise GpflError("--seed and --seeds exclude each other: leave one out")
-    settings = load_config(config, overrides, federation, "run")
+    settings = load_config(flags, overrides, "run")
     resolved = configs.resolve_config(settings)
     name = f"{Path(resolved.data).stem}-{resolved.method.name}{'-trials' if seeds else ''}"
     folder = new_folder(out, Path("runs") / name)

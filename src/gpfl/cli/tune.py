@@ -1,9 +1,11 @@
 """The command `gpfl tune`."""
 
+import dataclasses
 import itertools
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -15,11 +17,10 @@ from gpfl.cli.options import (
     config_options,
     option,
     out_option,
-    parse_options,
     seeds_option,
     set_option,
 )
-from gpfl.cli.overrides import load_config, merge, parse_method_set
+from gpfl.cli.overrides import load_shared_config
 from gpfl.cli.progress import ProgressReporter
 from gpfl.cli.terminal import console, print_data_warnings, print_line
 from gpfl.errors import GpflError, pluralize
@@ -56,53 +57,30 @@ _POSITIVE = click.IntRange(min=1)
     metavar="N",
     help="Candidates to train at once, if the engine supports it.",
 )
-@option("--search-seed", default=0, metavar="N", help="Seed of the sampler that proposes candidates.")
+@option("--search-seed", "seed", default=0, metavar="N", help="Seed of the sampler that proposes candidates.")
 @click.option("--keep-weights", is_flag=True, help="Keep the checkpoints and models of all candidates.")
 @out_option("Folder; a search it already holds is resumed.")
 @set_option("Set an option of the config or of a method, such as fedprox.mu=0.01; it is then not searched.")
 @config_options("data", "partition", "net", "train", "defence", "run", omit=("run.seed",))
-def tune(
-    methods: list[str],
-    config: str | None,
-    budget: int,
-    seeds: list[int],
-    with_lr: bool,
-    n_concurrent: int,
-    search_seed: int,
-    keep_weights: bool,
-    out: Path | None,
-    assignments: tuple[str, ...],
-    federation: str | None,
-    **values: object,
-) -> None:
+def tune(methods: tuple[str, ...], out: Path | None, **flags: Any) -> None:
     """Search hyperparameters on validation samples.
 
     Searches each method's documented ranges with the same budget. Test samples are never used.
     """
     names = list(METHODS) if "all" in methods else methods
-    overrides, method_overrides = parse_method_set(assignments, names, names_from="the methods")
-    settings = load_config(config, merge(parse_options(values), overrides), federation, "tune METHODS")
-    notes = []
-    if settings.pop("method", None):
-        notes.append(f"Section [method] of {config} is ignored: use --set for options that are not searched.")
+    settings, overrides = load_shared_config(flags, "tune METHODS", names, names_from="the methods")
+    note = ""
     partition = settings.setdefault("partition", {})
     if partition.get("name") != "manifest" and "validation_fraction" not in partition:
         partition["validation_fraction"] = VALIDATION_FRACTION
-        notes.append(f"{VALIDATION_FRACTION:.0%} of the training samples are held out for validation (--validation-fraction).")
+        note = f"{VALIDATION_FRACTION:.0%} of the training samples are held out for validation (--validation-fraction)."
     resolved = configs.resolve_config({**settings, "method": {"name": names[0]}})
     folder = out or Path("runs") / f"{Path(resolved.data).stem}-tune"
-    options = SearchOptions(
-        budget=budget,
-        seeds=tuple(seeds),
-        with_lr=with_lr,
-        n_concurrent=n_concurrent,
-        seed=search_seed,
-        keep_weights=keep_weights,
-    )
+    options = SearchOptions(**{each.name: flags[each.name] for each in dataclasses.fields(SearchOptions)})
     print_data_warnings(resolved)
     with interruptible(same_command):
-        searches = plan_searches(settings, method_overrides, names, options, folder)
-        for note in notes:
+        searches = plan_searches(settings, overrides, names, options, folder)
+        if note:
             print_line(note)
         for search in searches:
             _run(search)
