@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from gpfl.errors import GpflError
     from gpfl.federation import Federation, federate
     from gpfl.inference import ClientModel, load_model
-    from gpfl.training.api import fit, load, resume
     from gpfl.training.callbacks import Callback
+    from gpfl.training.execute import fit, load, resume
     from gpfl.training.result import Result
 
 __version__ = "0.1.0"
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    **dict.fromkeys(("fit", "load", "resume"), "gpfl.training.api"),
+    **dict.fromkeys(("fit", "load", "resume"), "gpfl.training.execute"),
     "Callback": "gpfl.training.callbacks",
     "Result": "gpfl.training.result",
     **dict.fromkeys(("ClientModel", "load_model"), "gpfl.inference"),

@@ -7,7 +7,7 @@ import torch
 from engine.test_final_phases import PairFT, request_of, spec_of
 
 from gpfl.core import tree
-from gpfl.core.final_round import FinalRound, run_final_phases
+from gpfl.core.local_round import FinalRound, run_final_phases
 from gpfl.core.method import Method
 from gpfl.core.tree import Tree
 from gpfl.engine import ENGINES

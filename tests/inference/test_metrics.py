@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -121,7 +120,7 @@ def test_undefined_metrics_are_none_with_the_reason_and_left_out_of_means() -> N
 def test_metric_that_no_client_has_is_none() -> None:
     y, p = np.zeros(5, dtype=np.int64), predictions(5, 3)[1]
     report = evaluate_predictions({"a": y}, {"a": p}, list("abc"))
-    assert asdict(report.over_clients["auroc"]) == {
+    assert report.over_clients["auroc"].to_dict() == {
         "mean": None,
         "clients": 0,
         "interval": None,

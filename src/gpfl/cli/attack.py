@@ -26,7 +26,7 @@ from gpfl.privacy.uploads import AttackedBatch, check_can_train, state_at
 from gpfl.report.pages import markdown_images, render_page, write_texts
 from gpfl.report.privacy_figures import ImageRow, draw_grid
 from gpfl.report.privacy_tables import attack_table, describe_label_inference, describe_membership_inference, describe_summary
-from gpfl.training import api
+from gpfl.training.execute import load
 from gpfl.training.result import Result
 
 
@@ -48,7 +48,7 @@ def attack(run: Path, target: str, client: str, labels: bool, membership: bool, 
     plan = parse_attack(AttackPlan(), flags)
     if seeds := sorted(path.parent for path in run.glob("seed-*/config.toml")):
         raise GpflError(f"{run} holds the trials of {pluralize(len(seeds), 'seed')}: choose one of them, such as {seeds[0]}")
-    result = api.load(run)
+    result = load(run)
     clients = _parse_clients(result.federation, client)
     targets: list[str] = []
     batches: dict[int, list[AttackedBatch]] = {}

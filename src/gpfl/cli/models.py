@@ -25,7 +25,7 @@ from gpfl.inference.model_card import FILES
 from gpfl.io import files
 from gpfl.report.client_tables import client_table, model_table
 from gpfl.report.model_card import find_run, model_card
-from gpfl.training import api
+from gpfl.training import execute
 from gpfl.training.personalize import personalize_data
 
 STDOUT = Path("-")
@@ -189,7 +189,7 @@ def personalize(run: Path, data: Path, out: Path | None, **flags: Any) -> None:
 
     The data of the run must be where they were in training. The run itself and existing models do not change.
     """
-    result = api.load(run)
+    result = execute.load(run)
     if out is not None:
         _check_model_file(out)
     new = personalize_data(result, data, options=_pop_read_options(flags), **flags)

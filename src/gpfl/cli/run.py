@@ -14,9 +14,8 @@ from gpfl.cli.terminal import console, print_data_warnings, print_line, print_me
 from gpfl.errors import GpflError
 from gpfl.experiments.stored_runs import Trials
 from gpfl.experiments.trials import is_trials_dir, resume_trials, run_trials
-from gpfl.training import api
 from gpfl.training import config as configs
-from gpfl.training.execute import start_run
+from gpfl.training import execute
 from gpfl.training.result import Result
 from gpfl.training.run_dir import RunDir
 
@@ -46,7 +45,7 @@ def run(out: Path | None, seeds: tuple[int, ...] | None, **flags: Any) -> None:
             outcome: Trials | Result = run_trials(settings, seeds, folder, reporter.callback)
         else:
             callback = reporter.callback(resolved.method.name)
-            outcome = start_run(resolved, resolved.federation(), out=folder, callbacks=[callback])
+            outcome = execute.start_run(resolved, resolved.federation(), out=folder, callbacks=[callback])
     _print_summary(outcome, folder)
 
 
@@ -62,7 +61,7 @@ def resume(folder: Path) -> None:
         if is_trials_dir(folder):
             outcome: Trials | Result = resume_trials(folder, reporter.callback)
         else:
-            outcome = api.resume(folder, callbacks=[reporter.callback(str(folder))])
+            outcome = execute.resume(folder, callbacks=[reporter.callback(str(folder))])
     if finished:
         print_line(f"The run in {folder} was already finished.")
     _print_summary(outcome, folder)

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from gpfl.core import tree
-from gpfl.core.final_round import FinalRound
-from gpfl.core.local_round import Indices, Plan, Schedule, evaluate_client, local_round, predict_client
+from gpfl.core.local_round import FinalRound, Indices, Plan, Schedule, evaluate_client, local_round, predict_client
 from gpfl.core.method import Batch, ClientInfo, LossTerms, Method, Phase
 from gpfl.core.metrics import Evaluation
 from gpfl.core.tree import Tree

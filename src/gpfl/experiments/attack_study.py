@@ -13,8 +13,8 @@ from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.definitions import Cell, Experiment, TableColumn
 from gpfl.experiments.grid import FederationCache, GridPlan, Job, make_job, prepare_cell
 from gpfl.io import toml
-from gpfl.training import api
 from gpfl.training.config import SECTIONS, ConfigDict
+from gpfl.training.execute import load
 from gpfl.training.result import Result
 
 
@@ -72,4 +72,4 @@ def load_run(job: Job, seed: int) -> Result:
     path = job.folder / f"seed-{seed}"
     if not (path / "checkpoint.safetensors").is_file():
         raise GpflError(f"the weights of the run in {path} are missing: remove the folder {job.folder} to repeat the run")
-    return api.load(path)
+    return load(path)

@@ -60,6 +60,10 @@ class ClientSummary:
     worst: float | None
     worst_tenth: float | None  # mean of the worst tenth of the clients, at least one
 
+    def to_dict(self) -> dict[str, object]:
+        """Return the content as JSON values."""
+        return {**asdict(self), "interval": None if self.interval is None else list(self.interval)}
+
 
 @dataclass(frozen=True)
 class MetricsReport:
@@ -77,13 +81,13 @@ class MetricsReport:
         """Return the content as JSON values."""
         return {
             "overall": self.overall.to_dict(),
-            "over_clients": {name: asdict(summary) for name, summary in self.over_clients.items()},
+            "over_clients": {name: summary.to_dict() for name, summary in self.over_clients.items()},
             "clients": {name: client.to_dict() for name, client in self.clients.items()},
         }
 
     def summary(self) -> dict[str, object]:
         """Return each metric overall and over clients, without single clients."""
-        return {name: {"overall": self.overall.values[name], **asdict(self.over_clients[name])} for name in self.over_clients}
+        return {name: {"overall": self.overall.values[name], **self.over_clients[name].to_dict()} for name in self.over_clients}
 
 
 def describe_bootstrap(n_probabilities: int) -> dict[str, object]:

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from gpfl.core import tree
-from gpfl.core.final_round import run_final_phases
-from gpfl.core.local_round import local_round
+from gpfl.core.local_round import local_round, run_final_phases
 from gpfl.core.method import NET_PARTS
 from gpfl.core.precision import matmul_precision
 from gpfl.core.tree import Tree
