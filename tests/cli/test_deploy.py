@@ -67,20 +67,32 @@ def test_the_policy_drafted_for_gpfl_asks_for_a_secure_sum_and_says_why(made: Co
     text = (SITE / "outbound.toml").read_text()
     assert tomllib.loads(text)["secure_sum"] is True
     assert "label proportions exactly" in text
+    assert 'valve_gradient = "global"' in text
     result = made("deploy", "site", "dry-run", SITE)
     assert result.code == 0, result.err
     assert "outbound.secure_sum is true" in result.out
 
 
-def test_a_valve_trained_on_the_global_route_alone_needs_no_secure_sum(made: Command) -> None:
+@pytest.mark.parametrize(
+    ("method", "tells", "secure_sum"),
+    [
+        ({"name": "gpfl"}, True, True),
+        ({"name": "gpfl", "valve_gradient": "global"}, False, True),  # the embeddings allow a close guess
+        ({"name": "gpfl", "share_valve": False}, False, True),
+        ({"name": "gpfl", "without": ["pci"]}, False, True),
+        ({"name": "gpfl", "without": ["cov"]}, False, True),
+        ({"name": "gpfl", "without": ["gce"]}, False, False),
+        ({"name": "fedper"}, False, False),
+    ],
+    ids=str,
+)
+def test_policies_ask_for_a_secure_sum_where_uploads_tell_label_proportions(
+    made: Command, method: dict[str, object], tells: bool, secure_sum: bool
+) -> None:
     card = CoordinatorFolder(Path("d/coordinator")).card
-    settings = {"gpfl": True, "fedper": False}
-    for name, expected in settings.items():
-        method = {**card.config["method"], "name": name}
-        assert tells_label_proportions(dataclasses.replace(card, config={**card.config, "method": method})) == expected
-    for options in ({"valve_gradient": "global"}, {"share_valve": False}, {"without": ["pci"]}):
-        method = {**card.config["method"], "name": "gpfl", **options}
-        assert not draft_policy(dataclasses.replace(card, config={**card.config, "method": method}))["secure_sum"]
+    card = dataclasses.replace(card, config={**card.config, "method": method})
+    assert tells_label_proportions(card) == tells
+    assert draft_policy(card)["secure_sum"] == secure_sum
 
 
 def test_dry_run_lists_what_would_leave(made: Command) -> None:

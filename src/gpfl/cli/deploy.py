@@ -177,8 +177,12 @@ def init(
     if draft_policy(card)["secure_sum"] and not plain_uploads and not secure_sum:
         print_line(
             "Note: a plain upload of GPFL tells a site's label proportions, so the drafted policies let sites train in a "
-            'secure sum only: set valve_gradient = "global" in the config, whose uploads do not tell them exactly, or add '
-            "--secure-sum or --plain-uploads."
+            "secure sum only: add --secure-sum, or --plain-uploads if the coordinator may know them."
+        )
+    if tells_label_proportions(card) and not plain_uploads:
+        print_line(
+            "Note: sums of few sites still tell exact label proportions of some: set "
+            'valve_gradient = "global" under [method] in the config.'
         )
 
 

@@ -55,11 +55,11 @@ LICENSE = "Licensed under the Apache License, Version 2.0: https://www.apache.or
 
 GPFL_UPLOADS = """
 The run trains GPFL. A single upload of GPFL's conditional valve tells the coordinator this site's label proportions exactly,
-in any round: the update of its weights spans the mean of the class embeddings weighted by these proportions. A secure sum
-hides single uploads, so with secure_sum = true this site trains in a run with one and in no other; a sum of few sites still
-tells some of them. With valve_gradient = "global" under [method] in the config of the run, the valve does not tell them, and
-what the embeddings tell is a guess, as with other methods. Set secure_sum to false if the coordinator may know how frequent
-each class is here.
+in any round: the update of its weights spans the mean of the class embeddings weighted by these proportions. With
+valve_gradient = "global" under [method] in the config of the run the valve does not tell them, but the class embeddings still
+allow a close guess. A secure sum hides single uploads, so with secure_sum = true this site trains in a run with one and in no
+other. A sum of few sites still tells the exact proportions of some, unless valve_gradient is "global": ask for both. Set
+secure_sum to false if the coordinator may know how frequent each class is here.
 """.strip()
 
 
@@ -118,14 +118,20 @@ def draft_policy(card: DataCard) -> dict[str, object]:
     """Return the rules that follow from a data card."""
     method, rounds = str(card.config.get("method", {}).get("name", "gpfl")), card.config.get("train", {}).get("rounds", 100)
     most = int(str(rounds)) + max(5, int(str(rounds)) // 10)  # rounds may be repeated
-    secure_sum = card.secure_sum or tells_label_proportions(card)
+    secure_sum = card.secure_sum or shares_embeddings(card)
     return {"card": card.digest, "methods": [method], "max_rounds": most, "min_samples": 10, "secure_sum": secure_sum}
+
+
+def shares_embeddings(card: DataCard) -> bool:
+    """Return whether uploads of a run hold GPFL's category embeddings, which allow a close guess of label proportions."""
+    method = card.config.get("method", {})
+    return method.get("name", "gpfl") == "gpfl" and "gce" not in cast(list[str], method.get("without", ()))
 
 
 def tells_label_proportions(card: DataCard) -> bool:
     """Return whether single uploads of a run tell label proportions exactly: those of GPFL, except in some variants."""
     method = card.config.get("method", {})
-    if method.get("name", "gpfl") != "gpfl" or {"cov", "pci", "gce"} & set(cast(list[str], method.get("without", ()))):
+    if not shares_embeddings(card) or {"cov", "pci"} & set(cast(list[str], method.get("without", ()))):
         return False
     return method.get("valve_gradient", "both") == "both" and bool(method.get("share_valve", True))
 
