@@ -22,8 +22,7 @@ import results_page
 
 from gpfl.experiments import stored_runs
 from gpfl.experiments.privacy_table import table_from_records
-from gpfl.privacy.attack_cases import AttackCase
-from gpfl.privacy.attack_runner import records_to_json
+from gpfl.privacy.attack_runner import AttackCase, records_to_json
 from gpfl.report.privacy_tables import privacy_page
 
 ROOT = Path(__file__).parents[1]

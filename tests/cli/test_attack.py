@@ -9,7 +9,7 @@ import pytest
 from conftest import Command
 
 from gpfl.privacy import reconstruction
-from gpfl.privacy.attack_cases import PSNR_FORMULAS
+from gpfl.privacy.attack_runner import PSNR_FORMULAS
 
 RUN = ("run", "--data", "digits", "--net", "mlp", "--hidden", 8, "--rounds", 1, "--device", "cpu", "--method")
 QUICK = ("--iterations", 2, "--restarts", 1)

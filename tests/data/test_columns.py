@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gpfl.data.columns import ColumnSchema, RawColumns, Schema, days_since_epoch
+from gpfl.data.columns import ColumnSchema, RawColumns, Schema
 from gpfl.errors import GpflError
 
 NAN = np.nan
@@ -17,7 +16,7 @@ SCHEMA = Schema(
     (
         ColumnSchema("age", low=0.0, high=120.0),
         ColumnSchema("sex", "categorical", ("f", "m")),
-        ColumnSchema("admitted", "date", low=days_since_epoch(datetime.date(2000, 1, 1)), high=20_000.0),
+        ColumnSchema("admitted", "date", low=10_957.0, high=20_000.0),
         ColumnSchema("weight"),
     ),
     label="outcome",

@@ -12,8 +12,7 @@ from privacy.blob_runs import train_on_blobs
 
 import gpfl
 from gpfl.experiments.privacy_table import COLUMNS, METHODS, attack_methods, paper_psnr, table_from_records, table_records
-from gpfl.privacy.attack_cases import PSNR_FORMULAS, AttackPlan
-from gpfl.privacy.attack_runner import records_to_json
+from gpfl.privacy.attack_runner import PSNR_FORMULAS, AttackPlan, records_to_json
 from gpfl.report.privacy_figures import draw_table_grids
 from gpfl.report.privacy_tables import privacy_page
 

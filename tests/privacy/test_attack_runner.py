@@ -14,8 +14,7 @@ from torch import Tensor
 import gpfl
 from gpfl.io.tensors import read_tensors, write_tensors
 from gpfl.privacy import reconstruction
-from gpfl.privacy.attack_cases import AttackCase
-from gpfl.privacy.attack_runner import CaseResult, case_path, record_values, summarize_case
+from gpfl.privacy.attack_runner import AttackCase, CaseResult, case_path, record_values, summarize_case
 from gpfl.privacy.image_metrics import psnr
 from gpfl.privacy.reconstruction import AttackConfig, Reconstruction
 from gpfl.privacy.uploads import STEPS, choose_batches, load_images, mean_image, observe_uploads, state_at

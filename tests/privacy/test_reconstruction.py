@@ -12,7 +12,7 @@ from torch import Tensor
 import gpfl
 from gpfl.core import tree
 from gpfl.privacy import geiping, image_metrics
-from gpfl.privacy.attack_cases import AttackCase
+from gpfl.privacy.attack_runner import AttackCase
 from gpfl.privacy.gradient_matching import GradientMatching, cotangent_product, initial_logits, observed_gradients
 from gpfl.privacy.gradient_targets import gradient_targets
 from gpfl.privacy.reconstruction import ATTACKS, AttackConfig, reconstruct

@@ -17,8 +17,16 @@ from gpfl.engine.distributed import require_single_process
 from gpfl.errors import GpflError, pluralize
 from gpfl.federation import Federation
 from gpfl.io import files
-from gpfl.privacy.attack_cases import AttackCase, AttackPlan
-from gpfl.privacy.attack_runner import AttackRunner, CaseResult, Record, attack_ceiling, records_to_json, summarize_case
+from gpfl.privacy.attack_runner import (
+    AttackCase,
+    AttackPlan,
+    AttackRunner,
+    CaseResult,
+    Record,
+    attack_ceiling,
+    records_to_json,
+    summarize_case,
+)
 from gpfl.privacy.gradient_targets import gradient_targets, select_target
 from gpfl.privacy.label_inference import infer_label_distributions, uploading_clients
 from gpfl.privacy.membership import infer_memberships

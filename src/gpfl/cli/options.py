@@ -22,7 +22,7 @@ from gpfl.federation import PARTITIONS
 from gpfl.io import toml
 from gpfl.methods import METHODS
 from gpfl.models import NETS
-from gpfl.privacy.attack_cases import AttackPlan
+from gpfl.privacy.attack_runner import AttackPlan
 from gpfl.training.config import ConfigDict, RunOptions, TrainOptions, known_defaults
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -53,8 +53,7 @@ from gpfl.experiments.grid import GridPlan, Job
 from gpfl.experiments.leaks import InferenceFindings, infer_from_runs
 from gpfl.io.provenance import command_line, current_commit
 from gpfl.methods import METHODS
-from gpfl.privacy.attack_cases import AttackPlan
-from gpfl.privacy.attack_runner import CaseSummary, records_to_json
+from gpfl.privacy.attack_runner import AttackPlan, CaseSummary, records_to_json
 from gpfl.privacy.uploads import ROUNDS
 from gpfl.report import privacy_figures, privacy_tables
 from gpfl.report.pages import write_texts

@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float64]
 KINDS = ("numeric", "categorical", "date")
 """Kinds of column. A date is the number of days since 1970-01-01."""
 
-EPOCH = datetime.date(1970, 1, 1)
+EPOCH = datetime.date(1970, 1, 1).toordinal()
 UNKNOWN = -1.0  # code of a category that is not in a list of categories
 
 
@@ -177,10 +177,6 @@ class RawColumns:
     schema: Schema  # what the columns hold
     values: Floats  # (rows, columns): numbers, or indices of `categories`; NaN where a value is missing
 
-    def __post_init__(self) -> None:
-        if self.values.dtype != np.float64 or self.values.ndim != 2 or self.values.shape[1] != len(self.schema):
-            raise ValueError(f"values are {self.values.dtype} of shape {self.values.shape} for {len(self.schema)} columns")
-
     def __len__(self) -> int:
         return len(self.values)
 
@@ -255,17 +251,12 @@ class RawColumns:
         return RawColumns(schema, values), outside
 
 
-def days_since_epoch(date: datetime.date) -> float:
-    """Return the number of days from 1970-01-01 to a date."""
-    return float((date - EPOCH).days)
-
-
 def _format_number(value: float) -> str:
     return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 
 def _format_date(days: float) -> str:
-    return (EPOCH + datetime.timedelta(days=round(days))).isoformat()
+    return datetime.date.fromordinal(EPOCH + round(days)).isoformat()
 
 
 def _parse_bound(value: object, name: str, key: str) -> float | None:
@@ -277,7 +268,7 @@ def _parse_bound(value: object, name: str, key: str) -> float | None:
         except ValueError:
             raise ValueError(f"column '{name}' has {key} = '{value}', which is neither a number nor a date") from None
     if isinstance(value, datetime.date):
-        return days_since_epoch(value)
+        return float(value.toordinal() - EPOCH)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ValueError(f"column '{name}' has {key} = {value!r}, which is not a finite number")
     return float(value)

@@ -20,8 +20,7 @@ from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.definitions import Cell
 from gpfl.experiments.grid import Job
 from gpfl.methods.gpfl import GPFL
-from gpfl.privacy.attack_cases import AttackPlan
-from gpfl.privacy.attack_runner import AttackRunner, CaseSummary, attack_ceiling, summarize_case
+from gpfl.privacy.attack_runner import AttackPlan, AttackRunner, CaseSummary, attack_ceiling, summarize_case
 from gpfl.privacy.gradient_targets import gradient_targets
 from gpfl.privacy.uploads import AttackedBatch, initial_state, state_at
 from gpfl.training.execute import open_run

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from gpfl.experiments.attack_study import study_defaults
-from gpfl.privacy.attack_cases import AttackCase, AttackPlan
 from gpfl.privacy.attack_runner import (
+    AttackCase,
+    AttackPlan,
     AttackRunner,
     CaseResult,
     OnResult,

@@ -15,8 +15,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from gpfl.core import options
 from gpfl.data import find_dataset
-from gpfl.data.arrays import ArrayLike
-from gpfl.data.table import DataSource, Table
+from gpfl.data.table import ArrayLike, DataSource, Table
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.federation import PARTITIONS
 from gpfl.federation.federation import Federation, Shard, check_nonempty

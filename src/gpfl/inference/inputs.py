@@ -10,7 +10,6 @@ import numpy.typing as npt
 from torch import Tensor
 
 from gpfl.core.net import InputSpec
-from gpfl.data.arrays import ArrayLike, read_samples
 from gpfl.data.columns import UNKNOWN, RawColumns, Schema
 from gpfl.data.files import new_rows
 from gpfl.data.files.layout import IMAGE_SUFFIXES, InputFile
@@ -18,6 +17,7 @@ from gpfl.data.files.raw_table import Array, RawTable, as_text, join_names, numb
 from gpfl.data.files.samples import as_images, find_input_array
 from gpfl.data.images import ImageFormat
 from gpfl.data.preprocessing import UNSEEN, Preprocessor
+from gpfl.data.table import ArrayLike, read_samples
 from gpfl.data.text import Tokenizer
 from gpfl.errors import GpflError, did_you_mean, pluralize
 

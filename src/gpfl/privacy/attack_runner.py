@@ -1,12 +1,13 @@
-"""Attack cases on the uploads of a run: reconstruct, measure against guesses without an upload, save and summarise."""
+"""Attack cases on the uploads of a run: select, reconstruct, measure against guesses without an upload, save, summarise."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -17,28 +18,87 @@ import torch
 from torch import Tensor
 
 from gpfl.core import tree
-from gpfl.core.options import option_values
+from gpfl.core.net import Net
+from gpfl.core.options import option, option_values
 from gpfl.defences import Defended, undefended
 from gpfl.engine import Engine, matmul_precision
 from gpfl.engine.base import RunSpec
 from gpfl.engine.loop import Loop
+from gpfl.federation import Federation
 from gpfl.io.tensors import checksum, read_tensors, write_tensors
 from gpfl.methods import METHODS
-from gpfl.privacy import image_metrics, reconstruction
-from gpfl.privacy.attack_cases import AttackCase
+from gpfl.privacy import image_metrics, reconstruction, uploads
 from gpfl.privacy.image_metrics import match_images
-from gpfl.privacy.reconstruction import AttackConfig, Reconstruction
+from gpfl.privacy.reconstruction import ATTACKS, AttackConfig, Reconstruction
 from gpfl.privacy.server_view import ServerView
-from gpfl.privacy.uploads import AttackedBatch, initial_state, load_images, mean_image, observe_uploads
+from gpfl.privacy.uploads import ROUNDS, STEPS, AttackedBatch, initial_state, load_images, mean_image, observe_uploads
 from gpfl.training.run_dir import RunState
 
 Floats = npt.NDArray[np.float64]
 
+PSNR_FORMULAS = ("proper", "reference")  # peak 1 for pixels from 0 to 1, or the formula of the authors' code
 MIN_IMAGES = 6  # images from which a signed-rank test can be significant
 _SIGNIFICANCE = 0.05
 _VERSION = 4  # version of saved cases; those of another version are attacked again
 
 Record = dict[str, object]  # the metrics of one reconstructed image by name, as results.json holds them
+
+
+@dataclass(frozen=True)
+class AttackCase:
+    """One attack on the uploads of one method."""
+
+    method: str
+    target: str
+    kind: str  # one of reconstruction.ATTACKS
+    round: str  # one of uploads.ROUNDS
+    steps: str  # one of uploads.STEPS
+    batch: int
+
+    @property
+    def file_name(self) -> str:
+        """Name of the case's file."""
+        return "-".join((self.method, self.target, self.kind, f"round-{self.round}", self.steps, f"batch-{self.batch}"))
+
+    @property
+    def training(self) -> str:
+        """Length of the local training as text."""
+        return "one step" if self.steps == "one" else "one epoch"
+
+    @property
+    def setting(self) -> str:
+        """Round, local training and batch size as text."""
+        return f"{'round 0' if self.round == '0' else 'best round'}, {self.training}, batch {self.batch}"
+
+    @property
+    def description(self) -> str:
+        """The case as text."""
+        return f"{self.method} {self.target}, {self.kind}, {self.setting}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackPlan(AttackConfig):
+    """The attacks on each target of a method, and their effort. Commands have a flag for each option."""
+
+    kind: tuple[str, ...] = option(("geiping",), "the paper's dlg, or geiping, which is stronger", choices=ATTACKS)
+    batch: tuple[int, ...] = option((1,), "images in one upload, such as 1 or 1,4", min=1)
+    steps: tuple[str, ...] = option(("one",), "local training: one step on these images, or an epoch", choices=STEPS)
+    round: tuple[str, ...] = option(("0",), "untrained models (0) or those of the selected round (best)", choices=ROUNDS)
+    psnr: str = option("proper", "with peak 1 (proper) or by the authors' formula (reference)", choices=PSNR_FORMULAS)
+    images: int = option(20, "images to reconstruct", min=1)
+
+    def cases(self, method: str, targets: Iterable[str], kind: str) -> list[AttackCase]:
+        """Return the cases of one of the attacks on a method."""
+        combinations = itertools.product(targets, self.round, self.batch, self.steps)
+        return [AttackCase(method, target, kind, when, steps, batch) for target, when, batch, steps in combinations]
+
+    def choose_batches(self, federation: Federation, net: Net, clients: Sequence[int]) -> dict[int, list[AttackedBatch]]:
+        """Return the batches by size, the smallest of which is that of the ceiling. Raise if they cannot be attacked."""
+        uploads.check_images(federation)
+        batches = uploads.choose_batches(federation, clients, self.images, sorted({net.min_batch, *self.batch}), self.seed)
+        if "one" in self.steps:
+            uploads.check_batch_size(net, min(self.batch))
+        return batches
 
 
 class CaseResult(NamedTuple):
@@ -78,7 +138,10 @@ class AttackRunner:
             for each in group:
                 result = results[each] = saved[each] or new[each]
                 if each in new and folder is not None:
-                    _save_case(case_path(folder, each), result, self._settings(each))
+                    images = {"true": result.true, "reconstructed": result.reconstructed}
+                    pixels = {name: (values.clamp(0, 1) * 255).round().to(torch.uint8) for name, values in images.items()}
+                    metadata = {"settings": self._settings(each), "records": result.records}
+                    write_tensors(case_path(folder, each), pixels, metadata)
                 on_result(each, result)
         return results
 
@@ -179,12 +242,6 @@ def case_path(folder: Path, case: AttackCase) -> Path:
     return folder / "cases" / f"{case.file_name}.safetensors"
 
 
-def _save_case(path: Path, result: CaseResult, settings: Mapping[str, object]) -> None:
-    images = {"true": result.true, "reconstructed": result.reconstructed}
-    flat = {name: (values.clamp(0, 1) * 255).round().to(torch.uint8) for name, values in images.items()}
-    write_tensors(path, flat, {"settings": dict(settings), "records": result.records})
-
-
 def attack_ceiling(
     engine: Engine,
     batches: Mapping[int, list[AttackedBatch]],
@@ -246,7 +303,7 @@ class CaseSummary:
 
 
 def summarize_case(case: AttackCase, result: CaseResult, formula: str = "proper") -> CaseSummary:
-    """Return the summary of a case with PSNRs by one of `attack_cases.PSNR_FORMULAS`."""
+    """Return the summary of a case with PSNRs by one of `PSNR_FORMULAS`."""
     keys = ("either_psnr", "either_start_psnr", "either_mean_psnr", "either_ssim", "psnr", "ssim", "turned")
     psnr, start, mean, ssim, as_found, ssim_as_found, inverted = (record_values(result.records, key) for key in keys)
     # Net inputs have four times the squared error of pixels; the formula divides it by 3.

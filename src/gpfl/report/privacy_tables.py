@@ -14,8 +14,7 @@ from gpfl.experiments.defence_study import ATTACK, FAMILIES, DefencePoint, Defen
 from gpfl.experiments.definitions import display_name
 from gpfl.experiments.leaks import InferenceFindings
 from gpfl.experiments.privacy_table import COLUMNS, PrivacyTable, compare_with_fedavg, paper_psnr
-from gpfl.privacy.attack_cases import AttackCase
-from gpfl.privacy.attack_runner import CaseResult, CaseSummary, record_values, summarize_case
+from gpfl.privacy.attack_runner import AttackCase, CaseResult, CaseSummary, record_values, summarize_case
 from gpfl.privacy.label_inference import LabelInference
 from gpfl.privacy.membership import MembershipInference, confidence_interval
 from gpfl.report.pages import markdown_images, render_lines, render_page
@@ -45,7 +44,7 @@ _CASE_COLUMNS: Mapping[ResultColumn, Callable[[CaseSummary], Cell]] = {
 def attack_table(
     results: Mapping[AttackCase, CaseResult], ceiling: tuple[AttackCase, CaseResult], formula: str, title: str
 ) -> ResultTable:
-    """Return the table of an attack's cases, with PSNRs by one of `attack_cases.PSNR_FORMULAS`."""
+    """Return the table of an attack's cases, with PSNRs by one of `PSNR_FORMULAS`."""
     summaries = [summarize_case(case, result, formula) for case, result in results.items()]
     notes = render_lines("attack_notes.txt", **_ceiling_values(ceiling, formula))
     return ResultTable.from_items(_CASE_COLUMNS, summaries, title, notes=notes)

@@ -13,9 +13,8 @@ from gpfl.core.local_round import local_round, run_final_phases
 from gpfl.core.method import NET_PARTS
 from gpfl.core.precision import matmul_precision
 from gpfl.core.tree import Tree
-from gpfl.data.arrays import ArrayLike, read_samples
 from gpfl.data.columns import RawColumns
-from gpfl.data.table import SPLITS, Table
+from gpfl.data.table import SPLITS, ArrayLike, Table, read_samples
 from gpfl.defences import undefended
 from gpfl.engine import Engine
 from gpfl.errors import GpflError
