@@ -2,8 +2,8 @@
 
     python benchmarks/aggregation.py digits heart
 
-Runs are kept in a JSON file for each task in `--out`; those that it has are skipped. The page is made of all files. The malicious
-client trains as the others do and sends −10 times its update. Accuracies are those of the other clients' models after the last
+Runs are kept in a JSON file for each task in `--out`; those that it has are skipped. The page is made of all files. The
+malicious client trains as the others do and sends −10 times its update. Accuracies are those of the other clients' models after the last
 round, over all their test samples. Published data are found as by `gpfl run`.
 """
 
@@ -90,10 +90,11 @@ def page(folder: Path) -> str:
     lines = [
         "# Robust aggregation: cost and benefit",
         "",
-        f"Accuracy of the honest clients in %, after {ROUNDS} rounds, mean over seeds {', '.join(map(str, SEEDS))} (least to greatest). "
-        f"One client is malicious in the columns “attacked”: it sends {FACTOR:g} times its update, in every round. That client's own "
-        "model is left out of all columns. “diverged n×”: so many of the runs ended with a loss that is not finite; the mean is over "
-        "the others. Made by `python benchmarks/aggregation.py digits heart`.",
+        f"Accuracy of the honest clients in %, after {ROUNDS} rounds, mean over seeds {', '.join(map(str, SEEDS))} (least to "
+        f"greatest). One client is malicious in the columns “attacked”: it sends {FACTOR:g} times its update, in every round. "
+        "That client's own model is left out of all columns. “diverged n×”: so many of the runs ended with a loss that is not "
+        "finite; the mean is over the others. Krum expects one malicious client, on heart, which has four clients, none. Made "
+        "by `python benchmarks/aggregation.py digits heart`.",
     ]
     for task, (title, _, _) in TASKS.items():
         path = folder / f"{task}.json"
@@ -113,7 +114,7 @@ def page(folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cell(values: list[float | None | str]) -> str:
+def _cell(values: list[float | str | None]) -> str:
     if "–" in values:
         return "–"
     numbers = [value for value in values if isinstance(value, float)]

@@ -21,6 +21,7 @@ from gpfl.methods import METHODS
 
 pytest.importorskip("cryptography", reason="needs gpfl[flower]")
 
+from gpfl.defences.accounting import gaussian_epsilon
 from gpfl.deploy import keys
 from gpfl.deploy.messages import Answer, RoundReply, RoundRequest, Transport
 from gpfl.deploy.secure_sum import Masker, SumContext, sum_is_plausible, sum_masked
@@ -144,8 +145,15 @@ def test_every_method_uploads_what_a_sum_can_hold(tmp_path: Path) -> None:
         assert 0 < site.upload_weight(range(4)) < 1
 
 
-def test_a_round_that_lost_a_site_is_repeated_with_new_uploads(tmp_path: Path) -> None:
-    d.make(tmp_path, {"train": {"rounds": 2, "lr": 0.1}}, {}, secure_sum=True)
+NOISY: d.Sections = {
+    "method": {"name": "fedavg"},
+    "train": {"rounds": 2, "lr": 0.1},
+    "defence": {"clip": 1.0, "noise": 2.0},
+}
+
+
+def test_a_round_that_lost_a_site_is_repeated_with_new_uploads_which_all_count(tmp_path: Path) -> None:
+    d.make(tmp_path, NOISY, {}, secure_sum=True)
     settings = tmp_path / "d" / "coordinator" / "deployment.toml"
     settings.write_text(settings.read_text().replace("min_clients = 3", "min_clients = 2"))
     requests: list[tuple[int, int, tuple[int, ...]]] = []
@@ -160,8 +168,29 @@ def test_a_round_that_lost_a_site_is_repeated_with_new_uploads(tmp_path: Path) -
     assert tree.is_finite(outcome.last.shared)
     records = (tmp_path / "d" / "coordinator" / "runs" / "test" / "clients.jsonl").read_text().splitlines()
     assert [json.loads(line)["averaged"] for line in records] == [list(d.SITES)] * 2
+    epsilons = [gaussian_epsilon(1 / np.sqrt(3), uploads, 1e-5) for uploads in (1, 3)]
+    assert [json.loads(line)["uploads"]["east"] for line in records] == [1, 3]
+    assert [json.loads(line)["epsilon"]["east"] for line in records] == pytest.approx(epsilons)
+    privacy = outcome.summary["privacy"]
+    assert privacy["client"]["epsilon_of_all_uploads"] == pytest.approx(epsilons[1])  # type: ignore[index]
+    assert "operating system" in privacy["noise_source"]  # type: ignore[index]
     ledger = next((tmp_path / "d" / "sites" / "east" / "state").glob("uploads-*.json"))
     assert len(json.loads(ledger.read_text())) == 3  # two rounds and a repetition
+
+
+def test_the_budget_of_a_site_counts_uploads_of_lost_rounds(tmp_path: Path) -> None:
+    planned = gaussian_epsilon(1 / np.sqrt(3), 2, 1e-5)
+    d.make(tmp_path, NOISY, {"max_epsilon": planned * 1.01}, secure_sum=True)
+    log: list[str] = []
+
+    def lose(client: int, request: RoundRequest, reply: bytes) -> Answer | None:
+        lost = client == 2 and (request.round, request.attempt) == (1, 0) and request.train
+        return Answer(error="not connected") if lost else None
+
+    with pytest.raises(GpflError, match=r"round 1: no secure sum.*the site's policy refuses it \(max_epsilon\)"):
+        run_coordinator(tmp_path / "d" / "coordinator", spy(d.make_workers(tmp_path, log.append), lose))
+    assert any("3 uploads, of which 2 were made, have ε" in line for line in log)
+    assert any(f"trained (upload 2, ε = {planned:.3g} of all uploads)" in line for line in log)
 
 
 def first_request(folder: Path) -> tuple[Worker, RoundRequest, Path]:
@@ -193,7 +222,9 @@ def test_the_same_request_gets_the_same_bytes_and_no_other_upload_under_the_same
     for changes in ({"shared": shifted}, {"cohort": (0, 1)}, {"cohort": ()}, {"cohort": (1, 2)}, {"cohort": (0, 1, 1)}):
         with pytest.raises(GpflError, match="the secure sum is not one that the site takes part in"):
             ask(**changes)
+    assert again.uploads == 1
     other = ask(attempt=1)
+    assert other.uploads == 2
     assert not any(torch.equal(tensor, again.upload[path]) for path, tensor in other.upload.items())
 
 

@@ -10,15 +10,17 @@ from pathlib import Path
 
 import deployment as d
 import pytest
+import torch
 from direct_sites import assert_equal
 
 from gpfl.errors import GpflError
 
 pytest.importorskip("cryptography", reason="needs gpfl[flower]")
 
+from gpfl.core import tree
 from gpfl.deploy import keys
 from gpfl.deploy.init import make_deployment
-from gpfl.deploy.messages import Answer, Description, RoundReply, Transport, pack_describe
+from gpfl.deploy.messages import Answer, Description, RoundReply, RoundRequest, Transport, pack_describe
 from gpfl.deploy.server import CoordinatorFolder, run_coordinator
 from gpfl.deploy.socket import ask_worker, socket_path
 from gpfl.deploy.worker import SiteFolder, Worker, serve, versions
@@ -171,6 +173,28 @@ def test_the_next_run_of_the_same_sites_has_a_card_of_its_own(tmp_path: Path) ->
     assert_equal(outcome.last.shared, expected.outcome.last.shared)
     assert_equal(workers[0].model_site().model().weights, expected.clients[0].weights)
     assert {path.name for path in (folder / "runs").iterdir()} == {"test", "second"}
+
+
+def test_asking_in_turn_for_two_uploads_gets_no_noise_that_does_not_count(tmp_path: Path) -> None:
+    """Noise would average out over repetitions."""
+    d.make(tmp_path, {"method": {"name": "fedavg"}, "defence": {"clip": 1.0, "noise": 2.0}})
+    worker = Worker(SiteFolder(tmp_path / "d" / "sites" / "east"))
+    description = worker._description
+    roster = worker.card.roster(dict.fromkeys(worker.card.sites, description))
+    shared = tree.flatten(roster.prepare(roster.federation())[1].method.init(3)[0])
+    shifted = {path: tensor + 0.1 for path, tensor in shared.items()}
+
+    def ask(state: dict[str, torch.Tensor]) -> RoundReply:
+        request = RoundRequest(
+            roster=roster.digest, client=0, round=0, accepted=0, train=True, splits=(), agreement=roster.to_json(), shared=state
+        )
+        return RoundReply.unpack(worker.answer(keys.sign(request.pack(), tmp_path / "d" / "coordinator" / "signing.key")))
+
+    replies = [ask(state) for state in (shared, shared, shifted, shared)]
+    assert [reply.uploads for reply in replies] == [1, 1, 2, 3]
+    assert replies[0].epsilon == replies[1].epsilon < replies[2].epsilon < replies[3].epsilon
+    same = [all(torch.equal(t, replies[i].upload[path]) for path, t in replies[0].upload.items()) for i in (1, 3)]
+    assert same == [True, False]
 
 
 def test_without_a_policy_nothing_leaves(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from gpfl.cli.options import out_option
 from gpfl.cli.terminal import print_line, table_console
 from gpfl.data.files.writer import check_output
 from gpfl.data.preprocessing import ClientStatistics
+from gpfl.defences.accounting import format_epsilon
 from gpfl.deploy import demo as demos
 from gpfl.deploy import keys
 from gpfl.deploy.card import DataCard, describe_site
@@ -235,13 +236,14 @@ def run(folder: Path) -> None:
 @deploy.command()
 @folder_argument
 def status(folder: Path) -> None:
-    """Show for each site: connection, last round, bytes, last error."""
+    """Show for each site: connection, last round, uploads made and their ε, bytes, last error."""
     require_flower()
     own = CoordinatorFolder(folder)
-    table = RichTable("site", "connection", "last round", "bytes up", "bytes down", "last error")
+    table = RichTable("site", "connection", "last round", "uploads", "ε", "bytes up", "bytes down", "last error")
     for site in site_statuses(own):
         table.add_row(
             *(site.name, site.connection, str(site.last_round or "none")),
+            *(str(site.uploads), format_epsilon(site.epsilon) if site.epsilon else "no noise"),
             *(format_bytes(site.bytes_up), format_bytes(site.bytes_down), site.last_error or "none"),
         )
     table_console().print(table)

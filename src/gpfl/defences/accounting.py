@@ -41,6 +41,7 @@ class AccountingInputs:
     n_samples: tuple[int, ...]  # training samples of each client
     idle_clients: int = 0  # clients that never take part
     coupling: CouplingCheck | None = None  # if examples are protected
+    uploads: int = 0  # of the busiest client, where rounds were repeated; 0: those of the schedule
 
     @property
     def clients_per_round(self) -> tuple[int, int]:
@@ -52,7 +53,9 @@ class AccountingInputs:
 
     @property
     def most_rounds(self) -> int:
-        """Number of rounds in which the busiest client takes part."""
+        """Number of uploads of the busiest client."""
+        if self.uploads:
+            return self.uploads
         if self.schedule.client_fraction == 1.0:
             return self.schedule.rounds
         clients = len(self.n_samples)
@@ -215,7 +218,7 @@ def find_noise(epsilon: float, epsilon_of: Callable[[float], float]) -> float:
 
 def describe_guarantee(guarantee: Mapping[str, object]) -> list[str]:
     """Return the sentences about each level of `privacy_guarantee`."""
-    descriptions = []
+    descriptions = [f"Noise follows from {guarantee['noise_source']}."] if "noise_source" in guarantee else []
     for level, vectors, describe in (
         ("client", "updates", _describe_client_epsilons),
         ("example", "per-example gradients", _describe_example_epsilons),

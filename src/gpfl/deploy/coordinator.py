@@ -13,6 +13,7 @@ from gpfl.deploy.roster import Roster
 from gpfl.errors import GpflError
 from gpfl.training.callbacks import Callback
 from gpfl.training.execute import PreparedRun, make_loop
+from gpfl.training.prepare import run_guarantee
 from gpfl.training.round_loop import RunOutcome
 from gpfl.training.run_dir import RunDir
 
@@ -54,6 +55,8 @@ def coordinate(
         outcome = loop.run()
     for site, error in engine.finish(outcome.selected.shared, outcome.selected.round).items():
         log(f"site '{site}' did not confirm its model ({error}): it makes one from its last state with gpfl deploy model")
+    if guarantee := run_guarantee(spec.method, spec.federation, spec.schedule, engine.most_uploads):
+        outcome.summary["privacy"] = {**guarantee, "noise_source": engine.noise_source}
     run_dir.write_summary(outcome.summary)
     for callback in callbacks:
         callback.on_run_end(outcome.summary)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,11 +57,12 @@ def dry_run(card: DataCard, name: str, data: SiteData, policy: Policy) -> DryRun
         )
         reply = site.run_round(request)
         content = reply.pack()
-        for check in (
+        checks: tuple[Callable[[], None], ...] = (
             lambda: policy.check_description(description, card),
             lambda: policy.check_request(request, site),
             lambda: policy.check_reply(reply, len(content), site, request),
-        ):
+        )
+        for check in checks:
             try:
                 check()
             except RefusedError as error:

@@ -170,6 +170,8 @@ class RoundReply:
         terms: Mean loss terms of its steps.
         scores: Correct predictions, summed loss and number of samples of each evaluated split.
         seconds: Time the site took.
+        uploads: Uploads that the site has made, also of rounds that were lost.
+        epsilon: ε of all of them against a coordinator that sees each; 0 without noise.
 
     """
 
@@ -177,24 +179,31 @@ class RoundReply:
     terms: dict[str, float]
     scores: dict[str, tuple[float, float, int]]
     seconds: float = 0.0
+    uploads: int = 0
+    epsilon: float = 0.0
 
     def pack(self) -> bytes:
         """Return the message."""
-        return pack_tensors(self.upload, {"terms": self.terms, "scores": self.scores, "seconds": self.seconds})
+        header = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "upload"}
+        return pack_tensors(self.upload, header)
 
     @classmethod
     def unpack(cls, payload: bytes) -> Self:
         """Return the reply in a message. Raise if it is none."""
         upload, header = unpack_tensors(payload, "the reply")
         check_refusal(header)
-        terms, scores, seconds = (header.get(key) for key in ("terms", "scores", "seconds"))
+        terms, scores, seconds, uploads, epsilon = (
+            header.get(key) for key in ("terms", "scores", "seconds", "uploads", "epsilon")
+        )
         if not isinstance(terms, dict) or not all(isinstance(value, float) for value in terms.values()):
             raise GpflError("the reply has no loss terms")
         if not isinstance(scores, dict) or not isinstance(seconds, float):
             raise GpflError("the reply has no scores")
+        if type(uploads) is not int or not isinstance(epsilon, float):
+            raise GpflError("the reply does not say how many uploads the site has made")
         parsed = {}
         for split, score in scores.items():
             if not isinstance(score, list) or len(score) != 3 or not all(isinstance(value, (int, float)) for value in score):
                 raise GpflError(f"the reply has {split} scores {score!r}; it must hold three numbers")
             parsed[split] = (float(score[0]), float(score[1]), int(score[2]))
-        return cls(upload=upload, terms=terms, scores=parsed, seconds=seconds)
+        return cls(upload=upload, terms=terms, scores=parsed, seconds=seconds, uploads=uploads, epsilon=epsilon)

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import fnmatch
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpfl.core import options
 from gpfl.core.options import option
-from gpfl.defences.accounting import INSTALL_COMMAND
 from gpfl.deploy.card import DataCard
 from gpfl.deploy.messages import Description, RefusedError, RoundReply, RoundRequest
 from gpfl.deploy.site import Site
 from gpfl.engine.guard import update_norm
 from gpfl.errors import GpflError
 from gpfl.io import toml
-from gpfl.training.prepare import run_guarantee
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +34,7 @@ class Policy:
     secure_sum: bool = option(False, "whether uploads may leave only as part of a secure sum")
     min_noise: float = option(0.0, "smallest noise of a defence at client level, in multiples of its clipping bound", min=0)
     max_clip: float = option(0.0, "largest clipping bound of the update", min=0)
-    max_epsilon: float = option(0.0, "largest ε of all uploads of the site, at client or example level; needs noise", min=0)
+    max_epsilon: float = option(0.0, "largest ε of all uploads of the site, also of lost rounds; needs noise", min=0)
 
     @classmethod
     def read(cls, path: Path) -> Policy:
@@ -53,15 +50,15 @@ class Policy:
         if description.statistics and not self.statistics:
             _refuse("statistics", "statistics of columns are asked for, and outbound.statistics is false")
 
-    def check_request(self, request: RoundRequest, site: Site, uploads: int = 0) -> RoundRequest:
-        """Return a request that may be carried out. Raise if the policy refuses it; `uploads` counts earlier ones."""
+    def check_request(self, request: RoundRequest, site: Site, uploads: int = 0) -> None:
+        """Raise if the policy refuses a request; `uploads` counts those made before."""
         method = site.spec.method
         if self.methods and method.name not in self.methods:
             _refuse("methods", f"the run trains {method.name}, and outbound.methods allows {', '.join(self.methods)}")
         if request.splits and not self.scores:
             _refuse("scores", "scores are asked for, and outbound.scores is false")
         if not request.train:
-            return request
+            return
         self._check_samples(len(site.spec.federation.shards[site.client].train))
         if self.max_rounds and uploads >= self.max_rounds:
             _refuse("max_rounds", f"upload {uploads + 1} is asked for, and outbound.max_rounds is {self.max_rounds}")
@@ -72,9 +69,12 @@ class Policy:
             _refuse("max_clip", f"the run clips updates at {defence.clip:g}, and outbound.max_clip is {self.max_clip:g}")
         if defence.noise < self.min_noise:
             _refuse("min_noise", f"the run has noise {defence.noise:g}, and outbound.min_noise is {self.min_noise:g}")
-        if self.max_epsilon and (epsilon := run_epsilon(site)) > self.max_epsilon:
-            _refuse("max_epsilon", f"the run has ε = {epsilon:.3g}, and outbound.max_epsilon is {self.max_epsilon:g}")
-        return request
+        if self.max_epsilon and (epsilon := site.epsilon(max(site.planned_uploads, uploads + 1))) > self.max_epsilon:
+            _refuse(
+                "max_epsilon",
+                f"{max(site.planned_uploads, uploads + 1)} uploads, of which {uploads} were made, have ε = {epsilon:.3g}, and "
+                f"outbound.max_epsilon is {self.max_epsilon:g}",
+            )
 
     def check_reply(self, reply: RoundReply, n_bytes: int, site: Site, request: RoundRequest) -> None:
         """Raise if a reply must not leave."""
@@ -99,20 +99,6 @@ class Policy:
     def _check_samples(self, n_train: int) -> None:
         if n_train < self.min_samples:
             _refuse("min_samples", f"there are {n_train} training samples, and outbound.min_samples is {self.min_samples}")
-
-
-def run_epsilon(site: Site) -> float:
-    """Return the ε of all uploads of the site against a coordinator that sees each of them; infinite without noise."""
-    found = run_guarantee(site.spec.method, site.spec.federation, site.spec.schedule)
-    values = []
-    for level, key in (("client", "epsilon_of_all_uploads"), ("example", "epsilon")):
-        guarantee = found.get(level)
-        if isinstance(guarantee, dict):
-            if key not in guarantee:
-                raise GpflError(f"outbound.max_epsilon needs the accountant of privacy: {INSTALL_COMMAND}")
-            if isinstance(guarantee[key], float):
-                values.append(guarantee[key])
-    return min(values, default=math.inf)
 
 
 def _matches(path: str, patterns: Iterable[str]) -> bool:

@@ -31,13 +31,18 @@ CLIENTS_LOG = "clients.jsonl"
 
 
 class Record(TypedDict):
-    """A round in that file: bytes of the replies and of the requests, and seconds of work, by site."""
+    """A round in that file, by site: bytes of all replies and requests, and seconds of work.
+
+    `uploads` counts all that a site has made, also of rounds that were lost; `epsilon` is the ε of these, 0 without noise.
+    """
 
     round: int
     averaged: list[str]
     dropped: dict[str, str]
     seconds: dict[str, float]
     bytes_up_down: dict[str, list[int]]
+    uploads: dict[str, int]
+    epsilon: dict[str, float]
 
 
 class Remote(Engine):
@@ -57,6 +62,7 @@ class Remote(Engine):
 
     name: ClassVar[str] = "remote"
     saves_before_evaluation: ClassVar[bool] = True
+    noise_source: ClassVar[str] = "the operating system of each site"
 
     def __init__(
         self,
@@ -78,7 +84,10 @@ class Remote(Engine):
         self._guard = Guard(tree.flatten(self._template), max_norm_ratio)
         self._replies: tuple[int, dict[int, RoundReply]] = (-1, {})  # of the last round that was asked for
         self._errors: dict[int, str] = {}
-        self._traffic: dict[str, list[int]] = {}
+        self._traffic: dict[str, list[int]] = {}  # of all attempts at the round
+        self._received = 0  # uploads of all attempts at the round
+        self._uploads: dict[int, int] = {}  # made by each client in the run
+        self._epsilon: dict[int, float] = {}
         self._agreed: set[int] = set()  # clients that have the roster
         self._records = self._read_records()
 
@@ -181,9 +190,8 @@ class Remote(Engine):
         cohort = sorted(replies)
         names = replies[cohort[0]].terms
         terms = {name: torch.tensor([replies[client].terms[name] for client in cohort]) for name in names}
-        uploads = sum(bool(reply.upload) for reply in self._replies[1].values())
         self._record(request, cohort)
-        return RoundResult(aggregator, request.private, terms, uploads)
+        return RoundResult(aggregator, request.private, terms, self._received)
 
     def finish(self, shared: Tree, round: int) -> dict[str, str]:
         """Send all sites the state whose models they keep, and return why some did not confirm, by name."""
@@ -191,6 +199,11 @@ class Remote(Engine):
             self._replies = (-1, {})
             self._ask(round, shared, [], evaluate=True, final=True)
         return {self._name(client): error for client, error in self._errors.items()}
+
+    @property
+    def most_uploads(self) -> int:
+        """The most uploads that a site has made, also of rounds that were lost."""
+        return max(self._uploads.values(), default=0)
 
     # Asking.
 
@@ -236,11 +249,16 @@ class Remote(Engine):
             except GpflError as error:
                 self._errors[client] = str(error)
                 self._log(f"round {round}: {self._name(client)}: {error}")
+        if self._replies[0] != round:
+            self._traffic, self._received = {}, 0
         self._replies = (round, replies)
-        self._traffic = {
-            self._name(client): [len(answers[client].payload) if client in answers else 0, len(messages[client])]
-            for client in messages
-        }
+        self._received += sum(bool(reply.upload) for reply in replies.values())
+        self._uploads |= {client: reply.uploads for client, reply in replies.items()}
+        self._epsilon |= {client: reply.epsilon for client, reply in replies.items()}
+        for client in messages:
+            up, down = self._traffic.get(self._name(client), (0, 0))
+            received = len(answers[client].payload) if client in answers else 0
+            self._traffic[self._name(client)] = [up + received, down + len(messages[client])]
         self._log(f"round {round}: {len(replies)} of {len(messages)} sites answered in {time.monotonic() - start:.1f} s")
 
     def _accept(self, request: TrainRequest) -> dict[int, RoundReply]:
@@ -287,6 +305,8 @@ class Remote(Engine):
             "dropped": dropped,
             "seconds": {self._name(client): round(reply.seconds, 3) for client, reply in self._replies[1].items()},
             "bytes_up_down": self._traffic,
+            "uploads": {self._name(client): count for client, count in sorted(self._uploads.items())},
+            "epsilon": {self._name(client): value for client, value in sorted(self._epsilon.items())},
         }
         self._records = [*(each for each in self._records if each["round"] < request.round), record]
         files.write_text(self._path, "".join(json.dumps(each) + "\n" for each in self._records))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -14,6 +16,7 @@ from gpfl.core import tree
 from gpfl.core.precision import matmul_precision
 from gpfl.core.randomness import MAX_SEED, generator
 from gpfl.core.tree import Tree
+from gpfl.defences.accounting import INSTALL_COMMAND, AccountingInputs, privacy_guarantee
 from gpfl.defences.aggregation import MEAN
 from gpfl.defences.defended import Defended
 from gpfl.deploy.messages import RoundReply, RoundRequest
@@ -26,6 +29,7 @@ from gpfl.inference.client_model import ClientModel
 from gpfl.inference.metrics import softmax
 from gpfl.inference.threshold import choose_threshold
 from gpfl.io.tensors import read_tensors, write_tensors
+from gpfl.training.prepare import accounting_inputs
 from gpfl.training.result import Result
 from gpfl.training.round_loop import RunOutcome
 from gpfl.training.run_dir import RunState
@@ -81,6 +85,28 @@ class Site:
         shared, private, method = self._shared, self._private, self.spec.method
         request = TrainRequest(shared, private, [self.client], 0, self.spec.schedule, list(cohort), method)
         return float(self.engine.aggregation_weights(request)[0])
+
+    @cached_property
+    def planned_uploads(self) -> int:
+        """Uploads of the busiest site if no round is repeated."""
+        return self._accounting.most_rounds
+
+    def epsilon(self, uploads: int) -> float:
+        """Return the ε of so many uploads against a coordinator that sees each of them; infinite without noise."""
+        if not uploads:
+            return 0.0
+        values = []
+        found = privacy_guarantee(self.config.defence, replace(self._accounting, uploads=uploads))
+        for level, key in (("client", "epsilon_of_all_uploads"), ("example", "epsilon")):
+            if isinstance(guarantee := found.get(level), dict):
+                if key not in guarantee:
+                    raise GpflError(f"ε needs the accountant of privacy: {INSTALL_COMMAND}")
+                values.append(math.inf if guarantee[key] is None else float(guarantee[key]))
+        return min(values, default=math.inf)
+
+    @cached_property
+    def _accounting(self) -> AccountingInputs:
+        return accounting_inputs(self.spec.method, self.spec.federation, self.spec.schedule)
 
     def load_private(self, accepted: int) -> Tree:
         """Return the private state after the round with the last accepted upload; the initial one if there was none."""

@@ -23,6 +23,8 @@ class SiteStatus:
     last_error: str
     bytes_up: int
     bytes_down: int
+    uploads: int  # also of rounds that were lost
+    epsilon: float  # of all of them; 0 without noise
 
 
 def site_statuses(folder: CoordinatorFolder) -> list[SiteStatus]:
@@ -42,7 +44,9 @@ def site_statuses(folder: CoordinatorFolder) -> list[SiteStatus]:
         last = max((record["round"] + 1 for record in records if site in record["averaged"]), default=0)
         number = str(numbers.get(site, ""))
         node = connection or (states.get(number, "offline") if number else "not registered")
-        statuses.append(SiteStatus(site, node, last, last_error(site, log), up, down))
+        uploads = max((record["uploads"].get(site, 0) for record in records), default=0)
+        epsilon = max((record["epsilon"].get(site, 0.0) for record in records), default=0.0)
+        statuses.append(SiteStatus(site, node, last, last_error(site, log), up, down, uploads, epsilon))
     return statuses
 
 

@@ -20,14 +20,16 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 
 import gpfl
+from gpfl.defences.accounting import accountant_version
 from gpfl.defences.aggregation import MIN_COHORT
 from gpfl.deploy import keys
 from gpfl.deploy.card import DataCard, describe_site
-from gpfl.deploy.messages import FlatTree, RefusedError, RoundRequest, pack_refusal
+from gpfl.deploy.messages import FlatTree, RefusedError, RoundReply, RoundRequest, pack_refusal
 from gpfl.deploy.policy import Policy
 from gpfl.deploy.roster import Roster
 from gpfl.deploy.secure_sum import Masker, SumContext
@@ -159,15 +161,29 @@ class Worker:
         ledger = Ledger(self.folder.path / "state", self.card.digest, site.roster.origin)
         if request.train:
             self._check_sum(request, ledger)
-        earlier = ledger.count(except_digest=request.upload_digest)
-        reply = site.run_round(self.policy.check_request(request, site, earlier))
-        self.policy.check_reply(reply, len(reply.pack()), site, request)
-        if reply.upload:
-            reply = dataclasses.replace(reply, upload=ledger.once(request, lambda: self._protect(reply.upload, request, site)))
+        made = ledger.find(request) if request.train else None
+        self.policy.check_request(request, site, ledger.count() - (made is not None))
+        reply = site.run_round(dataclasses.replace(request, train=request.train and made is None))
+        if made is not None:
+            reply = dataclasses.replace(reply, upload=made.upload, terms=made.terms)
+        elif reply.upload:
+            self.policy.check_reply(reply, len(reply.pack()), site, request)
+            reply = dataclasses.replace(reply, upload=self._protect(reply.upload, request, site))
+        reply = dataclasses.replace(reply, uploads=ledger.count() + (made is None and bool(reply.upload)))
+        reply = dataclasses.replace(reply, epsilon=self._epsilon(site, reply.uploads))
         content = reply.pack()
         self.policy.check_size(len(content))
-        done = [*(f"{split} evaluated" for split in request.splits), *(["trained"] if request.train else [])]
+        if made is None and reply.upload:
+            ledger.add(request, reply)
+        epsilon = f", ε = {reply.epsilon:.3g} of all uploads" if reply.epsilon else ""
+        trained = [f"{'trained' if made is None else 'sent again'} (upload {reply.uploads}{epsilon})"] if reply.upload else []
+        done = [*(f"{split} evaluated" for split in request.splits), *trained]
         return content, f"round {request.round}: {', '.join(done) or 'nothing'}{', model kept' if request.final else ''}"
+
+    def _epsilon(self, site: Site, uploads: int) -> float:
+        """Return the ε of the site's uploads; 0 without noise or without the accountant."""
+        defence = site.config.defence
+        return site.epsilon(uploads) if (defence.noise or defence.example_noise) and accountant_version() else 0.0
 
     def _describe(self, header: Mapping[str, object]) -> bytes:
         if header.get("card") != self.card.digest:
@@ -254,36 +270,38 @@ class Worker:
 class Ledger:
     """The uploads of a site under one data card: what they depended on, and the last one as it was sent.
 
-    An upload is made once: a request that comes again gets the same bytes, with the same noise and the same masks.
+    An upload is made once: the last request, if it comes again, gets the same bytes, with the same noise and the same masks,
+    and does not train again. Every other one counts.
     """
 
     def __init__(self, folder: Path, card: str, origin: str) -> None:
         self._origin = origin  # of the run's rosters: a site that joins makes no upload of another one's new
         self._path, self._last = folder / f"uploads-{card[:16]}.json", folder / f"uploads-{card[:16]}.safetensors"
 
-    def count(self, except_digest: str) -> int:
-        """Return how many uploads were made, without that of one digest."""
-        return sum(digest != except_digest for digest in self._read().values())
+    def count(self) -> int:
+        """Return how many uploads were made, whether they arrived or not."""
+        return len(self._read())
 
     def digest_of(self, request: RoundRequest) -> str:
         """Return the digest of the upload of a round and attempt, "" if there was none."""
         return str(self._read().get(self._key(request), ""))
 
-    def once(self, request: RoundRequest, make: Callable[[], FlatTree]) -> FlatTree:
-        """Return the upload of a request: the last one if it was for the same request, else a new one, which is kept."""
-        digest = request.upload_digest
-        if self._last.exists():
-            upload, metadata = read_tensors(self._last)
-            if metadata.get("digest") == digest:
-                return upload
-        upload = make()
-        entries = self._read()
-        key = self._key(request)
-        while entries.get(key, digest) != digest:  # plain uploads may be asked for with other content
+    def find(self, request: RoundRequest) -> RoundReply | None:
+        """Return the last upload and its loss terms, if they were made for the same request."""
+        if not self._last.exists():
+            return None
+        upload, metadata = read_tensors(self._last)
+        if metadata.get("digest") != request.upload_digest:
+            return None
+        return RoundReply(upload=upload, terms=cast(dict[str, float], metadata["terms"]), scores={})
+
+    def add(self, request: RoundRequest, reply: RoundReply) -> None:
+        """Keep an upload, and count it before it leaves."""
+        entries, key = self._read(), self._key(request)
+        while key in entries:  # plain uploads may be asked for with other content
             key += "'"
-        files.write_text(self._path, json.dumps({**entries, key: digest}, indent=1) + "\n")
-        write_tensors(self._last, upload, {"digest": digest})
-        return upload
+        files.write_text(self._path, json.dumps({**entries, key: request.upload_digest}, indent=1) + "\n")
+        write_tensors(self._last, reply.upload, {"digest": request.upload_digest, "terms": reply.terms})
 
     def _read(self) -> dict[str, object]:
         return files.read_json(self._path, "restore it from a backup of the site") if self._path.exists() else {}

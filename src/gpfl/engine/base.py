@@ -111,6 +111,7 @@ class Engine(ABC):
     name: ClassVar[str]
     supports_concurrent_trials: ClassVar[bool] = False
     saves_before_evaluation: ClassVar[bool] = False  # for evaluations that other machines may interrupt
+    noise_source: ClassVar[str] = "the seed of the run, for simulation only"  # of defences
     private_memory_fraction: ClassVar[float] = 0.25  # of a GPU's memory that private states may take
 
     def __init__(self, spec: RunSpec) -> None:

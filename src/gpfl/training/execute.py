@@ -275,5 +275,5 @@ def make_loop(run: PreparedRun, engine: Engine) -> RoundLoop:
     if config.defence.enabled:
         metadata["defence"] = options.option_values(config.defence)
         if guarantee := run_guarantee(spec.method, spec.federation, spec.schedule):
-            metadata["privacy"] = guarantee
+            metadata["privacy"] = {**guarantee, "noise_source": engine.noise_source}
     return RoundLoop(spec, engine, config.run, config.train.patience, run.run_dir, run.callbacks, metadata)

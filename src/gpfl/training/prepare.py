@@ -86,11 +86,16 @@ def prepare(
     return dataclasses.replace(config, net=architecture, train=train, method=method), spec
 
 
-def run_guarantee(method: Method, federation: Federation, schedule: Schedule) -> Guarantee:
-    """Return the guarantee of the method's defence; empty without a defence or without noise."""
+def run_guarantee(method: Method, federation: Federation, schedule: Schedule, uploads: int = 0) -> Guarantee:
+    """Return the guarantee of the method's defence; empty without a defence or without noise.
+
+    `uploads` is the number that the busiest client made, if rounds were repeated.
+    """
     if not isinstance(method, Defended) or not method.shares:
         return {}
-    return privacy_guarantee(method.defence, accounting_inputs(method, federation, schedule))
+    return privacy_guarantee(
+        method.defence, dataclasses.replace(accounting_inputs(method, federation, schedule), uploads=uploads)
+    )
 
 
 def accounting_inputs(method: Method, federation: Federation, schedule: Schedule) -> AccountingInputs:
