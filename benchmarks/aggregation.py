@@ -3,8 +3,8 @@
     python benchmarks/aggregation.py digits heart
 
 Runs are kept in a JSON file for each task in `--out`; those that it has are skipped. The page is made of all files. The
-malicious client trains as the others do and sends −10 times its update. Accuracies are those of the other clients' models after the last
-round, over all their test samples. Published data are found as by `gpfl run`.
+malicious client trains as the others do and sends −10 times its update. Accuracies are those of the other clients' models after
+the last round, over all their test samples. Published data are found as by `gpfl run`.
 """
 
 from __future__ import annotations
