@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpfl.core.options import option
-from gpfl.data.columns import ColumnSchema, Floats, RawColumns, Schema
+from gpfl.data.columns import UNKNOWN, ColumnSchema, Floats, RawColumns, Schema
 from gpfl.errors import GpflError, pluralize
 
 LEVELS = 256  # levels of a histogram: evenly spaced values from the low to the high end of the declared range
@@ -208,11 +208,11 @@ def merge_statistics(statistics: Sequence[ClientStatistics]) -> ClientStatistics
 
 
 def _merge_columns(name: str, parts: Sequence[ColumnStatistics]) -> ColumnStatistics:
+    missing = None if any(part.has_missing is None for part in parts) else any(part.has_missing for part in parts)
     numeric = [part for part in parts if isinstance(part, NumericStatistics)]
     categorical = [part for part in parts if isinstance(part, CategoricalStatistics)]
     if numeric and categorical:
         raise GpflError(f"column '{name}' is numeric at one client and categorical at another: declare its kind with --schema")
-    missing = None if any(part.has_missing is None for part in parts) else any(part.has_missing for part in parts)
     return _merge_numeric(name, numeric, missing) if numeric else _merge_categorical(name, categorical, missing)
 
 
@@ -310,46 +310,33 @@ class Preprocessor:
         inputs = np.zeros((len(raw), len(self.input_names)), dtype=np.float32)
         start, missing = 0, {}
         for column in self.schema.columns:
-            width = len(column.categories) if column.is_categorical else 1
-            part = inputs[:, start : start + width]
-            start += width
-            missing[column.name] = self._encode_column(column, raw, part)
+            name, categories = column.name, column.categories
+            values = raw.codes(name, categories) if column.is_categorical else raw.numbers(name)
+            missing[name] = absent = np.isnan(values)
+            if absent.any():
+                if name not in self.fill:
+                    raise GpflError(
+                        f"column '{name}' has {pluralize(int(absent.sum()), 'missing value')}, and missing values are not "
+                        "filled: fill in the data, or train with --missing mean"
+                    )
+                fill = self.fill[name]
+                values = np.where(absent, categories.index(str(fill)) if column.is_categorical else fill, values)
+            if column.is_categorical:
+                inputs[:, start : start + len(categories)] = values[:, None] == np.arange(len(categories))
+                start += len(categories)
+            else:
+                mean, std = self.scaling[name]
+                with np.errstate(over="ignore"):  # beyond float32: who takes the inputs reports infinity
+                    inputs[:, start] = (values - mean) / std
+                start += 1
         for i, name in enumerate(self.indicators, start):
             inputs[:, i] = missing[name]
         return inputs
 
-    def _encode_column(self, column: ColumnSchema, raw: RawColumns, out: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
-        """Write the inputs of a column and return which values are missing."""
-        if not column.is_categorical:
-            values = raw.numbers(column.name)
-            mean, std = self.scaling[column.name]
-            missing = self._find_missing(column.name, values)
-            with np.errstate(over="ignore"):  # beyond float32: who takes the inputs reports infinity
-                out[:, 0] = (np.where(missing, self.fill.get(column.name, 0.0), values) - mean) / std
-            return missing
-        codes = raw.codes(column.name, column.categories)
-        missing = self._find_missing(column.name, codes)
-        if missing.any():
-            codes = np.where(missing, column.categories.index(str(self.fill[column.name])), codes)
-        out[:] = codes[:, None] == np.arange(len(column.categories))
-        return missing
-
-    def _find_missing(self, name: str, values: Floats) -> npt.NDArray[np.bool_]:
-        missing = np.isnan(values)
-        if missing.any() and name not in self.fill:
-            raise GpflError(
-                f"column '{name}' has {pluralize(int(missing.sum()), 'missing value')}, and missing values are not filled: "
-                "fill in the data, or train with --missing mean"
-            )
-        return missing
-
     def count_unseen(self, raw: RawColumns) -> dict[str, int]:
         """Return how many values of each column are categories without an input, which are encoded as zeros."""
-        counts = {
-            column.name: int((raw.codes(column.name, column.categories) == -1).sum())
-            for column in self.schema.columns
-            if column.is_categorical and not self.schema.declared
-        }
+        columns = [column for column in self.schema.columns if column.is_categorical and not self.schema.declared]
+        counts = {column.name: int((raw.codes(column.name, column.categories) == UNKNOWN).sum()) for column in columns}
         return {name: count for name, count in counts.items() if count}
 
     def to_dict(self) -> dict[str, object]:

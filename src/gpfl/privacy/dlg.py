@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from gpfl.core import tree
+from gpfl.core.losses import squared_distance
 from gpfl.core.tree import Tree
 from gpfl.privacy import lbfgs
-from gpfl.privacy.gradient_matching import GradientMatching, dot, run_program, squared_distance
+from gpfl.privacy.gradient_matching import GradientMatching, dot, run_program
 
 
 def reconstruct(

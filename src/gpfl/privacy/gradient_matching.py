@@ -29,11 +29,6 @@ Key = tuple[int, ...]  # what selects the random start of an attack; the last nu
 _TRACE_FROM = 50  # iterations from which tracing a step saves time
 
 
-def squared_error(output: Tensor, dummy: Tensor) -> Tensor:
-    """Return the mean squared error to a dummy output, the loss of the GPFL paper's attack."""
-    return F.mse_loss(output, dummy)
-
-
 def cotangent_product(output: Tensor, cotangent: Tensor) -> Tensor:
     """Return the product with a dummy cotangent, which replaces any loss for the weights below the output."""
     return (output * cotangent).sum() / len(output)
@@ -91,11 +86,6 @@ def dot(a: Tree, b: Tree) -> Tensor:
     return torch.stack([(x * y).sum() for x, y in tree.zip_leaves(a, b)]).sum()
 
 
-def squared_distance(a: Tree, b: Tree) -> Tensor:
-    """Return the squared distance between two trees."""
-    return torch.stack([(x - y).square().sum() for x, y in tree.zip_leaves(a, b)]).sum()
-
-
 def cosine_distance(a: Tree, b: Tree) -> Tensor:
     """Return one minus the cosine similarity of two trees; 1 if one of them is zero."""
     lengths = dot(a, a).clamp_min(1e-30).sqrt() * dot(b, b).clamp_min(1e-30).sqrt()
@@ -104,8 +94,7 @@ def cosine_distance(a: Tree, b: Tree) -> Tensor:
 
 def total_variation(image: Tensor) -> Tensor:
     """Return the mean difference between neighbouring pixels."""
-    across, down = image.diff(dim=-1).abs().mean(), image.diff(dim=-2).abs().mean()
-    return across + down
+    return image.diff(dim=-1).abs().mean() + image.diff(dim=-2).abs().mean()
 
 
 def observed_gradients(views: Sequence[ServerView], target: GradientTarget) -> Tree:

@@ -9,23 +9,15 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from gpfl.core import tree
 from gpfl.core.options import option
 from gpfl.core.randomness import MAX_SEED
 from gpfl.core.tree import Tree
 from gpfl.errors import GpflError, did_you_mean
-from gpfl.privacy import dlg, geiping
-from gpfl.privacy.gradient_matching import (
-    GradientMatching,
-    Key,
-    cotangent_product,
-    initial_logits,
-    initial_outputs,
-    observed_gradients,
-    soft_cross_entropy,
-    squared_error,
-)
+from gpfl.privacy import dlg, geiping, gradient_matching
+from gpfl.privacy.gradient_matching import GradientMatching, Key, cotangent_product
 from gpfl.privacy.gradient_targets import GradientTarget, select_target
 from gpfl.privacy.label_inference import guess_labels
 from gpfl.privacy.server_view import ServerView
@@ -66,8 +58,8 @@ def reconstruct(
     if attack not in ATTACKS:
         raise GpflError(f"unknown attack '{attack}'; {did_you_mean(attack, ATTACKS)}")
     target = select_target(views[0].method, target_name)
-    gradients = observed_gradients(views, target)
-    matching = GradientMatching(views[0].method.net, target, views[0].weights, squared_error)
+    gradients = gradient_matching.observed_gradients(views, target)
+    matching = GradientMatching(views[0].method.net, target, views[0].weights, F.mse_loss)
     labels = _infer_labels(views, target) if attack == "geiping" else None
     starts = [(*keys[upload], restart) for upload in range(len(views)) for restart in range(config.restarts)]
     width = config.n_concurrent or _fitting_searches(gradients, matching.weights)
@@ -75,7 +67,7 @@ def reconstruct(
 
     def search(chunk: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         uploads, chunk_starts = chunk // config.restarts, [starts[index] for index in chunk.tolist()]
-        logits = initial_logits(shape, chunk_starts, config.seed).to(device)
+        logits = gradient_matching.initial_logits(shape, chunk_starts, config.seed).to(device)
         chunk_labels = None if labels is None else labels[uploads]
         return *_search(matching, attack, tree.take(gradients, uploads), logits, chunk_starts, chunk_labels, config), logits
 
@@ -119,12 +111,12 @@ def _search(
     with torch.no_grad():
         outputs = torch.func.vmap(matching.output)(images)
     if attack == "dlg":
-        dummies = initial_outputs(outputs.shape[1:], starts, config.seed).to(logits.device)
+        dummies = gradient_matching.initial_outputs(outputs.shape[1:], starts, config.seed).to(logits.device)
         return dlg.reconstruct(matching, gradients, logits, dummies, iterations=iterations, graph=graph)
     if labels is None:
         matching = dataclasses.replace(matching, loss=cotangent_product)
         return geiping.reconstruct_with_cotangent(matching, gradients, images, iterations=iterations, graph=graph)
-    matching = dataclasses.replace(matching, loss=soft_cross_entropy)
+    matching = dataclasses.replace(matching, loss=gradient_matching.soft_cross_entropy)
     one_hot = (labels[..., None] == torch.arange(outputs.shape[-1], device=logits.device)).to(logits.dtype)
     return geiping.reconstruct(matching, gradients, images, one_hot, iterations=iterations, free_output=False, graph=graph)
 

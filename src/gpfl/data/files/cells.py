@@ -89,10 +89,9 @@ def parse_column(
     unreadable = np.array([text in counts and text not in reading.values for text in texts], dtype=bool)
     cell = texts[int(unreadable.argmax())] if unreadable.any() else ""
     schema = ColumnSchema(name, reading.kind)
-    for text, value in reading.values.items():
-        if any(mark in text for mark in reading.marks):
-            return ParsedColumn(schema, values, unreadable, cell, reading.notation, f"{text} is {value:.10g}")
-    return ParsedColumn(schema, values, unreadable, cell)
+    shown = (text for text in reading.values if any(mark in text for mark in reading.marks))
+    example = next((f"{text} is {reading.values[text]:.10g}" for text in shown), "")
+    return ParsedColumn(schema, values, unreadable, cell, reading.notation if example else "", example)
 
 
 def _look_up(values: Mapping[str, float], texts: Iterable[str]) -> npt.NDArray[np.float64]:
