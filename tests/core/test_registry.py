@@ -16,7 +16,7 @@ REGISTRIES = {"methods": METHODS, "data": DATASETS, "partitions": PARTITIONS, "n
 
 @pytest.mark.parametrize("registry", REGISTRIES.values(), ids=REGISTRIES)
 def test_summaries_from_source_are_those_of_the_objects(registry: Registry[object]) -> None:
-    from_source = Registry(registry._package, registry._paths).summaries()
+    from_source = Registry(registry.package, registry.paths).summaries()
     for name, value in registry.items():
         documented = (value.__doc__ or "").splitlines()[0] if isinstance(value, type) else value.description  # type: ignore[attr-defined]
         assert from_source[name] == documented

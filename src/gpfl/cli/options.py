@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import click
 
 from gpfl.cli.command import Argument
-from gpfl.core.options import BY_NET, Option, describe_type, options_of
+from gpfl.core.options import BY_NET, describe_type, options_of
 from gpfl.core.randomness import MAX_SEED
 from gpfl.data import DATASETS, FILES, FileDataset
 from gpfl.defences.config import DefenceConfig
@@ -69,12 +69,14 @@ def flag_name(section: str, key: str) -> str:
 def help_record(flag: str, record: type, key: str, default: object) -> tuple[str, str]:
     """Return the flag of an option with its placeholder, and its symbol, description, typical range and default."""
     option, hint = options_of(record)[key], typing.get_type_hints(record)[key]
+    placeholders = {int: "N", str: "TEXT", tuple[str, ...]: "NAME,…", tuple[int, ...]: "N,…", tuple[int, int]: "N,N"}
+    placeholder = ("," if _is_list(hint) else "|").join(option.choices) or placeholders.get(hint, "X")
     text = option.help[:1].upper() + option.help[1:] if option.help[:1].isascii() and not option.symbol else option.help
-    if _has_many_choices(option):
-        text += f": {', '.join(option.choices)}"
+    if len(placeholder) > 60:  # too long for the first column
+        text, placeholder = f"{text}: {', '.join(option.choices)}", "NAME"
     symbol = f"{option.symbol}: " if option.symbol else ""
     typical = f"typical: {option.typical}; " if option.typical else ""
-    flag = f"--[no-]{flag[2:]}" if hint is bool else f"{flag} {_placeholder(option, hint)}"
+    flag = f"--[no-]{flag[2:]}" if hint is bool else f"{flag} {placeholder}"
     return flag, f"{symbol}{text}  [{typical}default: {_value_text(default)}]"
 
 
@@ -93,20 +95,6 @@ def default_of(record: type, key: str, net: str = "") -> object:
 
 def _is_list(hint: object) -> bool:
     return typing.get_origin(hint) is tuple and typing.get_args(hint)[-1] is Ellipsis
-
-
-def _has_many_choices(option: Option) -> bool:
-    """Return whether the choices are too long for a placeholder in the first column of the help."""
-    return len("|".join(option.choices)) > 60
-
-
-def _placeholder(option: Option, hint: object) -> str:
-    if _has_many_choices(option):
-        return "NAME"
-    if option.choices:
-        return ("," if _is_list(hint) else "|").join(option.choices)
-    names = {int: "N", str: "TEXT", tuple[str, ...]: "NAME,…", tuple[int, ...]: "N,…", tuple[int, int]: "N,N"}
-    return names.get(hint, "X")  # type: ignore[call-overload,no-any-return]
 
 
 def _value_text(value: object) -> str:

@@ -61,8 +61,8 @@ def random_key(first: Tensor, *names: Tensor | str | int) -> Tensor:
     """Return the key (2,) derived from a salt or key and further names: texts or non-negative integers."""
     key = torch.arange(1, 3, device=first.device)
     for name in (first, *names):
-        word = _hash_name(name) if isinstance(name, str) else name.to(torch.int64) if isinstance(name, Tensor) else name
-        key = _fold_in(key, word)
+        word = zlib.crc32(name.encode()) if isinstance(name, str) else name
+        key = _fold_in(key, word.to(torch.int64) if isinstance(word, Tensor) else word)
     return key
 
 
@@ -70,10 +70,6 @@ def secret_key(secret: bytes, purpose: str, *numbers: int) -> Tensor:
     """Return the key (2,) derived from a secret, a purpose and numbers by HMAC-SHA-256; it is unknown without the secret."""
     digest = hmac.digest(secret, f"{purpose} {' '.join(map(str, numbers))}".encode(), "sha256")
     return torch.tensor([int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")])
-
-
-def _hash_name(name: str) -> int:
-    return zlib.crc32(name.encode())
 
 
 def uniform(key: Tensor, shape: Sequence[int], start: int = 0, stride: int = 1) -> Tensor:
@@ -85,7 +81,7 @@ def uniform(key: Tensor, shape: Sequence[int], start: int = 0, stride: int = 1) 
 
 def normal(key: Tensor, name: str, shape: Sequence[int]) -> Tensor:
     """Return numbers from N(0, 1) for a key and a name, none larger than 6.8 in magnitude."""
-    numbers: Tensor = normal_op(key, _hash_name(name), math.prod(shape))
+    numbers: Tensor = normal_op(key, zlib.crc32(name.encode()), math.prod(shape))
     return numbers.reshape(tuple(shape))
 
 

@@ -2,7 +2,8 @@
 
 import ast
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections import UserDict
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,42 +12,20 @@ from typing import TypeVar, cast
 T = TypeVar("T")
 
 
-class Registry(MutableMapping[str, T]):
+class Registry(UserDict[str, T]):
     """Objects by name; those given as "module:attribute", with the module's name below `package`, are imported on first use."""
 
     def __init__(self, package: str, paths: Mapping[str, str]) -> None:
-        self._package = package
-        self._paths = dict(paths)
-        self._objects: dict[str, T] = {}
+        super().__init__(cast(Mapping[str, T], paths))
+        self.package, self.paths = package, paths
 
     def __getitem__(self, name: str) -> T:
         """Return an object, imported if it was not yet."""
-        if name not in self._objects:
-            module, attribute = self._paths[name].split(":")
-            self._objects[name] = cast(T, getattr(import_module(f"{self._package}.{module}"), attribute))
-        return self._objects[name]
-
-    def __setitem__(self, name: str, value: T) -> None:
-        """Add or replace an object."""
-        self._paths.setdefault(name, "")
-        self._objects[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        """Remove an object."""
-        del self._paths[name]
-        self._objects.pop(name, None)
-
-    def __contains__(self, name: object) -> bool:
-        """Return whether there is an object of that name, without importing it."""
-        return name in self._paths
-
-    def __iter__(self) -> Iterator[str]:
-        """Return the names in their order."""
-        return iter(self._paths)
-
-    def __len__(self) -> int:
-        """Return the number of objects."""
-        return len(self._paths)
+        value = self.data[name]
+        if isinstance(value, str):
+            module, attribute = value.split(":")
+            self.data[name] = getattr(import_module(f"{self.package}.{module}"), attribute)
+        return self.data[name]
 
     def summaries(self) -> dict[str, str]:
         """Return a line on each object by name: the first line of a class's docstring, the `description` of another object.
@@ -56,18 +35,18 @@ class Registry(MutableMapping[str, T]):
         return {name: self._summary(name) for name in self}
 
     def _summary(self, name: str) -> str:
-        if name in self._objects:
-            value = self._objects[name]
+        value = self.data[name]
+        if not isinstance(value, str):
             return (value.__doc__ or "").splitlines()[0] if isinstance(value, type) else str(getattr(value, "description", ""))
-        module, attribute = self._paths[name].split(":")
-        folder = Path(str(sys.modules[self._package].__file__)).parent
+        module, attribute = value.split(":")
+        folder = Path(str(sys.modules[self.package].__file__)).parent
         source = folder.joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
         for node in ast.parse(source).body:
             if isinstance(node, ast.ClassDef) and node.name == attribute:
                 return (ast.get_docstring(node) or "").splitlines()[0]
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == attribute and isinstance(node.value, ast.Call):
                 return next(str(ast.literal_eval(each.value)) for each in node.value.keywords if each.arg == "description")
-        raise AttributeError(f"{self._package}.{module} defines no {attribute}")
+        raise AttributeError(f"{self.package}.{module} defines no {attribute}")
 
 
 def lazy_attributes(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:

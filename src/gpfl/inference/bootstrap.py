@@ -75,9 +75,7 @@ def bootstrap_intervals(clients: Sequence[Predictions], n_resamples: int = N_RES
             overall.append(all_predictions.values(np.concatenate(weights)[:, : limit - start]))
     values = [_concatenate(chunks) for chunks in by_client]
     mean = {name: _mean_of_defined(np.stack([client_values[name] for client_values in values])) for name in values[0]}
-    return Intervals(
-        [_intervals(client_values) for client_values in values], _intervals(_concatenate(overall)), _intervals(mean)
-    )
+    return Intervals([_intervals(each) for each in values], _intervals(_concatenate(overall)), _intervals(mean))
 
 
 def stack_predictions(clients: Sequence[Predictions]) -> Predictions:
@@ -189,12 +187,9 @@ def _concatenate(chunks: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
 
 
 def _intervals(values: Mapping[str, Floats]) -> dict[str, Interval | None]:
-    return {name: _interval(resampled) for name, resampled in values.items()}
-
-
-def _interval(values: Floats) -> Interval | None:
-    defined = values[~np.isnan(values)]
-    if len(defined) < len(values) / 2 or len(defined) == 0:
-        return None
-    low, high = np.quantile(defined, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(float(low), float(high))
+    intervals: dict[str, Interval | None] = {}
+    for name, resampled in values.items():
+        defined, intervals[name] = resampled[~np.isnan(resampled)], None
+        if len(defined) and len(defined) >= len(resampled) / 2:
+            intervals[name] = Interval(*np.quantile(defined, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist())
+    return intervals

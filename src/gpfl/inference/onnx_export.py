@@ -95,7 +95,10 @@ def _net_proto(program: ExportedProgram, onnx: ModuleType) -> Any:
 
 
 class _Graph:
-    """The nodes, inputs, outputs and constants of a graph. Names of its own values start with gpfl/."""
+    """The nodes, inputs, outputs and constants of a graph; adding one returns its name, which starts with gpfl/.
+
+    Inputs and outputs have the shape (samples, *shape) and a name of their own.
+    """
 
     def __init__(self, onnx: ModuleType) -> None:
         self.onnx = onnx
@@ -105,19 +108,16 @@ class _Graph:
         self.initializers: list[Any] = []
 
     def input(self, name: str, kind: str, shape: Sequence[int | str] = ()) -> str:
-        """Add an input (samples, *shape) and return its name."""
         self.inputs.append(self._describe(name, kind, shape))
         return name
 
     def output(self, name: str, value: str, kind: str, shape: Sequence[int] = ()) -> None:
-        """Add an output (samples, *shape). An underscore distinguishes it from an input of the same name."""
         while name in [each.name for each in self.inputs]:
             name += "_"
         self.node("Identity", [value], name)
         self.outputs.append(self._describe(name, kind, shape))
 
     def constant(self, value: npt.ArrayLike) -> str:
-        """Add a constant and return its name."""
         name = f"gpfl/constant_{len(self.initializers)}"
         array = np.asarray(value)
         array = array.astype(object) if array.dtype.kind == "U" else array
@@ -125,7 +125,6 @@ class _Graph:
         return name
 
     def node(self, operator: str, inputs: Sequence[str], output: str = "", **attributes: object) -> str:
-        """Add an operator with one output and return the name of the output."""
         output = output or f"gpfl/{operator.lower()}_{len(self.nodes)}"
         self.nodes.append(self.onnx.helper.make_node(operator, list(inputs), [output], **attributes))
         return output
@@ -137,7 +136,6 @@ class _Graph:
         return self.node("LabelEncoder", [texts], domain=domain, default_int64=default, keys_strings=keys, values_int64s=values)
 
     def cast(self, value: str, kind: str) -> str:
-        """Return a value in another type."""
         return self.node("Cast", [value], to=getattr(self.onnx.TensorProto, kind))
 
     def _describe(self, name: str, kind: str, shape: Sequence[int | str]) -> Any:
