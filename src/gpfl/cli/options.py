@@ -63,9 +63,6 @@ def flag_name(section: str, key: str) -> str:
     return "--" + (key if plain else f"{section}_{key}").replace("_", "-")
 
 
-# Help.
-
-
 def help_record(flag: str, record: type, key: str, default: object) -> tuple[str, str]:
     """Return the flag of an option with its placeholder, and its symbol, description, typical range and default."""
     option, hint = options_of(record)[key], typing.get_type_hints(record)[key]
@@ -169,9 +166,6 @@ class NameOption(click.Option):
         names = (*DATASETS, "or a file or folder") if self.section == "data" else RECORDS[self.section]
         chosen = chosen_records(ctx).get(self.section)
         return f"{self.opts[0]} NAME", f"{', '.join(names)}  [default: {chosen.name if chosen else DEFAULT_NAMES['data']}]"
-
-
-# Decorators of commands.
 
 
 def compose(*decorators: Decorator) -> Decorator:
@@ -285,9 +279,6 @@ def seeds_option(default: str | None, description: str) -> Decorator:
 def out_option(description: str, default: str | None = None) -> Decorator:
     """Add --out."""
     return option("--out", default=default, type=Folder(), metavar="DIR", help=description)
-
-
-# Values of config flags.
 
 
 def parse_options(values: Mapping[str, object]) -> ConfigDict:

@@ -75,9 +75,6 @@ def _plan_defaults(section: str) -> AttackPlan:
     return core_options.build(AttackPlan, values, section)
 
 
-# The runs of a study.
-
-
 def _prepare_study(
     flags: Mapping[str, Any],
     cells: Sequence[Cell],
@@ -148,9 +145,6 @@ def _strengths_option(flag: str, kind: type, description: str) -> Decorator:
     """Add the option for the values of a family of defences, or none."""
     values = cast(Sequence[float], _DEFAULTS["defences"][flag[2:].replace("-", "_")])
     return option(flag, default=",".join(f"{value:g}" for value in values), type=CommaList(kind, none=True), help=description)
-
-
-# Commands.
 
 
 @privacy.command
@@ -289,9 +283,6 @@ def _find_noises(
         *_, point = plan_points([method], {family.option: [1.0]}, bounds, variants, keep_weights=False)
         noises[family.option] = find_noises(family, epsilons, point.cell, study)
     return noises
-
-
-# Output.
 
 
 def _exit_incomplete() -> None:

@@ -170,9 +170,6 @@ def _list_experiments() -> None:
     print_line("gpfl reproduce all --dry-run                                              # list all cells and what is done")
 
 
-# The grid.
-
-
 def _run_grid(selection: Selection, plan: GridPlan, dry_run: bool, figures: bool) -> bool:
     """Run the missing cells and write tables and figures, or list the cells. Return whether something failed."""
     _check_device(plan)

@@ -17,9 +17,6 @@ TOLERANCE, LOOSE_TOLERANCE = 1e-5, 1e-3
 """Largest difference of equal logits relative to the largest logit: for the same operations, and for another batch."""
 
 
-# Weights and statistics.
-
-
 def make_template(module: nn.Module) -> nn.Module:
     """Return a copy of the module without BatchNorm's batch counters, which are integers that no method needs."""
     out = copy.deepcopy(module)
@@ -42,9 +39,6 @@ def batch_norm_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def trainable_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the parameters that require a gradient by name."""
     return ((name, value) for name, value in module.named_parameters() if value.requires_grad)
-
-
-# Checks.
 
 
 def check_parameters(module: nn.Module) -> None:

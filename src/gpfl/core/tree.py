@@ -11,9 +11,6 @@ Tree: TypeAlias = dict[str, Union["Tree", Tensor]]
 SEPARATOR = "/"
 
 
-# Access.
-
-
 def branch(tree: Tree, key: str) -> Tree:
     """Return the subtree under `key`."""
     value = tree[key]
@@ -60,9 +57,6 @@ def drop(tree: Tree, keys: Sequence[str]) -> Tree:
     return {key: value for key, value in tree.items() if key not in keys}
 
 
-# Flat dicts, for safetensors.
-
-
 def flatten(tree: Tree, prefix: str = "") -> dict[str, Tensor]:
     """Return a flat dict of the tensors by path, joined with '/'."""
     flat: dict[str, Tensor] = {}
@@ -93,9 +87,6 @@ def unflatten_like(like: Tree, flat: dict[str, Tensor], prefix: str = "") -> Tre
         path = f"{prefix}{key}"
         out[key] = unflatten_like(value, flat, f"{path}{SEPARATOR}") if isinstance(value, dict) else flat[path]
     return out
-
-
-# Arithmetic.
 
 
 def map_leaves(function: Callable[..., Tensor], first: Tree, *others: Tree) -> Tree:
@@ -173,9 +164,6 @@ def copy_(tree: Tree, values: Tree) -> None:
     """Copy the values of another tree into the memory of this one."""
     for target, source in zip_leaves(tree, values):
         target.copy_(source)
-
-
-# Devices.
 
 
 def device_of(tree: Tree) -> torch.device | None:

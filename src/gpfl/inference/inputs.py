@@ -90,9 +90,6 @@ def read_raw(x: Inputs, encoder: Encoder | None, spec: InputSpec) -> RawColumns 
     return read_inputs(x, encoder, spec).x if is_raw(x) else cast(ArrayLike, x)
 
 
-# Columns.
-
-
 def _read_columns(data: NewData, encoder: Preprocessor, options: ReadOptions) -> NewInputs:
     if options.unseen not in ("", *UNSEEN):
         raise GpflError(f"unseen is '{options.unseen}'; {did_you_mean(options.unseen, UNSEEN)}")
@@ -168,9 +165,6 @@ def _describe_columns(rows: new_rows.NewRows, encoder: Preprocessor, unseen: str
     return notes + [f"Column '{name}': {pluralize(n, 'unreadable cell')} read as missing." for name, n in unreadable]
 
 
-# Texts.
-
-
 def _read_texts(data: NewData, encoder: Tokenizer, options: ReadOptions) -> NewInputs:
     if isinstance(data, (str, Path, Mapping)) or hasattr(data, "columns"):
         candidates = {name.lower() for name in (*options.text_columns, *encoder.columns, *options.others, "text")}
@@ -203,9 +197,6 @@ def _find_text_columns(table: RawTable, encoder: Tokenizer, chosen: Sequence[str
         f"{table.path} has no column of texts by the usual names ({expected}): name it with --text; its columns are "
         f"{join_names(names)}"
     )
-
-
-# Images.
 
 
 def _read_images(data: NewData, encoder: ImageFormat) -> NewInputs:
@@ -241,9 +232,6 @@ def _find_images(root: Path) -> tuple[list[Path], int]:
     if not files:
         raise GpflError(f"{root} holds no image: give a folder of {', '.join(IMAGE_SUFFIXES)} files")
     return files, len(entries) - len(files)
-
-
-# Arrays.
 
 
 def _read_arrays(data: NewData, spec: InputSpec) -> NewInputs:

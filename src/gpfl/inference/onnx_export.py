@@ -142,9 +142,6 @@ class _Graph:
         return self.onnx.helper.make_tensor_value_info(name, getattr(self.onnx.TensorProto, kind), ["samples", *shape])
 
 
-# From raw samples to stored ones.
-
-
 def _add_columns(graph: _Graph, encoder: Preprocessor) -> str:
     """Add an input for each column and return the encoded rows; NaN where gpfl raises."""
     inputs, missing = {}, {}
@@ -208,9 +205,6 @@ def _add_words(graph: _Graph, encoder: Tokenizer) -> str:
     first, axis = graph.constant(np.array([0])), graph.constant(np.array([1]))
     padding = graph.constant(np.array([0, 0, 0, encoder.length]))
     return graph.node("Slice", [graph.node("Pad", [tokens, padding]), first, end, axis])
-
-
-# Checks, and outputs.
 
 
 def _check_values(graph: _Graph, x: str, spec: InputSpec) -> tuple[str, str]:

@@ -191,9 +191,6 @@ class Config:
         return partition_table(table, self.partition)
 
 
-# Reading.
-
-
 def read_config(path: Path) -> ConfigDict:
     """Return the sections of a config file. Its paths of a manifest, data or schema are relative to its folder."""
     sections = read_sections(path)
@@ -215,9 +212,6 @@ def read_sections(path: Path) -> ConfigDict:
         if not isinstance(values, dict):
             raise GpflError(f"{path}: '{section}' stands outside a section; the sections are {', '.join(SECTIONS)}")
     return cast(ConfigDict, upgrade_config(sections) if version == 1 else sections)
-
-
-# Resolving.
 
 
 def resolve_config(settings: ConfigDict, *, federation: Federation | None = None, custom_net: bool = False) -> Config:

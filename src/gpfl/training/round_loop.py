@@ -115,8 +115,6 @@ class RoundLoop:
     def _splits(self) -> tuple[str, ...]:
         return ("test", "validation") if self.spec.federation.has_validation else ("test",)
 
-    # State.
-
     def _load_or_init(self) -> tuple[RunState, RunState]:
         """Return the state to continue from and the one selected so far, and read the history up to it."""
         shared, private = self.spec.method.init(self.options.seed)
@@ -180,8 +178,6 @@ class RoundLoop:
             self.run_dir.save_checkpoint(state, private_on_disk=self._private_on_disk)
             for callback in self.callbacks:
                 callback.on_checkpoint(self.run_dir.path / "checkpoint.safetensors")
-
-    # Rounds.
 
     def _train_round(self, state: RunState) -> Generator[TrainRequest, RoundResult, tuple[RunState, RoundResult | None]]:
         """Return the state after a round; it is the same if no sampled client has enough samples."""

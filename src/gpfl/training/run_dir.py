@@ -104,8 +104,6 @@ class RunDir:
         names = "summary.json and checkpoint.safetensors" if self.finished else "checkpoint.safetensors"
         return f"remove {names} beside it and gpfl resume {self.path} to run it again"
 
-    # Metrics.
-
     def append_metrics(self, record: MetricsRecord) -> None:
         """Append an evaluated round to metrics.jsonl."""
         path = self.path / "metrics.jsonl"
@@ -146,8 +144,6 @@ class RunDir:
         process_group().barrier()  # all processes have read the metrics
         if self.is_writer:
             files.write_text(self.path / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in records))
-
-    # Checkpoints.
 
     def save_checkpoint(self, state: RunState, name: str = "checkpoint", *, private_on_disk: bool = False) -> None:
         """Write a state, replacing the one before; private state that is on disk into a folder of its own."""
@@ -208,8 +204,6 @@ class RunDir:
     def _changed_since(self, metadata: Mapping[str, object]) -> list[str]:
         saved = metadata.get("files")
         return [name for name, now in self.file_digests.items() if isinstance(saved, dict) and saved.get(name, now) != now]
-
-    # Outcome.
 
     def write_metrics_report(self, content: Mapping[str, object]) -> None:
         """Write metrics.json: all metrics of the reported round, per client and overall."""
