@@ -32,7 +32,6 @@ from gpfl.experiments.definitions import (
 from gpfl.experiments.grid import FederationCache, GridPlan, Job, Problems
 from gpfl.experiments.tuned_values import TunedValues
 from gpfl.io import files
-from gpfl.training.config import ConfigDict
 from gpfl.training.devices import find_device
 
 ATTACKS = ("privacy", "table5")  # names of the table that attacks on uploads produce
@@ -106,7 +105,9 @@ def reproduce(
     selection = select_cells(find_experiments(experiments, ATTACKS), cells, methods)
     selected = [row.method["name"] for rows in selection.rows.values() for row in rows]
     settings, overrides = parse_method_set(flags["assignments"], selected)
-    _check_flags(settings)
+    for (section, key), flag in FLAGS.items():
+        if key in settings.get(section, {}):
+            raise GpflError(f"--set {section}.{key} would not be named in tables: use {flag}")
     if "name" in settings.get("data", {}):
         raise GpflError("--set data.name would put other data into the paper's tables: use gpfl compare --data")
     tuned_values = TunedValues.read(tuned) if tuned is not None else None
@@ -133,12 +134,6 @@ def reproduce(
     if failed:
         process_group().barrier()  # a process that exited earlier would abort the main one before it has printed
         raise click.exceptions.Exit(1)
-
-
-def _check_flags(settings: ConfigDict) -> None:
-    for (section, key), flag in FLAGS.items():
-        if key in settings.get(section, {}):
-            raise GpflError(f"--set {section}.{key} would not be named in tables: use {flag}")
 
 
 def _check_table_name(name: str, experiments: Sequence[str]) -> str:
@@ -172,7 +167,9 @@ def _list_experiments() -> None:
 
 def _run_grid(selection: Selection, plan: GridPlan, dry_run: bool, figures: bool) -> bool:
     """Run the missing cells and write tables and figures, or list the cells. Return whether something failed."""
-    _check_device(plan)
+    device, precision = find_device(str(plan.run.get("device", "auto"))), plan.run.get("precision", "float32")
+    if precision != "float32" and device.type != "cuda":  # before every cell fails
+        raise GpflError(f"run.precision is '{precision}', which is for a GPU; run.device is '{device}': leave it out")
     if not dry_run:
         files.make_folder(plan.out / "runs")
     cells, missing_data = _split_by_data(selection, dry_run)
@@ -188,14 +185,6 @@ def _run_grid(selection: Selection, plan: GridPlan, dry_run: bool, figures: bool
         print_error(f"{pluralize(len(problems), 'cell')} of {len(cells)} failed; fix them and repeat the command to continue:")
         print_problems(problems)
     return bool(problems)
-
-
-def _check_device(plan: GridPlan) -> None:
-    """Raise if the device is missing or lacks the precision, before every cell fails."""
-    device = find_device(str(plan.run.get("device", "auto")))
-    precision = plan.run.get("precision", "float32")
-    if precision != "float32" and device.type != "cuda":
-        raise GpflError(f"run.precision is '{precision}', which is for a GPU; run.device is '{device}': leave it out")
 
 
 def _split_by_data(selection: Selection, dry_run: bool) -> tuple[list[Cell], dict[str, list[str]]]:

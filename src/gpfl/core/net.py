@@ -181,10 +181,10 @@ class Model:
 
 
 def _weights_of(parts: Parts) -> Tree:
-    weights: Tree = {part: _detached(trainable_parameters(module)) for part, module in parts.items()}
-    statistics: Tree = {part: _detached(batch_norm_buffers(module)) for part, module in parts.items()}
-    return {**weights, "batch_norm_stats": statistics} if any(True for _ in tree.leaves(statistics)) else weights
+    weights: Tree = {part: _copy(trainable_parameters(module)) for part, module in parts.items()}
+    statistics: Tree = {part: _copy(batch_norm_buffers(module)) for part, module in parts.items()}
+    return {**weights, "batch_norm_stats": statistics} if any(statistics.values()) else weights
 
 
-def _detached(tensors: Iterator[tuple[str, Tensor]]) -> Tree:
+def _copy(tensors: Iterator[tuple[str, Tensor]]) -> Tree:
     return {name: value.detach().clone() for name, value in tensors}

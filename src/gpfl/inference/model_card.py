@@ -127,12 +127,9 @@ def _describe_columns(encoder: Preprocessor, format: str) -> list[str]:
         for column in encoder.schema.columns
     ]
     rows = [("column", "kind", "values", "missing values"), ("---",) * 4, *cells]
-    table = "\n".join(f"| {' | '.join(map(_escape, row))} |" for row in rows)
+    escaped = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in escaped)
     return [f"{count}A date is its number of days since 1970-01-01.", table, f"{missing} {unseen}"]
-
-
-def _escape(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def _describe_values(column: ColumnSchema, encoder: Preprocessor) -> str:

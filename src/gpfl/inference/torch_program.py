@@ -56,7 +56,8 @@ def trace(model: ClientModel) -> ExportedProgram:
 def weights_of(program: ExportedProgram) -> dict[str, Tensor]:
     """Return the tensors of a program by the names that its source reads."""
     tensors = {**program.state_dict, **{k: v for k, v in program.constants.items() if isinstance(v, Tensor)}}
-    return {_weight_name(target): tensors[target].detach().cpu().contiguous() for target in _targets(program).values()}
+    targets = _targets(program).values()
+    return {target.removeprefix("module."): tensors[target].detach().cpu().contiguous() for target in targets}
 
 
 def to_source(program: ExportedProgram, model: ClientModel) -> str:
@@ -71,7 +72,7 @@ def to_source(program: ExportedProgram, model: ClientModel) -> str:
     if unknown or "self." in body:
         raise _export_error(model, TypeError("it cannot be written as source"))
     for name, target in _targets(program).items():
-        body = re.sub(rf"\b{name}\b", f'weights["{_weight_name(target)}"]', body)
+        body = re.sub(rf"\b{name}\b", f'weights["{target.removeprefix("module.")}"]', body)
     body = re.sub(r"return \((.*),\)", r"return \1", body)
     dtype = str(STORED_TYPES[spec.kind]).removeprefix("torch.")
     shape = f"x: {dtype}, (samples, {', '.join(map(str, spec.shape))})"
@@ -82,10 +83,6 @@ def _targets(program: ExportedProgram) -> dict[str, str]:
     """Return the name of the tensor behind each placeholder but the samples."""
     kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
     return {each.arg.name: str(each.target) for each in program.graph_signature.input_specs if each.kind in kinds}
-
-
-def _weight_name(target: str) -> str:
-    return target.removeprefix("module.")
 
 
 def _export_error(model: ClientModel, problem: Exception) -> GpflError:

@@ -13,6 +13,7 @@ from torch import Tensor
 from gpfl.core import tree
 from gpfl.core.tree import Tree
 from gpfl.errors import GpflError
+from gpfl.io import files
 
 CHUNK = 1024  # clients that are written at once
 
@@ -31,19 +32,16 @@ def allocate(private: Tree, clients: int, folder: Path) -> Tree:
 
 def save(private: Tree, folder: Path) -> None:
     """Write the state of all clients into a new folder."""
-    partial = folder.with_name(f"{folder.name}.partial")
-    for path in (partial, folder):
-        shutil.rmtree(path, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
     try:
-        partial.mkdir(parents=True)
-        for name, value in tree.flatten(private).items():
-            with (partial / _file_name(name)).open("wb") as file:
-                value.cpu().numpy().tofile(file)
-                file.flush()
-                os.fsync(file.fileno())
-        partial.rename(folder)
+        with files.draft_folder(folder) as draft:
+            for name, value in tree.flatten(private).items():
+                with (draft / _file_name(name)).open("wb") as file:
+                    value.cpu().numpy().tofile(file)
+                    file.flush()
+                    os.fsync(file.fileno())
     except OSError as error:
-        raise GpflError(f"cannot write {partial}: {error.strerror or error}; make room and resume the run") from None
+        raise GpflError(f"cannot write {folder}: {error.strerror or error}; make room and resume the run") from None
 
 
 def restore(private: Tree, folder: Path, restart_hint: str) -> None:

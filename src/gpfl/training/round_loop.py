@@ -120,7 +120,11 @@ class RoundLoop:
         shared, private = self.spec.method.init(self.options.seed)
         # The exchange of statistics comes before round 0.
         exchanged = {key: sum(by_client.values()) for key, by_client in self._preprocessing_bytes().items()}
-        initial = RunState(0, tree.to(shared, self.spec.device), self._initial_private(private), **exchanged)
+        if self.run_dir and self._private_on_disk:
+            private = private_files.allocate(private, len(self.spec.federation), self.run_dir.path)
+        else:
+            private = self.engine.initial_private(private)
+        initial = RunState(0, tree.to(shared, self.spec.device), private, **exchanged)
         first = self._take_local(initial)
         checkpoint = self.run_dir.load_checkpoint(initial, private_on_disk=self._private_on_disk) if self.run_dir else None
         if self.run_dir is None or checkpoint is None:
@@ -139,12 +143,6 @@ class RoundLoop:
             path, hint = self.run_dir.path / "metrics.jsonl", self.run_dir.restart_hint
             raise GpflError(f"{path} is damaged (it lacks round {missing[0]}): {hint}")
         return state, selected
-
-    def _initial_private(self, private: Tree) -> Tree:
-        """Return the private state of all clients before round 0, in memory or in files; `private` is that of one client."""
-        if self.run_dir and self._private_on_disk:
-            return private_files.allocate(private, len(self.spec.federation), self.run_dir.path)
-        return self.engine.initial_private(private)
 
     @property
     def _private_on_disk(self) -> bool:
