@@ -20,7 +20,7 @@ from gpfl.core.method import Phase
 from gpfl.core.net import InputSpec
 from gpfl.engine import RunSpec
 from gpfl.engine.selection import select_engine
-from gpfl.inference.module import PersonalModule
+from gpfl.inference.client_model import PersonalModule
 from gpfl.methods import METHODS
 from gpfl.models.custom import net_from_module
 

@@ -11,27 +11,22 @@ import click
 from gpfl.cli.command import Argument, Command
 from gpfl.cli.data import download_datasets
 from gpfl.cli.grid import print_plan, run_missing
-from gpfl.cli.grid_tables import print_problems, write_run_tables, write_stored_tables
 from gpfl.cli.interrupt import StoppedError, same_command
 from gpfl.cli.options import Folder, config_option, option, out_option, parse_options, seeds_option, set_option
 from gpfl.cli.overrides import parse_method_set
-from gpfl.cli.terminal import console, print_error, print_line
+from gpfl.cli.terminal import console, print_error, print_line, table_console
 from gpfl.engine.distributed import process_group
 from gpfl.errors import GpflError, pluralize
-from gpfl.experiments import grid, grid_runner
-from gpfl.experiments.definitions import (
-    PATIENCE,
-    ROUNDS,
-    Cell,
-    Selection,
-    find_experiments,
-    load_experiments,
-    parse_names,
-    select_cells,
-)
-from gpfl.experiments.grid import FederationCache, GridPlan, Job, Problems
+from gpfl.experiments import definitions as experiments
+from gpfl.experiments import features, grid, grid_runner
+from gpfl.experiments.compare import parse_methods
+from gpfl.experiments.definitions import Cell, Selection, TableColumn
+from gpfl.experiments.grid import GridPlan, Job, Problems
+from gpfl.experiments.stored_runs import merge_configs
 from gpfl.experiments.tuned_values import TunedValues
 from gpfl.io import files
+from gpfl.io.provenance import command_line, current_commit
+from gpfl.report import feature_tables, pages, paper_tables
 from gpfl.training.devices import find_device
 
 ATTACKS = ("privacy", "table5")  # names of the table that attacks on uploads produce
@@ -67,9 +62,12 @@ RESERVED = ("runs", "problems", "tuned", "privacy", "leaks", "defences")
     "--cells", metavar="KEY,…", help="Columns: keys such as cifar100/practical, patterns such as fmnist/*, or half a key."
 )
 @seeds_option("0,1,2", "Seeds of the trials; the paper has three.")
-@option("--rounds", default=ROUNDS, metavar="N", help=f"Maximum rounds; the paper has {ROUNDS}.")
+@option("--rounds", default=experiments.ROUNDS, metavar="N", help=f"Maximum rounds; the paper has {experiments.ROUNDS}.")
 @option(
-    "--patience", default=PATIENCE, metavar="N", help="End a run after this many rounds without a better accuracy; 0: never."
+    "--patience",
+    default=experiments.PATIENCE,
+    metavar="N",
+    help="End a run after this many rounds without a better accuracy; 0: never.",
 )
 @option(
     "--validation-fraction",
@@ -97,12 +95,12 @@ def reproduce(
     if not names:
         _list_experiments()
         return
-    experiments = tuple(dict.fromkeys(name for text in names for name in parse_names("EXPERIMENT", text.lower())))
+    chosen = tuple(dict.fromkeys(name for text in names for name in experiments.parse_names("EXPERIMENT", text.lower())))
     if dry_run and flags["only_tables"]:
         raise GpflError("--dry-run and --only-tables were both given: leave one out")
-    if set(ATTACKS) & set(experiments):
+    if set(ATTACKS) & set(chosen):
         raise GpflError("the privacy table is made by attacks on uploads: gpfl privacy attacks")
-    selection = select_cells(find_experiments(experiments, ATTACKS), cells, methods)
+    selection = experiments.select_cells(experiments.find_experiments(chosen, ATTACKS), cells, methods)
     selected = [row.method["name"] for rows in selection.rows.values() for row in rows]
     settings, overrides = parse_method_set(flags["assignments"], selected)
     for (section, key), flag in FLAGS.items():
@@ -125,27 +123,25 @@ def reproduce(
     )
     grid.check_cells(selection.cells, plan)
     if flags["only_tables"]:
-        write_stored_tables(selection, plan, flags["figures"])
+        _write_stored_tables(selection, plan, flags["figures"])
         failed = False
     else:
         failed = _run_grid(selection, plan, dry_run, flags["figures"])
-    if "all" in experiments:
+    if "all" in chosen:
         print_line("All but privacy, which is made by attacks: gpfl privacy attacks.")
     if failed:
         process_group().barrier()  # a process that exited earlier would abort the main one before it has printed
         raise click.exceptions.Exit(1)
 
 
-def _check_table_name(name: str, experiments: Sequence[str]) -> str:
+def _check_table_name(name: str, selected: Sequence[str]) -> str:
     """Return the value of --table. Raise if it is not the name of a folder for this table."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise GpflError(f"--table is '{name}'; it must be letters, digits, '-', '_' and '.', starting with a letter or digit")
-    if len(experiments) > 1:
-        raise GpflError(
-            f"--table {name} names one table, but there are {len(experiments)}: choose one of {', '.join(experiments)}"
-        )
-    if name.lower() in {*RESERVED, *load_experiments()} - {*experiments}:
-        raise GpflError(f"--table is '{name}', which is reserved: choose another name, such as {experiments[0]}-2")
+    if len(selected) > 1:
+        raise GpflError(f"--table {name} names one table, but there are {len(selected)}: choose one of {', '.join(selected)}")
+    if name.lower() in {*RESERVED, *experiments.load_experiments()} - {*selected}:
+        raise GpflError(f"--table is '{name}', which is reserved: choose another name, such as {selected[0]}-2")
     return name
 
 
@@ -153,7 +149,7 @@ def _list_experiments() -> None:
     def describe_missing(data: str) -> str:
         return "" if grid.has_data(data) else f"; data not downloaded: gpfl data get {data}"
 
-    for experiment in load_experiments().values():
+    for experiment in experiments.load_experiments().values():
         aliases = ", ".join(experiment.aliases)
         print_line(f"{experiment.name} ({aliases}): {experiment.title}; {len(experiment.rows)} methods")
         for column in experiment.columns:
@@ -174,7 +170,7 @@ def _run_grid(selection: Selection, plan: GridPlan, dry_run: bool, figures: bool
         files.make_folder(plan.out / "runs")
     cells, missing_data = _split_by_data(selection, dry_run)
     with console.status("Planning the cells"):
-        jobs, invalid = grid.make_jobs(cells, plan, FederationCache())
+        jobs, invalid = grid.make_jobs(cells, plan, grid.FederationCache())
     can_run = print_plan(jobs, plan, invalid, missing_data) if dry_run else True
     for caveat in dict.fromkeys(job.caveat for job in jobs if job.caveat):
         print_line(caveat)
@@ -183,7 +179,7 @@ def _run_grid(selection: Selection, plan: GridPlan, dry_run: bool, figures: bool
     problems = _run_jobs(jobs, selection, plan, invalid, figures) | invalid
     if problems:
         print_error(f"{pluralize(len(problems), 'cell')} of {len(cells)} failed; fix them and repeat the command to continue:")
-        print_problems(problems)
+        _print_problems(problems)
     return bool(problems)
 
 
@@ -211,11 +207,121 @@ def _run_jobs(jobs: Sequence[Job], selection: Selection, plan: GridPlan, invalid
     except KeyboardInterrupt:
         if process_group().is_main:
             with suppress(GpflError):
-                write_run_tables(selection, plan, False, jobs, {})
+                _write_run_tables(selection, plan, False, jobs, {})
         raise StoppedError(same_command()) from None
     if locked := [job.label for job in jobs if failed.get(job.folder) == grid_runner.LOCKED]:
         print_line(f"Skipped: {', '.join(locked)}. Another process is running it.")
     problems = {cell.key: failed[job.folder] for job in jobs if job.folder in failed for cell in job.cells}
     problems = {key: problem for key, problem in problems.items() if problem != grid_runner.LOCKED}
-    process_group().run_on_main(lambda: write_run_tables(selection, plan, figures, jobs, problems | invalid))
+    process_group().run_on_main(lambda: _write_run_tables(selection, plan, figures, jobs, problems | invalid))
     return problems
+
+
+def _write_stored_tables(selection: Selection, plan: GridPlan, figures: bool) -> None:
+    jobs, problems = grid.find_jobs([*selection.cells, *_other_cells(selection, plan)], plan)
+    selected = set(selection.cells)
+    if not any(selected.intersection(job.cells) and job.finished(plan.seeds) for job in jobs):
+        _print_problems(problems)
+        seeds = ", ".join(map(str, plan.seeds))
+        raise GpflError(
+            f"{plan.out} holds no finished run of these cells with {pluralize(plan.rounds, 'round')}, patience "
+            f"{plan.patience}, protocol {plan.protocol} and seeds {seeds}: use the flags of the runs, or omit --only-tables"
+        )
+    _print_problems(problems)
+    process_group().run_on_main(lambda: _write_tables(selection, plan, figures, jobs, problems))
+
+
+def _write_run_tables(selection: Selection, plan: GridPlan, figures: bool, jobs: Sequence[Job], problems: Problems) -> None:
+    """Write tables and figures of the jobs and of all other stored trials of their experiments."""
+    others, ambiguous = grid.find_jobs(_other_cells(selection, plan), plan)
+    _print_problems(ambiguous)
+    _write_tables(selection, plan, figures, [*jobs, *others], problems)
+
+
+def _print_problems(problems: Problems) -> None:
+    for line in paper_tables.group_problems(problems):
+        print_error(f"  {line}")
+
+
+def _write_tables(selection: Selection, plan: GridPlan, figures: bool, jobs: Sequence[Job], problems: Problems) -> None:
+    from gpfl.report import experiment_figures  # with scipy, which takes half a second
+
+    if plan.tuned:
+        print_line(f"Hyperparameters were chosen by gpfl tune; the search is copied to {plan.tuned.copy_to(plan.out)}.")
+    origin = paper_tables.Origin(command_line(), current_commit())
+    for experiment in selection.experiments:
+        results = grid.collect_results(
+            experiment,
+            jobs,
+            plan,
+            columns=[column.key for column in selection.columns[experiment.name]],
+            extra_rows=selection.rows[experiment.name],
+            problems=_describe_divergence(jobs, plan.seeds) | problems,
+        )
+        if not any(results.trials.values()) and not results.problems:
+            print_line(f"{experiment.title}: no run has finished, so no table is written.")
+            continue
+        print_line(paper_tables.describe_setting(results))
+        for table in paper_tables.terminal_tables(results):
+            table_console().print(table)
+            print_line("")
+        folder = plan.out / results.name
+        if figures and experiment.measure == "features":
+            _measure_features(results)
+        paths = paper_tables.save(results, folder, origin)
+        if figures:
+            try:
+                drawn = experiment_figures.draw(results, folder)
+                files.write_text(paths[0], paths[0].read_text(encoding="utf-8") + pages.markdown_images(drawn))
+                paths += drawn
+            except GpflError as error:
+                print_line(f"{experiment.name}: no figure: {error}")
+        print_line(f"{experiment.title}: {', '.join(str(path) for path in paths)}")
+
+
+def _measure_features(results: grid.TableResults) -> None:
+    methods = [trials for trials in results.trials.values() if trials]
+    if not all(map(features.is_measured, methods)):
+        print_line("Measuring features and drawing them by t-SNE, which takes minutes.")
+    for trials in methods:
+        features.measure_trials(trials, print_line)
+    for line in feature_tables.describe_metrics(results):
+        print_line(line)
+
+
+def _describe_divergence(jobs: Sequence[Job], seeds: Sequence[int]) -> Problems:
+    rounds = {job: job.diverged(seeds) for job in jobs}
+    return {
+        cell.key: "; ".join(f"seed {seed} diverged in round {round_}" for seed, round_ in diverged.items())
+        for job, diverged in rounds.items()
+        if diverged
+        for cell in job.cells
+    }
+
+
+def _other_cells(selection: Selection, plan: GridPlan) -> list[Cell]:
+    """Return the cells that were not selected, so that tables show earlier runs too, with methods that the paper lacks."""
+    labels = {row.label for experiment in experiments.load_experiments().values() for row in experiment.rows}
+    extra_rows = [row for row in parse_methods("all") if row.label not in labels]
+    selected = set(selection.cells)
+    cells = [
+        Cell(experiment, column, row)
+        for experiment in selection.experiments
+        for column in _distinct_columns(experiment.columns, selection.columns[experiment.name], plan)
+        for row in (*experiment.rows, *extra_rows)
+    ]
+    return [cell for cell in cells if cell not in selected]
+
+
+def _distinct_columns(columns: Sequence[TableColumn], selected: Sequence[TableColumn], plan: GridPlan) -> list[TableColumn]:
+    """Return the selected columns, and others that differ from them and each other under --set.
+
+    Of equal columns, the one with the most settings of its own is kept.
+    """
+    distinct = list(selected)
+    others = [column for column in columns if column not in selected]
+    for column in sorted(others, key=lambda column: -sum(map(len, column.settings.values()))):
+        settings = merge_configs(column.settings, plan.common)
+        if all(settings != merge_configs(other.settings, plan.common) for other in distinct):
+            distinct.append(column)
+    return distinct
