@@ -42,6 +42,12 @@ class ValueSummary:
         """Share of rows without a value."""
         return self.missing / self.rows if self.rows else 0.0
 
+    def to_dict(self, schema: ColumnSchema) -> dict[str, object]:
+        """Return the content as JSON holds it, for a column of this schema."""
+        keys = ("rows", "missing_share", *(() if schema.is_categorical else ("low", "high", "mean", "std")), "drift", "large")
+        counts = {"counts": dict(zip(schema.categories, self.counts, strict=True))} if schema.is_categorical else {}
+        return {key: getattr(self, key) for key in keys} | counts
+
 
 @dataclass(frozen=True)
 class ColumnProfile:
@@ -75,22 +81,11 @@ class DataProfile:
         }
 
     def _describe_column(self, column: ColumnProfile) -> dict[str, object]:
-        summaries = [_describe_summary(summary, column.schema) for summary in (column.total, *column.clients)]
         most = column.most_drifting
-        return {
-            **column.schema.to_dict(),
-            "all": summaries[0],
-            "by_client": dict(zip(self.clients, summaries[1:], strict=True)),
-            "largest_drift": None if most is None else self.clients[most],
-        }
-
-
-def _describe_summary(summary: ValueSummary, schema: ColumnSchema) -> dict[str, object]:
-    values: dict[str, object] = {key: getattr(summary, key) for key in ("low", "high", "mean", "std")}
-    if schema.is_categorical:
-        values = {"counts": dict(zip(schema.categories, summary.counts, strict=True))}
-    shares: dict[str, object] = {"rows": summary.rows, "missing_share": summary.missing_share}
-    return shares | values | {"drift": summary.drift, "large": summary.large}
+        by_client = {name: each.to_dict(column.schema) for name, each in zip(self.clients, column.clients, strict=True)}
+        largest = None if most is None else self.clients[most]
+        total = column.total.to_dict(column.schema)
+        return {**column.schema.to_dict(), "all": total, "by_client": by_client, "largest_drift": largest}
 
 
 def profile_data(table: Table, clients: Mapping[str, Indices]) -> DataProfile:

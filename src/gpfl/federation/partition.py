@@ -110,9 +110,9 @@ class Partition:
         shuffled = rng.permutation(samples)
         if table.group_ids is not None:
             test = choose_groups(table.group_ids[shuffled], _labels(table, shuffled), self.test_fraction, rng)
-            return *self.split_validation(table, shuffled[~test], client), shuffled[test]
-        n_train = int((1 - self.test_fraction) * len(samples) + 1e-9)  # (1 - 0.8) * 5 is a little less than 1
-        return *self.split_validation(table, shuffled[:n_train], client), shuffled[n_train:]
+        else:  # the addend because (1 - 0.8) * 5 is a little less than 1
+            test = np.arange(len(samples)) >= int((1 - self.test_fraction) * len(samples) + 1e-9)
+        return *self.split_validation(table, shuffled[~test], client), shuffled[test]
 
     def split_validation(self, table: Table, samples: Indices, client: int) -> tuple[Indices, Indices]:
         """Split training samples into training and validation: at least one for validation, unless all are one group."""
@@ -121,10 +121,9 @@ class Partition:
         rng = generator(self.seed, "validation", client)
         if table.group_ids is not None:
             mask = choose_groups(table.group_ids[samples], _labels(table, samples), self.validation_fraction, rng)
-            return samples[~mask], samples[mask]
-        count = max(1, round(self.validation_fraction * len(samples)))
-        mask = np.zeros(len(samples), dtype=bool)
-        mask[rng.permutation(len(samples))[:count]] = True
+        else:
+            count = max(1, round(self.validation_fraction * len(samples)))
+            mask = np.isin(np.arange(len(samples)), rng.permutation(len(samples))[:count])
         return samples[~mask], samples[mask]
 
     def suggest_fix(self, table: Table, sizes: Sequence[int], lacking: Sequence[int]) -> str:

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from gpfl.core.net import InputSpec
 from gpfl.core.options import option
 from gpfl.data.columns import ColumnSchema, RawColumns, Schema
 from gpfl.data.preprocessing import FILLED, PreprocessingOptions
@@ -125,24 +127,17 @@ class Heart(PreprocessingOptions, PublishedDataset):
     def read(self) -> Table:
         """Return the table of the chosen cases."""
         table = super().read()
-        assert table.raw is not None
-        raw, rows = table.raw, np.arange(len(table))
+        table.metadata |= {"classes": list(CLASSES), "label": SCHEMA.label}
+        table.preprocessing = self
         if self.cases == "complete":
+            assert table.raw is not None
             kept = [i for i, column in enumerate(SCHEMA.columns) if column.name not in INCOMPLETE]
-            schema = replace(SCHEMA, columns=tuple(SCHEMA.columns[i] for i in kept))
-            raw = RawColumns(schema, raw.values[:, kept])
+            raw = RawColumns(replace(SCHEMA, columns=tuple(SCHEMA.columns[i] for i in kept)), table.raw.values[:, kept])
             rows = np.flatnonzero(~np.isnan(raw.values).any(axis=1))
-        assert table.client_ids is not None
-        return Table(
-            raw.select(rows),
-            table.y[rows],
-            classes=table.classes,
-            name=table.name,
-            client_ids=table.client_ids[rows],
-            client_names=table.client_names,
-            metadata={**table.metadata, "classes": list(CLASSES), "label": SCHEMA.label},
-            preprocessing=self,
-        )
+            table = table.select(rows)
+            table.raw = raw.select(rows)
+            table.x, table.input_spec = torch.from_numpy(table.raw.values), InputSpec((len(kept),))
+        return table
 
 
 HEART = Heart(
