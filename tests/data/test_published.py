@@ -19,9 +19,9 @@ import torch
 from PIL import Image
 
 from gpfl.data import PUBLISHED, Table, find_dataset
+from gpfl.data.encoders import build_vocabulary, tokenize
 from gpfl.data.published import archive, cache, har
 from gpfl.data.published import images as image_datasets
-from gpfl.data.text import build_vocabulary, tokenize
 from gpfl.errors import GpflError
 from gpfl.federation import Federation, Shard
 from gpfl.training import config as configs

@@ -24,8 +24,7 @@ from gpfl.core import tree
 from gpfl.core.net import InputSpec
 from gpfl.core.tree import Tree
 from gpfl.data.columns import ColumnSchema, Schema
-from gpfl.data.images import ImageFormat
-from gpfl.data.text import Tokenizer
+from gpfl.data.encoders import ImageFormat, Tokenizer
 from gpfl.inference import ClientModel
 from gpfl.inference.client_model import OutputSpec
 from gpfl.inference.inputs import Encoder

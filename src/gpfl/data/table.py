@@ -19,9 +19,8 @@ from torch import Tensor
 from gpfl.core.local_round import Indices, Samples
 from gpfl.core.net import INPUT_KINDS, InputSpec
 from gpfl.data.columns import RawColumns
-from gpfl.data.images import ImageFormat
+from gpfl.data.encoders import ImageFormat, Tokenizer
 from gpfl.data.preprocessing import PreprocessingOptions
-from gpfl.data.text import Tokenizer
 from gpfl.errors import GpflError
 
 ArrayLike: TypeAlias = npt.ArrayLike | Tensor

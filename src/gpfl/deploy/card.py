@@ -14,10 +14,10 @@ import numpy as np
 from gpfl.core import options
 from gpfl.core.net import InputSpec
 from gpfl.data.columns import Schema
+from gpfl.data.encoders import ImageFormat
 from gpfl.data.files import FileDataset
 from gpfl.data.files.raw_table import as_text
 from gpfl.data.files.roles import encode_names
-from gpfl.data.images import ImageFormat
 from gpfl.data.preprocessing import ClientStatistics, PreprocessingOptions
 from gpfl.data.table import Table
 from gpfl.defences.aggregation import MIN_COHORT

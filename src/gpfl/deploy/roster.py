@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gpfl.core.net import InputSpec
-from gpfl.data.images import ImageFormat
+from gpfl.data.encoders import ImageFormat
 from gpfl.data.preprocessing import ClientStatistics, PreprocessingOptions, Preprocessor, client_statistics
 from gpfl.data.table import SPLITS, Table
 from gpfl.engine import RunSpec

@@ -19,11 +19,10 @@ from gpfl.core.options import option_values
 from gpfl.core.precision import matmul_precision
 from gpfl.core.tree import Tree
 from gpfl.data.columns import RawColumns
+from gpfl.data.encoders import ImageFormat, Tokenizer
 from gpfl.data.files.raw_table import to_text
-from gpfl.data.images import ImageFormat
 from gpfl.data.preprocessing import Preprocessor
 from gpfl.data.table import ArrayLike, read_samples
-from gpfl.data.text import Tokenizer
 from gpfl.errors import GpflError
 from gpfl.inference.inputs import Encoder, Inputs, read_raw
 from gpfl.inference.metrics import softmax

@@ -8,10 +8,9 @@ from pathlib import Path
 from safetensors.torch import save
 
 from gpfl.core.net import InputSpec
+from gpfl.data.encoders import ImageFormat, Tokenizer
 from gpfl.data.files.raw_table import MISSING
-from gpfl.data.images import ImageFormat
 from gpfl.data.preprocessing import Preprocessor
-from gpfl.data.text import Tokenizer
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.inference.client_model import ClientModel
 from gpfl.inference.model_card import FILES, card_of_model

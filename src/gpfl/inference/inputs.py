@@ -11,14 +11,13 @@ from torch import Tensor
 
 from gpfl.core.net import InputSpec
 from gpfl.data.columns import UNKNOWN, RawColumns, Schema
+from gpfl.data.encoders import ImageFormat, Tokenizer
 from gpfl.data.files import new_rows
 from gpfl.data.files.layout import IMAGE_SUFFIXES, InputFile
 from gpfl.data.files.raw_table import Array, RawTable, as_text, join_names, number_rows
 from gpfl.data.files.samples import as_images, find_input_array
-from gpfl.data.images import ImageFormat
 from gpfl.data.preprocessing import UNSEEN, Preprocessor
 from gpfl.data.table import ArrayLike, read_samples
-from gpfl.data.text import Tokenizer
 from gpfl.errors import GpflError, did_you_mean, pluralize
 
 Encoder: TypeAlias = Preprocessor | Tokenizer | ImageFormat  # makes inputs of raw samples

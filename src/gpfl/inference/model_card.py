@@ -5,9 +5,8 @@ from gpfl.core.net import InputSpec
 from gpfl.core.options import option_values
 from gpfl.core.tree import leaves
 from gpfl.data.columns import ColumnSchema
-from gpfl.data.images import ImageFormat
+from gpfl.data.encoders import ImageFormat, Tokenizer
 from gpfl.data.preprocessing import Preprocessor
-from gpfl.data.text import Tokenizer
 from gpfl.errors import pluralize
 from gpfl.inference.client_model import ClientModel
 

@@ -19,9 +19,9 @@ from torch.export import ExportedProgram
 
 from gpfl.core.net import InputSpec
 from gpfl.data.columns import ColumnSchema
+from gpfl.data.encoders import Tokenizer
 from gpfl.data.files.raw_table import MISSING
 from gpfl.data.preprocessing import Preprocessor
-from gpfl.data.text import Tokenizer
 from gpfl.errors import GpflError
 from gpfl.inference.client_model import ClientModel
 

@@ -9,11 +9,11 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from gpfl.data.encoders import ImageFormat
 from gpfl.data.files import new_rows
 from gpfl.data.files.layout import SUFFIXES, file_suffix
 from gpfl.data.files.raw_table import MISSING_LABELS, Array, Mask, RawTable, as_text, find_missing, join_names, to_text
 from gpfl.data.files.roles import LABEL_NAMES, read_labels
-from gpfl.data.images import ImageFormat
 from gpfl.data.preprocessing import Preprocessor
 from gpfl.errors import GpflError, did_you_mean, pluralize
 from gpfl.inference.bootstrap import Probabilities

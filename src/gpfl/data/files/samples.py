@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from gpfl.data.columns import RawColumns, Schema
+from gpfl.data.encoders import GREY, ImageFormat, read_header
 from gpfl.data.files.cells import parse_column
 from gpfl.data.files.checks import check_columns, describe_columns, describe_reading, describe_values
 from gpfl.data.files.layout import SPLIT_NAMES, InputFile, class_folders, image_files
 from gpfl.data.files.raw_table import Array, RawTable, find_missing, join_names, join_tables, number_rows
 from gpfl.data.files.roles import ColumnOptions, Roles, find_complete_rows, find_roles
-from gpfl.data.images import GREY, ImageFormat, read_header
 from gpfl.errors import GpflError, did_you_mean, pluralize
 
 INPUT_NAMES = ("x", "data", "images", "features")

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from gpfl.data.columns import RawColumns, Schema
+from gpfl.data.encoders import Tokenizer
 from gpfl.data.table import Table
-from gpfl.data.text import Tokenizer
 from gpfl.errors import GpflError
 from gpfl.io import files
 

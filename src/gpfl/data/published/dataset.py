@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpfl.data.images import ImageFormat
+from gpfl.data.encoders import ImageFormat
 from gpfl.data.published import cache
 from gpfl.data.published.download import Progress, PublishedFile, download, file_hash, ignore_progress
 from gpfl.data.table import DataSource, Table
