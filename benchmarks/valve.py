@@ -1,0 +1,172 @@
+"""Time steps and rounds of GPFL with the full and the factored valve beside FedPer, and measure memory with 500 clients.
+
+    python benchmarks/valve.py [CASE …] --out benchmarks/results/valve/NAME
+
+The data are random with the shapes of the published ones. FedPer and both forms of GPFL run in turn in one process, a round
+each; of all repeats the shortest counts, in CPU time of one thread. A round is training and test evaluation. Memory is the
+peak of a process that runs one round. Writes NAME.json and NAME.md; cases that NAME.json has are skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from cpu import images
+from machine import cpu_name, peak_memory
+from tasks import TASKS, Task
+
+import gpfl
+from gpfl.core import tree
+from gpfl.engine import RunSpec, limit_threads, make_engine
+from gpfl.engine.allocator import retain_freed_memory
+from gpfl.io.provenance import current_commit
+from gpfl.training.config import ConfigDict, resolve_config
+from gpfl.training.prepare import prepare
+
+DIRICHLET = {"partition": "dirichlet", "beta": 1.0}
+
+
+def har(n: int = 2_000) -> gpfl.Table:
+    x = np.random.default_rng(0).normal(size=(n, 9, 1, 128)).astype(np.float32)
+    return gpfl.Table(x, np.arange(n) % 6, classes=6, name="har-like")
+
+
+WIDE = {"name": "mlp", "hidden": [1664]}
+CASES: dict[str, tuple[Task, int, float | None]] = {  # clients, and the goal for a round in rounds of FedPer
+    "cnn4, Cifar100": (Task(lambda: images(5_000, (3, 32, 32), 100, "cifar100-like"), {"name": "cnn4"}, DIRICHLET), 20, 1.35),
+    "HAR-CNN": (Task(har, {"name": "harcnn"}, DIRICHLET), 6, 1.35),
+    "ResNet-18, Tiny-ImageNet": (
+        Task(lambda: images(200, (3, 64, 64), 20, "tiny-like"), {"name": "resnet18"}, DIRICHLET), 4, None,
+    ),
+    "MLP, digits": (Task(TASKS["digits"].table, WIDE, TASKS["digits"].partition), 6, 1.6),
+}  # fmt: skip
+METHODS: dict[str, dict[str, object]] = {
+    "FedPer": {"name": "fedper"},
+    "full": {"name": "gpfl", "valve": "full"},
+    "factored": {"name": "gpfl", "valve": "factored"},
+}
+ENGINES = ("loop", "auto")
+MANY = 500
+MEMORY = {"cnn4": {"name": "cnn4"}, "MLP of width 1664": WIDE}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", default=[*CASES, "memory"], metavar="CASE", help=", ".join([*CASES, "memory"]))
+    parser.add_argument("--out", type=Path, default=Path("valve"))
+    parser.add_argument("--repeats", type=int, default=7)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    retain_freed_memory()
+    file = args.out.with_suffix(".json")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"cases": {}, "memory": {}}
+    results |= {"machine": cpu_name(), "torch": torch.__version__, "command": f"python benchmarks/valve.py --out {args.out}"}
+    for case in args.cases:
+        if case == "memory":
+            jobs = [(net, method) for net in MEMORY for method in METHODS]
+            results["memory"] = {f"{net}/{method}": measure_in_process(net, method) for net, method in jobs}
+        elif case not in results["cases"]:
+            timed = {engine: time_case(case, engine, args.repeats) for engine in ENGINES}
+            results["cases"][case] = {"commit": current_commit(), **timed}
+        file.write_text(json.dumps(results, indent=1) + "\n")
+        print(page(results), flush=True)
+    file.with_suffix(".md").write_text(page(results), encoding="utf-8")
+
+
+def run_spec(federation: gpfl.Federation, net: Mapping[str, object], method: Mapping[str, object]) -> RunSpec:
+    sections: ConfigDict = {"run": {"compile": "off"}, "net": dict(net), "method": dict(method), "train": {"rounds": 100}}
+    return prepare(resolve_config(sections, federation=federation), federation)[1]
+
+
+def time_case(case: str, engine_name: str, repeats: int) -> dict[str, object]:
+    """Return the shortest times of training and evaluation of each method, in seconds."""
+    task, clients, _ = CASES[case]
+    federation = task.federation(clients)
+    specs = {name: run_spec(federation, task.net, method) for name, method in METHODS.items()}
+    engines = {name: make_engine(engine_name, spec) for name, spec in specs.items()}
+    states = {name: spec.method.init(0) for name, spec in specs.items()}
+    states = {name: (shared, tree.repeat(private, clients)) for name, (shared, private) in states.items()}
+    train: dict[str, list[float]] = {name: [] for name in METHODS}
+    evaluate: dict[str, list[float]] = {name: [] for name in METHODS}
+    for repeat in range(repeats + 1):
+        for name, engine in engines.items():
+            with limit_threads(specs[name]):
+                start = time.process_time()
+                engine.train(*states[name], range(clients), repeat)
+                middle = time.process_time()
+                engine.evaluate(*states[name], repeat, "test")
+                end = time.process_time()
+            if repeat:  # the first round traces and allocates
+                train[name].append(middle - start)
+                evaluate[name].append(end - middle)
+    steps = sum(len(phase) for client in range(clients) for phase in engines["FedPer"].plan(client, 0))
+    return {
+        "engine": engines["factored"].name,
+        "width": specs["full"].method.net.width,
+        "client_steps": steps,
+        "step_ms": {name: 1e3 * min(times) / steps for name, times in train.items()},
+        "round_s": {name: min(times) + min(evaluate[name]) for name, times in train.items()},
+    }
+
+
+def measure_in_process(net: str, method: str) -> int:
+    """Return the peak memory of a process of its own that trains a round of many clients with `vmap`."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(measure_memory, (net, method))
+
+
+def measure_memory(net: str, method: str) -> int:
+    torch.set_num_threads(1)
+    shape = (3, 32, 32) if net == "cnn4" else (1, 8, 8)
+    even = {"partition": "pathological", "classes_per_client": 10, "balanced": True}
+    federation = gpfl.federate(images(40 * MANY, shape, 100, "even"), clients=MANY, **even)
+    spec = run_spec(federation, MEMORY[net], METHODS[method])
+    shared, private = spec.method.init(0)
+    with limit_threads(spec):
+        make_engine("vmap", spec).train(shared, tree.repeat(private, MANY), range(MANY), 0)
+    return peak_memory()
+
+
+def page(results: dict[str, Any]) -> str:
+    lines = [
+        "# Cost of GPFL's valve",
+        "",
+        f"CPU time of one thread, {results['machine']}, torch {results['torch']}, `{results['command']}`. Random data of the",
+        "published shapes, batch size 10, the shortest of all repeats of methods that run in turn; steps are not compiled.",
+        "A round is training and test evaluation. *Full* trains V, *factored* A and B; ratios are to FedPer.",
+        "",
+        "| net and data | K | engine | step, ms: FedPer | full | factored | round: full | factored | goal |",
+        "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for case, result in results["cases"].items():
+        goal = CASES[case][2]
+        for timed in (result[engine] for engine in ENGINES):
+            steps = " | ".join(f"{timed['step_ms'][name]:.2f}" for name in METHODS)
+            full, factored = (timed["round_s"][name] / timed["round_s"]["FedPer"] for name in ("full", "factored"))
+            ratios = f"{full:.2f} × | **{factored:.2f} ×** | {f'{goal:.2f} ×' if goal else '–'}"
+            lines.append(f"| {case} | {timed['width']} | `{timed['engine']}` | {steps} | {ratios} |")
+    if results["memory"]:
+        lines += [
+            "",
+            f"Peak memory of a round of {MANY} clients with `vmap` (64 clients at once), GiB:",
+            "",
+            "| net | FedPer | full | factored |",
+            "| --- | ---: | ---: | ---: |",
+        ]
+        for net in MEMORY:
+            cells = " | ".join(f"{results['memory'][f'{net}/{name}'] / 2**30:.2f}" for name in METHODS)
+            lines.append(f"| {net} | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
