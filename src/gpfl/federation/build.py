@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from gpfl.core import options
 from gpfl.data import find_dataset
-from gpfl.data.table import ArrayLike, DataSource, Table
+from gpfl.data.table import ArrayLike, Table
 from gpfl.errors import GpflError, did_you_mean
 from gpfl.federation import PARTITIONS
 from gpfl.federation.federation import Federation, Shard, check_nonempty
@@ -51,14 +51,16 @@ def federate(
     """
     if isinstance(data, (str, Path, Table)):
         defaults: Mapping[str, object] = {}
+        data_options: Collection[str] = ()
         if not isinstance(data, Table):
-            source, settings = _find_source(str(data), settings)
+            data_options = options.options_of(type(find_dataset(str(data), {})))
+            source = find_dataset(str(data), {key: value for key, value in settings.items() if key in data_options})
+            settings = {key: value for key, value in settings.items() if key not in data_options}
             defaults = source.defaults.get("partition", {})
         name = partition or str(defaults.get("name", "pathological"))
         if name not in PARTITIONS:
             raise GpflError(f"unknown partition '{name}'; {did_you_mean(name, PARTITIONS)}")
         table = data if isinstance(data, Table) else source.load()
-        data_options = () if isinstance(data, Table) else options.options_of(type(source))
         partition_options = {key for kind in PARTITIONS.values() for key in options.options_of(kind)}
         for key in sorted(settings.keys() - partition_options):
             suggestion = did_you_mean(key, {*partition_options, *data_options})
@@ -112,13 +114,6 @@ def _from_clients(clients: Mapping[str, ClientData], partition: Partition) -> Fe
             )
     merged = Table(torch.cat([table.x for table in tables]), torch.cat([table.y for table in tables]))
     return Federation(merged, shards, {"name": "arrays", **options.config_values(partition)})
-
-
-def _find_source(name: str, settings: Mapping[str, object]) -> tuple[DataSource, dict[str, object]]:
-    """Return the data source of a name or path, configured with those settings that are its options, and the others."""
-    known = options.options_of(type(find_dataset(name, {})))
-    source = find_dataset(name, {key: value for key, value in settings.items() if key in known})
-    return source, {key: value for key, value in settings.items() if key not in known}
 
 
 def _to_arrays(data: object, name: str) -> Sequence[ArrayLike]:

@@ -284,7 +284,17 @@ def read_labels(
             )
         values = column.values if readable.all() else values
     texts = to_text(values)
-    return _encode_declared(table, name, texts, declared, declared_by) if declared else encode_classes(name, texts)
+    if not declared:
+        return encode_classes(name, texts)
+    index = {text: i for i, text in enumerate(declared)}
+    codes = np.array([index.get(text, -1) for text in texts.tolist()], dtype=np.int64)
+    if (codes < 0).any():
+        where = table.locate_first(codes < 0)
+        raise GpflError(
+            f"column '{name}' holds '{texts[codes < 0][0]}' in {where}, which is not among the classes of {declared_by} "
+            f"({join_names(declared)}): correct the file{' or the schema' if declared_by == 'the schema' else ''}"
+        )
+    return codes, list(declared)
 
 
 def encode_classes(name: str, values: Array) -> tuple[npt.NDArray[np.int64], list[str]]:
@@ -298,20 +308,6 @@ def encode_classes(name: str, values: Array) -> tuple[npt.NDArray[np.int64], lis
             "regression is not offered yet: group the values into classes, or choose another column with --label"
         )
     return labels, classes
-
-
-def _encode_declared(
-    table: RawTable, name: str, labels: Array, classes: Sequence[str], declared_by: str
-) -> tuple[npt.NDArray[np.int64], list[str]]:
-    index = {text: i for i, text in enumerate(classes)}
-    codes = np.array([index.get(label, -1) for label in labels.tolist()], dtype=np.int64)
-    if (codes < 0).any():
-        where = table.locate_first(codes < 0)
-        raise GpflError(
-            f"column '{name}' holds '{labels[codes < 0][0]}' in {where}, which is not among the classes of {declared_by} "
-            f"({join_names(classes)}): correct the file{' or the schema' if declared_by == 'the schema' else ''}"
-        )
-    return codes, list(classes)
 
 
 def _check_no_missing(table: RawTable, name: str) -> None:
