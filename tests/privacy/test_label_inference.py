@@ -11,6 +11,7 @@ import torch
 from privacy.uneven_clients import uneven_federation
 
 import gpfl
+from gpfl.core import tree
 from gpfl.methods.gpfl import embeddings_of
 from gpfl.privacy import embedding_inference, label_inference
 from gpfl.privacy.label_inference import (
@@ -112,3 +113,22 @@ def test_clients_that_never_train_are_left_out() -> None:
     assert [each.client for each in labels] == [result.federation.shards[index].name for index in (0, 2)]
     with pytest.raises(gpfl.GpflError, match="client 1 has too few samples to train: choose another"):
         infer_label_distributions(result.engine, result.outcome.last, [1])
+
+
+# Secure sums.
+
+
+@pytest.mark.parametrize("method", ["fedavg", "gpfl"])
+def test_under_a_secure_sum_attacks_see_the_mean_alone(method: str) -> None:
+    federation = gpfl.federate("digits", clients=4, classes_per_client=3, seed=0)
+    result = gpfl.fit(method, federation, net="mlp", device="cpu", rounds=1, lr=0.05, secure_sum=True, engine="loop")
+    state = state_at(result, "0")
+    views = observe_uploads(result.engine, state, [AttackedBatch(client, (0,)) for client in range(4)], "epoch")
+    mean = result.engine.train(state.shared, state.private, range(4), 0).mean
+    for view in views:
+        assert all(torch.equal(a, b) for a, b in tree.zip_leaves(view.upload, mean))
+    labels = infer_label_distributions(result.engine, state, range(4))
+    plain = infer_label_distributions(train_on_digits(method).engine, state, range(4))
+    assert mean_guess(labels) > mean_guess(plain)
+    if method == "fedavg":
+        assert mean_guess(labels) > 0.9 * mean_baseline(labels)

@@ -387,8 +387,9 @@ def dry(folder: Path) -> None:
     for split, (correct, loss, n) in found.scores.items():
         print_line(f"Scores of {split} samples: {correct:.0f} of {n} correct, loss {loss:.4g} summed.")
     if found.labels is not None and found.labels.guess is not None:
+        masked = ", were it not masked" if card.secure_sum else ""
         print_line(
-            f"From this upload, an attack guesses the site's label proportions at a total variation distance of "
+            f"From this upload{masked}, an attack guesses the site's label proportions at a total variation distance of "
             f"{found.labels.guess:.3f} (0 = exact; the uniform guess: {found.labels.uniform:.3f})."
         )
     if card.secure_sum:

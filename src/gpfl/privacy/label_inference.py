@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from gpfl.core import tree
+from gpfl.defences import undefended
 from gpfl.engine import Engine, matmul_precision
+from gpfl.methods.gpfl import GPFL, embeddings_of
 from gpfl.privacy.embedding_inference import embedding_scores
 from gpfl.privacy.gradient_targets import gradient_targets
 from gpfl.privacy.server_view import ServerView
-from gpfl.privacy.uploads import AttackedBatch, check_can_train, observe_uploads
-from gpfl.privacy.valve_inference import LabelEstimate, infer_from_valve
+from gpfl.privacy.uploads import AttackedBatch, check_can_train, cohort_of, observe_uploads
+from gpfl.privacy.valve_inference import LabelEstimate, counts_in_mean, infer_from_valve
 from gpfl.training.run_dir import RunState
 
 Floats = npt.NDArray[np.float64]
@@ -133,7 +135,7 @@ def _infer_label_distribution(engine: Engine, state: RunState, client: int) -> L
     everyone = engine.client_info(range(len(engine.federation)), state.round)
     counts = everyone.label_counts.double().cpu().numpy()
     (view,) = observe_uploads(engine, state, [AttackedBatch(client, (0,))], "epoch")
-    estimate = estimate_distribution(view)
+    estimate = _estimate_from_sum(engine, state, client, view) if engine.aggregation.secure_sum else estimate_distribution(view)
     truth = counts[client] / counts[client].sum()
     guess = None if estimate is None else estimate.guess.double().cpu().numpy()
     bounds: tuple[Floats, Floats] | None = None
@@ -148,6 +150,19 @@ def _infer_label_distribution(engine: Engine, state: RunState, client: int) -> L
         None if bounds is None else _distance_interval(truth, *bounds),
         None if bounds is None else list(zip(*(bound.tolist() for bound in bounds), strict=True)),
     )
+
+
+def _estimate_from_sum(engine: Engine, state: RunState, client: int, view: ServerView) -> LabelEstimate | None:
+    """Return what the mean of a cohort tells of one client: class counts that GPFL's valve still shows, or a guess for all."""
+    if "cov" in view.upload and isinstance(undefended(view.method), GPFL):
+        cohort, index = cohort_of(engine, state.round, client)
+        n_samples = engine.client_info(cohort, state.round).n_samples.int().tolist()
+        sent, mean = (tree.branch(each, "cov") for each in (view.sent, view.upload))
+        if (counts := counts_in_mean(sent, mean, embeddings_of(view.sent), n_samples).get(index)) is not None:
+            shares = counts / counts.sum()
+            return LabelEstimate(shares, shares, shares)
+    guess = guess_distribution(view)
+    return None if guess is None else LabelEstimate(guess, torch.zeros_like(guess), torch.ones_like(guess))
 
 
 def _distance_interval(truth: Floats, low: Floats, high: Floats) -> tuple[float, float]:

@@ -19,6 +19,7 @@ from gpfl.core.randomness import generator
 from gpfl.core.tree import Tree
 from gpfl.defences import Defended, undefended
 from gpfl.engine import Engine
+from gpfl.engine.base import TrainRequest
 from gpfl.errors import GpflError, pluralize
 from gpfl.federation import Federation
 from gpfl.methods.gpfl import GPFL, embeddings_of
@@ -95,7 +96,8 @@ def observe_uploads(
 ) -> list[ServerView]:
     """Return what the server sees of the round of each batch's client; `steps` is one of `STEPS`.
 
-    A client's local round runs once for all its batches; `rounds` keeps the views by client for later calls.
+    A client's local round runs once for all its batches; `rounds` keeps the views by client for later calls. Under a secure
+    sum the server sees the mean over the client and the others of its round.
     """
     rounds = {} if rounds is None else rounds
     views = []
@@ -114,25 +116,45 @@ def observe_uploads(
     return views
 
 
-def _observe(engine: Engine, state: RunState, client: int, plan: Plan, n_images: int) -> ServerView:
+def _observe(engine: Engine, state: RunState, client: int, plan: Plan, n_images: int, *, one_step: bool = False) -> ServerView:
     method, device = engine.method, engine.device
     shared = tree.to(state.shared, device)
     private = tree.to(tree.take(state.private, client), device)
     info = engine.client_info([client], state.round).select(0)
-    update = local_round(method, shared, private, engine.federation.table, plan, info)
+    upload = _upload(engine, state, client, plan)
+    if engine.aggregation.secure_sum:
+        cohort, _ = cohort_of(engine, state.round, client)
+        uploads = engine.new_aggregator(TrainRequest(shared, {}, cohort, state.round, engine.schedule, cohort, method))
+        for i, other in enumerate(cohort):
+            others = [each[:1] if one_step else each for each in engine.plan(other, state.round)]
+            uploads.add(i, upload if other == client else _upload(engine, state, other, others))
+        upload = uploads.result()
     public: Tree = {}
     if method.net.has_batch_norm and "batch_norm_stats" not in shared:
         public = tree.to(tree.pick(method.net.init(engine.schedule.seed), ("batch_norm_stats",)), device)
     return ServerView(
         method.replace(salt=0.0) if isinstance(method, Defended) else method,  # the salt selects the clients' noise
         shared,
-        update.upload,
+        upload,
         n_images,
         len(plan[-1]),
         public,
         int(info.label_counts.sum()),
         _context_embeddings(method, shared, private, info),
     )
+
+
+def _upload(engine: Engine, state: RunState, client: int, plan: Plan) -> Tree:
+    shared, private = (tree.to(each, engine.device) for each in (state.shared, tree.take(state.private, client)))
+    info = engine.client_info([client], state.round).select(0)
+    return local_round(engine.method, shared, private, engine.federation.table, plan, info).upload
+
+
+def cohort_of(engine: Engine, round: int, client: int) -> tuple[list[int], int]:
+    """Return the clients of a round, a given one among them, and its position."""
+    sampled = engine.schedule.sample_clients(round, len(engine.federation))
+    cohort = sorted({client, *(each for each in sampled if engine.can_train(each))})
+    return cohort, cohort.index(client)
 
 
 def _context_embeddings(method: Method, shared: Tree, private: Tree, info: ClientInfo) -> Tensor | None:
