@@ -325,7 +325,7 @@ class Natural(Partition):
         parts = self.assign(table, generator(self.seed, "split"))
         if table.name not in pfllib_partition.SHUFFLED_DATA:
             return parts
-        return {name: pfllib_partition.shuffle(samples, rng) for name, samples in parts.items()}
+        return {name: samples[rng.permutation(len(samples))] for name, samples in parts.items()}
 
     def suggest_fix(self, table: Table, sizes: Sequence[int], lacking: Sequence[int]) -> str:
         """Suggest the number of samples from which every client has enough, and question the column of clients."""

@@ -7,7 +7,6 @@ assigns samples to clients, then splits each client's samples into test and trai
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from gpfl.core.local_round import Indices
 from gpfl.errors import GpflError
@@ -47,13 +46,6 @@ def dirichlet(
         f"none of {tries} draws with beta {beta:g} gave each of {clients} clients {min_samples} samples: "
         "raise --beta, or lower --clients"
     )
-
-
-def shuffle(indices: Indices, rng: np.random.RandomState) -> Indices:
-    """Return the indices in another order."""
-    order: npt.NDArray[np.int64] = np.arange(len(indices))
-    rng.shuffle(order)
-    return indices[order]
 
 
 def split(indices: Indices, test_fraction: float, rng: np.random.RandomState) -> tuple[Indices, Indices]:

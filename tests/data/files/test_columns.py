@@ -263,7 +263,7 @@ def test_the_group_column_must_exist_and_have_no_missing_values(tmp_path: Path) 
 def test_groups_at_several_clients_and_similar_names_are_reported(tmp_path: Path) -> None:
     rows = [(k, ["p", "P", "q", "r"][k % 4], k % 3 % 2, "n" if k < 30 else "s") for k in range(60)]
     description = load(write(tmp_path / "a.csv", lines(PATIENTS, *rows)), group="patient").description
-    assert "4 values of 'patient' occur at several clients; each client's rows are a group." in description
+    assert "4 values of 'patient' at several clients: the rows of each client are a group." in description
     assert "The values of 'patient' 'P' and 'p' differ only in case: are they the same?" in description
 
 

@@ -118,8 +118,8 @@ class FileDataset(ColumnOptions, DataSource):
         if table.group_ids is not None and table.client_ids is not None:
             pairs = np.unique(np.stack([table.group_ids, table.client_ids]), axis=1)
             if shared := int((np.bincount(pairs[0]) > 1).sum()):
-                values = f"{pluralize(shared, 'value')} of '{self.group}' {'occurs' if shared == 1 else 'occur'}"
-                notes.append(f"{values} at several clients; each client's rows are a group.")
+                values = f"{pluralize(shared, 'value')} of '{self.group}'"
+                notes.append(f"{values} at several clients: the rows of each client are a group.")
         if len(table.client_names) == 1:
             notes.append("There is only one client, so nothing is exchanged.")
         summary = f"{self.name}: {pluralize(len(table), 'row')}; {clients}; {splits}."

@@ -53,16 +53,15 @@ def load_rows(files: Iterable[RawTable], options: ColumnOptions) -> FileSamples:
 
 def _load_columns(tables: Sequence[RawTable], options: ColumnOptions) -> FileSamples:
     table = join_tables(tables)
-    schema = Schema.read(Path(options.schema)) if options.schema else None
-    if schema is not None and not options.label:
-        options = replace(options, label=schema.label)
+    schema = Schema.read(Path(options.schema)) if options.schema else Schema(())
+    options = replace(options, label=options.label or schema.label)
     roles = find_roles(table, options)
     features = [name for name in table.columns if name not in (*roles.names, roles.split_column)]
-    if schema is not None:
+    if schema.declared:
         features = schema.find_columns(features)
     if not features:
         raise GpflError(f"{table.path} has no column of inputs besides {', '.join(sorted({*table.columns, *options.ignore}))}")
-    kinds = {column.name: column.kind for column in schema.columns} if schema is not None else {}
+    kinds = {column.name: column.kind for column in schema.columns}
     columns = [parse_column(name, table.columns[name], not table.decimal_commas, kind=kinds.get(name)) for name in features]
     dates = [column.schema.name for column in columns if column.schema.kind == "date" and options.dates == "ignore"]
     columns = [column for column in columns if column.schema.name not in dates]
@@ -75,7 +74,7 @@ def _load_columns(tables: Sequence[RawTable], options: ColumnOptions) -> FileSam
     if complete is not None:
         table, rows = table.filter(complete), complete
     raw = RawColumns(Schema(tuple(c.schema for c in columns)), np.stack([c.values[rows] for c in columns], axis=1))
-    if schema is not None:
+    if schema.declared:
         raw, outside = _conform(raw, schema, table, options)
         notes += outside
     notes += [f"Columns of dates left out: {join_names(dates)}."] if dates else []
@@ -85,7 +84,7 @@ def _load_columns(tables: Sequence[RawTable], options: ColumnOptions) -> FileSam
         roles=roles,
         description=describe_columns(raw.schema, options.scale),
         metadata=roles.metadata(options) | {"scale": options.scale},
-        classes=schema.classes if schema is not None else (),
+        classes=schema.classes,
         notes=[*table.notes, *notes, *describe_reading(columns), *describe_values(raw, options)],
     )
 
