@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from synthetic_runs import SummaryRun
 
 from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.definitions import Experiment, PaperValue, TableColumn
-from gpfl.experiments.grid import TableResults
+from gpfl.experiments.grid import GridPlan, TableResults
 from gpfl.experiments.stored_runs import Trials
 
 LABELS = ("fedavg", "ditto", "fedper", "gpfl")
@@ -43,13 +44,18 @@ def toy_trials(label: str, *accuracies: float, **more: float) -> Trials:
     return Trials(label, [SummaryRun(f"nowhere/{summary['seed']}", summary) for summary in summaries])
 
 
+def toy_plan(**options: object) -> GridPlan:
+    return GridPlan(out=Path(), **options)  # type: ignore[arg-type]
+
+
 def toy_results(trials: Mapping[tuple[str, str], Trials], measure: str = "accuracy", **more: object) -> TableResults:
     rows = tuple(MethodVariant(label, {"name": label}) for label in LABELS)
     remarks = {("toy/whole", "ditto"): "The paper has two numbers."}
     experiment = Experiment("toys", "Toys", "Accuracy (%) & more of β.", measure, rows, COLUMNS, PAPER, remarks)
     cells = {(column.key, row.label): trials.get((column.key, row.label)) for column in COLUMNS for row in rows}
     commits = {("toy/whole", "gpfl"): ("abc1234",)}
-    results = TableResults(experiment, "paper", 300, 100, (0, 1), cells, columns=COLUMNS, rows=rows, commits=commits)
+    plan = toy_plan(protocol="paper", rounds=300, patience=100, seeds=(0, 1))
+    results = TableResults(experiment, plan, cells, columns=COLUMNS, rows=rows, commits=commits)
     return replace(results, **more)  # type: ignore[arg-type]
 
 

@@ -12,17 +12,17 @@ from PIL import Image
 
 from gpfl.cli import quickstart as quickstart_command
 from gpfl.cli.main import command as cli
-from gpfl.experiments import quickstart as experiment
+from gpfl.cli.quickstart import METHODS, SETTING
 from gpfl.experiments import repeats
 from gpfl.experiments.repeats import read_repeats_file
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experiment, "REPEATS", 2)
-    monkeypatch.setitem(experiment.SETTING, "train", {"rounds": 1, "lr": 0.05, "batch_size": 100})
+    monkeypatch.setattr("gpfl.cli.quickstart.REPEATS", 2)
+    monkeypatch.setitem(SETTING, "train", {"rounds": 1, "lr": 0.05, "batch_size": 100})
     partition = {"name": "pathological", "clients": 5, "classes_per_client": 5, "test_fraction": 0.4}
-    monkeypatch.setitem(experiment.SETTING, "partition", partition)
+    monkeypatch.setitem(SETTING, "partition", partition)
 
 
 def test_quickstart_prints_differences_from_training_alone_a_sentence_and_three_commands(command: Command) -> None:
@@ -37,7 +37,7 @@ def test_quickstart_prints_differences_from_training_alone_a_sentence_and_three_
     with Image.open("quick/gains.png") as figure:
         assert figure.size[0] == 1200
     methods = json.loads(Path("quick/table.json").read_text())["methods"]
-    assert sorted(record["method"] for record in methods) == sorted(experiment.METHODS)
+    assert sorted(record["method"] for record in methods) == sorted(METHODS)
 
 
 def test_finished_quickstart_is_not_run_again_and_an_interrupted_one_resumes(
@@ -50,9 +50,9 @@ def test_finished_quickstart_is_not_run_again_and_an_interrupted_one_resumes(
     before = read_files(Path("runs/quickstart"))
     assert command("quickstart", "--out", "runs/quickstart").code == 0
     after = read_files(Path("runs/quickstart"))
-    for name in experiment.METHODS[:3]:
+    for name in METHODS[:3]:
         assert before[f"{name}/repeats.jsonl"] == after[f"{name}/repeats.jsonl"]
-    for name in experiment.METHODS:
+    for name in METHODS:
         assert sorted(read_repeats_file(Path("runs/quickstart", name, "repeats.jsonl"))[1]) == [0, 1]
     monkeypatch.setattr(repeats, "execute_trials", _stop_at(1, repeats.execute_trials))
     assert command("quickstart", "--out", "runs/quickstart").code == 0
@@ -65,7 +65,7 @@ def test_quickstart_rejects_a_folder_of_something_else_or_of_other_settings(
     Path("mine/README").write_text("mine")
     assert_error(command("quickstart", "--out", "mine"), "--out mine is not empty and nothing is overwritten")
     assert command("quickstart", "--out", "quick").code == 0
-    monkeypatch.setitem(experiment.SETTING, "train", {"rounds": 2, "lr": 0.05, "batch_size": 100})
+    monkeypatch.setitem(SETTING, "train", {"rounds": 2, "lr": 0.05, "batch_size": 100})
     result = command("quickstart", "--out", "quick")
     assert result.code == 2
     assert "holds repeats with train.rounds = 1, now it is 2" in result.err

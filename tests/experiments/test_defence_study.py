@@ -13,8 +13,14 @@ from report.made_studies import STUDY
 import gpfl
 from gpfl.data import DATASETS
 from gpfl.defences.accounting import gaussian_epsilon
-from gpfl.experiments.attack_study import AttackStudy
-from gpfl.experiments.defence_study import FAMILIES, DefenceFamily, DefenceStudy, PrivacyBounds, find_noises, plan_points
+from gpfl.experiments.defence_study import (
+    FAMILIES,
+    AttackStudy,
+    DefenceFamily,
+    DefenceStudy,
+    find_noises,
+    plan_points,
+)
 from gpfl.experiments.grid import GridPlan
 
 pytest.importorskip("dp_accounting")
@@ -30,7 +36,8 @@ def find_noise(method: str, family: DefenceFamily, delta: float) -> float:
     """Return the noise of a method for ε = 4."""
     settings = {"data": {"name": "blobs"}, "partition": {"clients": 2}, "net": {"name": "mlp"}}
     plan = GridPlan(out=Path("out"), seeds=(0,), rounds=1, patience=0, common=settings)
-    *_, point = plan_points([method], {family.option: [1.0]}, PrivacyBounds(0.2, 1.0, delta), keep_weights=False)
+    bounds = {"clip": 0.2, "example_clip": 1.0, "delta": delta}
+    *_, point = plan_points([method], {family.option: [1.0]}, bounds, keep_weights=False)
     (noise,) = find_noises(family, [4.0], point.cell, AttackStudy(plan))
     return noise
 

@@ -304,7 +304,7 @@ def tiny_data(monkeypatch: pytest.MonkeyPatch) -> None:
 def contents() -> list[Any]:
     """Every column once, whatever tables it stands in."""
     found = {str(sorted(column.settings.items())): (one, column) for one, column in COLUMNS}
-    slow = {("scalability", "cifar100/500")}
+    slow = {("scalability", "cifar100/500"), ("ablation", "tiny-resnet18/practical")}
     return [
         pytest.param(one, column, marks=[pytest.mark.slow] if (one.name, column.key) in slow else [])
         for one, column in found.values()

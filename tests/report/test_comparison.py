@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from toy_results import COLUMNS, LABELS, PAPER, RUN, toy_results, toy_trials
+from toy_results import COLUMNS, LABELS, PAPER, RUN, toy_plan, toy_results, toy_trials
 
 from gpfl.errors import GpflError
 from gpfl.experiments.compare import MethodVariant
@@ -84,7 +84,7 @@ def test_pairs_are_compared_where_the_printed_digits_tell_which_is_better() -> N
     run = {
         (column.key, row.label): toy_trials(row.label, experiment.paper[column.key, row.label].mean) for row in experiment.rows
     }
-    results = TableResults(experiment, "corrected", 300, 50, (0,), run, columns=experiment.columns, rows=experiment.rows)
+    results = TableResults(experiment, toy_plan(seeds=(0,)), run, columns=experiment.columns, rows=experiment.rows)
     assert compare_column(results, column).ordered_pairs() == (21, 21), "of 55 pairs"
 
 

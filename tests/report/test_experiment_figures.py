@@ -12,6 +12,7 @@ from conftest import toy_federation
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from synthetic_runs import trials_of
+from toy_results import toy_plan
 
 import gpfl
 from gpfl.experiments import definitions as experiments
@@ -21,9 +22,8 @@ from gpfl.experiments.features import FeatureProjection
 from gpfl.experiments.grid import TableResults
 from gpfl.experiments.stored_runs import StoredRun, Trials
 from gpfl.experiments.trials import delete_weights
-from gpfl.report import experiment_figures, feature_tables, figures, paper_tables
-from gpfl.report.experiment_figures import figure_title
-from gpfl.report.figures import ClassCounts
+from gpfl.report import feature_tables, figures, paper_tables, plotting
+from gpfl.report.figures import ClassCounts, figure_title
 
 
 def results_of(name: str, trials: dict[tuple[str, str], Trials | None], columns: Sequence[str] = ()) -> TableResults:
@@ -31,7 +31,7 @@ def results_of(name: str, trials: dict[tuple[str, str], Trials | None], columns:
     experiment = experiments.load_experiments()[name]
     kept = tuple(column for column in experiment.columns if not columns or column.key in columns)
     return TableResults(
-        *(experiment, "corrected", 2, 0, (0,), trials),
+        *(experiment, toy_plan(rounds=2, patience=0, seeds=(0,)), trials),
         columns=kept,
         rows=experiment.rows,
         caveats={column.key: "toy has 5 of the 9 published samples." for column in kept},
@@ -57,7 +57,7 @@ def test_unverified_data_are_not_called_a_part() -> None:
 
 
 def test_title_says_where_values_are_not_the_usual_ones() -> None:
-    results = replace(results_of("fairness", {}), caveats={}, settings=("train.batch_size = 1000",), tuned="by a search")
+    results = replace(results_of("fairness", {}), caveats={}, plan=toy_plan(common={"train": {"batch_size": 1000}}), tuned="x")
     assert figure_title(results) == "Fairness (corrected protocol, values set by hand, tuned values)"
 
 
@@ -78,17 +78,17 @@ def test_title_says_where_values_are_not_the_usual_ones() -> None:
 def test_measure_chooses_the_figure(name: str, files: list[str], tmp_path: Path) -> None:
     made = trials_of(tmp_path / "runs", "gpfl", {0: [[0.5, 0.25], [0.75, 0.5]]}, terms=[{"ce": 1.0}])
     results = results_of(name, {(key, "gpfl"): made for key in column_keys(name)})
-    paths = experiment_figures.draw(results, tmp_path)
+    paths = figures.draw(results, tmp_path)
     assert [path.name for path in paths] == files
     assert all(path.is_file() for path in paths)
 
 
 def test_experiment_of_which_nothing_was_run_has_no_figure(tmp_path: Path) -> None:
-    assert experiment_figures.draw(results_of("stability", {("cifar100/fraction-1", "gpfl"): None}), tmp_path) == []
+    assert figures.draw(results_of("stability", {("cifar100/fraction-1", "gpfl"): None}), tmp_path) == []
 
 
 def test_axes_and_measures_are_those_of_experiments() -> None:
-    assert set(experiment_figures.AXES) <= set(experiments.load_experiments())
+    assert set(figures.AXES) <= set(experiments.load_experiments())
     measures = {one.measure for one in experiments.load_experiments().values()}
     assert measures == {"accuracy", "fairness", "curves", "features"}
 
@@ -103,7 +103,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
         saved.append(figure)
         return []
 
-    monkeypatch.setattr(experiment_figures, "save_png_and_pdf", save)
+    monkeypatch.setattr(plotting, "save_png_and_pdf", save)
     return saved
 
 
@@ -118,7 +118,7 @@ def lines_of(axes: Axes) -> dict[str, list[list[float]]]:
 def test_columns_that_were_run_are_settings_next_to_the_papers(tmp_path: Path, drawn: list[Figure]) -> None:
     keys = [key for key in column_keys("scalability") if key != "cifar100/500"]
     trials = {(key, "gpfl"): trials_of(tmp_path / str(k), "gpfl", {0: [[k / 10]]}) for k, key in enumerate(keys)}
-    experiment_figures.draw(results_of("scalability", dict(trials)), tmp_path)
+    figures.draw(results_of("scalability", dict(trials)), tmp_path)
     ours, paper = drawn[0].axes
     assert [axes.get_title() for axes in (ours, paper)] == ["ours", "the paper"]
     assert [tick.get_text() for tick in ours.get_xticklabels()] == ["20", "30", "50", "100", "10|50", "30|50"]
@@ -133,7 +133,7 @@ def test_best_method_is_first_in_the_legend_of_settings(tmp_path: Path, drawn: l
         for k, key in enumerate(keys)
         for name, accuracy in (("ditto", 0.5), ("gpfl", 0.75 - k / 4))
     }
-    experiment_figures.draw(results_of("stability", {**trials, (keys[0], "ditto"): None}), tmp_path)
+    figures.draw(results_of("stability", {**trials, (keys[0], "ditto"): None}), tmp_path)
     [legend] = drawn[0].legends
     assert [text.get_text() for text in legend.get_texts()] == ["GPFL", "Ditto"]
     assert lines_of(drawn[0].axes[0])["Ditto"] == [[50] * (len(keys) - 1)]
@@ -144,12 +144,12 @@ def test_one_column_is_no_line_and_that_is_said(tmp_path: Path) -> None:
         made = {(key, "gpfl"): trials_of(tmp_path / name, "gpfl", {0: [[0.5]]})}
         for keys in ([key], column_keys(name)):
             with pytest.raises(gpfl.GpflError, match=f"{key} is the only column that was run, and a line needs two"):
-                experiment_figures.draw(results_of(name, dict(made), keys), tmp_path)
+                figures.draw(results_of(name, dict(made), keys), tmp_path)
 
 
 def test_fairness_is_that_of_the_best_round(tmp_path: Path, drawn: list[Figure]) -> None:
     made = trials_of(tmp_path, "gpfl", {0: [[0.5, 0.5], [0.6, 1.0]], 1: [[0.8, 0.8], [0.0, 0.0]]})
-    experiment_figures.draw(results_of("fairness", {("har/real-world", "gpfl"): made}, ["har/real-world"]), tmp_path)
+    figures.draw(results_of("fairness", {("har/real-world", "gpfl"): made}, ["har/real-world"]), tmp_path)
     [axes] = drawn[0].axes
     assert axes.get_title(loc="left") == "HAR, N = 30, real world (part of the data)"
     assert axes.collections[0].get_offsets()[:, 0].tolist() == pytest.approx([60, 100, 80, 80])
@@ -161,7 +161,7 @@ def test_fairness_has_the_fairest_method_at_the_top_next_to_the_papers_numbers(t
     fair = trials_of(tmp_path, "fedavg", {0: [[0.5, 0.6]]})
     results = results_of("fairness", {("har/real-world", "gpfl"): unfair, ("har/real-world", "fedavg"): fair})
     papers = {("har/real-world", "gpfl"): PaperValue(3.21, cov=7.2)}
-    experiment_figures.draw(replace(results, experiment=replace(results.experiment, paper=papers)), tmp_path)
+    figures.draw(replace(results, experiment=replace(results.experiment, paper=papers)), tmp_path)
     [axes] = drawn[0].axes
     assert [text.get_text() for text in axes.get_yticklabels()] == ["GPFL", "FedAvg"]  # from below
     [numbers] = axes.child_axes
@@ -199,7 +199,7 @@ def test_features_are_drawn_with_the_classes_of_clients(
 ) -> None:
     counts: list[ClassCounts] = []
     monkeypatch.setattr(figures, "draw_class_counts", lambda data, *paths: counts.append(data))
-    paths = experiment_figures.draw(featured, tmp_path / "out")
+    paths = figures.draw(featured, tmp_path / "out")
     names = [f"features{ending}" for ending in (".png", ".pdf", ".json", "-classes.png", "-classes.pdf")]
     assert [path.name for path in paths] == names
     assert all(path.is_file() for path in paths[:3])
@@ -210,14 +210,14 @@ def test_features_are_drawn_with_the_classes_of_clients(
 def test_features_are_drawn_again_and_are_in_the_table_after_weights_are_gone(featured: TableResults, tmp_path: Path) -> None:
     """And nothing but the folders of runs is needed."""
     records = feature_tables.to_records(featured)
-    before = {path.name: path.read_bytes() for path in experiment_figures.draw(featured, tmp_path / "out")}
+    before = {path.name: path.read_bytes() for path in figures.draw(featured, tmp_path / "out")}
     key = featured.columns[0].key
     assert [records[key, row.label]["measured_trials"] for row in featured.rows] == [1, 0, 2]
     for trials in featured.trials.values():
         for run in trials.runs if trials else ():
             delete_weights(run.path)
             (run.path / "federation.toml").unlink()
-    assert {path.name: path.read_bytes() for path in experiment_figures.draw(featured, tmp_path / "again")} == before
+    assert {path.name: path.read_bytes() for path in figures.draw(featured, tmp_path / "again")} == before
     assert feature_tables.to_records(featured) == records
     origin = paper_tables.Origin("gpfl reproduce features", "abc1234")
     page, latex, table = paper_tables.save(featured, tmp_path / "out", origin)
@@ -235,10 +235,10 @@ def test_methods_without_features_are_left_out(featured: TableResults, tmp_path:
     monkeypatch.setattr(figures, "draw_features", lambda projections, *more: drawn.append(projections) or [])
     delete_weights(tmp_path / "fedper" / "seed-0")
     (tmp_path / "fedper" / "seed-0" / "features.json").unlink()
-    experiment_figures.draw(featured, tmp_path / "out")
+    figures.draw(featured, tmp_path / "out")
     assert [(one.method, one.run) for one in drawn[0]] == [("gpfl", "gpfl/seed-0")]
     for path in tmp_path.glob("gpfl/seed-*/features.json"):
         path.unlink()
     assert "Not measured" in feature_tables.tables(featured)[0].notes[0]
     with pytest.raises(gpfl.GpflError, match="fmnist/10-clients has no features to draw"):
-        experiment_figures.draw(featured, tmp_path / "out")
+        figures.draw(featured, tmp_path / "out")

@@ -31,7 +31,6 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
         saved.append(figure)
 
     monkeypatch.setattr(plotting, "save_figure", save)
-    monkeypatch.setattr(figures, "save_figure", save)
     return saved
 
 

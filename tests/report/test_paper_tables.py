@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from toy_results import COLUMNS, PAPER, RUN, VALIDATED, toy_results, toy_trials
+from toy_results import COLUMNS, PAPER, RUN, VALIDATED, toy_plan, toy_results, toy_trials
 
 from gpfl.experiments import definitions
 from gpfl.experiments.definitions import Experiment, PaperValue, display_name
@@ -79,14 +79,15 @@ def test_far_difference_is_marked() -> None:
 
 
 def test_setting_names_protocol_rounds_patience_seeds_and_values_set_by_hand() -> None:
-    results = toy_results(RUN, settings=("gpfl.mu = 0.1", 'run.precision = "tf32"'), validation=0.1, tuned="tuned by gpfl tune")
+    plan = toy_plan(run={"precision": "tf32"}, overrides={"gpfl": {"mu": 0.1}}, validation=0.1, protocol="paper")
+    results = toy_results(RUN, plan=plan, tuned="tuned by gpfl tune")
     assert describe_setting(results) == (
-        "Protocol paper (GPFL's formulas as printed), at most 300 rounds, patience 100; 10% of each client's training samples "
-        'for validation; seeds 0, 1; tuned by gpfl tune; set by hand: gpfl.mu = 0.1, run.precision = "tf32".'
+        "Protocol paper (GPFL's formulas as printed), at most 2,000 rounds, patience 100; 10% of each client's training "
+        'samples for validation; seeds 0, 1, 2; tuned by gpfl tune; set by hand: run.precision = "tf32", gpfl.mu = 0.1.'
     )
     assert describe_setting(results) in to_markdown(results, ORIGIN)
     assert describe_rounds(300, 0) == "300 rounds without patience"
-    assert {record["settings"] for record in to_records(results)} == {'gpfl.mu = 0.1, run.precision = "tf32"'}
+    assert {record["settings"] for record in to_records(results)} == {'run.precision = "tf32", gpfl.mu = 0.1'}
 
 
 def test_ranks_are_said_to_be_among_the_papers_methods() -> None:
@@ -123,7 +124,7 @@ def test_table_without_numbers_of_the_papers_does_not_mention_the_paper() -> Non
 
 
 def test_accuracy_selected_on_validation_is_next_to_the_best_on_test() -> None:
-    results = toy_results(VALIDATED, validation=0.1)
+    results = toy_results(VALIDATED, plan=toy_plan(validation=0.1))
     assert "| 59.00 ± 0.00 | 60.50 ± 0.00 | 7 | 30 | 2 |" in to_markdown(results, ORIGIN)
     assert "\\quad by validation & 60.50 $\\pm$ 0.00 & -- \\\\" in to_latex(results, ORIGIN)
 
@@ -202,7 +203,7 @@ def test_terminal_has_columns_of_which_something_was_run_or_failed() -> None:
 
 
 def test_least_important_columns_are_hidden_first() -> None:
-    [table] = terminal_tables(toy_results(VALIDATED, validation=0.1))
+    [table] = terminal_tables(toy_results(VALIDATED, plan=toy_plan(validation=0.1)))
     seen: list[str] = []
     for width in range(120, 20, -1):
         hidden = " ".join(printed(table, width).split()).partition(" characters are too few: ")[2].partition(". ")[0]
@@ -229,12 +230,12 @@ COMPILER = next((name for name in COMPILERS if shutil.which(name)), None)
 
 def not_run(experiment: Experiment) -> TableResults:
     nothing = {(column.key, row.label): None for column in experiment.columns for row in experiment.rows}
-    return TableResults(experiment, "corrected", 2000, 100, (0,), nothing, columns=experiment.columns, rows=experiment.rows)
+    return TableResults(experiment, toy_plan(seeds=(0,)), nothing, columns=experiment.columns, rows=experiment.rows)
 
 
 @pytest.mark.skipif(COMPILER is None, reason="there is no LaTeX compiler here")
 def test_latex_compiles(tmp_path: Path) -> None:
-    tables = [to_latex(toy_results(RUN), ORIGIN), to_latex(toy_results(VALIDATED, validation=0.1), ORIGIN)]
+    tables = [to_latex(toy_results(RUN), ORIGIN), to_latex(toy_results(VALIDATED, plan=toy_plan(validation=0.1)), ORIGIN)]
     measures = {"fedper": [FeatureMetrics(40, 10, -0.1, 0.2, None, 0.9, 0.1, 0.8)] * 2, "gpfl": []}
     tables.append(feature_tables.metrics_table(COLUMNS[0], measures).to_latex("features"))
     tables += [to_latex(not_run(experiment), ORIGIN) for experiment in definitions.load_experiments().values()]

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from gpfl.report.pages import render_page
-from gpfl.report.tables import Bold, MeanStd, ResultColumn, ResultTable, format_bytes, format_csv, format_p_value
+from gpfl.report.tables import Bold, MeanStd, ResultColumn, ResultTable, format_bytes, format_csv, format_p_value, render_page
 
 TABLE = ResultTable(
     [

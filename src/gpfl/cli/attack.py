@@ -31,9 +31,9 @@ from gpfl.privacy.gradient_targets import gradient_targets, select_target
 from gpfl.privacy.label_inference import infer_label_distributions, uploading_clients
 from gpfl.privacy.membership import infer_memberships
 from gpfl.privacy.uploads import AttackedBatch, check_can_train, state_at
-from gpfl.report.pages import markdown_images, render_page, write_texts
 from gpfl.report.privacy_figures import ImageRow, draw_grid
 from gpfl.report.privacy_tables import attack_table, describe_label_inference, describe_membership_inference, describe_summary
+from gpfl.report.tables import markdown_images, render_page, write_texts
 from gpfl.training.execute import load
 from gpfl.training.result import Result
 

@@ -37,16 +37,18 @@ from gpfl.engine.distributed import require_single_process
 from gpfl.errors import GpflError, pluralize
 from gpfl.experiments import definitions as experiments
 from gpfl.experiments import grid, privacy_table
-from gpfl.experiments.attack_study import AttackStudy, load_run, study_defaults, undefended_cells
 from gpfl.experiments.defence_study import (
     ATTACK,
     FAMILIES,
-    PrivacyBounds,
+    AttackStudy,
     Variants,
     attack_points,
     find_noises,
     gpfl_variants,
+    load_run,
     plan_points,
+    study_defaults,
+    undefended_cells,
 )
 from gpfl.experiments.definitions import Cell
 from gpfl.experiments.grid import GridPlan, Job
@@ -56,9 +58,8 @@ from gpfl.methods import METHODS
 from gpfl.privacy.attack_runner import AttackPlan, CaseSummary, records_to_json
 from gpfl.privacy.uploads import ROUNDS
 from gpfl.report import privacy_figures, privacy_tables
-from gpfl.report.pages import write_texts
 from gpfl.report.paper_tables import Origin
-from gpfl.report.tables import format_csv
+from gpfl.report.tables import format_csv, write_texts
 from gpfl.training.devices import find_device
 
 _DEFAULTS = study_defaults()
@@ -226,7 +227,7 @@ def defences(
     plan = dataclasses.replace(plan, kind=(ATTACK,), round=(attacked_round,))
     values = {family.option: flags[family.option] for family in FAMILIES}
     _check_defences(methods, values, epsilon)
-    bounds, keep_weights = PrivacyBounds(clip, example_clip, delta), attacked_round == "best"
+    bounds, keep_weights = {"clip": clip, "example_clip": example_clip, "delta": delta}, attacked_round == "best"
     plain = plan_points(methods, {}, bounds, keep_weights=keep_weights)
     study = _prepare_study(flags, [point.cell for point in plain], seeds, rounds, keep_weights=keep_weights)
     _check_attackable(study, plain[0].cell, plan)
@@ -271,7 +272,7 @@ def _find_noises(
     epsilons: Sequence[float],
     values: Mapping[str, Sequence[float]],
     method: str,
-    bounds: PrivacyBounds,
+    bounds: Mapping[str, float],
     variants: Variants,
     study: AttackStudy,
 ) -> dict[str, list[float]]:

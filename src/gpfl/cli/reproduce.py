@@ -26,7 +26,8 @@ from gpfl.experiments.stored_runs import merge_configs
 from gpfl.experiments.tuned_values import TunedValues
 from gpfl.io import files
 from gpfl.io.provenance import command_line, current_commit
-from gpfl.report import feature_tables, pages, paper_tables
+from gpfl.report import feature_tables, paper_tables, tables
+from gpfl.report.figures import draw as draw_figures
 from gpfl.training.devices import find_device
 
 ATTACKS = ("privacy", "table5")  # names of the table that attacks on uploads produce
@@ -244,8 +245,6 @@ def _print_problems(problems: Problems) -> None:
 
 
 def _write_tables(selection: Selection, plan: GridPlan, figures: bool, jobs: Sequence[Job], problems: Problems) -> None:
-    from gpfl.report import experiment_figures  # with scipy, which takes half a second
-
     if plan.tuned:
         print_line(f"Hyperparameters were chosen by gpfl tune; the search is copied to {plan.tuned.copy_to(plan.out)}.")
     origin = paper_tables.Origin(command_line(), current_commit())
@@ -271,8 +270,8 @@ def _write_tables(selection: Selection, plan: GridPlan, figures: bool, jobs: Seq
         paths = paper_tables.save(results, folder, origin)
         if figures:
             try:
-                drawn = experiment_figures.draw(results, folder)
-                files.write_text(paths[0], paths[0].read_text(encoding="utf-8") + pages.markdown_images(drawn))
+                drawn = draw_figures(results, folder)
+                files.write_text(paths[0], paths[0].read_text(encoding="utf-8") + tables.markdown_images(drawn))
                 paths += drawn
             except GpflError as error:
                 print_line(f"{experiment.name}: no figure: {error}")

@@ -33,9 +33,7 @@ DEFAULTS: Mapping[str, Mapping[str, object]] = {"partition": {"validation_fracti
 """Settings of the config that differ from those of other commands, by default: small tables need few rounds."""
 
 FIRST_REPEATS = 2  # repeats of all methods that are run first, from which the time of all is estimated
-
-FRACTIONS = (0.25, 0.5, 0.75)
-"""Fractions of the training samples at which learning curves are measured, besides all of them."""
+FRACTIONS = (0.25, 0.5, 0.75)  # fractions of the training samples at which learning curves are measured, besides all of them
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,14 @@ from pathlib import Path
 
 from gpfl.core import options
 from gpfl.core.metrics import METRICS
-from gpfl.errors import DivergenceError, GpflError, did_you_mean
+from gpfl.errors import DivergenceError, GpflError, did_you_mean, error_prefix
 from gpfl.experiments.stored_runs import Trials, first_difference
 from gpfl.experiments.trials import TRIALS_FILE, CallbackFactory, check_trials, read_trials, read_trials_plan, run_trials
 from gpfl.methods import METHODS
 from gpfl.training import config as configs
 from gpfl.training.config import Config, ConfigDict, RunOptions
 
-ABLATIONS = (("pci",), ("cov",), ("mlg",), ("gce",), ("cov", "gce"))
-"""Parts that the paper's five ablations of GPFL leave out."""
+ABLATIONS = (("pci",), ("cov",), ("mlg",), ("gce",), ("cov", "gce"))  # parts that the paper's five ablations of GPFL leave out
 
 
 @dataclass(frozen=True)
@@ -66,10 +65,8 @@ def check_methods(
     """Raise if the settings of a method are invalid. No data is read."""
     run = options.build(RunOptions, settings.get("run", {}), "run")
     for variant, config in method_configs(settings, methods, overrides).items():
-        try:
+        with error_prefix(variant.label):
             configs.resolve_method(config, run)
-        except GpflError as error:
-            raise GpflError(f"{variant.label}: {error}") from None
 
 
 def compare(
@@ -84,10 +81,8 @@ def compare(
     by_variant = method_configs(settings, methods, overrides)
     complete = []
     for variant, config in by_variant.items():  # all are checked before the first is run
-        try:
+        with error_prefix(variant.label):
             complete.append(check_trials(config, seeds, out / variant.folder)[0])
-        except GpflError as error:
-            raise GpflError(f"{variant.label}: {error}") from None
     diverged = {}
     for variant, config in by_variant.items():
         try:

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
 from gpfl.defences import Defended
 from gpfl.defences.accounting import client_guarantee, example_guarantee, find_noise
 from gpfl.defences.coupling import check_coupling
-from gpfl.engine import Engine
+from gpfl.engine import Engine, RunSpec
 from gpfl.engine.loop import Loop
 from gpfl.errors import GpflError
-from gpfl.experiments.attack_study import AttackStudy, load_run, make_cell
+from gpfl.experiments import definitions as experiments
 from gpfl.experiments.compare import MethodVariant
-from gpfl.experiments.definitions import Cell
-from gpfl.experiments.grid import Job
+from gpfl.experiments.definitions import Cell, Experiment, TableColumn
+from gpfl.experiments.grid import FederationCache, GridPlan, Job, make_job, prepare_cell
+from gpfl.io import toml
 from gpfl.methods.gpfl import GPFL
 from gpfl.privacy.attack_runner import AttackPlan, AttackRunner, CaseSummary, attack_ceiling, summarize_case
 from gpfl.privacy.gradient_targets import gradient_targets
 from gpfl.privacy.uploads import AttackedBatch, initial_state, state_at
-from gpfl.training.execute import open_run
+from gpfl.training.config import SECTIONS, ConfigDict
+from gpfl.training.execute import load, open_run
 from gpfl.training.prepare import accounting_inputs, probe_samples, run_guarantee
+from gpfl.training.result import Result
 from gpfl.training.run_dir import RunState
 
 ATTACK = "geiping"  # the attack of the study, the stronger one
@@ -37,6 +41,11 @@ class DefenceFamily:
     option: str
     description: str
     level: str = ""  # of the guarantee, if there is one
+    bounds: tuple[str, ...] = ()  # options that stay the same in a study
+
+    def defence(self, value: float, bounds: Mapping[str, float]) -> Mapping[str, object]:
+        """Return the options of the defence with a value."""
+        return {name: bounds[name] for name in self.bounds} | {self.option: int(value) if self.option == "bits" else value}
 
     def key(self, value: float) -> str:
         """Return the key of the runs with a value."""
@@ -44,28 +53,11 @@ class DefenceFamily:
 
 
 FAMILIES = (
-    DefenceFamily("noise", "clip and noise, client level", "client"),
-    DefenceFamily("example_noise", "clip and noise, example level", "example"),
+    DefenceFamily("noise", "clip and noise, client level", "client", ("clip", "delta")),
+    DefenceFamily("example_noise", "clip and noise, example level", "example", ("example_clip", "delta")),
     DefenceFamily("top_k", "largest entries"),
     DefenceFamily("bits", "few bits"),
 )
-
-
-@dataclass(frozen=True)
-class PrivacyBounds:
-    """The options of defences that stay the same in a study."""
-
-    clip: float
-    example_clip: float
-    delta: float
-
-    def defence(self, family: DefenceFamily, value: float) -> dict[str, object]:
-        """Return the options of a family's defence."""
-        if family.option == "noise":
-            return {"clip": self.clip, "noise": value, "delta": self.delta}
-        if family.option == "example_noise":
-            return {"example_clip": self.example_clip, "example_noise": value, "delta": self.delta}
-        return {family.option: int(value) if family.option == "bits" else value}
 
 
 @dataclass(frozen=True)
@@ -92,7 +84,7 @@ Variants = Mapping[tuple[str, str], MethodVariant]
 def plan_points(
     methods: Sequence[str],
     values: Mapping[str, Sequence[float]],
-    bounds: PrivacyBounds,
+    bounds: Mapping[str, float],
     variants: Variants | None = None,
     *,
     keep_weights: bool,
@@ -110,7 +102,7 @@ def plan_points(
         points += [PlannedPoint(method, None, 0.0, make_cell(each, keep_weights=keep_weights)) for each in different]
         for family, variant in used.items():
             for value in values[family.option]:
-                heading, defence = f"{family.description}, {value:g}", bounds.defence(family, value)
+                heading, defence = f"{family.description}, {value:g}", family.defence(value, bounds)
                 cell = make_cell(variant, family.key(value), heading, defence, keep_weights=keep_weights)
                 points.append(PlannedPoint(method, family, value, cell))
     return points
@@ -297,3 +289,60 @@ def _make_point(planned: PlannedPoint, job: Job, seeds: Sequence[int], engine: E
         target=summary.case.target,
         **{name: getattr(summary, name) for name in ("psnr", "ssim", "floor", "verdict", "psnr_as_found")},
     )
+
+
+def study_defaults() -> ConfigDict:
+    """Return the sections of configs/attacks/privacy.toml."""
+    content = toml.read(experiments.config_dir() / "attacks" / "privacy.toml")
+    return {name: dict(values) for name, values in content.items() if isinstance(values, dict)}
+
+
+def make_cell(
+    variant: MethodVariant,
+    key: str = "none",
+    heading: str = "no defence",
+    defence: Mapping[str, object] | None = None,
+    *,
+    keep_weights: bool = True,
+) -> Cell:
+    """Return the cell of a method, without a defence unless one is given."""
+    config = {section: values for section, values in study_defaults().items() if section in SECTIONS}
+    config |= {"defence": dict(defence)} if defence else {}
+    column = TableColumn(f"privacy/{key}", heading, "privacy", config, weights=keep_weights)
+    return Cell(Experiment("privacy", "Privacy", "", "accuracy", (variant,), (column,), {}), column, variant)
+
+
+def undefended_cells(methods: Sequence[str]) -> list[Cell]:
+    """Return the cells of methods without a defence."""
+    return [make_cell(MethodVariant(name, {"name": name})) for name in methods]
+
+
+@dataclass(frozen=True)
+class AttackStudy:
+    """The plan of the runs and their federations."""
+
+    plan: GridPlan
+    federations: FederationCache = field(default_factory=FederationCache)
+
+    def prepare(self, cell: Cell) -> RunSpec:
+        """Return the run of a cell, on the CPU."""
+        return prepare_cell(cell, self.plan, self.federations)[1]
+
+    def make_jobs(self, cells: Iterable[Cell]) -> dict[Cell, Job]:
+        """Return the job of each cell. Raise for a cell that cannot run, with the flags of the study in the message."""
+        jobs = {}
+        for cell in cells:
+            try:
+                jobs[cell] = make_job(cell, self.plan, self.federations)
+            except GpflError as problem:
+                text = re.sub("leave out --example-clip( and --example-noise)?", "use --example-noise none", str(problem))
+                raise GpflError(f"{cell.column.key} {cell.variant.label}: {text}") from None
+        return jobs
+
+
+def load_run(job: Job, seed: int) -> Result:
+    """Return a finished run of a job with its models."""
+    path = job.folder / f"seed-{seed}"
+    if not (path / "checkpoint.safetensors").is_file():
+        raise GpflError(f"the weights of the run in {path} are missing: remove the folder {job.folder} to repeat the run")
+    return load(path)

@@ -21,7 +21,6 @@ ROUNDS, PATIENCE = 2000, 100
 Cifar100 near round 190, methods on TINY* at rounds 25 to 230. On HAR and AG News most continue beyond round 300."""
 
 HALF_DIGIT = 0.005  # rounding error of a number printed with two decimals
-
 MAX_PAPER_STDS = 2.0  # a difference from the paper of more of its standard deviations than this is marked
 
 DISPLAY_NAMES: Mapping[str, str] = {

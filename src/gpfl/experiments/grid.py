@@ -17,7 +17,7 @@ from gpfl.core.net import Net
 from gpfl.data import DATASETS, PublishedDataset
 from gpfl.data.published.dataset import provenance_warning
 from gpfl.engine import RunSpec
-from gpfl.errors import GpflError
+from gpfl.errors import GpflError, error_prefix
 from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.definitions import PATIENCE, ROUNDS, Cell, CellKey, Experiment, TableColumn
 from gpfl.experiments.stored_runs import UNCOMPARED, Sections, StoredTrials, Trials, merge_configs, read_stored_trials
@@ -29,8 +29,7 @@ from gpfl.training import config as configs
 from gpfl.training.config import Config, ConfigDict
 from gpfl.training.prepare import prepare
 
-CHECKPOINT_EVERY = 10
-"""Rounds between checkpoints of a state of at most `CHECKPOINT_BYTES`; larger states are saved less often."""
+CHECKPOINT_EVERY = 10  # rounds between checkpoints of a state of at most `CHECKPOINT_BYTES`; larger states are saved less often
 
 CHECKPOINT_BYTES = 256 * 2**20
 
@@ -170,10 +169,8 @@ def has_data(name: str) -> bool:
 def check_cells(cells: Iterable[Cell], plan: GridPlan) -> None:
     """Raise for settings that no run can have, before any data is read."""
     for cell in cells:
-        try:
+        with error_prefix(" ".join(cell.key)):
             configs.resolve_config(plan.config(cell))
-        except GpflError as error:
-            raise GpflError(f"{cell.column.key} {cell.variant.label}: {error}") from None
 
 
 def make_jobs(cells: Iterable[Cell], plan: GridPlan, cache: FederationCache) -> tuple[list[Job], Problems]:
@@ -243,25 +240,19 @@ class TableResults:
     """The trials of an experiment's cells, and how they were made."""
 
     experiment: Experiment
-    protocol: str
-    rounds: int
-    patience: int
-    seeds: tuple[int, ...]
+    plan: GridPlan
     trials: Mapping[CellKey, Trials | None]
     columns: tuple[TableColumn, ...] = ()
     rows: tuple[MethodVariant, ...] = ()
     caveats: Mapping[str, str] = field(default_factory=dict)  # about the data, by column
     problems: Mapping[CellKey, str] = field(default_factory=dict)
-    validation: float = 0.0
-    settings: tuple[str, ...] = ()  # set by hand, such as "train.lr = 0.1"
     tuned: str = ""  # tuned values and how they were searched
-    table: str = ""  # --table
     commits: Mapping[CellKey, tuple[str, ...]] = field(default_factory=dict)  # of the code that made the runs
 
     @property
     def name(self) -> str:
         """Name of the table and of its folder."""
-        return self.table or self.experiment.name
+        return self.plan.table or self.experiment.name
 
     def is_partial(self, key: str) -> bool:
         """Return whether a column's data have fewer samples than were published."""
@@ -345,19 +336,13 @@ def collect_results(
     table_columns, rows = tuple(column for column in experiment.columns if column.key in shown), tuple(variants.values())
     cells = {(column.key, row.label): trials.get((column.key, row.label)) for column in table_columns for row in rows}
     return TableResults(
-        experiment=experiment,
-        protocol=plan.protocol,
-        rounds=plan.rounds,
-        patience=plan.patience,
-        seeds=plan.seeds,
+        experiment,
+        plan,
         trials=cells,
         columns=table_columns,
         rows=rows,
         caveats={key: text for key, text in caveats.items() if key in shown},
         problems={key: text for key, text in (problems or {}).items() if key in cells},
-        validation=plan.validation,
-        settings=plan.settings,
         tuned=plan.tuned.describe(str(row.method["name"]) for row in rows) if plan.tuned else "",
-        table=plan.table,
         commits={key: each.commits for key, each in trials.items()},
     )

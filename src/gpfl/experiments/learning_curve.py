@@ -69,24 +69,22 @@ def resample_means(values: Floats, test_train_ratio: float, seed: int, n_resampl
     n = len(values)
     draws = generator(seed, "bootstrap").integers(n, size=(n_resamples, n))
     mean = values.mean(0)
-    widening = (
-        overlap_factor(n, test_train_ratio) * n / np.sqrt(n - 1)
-    )  # a bootstrap mean has standard deviation s √(n − 1) / n
+    widening = overlap_factor(n, test_train_ratio) * n / np.sqrt(n - 1)  # a bootstrap mean has std s √(n − 1) / n
     means: Floats = mean + widening * (values[draws].mean(1) - mean)
     return means
 
 
 def estimate_samples(
-    sizes: Floats,
-    alone: Floats,
+    sizes: Floats,  # training samples at each point of the curves; the last point is all of them
+    alone: Floats,  # scores of staying alone, (repeats, sizes)
     joined: Floats,
-    gains: Floats,
+    gains: Floats,  # in each repeat
     *,
     rope: float,
     clear: float,
-    test_train_ratio: float,
-    min_std: float = 0.0,
-    best: float = np.inf,
+    test_train_ratio: float,  # test samples divided by those that a model is made from
+    min_std: float = 0.0,  # lowest standard deviation of gains
+    best: float = np.inf,  # best possible score
     seed: int = 0,
 ) -> SampleEstimate | None:
     """Return how many times the present samples would make it clear whether joining is better than staying alone.
@@ -98,19 +96,6 @@ def estimate_samples(
     This is done for the mean scores and for resampled ones. An unclear answer often means that the gain may be next to `rope`,
     where no number of samples helps: the result is None if the mean scores, or more than a quarter of the resamples, need more
     than `MAX_FACTOR` times the samples.
-
-    Args:
-        sizes: Training samples at each point of the curves; the last point is all of them.
-        alone: Scores of staying alone, (repeats, sizes).
-        joined: Scores of joining, (repeats, sizes).
-        gains: Gain in each repeat.
-        rope: Gains up to this size make no practical difference.
-        clear: Probability from which an answer is clear.
-        test_train_ratio: Number of test samples divided by that of the samples that a model is made from.
-        min_std: Lowest standard deviation of gains.
-        best: Best possible score.
-        seed: Seed of the resamples.
-
     """
     from scipy import special
 

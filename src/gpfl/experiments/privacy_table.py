@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 import numpy as np
 import torch
 
-from gpfl.experiments.attack_study import study_defaults
+from gpfl.experiments.defence_study import study_defaults
 from gpfl.privacy.attack_runner import (
     AttackCase,
     AttackPlan,
@@ -48,7 +48,6 @@ COLUMNS = (
     AttackColumn("GPFL-sm", "gpfl", "sm"),
 )
 METHODS = tuple(dict.fromkeys(column.method for column in COLUMNS))  # the methods whose runs the table needs
-
 CEILING = "ceiling"  # column of the records of a ceiling
 
 Results = dict[tuple[AttackColumn, AttackCase], CaseResult]

@@ -46,9 +46,7 @@ from gpfl.training.prepare import prepare
 from gpfl.training.result import Result
 
 REPEATS_FILE = "repeats.jsonl"  # file in a method's folder with its config and its finished repeats
-
 STACKED_CLIENTS = 128  # clients of all repeats that run at once; more would not train faster
-
 STACKED_BYTES = 1 << 30  # bytes of the encoded samples of all repeats that run at once
 
 FIXED_SPLIT = "a manifest fixes every client's samples, and repeats divide them again: leave out --federation"

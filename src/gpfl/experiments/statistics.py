@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,9 +17,7 @@ from gpfl.inference.bootstrap import LEVEL, Interval
 Floats = npt.NDArray[np.float64]
 
 MIN_PAIRS = 6  # pairs that a signed-rank test needs: with 5, even 5 wins give a two-sided p above 0.05
-
-DECIMALS = 9
-"""Decimals that are compared. Smaller differences come from the order of summation."""
+DECIMALS = 9  # decimals that are compared. Smaller differences come from the order of summation.
 
 
 class SignedRank(NamedTuple):
@@ -92,6 +90,10 @@ class CorrectedTTest:
     high: float | None
     p: float | None
 
+    def __neg__(self) -> CorrectedTTest:
+        low, high = (None if end is None else -end for end in (self.high, self.low))
+        return replace(self, mean=-self.mean, low=low, high=high)
+
 
 def corrected_t_test(values: Sequence[float] | Floats, test_train_ratio: float, level: float = 0.95) -> CorrectedTTest:
     """Return the corrected resampled t-test of values over repeats, such as differences between two methods; NaN is left out.
@@ -147,12 +149,8 @@ def correlated_t_posterior(
     posterior is Student's t with n − 1 degrees of freedom, located at the mean, with scale² = (1/n + ρ/(1 − ρ)) s². As
     ρ/(1 − ρ) = n_test/n_train, its central interval is that of the corrected resampled t-test.
 
-    Args:
-        differences: One difference for each split, at least two.
-        test_train_ratio: Number of test samples divided by that of the samples that a model is made from.
-        min_std: Lowest value for the standard deviation s. Without it, equal scores in all splits would mean certainty, also
-            if they come from a few samples.
-
+    `min_std` is the lowest value for s. Without it, equal scores in all splits would mean certainty, also if they come from a
+    few samples.
     """
     values = round_values(differences)
     n = len(values)

@@ -30,7 +30,6 @@ from gpfl.training.config import ConfigDict
 from gpfl.training.run_dir import MetricsRecord, RunDir
 
 ARCHIVE = "runs.jsonl.xz"  # name of the archive in a folder of results, in place of the folder `runs`
-
 PROVENANCE_FILE = "made-{}.json"  # the file beside a run that records its command and commit, with the seed
 
 UNCOMPARED = (*(("run", key) for key in ("seed", "engine", "device", "compile", "checkpoint_every")), ("partition", "file"))

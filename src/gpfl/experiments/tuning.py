@@ -23,7 +23,7 @@ from gpfl.core.metrics import best_index
 from gpfl.core.options import SearchRange, options_of
 from gpfl.engine import make_engine
 from gpfl.engine.distributed import require_single_process
-from gpfl.errors import GpflError
+from gpfl.errors import GpflError, error_prefix
 from gpfl.experiments.stored_runs import UNCOMPARED, first_difference
 from gpfl.experiments.trials import check_same_federation, delete_weights, prepare_trial, train_trials, with_seed
 from gpfl.experiments.tuned_values import BEST, COMMON, STORAGE, STUDY
@@ -174,7 +174,7 @@ def plan_searches(
     searches: list[MethodSearch] = []
     for method in methods:
         sections = {**settings, "method": {**overrides.get(method, {}), "name": method}}
-        try:
+        with error_prefix(method if len(methods) > 1 else ""):
             config = configs.resolve_config(with_seed(sections, options.seeds[0]))
             federation = searches[0].federation if searches else config.federation()
             if not federation.has_validation:
@@ -182,8 +182,6 @@ def plan_searches(
                 raise GpflError(f"candidates are scored on validation samples, but no client has any: {fix}")
             config, spec = prepare(config, federation)
             concurrent = make_engine(config.run.engine, spec).supports_concurrent_trials
-        except GpflError as problem:
-            raise GpflError(f"{method}: {problem}" if len(methods) > 1 else str(problem)) from None
         limited = options if concurrent else dataclasses.replace(options, n_concurrent=1)
         space = search_space(method, sections, options.with_lr)
         search = MethodSearch(method, sections, config, spec.federation, space, limited, out)

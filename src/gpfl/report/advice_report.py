@@ -15,12 +15,21 @@ from gpfl.experiments.advice import ALONE, CLEAR, GLOBAL_METHODS, Gain, Verdict
 from gpfl.experiments.advise import AdviceResult, MethodCost
 from gpfl.experiments.learning_curve import SampleEstimate
 from gpfl.models.custom import net_name
-from gpfl.report.pages import render, write_texts
 from gpfl.report.plotting import annotate, figure_style, new_figure, printable
-from gpfl.report.tables import Bold, Cell, MetricUnit, ResultColumn, ResultTable, enumerate_names, format_bytes, format_share
+from gpfl.report.tables import (
+    Bold,
+    Cell,
+    MetricUnit,
+    ResultColumn,
+    ResultTable,
+    enumerate_names,
+    format_bytes,
+    format_share,
+    render,
+    write_texts,
+)
 
-AVERAGE = "average"
-"""Name of the row and of the interval of the average."""
+AVERAGE = "average"  # name of the row and of the interval of the average
 
 UNCLEAR = {
     "noise": "cannot tell",
@@ -32,8 +41,7 @@ UNCLEAR = {
 ANSWER_COLORS = {"yes": "#0072b2", "no": "#d55e00", "unclear": "#7f7f7f"}
 PROBABILITY_COLORS = {"better": "#0072b2", "same": "#c8c8c8", "worse": "#d55e00"}
 
-MAX_DRAWN = 40
-"""Clients that the figure shows; of more it shows those with the smallest and the largest gains."""
+MAX_DRAWN = 40  # clients that the figure shows; of more it shows those with the smallest and the largest gains
 
 
 class AdviceReport:

@@ -11,7 +11,6 @@ from gpfl.inference.metrics import ClientMetrics, MetricsReport
 from gpfl.report.tables import Cell, MetricUnit, ResultColumn, ResultTable
 
 MAX_CLIENTS = 12  # clients that a table lists one by one; of more it shows the worst, the best and quantiles
-
 N_EXTREMES = 3  # clients at either end of such a table
 
 SHOWN = ("accuracy", "balanced_accuracy", "auroc", "log_loss")
@@ -21,76 +20,69 @@ QUANTILES = {"10 % of clients": 0.1, "25 %": 0.25, "median": 0.5, "75 %": 0.75, 
 def client_table(report: MetricsReport, metric: str = "accuracy") -> ResultTable:
     """Return the table of clients, in which the worst clients by `metric` stand first if there are many."""
     shown = SHOWN if metric in SHOWN else (*SHOWN, metric)
-    names = list(report.clients)
-    quantiles: list[list[Cell]] = []
-    best: list[str] = []
+    names, best, quantiles = list(report.clients), [], {}
+    if len(names) == 1:
+        return _table("client", [(names[0], report.overall)], shown, metric)
     if len(names) > MAX_CLIENTS:
         order = _worst_first(report, metric)
-        names, best = order[:N_EXTREMES], order[-N_EXTREMES:]
-        quantiles = [[label, None, None, *_quantile_cells(report, shown, q)] for label, q in QUANTILES.items()]
-    if len(names) == 1:
-        row = _client_row(names[0], report.overall, shown, metric)
-        return ResultTable(_columns("client", shown, metric), [row], notes=_interval_notes([report.overall], metric))
-    rows: list[list[Cell]] = [
-        *(_client_row(name, report.clients[name], shown, metric) for name in names),
-        *quantiles,
-        *(_client_row(name, report.clients[name], shown, metric) for name in best),
-        ["mean over clients", None, None, *(_scaled(name, report.over_clients[name].mean) for name in shown)],
-        ["worst tenth", None, None, *(_scaled(name, report.over_clients[name].worst_tenth) for name in shown)],
-        _client_row("all samples", report.overall, shown, metric),
+        names, best, quantiles = order[:N_EXTREMES], order[-N_EXTREMES:], QUANTILES
+    rows: list[tuple[str, ClientMetrics | Sequence[float | None]]] = [
+        *((name, report.clients[name]) for name in names),
+        *((label, [_quantile(report, name, quantile) for name in shown]) for label, quantile in quantiles.items()),
+        *((name, report.clients[name]) for name in best),
+        ("mean over clients", [report.over_clients[name].mean for name in shown]),
+        ("worst tenth", [report.over_clients[name].worst_tenth for name in shown]),
+        ("all samples", report.overall),
     ]
-    shown_metrics = [*(report.clients[name] for name in (*names, *best)), report.overall]
-    notes = [*_notes(report, shown), *_interval_notes(shown_metrics, metric)]
-    return ResultTable(_columns("client", shown, metric), rows, notes=notes)
+    total, counts = len(report.clients), {METRICS[name].label: report.over_clients[name].clients for name in shown}
+    notes = [
+        f"{label} is defined for {count} of {total} clients; means leave out the others."
+        for label, count in counts.items()
+        if count < total
+    ]
+    return _table("client", rows, shown, metric, notes)
 
 
 def model_table(reports: Mapping[str, MetricsReport]) -> ResultTable:
     """Return the table of several models on the same samples."""
-    rows = [_client_row(name, report.overall, SHOWN, "accuracy") for name, report in reports.items()]
-    notes = _interval_notes([report.overall for report in reports.values()], "accuracy")
-    return ResultTable(_columns("model", SHOWN, "accuracy"), rows, notes=notes)
+    return _table("model", [(name, report.overall) for name, report in reports.items()], SHOWN, "accuracy")
 
 
-def _columns(first: str, shown: Sequence[str], metric: str) -> list[ResultColumn]:
-    unit = ", %" if METRICS[metric].is_percentage else ""
-    interval = ResultColumn(f"95 % interval\nof {METRICS[metric].label}{unit}", hide=1)
-    return [ResultColumn(first), ResultColumn("test\nsamples", "d", hide=2), interval, *map(_column, shown)]
+def _table(
+    first: str,
+    items: Sequence[tuple[str, ClientMetrics | Sequence[float | None]]],
+    shown: Sequence[str],
+    metric: str,
+    notes: Sequence[str] = (),
+) -> ResultTable:
+    """Return a table with a row for the metrics of a client or for single values; `metric` is the one with an interval."""
+    percentage = METRICS[metric].is_percentage
+    header = f"95 % interval\nof {METRICS[metric].label}{', %' if percentage else ''}"
+    columns = [ResultColumn(first), ResultColumn("test\nsamples", "d", hide=2), ResultColumn(header, hide=1)]
+    for name in shown:
+        label = METRICS[name].label.replace(" ", "\n")
+        columns.append(ResultColumn(f"{label}, %", ".2f") if METRICS[name].is_percentage else ResultColumn(label, ".4f"))
+    rows: list[list[Cell]] = []
+    scales, has_width = [MetricUnit(name).scale for name in shown], True
+    for label, item in items:
+        samples = text = None
+        if not isinstance(item, ClientMetrics):
+            values = item
+        else:
+            values, samples = [item.values[name] for name in shown], item.n_samples
+            if (interval := item.intervals.get(metric)) and interval.high - interval.low < 1e-12:
+                has_width = False
+            elif interval:
+                text = " to ".join(f"{MetricUnit(metric).scale * end:.{1 if percentage else 3}f}" for end in interval)
+        numbers = [None if value is None else value * scale for value, scale in zip(values, scales, strict=True)]
+        rows.append([label, samples, text, *numbers])
+    certain = "No interval where all resamples have the same value, as without any error: few samples do not prove that."
+    return ResultTable(columns, rows, notes=[*notes, *[certain] * (not has_width)])
 
 
-def _column(name: str) -> ResultColumn:
-    metric = METRICS[name]
-    label = metric.label.replace(" ", "\n")
-    return ResultColumn(f"{label}, %", ".2f") if metric.is_percentage else ResultColumn(label, ".4f")
-
-
-def _client_row(name: str, metrics: ClientMetrics, shown: Sequence[str], metric: str) -> list[Cell]:
-    interval = metrics.intervals.get(metric)
-    text = None
-    if interval and not _has_no_width(metrics, metric):
-        digits = 1 if METRICS[metric].is_percentage else 3
-        text = " to ".join(f"{_scaled(metric, end):.{digits}f}" for end in interval)
-    return [name, metrics.n_samples, text, *(_scaled(key, metrics.values[key]) for key in shown)]
-
-
-def _has_no_width(metrics: ClientMetrics, metric: str) -> bool:
-    interval = metrics.intervals.get(metric)
-    return interval is not None and interval.high - interval.low < 1e-12
-
-
-def _interval_notes(shown: Sequence[ClientMetrics], metric: str) -> list[str]:
-    if not any(_has_no_width(metrics, metric) for metrics in shown):
-        return []
-    return ["No interval where all resamples have the same value, as without any error: few samples do not prove that."]
-
-
-def _quantile_cells(report: MetricsReport, shown: Sequence[str], quantile: float) -> list[Cell]:
-    values = {name: [client.values[name] for client in report.clients.values()] for name in shown}
-    defined = {name: [value for value in numbers if value is not None] for name, numbers in values.items()}
-    return [_scaled(name, float(np.quantile(numbers, quantile)) if numbers else None) for name, numbers in defined.items()]
-
-
-def _scaled(name: str, value: float | None) -> float | None:
-    return None if value is None else value * MetricUnit(name).scale
+def _quantile(report: MetricsReport, name: str, quantile: float) -> float | None:
+    defined = [value for client in report.clients.values() if (value := client.values[name]) is not None]
+    return float(np.quantile(defined, quantile)) if defined else None
 
 
 def _worst_first(report: MetricsReport, metric: str) -> list[str]:
@@ -98,13 +90,3 @@ def _worst_first(report: MetricsReport, metric: str) -> list[str]:
     values = {name: client.values[metric] for name, client in report.clients.items()}
     defined = {name: value for name, value in values.items() if value is not None}
     return sorted(defined, key=lambda name: defined[name], reverse=METRICS[metric].lower_is_better)
-
-
-def _notes(report: MetricsReport, shown: Sequence[str]) -> list[str]:
-    total = len(report.clients)
-    counts = {METRICS[name].label: report.over_clients[name].clients for name in shown}
-    return [
-        f"{label} is defined for {count} of {total} clients; means leave out the others."
-        for label, count in counts.items()
-        if count < total
-    ]

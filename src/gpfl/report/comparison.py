@@ -15,7 +15,6 @@ from gpfl.experiments.stored_runs import Trials
 from gpfl.report.tables import MeanStd
 
 REFERENCE = "gpfl"  # method that the others are tested against; if it was not run, the best one is
-
 LAST_ROUNDS = 10  # rounds in the mean of the last rounds
 
 

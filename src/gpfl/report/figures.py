@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -10,30 +11,24 @@ import numpy as np
 import numpy.typing as npt
 
 from gpfl.errors import GpflError
-from gpfl.experiments.definitions import display_name
-from gpfl.experiments.features import FeatureProjection
+from gpfl.experiments import features
+from gpfl.experiments.definitions import TableColumn, display_name
+from gpfl.experiments.features import PERPLEXITY, FeatureProjection
+from gpfl.experiments.grid import TableResults
+from gpfl.experiments.statistics import client_accuracies
 from gpfl.experiments.stored_runs import Trials
 from gpfl.federation import Federation
-from gpfl.report.plotting import (
-    COLORS,
-    MARKERS,
-    annotate,
-    figure_style,
-    method_styles,
-    new_figure,
-    printable,
-    save_figure,
-    save_png_and_pdf,
-    use_integer_ticks,
-    use_log_scale,
-    use_name_ticks,
-)
-from gpfl.report.tables import format_value
+from gpfl.io import files
+from gpfl.report import plotting
+from gpfl.report.comparison import Entry, column_entries
+from gpfl.report.paper_tables import format_ours, format_published
+from gpfl.report.tables import MeanStd, format_value
 from gpfl.training.run_dir import MetricsRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 Floats = npt.NDArray[np.float64]
 
@@ -66,7 +61,7 @@ METRICS: Mapping[str, Callable[[MetricsRecord], float]] = {
 """Panels of learning curves; losses have logarithmic axes."""
 
 
-@figure_style()
+@plotting.figure_style()
 def draw_learning_curves(methods: Sequence[Trials], paths: Sequence[Path], title: str, *, losses: bool = False) -> None:
     """Draw accuracy, and losses below it, by round: the mean over trials, smoothed, in a band of one standard deviation."""
     if not methods or not all(trials.runs for trials in methods):
@@ -75,21 +70,21 @@ def draw_learning_curves(methods: Sequence[Trials], paths: Sequence[Path], title
     curves = {display_name(trials.method): [learning_curve(trials, value) for _, value in metrics] for trials in methods}
     window = smoothing_window(max(len(rounds) for (rounds, _), *_ in curves.values()))
     means = {label: running_mean(accuracies, window).mean(0) for label, ((_, accuracies), *_) in curves.items()}
-    styles = method_styles(list(curves))
-    figure = new_figure(8, 2.6 * len(metrics) + 1.2)
+    styles = plotting.method_styles(list(curves))
+    figure = plotting.new_figure(8, 2.6 * len(metrics) + 1.2)
     panels = figure.subplots(len(metrics), squeeze=False, sharex=True)[:, 0]
     for k, (axes, (name, _)) in enumerate(zip(panels, metrics, strict=True)):
         for label in sorted(curves, key=lambda label: -means[label][-1]):
             _draw_curve(axes, *curves[label][k], window, styles[label], f"{label} ({means[label][-1]:.1f} %)")
         if k > 0 and all((curve[k][1] > 0).all() for curve in curves.values()):
-            use_log_scale(axes.yaxis)
+            plotting.use_log_scale(axes.yaxis)
         axes.set_ylabel(name)
     if window > 1:  # the first rounds would flatten all others
         late = np.concatenate([mean[len(mean) // 5 :] for mean in means.values()])
         panels[0].set_ylim(late.min() - 0.2 * np.ptp(late) - 0.5, late.max() + 0.1 * np.ptp(late) + 0.5)
     panels[-1].set_xlabel("round")
     panels[-1].margins(x=0.01)
-    use_integer_ticks(panels[-1].xaxis)
+    plotting.use_integer_ticks(panels[-1].xaxis)
     seeds = sorted({len(trials.runs) for trials in methods})
     notes = {
         f"Lines: running means over {window} evaluated rounds; faint: single rounds.": window > 1,
@@ -99,8 +94,8 @@ def draw_learning_curves(methods: Sequence[Trials], paths: Sequence[Path], title
         "The objective is the sum of a method's loss terms: its level does not compare between methods.": losses,
         "Per-FedAvg's cross-entropy is that after adapting, FedPHP's is times 1 − λ.": losses,
     }
-    annotate(figure, title, [note for note, applies in notes.items() if applies], panels)
-    save_figure(figure, *paths)
+    plotting.annotate(figure, title, [note for note, applies in notes.items() if applies], panels)
+    plotting.save_figure(figure, *paths)
 
 
 def _draw_curve(axes: Axes, rounds: Floats, values: Floats, window: int, style: Mapping[str, Any], label: str) -> None:
@@ -138,15 +133,16 @@ def running_mean(values: Floats, window: int) -> Floats:
 # Features.
 
 
-@figure_style()
+@plotting.figure_style()
 def draw_features(methods: Sequence[FeatureProjection], stem: Path, title: str) -> list[Path]:
     """Draw t-SNE of the features of each method: a colour for each class, a marker for each client. Return the files."""
     if not methods:
         raise GpflError("there are no features to draw: run some methods first")
     columns = min(3, len(methods))
     rows = -(-len(methods) // columns)
-    entries = [min(len(np.unique(ids)), most) for ids, most in ((methods[0].label, 24), (methods[0].client, len(MARKERS)))]
-    figure = new_figure(2.9 * columns + 1.6, max(3.2 * rows + 1, 0.18 * sum(entries) + 1))
+    n_classes, n_clients = len(np.unique(methods[0].label)), len(np.unique(methods[0].client))
+    entries = min(n_classes, 24) + min(n_clients, len(plotting.MARKERS))
+    figure = plotting.new_figure(2.9 * columns + 1.6, max(3.2 * rows + 1, 0.18 * entries + 1))
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, method in zip(panels, methods, strict=False):
         _draw_projection(axes, method)
@@ -160,8 +156,8 @@ def draw_features(methods: Sequence[FeatureProjection], stem: Path, title: str) 
         f"Purity: share of {metrics.neighbours} nearest samples, or those of other clients, with the same class{chance}.",
         "All are computed on the features, not on the plane.",
     ]
-    annotate(figure, title, footnote)
-    return save_png_and_pdf(figure, stem)
+    plotting.annotate(figure, title, footnote)
+    return plotting.save_png_and_pdf(figure, stem)
 
 
 def _draw_projection(axes: Axes, method: FeatureProjection) -> None:
@@ -170,7 +166,7 @@ def _draw_projection(axes: Axes, method: FeatureProjection) -> None:
     for client in np.unique(method.client):
         samples = method.client == client
         color = [colors[label] for label in method.label[samples]]
-        marker = MARKERS[client % len(MARKERS)]
+        marker = plotting.MARKERS[client % len(plotting.MARKERS)]
         x, y = method.points[samples].T
         axes.scatter(x, y, s=size, marker=marker, color=color, alpha=0.6, linewidth=0, rasterized=True)
     metrics = {name: format_value(value, ".2f") for name, value in vars(method.metrics).items()}
@@ -187,15 +183,16 @@ def _add_feature_legends(figure: Figure, method: FeatureProjection) -> None:
     from matplotlib.lines import Line2D
 
     def entry(k: int, names: Sequence[str], color: str, marker: str) -> Line2D:
-        return Line2D([], [], linestyle="", label=printable(names[k], 16) if names else str(k), color=color, marker=marker)
+        label = plotting.printable(names[k], 16) if names else str(k)
+        return Line2D([], [], linestyle="", label=label, color=color, marker=marker)
 
     labels, clients = np.unique(method.label).tolist(), np.unique(method.client).tolist()
     colors = class_colors(len(method.classes) or max(labels) + 1)
     if len(labels) <= 24:
         entries = [entry(k, method.classes, colors[k], "o") for k in labels]
         figure.legend(handles=entries, title="class", loc="outside right upper")
-    if len(clients) <= len(MARKERS):
-        entries = [entry(k, method.clients, "#444444", MARKERS[k]) for k in clients]
+    if len(clients) <= len(plotting.MARKERS):
+        entries = [entry(k, method.clients, "#444444", plotting.MARKERS[k]) for k in clients]
         figure.legend(handles=entries, title="client", loc="outside right lower")
 
 
@@ -204,8 +201,8 @@ def class_colors(classes: int) -> list[str]:
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
-    if classes <= len(COLORS):
-        return list(COLORS[:classes])
+    if classes <= len(plotting.COLORS):
+        return list(plotting.COLORS[:classes])
     return [to_hex(colormaps["turbo"](value)) for value in np.linspace(0.03, 0.97, classes)]
 
 
@@ -229,11 +226,11 @@ class ClassCounts(NamedTuple):
         return cls(federation.table.name, [shard.name for shard in shards], classes, counts)
 
 
-@figure_style()
+@plotting.figure_style()
 def draw_class_counts(data: ClassCounts, *paths: Path) -> None:
     """Draw a disc for each client and class, its area by the number of samples."""
     n_clients, n_classes = data.counts.shape
-    figure = new_figure(float(np.clip(0.4 * n_clients + 3, 7, 12)), float(np.clip(0.25 * n_classes + 2, 3, 12)))
+    figure = plotting.new_figure(float(np.clip(0.4 * n_clients + 3, 7, 12)), float(np.clip(0.25 * n_classes + 2, 3, 12)))
     axes = figure.add_subplot()
     clients, classes = np.nonzero(data.counts)
     scale = min(200, 60_000 / max(n_clients, n_classes) ** 1.5) / data.counts.max()
@@ -241,10 +238,186 @@ def draw_class_counts(data: ClassCounts, *paths: Path) -> None:
     discs = axes.scatter(clients, classes, s=sizes, color="#c44e52", linewidth=0)
     entries = discs.legend_elements("sizes", num=3, func=lambda size: size / scale, fmt="{x:,.0f}", color="#c44e52")
     figure.legend(*entries, loc="outside right upper", title="samples", labelspacing=0.8)
-    use_name_ticks(axes.xaxis, data.clients)
-    use_name_ticks(axes.yaxis, data.classes)
+    plotting.use_name_ticks(axes.xaxis, data.clients)
+    plotting.use_name_ticks(axes.yaxis, data.classes)
     if sum(map(len, data.clients)) > 60:
         axes.tick_params("x", rotation=90)
     axes.set(xlabel="client", ylabel="class", xlim=(-0.8, n_clients - 0.2), ylim=(-0.8, n_classes - 0.2))
-    annotate(figure, ": ".join(filter(None, [printable(data.data, 40), "samples of each class on each client"])))
-    save_figure(figure, *paths)
+    name = plotting.printable(data.data, 40)
+    plotting.annotate(
+        figure, f"{name}: samples of each class on each client" if name else "samples of each class on each client"
+    )
+    plotting.save_figure(figure, *paths)
+
+
+AXES: Mapping[str, str] = {"scalability": "clients N; 10|50: ten of the fifty", "stability": "share ρ of clients in a round"}
+"""Experiments on accuracy whose columns are values of one setting, and the label of its axis."""
+
+
+def draw(results: TableResults, out: Path) -> list[Path]:
+    """Draw the figures of an experiment into a folder and return the files: as PNG and PDF, without cells that were not run."""
+    kinds = {"accuracy": _draw_settings, "fairness": draw_fairness, "curves": _draw_curves, "features": _draw_features}
+    return kinds[results.experiment.measure](results, out) if any(results.trials.values()) else []
+
+
+def figure_title(results: TableResults, column: TableColumn | None = None) -> str:
+    """Return the title of a figure: experiment, column and protocol, and whether data or values are not the usual ones."""
+    title = f"{results.experiment.title}, {column.heading}" if column else results.experiment.title
+    columns = results.columns if column is None else [column]
+    part = ", part of the data" if all(results.is_partial(each.key) for each in columns) else ""
+    values = ", values set by hand" * bool(results.plan.settings) + ", tuned values" * bool(results.tuned)
+    return f"{title} ({results.plan.protocol} protocol{part}{values})"
+
+
+def _entries_run(results: TableResults, column: TableColumn) -> list[Entry]:
+    return [entry for entry in column_entries(results, column) if entry.trials and entry.trials.runs]
+
+
+def _trials_run(results: TableResults, column: TableColumn) -> list[Trials]:
+    return [entry.trials for entry in _entries_run(results, column) if entry.trials]
+
+
+def _stem(results: TableResults, out: Path, column: TableColumn | None = None) -> Path:
+    name = results.experiment.name
+    return out / (f"{name}-{column.key.replace('/', '-')}" if column and len(results.columns) > 1 else name)
+
+
+def _data_name(results: TableResults, column: TableColumn, *more: str) -> str:
+    return ", ".join([column.heading, *more]) + (" (part of the data)" if results.is_partial(column.key) else "")
+
+
+# Accuracy against a setting.
+
+
+def _draw_settings(results: TableResults, out: Path) -> list[Path]:
+    if results.experiment.name not in AXES:
+        return []
+    columns = [column for column in results.columns if _entries_run(results, column)]
+    if len(columns) < 2:
+        raise GpflError(f"{columns[0].key} is the only column that was run, and a line needs two")
+    return draw_settings(results, columns, AXES[results.experiment.name], _stem(results, out))
+
+
+@plotting.figure_style()
+def draw_settings(results: TableResults, columns: Sequence[TableColumn], axis_label: str, stem: Path) -> list[Path]:
+    """Draw accuracy by column, ours next to the paper's, the best methods first; lines join columns of one group."""
+    by_column = [column_entries(results, column) for column in columns]
+    methods = [entries for entries in zip(*by_column, strict=True) if any(entry.trials for entry in entries)]
+    methods.sort(key=lambda entries: -np.nanmax([entry.score for entry in entries]))
+    styles = plotting.method_styles([display_name(first.label) for first, *_ in methods])
+    figure = plotting.new_figure(9, 4.2)
+    panels = figure.subplots(1, 2, sharey=True)
+    for index, (entries, (name, style)) in enumerate(zip(methods, styles.items(), strict=True)):
+        shift = 0.2 * (index / max(1, len(methods) - 1) - 0.5)  # keeps error bars apart
+        line = {**style, "linewidth": 1.2, "elinewidth": 0.8, "capsize": 1.5, "label": name}
+        ours = [entry.ours for entry in entries]
+        papers = [MeanStd(entry.paper.mean, entry.paper.std or 0.0) if entry.paper else None for entry in entries]
+        for axes, numbers in zip(panels, (ours, papers), strict=True):
+            for group in dict.fromkeys(column.group for column in columns):
+                inside = [(x, each) for x, each in enumerate(numbers) if each and columns[x].group == group]
+                points = [(x + shift, each.mean, each.std) for x, each in inside]
+                if points:
+                    axes.errorbar(*zip(*points, strict=True), **line)
+    for axes, title in zip(panels, ("ours", "the paper"), strict=True):
+        axes.set(title=title, xlabel=axis_label)
+        axes.set_xticks(range(len(columns)), [column.heading.removeprefix("N = ") for column in columns])
+    panels[0].set_ylabel("best test accuracy, %")
+    plotting.annotate(figure, figure_title(results), ["Bars: ± std over trials."], panels)
+    return plotting.save_png_and_pdf(figure, stem)
+
+
+# Fairness.
+
+
+@plotting.figure_style()
+def draw_fairness(results: TableResults, out: Path) -> list[Path]:
+    """Draw the accuracies of clients, a panel for each column and a row for each method, the fairest at the top."""
+    panels = {column: entries for column in results.columns if (entries := _entries_run(results, column))}
+    heights = [0.9 + 0.25 * len(entries) for entries in panels.values()]
+    figure = plotting.new_figure(8, sum(heights) + 0.8)
+    rows = figure.subplots(len(panels), squeeze=False, height_ratios=heights)[:, 0]
+    for axes, (column, entries) in zip(rows, panels.items(), strict=True):
+        _draw_clients(axes, sorted(entries, key=lambda entry: -entry.score))
+        axes.set_title(plotting.printable(_data_name(results, column, column.group), 60), loc="left")
+    rows[-1].set_xlabel("accuracy of a client, %")
+    footnote = [
+        "Marks: a client in one trial, at its best round. Bars: quartiles; lines: medians; triangles: all samples.",
+        "Right: std [CoV] over clients, mean over trials; CoV = std / accuracy, in hundredths; less is fairer.",
+    ]
+    plotting.annotate(figure, figure_title(results), footnote)
+    return plotting.save_png_and_pdf(figure, _stem(results, out))
+
+
+def _draw_clients(axes: Axes, entries: Sequence[Entry]) -> None:
+    axes.use_sticky_edges = False  # else bars up to 100 % end the axis
+    styles = plotting.method_styles([display_name(entry.label) for entry in entries])
+    for row, (entry, style) in enumerate(zip(entries, styles.values(), strict=True)):
+        runs = [client_accuracies(run) for run in (entry.trials.runs if entry.trials else ())]
+        clients = 100 * np.array([accuracies for accuracies, _ in runs])  # (trials, clients)
+        low, median, high = np.percentile(clients, [25, 50, 75])
+        axes.barh(row, high - low, left=low, height=0.7, color="#e4e4e4")
+        axes.plot(median, row, "|", color="black", markersize=11, markeredgewidth=1.5)
+        axes.plot(100 * np.mean([overall for _, overall in runs]), row - 0.36, "^", color="black", markersize=3.5)
+        trials, count = clients.shape
+        heights = row + np.linspace(-0.2, 0.2, trials + 2)[1:-1, None] + 0.05 * np.sin(2.4 * np.arange(count))
+        marks = {"marker": style["marker"], "color": style["color"], "alpha": 0.55, "linewidth": 0}
+        axes.scatter(clients, heights, s=8, zorder=3, **marks)
+    axes.set_yticks(range(len(entries)), list(styles))
+    axes.set_ylim(-0.7, len(entries) - 0.4)
+    axes.grid(visible=False, axis="y")
+    numbers = axes.secondary_yaxis("right")
+    texts = [format_ours(entry) for entry in entries]
+    if any(entry.paper for entry in entries):
+        papers = [format_value(format_published(entry.paper)) for entry in entries]
+        texts = [f"{ours}   paper {paper}" for ours, paper in zip(texts, papers, strict=True)]
+    numbers.set_yticks(range(len(entries)), texts)
+    numbers.tick_params(length=0)
+    numbers.spines["right"].set_visible(False)
+
+
+# Learning curves and features.
+
+
+def _draw_curves(results: TableResults, out: Path) -> list[Path]:
+    paths: list[Path] = []
+    for column in results.columns:
+        if methods := _trials_run(results, column):
+            drawn = plotting.png_and_pdf(_stem(results, out, column))
+            draw_learning_curves(methods, drawn, figure_title(results, column), losses=True)
+            paths += drawn
+    return paths
+
+
+def _draw_features(results: TableResults, out: Path) -> list[Path]:
+    """Draw t-SNE of the features that are stored next to the runs, and the classes of clients."""
+    paths: list[Path] = []
+    for column in results.columns:
+        methods = _trials_run(results, column)
+        stored = [projection for trials in methods if (projection := features.first_projection(trials)) is not None]
+        if methods and not stored:
+            raise GpflError(f"{column.key} has no features to draw")
+        if stored:
+            paths += _draw_column_features(stored, _stem(results, out, column), results, column)
+    return paths
+
+
+def _draw_column_features(
+    methods: Sequence[FeatureProjection], stem: Path, results: TableResults, column: TableColumn
+) -> list[Path]:
+    paths = draw_features(methods, stem, figure_title(results, column))
+    record = stem.with_name(f"{stem.name}.json")
+    files.write_text(record, json.dumps([_to_record(method) for method in methods], indent=2) + "\n")
+    paths.append(record)
+    first = methods[0]
+    if first.class_counts is not None:
+        classes = plotting.png_and_pdf(stem.with_name(f"{stem.name}-classes"))
+        counts = ClassCounts(_data_name(results, column), first.clients, first.classes, first.class_counts)
+        draw_class_counts(counts, *classes)
+        paths += classes
+    return paths
+
+
+def _to_record(method: FeatureProjection) -> dict[str, object]:
+    names = ("method", "run", "round", "selected_by", "width")
+    tsne = {"perplexity": min(PERPLEXITY, (method.metrics.rows - 1) / 3), "seed": features.SEED}
+    return {**{name: getattr(method, name) for name in names}, **vars(method.metrics), "tsne": tsne}

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from gpfl.core.metrics import METRICS
 from gpfl.experiments.stored_runs import Trials
-from gpfl.report.pages import render_page, write_texts
-from gpfl.report.tables import Cell, MeanStd, ResultColumn, ResultTable, format_bytes, format_csv
+from gpfl.report.tables import Cell, MeanStd, ResultColumn, ResultTable, format_bytes, format_csv, render_page, write_texts
 
 _COLUMNS: Mapping[ResultColumn, Callable[[Trials], Cell]] = {
     ResultColumn("method"): lambda trials: trials.method,

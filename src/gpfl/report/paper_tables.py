@@ -13,8 +13,17 @@ from gpfl.experiments.grid import TableResults
 from gpfl.experiments.stored_runs import Trials
 from gpfl.report import feature_tables
 from gpfl.report.comparison import ColumnComparison, Entry, compare_columns
-from gpfl.report.pages import render_page, write_texts
-from gpfl.report.tables import Bold, Cell, ResultColumn, ResultTable, format_csv, format_p_value, format_value
+from gpfl.report.tables import (
+    Bold,
+    Cell,
+    ResultColumn,
+    ResultTable,
+    format_csv,
+    format_p_value,
+    format_value,
+    render_page,
+    write_texts,
+)
 
 FAR_MARK = "†"
 
@@ -56,7 +65,7 @@ def save(results: TableResults, folder: Path, origin: Origin) -> list[Path]:
 def to_markdown(results: TableResults, origin: Origin) -> str:
     """Return the page of an experiment: a table for each column, and notes."""
     columns = compare_columns(results)
-    title = results.experiment.title + (f" ({results.table})" if results.table else "")
+    title = results.experiment.title + (f" ({results.plan.table})" if results.plan.table else "")
     tables = [column_table(column) for column in columns if column.was_run or len(columns) == 1]
     return render_page(
         title,
@@ -149,11 +158,11 @@ def to_records(results: TableResults) -> list[dict[str, object]]:
             "state": entry.status,
             "trials": entry.n_trials,
             "seeds": " ".join(str(summary["seed"]) for summary in entry.trials.summaries) if entry.trials else "",
-            "protocol": results.protocol,
-            "most_rounds": results.rounds,
-            "patience": results.patience,
-            "validation": results.validation,
-            "settings": ", ".join(results.settings),
+            "protocol": results.plan.protocol,
+            "most_rounds": results.plan.rounds,
+            "patience": results.plan.patience,
+            "validation": results.plan.validation,
+            "settings": ", ".join(results.plan.settings),
             "tuned": results.tuned,
             **_numbers(entry),
             "data": column.caveat,
@@ -245,12 +254,13 @@ def describe_rounds(rounds: int, patience: int) -> str:
 
 def describe_setting(results: TableResults) -> str:
     """Return the sentence on protocol, rounds, seeds, validation samples and values that were tuned or set by hand."""
+    plan = results.plan
     parts = [
-        f"Protocol {results.protocol} ({PROTOCOLS[results.protocol]}), {describe_rounds(results.rounds, results.patience)}",
-        f"{results.validation:.0%} of each client's training samples for validation" if results.validation else "",
-        f"seeds {', '.join(map(str, results.seeds))}",
+        f"Protocol {plan.protocol} ({PROTOCOLS[plan.protocol]}), {describe_rounds(plan.rounds, plan.patience)}",
+        f"{plan.validation:.0%} of each client's training samples for validation" if plan.validation else "",
+        f"seeds {', '.join(map(str, plan.seeds))}",
         results.tuned,
-        f"set by hand: {', '.join(results.settings)}" if results.settings else "",
+        f"set by hand: {', '.join(plan.settings)}" if plan.settings else "",
     ]
     return "; ".join(part for part in parts if part) + "."
 
@@ -302,8 +312,8 @@ def _notes(results: TableResults, columns: Sequence[ColumnComparison]) -> list[s
     unranked = dict.fromkeys(display_name(e.label) for column in ranked for e in column.entries if e.trials and e.rank is None)
     if unranked:
         notes.append(f"Ranks are among methods for which the paper has a number: not {', '.join(unranked)}.")
-    if fewer := [text for column in columns if (text := _fewer_trials(column, len(results.seeds)))]:
-        notes.append(f"Trials: {len(results.seeds)}, except {'; '.join(fewer)}.")
+    if fewer := [text for column in columns if (text := _fewer_trials(column, len(results.plan.seeds)))]:
+        notes.append(f"Trials: {len(results.plan.seeds)}, except {'; '.join(fewer)}.")
     notes += [f"{column.key}: {column.column.note}." for column in columns if column.column.note]
     run = {(column.key, entry.label) for column in columns for entry in column.entries if entry.trials}
     for problem, cells in _by_problem(results.problems).items():
@@ -341,4 +351,4 @@ def _name_cells(cells: Sequence[tuple[str, str]], name: Callable[[str], str] = d
 
 def _origin_line(results: TableResults, origin: Origin) -> str:
     commits = {commit for commits in results.commits.values() for commit in commits}
-    return origin.describe(results.trials.values(), commits, results.seeds)
+    return origin.describe(results.trials.values(), commits, results.plan.seeds)

@@ -17,8 +17,7 @@ from gpfl.experiments.privacy_table import COLUMNS, PrivacyTable, compare_with_f
 from gpfl.privacy.attack_runner import AttackCase, CaseResult, CaseSummary, record_values, summarize_case
 from gpfl.privacy.label_inference import LabelInference
 from gpfl.privacy.membership import MembershipInference, confidence_interval
-from gpfl.report.pages import markdown_images, render_lines, render_page
-from gpfl.report.tables import Bold, Cell, MeanStd, ResultColumn, ResultTable
+from gpfl.report.tables import Bold, Cell, MeanStd, ResultColumn, ResultTable, markdown_images, render_lines, render_page
 
 # Attack cases.
 

@@ -12,32 +12,14 @@ import numpy as np
 
 from gpfl.core.metrics import METRICS
 from gpfl.errors import pluralize
-from gpfl.experiments.repeats import (
-    MethodScore,
-    PairedDifference,
-    RepeatedResults,
-    compare_pairs,
-    compare_with,
-    score_clients,
-    score_methods,
-)
+from gpfl.experiments import repeats
+from gpfl.experiments.repeats import MethodScore, PairedDifference, RepeatedResults
+from gpfl.experiments.statistics import CorrectedTTest
+from gpfl.report import tables
 from gpfl.report.client_tables import MAX_CLIENTS
 from gpfl.report.method_tables import REPORTED_ROUNDS
-from gpfl.report.pages import render_page, write_texts
 from gpfl.report.plotting import annotate, figure_style, method_styles, new_figure, save_figure, use_name_ticks
-from gpfl.report.tables import (
-    Bold,
-    Cell,
-    MeanStd,
-    MetricUnit,
-    ResultColumn,
-    ResultTable,
-    enumerate_names,
-    format_bytes,
-    format_csv,
-    format_p_value,
-    format_value,
-)
+from gpfl.report.tables import Bold, Cell, MeanStd, MetricUnit, ResultColumn, ResultTable
 
 SIGNIFICANT = 0.05
 
@@ -48,9 +30,9 @@ class RepeatReport:
     def __init__(self, results: RepeatedResults) -> None:
         self.results, self.metric = results, results.config.run.metric
         self.unit = MetricUnit(self.metric, 2)
-        self.scores = score_methods(results, self.metric)
-        self.pairs = compare_pairs(results, self.metric, [score.method for score in self.scores])
-        self.clients = score_clients(results, self.metric)
+        self.scores = repeats.score_methods(results, self.metric)
+        self.pairs = repeats.compare_pairs(results, self.metric, [score.method for score in self.scores])
+        self.clients = repeats.score_clients(results, self.metric)
 
     @property
     def title(self) -> str:
@@ -76,8 +58,8 @@ class RepeatReport:
             ResultColumn("mean\nrank", ".2f"): lambda score: score.mean_rank,
             ResultColumn("best\nin", "d", hide=2): lambda score: score.best_in,
             ResultColumn("worst\nclient", self.unit.spec, hide=1): lambda score: self._worst_client(score.method),
-            ResultColumn("up", hide=3): lambda score: format_bytes(self._mean_of(score.method, "bytes_up")),
-            ResultColumn("down", hide=3): lambda score: format_bytes(self._mean_of(score.method, "bytes_down")),
+            ResultColumn("up", hide=3): lambda score: tables.format_bytes(self._mean_of(score.method, "bytes_up")),
+            ResultColumn("down", hide=3): lambda score: tables.format_bytes(self._mean_of(score.method, "bytes_down")),
             ResultColumn("seconds", ".1f", hide=4): lambda score: self._mean_of(score.method, "seconds"),
         }
         records = [record for each in self.results.records.values() for record in each.values()]
@@ -100,8 +82,8 @@ class RepeatReport:
         columns: Mapping[ResultColumn, Callable[[PairedDifference], Cell]] = {
             ResultColumn("method"): lambda pair: pair.other,
             ResultColumn(f"difference{self.unit.points}", f"+{self.unit.spec}"): lambda pair: -self.unit.scale * pair.test.mean,
-            ResultColumn("95 % interval"): lambda pair: self._interval(pair),
-            ResultColumn("p"): lambda pair: format_p_value(pair.corrected_p),
+            ResultColumn("95 % interval"): lambda pair: self.unit.interval((-pair.test).low, (-pair.test).high),
+            ResultColumn("p"): lambda pair: tables.format_p_value(pair.corrected_p),
             ResultColumn("repeats\nbetter – worse"): lambda pair: f"{pair.losses} – {pair.wins}",
             ResultColumn("clients\nbetter – worse", hide=1): lambda pair: f"{pair.client_losses:.1f} – {pair.client_wins:.1f}",
         }
@@ -110,7 +92,7 @@ class RepeatReport:
 
     def differences_from(self, reference: str) -> list[PairedDifference]:
         """Return the differences of a method minus each of the others, the best first."""
-        return compare_with(self.results, self.metric, reference, [score.method for score in self.scores])
+        return repeats.compare_with(self.results, self.metric, reference, [score.method for score in self.scores])
 
     def describe_test(self, n_pairs: int) -> str:
         """Return the sentence that explains intervals and p-values, which are corrected for `n_pairs` pairs."""
@@ -125,9 +107,12 @@ class RepeatReport:
     def pair_table(self) -> ResultTable:
         """Return the matrix of differences between all methods, row minus column."""
         names = [score.method for score in self.scores]
-        cells = {(pair.one, pair.other): (pair.test.mean, pair.corrected_p) for pair in self.pairs}
-        cells |= {(other, one): (-mean, p) for (one, other), (mean, p) in cells.items()}
-        rows = [[row, *(self._pair_cell(*cells.get((row, column), (None, None))) for column in names)] for row in names]
+        cells = {}
+        for pair in self.pairs:
+            mark = "*" if pair.corrected_p is not None and pair.corrected_p < SIGNIFICANT else " "
+            cells[pair.one, pair.other] = self.unit.difference(pair.test.mean) + mark
+            cells[pair.other, pair.one] = self.unit.difference(-pair.test.mean) + mark
+        rows = [[row, *(cells.get((row, column)) for column in names)] for row in names]
         columns = [ResultColumn("row − column"), *(ResultColumn(name, hide=max(0, k - 3)) for k, name in enumerate(names))]
         notes = [f"* p < {SIGNIFICANT:g}."]
         return ResultTable(columns, rows, f"All pairs{self.unit.points}", notes=notes)
@@ -139,7 +124,7 @@ class RepeatReport:
         rows: list[list[Cell]] = []
         for client, scores in self.clients.items():
             texts = {
-                name: f"{format_value(unit.scale * score.mean, unit.spec)} ({score.best_in})"
+                name: f"{tables.format_value(unit.scale * score.mean, unit.spec)} ({score.best_in})"
                 if not math.isnan(score.mean)
                 else None
                 for name, score in scores.items()
@@ -153,11 +138,11 @@ class RepeatReport:
     def save(self, folder: Path, notes: Sequence[str] = ()) -> list[Path]:
         """Write the tables as table.md, table.csv and table.json and return the paths."""
         texts = {
-            "table.md": render_page(self.title, self.tables, notes=notes),
-            "table.csv": format_csv(self._method_records()),
+            "table.md": tables.render_page(self.title, self.tables, notes=notes),
+            "table.csv": tables.format_csv(self._method_records()),
             "table.json": json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n",
         }
-        return write_texts(folder, texts)
+        return tables.write_texts(folder, texts)
 
     def to_dict(self) -> dict[str, object]:
         """Return the content of table.json; metrics are fractions."""
@@ -188,38 +173,24 @@ class RepeatReport:
 
     def _method_records(self) -> list[dict[str, object]]:
         best = self.scores[0].method
-        tests = {pair.other: pair.test for pair in self.pairs if pair.one == best}
-        records: list[dict[str, object]] = []
-        for score in self.scores:
-            test = tests.get(score.method)
-            records.append(
-                {
-                    "method": score.method,
-                    "repeats": len(score.values),
-                    self.metric: float(score.values.mean()),
-                    f"{self.metric}_std": float(score.values.std()),
-                    "mean_rank": score.mean_rank,
-                    "best_in": score.best_in,
-                    "difference_from_best": -test.mean if test else 0.0,
-                    "difference_low": None if test is None or test.high is None else -test.high,
-                    "difference_high": None if test is None or test.low is None else -test.low,
-                    **{key: round(self._mean_of(score.method, key)) for key in ("bytes_up", "bytes_down")},
-                    "seconds": round(self._mean_of(score.method, "seconds"), 3),
-                }
-            )
-        return records
-
-    def _interval(self, pair: PairedDifference) -> str | None:
-        """Return the interval of the difference, other minus one."""
-        if pair.test.low is None or pair.test.high is None:
-            return None
-        return self.unit.interval(-pair.test.high, -pair.test.low)
-
-    def _pair_cell(self, mean: float | None, p: float | None) -> str | None:
-        if mean is None:
-            return None
-        mark = "*" if p is not None and p < SIGNIFICANT else " "
-        return self.unit.difference(mean) + mark
+        tests = {pair.other: -pair.test for pair in self.pairs if pair.one == best}
+        tests[best] = CorrectedTTest(0, 0.0, None, None, None)
+        return [
+            {
+                "method": score.method,
+                "repeats": len(score.values),
+                self.metric: float(score.values.mean()),
+                f"{self.metric}_std": float(score.values.std()),
+                "mean_rank": score.mean_rank,
+                "best_in": score.best_in,
+                "difference_from_best": tests[score.method].mean,
+                "difference_low": tests[score.method].low,
+                "difference_high": tests[score.method].high,
+                **{key: round(self._mean_of(score.method, key)) for key in ("bytes_up", "bytes_down")},
+                "seconds": round(self._mean_of(score.method, "seconds"), 3),
+            }
+            for score in self.scores
+        ]
 
     def _mean_of(self, method: str, key: str) -> float:
         records = self.results.records[method]
@@ -250,17 +221,18 @@ def describe_gains(pairs: Sequence[PairedDifference], metric: str, name: str) ->
     for word, group in groups.items():
         texts: list[str] = []
         for pair in group:
-            low, size, high = (format_value(unit.scale * value, unit.spec) for value in sorted(map(abs, _interval(pair))))
+            ends = sorted(abs(end or 0.0) for end in (pair.test.low, pair.test.mean, pair.test.high))
+            low, size, high = (tables.format_value(unit.scale * end, unit.spec) for end in ends)
             first = f"{pair.other} is {word} than {name} by {size} {of_metric} (95 % interval {low} to {high})"
             texts.append(f"{pair.other} by {size} ({low} to {high})" if texts else first)
         if texts:
-            clauses.append(enumerate_names(texts, len(texts)))
-    if unclear := [pair for pair in pairs if pair not in clear]:
-        texts = []
-        for pair in unclear:
-            start, mean, end = _interval(pair)
-            texts.append(f"{pair.other} ({unit.difference(mean)}, 95 % interval {unit.interval(start, end)})")
-        clauses.append(f"there is no clear difference from {name} for {enumerate_names(texts, len(texts))}")
+            clauses.append(tables.enumerate_names(texts, len(texts)))
+    if unclear := [(pair.other, -pair.test) for pair in pairs if pair not in clear]:
+        texts = [
+            f"{other} ({unit.difference(test.mean)}, 95 % interval {unit.interval(test.low, test.high)})"
+            for other, test in unclear
+        ]
+        clauses.append(f"there is no clear difference from {name} for {tables.enumerate_names(texts, len(texts))}")
     return f"On these data {'; '.join(clauses)}."
 
 
@@ -276,17 +248,12 @@ def draw_gains(results: RepeatedResults, pairs: Sequence[PairedDifference], path
     for row, pair in enumerate(pairs):
         differences = results.values(pair.other, metric) - results.values(pair.one, metric)
         axes.scatter(scale * differences, np.full(len(differences), row + 0.22), s=9, color="#888888", linewidth=0)
-        low, mean, high = (scale * value for value in _interval(pair))
-        axes.plot([low, high], [row, row], color=styles[pair.other]["color"], linewidth=2)
-        axes.plot(mean, row, color=styles[pair.other]["color"], marker="o", markersize=7)
+        test = -pair.test
+        if test.low is not None and test.high is not None:
+            axes.plot([scale * test.low, scale * test.high], [row, row], color=styles[pair.other]["color"], linewidth=2)
+        axes.plot(scale * test.mean, row, color=styles[pair.other]["color"], marker="o", markersize=7)
     use_name_ticks(axes.yaxis, [pair.other for pair in pairs])
     axes.set(ylim=(len(pairs) - 0.5, -0.5), xlabel=axis)
     note = f"Small dots: {len(results.repeats)} repeated splits. Lines: 95 % intervals of the corrected resampled t-test."
     annotate(figure, title, [note])
     save_figure(figure, path)
-
-
-def _interval(pair: PairedDifference) -> tuple[float, float, float]:
-    """Return the lower end, the mean and the upper end of the method minus the reference; NaN where there is no interval."""
-    low, high = (float("nan") if end is None else -end for end in (pair.test.high, pair.test.low))
-    return low, -pair.test.mean, high

@@ -7,8 +7,10 @@ import html
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import groupby
-from typing import Literal, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
@@ -20,7 +22,11 @@ from rich.text import Text
 
 from gpfl.core.metrics import METRICS
 from gpfl.experiments.stored_runs import Trials
-from gpfl.report.pages import escape_latex, escape_markdown, render
+from gpfl.io import files
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
 
 MISSING = "–"  # text of a cell without a value
 
@@ -82,7 +88,7 @@ class ResultTable:
     """A table whose first column names the rows.
 
     A cell is a text, a number, a `MeanStd` or None (no value), or one of these in `Bold`. Print it with rich, or write it with
-    `to_markdown`, `to_latex`, `to_html` and `pages.render_page`; `format_csv` writes records of plain numbers.
+    `to_markdown`, `to_latex`, `to_html` and `render_page`; `format_csv` writes records of plain numbers.
     """
 
     columns: Sequence[ResultColumn]
@@ -202,9 +208,9 @@ class MetricUnit:
         """Return a difference with its sign."""
         return format_value(self.scale * value, f"+z{self.spec}")
 
-    def interval(self, low: float, high: float) -> str:
+    def interval(self, low: float | None, high: float | None) -> str:
         """Return an interval of differences."""
-        return f"{self.difference(low)} to {self.difference(high)}"
+        return MISSING if low is None or high is None else f"{self.difference(low)} to {self.difference(high)}"
 
 
 def enumerate_names(names: Sequence[str], limit: int = 6) -> str:
@@ -245,3 +251,93 @@ def format_duration(seconds: float) -> str:
 
 def _value(cell: Cell) -> Value:
     return cell.value if isinstance(cell, Bold) else cell
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "|": r"$|$",
+    "<": r"$<$",
+    ">": r"$>$",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "≈": r"$\approx$",
+    "−": r"$-$",
+    "+": r"$+$",
+    "†": r"$^\dagger$",
+    "∈": r"$\in$",
+    "ρ": r"$\rho$",
+    "β": r"$\beta$",
+    "λ": r"$\lambda$",
+    "μ": r"$\mu$",
+    "η": r"$\eta$",
+    "ε": r"$\varepsilon$",
+    "δ": r"$\delta$",
+    "–": "--",
+    "…": r"\dots{}",
+    "\u2003": r"\quad ",
+    "-": "{-}",  # keeps "--" of flags from becoming a dash
+    ",": r",\allowbreak{}",  # long lists in commands may wrap
+}
+
+
+def render(template: str, **values: object) -> str:
+    """Return the text of a template with these values."""
+    return _environment().get_template(template).render(**values)
+
+
+def render_lines(template: str, **values: object) -> list[str]:
+    """Return the lines of a template that are not empty, such as one sentence or note each."""
+    return [line for line in map(str.strip, render(template, **values).splitlines()) if line]
+
+
+def render_page(
+    title: str, tables: Sequence[ResultTable], *, intro: Sequence[str] = (), notes: Sequence[str] = (), origin: str = ""
+) -> str:
+    """Return a Markdown page: title, paragraphs, tables under their titles, a list of notes and where the numbers come from."""
+    page = render("page.md", title=title, tables=tables, intro=intro, notes=notes, origin=origin)
+    return page.rstrip("\n") + "\n"
+
+
+def markdown_images(paths: Sequence[Path]) -> str:
+    """Return Markdown that shows the PNG files among the paths, for a page next to them."""
+    return "".join(f"\n![{path.stem.replace('-', ' ')}]({path.name})\n" for path in paths if path.suffix == ".png")
+
+
+def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
+    """Write files by name into a folder and return their paths."""
+    for name, text in texts.items():
+        files.write_text(folder / name, text)
+    return [folder / name for name in texts]
+
+
+def escape_latex(text: str) -> str:
+    """Return text with LaTeX's special characters escaped and others as commands; unknown non-ASCII characters become ?."""
+    return "".join(_LATEX.get(character, character if character.isascii() else "?") for character in text)
+
+
+def escape_markdown(text: str) -> str:
+    """Return text that stays within a cell of a Markdown table."""
+    return text.replace("|", "\\|")
+
+
+@cache
+def _environment() -> Environment:
+    import jinja2  # not needed to train
+
+    environment = jinja2.Environment(  # delimiters that LaTeX does not use
+        loader=jinja2.PackageLoader("gpfl.report"),
+        block_start_string="<%",
+        block_end_string="%>",
+        variable_start_string="<<",
+        variable_end_string=">>",
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters.update(latex=escape_latex, markdown=escape_markdown)
+    environment.filters["fixed"] = lambda value, digits: f"{value:.{digits}f}"
+    return environment

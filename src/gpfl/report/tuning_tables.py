@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from gpfl.errors import pluralize
 from gpfl.experiments.tuned_values import describe_unequal_budgets
 from gpfl.experiments.tuning import Candidate, MethodSearch, SearchResult, Values
-from gpfl.report.pages import render_page
-from gpfl.report.tables import Bold, MeanStd, ResultColumn, ResultTable, Value, format_csv
+from gpfl.report.tables import Bold, MeanStd, ResultColumn, ResultTable, Value, format_csv, render_page
 from gpfl.training.devices import device_name
 
 
