@@ -90,8 +90,10 @@ def test_a_site_answers_only_under_the_card_and_versions_it_accepted(tmp_path: P
     key = tmp_path / "d" / "coordinator" / "signing.key"
     with pytest.raises(GpflError, match="data card"):
         Description.unpack(worker.answer(keys.sign(pack_describe("0" * 64, versions()), key)))
-    with pytest.raises(GpflError, match="another version"):
-        Description.unpack(worker.answer(keys.sign(pack_describe(worker.card.digest, {"gpfl": "0.0.1"}), key)))
+    for other in ({"gpfl": "0.0.1"}, {"torch": "1.0"}, {"flwr": "1.0"}):
+        message = pack_describe(worker.card.digest, {**versions(), **other})
+        with pytest.raises(GpflError, match="another version of gpfl, torch or flwr"):
+            Description.unpack(worker.answer(keys.sign(message, key)))
     (worker.folder.path / "accepted").unlink()
     with pytest.raises(GpflError, match="not accepted the data card"):
         Description.unpack(describe(worker, tmp_path))
@@ -259,11 +261,13 @@ def test_a_run_whose_site_was_not_ready_starts_later(tmp_path: Path) -> None:
     assert_equal(outcome.last.shared, d.simulate_files(tmp_path, card).outcome.last.shared)
 
 
-def test_private_keys_are_private(tmp_path: Path) -> None:
+def test_private_keys_are_private_and_a_unit_resumes_the_run(tmp_path: Path) -> None:
     d.make(tmp_path)
     paths = [path for path in (tmp_path / "d").rglob("*") if path.suffix == ".key"]
     assert len(paths) == 3 + 3  # CA, server, signing; one for each site
     assert {stat.S_IMODE(path.stat().st_mode) for path in paths} == {0o600}
+    units = tmp_path / "d" / "coordinator" / "systemd"
+    assert "gpfl deploy run FOLDER\nRestart=on-failure" in (units / "gpfl-run.service").read_text()  # not after the end
     assert not list((tmp_path / "d" / "coordinator").rglob("node.key"))
 
 

@@ -38,7 +38,7 @@ Wants=network-online.target
 [Service]
 User={user}
 {group}ExecStart={command}
-Restart=always
+Restart={restart}
 RestartSec={delay}
 KillMode=control-group
 UMask=0077
@@ -88,11 +88,24 @@ def nginx_config(names: Sequence[str], port: int, link_port: int) -> str:
 
 def server_units() -> dict[str, str]:
     """Return the systemd units of the coordinator by file name. FOLDER stands for its folder."""
-    common = {"user": "gpfl", "group": "", "delay": 5, "folder": "FOLDER"}
+    common = {"user": "gpfl", "group": "", "folder": "FOLDER"}
     return {
         "gpfl-server.service": UNIT.format(
-            description="gpfl: SuperLink of the deployment", after="", command="gpfl deploy server FOLDER", **common
-        )
+            description="gpfl: SuperLink of the deployment",
+            after="",
+            command="gpfl deploy server FOLDER",
+            restart="always",
+            delay=5,
+            **common,
+        ),
+        "gpfl-run.service": UNIT.format(  # after the machine died as well; a finished run ends at once
+            description="gpfl: run of the deployment, to its end",
+            after=" gpfl-server.service",
+            command="gpfl deploy run FOLDER",
+            restart="on-failure",
+            delay=60,
+            **common,
+        ),
     }
 
 
@@ -106,6 +119,7 @@ def site_units() -> dict[str, str]:
             user="gpfl-data",
             group=group,
             command="gpfl deploy site worker FOLDER",
+            restart="always",
             delay=5,
             folder="FOLDER",
         ),
@@ -115,6 +129,7 @@ def site_units() -> dict[str, str]:
             user="gpfl-net",
             group=group,
             command="gpfl deploy site node FOLDER",
+            restart="always",
             delay=10,
             folder="FOLDER",
         ),

@@ -30,7 +30,7 @@ Transport = Callable[[Mapping[int, bytes]], Mapping[int, Answer]]
 
 REASONS = {
     "card": "the site has not accepted the data card",
-    "version": "the site has another version of gpfl or torch",
+    "version": "the site has another version of gpfl, torch or flwr",
     "roster": "the roster is not that of the data card the site accepted",
     "policy": "the site's policy refuses it",
     "sum": "the secure sum is not one that the site takes part in",

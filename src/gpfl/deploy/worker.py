@@ -19,6 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import cast
 
@@ -47,8 +48,9 @@ own key for secure sums, which is made at the site."""
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that must be equal everywhere: results of other versions may differ in their last bits."""
-    return {"gpfl": gpfl.__version__, "torch": torch.__version__.partition("+")[0]}
+    """Return the versions that must be equal everywhere: other versions may compute other bits or speak another protocol."""
+    installed = {found.name: found.version for found in metadata.distributions(name="flwr")}
+    return {"gpfl": gpfl.__version__, "torch": torch.__version__.partition("+")[0], **installed}
 
 
 @dataclass(frozen=True)
