@@ -171,3 +171,17 @@ class KillAt(Callback):
     def on_evaluate(self, record: MetricsRecord) -> None:
         if record["round"] == self.round:
             raise KilledError
+
+
+# Faults of deployments.
+
+
+@pytest.fixture(scope="session")
+def table() -> Iterator[object]:
+    """The table of faults, with the lines of those that ended well; it is written if GPFL_FAULTS_TABLE asks for it."""
+    from fault_deployment import FaultTable  # not at the top: it needs gpfl[flower]
+
+    table = FaultTable()
+    yield table
+    if wanted := os.environ.get("GPFL_FAULTS_TABLE"):
+        table.write(update=wanted == "update")

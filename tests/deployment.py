@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 from direct_sites import SECRET, Sections, simulate
 from patients import make_rows, write_rows
@@ -13,6 +14,7 @@ import gpfl
 from gpfl.deploy.card import DataCard
 from gpfl.deploy.init import draft_policy, format_policy, make_deployment, write_card
 from gpfl.deploy.messages import Answer, Transport
+from gpfl.deploy.programs import free_port
 from gpfl.deploy.server import Connect
 from gpfl.deploy.worker import CARD, CARD_SIGNATURE, SiteFolder, Worker
 from gpfl.deploy.worker import POLICY as POLICY_FILE
@@ -57,14 +59,23 @@ def write_data(folder: Path) -> Path:
 
 
 def make(
-    folder: Path, config: Sections | None = None, policy: Mapping[str, object] = POLICY, *, secure_sum: bool = False
+    folder: Path,
+    config: Sections | None = None,
+    policy: Mapping[str, object] = POLICY,
+    *,
+    secure_sum: bool = False,
+    names: Sequence[str] = ("localhost", "127.0.0.1"),
+    port: int = 0,
+    settings: Mapping[str, object] | None = None,
 ) -> DataCard:
-    """Make a deployment of `folder/d` whose sites have accepted the card."""
+    """Make a deployment of `folder/d` whose sites have accepted the card. By default sites connect to the SuperLink itself."""
     (folder / "pooled").mkdir(parents=True)
     sections = {**CONFIG, **(config or {})}
     sections["data"] = {**sections["data"], "schema": str(write_data(folder / "pooled"))}
     card = DataCard.make("test", SITES[::-1], sections, secure_sum=secure_sum)
-    make_deployment(folder / "d", card, ["localhost", "127.0.0.1"], policy=policy)
+    settings = {"link_port": free_port(), **(settings or {})}
+    port = port or cast(int, settings["link_port"])
+    make_deployment(folder / "d", card, names, port=port, policy=policy, settings=settings)
     for site in SITES:
         data = folder / "d" / "sites" / site / "data"
         data.mkdir()

@@ -19,10 +19,9 @@ from direct_sites import assert_equal
 
 import gpfl
 from gpfl.deploy.demo import deployed
-from gpfl.deploy.programs import TOKEN, Processes, find_processes, free_port
+from gpfl.deploy.programs import TOKEN, Processes, find_processes, free_port, program
 from gpfl.deploy.server import CoordinatorFolder
 from gpfl.deploy.supervise import finish_run
-from gpfl.io import toml
 
 pytestmark = pytest.mark.deployment
 
@@ -154,11 +153,6 @@ def test_one_deployment_trains_four_methods_as_the_simulation_does(tmp_path: Pat
     methods = ("gpfl", "fedavg", "ditto", "fedproto")
     card = deployment.make(tmp_path, {"method": {"name": methods[0]}})
     folder = CoordinatorFolder(tmp_path / "d" / "coordinator")
-    path = folder.path / "deployment.toml"
-    path.write_text(toml.dump({**toml.read(path), "link_port": free_port()}))
-    for name in card.sites:
-        site = {"name": name, "server": f"127.0.0.1:{folder.link_port}", "data": "data"}
-        (tmp_path / "d" / "sites" / name / "site.toml").write_text(toml.dump(site))
     with deployed(tmp_path / "d", card):
         for method in methods:
             if method != methods[0]:
@@ -173,6 +167,31 @@ def test_one_deployment_trains_four_methods_as_the_simulation_does(tmp_path: Pat
                 paths = (tmp_path / "d" / "sites" / name / "state").glob("*/model.safetensors")
                 own = max(paths, key=lambda path: path.stat().st_mtime)
                 assert_equal(gpfl.load_model(own).weights, model.weights)
+
+
+def test_the_app_runs_in_flowers_simulation_as_in_ours(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs flwr[simulation]")
+    card = deployment.make(tmp_path)
+    coordinator = tmp_path / "d" / "coordinator"
+    home = tmp_path / "flwr"
+    home.mkdir()
+    (home / "config.toml").write_text('[superlink]\ndefault = "local"\n[superlink.local]\naddress = ":local:"\n')
+    command = [
+        *(program("flwr"), "run", str(coordinator / "app"), "local", "--stream"),
+        *("--run-config", f'folder="{coordinator}" simulation=true'),
+        *("--federation-config", "num-supernodes=3 client-resources-num-cpus=1 init-args-num-cpus=2"),
+    ]
+    with Processes(tmp_path / "log") as processes:
+        process = processes.start("flwr-run", command, home)
+        end = time.monotonic() + 400
+        while process.poll() is None and time.monotonic() < end:
+            time.sleep(0.2)
+    output = (tmp_path / "log" / "flwr-run.log").read_text()
+    assert (coordinator / "runs" / "test" / "summary.json").exists(), output
+    expected = deployment.simulate_files(tmp_path, card)
+    for name, model in zip(card.sites, expected.clients, strict=True):
+        (path,) = (tmp_path / "d" / "sites" / name / "state").glob("*/model.safetensors")
+        assert_equal(gpfl.load_model(path).weights, model.weights)
 
 
 def test_the_programs_of_the_last_test_have_ended() -> None:

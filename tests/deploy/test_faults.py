@@ -1,133 +1,42 @@
-"""Faults of a real deployment on this machine. Each must end with the run finished, a finite model and the event in the log.
+"""Faults of a real deployment on this machine: parts are killed, cut off, filled up, or lie.
 
-`make faults` runs them, which takes several minutes, and writes the table in docs/results/faults.md.
+`make faults` runs them, which takes a while, and writes the table in docs/results/faults.md.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import deployment
 import pytest
-from direct_sites import assert_equal
+from fault_deployment import Deployment, FaultTable, missed_rounds
+from proxy import start_nginx
+from tampering_worker import CLAIMED, TAMPERED
 
 pytest.importorskip("flwr", reason="needs gpfl[flower]")
 
-from gpfl.core import tree
-from gpfl.deploy import keys
-from gpfl.deploy.init import replace_node_key
-from gpfl.deploy.programs import free_port, supernode_command
-from gpfl.deploy.server import CoordinatorFolder
-from gpfl.deploy.supervise import finish_run
-from gpfl.deploy.worker import SITE, SiteFolder
-from gpfl.io import toml
-from gpfl.io.tensors import read_tensors
+from gpfl.deploy.programs import free_port
 
 pytestmark = pytest.mark.faults
 
-ROUNDS = 5
-CONFIG = {"train": {"rounds": ROUNDS, "lr": 0.02, "epochs": 40}}
-TABLE = Path(__file__).parents[2] / "docs" / "results" / "faults.md"
-
-
-class Deployment:
-    """Three sites and a coordinator under the commands of gpfl, in processes of their own."""
-
-    def __init__(self, folder: Path, **settings: object) -> None:
-        self.folder, self.lines = folder, list[str]()
-        self.card = deployment.make(folder, CONFIG)
-        port = free_port()
-        self.coordinator = CoordinatorFolder(folder / "d" / "coordinator")
-        settings = {"min_clients": 2, "deadline": 20.0, "connect": 90.0, **settings, "link_port": port}
-        path = self.coordinator.path / "deployment.toml"
-        path.write_text(toml.dump({**toml.read(path), **settings}))
-        self.sites = {name: SiteFolder(folder / "d" / "sites" / name) for name in self.card.sites}
-        for name, site in self.sites.items():
-            (site.path / SITE).write_text(toml.dump({"name": name, "server": f"127.0.0.1:{port}", "data": "data"}))
-        self.commands = [self._start("server", self.coordinator.path)]
-        self.commands += [self._start("site", "start", site.path) for site in self.sites.values()]
-        self.error: list[Exception] = []
-        self.thread = threading.Thread(target=self._run, daemon=True)
-        self.thread.start()
-
-    def _start(self, *words: object) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "gpfl", "deploy", *map(str, words)]
-        with (self.folder / f"{words[0]}.out").open("ab") as log:
-            return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-
-    def _run(self) -> None:
-        try:
-            finish_run(self.coordinator, self.lines.append)
-        except Exception as error:
-            self.error.append(error)
-
-    def wait_for(self, text: str, seconds: float = 150.0) -> None:
-        """Wait until the coordinator's log has a text."""
-        end = time.monotonic() + seconds
-        while text not in self.log and not self.error and time.monotonic() < end:
-            time.sleep(0.1)
-        assert text in self.log, (self.log, self.lines, self.error)
-
-    def find(self, name: str, folder: Path) -> int:
-        """Return the process of a program whose Flower folder or arguments are in a folder."""
-        for path in Path("/proc").glob("[0-9]*"):
-            try:
-                words, variables = (path / "cmdline").read_bytes(), (path / "environ").read_bytes()
-            except OSError:
-                continue
-            if name.encode() in words and f"FLWR_HOME={folder}".encode() in variables:
-                return int(path.name)
-        raise AssertionError(f"no {name} in {folder}")
-
-    def kill(self, name: str, folder: Path) -> None:
-        os.kill(self.find(name, folder.resolve()), signal.SIGKILL)
-
-    @property
-    def log(self) -> str:
-        return self.coordinator.log.read_text() if self.coordinator.log.exists() else ""
-
-    def finish(self) -> list[dict[str, object]]:
-        """Wait for the end of the run, and return the records of its rounds."""
-        self.thread.join(400)
-        assert not self.thread.is_alive(), (self.log, self.lines)
-        assert not self.error, (self.log, self.error)
-        records = [json.loads(line) for line in (self.coordinator.run / "clients.jsonl").read_text().splitlines()]
-        assert [record["round"] for record in records] == list(range(ROUNDS))
-        for site in self.sites.values():
-            (path,) = (site.path / "state").glob("*/model.safetensors")
-            assert tree.is_finite(dict(read_tensors(path)[0]))
-        return records
-
-    def check_equal(self) -> None:
-        """Check that the models are those of a run without faults."""
-        expected = deployment.simulate_files(self.folder, self.card)
-        for site, model in zip(self.sites.values(), expected.clients, strict=True):
-            (path,) = (site.path / "state").glob("*/model.safetensors")
-            from gpfl.inference.load import load_model
-
-            assert_equal(load_model(path).weights, model.weights)
-
-    def stop(self) -> None:
-        for command in reversed(self.commands):
-            command.terminate()
-        for command in self.commands:
-            command.wait(60)
+Start = Callable[..., Deployment]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Deployment]]:
+def start(tmp_path: Path) -> Iterator[Start]:
     started: list[Deployment] = []
 
     def make(**settings: object) -> Deployment:
-        started.append(Deployment(tmp_path, **settings))
+        started.append(Deployment(tmp_path, **settings))  # type: ignore[arg-type]
+        started[-1].run()
         return started[-1]
 
     yield make
@@ -135,140 +44,342 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Deployment]]:
         each.stop()
 
 
-ROWS: list[tuple[str, str, float]] = []
-
-
-@pytest.fixture(autouse=True, scope="module")
-def table() -> Iterator[None]:
-    """Write the table of all faults that ended well, if `make faults` asks for it."""
-    yield
-    if os.environ.get("GPFL_FAULTS_TABLE") and ROWS:
-        lines = [f"| {fault} | {outcome} | {seconds:.0f} |" for fault, outcome, seconds in ROWS]
-        head = (
-            "# Faults of deployments\n\nThree sites over TLS with node keys on one machine, GPFL, five rounds, "
-            "`min_clients = 2`, `deadline = 20`.\nWritten by `make faults`; a fault that ended otherwise has no line.\n\n"
-        )
-        TABLE.write_text(head + "| fault | outcome | s |\n| --- | --- | --- |\n" + "\n".join(lines) + "\n")
-
-
-def report(fault: str, outcome: str, start: float) -> None:
-    ROWS.append((fault, outcome, time.monotonic() - start))
-
-
-def averaged(records: list[dict[str, object]]) -> list[list[str]]:
-    return [record["averaged"] for record in records]  # type: ignore[misc]
-
-
-def test_killed_supernode(start: Callable[..., Deployment]) -> None:
-    run, began = start(), time.monotonic()
+def test_killed_supernode(start: Start, table: FaultTable) -> None:
+    run = start()
     run.wait_for("round 0: 3 of 3 sites answered")
-    run.kill("flower-supernode", run.sites["north"].path / "flwr")
-    records = run.finish()
-    assert any("north" in record["dropped"] for record in records)  # type: ignore[operator]
-    missed = sum("north" not in names for names in averaged(records))
-    report("SuperNode killed, restarted by its supervisor", f"run finished; the site missed {missed} of 5 rounds", began)
-
-
-def test_killed_worker(start: Callable[..., Deployment]) -> None:
-    run, began = start(), time.monotonic()
-    run.wait_for("round 0: 3 of 3 sites answered")
-    run.kill("gpfl.deploy.worker", run.sites["north"].path / "flwr")
-    records = run.finish()
-    missed = sum("north" not in names for names in averaged(records))
-    assert averaged(records)[-1] == list(run.card.sites)
-    if not missed:
-        run.check_equal()
-    report("worker of a site killed, restarted by its supervisor", f"run finished; the site missed {missed} of 5 rounds", began)
-
-
-def test_killed_superlink(start: Callable[..., Deployment]) -> None:
-    run, began = start(deadline=60.0), time.monotonic()
-    run.wait_for("round 1: 3 of 3 sites answered")
-    run.kill("flower-superlink", run.coordinator.path / "flwr")
-    records = run.finish()
-    assert averaged(records) == [list(run.card.sites)] * ROUNDS
-    run.check_equal()
-    report(
-        "SuperLink killed, restarted by its supervisor",
-        "run resumed from its checkpoint; models equal to the simulation",
-        began,
+    run.kill("flower-supernode", run.sites["north"].path)
+    records = run.finish("north: no")
+    missed = missed_rounds(records, "north")
+    assert 0 < missed < run.rounds
+    table.add(
+        "SuperNode killed, restarted by its supervisor",
+        f"run finished; the site missed {missed} of 5 rounds",
+        "`north: no reply …`, or `not connected`",
+        run.began,
     )
 
 
-def test_killed_coordinator(start: Callable[..., Deployment]) -> None:
-    run, began = start(), time.monotonic()
-    run.wait_for("round 1: 3 of 3 sites answered")
-    run.kill("flwr-serverapp", run.coordinator.path / "flwr")
-    run.finish()
-    run.check_equal()
-    report("coordinator process killed", "run resumed from its checkpoint; models equal to the simulation", began)
-
-
-def test_slow_site(start: Callable[..., Deployment]) -> None:
-    run, began = start(), time.monotonic()
+def test_killed_worker(start: Start, table: FaultTable) -> None:
+    run = start()
     run.wait_for("round 0: 3 of 3 sites answered")
-    worker = run.find("gpfl.deploy.worker", (run.sites["north"].path / "flwr").resolve())
+    run.kill("gpfl.deploy.worker", run.sites["north"].path)
+    records = run.finish()
+    missed = missed_rounds(records, "north")
+    assert "worker ended with status -9; it starts again" in (run.folder / "north.out").read_text()
+    assert not missed_rounds(records[-1:], "north")
+    if not missed:
+        run.check_equal()
+    table.add(
+        "worker of a site killed, restarted by its supervisor",
+        f"run finished; the site missed {missed} of 5 rounds",
+        "`worker ended with status -9`, at the site",
+        run.began,
+    )
+
+
+def test_site_killed_and_restarted_after_5_seconds(start: Start, table: FaultTable) -> None:
+    """Flower refuses its key for about a minute, in which the others go on."""
+    run = start(rounds=18)
+    run.wait_for("round 1: 3 of 3 sites answered")
+    run.kill_all("north", run.sites["north"].path)
+    time.sleep(5)
+    run.start_site("north")
+    records = run.finish("north: no")
+    missed = missed_rounds(records, "north")
+    assert missed
+    assert not missed_rounds(records[-1:], "north")
+    table.add(
+        "site killed in mid-round, restarted after 5 s",
+        f"run of 18 rounds finished; the site missed {missed} and trained in the last",
+        "`north: no reply …`, `not connected`",
+        run.began,
+    )
+
+
+def test_site_killed_and_restarted_after_65_seconds(start: Start, table: FaultTable) -> None:
+    """With all sites needed, the run waits for it."""
+    run = start(min_clients=3, deadline=150.0, connect=150.0)
+    run.wait_for("round 1: 3 of 3 sites answered")
+    run.kill_all("north", run.sites["north"].path)
+    time.sleep(65)
+    run.start_site("north")
+    records = run.finish()
+    assert not missed_rounds(records, "north")
+    run.check_equal()
+    waited = max(float(line.split(" in ")[1].split()[0]) for line in run.log.splitlines() if "sites answered in" in line)
+    assert waited > 50
+    table.add(
+        "site killed in mid-round, restarted after 65 s",
+        f"with `min_clients = 3`, `deadline = 150` the run waited, {waited:.0f} s for a round; models equal to the simulation",
+        f"`sites answered in {waited:.1f} s`",
+        run.began,
+    )
+
+
+def test_site_that_joins_late(start: Start, table: FaultTable) -> None:
+    run = start(rounds=12, absent=["south"], start_clients=2, connect=5.0)
+    run.wait_for("before round 0: 2 of 3 sites described their samples")
+    run.wait_for("round 1: 2 of 2 sites answered")
+    run.start_site("south")
+    records = run.finish("south joins the run after the next checkpoint", "sites of the run: east, north, south")
+    missed = missed_rounds(records, "south")
+    assert 2 <= missed < run.rounds
+    assert all("south" in record["averaged"] for record in records[missed:])  # type: ignore[operator]
+    table.add(
+        "site killed before round 0, joins late",
+        f"run of 12 rounds, begun by two sites, finished; the site trained from round {missed + 1} on",
+        "`south joins the run after the next checkpoint`",
+        run.began,
+    )
+
+
+def test_killed_superlink(start: Start, table: FaultTable) -> None:
+    run = start(deadline=60.0)
+    run.wait_for("round 1: 3 of 3 sites answered")
+    run.kill("flower-superlink", run.coordinator.path)
+    records = run.finish()
+    assert missed_rounds(records, "north") == 0
+    assert run.log.count("coordinator of run 'test' started") >= 2
+    assert "superlink ended with status -9; it starts again" in (run.folder / "server.out").read_text()
+    run.check_equal()
+    table.add(
+        "SuperLink killed, restarted by its supervisor",
+        "run resumed from its checkpoint; models equal to the simulation",
+        "`superlink ended with status -9`, `coordinator … started` again",
+        run.began,
+    )
+
+
+def test_killed_coordinator(start: Start, table: FaultTable) -> None:
+    run = start()
+    run.wait_for("round 1: 3 of 3 sites answered")
+    run.kill("flwr-serverapp", run.coordinator.path)
+    run.finish()
+    assert run.log.count("coordinator of run 'test' started") == 2
+    run.check_equal()
+    table.add(
+        "coordinator process killed",
+        "run resumed from its checkpoint; models equal to the simulation",
+        "`coordinator … started` again",
+        run.began,
+    )
+
+
+def test_killed_machine_of_the_coordinator(tmp_path: Path, table: FaultTable) -> None:
+    run = Deployment(tmp_path, deadline=60.0)  # type: ignore[arg-type]
+    try:
+        run.start_run_command()
+        run.wait_for("round 1: 3 of 3 sites answered")
+        run.kill_all("run", run.coordinator.path)
+        run.kill_all("server", run.coordinator.path)
+        time.sleep(3)
+        run.start_server()
+        run.run()
+        run.finish()
+        assert run.log.count("coordinator of run 'test' started") >= 2
+        run.check_equal()
+    finally:
+        run.stop()
+    table.add(
+        "SuperLink, coordinator and their commands killed at once, started again by hand",
+        "run resumed from its checkpoint; models equal to the simulation",
+        "`coordinator … started` again",
+        run.began,
+    )
+
+
+def test_slow_site(start: Start, table: FaultTable) -> None:
+    run = start()
+    run.wait_for("round 0: 3 of 3 sites answered")
+    (worker, *_) = run.find("gpfl.deploy.worker", run.sites["north"].path)
     os.kill(worker, signal.SIGSTOP)
     try:
         run.wait_for("north: no reply before the deadline")
     finally:
         os.kill(worker, signal.SIGCONT)
     records = run.finish()
-    missed = sum("north" not in names for names in averaged(records))
+    missed = missed_rounds(records, "north")
     assert missed
-    report("a site slower than the deadline", f"left out of {missed} of 5 rounds, named in the log; run finished", began)
+    late = [record for record in records if "north" in record["dropped"]]  # type: ignore[operator]
+    assert len(late) == missed  # its late replies are in no mean
+    event = "`north: no reply before the deadline`"
+    table.add("slow site", f"left out of {missed} of 5 rounds; run finished", event, run.began)
+    table.add("late reply", "in no mean; the site trained on from its last accepted round", event, run.began)
 
 
-INTRUDERS = {
-    "certificate of another authority": "",
-    "unregistered node key": "2004",
-    "no node key": "2001",
-    "plain HTTP": "",
-}
-"""What their output says, where Flower says anything."""
+def test_full_disk_at_a_site(tmp_path: Path, table: FaultTable) -> None:
+    state = tmp_path / "d" / "sites" / "north" / "state"
+    with small_disk(state, tmp_path) as fill:
+        run = Deployment(tmp_path, rounds=8)  # type: ignore[arg-type]
+        try:
+            fill.mount()
+            run.run()
+            run.wait_for("round 1: 3 of 3 sites answered")
+            fill.fill()
+            run.wait_for("north: the site could not do it; the reason is in the site's log")
+            fill.free()
+            records = run.finish()
+        finally:
+            run.stop()
+        missed = missed_rounds(records, "north")
+        assert 0 < missed < run.rounds
+        assert not missed_rounds(records[-1:], "north")
+        assert "No space left on device" in (run.sites["north"].path / "log" / "worker.log").read_text()
+    table.add(
+        "full disk at a site",
+        f"run of 8 rounds finished; the site missed {missed}, and trained on from its last accepted round once there was room",
+        "`north: the site could not do it`; `No space left on device`, at the site",
+        run.began,
+    )
 
 
-def test_intruders_are_refused(tmp_path: Path) -> None:
-    """Nodes with a wrong certificate, a wrong key or none do not get in."""
-    from gpfl.deploy.programs import Control, Processes, superlink_command, wait_for_superlink
+class SmallDisk:
+    """A disk of 1 MB over a folder."""
 
-    card = deployment.make(tmp_path)
-    folder = CoordinatorFolder(tmp_path / "d" / "coordinator")
-    path = folder.path / "deployment.toml"
-    path.write_text(toml.dump({**toml.read(path), "link_port": free_port()}))
-    server = f"127.0.0.1:{folder.link_port}"
-    with Processes(tmp_path / "log") as processes:
-        processes.start("superlink", superlink_command(folder), folder.path / "flwr")
-        wait_for_superlink(folder, processes)
-        control = Control(folder)
-        control.register()
-        site = SiteFolder(tmp_path / "d" / "sites" / card.sites[0])
-        keys.make_ca(tmp_path / "other", "other")
-        valid = supernode_command(site, server)
-        limits = ["--max-retries", "2", "--max-wait-time", "10"]
-        authority, key = valid.index("--root-certificates"), valid.index("--auth-supernode-private-key")
-        foreign = [*valid, *limits]
-        foreign[authority + 1] = str(tmp_path / "other" / "ca.crt")
-        replace_node_key(site.path)
-        without_key = [*valid[:key], *valid[key + 2 :], *limits]
-        plain = [*without_key[:authority], *without_key[authority + 2 :], "--insecure"]
-        commands = {
-            "certificate of another authority": foreign,
-            "unregistered node key": [*valid, *limits],
-            "no node key": without_key,
-            "plain HTTP": plain,
-        }
-        for number, (fault, command) in enumerate(commands.items()):
-            command[command.index("--port") + 1] = str(free_port())
-            began_one = time.monotonic()
-            process = processes.start(f"intruder-{number}", command, tmp_path / "flwr")
-            while process.poll() is None and time.monotonic() < began_one + 30:
-                time.sleep(0.1)
-            output = (tmp_path / "log" / f"intruder-{number}.log").read_text()
-            outcome = "did not connect in 30 s" if process.returncode is None else f"refused, exit status {process.returncode}"
-            assert process.returncode != 0, output
-            assert INTRUDERS[fault] in output, output
-            states = set(control.nodes().values())
-            assert "online" not in states, (fault, states)
-            processes.stop([f"intruder-{number}"])
-            report(fault, outcome, began_one)
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def mount(self) -> None:
+        """Put the disk in place."""
+        self.path.mkdir(exist_ok=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", self.path], check=True)
+
+    def fill(self) -> None:
+        """Leave no room."""
+        filler = self.path / "filler"
+        for size in (4096, 1):
+            with filler.open("ab", buffering=0) as file, suppress(OSError):
+                while file.write(bytes(size)) == size:
+                    continue
+
+    def free(self) -> None:
+        """Make room again."""
+        (self.path / "filler").unlink()
+
+
+@contextmanager
+def small_disk(path: Path, folder: Path) -> Iterator[SmallDisk]:
+    """A small disk; the test is skipped where none can be mounted."""
+    trial = folder / "trial"
+    trial.mkdir()
+    if not shutil.which("mount") or subprocess.run(["mount", "-t", "tmpfs", "tmpfs", trial], capture_output=True).returncode:
+        pytest.skip("a small disk needs the right to mount")
+    subprocess.run(["umount", trial], check=True)
+    try:
+        yield SmallDisk(path)
+    finally:
+        subprocess.run(["umount", path], capture_output=True)
+
+
+NAMESPACE, LINK = "gpfl-north", "gpfl-cut"
+HERE, THERE = "10.231.77.1", "10.231.77.2"
+
+
+@contextmanager
+def network_namespace() -> Iterator[None]:
+    """A network namespace with a cable to this one; the test is skipped where none can be made."""
+    commands = (
+        f"ip netns add {NAMESPACE}",
+        f"ip link add {LINK} type veth peer name {LINK}-n",
+        f"ip link set {LINK}-n netns {NAMESPACE}",
+        f"ip addr add {HERE}/30 dev {LINK}",
+        f"ip link set {LINK} up",
+        f"ip -n {NAMESPACE} addr add {THERE}/30 dev {LINK}-n",
+        f"ip -n {NAMESPACE} link set {LINK}-n up",
+        f"ip -n {NAMESPACE} link set lo up",
+    )
+    if shutil.which("ip") is None:
+        pytest.skip("network namespaces need the program ip (iproute2)")
+    try:
+        for command in commands:
+            if (done := subprocess.run(command.split(), capture_output=True, text=True)).returncode:
+                pytest.skip(f"network namespaces are not permitted here: {done.stderr.strip()}")
+        yield
+    finally:
+        subprocess.run(["ip", "link", "del", LINK], capture_output=True)
+        subprocess.run(["ip", "netns", "del", NAMESPACE], capture_output=True)
+
+
+def test_cut_connection(tmp_path: Path, table: FaultTable) -> None:
+    """A site on another network loses its cable for half a minute. All sites come through the generated proxy."""
+    port = free_port()
+    with network_namespace():
+        run = Deployment(
+            tmp_path,
+            rounds=12,
+            host=HERE,
+            port=port,
+            prefix={"north": ["ip", "netns", "exec", NAMESPACE]},
+        )
+        try:
+            with start_nginx(run.coordinator.path, tmp_path / "nginx"):
+                run.run()
+                run.wait_for("round 1: 3 of 3 sites answered")
+                subprocess.run(["ip", "link", "set", LINK, "down"], check=True)
+                threading.Timer(30, subprocess.run, [["ip", "link", "set", LINK, "up"]]).start()
+                records = run.finish("north: no")
+        finally:
+            run.stop()
+    missed = missed_rounds(records, "north")
+    assert 0 < missed < run.rounds
+    assert not missed_rounds(records[-1:], "north")
+    table.add(
+        "cut connection, for 30 s",
+        f"run of 12 rounds finished; the site missed {missed} and trained in the last",
+        "`north: no reply …`, or `not connected`",
+        run.began,
+    )
+
+
+def test_bad_replies(start: Start, table: FaultTable) -> None:
+    """A site whose program lies: each round's reply is wrong in another way."""
+    run = start(rounds=CLAIMED + 2, worker={"north": Path(__file__).parents[1] / "tampering_worker.py"})
+    records = run.finish(
+        "before round 0: north: it claims 1,000,000,010 samples; the limit, max_samples in deployment.toml, is 1,000,000",
+        "scores of north ignored: (1000000000.0, 0.0, 1000000000) is not plausible",
+    )
+    from bad_replies import BAD_REPLIES
+
+    for number, fault in TAMPERED.items():
+        assert records[number]["averaged"] == ["east", "south"], (number, fault)
+        reason = records[number]["dropped"]["north"]  # type: ignore[index]
+        assert BAD_REPLIES[fault][1] in reason, (fault, reason)
+        if fault not in ("norm", "loss", "garbage"):
+            table.add(fault, f"upload dropped; the mean of round {number + 1} is that of two sites", f"`{reason}`", run.began)
+    for number in (0, CLAIMED, CLAIMED + 1):
+        assert not missed_rounds(records[number : number + 1], "north")
+    table.add(
+        "1e9 samples in scores",
+        "scores ignored; the weights of the mean are those of the roster",
+        "`scores of north ignored: … is not plausible`",
+        run.began,
+    )
+    table.add(
+        "1e9 samples before round 0",
+        "not let in until it says something plausible",
+        "`it claims 1,000,000,010 samples`",
+        run.began,
+    )
+
+
+def test_a_coordinator_that_asks_for_too_much(start: Start, table: FaultTable) -> None:
+    run = start(min_clients=1, policy={"max_rounds": 2, "max_norm": 1e6})
+    for name in ("east", "south"):
+        path = run.sites[name].path / "outbound.toml"
+        path.write_text(path.read_text().replace("max_rounds = 2", "max_rounds = 0"))
+    records = run.finish("north: the site's policy refuses it (max_rounds)")
+    assert [missed_rounds([record], "north") for record in records] == [0, 0, 1, 1, 1]
+    site = (run.sites["north"].path / "log" / "worker.log").read_text()
+    assert "refused: policy: upload 3 is asked for, and outbound.max_rounds is 2" in site
+    table.add(
+        "coordinator asks for more than a site's policy allows",
+        "a third upload refused at the site, before anything was sent; run finished with the others",
+        "`the site's policy refuses it (max_rounds)`, on both sides",
+        run.began,
+    )
+
+
+def test_the_suite_leaves_no_process() -> None:
+    """No program of a deployment runs on."""
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not [words for words in commands if sys.executable.encode() in words and b"tampering_worker" in words]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import subprocess
 import sys
 import threading
+import zipfile
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +24,7 @@ from flwr.app import Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from gpfl.deploy import flower
+from gpfl.deploy.init import write_app
 from gpfl.deploy.socket import receive, send
 
 NODES = {0: 101, 1: 102, 2: 103}
@@ -156,3 +160,33 @@ def test_the_client_app_imports_no_torch() -> None:
 def test_flower_is_imported_in_one_module() -> None:
     texts = {path.name: path.read_text() for path in Path(gpfl.__file__).parent.rglob("*.py")}
     assert [name for name, text in texts.items() if "import flwr" in text or "from flwr" in text] == ["flower.py"]
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    write_app(tmp_path / "gpfl")
+    return tmp_path / "gpfl"
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
+def test_the_app_is_built_without_code(app: Path) -> None:
+    from flwr.cli.build import build_fab_from_disk
+
+    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(app))) as fab:
+        assert {each.filename for each in fab.infolist()} == {".info/CONTENT", "LICENSE", "README.md", "pyproject.toml"}
+        assert sum(each.file_size for each in fab.infolist()) < 10_000
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
+def test_the_app_could_be_published_on_flower_hub(app: Path) -> None:
+    """By the checks of `flwr app publish`: file types, sizes, encoding, license, name and description."""
+    from flwr.cli.config_utils import load_and_validate
+
+    publish = import_module("flwr.cli.app_cmd.publish")
+    publish._validate_app_name(app.name, "Flower App directory name")
+    config, _ = load_and_validate(app / "pyproject.toml")
+    assert len(config["project"]["description"]) <= 200
+    publish._validate_description(config["project"]["description"])
+    files = publish._collect_file_paths(app)
+    publish._validate_files(files)
+    assert {path.name for path in files} == {"LICENSE", "README.md", "pyproject.toml"}

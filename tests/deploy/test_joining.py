@@ -209,3 +209,16 @@ def test_a_site_that_leaves_keeps_its_model(tmp_path: Path) -> None:
     model = Worker(SiteFolder(tmp_path / "d" / "sites" / "north")).model_site().model()
     assert model.name == "north"
     assert_equal(model.weights, expected.weights)
+
+
+def test_a_site_that_claims_a_billion_samples_is_not_let_in(tmp_path: Path) -> None:
+    d.make(tmp_path, TRAIN)
+    coordinator = configure(tmp_path, start_clients=2, min_clients=2)
+    workers = d.make_workers(tmp_path)
+    workers[1]._description = dataclasses.replace(workers[1]._description, sizes=(10**9, 0, 10))
+    run_coordinator(coordinator, d.connect_directly(workers))
+    assert averaged(coordinator) == [["east", "south"]] * ROUNDS
+    log = CoordinatorFolder(coordinator).log.read_text()
+    claim = "it claims 1,000,000,010 samples; the limit, max_samples in deployment.toml, is 1,000,000"
+    assert f"before round 0: north: {claim}" in log
+    assert log.count(f"north is not in the run: {claim}") == 1

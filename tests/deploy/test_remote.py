@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from bad_replies import BAD_REPLIES, claim_samples
 from conftest import toy_federation
 from direct_sites import assert_equal, direct, make_sites, roster_of, simulate
 
@@ -48,25 +49,9 @@ def tamper(sites: list[Site], client: int, change: Callable[[RoundReply], Answer
     return send
 
 
-def with_upload(reply: RoundReply, **changes: torch.Tensor | None) -> Answer:
-    upload = {**reply.upload, **changes}
-    kept = {path: tensor for path, tensor in upload.items() if tensor is not None}
-    return Answer(RoundReply(upload=kept, terms=reply.terms, scores=reply.scores).pack())
-
-
-def first(reply: RoundReply) -> str:
-    return next(path for path, tensor in reply.upload.items() if tensor.dim() == 2)
-
-
 FAULTS: dict[str, tuple[Callable[[RoundReply], Answer], str]] = {
-    "nan": (lambda r: with_upload(r, **{first(r): r.upload[first(r)] * torch.nan}), "NaN"),
-    "shape": (lambda r: with_upload(r, **{first(r): torch.ones(1, 1)}), "shape"),
-    "missing": (lambda r: with_upload(r, **{first(r): None}), "missing"),
-    "dtype": (lambda r: with_upload(r, **{first(r): r.upload[first(r)].double()}), "float64"),
-    "norm": (lambda r: with_upload(r, **{first(r): r.upload[first(r)] + 1e6}), "median"),
-    "loss": (lambda r: Answer(RoundReply(upload=r.upload, terms={}, scores=r.scores).pack()), "loss terms"),
-    "garbage": (lambda r: Answer(b"not tensors"), "damaged"),
-    "silent": (lambda r: Answer(error="not connected"), "not connected"),
+    **{name: (lambda reply, bad=bad: Answer(bad(reply)), reason) for name, (bad, reason) in BAD_REPLIES.items()},
+    "silent": (lambda reply: Answer(error="not connected"), "not connected"),
 }
 
 
@@ -97,7 +82,7 @@ def test_a_dropped_client_trains_on_from_its_last_accepted_state(roster: Roster,
 
 def test_an_implausible_score_does_not_count(roster: Roster, sites: list[Site], tmp_path: Path) -> None:
     def boast(reply: RoundReply) -> Answer:
-        return Answer(RoundReply(upload=reply.upload, terms=reply.terms, scores={"test": (1e9, 0.0, 10**9)}).pack())
+        return Answer(claim_samples(reply))
 
     outcome = coordinate(roster, tamper(sites, 1, boast), tmp_path / "run")
     assert [len(record["client_accuracies"]) for record in outcome.history] == [4, 3, 4, 4]  # type: ignore[arg-type]
@@ -160,6 +145,6 @@ def test_noise_is_not_that_of_the_seed(tmp_path: Path) -> None:
     shared = tree.flatten(site.spec.method.init(3)[0])
     request = RoundRequest(roster=roster.digest, client=0, round=0, accepted=0, train=True, splits=(), shared=shared)
     uploads = [own.run_round(request).upload, own.run_round(request).upload, site.run_round(request).upload]
-    path = first(RoundReply(upload=uploads[0], terms={}, scores={}))
+    path = next(iter(uploads[0]))
     assert not torch.equal(uploads[0][path], uploads[1][path])  # new noise for each upload
     assert torch.equal(uploads[2][path], site.run_round(request).upload[path])  # the key of the test

@@ -47,11 +47,24 @@ client_app = ClientApp()
 def answer(message: Message, context: Context) -> Message:
     """Return the worker's reply. The text of an exception would reach the coordinator, so it is always the same."""
     try:
-        reply = ask_worker(str(context.node_config["socket"]), unpack_record(message.content))
+        request = unpack_record(message.content)
+        if "socket" in context.node_config:
+            reply = ask_worker(str(context.node_config["socket"]), request)
+        else:  # Flower's simulation, whose nodes have no worker
+            reply = _answer_here(Path(str(context.run_config["folder"])), int(message.metadata.group_id), request)
     except (OSError, EOFError, KeyError, ValueError) as error:
         print(f"gpfl: the worker did not answer: {type(error).__name__}: {error}", flush=True)  # the site's own log
         raise RuntimeError("the worker of the site did not answer") from None
     return Message(pack_record(reply), reply_to=message)
+
+
+def _answer_here(coordinator: Path, client: int, request: bytes) -> bytes:
+    """Return the reply of a site whose folder is beside the coordinator's, as `gpfl deploy init` writes them."""
+    from gpfl.deploy.server import CoordinatorFolder
+    from gpfl.deploy.worker import SiteFolder, Worker
+
+    site = CoordinatorFolder(coordinator).card.sites[client]
+    return Worker(SiteFolder(coordinator.parent / "sites" / site), lambda line: print(site, line, flush=True)).answer(request)
 
 
 # At the coordinator.
@@ -83,7 +96,12 @@ class FlowerTransport:
         answers = {client: Answer(error="not connected") for client in self._lost}
         sent: dict[str, int] = {}
         for client in sorted(online):
-            message = Message(pack_record(messages[client]), dst_node_id=self._nodes[client], message_type=MESSAGE_TYPE)
+            message = Message(
+                pack_record(messages[client]),
+                dst_node_id=self._nodes[client],
+                message_type=MESSAGE_TYPE,
+                group_id=str(client),
+            )
             for message_id in self._grid.push_messages([message]):
                 sent[message_id] = client
         end = time.monotonic() + self._deadline
@@ -137,4 +155,14 @@ def main(grid: Grid, context: Context) -> None:
     def connect(nodes: Mapping[int, int], deadline: float, patience: float, min_clients: int) -> Transport:
         return FlowerTransport(grid, nodes, deadline, patience, min_clients)
 
-    run_coordinator(Path(str(context.run_config["folder"])), connect)
+    folder = Path(str(context.run_config["folder"]))
+    run_coordinator(folder, connect, _simulated_nodes(folder, grid) if context.run_config["simulation"] else None)
+
+
+def _simulated_nodes(folder: Path, grid: Grid) -> dict[int, int]:
+    """Return a node of Flower's simulation for each client. Any will do: the message says whose it is."""
+    from gpfl.deploy.server import CoordinatorFolder
+
+    while not (nodes := sorted(grid.get_node_ids())):
+        time.sleep(POLL_SECONDS)
+    return {client: nodes[client % len(nodes)] for client in range(len(CoordinatorFolder(folder).card.sites))}

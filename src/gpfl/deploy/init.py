@@ -40,7 +40,7 @@ packages = ["."]
 publisher = "gpfl"
 fab-format-version = 1
 flwr-version-target = "1.41.0"
-fab-include = ["LICENSE"]
+fab-include = ["LICENSE", "README.md"]
 
 [tool.flwr.app.components]
 serverapp = "gpfl.deploy.flower:server_app"
@@ -48,8 +48,21 @@ clientapp = "gpfl.deploy.flower:client_app"
 
 [tool.flwr.app.config]
 folder = ""
+simulation = false
 """
 """The app that Flower sends to sites. It holds no code: its components are in the installed package."""
+
+APP_PAGE = """# gpfl
+
+Personalised federated learning, deployed by the package gpfl (`pip install 'gpfl[flower]'`). This app holds
+no code: its components, `gpfl.deploy.flower:server_app` and `client_app`, are in the package that every site installs itself.
+`gpfl deploy run` starts it with the folder of a coordinator, which `gpfl deploy init` makes.
+
+In Flower's simulation, with the folders of all sites beside the coordinator's, each with its data and an accepted data card:
+
+    flwr run . local --stream --run-config 'folder="/path/to/coordinator" simulation=true' \\
+        --federation-config 'num-supernodes=3 client-resources-num-cpus=1'
+"""
 
 LICENSE = "Licensed under the Apache License, Version 2.0: https://www.apache.org/licenses/LICENSE-2.0\n"
 
@@ -96,6 +109,12 @@ def make_deployment(
             (temporary / each).rename(folder / each)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_app(folder: Path) -> None:
+    """Write the Flower app, which could also be published on Flower Hub."""
+    for name, content in (("pyproject.toml", APP), ("LICENSE", LICENSE), ("README.md", APP_PAGE)):
+        files.write_text(folder / name, content)
 
 
 def write_card(folder: Path, card: DataCard) -> None:
@@ -168,8 +187,7 @@ def _write_coordinator(folder: Path, card: DataCard, names: Sequence[str], port:
         **settings,
     }
     files.write_text(folder / DEPLOYMENT, toml.dump(content))
-    files.write_text(folder / "app" / "pyproject.toml", APP)
-    files.write_text(folder / "app" / "LICENSE", LICENSE)
+    write_app(folder / "app")
     link_port = settings.get("link_port", LINK_PORT)
     assert isinstance(link_port, int)
     files.write_text(folder / "nginx.conf", nginx_config(names, port, link_port))

@@ -68,8 +68,20 @@ class Members(NamedTuple):
         return {site: ClientStatistics.from_dict(each.statistics) for site, each in self.descriptions.items()}
 
 
-def describe_sites(card: DataCard, transport: Transport, start_clients: int, log: Log, attempts: int = 3) -> Members:
-    """Ask the sites of a card what they say of their samples. Raise if fewer than `start_clients` answer."""
+def describe_sites(
+    card: DataCard, transport: Transport, start_clients: int, max_samples: int, log: Log, attempts: int = 3
+) -> Members:
+    """Ask the sites of a card what they say of their samples. Raise if fewer than `start_clients` answer.
+
+    Args:
+        card: The data card.
+        transport: Sends messages to the sites of the card.
+        start_clients: Sites needed before round 0.
+        max_samples: Most samples that a site may claim: they are its weight in every mean.
+        log: Called with a line for each event.
+        attempts: How often each site is asked.
+
+    """
     found, errors = dict[str, Description](), dict[str, str]()
     message = pack_describe(card.digest, versions())
     for _ in range(attempts):
@@ -77,7 +89,7 @@ def describe_sites(card: DataCard, transport: Transport, start_clients: int, log
         answers = transport(dict.fromkeys(missing, message))
         for client, site in missing.items():
             try:
-                found[site] = read_description(answers.get(client))
+                found[site] = read_description(answers.get(client), max_samples)
             except GpflError as error:
                 errors[site] = str(error)
                 log(f"before round 0: {site}: {error}")
@@ -88,11 +100,14 @@ def describe_sites(card: DataCard, transport: Transport, start_clients: int, log
     raise GpflError(f"run '{card.run}' cannot start ({reasons}): make these sites ready, then run again")
 
 
-def read_description(answer: Answer | None) -> Description:
-    """Return what a site says of its samples. Raise if it says nothing."""
+def read_description(answer: Answer | None, max_samples: int) -> Description:
+    """Return what a site says of its samples. Raise if it says nothing, or nothing plausible."""
     if answer is None or answer.error:
         raise GpflError(answer.error if answer else "no reply before the deadline")
-    return Description.unpack(answer.payload)
+    found = Description.unpack(answer.payload)
+    if (claimed := sum(found.sizes)) > max_samples:
+        raise GpflError(f"it claims {claimed:,} samples; the limit, max_samples in deployment.toml, is {max_samples:,}")
+    return found
 
 
 class SitesJoinedError(Exception):
@@ -117,12 +132,13 @@ class Joining(Callback):
         transport: Sends messages to the sites of the card.
         card: The data card.
         roster: The roster, whose clients are sent the messages of `send`.
+        max_samples: Most samples that a site may claim.
         log: Called with a line for each event.
 
     """
 
-    def __init__(self, transport: Transport, card: DataCard, roster: Roster, log: Log) -> None:
-        self._transport, self._log = transport, log
+    def __init__(self, transport: Transport, card: DataCard, roster: Roster, max_samples: int, log: Log) -> None:
+        self._transport, self._max_samples, self._log = transport, max_samples, log
         self._numbers = [card.sites.index(site) for site in roster.sites]  # of the roster's clients on the card
         self._absent = {client: site for client, site in enumerate(card.sites) if site not in roster.sites}
         self._message = pack_describe(card.digest, versions())
@@ -137,7 +153,7 @@ class Joining(Callback):
         answers = self._transport(numbered | dict.fromkeys(asked, self._message))
         for number, site in asked.items():
             try:
-                self._found[site] = read_description(answers.get(number))
+                self._found[site] = read_description(answers.get(number), self._max_samples)
                 self._log(f"{site} joins the run after the next checkpoint")
             except GpflError as error:
                 if self._errors.get(site) != str(error):

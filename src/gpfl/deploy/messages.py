@@ -166,6 +166,7 @@ class RoundReply:
     """A site's reply: its upload and loss terms, if it trained, and its scores.
 
     Attributes:
+        round: Rounds done when it was asked for, so that an earlier reply that comes again is not taken for this one.
         upload: The upload; empty without training.
         terms: Mean loss terms of its steps.
         scores: Correct predictions, summed loss and number of samples of each evaluated split.
@@ -175,6 +176,7 @@ class RoundReply:
 
     """
 
+    round: int
     upload: FlatTree
     terms: dict[str, float]
     scores: dict[str, tuple[float, float, int]]
@@ -192,9 +194,11 @@ class RoundReply:
         """Return the reply in a message. Raise if it is none."""
         upload, header = unpack_tensors(payload, "the reply")
         check_refusal(header)
-        terms, scores, seconds, uploads, epsilon = (
-            header.get(key) for key in ("terms", "scores", "seconds", "uploads", "epsilon")
+        number, terms, scores, seconds, uploads, epsilon = (
+            header.get(key) for key in ("round", "terms", "scores", "seconds", "uploads", "epsilon")
         )
+        if type(number) is not int:
+            raise GpflError("the reply has no round")
         if not isinstance(terms, dict) or not all(isinstance(value, float) for value in terms.values()):
             raise GpflError("the reply has no loss terms")
         if not isinstance(scores, dict) or not isinstance(seconds, float):
@@ -206,4 +210,4 @@ class RoundReply:
             if not isinstance(score, list) or len(score) != 3 or not all(isinstance(value, (int, float)) for value in score):
                 raise GpflError(f"the reply has {split} scores {score!r}; it must hold three numbers")
             parsed[split] = (float(score[0]), float(score[1]), int(score[2]))
-        return cls(upload=upload, terms=terms, scores=parsed, seconds=seconds, uploads=uploads, epsilon=epsilon)
+        return cls(round=number, upload=upload, terms=terms, scores=parsed, seconds=seconds, uploads=uploads, epsilon=epsilon)

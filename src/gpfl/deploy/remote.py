@@ -244,7 +244,10 @@ class Remote(Engine):
             try:
                 if answer is None or answer.error:
                     raise GpflError(answer.error if answer else "no reply before the deadline")
-                replies[client] = RoundReply.unpack(answer.payload)
+                reply = RoundReply.unpack(answer.payload)
+                if reply.round != round:
+                    raise GpflError(f"its reply is that of round {reply.round}")
+                replies[client] = reply
                 self._agreed.add(client)
             except GpflError as error:
                 self._errors[client] = str(error)

@@ -20,6 +20,8 @@ from gpfl.training.round_loop import RunOutcome
 
 DEPLOYMENT, NODES = "deployment.toml", "nodes.json"
 """Files of the coordinator's folder: settings, and the node of each site."""
+MAX_SAMPLES = 1_000_000
+"""Most samples that a site may claim, unless deployment.toml says otherwise."""
 
 Connect = Callable[[Mapping[int, int], float, float, int], Transport]
 """Returns the transport to nodes by client, with deadline, seconds to wait for connections, and clients needed."""
@@ -78,8 +80,15 @@ class CoordinatorFolder:
         return (self.path / NODES).exists()
 
 
-def run_coordinator(path: Path, connect: Connect) -> RunOutcome:
-    """Run to the end, resuming if the run has started, and return the outcome."""
+def run_coordinator(path: Path, connect: Connect, nodes: Mapping[int, int] | None = None) -> RunOutcome:
+    """Run to the end, resuming if the run has started, and return the outcome.
+
+    Args:
+        path: Folder of the coordinator.
+        connect: Makes the transport.
+        nodes: Node of each client; by default those of the registered keys.
+
+    """
     folder = CoordinatorFolder(path)
     folder.log.parent.mkdir(parents=True, exist_ok=True)
     with folder.log.open("a", encoding="utf-8", buffering=1) as file:
@@ -89,7 +98,8 @@ def run_coordinator(path: Path, connect: Connect) -> RunOutcome:
 
         try:
             min_clients = int(folder.number("min_clients", 1))
-            transport = connect(folder.nodes(), folder.number("deadline", 600), folder.number("connect", 60), min_clients)
+            nodes = folder.nodes() if nodes is None else nodes
+            transport = connect(nodes, folder.number("deadline", 600), folder.number("connect", 60), min_clients)
             signed = _signed(transport, path / "signing.key")
             log(f"coordinator of run '{folder.card.run}' started, gpfl {versions()['gpfl']}, torch {versions()['torch']}")
             outcome = _run_rounds(folder, signed, min_clients, log)
@@ -103,13 +113,13 @@ def run_coordinator(path: Path, connect: Connect) -> RunOutcome:
 def _run_rounds(folder: CoordinatorFolder, transport: Transport, min_clients: int, log: Callable[[str], None]) -> RunOutcome:
     """Run to the end with the sites of the data card that are there, and those that join between rounds."""
     card, path = folder.card, folder.path / "state" / f"{folder.card.run}-descriptions.json"
-    members = Members.load(path, card)
+    members, max_samples = Members.load(path, card), int(folder.number("max_samples", MAX_SAMPLES))
     if members is None:
-        members = describe_sites(card, transport, int(folder.number("start_clients", len(card.sites))), log)
+        members = describe_sites(card, transport, int(folder.number("start_clients", len(card.sites))), max_samples, log)
         members.save(path, card)
     while True:
         roster = members.roster(card)
-        joining = Joining(transport, card, roster, log)
+        joining = Joining(transport, card, roster, max_samples, log)
         statistics = members.statistics if roster.preprocessing else None
         try:
             return coordinate(

@@ -78,7 +78,8 @@ class Site:
         if request.final:
             self.model().save(self.folder / "model.safetensors")
         self._remove_old(request.accepted)
-        return RoundReply(upload=upload, terms=terms, scores=scores, seconds=time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        return RoundReply(round=request.round, upload=upload, terms=terms, scores=scores, seconds=seconds)
 
     def upload_weight(self, cohort: Sequence[int]) -> float:
         """Return the site's weight in the mean over a cohort."""

@@ -295,7 +295,7 @@ class Ledger:
         upload, metadata = read_tensors(self._last)
         if metadata.get("digest") != request.upload_digest:
             return None
-        return RoundReply(upload=upload, terms=cast(dict[str, float], metadata["terms"]), scores={})
+        return RoundReply(round=request.round, upload=upload, terms=cast(dict[str, float], metadata["terms"]), scores={})
 
     def add(self, request: RoundRequest, reply: RoundReply) -> None:
         """Keep an upload, and count it before it leaves."""
