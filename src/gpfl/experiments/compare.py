@@ -119,7 +119,6 @@ def _describe_unfinished(folder: Path, trials: Trials) -> str:
 
 
 def _find_trials(out: Path, reference: Config) -> list[Path]:
-    """Return the folders of all trials in `out` that differ from a complete config only in the method."""
     common = {**reference.sections(), "method": {}}
     folders = sorted(path.parent for path in out.glob(f"*/{TRIALS_FILE}"))
     stored = {folder: configs.read_config(folder / "config.toml") for folder in folders}

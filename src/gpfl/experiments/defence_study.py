@@ -144,9 +144,6 @@ def find_noises(family: DefenceFamily, epsilons: Sequence[float], cell: Cell, st
     return [find_noise(epsilon, epsilon_of) for epsilon in epsilons]
 
 
-# Results.
-
-
 @dataclass(frozen=True)
 class DefencePoint:
     """A method under a defence."""

@@ -154,9 +154,6 @@ def find_experiments(names: Sequence[str], other_names: Sequence[str] = ()) -> l
     return list(experiments.values())
 
 
-# Files of experiments.
-
-
 def read_experiment(path: Path) -> Experiment:
     """Return the experiment of a file in configs/."""
     content = toml.read(path)
@@ -192,7 +189,6 @@ def _parse_experiment(name: str, content: Mapping[str, Any]) -> Experiment:
 
 
 def _parse_row(row: object) -> MethodVariant:
-    """Return a row: the name of a method or of an ablation, or a method's settings with the label of the row."""
     known = {variant.label: variant for variant in parse_methods("all,ablations")}
     if isinstance(row, str) and row in known:
         return known[row]

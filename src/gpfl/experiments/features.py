@@ -223,9 +223,6 @@ def purity_across(features: Features, neighbours: int) -> float | None:
     return float(np.concatenate(matches).mean()) if matches else None
 
 
-# Projections.
-
-
 @dataclass(frozen=True)
 class FeatureProjection(FeatureInfo):
     """The features of a run: metrics, and points in the plane unless only the metrics were computed."""
@@ -299,9 +296,6 @@ def first_projection(trials: Trials) -> FeatureProjection | None:
         if saved is not None and saved.has_points:
             return replace(saved, method=trials.method, run=_run_name(run.path))
     return None
-
-
-# The file.
 
 
 def write_projection(run: Path, projection: FeatureProjection) -> None:

@@ -137,9 +137,6 @@ def folder_name(config: Config, hash_: str) -> str:
     return f"{config.data}-{partition_name}{clients}{total}-{net}-{config.method.name}{without}-{hash_}"
 
 
-# Planning.
-
-
 class FederationCache:
     """Federations by config, each made once."""
 

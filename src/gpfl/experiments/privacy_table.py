@@ -12,17 +12,8 @@ import numpy as np
 import torch
 
 from gpfl.experiments.defence_study import study_defaults
-from gpfl.privacy.attack_runner import (
-    AttackCase,
-    AttackPlan,
-    AttackRunner,
-    CaseResult,
-    OnResult,
-    Record,
-    attack_ceiling,
-    record_values,
-    signed_rank_p_value,
-)
+from gpfl.privacy import attack_runner
+from gpfl.privacy.attack_runner import AttackCase, AttackPlan, AttackRunner, CaseResult, OnResult, Record
 from gpfl.privacy.uploads import ROUNDS, state_at
 from gpfl.training.result import Result
 
@@ -94,7 +85,7 @@ def attack_methods(
     }
     table = PrivacyTable({}, {}, {name: runs[name].outcome.selected.round for name in METHODS})
     for attack in plan.kind:
-        table.ceilings[attack] = attack_ceiling(engine, batches, attack, plan, folder, on_result)
+        table.ceilings[attack] = attack_runner.attack_ceiling(engine, batches, attack, plan, folder, on_result)
         for column in COLUMNS:
             cases = plan.cases(column.method, [column.target], attack)
             for case, result in runners[column.method].run(cases, folder, on_result).items():
@@ -119,13 +110,13 @@ def compare_with_fedavg(table: PrivacyTable, attack: str) -> list[TargetComparis
         row = table.row(attack, (round_, "one", 1))
         if not row:
             continue
-        psnr = {column: record_values(result.records, "either_psnr") for column, (_, result) in row.items()}
+        psnr = {column: attack_runner.record_values(result.records, "either_psnr") for column, (_, result) in row.items()}
         gpfl, fedavg = (
             max((column for column in psnr if column.method == name), key=lambda column: float(psnr[column].mean()))
             for name in ("gpfl", "fedavg")
         )
         difference = psnr[gpfl] - psnr[fedavg]
-        p_value = signed_rank_p_value(difference)
+        p_value = attack_runner.signed_rank_p_value(difference)
         comparisons.append(TargetComparison(round_, gpfl.label, fedavg.label, float(np.mean(difference)), p_value))
     return comparisons
 

@@ -404,7 +404,6 @@ def score_clients(results: RepeatedResults, metric: str) -> dict[str, dict[str, 
 
 
 def _ranks(values: Floats, metric: str) -> Floats:
-    """Return the ranks of methods in each repeat, (methods, repeats)."""
     return np.stack([rank_scores(column, lowest_is_best=METRICS[metric].lower_is_better) for column in values.T], axis=1)
 
 
@@ -416,7 +415,6 @@ def _is_best(values: Floats, metric: str) -> npt.NDArray[np.bool_]:
 
 
 def _client_differences(results: RepeatedResults, metric: str, one: str, other: str) -> list[Floats]:
-    """Return the differences of the clients in each repeat."""
     pairs = [(results.records[one][repeat], results.records[other][repeat]) for repeat in results.repeats]
     return [
         np.array([a.value(metric, client=client) - b.value(metric, client=client) for client in a.n_samples]) for a, b in pairs

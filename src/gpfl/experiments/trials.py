@@ -62,17 +62,13 @@ def resume_trials(out: Path, make_callback: CallbackFactory, *, only: Sequence[i
     if unfinished:
         federation = configs.resolve_config(with_seed(settings, seeds[0])).federation()
         with process_group().abort_all_on_error():
-            prepare = [
-                partial(
-                    prepare_trial,
-                    out / f"seed-{seed}",
-                    with_seed(settings, seed),
-                    federation,
-                    make_callback(f"{label} seed {seed}"),
-                )
-                for seed in unfinished
-            ]
-            ends = train_trials(prepare)
+            callbacks = {seed: make_callback(f"{label} seed {seed}") for seed in unfinished}
+            ends = train_trials(
+                [
+                    partial(prepare_trial, out / f"seed-{seed}", with_seed(settings, seed), federation, callback)
+                    for seed, callback in callbacks.items()
+                ]
+            )
         raise_divergence({seed: end for seed, end in zip(unfinished, ends, strict=True) if end})
     return process_group().run_on_main(lambda: _summarize_trials(out, label, seeds, only or seeds))
 
@@ -156,7 +152,6 @@ def _check_same_config(out: Path, new: Sections) -> None:
 
 
 def _write_plan(out: Path, config: Config, federation: Federation, seeds: Sequence[int], label: str) -> None:
-    """Write all that is needed to resume."""
     earlier: list[int] = []
     started = (out / "config.toml").exists()
     if label and started:
@@ -172,7 +167,6 @@ def _write_plan(out: Path, config: Config, federation: Federation, seeds: Sequen
 
 
 def _read_progress(out: Path, only: Sequence[int] | None) -> tuple[str, list[int], ConfigDict, list[int]]:
-    """Return label, seeds and config of the trials in `out`, and those of the seeds that have not finished."""
     RunDir.open(out)
     label, seeds = read_trials_plan(out)
     settings = configs.read_config(out / "config.toml")

@@ -153,9 +153,6 @@ class MethodSearch:
         return _read_candidates(open_study(self.folder))[: self.n_candidates] if (self.folder / STORAGE).exists() else []
 
 
-# Plan.
-
-
 def plan_searches(
     settings: ConfigDict,
     overrides: Mapping[str, Mapping[str, object]],
@@ -220,9 +217,6 @@ def _check_folder(search: MethodSearch) -> None:
         check_same_federation(out, search.federation)
 
 
-# Search.
-
-
 def run_search(search: MethodSearch, callback: Callback) -> Iterator[Candidate]:
     """Search the values of one method: resume the search of its folder, and yield each candidate after its training."""
     if not (search.folder / STUDY).exists():
@@ -252,7 +246,6 @@ def _write_study(search: MethodSearch, result: Mapping[str, object] | None = Non
 
 
 def _group_concurrent(candidates: Sequence[Candidate], n_concurrent: int) -> list[list[Candidate]]:
-    """Return groups of candidates that can train at the same time: they differ only in floats."""
     groups: dict[object, list[Candidate]] = {}
     for candidate in candidates:
         integers = tuple((key, value) for key, value in candidate.values.items() if isinstance(value, int))
@@ -285,9 +278,6 @@ def _score(search: MethodSearch, candidate: Candidate, failure: str) -> Candidat
         seconds=round(sum(metric(record, "seconds") for curve in curves for record in curve), 3),
         failure=failure,
     )
-
-
-# Proposals.
 
 
 def open_study(folder: Path) -> Study:
@@ -404,9 +394,6 @@ def _import_optuna() -> ModuleType:
         raise GpflError("gpfl tune needs Optuna, which is not installed: pip install 'gpfl[tune]'") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
-
-
-# Results.
 
 
 def read_results(out: Path) -> list[SearchResult]:

@@ -15,19 +15,9 @@ from gpfl.experiments.advice import ALONE, CLEAR, GLOBAL_METHODS, Gain, Verdict
 from gpfl.experiments.advise import AdviceResult, MethodCost
 from gpfl.experiments.learning_curve import SampleEstimate
 from gpfl.models.custom import net_name
+from gpfl.report import tables
 from gpfl.report.plotting import annotate, figure_style, new_figure, printable
-from gpfl.report.tables import (
-    Bold,
-    Cell,
-    MetricUnit,
-    ResultColumn,
-    ResultTable,
-    enumerate_names,
-    format_bytes,
-    format_share,
-    render,
-    write_texts,
-)
+from gpfl.report.tables import Bold, Cell, MetricUnit, ResultColumn, ResultTable, enumerate_names, format_share
 
 AVERAGE = "average"  # name of the row and of the interval of the average
 
@@ -56,8 +46,6 @@ class AdviceReport:
         """The data, the number of clients and of repeats."""
         n_clients, repeats = len(self.scores.clients), pluralize(self.scores.n_repeats, "repeat")
         return f"{self.result.config.data}, {pluralize(n_clients, 'client')}, {repeats}"
-
-    # Sentences.
 
     @property
     def recommendation(self) -> str:
@@ -141,8 +129,6 @@ class AdviceReport:
             f"({low} to {high} more in the middle half of resamples)"
         )
 
-    # Tables.
-
     def client_table(self, max_clients: int | None = None) -> ResultTable:
         """Return the table of clients and their average; of more than `max_clients` those with extreme gains."""
         columns: Mapping[ResultColumn, Callable[[Verdict], Cell]] = {
@@ -199,8 +185,6 @@ class AdviceReport:
             )
         return ResultTable.from_items(columns, self.result.costs.items(), "What do the methods cost?", notes=notes)
 
-    # Page.
-
     @figure_style()
     def figure(self) -> str:
         """Return the figure of gains and probabilities as SVG."""
@@ -247,7 +231,7 @@ class AdviceReport:
     def render_html(self, command: str) -> str:
         """Return the page: self-contained HTML."""
         result, config = self.result, self.result.config
-        return render(
+        return tables.render(
             "advice.html",
             report=self,
             result=result,
@@ -272,9 +256,7 @@ class AdviceReport:
         """Write advice.html and advice.json and return the paths."""
         content = {"sentence": self.sentence, "notes": self.notes, "command": command, **self.result.to_dict()}
         texts = {"advice.html": self.render_html(command), "advice.json": json.dumps(content, indent=2, allow_nan=False) + "\n"}
-        return write_texts(folder, texts)
-
-    # Texts of numbers.
+        return tables.write_texts(folder, texts)
 
     @property
     def _label(self) -> str:
@@ -285,7 +267,6 @@ class AdviceReport:
         return f"{number:g} {'point' if number == 1 else 'points'}" if self.metric.is_percentage else f"{number:g}"
 
     def _score(self, value: float) -> float | None:
-        """Return a score as a metric in its unit; None if it is undefined."""
         return None if math.isnan(value) else self.metric.sign * self.unit.scale * value
 
     def _mean_score(self, method: str) -> float | None:
@@ -321,7 +302,7 @@ class AdviceReport:
 
 
 def _format_cost(n_bytes: float) -> str:
-    return format_bytes(n_bytes) if n_bytes else "nothing"
+    return tables.format_bytes(n_bytes) if n_bytes else "nothing"
 
 
 def _extra_samples(n_samples: int, estimate: SampleEstimate) -> list[str]:

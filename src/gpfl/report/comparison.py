@@ -171,7 +171,6 @@ def compare_column(results: TableResults, column: TableColumn) -> ColumnComparis
 
 
 def _ranks(scores: Sequence[float], lowest_is_best: bool) -> list[float | None]:
-    """Return ranks from 1; equal scores share their mean rank, NaN has none."""
     ranks = statistics.rank_scores(scores, lowest_is_best=lowest_is_best)
     return [None if math.isnan(rank) else float(rank) for rank in ranks]
 

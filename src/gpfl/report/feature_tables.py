@@ -82,6 +82,5 @@ def describe_metrics(results: TableResults) -> list[str]:
 
 
 def _mean(metrics: Sequence[FeatureMetrics], name: str) -> MeanStd | None:
-    """Return a metric over the trials that have it; None if none has."""
     values = [value for trial in metrics if (value := getattr(trial, name)) is not None]
     return MeanStd.from_values(values) if values else None

@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 
 
-# Learning curves.
-
-
 _OTHER_MODELS = ("head_ce", "global_ce")  # losses of FedRep's head and of Ditto's global model, not of the personal model
 
 
@@ -130,9 +127,6 @@ def running_mean(values: Floats, window: int) -> Floats:
     return mean
 
 
-# Features.
-
-
 @plotting.figure_style()
 def draw_features(methods: Sequence[FeatureProjection], stem: Path, title: str) -> list[Path]:
     """Draw t-SNE of the features of each method: a colour for each class, a marker for each client. Return the files."""
@@ -204,9 +198,6 @@ def class_colors(classes: int) -> list[str]:
     if classes <= len(plotting.COLORS):
         return list(plotting.COLORS[:classes])
     return [to_hex(colormaps["turbo"](value)) for value in np.linspace(0.03, 0.97, classes)]
-
-
-# Classes of clients.
 
 
 class ClassCounts(NamedTuple):
@@ -286,9 +277,6 @@ def _data_name(results: TableResults, column: TableColumn, *more: str) -> str:
     return ", ".join([column.heading, *more]) + (" (part of the data)" if results.is_partial(column.key) else "")
 
 
-# Accuracy against a setting.
-
-
 def _draw_settings(results: TableResults, out: Path) -> list[Path]:
     if results.experiment.name not in AXES:
         return []
@@ -324,9 +312,6 @@ def draw_settings(results: TableResults, columns: Sequence[TableColumn], axis_la
     panels[0].set_ylabel("best test accuracy, %")
     plotting.annotate(figure, figure_title(results), ["Bars: ± std over trials."], panels)
     return plotting.save_png_and_pdf(figure, stem)
-
-
-# Fairness.
 
 
 @plotting.figure_style()
@@ -375,9 +360,6 @@ def _draw_clients(axes: Axes, entries: Sequence[Entry]) -> None:
     numbers.spines["right"].set_visible(False)
 
 
-# Learning curves and features.
-
-
 def _draw_curves(results: TableResults, out: Path) -> list[Path]:
     paths: list[Path] = []
     for column in results.columns:
@@ -389,7 +371,6 @@ def _draw_curves(results: TableResults, out: Path) -> list[Path]:
 
 
 def _draw_features(results: TableResults, out: Path) -> list[Path]:
-    """Draw t-SNE of the features that are stored next to the runs, and the classes of clients."""
     paths: list[Path] = []
     for column in results.columns:
         methods = _trials_run(results, column)

@@ -44,8 +44,6 @@ def method_table(methods: Sequence[Trials], title: str = "", notes: Sequence[str
 
 
 def _metric_column(name: str) -> dict[ResultColumn, Callable[[Trials], Cell]]:
-    """Return the column of the metric that methods are ranked by."""
-
     def cell(trials: Trials) -> Cell:
         values = [summary.get(f"selected_{name}") for summary in trials.summaries]
         numbers = [value for value in values if isinstance(value, (int, float))]

@@ -11,19 +11,9 @@ from gpfl.errors import pluralize
 from gpfl.experiments.definitions import MAX_PAPER_STDS, PaperValue, display_name
 from gpfl.experiments.grid import TableResults
 from gpfl.experiments.stored_runs import Trials
-from gpfl.report import feature_tables
+from gpfl.report import feature_tables, tables
 from gpfl.report.comparison import ColumnComparison, Entry, compare_columns
-from gpfl.report.tables import (
-    Bold,
-    Cell,
-    ResultColumn,
-    ResultTable,
-    format_csv,
-    format_p_value,
-    format_value,
-    render_page,
-    write_texts,
-)
+from gpfl.report.tables import Bold, Cell, ResultColumn, ResultTable, format_p_value, format_value
 
 FAR_MARK = "†"
 
@@ -57,19 +47,19 @@ def save(results: TableResults, folder: Path, origin: Origin) -> list[Path]:
     texts = {
         "table.md": to_markdown(results, origin),
         "table.tex": to_latex(results, origin),
-        "table.csv": format_csv(to_records(results)),
+        "table.csv": tables.format_csv(to_records(results)),
     }
-    return write_texts(folder, texts)
+    return tables.write_texts(folder, texts)
 
 
 def to_markdown(results: TableResults, origin: Origin) -> str:
     """Return the page of an experiment: a table for each column, and notes."""
     columns = compare_columns(results)
     title = results.experiment.title + (f" ({results.plan.table})" if results.plan.table else "")
-    tables = [column_table(column) for column in columns if column.was_run or len(columns) == 1]
-    return render_page(
+    column_tables = [column_table(column) for column in columns if column.was_run or len(columns) == 1]
+    return tables.render_page(
         title,
-        [*tables, *feature_tables.tables(results)],
+        [*column_tables, *feature_tables.tables(results)],
         intro=[results.experiment.caption, " ".join([describe_setting(results), *_describe_numbers(results)])],
         notes=_notes(results, columns),
         origin=_origin_line(results, origin),
@@ -204,9 +194,6 @@ def _numbers(entry: Entry) -> dict[str, object]:
     }
 
 
-# Text of numbers.
-
-
 def format_ours(entry: Entry) -> str:
     """Return our value, or the state of the runs if there is none."""
     cov = entry.percent("cov")
@@ -241,9 +228,6 @@ def _rank(rank: float | None) -> str | None:
 
 def _join(*texts: str | None) -> str | None:
     return " ".join(text for text in texts if text) or None
-
-
-# Sentences.
 
 
 def describe_rounds(rounds: int, patience: int) -> str:

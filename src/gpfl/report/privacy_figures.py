@@ -20,9 +20,6 @@ _MAX_IMAGES = 10
 _IMAGE_SIZE, _LABEL_WIDTH = 0.72, 1.9  # inches
 
 
-# Image grids.
-
-
 class ImageRow(NamedTuple):
     """A row of images with their PSNRs, and whether each is shown as its negative."""
 
@@ -78,9 +75,6 @@ def _draw_setting(table: PrivacyTable, attack: str, setting: Setting, folder: Pa
     rows = [ImageRow.of_case(column.label, result) for column, (_, result) in row.items()]
     stem = folder / f"grid-{attack}-round-{case.round}-{case.steps}-batch-{case.batch}"
     return draw_grid(first.true, rows, f"{attack}, {case.setting}: PSNR in dB", stem)
-
-
-# Trade-offs of defences.
 
 
 def draw_study(study: DefenceStudy, folder: Path) -> list[Path]:

@@ -19,8 +19,6 @@ from gpfl.privacy.label_inference import LabelInference
 from gpfl.privacy.membership import MembershipInference, confidence_interval
 from gpfl.report.tables import Bold, Cell, MeanStd, ResultColumn, ResultTable, markdown_images, render_lines, render_page
 
-# Attack cases.
-
 _CASE_COLUMNS: Mapping[ResultColumn, Callable[[CaseSummary], Cell]] = {
     ResultColumn("method", align="left"): lambda each: each.case.method,
     ResultColumn("target", align="left"): lambda each: each.case.target,
@@ -64,9 +62,6 @@ def _ceiling_values(ceiling: tuple[AttackCase, CaseResult], formula: str) -> dic
     return {"top": summarize_case(*ceiling, formula), "start": start, "reference": formula == "reference"}
 
 
-# The paper's table.
-
-
 def privacy_page(table: PrivacyTable, formula: str, origin: str, images: Mapping[str, Sequence[Path]] | None = None) -> str:
     """Return the page of the paper's table: two tables for each attack, and the image grids."""
     tables = [each for attack in table.ceilings for each in _attack_tables(table, attack, formula)]
@@ -76,7 +71,6 @@ def privacy_page(table: PrivacyTable, formula: str, origin: str, images: Mapping
 
 
 def _attack_tables(table: PrivacyTable, attack: str, formula: str) -> tuple[ResultTable, ResultTable]:
-    """Return the table of an attack, and that of the images as found."""
     settings = [table.row(attack, setting).values() for setting in table.settings(attack)]
     rows = [[summarize_case(case, result, formula) for case, result in row] for row in settings]
     paper = paper_psnr()
@@ -116,9 +110,6 @@ def _row_as_found(row: Sequence[CaseSummary]) -> list[Cell]:
     counts = [f" ({each.inverted})" if each.inverted else "" for each in row]
     values = [f"{each.psnr_as_found:.2f} [{each.ssim_as_found:.2f}]" for each in row]
     return [row[0].case.setting, *(value + count for value, count in zip(values, counts, strict=True))]
-
-
-# Label distribution and membership inference.
 
 
 def inference_page(findings: Sequence[InferenceFindings], origin: str) -> str:
@@ -181,7 +172,6 @@ def _label_values(labels: Sequence[LabelInference], clients: int) -> dict[str, o
 
 
 def _mean(clients: Sequence[LabelInference | MembershipInference], name: str) -> float | None:
-    """Return the mean of a number over the clients that have it; None if none has."""
     values = [value for each in clients if (value := getattr(each, name)) is not None]
     return float(np.mean(values)) if values else None
 
@@ -189,9 +179,6 @@ def _mean(clients: Sequence[LabelInference | MembershipInference], name: str) ->
 def _mean_auc(members: Sequence[MembershipInference]) -> str:
     mean, half_width = confidence_interval([member.auc for member in members])
     return f"{mean:.3f} ± {half_width:.3f}" if math.isfinite(half_width) else f"{mean:.3f}"
-
-
-# The defence study.
 
 
 def _epsilon(value: float | None) -> str | None:

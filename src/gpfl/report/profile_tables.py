@@ -58,7 +58,6 @@ def _client_columns(profile: DataProfile) -> ResultTable:
 
 
 def _client_spread(profile: DataProfile) -> ResultTable:
-    """Return a table with the clients at both ends for each column."""
     names = [shorten(name, 8) for name in profile.clients]
     rows: list[list[Cell]] = []
     for column in (*profile.columns, profile.label):

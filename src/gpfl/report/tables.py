@@ -156,7 +156,6 @@ class ResultTable:
             yield Text(note)
 
     def _width(self, shown: Sequence[int], console: Console) -> int:
-        """Return the width of these columns on a terminal without limits."""
         unlimited = console.options.update_width(10_000)
         return Measurement.get(console, unlimited, self._to_rich(shown, no_wrap=True)).maximum
 
