@@ -246,7 +246,7 @@ def check_nonempty(
 
 
 def _check_shards(shards: Sequence[Shard], table: Table) -> None:
-    """Raise for names that cannot name files, and for samples that two clients, splits or groups of splits share."""
+    """Raise if a name cannot name a file, clients or splits share samples, or a group is in two splits of a client."""
     names = Counter(shard.name for shard in shards)
     owner = np.full(len(table), -1)
     for i, shard in enumerate(shards):

@@ -43,7 +43,7 @@ def check_columns(columns: Sequence[ParsedColumn], options: ColumnOptions, table
 
 
 def _find_problem(column: ParsedColumn, options: ColumnOptions, table: RawTable, client: str) -> tuple[str, str | None] | None:
-    """Return why a column cannot be an input and the fix, if any besides leaving it out; None: handle missing values."""
+    """Return why a column cannot be an input, and the fix: "" to leave it out, None to handle its missing values."""
     missing, categories = column.missing, column.schema.categories
     if column.unreadable.any() and options.unreadable == "error":
         return describe_unreadable(column, table)
