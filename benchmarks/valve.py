@@ -144,11 +144,18 @@ def page(results: dict[str, Any]) -> str:
         "published shapes, batch size 10, the shortest of all repeats of methods that run in turn; steps are not compiled.",
         "A round is training and test evaluation. *Full* trains V, *factored* A and B; ratios are to FedPer.",
         "",
+    ]
+    return "\n".join([*lines, *rows(results)]) + "\n"
+
+
+def rows(results: dict[str, Any]) -> list[str]:
+    """Return the lines of the tables."""
+    lines = [
         "| net and data | K | engine | step, ms: FedPer | full | factored | round: full | factored | goal |",
         "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for case, result in results["cases"].items():
-        goal = CASES[case][2]
+    for case in (case for case in CASES if case in results["cases"]):
+        result, goal = results["cases"][case], CASES[case][2]
         for timed in (result[engine] for engine in ENGINES):
             steps = " | ".join(f"{timed['step_ms'][name]:.2f}" for name in METHODS)
             full, factored = (timed["round_s"][name] / timed["round_s"]["FedPer"] for name in ("full", "factored"))
@@ -165,7 +172,7 @@ def page(results: dict[str, Any]) -> str:
         for net in MEMORY:
             cells = " | ".join(f"{results['memory'][f'{net}/{name}'] / 2**30:.2f}" for name in METHODS)
             lines.append(f"| {net} | {cells} |")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from valve import CASES
 
 import gpfl
 from gpfl.core import tree
@@ -83,6 +84,19 @@ def exactness() -> dict[str, dict[str, object]]:
         out[name] = row
         print(name, row, flush=True)
     return out
+
+
+def exactness_rows(results: dict[str, Any]) -> list[str]:
+    """Return the lines of the table of exactness."""
+    kinds = (torch.float64, torch.float32)
+    lines = [
+        f"| net | K | {' | '.join(f'{protocol}, {str(kind)[6:]}' for kind in kinds for protocol in PROTOCOLS)} |",
+        "| --- | ---: |" + " ---: |" * (len(kinds) * len(PROTOCOLS)),
+    ]
+    for name, row in results["exactness"].items():
+        cells = [f"{row[f'{protocol}/{kind}']:.0e}" for kind in kinds for protocol in PROTOCOLS]
+        lines.append(f"| {name} | {row['width']} | {' | '.join(cells)} |")
+    return lines
 
 
 def run_rounds(method: GPFL, x: Tensor, dtype: torch.dtype) -> Tree:
@@ -230,15 +244,16 @@ def draw_rank() -> None:
 def draw_cost() -> None:
     cases = json.loads((RESULTS / "cpu-1-thread.json").read_text())["cases"]
     figure, ((axis,),) = start_figure(1, (5.6, 3.2))
-    rows = list(reversed(cases.items()))
+    rows = [(name, cases[name]) for name in reversed(CASES) if name in cases]
     for offset, form, color in ((0.2, "full", "tab:gray"), (-0.2, "factored", "tab:blue")):
         ratios = [case["loop"]["round_s"][form] / case["loop"]["round_s"]["FedPer"] for _, case in rows]
-        bars = axis.barh([i + offset for i in range(len(rows))], ratios, 0.38, color=color, label=f"V {form}")
+        y = [i + offset for i in range(len(rows))]
+        bars = axis.barh(y, [ratio - 1 for ratio in ratios], 0.38, left=1, color=color, label=f"V {form}")
         axis.bar_label(bars, [f"{ratio:.2f} ×" for ratio in ratios], padding=2, fontsize=8)
     axis.set_yticks(range(len(rows)), [f"{name}\nK = {case['loop']['width']}" for name, case in rows])
-    axis.set(xscale="log", xlabel="round of GPFL in rounds of FedPer, engine loop (log scale)")
-    axis.axvline(1, color="black", linewidth=0.8)
-    axis.set_xlim(0.8, axis.get_xlim()[1] * 1.6)
+    axis.set(xscale="log", xlim=(1, 50), xlabel="round of GPFL in rounds of FedPer, engine loop (log scale)")
+    axis.set_xticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
+    axis.minorticks_off()
     axis.legend(frameon=False, loc="lower right")
     save_figure(figure, "valve-cost")
 
@@ -266,7 +281,7 @@ def draw_leak() -> None:
     left.set(
         xlabel="noise, in multiples of the clipping norm 1", ylabel="total variation distance of the guess", ylim=(-0.03, 1)
     )
-    left.legend(frameon=False, fontsize=8, loc="upper left")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=5, frameon=False, fontsize=8)
     right.set(xlabel="clients in a secure sum", ylabel="clients whose class counts it shows", ylim=(-0.03, 1.03))
     save_figure(figure, "valve-leak")
 

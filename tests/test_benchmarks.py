@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -33,6 +34,18 @@ def test_pages_of_label_leaks_match_the_recorded_results(kind: str) -> None:
 
     folder = ROOT / "docs" / "results" / "label-leaks"
     assert label_leaks.page(kind, folder) == (folder / f"{kind}.md").read_text(encoding="utf-8")
+
+
+def test_tables_of_the_note_on_the_valve_are_the_recorded_results() -> None:
+    import valve
+    import valve_note
+
+    note = (ROOT / "docs" / "valve.md").read_text(encoding="utf-8")
+    costs, rank = (json.loads((valve_note.RESULTS / name).read_text()) for name in ("cpu-1-thread.json", "rank.json"))
+    for line in [*valve.rows(costs), *valve_note.exactness_rows(rank)]:
+        assert line in note
+    page = (valve_note.RESULTS / "cpu-1-thread.md").read_text(encoding="utf-8")
+    assert valve.page(costs) == page
 
 
 def test_cases_of_the_speed_benchmark_can_be_run() -> None:

@@ -67,7 +67,7 @@ def test_the_policy_drafted_for_gpfl_asks_for_a_secure_sum_and_says_why(made: Co
     text = (SITE / "outbound.toml").read_text()
     assert tomllib.loads(text)["secure_sum"] is True
     assert "label proportions exactly" in text
-    assert 'valve_gradient = "global"' in text
+    assert "alpha_levels = 1 under [method]" in text
     result = made("deploy", "site", "dry-run", SITE)
     assert result.code == 0, result.err
     assert "outbound.secure_sum is true" in result.out
@@ -78,6 +78,8 @@ def test_the_policy_drafted_for_gpfl_asks_for_a_secure_sum_and_says_why(made: Co
     [
         ({"name": "gpfl"}, True, True),
         ({"name": "gpfl", "valve_gradient": "global"}, False, True),  # the embeddings allow a close guess
+        ({"name": "gpfl", "alpha_levels": 1}, False, True),
+        ({"name": "gpfl", "alpha_levels": 4}, True, True),
         ({"name": "gpfl", "share_valve": False}, False, True),
         ({"name": "gpfl", "without": ["pci"]}, False, True),
         ({"name": "gpfl", "without": ["cov"]}, False, True),

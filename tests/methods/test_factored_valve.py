@@ -24,7 +24,7 @@ from gpfl.engine import ENGINES, RunSpec
 from gpfl.engine.distributed import ProcessGroup
 from gpfl.engine.sharded import Sharded
 from gpfl.errors import GpflError
-from gpfl.methods.factored_valve import build_valve, encode_valve, encoded_bytes
+from gpfl.methods.factored_valve import BRANCHES, build_valve, encode_valve, encoded_bytes
 from gpfl.methods.gpfl import GPFL
 from gpfl.models.architectures import CNN4, HARCNN, MLP, FastText, net_from_architecture
 
@@ -193,6 +193,32 @@ def test_per_example_gradients_of_a_factored_valve_are_an_error() -> None:
     clipped = method.replace(gradient=PerExampleGradient(torch.zeros(2), bound=1.0, std=0.0))
     with pytest.raises(GpflError, match="use 'auto' or 'full'"):
         clipped.step(shared, local_state, Batch(case.x[0], torch.zeros(4, dtype=torch.int64), torch.ones(4)), client)
+
+
+def test_a_mean_of_valves_is_a_linear_function_of_matrices_as_wide_as_there_are_classes() -> None:
+    """With M = A 1ᵀ/U + B αᵀ, V = d V₀ + M Ĉ, and so is the mean of several with those of d and M."""
+    case, counts = make_case("mlp", steps=20), [[5.0, 3.0, 0.0], [1.0, 1.0, 6.0]]
+    method = GPFL(lam=0.01, mu=0.1).bind(case.net, lr=0.05, epochs=1)
+    shared, private = (tree.map_leaves(lambda t: t.double(), state) for state in method.init(0))
+    embeddings, sent = tree.leaf(tree.branch(shared, "gce"), "weight"), tree.branch(shared, "cov")
+    valves, scales, mixes = [], [], []
+    for each in counts:
+        labels, one = torch.tensor(each).double(), torch.ones(()).double()
+        client = ClientInfo(labels.sum(), labels, one, one)
+        state = method.download(shared, private, client)
+        for step, x in enumerate(case.x):
+            batch = Batch(x.double(), (torch.arange(len(x)) + step) % CLASSES, torch.ones(len(x)))
+            state, _ = method.step(shared, state, batch, client)
+        valves.append(tree.branch(method.upload(shared, state, private, client)[0], "cov"))
+        weights = torch.stack([torch.full_like(labels, 1 / CLASSES), labels / labels.sum()])  # of g and p_i in Ĉ
+        factors = tree.leaf(tree.branch(state, "cov"), "factors")  # (branches, contexts, width)
+        mixes.append(factors.transpose(1, 2) @ weights)
+        scales.append(tree.leaf(tree.branch(state, "valve"), "scale"))
+    scale, mix = sum(scales) / 2, sum(mixes) / 2
+    for i, branch in enumerate(BRANCHES):
+        name = f"{branch}.linear.weight"
+        mean = (tree.leaf(valves[0], name) + tree.leaf(valves[1], name)) / 2
+        assert float((scale * tree.leaf(sent, name) + mix[i] @ embeddings - mean).abs().max()) < LIMIT
 
 
 # Uploads as factors.

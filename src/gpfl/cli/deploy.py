@@ -182,8 +182,8 @@ def init(
         )
     if tells_label_proportions(card) and not plain_uploads:
         print_line(
-            "Note: sums of few sites still tell exact label proportions of some: set "
-            'valve_gradient = "global" under [method] in the config.'
+            "Note: sums of few sites still tell exact label proportions of some: set alpha_levels = 1 under [method] in the "
+            "config."
         )
 
 
@@ -397,7 +397,7 @@ def dry(folder: Path) -> None:
     elif tells_label_proportions(card):
         print_line(
             "The valve of GPFL tells the coordinator the label proportions exactly, unless noise or a secure sum of many sites "
-            'hides them; the variant valve_gradient = "global" does not.'
+            "hides them; the variant alpha_levels = 1 does not."
         )
     for reason in found.refused:
         print_line(f"Refused by {folder / POLICY}: {reason}")

@@ -69,10 +69,11 @@ LICENSE = "Licensed under the Apache License, Version 2.0: https://www.apache.or
 GPFL_UPLOADS = """
 The run trains GPFL. A single upload of GPFL's conditional valve tells the coordinator this site's label proportions exactly,
 in any round: the update of its weights spans the mean of the class embeddings weighted by these proportions. With
-valve_gradient = "global" under [method] in the config of the run the valve does not tell them, but the class embeddings still
-allow a close guess. A secure sum hides single uploads, so with secure_sum = true this site trains in a run with one and in no
-other. A sum of few sites still tells the exact proportions of some, unless valve_gradient is "global": ask for both. Set
-secure_sum to false if the coordinator may know how frequent each class is here.
+alpha_levels = 1 under [method] in the config of the run the valve tells only which classes are present, with
+valve_gradient = "global" not even that; but the class embeddings still allow a close guess. A secure sum hides single uploads,
+so with secure_sum = true this site trains in a run with one and in no other. A sum of few sites still tells the exact
+proportions of some, unless the config has one of these options: ask for both. Set secure_sum to false if the coordinator may
+know how frequent each class is here.
 """.strip()
 
 
@@ -152,7 +153,8 @@ def tells_label_proportions(card: DataCard) -> bool:
     method = card.config.get("method", {})
     if not shares_embeddings(card) or {"cov", "pci"} & set(cast(list[str], method.get("without", ()))):
         return False
-    return method.get("valve_gradient", "both") == "both" and bool(method.get("share_valve", True))
+    is_open = method.get("valve_gradient", "both") == "both" and bool(method.get("share_valve", True))
+    return is_open and method.get("alpha_levels", 0) != 1
 
 
 def format_policy(rules: Mapping[str, object]) -> str:
