@@ -405,6 +405,7 @@ def gpfl_(
     mu: float,
     without: Collection[str] = (),
     constants: Mapping[str, Tensor] | None = None,
+    guidance: str = "features",
     valve_gradient: str = "both",
     share_valve: bool = True,
     alpha_levels: int = 0,
@@ -454,7 +455,7 @@ def gpfl_(
                 f = m.base(x)
                 loss = F.cross_entropy(m.head(route(m, f, p, valve_gradient == "global")), y)
                 if "gce" not in without:
-                    f_g = route(m, f, g)
+                    f_g = route(m, f, g) if guidance == "features" else route(m, f, g).detach()
                     loss = loss + F.cross_entropy(F.cosine_similarity(f_g[:, None], m.gce.weight[None], dim=-1, eps=1e-12), y)
                     if "mlg" not in without:
                         loss = loss + lam * torch.norm(f_g - received[y], 2)

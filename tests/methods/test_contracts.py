@@ -40,6 +40,7 @@ VARIANTS: dict[str, Method] = {name: kind() for name, kind in METHODS.items()} |
     "gpfl-without-mlg": METHODS["gpfl"](without=("mlg",)),
     "gpfl-without-gce": METHODS["gpfl"](without=("gce",)),
     "gpfl-without-cov-gce": METHODS["gpfl"](without=("cov", "gce")),
+    "gpfl-guidance": METHODS["gpfl"](guidance="embeddings"),
     "gpfl-valve-gradient": METHODS["gpfl"](valve_gradient="global"),
     "gpfl-private-valve": METHODS["gpfl"](share_valve=False),
     "gpfl-alpha": METHODS["gpfl"](alpha_levels=2, alpha_noise=0.1),

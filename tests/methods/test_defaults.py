@@ -14,7 +14,8 @@ from gpfl.training import config as configs
 
 DEFAULTS: dict[str, dict[str, object]] = {
     "gpfl": {"p_scale": "sum", "cond_source": "global", "mlg_norm": "batch", "reg": "wd", "without": (), "valve": "auto"}
-    | {"valve_gradient": "both", "valve_upload": "full", "share_valve": True, "alpha_levels": 0, "alpha_noise": 0.0},
+    | {"valve_gradient": "both", "valve_upload": "full", "guidance": "features"}
+    | {"share_valve": True, "alpha_levels": 0, "alpha_noise": 0.0},
     "fedavg": {},
     "fedprox": {"mu": 0.001},
     "perfedavg": {"passes": 2},

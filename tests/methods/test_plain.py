@@ -181,6 +181,7 @@ CASES: dict[str, tuple[str, dict]] = {
     "gpfl-without-mlg": ("gpfl", {**GPFL, "without": ("mlg",)}),
     "gpfl-without-gce": ("gpfl", {**GPFL, "without": ("gce",)}),
     "gpfl-without-cov-gce": ("gpfl", {**GPFL, "without": ("cov", "gce")}),
+    "gpfl-guidance": ("gpfl", {**GPFL, "guidance": "embeddings"}),
     "gpfl-valve-gradient": ("gpfl", {**GPFL, "valve_gradient": "global"}),
     "gpfl-private-valve": ("gpfl", {**GPFL, "share_valve": False}),
     "gpfl-alpha-levels": ("gpfl", {**GPFL, "alpha_levels": 3}),
@@ -231,6 +232,7 @@ WRONG: list[tuple[str, dict]] = [
     ("gpfl", {"mu": 0.18}),
     ("gpfl", {"without": ("mlg",)}),
     ("gpfl", {"valve_gradient": "global"}),
+    ("gpfl", {"guidance": "embeddings"}),
     ("gpfl-alpha-noise", {"alpha_noise": 0.09}),
 ]
 """Options of the plain computation that differ from the library's."""

@@ -102,6 +102,12 @@ class GPFL(Method):
         choices=("both", "global"),
         omit_default=True,
     )
+    guidance: str = option(
+        "features",
+        "what the guidance losses train: 'features' = φ, V and C (paper), or 'embeddings' = C alone",
+        choices=("features", "embeddings"),
+        omit_default=True,
+    )
     share_valve: bool = option(True, "whether V is averaged (paper), or stays with the client", omit_default=True)
     alpha_levels: int = option(
         0, "round the class weights α behind p_i up to multiples of 1/levels; 0 = exact (paper)", min=0, omit_default=True

@@ -1,4 +1,4 @@
-"""Variants of GPFL: the paper's ablations, the contexts of the authors' code, and valves that reveal no label counts."""
+"""Variants of GPFL: the ablations, contexts of the authors' code, guidance of embeddings alone, valves that reveal less."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from gpfl.core.method import Batch, ClientInfo, LossTerms
 from gpfl.core.net import Model
 from gpfl.core.randomness import make_salt, normal, random_key, torch_generator
 from gpfl.core.tree import Tree
+from gpfl.errors import GpflError
 from gpfl.methods.gpfl import GPFL, embeddings_of
 
 _ROUNDING = 1e-4  # below which a class weight counts as a whole multiple, or as none
@@ -26,8 +27,13 @@ G = TypeVar("G", bound=GPFL)
 
 def select_variant(method: G) -> G:
     """Return the method itself, or the variant that its options ask for."""
-    of_paper = {"without": (), "cond_source": "global", "valve_gradient": "both", "share_valve": True}
-    of_paper |= {"alpha_levels": 0, "alpha_noise": 0.0}
+    if method.guidance == "embeddings" and method.valve_gradient == "global":
+        raise GpflError(
+            "method.guidance 'embeddings' with method.valve_gradient 'global' leaves the valve untrained: "
+            "set method.guidance to 'features'"
+        )
+    of_paper: dict[str, object] = {"without": (), "cond_source": "global", "guidance": "features", "valve_gradient": "both"}
+    of_paper |= {"share_valve": True, "alpha_levels": 0, "alpha_noise": 0.0}
     if all(getattr(method, name) == value for name, value in of_paper.items()):
         return method
     return cast(G, GPFLVariant(**{field.name: getattr(method, field.name) for field in dataclasses.fields(method)}))
@@ -41,12 +47,13 @@ def constant_contexts(width: int) -> Tree:
 
 @dataclass(frozen=True, kw_only=True)
 class GPFLVariant(GPFL):
-    """GPFL with parts left out, with contexts from local embeddings, or with a valve that reveals less.
+    """GPFL with parts left out, with other contexts or guidance, or with a valve that reveals less.
 
     - `without`: the paper's ablations.
     - `cond_source="stale_local"`: the authors' code forms a round's contexts from the embeddings that the client trained in
       the round before. They are zero in round 0; a client that did not train in the last round uses the embeddings that the
       server sent before.
+    - `guidance="embeddings"`: the guidance losses train C, hence the contexts, and leave φ and V to the personal task.
     - Uploads of V reveal α_i. `valve_gradient="global"` stops the gradient of L^P at V, which then moves along g alone;
       `share_valve=False` keeps V private; `alpha_levels` and `alpha_noise` put coarser or noisy weights in place of α_i.
     """
@@ -116,6 +123,7 @@ class GPFLVariant(GPFL):
         """Return the guidance terms that are left."""
         if "gce" in self.without:
             return {}
+        f_global = f_global.detach() if self.guidance == "embeddings" else f_global
         terms = super().guidance_loss(model, f_global, shared, batch)
         return {"angle": terms["angle"]} if "mlg" in self.without else terms
 
