@@ -1,4 +1,7 @@
-"""The defence study: methods under defences of increasing strength, their accuracy, guarantee and what attacks reconstruct."""
+"""Runs that are trained to be attacked, and the defence study.
+
+The study has methods under defences of increasing strength: their accuracy, their guarantee and what attacks reconstruct.
+"""
 
 from __future__ import annotations
 

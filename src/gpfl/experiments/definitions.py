@@ -1,4 +1,4 @@
-"""The paper's tables and figures with its numbers, read from configs/."""
+"""The paper's tables and figures with its numbers, read from configs/, and their columns and rows chosen by name."""
 
 from __future__ import annotations
 

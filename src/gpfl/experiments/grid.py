@@ -1,4 +1,4 @@
-"""The grid: cells of the paper's tables as jobs. Each config is one job, whatever tables it belongs to."""
+"""The grid: cells of the paper's tables as jobs, one for each config, whatever tables it belongs to, and their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of runs and data: learning curves, t-SNE of features, classes of clients."""
+"""Figures of runs, data and experiments: learning curves, t-SNE of features, classes of clients, accuracy, fairness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of methods over repeated splits, as `gpfl compare --repeats` prints and writes them."""
+"""Methods over repeated splits, as `gpfl compare --repeats` and `gpfl quickstart` report them: tables, a sentence, a figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of results, for Markdown, LaTeX and the terminal."""
+"""Tables of results, for Markdown, LaTeX and the terminal, and pages from the jinja2 templates in `templates`."""
 
 from __future__ import annotations
 
