@@ -171,7 +171,7 @@ class Deployment:
         except Exception as error:
             self.error.append(error)
 
-    def wait_for(self, text: str, seconds: float = 200.0) -> None:
+    def wait_for(self, text: str, seconds: float = 400.0) -> None:
         """Wait until the coordinator's log has a text."""
         end = time.monotonic() + seconds
         while text not in self.log and not self.error and time.monotonic() < end:

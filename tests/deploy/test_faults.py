@@ -79,7 +79,7 @@ def test_killed_worker(start: Start, table: FaultTable) -> None:
 
 def test_site_killed_and_restarted_after_5_seconds(start: Start, table: FaultTable) -> None:
     """Flower refuses its key for about a minute, in which the others go on."""
-    run = start(rounds=18)
+    run = start(rounds=12)
     run.wait_for("round 1: 3 of 3 sites answered")
     run.kill_all("north", run.sites["north"].path)
     time.sleep(5)
@@ -90,7 +90,7 @@ def test_site_killed_and_restarted_after_5_seconds(start: Start, table: FaultTab
     assert not missed_rounds(records[-1:], "north")
     table.add(
         "site killed in mid-round, restarted after 5 s",
-        f"run of 18 rounds finished; the site missed {missed} and trained in the last",
+        f"run of 12 rounds finished; the site missed {missed} and trained in the last",
         "`north: no reply …`, `not connected`",
         run.began,
     )

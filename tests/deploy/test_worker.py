@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import deployment as d
@@ -18,9 +22,10 @@ from gpfl.errors import GpflError
 pytest.importorskip("cryptography", reason="needs gpfl[flower]")
 
 from gpfl.core import tree
-from gpfl.deploy import keys
+from gpfl.deploy import keys, programs
 from gpfl.deploy.init import make_deployment
 from gpfl.deploy.messages import Answer, Description, RoundReply, RoundRequest, Transport, pack_describe
+from gpfl.deploy.programs import Control
 from gpfl.deploy.server import CoordinatorFolder, run_coordinator
 from gpfl.deploy.socket import ask_worker, socket_path
 from gpfl.deploy.worker import SiteFolder, Worker, serve, versions
@@ -267,8 +272,42 @@ def test_private_keys_are_private_and_a_unit_resumes_the_run(tmp_path: Path) -> 
     assert len(paths) == 3 + 3  # CA, server, signing; one for each site
     assert {stat.S_IMODE(path.stat().st_mode) for path in paths} == {0o600}
     units = tmp_path / "d" / "coordinator" / "systemd"
-    assert "gpfl deploy run FOLDER\nRestart=on-failure" in (units / "gpfl-run.service").read_text()  # not after the end
+    assert "GPFL deploy run FOLDER\nRestart=on-failure" in (units / "gpfl-run.service").read_text()  # not after the end
     assert not list((tmp_path / "d" / "coordinator").rglob("node.key"))
+
+
+def test_a_node_key_that_was_registered_is_kept_when_another_ones_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower registers a key once: a second attempt is refused."""
+    d.make(tmp_path)
+    control, registered = Control(CoordinatorFolder(tmp_path / "d" / "coordinator")), list[str]()
+
+    def call(self: Control, command: str, action: str, key: str, *arguments: str) -> dict[str, object]:
+        site = Path(key).stem
+        if site in registered or (site == "east" and not registered):
+            raise GpflError("already in use" if registered else "the SuperLink is not up yet")
+        registered.append(site)
+        return {"node-id": 100 + len(registered)}
+
+    monkeypatch.setattr(Control, "call", call)
+    monkeypatch.setattr(programs, "ThreadPoolExecutor", lambda n: ThreadPoolExecutor(1))
+    with pytest.raises(GpflError, match="not up yet"):
+        control.register()
+    control.register()
+    nodes = json.loads((tmp_path / "d" / "coordinator" / "nodes.json").read_text())
+    assert nodes == {"north": "101", "south": "102", "east": "103"}
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_systemd_takes_the_units_once_their_paths_are_filled_in(tmp_path: Path) -> None:
+    d.make(tmp_path)
+    for path in (tmp_path / "d").rglob("*.service"):
+        (tmp_path / path.name).write_text(path.read_text().replace("FOLDER", str(tmp_path)).replace("GPFL", sys.executable))
+    units = sorted(tmp_path.glob("*.service"))
+    assert [unit.stem for unit in units] == ["gpfl-node", "gpfl-run", "gpfl-server", "gpfl-worker"]
+    done = subprocess.run(["systemd-analyze", "verify", *units], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_worker_answers_on_its_socket(tmp_path: Path) -> None:

@@ -62,18 +62,24 @@ the folder at the coordinator once you have it.
 4. Read `outbound.toml`, which says what may leave, and change it as you see fit. What would leave: `gpfl deploy site dry-run .`
 5. Start: `gpfl deploy site start .`
 
-For a service, install the two units in `systemd` with the path of this folder in place of FOLDER. The worker, which reads the
+For a service, as root and in this folder, which both users must be able to reach, as gpfl itself. The worker, which reads the
 data, runs as `gpfl-data`; the SuperNode, which talks to {server}, runs as `gpfl-net` and reads neither data nor state:
 
 ```
 groupadd gpfl-site
 useradd --system --groups gpfl-site gpfl-data
 useradd --system --groups gpfl-site gpfl-net
-chown -R gpfl-data:gpfl-site FOLDER
-chmod 2770 FOLDER
-chmod 700 FOLDER/data
-chown gpfl-net FOLDER/node.key
-chmod 600 FOLDER/node.key
+mkdir flwr
+chown -R gpfl-data:gpfl-site .
+chown gpfl-net node.key flwr
+chmod 2750 .
+chmod 640 site.toml ca.crt
+chmod 700 flwr
+chmod -R go= data
+sed -i "s|FOLDER|$PWD|; s|GPFL|$(command -v gpfl)|" systemd/*.service
+cp systemd/*.service /etc/systemd/system/
+systemctl daemon-reload
+systemctl enable --now gpfl-worker gpfl-node
 ```
 
 Your model after the run: `gpfl deploy model . -o model.safetensors`, then `gpfl predict model.safetensors new.csv`.
@@ -83,17 +89,19 @@ A new node key: `gpfl deploy site new-key .`, then send `node.pub` to the coordi
 
 def nginx_config(names: Sequence[str], port: int, link_port: int) -> str:
     """Return the configuration of a proxy that exposes the fleet API alone."""
-    return NGINX.format(names=" ".join(names), name=names[0], port=port, link_port=link_port)
+    # nginx compares the certificate of the SuperLink with names, not with addresses.
+    name = next((each for each in names if not each.replace(".", "").isdecimal() and ":" not in each), names[0])
+    return NGINX.format(names=" ".join(names), name=name, port=port, link_port=link_port)
 
 
 def server_units() -> dict[str, str]:
-    """Return the systemd units of the coordinator by file name. FOLDER stands for its folder."""
+    """Return the systemd units of the coordinator by file name. FOLDER stands for its folder, GPFL for the program."""
     common = {"user": "gpfl", "group": "", "folder": "FOLDER"}
     return {
         "gpfl-server.service": UNIT.format(
             description="gpfl: SuperLink of the deployment",
             after="",
-            command="gpfl deploy server FOLDER",
+            command="GPFL deploy server FOLDER",
             restart="always",
             delay=5,
             **common,
@@ -101,7 +109,7 @@ def server_units() -> dict[str, str]:
         "gpfl-run.service": UNIT.format(  # after the machine died as well; a finished run ends at once
             description="gpfl: run of the deployment, to its end",
             after=" gpfl-server.service",
-            command="gpfl deploy run FOLDER",
+            command="GPFL deploy run FOLDER",
             restart="on-failure",
             delay=60,
             **common,
@@ -110,7 +118,7 @@ def server_units() -> dict[str, str]:
 
 
 def site_units() -> dict[str, str]:
-    """Return the systemd units of a site by file name. FOLDER stands for its folder."""
+    """Return the systemd units of a site by file name. FOLDER stands for its folder, GPFL for the program."""
     group = "Group=gpfl-site\n"
     return {
         "gpfl-worker.service": UNIT.format(
@@ -118,7 +126,7 @@ def site_units() -> dict[str, str]:
             after="",
             user="gpfl-data",
             group=group,
-            command="gpfl deploy site worker FOLDER",
+            command="GPFL deploy site worker FOLDER",
             restart="always",
             delay=5,
             folder="FOLDER",
@@ -128,7 +136,7 @@ def site_units() -> dict[str, str]:
             after=" gpfl-worker.service",
             user="gpfl-net",
             group=group,
-            command="gpfl deploy site node FOLDER",
+            command="GPFL deploy site node FOLDER",
             restart="always",
             delay=10,
             folder="FOLDER",

@@ -126,11 +126,19 @@ class Control:
 
         def register(site: str) -> tuple[str, object]:
             key = str((self.folder.path / "sites" / f"{site}.pub").resolve())
-            return site, self.call("supernode", "register", key, FEDERATION)["node-id"]
+            try:
+                return site, self.call("supernode", "register", key, FEDERATION)["node-id"]
+            except GpflError as error:
+                return site, error
 
         with ThreadPoolExecutor(2) as pool:
-            nodes.update(pool.map(register, missing))
-        files.write_text(path, json.dumps({site: str(node) for site, node in nodes.items()}, indent=1) + "\n")
+            found = dict(pool.map(register, missing))
+        # Flower registers a key once: what was registered is kept even if another one failed.
+        nodes |= {site: str(node) for site, node in found.items() if not isinstance(node, GpflError)}
+        files.write_text(path, json.dumps(nodes, indent=1) + "\n")
+        for node in found.values():
+            if isinstance(node, GpflError):
+                raise node
 
     def replace_key(self, site: str, key: Path) -> None:
         """Register another node key for a site, and let the old one in no longer."""
