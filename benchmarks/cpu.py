@@ -1,10 +1,14 @@
 """Time whole rounds (training and test evaluation) on a CPU beside hand-written loops, all in one process.
 
-    python benchmarks/cpu.py [CASE …] --out benchmarks/results/cpu-rounds
+    python benchmarks/cpu.py [CASE …] --out benchmarks/results/rounds/cpu
 
 A case is task/method, by default all of them. The contestants run in turn, a round each; of all repeats the shortest counts.
 With one thread it is the CPU time of the process, which is the time of a round on one otherwise idle core; with more
---threads the wall clock. Writes NAME.json and NAME.md.
+--threads the wall clock. Under torchrun every process has its own clients, and only our engines take part. Writes NAME.json.
+
+"kernels" are the convolutions and matrix products of all steps of a round on their own, as the traced step calls them, in
+float32 and in bf16: no engine that uses them can be faster. "untraced" and "nchw" are our engine without traced steps and
+without channels-last weights.
 """
 
 from __future__ import annotations
@@ -16,109 +20,197 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from machine import cpu_name
+from machine import cpu_name, peak_memory
 from plain_loops import PlainLoop, Problem, TightLoop
 from tasks import TASKS, Task, agnews, images
 
 import gpfl
+from gpfl.core import tree
 from gpfl.engine import RunSpec, limit_threads, make_engine
 from gpfl.engine.allocator import retain_freed_memory
+from gpfl.engine.base import Engine, EvalRequest, TrainRequest
+from gpfl.engine.compiler.program import Program
+from gpfl.engine.distributed import exit_process, process_group
+from gpfl.engine.workers import Workers, num_threads
+from gpfl.errors import GpflError
 from gpfl.io.provenance import current_commit
 from gpfl.training.config import ConfigDict, resolve_config
 from gpfl.training.prepare import prepare
 
 CLIENTS, ROWS, BATCH_SIZE = 20, 5_000, 10
 METHODS = ("gpfl", "fedavg")
+EVEN = {"partition": "pathological", "classes_per_client": 2, "balanced": True}  # for any number of clients
 CASES = {
     "fmnist": Task(lambda: images(ROWS, (1, 28, 28), 10, "fmnist-like"), TASKS["fmnist"].net, TASKS["fmnist"].partition),
     "cifar10": Task(lambda: images(ROWS, (3, 32, 32), 10, "cifar10-like"), TASKS["cifar100"].net, TASKS["cifar100"].partition),
+    "even": Task(lambda: images(ROWS, (1, 28, 28), 10, "fmnist-like"), TASKS["fmnist"].net, EVEN),
     "digits": TASKS["digits"],
     "agnews": Task(lambda: agnews(ROWS), TASKS["agnews"].net, TASKS["agnews"].partition),
 }
-CONTESTANTS = ("plain", "tight", "loop", "ours", "compiled")
+LOOPS: dict[str, Callable[[Problem], PlainLoop | TightLoop]] = {"plain": PlainLoop, "tight": TightLoop}
+OURS = ("loop", "untraced", "nchw", "ours", "compiled")
+KERNELS = {"kernels": torch.float32, "kernels bf16": torch.bfloat16}
+CONTESTANTS = (*LOOPS, *OURS, *KERNELS)
+aten = torch.ops.aten
+KERNEL_CALLS = (
+    *(aten.convolution.default, aten.convolution_backward.default, aten.mm.default, aten.addmm.default, aten.addmm_.default),
+    *(aten.bmm.default, aten.baddbmm.default, aten.baddbmm_.default),
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", default=[f"{task}/{method}" for method in METHODS for task in CASES])
+    parser.add_argument(
+        "cases", nargs="*", default=[f"{task}/{method}" for method in METHODS for task in CASES if task != "even"]
+    )
     parser.add_argument("--out", type=Path, default=Path("cpu-rounds"))
     parser.add_argument("--threads", type=int, default=1, help="threads of torch; with more than one, the clock counts")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--engine", default="auto", help="engine of 'ours' and 'compiled'")
+    parser.add_argument("--clients", type=int, default=CLIENTS)
+    parser.add_argument("--engine", default="auto", help="engine of 'ours' and its variants")
     parser.add_argument("--only", nargs="+", default=list(CONTESTANTS), choices=CONTESTANTS)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     retain_freed_memory()
+    group = process_group()
+    processes = f", {group.world_size} processes" if group.world_size > 1 else ""
     results: dict[str, Any] = {
-        "machine": f"{cpu_name()}, {args.threads} thread{'s' * (args.threads > 1)}",
+        "machine": f"{cpu_name()}{processes}, {args.threads} thread{'s' * (args.threads > 1)}",
         "torch": torch.__version__,
         "commit": current_commit(),
         "command": " ".join(["python", *sys.argv]),
-        "clock": "CPU time" if args.threads == 1 else "wall clock",
+        "clock": "CPU time" if args.threads == group.world_size == 1 else "wall clock",
+        "clients": args.clients,
         "cases": {},
     }
     for case in args.cases:
-        results["cases"][case] = time_case(case, args)
-        print(row(case, results["cases"][case]), flush=True)
+        results["cases"][case] = time_case(case, args, results["clock"])
+        if group.is_main:
+            print(row(case, results["cases"][case]), flush=True)
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+            args.out.with_suffix(".json").write_text(json.dumps(results, indent=1))  # after every case: the next may be stopped
         gc.collect()
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.with_suffix(".json").write_text(json.dumps(results, indent=1))
-    args.out.with_suffix(".md").write_text(page(results))
+    exit_process()
 
 
-def time_case(case: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Return the shortest seconds of a round of every contestant."""
+def time_case(case: str, args: argparse.Namespace, clock_name: str) -> dict[str, Any]:
+    """Return the shortest seconds of a round of every contestant, and the peak memory of the process."""
     task, method = case.split("/")
-    spec = run_spec(CASES[task].federation(CLIENTS), CASES[task].net, method)
+    spec = run_spec(CASES[task].federation(args.clients), CASES[task].net, method)
+    clock = time.process_time if clock_name == "CPU time" else time.perf_counter
     rounds: dict[str, Callable[[], object]] = {}
     engine_name = ""
     for name in args.only:
-        if name in ("plain", "tight"):
-            rounds[name] = {"plain": PlainLoop, "tight": TightLoop}[name](problem(spec)).run_round
-        else:
-            compiled = dataclasses.replace(spec, compile="on" if name == "compiled" else "off")
-            rounds[name], found = engine_round(compiled, "loop" if name == "loop" else args.engine)
-            engine_name = engine_name if name == "loop" else found
-    clock = time.process_time if args.threads == 1 else time.perf_counter
+        if name in LOOPS:
+            rounds[name] = LOOPS[name](problem(spec)).run_round
+        elif name in OURS and (engine := make_contestant(name, spec, args.engine)):
+            rounds[name] = round_function(engine, spec)
+            engine_name = engine.name if name != "loop" else engine_name
     times: dict[str, list[float]] = {name: [] for name in rounds}
     for repeat in range(args.repeats + 1):
-        for name, run in rounds.items():
+        for name, run in list(rounds.items()):
             start = clock()
-            run()
+            try:
+                run()
+            except GpflError as error:  # no compiler on the machine
+                print(f"{case}: without '{name}': {error}", file=sys.stderr)
+                del rounds[name], times[name]
+                continue
             if repeat:  # the first round traces and allocates
                 times[name].append(clock() - start)
+    seconds = {name: min(each) for name, each in times.items()}
     steps = sum(max(1, len(shard.train) // BATCH_SIZE) for shard in spec.federation.shards)
-    return {"engine": engine_name, "client_steps": steps, "seconds": {name: min(each) for name, each in times.items()}}
+    if engine_name == "workers" and set(KERNELS) & set(args.only):
+        seconds |= kernel_seconds(spec, steps, args, clock)
+    return {"engine": engine_name, "client_steps": steps, "peak_bytes": peak_memory(), "seconds": seconds}
 
 
-def run_spec(federation: gpfl.Federation, net: Any, method: str) -> RunSpec:
+def make_contestant(name: str, spec: RunSpec, engine_name: str) -> Engine | None:
+    """Return the engine of a contestant; None where it would be the same as another."""
+    spec = dataclasses.replace(spec, compile="on" if name == "compiled" else "off")
+    engine = make_engine("loop" if name == "loop" else engine_name, spec)
+    if name == "untraced":
+        engine.min_calls_to_trace = 10**9  # type: ignore[attr-defined]
+    if name == "nchw":
+        if not isinstance(engine, Workers):
+            return None
+        engine.max_channels_last = 0  # type: ignore[misc]
+    return engine
+
+
+def kernel_seconds(spec: RunSpec, steps: int, args: argparse.Namespace, clock: Callable[[], float]) -> dict[str, float]:
+    """Return the seconds that the convolutions and matrix products of all steps of a round take, by contestant."""
+    engine = Workers(dataclasses.replace(spec, compile="off"))
+    round_function(engine, spec)()
+    program = next(iter(engine._programs.values()))[0]
+    if program is None:
+        return {}
+    workers, out = engine.n_workers, {}
+    for name in set(KERNELS) & set(args.only):
+        calls = [kernel_calls(program, KERNELS[name]) for _ in range(workers)]
+        times = []
+        with num_threads(1), ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for _ in range(args.repeats * 3):
+                start = clock()
+                list(pool.map(run_calls, calls))
+                times.append(clock() - start)
+        out[name] = min(times) / CALLS * steps / workers
+    return out
+
+
+CALLS = 20  # steps whose kernels are timed at once
+
+
+def kernel_calls(program: Program, dtype: torch.dtype) -> list[Callable[[], object]]:
+    """Return the kernels of a traced step as functions, on random inputs of the same shapes and memory formats."""
+
+    def example(value: object) -> object:
+        if not isinstance(value, torch.fx.Node):
+            return value
+        like = value.meta["val"]
+        return torch.empty_strided(like.shape, like.stride()).normal_(std=0.01).to(dtype)
+
+    nodes = [node for node in program._run.graph.nodes if node.target in KERNEL_CALLS]  # type: ignore[attr-defined]
+    return [partial(node.target, *map(example, node.args), **node.kwargs) for node in nodes]
+
+
+def run_calls(calls: list[Callable[[], object]]) -> None:
+    with torch.no_grad():
+        for _ in range(CALLS):
+            for call in calls:
+                call()
+
+
+def run_spec(federation: gpfl.Federation, net: Any, method: str, **train: object) -> RunSpec:
     sections: ConfigDict = {
         "net": dict(net),
         "method": {"name": method},
-        "train": {"rounds": 100, "batch_size": BATCH_SIZE},
+        "train": {"rounds": 100, "batch_size": BATCH_SIZE, **train},
+        "run": {"device": "cpu"},
     }
     return prepare(resolve_config(sections, federation=federation), federation)[1]
 
 
-def engine_round(spec: RunSpec, name: str) -> tuple[Callable[[], object], str]:
-    """Return the function that runs the next round of an engine with its evaluation, and the engine's name."""
-    engine = make_engine(name, spec)
+def round_function(engine: Engine, spec: RunSpec) -> Callable[[], float]:
+    """Return the function that runs the next round of an engine with its evaluation, and returns its accuracy."""
     shared, private = spec.method.init(0)
-    private = engine.initial_private(private)
-    round_ = 0
+    clients, cohort, round_ = list(engine.local_clients), range(len(spec.federation)), 0
+    private = tree.take(engine.initial_private(private), torch.tensor(clients))
 
     def run() -> float:
         nonlocal shared, private, round_
         with limit_threads(spec):
-            result = engine.train(shared, private, range(len(spec.federation)), round_)
+            result = engine.train_round(TrainRequest(shared, private, clients, round_, spec.schedule, cohort, spec.method))
             shared, private, round_ = spec.method.aggregate(shared, result.mean), result.private, round_ + 1
-            return engine.evaluate(shared, private, round_, "test").accuracy
+            return engine.evaluate_clients(EvalRequest(shared, private, clients, round_, "test")).accuracy
 
-    return run, engine.name
+    return run
 
 
 def problem(spec: RunSpec) -> Problem:
@@ -144,27 +236,73 @@ def problem(spec: RunSpec) -> Problem:
 def row(case: str, result: dict[str, Any]) -> str:
     seconds = result["seconds"]
     ours = [seconds[name] for name in ("ours", "compiled") if name in seconds]
-    cells = [f"{seconds[name] * 1e3:.0f}" if name in seconds else "–" for name in ("ours", "compiled")]
+    cells = [milliseconds(seconds, name) for name in ("ours", "compiled")]
     for name in ("plain", "tight", "loop"):
         ratios = " / ".join(f"{seconds[name] / each:.2f}" for each in ours) if name in seconds else ""
-        cells.append(f"{seconds[name] * 1e3:.0f} ({ratios})" if name in seconds else "–")
+        cells.append(f"{milliseconds(seconds, name)} ({ratios})" if ratios else milliseconds(seconds, name))
     return f"| {case} | {result['engine']} | {' | '.join(cells)} |"
 
 
+def ablation_row(case: str, result: dict[str, Any]) -> str:
+    seconds = result["seconds"]
+    cells = [milliseconds(seconds, name) for name in ("untraced", "nchw", "ours", "compiled", *KERNELS)]
+    return f"| {case} | {' | '.join(cells)} |"
+
+
+def milliseconds(seconds: dict[str, float], name: str) -> str:
+    return f"{seconds[name] * 1e3:.{0 if seconds[name] > 0.05 else 1}f}" if name in seconds else "–"
+
+
 def page(results: dict[str, Any]) -> str:
+    cases = results["cases"].items()
     lines = [
         f"# Rounds beside hand-written loops: {results['machine']}",
         "",
-        f"Milliseconds of a round (training and test evaluation): {CLIENTS} clients, {ROWS:,} samples in total (digits 1,797),",
-        f"batch size {BATCH_SIZE}: {results['clock']}, the shortest of all repeats. In brackets: how many times as long as",
-        "ours without and with compiled steps. The *plain loop* is written in the manner of the usual libraries, the",
-        "*tight loop* with as few calls as eager PyTorch allows (both in `benchmarks/plain_loops.py`).",
+        f"Milliseconds of a round (training and test evaluation): {results.get('clients', CLIENTS)} clients, {ROWS:,} samples",
+        f"in total (digits 1,797), batch size {BATCH_SIZE}: {results['clock']}, the shortest of all repeats. In brackets: how",
+        "many times as long as ours without and with compiled steps. The *plain loop* is written in the manner of the usual",
+        "libraries, the *tight loop* with as few calls as eager PyTorch allows (both in `benchmarks/plain_loops.py`).",
         f"torch {results['torch']}, commit {results['commit']}, `{results['command']}`.",
         "",
         "| case | engine | ours | compiled | plain loop | tight loop | our `loop` |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
-        *[row(case, result) for case, result in results["cases"].items()],
+        *[row(case, result) for case, result in cases],
     ]
+    if any("untraced" in result["seconds"] for _, result in cases):
+        lines += [
+            "",
+            "What each step of the engine gains, in the same run: each column adds one to that before it, *traced* steps,",
+            "*channels-last* weights and *compiled* steps. *Kernels* are the convolutions and matrix products of the round's",
+            "training steps on their own: with them, no engine can be faster.",
+            "",
+            "| case | untraced | traced | channels-last | compiled | kernels | kernels in bf16 |",
+            "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+            *[ablation_row(case, result) for case, result in cases],
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def growth_page(results: list[dict[str, Any]]) -> str:
+    """Return the table of rounds by number of clients, each contestant measured in a process of its own."""
+    first = results[0]
+    names = [name for name in CONTESTANTS if any(name in result["cases"]["even/gpfl"]["seconds"] for result in results)]
+    cells: dict[tuple[int, str], str] = {}
+    for result in results:
+        case = result["cases"]["even/gpfl"]
+        for name, seconds in case["seconds"].items():
+            cells[result["clients"], name] = f"{seconds:.2f} s, {case['peak_bytes'] / 2**20:,.0f} MiB"
+    lines = [
+        "## Rounds by number of clients",
+        "",
+        f"A round of GPFL and the peak memory of the process: 28×28 CNN, {ROWS:,} samples in total, {first['machine']}, torch",
+        f"{first['torch']}, commit {first['commit']}, {first['clock']}. One process each, such as",
+        f"`{first['command']}`.",
+        "",
+        f"| clients | {' | '.join(names)} |",
+        f"| ---: {'| ---: ' * len(names)}|",
+    ]
+    for clients in sorted({clients for clients, _ in cells}):
+        lines.append(f"| {clients} | {' | '.join(cells.get((clients, name), '–') for name in names)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import curve
+import startup
+from cpu import growth_page
 from cpu import page as rounds_page
 from memory import sentence
 from scale import page as scale_page
@@ -46,21 +49,26 @@ def main() -> None:
     (ROOT / "docs" / "speed.md").write_text(text(), encoding="utf-8")
     if panels := growth(load_results()):
         draw_figure(panels)
+    for result in load_results("curves").values():
+        curve.draw(result, FIGURE.with_name("time_to_accuracy.svg"))
 
 
-def load_results() -> dict[str, dict[str, Any]]:
-    return {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
+def load_results(folder: str = ".") -> dict[str, dict[str, Any]]:
+    return {path.stem: json.loads(path.read_text()) for path in sorted((RESULTS / folder).glob("*.json"))}
 
 
 def text() -> str:
     results = load_results()
     parts = [INTRODUCTION, *([CAPTION] if growth(results) else [])]
-    rounds = [json.loads(path.read_text()) for path in sorted((RESULTS / "rounds").glob("*.json"))]
+    rounds = load_results("rounds").values()
     parts += [rounds_page(result).replace("#", "##", 1) for result in rounds] + ([PEERS] if rounds else [])
+    parts += [growth_page(list(clients.values()))] if (clients := load_results("growth")) else []
+    parts += [curve.page(result) for result in load_results("curves").values()]
+    parts += [startup.page(list(starts.values()))] if (starts := load_results("startup")) else []
     parts += [page(result).replace("# Speed on", "##", 1) for result in results.values()]
-    memory = [json.loads(path.read_text()) for path in sorted((RESULTS / "memory").glob("*.json"))]
+    memory = load_results("memory").values()
     parts += ["## Memory over rounds\n", *(f"{sentence(result)}\n" for result in memory)] if memory else []
-    scale = [json.loads(path.read_text()) for path in sorted((RESULTS / "scale").glob("*.json"))]
+    scale = load_results("scale").values()
     parts += ["## Many clients\n", *(scale_page(result) for result in scale)] if scale else []
     return "\n".join(parts)
 
