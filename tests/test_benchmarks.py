@@ -48,6 +48,13 @@ def test_tables_of_the_note_on_the_valve_are_the_recorded_results() -> None:
     assert valve.page(costs) == page
 
 
+def test_page_of_robust_aggregation_matches_the_recorded_results() -> None:
+    import aggregation
+
+    folder = ROOT / "docs" / "results" / "aggregation"
+    assert aggregation.page(folder) == (folder / "table.md").read_text(encoding="utf-8")
+
+
 def test_cases_of_the_speed_benchmark_can_be_run() -> None:
     import speed
 

@@ -107,9 +107,9 @@ def krum(uploads: Tree, byzantine: int) -> int:
     distances = torch.zeros(count, count, dtype=torch.float64)
     for t in tree.leaves(uploads):
         rows = t.reshape(count, -1)
-        for i in range(count):
-            distances[i] += (rows - rows[i]).square().sum(1, dtype=torch.float64).cpu()
-    distances = distances.nan_to_num(math.inf).fill_diagonal_(math.inf)  # of uploads with NaN or infinity
+        for i in range(count - 1):
+            distances[i, i + 1 :] += (rows[i + 1 :] - rows[i]).square().sum(1, dtype=torch.float64).cpu()
+    distances = (distances + distances.T).nan_to_num(math.inf).fill_diagonal_(math.inf)  # of uploads with NaN or infinity
     nearest = distances.sort(1).values[:, : max(1, count - byzantine - 2)]
     return int(nearest.sum(1).argmin())
 
