@@ -148,14 +148,12 @@ def show(name: str | None, out: str, write_schema: Path | None, as_json: bool, *
 
 def _split_table(federation: Federation) -> ResultTable:
     """Return the number of samples of each client in each split, and of its classes in training."""
-    columns: dict[ResultColumn, Callable[[int], Cell]] = {
-        ResultColumn("client"): lambda client: federation.shards[client].name,
-        ResultColumn("training"): lambda client: len(federation.shards[client].train),
-        ResultColumn("validation"): lambda client: len(federation.shards[client].validation),
-        ResultColumn("test"): lambda client: len(federation.shards[client].test),
-        ResultColumn("classes"): lambda client: int((federation.label_counts[client] > 0).sum()),
-    }
-    return ResultTable.from_items(columns, range(len(federation)), title="Splits")
+    columns = [ResultColumn(name) for name in ("client", "training", "validation", "test", "classes")]
+    rows: list[list[Cell]] = [
+        [shard.name, *(len(shard.split(split)) for split in SPLITS), int((counts > 0).sum())]
+        for shard, counts in zip(federation.shards, federation.label_counts, strict=True)
+    ]
+    return ResultTable(columns, rows, "Splits")
 
 
 def _write_schema(table: Table, path: Path) -> None:

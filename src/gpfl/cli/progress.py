@@ -15,11 +15,10 @@ from gpfl.training.run_dir import MetricsRecord, metric
 LOG_INTERVAL = 10.0  # seconds between two lines of a run when the output is not a terminal
 
 
-class StatusColumn(TextColumn):
+class _StatusColumn(TextColumn):
     """The status of a line, which a narrow terminal truncates before anything else."""
 
     def render(self, task: Task) -> Text:
-        """Return the status as one line."""
         text = super().render(task)
         text.no_wrap = True
         return text
@@ -37,7 +36,7 @@ class ProgressReporter(Progress):
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=width, table_column=Column(no_wrap=True, width=width)),
             TextColumn(count.format("{task.completed:.0f}/{task.total:.0f}")),
-            StatusColumn("{task.fields[status]}", markup=False, table_column=Column(overflow="ellipsis")),
+            _StatusColumn("{task.fields[status]}", markup=False, table_column=Column(overflow="ellipsis")),
             *([TimeRemainingColumn(table_column=Column(no_wrap=True))] if time_remaining else []),
             console=console,
             disable=not console.is_terminal,
@@ -55,17 +54,16 @@ class ProgressReporter(Progress):
 
     def callback(self, label: str) -> Callback:
         """Return the callback of one run."""
-        return RunProgress(self, label)
+        return _RunProgress(self, label)
 
 
-class RunNotes(Callback):
+class _RunNotes(Callback):
     """Callback that prints the notes on a run that no other run of the reporter has printed."""
 
     def __init__(self, reporter: ProgressReporter, label: str) -> None:
         self.reporter, self.label, self.rounds = reporter, label, 1
 
     def on_run_start(self, run: RunInfo) -> None:
-        """Print the notes."""
         self.rounds = run.rounds
         for note in run.notes:
             if note not in self.reporter.printed:
@@ -73,7 +71,7 @@ class RunNotes(Callback):
                 self.reporter.print_line(f"{self.label}: {note}")
 
 
-class RunProgress(RunNotes):
+class _RunProgress(_RunNotes):
     """Callback that shows the rounds of a run.
 
     On a terminal one line is redrawn each round. Elsewhere there is a line for the first and the last evaluation, and at most
@@ -84,7 +82,6 @@ class RunProgress(RunNotes):
     _task: TaskID | None = None
 
     def on_evaluate(self, record: MetricsRecord) -> None:
-        """Show the round and its accuracy."""
         number, accuracy = metric(record, "round"), metric(record, "accuracy")
         if self.reporter.disable:
             now = time.monotonic()
@@ -116,7 +113,7 @@ class RepeatsReporter(ProgressReporter):
         name, _, repeat = label.rpartition(" repeat ")
         if name not in self._methods:  # repeats before the first one have finished
             self._methods[name] = self.add_task(name, total=self._repeats, completed=int(repeat), status="")
-        return RepeatProgress(self, name)
+        return _RepeatProgress(self, name)
 
     def count(self, method: str, share: float) -> None:
         """Advance the line of a method by a share of a repeat."""
@@ -128,18 +125,16 @@ class RepeatsReporter(ProgressReporter):
                 self.print_line(f"{method}: {int(done)}/{self._repeats} repeats")
 
 
-class RepeatProgress(RunNotes):
+class _RepeatProgress(_RunNotes):
     """Callback of one repeat, which advances the line of its method by the share of its rounds that has finished."""
 
     reporter: RepeatsReporter
     _left = 1.0
 
     def on_round_end(self, round: int, losses: Mapping[str, float]) -> None:
-        """Count the round; `on_run_end` counts the last one."""
-        if round < self.rounds:
+        if round < self.rounds:  # the last one is counted below
             self._left -= 1 / self.rounds
             self.reporter.count(self.label, 1 / self.rounds)
 
     def on_run_end(self, summary: Mapping[str, object]) -> None:
-        """Count the rest, which is more than a round after an early stop."""
-        self.reporter.count(self.label, self._left)
+        self.reporter.count(self.label, self._left)  # more than a round after an early stop

@@ -14,8 +14,8 @@ def check_device_name(name: str) -> None:
         raise GpflError(f"run.device is '{name}'; it must be auto, cpu, cuda, cuda:N or mps")
 
 
-def find_device(name: str) -> torch.device:
-    """Return the device of a name; "auto" is the GPU if there is one. Raise if the device cannot be used."""
+def find_device(name: str, precision: str = "float32") -> torch.device:
+    """Return the device of a name; "auto" is the GPU if there is one. Raise if it cannot be used, or not in a precision."""
     check_device_name(name)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -26,6 +26,8 @@ def find_device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise GpflError(f"run.device is '{name}', which cannot be used here: {str(error).splitlines()[0]}") from None
+    if precision != "float32" and device.type != "cuda":
+        raise GpflError(f"run.precision is '{precision}', which needs a GPU; run.device is '{device}': leave it out")
     return device
 
 

@@ -40,9 +40,7 @@ def prepare(
         raise GpflError("run.private_state is 'disk', which keeps the private state of one round only: add --select last")
     if config.run.private_state == "disk" and process_group().world_size > 1:
         raise GpflError("run.private_state is 'disk', which works in one process only: leave out torchrun, or the option")
-    device = find_device(config.run.device)
-    if config.run.precision != "float32" and device.type != "cuda":
-        raise GpflError(f"run.precision is '{config.run.precision}', which needs a GPU; run.device is '{device}': leave it out")
+    device = find_device(config.run.device, config.run.precision)
     net = config.net if net is None else net
     if net is None:
         raise TypeError("neither the config nor the caller has a net")
