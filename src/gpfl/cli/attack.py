@@ -17,16 +17,8 @@ from gpfl.engine.distributed import require_single_process
 from gpfl.errors import GpflError, pluralize
 from gpfl.federation import Federation
 from gpfl.io import files
-from gpfl.privacy.attack_runner import (
-    AttackCase,
-    AttackPlan,
-    AttackRunner,
-    CaseResult,
-    Record,
-    attack_ceiling,
-    records_to_json,
-    summarize_case,
-)
+from gpfl.privacy import attack_runner
+from gpfl.privacy.attack_runner import AttackPlan, AttackRunner, Record, records_to_json
 from gpfl.privacy.gradient_targets import gradient_targets, select_target
 from gpfl.privacy.label_inference import infer_label_distributions, uploading_clients
 from gpfl.privacy.membership import infer_memberships
@@ -87,9 +79,9 @@ def parse_attack(defaults: AttackPlan, flags: Mapping[str, object]) -> AttackPla
     return core_options.replace(defaults, parse_options(flags).get("attack", {}), "attack")
 
 
-def print_case(case: AttackCase, result: CaseResult, formula: str, prefix: str = "") -> None:
+def print_case(case: attack_runner.AttackCase, result: attack_runner.CaseResult, formula: str, prefix: str = "") -> None:
     """Print the outcome of a case."""
-    print_line(prefix + describe_summary(summarize_case(case, result, formula)))
+    print_line(prefix + describe_summary(attack_runner.summarize_case(case, result, formula)))
 
 
 def print_graph_note(graph: bool, device: torch.device) -> None:
@@ -110,7 +102,7 @@ def _reconstruct_images(
     tables, grids = [], []
     records: list[Record] = []
     for kind in plan.kind:
-        ceiling = attack_ceiling(result.engine, batches, kind, plan, ceiling_folder, print_ceiling)
+        ceiling = attack_runner.attack_ceiling(result.engine, batches, kind, plan, ceiling_folder, print_ceiling)
         results = runner.run(plan.cases(method.name, targets, kind), folder, on_result)
         title = f"{method.name} on {result.federation.table.name}: images that {kind} reconstructs from uploads"
         table = attack_table(results, ceiling, plan.psnr, title)

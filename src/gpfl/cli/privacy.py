@@ -11,22 +11,12 @@ from typing import Any, cast
 
 import click
 
+from gpfl.cli import options
 from gpfl.cli.attack import parse_attack, print_case, print_graph_note
 from gpfl.cli.command import Group
 from gpfl.cli.data import download_datasets
 from gpfl.cli.grid import print_plan, run_missing
-from gpfl.cli.options import (
-    CommaList,
-    Decorator,
-    attack_options,
-    compose,
-    config_option,
-    option,
-    out_option,
-    parse_options,
-    seeds_option,
-    set_option,
-)
+from gpfl.cli.options import CommaList, Decorator, compose, option, parse_options
 from gpfl.cli.overrides import parse_method_set
 from gpfl.cli.terminal import print_error, print_line
 from gpfl.core import options as core_options
@@ -35,21 +25,9 @@ from gpfl.defences.accounting import accountant_version
 from gpfl.defences.config import NO_DEFENCE, DefenceConfig
 from gpfl.engine.distributed import require_single_process
 from gpfl.errors import GpflError, pluralize
+from gpfl.experiments import defence_study, grid, privacy_table
 from gpfl.experiments import definitions as experiments
-from gpfl.experiments import grid, privacy_table
-from gpfl.experiments.defence_study import (
-    ATTACK,
-    FAMILIES,
-    AttackStudy,
-    Variants,
-    attack_points,
-    find_noises,
-    gpfl_variants,
-    load_run,
-    plan_points,
-    study_defaults,
-    undefended_cells,
-)
+from gpfl.experiments.defence_study import AttackStudy, load_run, study_defaults, undefended_cells
 from gpfl.experiments.definitions import Cell
 from gpfl.experiments.grid import GridPlan, Job
 from gpfl.experiments.leaks import InferenceFindings, infer_from_runs
@@ -124,10 +102,10 @@ def _train(jobs: Mapping[Cell, Job], plan: GridPlan, next_step: str, *, dry_run:
 
 
 _run_options = compose(
-    set_option("Set any option of the runs, such as data.name=digits or gpfl.lam=0.1."),
-    out_option("Folder for results; runs and attacks that it holds are not repeated.", "results"),
+    options.set_option("Set any option of the runs, such as data.name=digits or gpfl.lam=0.1."),
+    options.out_option("Folder for results; runs and attacks that it holds are not repeated.", "results"),
     click.option("--dry-run", is_flag=True, help="List the runs with their state and memory; run nothing."),
-    config_option("run", "device", "engine"),
+    options.config_option("run", "device", "engine"),
 )
 
 _round_options = compose(
@@ -151,7 +129,7 @@ def _strengths_option(flag: str, kind: type, description: str) -> Decorator:
 @privacy.command
 @_round_options
 @_run_options
-@attack_options(_plan_defaults("attack"))
+@options.attack_options(_plan_defaults("attack"))
 def attacks(seed: int, rounds: int, patience: int, **flags: Any) -> None:
     """Reproduce the paper's privacy table: train five methods on Cifar100 and attack their uploads."""
     plan, cells = parse_attack(_plan_defaults("attack"), flags), undefended_cells(privacy_table.METHODS)
@@ -207,42 +185,33 @@ def leaks(methods: tuple[str, ...], seed: int, rounds: int, patience: int, **fla
 @option(
     "--round", "attacked_round", default="0", type=click.Choice(ROUNDS), help="Round to attack: before training, or the best."
 )
-@seeds_option("0", "Seeds of the runs; the uploads of the first are attacked.")
+@options.seeds_option("0", "Seeds of the runs; the uploads of the first are attacked.")
 @option("--rounds", default=_DEFAULTS["defences"]["rounds"], type=click.IntRange(1), metavar="N", help="Number of rounds.")
 @_run_options
-@attack_options(_plan_defaults("defences"), omit=("kind", "batch", "steps", "round", "psnr"))
-def defences(
-    methods: tuple[str, ...],
-    epsilon: tuple[float, ...] | None,
-    delta: float,
-    clip: float,
-    example_clip: float,
-    attacked_round: str,
-    seeds: tuple[int, ...],
-    rounds: int,
-    **flags: Any,
-) -> None:
+@options.attack_options(_plan_defaults("defences"), omit=("kind", "batch", "steps", "round", "psnr"))
+def defences(methods: tuple[str, ...], epsilon: tuple[float, ...] | None, seeds: tuple[int, ...], **flags: Any) -> None:
     """Measure defences: accuracy against ε, and what an attack reconstructs against accuracy."""
     plan = parse_attack(_plan_defaults("defences"), flags)
-    plan = dataclasses.replace(plan, kind=(ATTACK,), round=(attacked_round,))
-    values = {family.option: flags[family.option] for family in FAMILIES}
+    plan = dataclasses.replace(plan, kind=(defence_study.ATTACK,), round=(flags["attacked_round"],))
+    values = {family.option: flags[family.option] for family in defence_study.FAMILIES}
     _check_defences(methods, values, epsilon)
-    bounds, keep_weights = {"clip": clip, "example_clip": example_clip, "delta": delta}, attacked_round == "best"
-    plain = plan_points(methods, {}, bounds, keep_weights=keep_weights)
-    study = _prepare_study(flags, [point.cell for point in plain], seeds, rounds, keep_weights=keep_weights)
+    bounds = {key: flags[key] for key in ("clip", "example_clip", "delta")}
+    keep_weights = flags["attacked_round"] == "best"
+    plain = defence_study.plan_points(methods, {}, bounds, keep_weights=keep_weights)
+    study = _prepare_study(flags, [point.cell for point in plain], seeds, flags["rounds"], keep_weights=keep_weights)
     _check_attackable(study, plain[0].cell, plan)
-    variants = gpfl_variants(plain, study)
+    variants = defence_study.gpfl_variants(plain, study)
     points = []
     for name in methods:
         noises = _find_noises(epsilon, values, name, bounds, variants, study) if epsilon else {}
-        points += plan_points([name], values | noises, bounds, variants, keep_weights=keep_weights)
+        points += defence_study.plan_points([name], values | noises, bounds, variants, keep_weights=keep_weights)
     jobs = study.make_jobs(point.cell for point in points)
     if not accountant_version():
         print_line("ε is not stated: dp-accounting is not installed. Once it is, the same command adds ε and repeats no run.")
     next_step = f"Attacks of {plan.iterations} iterations on the uploads of {pluralize(len(points), 'run')} follow"
     failed = _train(jobs, study.plan, next_step, dry_run=flags["dry_run"], graph=plan.graph)
     folder = study.plan.out / "defences"
-    results = attack_points(points, jobs, seeds, folder, plan, failed=failed, on_summary=_print_summary)
+    results = defence_study.attack_points(points, jobs, seeds, folder, plan, failed=failed, on_summary=_print_summary)
     figures = privacy_figures.draw_study(results, folder)
     page = privacy_tables.defence_page(results, _describe_origin(jobs.values(), seeds), figures)
     points_csv = format_csv([asdict(point) for point in results.points])
@@ -273,16 +242,16 @@ def _find_noises(
     values: Mapping[str, Sequence[float]],
     method: str,
     bounds: Mapping[str, float],
-    variants: Variants,
+    variants: defence_study.Variants,
     study: AttackStudy,
 ) -> dict[str, list[float]]:
     """Return the noise of a method for each ε by family, without families that were left out."""
     noises = {}
-    for family in (family for family in FAMILIES if family.level and values[family.option]):
+    for family in (family for family in defence_study.FAMILIES if family.level and values[family.option]):
         if click.get_current_context().get_parameter_source(family.option) != click.core.ParameterSource.DEFAULT:
             raise GpflError(f"--epsilon and --{family.option.replace('_', '-')} exclude each other: leave one out")
-        *_, point = plan_points([method], {family.option: [1.0]}, bounds, variants, keep_weights=False)
-        noises[family.option] = find_noises(family, epsilons, point.cell, study)
+        *_, point = defence_study.plan_points([method], {family.option: [1.0]}, bounds, variants, keep_weights=False)
+        noises[family.option] = defence_study.find_noises(family, epsilons, point.cell, study)
     return noises
 
 

@@ -11,15 +11,7 @@ import click
 
 from gpfl.cli.command import Argument, Command
 from gpfl.cli.interrupt import interruptible, same_command
-from gpfl.cli.options import (
-    CommaList,
-    config_argument,
-    config_options,
-    option,
-    out_option,
-    seeds_option,
-    set_option,
-)
+from gpfl.cli.options import CommaList, config_argument, config_options, option, out_option, seeds_option, set_option
 from gpfl.cli.overrides import load_shared_config
 from gpfl.cli.progress import ProgressReporter
 from gpfl.cli.terminal import console, print_data_warnings, print_line
