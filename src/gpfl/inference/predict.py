@@ -21,7 +21,7 @@ from gpfl.inference.client_model import ClientModel
 from gpfl.inference.inputs import NewData, NewInputs, ReadOptions, read_inputs
 from gpfl.inference.load import list_models, load_model
 from gpfl.inference.metrics import MetricsReport, describe_bootstrap, evaluate_predictions
-from gpfl.inference.threshold import Threshold, decide, describe_thresholds
+from gpfl.inference.threshold import Threshold, describe_thresholds
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class NewPredictions:
     probabilities: Probabilities  # (samples, classes)
     decisions: npt.NDArray[np.int64]  # index of the predicted class of each sample
     model: ClientModel  # one of the models
-    thresholds: Mapping[str, Threshold | float | None]  # of each client; None where the more probable class is predicted
+    thresholds: Mapping[str, Threshold | None]  # of each client; None where the more probable class is predicted
 
     def __len__(self) -> int:
         return len(self.decisions)
@@ -46,7 +46,7 @@ class NewPredictions:
     @property
     def threshold_values(self) -> dict[str, float | None]:
         """Decision threshold of each client as a number."""
-        return {name: each.value if isinstance(each, Threshold) else each for name, each in self.thresholds.items()}
+        return {name: None if each is None else each.value for name, each in self.thresholds.items()}
 
     def count_classes(self) -> dict[str, int]:
         """Return how many samples are predicted to be of each class."""
@@ -124,17 +124,15 @@ def predict(
         client_of = _read_clients(inputs.table, client_column, list(files), source)
     probabilities = np.empty((len(inputs), len(first.class_names)))
     decisions = np.empty(len(inputs), dtype=np.int64)
-    thresholds: dict[str, Threshold | float | None] = {}
+    thresholds: dict[str, Threshold | None] = {}
     present = set(client_of.tolist())
     for name in (name for name in files if name in present):
         model = first if name == first.name else load_model(files[name])
         _check_alike(model, first)
         rows = np.flatnonzero(client_of == name)
-        client_threshold = thresholds[name] = model.threshold if threshold is None else threshold
+        model.threshold = thresholds[name] = model.threshold if threshold is None else Threshold(threshold)
         probabilities[rows] = model.predict_proba(inputs.select(rows))
-        decisions[rows] = decide(
-            probabilities[rows], client_threshold.value if isinstance(client_threshold, Threshold) else client_threshold
-        )
+        decisions[rows] = model.decide(probabilities[rows])
     return NewPredictions(inputs, client_of, probabilities, decisions, first, thresholds)
 
 

@@ -1,5 +1,6 @@
 """The decision threshold of a binary model, chosen on validation samples."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,25 +23,25 @@ class Threshold:
     """The probability of the second class from which it is predicted."""
 
     value: float  # the threshold
-    metric: str  # metric for which it is best on validation samples
-    n_samples: int  # number of validation samples
-    score: float  # the metric on these samples
-    score_at_half: float  # the metric on these samples at a threshold of 0.5
+    metric: str = ""  # metric for which it is best on validation samples; "" if a user set it
+    n_samples: int = 0  # number of validation samples
+    score: float = math.nan  # the metric on these samples
+    score_at_half: float = math.nan  # the metric on these samples at a threshold of 0.5
 
 
-def describe_thresholds(thresholds: Mapping[str, Threshold | float | None], class_name: str) -> list[str]:
+def describe_thresholds(thresholds: Mapping[str, Threshold | None], class_name: str) -> list[str]:
     """Return lines on the thresholds of clients from which the class of this name is predicted; none if there are none."""
     first = next((threshold for threshold in thresholds.values() if threshold is not None), None)
     if first is None:
         return []
     subject = f"'{class_name}' is predicted from a probability of"
-    if not isinstance(first, Threshold):
-        return [f"{subject} {first:g} on, by --threshold."]
+    if not first.metric:
+        return [f"{subject} {first.value:g} on, by --threshold."]
     reason = f"the best for {METRICS[first.metric].label} on validation samples"
     if len(thresholds) == 1:
         scores = f"{first.score:.3f} on {pluralize(first.n_samples, 'sample')}, {first.score_at_half:.3f} at 0.5"
         return [f"{subject} {first.value:.3f} on, {reason} ({scores})."]
-    chosen = {name: threshold.value for name, threshold in thresholds.items() if isinstance(threshold, Threshold)}
+    chosen = {name: threshold.value for name, threshold in thresholds.items() if threshold is not None}
     line = f"{subject} {join_names([f'{value:.3f} ({name})' for name, value in chosen.items()])} on, {reason}."
     if others := [name for name in thresholds if name not in chosen]:
         line += f" It is 0.5 for {join_names(others)}, with fewer than {MIN_SAMPLES} validation samples of a class."
