@@ -61,14 +61,7 @@ def advise(methods: str, out: Path | None, repeats: int, rope: float, **flags: A
         RepeatsReporter(console, repeats) as reporter,
     ):
         result = advising.advise(
-            settings,
-            variants,
-            repeats,
-            folder,
-            reporter.callback,
-            overrides=overrides,
-            rope=rope,
-            report_time=_print_time,
+            settings, variants, repeats, folder, reporter.callback, overrides=overrides, rope=rope, report_time=_print_time
         )
     report = AdviceReport(result)
     print_line(report.title)

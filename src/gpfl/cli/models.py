@@ -211,11 +211,7 @@ def personalize(run: Path, data: Path, out: Path | None, **flags: Any) -> None:
 @click.command(cls=Command)
 @model_argument
 @click.option("--client", default="", metavar="NAME", help="Client whose model is exported; not needed if there is one.")
-@choice_option(
-    "--format",
-    list(FILES),
-    "Weights with JSON and Python source for torch, or one ONNX graph (needs gpfl[onnx]).",
-)
+@choice_option("--format", list(FILES), "Weights with JSON and Python source for torch, or one ONNX graph (needs gpfl[onnx]).")
 @click.option("-o", "--out", type=PATH, metavar="FOLDER", help="New folder  [default: in the folder exports of the run]")
 def export(run: Path, client: str, format: str, out: Path | None) -> None:
     """Write a client's model for use without gpfl.
@@ -238,9 +234,7 @@ def _pop_read_options(flags: dict[str, Any]) -> ReadOptions:
     """Return how samples are read, and remove it from the flags of a command."""
     names = [name for name in ("unreadable", "missing") if name in flags]
     return ReadOptions(
-        unseen=flags.pop("unseen") or "",
-        text_columns=flags.pop("text_columns"),
-        **{name: flags.pop(name) for name in names},
+        unseen=flags.pop("unseen") or "", text_columns=flags.pop("text_columns"), **{name: flags.pop(name) for name in names}
     )
 
 

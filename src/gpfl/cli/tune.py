@@ -43,11 +43,7 @@ _POSITIVE = click.IntRange(min=1)
 @seeds_option("0", "Seeds of each candidate.")
 @click.option("--with-lr", is_flag=True, help="Search the learning rate as well, for every method.")
 @option(
-    "--n-concurrent",
-    default=4,
-    type=_POSITIVE,
-    metavar="N",
-    help="Candidates to train at once, if the engine supports it.",
+    "--n-concurrent", default=4, type=_POSITIVE, metavar="N", help="Candidates to train at once, if the engine supports it."
 )
 @option("--search-seed", "seed", default=0, metavar="N", help="Seed of the sampler that proposes candidates.")
 @click.option("--keep-weights", is_flag=True, help="Keep the checkpoints and models of all candidates.")

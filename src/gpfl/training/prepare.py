@@ -73,10 +73,7 @@ def prepare(
     if isinstance(defended, Defended) and config.defence.example_clip:
         check_coupling(defended, federation.table, probe_samples(federation))  # the guarantee might be false
     aggregation = Aggregation(
-        rule=train.aggregation,
-        trim_fraction=train.trim_fraction,
-        byzantine=train.krum_byzantine,
-        secure_sum=train.secure_sum,
+        rule=train.aggregation, trim_fraction=train.trim_fraction, byzantine=train.krum_byzantine, secure_sum=train.secure_sum
     )
     aggregation.check(method, config.defence, fewest, device)
     spec = RunSpec(defended, federation, schedule, train.class_counts, config.run.compile, config.run.precision, aggregation)
