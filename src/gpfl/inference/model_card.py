@@ -114,11 +114,7 @@ def _describe_columns(encoder: Preprocessor, format: str) -> list[str]:
     unseen = f"A category that is not listed gives {error}."
     if encoder.unseen == "ignore":
         unseen = f"A category that is not listed is {'read as missing' if encoder.schema.declared else 'encoded as zeros'}."
-    filled = [name for name in encoder.schema.index if name in encoder.fill]
-    missing = f"Missing values give {error}."
-    if filled:
-        others = "" if len(filled) == len(encoder.schema) else f"; in other columns they give {error}"
-        missing = f"Missing values are filled as the table says{others}."
+    missing = f"Missing values are filled as the table says; in other columns they give {error}."
     types = "Numbers and dates are float64, NaN where missing; categories are texts, empty where missing. "
     count = f"{pluralize(len(encoder.schema), 'column')} by name. {types if format == 'onnx' else ''}"
     cells = [

@@ -228,9 +228,7 @@ def _finish(result: Result, run: PreparedRun) -> Result:
         run.run_dir.write_metrics_report(_describe_metrics(result))
         result.summary["metrics"] = result.metrics.summary()
         if any(result.thresholds.values()):
-            result.summary["thresholds"] = {
-                name: threshold.value for name, threshold in result.thresholds.items() if threshold is not None
-            }
+            result.summary["thresholds"] = {name: each.value for name, each in result.thresholds.items() if each is not None}
         run.run_dir.write_summary(result.summary)  # last: it marks the run as finished
     process_group().barrier()  # a process that exited earlier would abort the main one before it has written
     for callback in run.callbacks:
