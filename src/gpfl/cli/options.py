@@ -22,7 +22,6 @@ from gpfl.federation import PARTITIONS
 from gpfl.io import toml
 from gpfl.methods import METHODS
 from gpfl.models import NETS
-from gpfl.privacy.attack_runner import AttackPlan
 from gpfl.training.config import ConfigDict, RunOptions, TrainOptions, known_defaults
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -41,10 +40,7 @@ RECORDS: Mapping[str, Mapping[str, type]] = {
 PREFIXED = {("partition", "rng")}
 """Options whose flag starts with the section although no other section has an option of that name."""
 
-ALL_RECORDS = {**RECORDS, "attack": {"": AttackPlan}}
-"""`RECORDS` and the options of attacks, which are not part of a config."""
-
-HEADINGS = {section: section.capitalize() for section in ALL_RECORDS} | {"train": "Training", "net": "Network"}
+HEADINGS = {section: section.capitalize() for section in (*RECORDS, "attack")} | {"train": "Training", "net": "Network"}
 """The heading of each section in the help."""
 
 DEFAULT_NAMES = {"method": "gpfl", "data": "digits", "partition": "pathological", "net": "mlp"}
@@ -188,9 +184,9 @@ def config_option(section: str, *keys: str) -> Decorator:
     return compose(*(_add_flag(flag_name(section, key), section, key) for key in keys))
 
 
-def attack_options(defaults: AttackPlan, *, omit: Collection[str] = (), seed_flag: str = "--attack-seed") -> Decorator:
-    """Add a flag for each option of an attack; `parse_options` returns their values as the section "attack"."""
-    flags = {key: seed_flag if key == "seed" else f"--{key}" for key in options_of(AttackPlan) if key not in omit}
+def attack_options(defaults: object, *, omit: Collection[str] = (), seed_flag: str = "--attack-seed") -> Decorator:
+    """Add a flag for each option of an `AttackPlan`; `parse_options` returns their values as the section "attack"."""
+    flags = {key: seed_flag if key == "seed" else f"--{key}" for key in options_of(type(defaults)) if key not in omit}
     return compose(*(_add_flag(flag, "attack", key, defaults) for key, flag in flags.items()))
 
 
@@ -200,7 +196,11 @@ def _add_flag(flag: str, section: str, key: str, defaults: object = None) -> Dec
 
 
 def _hints(section: str, key: str) -> list[object]:
-    return [typing.get_type_hints(record)[key] for record in ALL_RECORDS[section].values() if key in options_of(record)]
+    if section == "attack":  # not part of a config; other commands need not wait for the import
+        from gpfl.privacy.attack_runner import AttackPlan
+
+        return [typing.get_type_hints(AttackPlan)[key]]
+    return [typing.get_type_hints(record)[key] for record in RECORDS[section].values() if key in options_of(record)]
 
 
 class CommaList(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from gpfl.core.randomness import box_muller
@@ -163,6 +162,8 @@ class Program:
 
     def _compile_for_cpu(self, module: fx.GraphModule, required: bool) -> Callable[..., object]:
         """Return the compiled operations, without the checks of shapes that `torch.compile` makes at every call."""
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv  # imports sympy, which takes long
+
         # Fake tensors of fixed shapes, without those of the trace, let the compiler use its cache on disk.
         mode = FakeTensorMode(shape_env=ShapeEnv())
         examples: list[Any] = [mode.from_tensor(leaf, static_shapes=True) for leaf in self._leaves]
