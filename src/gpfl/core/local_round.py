@@ -1,7 +1,7 @@
 """One client's round: its samples, its batches, its training and its evaluation."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self, TypeAlias
 
@@ -22,6 +22,9 @@ Plan: TypeAlias = list[Indices]
 """Sample indices of every step, (steps, samples), for each phase; -1 pads a short batch."""
 
 
+GATHERED_STEPS = 32  # steps of a client whose samples are gathered and converted at once
+
+
 class Samples:
     """Samples and labels in memory, with the spec that converts them to net inputs."""
 
@@ -36,6 +39,14 @@ class Samples:
         """Return the batch of the samples at `indices`; -1 is padding and masked out."""
         valid = indices.clamp_min(0)
         return Batch(self.inputs(valid), self.y[valid], (indices >= 0).to(torch.float32))
+
+    def batches(self, steps: Indices) -> Iterator[Batch]:
+        """Yield the batch of each step without its padding; an empty one, which regularisers would move, is left out."""
+        sizes = (steps >= 0).sum(1).tolist()
+        for part in torch.split(torch.from_numpy(steps).to(self.y.device), GATHERED_STEPS):
+            for x, y, mask in zip(*self.batch(part), strict=True):
+                if size := sizes.pop(0):
+                    yield Batch(x[:size], y[:size], mask[:size])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,11 +153,8 @@ def local_round(method: Method, shared: Tree, private: Tree, samples: Samples, p
     local_state = method.download(shared, private, client)
     history: dict[str, list[Tensor]] = {}
     for phase, steps in zip(method.phases(), plan, strict=True):
-        indices = torch.from_numpy(steps).to(samples.y.device)  # (steps, width)
-        for step, size in enumerate((steps >= 0).sum(1).tolist()):
-            if size == 0:  # regularisers would move an empty batch
-                continue
-            local_state, terms = phase.step(shared, local_state, samples.batch(indices[step, :size]), client)
+        for batch in samples.batches(steps):
+            local_state, terms = phase.step(shared, local_state, batch, client)
             for name, value in terms.items():
                 history.setdefault(name, []).append(value.detach())
     upload, private = method.upload(shared, local_state, private, client)

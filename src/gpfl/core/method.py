@@ -103,7 +103,7 @@ def loss_gradient(net: Net, state: Tree, weights: Tree, objective: Objective, ba
         terms = objective(model, batch)
         return total_loss(terms), (terms, model.batch_norm_stats, model.aux)
 
-    if torch.is_grad_enabled() or torch._C._functorch.maybe_current_level() is not None:  # traced, or under vmap
+    if not runs_eagerly():
         gradient, (terms, batch_norm_stats, aux) = torch.func.grad(total, has_aux=True)(weights)
         return GradientResult(gradient, terms, batch_norm_stats, aux)
     with torch.enable_grad():  # for one client, whose small net takes less time than torch.func.grad
@@ -264,7 +264,7 @@ class Method:
         for part in weights:
             decay = (weight_decay or {}).get(part)
             updated[part] = tree.map_leaves(
-                lambda w, g, decay=decay: w - rate * (g if decay is None else g + decay * w),
+                lambda w, g, decay=decay: sgd_step(w, g if decay is None else g + decay * w, rate),
                 tree.branch(weights, part),
                 tree.branch(gradient, part),
             )
@@ -318,6 +318,18 @@ class Method:
     def batch_norm(self) -> str:
         """Whether BatchNorm's running statistics stay "local" or the server averages them ("average")."""
         return self._setup.batch_norm
+
+
+def sgd_step(weights: Tensor, gradient: Tensor, rate: float) -> Tensor:
+    """Return weights − rate × gradient."""
+    if runs_eagerly():
+        return torch.sub(weights, gradient, alpha=rate)  # in one pass over memory
+    return weights - rate * gradient  # traced steps are recognised by this form, and the rate may be a tensor
+
+
+def runs_eagerly() -> bool:
+    """Return whether operations run for one client at once, neither traced nor under vmap."""
+    return not torch.is_grad_enabled() and torch._C._functorch.maybe_current_level() is None
 
 
 def total_loss(terms: LossTerms) -> Tensor:
