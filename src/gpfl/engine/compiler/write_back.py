@@ -135,9 +135,10 @@ def _emit_embedding_step(graph: fx.Graph, write: Write, overwritten: set[fx.Node
     if isinstance(padding_row, int) and padding_row >= 0:
         valid = call(aten.ne.Scalar, (call(aten.remainder.Scalar, (index, vocabulary)), padding_row))
         values = call(aten.mul.Tensor, (values, call(aten.unsqueeze.default, (valid, 1))))
-        # Padding adds zeros. Many additions to one row would wait for each other, so they are distributed over all rows.
-        position = call(aten.cumsum.default, (call(aten.ones_like.default, (index,)), 0))
-        index = call(aten.where.self, (valid, index, call(aten.remainder.Scalar, (position, total))))
+        if write.target.meta["val"].device.type != "cpu":
+            # Padding adds zeros. Many additions to one row would wait for each other, so they are distributed over all rows.
+            position = call(aten.cumsum.default, (call(aten.ones_like.default, (index,)), 0))
+            index = call(aten.where.self, (valid, index, call(aten.remainder.Scalar, (position, total))))
     if compiled:
         call(torch.ops.gpfl.add_rows_.default, (table, index, values))
     else:
