@@ -1,4 +1,4 @@
-"""Passes over matrix products: expand those of few terms; merge those of few rows, or use our kernel for them."""
+"""Passes over matrix products: expand those of few terms; use our kernel for those of few rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import fx
 
 from gpfl.engine.compiler.operators import MAX_SKINNY_ROWS
-from gpfl.engine.compiler.passes import base_node, is_pure
+from gpfl.engine.compiler.passes import base_node
 
 aten = torch.ops.aten
 MATMULS = (aten.mm.default, aten.bmm.default)
@@ -53,72 +53,6 @@ def _materialize(graph: fx.Graph, factor: fx.Node) -> fx.Node:
     if base.op == "placeholder" or base.target in MATERIALIZED:
         return factor
     return graph.call_function(torch.ops.gpfl.materialize.default, (factor,))
-
-
-def merge_skinny_matmuls(graph: fx.Graph) -> None:
-    """Merge products of few rows with the same large matrix, so that the matrix is read once."""
-    groups: dict[fx.Node, list[fx.Node]] = {}
-    for node in graph.nodes:
-        if node.target is aten.bmm.default and _rows(node) <= MAX_SKINNY_ROWS and _is_large(node.args[1]):
-            groups.setdefault(node.args[1], []).append(node)
-    for right, nodes in groups.items():
-        merged = [nodes[0]]
-        for node in nodes[1:]:
-            fits = sum(map(_rows, [*merged, node])) <= MAX_SKINNY_ROWS
-            if fits and _move_before(graph, node.args[0], nodes[0]):  # type: ignore[arg-type]
-                merged.append(node)
-        if len(merged) > 1:
-            _merge(graph, merged, right)
-
-
-def _merge(graph: fx.Graph, nodes: list[fx.Node], right: fx.Node) -> None:
-    """Replace products by slices of one, at the place of the first."""
-    with graph.inserting_before(nodes[0]):
-        left = graph.call_function(aten.cat.default, ([node.args[0] for node in nodes], 1))
-        _set_rows(left, nodes, nodes[0].args[0])  # type: ignore[arg-type]
-        product = graph.call_function(aten.bmm.default, (left, right))
-        _set_rows(product, nodes, nodes[0])
-        start = 0
-        for node in nodes:
-            end = start + _rows(node)
-            part = graph.call_function(aten.slice.Tensor, (product, 1, start, end))
-            part.meta["val"], start = node.meta["val"], end
-            node.replace_all_uses_with(part)
-    for node in nodes:
-        graph.erase_node(node)
-
-
-def _set_rows(node: fx.Node, parts: list[fx.Node], like: fx.Node) -> None:
-    """Set the shape of a node to that of `like` with the rows of all parts."""
-    value = like.meta["val"]
-    node.meta["val"] = value.new_empty((len(value), sum(map(_rows, parts)), value.shape[2]), device="meta")
-
-
-def _rows(node: fx.Node) -> int:
-    return int(node.meta["val"].shape[-2])
-
-
-def _is_large(matrix: fx.Node) -> bool:
-    value = matrix.meta["val"]
-    return bool(value.dtype == torch.float32 and value.shape[-1] * value.shape[-2] >= MIN_MATRIX_SIZE)
-
-
-def _move_before(graph: fx.Graph, node: fx.Node, mark: fx.Node) -> bool:
-    """Move a node and its inputs before `mark`; return False if it depends on `mark` or on something impure after it."""
-    order = {each: index for index, each in enumerate(graph.nodes)}
-    needed: set[fx.Node] = set()
-    pending = [node]
-    while pending:
-        each = pending.pop()
-        if order[each] < order[mark] or each in needed:
-            continue
-        if each is mark or not is_pure(each):
-            return False
-        needed.add(each)
-        pending += each.all_input_nodes
-    for each in sorted(needed, key=order.__getitem__):
-        mark.prepend(each)
-    return True
 
 
 def use_skinny_kernel(graph: fx.Graph) -> None:

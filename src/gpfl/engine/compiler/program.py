@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from gpfl.core.randomness import box_muller
 from gpfl.engine.compiler.convolution import DECOMPOSITIONS
 from gpfl.engine.compiler.ghost_clipping import apply_ghost_clipping
-from gpfl.engine.compiler.matmul_passes import expand_outer_products, merge_skinny_matmuls, use_skinny_kernel
+from gpfl.engine.compiler.matmul_passes import expand_outer_products, use_skinny_kernel
 from gpfl.engine.compiler.operators import has_kernels
 from gpfl.engine.compiler.passes import eliminate_common_subexpressions, eliminate_no_ops, has_dynamic_shapes
 from gpfl.engine.compiler.write_back import write_back
@@ -147,7 +147,6 @@ class Program:
         apply_ghost_clipping(module.graph)
         kernels = has_kernels(self.device)
         if kernels:
-            merge_skinny_matmuls(module.graph)
             use_skinny_kernel(module.graph)
         on_cpu = self.device.type not in (*self.matmul_devices, *self.capture_devices)
         if on_cpu:
