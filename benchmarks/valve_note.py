@@ -254,7 +254,7 @@ def draw_cost() -> None:
     axis.set(xscale="log", xlim=(1, 50), xlabel="round of GPFL in rounds of FedPer, engine loop (log scale)")
     axis.set_xticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
     axis.minorticks_off()
-    axis.legend(frameon=False, loc="lower right")
+    axis.legend(frameon=False, loc="upper right")
     save_figure(figure, "valve-cost")
 
 
