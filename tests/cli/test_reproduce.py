@@ -463,7 +463,7 @@ def test_cell_that_cannot_be_divided_fails_alone(command: Command, monkeypatch: 
         ("toys --validation-fraction 2", "partition.validation_fraction (--validation-fraction) is 2"),
         ("toys --protocol papr", "did you mean 'paper'?"),
         ("toys --device meta", "run.device (--device) is 'meta'"),
-        ("toys --precision tf32 --device cpu", "run.precision (--precision) is 'tf32', which is for a GPU"),
+        ("toys --precision tf32 --device cpu", "run.precision (--precision) is 'tf32', which needs a GPU"),
         ("toys --set gpfl.lamb=1", "unknown key 'method.lamb'; did you mean 'lam'?"),
         ("toys --set ditto.mu=1", "is for a method that is not run: add ditto to --methods"),
         ("toys --set method.lam=1", "does not name the method"),
